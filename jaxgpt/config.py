@@ -324,7 +324,7 @@ class MeshConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class LoraConfig(Section):
-    """LoRA: train low-rank adapters A and B of the weights of `--init-from`, used as W + (alpha / rank) A B."""
+    """LoRA: train low-rank adapters A and B of the `--init-from` weights W: `W + (alpha / rank) A B`."""
 
     prefix = "lora"
 
@@ -421,7 +421,7 @@ class PrepareParams(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class DistributedConfig(Section):
-    """Processes of a distributed run. Not saved in config.json: a run can resume with a different number of processes."""
+    """Processes of a distributed run, not saved in config.json: their number may change on resume."""
 
     prefix = "distributed"
 

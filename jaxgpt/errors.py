@@ -20,7 +20,7 @@ _short.maxstring = _short.maxother = _short.maxlong = 80
 
 
 class TrainingFailed(RuntimeError):
-    """The run failed although its input was valid. The command line prints the message in one line and exits with 1."""
+    """The run failed although its input was valid; the command line prints one line and exits with 1."""
 
 
 class UserError(ValueError):
@@ -38,7 +38,7 @@ class UserError(ValueError):
 
 @contextmanager
 def reported(what: str) -> Iterator[None]:
-    """Turn an error of the operating system into a `UserError`, such as "cannot read a.txt: Permission denied"."""
+    """Turn an `OSError` into a `UserError`, such as "cannot read a.txt: Permission denied"."""
     try:
         yield
     except OSError as e:

@@ -37,9 +37,10 @@ def cache_dir() -> Path:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file so that a crash or power failure leaves either the old or the new content. Strings are UTF-8.
+    """Write a file so that a crash or power failure leaves either the old or the new content.
 
-    The mode of a file is kept, and symlinks are followed. Pipes and devices, such as `/dev/null`, are written directly.
+    Strings are encoded as UTF-8. The mode of a file is kept, and symlinks are followed. Pipes and devices, such as
+    `/dev/null`, are written directly.
     """
     data = content.encode() if isinstance(content, str) else content
     if path.exists() and not path.is_file():
@@ -63,7 +64,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value as indented JSON, atomically. Non-finite numbers, which JSON does not have, raise an error."""
+    """Write a value as indented JSON, atomically; non-finite numbers raise an error."""
     write_atomically(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
@@ -75,7 +76,7 @@ def sha256_file(path: Path) -> str:
 
 @contextmanager
 def sole_writer(directory: Path) -> Iterator[None]:
-    """Keep other processes from writing to a directory. The kernel releases the lock when the process exits or is killed.
+    """Keep other processes from writing to a directory, until the block or the process ends.
 
     If another process holds the lock, the `UserError` contains its id, host and start time. The lock file is not
     deleted while the directory exists: a process could lock the deleted file while a different process locks its
@@ -116,9 +117,10 @@ def _lock(file: TextIOBase | BufferedIOBase, operation: int) -> None:
 
 
 def fetch(url: str, sha256: str, path: Path, flag: str, timeout: float = 30) -> Path:
-    """Download a file to `path`, unless `path` has this checksum already. Concurrent processes wait for the download.
+    """Download a file to `path`, unless `path` already has this checksum.
 
-    The `UserError` of a failed download recommends the option `flag` for a local copy. `timeout` is in seconds.
+    Concurrent processes wait for the download. The `UserError` of a failed download recommends the option `flag` for a
+    local copy. `timeout` is in seconds.
     """
     from http.client import HTTPException  # imported late, because `--help` does not need them
     from urllib.request import urlopen
@@ -139,7 +141,7 @@ def fetch(url: str, sha256: str, path: Path, flag: str, timeout: float = 30) -> 
 
 
 def read_bytes(path: Path, limit: int = JSON_BYTES) -> bytes:
-    """Read a regular file (a pipe would never end) of at most `limit` bytes. Raises `UserError` if it cannot be read."""
+    """Read a regular file of at most `limit` bytes; raise `UserError` if it cannot be read."""
     with reported(f"cannot read {path}"):
         if path.exists() and not path.is_file():
             raise UserError(f"cannot read {path}: it is not a file")

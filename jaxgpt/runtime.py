@@ -1,4 +1,4 @@
-"""Configure the process before JAX starts: compiler flags, cache of compiled programs, garbage collection, heap."""
+"""Configure the process before JAX starts: compiler flags, caches, garbage collection, heap."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class MiscompiledReductions(RuntimeWarning):
 
 
 def set_compiler_flags() -> None:
-    """Add the flags to XLA_FLAGS that this version of jaxlib needs, unless they are set; warn if it is too late.
+    """Add the flags that this jaxlib needs to XLA_FLAGS, unless they are set; warn if it is too late.
 
     XLA reads its flags once, when its backend starts, and aborts on a flag that its version does not have.
     """
@@ -78,7 +78,7 @@ def cpu_kind() -> str:
 
 
 def tune_memory() -> None:
-    """Collect garbage rarely, and make all threads allocate from one heap. Call this before the first thread starts.
+    """Collect garbage rarely, and use one heap for all threads; call this before threads start.
 
     Imports and tracing create millions of long-lived objects; scanning them for garbage takes 10% of the time. By default,
     glibc gives each thread a heap of at most 64 MB, and a training step there has 9x the page faults and takes 10% longer.
@@ -96,14 +96,17 @@ def set_malloc(options: dict[int, int]) -> None:
 
 
 def skip_missing_tpus() -> None:
-    """Without TPUs, keep JAX from searching for them: libtpu may be installed only to compile, as `jaxgpt plan` does."""
+    """Without TPUs, keep JAX from searching for them: libtpu may be installed only for `jaxgpt plan`."""
     tpus = [*Path("/dev").glob("accel*"), *Path("/dev").glob("vfio/[0-9]*")]
     if "JAX_PLATFORMS" not in os.environ and not tpus:
         quiet_libtpu()
 
 
 def quiet_libtpu() -> None:
-    """Configure libtpu, before it is loaded, for a machine without TPUs: no search, no logs, no lock. It can still compile."""
+    """Configure libtpu to compile on a machine without TPUs: no search, no logs, no lock.
+
+    Call this before libtpu is loaded.
+    """
     settings = {
         "TPU_SKIP_MDS_QUERY": "1",
         "TPU_ACCELERATOR_TYPE": "v5litepod-1",

@@ -1,4 +1,4 @@
-"""Settings as data: the default, help and limits of each field in one line, checked here and printed by the command line."""
+"""Settings: default, help and limits of each field in one line, checked here, printed in help."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ INT_MAX = 2**31 - 1
 
 
 class Limits(NamedTuple):
-    """Range of a number. `above` and `below` exclude their value. Without limits, a float is finite and an int has 32 bits."""
+    """Range of a number; `above` and `below` are exclusive.
+
+    Without limits, a float is finite and an int has 32 bits.
+    """
 
     low: float = -INF
     high: float = INF
@@ -30,7 +33,7 @@ class Limits(NamedTuple):
 def setting(
     default: Any, about: str, low: float = -INF, high: float = INF, *, above: float = -INF, below: float = INF
 ) -> Any:
-    """Declare a field of a `Section` with its default, help and limits: `setting(4, "number of blocks", 1, 1024)`."""
+    """Declare a field of a `Section`: `setting(4, "number of blocks", 1, 1024)`."""
     if type(default) is int:
         low, high = max(low, -INT_MAX - 1), min(high, INT_MAX)
     return field(default=default, metadata={"help": about, "limits": Limits(low, high, above, below)})
@@ -38,9 +41,10 @@ def setting(
 
 @dataclass(frozen=True)
 class Section:
-    """Base class of settings. A new instance converts and checks its values; each error names the setting, value and limits.
+    """Base class of settings; a new instance converts and checks its values.
 
-    Numbers of any kind (Python's, NumPy's, 0-d arrays) become `int` and `float`, so that equal settings share a program.
+    Each error names the setting, the value and the limits. Numbers of any kind (Python's, NumPy's, 0-d arrays) become
+    `int` and `float`, so that equal settings share a program.
     """
 
     prefix = ""  # section name in `config.json`; empty: command line only, as for --top-k
@@ -93,7 +97,7 @@ def _checked(name: str, value: Any, kind: Any, limits: Limits) -> Any:
 
 
 def as_int(name: str, value: Any, low: int, high: int) -> int:
-    """Convert an integer from `low` to `high` (Python's, NumPy's, a 0-d array) to `int`; bools and floats are errors."""
+    """Convert an integer of any kind from `low` to `high` to `int`; bools and floats are errors."""
     return int(_checked(name, value, int, Limits(low, high)))
 
 
@@ -113,7 +117,7 @@ def similar_setting(name: str, known: Iterable[str]) -> str:
 
 
 def check_text(name: str, value: str) -> None:
-    """Raise `UserError` if a string has a NUL, or a lone surrogate, which marks a byte of an argument that is not UTF-8."""
+    """Raise `UserError` if a string has a NUL or a lone surrogate (a non-UTF-8 byte of an argument)."""
     if any(c == "\0" or "\ud800" <= c <= "\udfff" for c in value):
         raise UserError(f"{name} {short_repr(value)} contains a NUL or an unpaired surrogate")
 

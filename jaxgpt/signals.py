@@ -1,4 +1,4 @@
-"""Stop on a signal: the first signal requests a stop; pressing Ctrl-C twice within two seconds ends the process."""
+"""Stop on a signal: the first requests a stop; two Ctrl-C within two seconds end the process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHOW_CURSOR = b"\r\x1b[2K\x1b[?25h"  # erase the progress line and show the curs
 
 
 def set_advice(advice: Callable[[], str]) -> None:
-    """Set the advice for a process that ends early: the checkpoint that is kept, and the command to resume."""
+    """Set the advice for a process that ends early: the kept checkpoint and the command to resume."""
     global _advice
     _advice = advice
 
@@ -69,9 +69,9 @@ def stop_on_signal(notice: str = STOPPING, signals: Sequence[int] = SIGNALS) -> 
 
 
 def exit_on_second_signal() -> None:
-    """End the process on two SIGINT within two seconds, even inside XLA's compiler, where Python runs no handler.
+    """End the process on two SIGINT within two seconds, even inside XLA's compiler.
 
-    Ending it there cannot damage files, because all files are written atomically.
+    Python runs no signal handlers there. Ending it there cannot damage files, because all files are written atomically.
     """
     receiver, sender = socket.socketpair()
     sender.setblocking(False)  # required of a wakeup descriptor

@@ -1,4 +1,7 @@
-"""The command line: one module per command, with a function of the same name; `parse` derives options and help from it."""
+"""The command line: one module per command, with a function of the same name.
+
+`parse` derives options and help from it.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,7 @@ def _fail(reason: str, code: int) -> int:
 
 
 def entry(*before: str) -> None:
-    """Run the console script: these arguments, then the command line's, with a cache of compiled programs."""
+    """Run the console script with a cache of compiled programs; `before` precedes its arguments."""
     tune_memory()
     skip_missing_tpus()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # XLA also logs slow compilation; errors raise exceptions

@@ -24,7 +24,7 @@ def eval(
     checkpoint: Checkpoint = "best",
     json: Json = False,
 ) -> int:
-    """Compute the loss of a run, with its standard error, on the whole validation split or on a different text.
+    """Compute the loss of a run on its validation split or a different text, with a standard error.
 
     jaxgpt eval runs/shakespeare
     jaxgpt eval runs/shakespeare --data.path other.txt

@@ -28,7 +28,7 @@ def explain(
     json: Json = False,
     sampling: Annotated[SamplingParams, FLAT] = SamplingParams(),
 ) -> int:
-    """Show how the next token is sampled: the tokens each filter removes, the remaining candidates, and the random number.
+    """Show how the next token is sampled: the effect of each filter, and the random number.
 
     jaxgpt explain runs/shakespeare --prompt ROMEO:
     jaxgpt explain runs/shakespeare --prompt ROMEO: --top-k 5 --temperature 0.5

@@ -21,7 +21,7 @@ OF_DATA = ("model.vocab_size", "init_from")  # set by the data and by --init-fro
 
 
 def info(target: str, /, *, json: Json = False) -> int:
-    """Print the state of a run or the settings of a preset, the parameters of each module, FLOPs per token, and bytes.
+    """Print the state of a run or the settings of a preset, with parameters, FLOPs and bytes.
 
     For a run, it prints the step, the checkpoints with their losses, data, time,
     and the settings that differ from the preset.
@@ -52,7 +52,7 @@ def info(target: str, /, *, json: Json = False) -> int:
 
 
 def describe(config: Config) -> dict[str, Any]:
-    """Compute parameter counts, FLOPs and bytes from shapes. The vocabulary size must be set; no arrays are allocated."""
+    """Compute parameter counts, FLOPs and bytes from shapes; the vocabulary size must be set."""
     from jaxgpt.model.lora import abstract_trained
     from jaxgpt.model.params import abstract_params
     from jaxgpt.trainer.metrics import flops_per_token, parameter_count, parameter_table, state_bytes

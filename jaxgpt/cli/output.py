@@ -15,7 +15,7 @@ def print_json(value: dict[str, Any]) -> None:
 
 
 def print_result(json: bool, values: dict[str, Any], text: str | Mapping[str, str | Sequence[str]]) -> int:
-    """Print the result of a command as one JSON object, or as text or `aligned` facts. Return the exit code 0."""
+    """Print the result of a command as a JSON object, as text or as `aligned` facts; return 0."""
     if json:
         print_json(values)
     else:
@@ -24,7 +24,7 @@ def print_result(json: bool, values: dict[str, Any], text: str | Mapping[str, st
 
 
 def aligned(facts: Mapping[str, str | Sequence[str]]) -> str:
-    """Format labels and values in two columns; a list of values takes one line each. Empty values are skipped."""
+    """Format labels and values in two columns, one line per value; skip empty values."""
     rows = []
     width = max(map(len, facts), default=0)
     for label, value in facts.items():

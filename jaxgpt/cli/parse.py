@@ -1,4 +1,4 @@
-"""Commands are functions that cyclopts parses: the signature declares arguments and options, the docstring is the help.
+"""Parse commands with cyclopts: a signature declares options, a docstring is the help.
 
 `--train.steps` is the setting `steps` of the section `train`; `--steps` alone is enough, because no other section has it.
 """
@@ -75,7 +75,7 @@ def parse(words: Sequence[str]) -> tuple[Callable[..., Any], BoundArguments]:
 
 
 def make_app(words: Sequence[str]) -> App:
-    """Return the parser. The help shows the defaults of the given preset, and only full names of settings."""
+    """Return the parser; its help shows the defaults of a preset, and only full setting names."""
     _declare_settings(next((word for word in words if word in PRESETS), DEFAULT), HELP.isdisjoint(words))
     app = App(
         name="jaxgpt",

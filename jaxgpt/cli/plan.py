@@ -33,7 +33,7 @@ def plan(
     json: Json = False,
     settings: GivenSettings = NO_SETTINGS,
 ) -> int:
-    """Plan a run on hardware you do not have, without executing it: memory per device, communication, and a bound on speed.
+    """Plan a run for hardware you do not have: memory per device, communication, a bound on speed.
 
     The first table is an estimate. If the compiler is installed (TPUs: pip install
     -e '.[tpu]'; H100, H200: '.[cuda13]'; Linux, x86-64, no accelerator needed), the

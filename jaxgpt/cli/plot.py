@@ -93,7 +93,7 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def read_baselines(run: Run) -> dict[str, Any]:
-    """Read the baselines of a run: `losses` in nats per token by name (may be empty), and `bytes_per_token`."""
+    """Read the baselines of a run: `losses` in nats per token by name, and `bytes_per_token`."""
     path = run.path / "baselines.json"
     return {"losses": {}} | (read_json(path) if path.exists() else {})
 

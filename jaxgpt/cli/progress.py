@@ -1,4 +1,4 @@
-"""Terminal output during long work: verbatim lines, and a progress line updated in place, or plain lines in a file."""
+"""Terminal output during long work: verbatim lines, and a progress line that is updated."""
 
 from __future__ import annotations
 
@@ -80,7 +80,10 @@ def progress(name: str) -> Iterator[Activity]:
 
 @contextmanager
 def line_shown(line: Callable[[], str], console: Console, delay: float = 0.0) -> Iterator[None]:
-    """Show a line during the block, after `delay` seconds: updated in place on a terminal, otherwise at intervals."""
+    """Show a line during the block, after `delay` seconds.
+
+    The line is updated in place on a terminal, otherwise printed at intervals.
+    """
     ended = threading.Event()
 
     def text() -> Text:

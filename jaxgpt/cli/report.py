@@ -1,4 +1,4 @@
-"""Report of a training run: introduction, progress line, evaluations, loss.png, and a summary with a sample at the end."""
+"""Report of a training run: introduction, progress line, evaluations, plot, sample and summary."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PLOT_EVERY = 30.0  # seconds between two drawings of loss.png, which takes 0.1 s
 
 
 class TrainReport(Report):
-    """Print the progress and the results of a run. Process 0 prints for all processes. Use as a context manager."""
+    """Print the progress and the results of a run, in process 0; use as a context manager."""
 
     program: Program
     data: Data

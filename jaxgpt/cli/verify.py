@@ -23,7 +23,7 @@ VERDICTS = {True: "ok", False: "FAILED", None: "skipped"}
 
 
 def verify(target: str = "", /, *, checkpoint: Checkpoint = "best", json: Json = False) -> int:
-    """Check the numerical consistency of jaxgpt on this machine: with and without the KV cache, on 8 devices and 1, and more.
+    """Check that equivalent computations agree on this machine, such as with and without KV cache.
 
     Uses the weights of a run, after checking the files of its checkpoints, or
     random weights. The exit code is 1 if a check fails.

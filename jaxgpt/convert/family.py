@@ -81,7 +81,7 @@ class Family(NamedTuple):
 
 
 def engines(family: Family, config: ModelConfig) -> tuple[str, ...]:
-    """Return the programs that support an exported model; others may reject it, or ignore a setting of config.json."""
+    """Return the programs that support an exported model; others may reject it, or ignore options."""
     untied = family.name == "gpt2" and not config.tie_embeddings  # vLLM does not read a head
     if config.activation not in family.served or untied:
         return ("transformers",)

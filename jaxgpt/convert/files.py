@@ -62,7 +62,7 @@ class Weights:
         return tensor
 
     def check(self, shapes: Mapping[str, tuple[int, ...]], ignore: Callable[[str], bool]) -> None:
-        """Raise `UserError` if a tensor is missing, unexpected, of a different shape, or not of a type in `FLOATS`."""
+        """Raise `UserError` if a tensor is missing, unexpected, or of the wrong shape or type (`FLOATS`)."""
         missing = [name for name in shapes if name not in self.tensors]
         if missing:
             raise UserError(

@@ -1,4 +1,7 @@
-"""Gemma 3 family: tensors and options of the transformers text model. Gains are stored as their difference from 1."""
+"""Gemma 3 family: tensors and options of the transformers text model.
+
+Gains are stored as their difference from 1.
+"""
 
 from __future__ import annotations
 

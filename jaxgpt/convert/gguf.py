@@ -120,7 +120,7 @@ def _read_header(path: Path) -> tuple[list[Any], dict[str, Any]]:
 
 
 def open_gguf(path: Path, accept: Collection[str] = ()) -> tuple[ModelConfig, GgufWeights]:
-    """Return the config of a model and its unread weights. Raises `UserError` if the model is not supported."""
+    """Return the config of a model and its unread weights; raise `UserError` if it is not supported."""
     weights = GgufWeights(path)
     kind = weights.metadata.get("general.architecture")
     if kind != "llama":

@@ -1,6 +1,7 @@
-"""GPT-2 family: tensors and options of transformers and nanoGPT. Queries, keys and values are concatenated in `c_attn`.
+"""GPT-2 family: tensors and options of transformers and nanoGPT.
 
-GPT-2's Conv1D stores W as `[in, out]`, nanoGPT's torch.nn.Linear as `[out, in]`.
+Queries, keys and values are concatenated in `c_attn`. GPT-2's Conv1D stores W as `[in, out]`, nanoGPT's torch.nn.Linear
+as `[out, in]`.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ NANOGPT = Format(_table(output_first=True), PREFIX, f"{PREFIX}wte.weight")
 
 
 def read_nanogpt(options: Options, weights: Weights) -> ModelConfig:
-    """Return the config of a nanoGPT checkpoint, from its `model_args` in config.json and the shapes of its tensors."""
+    """Return the config of a nanoGPT checkpoint, from config.json and the shapes of its tensors."""
     o = options
     shapes = {name.removeprefix(STRAY): tensor.shape for name, tensor in weights.tensors.items()}
     return ModelConfig(

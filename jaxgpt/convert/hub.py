@@ -1,4 +1,4 @@
-"""Download a model from the Hugging Face hub: safetensors, JSON and the chat template of one revision."""
+"""Download one revision of a model from the Hugging Face hub: safetensors, JSON, chat template."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Llama, Mistral, Qwen 2 and 3, and OLMo 2 families: transformers uses nearly the same tensor and option names.
+"""Llama, Mistral, Qwen 2 and 3, and OLMo 2 families, with nearly equal tensor and option names.
 
 torch.nn.Linear stores W as `[out, in]`.
 """
@@ -120,7 +120,7 @@ def _write_qwen(config: ModelConfig) -> dict[str, Any]:
 
 
 def read_windows(options: Options, n_layer: int, window: int, pattern: str) -> dict[str, Any]:
-    """Return the settings of the sliding window from `layer_types`, or from a pattern as in `model.window_pattern`."""
+    """Return the settings of the sliding window, from `layer_types` or from a pattern."""
     if kinds := options.read("layer_types", []):
         if len(kinds) != n_layer or any(kind not in [*LETTERS] for kind in kinds):
             raise options.refuse(

@@ -101,7 +101,7 @@ def export_model(run: str | Path, target: Path, checkpoint: str = "best") -> Con
 
 
 def exported_form(model: ModelConfig) -> tuple[Family, ModelConfig]:
-    """Return the transformers family of a model, and the config of the same function that the family reads.
+    """Return the transformers family of a model, and the equivalent config that the family reads.
 
     Raises `UserError` if a setting has no equivalent in the supported families.
     """

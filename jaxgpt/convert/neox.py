@@ -1,4 +1,7 @@
-"""GPT-NeoX and Pythia family. In `query_key_value`, the rows of each head's query, key and value are adjacent."""
+"""GPT-NeoX and Pythia family.
+
+In `query_key_value`, the rows of each head's query, key and value are adjacent.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read the config.json of another system completely: each option is used, known to be harmless, or rejected."""
+"""Read every option of another system's config.json: used, known to be harmless, or rejected."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class Options:
         return known[value]
 
     def only(self, name: str, value: Any) -> None:
-        """Raise `UserError` if this option does not have the one supported value, unless the user accepts others."""
+        """Raise `UserError` if an option does not have the supported value, unless the user accepts it."""
         actual = self._left.pop(name, value)
         if actual != value and not (value is None and actual is False) and name not in self._accept:
             what = f"{self.where}: {name} {short_repr(actual)} is not supported, only {short_repr(value)}"

@@ -49,7 +49,7 @@ KEEPS_BASE = (True, False, "gaussian", "eva", "orthogonal")
 
 
 class Module(NamedTuple):
-    """A module of a transformers model that PEFT can adapt, such as GPT-2's c_attn: q_proj, k_proj and v_proj.
+    """A transformers module that PEFT can adapt: GPT-2's c_attn has q_proj, k_proj and v_proj.
 
     Attributes:
         name: its path, `transformer.h.0.attn.c_attn`.
@@ -184,7 +184,7 @@ def write_adapter(directory: Path, config: Config, adapters: Any, base: str = ""
 
 
 def read_adapter(directory: Path, model: ModelConfig) -> tuple[LoraConfig, Any]:
-    """Read the adapters of a PEFT directory. Raises `UserError` if they need other features, or a different model."""
+    """Read the adapters of a PEFT directory; raise `UserError` for unsupported features or models."""
     rank, alpha = read_config(directory / CONFIG)
     weights, modules = Weights(directory), _modules(model)
     targets = list(dict.fromkeys(m.target for m in modules if not weights.tensors.keys().isdisjoint(m.tensors)))
@@ -211,7 +211,7 @@ def read_adapter(directory: Path, model: ModelConfig) -> tuple[LoraConfig, Any]:
 
 
 def read_config(path: Path) -> tuple[int, float]:
-    """Read the rank and alpha of an adapter_config.json. Raises `UserError` if an option is not supported."""
+    """Read the rank and alpha of an adapter_config.json; raise `UserError` for unsupported options."""
     values = read_json(path)
     used = {name: value for name, value in values.items() if value is not False and value not in ("", [], {})}
     options = Options(used, str(path), advice=MERGE)

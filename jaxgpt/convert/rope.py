@@ -10,7 +10,7 @@ from jaxgpt.convert.options import Options
 
 
 def read_rope(options: Options, block_size: int) -> dict[str, Any]:
-    """Read `rope_parameters` as in transformers 5, `rope_theta` and `rope_scaling` as in 4; many files have both."""
+    """Read `rope_parameters` (transformers 5), `rope_theta` and `rope_scaling` (transformers 4)."""
     old, new = {"rope_theta": options.read("rope_theta", 10_000.0)}, options.read("rope_parameters", {})
     return rope_settings(options, merged_rope(options, old, new), block_size)
 
@@ -47,7 +47,7 @@ def rope_settings(options: Options, rope: dict[str, Any], block_size: int) -> di
 
 
 def write_rope(config: ModelConfig) -> dict[str, Any]:
-    """Convert the settings to `rope_parameters`; for Gemma 3, to the `rope_parameters` of the global layers."""
+    """Convert the settings to `rope_parameters` (of the global layers, for Gemma 3)."""
     rope: dict[str, Any] = {"rope_theta": config.rope_theta, "rope_type": "default"}
     if config.rope_factor == 1.0:
         return rope
@@ -63,7 +63,7 @@ def write_rope(config: ModelConfig) -> dict[str, Any]:
 
 
 def linear(block_size: int) -> dict[str, Any]:
-    """Return settings that stretch all wavelengths: even the shortest, 2 pi, is above original context / low = 1."""
+    """Return settings that stretch all wavelengths: even 2 pi is above original context / low = 1."""
     return {
         "rope_low_freq_factor": float(block_size),
         "rope_high_freq_factor": 2.0 * block_size,

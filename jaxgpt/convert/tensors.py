@@ -1,4 +1,4 @@
-"""Map between the tree of weights and the flat tensors of another system: one table, read in both directions.
+"""Map between the tree of weights and another system's flat tensors, with one table for both ways.
 
 A leaf is named by its path, `h_0/attn/q_proj/kernel`. A `WeightRow` lists the leaves of a tensor, concatenated along its output
 axis. Matrices here are `[in, out]`; PyTorch stores `[out, in]`.
@@ -41,7 +41,7 @@ WeightTable = tuple[WeightRow, ...]
 
 
 def matrix(name: str, *leaves: str, output_first: bool = True, by_head: bool = False) -> WeightTable:
-    """Return the rows of a matrix of a block and its bias: `matrix("layers.{}.mlp.up_proj", "mlp/up_proj")`."""
+    """Return the rows of a block's matrix and bias: `matrix("layers.{}.mlp.up_proj", "mlp/up_proj")`."""
     kernels, biases = (tuple(f"h_{{}}/{leaf}/{part}" for leaf in leaves) for part in ("kernel", "bias"))
     return (
         WeightRow(f"{name}.weight", kernels, output_first=output_first, by_head=by_head),

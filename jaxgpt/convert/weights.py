@@ -1,4 +1,4 @@
-"""Read and write the weights of a model one tensor at a time, and compare the logits before and after."""
+"""Read and write the weights of a model one tensor at a time, and compare the logits."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def check_weights(weights: Weights, config: ModelConfig, form: Format) -> dict[s
 
 
 def load_weights(weights: Weights, config: ModelConfig, form: Format) -> Any:
-    """Load the tree of a model's weights on the first device, with at most one additional tensor in memory."""
+    """Load a model's weights on the first device, with at most one additional tensor in memory."""
     names, shapes = check_weights(weights, config, form), leaf_shapes(config)
     leaves: dict[str, jax.Array] = {}
     for row in expand(form.table, config):
@@ -77,7 +77,7 @@ def load_weights(weights: Weights, config: ModelConfig, form: Format) -> Any:
 
 
 def save_weights(path: Path, params: Any, config: ModelConfig, form: Format) -> None:
-    """Write a tree of weights as a model of `config`. Gains, biases and gates that the tree lacks are filled in."""
+    """Write a tree of weights as a model of `config`, which may add neutral gains, biases and gates."""
     rows, shapes = expand(form.table, config), leaf_shapes(config)
     ours = flatten_params(params)
     tensors = ((row.name, to_tensor(row, {leaf: _leaf(ours, leaf, shapes) for leaf in row.leaves})) for row in rows)
@@ -94,7 +94,7 @@ def probe_logits(config: ModelConfig, params: Any) -> np.ndarray:
 
 
 def check_change(before: np.ndarray, after: np.ndarray) -> float:
-    """Return the largest logit difference between a model and its reloaded export; raise an error above `TOLERANCE`."""
+    """Return the largest logit difference between a model and its export; fail above `TOLERANCE`."""
     change = float(np.abs(before - after).max())
     if not change <= TOLERANCE * max(1.0, float(np.abs(before).max())):
         raise TrainingFailed(f"the logits of the written files differ by {change:.2e}: the files were deleted")

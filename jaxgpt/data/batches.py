@@ -37,7 +37,7 @@ class Windows:
 
 
 class Epochs:
-    """The windows of one source, in the order in which a run uses them: every epoch uses each window once.
+    """The windows of one source in the order of a run: every epoch uses each window once.
 
     Attributes:
         count: number of positions at which a window can start.

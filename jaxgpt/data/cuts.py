@@ -37,7 +37,7 @@ Cuts = re.Pattern[str] | None  # matches at safe cuts; None: no safe cut is know
 
 
 def cut(text: str, cuts: Cuts) -> list[str]:
-    """Cut a text at the first safe place after every `PIECE` characters. Returns at least one piece, which may be empty."""
+    """Cut a text at the first safe place after every `PIECE` characters, into at least one piece."""
     pieces, start = [], 0
     while cuts and len(text) - start > PIECE and (found := cuts.search(text, start + PIECE)):
         pieces.append(text[start : found.start()])

@@ -1,4 +1,4 @@
-"""Read documents in a fixed order and bounded memory: text, JSON Lines and Parquet, including Hugging Face datasets.
+"""Read documents in a fixed order and bounded memory, from files and Hugging Face datasets.
 
 The suffix determines the format. `.jsonl` and `.ndjson`: one object per line; `.parquet`: a table. Any other file is
 UTF-8 text, and one document. Text and JSON Lines may be compressed: `.gz`, `.xz`, `.bz2`.
@@ -83,7 +83,7 @@ class Piece(NamedTuple):
 
 
 def find_source(name: str) -> Source:
-    """List the files of a path or of `hf:OWNER/NAME[/PATTERN]`; raise `UserError` if it is missing or empty.
+    """List the files of a path or of `hf:OWNER/NAME[/PATTERN]`; raise `UserError` if there is no file.
 
     The files of a Hugging Face dataset that match the pattern (default: `FILES`) are downloaded to the hub's cache.
     """
@@ -116,7 +116,7 @@ def read_pieces(sources: Sequence[Source], params: PrepareParams, cuts: Cuts) ->
 
 
 def sample_text(sources: Sequence[Source], params: PrepareParams, size: int) -> Iterator[list[str]]:
-    """Yield about `size` bytes of text, in pieces: the beginning of each file, in proportion to its size on disk.
+    """Yield about `size` bytes of text in pieces: the beginning of each file, by its share of the size.
 
     Unreadable documents are skipped.
     """

@@ -17,7 +17,7 @@ UNSUPPORTED = "dropout continuing_subword_prefix end_of_word_suffix byte_fallbac
 
 
 def fast_encoder(tokenizer: Tokenizer) -> Callable[[str], np.ndarray] | None:
-    """Return a faster equivalent of `tokenizer.encode`; None if its ids would differ or tiktoken is not installed."""
+    """Return a faster `tokenizer.encode`; None without tiktoken, or if its ids would differ."""
     if not find_spec("tiktoken") or not isinstance(tokenizer, SubwordTokenizer):
         return None
     import tiktoken

@@ -51,7 +51,7 @@ class Mixture:
         return source, before
 
     def parts(self, start: int, n: int) -> Iterator[tuple[int, int, int]]:
-        """Yield the sources of ids `start` to `start + n`: index, first id within the source, and number of ids."""
+        """Yield the parts of ids `start` to `start + n`: source index, first id in the source, length."""
         for index, (first, end) in enumerate(itertools.pairwise(self.offsets)):
             begin = max(start, first)
             if begin < min(start + n, end):

@@ -157,7 +157,7 @@ def encode_text(tokenizer: Tokenizer, text: str, progress: Progress = no_progres
 
 
 def with_path(config: Config, path: str) -> Config:
-    """For evaluation, replace the data of a config with all data at a path; an empty path changes nothing."""
+    """For evaluation, replace the data of a config with all data at a path, unless it is empty."""
     return replace(config, data=replace(config.data, path=path, mix=(), train_fraction=1.0)) if path else config
 
 

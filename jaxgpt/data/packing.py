@@ -16,7 +16,7 @@ PACKED_PIECES = 1 << 20  # pieces that are packed together, which bounds the mem
 
 @dataclass(frozen=True)
 class Packed:
-    """Pieces of a text packed into windows, with a segment id for each. The start of a window is its index."""
+    """Pieces of a text packed into windows, with a segment id for each; windows start at their index."""
 
     tokens: Tokens  # all ids
     is_target: np.ndarray | None  # whether each id is a target, bool; None: all are
@@ -66,7 +66,7 @@ class Packed:
         return range(self.starts(block_size))
 
     def windows(self, starts: np.ndarray, block_size: int) -> np.ndarray:
-        """Read windows, int32 `[B, T, 3]`: the input, target and segment id of each position; -1 is no target."""
+        """Read windows `[B, T, 3]`: input, target (-1: none) and segment id of each position, int32."""
         out = np.full((len(starts), block_size, 3), (0, -1, -1), np.int32)
         for row, window in zip(out, starts.tolist(), strict=True):
             end = 0
@@ -91,7 +91,7 @@ class Packed:
 
 
 def pack_documents(tokens: Tokens, block_size: int) -> Packed:
-    """Pack the documents of `tokens` into windows. Longer documents are split into windows; the remainder is packed.
+    """Pack the documents of `tokens` into windows; split longer documents and pack the remainder.
 
     The last id of a document predicts nothing and is not an input. Reads all ids once; the result takes 12 bytes per piece
     and 8 per window.
@@ -107,7 +107,7 @@ def pack_documents(tokens: Tokens, block_size: int) -> Packed:
 
 
 def pack(lengths: Sequence[int], size: int) -> list[list[int]]:
-    """Return the items of 1 to `size` in each bin: the longest first, each into the fullest bin with space (best fit)."""
+    """Pack items of 1 to `size` by best fit, the longest first, and return the items of each bin."""
     bins: list[list[int]] = []
     spaces: list[int] = []  # distinct free spaces of bins, sorted
     bins_by_space: dict[int, list[int]] = defaultdict(list)

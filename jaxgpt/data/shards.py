@@ -117,7 +117,7 @@ def write_index(directory: Path, index: Mapping[str, Any]) -> None:
 
 
 def read_index(directory: Path) -> dict[str, Any] | None:
-    """Read index.json; return None if the file is missing, or is not the index of this version of `jaxgpt data prepare`.
+    """Read index.json; return None if it is missing or was not written by this version.
 
     Raises:
         UserError: if a different program has changed the index.
@@ -143,7 +143,7 @@ def saved_tokenizer(directory: Path, index: Mapping[str, Any]) -> Tokenizer:
 
 
 def check_files(directory: Path, index: Mapping[str, Any], checksums: bool = False) -> None:
-    """Raise `UserError` if the files of a directory differ from the sizes, or the checksums too, in its index."""
+    """Raise `UserError` if sizes (or checksums) of a directory's files differ from its index."""
     itemsize, offset = np.dtype(index["dtype"]).itemsize, ids_offset(index)
     shards = {shard["file"]: shard for split in SPLITS for shard in index["splits"][split]["shards"]}
     for name, shard in shards.items():
@@ -178,7 +178,7 @@ def prepared_tokenizer(path: Path, given: Tokenizer | None = None) -> Tokenizer 
 
 
 def same_ids(a: Tokenizer, b: Tokenizer) -> bool:
-    """Return whether two tokenizers produce the same ids: equal vocabularies, merges, and ids of a probe text."""
+    """Return whether two tokenizers produce the same ids, by vocabulary, merges and a probe text."""
     one, other = (json.loads(each.to_json())["model"] for each in (a, b))
     is_equal = all(one.get(key) == other.get(key) for key in ("type", "vocab", "merges"))
     return is_equal and np.array_equal(a.encode(PROBE), b.encode(PROBE))

@@ -96,7 +96,7 @@ def read_text(config: DataConfig) -> Text:
 
 
 def repeats() -> str:
-    """Make random strings, each written twice and followed by a new line; only the second copy can be predicted."""
+    """Make lines of random letters, each written twice; only the second copy can be predicted."""
     rng, lines = Random(0), []
     for _ in range(REPEATS_LINES):
         word = "".join(rng.choices(ascii_letters, k=rng.choices(REPEATS_LENGTHS)[0]))
@@ -113,7 +113,7 @@ def python_sources() -> Text:
 
 
 def read_path(path: Path) -> Text:
-    """Read a text file, or all text files of a directory, sorted by path. Other files of a directory are skipped.
+    """Read a text file, or all text files of a directory, sorted by path; skip other files.
 
     Raises:
         UserError: if the text is too large, a file is not text, or a directory has no text files.
@@ -140,7 +140,7 @@ def read_path(path: Path) -> Text:
 
 
 def visible_files(directory: Path) -> Iterator[Path]:
-    """Yield the files of a directory and its subdirectories, sorted by path; skip hidden files and links to directories."""
+    """Yield the files of a directory tree, sorted by path, except hidden files; links are not followed."""
     with reported(f"cannot read {directory}"):
         paths = sorted(path for path in directory.iterdir() if not path.name.startswith("."))
     for path in paths:

@@ -96,7 +96,7 @@ class Tokenizer(Protocol):
         ...
 
     def has_text(self, vocab_size: int) -> np.ndarray:
-        """Return which ids below `vocab_size` have a text, bool `[V]`; the vocabulary of a model may be padded."""
+        """Return which ids below `vocab_size` have a text, bool `[V]`: a vocabulary may be padded."""
         return np.arange(vocab_size) < self.vocab_size
 
     def name(self, i: int) -> str:
@@ -191,7 +191,7 @@ class CharTokenizer(WordTokenizer):
 
 
 class SubwordTokenizer(Tokenizer):
-    """A tokenizer of the `tokenizers` library: GPT-2's BPE, a BPE trained here, or the tokenizer of an imported model."""
+    """A tokenizer of the `tokenizers` library: GPT-2's BPE, a BPE trained here, or an imported one."""
 
     def __init__(self, library: Any) -> None:
         library.encode_special_tokens = True  # the names of special tokens in a user's text are ordinary text
@@ -218,9 +218,9 @@ class SubwordTokenizer(Tokenizer):
 
     @cached_property
     def special_library(self) -> Any:
-        """A copy that recognizes special tokens: switching a single tokenizer between modes is not thread-safe.
+        """A copy that recognizes special tokens: switching modes of one tokenizer is not thread-safe.
 
-        It has no post-processor: GPT-NeoX's, for example, trims white space from the offsets of ids.
+        The copy has no post-processor: GPT-NeoX's, for example, trims white space from the offsets of ids.
         """
         copy = type(self.library).from_str(self.library.to_str())
         copy.post_processor = None
@@ -240,7 +240,7 @@ class SubwordTokenizer(Tokenizer):
         return np.array(self.encode_offsets(text).ids, np.int32)
 
     def encode_offsets(self, text: str) -> Any:
-        """Encode a text as `encode_special` does, and return the library's encoding: ids, and the characters of each."""
+        """Encode as `encode_special`, and return the library's encoding: ids, and characters of each."""
         _utf8(text)
         return call_tokenizers(lambda: self.special_library.encode(text, add_special_tokens=False), "this text")
 
@@ -260,7 +260,7 @@ class SubwordTokenizer(Tokenizer):
 
 
 def encode_spans(tokenizer: Tokenizer, text: str, spans: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
-    """Encode as `encode_special` does, and return which ids have characters in the ranges `[begin, end)`, as bool."""
+    """Encode as `encode_special`, and mark the ids with characters in ranges `[begin, end)`, bool."""
     if isinstance(tokenizer, SubwordTokenizer):
         encoding = tokenizer.encode_offsets(text)
         inside, offsets = np.zeros(len(encoding.ids), bool), np.array(encoding.offsets, np.int64).reshape(-1, 2)

@@ -1,4 +1,4 @@
-"""Make tokenizers by name, or load them from files or the Hugging Face hub. All are saved as `tokenizer.json`."""
+"""Make tokenizers by name, load them from files or the Hugging Face hub, and save them."""
 
 from __future__ import annotations
 
@@ -84,9 +84,10 @@ def save_tokenizer(directory: Path, tokenizer: Tokenizer) -> None:
 
 
 def read_special_tokens(directory: Path, config: Mapping[str, Any] | None = None) -> SpecialTokens:
-    """Read generation_config.json, tokenizer_config.json and chat_template.jinja of a directory; all are optional.
+    """Read the files of a directory that define special tokens and the chat template, if present.
 
-    The config.json of a transformers model has the ids that generation_config.json lacks.
+    The files are generation_config.json, tokenizer_config.json and chat_template.jinja. The config.json of a
+    transformers model has the ids that generation_config.json lacks.
 
     Raises:
         UserError: if a file cannot be read, or a token or id has the wrong type.
@@ -140,7 +141,7 @@ def without_ids_from(tokenizer: Tokenizer, vocab_size: int) -> Tokenizer:
 
 
 def train_bpe(texts: Iterable[Sequence[str]], vocab_size: int) -> SubwordTokenizer:
-    """Train a byte-level BPE tokenizer of at most `vocab_size` tokens, with the 256 bytes and the end-of-text token."""
+    """Train a byte-level BPE of at most `vocab_size` tokens, including bytes and end-of-text."""
     from tokenizers import pre_tokenizers, trainers
 
     if vocab_size < 257:

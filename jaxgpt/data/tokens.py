@@ -1,4 +1,4 @@
-"""Token ids: the splits that batches are read from, and token files in nanoGPT's and llm.c's formats, memory-mapped."""
+"""Token ids: splits that batches are read from, and memory-mapped token files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LLMC: dict[int, tuple[int, np.dtype[Any]]] = {
 
 
 class Split(Protocol):
-    """The interface of the token ids of a split: `Tokens` (which documents the members), `Packed` and `Mixture`."""
+    """The interface of the token ids of a split; `Tokens` documents the members."""
 
     @property
     def segmented(self) -> bool: ...
@@ -101,9 +101,10 @@ class Tokens:
             yield start + np.flatnonzero(np.isin(ids, self.end_ids))
 
     def fingerprint(self) -> str:
-        """Compute the hexadecimal SHA-256 of the number of ids and of at most 256 evenly spaced blocks of 16,384 ids.
+        """Compute the hexadecimal SHA-256 of the length and of evenly spaced blocks of ids.
 
-        Up to 4 million ids, every id is hashed. A corpus of any size takes a fraction of a second.
+        At most 256 blocks of 16,384 ids are hashed. Up to 4 million ids, every id is hashed. A corpus of any size takes
+        a fraction of a second.
         """
         n, digest = len(self), hashlib.sha256(str(len(self)).encode())
         spaced = np.linspace(0, max(n - HASHED_IDS, 0), HASHED_BLOCKS, dtype=np.int64)
@@ -143,7 +144,7 @@ class Tokens:
 
 
 def split_of(path: Path) -> str:
-    """Return the split of a token file, `train` or `val`, from a word (run of letters) in its name, or "".
+    """Return the split of a token file, `train` or `val`, from a word in its name, or "".
 
     `train.bin`, `fineweb_val_000000.bin` and `retrieval-train.bin` match, `constraint.bin` does not.
     """
@@ -152,12 +153,12 @@ def split_of(path: Path) -> str:
 
 
 def is_token_path(path: Path) -> bool:
-    """Return whether a path is a `.bin` file, or a directory that contains a `.bin` file named after a split."""
+    """Return whether a path is a `.bin` file, or a directory with a `.bin` file named after a split."""
     return any(_token_files(path).values()) if path.is_dir() else path.suffix == ".bin"
 
 
 def open_splits(path: Path, train_fraction: float, vocab_size: int) -> tuple[Tokens, Tokens, str]:
-    """Map training and validation ids from a token file, or from a directory with the split in the names of its files.
+    """Map training and validation ids from a token file, or from a directory with files by split.
 
     A single file, or a directory without validation files, is split at `train_fraction`. The third result is a
     description of both.

@@ -71,10 +71,11 @@ def keep_argmax(logits_BV: jax.Array) -> jax.Array:
 
 
 def divide_by_temperature(logits_BV: jax.Array, temperature: float) -> jax.Array:
-    """Divide by the temperature: `l / temperature`, or below `COLD` the equivalent `(l - max l) / temperature`.
+    """Divide logits by the temperature.
 
-    At a low temperature, `l / temperature` loses the differences between the top tokens to rounding, and finally overflows.
-    After the subtraction, the maximum is exactly 0.
+    Below `COLD`, this is the equivalent `(l - max l) / temperature`: at a low temperature, `l / temperature` loses the
+    differences between the top tokens to rounding, and finally overflows. After the subtraction, the maximum is exactly
+    0.
     """
     if temperature >= COLD:
         # Bounded, so that 1 / temperature does not become 0 and turn the -inf of a removed token into NaN.
@@ -124,7 +125,7 @@ def keep_min_p(logits_BV: jax.Array, p: float) -> jax.Array:
 
 
 def inverse_cdf_sample(logits_BV: jax.Array, uniform_B: jax.Array) -> jax.Array:
-    """Sample by the inverse CDF: return the first id with a cumulative probability above the random number.
+    """Return the first id with a cumulative probability above the random number (inverse CDF).
 
     Sums run over groups of 256 ids, then over the groups: a sequential float32 sum of 50,000 small numbers would lose the
     last ones to rounding.

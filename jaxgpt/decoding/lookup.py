@@ -1,4 +1,4 @@
-"""Prompt-lookup decoding: draft the next tokens by finding the last n-gram earlier in the text, and verify them in one pass.
+"""Prompt-lookup decoding: draft the tokens after an earlier n-gram, and verify them in one pass.
 
 A pass over several tokens reads the weights once, as a pass over one token does, so each accepted token saves nearly a whole
 pass. Token i of a row is sampled with the row's key folded with i, regardless of the draft, and a drafted token is accepted if
@@ -22,7 +22,7 @@ DRAFT = 7  # tokens drafted at once; with the last token, a pass reads 8
 
 
 def draft_tokens(text: TokenBuffer, ngram: int, count: int) -> tuple[jax.Array, jax.Array]:
-    """Find the latest earlier occurrence of the last `ngram` tokens, and return the tokens that follow it.
+    """Find the latest earlier occurrence of the last `ngram` tokens; return the tokens after it.
 
     Args:
         text: one row.

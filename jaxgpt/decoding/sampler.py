@@ -1,4 +1,4 @@
-"""The sampler: prefill the cache with the prompts, then generate one token per step in a loop on the device."""
+"""The sampler: prefill the cache with prompts, then generate tokens in a loop on the device."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ Filter = Callable[[jax.Array, TokenBuffer], jax.Array]
 
 @dataclass(frozen=True)
 class CustomSampling(SamplingParams):
-    """Sampling parameters with custom filters, which are applied before the temperature. See `with_filters`."""
+    """Sampling parameters with custom filters, applied before the temperature (`with_filters`)."""
 
     filters: tuple[Filter, ...] = ()
 

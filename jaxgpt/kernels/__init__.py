@@ -1,4 +1,4 @@
-"""Faster equivalents of `Ops` by backend, each tested against its definition, and `best`, which chooses them."""
+"""Faster equivalents of `Ops` for each backend, tested against the definitions, and `best`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def best(config: Config, mesh: Mesh | AbstractMesh | None = None) -> Ops:
 
 
 def of_device(device: jax.Device, dtype: str = "float32") -> Ops:
-    """Return the operations of a device for any model: for generation, where `train.attention` does not apply."""
+    """Return the operations of a device for generation, where `train.attention` does not apply."""
     return (CPU if device.platform == "cpu" else PLAIN)._replace(dtype=jnp.dtype(dtype))
 
 

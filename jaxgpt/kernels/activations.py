@@ -9,10 +9,10 @@ from jaxgpt.ops.activations import ACTIVATIONS, Activation, gelu, gelu_new, silu
 
 
 def keeping_input(f: Activation) -> Activation:
-    """Define the derivative of an `f` with `f(x) - f(-x) = x`, such as GELU or SiLU, as `1 - f'(-x)`, in float32 or better.
+    """Define the derivative of an `f` with `f(x) - f(-x) = x` as `1 - f'(-x)`, in float32 or better.
 
-    The backward pass recomputes erf, tanh or the sigmoid at -x. If it used their values at x, XLA would save these in
-    the forward pass: a second array of the MLP's width for every layer.
+    GELU and SiLU are such functions. The backward pass recomputes erf, tanh or the sigmoid at -x. If it used their
+    values at x, XLA would save these in the forward pass: a second array of the MLP's width for every layer.
     """
     function = jax.custom_jvp(f)
 

@@ -1,4 +1,4 @@
-"""Operations for XLA's CPU backend: equal to their definitions, and written so that XLA vectorizes them without copies.
+"""Operations for XLA's CPU backend, written so that XLA vectorizes them without copies.
 
 Measurements are in benchmarks/LOG.md.
 """
@@ -22,7 +22,9 @@ from jaxgpt.ops.rotary import Rotation
 
 
 def call_without_inlining(function: Callable[..., Any], *args: Array, small: bool = True) -> Any:
-    """Compute `function(*args)` in an XLA call that is neither inlined nor fused; barriers do not prevent fusion on CPUs.
+    """Compute `function(*args)` in an XLA call that is neither inlined nor fused.
+
+    The CPU backend removes optimization barriers before it fuses.
 
     Args:
         function: a module-level function, so that JAX caches its trace.
@@ -83,7 +85,7 @@ def _cos_sin(angle_BTh: Array) -> Rotation:
 def attend(
     q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, visible: Visible, scale: float, edit: Edit | None = None
 ) -> Array:
-    """Compute `ops.attention.attend`, in tiles for whole sequences, and without copying the cache for single tokens."""
+    """Compute `ops.attention.attend`: whole sequences in tiles, and single tokens without cache copies."""
     if edit is None and visible.key is None and q_BTNH.shape[1] >= SHORTEST:
         return tiled_attention(q_BTNH, k_BKSH, v_BKHS, visible, scale)
     if edit is None and q_BTNH.shape[1] == 1:
@@ -92,7 +94,10 @@ def attend(
 
 
 def attend_one(q_B1NH: Array, k_BKSH: Array, v_BKHS: Array, visible: Visible, scale: float) -> Array:
-    """Attend from one token, in a call that is not inlined: otherwise the cache would be copied before it is written."""
+    """Attend from one token, in a call that is not inlined.
+
+    Otherwise the cache would be copied before it is written.
+    """
     (B, _, N, H), K = q_B1NH.shape, k_BKSH.shape[1]
     alone = functools.partial(call_without_inlining, small=False)
     scores_BKGS = scale * alone(_scores, q_B1NH.reshape(B, K, N // K, H), k_BKSH)

@@ -1,4 +1,4 @@
-"""Run functions on each device of a mesh separately, where the compiler partitions badly or not at all."""
+"""Run functions on each device of a mesh separately, where the compiler partitions badly."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def per_device(
 
 
 def only_rows_are_divided() -> bool:
-    """Return whether the mesh and the sharding rules of this context divide nothing but the rows of batches."""
+    """Return whether the mesh and sharding rules of this context divide only the rows of batches."""
     sizes = jax.sharding.get_abstract_mesh().shape
     rules = [rule for rule in nn.get_logical_axis_rules() if rule[0] not in ("batch", "lookup")]
     return all(sizes.get(axis, 1) == 1 for _, axes in rules for axis in jax.tree.leaves(axes))
 
 
 def over_data(sums: Callable[..., Any]) -> Callable[..., Any]:
-    """Compute `sums(params, rows)` on each device's rows and all-reduce the results over the mesh axis "data".
+    """Compute `sums(params, rows)` on each device's rows; all-reduce over the mesh axis "data".
 
     Arrays of up to `SMALL` elements are added as one array: each array costs one synchronization of the devices. No other mesh
     axis may divide the parameters or the rows.

@@ -1,7 +1,7 @@
-"""Fused causal attention that never stores the T x T scores: cuDNN on NVIDIA GPUs, Pallas' splash attention on TPUs.
+"""Fused causal attention without stored T x T scores: cuDNN on GPUs, splash attention on TPUs.
 
-Both compute `attend` within a sequence, tile by tile with a running softmax (Dao et al. 2022). Calls with a cache or an
-edit of the scores use the definition.
+Both kernels compute `attend` within a sequence, tile by tile with a running softmax (Dao et al. 2022). Calls with a
+cache or an edit of the scores use the definition.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def cudnn_attention(
     edit: Edit | None = None,
     implementation: Literal["cudnn", "xla"] = "cudnn",
 ) -> Array:
-    """Compute attention with cuDNN, through `jax.nn.dot_product_attention`, on each device's rows and heads.
+    """Compute attention with cuDNN on each device's rows and heads (`jax.nn.dot_product_attention`).
 
     cuDNN attention does not support document ids.
 

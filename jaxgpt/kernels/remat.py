@@ -1,4 +1,4 @@
-"""Rematerialization policies: which results of a block the forward pass saves; the others are recomputed."""
+"""Rematerialization policies: the results of a block that the forward pass saves."""
 
 from __future__ import annotations
 

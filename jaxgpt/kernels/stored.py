@@ -1,7 +1,7 @@
-"""Weights stored for decoding: transposed, and optionally in lower precision. They support the same products as arrays.
+"""Weights stored for decoding: transposed, and optionally in lower precision.
 
-Products with few rows are limited by memory bandwidth. XLA's CPU backend reads a matrix stored as `[outputs, inputs]` faster
-than `[inputs, outputs]`, and int8 weights as int8.
+They support the same products as arrays. Products with few rows are limited by memory bandwidth. XLA's CPU backend
+reads a matrix stored as `[outputs, inputs]` faster than `[inputs, outputs]`, and int8 weights as int8.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ FEW_ROWS = 8  # with more rows the product is limited by arithmetic
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Stored:
-    """A matrix stored as `[outputs, inputs]`: `W[i, o] = values[o, i] * scale[o]`. Supports `x @ w`, `w.T` and `w.take(ids)`.
+    """A matrix stored as `[outputs, inputs]`: `W[i, o] = values[o, i] * scale[o]`.
+
+    Supports `x @ w`, `w.T` and `w.take(ids)`.
 
     Attributes:
         values_OI: float32, bfloat16 or int8.

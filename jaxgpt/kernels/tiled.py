@@ -1,4 +1,4 @@
-"""Tiled causal attention in plain XLA operations, which never stores the T x T scores: the default on CPUs.
+"""Tiled causal attention in plain XLA operations, without stored T x T scores: default on CPUs.
 
 The forward pass computes one tile of queries at a time, with the keys it attends to, and saves each query's log-sum-exp,
 `lse = log(sum(exp(scores)))`. The backward pass computes one tile of keys at a time, with the queries that attend to it, and
@@ -48,7 +48,7 @@ def _local(q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, document_BT: Array | Non
 
 
 def fold(combine: Callable[[Array, Array], Array], x: Array) -> Array:
-    """Combine 2, 4 or 8 equal parts of the last axis elementwise, which is vectorized; reductions are not."""
+    """Combine 2, 4 or 8 equal parts of the last axis elementwise: this is vectorized, unlike reductions."""
     length, parts = x.shape[-1], 1
     while parts < PARTS and length // parts > SHORT and length % (2 * parts) == 0:
         parts *= 2
@@ -60,7 +60,7 @@ def tile_size(T: int) -> int:
 
 
 def tiles(T: int, window: int) -> list[tuple[int, int, int, int]]:
-    """Return for each tile, in tokens: its start and end, its first key, and the end of the queries that attend to its keys."""
+    """Return each tile's start, end, first key, and end of the queries of its keys, in tokens."""
     size = tile_size(T)
     reach = math.ceil((window or T) / size) * size  # whole tiles
     return [(a, min(a + size, T), max(a - reach, 0), min(a + size + reach, T)) for a in range(0, T, size)]

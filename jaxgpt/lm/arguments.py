@@ -33,7 +33,7 @@ class Prompt(NamedTuple):
 
 
 def make_settings(given: Mapping[str, Any], *classes: type[Any]) -> list[Any]:
-    """Make one instance of each dataclass from keyword arguments. Raises `UserError` if a name or a value is invalid."""
+    """Make dataclasses from keyword arguments; raise `UserError` for an invalid name or value."""
     known = {field.name: cls for cls in classes for field in fields(cls)}
     for name in given:
         if name not in known:
@@ -43,7 +43,7 @@ def make_settings(given: Mapping[str, Any], *classes: type[Any]) -> list[Any]:
 
 
 def as_list(values: Any) -> list[Any] | None:
-    """Return the items of a list, set, iterator or array; None for a string, a number, or any other single value."""
+    """Return the items of a list, set, iterator or array; None for a single value, such as a string."""
     single = isinstance(values, (str, bytes, dict)) or getattr(values, "shape", None) == ()
     if single or not isinstance(values, Iterable):
         return None
@@ -57,7 +57,10 @@ def as_tuple(value: Any) -> tuple[Any, ...]:
 
 
 def as_prompts(prompts: Any) -> list[Any]:
-    """Return a list of prompts. A string or a sequence of ids is one prompt; anything else raises `UserError`."""
+    """Return a list of prompts; a string or a sequence of ids is one prompt.
+
+    Anything else raises `UserError`.
+    """
     rows = [prompts] if isinstance(prompts, str) else as_list(prompts)
     if rows is None:
         raise UserError(f"prompts must be a string, token ids, or a list of either: {short_repr(prompts)}")
@@ -96,7 +99,7 @@ def encode_prompt(tokenizer: Tokenizer, vocab_size: int, prompt: Any, special: b
 
 
 def start_ids(tokenizer: Tokenizer) -> list[int]:
-    """Return the ids that precede a new text: `bos_ids`, the model's beginning token, the end token, or a newline."""
+    """Return the ids before a new text: `bos_ids`, the model's beginning token, end token or newline."""
     if tokenizer.bos_ids:
         return list(tokenizer.bos_ids)
     for i in (tokenizer.special.bos_id, tokenizer.eos_id):
@@ -109,7 +112,7 @@ def start_ids(tokenizer: Tokenizer) -> list[int]:
 
 
 def max_new(model: ModelConfig, length: int, text: TextParams) -> int:
-    """Return the maximum number of new tokens after a prompt of `length` tokens. Raises `UserError` if the text is too long."""
+    """Return the maximum number of new tokens after a prompt; raise `UserError` if it is too long."""
     bounded = text.overflow == "error" or (text.overflow == "auto" and model.positions != "rope")
     fitting = max(model.block_size - length + 1, 0)  # the last token is not an input
     if text.max_length is not None:

@@ -1,4 +1,4 @@
-"""Conversations: render the messages, generate an answer, and keep the key/value cache for the next answer."""
+"""Conversations: render messages, generate an answer, and keep the KV cache for the next answer."""
 
 from __future__ import annotations
 

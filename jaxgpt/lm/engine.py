@@ -1,4 +1,4 @@
-"""Run any number of prompts of any length with few compiled programs, by rounding shapes up to buckets."""
+"""Run any prompts with few compiled programs, by rounding shapes up to buckets."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def bucket(n: int, least: int = 1, most: int = 0) -> int:
 
 
 def left_pad(prompts: Sequence[Sequence[int]], most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Stack prompts, padded on the left, with both axes rounded up to a bucket, at most `most`: ids `[B, P]`, starts `[B]`."""
+    """Stack prompts, padded on the left to bucket sizes of at most `most`: ids `[B, P]`, starts `[B]`."""
     P = bucket(max(map(len, prompts)), 8, most)
     B = bucket(len(prompts))
     ids_BP, start_B = np.zeros((B, P), np.int32), np.full(B, P - 1, np.int32)
@@ -139,7 +139,7 @@ class DecodeSession:
         self._state = self._state._replace(done_B=jax.device_put(done_B, self._state.done_B.sharding))
 
     def prefix(self) -> Prefix | None:
-        """End this session of one row, and return its tokens and cache; None before the first call, or if a call failed."""
+        """End this session of one row, and return its tokens and cache, or None after a failed call."""
         state, self._state = self._state, None
         if state is None:
             return None
@@ -172,7 +172,7 @@ class DecodeSession:
 
 
 class Programs(NamedTuple):
-    """The compiled functions of a sampler: prefill and decode, decode, decode with a sliding window, extend a cache."""
+    """The compiled functions of a sampler: prefill, decode, sliding window, extend a cache."""
 
     start: Any
     steps: Any
@@ -208,7 +208,7 @@ def search(
     limits: Sequence[int],
     context: int,
 ) -> Hypotheses:
-    """Run beam search over a batch of prompts, with the arguments of a `DecodeSession`; returns host arrays."""
+    """Run beam search on a batch, with the arguments of a `DecodeSession`; return host arrays."""
     ids_BP, start_B = left_pad(prompts, context)
     B, P = ids_BP.shape
     limit_B = np.pad(np.asarray(limits, np.int32), (0, B - len(limits)))

@@ -66,7 +66,7 @@ def explain(
     key: int | jax.Array = SEED,
     **sampling: Any,
 ) -> Choice:
-    """Explain the first token that `generate` returns for the same arguments: each filter's effect, and the random number.
+    """Explain the first token that `generate` samples: each filter's effect, and the random number.
 
     Args:
         lm: model.
@@ -91,7 +91,7 @@ def explain(
 def explain_choice(
     logits_1V: jax.Array, text: TokenBuffer, sampling: SamplingParams, key: jax.Array, index: int = 0
 ) -> Choice:
-    """Sample the new token at `index` of one row with the row's key, as `sample_token` does, and record each stage.
+    """Sample the new token at `index` of a row as `sample_token` does, and record each stage.
 
     Raises `UserError` if a logit is NaN, or the filters remove every token.
     """

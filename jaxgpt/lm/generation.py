@@ -76,7 +76,7 @@ def generate(
     progress: Callable[[int, int], None] | None = None,
     **settings: Any,
 ) -> list[Generation]:
-    """Continue each prompt. Prompts may differ in length; in float32, a text does not depend on the other texts.
+    """Continue each prompt; in float32, a text does not depend on the other texts.
 
     Always returns a list: one `Generation` per prompt and sequence, in the order of the prompts. A string, or a sequence of
     ids, is one prompt.
@@ -116,9 +116,10 @@ def stream(
     block: int | None = STREAM_BLOCK,
     **settings: Any,
 ) -> Iterator[Piece]:
-    """Continue each prompt and yield its text in pieces. The pieces of a row, joined, are the text that `generate` returns.
+    """Continue each prompt and yield its text in pieces.
 
-    Takes the arguments of `generate`, without beams. `block` is the number of tokens generated between two pieces; None: all.
+    The concatenated pieces of a row are the text that `generate` returns. Takes the arguments of `generate`, without
+    beams. `block` is the number of tokens generated between two pieces; None: all.
     """
     text, sampling = make_settings(settings, TextParams, SamplingParams)
     block = 2**31 - 1 if block is None else as_int("block", block, 1, 2**31 - 1)
@@ -154,7 +155,10 @@ class Request(NamedTuple):
         return TextStream(self.lm.tokenizer, self.new[row], params.stop_ids, params.stop, prompt=prompt)
 
     def session(self, sampling: SamplingParams, key: Any, before: Prefix | None = None) -> DecodeSession:
-        """Return a session that generates the texts. `key` is an argument of `generate`; `before` of `DecodeSession`."""
+        """Return a session that generates the texts.
+
+        `key` is an argument of `generate`, and `before` an argument of `DecodeSession`.
+        """
         lm, params = self.lm, self.params
         if params.lookup and (len(self.prompts) > 1 or params.overflow == "slide"):
             raise UserError(
@@ -176,7 +180,7 @@ class Request(NamedTuple):
 
     @contextmanager
     def on_device(self, copies: int = 1) -> Iterator[None]:
-        """Enter the mesh of the weights. Raises `UserError` if the device has no memory for `copies` caches of all rows.
+        """Enter the mesh of the weights; raise `UserError` if `copies` caches do not fit in memory.
 
         The size is computed first, because XLA aborts the process on a CPU that cannot allocate the caches.
         """
@@ -215,7 +219,7 @@ def read_request(lm: LM, prompts: Prompts, params: TextParams, sequences: int = 
 def decode(
     request: Request, session: DecodeSession, block: int, progress: Callable[[int, int], None] | None = None
 ) -> Iterator[Piece]:
-    """Generate the texts of a session, one token and then `block` at a time, or all in one call if they fit a block."""
+    """Generate the texts of a session in calls of one, then `block` tokens; in one call if they fit."""
     texts, longest = [request.text(row) for row in range(len(request.prompts))], max(request.new)
     while going := [row for row, text in enumerate(texts) if text.finish_reason is None]:
         with request.on_device():

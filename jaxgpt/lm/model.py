@@ -52,7 +52,9 @@ class LM(NamedTuple):
 
 
 def load(path: str | Path, checkpoint: str | int = "best", weights: Precision | None = None) -> LM:
-    """Read a run directory. The adapters of a LoRA run are merged with its base, and `lora` is off in the config returned.
+    """Read a run directory; the adapters of a LoRA run are merged with its base.
+
+    The returned config then has no adapters.
 
     Args:
         path: run directory of `jaxgpt train` or `jaxgpt import`.
@@ -75,7 +77,7 @@ def load(path: str | Path, checkpoint: str | int = "best", weights: Precision | 
 
 
 def load_adapters(path: str | Path, checkpoint: str) -> tuple[Config, Any, Any]:
-    """Read the config, the frozen weights and the adapters of a run. Raises `UserError` if it has no adapters."""
+    """Read the config, the frozen weights and the adapters of a run; `UserError` without adapters."""
     _, config, adapters, base, _ = _read(path, checkpoint)
     if base is None:
         raise UserError(f"{path} has no adapters: it was not trained with --lora.rank")
@@ -83,7 +85,7 @@ def load_adapters(path: str | Path, checkpoint: str) -> tuple[Config, Any, Any]:
 
 
 def load_base(path: str | Path, model: ModelConfig) -> tuple[FrozenBase, Tokenizer]:
-    """Read the weights that adapters of a model change, and their tokenizer, from a run or RUN/checkpoints/STEP.
+    """Read the base weights of adapters, and their tokenizer, from a run or RUN/checkpoints/STEP.
 
     Adapters of that run are merged. Raises `UserError` if the architecture differs.
     """
@@ -133,10 +135,10 @@ def _difference(params: Any, model: ModelConfig) -> str:
 
 
 def save(lm: LM, path: str | Path, *, overwrite: bool = False) -> None:
-    """Write a model as a run directory, which `load` and the commands read: sample, eval, info, export, verify, --init-from.
+    """Write a model as a run directory for `load` and the commands (sample, eval, export, ...).
 
-    It is written atomically. It has one checkpoint, of step 0, without optimizer state: start training from it
-    with `--init-from`, not with `--resume`.
+    The directory is written atomically. Its only checkpoint is of step 0, without optimizer state: start training from
+    it with `--init-from`, not with `--resume`.
 
     Args:
         lm: the model. Its weights are float32, per layer (`h_0`, `h_1`, ...) or stacked (`h`). A config without settings of
@@ -212,7 +214,7 @@ def sampler_of(
 
 
 def ids_with_text(lm: LM) -> bytes:
-    """Return one byte per id of the vocabulary, 0 if it has no text, as in a padded vocabulary; empty: all ids have a text."""
+    """Return one byte per id, 0 for an id without text (a padded vocabulary); empty: all have a text."""
     found = lm.tokenizer.has_text(lm.config.model.vocab_size)
     return b"" if found.all() else found.tobytes()
 
@@ -233,7 +235,7 @@ def check_lm(lm: Any) -> None:
 
 
 def for_decoding(lm: LM) -> LM:
-    """Check that an argument is an LM, and prepare its weights: unstacked, as a cache requires, and converted.
+    """Check that an argument is an LM, and prepare its weights: unstacked and converted.
 
     Matrices get the dtype of their products, so that steps do not convert them again; the logits are bit-for-bit
     unchanged.
@@ -246,7 +248,7 @@ def for_decoding(lm: LM) -> LM:
 
 
 def placed(lm: LM, rows: int) -> AbstractContextManager[None]:
-    """Enter the mesh of weights on several devices, which divides the rows of a batch if it can do so evenly."""
+    """Enter the mesh of weights on several devices; it divides a batch if it can do so evenly."""
     sharding = getattr(jax.tree.leaves(lm.params)[0], "sharding", None)
     if isinstance(sharding, jax.sharding.NamedSharding) and sharding.mesh.size > 1:
         return use_mesh(sharding.mesh, lm.config.model, rows=rows)  # type: ignore[arg-type]

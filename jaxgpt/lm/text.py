@@ -1,4 +1,4 @@
-"""Decode ids to text incrementally, holding back incomplete characters and possible beginnings of a stop string."""
+"""Decode ids to text incrementally, holding back incomplete characters and stop strings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FinishReason = Literal["stop", "length", "exhausted"]
 
 
 class TextStream:
-    """Incrementally decoded text of one row. The concatenated pieces do not depend on how the ids are split over calls.
+    """Incrementally decoded text of one row, independent of the split of the ids over calls.
 
     Prompt and new ids are decoded together, because a decoder may strip the first space of a text, or combine bytes from both
     into one character. The new text is what follows the text of the prompt.

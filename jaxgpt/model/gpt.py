@@ -30,7 +30,7 @@ from jaxgpt.ops.sinusoidal import sinusoidal
 
 
 class Block(Named):
-    """Compute `y = x + attn(norm(x))`, then `y + mlp(norm(y))`; with `parallel_residual`, `y + mlp(norm(x))`.
+    """Compute `y = x + attn(norm(x))`, then `y + mlp(norm(y))` (parallel: `y + mlp(norm(x))`).
 
     `norm_position` puts a norm around each sublayer f: `x + f(norm(x))` (pre), `x + norm(f(x))` (output),
     `x + norm(f(norm(x)))` (both), `norm(x + f(x))` (post).
@@ -172,7 +172,7 @@ class GPT(Named):
         slot: jax.Array | int = 0,
         key: jax.Array | None = None,
     ) -> tuple[jax.Array, tuple[KeysValues, ...]]:
-        """Apply position encoding, blocks and final norm: `[B, T, D]` to `[B, T, D]`, and the keys and values of each layer.
+        """Apply position encoding, blocks and final norm: `[B, T, D]`, and the keys and values by layer.
 
         Args:
             x_BTD: embeddings.

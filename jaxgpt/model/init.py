@@ -29,12 +29,12 @@ def init_params(model: nn.Module, seed: jax.typing.ArrayLike = 0) -> Any:
 
 
 def boxed_params(model: nn.Module, seed: jax.typing.ArrayLike) -> Any:
-    """Initialize parameters in linen's boxes, which carry the logical axes of each array for the sharding table."""
+    """Initialize parameters in linen's boxes, which have the logical axes for the sharding table."""
     return model.init(named_key(seed, "init"), jnp.zeros((1, 1), jnp.int32))["params"]
 
 
 def partitioned(init: nn.initializers.Initializer, axes: tuple[str, ...]) -> Callable[..., Any]:
-    """Wrap an initializer to box its result with the logical names of its axes; `init_params` removes the box."""
+    """Wrap an initializer to box its result with the logical names of its axes."""
 
     def isolated(key: jax.Array, *args: Any) -> Any:
         # Without the barrier, the compiler fuses each key's derivation with the random numbers drawn from it, so
@@ -47,7 +47,7 @@ def partitioned(init: nn.initializers.Initializer, axes: tuple[str, ...]) -> Cal
 
 
 def weight(module: nn.Module, name: str, init: Callable[..., Any], shape: tuple[int, ...]) -> Any:
-    """Declare a weight, or return the given one: an array or a stored weight, which `Module.param` would reject.
+    """Declare a weight, or return the given array or stored weight, which `Module.param` rejects.
 
     Raises:
         ValueError: if the given weight has a different shape.

@@ -1,4 +1,4 @@
-"""LoRA: low-rank adapters of frozen weights, as functions of trees of weights (Hu et al. 2022, section 4)."""
+"""LoRA: low-rank adapters of frozen weights, as functions of trees (Hu et al. 2022, section 4)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TARGETS = ("q_proj", "v_proj")
 
 
 def init_lora(key: jax.Array, params: Any, rank: int, targets: Sequence[str] = TARGETS) -> Any:
-    """Initialize adapters: `A ~ U(-1/sqrt(I), 1/sqrt(I))` with I inputs, and B = 0, so `merge` initially changes nothing.
+    """Initialize adapters: `A ~ U(-1/sqrt(I), 1/sqrt(I))` with I inputs; B = 0, so W is unchanged.
 
     Args:
         key: a random key.
@@ -99,7 +99,7 @@ def model_adapters(key: jax.Array, params: Any, lora: LoraConfig) -> Any:
 
 
 def abstract_trained(model: ModelConfig, lora: LoraConfig) -> Any:
-    """Return the shapes and dtypes of the trainable parameters of a run: the weights of its model, or their adapters.
+    """Return the shapes and dtypes of a run's trainable parameters: weights, or adapters.
 
     Raises:
         UserError: as `init_lora`.

@@ -11,7 +11,7 @@ from jaxgpt.model.named import Named
 
 
 class Norm(Named):
-    """Normalize in float32; if `norm_affine`, multiply by a learned scale and, except for RMSNorm, add a learned bias.
+    """Normalize in float32; with `norm_affine`, apply a learned scale and (not RMSNorm) bias.
 
     Attributes:
         kind: overrides `config.norm`.

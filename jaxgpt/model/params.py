@@ -1,4 +1,4 @@
-"""The table of weights: the shape and the logical axes of every parameter, as its module declares them."""
+"""The table of weights: shape and logical axes of every parameter, as its module declares them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Weight(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """`matrix` `[in, out]`, `table` of token embeddings `[V, D]`, `positions` `[context, D]`, or `vector`."""
+        """`matrix` `[in, out]`, `table` (tokens) `[V, D]`, `positions` `[context, D]`, or `vector`."""
         if len(self.axes) == 1:
             return "vector"
         return {"vocab": "table", "position": "positions"}.get(self.axes[0], "matrix")
@@ -43,7 +43,7 @@ class Weight(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def weights(config: ModelConfig) -> dict[str, Weight]:
-    """Map paths such as "h_0/attn/q_proj/kernel" to the weights of a model, in order of first use in a block."""
+    """Map paths such as "h_0/attn/q_proj/kernel" to a model's weights, by first use in a block."""
     one, first = replace(config, n_layer=1), dict[str, Weight]()  # all blocks have the same weights, so trace only one
 
     def declare() -> None:
@@ -61,21 +61,24 @@ def weights(config: ModelConfig) -> dict[str, Weight]:
 
 
 def weight_at(path: tuple[Any, ...], config: ModelConfig) -> Weight | None:
-    """Return the weight at a path of `jax.tree_util`, per layer or stacked; None for other leaves, such as adapters."""
+    """Return the weight at a path of `jax.tree_util`, or None for other leaves, such as adapters."""
     name = "/".join(key.key for key in path if isinstance(key, jax.tree_util.DictKey))
     table = weights(config if config.vocab_size else replace(config, vocab_size=1))
     return table.get(name.replace(f"{STACKED}/", f"{layer_name(0)}/", 1))
 
 
 def map_weights(function: Callable[[Weight | None, Any], Any], params: Any, config: ModelConfig) -> Any:
-    """Apply `function(weight, leaf)` to every leaf, with the weight of `weight_at`. Stored weights are leaves."""
+    """Apply `function(weight, leaf)` to every leaf; `weight` is the result of `weight_at`.
+
+    Stored weights are leaves.
+    """
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: function(weight_at(path, config), leaf), params, is_leaf=lambda leaf: hasattr(leaf, "astype")
     )
 
 
 def map_matrices(function: Callable[[Any], Any], params: Any, config: ModelConfig) -> Any:
-    """Apply a function to the weights that are multiplied or looked up, in the compute dtype: all but vectors."""
+    """Apply a function to matrices and tables, the weights that are used in the compute dtype."""
     return map_weights(lambda weight, w: function(w) if weight and weight.kind != "vector" else w, params, config)
 
 
@@ -86,7 +89,10 @@ def flatten_params(params: Any) -> dict[str, Any]:
 
 
 def forward_order(config: ModelConfig) -> list[str]:
-    """List the paths of a model's parameters, with one block, in the order in which the forward pass first uses them."""
+    """List the paths of parameters in the order in which the forward pass first uses them.
+
+    All layers share the paths of one block.
+    """
     return list(weights(replace(config, n_layer=1)))
 
 

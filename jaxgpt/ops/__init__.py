@@ -38,10 +38,11 @@ class Norm(Protocol):
 
 
 class Ops(NamedTuple):
-    """The functions that compute each operation. Defaults are the definitions; `jaxgpt.kernels.best` selects faster ones.
+    """The functions that compute each operation; the defaults are their definitions.
 
-    Models with equal configs and equal operations are equal and share compiled programs. Therefore an entry must be a
-    module-level function, or an object with `__call__` that compares by value.
+    `jaxgpt.kernels.best` selects faster equivalents. Models with equal configs and equal operations are equal and share
+    compiled programs. Therefore an entry must be a module-level function, or an object with `__call__` that compares by
+    value.
 
     Attributes:
         dtype: dtype of matrix products and of the residual stream; parameters, norms, softmax and loss are float32.

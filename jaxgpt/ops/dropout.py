@@ -1,4 +1,4 @@
-"""Dropout as a function of its key, so that unrolled, rematerialized and scanned blocks draw the same masks."""
+"""Dropout as a function of a key: unrolled, remat and scanned blocks draw the same masks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
-    """Zero each element with probability `rate` and divide the other elements by `1 - rate`; without a key, return x.
+    """Zero elements with probability `rate`, and divide the others by `1 - rate`; no key: return x.
 
     Source: Srivastava et al. 2014.
     """

@@ -1,4 +1,7 @@
-"""Normalization over the last axis, of float32 inputs. `edit` receives a row's factor as "scale" (std_norm: divisor)."""
+"""Normalization over the last axis, of float32 inputs.
+
+`edit` receives the factor of each row as "scale" (std_norm: the divisor).
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ def norm(
     bias: jax.Array | None = None,
     edit: Edit | None = None,
 ) -> jax.Array:
-    """Normalize in float32 by the norm of this name, then multiply by `scale` and add `bias`, if given: `[..., D]`."""
+    """Normalize in float32 by the named norm, then apply `scale` and `bias`, if given: `[..., D]`."""
     y = NORMS[kind](x.astype(jnp.float32), eps, edit or unedited)
     y = y if scale is None else y * jnp.broadcast_to(scale, y.shape)
     return y if bias is None else y + jnp.broadcast_to(bias, y.shape)

@@ -1,4 +1,4 @@
-"""Rotary position embedding (RoPE): rotate queries and keys by angles proportional to their positions."""
+"""Rotary position embedding (RoPE): rotate queries and keys by angles proportional to positions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Llama3Scaling(NamedTuple):
 
 
 def rope_frequencies(width: int, theta: float, scaling: Llama3Scaling) -> np.ndarray:
-    """Compute the frequencies of RoPE, `f_i = theta^(-2i/R)`, where R is `width`, the number of rotated channels.
+    """Compute the frequencies of RoPE, `f_i = theta^(-2i/R)`, with R = `width` rotated channels.
 
     With scaling: `k f + (1 - k) f / factor`, where `k = clip((C / w - low) / (high - low), 0, 1)`, w is the wavelength
     `2 pi / f` and C the original context.
@@ -50,14 +50,14 @@ def rope_frequencies(width: int, theta: float, scaling: Llama3Scaling) -> np.nda
 
 
 def rope_rotation(positions_BT: jax.Array, frequency_h: np.ndarray) -> Rotation:
-    """Compute the cosine and sine of each position's angles, two float32 arrays `[B, T, R / 2]` for `rotate`."""
+    """Compute cosine and sine of each position's angles for `rotate`: float32 `[B, T, R / 2]` each."""
     frequency = jnp.asarray(frequency_h, jnp.float32)
     angle_BTh = positions_BT.astype(jnp.float32)[..., None] * frequency[None, None, :]
     return jnp.cos(angle_BTh), jnp.sin(angle_BTh)
 
 
 def rotate(x_BTNH: jax.Array, rotation: Rotation) -> jax.Array:
-    """Rotate each pair `(x[i], x[i + R/2])` by its angle, so that `q . k` depends only on the distance between positions.
+    """Rotate pairs `(x[i], x[i + R/2])`, so that `q . k` depends only on the distance of positions.
 
     `y1 = x1 cos a - x2 sin a`, `y2 = x2 cos a + x1 sin a`, where x1 and x2 are the halves of the first R channels of a head
     ("rotate half"); the other channels are unchanged.

@@ -53,6 +53,6 @@ CHIPS = {
 
 
 def peak_flops(mesh: Mesh) -> float:
-    """Return the published peak FLOP/s of bfloat16 products of all devices of a mesh, or 0 if it is unknown, as on CPUs."""
+    """Return the published peak bfloat16 FLOP/s of a mesh, or 0 if unknown, as on CPUs."""
     kind = mesh.devices.flat[0].device_kind
     return next((mesh.size * chip.flops for chip in CHIPS.values() if kind in chip.kinds), 0.0)

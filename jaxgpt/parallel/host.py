@@ -21,9 +21,10 @@ LARGE = 50_000_000  # parameters, without the embeddings: the vocabulary may not
 
 
 def use_cores(mesh: MeshConfig, processes: int = 1, model: ModelConfig | None = None) -> None:
-    """Make every CPU core a device; use the mesh's number of devices if it has no -1, and one device for a large model.
+    """Make every CPU core a device, unless the mesh has a fixed size or the model is large.
 
-    The mesh is shared by `processes`. Has no effect after JAX has used a device in this process.
+    A mesh without -1 sets the number of devices; a large model gets one device. `processes` share the mesh. This has no
+    effect after JAX has used a device in this process.
 
     If only the batch is split, each device holds and updates all weights. For a large model this costs more memory and time
     than parallel matrix products save (on two cores).
@@ -43,7 +44,10 @@ def use_cores(mesh: MeshConfig, processes: int = 1, model: ModelConfig | None = 
 
 
 def missing_platform() -> str:
-    """Return why the backend in JAX_PLATFORMS does not start, or ""; starts it, so call this after a failure."""
+    """Return why the backend in JAX_PLATFORMS does not start, or ""; call this after a failure.
+
+    The check starts the backend.
+    """
     if asked := os.environ.get("JAX_PLATFORMS"):
         try:
             jax.devices()
@@ -75,7 +79,7 @@ def device_memory() -> int:
 
 
 def quick_compile_options(mesh: Mesh) -> dict[str, bool | str | int | float] | None:
-    """Return compiler options for a program that is called once: it compiles faster, with the same results."""
+    """Return compiler options for programs called once: faster compilation, equal results."""
     match mesh.devices.flat[0].platform:
         case "cpu":
             return {"xla_backend_optimization_level": 1}

@@ -82,7 +82,7 @@ def _place(config: DistributedConfig) -> tuple[int, int]:
     for number, index in (("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), ("SLURM_NTASKS", "SLURM_PROCID")):
         if _number(number) > 1:
             return _number(number), _number(index)
-    return jax.process_count(), jax.process_index()  # if none is set, these calls start the accelerators' backend
+    return jax.process_count(), jax.process_index()  # without these variables: starts the accelerators' backend
 
 
 def _number(name: str) -> int:

@@ -197,9 +197,10 @@ def change_rules(changes: Rules) -> Rules:
 
 
 def rules_for(model: ModelConfig, mesh: Mesh, rules: Rules = RULES, rows: int = 0) -> dict[str, tuple[str, ...]]:
-    """Return the table for one model: an axis that the mesh does not divide is not split (65 characters on two devices).
+    """Return the table for one model: an axis that the mesh does not divide is not split.
 
-    Nor are the rows of a batch, if the mesh does not divide `rows`; 0: the mesh divides them.
+    An example is a vocabulary of 65 characters on two devices. Nor are the rows of a batch, if the mesh does not divide
+    `rows`; 0: the mesh divides them.
     """
     sizes = {"vocab": model.vocab_size, "heads": model.n_head, "kv_heads": model.kv_heads, "head_dim": model.head_width}
     sizes |= {"embed": model.n_embd, "width": model.n_embd, "norm": model.n_embd, "mlp": model.mlp_width}
@@ -224,7 +225,7 @@ def spec(names: tuple[str | None, ...], rules: Rules) -> PartitionSpec:
 
 
 def shardings(boxed: Any, model: ModelConfig, mesh: Mesh, rules: Rules = RULES) -> Any:
-    """Return the sharding of every parameter from the logical axes in linen's boxes; replicated without axes."""
+    """Return the sharding of every boxed parameter by its logical axes; replicated without axes."""
     rules = rules_for(model, mesh, rules)
 
     def place(leaf: Any) -> NamedSharding:
@@ -234,7 +235,7 @@ def shardings(boxed: Any, model: ModelConfig, mesh: Mesh, rules: Rules = RULES) 
 
 
 def shardings_like(tree: Any, boxed: Any, model: ModelConfig, mesh: Mesh, rules: Rules = RULES) -> Any:
-    """Return the sharding of every leaf of a tree, such as a train state: equal to the parameter with its name and shape.
+    """Return the sharding of every leaf of a tree, such as a train state, by its parameter.
 
     Other leaves are replicated: counters, and optimizer state of other shapes (Adafactor's row and column means).
 
@@ -262,7 +263,7 @@ def batch_ways(mesh: Any) -> int:
 
 
 def batch_sharding(mesh: Mesh, several: bool = False) -> NamedSharding:
-    """Return the sharding of a batch `[B, ...]`, or of several `[K, B, ...]`: rows over the data and fsdp axes."""
+    """Return the sharding of a batch `[B, ...]`, or of several `[K, B, ...]`, split by rows."""
     rows = spec(("batch",), RULES)
     return NamedSharding(mesh, PartitionSpec(None, *rows) if several else rows)
 
@@ -286,7 +287,7 @@ def block_on_cpu_mesh(mesh: Mesh, out: T) -> T:
 
 @contextmanager
 def use_mesh(mesh: Mesh, model: ModelConfig, rules: Rules = RULES, rows: int = 0) -> Iterator[None]:
-    """Map the logical axes of layers to the axes of a mesh in this context. Takes the arguments of `rules_for`."""
+    """Map logical axes to mesh axes in this context, with the arguments of `rules_for`."""
     table = [(name, axes or None) for name, axes in rules_for(model, mesh, rules, rows).items()]
     with jax.set_mesh(mesh), nn.logical_axis_rules(table):
         yield

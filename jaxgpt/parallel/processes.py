@@ -90,13 +90,13 @@ def same_on_all(make: Callable[[], T], facts: Callable[[T], Mapping[str, Any]]) 
 
 
 def is_peer_failure(error: Exception) -> bool:
-    """Return whether an error looks like a broken connection to a different process; never in a single process."""
+    """Return whether an error looks like a broken connection to another process."""
     known = isinstance(error, UserError) or (isinstance(error, OSError) and error.errno)
     return _count > 1 and not known and BROKEN.search(str(error)) is not None
 
 
 def gather_to_host(tree: Any) -> Any:
-    """Gather arrays that are split over the devices of all processes, on each host. Every process must call it."""
+    """Gather arrays that are split over all devices on each host; every process must call this."""
     return tree if _count == 1 else multihost_utils.process_allgather(tree, tiled=True)
 
 
@@ -114,7 +114,7 @@ class Poll:
         self._answers: deque[jax.Array] = deque()
 
     def ask(self, request: int) -> int:
-        """Send this process's request, and return the largest of all processes `lag` calls ago, or 0 before that."""
+        """Send a request; return the largest request of all processes `lag` calls ago, or 0 before."""
         if _count == 1:
             return request
         n = self.mesh.devices.size

@@ -53,7 +53,7 @@ class StepCost:
         }
 
     def bounds(self, chip: Chip) -> dict[str, float]:
-        """Compute the roofline: step time if all four overlap (`max`) or none do (`sum`), and the MFU of each.
+        """Compute the roofline: time if all four parts overlap (`max`) or none do (`sum`), with MFU.
 
         Source: Williams, Waterman and Patterson 2009. MFU: `model_flops / (peak x seconds)` (PaLM, appendix B).
         """

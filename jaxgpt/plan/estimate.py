@@ -1,4 +1,4 @@
-"""Estimate the cost of a training step from shapes and shardings, without compiling, in a second or two."""
+"""Estimate the cost of a training step from shapes and shardings in seconds, without compiling."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class _Counts(NamedTuple):
 
 
 def estimate(config: Config, topology: Topology) -> StepCost:
-    """Estimate the cost of a training step. Memory of parameters and optimizer is exact; other memory is approximate.
+    """Estimate the cost of a training step; memory of parameters and optimizer is exact.
 
     Activations: the residuals of the backward pass, found by tracing, and with rematerialization also the residuals of
     one recomputed block. A compiled program needs less where it recomputes cheap operations, and more where it pads.

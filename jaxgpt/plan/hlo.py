@@ -1,4 +1,4 @@
-"""Read compiled programs from their HLO text (`compiled.as_text()`): instructions, loops, and collectives with their bytes.
+"""Read instructions, loops, collectives and their bytes from the HLO text of a compiled program.
 
 The body of a loop is multiplied by its trip count if a counter runs from 0 to a constant in constant steps. A loop with a
 data-dependent end counts once.

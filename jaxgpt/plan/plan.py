@@ -1,4 +1,4 @@
-"""Compile the train step and the sampler for hardware you do not have, and read their cost from the compiled program."""
+"""Compile the train step and the sampler for hardware you do not have, and read their cost."""
 
 from __future__ import annotations
 
@@ -68,7 +68,9 @@ def compile_step(
 
 
 def compile_decode(config: Config, topology: Topology, quick: bool = True) -> StepCost:
-    """Compile a decoding step for a topology and return its cost: one token per row of a microbatch, with a full context.
+    """Compile a decoding step for a topology and return its cost.
+
+    The step decodes one token per row of a microbatch, with a full context.
 
     Raises:
         UserError: if libtpu is not available, or compilation fails.

@@ -1,4 +1,4 @@
-"""The part of a run that one device computes, and the bytes that its forward pass saves for the backward pass."""
+"""The part of a run that one device computes, and the bytes saved for its backward pass."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def abstract_program(config: Config, layers: int = 0) -> Program:
 
 @cache
 def one_device(program: Program) -> Program:
-    """Return the program of one device's share: a microbatch of its rows, and its heads, hidden units and vocabulary.
+    """Return the program of one device: its rows of a microbatch, heads, hidden units, vocabulary.
 
     The model is as wide as on the mesh: weights are gathered along fsdp. If `tensor` does not divide an axis, every
     device computes the complete axis.

@@ -66,7 +66,7 @@ class Topology:
 
 
 def parse_topology(text: str, slices: int = 1) -> Topology:
-    """Parse a chip and a grid (`v5e:2x4`) or a Google Cloud slice (`v5e-8`), and optional values that replace the chip's.
+    """Parse a chip and a grid (`v5e:2x4`) or a Google Cloud slice (`v5e-8`), and values of the chip.
 
     Raises:
         UserError: if the syntax is wrong, the chip or slice unknown, or the grid larger than a machine or not whole hosts.

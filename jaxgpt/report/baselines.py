@@ -1,4 +1,4 @@
-"""Baselines of a loss: cross entropies of n-gram models of the training tokens, and the size after gzip."""
+"""Baselines of a loss: cross entropies of n-gram models, and the size after gzip."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def baselines(data: Data) -> dict[str, Any] | None:
 
 
 def fit_ngrams(train: Split, val: Split, vocab_size: int, counted: int, evaluated: int) -> dict[str, Any] | None:
-    """Count n-grams in at most `counted` training ids, and evaluate them on at most `evaluated` validation ids.
+    """Count n-grams in up to `counted` training ids; evaluate on up to `evaluated` validation ids.
 
     A mixture counts the ids of all sources regardless of their weights.
 
@@ -48,7 +48,10 @@ def fit_ngrams(train: Split, val: Split, vocab_size: int, counted: int, evaluate
 
 
 def bytes_per_token(data: Data, limit: int) -> float:
-    """Return the bytes of text per held-out token, of at most `limit` tokens; 0 if decoding does not restore the text."""
+    """Return the bytes of text per held-out token; 0 if decoding does not restore the text.
+
+    At most `limit` tokens are decoded.
+    """
     if data.parts:
         parts = [part for part in data.parts if part.held_out or not data.held_out]
         ratios = [bytes_per_token(part, limit) for part in parts]
@@ -66,7 +69,7 @@ def compressed_bits(data: Data) -> float:
 
 
 def sample(length: int, limit: int) -> list[tuple[int, int]]:
-    """Return the start and length of evenly spaced blocks with at most `limit` of `length` tokens; one block if all fit."""
+    """Return start and length of evenly spaced blocks with at most `limit` of `length` tokens."""
     if length <= limit:
         return [(0, length)]
     return [(int(start), SAMPLED) for start in np.linspace(0, length - SAMPLED, limit // SAMPLED)]

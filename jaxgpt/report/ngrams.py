@@ -50,7 +50,7 @@ def trigrams(ids: np.ndarray, base: int) -> np.ndarray:
 
 
 def probabilities(training: np.ndarray, keys: np.ndarray, base: int) -> Iterator[np.ndarray]:
-    """Yield the probability of the last token of each trigram under the unigram, bigram and trigram model, float64.
+    """Yield each trigram's last-token probability under unigram, bigram and trigram models, float64.
 
     The models are interpolated (Witten and Bell, 1991). n counts the training trigrams; t(context) is the number of different
     tokens after a context:
@@ -75,7 +75,7 @@ def probabilities(training: np.ndarray, keys: np.ndarray, base: int) -> Iterator
 
 
 def cross_entropies(training: np.ndarray, keys: np.ndarray, base: int) -> dict[str, float]:
-    """Return the cross entropy of trigrams under the unigram, bigram and trigram model, in nats per token."""
+    """Return the cross entropy under unigram, bigram and trigram models, in nats per token."""
     test = Counts.of(keys)
     models = zip(("unigram", "bigram", "trigram"), probabilities(training, test.keys, base), strict=True)
     return {name: abs(float(np.average(np.log(p), weights=test.counts))) for name, p in models}

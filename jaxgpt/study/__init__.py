@@ -1,4 +1,4 @@
-"""Inspect a model: read and edit activations, attribute predictions to parts, verify invariants, benchmark."""
+"""Inspect a model: activations, attribution, ablation, patching, invariants, benchmarks."""
 
 from jaxgpt.study.heads import (
     Heads,

@@ -143,7 +143,10 @@ class _Steps:
         return self.program.put_batches([self.batches.at(step) for step in range(self.step, self.step + each)])
 
     def run(self, calls: int, each: int = 0) -> list[float]:
-        """Run training steps and return the seconds per step of each call, of `each` steps; 0: `train.steps_per_call`."""
+        """Run training steps; return the seconds per step of each call of `each` steps.
+
+        If `each` is 0, it is `train.steps_per_call`.
+        """
         each = each or self.each
         pending: deque[Any] = deque()
         times: list[float] = []

@@ -52,9 +52,9 @@ class Inspection(NamedTuple):
     without: np.ndarray | None  # increase of the text's loss per token without each head, `[L, N]`; None: not computed
 
     def heads(self) -> list[dict[str, Any]]:
-        """Summarize each head: mean attention of all tokens but the first to themselves, the previous and the first token.
+        """Summarize each head: mean attention to the token itself, the previous and the first token.
 
-        Also their mean entropy and, if measured, `without`.
+        The result also has the mean entropy of each head and, if measured, `without`.
         """
         several = len(self.ids) > 1
         own, before = (np.diagonal(self.attention, offset, 2, 3) for offset in (0, -1))
@@ -155,7 +155,7 @@ def token_text(tokenizer: Tokenizer, i: int, first: int | None = None) -> str:
 
 
 def visible(text: str, space: str = " ") -> str:
-    """Return a text with visible line breaks and tabs, and escapes for other characters that cannot be printed.
+    """Return a text with visible line breaks and tabs, and escapes for unprintable characters.
 
     Characters that change the direction of text, and could rearrange the page, cannot be printed.
     """

@@ -1,4 +1,4 @@
-"""Measure what changes when parts of a model are removed (ablation) or taken from a run on another prompt (patching)."""
+"""Measure the effect of removing parts of a model (ablation) or patching them from another run."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def patch(
     site: str = "resid.pre",
     over: Literal["positions", "heads"] = "positions",
 ) -> Patching:
-    """Run the corrupted prompt with single activations of the clean prompt, for each layer and position (or head).
+    """Run the corrupted prompt with single activations of the clean prompt, by layer and position.
 
     Args:
         lm: the model.

@@ -39,7 +39,7 @@ class Lens(NamedTuple):
 
 
 def lens(lm: LM, ids: Any, k: int = 5) -> Lens:
-    """Apply the final norm and the head to the residual stream before each block and after the last block.
+    """Apply the final norm and the head to the residual stream before each block and after the last.
 
     Ids without a text have probability 0, as in generation.
 
@@ -79,7 +79,7 @@ def _lens(config: Config, params: Any, tokens_BT: jax.Array, k: int, has_text: b
 
 
 class Attribution(NamedTuple):
-    """The parts of one logit per row: `logit = embed + position + heads.sum((0, 2)) + mlps.sum(0) + bias`.
+    """Parts of one logit per row: `embed + position + heads.sum((0, 2)) + mlps.sum(0) + bias`.
 
     Attributes:
         logit: the logit (with `logit_softcap`, before the cap), `[B]`.
@@ -103,7 +103,7 @@ class Attribution(NamedTuple):
 
 
 def attribution(lm: LM, ids: Any, answer: int | Sequence[int] | None = None, position: int = -1) -> Attribution:
-    """Compute the direct contribution of each head and MLP to a logit, with the scales of all norms held fixed.
+    """Compute the direct contribution of heads and MLPs to a logit, with fixed scales of all norms.
 
     With fixed scales and without the responses of later layers, the logit is an affine function of the outputs of embeddings,
     heads and MLPs. A part's contribution is its value times the gradient; the bias is the logit of zeros. For the difference of

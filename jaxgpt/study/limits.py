@@ -31,7 +31,7 @@ def product_peak(mesh: Mesh, dtype: str) -> float:
 
 
 def read_bandwidth(mesh: Mesh) -> float:
-    """Measure the bytes/s that all devices together read, multiplying a matrix larger than any cache by a vector."""
+    """Measure the bytes/s that all devices read, as products of a large matrix and a vector."""
     rows = BANDWIDTH_BYTES.get(_platform(mesh), 2**30 * mesh.size) // (4 * 4096 * mesh.size)
     ones = jax.jit(jnp.ones, static_argnums=0, out_shardings=_split(mesh))
     a, x = ones((mesh.size, rows, 4096)), ones((mesh.size, 4096))

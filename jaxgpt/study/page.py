@@ -1,4 +1,4 @@
-"""Write an inspection as one HTML page that needs no network: tables, and with JavaScript the attention of each token."""
+"""Write an inspection as one HTML page without network access: tables, and attention by token."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def lens(
 def patching(
     effect: ArrayLike, tokens: Sequence[str], *, label: str = "effect of the patch", title: str = ""
 ) -> Figure:
-    """Draw effects at each layer and position, such as of activation patching: negative blue, positive red.
+    """Draw effects at each layer and position, such as of patching: negative blue, positive red.
 
     Args:
         effect: a number for each layer and position, `[L, T]`.
@@ -199,7 +199,7 @@ def losses(
 
 
 def drawable(text: str) -> str:
-    """Make white space visible, escape unprintable characters, and show a box for characters missing from the font."""
+    """Make white space visible, escape unprintable characters, and box characters without a glyph."""
     from matplotlib import get_data_path
     from matplotlib.font_manager import get_font
 

@@ -119,7 +119,7 @@ def layer_names(config: ModelConfig, activation: str) -> list[str]:
 
 
 def stream_names(config: ModelConfig) -> list[str]:
-    """Return the names of the residual stream: the input of each block, then the output of the last block."""
+    """Return the names of the residual stream: the input of each block, and the last output."""
     return [*layer_names(config, "resid.pre"), f"resid.post.{config.n_layer - 1}"]
 
 
@@ -222,7 +222,7 @@ def _next_token(
 
 @dataclass(frozen=True)
 class Observer:
-    """An `ops.edit` that applies edits and collects taps while the model is traced. Compares by its edits and taps."""
+    """An `ops.edit` that applies edits and collects taps during tracing; compares by both."""
 
     edits: Edits = ()
     taps: Taps = ()

@@ -1,4 +1,4 @@
-"""Attribute the device time of a training step to kinds of work, from a profiler trace and the compiled program."""
+"""Attribute the device time of a training step to kinds of work, from a profiler trace."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def instruction_kinds(program: str) -> dict[str, str]:
 
 
 def record_trace(work: Callable[[], Any], directory: str = "") -> jax.profiler.ProfileData:
-    """Profile `work`, which must block until its devices are done; keep the trace in a directory, if given."""
+    """Profile `work`, which must block until its devices are done; keep the trace if requested."""
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0
     with tempfile.TemporaryDirectory() as temporary:
@@ -58,7 +58,7 @@ def record_trace(work: Callable[[], Any], directory: str = "") -> jax.profiler.P
 
 
 def device_time(profile: jax.profiler.ProfileData, kind_of: Mapping[str, str], devices: int) -> dict[str, float]:
-    """Compute the share of each kind, and of `idle`, in the device time between the first and the last instruction of a trace.
+    """Compute the share of each kind of work, and of `idle`, in the device time of a trace.
 
     Args:
         profile: a trace of the program alone.
@@ -86,7 +86,7 @@ def device_time(profile: jax.profiler.ProfileData, kind_of: Mapping[str, str], d
 
 
 def own_times(events: Iterable[tuple[float, float, str]]) -> Iterator[tuple[str, float]]:
-    """Yield (name, time) for each event of one thread, (start, end, name), without the time of events nested in it."""
+    """Yield (name, time) of each event (start, end, name) of a thread, without nested events."""
     open_events: list[list[Any]] = []  # stack of [end, name, own time]
     for start, end, name in sorted(events, key=lambda event: (event[0], -event[1])):
         while open_events and open_events[-1][0] <= start:

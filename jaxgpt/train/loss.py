@@ -33,7 +33,9 @@ Objective = Callable[[Any, Any, jax.Array | None], RowSums]
 
 
 def next_token_loss(apply_fn: Callable[..., Any], chunk: int = 0) -> Objective:
-    """Make the objective of language models: cross entropy of the next token, `-log softmax(logits)[target]` in nats.
+    """Make the objective of language models, `-log softmax(logits)[target]` of the next token.
+
+    The unit is nats.
 
     Args:
         apply_fn: `GPT(config).apply`, or any `(variables, tokens_BT, key) -> logits_BTV`. For windows with documents, the
@@ -72,7 +74,7 @@ def split_windows(windows: jax.Array) -> tuple[jax.Array, ...]:
 
 
 def cross_entropy(logits_BTV: jax.Array, targets_BT: jax.Array) -> jax.Array:
-    """Compute the cross entropy of every token, float32 `[B, T]` in nats; 0 where the target is negative (not counted)."""
+    """Compute the cross entropy of each token, float32 `[B, T]`, in nats; 0 for negative targets."""
     chex.assert_equal_shape_prefix([logits_BTV, targets_BT], 2)
     logits_BTV = logits_BTV.astype(jnp.promote_types(logits_BTV.dtype, jnp.float32))
     return jnp.where(targets_BT >= 0, -log_likelihood(logits_BTV, jnp.maximum(targets_BT, 0)), 0.0)

@@ -1,6 +1,7 @@
-"""Muon: orthogonalized momentum. Matrices of one shape are stacked, and the stack is split over all devices.
+"""Muon: orthogonalized momentum.
 
-Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/.
+Matrices of one shape are stacked, and the stack is split over all devices. Source: Jordan et al. 2024,
+https://kellerjordan.github.io/posts/muon/.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def muon(
     momentum_dtype: Any,
     model: ModelConfig,
 ) -> optax.GradientTransformation:
-    """Make the transformation `w <- w - rate (sqrt(max(1, out / in)) orthogonal(m) + decay w)`, m: Nesterov momentum.
+    """Make `w <- w - rate (sqrt(max(1, out / in)) orthogonal(m) + decay w)`, m: Nesterov momentum.
 
     Args:
         learning_rate: the schedule.

@@ -19,7 +19,7 @@ from jaxgpt.train.skip import skip_bad_updates
 
 
 class Rates(NamedTuple):
-    """The rates of a learning-rate schedule. `range` is stored, because a difference of float32 numbers is rounded.
+    """The rates of a schedule; `range` is stored because a float32 difference is rounded.
 
     Attributes:
         peak: highest rate.
@@ -33,7 +33,7 @@ class Rates(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """The values of `config.optim` that are arguments of the compiled step, so that changing them does not recompile it.
+    """Values of `config.optim` that are arguments of the step: changing them does not recompile it.
 
     Betas and epsilons are constants of the program: as float32 arguments, their rounding would change `1 - beta` and
     every moment.
@@ -104,14 +104,14 @@ def decay_mask(params: Any, model: ModelConfig) -> Any:
 
 
 def groups(params: Any, model: ModelConfig) -> Any:
-    """Label the matrices of the blocks `muon`, and all other weights `adam`: embeddings, head, norms, biases, adapters."""
+    """Label the matrices of the blocks `muon`, and all other weights `adam`."""
     return map_weights(lambda weight, _: "muon" if weight and weight.in_block else "adam", params, model)
 
 
 def make_optimizer(
     config: Config, optimizer: optax.GradientTransformation | None = None, numbers: Numbers | None = None
 ) -> optax.GradientTransformation:
-    """Make the optimizer that `config.optim` describes: clip by the global norm, then update by optax's transformation.
+    """Make the optimizer of `config.optim`: clip by the global norm, then an optax transformation.
 
     With learning rate `r` (`schedule`), decoupled weight decay `d` (for `decay_mask`'s weights, otherwise 0) and
     gradient `g`:

@@ -97,7 +97,7 @@ def init_skip_state(inner_state: Any) -> SkipState:
 def should_apply(
     statistics: SkipStatistics, loss: jax.Array, grad_norm: jax.Array, spike_factor: float
 ) -> tuple[jax.Array, SkipStatistics]:
-    """Decide whether to apply an update: if loss and norm are finite, and at most `spike_factor` times their running means.
+    """Return whether loss and norm are finite and at most `spike_factor` times their means.
 
     The means follow `m <- m + (min(x, spike_factor m) - m) max(1 / n, 1 / HORIZON)`: a spike moves them little, and a
     persistent level is eventually accepted.

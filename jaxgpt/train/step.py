@@ -59,7 +59,7 @@ def gradients(
     accumulation: int = 1,
     over_devices: OverDevices | None = None,
 ) -> tuple[dict[str, jax.Array], Any]:
-    """Compute the mean loss of a batch, the means of the objective's other sums, and the gradient of the mean loss.
+    """Compute the mean loss, the means of the objective's other sums, and the loss gradient.
 
     Sums are added over microbatches and devices and divided once by the count, so the result does not depend on the
     number of either.
@@ -75,7 +75,7 @@ def gradients(
 def gradient_sums(
     params: Any, batch: Any, key: jax.Array | None, *, objective: Objective, accumulation: int
 ) -> tuple[Sums, Any]:
-    """Compute the sums of an objective over all rows, in microbatches, and the gradient of the summed loss.
+    """Compute the sums of an objective over all rows in microbatches, and the summed gradient.
 
     Raises:
         ValueError: if the number of microbatches does not divide the rows.

@@ -73,7 +73,7 @@ class Subject:
 
     @cached_property
     def windows(self) -> jax.Array:
-        """Windows `[8, T + 1]` for gradients. Two rows are shorter, so that microbatches differ in their number of tokens."""
+        """Windows `[8, T + 1]` for gradients; two are shorter, so that token counts differ."""
         T = min(BATCH_LENGTH, self.config.model.block_size)
         return self.random_ids((ROWS, T + 1)).at[0, 1 + T // 3 :].set(-1).at[1, 1 + T // 2 :].set(-1)
 

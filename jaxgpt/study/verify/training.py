@@ -1,4 +1,4 @@
-"""Laws of training and of files: remat, microbatches, devices, compilation, resuming; weights written and read."""
+"""Laws of training and files: remat, microbatches, devices, compilation, resume, round trips."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def scanned(s: Subject) -> float:
 
 
 def accumulation(s: Subject) -> float:
-    """Compare loss and gradient between four microbatches with different numbers of tokens and the complete batch."""
+    """Compare loss and gradient of four microbatches with different token counts and one batch."""
     return distance(s.compiled_gradient(s.model, accumulation=4), s.plain_gradient)
 
 
