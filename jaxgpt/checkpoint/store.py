@@ -1,15 +1,12 @@
 """Checkpoints of a run: written in the background, sealed by one file, listed, checked and restored.
 
-    checkpoints/300/params/         weights: one directory for each part, by Orbax, so that sampling reads only the weights
-                    opt_state/      state of the optimizer
-                    skip/           statistics of skipped updates, if the run skips any
-                    ema/            EMA of the weights, if the run keeps one
-                    checkpoint.json `Info`, with the SHA-256 of every file; written last, atomically
-    checkpoints/310.damaged/        renamed by a resume
-
-A directory without checkpoint.json is not a checkpoint: its writer was killed.
-
-The functions write, list, seal and check checkpoints, and restore their arrays with Orbax, in this order.
+checkpoints/300/params/         weights: one directory for each part, by Orbax, so that sampling reads only the weights
+                opt_state/      state of the optimizer
+                skip/           statistics of skipped updates, if the run skips any
+                ema/            EMA of the weights, if the run keeps one
+                checkpoint.json `Info`, with the SHA-256 of every file
+checkpoints/310.partial*/       being written or deleted: a complete checkpoint gets its name by a rename
+checkpoints/290.damaged/        renamed by a resume, which also deletes what a killed process left in .partial
 """
 
 from __future__ import annotations
@@ -20,9 +17,9 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,7 +39,7 @@ if TYPE_CHECKING:
 
 # Functions that need Orbax or optax import them, as both are slow to import.
 
-SEAL = "checkpoint.json"
+SEAL, PARTIAL = "checkpoint.json", ".partial"
 PARTS = ("params", "opt_state", "skip", "ema")
 # Orbax logs the errors that it raises.
 logging.getLogger("absl").setLevel(logging.CRITICAL)
@@ -71,10 +68,6 @@ class Saver:
         self.directory, self.train = directory, train
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
-        if is_leader():  # delete leftovers of killed processes
-            for path in directory.glob("*"):
-                if path.name.split(".orbax-checkpoint-tmp")[0].isdecimal() and not (path / SEAL).exists():
-                    shutil.rmtree(path, ignore_errors=True)
 
     def __enter__(self) -> Saver:
         return self
@@ -89,19 +82,15 @@ class Saver:
         from orbax.checkpoint import v1 as ocp
 
         self.wait()
-        path = self.directory / str(info.step)
-        with _failures():
-            response = ocp.save_checkpointables_async(path.absolute(), _parts(state))
+        path = self.directory / f"{info.step}{PARTIAL}"
+        response = ocp.save_checkpointables_async(path.absolute(), _parts(state))
         self._writing = self._thread.submit(self._finish, response.result, path, info)
 
-    def note_val_loss(self, step: int, val_loss: float, best: tuple[float, int]) -> None:
-        """Add the validation loss, and the best one so far, to a checkpoint that was written before its evaluation."""
+    def save_info(self, info: Info) -> None:
+        """Replace the info of the last checkpoint, which was written before its evaluation."""
         self.wait()
         if is_leader():
-            path = self.directory / str(step)
-            info = read_info(path)
-            info = replace(info, val_loss=val_loss, temporary=False, about={**info.about, "best": best})
-            write_atomically(path / SEAL, _render(info))
+            seal(self.directory / str(info.step), info)
 
     def check(self) -> None:
         """Raise the error of a failed background write."""
@@ -111,19 +100,24 @@ class Saver:
     def wait(self) -> None:
         """Wait until the last checkpoint is on disk. Raises `TrainingFailed` if it cannot be written."""
         writing, self._writing = self._writing, None
-        if writing is not None:
-            with _failures():
+        try:
+            if writing is not None:
                 writing.result()
+        except Exception as e:  # of Orbax or of the file system
+            code = re.search(r"os_error_code='(\d+)'", str(e))  # TensorStore's notation
+            reason = os.strerror(int(code[1])) if code else getattr(e, "strerror", None) or one_line(e, 200)
+            raise TrainingFailed(f"a checkpoint could not be written ({reason})") from None
 
     def _finish(self, written: Callable[[], None], path: Path, info: Info) -> None:
         """Wait for all processes, seal the checkpoint and delete others; called in the thread."""
         written()
         if is_leader():
             seal(path, info)
+            path.rename(path.with_suffix(""))
             infos = checkpoints(self.directory)
             for step in infos.keys() - kept(infos, self.train):
-                (self.directory / str(step) / SEAL).unlink()  # first, as a deletion may be interrupted
-                shutil.rmtree(self.directory / str(step), ignore_errors=True)
+                unwanted = self.directory / str(step)
+                shutil.rmtree(unwanted.rename(unwanted.with_suffix(PARTIAL)), ignore_errors=True)
 
 
 def kept(infos: Mapping[int, Info], train: TrainConfig) -> set[int]:
@@ -147,9 +141,37 @@ def save_params(directory: Path, params: Any, about: Mapping[str, Any]) -> None:
         saver.save(TrainState(jnp.zeros((), jnp.int32), params, None, None), Info(0, about=about))
 
 
+def seal(path: Path, info: Info) -> None:
+    """Flush the files of a checkpoint to disk, and write checkpoint.json with their digests, atomically."""
+    digests = {}
+    for file in sorted(file for file in path.rglob("*") if file.is_file()):
+        with file.open("rb") as opened:
+            os.fsync(opened.fileno())
+        digests[file.relative_to(path).as_posix()] = sha256_file(file)
+    write_atomically(path / SEAL, _render(replace(info, sha256=digests)))
+
+
+def _render(info: Info) -> str:
+    """Format the content of checkpoint.json, including its own digest."""
+    values = asdict(info)
+    values["sha256"].pop(SEAL, None)
+    values["sha256"][SEAL] = hashlib.sha256(json.dumps(values, allow_nan=False).encode()).hexdigest()
+    return json.dumps(values, indent=1) + "\n"
+
+
+def read_info(path: Path) -> Info:
+    """Read the checkpoint.json of a checkpoint. Raises `UserError` if it has changed since it was written."""
+    text = read_bytes(path / SEAL)
+    with suppress(AttributeError, RecursionError, TypeError, ValueError):  # neither JSON nor an `Info`
+        info = Info(**parse_json(text, SEAL))
+        if info.step == int(path.name) and _render(info).encode() == text:
+            return info
+    raise UserError(f"{SEAL} has changed since it was written")
+
+
 def saved_steps(directory: Path) -> list[int]:
-    """List the steps of the sealed checkpoints, ascending."""
-    return sorted(int(path.parent.name) for path in directory.glob(f"*/{SEAL}") if path.parent.name.isdecimal())
+    """List the steps of the checkpoints, ascending."""
+    return sorted(int(path.name) for path in directory.glob("*") if path.name.isdecimal())
 
 
 def checkpoints(directory: Path) -> dict[int, Info]:
@@ -183,11 +205,35 @@ def resolve_step(directory: Path, which: str) -> int:
     raise UserError(f"no checkpoint {which!r} in {directory}: best, last or one of {', '.join(map(str, steps))}")
 
 
+def kept_checkpoint_message(directory: Path) -> str:
+    """Describe the checkpoint that a failed run can resume from."""
+    steps = saved_steps(directory)
+    return f"the checkpoint of step {steps[-1]} is kept" if steps else "there is no checkpoint yet"
+
+
+def find_damage(path: Path, parts: tuple[str, ...] = PARTS) -> str:
+    """Return which file of some parts of a checkpoint is damaged, or "" if all match their digests."""
+    try:
+        digests = read_info(path).sha256
+    except UserError as e:
+        return str(e)
+    for name, digest in digests.items():
+        if name != SEAL and ("/" not in name or name.split("/")[0] in parts):
+            try:
+                if sha256_file(path / name) != digest:
+                    return f"{name} has changed since it was written"
+            except (OSError, ValueError) as e:  # ValueError: a null byte in a forged name
+                return f"{name} cannot be read ({getattr(e, 'strerror', e)})"
+    return ""
+
+
 def latest_valid(directory: Path, note: Callable[[str], None]) -> Info | None:
     """Return the last intact checkpoint, or None without a checkpoint; rename and report damaged newer ones.
 
-    If all are damaged, they keep their names, and a `UserError` lists the reasons.
+    If all are damaged, they keep their names, and a `UserError` lists the reasons. Partial checkpoints are deleted.
     """
+    for path in directory.glob(f"*{PARTIAL}*"):
+        shutil.rmtree(path, ignore_errors=True)
     damaged: dict[int, str] = {}
     for step in reversed(saved_steps(directory)):
         if reason := find_damage(directory / str(step)):
@@ -208,56 +254,6 @@ def latest_valid(directory: Path, note: Callable[[str], None]) -> Info | None:
     return None
 
 
-def kept_checkpoint_message(directory: Path) -> str:
-    """Describe the checkpoint that a failed run can resume from."""
-    steps = saved_steps(directory)
-    return f"the checkpoint of step {steps[-1]} is kept" if steps else "there is no checkpoint yet"
-
-
-def seal(path: Path, info: Info) -> None:
-    """Flush the files of a checkpoint to disk, and write checkpoint.json with their digests."""
-    digests = {}
-    for file in sorted(file for file in path.rglob("*") if file.is_file()):
-        with file.open("rb") as opened:
-            os.fsync(opened.fileno())
-        digests[file.relative_to(path).as_posix()] = sha256_file(file)
-    write_atomically(path / SEAL, _render(replace(info, sha256=digests)))
-
-
-def read_info(path: Path) -> Info:
-    """Read the checkpoint.json of a checkpoint. Raises `UserError` if it has changed since it was written."""
-    text = read_bytes(path / SEAL)
-    with suppress(AttributeError, RecursionError, TypeError, ValueError):  # neither JSON nor an `Info`
-        info = Info(**parse_json(text, SEAL))
-        if info.step == int(path.name) and _render(info).encode() == text:
-            return info
-    raise UserError(f"{SEAL} has changed since it was written")
-
-
-def _render(info: Info) -> str:
-    """Format the content of checkpoint.json, including its own digest."""
-    values = asdict(info)
-    values["sha256"].pop(SEAL, None)
-    values["sha256"][SEAL] = hashlib.sha256(json.dumps(values, allow_nan=False).encode()).hexdigest()
-    return json.dumps(values, indent=1) + "\n"
-
-
-def find_damage(path: Path, parts: tuple[str, ...] = PARTS) -> str:
-    """Return which file of some parts of a checkpoint is damaged, or "" if all match their digests."""
-    try:
-        digests = read_info(path).sha256
-    except UserError as e:
-        return str(e)
-    for name, digest in digests.items():
-        if name != SEAL and ("/" not in name or name.split("/")[0] in parts):
-            try:
-                if sha256_file(path / name) != digest:
-                    return f"{name} has changed since it was written"
-            except (OSError, ValueError) as e:
-                return f"{name} cannot be read ({_reason(e)})"
-    return ""
-
-
 def restore(directory: Path, step: int, like: TrainState) -> TrainState:
     """Restore a train state with the shapes and shardings of `like`. `latest_valid` has checked the files.
 
@@ -266,16 +262,13 @@ def restore(directory: Path, step: int, like: TrainState) -> TrainState:
     from jaxgpt.train.skip import SkipState, init_skip_state
     from jaxgpt.train.step import TrainState
 
-    path, sharding, parts = directory / str(step), like.step.sharding, _parts(like)
-    for name, part in parts.items():
-        new = name == "skip" and not (path / name).is_dir()
-        parts[name] = jax.device_put(init_skip_state(None)[:2], sharding) if new else _load(path, name, part)
+    path, sharding, wanted = directory / str(step), like.step.sharding, _parts(like)
+    parts = {name: _load(path, name, part) for name, part in wanted.items() if name != "skip" or (path / name).is_dir()}
     opt_state = parts["opt_state"]
-    if "skip" in parts:
-        applied, statistics = parts["skip"]
+    if "skip" in wanted:
+        applied, statistics = parts.get("skip") or jax.device_put(init_skip_state(None)[:2], sharding)
         opt_state = SkipState(applied, statistics, opt_state)
-    number = jax.device_put(np.int32(step), sharding)
-    return TrainState(number, parts["params"], opt_state, parts.get("ema"))
+    return TrainState(jax.device_put(np.int32(step), sharding), parts["params"], opt_state, parts.get("ema"))
 
 
 def read_params(directory: Path, which: str, like: Any, part: str = "params") -> tuple[Any, int]:
@@ -300,7 +293,7 @@ def _parts(state: TrainState) -> dict[str, Any]:
 
 
 def _load(path: Path, part: str, like: Any) -> Any:
-    """Restore one part of a checkpoint."""
+    """Restore one part of a checkpoint. Raises `UserError` if it has other arrays than `like`."""
     from orbax.checkpoint import v1 as ocp
 
     try:
@@ -311,7 +304,7 @@ def _load(path: Path, part: str, like: Any) -> Any:
         if is_peer_failure(e) or "RESOURCE_EXHAUSTED" in str(e):
             raise
         cause = e.__cause__ or e  # Orbax's own error lists the known kinds of files
-        raise UserError(f"{path} does not match the run's settings: {part} ({_reason(cause)})") from None
+        raise UserError(f"{path} does not match the run's settings: {part} ({one_line(cause, 200)})") from None
 
 
 def _check_shapes(saved: Any, like: Any) -> None:
@@ -323,20 +316,3 @@ def _check_shapes(saved: Any, like: Any) -> None:
     for name in sorted(shapes.keys() & wanted.keys()):
         if shapes[name] != wanted[name]:
             raise ValueError(f"{name} has the shape {list(shapes[name])}, not {list(wanted[name])}")
-
-
-@contextmanager
-def _failures() -> Iterator[None]:
-    """Turn the errors of Orbax and of the file system into `TrainingFailed`."""
-    try:
-        yield
-    except Exception as e:
-        raise TrainingFailed(f"a checkpoint could not be written ({_reason(e)})") from None
-
-
-def _reason(error: BaseException) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    if code := re.search(r"os_error_code='(\d+)'", str(error)):  # TensorStore's notation
-        return os.strerror(int(code[1]))
-    return one_line(error, 200)

@@ -68,10 +68,13 @@ def verify(target: str = "", /, *, checkpoint: Checkpoint = "best", json: Json =
 def _damaged(target: str) -> list[str]:
     """Return which checkpoints of a run do not match the digests in their checkpoint.json, and why."""
     from jaxgpt.checkpoint.run import Run
-    from jaxgpt.checkpoint.store import SEAL, find_damage
+    from jaxgpt.checkpoint.store import find_damage, saved_steps
 
-    paths = [path.parent for path in Run(Path(target)).checkpoints.glob(f"*/{SEAL}") if target not in ("", *PRESETS)]
-    return [f"checkpoint {path}: {damage}" for path in sorted(paths) if (damage := find_damage(path))]
+    if target in ("", *PRESETS):
+        return []
+    directory = Run(Path(target)).checkpoints
+    paths = [directory / str(step) for step in saved_steps(directory)]
+    return [f"checkpoint {path}: {damage}" for path in paths if (damage := find_damage(path))]
 
 
 def _model(target: str, checkpoint: str) -> tuple[LM, str]:

@@ -106,25 +106,24 @@ class Record:
         self.report.evaluated(self.done, result)
         self.evaluated = self.done
         self.best = min(self.best, (result.ranking, self.done))
-        if self._saved == self.done:
-            self.saver.note_val_loss(self.done, result.ranking, self.best)
-        else:
-            self.save(state, result.ranking)
+        self.save(state, result.ranking)
         self.speed.exclude(time.perf_counter() - began)
         return result
 
     def save(self, state: Any, val_loss: float | None = None, *, temporary: bool = False) -> None:
-        """Write a checkpoint in the background, after checking the metrics of all its steps."""
+        """Write a checkpoint in the background, after checking the metrics of all its steps; add a loss to a written one."""
         self.read()
+        best = {"best": self.best} if math.isfinite(self.best[0]) else {}
+        info = Info(self.done, val_loss, self.tokens(self.done), temporary, self.about | best)
         if self._saved != self.done:
             self.report.stage("saving a checkpoint")  # blocks on the previous checkpoint and a copy of the state
-            best = {"best": self.best} if math.isfinite(self.best[0]) else {}
-            info = Info(self.done, val_loss, self.tokens(self.done), temporary, self.about | best)
             self.saver.save(self.program.to_checkpoint(state), info)
             self.report.stage("")
             self._saved = self.done
             self._saved_at = time.perf_counter()
             self.poll.forget()
+        elif val_loss is not None:  # the run was stopped during this evaluation, and resumed
+            self.saver.save_info(info)
 
     def close(self, state: Any) -> None:
         """Write the last checkpoint of a run that ends between two checkpoints, and block until it is on disk."""

@@ -1,4 +1,4 @@
-"""Replace a run: the old or the new run is readable at every moment, including after a kill or a failed write."""
+"""A kill or a failed write at any moment, while a run is replaced or a checkpoint is written, leaves a run that can be read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from folders import SMALL, run_folder
 
 import jaxgpt
 from jaxgpt.checkpoint.run import REPLACED, Run, new_run
+from jaxgpt.checkpoint.store import Info, Saver, checkpoints, latest_valid
+from jaxgpt.config import TrainConfig
 from jaxgpt.errors import UserError
+from jaxgpt.train.step import TrainState
 
 RUN, NOTES = Path("place/run"), "notes.txt"
 WRITES = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree")
@@ -123,3 +126,27 @@ def test_a_full_disk_at_any_write_keeps_the_old_run(replace: Callable[[Any], Non
         with observed(fill), suppress(UserError, jaxgpt.errors.TrainingFailed):
             replace(new)
         assert weights(RUN) == old or Run(RUN).config() == new.config, (last, events[last - 1])
+
+
+def test_a_kill_while_a_checkpoint_is_written_leaves_intact_checkpoints() -> None:
+    """The second checkpoint replaces the first, which is deleted."""
+    folder, copies = RUN.parent, list[Path]()
+    state = TrainState(np.int32(0), {"w": np.ones(8, np.float32)}, None, None)
+
+    def copy(number: int, event: str) -> None:
+        copies.append(Path(f"killed-{number}"))
+        with suppress(shutil.Error, OSError):  # Orbax's threads write concurrently
+            shutil.copytree(folder, copies[-1])
+
+    with Saver(folder, TrainConfig(keep_last=1)) as saver:
+        saver.save(state, Info(1))
+        saver.wait()
+        with observed(copy):
+            saver.save(state, Info(2))
+            saver.wait()
+    found = set()
+    for copied in copies:
+        assert latest_valid(copied, pytest.fail) is not None
+        found.add(tuple(checkpoints(copied)))
+        assert sorted(path.name for path in copied.iterdir()) == [str(step) for step in checkpoints(copied)]
+    assert found == {(1,), (1, 2), (2,)}

@@ -214,7 +214,7 @@ def test_a_loss_recorded_later_counts() -> None:
     with keeping(last=1) as saver:
         save(saver, 1, temporary=True)
     with keeping(last=1) as saver:
-        saver.note_val_loss(1, 0.1, (0.1, 1))
+        saver.save_info(Info(1, 0.1))
         assert find_damage(FOLDER / "1") == ""
         save(saver, 2, 0.2)
         save(saver, 3, 0.3)
@@ -222,18 +222,27 @@ def test_a_loss_recorded_later_counts() -> None:
 
 
 def test_what_killed_processes_left_is_deleted(three: Path) -> None:
-    """Killed while writing (1), before the seal (2), and while deleting (3)."""
+    """Processes killed while writing (2, 3) and while deleting (1)."""
     shutil.copytree(three, FOLDER)
-    (FOLDER / "1").rename(FOLDER / "1.orbax-checkpoint-tmp")
-    (FOLDER / "1.orbax-checkpoint-tmp" / SEAL).unlink()
-    (FOLDER / "2" / SEAL).unlink()
-    shutil.rmtree(FOLDER / "3" / "params")
-    (FOLDER / "3" / SEAL).unlink()
+    for name in ("1.partial", "2.partial.orbax-checkpoint-tmp", "3.partial"):
+        (FOLDER / name[0]).rename(FOLDER / name)
     (FOLDER / "notes").mkdir()
     assert latest_valid(FOLDER, print) is None
-    with keeping(last=2) as saver:
-        save(saver, 2)
-    assert {p.name for p in FOLDER.iterdir()} == {"2", "notes"}
+    assert {p.name for p in FOLDER.iterdir()} == {"notes"}
+
+
+def test_a_checkpoint_without_its_seal_is_kept(three: Path) -> None:
+    shutil.copytree(three, FOLDER)
+    (FOLDER / "3" / SEAL).unlink()
+    notes: list[str] = []
+    assert latest_valid(FOLDER, notes.append).step == 2
+    assert "checkpoint 3 is not used: cannot read checkpoints/3/checkpoint.json: No such file" in notes[0]
+    assert (FOLDER / "3.damaged/params").is_dir()
+    for step in (1, 2):
+        (FOLDER / str(step) / SEAL).unlink()
+    with pytest.raises(UserError, match=r"no valid checkpoint in checkpoints: 2: cannot read .*; restore one"):
+        latest_valid(FOLDER, print)
+    assert (FOLDER / "2/params").is_dir()
 
 
 def test_a_full_disk() -> None:

@@ -237,7 +237,7 @@ def before_config(run: Path) -> None:
 
 
 def while_saving(run: Path) -> None:
-    (run / "checkpoints/2").rename(run / "checkpoints/2.orbax-checkpoint-tmp")
+    (run / "checkpoints/2").rename(run / "checkpoints/2.partial.orbax-checkpoint-tmp")
     shutil.rmtree(run / "checkpoints/4")
     (run / LOCK).write_text('{"pid": 1')
 

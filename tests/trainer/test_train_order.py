@@ -84,8 +84,8 @@ def simulate(case: Case, patch: pytest.MonkeyPatch) -> Any:
         def __exit__(self, *_: Any) -> None: ...
         def wait(self) -> None: ...
         def check(self) -> None: ...
-        def note_val_loss(self, step: int, loss: float, best: Any) -> None:
-            log(("note", step))
+        def save_info(self, info: Info) -> None:
+            log(("note", info.step))
 
         def save(self, state: Any, info: Info) -> None:
             assert state.step == info.step
