@@ -26,8 +26,8 @@ class TrainingFailed(RuntimeError):
 class UserError(ValueError):
     """An error that the user can fix. The command line prints the message in one line and exits with 2.
 
-    The message states the problem, the value and the fix. It is a single line for any names and values: control
-    characters are escaped, and long messages are shortened in the middle.
+    The message states the problem, the value and the fix. The message is always one line: control characters are
+    escaped, and long messages are shortened in the middle.
     """
 
     def __init__(self, message: str) -> None:

@@ -22,7 +22,7 @@ class Preset(NamedTuple):
     Attributes:
         about: description in one sentence.
         config: its settings.
-        expect: result of a recorded run; empty: none was recorded.
+        expect: result of a recorded run; empty: not recorded.
         options: required options of `jaxgpt train PRESET`.
     """
 

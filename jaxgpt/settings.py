@@ -1,4 +1,4 @@
-"""Settings: default, help and limits of each field in one line, checked here, printed in help."""
+"""Settings: dataclass fields declared with default, help and limits, and their validation."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def entry(*before: str) -> None:
     exit_on_second_signal()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # replace characters that the terminal's encoding lacks
-    with suppress(OSError, RuntimeError):  # no home directory, or a read-only one: compile each time
+    with suppress(OSError, RuntimeError):  # the home directory is missing or read-only: compile each time
         keep_compiled()
     code = main([*before, *sys.argv[1:]])
     # Only commands that run in several processes import this. A failed process does not wait for the other processes.

@@ -167,7 +167,7 @@ def _head(target: str, config: Config, topology: Topology, remark: str) -> dict[
 def _si(value: float) -> str:
     """Format 1.5e9 as `1.5 G`."""
     for unit, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        # A value just below the unit would be rounded to 1e+03 of the smaller one.
+        # A value just below the unit would be rounded to 1e+03 of the smaller unit.
         if value >= 0.9995 * size:
             return f"{value / size:.3g} {unit}"
     return f"{value:.3g} "

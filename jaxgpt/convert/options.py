@@ -66,7 +66,7 @@ class Options:
     """The options of a config.json. Each option is read once; `done` rejects unread options."""
 
     def __init__(self, values: Mapping[str, Any], where: str, accept: Collection[str] = (), advice: str = "") -> None:
-        """Drop the harmless options, and check the neutral ones.
+        """Drop the harmless options, and check the neutral options.
 
         Args:
             values: the content of config.json.

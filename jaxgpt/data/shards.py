@@ -1,7 +1,7 @@
 """Token shards: write and read a directory with the ids of documents, their tokenizer, and an index.
 
 train_000000.bin, ...   ids (llm.c's format), or train.bin (nanoGPT's); the same for val
-tokenizer.json          the tokenizer, and the files that name its special tokens
+tokenizer.json          the tokenizer, and the files that define its special tokens
 index.json              settings, counts, checksums; written last, with "complete": true
 """
 

@@ -191,7 +191,7 @@ class CharTokenizer(WordTokenizer):
 
 
 class SubwordTokenizer(Tokenizer):
-    """A tokenizer of the `tokenizers` library: GPT-2's BPE, a BPE trained here, or an imported one."""
+    """A tokenizer of the `tokenizers` library: GPT-2's BPE, a BPE trained here, or imported."""
 
     def __init__(self, library: Any) -> None:
         library.encode_special_tokens = True  # the names of special tokens in a user's text are ordinary text

@@ -41,7 +41,7 @@ def make_tokenizer(
     """Make the tokenizer of `data.tokenizer`.
 
     Args:
-        kind: char, word, byte, gpt2, bpe, ids, the path of a tokenizer.json, or a directory with one.
+        kind: char, word, byte, gpt2, bpe, ids, or the path of a tokenizer.json or its directory.
         text: one or several texts to build char, word and bpe from.
         vocab_size: vocabulary size for bpe.
         model_vocab_size: vocabulary size of ids: the tokens are the numbers below it.

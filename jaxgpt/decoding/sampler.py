@@ -21,7 +21,7 @@ class Decoder(Protocol):
         """Return the logits of prompts, `[B, T, V]` or of the last position, and a cache of `slots` slots."""
 
     def extend(self, params: Any, tokens_BT: jax.Array, cache: Any, last: bool, /) -> tuple[jax.Array, Any]:
-        """Return the logits of tokens that follow the cached ones, and the extended cache."""
+        """Return the logits of tokens that follow the cached tokens, and the extended cache."""
 
 
 @dataclass(frozen=True)

@@ -106,8 +106,8 @@ def _product(x_RI: jax.Array, values_OI: jax.Array) -> jax.Array:
     """Compute `x V^T`, with V `[outputs, inputs]` converted to the dtype of x: `[R, I]` to `[R, O]` in float32."""
     values_OI = values_OI.astype(x_RI.dtype)
     if 1 < len(x_RI) <= FEW_ROWS:
-        # XLA's CPU backend copies the right operand: here x, the smaller one. Without the barrier, XLA swaps the
-        # operands again.
+        # XLA's CPU backend copies the right operand: make this x, the smaller operand. Without the barrier, XLA swaps
+        # the operands again.
         return jax.lax.optimization_barrier(_dot(values_OI, x_RI, jnp.float32)).T
     return _dot(x_RI, values_OI, jnp.float32)
 

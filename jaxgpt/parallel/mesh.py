@@ -1,6 +1,6 @@
 """The device mesh, and the one table that maps logical axes of arrays to mesh axes.
 
-There is always a mesh: one device is a mesh of one, and on a CPU every core can be a device.
+There is always a mesh, even for one device; on a CPU, every core can be a device.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def change_rules(changes: Rules) -> Rules:
     """Return the sharding table with some rules replaced.
 
     Raises:
-        UserError: if a logical axis is unknown, is not split by a tuple of mesh axes, or is the batch.
+        UserError: if a rule is for an unknown axis or the batch, or is not a tuple of mesh axes.
     """
     for name, axes in changes.items():
         if name == "batch" and axes != RULES[name]:  # data loading and loss sums depend on this row layout

@@ -75,7 +75,7 @@ class Collective(NamedTuple):
     bytes: float  # size of its result on one device
     group: int  # number of participating devices; between slices, number of slices
     times: int = 1  # number of times it runs
-    between_slices: bool = False  # whether it uses the network between slices, not the links within one
+    between_slices: bool = False  # whether it uses the network between slices, not the links within a slice
 
     @property
     def sent(self) -> float:

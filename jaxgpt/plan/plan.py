@@ -151,7 +151,7 @@ def _no_compilation_cache() -> Iterator[None]:
 
 
 def _too_big(text: str) -> tuple[float, float]:
-    """Parse the bytes that a program needs, and those available, from the compiler's out-of-memory message."""
+    """Parse the bytes that a program needs, and the available bytes, from the compiler's out-of-memory message."""
     units = {"K": 2**10, "M": 2**20, "G": GIB, "T": 2**40}
     for form in (r"Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT])", r"\(([\d.]+)([KMGT])\) exceeds.*?\(([\d.]+)([KMGT])\)"):
         if found := re.search(form, text):

@@ -60,7 +60,7 @@ def one_device(program: Program) -> Program:
 
 
 def residual_bytes(program: Program, remat: bool = True) -> float:
-    """Estimate the bytes of the residuals in device memory, plus the gradient of the largest one.
+    """Estimate the bytes of the residuals in device memory, plus the gradient of the largest residual.
 
     Args:
         program: a program of one device, with one microbatch.

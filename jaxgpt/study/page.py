@@ -48,7 +48,7 @@ def _summary(inspection: Inspection) -> str:
 
 
 def _data(inspection: Inspection) -> dict[str, Any]:
-    """Return what the script reads: tokens, and the lower triangles of the attention maps in 256 steps."""
+    """Return the data of the script: tokens, and the lower triangles of the attention maps in 256 steps."""
     L, N, T, _ = inspection.attention.shape
     row, column = np.tril_indices(T)
     weights = np.rint(255 * inspection.attention[:, :, row, column]).astype(np.uint8)

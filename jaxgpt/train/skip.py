@@ -59,7 +59,8 @@ def skip_bad_updates(
         spike_factor: as in `should_apply`.
 
     Returns:
-        A transformation with `update(grads, state, params, value=loss, grad_norm=norm)`; without `grad_norm`, it is computed.
+        A transformation with `update(grads, state, params, value=loss, grad_norm=norm)`; an omitted `grad_norm` is
+        computed.
     """
     optimizer = optax.with_extra_args_support(optimizer)
 

@@ -122,8 +122,8 @@ def train_step(
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """Take one optimizer step: a pure function `(state, batch) -> (state, metrics)`.
 
-    `step = jax.jit(partial(train_step, objective=next_token_loss(model.apply), optimizer=optimizer))`. The new state has the
-    structure, shapes and dtypes of the old one, so that the old one can be donated (`donate_argnums=0`).
+    `step = jax.jit(partial(train_step, objective=next_token_loss(model.apply), optimizer=optimizer))`. The new state
+    has the structure, shapes and dtypes of `state`, which can therefore be donated (`donate_argnums=0`).
 
     Args:
         state: returned by `init_state` with the same optimizer, or by this function.
@@ -135,7 +135,7 @@ def train_step(
         accumulation: number of microbatches; divides the number of rows. Without dropout, the result does not depend on it.
         over_devices: transformation that all-reduces the sums and their gradient over devices; None: the compiler does
             so. It does not support dropout, because all devices would draw the same masks.
-        dropout: whether the objective receives a key.
+        dropout: whether the objective receives a dropout key.
         ema_decay: `ema <- ema_decay ema + (1 - ema_decay) params`, if the state has an EMA. A skipped update
             (`skip_bad_updates`) changes neither the weights nor the optimizer state nor the EMA.
 
