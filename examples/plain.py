@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-import jaxgpt  # noqa: F401  # sets a flag of XLA, without which jax 0.10 to 0.12 compile some sums wrongly on CPUs
+import jaxgpt  # noqa: F401  # sets an XLA flag: without it, jax 0.10 to 0.12 miscompile some sums on CPUs
 
 
 class Config(NamedTuple):
@@ -53,7 +53,7 @@ class State(NamedTuple):
 
 
 def init_params(c: Config, key: jax.Array) -> Any:
-    """Draw weights from N(0, 0.02^2), those that write to the residual stream smaller; biases 0, scales 1."""
+    """Draw weights from N(0, 0.02^2), smaller for matrices that write to the residual stream; biases 0, scales 1."""
     keys = iter(jax.random.split(key, 2 + 6 * c.n_layer))
 
     def linear(inputs: int, outputs: int, std: float = 0.02) -> Any:

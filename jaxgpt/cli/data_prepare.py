@@ -22,8 +22,9 @@ def data_prepare(
 ) -> int:
     """Tokenize documents into shards of token ids for jaxgpt, nanoGPT and llm.c, with an index.
 
-    Memory is bounded. Rerunning a killed command continues it, and produces the same
-    bytes. Train on the result with jaxgpt train --data.path DIR.
+    Memory is bounded. To continue a killed command, run it again: the output is the
+    same as without the interruption. Train on the result with jaxgpt train
+    --data.path DIR.
 
     jaxgpt data prepare books/ --out tokens --tokenizer gpt2
     jaxgpt data prepare a.jsonl.gz b.parquet --out tokens --tokenizer bpe --vocab-size 32768

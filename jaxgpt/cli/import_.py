@@ -22,7 +22,7 @@ def import_(
     accept_option: tuple[str, ...] = (),
     json: Json = False,
 ) -> int:
-    """Convert a model of transformers or nanoGPT, or a GGUF file, to a run.
+    """Convert a transformers or nanoGPT model, or a GGUF file, to a run.
 
     Families: GPT-2, Llama, Mistral, Qwen2, Qwen3, GPT-NeoX, Gemma 3, OLMo 2; Llama
     as GGUF. With --init-from, SOURCE is a directory with a PEFT adapter.

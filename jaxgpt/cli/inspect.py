@@ -24,7 +24,7 @@ def inspect(
     html: str = "",
     json: Json = False,
 ) -> int:
-    """Show predictions after each token and at each layer, attention and norms of a model for a text.
+    """Show what a model computes for a text: predictions by token and layer, attention and norms.
 
     With --html, write one page that needs no network: point at a token to see the
     tokens that each head attends to.

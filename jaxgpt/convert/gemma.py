@@ -70,7 +70,7 @@ def _read(options: Options, config: ModelConfig) -> dict[str, Any]:
 
 
 def _read_rope(o: Options, block_size: int) -> dict[str, Any]:
-    """Read `rope_parameters` for each kind of layers in transformers 5; in 4, other options."""
+    """Read `rope_parameters` for each layer type (transformers 5), or other options (transformers 4)."""
     new = o.read("rope_parameters", {})
     if not all(kind in llama.LETTERS and isinstance(rope, dict) for kind, rope in new.items()):
         raise o.refuse("rope_parameters", new, f"it must have an object for each of {', '.join(llama.LETTERS)}")

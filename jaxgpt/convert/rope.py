@@ -25,7 +25,7 @@ def merged_rope(options: Options, old: dict[str, Any], new: dict[str, Any]) -> d
 
 
 def rope_settings(options: Options, rope: dict[str, Any], block_size: int) -> dict[str, Any]:
-    """Convert the options of one kind of layers."""
+    """Convert the RoPE options of one layer type."""
     inner = options.inner("rope_parameters", rope)
     kinds = {name: name for name in ("default", "linear", "llama3")}
     kind = inner.choice("rope_type", kinds, inner.read("type", "default"))

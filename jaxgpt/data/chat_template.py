@@ -57,7 +57,7 @@ class ChatTemplate:
     Args:
         source: Jinja source.
         variables: other variables of the template: `bos_token`, `eos_token`, ...
-        date: date for templates that write it, as `2024-07-26`; empty: today.
+        date: date for templates that write it, such as `2024-07-26`; empty: today.
     """
 
     def __init__(self, source: str, variables: Mapping[str, str] | None = None, date: str = "") -> None:

@@ -98,6 +98,6 @@ def forward_order(config: ModelConfig) -> list[str]:
 
 def abstract_params(config: ModelConfig) -> Any:
     """Return the shapes and dtypes of a model's parameters, without computing them."""
-    table = sorted(weights(config).items())  # the order of JAX's trees
+    table = sorted(weights(config).items())  # in the order of JAX's tree functions
     shapes = {path: jax.ShapeDtypeStruct(weight.shape, jnp.float32) for path, weight in table}
     return unflatten_dict(shapes, sep="/")

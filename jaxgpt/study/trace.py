@@ -61,7 +61,7 @@ def device_time(profile: jax.profiler.ProfileData, kind_of: Mapping[str, str], d
     """Compute the share of each kind of work, and of `idle`, in the device time of a trace.
 
     Args:
-        profile: a trace of the program alone.
+        profile: a trace that contains only the program.
         kind_of: instruction name to kind.
         devices: number of devices of this process. Device time that no instruction accounts for is idle.
 
