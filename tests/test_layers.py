@@ -15,7 +15,7 @@ from helpers import repository
 ORDER = """
     errors files hub signals runtime settings config presets
     ops model train decoding
-    kernels data parallel checkpoint lm trainer
+    counts kernels data parallel checkpoint lm trainer
     report convert plan study cli
 """.split()
 LEVEL = {room: level for level, room in enumerate(ORDER)}

@@ -53,9 +53,9 @@ def info(target: str, /, *, json: Json = False) -> int:
 
 def describe(config: Config) -> dict[str, Any]:
     """Compute parameter counts, FLOPs and bytes from shapes; the vocabulary size must be set."""
+    from jaxgpt.counts import flops_per_token, parameter_count, parameter_table, state_bytes
     from jaxgpt.model.lora import abstract_trained
     from jaxgpt.model.params import abstract_params
-    from jaxgpt.trainer.metrics import flops_per_token, parameter_count, parameter_table, state_bytes
 
     params = abstract_params(config.model)
     return {

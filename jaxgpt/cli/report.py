@@ -17,6 +17,7 @@ from jaxgpt.cli.output import ERROR_OF_DATA, aligned
 from jaxgpt.cli.plot import draw_run, read_baselines
 from jaxgpt.cli.progress import Activity, Console, duration, line_shown, note, progress
 from jaxgpt.config import Config, TrainConfig
+from jaxgpt.counts import parameter_count
 from jaxgpt.data import Batches, Data, Packed, Split, Tokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.files import write_json
@@ -26,7 +27,6 @@ from jaxgpt.parallel.processes import gather_to_host, is_leader, process_count
 from jaxgpt.report.baselines import baselines
 from jaxgpt.signals import set_advice
 from jaxgpt.trainer.evaluation import Evaluation, eval_params
-from jaxgpt.trainer.metrics import parameter_count
 from jaxgpt.trainer.program import Program
 from jaxgpt.trainer.report import Report
 from jaxgpt.trainer.train import Outcome

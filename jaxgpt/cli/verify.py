@@ -79,9 +79,9 @@ def _damaged(target: str) -> list[str]:
 
 def _model(target: str, checkpoint: str) -> tuple[LM, str]:
     """Return the model to verify and a description of it."""
+    from jaxgpt.counts import parameter_count
     from jaxgpt.lm import load
     from jaxgpt.study.verify import fresh
-    from jaxgpt.trainer.metrics import parameter_count
 
     if target and target not in PRESETS:
         lm, name = load(target, checkpoint), target

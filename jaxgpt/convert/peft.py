@@ -28,12 +28,12 @@ from jaxgpt.convert.models import Converted, exported_form, imported_config
 from jaxgpt.convert.options import Options
 from jaxgpt.convert.tensors import WeightRow, expand, leaf_shapes, to_leaves, to_tensor
 from jaxgpt.convert.weights import check_change, probe_logits
+from jaxgpt.counts import parameter_count
 from jaxgpt.errors import UserError, did_you_mean, short_repr
 from jaxgpt.files import read_json, write_json
 from jaxgpt.lm.model import load, load_adapters
 from jaxgpt.model.lora import abstract_trained, matrices, merge
 from jaxgpt.model.params import abstract_params
-from jaxgpt.trainer.metrics import parameter_count
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."

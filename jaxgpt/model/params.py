@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import jax
@@ -43,7 +44,7 @@ class Weight(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def weights(config: ModelConfig) -> dict[str, Weight]:
-    """Map paths such as "h_0/attn/q_proj/kernel" to a model's weights, by first use in a block."""
+    """Map paths such as "h_0/attn/q_proj/kernel" to a model's weights, by first use."""
     one, first = replace(config, n_layer=1), dict[str, Weight]()  # all blocks have the same weights, so trace only one
 
     def declare() -> None:
@@ -54,9 +55,10 @@ def weights(config: ModelConfig) -> dict[str, Weight]:
     jax.eval_shape(declare)
     block = f"{layer_name(0)}/"
     table = dict[str, Weight]()
-    for path, weight in first.items():
-        layers = range(config.n_layer if path.startswith(block) else 1)
-        table |= {path.replace(block, f"{layer_name(layer)}/", 1): weight for layer in layers}
+    for in_block, part in groupby(first.items(), lambda item: item[0].startswith(block)):
+        declared = list(part)
+        for layer in range(config.n_layer if in_block else 1):
+            table |= {path.replace(block, f"{layer_name(layer)}/", 1): weight for path, weight in declared}
     return table
 
 
@@ -86,14 +88,6 @@ def flatten_params(params: Any) -> dict[str, Any]:
     """Map the path of every leaf, such as "h_0/attn/q_proj/kernel", to the leaf."""
     leaves = jax.tree.leaves_with_path(params)
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
-
-
-def forward_order(config: ModelConfig) -> list[str]:
-    """List the paths of parameters in the order in which the forward pass first uses them.
-
-    All layers share the paths of one block.
-    """
-    return list(weights(replace(config, n_layer=1)))
 
 
 def abstract_params(config: ModelConfig) -> Any:

@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 
 from jaxgpt.config import Config
+from jaxgpt.counts import flops_per_token, parameter_count
 from jaxgpt.errors import UserError
 from jaxgpt.parallel.mesh import batch_ways, resolve
 from jaxgpt.plan.cost import StepCost, Traffic, traffic_by_kind
 from jaxgpt.plan.hlo import Collective
 from jaxgpt.plan.residuals import abstract_program, one_device, residual_bytes
 from jaxgpt.plan.topology import Topology
-from jaxgpt.trainer.metrics import flops_per_token, parameter_count
 from jaxgpt.trainer.program import Program
 
 KINDS = ("parameters", "optimizer", "average", "batch", "gradients", "activations")

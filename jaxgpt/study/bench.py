@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from jaxgpt.config import Config
+from jaxgpt.counts import flops_per_token, multiplied_parameters, parameter_count
 from jaxgpt.data import Batches
 from jaxgpt.data.tokens import Tokens
 from jaxgpt.decoding import Sampler, SamplingParams
@@ -26,7 +27,6 @@ from jaxgpt.model.params import abstract_params
 from jaxgpt.study.limits import product_peak, read_bandwidth
 from jaxgpt.study.trace import device_time, instruction_kinds, record_trace
 from jaxgpt.trainer.compile import compile_lowered
-from jaxgpt.trainer.metrics import flops_per_token, multiplied_parameters, parameter_count
 from jaxgpt.trainer.program import Program, build
 from jaxgpt.trainer.record import LAG
 

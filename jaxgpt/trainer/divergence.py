@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from jaxgpt.config import ModelConfig
-from jaxgpt.model.params import flatten_params, forward_order
+from jaxgpt.model.params import flatten_params, weights
 
-BLOCK = re.compile(r"^h(?:_(\d+))?/")  # prefix of one layer, or of the stacked layers
+LEAF = re.compile(r"(\+[^/]+)?/(a|b/[^/]+|[^/]+)$")  # the weight of a module, or an adapter of one or several matrices
 
 
 def first_non_finite(model: ModelConfig, params: Any, squared_norms: Sequence[float] | np.ndarray) -> str:
@@ -30,13 +30,10 @@ def first_non_finite(model: ModelConfig, params: Any, squared_norms: Sequence[fl
         return ""
     if len(bad) == len(paths):
         return "and no gradient is finite"
-    modules = [path.rpartition("/")[0] for path in forward_order(model)]
-    first_block = next(i for i, module in enumerate(modules) if module.startswith("h_0/"))
+    places = {LEAF.sub("", path): place for place, path in enumerate(weights(model))}
 
-    def use(path: str) -> tuple[int, int, int, str]:
-        block = BLOCK.match(path)
-        name = BLOCK.sub("h_0/", path).split("+")[0]  # an adapter of several matrices ranks with the first one
-        place = next((i for i, module in enumerate(modules) if f"{name}/".startswith(f"{module}/")), len(modules))
-        return (first_block, int(block[1] or 0), place, path) if block else (place, 0, place, path)
+    def place(path: str) -> tuple[int, str]:
+        """Return the place of a module in the forward pass; stacked layers have the places of the first layer."""
+        return places.get(LEAF.sub("", re.sub(r"^h/", "h_0/", path)), len(places)), path
 
-    return f"first in the backward pass in the gradient of {max(bad, key=use)} ({len(bad)} of {len(paths)} gradients)"
+    return f"first in the backward pass in the gradient of {max(bad, key=place)} ({len(bad)} of {len(paths)} gradients)"

@@ -1,4 +1,4 @@
-"""Write and read `metrics.jsonl`, one JSON object per line; count parameters, FLOPs and bytes."""
+"""Write and read `metrics.jsonl`, one JSON object per line."""
 
 from __future__ import annotations
 
@@ -21,13 +21,10 @@ import jax
 
 import jaxgpt
 from jaxgpt.checkpoint.store import Info
-from jaxgpt.config import Config, LoraConfig, ModelConfig, changes
+from jaxgpt.config import Config, changes
 from jaxgpt.errors import UserError
 from jaxgpt.files import parse_json, write_atomically
-from jaxgpt.model.lora import abstract_trained
-from jaxgpt.model.params import weight_at
 from jaxgpt.parallel.processes import is_leader
-from jaxgpt.train.optimizer import make_optimizer
 
 
 class MetricsFile:
@@ -114,52 +111,3 @@ def _commit() -> str:
     with suppress(OSError, subprocess.SubprocessError):
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     return ""
-
-
-def parameter_count(params: Any) -> int:
-    """Count the parameters of a tree."""
-    return sum(leaf.size for leaf in jax.tree.leaves(params))
-
-
-def parameter_table(params: Any) -> dict[str, int]:
-    """Count the parameters of every module, by path, including its submodules."""
-    table: dict[str, int] = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        names = [key.key for key in path]
-        for depth in range(1, len(names)):
-            module = "/".join(names[:depth])
-            table[module] = table.get(module, 0) + leaf.size
-    return table
-
-
-def multiplied_parameters(config: ModelConfig, params: Any) -> int:
-    """Count the parameters in matrix products: matrices, and the table of a tied head."""
-    kinds = ("matrix", "table") if config.tie_embeddings else ("matrix",)
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    return sum(leaf.size for path, leaf in leaves if (w := weight_at(path, config)) and w.kind in kinds)
-
-
-def flops_per_token(config: ModelConfig, params: Any, T: int, lora: LoraConfig | None = None) -> int:
-    """Compute the floating-point operations of training on one token: `6 P + 12 L N H T`.
-
-    P: parameters in matrix products, 2 operations forward and 4 backward. The second term is attention over T tokens,
-    without a deduction for the causal mask (PaLM, appendix B). With adapters `4 P + 2 P_a` replaces `6 P`: of the weights, only
-    the adapted matrices, with P_a parameters, have a gradient.
-    """
-    count = gradients = multiplied_parameters(config, params)
-    if lora is not None and lora.rank:
-        names = lora.targets.replace("+", ",").split(",")
-        leaves = jax.tree_util.tree_leaves_with_path(params)
-        gradients = sum(leaf.size for path, leaf in leaves if path[-1].key == "kernel" and path[-2].key in names)
-    attention = 12 * config.n_layer * config.n_head * config.head_width * T
-    return 4 * count + 2 * gradients + attention
-
-
-def state_bytes(config: Config, params: Any) -> dict[str, int]:
-    """Compute the bytes of a training state and its gradients by kind, over all devices, from weights or their shapes."""
-    trained = abstract_trained(config.model, config.lora)
-    trees = {"parameters": (params, trained) if config.lora.rank else params, "gradients": trained}
-    trees["optimizer"] = jax.eval_shape(make_optimizer(config).init, trained)
-    trees |= {"average": trained} if config.optim.ema_decay > 0 else {}
-    bytes_of = lambda tree: sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))  # noqa: E731
-    return {kind: bytes_of(tree) for kind, tree in trees.items()}

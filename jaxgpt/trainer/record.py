@@ -14,6 +14,7 @@ import jax
 
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.checkpoint.store import Info, Saver, kept_checkpoint_message
+from jaxgpt.counts import flops_per_token
 from jaxgpt.data import Data
 from jaxgpt.errors import TrainingFailed
 from jaxgpt.parallel.chips import peak_flops
@@ -21,7 +22,7 @@ from jaxgpt.parallel.processes import Poll
 from jaxgpt.trainer.compile import explain_failure
 from jaxgpt.trainer.divergence import first_non_finite
 from jaxgpt.trainer.evaluation import Evaluation
-from jaxgpt.trainer.metrics import MetricsFile, flops_per_token, start_line, versions
+from jaxgpt.trainer.metrics import MetricsFile, start_line, versions
 from jaxgpt.trainer.program import Program
 from jaxgpt.trainer.report import Report
 from jaxgpt.trainer.speed import Speed

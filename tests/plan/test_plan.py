@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from jaxgpt.cli import plan as command
 from jaxgpt.config import Config, LoraConfig, MeshConfig, OptimConfig, TrainConfig
+from jaxgpt.counts import flops_per_token
 from jaxgpt.errors import UserError
 from jaxgpt.ops.activations import ACTIVATIONS
 from jaxgpt.plan.cost import StepCost, Traffic, traffic_by_kind
@@ -24,7 +25,6 @@ from jaxgpt.plan.hlo import Collective, read_program
 from jaxgpt.plan.plan import _too_big, compile_decode, compile_step
 from jaxgpt.plan.topology import CHIPS, parse_topology
 from jaxgpt.presets import preset
-from jaxgpt.trainer.metrics import flops_per_token
 from jaxgpt.trainer.program import Program, build
 
 needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")

@@ -19,10 +19,11 @@ import jaxgpt as api
 from jaxgpt.checkpoint.base import FrozenBase, checksum
 from jaxgpt.checkpoint.store import read_info
 from jaxgpt.config import Config, LoraConfig, MeshConfig, OptimConfig, TrainConfig
+from jaxgpt.counts import state_bytes
 from jaxgpt.lm.model import load_adapters
 from jaxgpt.model.lora import abstract_trained, merge
 from jaxgpt.model.params import flatten_params
-from jaxgpt.trainer.metrics import read_metrics, state_bytes
+from jaxgpt.trainer.metrics import read_metrics
 from jaxgpt.trainer.program import Program, build
 
 TARGETS = "q_proj,v_proj,o_proj,up_proj"
