@@ -142,13 +142,12 @@ def _new_directory(preset: str) -> Path:
 @contextmanager
 def _locked(path: Path, overwrite: bool) -> Iterator[None]:
     """Create the directory of a run, unless it exists, and lock it. A directory without a run is deleted if it was created."""
-    check_free(path, overwrite)
     if created := not path.exists():
         with reported(f"cannot write the run to {path}"):
             path.mkdir(parents=True, exist_ok=True)
     with sole_writer(path):
-        check_free(path, overwrite)  # repeated under the lock
         try:
+            check_free(path, overwrite)
             yield
         finally:
             if created and [file.name for file in path.iterdir()] == [LOCK]:

@@ -29,6 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import keystr, tree_leaves_with_path
 
+from jaxgpt.checkpoint.run import open_run, parse_checkpoint
 from jaxgpt.config import Config, TrainConfig, from_json
 from jaxgpt.errors import TrainingFailed, UserError, one_line
 from jaxgpt.files import parse_json, read_bytes, sha256_file, write_atomically
@@ -203,6 +204,13 @@ def resolve_step(directory: Path, which: str) -> int:
     if which in names:
         return names[which]
     raise UserError(f"no checkpoint {which!r} in {directory}: best, last or one of {', '.join(map(str, steps))}")
+
+
+def weights_at(init_from: str) -> Path:
+    """Return the checkpoint of `--init-from`, which is a run (its best checkpoint) or RUN/checkpoints/STEP."""
+    path, which = parse_checkpoint(init_from)
+    directory = open_run(path).checkpoints
+    return directory / str(resolve_step(directory, which))
 
 
 def kept_checkpoint_message(directory: Path) -> str:

@@ -18,9 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
-from jaxgpt.checkpoint.base import checksum
-from jaxgpt.checkpoint.run import Run, complete_run, open_run, parse_checkpoint
-from jaxgpt.checkpoint.store import resolve_step, save_params
+from jaxgpt.checkpoint.run import complete_run, parse_checkpoint
+from jaxgpt.checkpoint.store import save_params, weights_at
 from jaxgpt.config import Config, LoraConfig, ModelConfig
 from jaxgpt.convert import gpt2
 from jaxgpt.convert.files import Weights, check_new, new_directory, write_safetensors
@@ -31,7 +30,7 @@ from jaxgpt.convert.weights import check_change, probe_logits
 from jaxgpt.counts import parameter_count
 from jaxgpt.errors import UserError, did_you_mean, short_repr
 from jaxgpt.files import read_json, write_json
-from jaxgpt.lm.model import load, load_adapters
+from jaxgpt.lm.model import checksum, load, load_adapters
 from jaxgpt.model.lora import abstract_trained, matrices, merge
 from jaxgpt.model.params import abstract_params
 
@@ -121,11 +120,9 @@ def import_adapter(source: Path, target: Path, init_from: str) -> Converted:
         UserError: as in `read_adapter`, or if there is no such base.
     """
     check_new(target)
-    path, which = parse_checkpoint(init_from)
-    step = resolve_step(open_run(path).checkpoints, which)
-    base = load(path, step)
+    where = str(weights_at(init_from).absolute())
+    base = load(*parse_checkpoint(where))
     lora, adapters = read_adapter(source, base.config.model)
-    where = str((Run(path).checkpoints / str(step)).absolute())
     config = imported_config(target, base.config.model, init_from=where, lora=lora)
     with complete_run(target, config, base.tokenizer) as run:
         metadata = {"config": asdict(config), "base": checksum(base.params)}

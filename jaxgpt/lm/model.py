@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -13,9 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgpt.checkpoint.base import FrozenBase, check_base, checksum, locate_base
 from jaxgpt.checkpoint.run import Run, complete_run, open_run, parse_checkpoint
-from jaxgpt.checkpoint.store import read_params, save_params
+from jaxgpt.checkpoint.store import checkpoints, read_params, save_params
 from jaxgpt.config import Config, DataConfig, LoraConfig, ModelConfig
 from jaxgpt.data import Tokenizer
 from jaxgpt.decoding import Sampler, SamplingParams
@@ -49,6 +49,13 @@ class LM(NamedTuple):
     def __repr__(self) -> str:
         """One line instead of all weights."""
         return f"<LM: {self.config.model.parameters:,} parameters, {self.source or 'made in Python'}>"
+
+
+class FrozenBase(NamedTuple):
+    """Frozen weights of a run with adapters, and their checksum."""
+
+    params: Any
+    checksum: str
 
 
 def load(path: str | Path, checkpoint: str | int = "best", weights: Precision | None = None) -> LM:
@@ -98,6 +105,35 @@ def load_base(path: str | Path, model: ModelConfig) -> tuple[FrozenBase, Tokeniz
     return FrozenBase(params, checksum(params)), tokenizer
 
 
+def base_of(run: Run, config: Config) -> tuple[FrozenBase, Tokenizer]:
+    """Read the base of a run's adapters, from its recorded path, or next to the run if both were moved.
+
+    Raises:
+        UserError: if it is missing, or its weights differ from those that the adapters were trained on.
+    """
+    recorded, step = parse_checkpoint(config.init_from)
+    places = [path / "checkpoints" / step for path in (recorded, run.path.absolute().parent / recorded.name)]
+    path = next(filter(Path.is_dir, places), None)
+    if path is None:
+        raise UserError(
+            f"{run.path} holds adapters of {config.init_from}, which is missing: restore it, or move it next to {run.path}"
+        )
+    base, tokenizer = load_base(path, config.model)
+    if any(info.about.get("base", base.checksum) != base.checksum for info in checkpoints(run.checkpoints).values()):
+        raise UserError(f"{path} is not the base of {run.path}: its weights differ from the base of the adapters")
+    return base, tokenizer
+
+
+def checksum(tree: Any) -> str:
+    """Compute the SHA-256 of weights, not of their files: it is the same after an export and import."""
+    digest = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        array = np.asarray(leaf)
+        digest.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}\n".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
 def _read(path: str | Path, checkpoint: str) -> tuple[Run, Config, Any, Any, int]:
     """Read a run: its config, trained parameters (their EMA, if any), the base of its adapters or None, and the step."""
     run = open_run(_as_path(path))
@@ -110,9 +146,7 @@ def _read(path: str | Path, checkpoint: str) -> tuple[Run, Config, Any, Any, int
     params, step = read_params(run.checkpoints, checkpoint, abstract, "ema" if config.optim.ema_decay else "params")
     if not config.lora.rank:
         return run, config, params, None, step
-    where = locate_base(run, config)
-    base, _ = load_base(where, config.model)
-    check_base(run, step, base.checksum, where)
+    base, _ = base_of(run, config)
     return run, config, params, base.params, step
 
 

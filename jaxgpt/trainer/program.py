@@ -16,12 +16,12 @@ import numpy as np
 import optax
 from jax.sharding import AbstractMesh, Mesh
 
-from jaxgpt.checkpoint.base import FrozenBase
 from jaxgpt.config import Config
 from jaxgpt.errors import UserError
 from jaxgpt.kernels import best, choose_attention
 from jaxgpt.kernels.devices import over_data
 from jaxgpt.kernels.remat import POLICIES
+from jaxgpt.lm.model import FrozenBase
 from jaxgpt.model import GPT
 from jaxgpt.model.init import boxed_params
 from jaxgpt.model.lora import merge, model_adapters

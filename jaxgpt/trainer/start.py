@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxgpt.checkpoint.base import FrozenBase, check_base, locate_base, weights_at
 from jaxgpt.checkpoint.run import (
     Run,
     check_free,
@@ -22,13 +21,13 @@ from jaxgpt.checkpoint.run import (
     remove_replaced,
     write_settings,
 )
-from jaxgpt.checkpoint.store import Info, checkpoints, find_damage, latest_valid, restore
+from jaxgpt.checkpoint.store import Info, checkpoints, find_damage, latest_valid, restore, weights_at
 from jaxgpt.config import Config, DataConfig, TrainConfig, changes, flat
 from jaxgpt.data import Batches, Data
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.files import sole_writer
-from jaxgpt.lm.model import load, load_base
+from jaxgpt.lm.model import FrozenBase, base_of, load, load_base
 from jaxgpt.parallel.processes import on_leader, same_on_all
 from jaxgpt.train.step import TrainState
 from jaxgpt.trainer.metrics import versions
@@ -109,7 +108,7 @@ def read_weights(start: Start) -> Weights:
     if not config.init_from or (run and not config.lora.rank and checkpoints(run.checkpoints)):
         return Weights(tokenizer=tokenizer)
     if config.lora.rank:
-        base, its_tokenizer = load_base(locate_base(run, config) if run else config.init_from, config.model)
+        base, its_tokenizer = base_of(run, config) if run else load_base(config.init_from, config.model)
         base = base._replace(params=jax.tree.map(np.asarray, base.params))
         return Weights(base=base, tokenizer=tokenizer or its_tokenizer)
     _, params, its_tokenizer, _ = load(*parse_checkpoint(config.init_from))
@@ -166,8 +165,6 @@ def _reopen(run: Run, program: Program, data: Data, note: Callable[[str], None])
                 f"the data of {run.path} has changed since step {last.step}: {data.source}; restore it, or train on the new "
                 f"data in a new run: {_finetune(run)}"
             )
-        if program.base is not None:
-            check_base(run, last.step, program.base.checksum, config.init_from)
         note(f"resuming from {run.checkpoints / str(last.step)} at step {last.step}/{config.train.steps}")
     if changed := changes(old, config):
         settings = (f"{name} {short_repr(was)} -> {short_repr(now)}" for name, (was, now) in changed.items())
