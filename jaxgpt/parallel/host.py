@@ -61,8 +61,9 @@ def keep_memory(config: Config) -> None:
     """Keep the memory that a training step frees, for the next step.
 
     XLA on a CPU allocates the temporaries of each step as one block. glibc returns a large block to the kernel, which
-    provides it again page by page, zeroed: 17% of a step of the default preset, 20% of a step of GPT-2 124M. The cost
-    is that the process keeps the memory of a step. Small models are not affected: glibc keeps their blocks anyway.
+    zeroes it and maps it again page by page. This takes 17% of a step of the default preset, and 20% of a step of GPT-2
+    124M. The cost is that the process keeps the memory of a step. Small models are not affected: glibc keeps their
+    blocks anyway.
     """
     devices = min(max(jax.config.values["jax_num_cpu_devices"], 1), config.train.batch_size)
     tokens = microbatches(config.train, devices).rows * config.window / cores()

@@ -199,8 +199,8 @@ def change_rules(changes: Rules) -> Rules:
 def rules_for(model: ModelConfig, mesh: Mesh, rules: Rules = RULES, rows: int = 0) -> dict[str, tuple[str, ...]]:
     """Return the table for one model: an axis that the mesh does not divide is not split.
 
-    An example is a vocabulary of 65 characters on two devices. Nor are the rows of a batch, if the mesh does not divide
-    `rows`; 0: the mesh divides them.
+    An example is a vocabulary of 65 characters on two devices. The rows of a batch are not split either if the mesh
+    does not divide `rows`; 0: the mesh divides them.
     """
     sizes = {"vocab": model.vocab_size, "heads": model.n_head, "kv_heads": model.kv_heads, "head_dim": model.head_width}
     sizes |= {"embed": model.n_embd, "width": model.n_embd, "norm": model.n_embd, "mlp": model.mlp_width}

@@ -78,7 +78,7 @@ def _plain(split: Split) -> Split:
 
 
 def _held_out_grams(val: Split) -> np.ndarray:
-    """Return the hashes of the validation n-grams; conversations: only n-grams that end in a target."""
+    """Return the hashes of the validation n-grams; in conversations, only n-grams that end in a target."""
     parts = []
     for start, n in sample(len(val), EVALUATED):
         hashes = Grams(val.take(start, n)).of(GRAM)
