@@ -201,7 +201,8 @@ class TrainReport(Report):
 def first_prompt(config: Config, tokenizer: Tokenizer, split: Split) -> list[int]:
     """Return the ids of `train.prompt`, truncated if it exceeds the context.
 
-    By default, it is the beginning of the validation data: the first words of a line, or the text before the first answer.
+    By default, the prompt is the beginning of the validation data: the first words
+    of a line, or the text before the first answer.
     """
     prompt, context = config.train.prompt, config.model.block_size
     if prompt == TrainConfig.prompt:

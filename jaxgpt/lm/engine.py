@@ -90,8 +90,9 @@ class DecodeSession:
             limits: the maximum number of new tokens of each row.
             context: the model's context length in tokens.
             slide: beyond the context, continue from the last `context` tokens.
-            lookup: draft tokens by prompt lookup with n-grams of this length; one prompt only, without `slide`. 0 disables.
-            before: prefix of an earlier session, donated: the tokens that the prompt shares with it are not computed again.
+            lookup: draft tokens by prompt lookup with n-grams of this length, for one prompt without `slide`; 0: off.
+            before: prefix of an earlier session, which is donated; tokens shared with the prompt are not computed
+                again.
         """
         assert len(keys) == len(prompts) == len(limits), (keys.shape, len(prompts), len(limits))  # JAX clamps indices
         ids_BP, start_B = left_pad(prompts, context)
@@ -111,7 +112,7 @@ class DecodeSession:
     def next_tokens(self, steps: int) -> np.ndarray:
         """Generate up to `steps` more tokens per row, int32 `[B, new]`, or none if all rows have ended.
 
-        With `lookup`, a few more tokens are possible. A row ends at a negative token: `sampling.ALL_REMOVED` or
+        With `lookup`, a few more tokens may be generated. A row ends at a negative token: `sampling.ALL_REMOVED` or
         `NOT_A_NUMBER`.
         """
         before, end = self.made, min(self._limit, self.made + steps)

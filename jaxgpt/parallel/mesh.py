@@ -59,7 +59,7 @@ def microbatches(train: TrainConfig, ways: int) -> Microbatches:
 
     On one device, a microbatch has `m = ceil(B / train.accumulation)` windows, the most that a device computes at a
     time. With several devices, the share of each is `s = ceil(B / ways)` windows, in at least `n = ceil(s / m)`
-    microbatches. Up to `2 n` microbatches are used if they can then be equal without padding. Otherwise, and where B is
+    microbatches. Up to `2 n` microbatches are used if they can then be equal without padding. Otherwise, and if B is
     not a multiple of `ways`, the batch is padded to `accumulation * rows` windows. Padding has no targets, so it does
     not change the mean loss and its gradient.
     """
@@ -73,8 +73,8 @@ def resolve(config: Config, n_devices: int, processes: int = 1, tpu: bool = Fals
     """Resolve each -1 in a mesh.
 
     `fsdp` or `tensor` takes the largest number of remaining devices that divides both their count and the widths it
-    splits. `data` takes the remaining devices, except devices that would only compute padding: 12 windows on 8
-    devices are 2 for each of 6. If every device must participate, `data` takes all remaining devices.
+    splits. `data` takes the remaining devices, except devices that would only compute padding: a batch of 12 windows on
+    8 devices uses 6 devices, 2 windows on each. If every device must participate, `data` takes all remaining devices.
 
     Args:
         config: a mesh, a batch and a model.

@@ -35,7 +35,7 @@ def abstract_program(config: Config, layers: int = 0) -> Program:
 def one_device(program: Program) -> Program:
     """Return the program of one device: its rows of a microbatch, heads, hidden units, vocabulary.
 
-    The model is as wide as on the mesh: weights are gathered along fsdp. If `tensor` does not divide an axis, every
+    The model has its full width, because weights are gathered along fsdp. If `tensor` does not divide an axis, every
     device computes the complete axis.
     """
     config, model, tensor = program.config, program.config.model, program.mesh.shape["tensor"]

@@ -31,8 +31,8 @@ ABLATION = 10**12  # FLOPs of running the model without each head: about a minut
 class Inspection(NamedTuple):
     """The predictions and activations of a model for a text of T tokens.
 
-    Values for L + 1 layers are for the input of each block, then for the output of the last block. Entropies and losses
-    are in nats.
+    Arrays of L + 1 layers contain values for the input of each block and for the output of the last block. Entropies
+    and losses are in nats.
     """
 
     source: str  # run and step of the model, as `LM.source`
@@ -157,7 +157,7 @@ def token_text(tokenizer: Tokenizer, i: int, first: int | None = None) -> str:
 def visible(text: str, space: str = " ") -> str:
     """Return a text with visible line breaks and tabs, and escapes for unprintable characters.
 
-    Characters that change the direction of text, and could rearrange the page, cannot be printed.
+    Characters that change the direction of text count as unprintable, because they could rearrange the page.
     """
     special = SPACES | {" ": space}
     return "".join(special.get(c) or (c if c.isprintable() else c.encode("unicode_escape").decode()) for c in text)

@@ -104,7 +104,7 @@ def capture(lm: LM, ids: Any) -> Captured:
     """Compute the logits, hidden states and attention maps of a text or ids `[B, T]` in one forward pass.
 
     Raises:
-        UserError: as `run`.
+        UserError: as in `run`.
     """
     check_lm(lm)
     hidden, attentions = hidden_names(lm.config.model), layer_names(lm.config.model, "attn.pattern")

@@ -62,7 +62,7 @@ def device_time(profile: jax.profiler.ProfileData, kind_of: Mapping[str, str], d
 
     Args:
         profile: a trace that contains only the program.
-        kind_of: instruction name to kind.
+        kind_of: kind of each instruction, by its name.
         devices: number of devices of this process. Device time that no instruction accounts for is idle.
 
     Raises:

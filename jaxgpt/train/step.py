@@ -134,7 +134,7 @@ def train_step(
         seed: seed of the dropout masks, which are a function of (seed, step, microbatch).
         accumulation: number of microbatches; divides the number of rows. Without dropout, the result does not depend on it.
         over_devices: transformation that all-reduces the sums and their gradient over devices; None: the compiler does
-            so. It does not support dropout, because all devices would draw the same masks.
+            so. Dropout is not supported, because all devices would draw the same masks.
         dropout: whether the objective receives a dropout key.
         ema_decay: `ema <- ema_decay ema + (1 - ema_decay) params`, if the state has an EMA. A skipped update
             (`skip_bad_updates`) changes neither the weights nor the optimizer state nor the EMA.
