@@ -169,7 +169,9 @@ def _opened(file: Path) -> Iterator[Any]:
     try:
         with safe_open(file, "numpy") as f:
             yield f
-    except (SafetensorError, OSError) as e:
+    except OSError as e:
+        raise UserError(f"cannot read {file}: {e.strerror or e}") from None
+    except SafetensorError as e:
         reason = one_line(e, 200)
         raise UserError(f"{file} is truncated or not a safetensors file ({reason}): download it again") from None
 

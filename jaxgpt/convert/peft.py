@@ -183,12 +183,15 @@ def write_adapter(directory: Path, config: Config, adapters: Any, base: str = ""
 def read_adapter(directory: Path, model: ModelConfig) -> tuple[LoraConfig, Any]:
     """Read the adapters of a PEFT directory; raise `UserError` for unsupported features or models."""
     rank, alpha = read_config(directory / CONFIG)
-    weights, modules = Weights(directory), _modules(model)
+    weights, other = Weights(directory), "with --init-from, pass the run of the model that it was trained on"
+    try:
+        modules = _modules(model)
+    except UserError:  # the message is about an export
+        raise UserError(f"{directory} adapts a model of transformers, and the base is not one: {other}") from None
     targets = list(dict.fromkeys(m.target for m in modules if not weights.tensors.keys().isdisjoint(m.tensors)))
     if not targets:
         raise UserError(
-            f"{weights.path}: none of its {len(weights.tensors)} tensors adapts a matrix of the base: with --init-from, "
-            f"pass the run of the model that it was trained on"
+            f"{weights.path}: none of its {len(weights.tensors)} tensors adapts a matrix of the base: {other}"
         )
     modules = [module for module in modules if module.target in targets]
     expected: dict[str, tuple[int, ...]] = {}

@@ -171,13 +171,16 @@ def test_a_rank_above_a_side_is_read(tmp_path: Path) -> None:
     assert jaxgpt("info", "again").code == 0
 
 
-@pytest.mark.parametrize("case", ["model", "missing", "extra", "nan", "cut"])
+@pytest.mark.parametrize("case", ["model", "family", "missing", "extra", "nan", "cut", "unreadable"])
 def test_tensors_that_do_not_fit_are_refused(written: Path, case: str) -> None:
     tensors, base = copy(written, {}), written / ("gpt2" if case == "model" else "llama")
     name = "base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight"
     file, message = Path("adapter/adapter_model.safetensors"), f"tensor {name} of shape (2, 8) is missing"
     if case == "model":
         message = "none of its 8 tensors adapts a matrix"
+    if case == "family":
+        base = run_folder(Path("base"), replace(LLAMA, activation="relu2", mlp="plain"))
+        message = "adapter adapts a model of transformers, and the base is not one: with --init-from, pass the run of"
     if case == "missing":
         save_file({n: t for n, t in tensors.items() if n != name}, file)
     if case == "extra":
@@ -189,6 +192,10 @@ def test_tensors_that_do_not_fit_are_refused(written: Path, case: str) -> None:
     if case == "cut":
         file.write_bytes(file.read_bytes()[:-5])
         message = "is truncated"
+    if case == "unreadable":  # as without permission
+        file.unlink()
+        file.mkdir()
+        message = f"cannot read {file}: "
     result = jaxgpt("import", "adapter", "run", "--init-from", str(base))
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
     assert message in result.err
