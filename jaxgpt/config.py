@@ -62,7 +62,7 @@ class ModelConfig(Section):
     norm_position: Literal["pre", "post", "output", "both"] = setting(
         "pre", "pre: inputs of sublayers; post: residual sums; output: outputs of sublayers; both: inputs and outputs"
     )
-    norm_affine: bool = setting(True, "learn a gain (and, with bias, an offset) in each norm")
+    norm_affine: bool = setting(True, "learn a gain (and, with model.bias, a bias) in each norm")
     norm_eps: float = setting(1e-5, "epsilon added to the variance (stdnorm: to the standard deviation)", 0.0, 1e6)
     final_norm: bool = setting(True, "normalize after the last block")
     qk_norm: bool = setting(False, "RMSNorm on queries and keys, before RoPE")

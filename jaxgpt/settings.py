@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from numbers import Real
-from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, Self, get_args, get_origin, get_type_hints
 
 from jaxgpt.errors import UserError, did_you_mean, short_repr
 
@@ -48,6 +48,13 @@ class Section:
     """
 
     prefix = ""  # section name in `config.json`; empty: command line only, as for --top-k
+
+    def __new__(cls, *_: Any, **given: Any) -> Self:
+        """Suggest a name in the error for an unknown one, such as `ModelConfig(n_layers=2)`."""
+        names = [each.name for each in fields(cls)]
+        if unknown := [name for name in given if name not in names]:
+            raise UserError(f"{cls.__name__} has no setting {unknown[0]!r}{did_you_mean(unknown[0], names)}")
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         cls: Any = type(self)

@@ -134,6 +134,11 @@ def test_numbers_of_numpy_are_converted() -> None:
     assert [type(x) for x in (converted.temperature, converted.top_k, converted.top_p)] == [float, int, float]
 
 
+def test_an_unknown_setting_has_a_suggestion() -> None:
+    with pytest.raises(UserError, match=r"ModelConfig has no setting 'n_layers' \(did you mean n_layer\?\)"):
+        ModelConfig(n_layers=2)  # type: ignore[call-arg]
+
+
 @pytest.mark.parametrize("value", [1, 0, "maybe", None])
 def test_early_stopping_is_a_bool_or_never(value: Any) -> None:
     """1 equals True, and equal settings share a compiled program."""
