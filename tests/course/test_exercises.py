@@ -169,6 +169,7 @@ def test_the_score_counts_what_is_solved() -> None:
     first, *lines = repr(some).splitlines()
     assert (first, len(lines)) == (f"1 of {len(exercises())} correct", len(exercises()))
     assert [line.split()[1] for line in lines if line.startswith("x")] == ["softmax"]
+    assert lines[0].endswith("not solved yet: there is no function embed")
 
 
 def fails(scores_TS: Any) -> Any:

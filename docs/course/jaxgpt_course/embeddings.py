@@ -17,8 +17,8 @@ Array = np.ndarray
 # embedding
 
 
-def embed(ids_N: Any, starts_B: Any, T: int, wte_VD: Any, wpe_TD: Any) -> Any:
-    windows = jnp.asarray(ids_N)[jnp.asarray(starts_B)[:, None] + jnp.arange(T + 1)[None]]
+def embed(ids: Any, starts_B: Any, T: int, wte_VD: Any, wpe_TD: Any) -> Any:
+    windows = jnp.asarray(ids)[jnp.asarray(starts_B)[:, None] + jnp.arange(T + 1)[None]]
     return jnp.asarray(wte_VD)[windows[:, :-1]] + jnp.asarray(wpe_TD)[:T][None], windows[:, 1:]
 
 
@@ -29,10 +29,10 @@ def _embed(
 ) -> Callable[..., Any]:
     """Make an embedding of windows with one deliberate bug."""
 
-    def embed(ids_N: Array, starts_B: Array, T: int, wte_VD: Array, wpe_TD: Array) -> Any:
+    def embed(ids: Array, starts_B: Array, T: int, wte_VD: Array, wpe_TD: Array) -> Any:
         places_BT = starts_B[:, None] + np.arange(T)
         where_BT = positions(np.arange(T), starts_B) % len(wpe_TD)
-        return wte_VD[ids_N[places_BT]] + table(wte_VD, wpe_TD, where_BT), ids_N[places_BT + shift]
+        return wte_VD[ids[places_BT]] + table(wte_VD, wpe_TD, where_BT), ids[places_BT + shift]
 
     return embed
 
