@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from io import BufferedIOBase, TextIOBase
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from jaxgpt.errors import UserError, did_you_mean, reported, short_repr
@@ -61,6 +62,15 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     finally:
         with suppress(OSError):
             temporary.unlink()  # left over only if the write failed
+
+
+def check_writable(path: Path) -> None:
+    """Check that a file can be written, before its content is computed. Raises `UserError` if it cannot."""
+    if path.is_dir():
+        raise UserError(f"cannot write {path}: it is a directory")
+    if path.is_file() or not path.exists():  # not a pipe or a device
+        with reported(f"cannot write {path}"), TemporaryFile(dir=Path(os.path.realpath(path)).parent):
+            pass
 
 
 def write_json(path: Path, value: Any) -> None:

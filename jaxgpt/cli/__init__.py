@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from jaxgpt.cli.parse import parse
 from jaxgpt.errors import TrainingFailed, UserError, one_line
@@ -26,6 +27,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 0 done, or one of the constants above."""
     try:
         command, arguments = parse(sys.argv[1:] if argv is None else argv)
+        if "run" in arguments.arguments and command.__name__ != "import_":  # before the command imports JAX
+            from jaxgpt.checkpoint.run import open_run
+
+            open_run(Path(arguments.arguments["run"]))
         code = command(*arguments.args, **arguments.kwargs) or 0
         if sys.stdout is not None:
             sys.stdout.flush()  # report a failed write here rather than when Python exits

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from jaxgpt.cli.output import print_result
 from jaxgpt.cli.parse import Checkpoint, Count, Json
 from jaxgpt.cli.progress import progress
-from jaxgpt.files import write_atomically
+from jaxgpt.files import check_writable, write_atomically
 
 if TYPE_CHECKING:
     from jaxgpt.study.inspection import Inspection
@@ -39,6 +39,8 @@ def inspect(
         max_new_tokens: maximum number of new tokens, each the most probable; 0: inspect the prompt alone
         html: write a page to this file
     """
+    if html:
+        check_writable(Path(html))
     from jaxgpt.lm import load
     from jaxgpt.study import inspection, page
 

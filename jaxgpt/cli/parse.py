@@ -123,4 +123,4 @@ def _check_words(app: App, commands: tuple[str, ...], arguments: ArgumentCollect
             if int in kinds and not re.fullmatch(r"[+-]?\d+", word):
                 raise UserError(f"{name} must be an integer, not {word!r}")
             if str in kinds and not word and not name.endswith("prompt"):
-                raise UserError(f"{name} is empty, as from an unset variable: omit it, or write ./")
+                raise UserError(f"{name} is empty, as from an unset variable: set it, or omit it")

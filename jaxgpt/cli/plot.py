@@ -14,7 +14,7 @@ from jaxgpt.cli.output import columns
 from jaxgpt.cli.progress import note
 from jaxgpt.config import flat
 from jaxgpt.errors import UserError, plural
-from jaxgpt.files import read_json, write_atomically
+from jaxgpt.files import check_writable, read_json, write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,14 +49,16 @@ def plot(*runs: str, out: str = "losses.png", x: Literal["all", "step", "tokens"
         raise UserError(f"--out {out} must end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
     if not runs:
         raise UserError("missing argument: the runs to draw, as in jaxgpt plot runs/shakespeare")
+    check_writable(path)
     from jaxgpt.checkpoint.run import open_run
-    from jaxgpt.study.plot import losses
-    from jaxgpt.trainer.metrics import read_metrics
 
     opened = {name: open_run(Path(name)) for name in runs}
     for name, run in opened.items():
         if not run.metrics.is_file():
             raise UserError(f"{name} has no metrics.jsonl: it was imported or saved, not trained")
+    from jaxgpt.study.plot import losses
+    from jaxgpt.trainer.metrics import read_metrics
+
     lines = {name: list(read_metrics(run.metrics)) for name, run in opened.items()}
     about = {name: read_baselines(run) for name, run in opened.items()}
     known = [found["losses"] for found in about.values() if found["losses"]]
@@ -93,9 +95,17 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def read_baselines(run: Run) -> dict[str, Any]:
-    """Read the baselines of a run: `losses` in nats per token by name, and `bytes_per_token`."""
+    """Read the baselines of a run: `losses` in nats per token by name, and `bytes_per_token`.
+
+    Raises:
+        UserError: if baselines.json is damaged.
+    """
     path = run.path / "baselines.json"
-    return {"losses": {}} | (read_json(path) if path.exists() else {})
+    found = {"losses": {}} | (read_json(path) if path.exists() else {})
+    losses = found["losses"]
+    if not isinstance(losses, dict) or not all(isinstance(loss, float) for loss in losses.values()):
+        raise UserError(f"{path} is damaged: delete it; resuming the run computes it again")
+    return found
 
 
 def table(

@@ -63,7 +63,10 @@ class TrainReport(Report):
         set_advice(lambda: f"{kept_checkpoint_message(run.checkpoints)}; resume with: {self.resume_command}")
         self.console.write(aligned(self._introduction(config)))
         if is_leader():
-            if not (run.path / "baselines.json").exists() and (found := baselines(data)):
+            known = None
+            with suppress(UserError):  # it is damaged
+                known = read_baselines(run)["losses"]
+            if not known and (found := baselines(data)):
                 write_json(run.path / "baselines.json", found)
             self._stack.callback(self._draw)  # runs even if the run is stopped or fails
 

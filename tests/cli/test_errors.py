@@ -85,6 +85,18 @@ def test_xla_errors_are_one_line(said: str, expected: str, monkeypatch: pytest.M
     assert expected in result.err
 
 
+def test_a_missing_run_is_reported_before_jax_is_imported() -> None:
+    program = """
+import sys
+from jaxgpt.cli import main
+for words in ("sample x", "eval x", "chat x", "explain x", "inspect x", "export x y", "plot x", "info x"):
+    assert main(words.split()) == 2
+    assert "jax" not in sys.modules, words
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False, timeout=120)
+    assert (result.returncode, result.stderr.count(b"\n")) == (0, 8), result.stderr
+
+
 HOSTILE = ":smile: :x: [bold]b[/bold] [link=x]\t|\ttabs \r\f\x1b[0m {0} %s \\n [/] " + "long " * 60
 JAXGPT = f"{sys.executable} -m jaxgpt"
 

@@ -31,7 +31,7 @@ train --train.stepz=1 -> did you mean --train.steps
 train --lr=1 -> Unknown option: --lr. See
 train -x -> -x
 train a b -> 'b'
-train --data.path '' -> --data.path is empty, as from an unset variable: omit it, or write ./
+train --data.path '' -> --data.path is empty, as from an unset variable: set it, or omit it
 sample x --stop-ids 1 x -> --stop-ids must be an integer, not 'x'
 sample x --weights int4 -> Did you mean "int8"
 sample x --max_tokens 5 -> did you mean --max-new-tokens
@@ -152,6 +152,10 @@ eval empty -> no complete checkpoint in empty/checkpoints: the first is written 
 eval damaged --checkpoint 0 -> there is no other checkpoint
 eval damaged -> damaged/checkpoints/0/checkpoint.json is damaged: restore it, or choose a step with --checkpoint
 eval other -> other/checkpoints/0 does not match the run's settings: params (
+chat run --once '' -> --once is empty, as from an unset variable: set it, or omit it
+inspect run --html nowhere/a.html -> cannot write nowhere/a.html: No such file or directory
+inspect run --html src -> cannot write src: it is a directory
+plot run --out nowhere/a.png -> cannot write nowhere/a.png: No such file or directory
 train run -> run is a run: repeat its settings with --out NEW, or resume it with --resume
 train run --out run -> run already holds a run: resume it with --resume, or replace it with --overwrite
 train --data.path text.txt --out stray -> stray holds checkpoints but no config.json: restore it, or choose another --out

@@ -165,6 +165,15 @@ def test_train_steps_below_the_current_step_raise(run: Path, wanted: str) -> Non
     assert (run / "config.json").read_bytes() == before
 
 
+def test_damaged_baselines_are_computed_again(run: Path) -> None:
+    file = run / "baselines.json"
+    before = file.read_text()
+    file.write_text('{"losses": 1}')
+    assert jaxgpt("plot", "run").err.startswith("jaxgpt: run/baselines.json is damaged: delete it")
+    result = resume("run", "--train.steps", "6")
+    assert (result.code, file.read_text()) == (0, before), result.err
+
+
 def damaged_checkpoints(run: Path) -> None:
     for step, name in ((2, "params/_METADATA"), (4, "checkpoint.json")):
         (run / "checkpoints" / str(step) / name).write_text("{}")

@@ -160,4 +160,4 @@ def test_the_command_draws_runs() -> None:
     Path("a/baselines.json").write_text('{"losses": {"uniform": 4.3}}')
     assert "the baselines of the runs differ" in jaxgpt("plot", "a", "b $^", "--x", "step").err
     result = jaxgpt("plot", "b $^", "--out", "no/x.png")
-    assert (result.code, result.err) == (2, "jaxgpt: cannot access no/x.png: No such file or directory\n")
+    assert (result.code, result.err) == (2, "jaxgpt: cannot write no/x.png: No such file or directory\n")
