@@ -116,9 +116,11 @@ def similar_setting(name: str, known: Iterable[str]) -> str:
     section, _, last = name.lstrip("-").rpartition(".")
     parts = {each: each.lstrip("-").rpartition(".") for each in known}
     of_section = [tail for place, _, tail in parts.values() if place == (section or last)]
-    near = difflib.get_close_matches(last, [tail for *_, tail in parts.values()], n=1, cutoff=0.7)
+    tails = [tail for *_, tail in parts.values()]
+    near = difflib.get_close_matches(last, tails, n=1, cutoff=0.7)
+    near = near or [tail for tail in tails if "".join(word[:1] for word in tail.split("-")) == last]  # --lr
     if near and (section or not of_section):
-        same = [each for each, (_, _, tail) in parts.items() if tail == near[0]]
+        same = [each for each, (_, _, tail) in parts.items() if tail in near]
         return f" (did you mean {' or '.join([each for each in same if parts[each][0] == section] or same)}?)"
     return f" (settings of {section or last}: {', '.join(of_section)})" if of_section else ""
 

@@ -310,7 +310,7 @@ def test_exceeding_the_context_raises_with_both_numbers_by_default() -> None:
     with pytest.raises(UserError, match=r"10 tokens and 20 new .* context length of 16: generate at most 7"):
         jaxgpt.generate(lm, [[1] * 10], max_new_tokens=20)
     assert len(jaxgpt.generate(lm, [[1] * 10], max_new_tokens=7)[0].ids) == 7
-    with pytest.raises(UserError, match=r"20 tokens .* context length of 16"):
+    with pytest.raises(UserError, match=r"20 tokens .* context length of 16: shorten the prompt"):
         jaxgpt.generate(lm, [[1] * 20], max_new_tokens=1)
     rope = tiny(block_size=16, positions="rope")
     with pytest.raises(UserError, match=r"20 tokens and 30 new .* context length of 16"):

@@ -124,9 +124,10 @@ def max_new(model: ModelConfig, length: int, text: TextParams) -> int:
     else:
         new = text.max_new_tokens or (min(NEW_TOKENS, max(fitting - 1, 1)) if bounded else NEW_TOKENS)
     if bounded and new > fitting:
+        fix = f"generate at most {fitting}" if fitting else "shorten the prompt"
         raise UserError(
             f"a prompt of {length} tokens and {new} new tokens exceed the context length of {model.block_size}: "
-            f"generate at most {fitting}, or use overflow slide, which drops the beginning of the text"
+            f"{fix}, or use overflow slide, which drops the beginning of the text"
         )
     return new
 

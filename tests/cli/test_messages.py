@@ -28,7 +28,7 @@ train --data x -> Unknown option: --data (settings of data: dataset, path,
 train --stepz 3 -> Unknown option: --stepz (did you mean --steps?). See jaxgpt train --help.
 train --vocab-size 3 -> did you mean --model.vocab-size or --data.vocab-size
 train --train.stepz=1 -> did you mean --train.steps
-train --lr=1 -> Unknown option: --lr. See
+train --lr=1 -> Unknown option: --lr (did you mean --learning-rate?)
 train -x -> -x
 train a b -> 'b'
 train --data.path '' -> --data.path is empty, as from an unset variable: set it, or omit it
