@@ -228,6 +228,10 @@ def only_digits(logits_BV: jax.Array, text: object) -> jax.Array:
     return jnp.where(digit_V[None, :], logits_BV, -jnp.inf)
 
 
+def only_numpy(logits_BV: jax.Array, text: object) -> Any:
+    return np.where(np.asarray(logits_BV) > 0, logits_BV, -np.inf)
+
+
 @pytest.mark.ci
 def test_custom_filters_apply_to_sampling_beams_and_explain(lm: LM) -> None:
     """Here with greedy decoding and beams, which get a compiled function; docs/own/filter.md samples with one."""
@@ -238,5 +242,7 @@ def test_custom_filters_apply_to_sampling_beams_and_explain(lm: LM) -> None:
     for wrong in (only_digits, [3]):
         with pytest.raises(UserError, match="must be a list of functions"):
             jaxgpt.generate(lm, "1", filters=wrong)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"only_numpy converts .* to NumPy arrays: use jax.numpy"):
+        jaxgpt.generate(lm, "1", filters=[only_numpy])
     with pytest.raises(UserError, match=r"returned bool \[1, \d+\] for logits of float32"):
         jaxgpt.explain(lm, "1", filters=[lambda logits, _: logits > 0])

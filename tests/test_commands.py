@@ -179,6 +179,8 @@ def test_every_command_is_accepted_by_its_parser(words: Words) -> None:
                 assert all(word in text for word in selected.lower().split() if word not in ("or", "and", "not"))
         case ("python" | "python3", file, *_) if file.endswith(".py"):
             assert (ROOT / file).exists() or file in ("mine.py", "convert_hf_to_gguf.py")
+        case ("gcloud", "compute", "tpus", "queued-resources", *_):
+            pass
         case ("gcloud" | "ssh", *rest):
             inner = rest[-1].removeprefix("--command=").replace("$i", "1")
             assert [parse(bare(each)) for each in commands(inner) if bare(each)[:1] == ("jaxgpt",)] == [None]

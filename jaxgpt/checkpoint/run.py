@@ -121,7 +121,10 @@ def check_free(path: Path, overwrite: bool) -> None:
     """Check that a run can be created in a directory, which may contain unrelated files. Raises `UserError` if it cannot."""
     # Orbax expands patterns, and takes a few prefixes for remote file systems.
     if match := re.search(r"[*?[\\]|(gs|s3|az):(?=/)", f"{path.absolute()}/"):
-        raise UserError(f"cannot store a run at {path}: checkpoints cannot be read from a path with {match[0]!r}")
+        fix = "use a different path; mount a bucket as a directory, as with gcsfuse"
+        raise UserError(
+            f"cannot store a run at {path}: checkpoints cannot be read from a path with {match[0]!r}: {fix}"
+        )
     if Run(path).exists():
         if not overwrite:
             raise UserError(f"{path} already holds a run: resume it with --resume, or replace it with --overwrite")

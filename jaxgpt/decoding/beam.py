@@ -63,19 +63,19 @@ class BeamState(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """The K most probable continuations of the running sequences by one id.
+    """The C most probable continuations of the running sequences by one id.
 
     Attributes:
-        score_BK: float32, log p of each.
-        beam_BK: int32, index of the sequence that is continued.
-        id_BK: int32, the next id.
-        ids_BKn: int32, all new ids, including the next.
+        score_BC: float32, log p of each.
+        beam_BC: int32, index of the sequence that is continued.
+        id_BC: int32, the next id.
+        ids_BCn: int32, all new ids, including the next.
     """
 
-    score_BK: jax.Array
-    beam_BK: jax.Array
-    id_BK: jax.Array
-    ids_BKn: jax.Array
+    score_BC: jax.Array
+    beam_BC: jax.Array
+    id_BC: jax.Array
+    ids_BCn: jax.Array
 
 
 @dataclass(frozen=True)
@@ -135,53 +135,53 @@ class BeamSearch:
         return go_on & ~jnp.all(state.finished_BW) if self.beams.early_stopping is True else go_on
 
     def candidates(self, state: BeamState) -> Candidates:
-        """Find the K most probable continuations, enough to keep W beams even if all stop ids are among them."""
+        """Find the C most probable continuations, enough to keep W beams even if all stop ids are among them."""
         B, W, V = state.logits_BWV.shape
         P = self.size - state.best.ids_BWn.shape[-1]
-        K = min(max(2, 1 + len(self.sampler.stop_ids)), V) * W
+        C = min(max(2, 1 + len(self.sampler.stop_ids)), V) * W
         text = TokenBuffer(state.ids_BWS.reshape(B * W, -1), jnp.repeat(state.start_B, W), P + state.made)
         log_p = jax.nn.log_softmax(state.logits_BWV, axis=-1).reshape(B * W, V)
         log_p = warp(log_p, text, self.sampler.sampling).reshape(B, W, V)
         # A row at its limit waits for the other rows. The logits of this row are not read: past the last learned
         # position they are NaN.
         log_p = jnp.where((state.made < state.limit_B)[:, None, None], log_p, 0.0)
-        score_BK, flat_BK = jax.lax.top_k((log_p + state.score_BW[:, :, None]).reshape(B, W * V), K)
-        beam_BK, id_BK = flat_BK // V, (flat_BK % V).astype(jnp.int32)
-        ids_BKn = gather_beams(state.ids_BWS[:, :, P:], beam_BK).at[:, :, state.made].set(id_BK)
-        return Candidates(score_BK, beam_BK, id_BK, ids_BKn)
+        score_BC, flat_BC = jax.lax.top_k((log_p + state.score_BW[:, :, None]).reshape(B, W * V), C)
+        beam_BC, id_BC = flat_BC // V, (flat_BC % V).astype(jnp.int32)
+        ids_BCn = gather_beams(state.ids_BWS[:, :, P:], beam_BC).at[:, :, state.made].set(id_BC)
+        return Candidates(score_BC, beam_BC, id_BC, ids_BCn)
 
     def step(self, params: Any, state: BeamState) -> BeamState:
         """Keep the best W unfinished candidates and the best W finished sequences."""
-        top_BK, beam_BK, id_BK, ids_BKn = self.candidates(state)
-        (B, K), W, V = id_BK.shape, self.beams.num_beams, state.logits_BWV.shape[-1]
-        P, weigh = self.size - ids_BKn.shape[-1], self.beams.length_penalty
+        top_BC, beam_BC, id_BC, ids_BCn = self.candidates(state)
+        (B, C), W, V = id_BC.shape, self.beams.num_beams, state.logits_BWV.shape[-1]
+        P, weigh = self.size - ids_BCn.shape[-1], self.beams.length_penalty
         made = state.made + 1
         stops = jnp.asarray(self.sampler.stop_ids, jnp.int32)
-        ends_BK = jnp.isin(id_BK, stops) | (made >= state.limit_B)[:, None]
+        ends_BC = jnp.isin(id_BC, stops) | (made >= state.limit_B)[:, None]
 
         def score(log_p: jax.Array, length: jax.Array) -> jax.Array:
             return log_p / length.astype(jnp.float32) ** weigh
 
         # The best W unfinished candidates.
-        score_BW, next_BW = jax.lax.top_k(top_BK + ends_BK.astype(jnp.float32) * WORST, W)
-        beam_BW, token_BW = gather_beams(beam_BK, next_BW), gather_beams(id_BK, next_BW)
+        score_BW, next_BW = jax.lax.top_k(top_BC + ends_BC.astype(jnp.float32) * WORST, W)
+        beam_BW, token_BW = gather_beams(beam_BC, next_BW), gather_beams(id_BC, next_BW)
         ids_BWS = jnp.concatenate(
-            [gather_beams(state.ids_BWS[:, :, :P], beam_BW), gather_beams(ids_BKn, next_BW)], axis=-1
+            [gather_beams(state.ids_BWS[:, :, :P], beam_BW), gather_beams(ids_BCn, next_BW)], axis=-1
         )
 
         # A sequence finishes only if it is among the W best candidates and does not continue a finished sequence.
-        finishes_BK = ends_BK & (jnp.arange(K) < W)[None, :] & ~(top_BK < WORST / 2)  # NaN is included, to report it
+        finishes_BC = ends_BC & (jnp.arange(C) < W)[None, :] & ~(top_BC < WORST / 2)  # NaN is included, to report it
         closed_B1 = ~state.active_B[:, None]
         if self.beams.early_stopping is True:
             closed_B1 = closed_B1 | state.finished_BW.all(-1, keepdims=True)
-        new_BK = score(top_BK, made) + jnp.where(closed_B1 | ~finishes_BK, NO_SCORE, 0.0)  # NaN stays NaN
-        best_BW, from_BW = jax.lax.top_k(jnp.concatenate([state.best.score_BW, new_BK], axis=1), W)
+        new_BC = score(top_BC, made) + jnp.where(closed_B1 | ~finishes_BC, NO_SCORE, 0.0)  # NaN stays NaN
+        best_BW, from_BW = jax.lax.top_k(jnp.concatenate([state.best.score_BW, new_BC], axis=1), W)
         best = Hypotheses(
-            gather_beams(jnp.concatenate([state.best.ids_BWn, ids_BKn], axis=1), from_BW),
-            gather_beams(jnp.concatenate([state.best.length_BW, jnp.full((B, K), made)], axis=1), from_BW),
+            gather_beams(jnp.concatenate([state.best.ids_BWn, ids_BCn], axis=1), from_BW),
+            gather_beams(jnp.concatenate([state.best.length_BW, jnp.full((B, C), made)], axis=1), from_BW),
             best_BW,
         )
-        finished_BW = gather_beams(jnp.concatenate([state.finished_BW, finishes_BK], axis=1), from_BW)
+        finished_BW = gather_beams(jnp.concatenate([state.finished_BW, finishes_BC], axis=1), from_BW)
 
         # Whether the best running sequence can still beat the worst finished sequence.
         far = self.beams.early_stopping == "never" and weigh > 0

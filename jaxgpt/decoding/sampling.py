@@ -86,7 +86,11 @@ def with_filters(sampling: SamplingParams, added: Sequence[Filter]) -> SamplingP
 
 def _apply(custom: Filter, logits_BV: jax.Array, text: TokenBuffer) -> tuple[str, jax.Array]:
     """Apply a custom filter and check shape and dtype; return its name and the new logits."""
-    name, out = getattr(custom, "__name__", type(custom).__name__), custom(logits_BV, text)
+    name = getattr(custom, "__name__", type(custom).__name__)
+    try:
+        out = custom(logits_BV, text)
+    except jax.errors.TracerArrayConversionError:
+        raise UserError(f"the filter {name} converts its arguments to NumPy arrays: use jax.numpy") from None
     found, wanted = (f"{a.dtype} {list(a.shape)}" for a in (jnp.asarray(out), logits_BV))
     if found != wanted:
         raise UserError(

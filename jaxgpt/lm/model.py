@@ -183,6 +183,7 @@ def save(lm: LM, path: str | Path, *, overwrite: bool = False) -> None:
     Raises:
         UserError: if the weights do not match `lm.config.model`, the tokenizer has more ids than its vocabulary, `path`
             exists, or it cannot be written.
+        TrainingFailed: if its checkpoint cannot be written, as on a full disk.
     """
     check_lm(lm)
     config, params, tokenizer, _ = lm

@@ -87,40 +87,40 @@ def orthogonal(updates: Any, steps: int, model: ModelConfig) -> Any:
     axes = [weight.axes for path, _ in paths if (weight := weight_at(path, model))]
     stacks = [_by_width(leaf.reshape(-1, *leaf.shape[-2:]), names) for leaf, names in zip(leaves, axes, strict=True)]
     alike: dict[tuple[int, ...], list[int]] = defaultdict(list)
-    for index, x_NEO in enumerate(stacks):
-        alike[x_NEO.shape[1:]].append(index)
+    for index, x_MEO in enumerate(stacks):
+        alike[x_MEO.shape[1:]].append(index)
     results: list[Any] = [None] * len(leaves)
     for indices in alike.values():
         other = next(name for name in axes[indices[0]] if name != "embed")
         schedule = (None, "embed", other), (None, "embed", None), *TO_DEVICES
-        x_NEO = _reshard(jnp.concatenate([stacks[index] for index in indices]), schedule)
-        x_NEO /= jnp.linalg.norm(x_NEO, axis=(1, 2), keepdims=True) + EPS
+        x_MEO = _reshard(jnp.concatenate([stacks[index] for index in indices]), schedule)
+        x_MEO /= jnp.linalg.norm(x_MEO, axis=(1, 2), keepdims=True) + EPS
         for _ in range(steps):
-            x_NEO = _newton_schulz(x_NEO)
-        x_NEO = _reshard(x_NEO, schedule[::-1])
+            x_MEO = _newton_schulz(x_MEO)
+        x_MEO = _reshard(x_MEO, schedule[::-1])
         ends = np.cumsum([len(stacks[index]) for index in indices])[:-1]
-        for index, part_NEO in zip(indices, jnp.split(x_NEO, ends), strict=True):
+        for index, part_MEO in zip(indices, jnp.split(x_MEO, ends), strict=True):
             inputs, outputs = leaves[index].shape[-2:]
-            matrices = _by_width(part_NEO, axes[index]).reshape(leaves[index].shape)
+            matrices = _by_width(part_MEO, axes[index]).reshape(leaves[index].shape)
             results[index] = math.sqrt(max(1.0, outputs / inputs)) * matrices
     return jax.tree.unflatten(tree, results)
 
 
-def _by_width(x_NIO: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+def _by_width(x_MIO: jax.Array, axes: tuple[str, ...]) -> jax.Array:
     """Transpose matrices, if needed, so that the residual stream's width comes first; an involution."""
-    return x_NIO if axes[0] == "embed" else x_NIO.mT
+    return x_MIO if axes[0] == "embed" else x_MIO.mT
 
 
-def _reshard(x_NEO: jax.Array, schedule: Sequence[tuple[str | None, ...]]) -> jax.Array:
+def _reshard(x_MEO: jax.Array, schedule: Sequence[tuple[str | None, ...]]) -> jax.Array:
     for names in schedule:
-        x_NEO = constrain(x_NEO, names)
-    return x_NEO
+        x_MEO = constrain(x_MEO, names)
+    return x_MEO
 
 
-def _newton_schulz(x_NEO: jax.Array) -> jax.Array:
+def _newton_schulz(x_MEO: jax.Array) -> jax.Array:
     a, b, c = QUINTIC
-    if x_NEO.shape[1] <= x_NEO.shape[2]:
-        gram_NEE = x_NEO @ x_NEO.mT
-        return a * x_NEO + (b * gram_NEE + c * (gram_NEE @ gram_NEE)) @ x_NEO
-    gram_NOO = x_NEO.mT @ x_NEO
-    return a * x_NEO + x_NEO @ (b * gram_NOO + c * (gram_NOO @ gram_NOO))
+    if x_MEO.shape[1] <= x_MEO.shape[2]:
+        gram_MEE = x_MEO @ x_MEO.mT
+        return a * x_MEO + (b * gram_MEE + c * (gram_MEE @ gram_MEE)) @ x_MEO
+    gram_MOO = x_MEO.mT @ x_MEO
+    return a * x_MEO + x_MEO @ (b * gram_MOO + c * (gram_MOO @ gram_MOO))

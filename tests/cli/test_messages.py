@@ -161,7 +161,7 @@ train run --out run -> run already holds a run: resume it with --resume, or repl
 train --data.path text.txt --out stray -> stray holds checkpoints but no config.json: restore it, or choose another --out
 train --resume --out stray -> stray holds checkpoints but no config.json: restore it, or choose another --out
 train --data.path text.txt --out replaced -> replacing replaced was interrupted: move the files of replaced/.replaced
-train --data.path text.txt --out 'a [b]' -> cannot store a run at a [b]: checkpoints cannot be read from a path with '['
+train --data.path text.txt --out 'a [b]' -> cannot be read from a path with '[': use a different path; mount a bucket
 train --resume -> --resume needs a run directory: jaxgpt train --resume --out DIR
 train --resume --out run --overwrite -> --resume and --overwrite exclude each other: omit one of them
 train --resume --out nowhere -> no run at nowhere (no config.json); to start one: jaxgpt train PRESET --out nowhere
