@@ -160,7 +160,7 @@ def _begin(out: Path, params: PrepareParams, sources: Sequence[Source], tokenize
         for key, value in settings.items():
             if (was := index["settings"][key]) != value:
                 raise UserError(
-                    f"{out} was created with {key} {short_repr(was)}, not {short_repr(value)}: use the same, or another --out"
+                    f"{out} was created with {key} {_shown(was)}, not {_shown(value)}: use the same, or another --out"
                 )
         return index
     for path in out.glob("*.bin"):
@@ -175,6 +175,13 @@ def _begin(out: Path, params: PrepareParams, sources: Sequence[Source], tokenize
     }
     shards.write_index(out, new)
     return new
+
+
+def _shown(value: Any) -> str:
+    """Format a parameter, or the sources."""
+    if not isinstance(value, list):
+        return short_repr(value)
+    return ", ".join(f"{each['name']} ({plural(each['files'], 'file')}, {each['size']:,} bytes)" for each in value)
 
 
 def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
