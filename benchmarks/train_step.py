@@ -353,6 +353,7 @@ def ours(shape: Shape, **train: Any) -> Callable[[], Any]:
     )  # fmt: skip
     use_cores(config.mesh, model=config.model)
     keep_memory(config)
+    import jax
     import numpy as np
 
     from jaxgpt.trainer.program import build
@@ -367,8 +368,8 @@ def ours(shape: Shape, **train: Any) -> Callable[[], Any]:
         nonlocal state
         for _ in range(shape.calls):
             batches = rng.integers(0, shape.vocab, (n, shape.batch, shape.context + 1), dtype=np.int32)
-            state, metrics = program.steps(state, program.put_batches(list(batches)), n)
-        metrics()
+            state, metrics = program.step(state, program.put_batches(list(batches)))
+        jax.block_until_ready(metrics)
 
     return work
 

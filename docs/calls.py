@@ -21,7 +21,7 @@ trainer.train.train
   trainer.train.batches_of
     data.batches.Batches.at
   start.build = trainer.program.build
-  program.steps = train.step.train_step
+  program.step = train.step.train_step
     train.step.gradients
       train.step.gradient_sums
         objective = train.loss.next_token_loss

@@ -30,10 +30,10 @@ def trained() -> tuple[Any, list[dict[str, Any]], np.ndarray]:
     types = jax.tree.map(lambda leaf: leaf.dtype, state)
     assert types_of(state) == {"float32", "int32", "bool"}
     ids = np.random.default_rng(0).integers(0, 17, (3, 8, 17), np.int32)
-    state, metrics = program.steps(state, program.put_batches(list(ids[:2])), 2)
+    state, metrics = program.step(state, program.put_batches(list(ids[:2])))
     assert jax.tree.map(lambda leaf: leaf.dtype, state) == types
     losses, _ = program.eval(state.params, program.put(ids[2]))
-    return jax.device_get(state), metrics(), np.asarray(losses)
+    return jax.device_get(state), jax.device_get(metrics), np.asarray(losses)
 
 
 @pytest.mark.ci

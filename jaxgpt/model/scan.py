@@ -7,7 +7,7 @@ number of layers.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax
@@ -33,7 +33,7 @@ def stack_layers(tree: Any) -> Any:
             return node
         blocks = [node[layer_name(layer)] for layer in range(sum(_is_layer(name) for name in node))]
         rest = {name: leaf for name, leaf in node.items() if not _is_layer(name)}
-        return rest | {STACKED: _name_axis(jax.tree.map(lambda *leaves: jnp.stack(leaves), *blocks))}
+        return rest | {STACKED: _name_axis(jax.tree.map(lambda *leaves: jnp.stack(leaves), *blocks), "add_axis")}
 
     return jax.tree.map(stack, tree, is_leaf=lambda node: _has(node, layer_name(0)))
 
@@ -45,7 +45,8 @@ def unstack_layers(tree: Any, n_layer: int) -> Any:
         if not _has(node, STACKED):
             return node
         rest = {name: leaf for name, leaf in node.items() if name != STACKED}
-        return rest | {layer_name(i): jax.tree.map(lambda leaf, i=i: leaf[i], node[STACKED]) for i in range(n_layer)}
+        blocks = (jax.tree.map(lambda leaf, i=i: leaf[i], node[STACKED]) for i in range(n_layer))
+        return rest | {layer_name(i): _name_axis(block, "remove_axis") for i, block in enumerate(blocks)}
 
     return jax.tree.map(unstack, tree, is_leaf=lambda node: _has(node, STACKED))
 
@@ -58,13 +59,13 @@ def _is_layer(name: str) -> bool:
     return name.startswith(f"{STACKED}_")
 
 
-def _name_axis(tree: Any) -> Any:
-    """Add the layer axis to the logical axes of boxed leaves."""
+def _name_axis(tree: Any, change: Literal["add_axis", "remove_axis"]) -> Any:
+    """Add or remove the layer axis in the logical axes of boxed leaves."""
 
     def is_box(leaf: Any) -> bool:
         return isinstance(leaf, nn.Partitioned)
 
     def name(leaf: Any) -> Any:
-        return leaf.add_axis(0, {nn.PARTITION_NAME: "layers"}) if is_box(leaf) else leaf
+        return getattr(leaf, change)(0, {nn.PARTITION_NAME: "layers"}) if is_box(leaf) else leaf
 
     return jax.tree.map(name, tree, is_leaf=is_box)

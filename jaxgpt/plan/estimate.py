@@ -146,7 +146,7 @@ def argument_bytes(program: Program) -> dict[str, float]:
     state = program.abstract_state
     average = {"average": shard_bytes(state.ema)} if state.ema is not None else {}
     return {
-        "parameters": shard_bytes((state.params, program.abstract_base)),
+        "parameters": shard_bytes((state.params, program.abstract_frozen)),
         "optimizer": shard_bytes(state.opt_state),
         **average,
         "batch": 4.0 * math.prod(program.batch().shape) / batch_ways(program.mesh),

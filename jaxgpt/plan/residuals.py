@@ -73,7 +73,7 @@ def residual_bytes(program: Program, remat: bool = True) -> float:
     def residuals(params: Any, frozen: Any, windows: jax.Array) -> Any:
         return jax.vjp(lambda p: run.bound_objective(frozen)(p, windows, key).loss_B.sum(), params)[1]
 
-    arguments = program.abstract_state.params, program.abstract_base, program.batch()
+    arguments = program.abstract_state.params, program.abstract_frozen, program.batch()
     plain = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), arguments)
     jaxpr = jax.make_jaxpr(residuals)(*plain).jaxpr
     sizes = [0.0, *(math.prod(aval.shape) * aval.dtype.itemsize for aval in _roots(jaxpr, jaxpr.outvars))]

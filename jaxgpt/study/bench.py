@@ -155,14 +155,14 @@ class _Steps:
             host = _Clock()
             batch = self.batch(each)
             self.input_seconds.append(host() / each)
-            self.state, metrics = self.program.steps(self.state, batch, each)
+            self.state, metrics = self.program.step(self.state, batch)
             self.step += each
             pending.append(metrics)
             if call >= LAG:
-                pending.popleft()()
+                jax.block_until_ready(pending.popleft())
                 times.append(clock() / each)
         for metrics in pending:
-            metrics()
+            jax.block_until_ready(metrics)
             times.append(clock() / each)
         # The first call started on idle devices, and the last calls may have ended before they were read.
         return times[1:-LAG] if len(times) > LAG + 1 else times

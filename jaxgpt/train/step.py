@@ -173,6 +173,28 @@ def _schedule_step(state: TrainState) -> jax.Array:
     return counts[0][1] if counts else state.step
 
 
+def train_steps(
+    state: TrainState,
+    windows_KBT1: jax.Array,
+    n: jax.typing.ArrayLike,
+    *,
+    step: Callable[[TrainState, jax.Array], tuple[TrainState, dict[str, jax.Array]]],
+) -> tuple[TrainState, dict[str, jax.Array]]:
+    """Take `n` optimizer steps on the first of K batches, in a loop on the devices that is compiled once for any n.
+
+    Returns the next state, and the metrics of each step, `[K, ...]`; zero beyond n.
+    """
+    shapes = jax.eval_shape(step, state, windows_KBT1[0])[1]
+    zeros = jax.tree.map(lambda x: jnp.zeros((len(windows_KBT1), *x.shape), x.dtype), shapes)
+
+    def one(i: jax.Array, carry: tuple[TrainState, Any]) -> tuple[TrainState, Any]:
+        state, metrics = step(carry[0], windows_KBT1[i])
+        return state, jax.tree.map(lambda row, x: row.at[i].set(x), carry[1], metrics)
+
+    result: tuple[TrainState, Any] = jax.lax.fori_loop(0, n, one, (state, zeros))
+    return result
+
+
 def eval_step(params: Any, batch: Any, *, objective: Objective) -> tuple[jax.Array, jax.Array]:
     """Compute the summed loss and the token count of each row, both `[B]`; both are 0 for a row of -1."""
     sums = objective(params, batch, None)

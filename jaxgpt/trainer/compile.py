@@ -24,7 +24,7 @@ def compiling(program: Program, report: Report) -> Iterator[None]:
     began = time.perf_counter()
     report.stage("compiling")
     batches = program.batch(program.config.train.steps_per_call)
-    state, *_ = program.abstract_state, program.abstract_base, program._numbers  # lowering traces in this thread
+    state, *_ = program.abstract_state, program.abstract_frozen, program._numbers  # lowering traces in this thread
     with ThreadPoolExecutor(1) as pool:
         compiled = pool.submit(lambda: compile_lowered(program, program.lower(state, batches)))
         yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -30,7 +30,6 @@ from jaxgpt.trainer.start import out_of_patience
 
 SAVE, STOP = 1, 2  # requests between two calls; the maximum over processes is used
 LAG = 2  # calls dispatched before blocking on the metrics of the oldest
-Metrics = Callable[[], list[dict[str, Any]]]  # blocks on the metrics of a call, a dict for each step
 
 
 class Record:
@@ -70,9 +69,9 @@ class Record:
         self.speed = Speed(config, flops / peak if peak else 0.0)
         now = time.perf_counter()
         self._began, self._saved_at = now - file.elapsed_seconds, now
-        self._in_flight: deque[tuple[range, Metrics]] = deque()
+        self._in_flight: deque[tuple[range, dict[str, jax.Array]]] = deque()
 
-    def steps(self, steps: range, metrics: Metrics) -> None:
+    def steps(self, steps: range, metrics: dict[str, jax.Array]) -> None:
         """Add the metrics of a call, and read those of `LAG` calls ago; block on the first call."""
         self._in_flight.append((steps, metrics))
         self.done = steps.stop
@@ -83,10 +82,10 @@ class Record:
         """Read, check and write the metrics of all calls in flight except the last `leave`."""
         train = self.config.train
         while len(self._in_flight) > leave:
-            steps, read = self._in_flight.popleft()
-            arrays = read()
+            steps, arrays = self._in_flight.popleft()
+            per_step = metrics_of_steps(arrays, len(steps))  # blocks until the call has ended
             speed, left = self.speed.call_ended(steps.stop)
-            for step, values in zip(steps, arrays, strict=True):
+            for step, values in zip(steps, per_step, strict=True):
                 squared_norms = values.pop("grad_squares")
                 metrics = {name: float(value) for name, value in values.items()}
                 self._check(step, metrics, squared_norms)
@@ -162,6 +161,12 @@ class Record:
             after = f" after {skipped} skipped updates in a row" if skipped >= optim.skip_limit else ""
             gradient = first_non_finite(self.config.model, self.program.abstract_state.params, squared_norms)
             raise Diverged(", ".join(filter(None, [f"{wrong or 'a spike'} at step {step}{after}", gradient])))
+
+
+def metrics_of_steps(metrics: dict[str, jax.Array], n: int) -> list[dict[str, Any]]:
+    """Block on the metrics of a call of n steps, and return the metrics of each step."""
+    host = jax.device_get(metrics)
+    return [{name: value[i] for name, value in host.items()} for i in range(n)] if host["loss"].ndim else [host]
 
 
 class Diverged(TrainingFailed):

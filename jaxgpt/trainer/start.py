@@ -21,7 +21,7 @@ from jaxgpt.checkpoint.run import (
     remove_replaced,
     write_settings,
 )
-from jaxgpt.checkpoint.store import Info, checkpoints, find_damage, latest_valid, restore, weights_at
+from jaxgpt.checkpoint.store import Info, checkpoints, find_damage, latest_valid, weights_at
 from jaxgpt.config import Config, DataConfig, TrainConfig, changes, flat
 from jaxgpt.data import Batches, Data
 from jaxgpt.data.tokenizer import Tokenizer
@@ -29,7 +29,6 @@ from jaxgpt.errors import UserError, short_repr
 from jaxgpt.files import sole_writer
 from jaxgpt.lm.model import FrozenBase, base_of, load, load_base
 from jaxgpt.parallel.processes import on_leader, same_on_all
-from jaxgpt.train.step import TrainState
 from jaxgpt.trainer.metrics import versions
 from jaxgpt.trainer.program import Program, build
 
@@ -171,13 +170,6 @@ def _reopen(run: Run, program: Program, data: Data, note: Callable[[str], None])
         note(f"changed settings: {', '.join(settings)}")
     write_settings(run, config, data.tokenizer)
     return last
-
-
-def first_state(program: Program, run: Run, last: Info | None, params: Any) -> TrainState:
-    """Restore the state of a checkpoint, or make the first one from weights per layer (None: random weights)."""
-    if last is None:
-        return program.init(params)
-    return program.from_checkpoint(restore(run.checkpoints, last.step, program.abstract_checkpoint))
 
 
 def with_weights(base: Config, init_from: str, keep: bool, change: Callable[[Config], Config]) -> Config:

@@ -22,7 +22,7 @@ from jaxgpt.trainer.prefetch import prefetched
 from jaxgpt.trainer.program import Program
 from jaxgpt.trainer.record import SAVE, STOP, Record, failures
 from jaxgpt.trainer.report import Report
-from jaxgpt.trainer.start import Start, Weights, check, completed, first_state, open_for_training, read_weights
+from jaxgpt.trainer.start import Start, Weights, check, completed, open_for_training, read_weights
 
 
 class Outcome(NamedTuple):
@@ -72,7 +72,7 @@ def train(start: Start, report: Report, until: int | None = None) -> Outcome:
         first, evaluation = last.step if last else 0, None
         report.started(program, data, run, first)
         with compiling(program, report):
-            state = first_state(program, run, last, weights.params)
+            state = program.restore(run.checkpoints, first) if last else program.init(weights.params)
         weights = Weights()  # free the host copies; the devices hold the weights
         calls = prefetched(batches_of(program, data, last), plan_calls(first, end, settings, last))
         with Saver(run.checkpoints, settings) as saver, MetricsFile(run.metrics, last) as file, calls as prepared:
@@ -84,7 +84,7 @@ def train(start: Start, report: Report, until: int | None = None) -> Outcome:
                 if request == SAVE and steps.start > first:
                     record.save(state, temporary=True)
                 if steps:
-                    state, metrics = program.steps(state, batches, len(steps))
+                    state, metrics = program.step(state, batches)
                     record.steps(steps, metrics)  # reads the metrics of two calls ago, which are ready
                 if is_evaluated(steps.stop, settings):
                     record.read()  # raises an error if the run has diverged

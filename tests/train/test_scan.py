@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from helpers import make, random_ids, small
 
-from jaxgpt.checkpoint.store import Info, Saver, restore
+from jaxgpt.checkpoint.store import Info, Saver
 from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig
 from jaxgpt.model.params import abstract_params
 from jaxgpt.model.scan import stack_layers, unstack_layers
@@ -92,9 +92,9 @@ def test_scanned_training_equals_unrolled_on_a_mesh_and_after_a_resume() -> None
     saved = scanned.to_checkpoint(state)  # type: ignore[arg-type]
     with Saver(Path("checkpoints"), c.train) as saver:
         saver.save(saved, Info(3))
-    back = restore(Path("checkpoints"), 3, plain.abstract_checkpoint)
+    back = plain.restore(Path("checkpoints"), 3)
     assert jax.tree.structure(back) == jax.tree.structure(state_plain)
-    again = scanned.from_checkpoint(restore(Path("checkpoints"), 3, scanned.abstract_checkpoint))
+    again = scanned.restore(Path("checkpoints"), 3)
     assert_same(jax.device_get(again), jax.device_get(state))
     places = [jax.tree.map(lambda leaf: leaf.sharding, s) for s in (again, state)]
     assert places[0] == places[1]

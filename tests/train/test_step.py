@@ -264,7 +264,7 @@ def test_one_program_for_all_steps_takes_the_memory_of_the_state() -> None:
         leaf = state.params["wte"]["embedding"]
         state, _ = p.step(state, p.put(windows(p)))
         assert leaf.is_deleted()
-    assert p._train[False]._cache_size() == 1
+    assert p._train._cache_size() == 1
 
 
 def test_compiler_errors_come_with_advice() -> None:
@@ -296,8 +296,8 @@ def test_the_step_is_compiled_during_initialization(each: int) -> None:
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
-        state, _ = p.steps(state, batches[0], 1)
-        state, _ = p.steps(state, batches[1], each)
+        state, _ = p.step(state, batches[0])
+        state, _ = p.step(state, batches[1])
         assert int(state.step) == 1 + each
         assert not [event for event in seen if "backend_compile" in event]
         jax.jit(lambda x: x + 41)(1.0)

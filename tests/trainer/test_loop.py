@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxgpt.checkpoint.run import Run
-from jaxgpt.checkpoint.store import Info, checkpoints, restore
+from jaxgpt.checkpoint.store import Info, checkpoints
 from jaxgpt.config import Config, MeshConfig, OptimConfig
 from jaxgpt.data import Data, open_data
 from jaxgpt.errors import TrainingFailed, UserError
@@ -264,7 +264,7 @@ def test_partial_evaluations_are_compared_on_the_same_windows() -> None:
     run(small_run(eval_windows=3), "out")
     lines = {m["step"]: m for m in read_metrics(Path("out/metrics.jsonl")) if "val_loss" in m}
     program, data = prepare(small_run(eval_windows=3))
-    state = restore(Path("out/checkpoints"), 8, program.abstract_checkpoint)
+    state = program.restore(Path("out/checkpoints"), 8)
     some = evaluate(program, state.params, data.val, all_windows=False)
     every = evaluate(program, state.params, data.val)
     assert some.windows == lines[4]["val_windows"] == 3

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from jaxgpt.checkpoint.store import Info
@@ -61,13 +62,18 @@ def simulate(case: Case, patch: pytest.MonkeyPatch) -> Any:
         base = mesh = abstract_weights = None
         abstract_state = SimpleNamespace(params={})
 
-        def steps(self, state: Any, batches: range, n: int) -> Any:
-            first = state.step
-            assert batches == range(first, first + n)
-            log(("steps", first, n))
-            losses = [math.nan if step == case.bad else 1.0 for step in batches]
-            metrics = [{"loss": loss, "grad_norm": 1.0, "grad_squares": []} for loss in losses]
-            return SimpleNamespace(step=first + n), lambda: metrics
+        def init(self, params: Any) -> Any:
+            return SimpleNamespace(step=0)
+
+        def restore(self, directory: Path, step: int) -> Any:
+            return SimpleNamespace(step=step)
+
+        def step(self, state: Any, batches: range) -> Any:
+            assert batches.start == state.step
+            log(("steps", state.step, len(batches)))
+            losses = np.array([math.nan if step == case.bad else 1.0 for step in batches])
+            metrics = {"loss": losses, "grad_norm": np.ones(len(batches)), "grad_squares": np.zeros((len(batches), 0))}
+            return SimpleNamespace(step=batches.stop), metrics
 
         def to_checkpoint(self, state: Any) -> Any:
             return state
@@ -120,7 +126,6 @@ def simulate(case: Case, patch: pytest.MonkeyPatch) -> Any:
         "batches_of": lambda *_: lambda steps: steps,
         "compiling": lambda *_: nullcontext(),
         "check": lambda start: None,
-        "first_state": lambda *_: SimpleNamespace(step=case.last.step if case.last else 0),
         "eval_params": lambda state: state,
         "open_for_training": open_for_training,
         "completed": lambda config, data: config,

@@ -111,8 +111,7 @@ def resumed(s: Subject) -> float:
     with store.Saver(directory, config.train) as saver:
         saver.save(program.to_checkpoint(middle), store.Info(2))
     straight = jax.device_get(steps(middle, windows[2:]))
-    saved = store.restore(directory, 2, program.abstract_checkpoint)
-    return distance(steps(program.from_checkpoint(saved), windows[2:]), straight)
+    return distance(steps(program.restore(directory, 2), windows[2:]), straight)
 
 
 def _split(config: Config, n_devices: int) -> MeshConfig:

@@ -1,0 +1,185 @@
+"""States: the weights and train states of a run on a mesh, with their shapes, shardings and first values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import flax.linen as nn
+import jax
+import optax
+from jax.sharding import Mesh
+
+from jaxgpt.checkpoint import store
+from jaxgpt.config import Config
+from jaxgpt.lm.model import FrozenBase
+from jaxgpt.model import GPT
+from jaxgpt.model.init import boxed_params
+from jaxgpt.model.lora import merge, model_adapters
+from jaxgpt.model.scan import stack_layers, unstack_layers
+from jaxgpt.ops.random import named_key
+from jaxgpt.parallel.host import quick_compile_options
+from jaxgpt.parallel.mesh import RULES, Rules, block_on_cpu_mesh, shardings_like
+from jaxgpt.train.optimizer import make_optimizer
+from jaxgpt.train.step import TrainState, init_state
+
+T = TypeVar("T")
+
+
+class Fresh(NamedTuple):
+    """Random weights, in linen's boxes with logical axes, and the first state.
+
+    Attributes:
+        frozen: weights that adapters change; `()` if all weights are trained.
+        trained: trained parameters: weights or adapters.
+        state: state before the first step, without boxes.
+    """
+
+    frozen: Any
+    trained: Any
+    state: TrainState
+
+
+@dataclass(eq=False)
+class States:
+    """The weights and train states of a config on a mesh. Shapes and shardings need no devices.
+
+    The weights of the model are a function of two trees, the `frozen` weights and the `params` of a state (see `merged`).
+    Without adapters, the first is `()`.
+
+    With `train.scan_layers` the layers of both are stacked (`model/scan.py`) from the start: stacking within the step would
+    copy weights and gradients each time, and compile the optimizer for each layer. Checkpoints are per layer.
+
+    Attributes:
+        config: settings of the run; the vocabulary is known.
+        mesh: the devices; for estimates, which compile nothing, an `AbstractMesh`.
+        optimizer: as in `build`, like the next two.
+        model: module to train.
+        rules: the sharding table.
+        base: the frozen weights of adapters, on their devices; None: random weights.
+    """
+
+    config: Config
+    mesh: Mesh
+    optimizer: optax.GradientTransformation | None = None
+    model: GPT | None = None
+    rules: Rules = field(default_factory=lambda: RULES)
+    base: FrozenBase | None = field(default=None, repr=False)
+
+    @cached_property
+    def abstract_state(self) -> TrainState:
+        """Shapes, dtypes and shardings of the state."""
+        return self._abstract(self._shapes.state, self._shapes.trained)
+
+    @cached_property
+    def abstract_frozen(self) -> Any:
+        """Shapes, dtypes and shardings of the frozen weights."""
+        return self._abstract(nn.unbox(self._shapes.frozen), self._shapes.frozen)
+
+    @property
+    def abstract_weights(self) -> Any:
+        """Shapes, dtypes and shardings of the model's weights."""
+        return self.abstract_frozen or self.abstract_state.params
+
+    @cached_property
+    def abstract_checkpoint(self) -> TrainState:
+        """Shapes, dtypes and shardings of the state in a checkpoint, which has a tree per layer."""
+        if not self.config.train.scan_layers:
+            return self.abstract_state
+        return self._abstract(*jax.eval_shape(self._unstacked, (self._shapes.state, self._shapes.trained)))
+
+    @cached_property
+    def frozen(self) -> Any:
+        """The frozen weights, on their devices."""
+        if self.base is not None or not self.abstract_frozen:
+            return self.base.params if self.base else ()
+        return self._compute(
+            lambda seed: nn.unbox(self.fresh(seed).frozen), self.config.train.seed, self.abstract_frozen
+        )
+
+    def merged(self, frozen: Any, params: Any) -> Any:
+        """Return the weights of the model: `params`, or the frozen weights merged with the adapters `params`."""
+        return merge(frozen, params, self.config.lora.alpha) if self.config.lora.rank else params
+
+    def weights(self, params: Any) -> Any:
+        """Return the weights of the model from the `params` or the EMA of a state, on their devices."""
+        if not self.abstract_frozen:
+            return params
+        return self._compute(lambda trees: self.merged(*trees), (self.frozen, params), self.abstract_frozen)
+
+    @cached_property
+    def fresh(self) -> Callable[[jax.typing.ArrayLike], Fresh]:
+        """The function of a seed that makes random weights and the first state. Traced once."""
+
+        def make(seed: jax.typing.ArrayLike) -> Fresh:
+            frozen, trained = (), boxed_params(self.model or GPT(self.config.model), seed)
+            if self.config.lora.rank:
+                frozen, trained = trained, model_adapters(named_key(seed, "lora"), trained, self.config.lora)
+            return self._stacked(Fresh(frozen, trained, self._first_state(nn.unbox(trained))))
+
+        return jax.jit(make)
+
+    def init(self, params: Any = None) -> TrainState:
+        """Make the state before the first step from weights per layer; None: random weights."""
+        if params is None:
+            return self._compute(lambda seed: self.fresh(seed).state, self.config.train.seed, self.abstract_state)
+        return self._compute(lambda params: self._stacked(self._first_state(params)), params, self.abstract_state)
+
+    def restore(self, directory: Path, step: int) -> TrainState:
+        """Restore the state of a checkpoint.
+
+        Raises:
+            UserError: as `checkpoint.store.restore`.
+        """
+        state = store.restore(directory, step, self.abstract_checkpoint)
+        return self._compute(stack_layers, state, self.abstract_state) if self.config.train.scan_layers else state
+
+    def to_checkpoint(self, state: TrainState) -> TrainState:
+        """Unstack the layers of a state. The result is a copy, in device memory until it is written."""
+        return block_on_cpu_mesh(self.mesh, self._to_checkpoint(state)) if self.config.train.scan_layers else state
+
+    def put_params(self, params: Any) -> Any:
+        """Put weights per layer on their devices, for `eval`."""
+        shardings = shardings_of(self.abstract_state.params)
+        return block_on_cpu_mesh(self.mesh, jax.device_put(self._stacked(params), shardings))
+
+    def put_base(self, base: FrozenBase) -> None:
+        """Put the frozen weights per layer on their devices, instead of random weights."""
+        self.base = base._replace(params=self._compute(self._stacked, base.params, self.abstract_frozen))
+
+    @cached_property
+    def _shapes(self) -> Fresh:
+        return jax.eval_shape(self.fresh, 0)
+
+    def _first_state(self, params: Any) -> TrainState:
+        return init_state(params, make_optimizer(self.config, self.optimizer), self.config.optim.ema_decay > 0)
+
+    def _stacked(self, tree: T) -> T:
+        """Stack the layers of weights or of a state, if training uses them stacked."""
+        return stack_layers(tree) if self.config.train.scan_layers else tree
+
+    def _unstacked(self, tree: T) -> T:
+        return unstack_layers(tree, self.config.model.n_layer)
+
+    @cached_property
+    def _to_checkpoint(self) -> Any:
+        return jax.jit(self._unstacked, out_shardings=shardings_of(self.abstract_checkpoint))
+
+    def _abstract(self, tree: T, boxed: Any) -> T:
+        shardings = shardings_like(tree, boxed, self.config.model, self.mesh, self.rules)
+        return jax.tree.map(lambda x, each: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=each), tree, shardings)
+
+    def _compute(self, function: Callable[[Any], Any], argument: Any, like: T) -> T:
+        """Call a function once, compiled, with its results on their own devices as in `like`."""
+        options = quick_compile_options(self.mesh)
+        compiled = jax.jit(function, out_shardings=shardings_of(like), compiler_options=options)
+        result: T = block_on_cpu_mesh(self.mesh, compiled(argument))
+        return result
+
+
+def shardings_of(tree: Any) -> Any:
+    """Return the sharding of every leaf."""
+    return jax.tree.map(lambda leaf: leaf.sharding, tree)
