@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jaxgpt.config import Config, from_json
+from jaxgpt.config import Config, changes, from_json
 from jaxgpt.errors import UserError, did_you_mean
 from jaxgpt.files import read_bytes
 from jaxgpt.presets import DEFAULT, PRESETS, preset
@@ -45,6 +45,37 @@ def with_settings(base: Config, settings: Mapping[str, Any]) -> Config:
         from jaxgpt.convert.peft import resolve_targets
 
         config = replace(config, lora=replace(config.lora, targets=resolve_targets(config.model, config.lora)))
+    return config
+
+
+def with_weights(base: Config, init_from: str, settings: Mapping[str, Any], keep: bool) -> Config:
+    """Return a config that starts from the weights of a run, with its model and tokenizer.
+
+    Args:
+        base: the other settings.
+        init_from: RUN or RUN/checkpoints/STEP.
+        settings: settings of the command line.
+        keep: whether dropout and context, the model settings that may differ, come from `base`.
+
+    Raises:
+        UserError: if the settings have a different model or tokenizer.
+    """
+    from jaxgpt.checkpoint.run import open_run, parse_checkpoint
+    from jaxgpt.checkpoint.store import weights_at
+
+    directory, _ = parse_checkpoint(init_from)
+    model = open_run(directory).config().model
+    free = ["dropout"] if model.positions == "learned" else ["dropout", "block_size"]  # no weight depends on them
+    own = {name: getattr(base.model, name) for name in free} if keep else {}
+    # The paths are valid in every directory.
+    data = replace(base.data, tokenizer=str((directory / "tokenizer.json").absolute()))
+    weights = replace(base, model=replace(model, **own), data=data, init_from=str(weights_at(init_from).absolute()))
+    config = with_settings(weights, settings)
+    for name, (was, now) in changes(weights, config).items():
+        section, _, last = name.rpartition(".")
+        if (section == "model" and last not in free) or name == "data.tokenizer":
+            window = "; to train on shorter windows, use --data.window" if name == "model.block_size" else ""
+            raise UserError(f"{name} must be {was!r}, as in the run of --init-from, not {now!r}: omit it{window}")
     return config
 
 

@@ -1,13 +1,13 @@
-"""jaxgpt train: start a run, repeat one with the same settings, fine-tune weights, or resume a run."""
+"""jaxgpt train: start a run, fine-tune weights, repeat a run with the same settings, or resume a run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from jaxgpt.cli.parse import NO_SETTINGS, GivenSettings
-from jaxgpt.cli.settings import named_config, with_settings
+from jaxgpt.cli.settings import named_config, with_settings, with_weights
 from jaxgpt.config import Config, DistributedConfig, TrainConfig
 from jaxgpt.errors import TrainingFailed, UserError
 from jaxgpt.presets import PRESETS
@@ -41,8 +41,7 @@ def train(
         overwrite: delete the run in --out and start a new one there
         init_from: initialize the weights from this run or RUN/checkpoints/STEP; empty: at random
     """
-    base = named_config(target)
-    given = target not in ("", *PRESETS)
+    base, given = named_config(target), target not in ("", *PRESETS)
     source = target if given and Path(target).is_dir() else ""  # the run to repeat or to resume
     if resume and overwrite:
         raise UserError("--resume and --overwrite exclude each other: omit one of them")
@@ -53,77 +52,78 @@ def train(
     if source and resume and out and Path(out) != Path(source):
         raise UserError(f"--out {out} cannot be resumed with the settings of {source}: omit one of them")
 
-    from jaxgpt.checkpoint.run import Run, check_free
+    from jaxgpt.checkpoint.run import Run
     from jaxgpt.cli.report import TrainReport
     from jaxgpt.parallel.join import joined
     from jaxgpt.trainer import train as trainer
-    from jaxgpt.trainer.start import Start
+    from jaxgpt.trainer.start import Start, why_finished
 
     with joined(distributed):
         with TrainReport() as report:
-            path = Path(out or source)
-            if resume and Run(path).exists():
-                named = base.preset if target and not source else ""
-                wanted = resumed_config(path, named, settings, init_from, report.note)
-                if wanted is None:
-                    return 0  # the run is finished
-                begin = Start(wanted, run=Run(path))
-            elif resume and not target:
-                check_free(path, overwrite=False)
-                raise UserError(f"no run at {out} (no config.json); to start one: jaxgpt train PRESET --out {out}")
+            run = Run(Path(out or source))
+            if resume and (run.exists() or not target):
+                preset = base.preset if target and not source else ""
+                config = resumed(run.path, preset, init_from, settings)
+                if reason := why_finished(run, config):
+                    report.note(reason)
+                    return 0
+                start = Start(config, run=run)
             else:
-                wanted = new_config(base, source, init_from or base.init_from, settings, keep=given)
-                begin = Start(wanted, out, overwrite)
                 if resume:
                     report.note(f"no run at {out} yet: starting a new one")
+                if weights := init_from or base.init_from:
+                    config = with_weights(base, weights, settings, keep=given)
+                elif source:
+                    config = repeated(Path(source), settings)
+                else:
+                    config = started(base, settings)
                 if source:
-                    weights = f"the weights of {wanted.init_from}" if wanted.init_from else "random weights"
+                    weights = f"the weights of {config.init_from}" if weights else "random weights"
                     report.note(f"using the settings of {source}, starting from {weights}")
+                start = Start(config, out, overwrite)
             try:
-                outcome = trainer.train(begin, report)
+                outcome = trainer.train(start, report)
             except TrainingFailed as e:
                 raise TrainingFailed(f"{e}; resume with: {report.resume_command}") from None
         report.finished(outcome)
     return UNFINISHED if outcome.stopped else 0
 
 
-def new_config(base: Config, source: str, init_from: str, settings: Mapping[str, Any], keep: bool) -> Config:
-    """Return the settings of a new run. With `keep`, it keeps the dropout and the context of `base` when it fine-tunes."""
-    from jaxgpt.checkpoint.run import Run
-    from jaxgpt.trainer.start import with_weights
-
-    if init_from:
-        return with_weights(base, init_from, keep, lambda config: with_settings(config, settings))
+def started(base: Config, settings: Mapping[str, Any]) -> Config:
+    """Return the settings of a run with random weights."""
     if base.preset == "finetune" or settings.get("lora.rank", base.lora.rank):
         name = "finetune" if base.preset == "finetune" else "--lora.rank"
         raise UserError(f"{name} needs the weights of a run: add --init-from RUN")
-    if {"data.path", "data.mix"} & settings.keys():
+    preset = PRESETS.get(base.preset)
+    if {"data.path", "data.mix"} & settings.keys() and preset and preset.config.train.prompt == base.train.prompt:
         settings = {"train.prompt": TrainConfig.prompt, **settings}  # a preset's prompt fits only its text
-    if source and base.model.vocab_size == Run(Path(source)).tokenizer().vocab_size:
-        base = base.with_model(vocab_size=0)  # set by the tokenizer, and the new run may have different data
     return with_settings(base, settings)
 
 
-def resumed_config(
-    path: Path, preset: str, settings: Mapping[str, Any], init_from: str, note: Callable[[str], None]
-) -> Config | None:
-    """Return the settings of a run that continues from its last checkpoint; None if it is finished."""
+def repeated(source: Path, settings: Mapping[str, Any]) -> Config:
+    """Return the settings of a run that repeats the run `source` with random weights."""
+    from jaxgpt.checkpoint.run import open_run
+
+    run = open_run(source)
+    config = run.config()
+    if config.model.vocab_size == run.tokenizer().vocab_size:
+        config = config.with_model(vocab_size=0)  # set by the tokenizer, and the new run may have different data
+    return started(config, settings)
+
+
+def resumed(path: Path, preset: str, init_from: str, settings: Mapping[str, Any]) -> Config:
+    """Return the settings of a run that continues from its last checkpoint."""
     from jaxgpt.checkpoint.run import open_run, parse_checkpoint
-    from jaxgpt.trainer.start import why_finished
 
     run = open_run(path)
-    run.tokenizer()  # raises an error if it is damaged, even if the run is finished
     old = run.config()
+    run.tokenizer()  # raises an error if it is damaged, even if the run is finished
     if preset not in ("", old.preset):
         raise UserError(f"{path} is a run of preset {old.preset!r}, not {preset!r}: omit it, or choose another --out")
     if init_from and parse_checkpoint(init_from)[0].absolute() != parse_checkpoint(old.init_from)[0].absolute():
-        started = f"started from {old.init_from}" if old.init_from else "did not start from other weights"
-        raise UserError(f"--init-from {init_from}: {path} {started}; omit it, or start a new run")
+        origin = f"started from {old.init_from}" if old.init_from else "did not start from other weights"
+        raise UserError(f"--init-from {init_from}: {path} {origin}; omit it, or start a new run")
     if not old.lora.rank and any(value for name, value in settings.items() if name.startswith("lora.")):
         new = f"jaxgpt train finetune --init-from {path} --lora.rank 8 --data.path PATH"
         raise UserError(f"{path} trains all weights, without adapters; to train adapters of it, start a new run: {new}")
-    config = with_settings(old, settings)
-    if reason := why_finished(run, config):
-        note(reason)
-        return None
-    return config
+    return with_settings(old, settings)

@@ -21,7 +21,7 @@ from jaxgpt.checkpoint.run import (
     remove_replaced,
     write_settings,
 )
-from jaxgpt.checkpoint.store import Info, checkpoints, find_damage, latest_valid, weights_at
+from jaxgpt.checkpoint.store import Info, checkpoints, find_damage, latest_valid
 from jaxgpt.config import Config, DataConfig, TrainConfig, changes, flat
 from jaxgpt.data import Batches, Data
 from jaxgpt.data.tokenizer import Tokenizer
@@ -170,34 +170,6 @@ def _reopen(run: Run, program: Program, data: Data, note: Callable[[str], None])
         note(f"changed settings: {', '.join(settings)}")
     write_settings(run, config, data.tokenizer)
     return last
-
-
-def with_weights(base: Config, init_from: str, keep: bool, change: Callable[[Config], Config]) -> Config:
-    """Return settings that start from the weights of a run, with its model and tokenizer.
-
-    Args:
-        base: the other settings.
-        init_from: RUN or RUN/checkpoints/STEP.
-        keep: whether dropout and context, the model settings that may differ, come from `base`.
-        change: applies the settings of the user.
-
-    Raises:
-        UserError: if the user sets a different model or tokenizer.
-    """
-    directory, _ = parse_checkpoint(init_from)
-    model = open_run(directory).config().model
-    free = ["dropout"] if model.positions == "learned" else ["dropout", "block_size"]  # no weight depends on them
-    own = {name: getattr(base.model, name) for name in free} if keep else {}
-    # The paths are valid in every directory.
-    data = replace(base.data, tokenizer=str((directory / "tokenizer.json").absolute()))
-    weights = replace(base, model=replace(model, **own), data=data, init_from=str(weights_at(init_from).absolute()))
-    config = change(weights)
-    for name, (was, now) in changes(weights, config).items():
-        section, _, last = name.rpartition(".")
-        if (section == "model" and last not in free) or name == "data.tokenizer":
-            window = "; to train on shorter windows, use --data.window" if name == "model.block_size" else ""
-            raise UserError(f"{name} must be {was!r}, as in the run of --init-from, not {now!r}: omit it{window}")
-    return config
 
 
 def check_resume(old: Config, new: Config, step: int = 0) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NamedTuple
-
-import jax
+from typing import Any, NamedTuple
 
 from jaxgpt.checkpoint.store import Info, Saver
 from jaxgpt.config import TrainConfig
@@ -101,15 +99,15 @@ def train(start: Start, report: Report, until: int | None = None) -> Outcome:
     return Outcome(state, record.done, evaluation, stopped)
 
 
-def batches_of(program: Program, data: Data, last: Info | None) -> Callable[[range], jax.Array]:
-    """Return a function that puts the batches of a range of steps on the devices.
+def batches_of(program: Program, data: Data, last: Info | None) -> Callable[[range], Any]:
+    """Return a function that puts the batches of a range of steps on the devices; None for an empty range.
 
     A run resumed with a different batch size continues after the windows that it has used.
     """
     config = program.config
     used = last.tokens // config.window - last.step * config.train.batch_size if last else 0
     batches = Batches.of(config, data.train, used)
-    return lambda steps: program.put_batches([batches.at(step) for step in steps])
+    return lambda steps: program.put_batches([batches.at(step) for step in steps]) if steps else None
 
 
 def plan_calls(first: int, end: int, train: TrainConfig, last: Info | None) -> Iterator[range]:

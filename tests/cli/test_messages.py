@@ -159,12 +159,12 @@ plot run --out nowhere/a.png -> cannot write nowhere/a.png: No such file or dire
 train run -> run is a run: repeat its settings with --out NEW, or resume it with --resume
 train run --out run -> run already holds a run: resume it with --resume, or replace it with --overwrite
 train --data.path text.txt --out stray -> stray holds checkpoints but no config.json: restore it, or choose another --out
-train --resume --out stray -> stray holds checkpoints but no config.json: restore it, or choose another --out
+train --resume --out stray -> stray is not a run: it has no config.json
 train --data.path text.txt --out replaced -> replacing replaced was interrupted: move the files of replaced/.replaced
 train --data.path text.txt --out 'a [b]' -> cannot be read from a path with '[': use a different path; mount a bucket
 train --resume -> --resume needs a run directory: jaxgpt train --resume --out DIR
 train --resume --out run --overwrite -> --resume and --overwrite exclude each other: omit one of them
-train --resume --out nowhere -> no run at nowhere (no config.json); to start one: jaxgpt train PRESET --out nowhere
+train --resume --out nowhere -> no run at nowhere
 train run --resume --out hf -> --out hf cannot be resumed with the settings of run: omit one of them
 train gpt2 --resume --out run -> run is a run of preset 'test', not 'gpt2': omit it, or choose another --out
 train --resume --out run --init-from hf -> run did not start from other weights; omit it, or start a new run

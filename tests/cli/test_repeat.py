@@ -35,7 +35,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
 
 def test_a_run_is_repeated(trained: list[Config]) -> None:
     run = Run(run_folder(Path("a run"), SMALL))
-    settings = Config(preset="gpt2-style", train=TrainConfig(steps=7), data=DataConfig(path="text.txt"))
+    settings = Config(preset="gpt2-style", train=TrainConfig(steps=7, prompt="once"), data=DataConfig(path="text.txt"))
     old = replace(settings, model=run.config().model)
     write_settings(run, old, run.tokenizer())
     for args in (["a run"], ["a run/config.json"]):
@@ -43,12 +43,14 @@ def test_a_run_is_repeated(trained: list[Config]) -> None:
         assert jaxgpt("train", *args, "--out", "new", "--train.steps", "9", "--model.no-bias").code == 0
         same, changed = trained[-2:]
         assert same.with_model(vocab_size=old.model.vocab_size) == old
-        assert changed == replace(same, train=TrainConfig(steps=9)).with_model(bias=False)
+        assert changed == replace(same, train=TrainConfig(steps=9, prompt="once")).with_model(bias=False)
     assert trained[0].model.vocab_size == 0, "other data may have another vocabulary"
     assert "using the settings of a run, starting from random weights" in jaxgpt("train", "a run", "--out", "new").err
+    assert jaxgpt("train", "a run", "--out", "new", "--data.path", "other.txt").code == 0
+    assert trained[-1].train.prompt == "once", "only the prompt of a preset belongs to its text"
     shutil.rmtree("a run/checkpoints/0")
     assert jaxgpt("train", "a run", "--resume", "--train.steps", "9").code == 0
-    assert trained[-1] == replace(old, train=TrainConfig(steps=9))
+    assert trained[-1] == replace(old, train=TrainConfig(steps=9, prompt="once"))
 
 
 def test_a_file_of_settings_starts_a_run_and_resumes_it(trained: list[Config]) -> None:

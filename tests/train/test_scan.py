@@ -12,6 +12,8 @@ from helpers import make, random_ids, small
 
 from jaxgpt.checkpoint.store import Info, Saver
 from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig
+from jaxgpt.model import GPT
+from jaxgpt.model.init import boxed_params
 from jaxgpt.model.params import abstract_params
 from jaxgpt.model.scan import stack_layers, unstack_layers
 from jaxgpt.train.optimizer import decay_mask, make_optimizer
@@ -53,6 +55,8 @@ def test_unstack_inverts_stack() -> None:
     assert (kernel[10] == params["h_10"]["mlp"]["up_proj"]["kernel"]).all()
     jax.tree.map(np.testing.assert_array_equal, unstack_layers(stacked, 12), tree)
     assert jax.tree.structure(stack_layers(stacked)) == jax.tree.structure(stacked)
+    boxed = jax.eval_shape(lambda: boxed_params(GPT(small("llama", n_layer=12)), 0))
+    assert jax.eval_shape(lambda tree: unstack_layers(stack_layers(tree), 12), boxed) == boxed
 
 
 @pytest.mark.parametrize("name", ["muon", *(pytest.param(n, marks=long) for n in ("adamw", "adafactor"))])

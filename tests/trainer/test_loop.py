@@ -150,14 +150,13 @@ def test_a_reporter_is_called_for_every_step_and_stage() -> None:
 
 
 def test_nan_stops_and_keeps_the_last_good_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = Program.steps
+    step = Program.step
 
-    def bad(self: Program, state: Any, windows: Any, n: int) -> Any:
-        state, read = steps(self, state, windows, n)
-        changed = {"loss": np.nan} if int(state.step) == 7 else {}
-        return state, lambda: [read()[0] | changed]
+    def bad(self: Program, state: Any, batch: Any) -> Any:
+        state, metrics = step(self, state, batch)
+        return state, metrics | ({"loss": np.float32(np.nan)} if int(state.step) == 7 else {})
 
-    monkeypatch.setattr(Program, "steps", bad)
+    monkeypatch.setattr(Program, "step", bad)
     with pytest.raises(TrainingFailed, match="loss is nan at step 6: stopped, the checkpoint of step 4 is kept"):
         run(small_run(), "out")
     assert list(checkpoints(Path("out/checkpoints"))) == [4]
@@ -165,10 +164,10 @@ def test_nan_stops_and_keeps_the_last_good_checkpoint(monkeypatch: pytest.Monkey
 
 
 def test_out_of_memory_errors_come_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(self: Program, state: object, windows: object, n: int) -> None:
+    def full(self: Program, state: object, batch: object) -> None:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 bytes")
 
-    monkeypatch.setattr(Program, "steps", full)
+    monkeypatch.setattr(Program, "step", full)
     with pytest.raises(TrainingFailed, match=r"out of device memory .* raise train.accumulation, .* no checkpoint yet"):
         run(small_run(), "out")
 
