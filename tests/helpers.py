@@ -7,12 +7,10 @@ import io
 import json
 import math
 import resource
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +20,8 @@ import pytest
 from jaxgpt.cli import main
 from jaxgpt.cli.parse import parse
 from jaxgpt.config import Config, DataConfig, MeshConfig, ModelConfig, OptimConfig, TrainConfig
+from jaxgpt.data.tokenizer_files import make_tokenizer
+from jaxgpt.lm import LM
 from jaxgpt.model import GPT
 from jaxgpt.model.params import abstract_params
 from jaxgpt.trainer.metrics import read_metrics
@@ -97,6 +97,30 @@ def make(config: ModelConfig, seed: int = 0) -> tuple[GPT, Any]:
     return GPT(config), jax.tree_util.tree_map_with_path(draw, abstract_params(config))
 
 
+def lm_of(name: str, **changes: Any) -> LM:
+    """Make a tiny model of `MODELS` with random weights, and a tokenizer of ids."""
+    config = small(name, **changes)
+    return LM(Config(model=config), make(config)[1], make_tokenizer("ids", "", 0, config.vocab_size))
+
+
+class Counted(NamedTuple):
+    """A cache that counts the passes of `CountUp`."""
+
+    passes: jax.Array
+    length: jax.Array
+
+
+class CountUp:
+    """A model that always predicts the next id modulo 10."""
+
+    def prefill(self, params: Any, ids_BT: jax.Array, position_BT: jax.Array, slots: int, last: bool) -> Any:
+        return self.extend(params, ids_BT, Counted(jnp.int32(0), jnp.int32(0)), last)
+
+    def extend(self, params: Any, ids_BT: jax.Array, cache: Counted, last: bool) -> tuple[jax.Array, Counted]:
+        read_BT = ids_BT[:, -1:] if last else ids_BT
+        return jax.nn.one_hot((read_BT + 1) % 10, 10) * 100, Counted(cache.passes + 1, cache.length + ids_BT.shape[1])
+
+
 def random_ids(config: ModelConfig, shape: tuple[int, ...], seed: int = 0) -> jax.Array:
     return jnp.asarray(np.random.default_rng(seed).integers(0, config.vocab_size, shape), jnp.int32)
 
@@ -141,13 +165,6 @@ def parsed(name: str, *words: str) -> dict[str, Any]:
     _, bound = parse([*name.split(), *words])
     bound.apply_defaults()
     return bound.arguments
-
-
-def jaxgpt_process(*args: str, **kwargs: Any) -> subprocess.CompletedProcess[str]:
-    """Run a command in a new process."""
-    return subprocess.run(
-        [sys.executable, "-m", "jaxgpt", *args], capture_output=True, text=True, timeout=300, check=False, **kwargs
-    )
 
 
 def flags(**values: Any) -> list[str]:

@@ -55,27 +55,9 @@ jaxgpt plan gpt2 --topology h100:8
 """
 
 # Programs of others. Commands of jaxgpt inside srun and gcloud are parsed.
-OTHERS = {
-    ".ci/run",
-    "mypy",
-    "ruff",
-    "[",
-    "break",
-    "cd",
-    "do",
-    "done",
-    "exit",
-    "export",
-    "for",
-    "git",
-    "gcloud",
-    "scontrol",
-    "source",
-    "srun",
-    "ssh",
-    "while",
-    "xdg-open",
-}
+OTHERS = set(
+    ".ci/run mypy ruff [ break cd do done exit export for git gcloud scontrol source srun ssh while xdg-open".split()
+)
 
 
 def commands(text: str) -> Iterator[Words]:

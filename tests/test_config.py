@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxgpt.config
-from jaxgpt.config import Config, MeshConfig, ModelConfig, OptimConfig, TrainConfig, from_json, to_json
+from jaxgpt.config import Config, ModelConfig, from_json, to_json
 from jaxgpt.errors import UserError
 from jaxgpt.presets import PRESETS, preset
 
@@ -29,21 +29,12 @@ def test_json_integers_are_accepted_as_floats() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "not valid JSON"),
-        ("[" * 100_000, "not valid JSON"),
-        ("[]", "expected an object"),
-        ('{"modle": {}}', r"unknown key 'modle' \(did you mean model\?\)"),
         ('{"model": {"n_layers": 2}}', r"unknown key 'n_layers' \(did you mean n_layer\?\)"),
-        ('{"model": {"n_layer": "2"}}', "model.n_layer must be an integer, not '2'"),
         ('{"model": {"n_layer": true}}', "model.n_layer must be an integer, not True"),
-        ('{"model": {"n_layer": 1000000000000}}', "model.n_layer must be at least 1 and at most 1024"),
-        ('{"model": {"dropout": NaN}}', "'NaN' is not finite"),
-        ('{"model": {"dropout": 1.0}}', "model.dropout must be at least 0 and below 1"),
-        ('{"model": {"norm": "batchnorm"}}', "none, not 'batchnorm'"),
-        ('{"model": 3}', "expected an object"),
     ],
 )
 def test_errors_in_a_config_file_are_one_line(text: str, message: str) -> None:
+    """The others are in tests/cli/test_messages.py."""
     with pytest.raises(UserError, match=message) as error:
         from_json(text)
     assert "\n" not in str(error.value)
@@ -52,35 +43,9 @@ def test_errors_in_a_config_file_are_one_line(text: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ModelConfig(n_head=3), "n_head 3 does not divide model.n_embd 128"),
-        (lambda: ModelConfig(n_kv_head=3), "n_kv_head 3 does not divide model.n_head 4"),
         (lambda: ModelConfig(positions="rope", head_dim=5), "rotates 5 of the 5 channels"),
-        (lambda: ModelConfig(positions="rope", rope_fraction=0.1), r"rope_fraction 0.1 rotates 3 of the 32 channels"),
-        (lambda: ModelConfig(rope_fraction=0.0), r"rope_fraction must be above 0"),
-        (
-            lambda: ModelConfig(parallel_residual=True, norm_position="post"),
-            "parallel_residual needs model.norm_position pre",
-        ),
-        (lambda: ModelConfig(sliding_window=4, window_pattern="LX"), r"letters L \(local\) and G \(global\).*'LX'"),
         (lambda: ModelConfig(sliding_window=4, window_pattern=""), "letters L"),
-        (lambda: ModelConfig(window_pattern="LG"), "window_pattern needs a model.sliding_window.*to L"),
         (lambda: ModelConfig(rope_local_theta=1e4), "rope_local_theta needs a model.sliding_window"),
-        (
-            lambda: Config(
-                model=ModelConfig(sliding_window=4, window_pattern="LLG"), train=TrainConfig(scan_layers=True)
-            ),
-            "train.scan_layers needs the same sliding window in all layers, not .*LLG: set it to false",
-        ),
-        (lambda: ModelConfig(positions="sinusoidal", n_embd=129, n_head=3), "even model.n_embd, not 129"),
-        (lambda: ModelConfig(attn_proj=False, head_dim=8), "n_head \\* head_dim must equal model.n_embd 128"),
-        (lambda: ModelConfig(head_bias=True), "untied"),
-        (lambda: ModelConfig(rope_factor=8.0, rope_low_freq_factor=4.0), "must be below"),
-        (lambda: TrainConfig(batch_size=0), r"^train.batch_size must be at least 1, not 0$"),
-        (lambda: TrainConfig(steps=2**31), r"at most 2147483647, not 2147483648"),
-        (lambda: OptimConfig(learning_rate=float("inf")), "finite"),
-        (lambda: OptimConfig(min_lr=1.0), "min_lr 1 is above optim.learning_rate 0.001"),
-        (lambda: MeshConfig(data=0), "mesh.data must be at least 1, or -1"),
-        (lambda: MeshConfig(fsdp=-1, tensor=-1), "only one of"),
     ],
 )
 def test_invalid_settings_raise(make, message: str) -> None:  # type: ignore[no-untyped-def]
@@ -88,9 +53,10 @@ def test_invalid_settings_raise(make, message: str) -> None:  # type: ignore[no-
         make()
 
 
+words = st.sampled_from(["", "x", "\n", "\0", "\ud800", "rope"])
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    st.none() | st.booleans() | st.integers() | st.floats() | words,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
     max_leaves=5,
 )
 known_keys = st.sampled_from([f for section in asdict(Config()).values() if isinstance(section, dict) for f in section])
@@ -123,8 +89,6 @@ def test_a_given_path_drops_a_mixture_and_vice_versa() -> None:
     mixed = Config().with_settings({"data.mix": ("a=1", "b=2")})
     assert mixed.with_settings({"data.path": "c"}).data.mix == ()
     assert mixed.with_settings({"data.path": "c"}).with_settings({"data.mix": ("a=1",)}).data.path == ""
-    with pytest.raises(UserError, match=r"data.path c and data.mix"):
-        Config().with_settings({"data.path": "c", "data.mix": ("a=1",)})
 
 
 def test_an_unknown_setting_is_an_error() -> None:

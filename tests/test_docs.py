@@ -17,10 +17,7 @@ from jaxgpt.convert.models import FAMILIES
 @pytest.mark.ci
 @pytest.mark.parametrize(
     ("page", "printed"),
-    [
-        ("inside.md", "'h.1.attn.pattern': (1, 4, 19, 19)"),
-        ("scaling.md", "(50257, 192)"),
-    ],
+    [("inside.md", "'h.1.attn.pattern': (1, 4, 19, 19)"), ("scaling.md", "(50257, 192)")],
 )
 def test_the_blocks_of_a_page_run_in_order(page: str, printed: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Errors have the line numbers of the page. Pages of cells (docs/course, docs/own) run when the site is built."""

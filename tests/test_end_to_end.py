@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers import TEXT, flags, jaxgpt, jaxgpt_process, repository
+from helpers import TEXT, flags, jaxgpt, repository
 
 import jaxgpt as package
 from jaxgpt.checkpoint.store import checkpoints as checkpoints_of
@@ -161,12 +161,6 @@ def test_overwrite_replaces_only_a_run(run: Path) -> None:
         assert Path("mine/config.txt").read_text() == "precious"
 
 
-def test_a_closed_pipe(run: Path) -> None:
-    command = f"{sys.executable} -m jaxgpt presets | head -1"
-    result = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
-    assert result.stderr == ""
-
-
 @pytest.mark.parametrize("both", [False, True], ids=["stdout", "stdout-and-stderr"])
 def test_training_continues_after_its_pipe_is_closed(both: bool) -> None:
     """`jaxgpt train ... | head -2`, with and without `2>&1`."""
@@ -180,10 +174,3 @@ def test_training_continues_after_its_pipe_is_closed(both: bool) -> None:
         assert main(["train", "shakespeare", "--data.path", "text.txt", "--out", "run", *TINY]) == 0
     assert list(checkpoints_of(Path("run/checkpoints"))) == [10, 20]
     assert Path("run/loss.png").is_file()
-
-
-def test_no_command_shows_help() -> None:
-    for args in ([], ["--help"]):
-        assert jaxgpt(*args).out.startswith("Usage: jaxgpt COMMAND")
-    assert jaxgpt("--version").out.startswith("0.")
-    assert jaxgpt_process("--version").returncode == 0

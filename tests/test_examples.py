@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
@@ -44,9 +43,14 @@ def test_a_run_trained_with_muon_is_fine_tuned() -> None:
     ("example", "arguments", "message"),
     [("finetune", ["nowhere", "text.txt"], "no run at nowhere"), ("pretrain", ["no.txt"], "directory: no.txt")],
 )
-def test_missing_files_are_one_line(example: str, arguments: list[str], message: str) -> None:
-    command = [sys.executable, str(repository() / f"examples/{example}.py"), *arguments]
-    result = subprocess.run(command, capture_output=True, text=True)
-    assert result.returncode == 2
-    assert message in result.stderr
-    assert "Traceback" not in result.stderr
+def test_missing_files_are_one_line(
+    example: str,
+    arguments: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", [example, *arguments])
+    with pytest.raises(SystemExit, match="2"):
+        runpy.run_path(str(repository() / f"examples/{example}.py"), run_name="__main__")
+    assert message in capsys.readouterr().err

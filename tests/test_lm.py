@@ -22,7 +22,6 @@ from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.decoding import TokenBuffer
 from jaxgpt.decoding.sampler import decode_steps, prefill
 from jaxgpt.errors import UserError
-from jaxgpt.kernels.stored import dequantize
 from jaxgpt.lm import LM, engine, explain
 from jaxgpt.lm.model import for_decoding, sampler_of
 from jaxgpt.model import GPT
@@ -148,13 +147,6 @@ def test_one_and_several_devices_give_the_same_text(axes: dict[str, int]) -> Non
     np.testing.assert_allclose(logits, expected, atol=1e-5)
 
 
-def test_the_same_seed_gives_the_same_text(lm: LM) -> None:
-    texts = [jaxgpt.generate(lm, ["a"], max_new_tokens=30, key=jax.random.key(s))[0].text for s in (1, 1, 2)]
-    assert texts[0] == texts[1] != texts[2]
-    two = jaxgpt.generate(lm, ["a"], max_new_tokens=30, num_return_sequences=2)
-    assert two[0].text != two[1].text
-
-
 @pytest.mark.ci
 def test_one_compilation_per_bucket_of_prompt_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     chex.clear_trace_counter()
@@ -170,21 +162,6 @@ def test_one_compilation_per_bucket_of_prompt_lengths(monkeypatch: pytest.Monkey
     buckets = {max(8, 1 << (int(n) - 1).bit_length()) for n in lengths}
     assert len(buckets) == 5
     jaxgpt.generate(lm, [[1] * 100], max_new_tokens=5, temperature=0)
-
-
-@pytest.mark.ci
-@pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8"])
-def test_weights_that_load_stores_work_in_a_model_of_ones_own(weights: Any) -> None:
-    """README: `GPT(lm.config.model).apply({"params": lm.params}, ids)`."""
-    jaxgpt.save(tiny(n_layer=2, n_kv_head=1, mlp="gated", tie_embeddings=True), "run")
-    lm, ids = jaxgpt.load("run", weights=weights), jnp.arange(10)[None]
-    found, expected = (
-        jax.jit(lambda params: GPT(lm.config.model).apply({"params": params}, ids))(params)
-        for params in (lm.params, dequantize(lm.params))
-    )
-    np.testing.assert_allclose(found, expected, atol=1e-4)
-    [out] = jaxgpt.generate(lm, ids[0], temperature=0, max_new_tokens=1)
-    assert out.ids == [int(expected[0, -1].argmax())]
 
 
 @pytest.mark.parametrize("tie", [True, False])
@@ -343,8 +320,6 @@ def test_a_redefined_function_is_used_everywhere(registry: Any, name: str, monke
     [
         ({"max_new_tokens": 0}, "max-new-tokens"),
         ({"max_length": 1}, "max-length"),
-        ({"max_length": 9, "max_new_tokens": 3}, "cannot be combined"),
-        ({"num_beams": 2, "num_return_sequences": 3}, "num-return-sequences 3 exceeds num-beams 2"),
         ({"num_beams": 2, "top_k": 5}, "top-k 5 has no effect in beam search"),
         ({"lookup": 2, "num_return_sequences": 2}, "lookup 2 needs a single prompt"),
         ({"lookup": 2, "overflow": "slide"}, "lookup 2 needs .* no overflow slide"),
@@ -355,7 +330,6 @@ def test_a_redefined_function_is_used_everywhere(registry: Any, name: str, monke
         ({"stop_ids": [99]}, "a stop id must be .* at most 16, not 99"),
         ({"overflow": "wrap"}, "overflow"),
         ({"max_new_tokens": "10"}, "max-new-tokens must be an integer, not '10'"),
-        ({"max_new_tokens": 3 * 10**9}, "max-new-tokens must be at least 1 and at most 16777216"),
         ({"max_new_tokens": 2**24, "overflow": "slide", "num_return_sequences": 2**16}, "not enough memory"),
         ({"temperature": -1}, "temperature must be at least 0, not -1"),
         ({"stop": [1]}, "stop must be a list of strings"),
@@ -582,11 +556,3 @@ def test_empty_prompts() -> None:
         with pytest.raises(UserError, match="no end token or new line to start from"):
             jaxgpt.generate(none, [""])
     assert jaxgpt.generate(tiny(), []) == []
-
-
-@pytest.mark.ci
-def test_lookup_changes_no_text(lm: LM) -> None:
-    prompt = "abcabcabcabc"
-    settings: dict[str, Any] = {"max_new_tokens": 20, "temperature": 0.4}
-    plain = jaxgpt.generate(lm, prompt, **settings)
-    assert jaxgpt.generate(lm, prompt, lookup=2, **settings) == plain

@@ -11,7 +11,6 @@ from jaxgpt.cli.info import describe as figures
 from jaxgpt.cli.settings import with_vocab
 from jaxgpt.config import Config
 from jaxgpt.data.tokenizer import ByteTokenizer
-from jaxgpt.errors import UserError
 from jaxgpt.lm import LM
 from jaxgpt.model.params import abstract_params
 from jaxgpt.presets import PRESETS, command, preset
@@ -19,11 +18,6 @@ from jaxgpt.study import names
 from jaxgpt.study.run import hidden_names, layer_names
 
 LARGE = ("gpt2-medium", "gpt2-large", "gpt2-xl")  # larger versions of gpt2, slow to trace
-
-
-def test_an_unknown_preset_raises() -> None:
-    with pytest.raises(UserError, match=r"no preset 'gpt3' \(did you mean gpt2\?\): one of python-char, "):
-        preset("gpt3")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name in LARGE)) for name in PRESETS])

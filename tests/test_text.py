@@ -96,28 +96,6 @@ def test_incomplete_characters_are_held_back(prompt: str, text: str, pieces: lis
     assert [piece for piece in given if piece] == pieces
 
 
-@given(
-    st.text(max_size=30).map(lambda t: list(t.encode())) | st.lists(st.integers(0, 255), max_size=40),
-    st.lists(st.integers(1, 5), max_size=20),
-    st.lists(st.text("ab\u00e9\u20ac", min_size=1, max_size=3), max_size=2),
-)
-@settings(max_examples=300, deadline=None)
-def test_chunk_sizes_do_not_matter(ids: list[int], portions: list[int], stops: list[str]) -> None:
-    pieces, stream = run(BYTES, [], ids, portions, stops)
-    whole, at_once = run(BYTES, [], ids, [], stops)
-    assert "".join(pieces) == stream.text == "".join(whole)
-    assert (stream.ids, stream.finish_reason) == (at_once.ids, at_once.finish_reason)
-    assert not any(stop in stream.text for stop in stops)
-
-
-@given(st.text(min_size=1, max_size=30), st.lists(st.integers(1, 3), max_size=60))
-@settings(deadline=None)
-def test_no_partial_characters(text: str, portions: list[int]) -> None:
-    pieces, _ = run(BYTES, [], list(text.encode()), portions, [])
-    assert "".join(pieces) == text
-    assert sum(piece.count("\ufffd") for piece in pieces) == text.count("\ufffd")
-
-
 def test_a_possible_stop_string_is_held_back() -> None:
     stream = TextStream(BYTES, 20, (), ["END"])
     assert [stream.add([ord(c)]) for c in "xEEN"] == ["x", "", "E", ""]

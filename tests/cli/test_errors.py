@@ -106,20 +106,17 @@ def shell(command: str) -> subprocess.CompletedProcess[bytes]:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
-@pytest.mark.parametrize("command", ["train --help", "--help", "--version"])
+@pytest.mark.parametrize("command", ["train --help", "--version"])
 def test_a_full_disk_is_one_line(command: str) -> None:
     result = shell(f"{JAXGPT} {command} > /dev/full")
     assert result.returncode == 1
     assert result.stderr == b"jaxgpt: cannot write: No space left on device\n"
 
 
-@pytest.mark.parametrize(
-    ("command", "code"), [("train --train.steps -1", 2), ("presets gpt2 gpt3", 2), ("train --data.path x", 2)]
-)
-def test_a_process_ends_with_one_line_and_the_exit_code(command: str, code: int) -> None:
+def test_a_process_ends_with_one_line_and_the_exit_code() -> None:
     """Run a separate process, because `train` also imports the exit of one of several processes."""
-    result = shell(f"{JAXGPT} {command}")
-    assert (result.returncode, result.stderr.count(b"\n")) == (code, 1), result.stderr
+    result = shell(f"{JAXGPT} train --data.path x")
+    assert (result.returncode, result.stderr.count(b"\n")) == (2, 1), result.stderr
 
 
 def test_weights_of_another_shape_are_one_line() -> None:

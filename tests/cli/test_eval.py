@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from folders import SMALL, run_folder
+from folders import SMALL, TEXT, run_folder
 from helpers import jaxgpt
 
 import jaxgpt as package
@@ -21,7 +21,6 @@ from jaxgpt.lm import load
 from jaxgpt.train.loss import cross_entropy
 
 T = SMALL.block_size
-TEXT = "To be, or not to be: that is the question.\n"
 
 
 @pytest.fixture

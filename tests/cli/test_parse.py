@@ -135,6 +135,7 @@ def test_main_help() -> None:
     assert all(f" {name} " in text for name in COMMANDS if " " not in name)
     assert jaxgpt("-h").out == jaxgpt().out == text
     assert all(name in jaxgpt("data", "--help").out for name in ("prepare", "report"))
+    assert jaxgpt("--version").out.startswith("0.")
 
 
 def test_help_starts_quickly() -> None:

@@ -252,10 +252,7 @@ def while_saving(run: Path) -> None:
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize(
-    "moment",
-    [before_config, while_saving],
-)
+@pytest.mark.parametrize("moment", [before_config, while_saving])
 def test_a_run_killed_before_its_first_checkpoint_starts_again(finished: Path, run: Path, moment: Any) -> None:
     straight = comparable(run)
     moment(run)

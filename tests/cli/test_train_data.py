@@ -139,7 +139,3 @@ def test_a_mixture_of_packed_documents() -> None:
     Path("b.txt").write_text("z y <EOS> " * 60)
     result = jaxgpt("train", "--resume", "--out", "out", "--train.steps", "3")
     assert "the data of out has changed since step 1: 66.7% a.txt" in result.err
-    for options in (["--data.path", "a.txt"], []):
-        result = jaxgpt("train", "nanogpt-cpu", *options, "--data.mix", *(["b.txt=1"] if options else []))
-        assert result.code == 2
-        assert ("both specify the data" if options else "--data.mix is empty") in result.err

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from folders import LLAMA, SMALL, hf_folder, run_folder
+from folders import LLAMA, SMALL, run_folder
 from helpers import jaxgpt
 from safetensors.numpy import load_file, save_file
 
@@ -147,10 +147,7 @@ def test_a_missing_base_is_named(written: Path) -> None:
 
 
 def test_adapters_and_runs_are_told_apart(written: Path) -> None:
-    hf_folder(Path("hf"))
     for command, said in (
-        (["sample", "hf"], "hf is a model of another library, not a run: import it: jaxgpt import hf RUN"),
-        (["info", "hf"], "hf is a model of another library, not a run"),
         (["train", "finetune", "--init-from", str(written / "adapter")], "adapter RUN --init-from BASE"),
         (["import", str(written / "llama"), "new"], "llama is already a run: it does not need to be imported"),
     ):

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import make, small
+from helpers import CountUp, lm_of
 
-from jaxgpt.config import Config
-from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.decoding import Sampler, SamplingParams
 from jaxgpt.decoding.lookup import DRAFT, draft_tokens
 from jaxgpt.decoding.sampling import TokenBuffer
-from jaxgpt.lm import LM
 from jaxgpt.lm.engine import BLOCK, DecodeSession
 from jaxgpt.lm.model import sampler_of
 
@@ -68,32 +65,12 @@ def test_the_tokens_are_those_of_plain_decoding(
     name: str, sampling: SamplingParams, pytestconfig: pytest.Config
 ) -> None:
     """Greedy and sampled, so sampling also keeps the distribution of plain decoding."""
-    config = small(name, block_size=64)
-    _, params = make(config)
-    lm = LM(Config(model=config), params, make_tokenizer("ids", "", 0, config.vocab_size))
+    lm = lm_of(name, block_size=64)
     sampler, draw = sampler_of(lm, sampling, (1, 7)), np.random.default_rng(0)
     for case in range(50 if pytestconfig.getoption("--long") else 3):
-        prompt = draw.integers(0, config.vocab_size, draw.integers(9, 16)).tolist()
-        plain = tokens(sampler, params, prompt, case, 0)
-        assert tokens(sampler, params, prompt, case, 1, steps=7) == plain  # most drafts are rejected
-
-
-class Counted(NamedTuple):
-    """A cache that counts the passes of `CountUp`."""
-
-    passes: jax.Array
-    length: jax.Array
-
-
-class CountUp:
-    """A model that always predicts the next id modulo 10."""
-
-    def prefill(self, params: Any, ids_BT: jax.Array, position_BT: jax.Array, slots: int, last: bool) -> Any:
-        return self.extend(params, ids_BT, Counted(jnp.int32(0), jnp.int32(0)), last)
-
-    def extend(self, params: Any, ids_BT: jax.Array, cache: Counted, last: bool) -> tuple[jax.Array, Counted]:
-        read_BT = ids_BT[:, -1:] if last else ids_BT
-        return jax.nn.one_hot((read_BT + 1) % 10, 10) * 100, Counted(cache.passes + 1, cache.length + ids_BT.shape[1])
+        prompt = draw.integers(0, lm.config.model.vocab_size, draw.integers(9, 16)).tolist()
+        plain = tokens(sampler, lm.params, prompt, case, 0)
+        assert tokens(sampler, lm.params, prompt, case, 1, steps=7) == plain  # most drafts are rejected
 
 
 @pytest.mark.parametrize("new", [NEW, BLOCK])  # with and without spare slots

@@ -10,15 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import every_model, make, random_ids, small
+from helpers import CountUp, every_model, lm_of, make, random_ids
 
-from jaxgpt.config import BeamParams, Config
-from jaxgpt.data.tokenizer_files import make_tokenizer
+from jaxgpt.config import BeamParams
 from jaxgpt.decoding import Sampler, SamplingParams, TokenBuffer
 from jaxgpt.decoding.beam import BeamSearch
 from jaxgpt.decoding.sampler import Rows, prefill
 from jaxgpt.decoding.sampling import with_filters
-from jaxgpt.lm import LM
 from jaxgpt.lm.engine import DecodeSession
 from jaxgpt.lm.model import sampler_of
 from jaxgpt.ops import Ops
@@ -31,14 +29,9 @@ def session(sampler: Sampler, params: Any, rows: list[list[int]], n: int) -> Dec
     return DecodeSession(sampler, params, rows, keys, [n] * len(rows), context=12)
 
 
-def model_of(name: str) -> LM:
-    config = small(name)
-    return LM(Config(model=config), make(config)[1], make_tokenizer("ids", "", 0, config.vocab_size))
-
-
 @every_model
 def test_greedy_equals_a_naive_loop(name: str) -> None:
-    lm = model_of(name)
+    lm = lm_of(name)
     model, _ = make(lm.config.model)
     prompt = random_ids(lm.config.model, (2, 4))
     forward = jax.jit(lambda text: model.apply({"params": lm.params}, text))
@@ -47,16 +40,6 @@ def test_greedy_equals_a_naive_loop(name: str) -> None:
         text = text.at[:, t].set(forward(text)[:, t - 1].argmax(-1).astype(jnp.int32))
     out = session(sampler_of(lm, GREEDY), lm.params, prompt.tolist(), 6).next_tokens(6)
     assert (out == text[:, 4:]).all()
-
-
-class CountUp:
-    """A model that always predicts the next id, without parameters and with a trivial cache."""
-
-    def prefill(self, params: Any, tokens: jax.Array, position_BT: jax.Array, slots: int, last: bool) -> Any:
-        return self.extend(params, tokens, (), last)
-
-    def extend(self, params: Any, tokens: jax.Array, cache: Any, last: bool) -> Any:
-        return jax.nn.one_hot((tokens[:, -1:] + 1) % 10, 10) * 100, cache
 
 
 STUB = Sampler(CountUp())
@@ -78,7 +61,7 @@ def test_tokens_do_not_depend_on_steps_per_call() -> None:
 
 def test_samplers_are_values() -> None:
     """Equal samplers share compiled programs, including samplers of models that are built twice."""
-    lm, text = model_of("gpt2"), TokenBuffer(jnp.ones((1, 4), jnp.int32), jnp.zeros(1, jnp.int32), jnp.int32(4))
+    lm, text = lm_of("gpt2"), TokenBuffer(jnp.ones((1, 4), jnp.int32), jnp.zeros(1, jnp.int32), jnp.int32(4))
     rows = Rows(jax.random.split(jax.random.key(0), 1), jnp.array([3]))
     traced = jax.jit(chex.assert_max_traces(prefill, n=2), static_argnums=(0, 4, 5))
     for temperature in (0.5, 0.7):

@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from helpers import jaxgpt_process
 
 from jaxgpt import runtime
 from jaxgpt.config import Config, MeshConfig
@@ -87,7 +86,8 @@ def test_libtpu_is_quiet_without_a_tpu(
 
 @pytest.mark.parametrize("platform", ["cuda", pytest.param("nosuch", marks=pytest.mark.ci)])
 def test_a_missing_platform_is_one_line(platform: str) -> None:
-    result = jaxgpt_process("verify", "statquest", env=os.environ | {"JAX_PLATFORMS": platform})
+    command = [sys.executable, "-m", "jaxgpt", "verify", "statquest"]
+    result = subprocess.run(command, env=os.environ | {"JAX_PLATFORMS": platform}, capture_output=True, text=True)
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.splitlines()[-1].startswith(f"jaxgpt: JAX_PLATFORMS={platform} cannot be used (")
     assert "Traceback" not in result.stderr

@@ -25,11 +25,6 @@ H100 = parse_topology("h100:1")
 pytestmark = pytest.mark.skipif(bool(compiler_missing(H100)), reason="JAX's CUDA plugin is not installed")
 
 
-@pytest.fixture(autouse=True)
-def strict_types() -> None:
-    """Disable strict type promotion: these tests trace optax, which relies on it."""
-
-
 def config(devices: int, **changes: int) -> Config:
     sizes = {"n_embd": 256, "n_head": 4, "block_size": 128, "vocab_size": 8192, "n_layer": LAYERS} | changes
     train = TrainConfig(batch_size=ROWS * devices, compute_dtype="bfloat16")

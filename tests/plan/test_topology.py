@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import math
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -127,12 +126,6 @@ def test_libtpu_errors_become_one_line(monkeypatch: pytest.MonkeyPatch, raised: 
     monkeypatch.setattr(room, "compiler_missing", lambda topology: "")
     with pytest.raises(UserError, match=says):
         devices_of(parse_topology("v5e:2x4"))
-
-
-def test_slices_lie_along_data() -> None:
-    devices = [SimpleNamespace(slice_index=i // 2, device_kind="x", platform="tpu") for i in range(8)]
-    with pytest.raises(UserError, match=r"mesh.data 2 cannot be split over 4 slices .* --mesh.data 4 "):
-        make_mesh(MeshConfig(data=2, fsdp=4, tensor=1), devices)
 
 
 @pytest.mark.skipif(not HAS_LIBTPU, reason="libtpu is not installed")

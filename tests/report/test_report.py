@@ -189,8 +189,3 @@ def test_the_sources_of_a_mixture() -> None:
     result = jaxgpt("data", "report", "python-char", "--data.mix", "a.txt=3", "b.txt=1", "--json")
     sources = json.loads(result.out)["sources"]
     assert [(source["path"], source["share"]) for source in sources] == [("a.txt", 0.75), ("b.txt", 0.25)]
-    result = jaxgpt("data", "report", "a.txt", "--data.mix", "b.txt=1")
-    assert (result.code, result.err) == (
-        2,
-        "jaxgpt: a.txt is the path of the data: omit --data.path and --data.mix\n",
-    )

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import MODELS, make, random_ids, small
+from helpers import MODELS, lm_of, make, random_ids, small
 
 import jaxgpt
 from jaxgpt import study
@@ -17,11 +17,6 @@ from jaxgpt.model.params import flatten_params
 B, T, V, L, N, H = 2, 6, 17, 2, 4, 4
 RIGHT, WRONG = 3, 5
 METRIC = study.LogitDifference(RIGHT, WRONG)
-
-
-def lm_of(name):
-    config = small(name)
-    return jaxgpt.LM(Config(model=config), make(config)[1], make_tokenizer("ids", "", 0, V))
 
 
 @pytest.fixture(scope="module")

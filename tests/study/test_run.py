@@ -6,10 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import COMMON, MODELS, make, random_ids, repository, small
+from helpers import COMMON, MODELS, lm_of, random_ids, repository
 
 import jaxgpt
-from jaxgpt.config import Config
 from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.kernels.stored import quantize
@@ -21,11 +20,6 @@ from jaxgpt.study.run import _forward
 
 B, T, V = 2, 7, 17
 CI = pytest.mark.ci
-
-
-def lm_of(name, **changes):
-    config = small(name, **changes)
-    return jaxgpt.LM(Config(model=config), make(config)[1], make_tokenizer("ids", "", 0, V))
 
 
 @pytest.fixture(scope="module")

@@ -226,19 +226,10 @@ def test_any_optax_transformation_can_replace_the_optimizer() -> None:
 
 
 @pytest.mark.ci
-def test_operations_model_and_objective_can_be_replaced() -> None:
-    """On a mesh. The sums of an objective of one's own become metrics."""
+def test_operations_and_model_can_be_replaced() -> None:
     config, expected = program("modern", mesh=MeshConfig(data=2)).config, alone("modern", 2)[0]
-
-    def objective(params: Any, windows: jax.Array, key: jax.Array | None) -> RowSums:
-        sums = next_token_loss(GPT(config.model).apply)(params, windows, key)
-        return sums._replace(others={"double": 2 * sums.loss_B})
-
-    for given in ({"ops": Ops()}, {"model": GPT(config.model)}, {"objective": objective}):
-        p = build(config, **given)  # type: ignore[arg-type]
-        np.testing.assert_allclose(train(p, 2)[0], expected, rtol=1e-5)
-    _, metrics = p.step(p.init(), p.put(windows(p)))
-    np.testing.assert_allclose(metrics["double"], 2 * metrics["loss"], rtol=1e-6)
+    for given in ({"ops": Ops()}, {"model": GPT(config.model)}):
+        np.testing.assert_allclose(train(build(config, **given), 2)[0], expected, rtol=1e-5)  # type: ignore[arg-type]
 
 
 def compiled(p: Program) -> str:
