@@ -14,12 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import jax
+import jaxlib
 import pytest
 from hypothesis import HealthCheck, settings
 from tokenizers import AddedToken
 
 import jaxgpt  # sets the XLA flag before a backend starts
-from jaxgpt.runtime import GARBAGE, SAFE_FLAG
+from jaxgpt.runtime import GARBAGE
 
 QUICK_FLAGS = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 
@@ -59,14 +60,13 @@ def pytest_configure(config: pytest.Config) -> None:
     """Compile quickly, because most programs run once; with --long, compile as for users.
 
     Without the emitters of fused loops and with one LLVM module per program, compiling takes half the CPU time. Processes
-    started by tests inherit the variables. XLA aborts on unknown flags; the versions with SAFE_FLAG have these two.
+    started by tests inherit the variables. XLA aborts on unknown flags, and jaxlib 0.12 has lost the first.
     """
     quick = not config.getoption("--long")
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(quick)
     jax.config.update("jax_disable_most_optimizations", quick)
-    flags = os.environ.get("XLA_FLAGS", "")
-    if quick and SAFE_FLAG in flags and QUICK_FLAGS not in flags:
-        os.environ["XLA_FLAGS"] = f"{flags} {QUICK_FLAGS}"
+    if quick and jaxlib.__version__.startswith("0.10."):
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK_FLAGS}"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
