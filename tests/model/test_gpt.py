@@ -17,7 +17,6 @@ import pytest
 from helpers import every_model, make, random_ids, small
 
 from jaxgpt.config import Config, ModelConfig
-from jaxgpt.counts import parameter_count
 from jaxgpt.errors import UserError
 from jaxgpt.kernels import CPU, best
 from jaxgpt.kernels.tiled import tiled_attention
