@@ -88,10 +88,11 @@ class Saver:
         self._writing = self._thread.submit(self._finish, response.result, path, info)
 
     def save_info(self, info: Info) -> None:
-        """Replace the info of the last checkpoint, which was written before its evaluation."""
+        """Replace the info of the last checkpoint, which was written before its evaluation; the digests are kept."""
         self.wait()
         if is_leader():
-            seal(self.directory / str(info.step), info)
+            path = self.directory / str(info.step)
+            write_atomically(path / SEAL, _render(replace(info, sha256=read_info(path).sha256)))
 
     def check(self) -> None:
         """Raise the error of a failed background write."""

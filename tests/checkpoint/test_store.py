@@ -219,6 +219,10 @@ def test_a_loss_recorded_later_counts() -> None:
         save(saver, 2, 0.2)
         save(saver, 3, 0.3)
     assert {step: info.val_loss for step, info in checkpoints(FOLDER).items()} == {1: 0.1, 3: 0.3}
+    flip(array_file(FOLDER / "3"), 20)
+    with keeping(last=1) as saver:
+        saver.save_info(Info(3, 0.2))
+    assert "has changed since it was written" in find_damage(FOLDER / "3"), "new info does not hide damage"
 
 
 def test_what_killed_processes_left_is_deleted(three: Path) -> None:
