@@ -13,7 +13,7 @@ from helpers import repository
 
 # From the bottom up; docs/code.md describes each.
 ORDER = """
-    errors files hub signals runtime settings config presets
+    errors files hub signals runtime provenance settings config presets
     ops model train decoding
     counts kernels data parallel checkpoint lm trainer
     report convert plan study cli

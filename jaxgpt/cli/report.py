@@ -26,7 +26,7 @@ from jaxgpt.model.scan import unstack_layers
 from jaxgpt.parallel.processes import gather_to_host, is_leader, process_count
 from jaxgpt.report.baselines import baselines
 from jaxgpt.signals import set_advice
-from jaxgpt.trainer.evaluation import Evaluation, eval_params
+from jaxgpt.trainer.evaluation import Evaluation
 from jaxgpt.trainer.program import Program
 from jaxgpt.trainer.report import Report
 from jaxgpt.trainer.train import Outcome
@@ -112,7 +112,7 @@ class TrainReport(Report):
             )
         params = None
         if config.train.sample_tokens:
-            params = gather_to_host(self.program.weights(eval_params(outcome.state)))
+            params = gather_to_host(self.program.weights(outcome.state.eval_params))
         if not is_leader():
             return
         prompt = ""

@@ -40,9 +40,9 @@ def verify(target: str = "", /, *, checkpoint: Checkpoint = "best", json: Json =
     use_cores(MeshConfig(data=8))
     import jax
 
+    from jaxgpt.provenance import versions
     from jaxgpt.study.verify import LAWS
     from jaxgpt.study.verify import verify as check
-    from jaxgpt.trainer.metrics import versions
 
     with progress("loading") as activity:
         damaged = _damaged(target)

@@ -7,6 +7,8 @@ from typing import Any
 
 import jax
 
+from jaxgpt.errors import UserError
+
 _policies = jax.checkpoint_policies
 _named = _policies.save_only_these_names("attention")  # kernel results are not dots, so they are saved by name
 _offload_products = _policies.offload_dot_with_no_batch_dims("device", "pinned_host")
@@ -28,3 +30,14 @@ POLICIES: dict[str, Callable[..., Any] | None] = {
     "offload": _offload,  # as dots, with the products in host memory
     "full": _policies.nothing_saveable,
 }
+
+
+def check_remat(policy: str, device: jax.Device) -> None:
+    """Raise `UserError` if programs on a device cannot keep arrays where a policy stores them."""
+    if policy == "offload" and not has_host_memory(device):
+        raise UserError(f"train.remat offload needs memory of the host that {device.platform} devices reach: use dots")
+
+
+def has_host_memory(device: jax.Device) -> bool:
+    """Return whether programs on a device can keep arrays in host memory."""
+    return "pinned_host" in {memory.kind for memory in device.addressable_memories()}

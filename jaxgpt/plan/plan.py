@@ -26,7 +26,7 @@ from jaxgpt.plan.cost import StepCost, traffic_by_kind
 from jaxgpt.plan.estimate import argument_bytes, estimate, shard_bytes, step_flops, token_flops
 from jaxgpt.plan.hlo import read_program
 from jaxgpt.plan.topology import Topology, devices_of
-from jaxgpt.trainer.compile import explain_failure
+from jaxgpt.trainer.failures import explain_failure
 from jaxgpt.trainer.program import Program
 
 KV_AXES = ("batch", "kv_heads", None, None)  # logical axes of keys and values in a cache

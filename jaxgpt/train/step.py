@@ -35,6 +35,11 @@ class TrainState(NamedTuple):
     opt_state: Any
     ema: Any
 
+    @property
+    def eval_params(self) -> Any:
+        """The parameters to evaluate and sample: the EMA if the state has one."""
+        return self.params if self.ema is None else self.ema
+
 
 def init_state(params: Any, optimizer: optax.GradientTransformation, ema: bool = False) -> TrainState:
     """Make the state before the first step.

@@ -1,4 +1,4 @@
-"""Compile the train step while the state is made, and explain the failures of XLA."""
+"""Compile the train step while the state is made."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from contextlib import contextmanager
 
 import jax
 
-from jaxgpt.errors import UserError, one_line
+from jaxgpt.errors import UserError
 from jaxgpt.parallel.processes import is_peer_failure
+from jaxgpt.trainer.failures import explain_failure
 from jaxgpt.trainer.program import Program
 from jaxgpt.trainer.report import Report
 
@@ -45,18 +46,3 @@ def compile_lowered(program: Program, lowered: jax.stages.Lowered) -> jax.stages
         if is_peer_failure(e):
             raise
         raise UserError(explain_failure(program, e)) from None
-
-
-def explain_failure(program: Program, error: jax.errors.JaxRuntimeError) -> str:
-    """Explain a failure of XLA in one line, with the settings that may help."""
-    message = one_line(error, 300)
-    shape = "mesh " + " x ".join(f"{axis} {size}" for axis, size in program.mesh.shape.items())
-    if "RESOURCE_EXHAUSTED" in message:
-        return (
-            f"out of device memory (train.accumulation {program.config.train.accumulation}, {shape}): {message}; raise "
-            "train.accumulation, set --train.remat dots or full, or split the weights with --mesh.data 1 --mesh.fsdp -1"
-        )
-    return (
-        f"the compiler fails on this step ({shape}): {message}; try mesh sizes that are powers of two, "
-        "--train.attention xla, or another version of jax"
-    )

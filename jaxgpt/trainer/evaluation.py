@@ -14,7 +14,6 @@ from jaxgpt.data import Split, Windows
 from jaxgpt.errors import UserError
 from jaxgpt.parallel.mesh import batch_ways
 from jaxgpt.parallel.put import put
-from jaxgpt.train.step import TrainState
 from jaxgpt.trainer.prefetch import prefetched
 from jaxgpt.trainer.program import Program
 
@@ -80,7 +79,7 @@ def evaluate(
     batch_size = math.ceil(min(batch_size, len(starts)) / ways) * ways
     shared = evenly_spaced(len(starts), config.train.eval_windows)
     windows = np.arange(len(starts)) if all_windows else shared
-    sums, counts = [], []
+    sums: list[tuple[jax.Array, jax.Array]] = []  # loss and count of each window of a batch
     progress(0, len(windows))
 
     def batch(first: int) -> jax.Array:
@@ -91,14 +90,12 @@ def evaluate(
         for _, rows in batches:
             if interrupted():
                 return None
-            loss, count = program.eval(params, rows)
-            sums.append(loss)
-            counts.append(count)
+            sums.append(program.eval(params, rows))
             if len(sums) > AHEAD:  # otherwise all batches are queued immediately
                 jax.block_until_ready(sums[-AHEAD - 1])
                 progress((len(sums) - AHEAD) * batch_size, len(windows))
-    all_sums, all_counts = (np.concatenate(jax.device_get(each))[: len(windows)] for each in (sums, counts))
-    result = summarize(all_sums, all_counts, np.searchsorted(windows, shared))
+    losses, counts = (np.concatenate(each)[: len(windows)] for each in zip(*jax.device_get(sums), strict=True))
+    result = summarize(losses, counts, np.searchsorted(windows, shared))
     return result._replace(seconds=time.perf_counter() - began)
 
 
@@ -139,8 +136,3 @@ def loss_difference(before: Evaluation, after: Evaluation) -> tuple[float, float
 def _stderr(deviations: np.ndarray) -> float:
     """Compute the standard error of a mean, `std / sqrt(n)`; NaN for a single number."""
     return float(deviations.std(ddof=1) / math.sqrt(len(deviations))) if len(deviations) > 1 else math.nan
-
-
-def eval_params(state: TrainState) -> Any:
-    """Return the parameters to evaluate and sample: their EMA if the run has one."""
-    return state.params if state.ema is None else state.ema

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -22,14 +21,11 @@ def prefetched(function: Callable[[A], T], arguments: Iterable[A]) -> Iterator[I
     pool = ThreadPoolExecutor(1, "batches")
 
     def results() -> Iterator[tuple[A, T]]:
-        ahead = deque[tuple[A, Future[T]]]()
-        for argument in arguments:
-            ahead.append((argument, pool.submit(function, argument)))
-            if len(ahead) > 1:
-                before, result = ahead.popleft()
-                yield before, result.result()
-        for before, result in ahead:
-            yield before, result.result()
+        calls = ((argument, pool.submit(function, argument)) for argument in arguments)
+        ahead = next(calls, None)
+        while ahead:
+            (argument, result), ahead = ahead, next(calls, None)
+            yield argument, result.result()
 
     try:
         yield results()

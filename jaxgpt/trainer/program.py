@@ -19,7 +19,7 @@ from jaxgpt.config import Config
 from jaxgpt.errors import UserError
 from jaxgpt.kernels import best, choose_attention
 from jaxgpt.kernels.devices import over_data
-from jaxgpt.kernels.remat import POLICIES
+from jaxgpt.kernels.remat import POLICIES, check_remat
 from jaxgpt.lm.model import FrozenBase
 from jaxgpt.model import GPT
 from jaxgpt.ops import Ops
@@ -122,8 +122,7 @@ class Program(States):
 
     def lower(self, state: TrainState, batch: Any) -> jax.stages.Lowered:
         """Lower `step` for concrete or abstract arguments, to inspect or compile it."""
-        # Abstract and with their sharding, as in a call: otherwise JAX would not find the compiled program in its
-        # cache.
+        # Abstract, with the sharding of a call: otherwise JAX would not find the compiled program in its cache.
         place = replicated(self.mesh)
         numbers = jax.tree.map(lambda x: jax.ShapeDtypeStruct((), x.dtype, sharding=place), self.numbers)
         function, frozen = self._train, self.abstract_frozen  # made outside the mesh
@@ -233,8 +232,7 @@ def build(
     sizes, note = resolve(config, jax.device_count(), process_count(), jax.default_backend() == "tpu")
     mesh = make_mesh(sizes)
     device = mesh.devices.flat[0]
-    if config.train.remat == "offload" and not has_host_memory(device):
-        raise UserError(f"train.remat offload needs memory of the host that {device.platform} devices reach: use dots")
+    check_remat(config.train.remat, device)
     if ops is not None and config.model.dropout and ops.attend is not attend:
         raise UserError(
             f"model.dropout {config.model.dropout:g} needs the attention of Ops(); remove attend, or set it to 0"
@@ -248,8 +246,3 @@ def build(
     if base is not None:
         program.put_base(base)
     return program
-
-
-def has_host_memory(device: jax.Device) -> bool:
-    """Return whether programs on a device can keep arrays in host memory."""
-    return "pinned_host" in {memory.kind for memory in device.addressable_memories()}

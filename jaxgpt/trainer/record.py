@@ -5,24 +5,21 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
 import jax
 
-from jaxgpt.checkpoint.run import Run
-from jaxgpt.checkpoint.store import Info, Saver, kept_checkpoint_message
+from jaxgpt.checkpoint.store import Info, Saver
+from jaxgpt.config import changes
 from jaxgpt.counts import flops_per_token
 from jaxgpt.data import Data
-from jaxgpt.errors import TrainingFailed
 from jaxgpt.parallel.chips import peak_flops
 from jaxgpt.parallel.processes import Poll
-from jaxgpt.trainer.compile import explain_failure
-from jaxgpt.trainer.divergence import first_non_finite
+from jaxgpt.provenance import provenance, versions
 from jaxgpt.trainer.evaluation import Evaluation
-from jaxgpt.trainer.metrics import MetricsFile, start_line, versions
+from jaxgpt.trainer.failures import Diverged, first_non_finite
+from jaxgpt.trainer.metrics import MetricsFile
 from jaxgpt.trainer.program import Program
 from jaxgpt.trainer.report import Report
 from jaxgpt.trainer.speed import Speed
@@ -44,13 +41,7 @@ class Record:
     """
 
     def __init__(
-        self,
-        program: Program,
-        data: Data,
-        saver: Saver,
-        file: MetricsFile,
-        report: Report,
-        last: Info | None,
+        self, program: Program, data: Data, saver: Saver, file: MetricsFile, report: Report, last: Info | None
     ) -> None:
         config = program.config
         self.program, self.saver, self.file, self.report = program, saver, file, report
@@ -63,7 +54,8 @@ class Record:
         self.about = {"config": asdict(config), "versions": versions(), "data": data.fingerprint}
         if program.base is not None:
             self.about["base"] = program.base.checksum
-        file.write(**start_line(config, last))
+        changed = changes(last.config(), config) if last else {}
+        file.write(step=self.done, **provenance(), changed=changed)
         flops = flops_per_token(config.model, program.abstract_weights, config.window, config.lora)
         peak = peak_flops(program.mesh)
         self.speed = Speed(config, flops / peak if peak else 0.0)
@@ -167,27 +159,3 @@ def metrics_of_steps(metrics: dict[str, jax.Array], n: int) -> list[dict[str, An
     """Block on the metrics of a call of n steps, and return the metrics of each step."""
     host = jax.device_get(metrics)
     return [{name: value[i] for name, value in host.items()} for i in range(n)] if host["loss"].ndim else [host]
-
-
-class Diverged(TrainingFailed):
-    """Loss or gradients diverged."""
-
-
-@contextmanager
-def failures(run: Run, program: Program) -> Iterator[None]:
-    """Raise the failures of a run as one line with the reason and the kept checkpoint."""
-    advice = ""
-    try:
-        yield
-        return
-    except OSError as e:
-        reason = f"{e.filename or run.path}: {e.strerror or e}"
-    except jax.errors.JaxRuntimeError as e:
-        if "RESOURCE_EXHAUSTED" not in str(e):
-            raise
-        reason = explain_failure(program, e)
-    except Diverged as e:
-        reason, advice = str(e), " (a lower optim.learning_rate may help)"
-    except TrainingFailed as e:
-        reason = str(e)
-    raise TrainingFailed(f"{reason}: stopped, {kept_checkpoint_message(run.checkpoints)}{advice}")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from jaxgpt.checkpoint.run import Run
-    from jaxgpt.data import Data
-    from jaxgpt.trainer.evaluation import Evaluation
-    from jaxgpt.trainer.program import Program
+from jaxgpt.checkpoint.run import Run
+from jaxgpt.data import Data
+from jaxgpt.trainer.evaluation import Evaluation
+from jaxgpt.trainer.program import Program
 
 
 class Report(Protocol):

@@ -29,7 +29,7 @@ from jaxgpt.errors import UserError, short_repr
 from jaxgpt.files import sole_writer
 from jaxgpt.lm.model import FrozenBase, base_of, load, load_base
 from jaxgpt.parallel.processes import on_leader, same_on_all
-from jaxgpt.trainer.metrics import versions
+from jaxgpt.provenance import versions
 from jaxgpt.trainer.program import Program, build
 
 
@@ -181,9 +181,8 @@ def check_resume(old: Config, new: Config, step: int = 0) -> None:
     # Data may have moved: `_reopen` compares their content.
     moved = ("data.path", "data.mix") if _sources(old.data) == _sources(new.data) else ()
     for name, (was, now) in changes(old, new).items():
-        fixed = name.startswith(("model.", "data.", "lora.")) or name in ("optim.name", "train.eval_windows")
-        if name == "optim.ema_decay":
-            fixed = not (was and now)
+        fixed = name.startswith(("model.", "data.", "lora.", "optim.name", "train.eval_windows"))
+        fixed |= name == "optim.ema_decay" and not (was and now)
         if fixed and name not in moved:
             raise UserError(
                 f"a resumed run keeps {name}: {short_repr(was)}, not {short_repr(now)}; omit it, or start a new run (--out)"
@@ -198,23 +197,19 @@ def why_finished(run: Run, config: Config) -> str:
     Raises:
         UserError: if a setting must not change.
     """
-    infos, train = checkpoints(run.checkpoints), config.train
-    if not infos:
+    train, (step, last) = config.train, max(checkpoints(run.checkpoints).items(), default=(0, None))
+    if last is None:
         return ""
-    step = max(infos)
-    last = infos[step]
     check_resume(last.config(), config, step)
     if train.epochs or last.val_loss is None or find_damage(run.checkpoints / str(step)):
         return ""
     if step >= train.steps:
         return (
-            f"already at {train.steps}/{train.steps}: {run.path} is finished; to train longer, set --train.steps higher"
+            f"already at {train.steps}/{train.steps}: {run.path} is finished; set --train.steps higher to train longer"
         )
     if out_of_patience(last.about["best"], step, train):
-        return (
-            f"stopped early at {step}/{train.steps}: {run.path} is finished, with no lower validation loss in "
-            f"{train.patience} evaluations; to train longer, set --train.patience higher"
-        )
+        early = f"stopped early at {step}/{train.steps}: {run.path} is finished"
+        return f"{early} (train.patience {train.patience}); set --train.patience higher to train longer"
     return ""
 
 

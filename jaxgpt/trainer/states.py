@@ -87,8 +87,6 @@ class States:
     @cached_property
     def abstract_checkpoint(self) -> TrainState:
         """Shapes, dtypes and shardings of the state in a checkpoint, which has a tree per layer."""
-        if not self.config.train.scan_layers:
-            return self.abstract_state
         return self._abstract(*jax.eval_shape(self._unstacked, (self._shapes.state, self._shapes.trained)))
 
     @cached_property

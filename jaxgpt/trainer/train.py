@@ -14,11 +14,12 @@ from jaxgpt.parallel.processes import is_leader, on_leader, process_count, same_
 from jaxgpt.signals import STOPPING, stop_on_signal
 from jaxgpt.train.step import TrainState
 from jaxgpt.trainer.compile import compiling
-from jaxgpt.trainer.evaluation import Evaluation, eval_params, evaluate
+from jaxgpt.trainer.evaluation import Evaluation, evaluate
+from jaxgpt.trainer.failures import failures
 from jaxgpt.trainer.metrics import MetricsFile
 from jaxgpt.trainer.prefetch import prefetched
 from jaxgpt.trainer.program import Program
-from jaxgpt.trainer.record import SAVE, STOP, Record, failures
+from jaxgpt.trainer.record import SAVE, STOP, Record
 from jaxgpt.trainer.report import Report
 from jaxgpt.trainer.start import Start, Weights, check, completed, open_for_training, read_weights
 
@@ -87,7 +88,7 @@ def train(start: Start, report: Report, until: int | None = None) -> Outcome:
                 if is_evaluated(steps.stop, settings):
                     record.read()  # raises an error if the run has diverged
                     all_windows, progress = steps.stop == settings.steps, partial(report.stage, "evaluating")
-                    params, interrupted = eval_params(state), lambda: record.ask(stop.requested) == STOP
+                    params, interrupted = state.eval_params, lambda: record.ask(stop.requested) == STOP
                     result = evaluate(program, params, data.val, interrupted, all_windows, progress)
                     if result is None:
                         break

@@ -96,7 +96,7 @@ def test_operations_of_a_mesh() -> None:
 def test_offload_needs_host_memory_of_the_platform(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Config(model=small("gpt2"), train=TrainConfig(remat="offload"))
     build(made)
-    monkeypatch.setattr("jaxgpt.trainer.program.has_host_memory", lambda device: False)
+    monkeypatch.setattr("jaxgpt.kernels.remat.has_host_memory", lambda device: False)
     with pytest.raises(
         UserError, match=r"train\.remat offload needs memory of the host that cpu devices reach: use dots"
     ):

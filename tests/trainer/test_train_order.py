@@ -18,6 +18,7 @@ from jaxgpt.checkpoint.store import Info
 from jaxgpt.config import TrainConfig
 from jaxgpt.errors import TrainingFailed
 from jaxgpt.presets import preset
+from jaxgpt.train.step import TrainState
 from jaxgpt.trainer import record as record_module
 from jaxgpt.trainer import train as train_module
 from jaxgpt.trainer.record import LAG, SAVE, STOP
@@ -46,6 +47,10 @@ class Case:
         return [event[1:] for event in self.events if event[0] == kind]
 
 
+def state_at(step: int) -> TrainState:
+    return TrainState(step, SimpleNamespace(step=step), None, None)  # type: ignore[arg-type]
+
+
 def simulate(case: Case, patch: pytest.MonkeyPatch) -> Any:
     """Run `train` without files and devices; return its outcome, None if training failed."""
     log = case.events.append
@@ -63,17 +68,17 @@ def simulate(case: Case, patch: pytest.MonkeyPatch) -> Any:
         abstract_state = SimpleNamespace(params={})
 
         def init(self, params: Any) -> Any:
-            return SimpleNamespace(step=0)
+            return state_at(0)
 
         def restore(self, directory: Path, step: int) -> Any:
-            return SimpleNamespace(step=step)
+            return state_at(step)
 
         def step(self, state: Any, batches: range) -> Any:
             assert batches.start == state.step
             log(("steps", state.step, len(batches)))
             losses = np.array([math.nan if step == case.bad else 1.0 for step in batches])
             metrics = {"loss": losses, "grad_norm": np.ones(len(batches)), "grad_squares": np.zeros((len(batches), 0))}
-            return SimpleNamespace(step=batches.stop), metrics
+            return state_at(batches.stop), metrics
 
         def to_checkpoint(self, state: Any) -> Any:
             return state
@@ -126,7 +131,6 @@ def simulate(case: Case, patch: pytest.MonkeyPatch) -> Any:
         "batches_of": lambda *_: lambda steps: steps,
         "compiling": lambda *_: nullcontext(),
         "check": lambda start: None,
-        "eval_params": lambda state: state,
         "open_for_training": open_for_training,
         "completed": lambda config, data: config,
         "evaluate": evaluate,
@@ -138,7 +142,7 @@ def simulate(case: Case, patch: pytest.MonkeyPatch) -> Any:
     for name in ("flops_per_token", "peak_flops"):
         patch.setattr(record_module, name, lambda *_: 0)
     patch.setattr(record_module, "Poll", Poll)
-    patch.setattr(record_module, "start_line", lambda config, last: {"started": ""})
+    patch.setattr(record_module, "provenance", lambda: {"started": ""})
     try:
         return train(Start(config, data=data, build=lambda *_, **__: Program()), Simulated(), case.until)  # type: ignore
     except TrainingFailed:
@@ -154,7 +158,8 @@ def random_case(dice: random.Random) -> Case:
     )  # fmt: skip
     first = dice.choice([0, 0, dice.randint(0, steps)])
     tokens = first * settings.batch_size * CONFIG.model.block_size
-    last = Info(first, dice.choice([None, 1.0]) if first else None, tokens) if first or dice.random() < 0.1 else None
+    val_loss, about = dice.choice([None, 1.0]) if first else None, {"config": asdict(CONFIG)}
+    last = Info(first, val_loss, tokens, about=about) if first or dice.random() < 0.1 else None
     return Case(
         settings,
         last,
@@ -258,7 +263,8 @@ def test_a_stopped_and_resumed_run_has_the_events_of_an_uninterrupted_one(monkey
             events += case.events
             step, loss, _ = case.of("save")[-1] if case.of("save") else (last.step, last.val_loss, None)  # type: ignore[union-attr]
             loss = 1.0 if (step,) in case.of("note") else loss
-            last = Info(step, loss, step * settings.batch_size * CONFIG.model.block_size)
+            about = {"config": asdict(CONFIG)}
+            last = Info(step, loss, step * settings.batch_size * CONFIG.model.block_size, about=about)
         for kind in ("read", "line", "evaluated"):
             assert [e for e in events if e[0] == kind] == [e for e in straight.events if e[0] == kind]
 

@@ -1,0 +1,52 @@
+"""Provenance of a result: versions, commit, command and machine."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import shlex
+import subprocess
+import sys
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import flax
+import jax
+
+import jaxgpt
+
+
+def provenance() -> dict[str, Any]:
+    """Return date, command, directory, commit, machine and versions of this process."""
+    return {
+        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "command": shlex.join(sys.argv),
+        "directory": str(Path.cwd()),
+        "commit": _commit(),
+        "host": platform.node(),
+        "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+        "versions": versions(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a run depends on, and a digest of this package: checkouts can have equal version numbers."""
+    files = sorted(Path(jaxgpt.__file__).parent.rglob("*.py"))
+    code = hashlib.sha256(b"".join(file.read_bytes() for file in files))
+    return {
+        "jaxgpt": jaxgpt.__version__,
+        "jax": jax.__version__,
+        "flax": flax.__version__,
+        "python": platform.python_version(),
+        "code": code.hexdigest()[:16],
+    }
+
+
+def _commit() -> str:
+    """Return the git commit of the current directory, with -dirty if files have changed; "" outside a repository."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    with suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    return ""

@@ -1,0 +1,84 @@
+"""Failures of a run, each as one line for the user: divergence, full memory or disk, an error of the compiler."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxgpt.checkpoint.run import Run
+from jaxgpt.checkpoint.store import kept_checkpoint_message
+from jaxgpt.config import ModelConfig
+from jaxgpt.errors import TrainingFailed, one_line
+from jaxgpt.model.params import flatten_params, weights
+from jaxgpt.trainer.program import Program
+
+LEAF = re.compile(r"(\+[^/]+)?/(a|b/[^/]+|[^/]+)$")  # the weight of a module, or an adapter of one or several matrices
+
+
+class Diverged(TrainingFailed):
+    """Loss or gradients diverged."""
+
+
+@contextmanager
+def failures(run: Run, program: Program) -> Iterator[None]:
+    """Raise the failures of a run as one line with the reason and the kept checkpoint."""
+    advice = ""
+    try:
+        yield
+        return
+    except OSError as e:
+        reason = f"{e.filename or run.path}: {e.strerror or e}"
+    except jax.errors.JaxRuntimeError as e:
+        if "RESOURCE_EXHAUSTED" not in str(e):
+            raise
+        reason = explain_failure(program, e)
+    except Diverged as e:
+        reason, advice = str(e), " (a lower optim.learning_rate may help)"
+    except TrainingFailed as e:
+        reason = str(e)
+    raise TrainingFailed(f"{reason}: stopped, {kept_checkpoint_message(run.checkpoints)}{advice}")
+
+
+def explain_failure(program: Program, error: jax.errors.JaxRuntimeError) -> str:
+    """Explain a failure of XLA in one line, with the settings that may help."""
+    message = one_line(error, 300)
+    shape = "mesh " + " x ".join(f"{axis} {size}" for axis, size in program.mesh.shape.items())
+    if "RESOURCE_EXHAUSTED" in message:
+        return (
+            f"out of device memory (train.accumulation {program.config.train.accumulation}, {shape}): {message}; raise "
+            "train.accumulation, set --train.remat dots or full, or split the weights with --mesh.data 1 --mesh.fsdp -1"
+        )
+    return (
+        f"the compiler fails on this step ({shape}): {message}; try mesh sizes that are powers of two, "
+        "--train.attention xla, or another version of jax"
+    )
+
+
+def first_non_finite(model: ModelConfig, params: Any, squared_norms: Sequence[float] | np.ndarray) -> str:
+    """Return the first non-finite gradient of the backward pass and the number of others; "" if all are finite.
+
+    If no gradient is finite, the forward pass failed, and no gradient is named.
+
+    Args:
+        model: the architecture.
+        params: a tree with the structure of the trained parameters: weights, stacked weights or adapters.
+        squared_norms: squared norms of the gradients, in the order of the leaves (`grad_squares` of the metrics).
+    """
+    paths = list(flatten_params(params))
+    bad = [path for path, value in zip(paths, squared_norms, strict=True) if not np.isfinite(value)]
+    if not bad:
+        return ""
+    if len(bad) == len(paths):
+        return "and no gradient is finite"
+    places = {LEAF.sub("", path): place for place, path in enumerate(weights(model))}
+
+    def place(path: str) -> tuple[int, str]:
+        """Return the place of a module in the forward pass; stacked layers have the places of the first layer."""
+        return places.get(LEAF.sub("", re.sub(r"^h/", "h_0/", path)), len(places)), path
+
+    return f"first in the backward pass in the gradient of {max(bad, key=place)} ({len(bad)} of {len(paths)} gradients)"
