@@ -230,7 +230,7 @@ def contents(place: Path) -> list[tuple[Path, int]]:
     return sorted((path, path.stat().st_mtime_ns) for path in place.rglob("*") if path.is_file() and path.name != LOCK)
 
 
-@pytest.mark.parametrize("row", filter(None, (PARSER + SETTINGS + COMMANDS + RUNS).splitlines()))
+@pytest.mark.parametrize("row", [*filter(None, (PARSER + SETTINGS + COMMANDS + RUNS).splitlines())])
 def test_an_error_is_one_line(row: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command, message = row.split(" -> ")
     monkeypatch.chdir(place)
