@@ -76,6 +76,7 @@ def state_of(run: Run, config: Config) -> dict[str, Any]:
     damaged = [step for step in saved_steps(run.checkpoints) if step not in infos]
     lines = list(read_metrics(run.metrics)) if run.metrics.is_file() else []
     steps = [line for line in lines if "loss" in line]
+    windows = config.train.eval_windows
     differ = changes(preset(config.preset) if config.preset in PRESETS else config, config)
     return {
         "preset": config.preset,
@@ -86,6 +87,8 @@ def state_of(run: Run, config: Config) -> dict[str, Any]:
         "tokens": max([line.get("tokens", 0) for line in steps] + [each.tokens for each in infos.values()], default=0),
         "seconds": max((line.get("elapsed_seconds", 0.0) for line in steps), default=0.0),
         "checkpoints": [{"step": step, "val_loss": each.val_loss} for step, each in infos.items()],
+        # Checkpoints are compared on the same windows; the last evaluation of a run has more.
+        "windows": windows if any(line.get("val_windows", 0) > windows for line in lines) else 0,
         "damaged": damaged,
         "best": resolve_step(run.checkpoints, "best") if infos and not damaged else None,
         "changed": {name: value for name, (_, value) in differ.items() if name not in OF_DATA},
@@ -95,9 +98,10 @@ def state_of(run: Run, config: Config) -> dict[str, Any]:
 
 def _run_facts(results: dict[str, Any], config: Config) -> dict[str, Any]:
     run, lora = results["run"], config.lora
+    on = f" on {run['windows']} windows" if run["windows"] else ""
     steps = []
     for each in run["checkpoints"]:
-        loss = "" if each["val_loss"] is None else f": loss {each['val_loss']:.4f}"
+        loss = "" if each["val_loss"] is None else f": loss {each['val_loss']:.4f}{on}"
         steps.append(f"step {each['step']}{loss}{' (best)' if each['step'] == run['best'] else ''}")
     steps += [f"step {step}: its checkpoint.json is damaged" for step in run["damaged"]]
     trainable = f"{results['trainable_parameters']:,} trainable parameters"

@@ -110,7 +110,7 @@ def test_info_is_the_state_of_a_run(run: Path) -> None:
     [start] = state["starts"]
     assert start.keys() >= {"started", "command", "commit", "host", "versions"}
     printed = jaxgpt("info", "run").out
-    assert f"step 4: loss {losses[4]:.4f} (best)\n" in printed
+    assert f"step 4: loss {losses[4]:.4f} on 96 windows (best)\n" in printed, "the last evaluation has more windows"
     assert f"started      step 0: {start['command']}; {start['started']}\n" in printed
     assert "step 4/4, 256 tokens in 0:00:0" in printed
     shutil.rmtree(run / "checkpoints")
