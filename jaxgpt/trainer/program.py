@@ -127,8 +127,7 @@ class Program(States):
         numbers = jax.tree.map(lambda x: jax.ShapeDtypeStruct((), x.dtype, sharding=place), self.numbers)
         function, frozen = self._train, self.abstract_frozen  # made outside the mesh
         with self._on_mesh():
-            lowered: jax.stages.Lowered = function.lower(state, batch, numbers, frozen)
-            return lowered
+            return function.lower(state, batch, numbers, frozen)
 
     @cached_property
     def decoder_ops(self) -> Ops:
@@ -168,7 +167,7 @@ class Program(States):
         return jax.jit(lambda numbers: numbers, out_shardings=replicated(self.mesh))(self.numbers)
 
     @cached_property
-    def _train(self) -> Any:
+    def _train(self) -> jax.stages.Wrapped:
         def train(state: TrainState, batch: Any, numbers: Numbers, frozen: Any) -> Any:
             step = self.bound_step(frozen, numbers)
             return train_steps(state, *batch, step=step) if isinstance(batch, Several) else step(state, batch)
@@ -177,7 +176,7 @@ class Program(States):
         return jax.jit(train, out_shardings=places, donate_argnums=0)
 
     @cached_property
-    def _eval(self) -> Any:
+    def _eval(self) -> jax.stages.Wrapped:
         def evaluate(params: Any, batch: Any, frozen: Any) -> Any:
             return eval_step(params, batch, objective=self.bound_objective(frozen))
 

@@ -12,15 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxgpt.checkpoint.run import (
-    Run,
-    check_free,
-    new_run,
-    open_run,
-    parse_checkpoint,
-    remove_replaced,
-    write_settings,
-)
+from jaxgpt.checkpoint.run import Run, check_free, new_run, open_run, parse_checkpoint, remove_replaced, write_settings
 from jaxgpt.checkpoint.store import Info, checkpoints, find_damage, latest_valid
 from jaxgpt.config import Config, DataConfig, TrainConfig, changes, flat
 from jaxgpt.data import Batches, Data

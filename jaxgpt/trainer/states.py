@@ -70,6 +70,22 @@ class States:
     base: FrozenBase | None = field(default=None, repr=False)
 
     @cached_property
+    def fresh(self) -> Callable[[jax.typing.ArrayLike], Fresh]:
+        """The function of a seed that makes random weights and the first state. Traced once."""
+
+        def make(seed: jax.typing.ArrayLike) -> Fresh:
+            frozen, trained = (), boxed_params(self.model or GPT(self.config.model), seed)
+            if self.config.lora.rank:
+                frozen, trained = trained, model_adapters(named_key(seed, "lora"), trained, self.config.lora)
+            return self._stacked(Fresh(frozen, trained, self._first_state(nn.unbox(trained))))
+
+        return jax.jit(make)
+
+    @cached_property
+    def _shapes(self) -> Fresh:
+        return jax.eval_shape(self.fresh, 0)
+
+    @cached_property
     def abstract_state(self) -> TrainState:
         """Shapes, dtypes and shardings of the state."""
         return self._abstract(self._shapes.state, self._shapes.trained)
@@ -92,11 +108,12 @@ class States:
     @cached_property
     def frozen(self) -> Any:
         """The frozen weights, on their devices."""
-        if self.base is not None or not self.abstract_frozen:
-            return self.base.params if self.base else ()
-        return self._compute(
-            lambda seed: nn.unbox(self.fresh(seed).frozen), self.config.train.seed, self.abstract_frozen
-        )
+        if not self.abstract_frozen:
+            return ()
+        if self.base is not None:
+            return self.base.params
+        seed = self.config.train.seed
+        return self._compute(lambda seed: nn.unbox(self.fresh(seed).frozen), seed, self.abstract_frozen)
 
     def merged(self, frozen: Any, params: Any) -> Any:
         """Return the weights of the model: `params`, or the frozen weights merged with the adapters `params`."""
@@ -107,18 +124,6 @@ class States:
         if not self.abstract_frozen:
             return params
         return self._compute(lambda trees: self.merged(*trees), (self.frozen, params), self.abstract_frozen)
-
-    @cached_property
-    def fresh(self) -> Callable[[jax.typing.ArrayLike], Fresh]:
-        """The function of a seed that makes random weights and the first state. Traced once."""
-
-        def make(seed: jax.typing.ArrayLike) -> Fresh:
-            frozen, trained = (), boxed_params(self.model or GPT(self.config.model), seed)
-            if self.config.lora.rank:
-                frozen, trained = trained, model_adapters(named_key(seed, "lora"), trained, self.config.lora)
-            return self._stacked(Fresh(frozen, trained, self._first_state(nn.unbox(trained))))
-
-        return jax.jit(make)
 
     def init(self, params: Any = None) -> TrainState:
         """Make the state before the first step from weights per layer; None: random weights."""
@@ -148,10 +153,6 @@ class States:
         """Put the frozen weights per layer on their devices, instead of random weights."""
         self.base = base._replace(params=self._compute(self._stacked, base.params, self.abstract_frozen))
 
-    @cached_property
-    def _shapes(self) -> Fresh:
-        return jax.eval_shape(self.fresh, 0)
-
     def _first_state(self, params: Any) -> TrainState:
         return init_state(params, make_optimizer(self.config, self.optimizer), self.config.optim.ema_decay > 0)
 
@@ -173,9 +174,8 @@ class States:
     def _compute(self, function: Callable[[Any], Any], argument: Any, like: T) -> T:
         """Call a function once, compiled, with its results on their own devices as in `like`."""
         options = quick_compile_options(self.mesh)
-        compiled = jax.jit(function, out_shardings=shardings_of(like), compiler_options=options)
-        result: T = block_on_cpu_mesh(self.mesh, compiled(argument))
-        return result
+        compiled: Callable[[Any], T] = jax.jit(function, out_shardings=shardings_of(like), compiler_options=options)
+        return block_on_cpu_mesh(self.mesh, compiled(argument))
 
 
 def shardings_of(tree: Any) -> Any:
