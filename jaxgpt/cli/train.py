@@ -71,15 +71,14 @@ def train(
             else:
                 if resume:
                     report.note(f"no run at {out} yet: starting a new one")
-                if weights := init_from or base.init_from:
+                if source:
+                    config = repeated(base, Path(source), init_from, settings)
+                    weights = f"the weights of {config.init_from}" if config.init_from else "random weights"
+                    report.note(f"using the settings of {source}, starting from {weights}")
+                elif weights := init_from or base.init_from:
                     config = with_weights(base, weights, settings, keep=given)
-                elif source:
-                    config = repeated(Path(source), settings)
                 else:
                     config = started(base, settings)
-                if source:
-                    weights = f"the weights of {config.init_from}" if weights else "random weights"
-                    report.note(f"using the settings of {source}, starting from {weights}")
                 start = Start(config, out, overwrite)
             try:
                 outcome = trainer.train(start, report)
@@ -100,15 +99,15 @@ def started(base: Config, settings: Mapping[str, Any]) -> Config:
     return with_settings(base, settings)
 
 
-def repeated(source: Path, settings: Mapping[str, Any]) -> Config:
-    """Return the settings of a run that repeats the run `source` with random weights."""
-    from jaxgpt.checkpoint.run import open_run
+def repeated(base: Config, source: Path, init_from: str, settings: Mapping[str, Any]) -> Config:
+    """Return the settings of a run that repeats the run `source`, from its initial weights or from `init_from`."""
+    from jaxgpt.checkpoint.run import Run
 
-    run = open_run(source)
-    config = run.config()
-    if config.model.vocab_size == run.tokenizer().vocab_size:
-        config = config.with_model(vocab_size=0)  # set by the tokenizer, and the new run may have different data
-    return started(config, settings)
+    if weights := init_from or base.init_from:
+        return with_weights(base, weights, settings, keep=True)
+    if base.model.vocab_size == Run(source).tokenizer().vocab_size:
+        base = base.with_model(vocab_size=0)  # set by the tokenizer, and the new run may have different data
+    return started(base, settings)
 
 
 def resumed(path: Path, preset: str, init_from: str, settings: Mapping[str, Any]) -> Config:
