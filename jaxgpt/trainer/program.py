@@ -101,9 +101,16 @@ class Program(States):
         return jax.tree.map(put_rows, batch)
 
     def put_batches(self, batches: Sequence[Any]) -> Any:
-        """Put the batches of the next steps on their devices, for one call of `step`: at most `train.steps_per_call`."""
+        """Put the batches of the next steps on their devices, for one call of `step`.
+
+        Raises:
+            UserError: if the number of batches is not between 1 and `train.steps_per_call`.
+        """
         most = self.config.train.steps_per_call
-        assert 0 < len(batches) <= most, f"{len(batches)} batches in a call of at most {most} steps"
+        if not 0 < len(batches) <= most:
+            raise UserError(
+                f"one call takes 1 to {most} batches (train.steps_per_call), not {len(batches)}: split them"
+            )
         if most == 1:
             return self.put(batches[0])
         shape = self.batch(most).windows_KBT1.shape

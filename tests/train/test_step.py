@@ -258,6 +258,13 @@ def test_one_program_for_all_steps_takes_the_memory_of_the_state() -> None:
     assert p._train._cache_size() == 1
 
 
+@pytest.mark.parametrize("n", [0, 3])
+def test_a_call_takes_at_most_steps_per_call_batches(n: int) -> None:
+    p = program(steps_per_call=2)
+    with pytest.raises(UserError, match=f"takes 1 to 2 batches .*, not {n}"):
+        p.put_batches([windows(p)] * n)
+
+
 def test_compiler_errors_come_with_advice() -> None:
     p = program(accumulation=2)
     for said, advice in (
