@@ -26,33 +26,6 @@ def test_json_integers_are_accepted_as_floats() -> None:
     assert from_json('{"model": {"dropout": 0}}').model.dropout == 0.0
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('{"model": {"n_layers": 2}}', r"unknown key 'n_layers' \(did you mean n_layer\?\)"),
-        ('{"model": {"n_layer": true}}', "model.n_layer must be an integer, not True"),
-    ],
-)
-def test_errors_in_a_config_file_are_one_line(text: str, message: str) -> None:
-    """The others are in tests/cli/test_messages.py."""
-    with pytest.raises(UserError, match=message) as error:
-        from_json(text)
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: ModelConfig(positions="rope", head_dim=5), "rotates 5 of the 5 channels"),
-        (lambda: ModelConfig(sliding_window=4, window_pattern=""), "letters L"),
-        (lambda: ModelConfig(rope_local_theta=1e4), "rope_local_theta needs a model.sliding_window"),
-    ],
-)
-def test_invalid_settings_raise(make, message: str) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(UserError, match=message):
-        make()
-
-
 words = st.sampled_from(["", "x", "\n", "\0", "\ud800", "rope"])
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | words,

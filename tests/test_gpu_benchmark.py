@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import subprocess
@@ -79,35 +78,6 @@ def test_a_slice_on_a_cpu_beside_a_gpu_fails(gpu: ModuleType, monkeypatch: pytes
         found = outcome(gpu, program)
         assert found.get("error") == error
         assert found["partial" if error else "result"]["gpu"] == "3"
-
-
-SIDE = """
-import sys
-side = sys.argv[sys.argv.index("--side") + 1]
-print("error ImportError: no CUDA library" if side == "transformers" else "a device", flush=True)
-for line in sys.stdin:
-    if side == "torch" or side.startswith("peak") and line == "0\\n":  # which would import torch beside JAX
-        sys.exit(3)
-    print(2.0, flush=True)
-"""
-
-
-@pytest.mark.parametrize("in_turn", [False, True])
-def test_a_side_that_fails_is_a_row(monkeypatch: pytest.MonkeyPatch, in_turn: bool) -> None:
-    """A side may fail at its start or later: its error is reported, and the other sides are still measured."""
-    monkeypatch.syspath_prepend(SCRIPT.parent)
-    train_step = importlib.import_module("train_step")
-    Path("side.py").write_text(SIDE)
-    monkeypatch.setattr(train_step, "__file__", "side.py")
-    args = argparse.Namespace(nanogpt="", dtype="float32", rounds=2, seconds=0.5, in_turn=in_turn)
-    *found, last = train_step.compare("toy", ["jaxgpt", "transformers", "torch", "nanogpt"], args)
-    assert list(found[0]["sides"]) == ["jaxgpt"]
-    assert list(last["sides"]) == ["jaxgpt", "transformers", "torch", "nanogpt"]
-    assert last["sides"]["transformers"] == {"error": "ImportError: no CUDA library"}
-    assert last["sides"]["torch"] == {"error": "ended with exit code 3"}
-    assert last["sides"]["jaxgpt"] == last["sides"]["nanogpt"]
-    assert last["sides"]["jaxgpt"]["milliseconds"] == 2000
-    assert set(last["devices"].values()) == {"a device"}
 
 
 @pytest.mark.long

@@ -61,10 +61,3 @@ def test_models_are_printed_regardless_of_their_names(capsys):
     for words, name in ((["import", "run", "directory"], "run"), (["export", "directory", "out"], "directory")):
         assert main(words) == 0
         assert f"  {name}, gpt2, " in capsys.readouterr().out
-
-
-def test_info_has_the_sizes_of_the_notes(capsys):
-    assert main(["info", "gpt2"]) == 0
-    out = capsys.readouterr().out
-    for figure in (38_597_376, 786_432, 590_592, 2_362_368, 4_722_432, 124_439_808):
-        assert f"{figure:,}" in out

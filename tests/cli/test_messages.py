@@ -57,6 +57,8 @@ train statquest --model.positions sinusoidal --model.n-embd 3 -> needs an even m
 train --model.head-bias -> model.head_bias needs an untied head: set model.tie_embeddings to false
 train --model.parallel-residual --model.norm-position post -> needs model.norm_position pre, output or both
 train --model.rope-factor 2 --model.rope-low-freq-factor 9 -> 9.0 must be below rope_high_freq_factor 4.0
+train --model.positions rope --model.head-dim 5 -> rotates 5 of the 5 channels
+train --model.sliding-window 0 --model.rope-local-theta 10 -> model.rope_local_theta needs a model.sliding_window
 train --model.window-pattern X -> model.window_pattern must consist of
 train --model.sliding-window 0 --model.window-pattern LG -> model.window_pattern needs a model.sliding_window
 train --model.n-embd 1000000 --model.n-layer 1000 -> are allowed; lower model.n_embd
@@ -183,6 +185,7 @@ train finetune --init-from run --data.path text.txt --out run --overwrite -> wou
 """
 FILES = [
     ('{"modle": {}}', "unknown key 'modle' (did you mean model?)"),
+    ('{"model": {"n_layer": true}}', "model.n_layer must be an integer, not True"),
     ('{"train": {"steps": "9"}}', "train.steps must be an integer, not '9'"),
     ('{"optim": {"name": "adam"}}', "optim.name must be one of adamw, "),
     ('{"preset": 1}', "config.preset must be of type str, not 1"),
