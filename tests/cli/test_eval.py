@@ -80,7 +80,7 @@ def test_a_text_without_a_token_to_predict(run: Path) -> None:
 
 
 def test_bits_per_byte_count_the_bytes_of_the_text(run: Path) -> None:
-    """A character may have several bytes. Words do not keep white space, so their text is unknown."""
+    """A character may have several bytes."""
     Path("text.txt").write_text(TEXT.replace("t", "\u00fc") * 20)
     characters = sorted({*TEXT, "\u00fc"} - {"t"})
     vocab = load(run).config.model.vocab_size
@@ -93,10 +93,6 @@ def test_bits_per_byte_count_the_bytes_of_the_text(run: Path) -> None:
         text = text[int(fraction * len(text)) % len(text) :]
         bits = found["loss"] / math.log(2)
         assert found["bits_per_byte"] == pytest.approx(bits * len(text) / len(text.encode()), rel=1e-6)
-    words = sorted(set(TEXT.split()))
-    (run / "tokenizer.json").write_text(WordTokenizer([*words, *map(str, range(vocab - len(words)))]).to_json())
-    Path("text.txt").write_text(TEXT)
-    assert "bits_per_byte" not in evaluate(run)
 
 
 def test_token_files(run: Path, tmp_path: Path) -> None:

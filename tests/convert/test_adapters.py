@@ -146,16 +146,6 @@ def test_a_missing_base_is_named(written: Path) -> None:
     assert "restore it, or move it next to run" in result.err
 
 
-def test_adapters_and_runs_are_told_apart(written: Path) -> None:
-    for command, said in (
-        (["train", "finetune", "--init-from", str(written / "adapter")], "adapter RUN --init-from BASE"),
-        (["import", str(written / "llama"), "new"], "llama is already a run: it does not need to be imported"),
-    ):
-        result = jaxgpt(*command)
-        assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
-        assert said in result.err
-
-
 def test_a_rank_above_a_side_is_read(tmp_path: Path) -> None:
     """PEFT allows it. Separate adapters of a fused matrix become one with the sum of their ranks: here 24 of 8 x 24."""
     run_folder(Path("base"), SMALL)
@@ -201,6 +191,8 @@ def test_tensors_that_do_not_fit_are_refused(written: Path, case: str) -> None:
 
 def test_commands_that_need_other_arguments(written: Path) -> None:
     for args, message in (
+        (["train", "finetune", "--init-from", str(written / "adapter")], "adapter RUN --init-from BASE"),
+        (["import", str(written / "llama"), "new"], "llama is already a run: it does not need to be imported"),
         (["import", str(written / "adapter"), "run"], "adapter is a LoRA adapter: pass the run of its base model"),
         (
             ["import", str(written / "llama"), "run", "--init-from", "x"],

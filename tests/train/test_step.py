@@ -461,14 +461,6 @@ def test_weights_and_moments_are_sharded() -> None:
     assert kernel.addressable_shards[0].data.shape == (kernel.shape[0] // 4, kernel.shape[1] // 2)
 
 
-@pytest.mark.long
-def test_bfloat16_is_close_to_float32() -> None:
-    exact = alone("modern", 3)[0]
-    rough, state = train(program("modern", compute_dtype="bfloat16"), 3)
-    np.testing.assert_allclose(rough, exact, rtol=0.02)
-    assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {np.dtype("float32")}
-
-
 def test_training_starts_from_given_weights() -> None:
     p = program()
     _, params = make(p.config.model, seed=5)
