@@ -47,8 +47,15 @@ def reported(what: str) -> Iterator[None]:
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return `" (did you mean X?)"`, or an empty string if no known word is similar."""
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.7) if len(word) < 100 else []
+    near = nearest(word, known)
     return f" (did you mean {near[0]}?)" if near else ""
+
+
+def nearest(word: str, known: Iterable[str]) -> list[str]:
+    """Return the most similar known word, otherwise those with these initials, such as learning_rate for lr."""
+    words = list(known)
+    near = difflib.get_close_matches(word, words, n=1, cutoff=0.7) if len(word) < 100 else []
+    return near or [each for each in words if len(word) > 1 and word == "".join(re.findall(r"(?:^|[-_])(.)", each))]
 
 
 def one_line(text: object, limit: int = MESSAGE_CHARACTERS) -> str:

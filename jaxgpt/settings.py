@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import operator
 import sys
@@ -12,7 +11,7 @@ from functools import lru_cache
 from numbers import Real
 from typing import Any, Literal, NamedTuple, Self, get_args, get_origin, get_type_hints
 
-from jaxgpt.errors import UserError, did_you_mean, short_repr
+from jaxgpt.errors import UserError, did_you_mean, nearest, short_repr
 
 INF = math.inf
 INT_MAX = 2**31 - 1
@@ -116,9 +115,7 @@ def similar_setting(name: str, known: Iterable[str]) -> str:
     section, _, last = name.lstrip("-").rpartition(".")
     parts = {each: each.lstrip("-").rpartition(".") for each in known}
     of_section = [tail for place, _, tail in parts.values() if place == (section or last)]
-    tails = [tail for *_, tail in parts.values()]
-    near = difflib.get_close_matches(last, tails, n=1, cutoff=0.7)
-    near = near or [tail for tail in tails if "".join(word[:1] for word in tail.split("-")) == last]  # --lr
+    near = nearest(last, [tail for *_, tail in parts.values()])
     if near and (section or not of_section):
         same = [each for each, (_, _, tail) in parts.items() if tail in near]
         return f" (did you mean {' or '.join([each for each in same if parts[each][0] == section] or same)}?)"

@@ -185,6 +185,7 @@ train finetune --init-from run --data.path text.txt --out run --overwrite -> wou
 """
 FILES = [
     ('{"modle": {}}', "unknown key 'modle' (did you mean model?)"),
+    ('{"optim": {"lr": 1}}', "unknown key 'lr' (did you mean learning_rate?)"),
     ('{"model": {"n_layer": true}}', "model.n_layer must be an integer, not True"),
     ('{"train": {"steps": "9"}}', "train.steps must be an integer, not '9'"),
     ('{"optim": {"name": "adam"}}', "optim.name must be one of adamw, "),
