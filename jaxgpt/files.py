@@ -65,7 +65,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Check that a file can be written, before its content is computed. Raises `UserError` if it cannot."""
+    """Check that a file can be written, before its content is computed. Raises `UserError` otherwise."""
     if path.is_dir():
         raise UserError(f"cannot write {path}: it is a directory")
     if path.is_file() or not path.exists():  # not a pipe or a device

@@ -32,7 +32,10 @@ def provenance() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that a run depends on, and a digest of this package: checkouts can have equal version numbers."""
+    """Return the versions of dependencies, and a digest of this package.
+
+    The digest is needed because checkouts can have equal version numbers.
+    """
     files = sorted(Path(jaxgpt.__file__).parent.rglob("*.py"))
     code = hashlib.sha256(b"".join(file.read_bytes() for file in files))
     return {

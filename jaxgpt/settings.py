@@ -49,7 +49,7 @@ class Section:
     prefix = ""  # section name in `config.json`; empty: command line only, as for --top-k
 
     def __new__(cls, *_: Any, **given: Any) -> Self:
-        """Suggest a name in the error for an unknown one, such as `ModelConfig(n_layers=2)`."""
+        """Suggest a name in the error for an unknown setting, as in `ModelConfig(n_layers=2)`."""
         names = [each.name for each in fields(cls)]
         if unknown := [name for name in given if name not in names]:
             raise UserError(f"{cls.__name__} has no setting {unknown[0]!r}{did_you_mean(unknown[0], names)}")

@@ -2,13 +2,13 @@
 
 config.json             settings; written last: the run exists
 tokenizer.json
-generation_config.json  special tokens, if the tokenizer has any; so is tokenizer_config.json
+generation_config.json  special tokens, if the tokenizer has any; also tokenizer_config.json
 checkpoints/            see store.py
 metrics.jsonl           losses and speed by step
 baselines.json          losses of n-grams
 loss.png
 .lock                   held by the process that writes
-.new/, .replaced/       new and old run, while the new one is written and `--overwrite` replaces the old one with it
+.new/, .replaced/       the new run while it is written, and the old run while `--overwrite` replaces it
 """
 
 from __future__ import annotations
@@ -55,11 +55,12 @@ class Run:
         return load_tokenizer(self.path / "tokenizer.json")
 
     def exists(self) -> bool:
-        """Return whether the directory contains a run. Raises `UserError` if a process was killed while it replaced the run."""
+        """Return whether the directory contains a run; raise `UserError` after an interrupted replacement."""
         exists, replaced = (self.path / "config.json").exists(), self.path / REPLACED
         if not exists and (replaced / "config.json").exists():
             raise UserError(
-                f"replacing {self.path} was interrupted: move the files of {replaced} back over its files, or delete it"
+                f"replacing {self.path} was interrupted: move the files of {replaced} back into {self.path}, or "
+                f"delete {replaced}"
             )
         return exists
 
@@ -82,7 +83,7 @@ def open_run(path: Path) -> Run:
         return run
     if any(path.glob("*.safetensors")):
         base = " --init-from BASE" if (path / "adapter_config.json").exists() else ""
-        raise UserError(f"{path} is a model of another library, not a run: import it: jaxgpt import {path} RUN{base}")
+        raise UserError(f"{path} is a model of another library, not a run: use jaxgpt import {path} RUN{base}")
     if missing == ["checkpoints"]:
         again = f"jaxgpt train {path / 'config.json'} --out NEW"
         raise UserError(f"{run.checkpoints} is missing: restore it, or start again from step 0: {again}")
@@ -90,7 +91,7 @@ def open_run(path: Path) -> Run:
 
 
 def runs_near(path: Path) -> str:
-    """Return " (did you mean RUN?)" or the newest runs next to a path and in runs/, or "" if there are no runs."""
+    """Return " (did you mean RUN?)", or the newest runs next to a path and in runs/, or ""."""
     directories = {file.parent for home in (path.parent, Path("runs")) for file in home.glob("*/config.json")}
     found = [run for run in directories if (run / "checkpoints").is_dir()]
     runs = [str(run) for run in sorted(found, key=lambda run: -(run / "config.json").stat().st_mtime)]
@@ -99,9 +100,10 @@ def runs_near(path: Path) -> str:
 
 @contextmanager
 def new_run(out: str, config: Config, tokenizer: Tokenizer, overwrite: bool = False) -> Iterator[Run]:
-    """Create a run in `out`, or in the first unused one of `runs/PRESET`, `runs/PRESET-2`, ..., and lock it in the context.
+    """Create a run in `out`, or under the first unused name of `runs/PRESET`, `runs/PRESET-2`, ...
 
-    A process killed at any moment leaves no run, or a run that can be resumed. Raises the errors of `check_free`.
+    The run is locked in the context. A process killed at any moment leaves no run, or a run that can be resumed. Raises
+    the errors of `check_free`.
     """
     path = Path(out) if out else _new_directory(config.preset)
     with _locked(path, overwrite):
@@ -118,8 +120,8 @@ def complete_run(path: Path, config: Config, tokenizer: Tokenizer, overwrite: bo
 
 
 def check_free(path: Path, overwrite: bool) -> None:
-    """Check that a run can be created in a directory, which may contain unrelated files. Raises `UserError` if it cannot."""
-    # Orbax expands patterns, and takes a few prefixes for remote file systems.
+    """Raise `UserError` if a run cannot be created in a directory; it may contain unrelated files."""
+    # Orbax expands glob patterns, and treats a few prefixes as remote file systems.
     if match := re.search(r"[*?[\\]|(gs|s3|az):(?=/)", f"{path.absolute()}/"):
         fix = "use a different path; mount a bucket as a directory, as with gcsfuse"
         raise UserError(
@@ -129,7 +131,7 @@ def check_free(path: Path, overwrite: bool) -> None:
         if not overwrite:
             raise UserError(f"{path} already holds a run: resume it with --resume, or replace it with --overwrite")
     elif (path / "checkpoints").exists() and not (path / NEW).exists():  # the draft of a killed process
-        raise UserError(f"{path} holds checkpoints but no config.json: restore it, or choose another --out")
+        raise UserError(f"{path} holds checkpoints but no config.json: restore this file, or choose another --out")
 
 
 def _new_directory(preset: str) -> Path:
@@ -159,7 +161,7 @@ def _locked(path: Path, overwrite: bool) -> Iterator[None]:
 
 @contextmanager
 def _draft(path: Path, config: Config, tokenizer: Tokenizer) -> Iterator[Run]:
-    """Yield a draft with settings. At the end, renames replace the run in `path` with it, which needs no space."""
+    """Yield a draft with settings. At the end, renames replace the run in `path` with the draft, without additional space."""
     draft, replaced = path / NEW, path / REPLACED
     with reported(f"cannot write the run to {path}"):
         try:

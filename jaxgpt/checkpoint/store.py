@@ -6,7 +6,7 @@ checkpoints/300/params/         weights: one directory for each part, by Orbax, 
                 ema/            EMA of the weights, if the run keeps one
                 checkpoint.json `Info`, with the SHA-256 of every file
 checkpoints/310.partial*/       being written or deleted: a complete checkpoint gets its name by a rename
-checkpoints/290.damaged/        renamed by a resume, which also deletes what a killed process left in .partial
+checkpoints/290.damaged/        damaged checkpoints, renamed by a resume, which also deletes partial checkpoints
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Info:
     step: int  # number of steps taken
     val_loss: float | None = None  # over the windows shared by all evaluations of the run; None: not evaluated
     tokens: int = 0  # number of tokens trained on
-    temporary: bool = False  # written by a signal or a timer, and kept until the next one is written
+    temporary: bool = False  # written by a signal or a timer, and kept until the next checkpoint is written
     about: Mapping[str, Any] = field(default_factory=dict)  # config, versions, data, base, best loss so far
     sha256: Mapping[str, str] = field(default_factory=dict)  # digest of each file by path, including checkpoint.json
 
@@ -63,7 +63,10 @@ class Info:
 
 
 class Saver:
-    """Writes checkpoints in the background, one at a time, and deletes those that `kept` omits: a context manager."""
+    """Writes checkpoints in the background, and deletes checkpoints that `kept` omits.
+
+    Use as a context manager.
+    """
 
     def __init__(self, directory: Path, train: TrainConfig) -> None:
         self.directory, self.train = directory, train
@@ -79,7 +82,7 @@ class Saver:
             self.wait()
 
     def save(self, state: TrainState, info: Info) -> None:
-        """Write a state in the background, after the previous one. The state may be donated on return."""
+        """Write a state in the background, after the previous checkpoint. The state may be donated on return."""
         from orbax.checkpoint import v1 as ocp
 
         self.wait()
@@ -88,7 +91,7 @@ class Saver:
         self._writing = self._thread.submit(self._finish, response.result, path, info)
 
     def save_info(self, info: Info) -> None:
-        """Replace the info of the last checkpoint, which was written before its evaluation; the digests are kept."""
+        """Replace the info of the last checkpoint after its evaluation; the digests are kept."""
         self.wait()
         if is_leader():
             path = self.directory / str(info.step)
@@ -105,7 +108,7 @@ class Saver:
         try:
             if writing is not None:
                 writing.result()
-        except Exception as e:  # of Orbax or of the file system
+        except Exception as e:  # an error of Orbax or of the file system
             code = re.search(r"os_error_code='(\d+)'", str(e))  # TensorStore's notation
             reason = os.strerror(int(code[1])) if code else getattr(e, "strerror", None) or one_line(e, 200)
             raise TrainingFailed(f"a checkpoint could not be written ({reason})") from None
@@ -123,7 +126,10 @@ class Saver:
 
 
 def kept(infos: Mapping[int, Info], train: TrainConfig) -> set[int]:
-    """Return the steps to keep: the newest, the last n, the best n, and every n. Older temporary checkpoints are not kept."""
+    """Return the steps to keep: the newest, the last n, the best n, and every n.
+
+    Older temporary checkpoints are not kept.
+    """
     lasting = sorted(step for step, info in infos.items() if not info.temporary)
     best = sorted((loss, step) for step in lasting if (loss := infos[step].val_loss) is not None)
     every = [step for step in lasting if train.keep_every and step % train.keep_every == 0]
@@ -138,7 +144,7 @@ def save_params(directory: Path, params: Any, about: Mapping[str, Any]) -> None:
 
     options = ocp.Context()
     options.array.saving.use_compression = False  # compression copies the weights first, and saves only 8%
-    options.memory.deepcopy_host_arrays = False  # they do not change while they are written
+    options.memory.deepcopy_host_arrays = False  # the weights do not change while they are written
     with options, Saver(directory, TrainConfig()) as saver:
         saver.save(TrainState(jnp.zeros((), jnp.int32), params, None, None), Info(0, about=about))
 
@@ -162,7 +168,7 @@ def _render(info: Info) -> str:
 
 
 def read_info(path: Path) -> Info:
-    """Read the checkpoint.json of a checkpoint. Raises `UserError` if it has changed since it was written."""
+    """Read the checkpoint.json of a checkpoint; raise `UserError` if it has changed."""
     text = read_bytes(path / SEAL)
     with suppress(AttributeError, RecursionError, TypeError, ValueError):  # neither JSON nor an `Info`
         info = Info(**parse_json(text, SEAL))
@@ -177,7 +183,7 @@ def saved_steps(directory: Path) -> list[int]:
 
 
 def checkpoints(directory: Path) -> dict[int, Info]:
-    """Read the info of a run's checkpoints, by step, ascending, without those with a damaged checkpoint.json."""
+    """Read the info of a run's checkpoints, by step, ascending; skip damaged checkpoint.json files."""
     infos = {}
     for step in saved_steps(directory):
         with suppress(UserError):  # `find_damage` returns the reason
@@ -186,7 +192,7 @@ def checkpoints(directory: Path) -> dict[int, Info]:
 
 
 def resolve_step(directory: Path, which: str) -> int:
-    """Resolve `last`, `best` (lowest validation loss, otherwise the last) or a number to the step of a checkpoint.
+    """Resolve `last`, `best` (lowest validation loss, otherwise the last) or a number to a step.
 
     Raises:
         UserError: if there is no such checkpoint, or the best is unknown because a checkpoint.json is damaged.
@@ -208,7 +214,7 @@ def resolve_step(directory: Path, which: str) -> int:
 
 
 def weights_at(init_from: str) -> Path:
-    """Return the checkpoint of `--init-from`, which is a run (its best checkpoint) or RUN/checkpoints/STEP."""
+    """Return the checkpoint of `--init-from`: the best checkpoint of RUN, or RUN/checkpoints/STEP."""
     path, which = parse_checkpoint(init_from)
     directory = open_run(path).checkpoints
     return directory / str(resolve_step(directory, which))
@@ -221,7 +227,7 @@ def kept_checkpoint_message(directory: Path) -> str:
 
 
 def find_damage(path: Path, parts: tuple[str, ...] = PARTS) -> str:
-    """Return which file of some parts of a checkpoint is damaged, or "" if all match their digests."""
+    """Return the damaged file in some parts of a checkpoint, or "" if all files match their digests."""
     try:
         digests = read_info(path).sha256
     except UserError as e:
@@ -237,9 +243,10 @@ def find_damage(path: Path, parts: tuple[str, ...] = PARTS) -> str:
 
 
 def latest_valid(directory: Path, note: Callable[[str], None]) -> Info | None:
-    """Return the last intact checkpoint, or None without a checkpoint; rename and report damaged newer ones.
+    """Return the last intact checkpoint, or None; rename and report newer, damaged checkpoints.
 
-    If all are damaged, they keep their names, and a `UserError` lists the reasons. Partial checkpoints are deleted.
+    If all checkpoints are damaged, they keep their names, and a `UserError` lists the reasons. Partial checkpoints are
+    deleted.
     """
     for path in directory.glob(f"*{PARTIAL}*"):
         shutil.rmtree(path, ignore_errors=True)
@@ -264,9 +271,9 @@ def latest_valid(directory: Path, note: Callable[[str], None]) -> Info | None:
 
 
 def restore(directory: Path, step: int, like: TrainState) -> TrainState:
-    """Restore a train state with the shapes and shardings of `like`. `latest_valid` has checked the files.
+    """Restore a train state with the shapes and shardings of `like`, after `latest_valid`.
 
-    If a run starts to skip updates when it is resumed, their statistics start from scratch.
+    If a resumed run starts to skip updates, the statistics of updates start from scratch.
     """
     from jaxgpt.train.skip import SkipState, init_skip_state
     from jaxgpt.train.step import TrainState
@@ -281,7 +288,7 @@ def restore(directory: Path, step: int, like: TrainState) -> TrainState:
 
 
 def read_params(directory: Path, which: str, like: Any, part: str = "params") -> tuple[Any, int]:
-    """Read the weights of a checkpoint (`best`, `last` or a step), or `part` "ema"; return them with the step."""
+    """Read the weights, or `part` "ema", of a checkpoint (`best`, `last` or a step), and the step."""
     step = resolve_step(directory, which)
     path = directory / str(step)
     if damage := find_damage(path, (part,)):
@@ -302,11 +309,11 @@ def _parts(state: TrainState) -> dict[str, Any]:
 
 
 def _load(path: Path, part: str, like: Any) -> Any:
-    """Restore one part of a checkpoint. Raises `UserError` if it has other arrays than `like`."""
+    """Restore one part of a checkpoint. Raises `UserError` if its arrays differ from `like`."""
     from orbax.checkpoint import v1 as ocp
 
     try:
-        # While arrays are read, an error about their shapes leaves threads behind, which fail when the process ends.
+        # An error about shapes while Orbax reads arrays leaves threads behind, which fail when the process ends.
         _check_shapes(ocp.checkpointables_metadata(path.absolute()).metadata.get(part, {}), like)
         return ocp.load_checkpointables(path.absolute(), {part: like})[part]
     except Exception as e:

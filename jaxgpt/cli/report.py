@@ -64,7 +64,7 @@ class TrainReport(Report):
         self.console.write(aligned(self._introduction(config)))
         if is_leader():
             known = None
-            with suppress(UserError):  # it is damaged
+            with suppress(UserError):  # the file is damaged
                 known = read_baselines(run)["losses"]
             if not known and (found := baselines(data)):
                 write_json(run.path / "baselines.json", found)

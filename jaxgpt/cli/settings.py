@@ -67,7 +67,7 @@ def with_weights(base: Config, init_from: str, settings: Mapping[str, Any], keep
     model = open_run(directory).config().model
     free = ["dropout"] if model.positions == "learned" else ["dropout", "block_size"]  # no weight depends on them
     own = {name: getattr(base.model, name) for name in free} if keep else {}
-    # The paths are valid in every directory.
+    # Absolute paths are valid in every directory.
     data = replace(base.data, tokenizer=str((directory / "tokenizer.json").absolute()))
     weights = replace(base, model=replace(model, **own), data=data, init_from=str(weights_at(init_from).absolute()))
     config = with_settings(weights, settings)

@@ -25,7 +25,7 @@ def train(
     distributed: DistributedConfig = DistributedConfig(),
     settings: GivenSettings = NO_SETTINGS,
 ) -> int:
-    """Train a model with the settings of a preset (default: python-char), a run or a file; or resume a run.
+    """Train with the settings of a preset (default: python-char), a run or a file; or resume a run.
 
     jaxgpt train shakespeare --train.steps 1000 --out runs/long
     jaxgpt train shakespeare --data.path my.txt --optim.learning-rate 1e-3
@@ -36,9 +36,9 @@ def train(
 
     Args:
         target: preset, run, or JSON file of settings, such as the config.json of a run
-        out: run directory; empty: a new one under runs/
+        out: run directory; empty: a new directory under runs/
         resume: resume the run in --out; with a preset, start a new run if --out has no run
-        overwrite: delete the run in --out and start a new one there
+        overwrite: delete the run in --out and start a new run there
         init_from: initialize the weights from this run or RUN/checkpoints/STEP; empty: at random
     """
     base, given = named_config(target), target not in ("", *PRESETS)
@@ -70,7 +70,7 @@ def train(
                 start = Start(config, run=run)
             else:
                 if resume:
-                    report.note(f"no run at {out} yet: starting a new one")
+                    report.note(f"no run at {out} yet: starting a new run")
                 if source:
                     config = repeated(base, Path(source), init_from, settings)
                     weights = f"the weights of {config.init_from}" if config.init_from else "random weights"
@@ -100,7 +100,7 @@ def started(base: Config, settings: Mapping[str, Any]) -> Config:
 
 
 def repeated(base: Config, source: Path, init_from: str, settings: Mapping[str, Any]) -> Config:
-    """Return the settings of a run that repeats the run `source`, from its initial weights or from `init_from`."""
+    """Return the settings of a run that repeats `source`, from its initial weights or `init_from`."""
     from jaxgpt.checkpoint.run import Run
 
     if weights := init_from or base.init_from:
@@ -118,11 +118,13 @@ def resumed(path: Path, preset: str, init_from: str, settings: Mapping[str, Any]
     old = run.config()
     run.tokenizer()  # raises an error if it is damaged, even if the run is finished
     if preset not in ("", old.preset):
-        raise UserError(f"{path} is a run of preset {old.preset!r}, not {preset!r}: omit it, or choose another --out")
+        raise UserError(
+            f"{path} is a run of preset {old.preset!r}, not {preset!r}: omit the preset, or choose another --out"
+        )
     if init_from and parse_checkpoint(init_from)[0].absolute() != parse_checkpoint(old.init_from)[0].absolute():
         origin = f"started from {old.init_from}" if old.init_from else "did not start from other weights"
         raise UserError(f"--init-from {init_from}: {path} {origin}; omit it, or start a new run")
     if not old.lora.rank and any(value for name, value in settings.items() if name.startswith("lora.")):
         new = f"jaxgpt train finetune --init-from {path} --lora.rank 8 --data.path PATH"
-        raise UserError(f"{path} trains all weights, without adapters; to train adapters of it, start a new run: {new}")
+        raise UserError(f"{path} trains all weights, without adapters; to train adapters, start a new run: {new}")
     return with_settings(old, settings)

@@ -186,8 +186,10 @@ def read_adapter(directory: Path, model: ModelConfig) -> tuple[LoraConfig, Any]:
     weights, other = Weights(directory), "with --init-from, pass the run of the model that it was trained on"
     try:
         modules = _modules(model)
-    except UserError:  # the message is about an export
-        raise UserError(f"{directory} adapts a model of transformers, and the base is not one: {other}") from None
+    except UserError:  # replace the message, which is about an export
+        raise UserError(
+            f"{directory} adapts a transformers model, but the base is a different model: {other}"
+        ) from None
     targets = list(dict.fromkeys(m.target for m in modules if not weights.tensors.keys().isdisjoint(m.tensors)))
     if not targets:
         raise UserError(

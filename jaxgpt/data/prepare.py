@@ -178,7 +178,7 @@ def _begin(out: Path, params: PrepareParams, sources: Sequence[Source], tokenize
 
 
 def _shown(value: Any) -> str:
-    """Format a parameter, or the sources."""
+    """Format the value of a parameter, or the list of sources."""
     if not isinstance(value, list):
         return short_repr(value)
     return ", ".join(f"{each['name']} ({plural(each['files'], 'file')}, {each['size']:,} bytes)" for each in value)

@@ -109,7 +109,7 @@ def base_of(run: Run, config: Config) -> tuple[FrozenBase, Tokenizer]:
     """Read the base of a run's adapters, from its recorded path, or next to the run if both were moved.
 
     Raises:
-        UserError: if it is missing, or its weights differ from those that the adapters were trained on.
+        UserError: if the base is missing, or its weights differ from the weights that the adapters were trained on.
     """
     recorded, step = parse_checkpoint(config.init_from)
     places = [path / "checkpoints" / step for path in (recorded, run.path.absolute().parent / recorded.name)]
@@ -125,7 +125,7 @@ def base_of(run: Run, config: Config) -> tuple[FrozenBase, Tokenizer]:
 
 
 def checksum(tree: Any) -> str:
-    """Compute the SHA-256 of weights, not of their files: it is the same after an export and import."""
+    """Compute the SHA-256 of weights, not of their files, so that it is the same after an export and import."""
     digest = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         array = np.asarray(leaf)
@@ -183,7 +183,7 @@ def save(lm: LM, path: str | Path, *, overwrite: bool = False) -> None:
     Raises:
         UserError: if the weights do not match `lm.config.model`, the tokenizer has more ids than its vocabulary, `path`
             exists, or it cannot be written.
-        TrainingFailed: if its checkpoint cannot be written, as on a full disk.
+        TrainingFailed: if the checkpoint cannot be written, such as on a full disk.
     """
     check_lm(lm)
     config, params, tokenizer, _ = lm

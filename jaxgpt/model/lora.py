@@ -102,7 +102,7 @@ def abstract_trained(model: ModelConfig, lora: LoraConfig) -> Any:
     """Return the shapes and dtypes of a run's trainable parameters: weights, or adapters.
 
     Raises:
-        UserError: as `init_lora`.
+        UserError: as in `init_lora`.
     """
     params = abstract_params(model)
     if not lora.rank:

@@ -34,7 +34,7 @@ def heads(lm: LM, ids: Any) -> Heads:
     """Score the heads of a model on a text or ids `[B, T]`, such as `repeated_tokens`.
 
     Raises:
-        UserError: as `run`.
+        UserError: as in `run`.
     """
     return on_tokens(_heads, lm, ids)
 

@@ -185,7 +185,7 @@ def train_steps(
     *,
     step: Callable[[TrainState, jax.Array], tuple[TrainState, dict[str, jax.Array]]],
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-    """Take `n` optimizer steps on the first of K batches, in a loop on the devices that is compiled once for any n.
+    """Take `n` optimizer steps on the first of K batches, in a loop that is compiled once for any n.
 
     Returns the next state, and the metrics of each step, `[K, ...]`; zero beyond n.
     """

@@ -21,7 +21,7 @@ AHEAD = 2  # batches dispatched before blocking on the oldest
 
 
 class Evaluation(NamedTuple):
-    """A mean over tokens.
+    """The mean loss over the tokens of a split, with its standard error.
 
     Attributes:
         loss: nats per token.
@@ -117,7 +117,7 @@ def summarize(sums: np.ndarray, counts: np.ndarray, shared: np.ndarray | slice =
     sums, counts = sums.astype(np.float64), counts.astype(np.int64)
     if not counts[shared].sum():
         raise UserError(
-            "no token of the evaluated windows is counted in the loss: use longer documents, or evaluate on more of them"
+            "no token of the evaluated windows is counted in the loss: use longer documents, or evaluate on more windows"
         )
     loss = sums.sum() / counts.sum()
     deviations = (sums - loss * counts) / counts.mean()

@@ -1,4 +1,4 @@
-"""Failures of a run, each as one line for the user: divergence, full memory or disk, an error of the compiler."""
+"""Failures of a run in one line: divergence, full memory or disk, an error of the compiler."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LEAF = re.compile(r"(\+[^/]+)?/(a|b/[^/]+|[^/]+)$")  # the weight of a module, o
 
 
 class Diverged(TrainingFailed):
-    """Loss or gradients diverged."""
+    """The loss or the gradients diverged."""
 
 
 @contextmanager
@@ -60,7 +60,7 @@ def explain_failure(program: Program, error: jax.errors.JaxRuntimeError) -> str:
 
 
 def first_non_finite(model: ModelConfig, params: Any, squared_norms: Sequence[float] | np.ndarray) -> str:
-    """Return the first non-finite gradient of the backward pass and the number of others; "" if all are finite.
+    """Return the first non-finite gradient of the backward pass and the number of others, or "".
 
     If no gradient is finite, the forward pass failed, and no gradient is named.
 
@@ -78,7 +78,7 @@ def first_non_finite(model: ModelConfig, params: Any, squared_norms: Sequence[fl
     places = {LEAF.sub("", path): place for place, path in enumerate(weights(model))}
 
     def place(path: str) -> tuple[int, str]:
-        """Return the place of a module in the forward pass; stacked layers have the places of the first layer."""
+        """Return the place of a module in the forward pass; stacked layers count as the first layer."""
         return places.get(LEAF.sub("", re.sub(r"^h/", "h_0/", path)), len(places)), path
 
     return f"first in the backward pass in the gradient of {max(bad, key=place)} ({len(bad)} of {len(paths)} gradients)"

@@ -47,7 +47,7 @@ class MetricsFile:
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """Read the lines of a metrics file, skipping truncated and damaged ones."""
+    """Read the lines of a metrics file; skip truncated and damaged lines."""
     with path.open("rb") as f:
         for line in f:
             try:

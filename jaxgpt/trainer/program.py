@@ -46,7 +46,7 @@ from jaxgpt.trainer.states import States, shardings_of
 
 
 class Several(NamedTuple):
-    """The batches of several steps, which one call takes: the first n of K."""
+    """The batches of several steps for one call, which uses the first n of K."""
 
     windows_KBT1: Any
     n: Any
@@ -56,7 +56,7 @@ class Several(NamedTuple):
 class Program(States):
     """Training and evaluation of a config on a mesh, compiled at the first call.
 
-    Frozen weights and the numbers of the optimizer are arguments of the compiled functions, not constants in them.
+    Frozen weights and the numbers of the optimizer are arguments of the compiled functions, not constants.
 
     Attributes:
         objective: objective of training and evaluation, as in `build`.
@@ -74,7 +74,7 @@ class Program(States):
         return microbatches(self.config.train, batch_ways(self.mesh))
 
     def batch(self, steps: int = 1) -> Any:
-        """Return the abstract batch of a step, padded, `[rows, T + 1]`; or `Several` with windows `[K, rows, T + 1]`.
+        """Return the abstract, padded batch `[rows, T + 1]` of a step, or `Several`: `[K, rows, T + 1]`.
 
         With segment ids, windows are `[T, 3]` (see `train.loss.split_windows`).
         """
@@ -119,17 +119,19 @@ class Program(States):
     def step(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
         """Take one optimizer step on the result of `put`, or a step on each batch of `put_batches`.
 
-        The given state is donated. Returns the next state and the metrics; of several steps `[K, ...]`, zero beyond the last.
+        The given state is donated. Returns the next state and the metrics; for several steps, metrics are `[K, ...]`,
+        and zero beyond the last step.
         """
         return self._call(self._train, state, batch, self._numbers)
 
     def eval(self, params: Any, batch: Any) -> tuple[jax.Array, jax.Array]:
-        """Compute the summed loss and the number of tokens of each window, from the `params` or the EMA of a state."""
+        """Compute the summed loss and the number of tokens of each window, for `params` or an EMA."""
         return self._call(self._eval, params, batch)
 
     def lower(self, state: TrainState, batch: Any) -> jax.stages.Lowered:
         """Lower `step` for concrete or abstract arguments, to inspect or compile it."""
-        # Abstract, with the sharding of a call: otherwise JAX would not find the compiled program in its cache.
+        # Abstract arguments have the sharding of a call: otherwise JAX would not find the compiled program in its
+        # cache.
         place = replicated(self.mesh)
         numbers = jax.tree.map(lambda x: jax.ShapeDtypeStruct((), x.dtype, sharding=place), self.numbers)
         function, frozen = self._train, self.abstract_frozen  # made outside the mesh
@@ -223,7 +225,8 @@ def build(
     Args:
         config: settings of the run; the vocabulary is known.
         optimizer: optax transformation to use instead of `config.optim`, which then sets only `ema_decay` and the skipping
-            of updates. The metrics have no `lr`. With `train.scan_layers` it sees the weights of all layers as one array.
+            of updates. The metrics have no `lr`. With `train.scan_layers` it receives the weights of all layers as one
+            array.
         rules: changes to the sharding table (`jaxgpt.parallel.mesh.RULES`), logical axis to mesh axes: `{"length":
             ("tensor",)}` splits the activations between blocks along the sequence. Losses match a single device.
         base: with `lora.rank`, the weights per layer that the adapters change; None: random weights.
@@ -241,7 +244,7 @@ def build(
     check_remat(config.train.remat, device)
     if ops is not None and config.model.dropout and ops.attend is not attend:
         raise UserError(
-            f"model.dropout {config.model.dropout:g} needs the attention of Ops(); remove attend, or set it to 0"
+            f"model.dropout {config.model.dropout:g} needs the attention of Ops(); remove attend, or set model.dropout to 0"
         )
     kernel_note = choose_attention(config, device)[1] if ops is None and model is None else ""
     note = "; ".join(filter(None, [note, kernel_note]))

@@ -64,7 +64,7 @@ class Record:
         self._in_flight: deque[tuple[range, dict[str, jax.Array]]] = deque()
 
     def steps(self, steps: range, metrics: dict[str, jax.Array]) -> None:
-        """Add the metrics of a call, and read those of `LAG` calls ago; block on the first call."""
+        """Add the metrics of a call, and read the metrics of the call `LAG` calls ago; block on the first call."""
         self._in_flight.append((steps, metrics))
         self.done = steps.stop
         self.saver.check()
@@ -103,7 +103,10 @@ class Record:
         return result
 
     def save(self, state: Any, val_loss: float | None = None, *, temporary: bool = False) -> None:
-        """Write a checkpoint in the background, after checking the metrics of all its steps; add a loss to a written one."""
+        """Check the metrics of all steps so far, then write a checkpoint in the background.
+
+        If the checkpoint is already written, add the loss to it.
+        """
         self.read()
         best = {"best": self.best} if math.isfinite(self.best[0]) else {}
         info = Info(self.done, val_loss, self.tokens(self.done), temporary, self.about | best)
@@ -118,7 +121,7 @@ class Record:
             self.saver.save_info(info)
 
     def close(self, state: Any) -> None:
-        """Write the last checkpoint of a run that ends between two checkpoints, and block until it is on disk."""
+        """Write the last checkpoint of a run that ends between checkpoints; block until it is on disk."""
         self.save(state, temporary=True)
         self.report.stage("saving a checkpoint")
         self.saver.wait()
@@ -129,13 +132,13 @@ class Record:
         return out_of_patience(self.best, self.evaluated, self.config.train)
 
     def ask(self, stop: bool) -> int:
-        """Request to stop, or to save if `train.checkpoint_seconds` have passed; return the request of all processes."""
+        """Request to stop, or to save if it is time; return the largest request of all processes."""
         seconds = self.config.train.checkpoint_seconds
         due = bool(seconds) and time.perf_counter() - self._saved_at > seconds
         return self.poll.ask(STOP if stop else SAVE if due else 0)
 
     def tokens(self, done: int) -> int:
-        """Return the number of tokens trained on; steps before a resume count with the batch size of that time."""
+        """Return the number of tokens trained on, with the batch size of each step at that time."""
         return self.first.tokens + (done - self.first.step) * self.speed.tokens_per_step
 
     def _check(self, step: int, metrics: dict[str, float], squared_norms: Any) -> None:

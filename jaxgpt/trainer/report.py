@@ -26,7 +26,7 @@ class Report(Protocol):
         """Called for every step, once its metrics have been read.
 
         Args:
-            metrics: as in metrics.jsonl, and `seconds_left`. Unknown speeds and times are missing.
+            metrics: as in metrics.jsonl, and `seconds_left`. Unknown speeds and times are omitted.
         """
 
     def evaluated(self, step: int, result: Evaluation) -> None:

@@ -11,7 +11,7 @@ WINDOW = 10.0  # seconds over which the speed is measured; at least one call
 
 
 class Speed:
-    """The recent speed of training without evaluations. The first call includes overhead and is not measured.
+    """The recent speed of training without evaluations, measured after the first call.
 
     Args:
         config: settings of the run.
@@ -27,8 +27,8 @@ class Speed:
     def call_ended(self, done: int) -> tuple[dict[str, float], dict[str, float]]:
         """Record that a call has ended with `done` steps.
 
-        Returns `tokens_per_second` and, if it is known, `mfu`; and `seconds_left` at the mean speed since the first call,
-        including evaluations. Both are {} after the first call.
+        Returns two dictionaries: `tokens_per_second` and, if known, `mfu`; and `seconds_left` at the mean speed since
+        the first call, including evaluations. Both dictionaries are empty after the first call.
         """
         now = time.perf_counter()
         self._calls.append((now - self._excluded, done))

@@ -30,7 +30,7 @@ class Start(NamedTuple):
 
     Attributes:
         config: settings of the run.
-        out: directory of a new run; empty: the first free one of runs/PRESET, runs/PRESET-2, ...
+        out: directory of a new run; empty: the first unused name of runs/PRESET, runs/PRESET-2, ...
         overwrite: replace the run in `out`.
         run: the run to resume; None: a new run.
         data: training and validation data; None: `open_data(config)`.
@@ -70,7 +70,7 @@ class Weights(NamedTuple):
 
 
 def check(start: Start) -> None:
-    """Check what can be checked without reading the data.
+    """Run all checks that do not need the data.
 
     Raises:
         UserError: if `out` holds a run or the weights to start from, or if the run to resume has no optimizer state, or
@@ -93,7 +93,7 @@ def check(start: Start) -> None:
 
 
 def read_weights(start: Start) -> Weights:
-    """Read the initial weights (`init_from`) or the base of adapters, and the tokenizer that belongs to them."""
+    """Read the initial weights (`init_from`) or the base of adapters, and their tokenizer."""
     config, run = start.config, start.run
     tokenizer = run.tokenizer() if run else None
     if not config.init_from or (run and not config.lora.rank and checkpoints(run.checkpoints)):
@@ -107,7 +107,7 @@ def read_weights(start: Start) -> Weights:
 
 
 def completed(config: Config, data: Data) -> Config:
-    """Set the values that depend on the data: the model's vocabulary size, and the steps of `train.epochs`."""
+    """Set the values that depend on the data: the vocabulary size, and the steps of `train.epochs`."""
     config, train = config.with_model(vocab_size=config.model.vocab_size or data.tokenizer.vocab_size), config.train
     data.check(config)
     if not train.epochs:
@@ -206,7 +206,7 @@ def why_finished(run: Run, config: Config) -> str:
 
 
 def out_of_patience(best: Sequence[float], evaluated: int, train: TrainConfig) -> bool:
-    """Return whether the last `train.patience` evaluations, up to step `evaluated`, have no lower loss than `best`."""
+    """Return whether the last `train.patience` evaluations up to `evaluated` did not improve `best`."""
     return bool(train.patience) and evaluated - best[1] >= train.patience * train.eval_every
 
 

@@ -1,4 +1,4 @@
-"""States: the weights and train states of a run on a mesh, with their shapes, shardings and first values."""
+"""States: the weights and train states of a run on a mesh, with shapes, shardings, first values."""
 
 from __future__ import annotations
 
@@ -48,15 +48,16 @@ class States:
     """The weights and train states of a config on a mesh. Shapes and shardings need no devices.
 
     The weights of the model are a function of two trees, the `frozen` weights and the `params` of a state (see `merged`).
-    Without adapters, the first is `()`.
+    Without adapters, `frozen` is `()`.
 
-    With `train.scan_layers` the layers of both are stacked (`model/scan.py`) from the start: stacking within the step would
-    copy weights and gradients each time, and compile the optimizer for each layer. Checkpoints are per layer.
+    With `train.scan_layers` the layers of both trees are stacked (`model/scan.py`) from the start: stacking within the
+    step would copy weights and gradients each time, and compile the optimizer for each layer. Checkpoints are per
+    layer.
 
     Attributes:
         config: settings of the run; the vocabulary is known.
         mesh: the devices; for estimates, which compile nothing, an `AbstractMesh`.
-        optimizer: as in `build`, like the next two.
+        optimizer: as in `build`, like the next two attributes.
         model: module to train.
         rules: the sharding table.
         base: the frozen weights of adapters, on their devices; None: random weights.

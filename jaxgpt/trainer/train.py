@@ -41,7 +41,9 @@ class Outcome(NamedTuple):
 
 
 def train(start: Start, report: Report, until: int | None = None) -> Outcome:
-    """Train until the last step, or until a signal. Every process of a run calls this with the same arguments.
+    """Train until the last step, or until a signal.
+
+    Every process of a run calls this with the same arguments.
 
     Args:
         start: settings, and the directory of a new run or the run to resume.
@@ -49,7 +51,7 @@ def train(start: Start, report: Report, until: int | None = None) -> Outcome:
         until: stop and save at this step, as on a signal; None: the last step.
 
     Raises:
-        UserError: if the data, the weights or the run cannot be read, or do not fit together.
+        UserError: if the data, the weights or the run cannot be read, or do not match.
         TrainingFailed: if loss or gradients diverge, memory is exhausted, or a file cannot be written.
     """
     use_cores(start.config.mesh, process_count(), start.config.model)  # must precede JAX's first use of a device
@@ -101,7 +103,7 @@ def train(start: Start, report: Report, until: int | None = None) -> Outcome:
 
 
 def batches_of(program: Program, data: Data, last: Info | None) -> Callable[[range], Any]:
-    """Return a function that puts the batches of a range of steps on the devices; None for an empty range.
+    """Return a function that puts the batches of a range of steps on the devices; None if empty.
 
     A run resumed with a different batch size continues after the windows that it has used.
     """
@@ -114,8 +116,8 @@ def batches_of(program: Program, data: Data, last: Info | None) -> Callable[[ran
 def plan_calls(first: int, end: int, train: TrainConfig, last: Info | None) -> Iterator[range]:
     """Yield the steps of each jitted call. A call ends at the next evaluation or checkpoint.
 
-    The first step is a separate call, so that its overhead does not count in the speed. An empty range comes first if the
-    run was stopped during the evaluation of its `last` checkpoint.
+    The first step is a separate call, so that the measured speed excludes its overhead. An empty range comes first if
+    the run was stopped during the evaluation of its `last` checkpoint.
     """
     if first and last and last.val_loss is None and is_evaluated(first, train):
         yield range(first, first)

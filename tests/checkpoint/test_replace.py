@@ -96,7 +96,7 @@ def test_a_kill_at_any_moment_leaves_the_old_or_the_new_run(replace: Callable[[A
         try:
             Run(run).exists()
         except UserError as e:
-            assert f"move the files of {run}/{REPLACED} back over its files" in str(e)
+            assert f"move the files of {run}/{REPLACED} back into {run}, or delete" in str(e)
             for file in (run / REPLACED).iterdir():
                 shutil.rmtree(run / file.name, ignore_errors=True)
                 file.replace(run / file.name)

@@ -143,8 +143,8 @@ sample run --num-beams 2 --temperature 1 -> temperature 1.0 has no effect in bea
 sample run --check-memorized -> no text is specified
 """
 RUNS = """
-info hf -> hf is a model of another library, not a run: import it: jaxgpt import hf RUN
-info peft -> import it: jaxgpt import peft RUN --init-from BASE
+info hf -> hf is a model of another library, not a run: use jaxgpt import hf RUN
+info peft -> use jaxgpt import peft RUN --init-from BASE
 info . -> . is not a run: it has no config.json
 info taken -> taken is not a run: it has no tokenizer.json (expected: config.json, tokenizer.json, checkpoints)
 import folder new -> cannot read folder/config.json: it is not a file
@@ -161,7 +161,7 @@ inspect run --html src -> cannot write src: it is a directory
 plot run --out nowhere/a.png -> cannot write nowhere/a.png: No such file or directory
 train run -> run is a run: repeat its settings with --out NEW, or resume it with --resume
 train run --out run -> run already holds a run: resume it with --resume, or replace it with --overwrite
-train --data.path text.txt --out stray -> stray holds checkpoints but no config.json: restore it, or choose another --out
+train --data.path text.txt --out stray -> stray holds checkpoints but no config.json: restore this file, or choose another --out
 train --resume --out stray -> stray is not a run: it has no config.json
 train --data.path text.txt --out replaced -> replacing replaced was interrupted: move the files of replaced/.replaced
 train --data.path text.txt --out 'a [b]' -> cannot be read from a path with '[': use a different path; mount a bucket
@@ -169,7 +169,7 @@ train --resume -> --resume needs a run directory: jaxgpt train --resume --out DI
 train --resume --out run --overwrite -> --resume and --overwrite exclude each other: omit one of them
 train --resume --out nowhere -> no run at nowhere
 train run --resume --out hf -> --out hf cannot be resumed with the settings of run: omit one of them
-train gpt2 --resume --out run -> run is a run of preset 'test', not 'gpt2': omit it, or choose another --out
+train gpt2 --resume --out run -> run is a run of preset 'test', not 'gpt2': omit the preset, or choose another --out
 train --resume --out run --init-from hf -> run did not start from other weights; omit it, or start a new run
 train --resume --out run --lora.rank 8 -> start a new run: jaxgpt train finetune --init-from run --lora.rank 8
 train --resume --out run --model.n-layer 9 -> a resumed run keeps model.n_layer: 2, not 9; omit it, or start a new

@@ -264,7 +264,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(finished: Path, r
         assert comparable(Path("other")) == straight
     result = jaxgpt(*same_command)
     assert result.code == 0, result.err
-    assert ("yet: starting a new one" if moment is before_config else "starting again from step 0/4") in result.err
+    assert ("yet: starting a new run" if moment is before_config else "starting again from step 0/4") in result.err
     assert comparable(run) == straight
     assert checkpoints(run / "checkpoints").keys() == checkpoints(finished / "checkpoints").keys()
     assert {p.name for p in run.iterdir()} - {".config.json.jaxgpt-tmp"} == {p.name for p in finished.iterdir()}

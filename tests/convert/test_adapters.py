@@ -167,7 +167,9 @@ def test_tensors_that_do_not_fit_are_refused(written: Path, case: str) -> None:
         message = "none of its 8 tensors adapts a matrix"
     if case == "family":
         base = run_folder(Path("base"), replace(LLAMA, activation="relu2", mlp="plain"))
-        message = "adapter adapts a model of transformers, and the base is not one: with --init-from, pass the run of"
+        message = (
+            "adapter adapts a transformers model, but the base is a different model: with --init-from, pass the run of"
+        )
     if case == "missing":
         save_file({n: t for n, t in tensors.items() if n != name}, file)
     if case == "extra":
