@@ -120,7 +120,7 @@ def complete_run(path: Path, config: Config, tokenizer: Tokenizer, overwrite: bo
 
 
 def check_free(path: Path, overwrite: bool) -> None:
-    """Raise `UserError` if a run cannot be created in a directory; it may contain unrelated files."""
+    """Raise `UserError` if a run cannot be created in a directory; unrelated files are allowed."""
     # Orbax expands glob patterns, and treats a few prefixes as remote file systems.
     if match := re.search(r"[*?[\\]|(gs|s3|az):(?=/)", f"{path.absolute()}/"):
         fix = "use a different path; mount a bucket as a directory, as with gcsfuse"

@@ -63,7 +63,7 @@ def write_rope(config: ModelConfig) -> dict[str, Any]:
 
 
 def linear(block_size: int) -> dict[str, Any]:
-    """Return settings that stretch all wavelengths: even 2 pi is above original context / low = 1."""
+    """Return settings that stretch all wavelengths: all exceed original context / low, which is 1."""
     return {
         "rope_low_freq_factor": float(block_size),
         "rope_high_freq_factor": 2.0 * block_size,

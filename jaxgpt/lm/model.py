@@ -47,7 +47,7 @@ class LM(NamedTuple):
     source: str = ""
 
     def __repr__(self) -> str:
-        """One line instead of all weights."""
+        """Format the model in one line, without its weights."""
         return f"<LM: {self.config.model.parameters:,} parameters, {self.source or 'made in Python'}>"
 
 
@@ -125,7 +125,7 @@ def base_of(run: Run, config: Config) -> tuple[FrozenBase, Tokenizer]:
 
 
 def checksum(tree: Any) -> str:
-    """Compute the SHA-256 of weights, not of their files, so that it is the same after an export and import."""
+    """Compute the SHA-256 of weights, not of files: an export and import does not change it."""
     digest = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         array = np.asarray(leaf)
@@ -190,16 +190,14 @@ def save(lm: LM, path: str | Path, *, overwrite: bool = False) -> None:
     model, path = config.model, _as_path(path)
     if model.vocab_size < max(tokenizer.vocab_size, 1):
         raise UserError(
-            f"the tokenizer has {tokenizer.vocab_size} ids, and model.vocab_size is {model.vocab_size}: it must be at least as "
-            f"large, as must the embedding"
+            f"the tokenizer has {tokenizer.vocab_size} ids, and model.vocab_size is {model.vocab_size}: use a config and "
+            f"an embedding that are at least as large"
         )
     params = nn.unbox(params)
     if STACKED in params:
         params = unstack_layers(params, model.n_layer)
     if difference := _difference(params, model):
-        raise UserError(
-            f"{difference} of lm.config: pass the config that it was trained with, and convert it with astype"
-        )
+        raise UserError(f"{difference} of lm.config: pass the config of the training, and convert weights with astype")
     # Otherwise `load` would look for an EMA, or for adapters.
     config = replace(config, optim=replace(config.optim, ema_decay=0.0), lora=LoraConfig())
     if not config.preset and config.data == DataConfig():

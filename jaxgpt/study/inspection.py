@@ -35,7 +35,7 @@ class Inspection(NamedTuple):
     and losses are in nats.
     """
 
-    source: str  # run and step of the model, as `LM.source`
+    source: str  # run and step of the model (`LM.source`)
     ids: list[int]  # `[T]`
     tokens: list[str]  # their texts
     prompt: int  # number of tokens of the prompt; the remaining tokens are generated greedily

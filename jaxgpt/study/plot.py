@@ -199,7 +199,7 @@ def losses(
 
 
 def drawable(text: str) -> str:
-    """Make white space visible, escape unprintable characters, and box characters without a glyph."""
+    """Make white space visible, escape unprintable characters, and draw boxes for missing glyphs."""
     from matplotlib import get_data_path
     from matplotlib.font_manager import get_font
 

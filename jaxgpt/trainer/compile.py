@@ -20,8 +20,8 @@ from jaxgpt.trainer.report import Report
 def compiling(program: Program, report: Report) -> Iterator[None]:
     """Compile the train step in a thread while the context makes the state.
 
-    JAX caches the result for `step`. Leaving the context waits for the compiler, even after an error, and raises its
-    error.
+    JAX caches the result for `step`. On exit, the context waits for the compiler, even after an error, and raises the
+    compiler's error.
     """
     began = time.perf_counter()
     report.stage("compiling")

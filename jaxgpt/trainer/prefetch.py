@@ -16,7 +16,7 @@ def prefetched(function: Callable[[A], T], arguments: Iterable[A]) -> Iterator[I
     """Yield an iterator of (argument, result), computing the next result in a thread.
 
     An exception of the function is raised where its result is taken, so an error is reported at the step that caused
-    it. Leaving the context waits for a call in progress and drops its result.
+    it. On exit, the context waits for a call in progress and drops its result.
     """
     pool = ThreadPoolExecutor(1, "batches")
 

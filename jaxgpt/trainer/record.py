@@ -64,7 +64,7 @@ class Record:
         self._in_flight: deque[tuple[range, dict[str, jax.Array]]] = deque()
 
     def steps(self, steps: range, metrics: dict[str, jax.Array]) -> None:
-        """Add the metrics of a call, and read the metrics of the call `LAG` calls ago; block on the first call."""
+        """Add the metrics of a call, and read the metrics of `LAG` calls ago; block on the first call."""
         self._in_flight.append((steps, metrics))
         self.done = steps.stop
         self.saver.check()
