@@ -307,7 +307,7 @@ def test_the_step_is_compiled_during_initialization(each: int) -> None:
 @pytest.mark.long
 def test_initial_weights_do_not_depend_on_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
     cheap = program().init().params
-    monkeypatch.setattr("jaxgpt.trainer.program.quick_compile_options", lambda mesh: None)
+    monkeypatch.setattr("jaxgpt.trainer.states.quick_compile_options", lambda mesh: None)
     jax.tree.map(np.testing.assert_array_equal, cheap, program().init().params)
 
 
