@@ -19,7 +19,7 @@ def types_of(state: Any) -> set[str]:
     return {str(leaf.dtype) for leaf in jax.tree.leaves(state)}
 
 
-def trained() -> tuple[Any, list[dict[str, Any]], np.ndarray]:
+def trained() -> tuple[Any, dict[str, Any], np.ndarray]:
     """Return the state and metrics after two steps, and window losses, for a model that covers every dtype."""
     optim = OptimConfig(warmup_steps=2, ema_decay=0.9, spike_factor=3.0)
     config = replace(small_run(accumulation=2, steps_per_call=2), optim=optim).with_model(
@@ -45,7 +45,7 @@ def test_training() -> None:
         assert a.dtype == b.dtype
     # Not the weights: the gradient of the keys' bias is rounding error, which Adam scales to full-size updates.
     for name in ("loss", "grad_norm", "lr"):
-        np.testing.assert_allclose([m[name] for m in found[1]], [m[name] for m in expected[1]], rtol=1e-5)
+        np.testing.assert_allclose(found[1][name], expected[1][name], rtol=1e-5)
     np.testing.assert_allclose(found[2], expected[2], rtol=1e-5)
 
 
