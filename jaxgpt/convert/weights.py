@@ -21,7 +21,7 @@ from jaxgpt.model.params import flatten_params
 HEAD = "lm_head.weight"
 # Suffixes of masks and constants in older files; they are skipped.
 BUFFERS = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
-TOLERANCE = 1e-5  # largest change of a logit by writing a model, relative to the largest logit if that exceeds 1
+TOLERANCE = 1e-5  # largest change of a logit by an export, relative to the largest logit if that exceeds 1
 STRAY = "_orig_mod."  # prefix that torch.compile adds to names
 
 
@@ -29,7 +29,7 @@ class Format(NamedTuple):
     """The names of the tensors of a family of models.
 
     Attributes:
-        table: leaves and tensors.
+        table: the tensors, and the leaves in each.
         prefix: prefix of most names; files may omit it.
         tied: name of the token embedding, which a tied head equals.
         head: name of the head.

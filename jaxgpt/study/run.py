@@ -222,7 +222,7 @@ def _next_token(
 
 @dataclass(frozen=True)
 class Observer:
-    """An `ops.edit` that applies edits and collects taps during tracing; compares by both."""
+    """An `ops.edit` that applies edits and collects taps during tracing; equal if both are equal."""
 
     edits: Edits = ()
     taps: Taps = ()
