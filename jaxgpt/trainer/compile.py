@@ -36,11 +36,7 @@ def compiling(program: Program, report: Report) -> Iterator[None]:
 
 
 def compile_lowered(program: Program, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
-    """Compile the result of `Program.lower`.
-
-    Raises:
-        UserError: if the compiler fails, with advice.
-    """
+    """Compile the result of `Program.lower`. Raises `UserError`, with advice, if the compiler fails."""
     try:
         return lowered.compile()
     except jax.errors.JaxRuntimeError as e:

@@ -101,11 +101,7 @@ class Program(States):
         return jax.tree.map(put_rows, batch)
 
     def put_batches(self, batches: Sequence[Any]) -> Any:
-        """Put the batches of the next steps on their devices, for one call of `step`.
-
-        Raises:
-            UserError: if the number of batches is not between 1 and `train.steps_per_call`.
-        """
+        """Put the batches of one call of `step` on their devices. Raises `UserError` beyond `train.steps_per_call`."""
         most = self.config.train.steps_per_call
         if not 0 < len(batches) <= most:
             raise UserError(
