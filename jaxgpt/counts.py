@@ -8,8 +8,20 @@ import jax
 
 from jaxgpt.config import Config, LoraConfig, ModelConfig
 from jaxgpt.model.lora import abstract_trained
-from jaxgpt.model.params import weight_at
+from jaxgpt.model.params import abstract_params, weight_at
 from jaxgpt.train.optimizer import make_optimizer
+
+
+def model_counts(config: Config) -> dict[str, Any]:
+    """Compute parameter counts, FLOPs and bytes from shapes; the vocabulary size must be set."""
+    params = abstract_params(config.model)
+    return {
+        "parameters": parameter_count(params),
+        "trainable_parameters": parameter_count(abstract_trained(config.model, config.lora)),
+        "modules": parameter_table(params),
+        "flops_per_token": flops_per_token(config.model, params, config.window, config.lora),
+        "bytes": state_bytes(config, params),
+    }
 
 
 def parameter_count(params: Any) -> int:

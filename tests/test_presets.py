@@ -7,8 +7,8 @@ import re
 import pytest
 from helpers import jaxgpt, repository
 
-from jaxgpt.cli.info import describe as figures
 from jaxgpt.cli.settings import with_vocab
+from jaxgpt.counts import model_counts as figures
 from jaxgpt.presets import PRESETS, command, preset
 
 LARGE = ("gpt2-medium", "gpt2-large", "gpt2-xl")  # larger versions of gpt2, slow to trace

@@ -63,10 +63,7 @@ class Info:
 
 
 class Saver:
-    """Writes checkpoints in the background, and deletes checkpoints that `kept` omits.
-
-    Use as a context manager.
-    """
+    """Writes checkpoints in the background, and deletes those that `kept` omits; a context manager."""
 
     def __init__(self, directory: Path, train: TrainConfig) -> None:
         self.directory, self.train = directory, train
@@ -126,10 +123,7 @@ class Saver:
 
 
 def kept(infos: Mapping[int, Info], train: TrainConfig) -> set[int]:
-    """Return the steps to keep: the newest, the last n, the best n, and every n.
-
-    Older temporary checkpoints are not kept.
-    """
+    """Return the steps to keep: the newest, and the last n, the best n and every n, unless temporary."""
     lasting = sorted(step for step, info in infos.items() if not info.temporary)
     best = sorted((loss, step) for step in lasting if (loss := infos[step].val_loss) is not None)
     every = [step for step in lasting if train.keep_every and step % train.keep_every == 0]
@@ -271,17 +265,14 @@ def latest_valid(directory: Path, note: Callable[[str], None]) -> Info | None:
 
 
 def restore(directory: Path, step: int, like: TrainState) -> TrainState:
-    """Restore a train state with the shapes and shardings of `like`, after `latest_valid`.
-
-    If a resumed run starts to skip updates, the statistics of updates start from scratch.
-    """
+    """Restore a train state with the shapes and shardings of `like`, after `latest_valid`."""
     from jaxgpt.train.skip import SkipState, init_skip_state
     from jaxgpt.train.step import TrainState
 
     path, sharding, wanted = directory / str(step), like.step.sharding, _parts(like)
     parts = {name: _load(path, name, part) for name, part in wanted.items() if name != "skip" or (path / name).is_dir()}
     opt_state = parts["opt_state"]
-    if "skip" in wanted:
+    if "skip" in wanted:  # a run that starts to skip updates when it is resumed has no statistics yet
         applied, statistics = parts.get("skip") or jax.device_put(init_skip_state(None)[:2], sharding)
         opt_state = SkipState(applied, statistics, opt_state)
     return TrainState(jax.device_put(np.int32(step), sharding), parts["params"], opt_state, parts.get("ema"))

@@ -1,7 +1,4 @@
-"""The command line: one module per command, with a function of the same name.
-
-`parse` derives options and help from it.
-"""
+"""The command line: one module and function per command; `parse` derives options and help from it."""
 
 from __future__ import annotations
 

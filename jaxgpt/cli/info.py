@@ -33,8 +33,10 @@ def info(target: str, /, *, json: Json = False) -> int:
     Args:
         target: preset or run
     """
+    from jaxgpt.counts import model_counts
+
     config = with_vocab(named_config(target))
-    results = {"name": target} | describe(config)
+    results = {"name": target} | model_counts(config)
     facts = {
         "model": f"{target}, {results['parameters']:,} parameters",
         "training": f"{results['flops_per_token']:,} FLOPs per token",
@@ -49,22 +51,6 @@ def info(target: str, /, *, json: Json = False) -> int:
         facts |= _run_facts(results, config)
     modules = columns(_module_rows(results["modules"], config.model.n_layer))
     return print_result(json, results, f"{aligned(facts)}\n\n{modules}")
-
-
-def describe(config: Config) -> dict[str, Any]:
-    """Compute parameter counts, FLOPs and bytes from shapes; the vocabulary size must be set."""
-    from jaxgpt.counts import flops_per_token, parameter_count, parameter_table, state_bytes
-    from jaxgpt.model.lora import abstract_trained
-    from jaxgpt.model.params import abstract_params
-
-    params = abstract_params(config.model)
-    return {
-        "parameters": parameter_count(params),
-        "trainable_parameters": parameter_count(abstract_trained(config.model, config.lora)),
-        "modules": parameter_table(params),
-        "flops_per_token": flops_per_token(config.model, params, config.window, config.lora),
-        "bytes": state_bytes(config, params),
-    }
 
 
 def state_of(run: Run, config: Config) -> dict[str, Any]:

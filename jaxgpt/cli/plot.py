@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import math
 import statistics
@@ -14,11 +13,9 @@ from jaxgpt.cli.output import columns
 from jaxgpt.cli.progress import note
 from jaxgpt.config import flat
 from jaxgpt.errors import UserError, plural
-from jaxgpt.files import check_writable, read_json, write_atomically
+from jaxgpt.files import check_writable
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from jaxgpt.checkpoint.run import Run
 
 FORMATS = (".png", ".svg", ".pdf")
@@ -56,11 +53,12 @@ def plot(*runs: str, out: str = "losses.png", x: Literal["all", "step", "tokens"
     for name, run in opened.items():
         if not run.metrics.is_file():
             raise UserError(f"{name} has no metrics.jsonl: it was imported or saved, not trained")
-    from jaxgpt.study.plot import losses
+    from jaxgpt.report.baselines import read_baselines
+    from jaxgpt.study.plot import losses, save
     from jaxgpt.trainer.metrics import read_metrics
 
     lines = {name: list(read_metrics(run.metrics)) for name, run in opened.items()}
-    about = {name: read_baselines(run) for name, run in opened.items()}
+    about = {name: read_baselines(run.path) for name, run in opened.items()}
     known = [found["losses"] for found in about.values() if found["losses"]]
     same = all(found == known[0] for found in known)
     if not same:
@@ -80,32 +78,12 @@ def draw_run(run: Run, title: str) -> None:
     """
     # The first import of matplotlib on a machine scans all fonts and logs a message.
     logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
-    from jaxgpt.study.plot import losses
+    from jaxgpt.report.baselines import read_baselines
+    from jaxgpt.study.plot import losses, save
     from jaxgpt.trainer.metrics import read_metrics
 
-    figure = losses({title: list(read_metrics(run.metrics))}, "step", baselines=read_baselines(run)["losses"])
+    figure = losses({title: list(read_metrics(run.metrics))}, "step", baselines=read_baselines(run.path)["losses"])
     save(figure, run.path / "loss.png")
-
-
-def save(figure: Figure, path: Path) -> None:
-    """Write a figure in the format of the suffix, atomically."""
-    picture = io.BytesIO()
-    figure.savefig(picture, format=path.suffix[1:].lower(), dpi=150)
-    write_atomically(path, picture.getvalue())
-
-
-def read_baselines(run: Run) -> dict[str, Any]:
-    """Read the baselines of a run: `losses` in nats per token by name, and `bytes_per_token`.
-
-    Raises:
-        UserError: if baselines.json is damaged.
-    """
-    path = run.path / "baselines.json"
-    found = {"losses": {}} | (read_json(path) if path.exists() else {})
-    losses = found["losses"]
-    if not isinstance(losses, dict) or not all(isinstance(loss, float) for loss in losses.values()):
-        raise UserError(f"{path} is damaged: delete it; resuming the run computes it again")
-    return found
 
 
 def table(
@@ -113,13 +91,7 @@ def table(
     metrics: Mapping[str, Sequence[Mapping[str, Any]]],
     bytes_per_token: Mapping[str, float],
 ) -> str:
-    """Format a table of runs, the lowest validation loss first.
-
-    Args:
-        settings: the flat config of each run.
-        metrics: the lines of metrics.jsonl of each run.
-        bytes_per_token: bytes of text per token of each run; 0: unknown.
-    """
+    """Format a table of runs, the lowest validation loss first. 0 `bytes_per_token`: unknown."""
     first = next(iter(settings.values()))
     differ = [key for key in first if any(each[key] != first[key] for each in settings.values())]
     rows = []

@@ -80,10 +80,7 @@ def progress(name: str) -> Iterator[Activity]:
 
 @contextmanager
 def line_shown(line: Callable[[], str], console: Console, delay: float = 0.0) -> Iterator[None]:
-    """Show a line during the block, after `delay` seconds.
-
-    The line is updated in place on a terminal, otherwise printed at intervals.
-    """
+    """Show a line during the block, after `delay` seconds: in place on a terminal, otherwise at intervals."""
     ended = threading.Event()
 
     def text() -> Text:

@@ -14,7 +14,7 @@ import jax
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.checkpoint.store import kept_checkpoint_message
 from jaxgpt.cli.output import ERROR_OF_DATA, aligned
-from jaxgpt.cli.plot import draw_run, read_baselines
+from jaxgpt.cli.plot import draw_run
 from jaxgpt.cli.progress import Activity, Console, duration, line_shown, note, progress
 from jaxgpt.config import Config, TrainConfig
 from jaxgpt.counts import parameter_count
@@ -24,7 +24,7 @@ from jaxgpt.files import write_json
 from jaxgpt.lm import LM, generate
 from jaxgpt.model.scan import unstack_layers
 from jaxgpt.parallel.processes import gather_to_host, is_leader, process_count
-from jaxgpt.report.baselines import baselines
+from jaxgpt.report.baselines import baselines, read_baselines
 from jaxgpt.signals import set_advice
 from jaxgpt.trainer.evaluation import Evaluation
 from jaxgpt.trainer.program import Program
@@ -65,7 +65,7 @@ class TrainReport(Report):
         if is_leader():
             known = None
             with suppress(UserError):  # the file is damaged
-                known = read_baselines(run)["losses"]
+                known = read_baselines(run.path)["losses"]
             if not known and (found := baselines(data)):
                 write_json(run.path / "baselines.json", found)
             self._stack.callback(self._draw)  # runs even if the run is stopped or fails
@@ -125,7 +125,7 @@ class TrainReport(Report):
                 self.console.write(f"\n--- a sample, after {prompt!r} ---\n{text}\n---\n")
         except UserError as e:  # such as out of memory: the run is complete
             self.note(f"cannot sample: {e}")
-        losses = ", ".join(f"{name} {loss:.2f}" for name, loss in read_baselines(self.run)["losses"].items())
+        losses = ", ".join(f"{name} {loss:.2f}" for name, loss in read_baselines(self.run.path)["losses"].items())
         chats = config.data.conversations and self.data.tokenizer.special.chat_template is not None
         summary = {
             "baseline": f"{losses} (nats per token)" if losses else "",

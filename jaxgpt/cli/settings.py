@@ -49,13 +49,9 @@ def with_settings(base: Config, settings: Mapping[str, Any]) -> Config:
 
 
 def with_weights(base: Config, init_from: str, settings: Mapping[str, Any], keep: bool) -> Config:
-    """Return a config that starts from the weights of a run, with its model and tokenizer.
+    """Return a config that starts from the weights of `init_from`, with their model and tokenizer.
 
-    Args:
-        base: the other settings.
-        init_from: RUN or RUN/checkpoints/STEP.
-        settings: settings of the command line.
-        keep: whether dropout and context, the model settings that may differ, come from `base`.
+    With `keep`, dropout and context, the model settings that may differ, come from `base`.
 
     Raises:
         UserError: if the settings have a different model or tokenizer.

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 import zlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jaxgpt.data import Data, Mixture, Packed, Split, Tokens
+from jaxgpt.errors import UserError
+from jaxgpt.files import read_json
 from jaxgpt.report.ngrams import MAX_BASE, cross_entropies, trigrams
 
 COUNTED = 1 << 23  # training tokens to count n-grams in: up to 0.7 GB of memory
@@ -28,6 +31,20 @@ def baselines(data: Data) -> dict[str, Any] | None:
         return None
     found = fit_ngrams(data.train, data.val, size, QUICK, QUICK)
     return found and found | {"bytes_per_token": bytes_per_token(data, QUICK)}
+
+
+def read_baselines(run: Path) -> dict[str, Any]:
+    """Read the baselines of a run directory: `losses` in nats per token by name, and `bytes_per_token`.
+
+    Raises:
+        UserError: if baselines.json is damaged.
+    """
+    path = run / "baselines.json"
+    found = {"losses": {}} | (read_json(path) if path.exists() else {})
+    losses = found["losses"]
+    if not isinstance(losses, dict) or not all(isinstance(loss, float) for loss in losses.values()):
+        raise UserError(f"{path} is damaged: delete it; resuming the run computes it again")
+    return found
 
 
 def fit_ngrams(train: Split, val: Split, vocab_size: int, counted: int, evaluated: int) -> dict[str, Any] | None:

@@ -6,6 +6,7 @@ matplotlib is imported by the first call.
 
 from __future__ import annotations
 
+import io
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from jaxgpt.errors import UserError, did_you_mean
+from jaxgpt.files import write_atomically
 from jaxgpt.study.inspection import DOT, visible
 
 if TYPE_CHECKING:
@@ -196,6 +198,13 @@ def losses(
         handles += [Line2D([], [], color=GRAY, **look) for look in (TRAINING, VALIDATION)]
     figure.legend(handles, names, loc="outside upper left", ncols=min(len(names), 4))
     return figure
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure in the format of the suffix, atomically."""
+    picture = io.BytesIO()
+    figure.savefig(picture, format=path.suffix[1:].lower(), dpi=150)
+    write_atomically(path, picture.getvalue())
 
 
 def drawable(text: str) -> str:

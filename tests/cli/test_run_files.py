@@ -9,26 +9,22 @@ from pathlib import Path
 import pytest
 from helpers import TEXT
 
-from jaxgpt.checkpoint.run import Run
-from jaxgpt.cli.plot import read_baselines
 from jaxgpt.config import Config, DataConfig, ModelConfig
 from jaxgpt.data import open_data
-from jaxgpt.report.baselines import baselines
+from jaxgpt.report.baselines import baselines, read_baselines
 from jaxgpt.report.report import report_on
 from jaxgpt.study.plot import draw_baselines, new_figure
-
-RUN = Run(Path())
 
 
 def test_baselines_equal_the_report() -> None:
     Path("text.txt").write_text(TEXT)
     data = open_data(Config(model=ModelConfig(block_size=8), data=DataConfig(path="text.txt")))
     Path("baselines.json").write_text("{}")
-    assert read_baselines(RUN) == {"losses": {}}
+    assert read_baselines(Path()) == {"losses": {}}
     found, report = baselines(data), report_on(data)
     assert found is not None
     Path("baselines.json").write_text(json.dumps(found))
-    read = read_baselines(RUN)
+    read = read_baselines(Path())
     assert list(read["losses"]) == ["uniform", "unigram", "bigram", "trigram"]
     assert read["losses"] == pytest.approx({n: report["baselines"][n]["loss"] for n in found["losses"]})
     assert read["bytes_per_token"] == report["bytes_per_token"] == 1
