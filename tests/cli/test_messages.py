@@ -122,6 +122,8 @@ import hf new --revision x -> --revision applies to models on the Hub, but hf is
 import hf new --init-from run -> --init-from applies to LoRA adapters, but hf has no adapter_config.json: omit it
 import peft new --init-from run --tokenizer gpt2 -> omit --tokenizer and --accept-option
 import list new -> list/config.json: expected an object, found list
+import hf new --tokenizer char -> --tokenizer char is built from a text: pass the tokenizer.json that was built from it
+data report short.txt -> training and 0 validation tokens are too few to compute the entropy of trigrams: use a longer text
 inspect run --max-new-tokens 900 -> exceed the limit of
 inspect run --max-new-tokens 2 --html no/a.html -> no/a.html
 plan -> TARGET requires an argument
@@ -224,6 +226,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("text.txt", "src/a.txt"):
         (place / name).write_text(TEXT * 400)
     (place / "empty.txt").touch()
+    (place / "short.txt").write_text("ab")
     (place / "binary.dat").write_bytes(b"\xff\xfe\x00\x01")
     (place / "odd.bin").write_bytes(b"123")
     np.zeros(400, "<u2").tofile(place / "ids.bin")

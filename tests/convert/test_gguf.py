@@ -39,10 +39,10 @@ SHAPES = {
 }
 
 
-def write(path, kind="F32", arch="llama", more=(), leave=(), shapes=(), tokenizer=(), values=()):
+def write(path, kind="F32", arch="llama", more=(), leave=(), shapes=(), tokenizer=(), values=(), endian="LITTLE"):
     """A model of one layer with matrices of one type. Returns the data and type of each tensor."""
     rng = np.random.default_rng(0)
-    writer = gguf.GGUFWriter(path, arch)
+    writer = gguf.GGUFWriter(path, arch, endianess=gguf.GGUFEndian[endian])
     said = {
         "block_count": 1,
         "context_length": 16,
@@ -63,7 +63,7 @@ def write(path, kind="F32", arch="llama", more=(), leave=(), shapes=(), tokenize
     writer.add_token_list(words.get("tokens", TOKENS))
     writer.add_token_types([3, 3] + [1] * (len(words.get("tokens", TOKENS)) - 2))
     writer.add_token_merges(words.get("merges", ["a b", "\u0120 a"]))
-    writer.add_bos_token_id(1)
+    writer.add_bos_token_id(words.get("bos_id", 1))
     writer.add_eos_token_id(0)
     if words.get("bos", True):
         writer.add_add_bos_token(True)
@@ -174,6 +174,9 @@ BAD = {
     "shape": ({"shapes": {"blk.0.attn_v": (64, D)}}, r"blk\.0\.attn_v\.weight has shape \(64, 256\)"),
     "tokenizer": ({"tokenizer": {"model": "t5"}}, "model 't5' .*is not supported.*--tokenizer"),
     "no tokens": ({"tokenizer": {"tokens": []}}, "no tokens or duplicate token"),
+    "byte order": ({"endian": "BIG"}, "is big-endian: convert it to little-endian"),
+    "numbers": ({"tokenizer": {"merges": [1, 2]}}, "merges must be an array of type str"),
+    "special": ({"tokenizer": {"bos_id": 99999}}, "bos_token_id must be below"),
     "merges": ({"tokenizer": {"merges": ["ab"]}}, "'ab' in .*merges is not two tokens"),
     "words": ({"tokenizer": {"pre": "odd"}}, "pre 'odd' is not supported.*--tokenizer"),
 }

@@ -242,6 +242,12 @@ def test_a_complete_directory_is_compared_with_its_checksums(params: PreparePara
         run(params)
 
 
+def test_sources_without_documents(params: PrepareParams) -> None:
+    Path("src.jsonl").write_text("[]\n")
+    with pytest.raises(UserError, match=r"no documents for training \(1 skipped\): use other sources"):
+        run(replace(params, on_error="skip"), names=["src.jsonl"])
+
+
 @pytest.mark.parametrize(
     ("names", "change", "message"),
     [

@@ -263,6 +263,7 @@ def test_a_logit_that_does_not_exist_is_one_line(metric, message):
         (lambda lm: study.patch(lm, [[1, 2]], [[1, 2, 3]], METRIC), r"\[1, 2\] and the corrupted ids \[1, 3\]"),
         (lambda lm: study.patch(lm, [[1]], [[2]], METRIC, "attn.heads_out"), "did you mean h.0.attn.head_out"),
         (lambda lm: study.patch(lm, [[1]], [[2]], METRIC, "{x}"), "no activation 'h.0.{x}'"),
+        (lambda lm: study.patch(lm, [[1]], [[2]], METRIC, over="rows"), "over must be positions or heads: 'rows'"),
         (lambda lm: study.patch(lm, [[1]], [[2]], METRIC, "mlp.out", "heads"), "'mlp.out' has no heads"),
         (lambda lm: study.ablate_heads(lm, [[1, 2]], lambda x: x[:, -1, 3]), r"returned an array of shape \[1\]"),
         (lambda lm: study.repeated_tokens(lm, 7), "period must be at least 1 and at most 6"),

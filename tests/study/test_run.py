@@ -243,6 +243,7 @@ def test_generation_without_edits_is_that_of_generate(lm, settings):
         ({"ids": [[0] * 13]}, "13 tokens do not fit the context of 12"),
         ({"ids": [[V]]}, f"id {V}"),
         ({"ids": [[1, 2], [3]]}, "not rows of different lengths"),
+        ({"ids": [[1.5]]}, r"integer ids of shape \[B, T\], not float64 of shape \(1, 1\)"),
     ],
 )
 def test_bad_input_is_one_line(lm, arguments, message):
