@@ -33,9 +33,9 @@ def info(target: str, /, *, json: Json = False) -> int:
     Args:
         target: preset or run
     """
+    config = with_vocab(named_config(target))
     from jaxgpt.counts import model_counts
 
-    config = with_vocab(named_config(target))
     results = {"name": target} | model_counts(config)
     facts = {
         "model": f"{target}, {results['parameters']:,} parameters",

@@ -123,7 +123,7 @@ import hf new --init-from run -> --init-from applies to LoRA adapters, but hf ha
 import peft new --init-from run --tokenizer gpt2 -> omit --tokenizer and --accept-option
 import list new -> list/config.json: expected an object, found list
 import hf new --tokenizer char -> --tokenizer char is built from a text: pass the tokenizer.json that was built from it
-data report short.txt -> training and 0 validation tokens are too few to compute the entropy of trigrams: use a longer text
+data report short.txt --data.train-fraction 1.0 -> 2 training and 0 validation tokens are too few
 inspect run --max-new-tokens 900 -> exceed the limit of
 inspect run --max-new-tokens 2 --html no/a.html -> no/a.html
 plan -> TARGET requires an argument
