@@ -67,6 +67,17 @@ def exit_process(code: int) -> NoReturn:
     os._exit(code)
 
 
+def _give_up(coordinator: str | None, seconds: int) -> NoReturn:
+    """Report that the processes have not joined, and exit."""
+    print(
+        f"jaxgpt: cannot join the other processes through {coordinator or 'the coordinator of the scheduler'} within "
+        f"{seconds} s: check that all of them run and can reach its port",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(2)
+
+
 def _scheduled() -> bool:
     """Return whether a scheduler has started several processes, by the environment variables that JAX reads."""
     slurm = _number("SLURM_NTASKS") if "SLURM_STEP_NODELIST" in os.environ else 0
@@ -101,21 +112,23 @@ def _initialize(config: DistributedConfig) -> None:
             "process_id": config.process_id,
             "cluster_detection_method": "deactivate",
         }
+    # After its own timeout, JAX aborts the process with a stack trace: this one is shorter.
+    watch = threading.Timer(config.join_seconds, _give_up, [named.get("coordinator_address"), config.join_seconds])
+    watch.daemon = True
+    watch.start()
     try:
         jax.distributed.initialize(
             **named,
             # JAX's default is to listen on every address of the machine, without authentication.
             coordinator_bind_address=config.bind or named.get("coordinator_address"),
-            initialization_timeout=config.join_seconds,
+            initialization_timeout=2 * config.join_seconds,
             heartbeat_timeout_seconds=config.heartbeat_seconds,
             shutdown_timeout_seconds=SAMPLING,
         )
     except (jax.errors.JaxRuntimeError, RuntimeError, ValueError) as e:
-        coordinator = named.get("coordinator_address", "the scheduler's coordinator")
-        raise UserError(
-            f"cannot join the other processes through {coordinator} within {config.join_seconds} s ({one_line(e, 200)}): "
-            "check that all of them run and can reach its port"
-        ) from None
+        raise UserError(f"cannot join the other processes: {one_line(e, 200)}") from None
+    finally:
+        watch.cancel()
     set_advice(lambda: "nothing has been written yet")
 
 

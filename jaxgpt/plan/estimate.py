@@ -157,8 +157,8 @@ def step_flops(program: Program) -> tuple[float, float]:
     """Compute the FLOPs of a step on one device by the formula for the model.
 
     Returns:
-        The computed FLOPs, including padding and products that other devices compute as well; and an equal share of the
-        model's FLOPs.
+        The FLOPs that the device computes, including padding and products that other devices repeat, and its equal share
+        of the model's FLOPs.
     """
     config, rows = program.config, math.prod(program.microbatches) / batch_ways(program.mesh)
     model = flops_per_token(config.model, program.abstract_weights, config.window, config.lora)

@@ -282,6 +282,19 @@ def test_an_unfinished_directory_takes_the_same_arguments_only(
         open_data(config())
 
 
+def test_a_shard_that_lost_its_end(params: PrepareParams) -> None:
+    def stop(index: Any, read: int, total: int) -> None:
+        raise Killed
+
+    write_sources()
+    with pytest.raises(Killed):
+        run(params, report=stop)
+    for shard in Path("out").glob("*.bin"):
+        shard.write_bytes(b"")
+    with pytest.raises(UserError, match=r"is shorter than in index.json: delete out and start again"):
+        run(params)
+
+
 def test_nothing_is_lost_by_other_settings_before_the_first_document(params: PrepareParams) -> None:
     write_sources()
     Path("model").mkdir()

@@ -198,6 +198,17 @@ def test_processes_with_different_settings_all_exit(place: None) -> None:
     assert not Path("run").exists()
 
 
+@pytest.mark.ci
+@pytest.mark.parametrize("process", ["0", "1"])
+def test_a_missing_process_is_one_line(process: str) -> None:
+    command = f"train --distributed.num-processes 2 --distributed.process-id {process} --distributed.join-seconds 2"
+    address = f"127.0.0.1:{free_port()}"
+    words = [sys.executable, "-m", "jaxgpt", *command.split(), "--distributed.coordinator", address]
+    result = subprocess.run(words, capture_output=True, text=True, timeout=90, check=False)
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1), result.stderr
+    assert result.stderr.startswith(f"jaxgpt: cannot join the other processes through {address} within 2 s: check")
+
+
 def test_the_last_line_of_a_killed_launch_is_how_to_resume(monkeypatch: pytest.MonkeyPatch) -> None:
     """If XLA ends the other processes, none of them prints it."""
     for process, code, said in (
@@ -323,6 +334,16 @@ def test_a_peer_failure_while_reading_is_not_a_damaged_checkpoint(monkeypatch: p
     error = JaxRuntimeError("NOT_FOUND: no such array")
     with pytest.raises(UserError, match="no such array"):
         checkpoint._load(Path("1"), "params", None)
+
+
+def test_processes_need_equal_numbers_of_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = [SimpleNamespace(process_index=index) for index in (0, 0, 1)]
+    monkeypatch.setattr(room.jax, "devices", lambda: devices)
+    monkeypatch.setattr(room, "_count", 2)
+    with pytest.raises(
+        UserError, match=r"the processes have \[1, 2\] devices: set the same JAX_NUM_CPU_DEVICES in all"
+    ):
+        room.same_on_all(lambda: 1, lambda _: {})
 
 
 def test_every_process_needs_devices_in_the_mesh() -> None:
