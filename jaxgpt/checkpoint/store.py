@@ -123,7 +123,7 @@ class Saver:
 
 
 def kept(infos: Mapping[int, Info], train: TrainConfig) -> set[int]:
-    """Return the steps to keep: the newest, and the last n, the best n and every n, unless temporary."""
+    """Return the steps to keep: the newest, and by `train.keep_*` the last, best and periodic ones."""
     lasting = sorted(step for step, info in infos.items() if not info.temporary)
     best = sorted((loss, step) for step in lasting if (loss := infos[step].val_loss) is not None)
     every = [step for step in lasting if train.keep_every and step % train.keep_every == 0]

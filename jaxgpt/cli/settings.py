@@ -51,7 +51,7 @@ def with_settings(base: Config, settings: Mapping[str, Any]) -> Config:
 def with_weights(base: Config, init_from: str, settings: Mapping[str, Any], keep: bool) -> Config:
     """Return a config that starts from the weights of `init_from`, with their model and tokenizer.
 
-    With `keep`, dropout and context, the model settings that may differ, come from `base`.
+    With `keep`, the model settings that may differ come from `base`: dropout, and the context unless positions are learned.
 
     Raises:
         UserError: if the settings have a different model or tokenizer.

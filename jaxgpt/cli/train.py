@@ -118,10 +118,9 @@ def resumed(path: Path, preset: str, init_from: str, settings: Mapping[str, Any]
     old = run.config()
     run.tokenizer()  # raises an error if it is damaged, even if the run is finished
     if preset not in ("", old.preset):
-        raise UserError(
-            f"{path} is a run of preset {old.preset!r}, not {preset!r}: omit the preset, or choose another --out"
-        )
-    if init_from and parse_checkpoint(init_from)[0].absolute() != parse_checkpoint(old.init_from)[0].absolute():
+        raise UserError(f"{path} is a run of {old.preset!r}, not {preset!r}: omit the preset, or choose another --out")
+    (weights, step), (used, its_step) = parse_checkpoint(init_from), parse_checkpoint(old.init_from)
+    if init_from and (weights.absolute() != used.absolute() or step not in ("best", its_step)):
         origin = f"started from {old.init_from}" if old.init_from else "did not start from other weights"
         raise UserError(f"--init-from {init_from}: {path} {origin}; omit it, or start a new run")
     if not old.lora.rank and any(value for name, value in settings.items() if name.startswith("lora.")):

@@ -289,6 +289,7 @@ def test_weights_of_another_run_are_used_again(finished: Path) -> None:
         result = jaxgpt(*again)
         assert result.code == 0, result.err
         assert comparable(Path("run")) == straight
-    refused = jaxgpt("train", "--resume", "--out", "run", "--init-from", str(finished))
-    assert (refused.code, refused.err.count("\n")) == (2, 1)
-    assert f"run started from {started}" in refused.err
+    for source in (finished, better):
+        refused = jaxgpt("train", "--resume", "--out", "run", "--init-from", str(source))
+        assert (refused.code, refused.err.count("\n")) == (2, 1)
+        assert f"run started from {started}" in refused.err
