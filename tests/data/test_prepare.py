@@ -325,7 +325,7 @@ BAD = [  # file, content, message, and number of readable characters
     ("b.txt", b"a" * 3000, r"b.txt: 1,\d+ characters without a place to cut them", ""),
     ("b.parquet", b"text " * 9, "cannot read b.parquet: Parquet magic bytes not found", ""),
     ("b.jsonl.gz", b"plain", "cannot read b.jsonl.gz: Not a gzipped file", ""),
-    ("b.jsonl.gz", gzip.compress(LINES * 9)[:-9], "cannot read b.jsonl.gz: Compressed file ended", "ab" * 9),
+    ("b.jsonl.gz", gzip.compress(LINES * 9, mtime=0)[:-9], "cannot read b.jsonl.gz: Compressed file ended", "ab" * 9),
 ]
 
 

@@ -244,7 +244,7 @@ def cases() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(
-    ("fault", "owner", "name", "failing", "laws"), cases(), ids=lambda v: getattr(v, "__name__", "")
+    ("fault", "owner", "name", "failing", "laws"), list(cases()), ids=lambda v: getattr(v, "__name__", "")
 )
 def test_a_broken_build_fails_the_right_rows_and_no_others(
     fault: Any, owner: Any, name: str, failing: set[str], laws: tuple[Law, ...], monkeypatch: Patch
