@@ -3,29 +3,12 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const bytes = Uint8Array.from(atob(data.weights), c => c.charCodeAt(0));
 const T = data.tokens.length, triangle = T * (T + 1) / 2;
 const at = (l, n, i, j) => j > i ? 0 : bytes[(l * data.heads + n) * triangle + i * (i + 1) / 2 + j] / 255;
-const tokens = [...document.querySelectorAll(".t")], heads = maps();
+const tokens = [...document.querySelectorAll(".t")], heads = [...document.querySelectorAll(".h")];
 const rows = [...document.querySelectorAll("[aria-labelledby=h-next] tbody tr")], large = document.getElementById("large");
 let head = [data.layers - 1, 0], kept = T - 1, shown = kept;
 const quoted = i => `"${data.tokens[i]}"`;
 const color = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-// Add a button with a canvas for each head to the table of maps, and return the buttons.
-function maps() {
-  const table = document.getElementById("maps"), columns = table.createTHead().insertRow(), body = table.createTBody();
-  const add = (parent, tag, properties) => parent.appendChild(Object.assign(document.createElement(tag), properties));
-  add(columns, "th", { scope: "col", textContent: "layer" });
-  for (let n = 0; n < data.heads; n++) add(columns, "th", { scope: "col", textContent: n });
-  return Array.from({ length: data.layers }, (_, l) => {
-    const row = body.insertRow();
-    add(row, "th", { scope: "row", textContent: l });
-    return Array.from({ length: data.heads }, (_, n) => {
-      const button = add(row.insertCell(), "button", { type: "button", className: "h", ariaLabel: `layer ${l}, head ${n}` });
-      Object.assign(button.dataset, { l, n });
-      add(button, "canvas");
-      return button;
-    });
-  }).flat();
-}
 function draw(canvas, l, n) {
   canvas.width = canvas.height = T;
   const context = canvas.getContext("2d"), image = context.createImageData(T, T);

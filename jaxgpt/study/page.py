@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 from importlib.resources import files
-from typing import Any
 
 import jinja2
 import numpy as np
@@ -20,6 +19,11 @@ def html(inspection: Inspection, title: str) -> str:
         files("jaxgpt.study").joinpath(f"page.{kind}").read_text("utf-8") for kind in ("html", "css", "js")
     )
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    L, N, T, _ = inspection.attention.shape
+    made = f", {T - inspection.prompt} generated greedily (underlined)" if inspection.prompt < T else ""
+    model = f"{inspection.source}: " * bool(inspection.source) + f"{plural(L, 'layer')} of {plural(N, 'head')}"
+    row, column = np.tril_indices(T)  # of the attention maps, in 256 steps
+    weights = np.rint(255 * inspection.attention[:, :, row, column]).astype(np.uint8)
     # All text of the model and the user is escaped by the template.
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
@@ -28,9 +32,14 @@ def html(inspection: Inspection, title: str) -> str:
     return environment.from_string(template).render(
         found=inspection,
         title=title,
-        summary=_summary(inspection),
+        summary=f"{model}. {plural(T, 'token')}: {inspection.prompt} of the prompt{made}.",
         largest=inspection.norms.max() or 1.0,
-        data=_data(inspection),
+        data={
+            "tokens": [visible(token, DOT) for token in inspection.tokens],
+            "layers": L,
+            "heads": N,
+            "weights": base64.b64encode(weights.tobytes()).decode(),
+        },
         policy=(
             f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
         ),
@@ -38,23 +47,3 @@ def html(inspection: Inspection, title: str) -> str:
         script=script,
         DOT=DOT,
     )
-
-
-def _summary(inspection: Inspection) -> str:
-    L, N, T, _ = inspection.attention.shape
-    made = f", {T - inspection.prompt} generated greedily (underlined)" if inspection.prompt < T else ""
-    model = f"{inspection.source}: " * bool(inspection.source) + f"{plural(L, 'layer')} of {plural(N, 'head')}"
-    return f"{model}. {plural(T, 'token')}: {inspection.prompt} of the prompt{made}."
-
-
-def _data(inspection: Inspection) -> dict[str, Any]:
-    """Return the data of the script: tokens, and the lower triangles of the attention maps in 256 steps."""
-    L, N, T, _ = inspection.attention.shape
-    row, column = np.tril_indices(T)
-    weights = np.rint(255 * inspection.attention[:, :, row, column]).astype(np.uint8)
-    return {
-        "tokens": [visible(token, DOT) for token in inspection.tokens],
-        "layers": L,
-        "heads": N,
-        "weights": base64.b64encode(weights.tobytes()).decode(),
-    }

@@ -42,9 +42,6 @@ GRAY = "#6b7280"
 LABEL = 0.045  # height of a label, relative to the axes
 TICK = 0.17  # width of an axis label in inches
 LARGEST = 48.0, 18.0  # size of a figure in inches
-# Colors with even steps of lightness in OKLab (Ottosson 2020): white to dark blue, and blue to red through white.
-SEQUENTIAL = "#ffffff #c5e7ff #8fcbfd #5caef8 #438fe1 #3771c1 #30569a #293d6f #1f2742".split()
-DIVERGING = "#0654a3 #2f76bf #5d98d2 #8cbae3 #bfdbf2 #fafafa #efd0bc #dda789 #c97e5b #b35330 #9a2300".split()
 RUNS = "#3069b3 #d07a2d #3c8c5f #9a4f9e #8a6d3b #c04a4a #4aa3a8 #6b7280".split()
 TOKEN_CHARACTERS = 14
 TRAINING: dict[str, Any] = {"linewidth": 1, "alpha": 0.4}  # training losses next to validation losses
@@ -69,7 +66,6 @@ def attention(pattern: ArrayLike, tokens: Sequence[str] | None = None, *, title:
     Args:
         pattern: attention weights, `[N, T, S]` or `[T, S]`: a row for each query position, a column for each key position.
         tokens: the text of each key position, `[S]`; the queries are the last T of them. None: positions.
-        title: figure title.
     """
     weights = np.asarray(pattern, np.float64)
     T, S = weights.shape[-2:]
@@ -102,16 +98,14 @@ def lens(
 
     Args:
         probabilities: probability of the prediction, `[L, T]`.
-        tokens: the tokens read, `[T]`.
+        tokens: the text of each token, `[T]`.
         words: the token predicted by each layer at each position, `[L][T]`, to write into the cells.
-        title: figure title.
     """
-    numbers = np.asarray(probabilities, np.float64)
-    layers, names = [str(i) for i in range(len(numbers))], ("token", "layer", "probability")
-    figure = _cells(numbers, tokens, layers, names, title, width=0.85 if words else 0.4)
+    numbers, names = np.asarray(probabilities, np.float64), ("token", "layer", "probability")
+    figure = _cells(numbers, tokens, None, names, title, width=0.85 if words else 0.4)
     for layer, row in enumerate(words or ()):
         for position, word in enumerate(row):
-            color = "white" if numbers[layer, position] > 0.4 else "#111827"
+            color = "white" if numbers[layer, position] > 0.6 else "#111827"
             figure.axes[0].text(position, layer, token_label(word), ha="center", va="center", fontsize=7, color=color)
     return figure
 
@@ -124,14 +118,12 @@ def patching(
 
     Args:
         effect: a number for each layer and position, `[L, T]`.
-        tokens: the tokens, `[T]`.
+        tokens: the text of each token, `[T]`.
         label: meaning of the numbers.
-        title: figure title.
     """
     numbers = np.asarray(effect, np.float64)
     most = float(np.nanmax(np.abs(numbers), initial=0.0)) or 1.0
-    layers, names = [str(i) for i in range(len(numbers))], ("token", "layer", label)
-    return _cells(numbers, tokens, layers, names, title, width=0.4, limits=(-most, most))
+    return _cells(numbers, tokens, None, ("token", "layer", label), title, width=0.4, limits=(-most, most))
 
 
 @_style()
@@ -148,7 +140,6 @@ def losses(
         runs: lines of metrics.jsonl by run name (`jaxgpt.trainer.metrics.read_metrics`).
         x: the horizontal axis; all: three axes side by side.
         baselines: losses to draw as horizontal lines, by name.
-        title: figure title.
 
     Raises:
         UserError: if there are no runs, a run has no losses, or there is no such axis.
@@ -175,10 +166,14 @@ def losses(
             look, place = looks[name], partial(_place, runs[name], kind, divide if kind == "seconds" else 1)
             axes.plot(place(train[0]), train[1], **look, **(TRAINING if val.size else {"linewidth": 1}))
             axes.plot(place(val[0]), val[1], **look, **VALIDATION)
-            for step, settings in _changes(runs[name]).items():
+            changed = {
+                line["step"]: line["changed"] for line in runs[name] if line.get("changed")
+            }  # when it was resumed
+            for step, settings in changed.items():
+                text = ", ".join(f"{setting.rpartition('.')[2]} {new}" for setting, (_, new) in settings.items())
                 axes.axvline(place(step), color=look["c"], linewidth=0.8, linestyle=":", zorder=0.5)
                 axes.annotate(
-                    drawable(settings), (place(step), 1), xycoords=("data", "axes fraction"), xytext=(2, -2),
+                    drawable(text), (place(step), 1), xycoords=("data", "axes fraction"), xytext=(2, -2),
                     textcoords="offset points", rotation=90, va="top", fontsize=7, color=GRAY,
                 )  # fmt: skip
             if val.size and len(curves) == 1:
@@ -257,28 +252,20 @@ def _place(lines: Sequence[Mapping[str, Any]], kind: str, unit: float, steps: An
     return np.interp(steps, [0, *(step + 1)], [0, *(values / unit)])
 
 
-def _changes(lines: Sequence[Mapping[str, Any]]) -> dict[int, str]:
-    """Return the settings that changed when a run was resumed, by step: `{300: "learning_rate 0.001"}`."""
-    changed = {line["step"]: line["changed"] for line in lines if line.get("changed")}
-    return {
-        step: ", ".join(f"{name.rpartition('.')[2]} {new}" for name, (_, new) in settings.items())
-        for step, settings in changed.items()
-    }
-
-
 def _cells(
     values: np.ndarray,
     columns: Sequence[str],
-    rows: Sequence[str],
+    rows: Sequence[str] | None,
     names: tuple[str, str, str],
     title: str,
     width: float = 0.3,
     limits: tuple[float, float] = (0.0, 1.0),
 ) -> Figure:
-    """Draw a matrix, the first row at the top, in cells of a width in inches, with labels of the columns and rows.
+    """Draw a matrix, the first row at the top, in cells of a width in inches.
 
-    names: meaning of the columns, of the rows and of the numbers.
+    columns, rows: their labels; None: numbers. names: meaning of the columns, of the rows and of the numbers.
     """
+    rows = [str(i) for i in range(len(values))] if rows is None else rows
     if values.shape != (len(rows), len(columns)):
         raise UserError(
             f"expected an array of shape [{len(rows)}, {len(columns)}] for these labels, not {values.shape}"
@@ -302,11 +289,9 @@ def _cells(
 
 
 def _image(axes: Axes, values: np.ndarray, limits: tuple[float, float] = (0.0, 1.0), **options: Any) -> AxesImage:
-    from matplotlib.colors import LinearSegmentedColormap
-
     low, high = limits
-    colormap = LinearSegmentedColormap.from_list("jaxgpt", DIVERGING if low < 0 else SEQUENTIAL)
-    image = axes.imshow(values, cmap=colormap, vmin=low, vmax=high, interpolation="nearest", **options)
+    colors = "RdBu_r" if low < 0 else "Blues"
+    image = axes.imshow(values, cmap=colors, vmin=low, vmax=high, interpolation="nearest", **options)
     axes.spines[:].set(color="#d1d5db", linewidth=0.8)
     axes.tick_params(length=0)
     return image
