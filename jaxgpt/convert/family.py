@@ -25,9 +25,9 @@ class Family(NamedTuple):
         form: the names of its tensors.
         options: for each option of config.json, its setting and the default of the config class.
         settings: settings common to all its models.
+        only: options with a single supported value, and this value.
         fills: settings that any model can have, because they only add biases of 0 or gains of 1, or have no effect.
-        read: returns the settings in the other options, given the config so far. It must read every option that can
-        change the logits.
+        read: returns the settings in the other options, given the config so far.
         write: the inverse of `read`.
         served: activations that vLLM and llama.cpp support in this family, according to their source code.
         form_of: returns the names of the tensors for the content of a config.json and its model, if they depend on it.
@@ -38,6 +38,7 @@ class Family(NamedTuple):
     form: Format
     options: Mapping[str, tuple[str, Any]]
     settings: dict[str, Any]
+    only: dict[str, Any]
     fills: dict[str, Any]
     read: Callable[[Options, ModelConfig], dict[str, Any]]
     write: Callable[[ModelConfig], dict[str, Any]]
@@ -46,6 +47,8 @@ class Family(NamedTuple):
 
     def config_from_hf(self, options: Options) -> ModelConfig:
         """Convert the options of a config.json."""
+        for name, value in self.only.items():
+            options.only(name, value)
         values = dict(self.settings)
         for name, (setting, default) in self.options.items():
             if setting == "activation":

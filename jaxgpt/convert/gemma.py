@@ -53,11 +53,6 @@ def form_of(values: Mapping[str, Any], config: ModelConfig) -> Format:
 def _read(options: Options, config: ModelConfig) -> dict[str, Any]:
     """Read RoPE and the sliding window; by default, every sixth layer has no sliding window."""
     o = options
-    o.only("attention_bias", False)
-    o.only("attention_dropout", 0.0)
-    o.only("attn_logit_softcapping", None)
-    o.only("use_bidirectional_attention", False)
-    o.skip("cache_implementation")
     if (scalar := o.read("query_pre_attn_scalar", float(SCALAR))) <= 0:
         raise o.refuse("query_pre_attn_scalar", scalar, "it must be above 0")
     if (every := o.read("sliding_window_pattern", 6)) < 1:
@@ -106,6 +101,7 @@ FAMILY = llama.LLAMA._replace(
     form=llama.make_form(NORMS, offset=1.0),
     options=OPTIONS,
     settings=llama.LLAMA.settings | {"norm_position": "both", "qk_norm": True, "embed_scale": True},
+    only=llama.MISTRAL.only | {"attn_logit_softcapping": None, "use_bidirectional_attention": False},
     read=_read,
     write=_write,
     served=("gelu_new",),

@@ -17,11 +17,6 @@ from jaxgpt.convert.weights import HEAD, STRAY, Format
 
 PREFIX = "transformer."
 DROPOUTS = ("embd_pdrop", "attn_pdrop")  # besides resid_pdrop
-# Options of the classifiers, and of the score computation: scores here are always float32, scaled once.
-WITHOUT_EFFECT = """
-    n_ctx n_special predict_special_tokens reorder_and_upcast_attn apply_query_key_layer_scaling
-    summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout
-""".split()
 
 
 def _table(output_first: bool) -> WeightTable:
@@ -43,8 +38,6 @@ def _table(output_first: bool) -> WeightTable:
 def _read(options: Options, config: ModelConfig) -> dict[str, Any]:
     for name in DROPOUTS:
         options.only(name, config.dropout)
-    options.only("normalize_attention_scores", True)
-    options.skip(*WITHOUT_EFFECT)
     return {}
 
 
@@ -67,6 +60,7 @@ FAMILY = Family(
         "resid_pdrop": ("dropout", 0.1),
     },
     settings={},
+    only={"normalize_attention_scores": True},
     fills={"bias": True, "norm_affine": True},
     read=_read,
     write=lambda config: dict.fromkeys(DROPOUTS, config.dropout),

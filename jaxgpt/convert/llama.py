@@ -61,13 +61,6 @@ def with_defaults(**defaults: Any) -> dict[str, tuple[str, Any]]:
     return {name: (setting, defaults.get(name, default)) for name, (setting, default) in OPTIONS.items()}
 
 
-def _read(options: Options, config: ModelConfig) -> dict[str, Any]:
-    """Read the settings common to all these families: RoPE, and attention without biases and dropout."""
-    options.only("attention_bias", False)
-    options.only("attention_dropout", 0.0)
-    return read_rope(options, config.block_size)
-
-
 def _write(config: ModelConfig) -> dict[str, Any]:
     rope = write_rope(config)
     values: dict[str, Any] = {"rope_parameters": rope, "rope_theta": config.rope_theta}  # the latter for transformers 4
@@ -80,17 +73,11 @@ def _read_llama(options: Options, config: ModelConfig) -> dict[str, Any]:
     bias = options.read("attention_bias", False)
     if options.read("mlp_bias", False) != bias:
         raise options.refuse("mlp_bias", not bias, f"it must equal attention_bias, {bias}")
-    options.only("bias", False)
-    options.skip("max_sequence_length")
-    return _read(options, config) | {"bias": bias}
+    return read_rope(options, config) | {"bias": bias}
 
 
 def _write_llama(config: ModelConfig) -> dict[str, Any]:
     return _write(config) | {"attention_bias": config.bias, "mlp_bias": config.bias}
-
-
-def _read_mistral(options: Options, config: ModelConfig) -> dict[str, Any]:
-    return _read(options, config) | {"sliding_window": options.read("sliding_window", 4096)}
 
 
 def _write_mistral(config: ModelConfig) -> dict[str, Any]:
@@ -99,13 +86,12 @@ def _write_mistral(config: ModelConfig) -> dict[str, Any]:
 
 def _read_qwen(options: Options, config: ModelConfig) -> dict[str, Any]:
     """Read the sliding window: if `use_sliding_window` is true, layers starting at `max_window_layers` have it."""
-    options.only("use_mrope", False)
     window, begin = options.read("sliding_window", 4096), options.read("max_window_layers", 28)
     if not options.read("use_sliding_window", False):
         window = 0
     full = max(0, min(begin, config.n_layer)) if window else config.n_layer
     pattern = "G" * full + "L" * (config.n_layer - full)
-    return _read(options, config) | read_windows(options, config.n_layer, window, pattern)
+    return read_rope(options, config) | read_windows(options, config.n_layer, window, pattern)
 
 
 def _write_qwen(config: ModelConfig) -> dict[str, Any]:
@@ -146,6 +132,7 @@ LLAMA = Family(
     form=make_form(NORMS),
     options=OPTIONS,
     settings={"positions": "rope", "norm": "rmsnorm", "mlp": "gated", "bias": False},
+    only={"attention_dropout": 0.0, "bias": False},
     fills={"norm_affine": True, "dropout": 0.0},
     read=_read_llama,
     write=_write_llama,
@@ -153,8 +140,10 @@ LLAMA = Family(
 MISTRAL = LLAMA._replace(
     name="mistral",
     architectures=("MistralForCausalLM", "MistralModel"),
-    options=with_defaults(intermediate_size=14336, num_key_value_heads=8, max_position_embeddings=4096 * 32),
-    read=_read_mistral,
+    options=with_defaults(intermediate_size=14336, num_key_value_heads=8, max_position_embeddings=4096 * 32)
+    | {"sliding_window": ("sliding_window", 4096)},
+    only={"attention_dropout": 0.0, "attention_bias": False},
+    read=read_rope,
     write=_write_mistral,
 )
 QWEN: dict[str, Any] = {"vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768}
@@ -163,6 +152,7 @@ QWEN2 = LLAMA._replace(
     architectures=("Qwen2ForCausalLM", "Qwen2Model"),
     options=with_defaults(**QWEN),
     settings=LLAMA.settings | {"qkv_bias": True},
+    only=MISTRAL.only | {"use_mrope": False},
     fills=LLAMA.fills | {"qkv_bias": True},
     read=_read_qwen,
     write=_write_qwen,
@@ -180,6 +170,7 @@ OLMO2 = LLAMA._replace(
     form=make_form(OLMO_NORMS),
     options=with_defaults(vocab_size=50304, rms_norm_eps=1e-5),
     settings=LLAMA.settings | {"norm_position": "output", "qk_norm": True, "qk_norm_per_head": False},
-    read=_read,
+    only=MISTRAL.only,
+    read=read_rope,
     write=_write,
 )

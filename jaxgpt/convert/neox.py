@@ -32,9 +32,6 @@ def _read(options: Options, config: ModelConfig) -> dict[str, Any]:
     """Read the dropout and RoPE: `rope_parameters` in transformers 5, `rotary_emb_base` and `rotary_pct` in 4."""
     o = options
     o.only("attention_dropout", config.dropout)
-    o.only("attention_bias", True)
-    o.only("rope_scaling", None)
-    o.skip("classifier_dropout", "hidden_dropout_prob", "attention_probs_dropout_prob")
     old = {
         "rope_theta": o.read("rotary_emb_base", 10_000.0),
         "partial_rotary_factor": o.read("rotary_pct", 0.25),
@@ -77,6 +74,7 @@ FAMILY = Family(
         "hidden_dropout": ("dropout", 0.0),
     },
     settings={"positions": "rope"},
+    only={"attention_bias": True, "rope_scaling": None},
     fills={"bias": True, "norm_affine": True},
     read=_read,
     write=_write,

@@ -7,8 +7,9 @@ from typing import Any
 
 from jaxgpt.errors import UserError, short_repr
 
-# Options that do not change the logits of a trained model: names, ids of special tokens, settings of generation and of the
-# program that wrote the file. Options that begin with an underscore, added by transformers, do not change the logits either.
+# Options that do not change the logits of a trained model: names, ids of special tokens, settings of generation, of the
+# program that wrote the file, of classifiers, and of the score computation (scores here are always float32, scaled once).
+# Options that begin with an underscore, added by transformers, do not change the logits either.
 HARMLESS = frozenset(
     """
     architectures attn_implementation auto_map dtype finetuning_task gradient_checkpointing id2label initializer_range
@@ -25,6 +26,10 @@ HARMLESS = frozenset(
     exponential_decay_length_penalty length_penalty max_length max_new_tokens min_length no_repeat_ngram_size
     num_beam_groups num_beams num_return_sequences prefix remove_invalid_values repetition_penalty suppress_tokens
     temperature top_k top_p typical_p
+
+    apply_query_key_layer_scaling attention_probs_dropout_prob cache_implementation classifier_dropout hidden_dropout_prob
+    max_sequence_length n_ctx n_special predict_special_tokens reorder_and_upcast_attn summary_activation
+    summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
     """.split()
 )
 
@@ -117,7 +122,7 @@ class Options:
             raise UserError(f"{what}: {self._fix([name])}")
 
     def skip(self, *names: str) -> None:
-        """Drop options that do not change the logits of this family."""
+        """Drop options without effect."""
         for name in names:
             self._left.pop(name, None)
 

@@ -9,10 +9,10 @@ from jaxgpt.config import ModelConfig
 from jaxgpt.convert.options import Options
 
 
-def read_rope(options: Options, block_size: int) -> dict[str, Any]:
+def read_rope(options: Options, config: ModelConfig) -> dict[str, Any]:
     """Read `rope_parameters` (transformers 5), `rope_theta` and `rope_scaling` (transformers 4)."""
     old, new = {"rope_theta": options.read("rope_theta", 10_000.0)}, options.read("rope_parameters", {})
-    return rope_settings(options, merged_rope(options, old, new), block_size)
+    return rope_settings(options, merged_rope(options, old, new), config.block_size)
 
 
 def merged_rope(options: Options, old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:

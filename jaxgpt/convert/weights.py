@@ -46,15 +46,9 @@ def check_weights(weights: Weights, config: ModelConfig, form: Format) -> dict[s
 
     Raises `UserError` if a tensor is missing, unexpected, or of a different shape or type, or a tied head differs.
     """
-    stored = {name.removeprefix(STRAY): name for name in weights.tensors}
-    bare = not any(name.startswith(form.prefix) for name in stored)
-
-    def find(name: str) -> str:
-        name = name.removeprefix(form.prefix) if bare else name
-        return stored.get(name, name)
-
+    stored = {name.removeprefix(STRAY).removeprefix(form.prefix): name for name in weights.tensors}
     shapes, rows = leaf_shapes(config), expand(form.table, config)
-    names = {row.name: find(row.name) for row in rows}
+    names = {row.name: stored.get(row.name.removeprefix(form.prefix), row.name) for row in rows}
     tied = names[form.tied] if config.tie_embeddings and form.head in stored else ""
     expected = {names[row.name]: tensor_shape(row, shapes) for row in rows}
     weights.check(expected, lambda name: name.endswith(BUFFERS) or (bool(tied) and name == stored[form.head]))

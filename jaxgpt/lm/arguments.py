@@ -68,16 +68,10 @@ def as_prompts(prompts: Any) -> list[Any]:
 
 
 def encode_prompt(tokenizer: Tokenizer, vocab_size: int, prompt: Any, special: bool = False) -> Prompt:
-    """Encode a prompt.
+    """Encode a prompt, a string or ids, for a model of `vocab_size` ids.
 
     A string is preceded by the tokenizer's `bos_ids`, unless it begins with them; an empty string becomes the ids that
-    `start_ids` returns. Ids are used unchanged.
-
-    Args:
-        tokenizer: tokenizer of the model.
-        vocab_size: vocabulary size of the model.
-        prompt: a string or ids.
-        special: encode the names of special tokens in a string as their ids.
+    `start_ids` returns. With `special`, names of special tokens in a string are encoded as their ids.
 
     Raises:
         UserError: if the prompt has no ids, non-integer ids, or ids outside the vocabulary.

@@ -83,8 +83,6 @@ class DecodeSession:
         """Prepare a batch; without `before`, nothing is computed yet.
 
         Args:
-            sampler: model, sampling parameters and stop ids.
-            params: the weights.
             prompts: ids, at least one per row.
             keys: one key per row.
             limits: the maximum number of new tokens of each row.

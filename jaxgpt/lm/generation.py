@@ -14,15 +14,7 @@ import numpy as np
 from jaxgpt.config import SEED, BeamParams, SamplingParams, TextParams
 from jaxgpt.decoding.sampling import DIVERGED, Filter, with_filters
 from jaxgpt.errors import UserError
-from jaxgpt.lm.arguments import (
-    Prompt,
-    Prompts,
-    as_prompts,
-    encode_prompt,
-    make_settings,
-    max_new,
-    row_keys,
-)
+from jaxgpt.lm.arguments import Prompt, Prompts, as_prompts, encode_prompt, make_settings, max_new, row_keys
 from jaxgpt.lm.engine import DecodeSession, Prefix, bucket, cache_slots, search
 from jaxgpt.lm.model import LM, for_decoding, placed, sampler_of
 from jaxgpt.lm.text import FinishReason, TextStream
@@ -82,7 +74,6 @@ def generate(
     ids, is one prompt.
 
     Args:
-        lm: model.
         prompts: a string or ids, or a list of them.
         filters: pure functions `(logits_BV, text) -> logits_BV`, with `text` a `TokenBuffer`, applied before the temperature.
             -inf forbids a token. Define each filter once: every new function is compiled.
@@ -118,8 +109,8 @@ def stream(
 ) -> Iterator[Piece]:
     """Continue each prompt and yield its text in pieces.
 
-    The concatenated pieces of a row are the text that `generate` returns. Takes the arguments of `generate`, without
-    beams. `block` is the number of tokens generated between two pieces; None: all.
+    The concatenated pieces of a row are the text that `generate` returns. Takes the arguments of `generate` but `progress`
+    and beams. `block` is the number of tokens generated between two pieces; None: all.
     """
     text, sampling = make_settings(settings, TextParams, SamplingParams)
     block = 2**31 - 1 if block is None else as_int("block", block, 1, 2**31 - 1)
@@ -133,7 +124,6 @@ class Request(NamedTuple):
     """Texts to generate.
 
     Attributes:
-        lm: model.
         prompts: one prompt per row.
         new: maximum number of new tokens of each row.
         params: their length and end; `stop_ids` includes the end tokens.
@@ -155,10 +145,7 @@ class Request(NamedTuple):
         return TextStream(self.lm.tokenizer, self.new[row], params.stop_ids, params.stop, prompt=prompt)
 
     def session(self, sampling: SamplingParams, key: Any, before: Prefix | None = None) -> DecodeSession:
-        """Return a session that generates the texts.
-
-        `key` is an argument of `generate`, and `before` an argument of `DecodeSession`.
-        """
+        """Return a session that generates the texts; `key` is as in `generate`."""
         lm, params = self.lm, self.params
         if params.lookup and (len(self.prompts) > 1 or params.overflow == "slide"):
             raise UserError(

@@ -237,7 +237,6 @@ def sampler_of(
     """Return the sampler of a model.
 
     Args:
-        lm: model.
         sampling: sampling parameters; None: defaults.
         stop_ids: ids that end a row.
         ops: operations; None: the fastest ones of this device.

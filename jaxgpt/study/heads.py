@@ -31,11 +31,7 @@ class Heads(NamedTuple):
 
 
 def heads(lm: LM, ids: Any) -> Heads:
-    """Score the heads of a model on a text or ids `[B, T]`, such as `repeated_tokens`.
-
-    Raises:
-        UserError: as in `run`.
-    """
+    """Score the heads of a model on a text or ids `[B, T]`, such as `repeated_tokens`; raise `UserError` as `run`."""
     return on_tokens(_heads, lm, ids)
 
 
@@ -76,7 +72,6 @@ def repeated_tokens(lm: LM, period: int, rows: int = 8, key: int | jax.Array = 0
     """Draw rows of random tokens that are repeated once, int32 `[rows, 2 * period]`.
 
     Args:
-        lm: the model.
         period: number of random tokens, at most half the context length.
         rows: number of rows.
         key: a seed or a `jax.random.key`.

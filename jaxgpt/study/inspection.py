@@ -83,7 +83,6 @@ def inspect(lm: LM, prompt: str, *, max_new_tokens: int = 20) -> Inspection:
     """Continue a prompt greedily, and inspect the whole text in one forward pass.
 
     Args:
-        lm: the model.
         prompt: the text to continue; empty: start a new text.
         max_new_tokens: maximum number of new tokens, each the most probable; 0: inspect the prompt alone.
 

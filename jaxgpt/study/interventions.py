@@ -59,11 +59,7 @@ class LogitDifference:
 
 
 def _measure(metric: Metric, logits_BTV: jax.Array) -> jax.Array:
-    """Compute a metric.
-
-    Raises:
-        UserError: if the result is not a scalar.
-    """
+    """Compute a metric; raise `UserError` if it is not a scalar."""
     value = jnp.asarray(metric(logits_BTV))
     if value.shape:
         raise UserError(f"the metric returned an array of shape {list(value.shape)}: return a scalar, such as its mean")
@@ -86,7 +82,6 @@ def ablate_heads(lm: LM, ids: Any, metric: Metric, replacement: Literal["zero", 
     """Compute a metric without each attention head.
 
     Args:
-        lm: the model.
         ids: a text, or ids `[B, T]`.
         metric: a function of the logits `[B, T, V]`, computed with JAX, that returns a scalar.
         replacement: replacement of the head's output: zero, or its mean over these rows and positions.
@@ -129,7 +124,6 @@ def patch(
     """Run the corrupted prompt with single activations of the clean prompt, by layer and position.
 
     Args:
-        lm: the model.
         clean: a text, or ids `[B, T]`.
         corrupted: a text or ids with the same shape.
         metric: a function of the logits `[B, T, V]` that returns a scalar, such as `LogitDifference(right, wrong)`.

@@ -44,7 +44,6 @@ def lens(lm: LM, ids: Any, k: int = 5) -> Lens:
     Ids without a text have probability 0, as in generation.
 
     Args:
-        lm: the model.
         ids: a text, or ids `[B, T]`.
         k: number of tokens to return.
 
@@ -110,7 +109,6 @@ def attribution(lm: LM, ids: Any, answer: int | Sequence[int] | None = None, pos
     two logits, subtract two attributions. Source: Elhage et al. 2021.
 
     Args:
-        lm: the model.
         ids: a text, or ids `[B, T]`.
         answer: the id to explain the logit of, or one per row; None: the most probable id.
         position: the position of the logit.
@@ -147,11 +145,9 @@ def _attribution(
         gradients["pos_embed"] = gradients["embed"]
 
     def contribution(name: str, axes: tuple[int, ...] = (1, 2)) -> jax.Array:
-        return (
-            (gradients[name].astype(jnp.float32) * parts[name]).sum(axes)
-            if name in parts
-            else jnp.zeros(len(tokens_BT))
-        )
+        if name not in parts:
+            return jnp.zeros(len(tokens_BT))
+        return (gradients[name].astype(jnp.float32) * parts[name]).sum(axes)
 
     return Attribution(
         logit=logit_of(parts),
@@ -164,11 +160,7 @@ def _attribution(
 
 
 def answer_ids(V: int, answer: Any, rows: int) -> jax.Array:
-    """Convert one id, or one per row, to an int32 array `[B]`.
-
-    Raises:
-        UserError: if an id is outside the vocabulary, or the number of ids is wrong.
-    """
+    """Convert one id, or one per row, to an int32 array `[B]`; raise `UserError` for other numbers and ids."""
     ids = np.asarray(answer).reshape(-1).tolist()
     if len(ids) not in (1, rows):
         raise UserError(f"{len(ids)} answers for {rows} rows of ids: pass one id, or one per row")

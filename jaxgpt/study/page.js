@@ -69,26 +69,21 @@ function choose(l, n) {
   document.getElementById("chosen").textContent = `Layer ${l}, head ${n}: the token of each row attends to the tokens of the columns.`;
   show(shown);
 }
-function move(list, event, step) {
-  const to = list[list.indexOf(document.activeElement) + step];
-  if (to) { to.focus(); event.preventDefault(); }
+// Move the focus in a list with keys, by the given number of elements.
+function moveBy(list, steps) {
+  list.forEach(each => each.addEventListener("keydown", e => {
+    const to = list[list.indexOf(each) + steps[e.key]];
+    if (to) { to.focus(); e.preventDefault(); }
+  }));
 }
 tokens.forEach((token, i) => {
   token.addEventListener("mouseenter", () => show(i));
   token.addEventListener("mouseleave", () => show(kept));
   for (const kind of ["focus", "click"]) token.addEventListener(kind, () => { kept = i; show(i); });
-  token.addEventListener("keydown", e => {
-    const step = { ArrowLeft: -1, ArrowRight: 1 }[e.key];
-    if (step) move(tokens, e, step);
-  });
 });
-heads.forEach(h => {
-  h.addEventListener("click", () => choose(+h.dataset.l, +h.dataset.n));
-  h.addEventListener("keydown", e => {
-    const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -data.heads, ArrowDown: data.heads }[e.key];
-    if (step) move(heads, e, step);
-  });
-});
+heads.forEach(h => h.addEventListener("click", () => choose(+h.dataset.l, +h.dataset.n)));
+moveBy(tokens, { ArrowLeft: -1, ArrowRight: 1 });
+moveBy(heads, { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -data.heads, ArrowDown: data.heads });
 function all() {
   heads.forEach(h => draw(h.firstChild, +h.dataset.l, +h.dataset.n));
   choose(...head);

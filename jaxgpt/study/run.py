@@ -53,7 +53,6 @@ def names(lm: LM, shape: tuple[int, int] | None = None) -> dict[str, jax.ShapeDt
     """List the activations of a model in the order in which they are computed, with shapes and dtypes.
 
     Args:
-        lm: the model.
         shape: batch and length `(B, T)` of the ids; None: one row of the context length.
     """
     check_lm(lm)
@@ -101,11 +100,7 @@ class Captured(NamedTuple):
 
 
 def capture(lm: LM, ids: Any) -> Captured:
-    """Compute the logits, hidden states and attention maps of a text or ids `[B, T]` in one forward pass.
-
-    Raises:
-        UserError: as in `run`.
-    """
+    """Compute the logits, hidden states and attention maps of a text or ids `[B, T]`; raise `UserError` as `run`."""
     check_lm(lm)
     hidden, attentions = hidden_names(lm.config.model), layer_names(lm.config.model, "attn.pattern")
     logits, taps = run(lm, ids, [*hidden, *attentions])
@@ -160,7 +155,6 @@ def generate(
     receives all positions in one call, as in `run`.
 
     Args:
-        lm: the model.
         prompt: a text or ids.
         taps: names of activations to return, as for `run`.
         edits: functions by name, as for `run`.
@@ -190,11 +184,7 @@ def generate(
 
 
 def on_tokens(compute: Callable[..., Result], lm: LM, ids: Any, *args: Any) -> Result:
-    """Return `compute(config, params, tokens_BT, *args)` for a text or ids, on the devices of the model.
-
-    Raises:
-        UserError: if the ids have a different shape, or are outside the vocabulary or longer than the context length.
-    """
+    """Return `compute(config, params, tokens_BT, *args)` for a text or ids, on the devices of the model."""
     tokens_BT = as_tokens(lm, ids)
     with placed(lm, len(tokens_BT)):
         return compute(lm.config, lm.params, tokens_BT, *args)
@@ -242,11 +232,7 @@ class Observer:
         return x
 
     def results(self) -> dict[str, jax.Array]:
-        """Return the taps.
-
-        Raises:
-            UserError: if a name matches no activation.
-        """
+        """Return the taps; raise `UserError` if a name matches no activation."""
         for wanted in (*self.taps, *(name for name, _ in self.edits)):
             if not any(fnmatchcase(name, wanted) for name in self.seen):
                 near = did_you_mean(wanted, self.seen)

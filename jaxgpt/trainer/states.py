@@ -108,11 +108,9 @@ class States:
 
     @cached_property
     def frozen(self) -> Any:
-        """The frozen weights, on their devices."""
+        """The frozen weights, on their devices; random until `put_base`."""
         if not self.abstract_frozen:
             return ()
-        if self.base is not None:
-            return self.base.params
         seed = self.config.train.seed
         return self._compute(lambda seed: nn.unbox(self.fresh(seed).frozen), seed, self.abstract_frozen)
 
@@ -148,7 +146,8 @@ class States:
 
     def put_base(self, base: FrozenBase) -> None:
         """Put the frozen weights per layer on their devices, instead of random weights."""
-        self.base = base._replace(params=self._compute(self._stacked, base.params, self.abstract_frozen))
+        self.frozen = self._compute(self._stacked, base.params, self.abstract_frozen)
+        self.base = base._replace(params=self.frozen)
 
     def _first_state(self, params: Any) -> TrainState:
         return init_state(params, make_optimizer(self.config, self.optimizer), self.config.optim.ema_decay > 0)
