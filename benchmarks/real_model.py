@@ -117,19 +117,17 @@ def lookup(lm: Any, name: str, prompt: str, new: int, repeats: int) -> dict[str,
 
 def chat(lm: Any, repeats: int) -> dict[str, float]:
     """Time the first token of the last answer, with and without the cache of the earlier turns."""
-    from jaxgpt.config import SamplingParams
     from jaxgpt.lm import Chat
 
-    greedy = SamplingParams(temperature=0)
     times: dict[str, list[float]] = {"kept": [], "read again": []}
     for _ in range(repeats + 1):
         kept = Chat(lm)
         for question in QUESTIONS[:-1]:
-            for _ in kept.answer(question, max_new_tokens=100, sampling=greedy):
+            for _ in kept.answer(question, max_new_tokens=100, temperature=0):
                 pass
         for name, talk in (("kept", kept), ("read again", Chat(lm, kept.messages))):
             began = time.perf_counter()
-            pieces = talk.answer(QUESTIONS[-1], max_new_tokens=100, sampling=greedy)
+            pieces = talk.answer(QUESTIONS[-1], max_new_tokens=100, temperature=0)
             next(pieces)
             times[name].append(time.perf_counter() - began)
             pieces.close()

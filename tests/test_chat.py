@@ -141,17 +141,17 @@ def test_an_interruption_while_a_prompt_is_read_changes_no_later_token(
     def interrupt(*args: Any) -> Any:
         raise KeyboardInterrupt
 
-    lm, sampling, right = talker(1024, end=False), SamplingParams(0.0), engine._programs
+    lm, right = talker(1024, end=False), engine._programs
     chat = Chat(lm)
-    list(chat.answer("Hi", max_new_tokens=5, sampling=sampling))
+    list(chat.answer("Hi", max_new_tokens=5, temperature=0))
     said = chat.messages
     with monkeypatch.context() as patch:
         broken = interrupt if part == "_grow" else lambda *args: right(*args)._replace(read=interrupt)
         patch.setattr(engine, part, broken)
         with pytest.raises(KeyboardInterrupt):
-            list(chat.answer("x" * 400, max_new_tokens=5, sampling=sampling))
+            list(chat.answer("x" * 400, max_new_tokens=5, temperature=0))
     assert chat.messages == said
-    [*_, got] = chat.answer("Again", max_new_tokens=5, sampling=sampling)
+    [*_, got] = chat.answer("Again", max_new_tokens=5, temperature=0)
     assert chat.reused == 0
     assert got.done == jaxgpt.chat(lm, chat.messages[:-1], max_new_tokens=5, temperature=0)
 
@@ -176,7 +176,7 @@ def test_a_second_answer_computes_what_is_new(lm: LM) -> None:
 
 def test_an_answer_that_is_stopped_is_kept_as_far_as_it_came(lm: LM) -> None:
     chat = Chat(lm)
-    pieces = chat.answer("Hi", max_new_tokens=100, sampling=SamplingParams(1.0))
+    pieces = chat.answer("Hi", max_new_tokens=100, temperature=1.0)
     text = next(pieces).text + next(pieces).text
     pieces.close()
     assert chat.messages == [*HI, {"role": "assistant", "content": text}]
@@ -198,8 +198,8 @@ def test_what_cannot_be_answered_is_one_line(lm: LM) -> None:
     for model, messages, said in cases:
         with pytest.raises(UserError, match=said):
             jaxgpt.chat(model, messages)
-    with pytest.raises(UserError, match=r"sampling must be SamplingParams.*: 0\.5"):
-        Chat(lm).answer("Hi", sampling=0.5)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="unknown setting sampling; use one of temperature"):
+        Chat(lm).answer("Hi", sampling=0.5)
 
 
 def test_once_prints_an_answer_or_json(run: str, capsys: pytest.CaptureFixture[str]) -> None:

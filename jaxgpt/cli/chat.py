@@ -64,7 +64,7 @@ def chat(
 
     def answer(text: str, number: int = 0) -> Iterator[Any]:
         key = (seed + number) % 2**32  # the seed increases by 1 with each answer
-        return conversation.answer(text, max_new_tokens=max_new_tokens, sampling=sampling, stop=stop, key=key)
+        return conversation.answer(text, max_new_tokens=max_new_tokens, stop=stop, key=key, **vars(sampling))
 
     if json:
         *_, last = answer(once)

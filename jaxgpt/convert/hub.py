@@ -19,14 +19,11 @@ ALIASES = {name: f"openai-community/{name}" for name in ("gpt2", "gpt2-medium", 
 
 
 def fetch_model(name: str, revision: str = "") -> tuple[Path, str]:
-    """Return the local directory of a hub repository; download it to the hub's cache if needed.
+    """Return the local directory and the commit of a hub repository; download it to the hub's cache if needed.
 
     Args:
         name: `owner/name`, or the bare name of one of OpenAI's four GPT-2 models.
         revision: a commit, tag or branch; empty: the pinned commit if there is one, otherwise main.
-
-    Returns:
-        The directory and its commit.
 
     Raises:
         UserError: if the name is invalid, or `jaxgpt.hub.download` fails.

@@ -78,7 +78,6 @@ def export_model(run: str | Path, target: Path, checkpoint: str = "best") -> Con
     """Write a directory that transformers reads with `from_pretrained`.
 
     Args:
-        run: a run directory.
         target: a new path; the directory is created atomically, after a comparison with the model.
         checkpoint: `best` (lowest validation loss), `last`, or a step.
 

@@ -109,15 +109,9 @@ def resolve_targets(model: ModelConfig, lora: LoraConfig) -> str:
 
 
 def import_adapter(source: Path, target: Path, init_from: str) -> Converted:
-    """Write a run at `target` with the adapters of a PEFT directory, on the weights of another run.
+    """Write a new run with the adapters of a PEFT directory, on the base `init_from`: a run or one of its checkpoints.
 
-    Args:
-        source: the directory.
-        target: a new path; the run is created atomically.
-        init_from: the run of the base model, or one of its checkpoints.
-
-    Raises:
-        UserError: as in `read_adapter`, or if there is no such base.
+    The run is created atomically. Raises `UserError` as `read_adapter`, or if there is no such base.
     """
     check_new(target)
     where = str(weights_at(init_from).absolute())
@@ -146,7 +140,7 @@ def export_adapter(run: str | Path, target: Path, checkpoint: str = "best", base
     return Converted("lora", parameter_count(adapters), change)
 
 
-def write_adapter(directory: Path, config: Config, adapters: Any, base: str = "") -> None:
+def write_adapter(directory: Path, config: Config, adapters: Any, base: str) -> None:
     """Write adapters as PEFT does.
 
     All modules get the same rank; lower ranks are padded with zeros. Adapters of one fused module, such as q_proj and v_proj in

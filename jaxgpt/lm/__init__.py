@@ -5,16 +5,4 @@ from jaxgpt.lm.explain import explain
 from jaxgpt.lm.generation import Generation, Piece, generate, stream
 from jaxgpt.lm.model import LM, load, sampler_of, save
 
-__all__ = [
-    "LM",
-    "Chat",
-    "Generation",
-    "Piece",
-    "chat",
-    "explain",
-    "generate",
-    "load",
-    "sampler_of",
-    "save",
-    "stream",
-]
+__all__ = ["LM", "Chat", "Generation", "Piece", "chat", "explain", "generate", "load", "sampler_of", "save", "stream"]

@@ -9,7 +9,7 @@ import jax
 
 from jaxgpt.config import MAX_TOKENS, SEED, SamplingParams, TextParams
 from jaxgpt.data.chat_template import ChatTemplate, Message, check_messages
-from jaxgpt.errors import UserError, short_repr
+from jaxgpt.errors import UserError
 from jaxgpt.lm.arguments import Prompt, as_tuple, make_settings, row_keys
 from jaxgpt.lm.engine import Prefix
 from jaxgpt.lm.generation import STREAM_BLOCK, Generation, Piece, Request, decode, read_request
@@ -56,20 +56,19 @@ class Chat:
         text: str,
         *,
         max_new_tokens: int | None = None,
-        sampling: SamplingParams = SamplingParams(),
         stop: str | Sequence[str] = (),
         key: int | jax.Array = SEED,
+        **sampling: Any,
     ) -> Generator[Piece, None, None]:
         """Answer a message; yield the answer in pieces. The last piece has `done` set.
 
         The message and the answer are added to `messages`. Closing the iterator early keeps the answer generated so far.
-        Takes the arguments of `chat`, with the sampling parameters as one value.
+        Takes the arguments of `chat`.
 
         Raises:
             UserError: if the conversation exceeds the context, the template rejects it, or an argument is invalid.
         """
-        if not isinstance(sampling, SamplingParams):
-            raise UserError(f"sampling must be SamplingParams(temperature=...): {short_repr(sampling)}")
+        [params] = make_settings(sampling, SamplingParams)
         messages, context = [*self.messages, {"role": "user", "content": text}], self._lm.config.model.block_size
         ids = self._lm.tokenizer.encode_special(self._template.render(messages).text).tolist()
         if len(ids) >= context:
@@ -78,11 +77,10 @@ class Chat:
                 f"new one (/reset in jaxgpt chat)"
             )
         longest = ANSWER_TOKENS if max_new_tokens is None else as_int("max-new-tokens", max_new_tokens, 1, MAX_TOKENS)
-        params = TextParams(min(longest, context - len(ids)), stop=as_tuple(stop))
-        request = read_request(self._lm, [ids], params)
+        request = read_request(self._lm, [ids], TextParams(min(longest, context - len(ids)), stop=as_tuple(stop)))
         # An answer is decoded separately from the text before it.
         request = request._replace(prompts=[Prompt(ids, [])])
-        return self._pieces(messages, request, sampling, row_keys(key, 1))
+        return self._pieces(messages, request, params, row_keys(key, 1))
 
     def _pieces(
         self, messages: list[dict[str, Any]], request: Request, sampling: SamplingParams, key_1: jax.Array
@@ -135,8 +133,7 @@ def chat(
         raise UserError(
             f"the last message must have the role user, not {last['role']}; chat answers a message of the user"
         )
-    [params] = make_settings(sampling, SamplingParams)
     answer = Chat(lm, before).answer
-    *_, end = answer(last["content"], max_new_tokens=max_new_tokens, sampling=params, stop=stop, key=key)
+    *_, end = answer(last["content"], max_new_tokens=max_new_tokens, stop=stop, key=key, **sampling)
     assert end.done is not None
     return end.done

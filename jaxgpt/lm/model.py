@@ -108,8 +108,7 @@ def load_base(path: str | Path, model: ModelConfig) -> tuple[FrozenBase, Tokeniz
 def base_of(run: Run, config: Config) -> tuple[FrozenBase, Tokenizer]:
     """Read the base of a run's adapters, from its recorded path, or next to the run if both were moved.
 
-    Raises:
-        UserError: if the base is missing, or its weights differ from the weights that the adapters were trained on.
+    Raises `UserError` if it is missing, or its weights differ from the weights that the adapters were trained on.
     """
     recorded, step = parse_checkpoint(config.init_from)
     places = [path / "checkpoints" / step for path in (recorded, run.path.absolute().parent / recorded.name)]
@@ -211,7 +210,6 @@ class TextModel:
     """A decoder for the sampler: `GPT` with probability 0 for ids without text.
 
     Attributes:
-        model: module of the model.
         has_text: one byte per id, the result of `ids_with_text`.
     """
 
@@ -234,13 +232,7 @@ class TextModel:
 def sampler_of(
     lm: LM, sampling: SamplingParams | None = None, stop_ids: tuple[int, ...] = (), ops: Ops | None = None
 ) -> Sampler:
-    """Return the sampler of a model.
-
-    Args:
-        sampling: sampling parameters; None: defaults.
-        stop_ids: ids that end a row.
-        ops: operations; None: the fastest ones of this device.
-    """
+    """Return the sampler of a model; `stop_ids` end a row. By default, `ops` are the fastest operations of this device."""
     ops = of_device(jax.local_devices()[0], lm.config.train.compute_dtype) if ops is None else ops
     return Sampler(TextModel(GPT(lm.config.model, ops), ids_with_text(lm)), sampling or SamplingParams(), stop_ids)
 

@@ -76,13 +76,12 @@ def attention(pattern: ArrayLike, tokens: Sequence[str] | None = None, *, title:
     rows = math.ceil(len(weights) / columns)
     figure = new_figure(1.7 * columns + 0.9, 1.85 * rows * max(T / S, 0.3) + 0.7)
     grid = figure.subplots(rows, columns, squeeze=False).ravel()
-    for head, axes in enumerate(grid):
-        if head < len(weights):
-            image = _image(axes, weights[head])
-            axes.set_title(f"head {head}", fontsize=8, color=GRAY, pad=3, loc="center")
-            axes.set(xticks=[], yticks=[])
-        else:
-            axes.set_axis_off()
+    for head, axes in enumerate(grid[: len(weights)]):
+        image = _image(axes, weights[head])
+        axes.set_title(f"head {head}", fontsize=8, color=GRAY, pad=3, loc="center")
+        axes.set(xticks=[], yticks=[])
+    for axes in grid[len(weights) :]:
+        axes.set_axis_off()
     figure.supxlabel("key", fontsize=9)
     figure.supylabel("query", fontsize=9)
     figure.suptitle(drawable(title), fontsize=11)

@@ -52,8 +52,7 @@ class ForwardPass(NamedTuple):
 def names(lm: LM, shape: tuple[int, int] | None = None) -> dict[str, jax.ShapeDtypeStruct]:
     """List the activations of a model in the order in which they are computed, with shapes and dtypes.
 
-    Args:
-        shape: batch and length `(B, T)` of the ids; None: one row of the context length.
+    `shape` is the `(B, T)` of the ids; None: one row of the context length.
     """
     check_lm(lm)
     tokens = jax.ShapeDtypeStruct(shape or (1, lm.config.model.block_size), jnp.int32)
@@ -253,8 +252,7 @@ def _apply(name: str, edit: Edit, x: jax.Array) -> jax.Array:
 def as_tokens(lm: LM, ids: Any) -> jax.Array:
     """Convert a text or ids to an int32 array `[B, T]`.
 
-    Raises:
-        UserError: if the ids have a different shape, or are outside the vocabulary or longer than the context length.
+    Raises `UserError` if ids have a different shape, are outside the vocabulary, or are longer than the context.
     """
     check_lm(lm)
     model = lm.config.model

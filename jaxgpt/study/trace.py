@@ -28,9 +28,6 @@ def instruction_kinds(program: str) -> dict[str, str]:
 
     A fusion has the kind of its matrix product, otherwise of its first instruction with a source path. Paths of
     the differentiated part contain `jvp`; everything else is the optimizer.
-
-    Returns:
-        A dict from instruction name to kind.
     """
     computations, _ = read_computations(program)
     kinds = {}
@@ -58,15 +55,10 @@ def record_trace(work: Callable[[], Any], directory: str = "") -> jax.profiler.P
 
 
 def device_time(profile: jax.profiler.ProfileData, kind_of: Mapping[str, str], devices: int) -> dict[str, float]:
-    """Compute the share of each kind of work, and of `idle`, in the device time of a trace.
+    """Compute the share of each kind of work, and of `idle`, in the device time of a trace of one program.
 
-    Args:
-        profile: a trace that contains only the program.
-        kind_of: kind of each instruction, by its name.
-        devices: number of devices of this process. Device time that no instruction accounts for is idle.
-
-    Raises:
-        ValueError: if the trace contains no instruction of the program.
+    `kind_of` is the kind of each instruction, by name. Time on the `devices` of this process without an instruction is
+    idle. Raises `ValueError` if the trace contains no instruction of the program.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # jaxlib 0.12 raises this on reading `event.stats`

@@ -77,11 +77,7 @@ def sampler_loop(s: Subject) -> float:
 
 
 def causal(s: Subject) -> float:
-    """Change the token at t and compare the logits before t: the same compiled program, two inputs.
-
-    Raises:
-        RuntimeError: if the logits at t do not change either.
-    """
+    """Change the token at t and compare the logits before t; raise `RuntimeError` if the logits at t do not change."""
     positions = (s.length // 2, s.length - 1)
     tokens = np.array(s.tokens)
     for row, t in enumerate(positions):

@@ -92,8 +92,7 @@ LAWS = (
 def verify(lm: LM, laws: Sequence[Law] = LAWS) -> Iterator[LawResult]:
     """Yield the result of each law when it is measured, in float32 regardless of the run's compute dtype.
 
-    Raises:
-        UserError: if the weights are not float32.
+    Raises `UserError` if the weights are not float32.
     """
     if any(leaf.dtype != jax.numpy.float32 for leaf in jax.tree.leaves(lm.params)):
         raise UserError("verify needs float32 weights: load the model with weights='float32'")
@@ -125,11 +124,7 @@ def _measure(law: Law, subject: Subject) -> tuple[float | None, bool | None, str
 def fresh(config: Config, seed: int = 0) -> LM:
     """Make a model with random weights, including weights that are usually initialized to zero or one.
 
-    Zeros and ones would mask errors: a bias of zero can be applied anywhere.
-
-    Args:
-        config: the config of a run, with `model.vocab_size` set.
-        seed: seed of the weights.
+    Zeros and ones would mask errors: a bias of zero can be applied anywhere. `config` has `model.vocab_size` set.
     """
     params = init_params(GPT(replace(config.model, init="gpt2")), seed)
     leaves, tree = jax.tree.flatten(params)
