@@ -30,7 +30,7 @@ last step, and 130 after Ctrl-C.
 |---|---|
 | `JAXGPT_CACHE` | directory of caches (compiled programs, downloads); default: `~/.cache/jaxgpt` |
 | `JAX_ENABLE_COMPILATION_CACHE=false` | do not use the cache of compiled programs |
-| `JAX_PLATFORMS=cpu` | use the CPU, although there is an accelerator |
+| `JAX_PLATFORMS=cpu` | use the CPU even if there is an accelerator |
 | `JAX_NUM_CPU_DEVICES=8` | simulate 8 devices on the CPU |"""
 
 

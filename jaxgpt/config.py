@@ -25,7 +25,7 @@ MAX_VOCAB = 2**24  # the largest published vocabularies have about 2**18 ids
 MAX_PARAMETERS = 10**13  # 40 TB in float32
 MAX_BATCH = 2**28  # token ids per batch, 1 GB of int32
 MAX_TOKENS = 2**24  # tokens of one generated text; equals the maximum context length
-MIX_PARTS = 2**20  # the weights of a mixture are integers with at most this sum
+MIX_PARTS = 2**20  # maximum sum of the mixture weights after conversion to integers
 MAX_ROWS = 2**16  # texts generated for one prompt
 
 NEW_TOKENS = 200  # default number of new tokens, if they fit the context
@@ -166,7 +166,7 @@ class DataConfig(Section):
     dataset: Literal["python", "shakespeare", "statquest", "repeats", "none"] = setting(
         "python", "built-in text to use when no path is given"
     )
-    path: str = setting("", "text file or directory, token files (.bin) or conversations (.jsonl); empty: dataset")
+    path: str = setting("", "text file or directory, tokens (.bin) or conversations (.jsonl); empty: use data.dataset")
     mix: tuple[str, ...] = setting((), "paths with their shares of the training windows: --data.mix web=0.7 code=0.3")
     tokenizer: str = setting("char", "char, word, byte, gpt2, bpe (trained on the text), ids, or a tokenizer.json")
     vocab_size: int = setting(4096, "vocabulary size of a BPE tokenizer trained on the text", 2, MAX_VOCAB)
@@ -177,7 +177,9 @@ class DataConfig(Section):
     window: int = setting(0, "T, tokens per training window; 0: model.block_size", 0, 2**24)
     stride: int = setting(0, "tokens between starts of windows; 0: the window, with a new offset each epoch", 0)
     documents: Literal["flow", "mask", "pack"] = setting(
-        "flow", "flow: concatenate; mask: attention and targets end at boundaries; pack: mask, short documents intact"
+        "flow",
+        "flow: concatenate; mask: attention and targets end at boundaries; pack: mask, and split only documents longer "
+        "than a window",
     )
 
     def check(self) -> Iterator[str]:
@@ -232,7 +234,7 @@ class OptimConfig(Section):
         "adamw", "muon: Muon for matrices of the blocks, AdamW for the remaining weights"
     )
     learning_rate: float = setting(
-        1e-3, "peak rate; muon: for embeddings, head and vectors; adafactor: times a weight's RMS", above=0.0, high=1e3
+        1e-3, "peak learning rate; Muon: of embeddings, head and vectors; Adafactor: times RMS(W)", above=0.0, high=1e3
     )
     min_lr: float = setting(1e-4, "final learning rate of the schedule", 0.0, 1e6)
     schedule: Literal["cosine", "linear", "wsd", "constant"] = setting("cosine", "wsd: stable, then linear decay")
@@ -292,7 +294,9 @@ class TrainConfig(Section):
         "auto", "cudnn (GPU), splash (TPU), tiled (CPU), xla (any); auto: the fastest of them"
     )
     remat: Literal["none", "dots", "offload", "full"] = setting(
-        "none", "activations to recompute: all but matrix products (dots; offload: stored on the host), or all (full)"
+        "none",
+        "none: save all activations; dots: recompute all except matrix products; offload: as dots, with the products "
+        "in host memory; full: recompute all",
     )
     scan_layers: bool = setting(False, "compile one block for all layers: faster to compile, slower on a CPU")
     loss_chunk: int = setting(0, "compute logits of this many positions at a time, to save memory; 0: all at once", 0)

@@ -290,7 +290,7 @@ def read_params(directory: Path, which: str, like: Any, part: str = "params") ->
 
 
 def _parts(state: TrainState) -> dict[str, Any]:
-    """Return the parts of a state, by the names of their directories. The state of an imported model is only params."""
+    """Return a dict of the parts of a state, keyed by directory name. An imported model's state has only params."""
     from jaxgpt.train.skip import SkipState
 
     parts = {"params": state.params, "opt_state": state.opt_state, "ema": state.ema}

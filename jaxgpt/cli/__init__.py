@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _fail(missing, BAD_INPUT)
         if type(e).__name__ != "JaxRuntimeError":
             raise
-        full = "; the device is out of memory: raise train.accumulation, or use a smaller model"
+        full = "; the device is out of memory: raise --train.accumulation, or use a smaller model"
         reason = one_line(e, 300)
         return _fail(f"XLA failed: {reason}{full if 'RESOURCE_EXHAUSTED' in reason else ''}", FAILED)
 

@@ -18,10 +18,10 @@ from jaxgpt.presets import DEFAULT, PRESETS, preset
 def data_report(target: str, /, *, json: Json = False, settings: GivenSettings = NO_SETTINGS) -> int:
     """Describe the data of a preset or run, or a path as `jaxgpt train --data.path PATH` reads it.
 
-    The report lists tokens, documents, repetitions, the overlap of validation with
-    training, and baselines to compare a loss with: cross entropies of the held-out
-    tokens under a uniform guess and under unigram, bigram and trigram models of the
-    training tokens, and the size of the held-out text after gzip.
+    The report lists tokens, documents, repetitions, the overlap between validation and
+    training, and baselines for a loss: cross entropies of the held-out tokens under a
+    uniform distribution and under unigram, bigram and trigram models of the training
+    tokens, and the size of the held-out text after gzip.
 
     jaxgpt data report shakespeare
     jaxgpt data report my.txt --data.tokenizer bpe

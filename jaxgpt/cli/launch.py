@@ -80,7 +80,7 @@ class _Fleet:
     def start(self, command: Sequence[str], devices: int) -> None:
         """Start the processes, and pass signals on to them."""
         for number in SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # such as SIGHUP under nohup
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, for example, ignores SIGHUP
                 signal.signal(number, self._forward)
         variable = "JAX_NUM_CPU_DEVICES"
         each = devices or os.environ.get(variable) or max(cores() // self.count, 1)

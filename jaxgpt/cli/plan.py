@@ -86,12 +86,12 @@ def plan(
     else:
         with progress("compiling the training step"):
             steps["train"] = compile_step(config, chips)
-        show("\ncompiled program, per device and step")
+        show("\ncompiled training step, per device")
         show(table(steps["train"], chips, config.train.steps))
     if decode and not why_not:
         with progress("compiling the sampler"):
             steps["decode"] = compile_decode(config, chips)
-        show("\ncompiled program, per device and token of each row")
+        show("\ncompiled decode step, per device (one token per row)")
         show(table(steps["decode"], chips))
     fits = all(cost.fits for cost in steps.values())
     hints = [] if fits else estimates.suggestions(config, chips)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from jaxgpt.checkpoint.run import Run
 
 FORMATS = (".png", ".svg", ".pdf")
-SHOWN = 6  # columns of settings that differ
+SHOWN = 6  # maximum number of differing settings shown as columns
 
 
 def plot(*runs: str, out: str = "losses.png", x: Literal["all", "step", "tokens", "seconds"] = "all") -> int:

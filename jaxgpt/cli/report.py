@@ -123,7 +123,7 @@ class TrainReport(Report):
                 with progress("compiling the sampler, and sampling"):
                     text = self._sample(params, ids)
                 self.console.write(f"\n--- a sample, after {prompt!r} ---\n{text}\n---\n")
-        except UserError as e:  # such as out of memory: the run is complete
+        except UserError as e:  # for example, out of memory; the run is already complete
             self.note(f"cannot sample: {e}")
         losses = ", ".join(f"{name} {loss:.2f}" for name, loss in read_baselines(self.run.path)["losses"].items())
         chats = config.data.conversations and self.data.tokenizer.special.chat_template is not None

@@ -44,7 +44,7 @@ NEUTRAL: dict[str, Any] = {
     "rope_interleaved": False,
 }
 
-# Activations by their names in other systems, and in `ModelConfig`.
+# Mapping from the names of activations in other systems to their names in `ModelConfig`.
 ACTIVATIONS = {
     "gelu_new": "gelu_new",
     "gelu_pytorch_tanh": "gelu_new",

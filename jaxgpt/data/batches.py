@@ -53,7 +53,7 @@ class Epochs:
         self._seed, self._name = seed, name
         stride = 1 if isinstance(split, Packed) else stride  # packed windows start at their indices
         self._stride = stride or block_size
-        self._phases = 1 if stride else min(block_size, self.count)  # positions at which an epoch can start
+        self._phases = 1 if stride else min(block_size, self.count)  # number of possible offsets of an epoch
         self.per_epoch = (self.count - self._phases) // self._stride + 1
 
     def starts(self, rows: np.ndarray) -> np.ndarray:

@@ -32,7 +32,7 @@ FILES = [f"*{kind}{packed}" for kind in (".txt", *LINES) for packed in ("", *OPE
 BLOCK = 1 << 20  # characters of a text file to read at a time
 ROWS = 64  # rows of a table to read at a time
 UNCUT = 1 << 21  # maximum characters of a text file without a place to cut them; encoding them takes 0.4 GB
-TRAIN = b"\xff" * 32  # digest of the first document: selects training for any `val_fraction`
+TRAIN = b"\xff" * 32  # used instead of the first document's digest: selects training for any `val_fraction`
 CONVERT = "convert it to UTF-8 text, JSON Lines (.jsonl) or Parquet (.parquet)"
 
 
@@ -199,7 +199,7 @@ def _read_parquet(file: BinaryIO, where: str, field: str) -> Iterator[Piece]:
         raise UserError(f"{where} has no column {field!r}: choose one of {short_repr(names)} with --field")
     number = 0
     for batch in table.iter_batches(ROWS, columns=[field]):
-        for value in batch.column(0).cast("binary").to_pylist():  # bytes that are not UTF-8 are found by `Piece.text`
+        for value in batch.column(0).cast("binary").to_pylist():  # `Piece.text` rejects invalid UTF-8
             yield Piece(f"{where}, row {number}", value)
             number += 1
 

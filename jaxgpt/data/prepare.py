@@ -109,7 +109,7 @@ def prepare(
         try:
             with closing(encoded):
                 _write(out, index, encoded, lambda read: report(index, read, total))
-        except OSError as e:  # such as a full disk
+        except OSError as e:  # for example, if the disk is full
             raise OSError(e.errno, e.strerror, e.filename or str(out)) from None
         return index
 

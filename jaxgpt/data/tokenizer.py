@@ -42,7 +42,7 @@ class SpecialTokens:
 
     @property
     def names(self) -> dict[str, str]:
-        """Tokens by their names in chat templates."""
+        """Dict of the special tokens, keyed by their names in chat templates."""
         return {name: self.tokenizer[name] for name in TOKENS if name in self.tokenizer}
 
     @property

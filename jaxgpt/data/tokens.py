@@ -144,9 +144,9 @@ class Tokens:
 
 
 def split_of(path: Path) -> str:
-    """Return the split of a token file, `train` or `val`, from a word in its name, or "".
+    """Return the split named by a word in a token file's name, `train` or `val`, or "".
 
-    `train.bin`, `fineweb_val_000000.bin` and `retrieval-train.bin` match, `constraint.bin` does not.
+    `train.bin`, `fineweb_val_000000.bin` and `retrieval-train.bin` match; `constraint.bin` does not.
     """
     words = set(re.findall(r"[^\W\d_]+", path.stem.lower()))
     return next((split for split, names in SPLIT_WORDS.items() if words & names), "")

@@ -41,7 +41,7 @@ def of_device(device: jax.Device, dtype: str = "float32") -> Ops:
     return (CPU if device.platform == "cpu" else PLAIN)._replace(dtype=jnp.dtype(dtype))
 
 
-# Attention kernels by their name in `train.attention`: the required platform, and the function for `Ops.attend`.
+# Mapping from each kernel name in `train.attention` to its required platform and its function for `Ops.attend`.
 KERNELS: dict[str, tuple[str, Attend]] = {
     "cudnn": ("gpu", cudnn_attention),
     "splash": ("tpu", splash_attention),

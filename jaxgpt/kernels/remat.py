@@ -23,7 +23,7 @@ def _offload(primitive: Any, *avals: Any, **params: Any) -> Any:
     return _kernels(primitive, *avals, **params) or _offload_products(primitive, *avals, **params)
 
 
-# Policies by the name in `train.remat`; None saves everything.
+# Mapping from each value of `train.remat` to its policy; None saves everything.
 POLICIES: dict[str, Callable[..., Any] | None] = {
     "none": None,
     "dots": _policies.save_from_both_policies(_kernels, _policies.dots_with_no_batch_dims_saveable),

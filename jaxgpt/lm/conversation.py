@@ -98,7 +98,7 @@ class Chat:
             raise
         finally:
             self._before = session.prefix()
-            if not failed:  # an answer that was closed or interrupted is kept
+            if not failed:  # keep the answer even if the generator was closed or interrupted
                 self.messages = [*messages, {"role": "assistant", "content": answer}]
 
 

@@ -124,7 +124,7 @@ def base_of(run: Run, config: Config) -> tuple[FrozenBase, Tokenizer]:
 
 
 def checksum(tree: Any) -> str:
-    """Compute the SHA-256 of weights, not of files: an export and import does not change it."""
+    """Compute the SHA-256 of weights, not of their files: exporting and importing them does not change the digest."""
     digest = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         array = np.asarray(leaf)

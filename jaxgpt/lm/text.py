@@ -105,7 +105,7 @@ class TextStream:
             shorter = self._new(n)
             if shorter.startswith(text):
                 fewest = n
-            elif len(shorter) < len(text):  # an incomplete character is not shorter than a complete character
+            elif len(shorter) < len(text):  # fewer ids give no longer text
                 break
         del self.ids[fewest:]
 

@@ -133,7 +133,7 @@ def _initialize(config: DistributedConfig) -> None:
 
 
 def _follow_launcher() -> None:
-    """Save and stop when the launcher exits: the kernel then closes its end of standard input."""
+    """Save and stop when standard input closes: the kernel closes it when the launcher exits."""
     while os.read(0, 1):
         pass
     os.kill(os.getpid(), signal.SIGTERM)

@@ -60,8 +60,8 @@ def microbatches(train: TrainConfig, ways: int) -> Microbatches:
     On one device, a microbatch has `m = ceil(B / train.accumulation)` windows, the most that a device computes at a
     time. With several devices, the share of each is `s = ceil(B / ways)` windows, in at least `n = ceil(s / m)`
     microbatches. Up to `2 n` microbatches are used if they can then be equal without padding. Otherwise, and if B is
-    not a multiple of `ways`, the batch is padded to `accumulation * rows` windows. Padding has no targets, so it does
-    not change the mean loss and its gradient.
+    not a multiple of `ways`, the batch is padded to `accumulation * rows` windows. Padding has no targets, so it
+    changes neither the mean loss nor its gradient.
     """
     share = math.ceil(train.batch_size / ways)
     fewest = math.ceil(share / math.ceil(train.batch_size / train.accumulation))
@@ -72,9 +72,10 @@ def microbatches(train: TrainConfig, ways: int) -> Microbatches:
 def resolve(config: Config, n_devices: int, processes: int = 1, tpu: bool = False) -> tuple[MeshConfig, str]:
     """Resolve each -1 in a mesh.
 
-    `fsdp` or `tensor` takes the largest number of remaining devices that divides both their count and the widths it
-    splits. `data` takes the remaining devices, except devices that would only compute padding: a batch of 12 windows on
-    8 devices uses 6 devices, 2 windows on each. If every device must participate, `data` takes all remaining devices.
+    A -1 of `fsdp` or `tensor` becomes the largest divisor of the number of remaining devices that also divides the
+    widths that the axis splits. A -1 of `data` becomes the number of devices still remaining, except devices that would
+    only compute padding: a batch of 12 windows on 8 devices uses 6 devices, with 2 windows each. If every device must
+    participate, padding does not reduce the number.
 
     Args:
         config: a mesh, a batch and a model.

@@ -96,7 +96,7 @@ def suggestions(config: Config, topology: Topology) -> list[tuple[str, float]]:
 
 
 def _combination(config: Config, topology: Topology) -> list[tuple[str, float]]:
-    """Return the flags of the combination that fits with the shortest step by the roofline, and its bytes, or []."""
+    """Return the flags and bytes of the combination that fits and has the shortest roofline step time, or []."""
     fitting = []
     for on, run in [("", config), *_meshes(config, topology)]:
         for saved, changed in [("", run), *_remats(run, "dots", "full")]:

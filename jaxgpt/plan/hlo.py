@@ -26,7 +26,7 @@ class Instruction(NamedTuple):
 
     name: str
     shape: str  # text of its result's shape
-    opcode: str  # such as dot, fusion or all-reduce-start
+    opcode: str  # for example dot, fusion or all-reduce-start
     rest: str  # text after the opcode: operands and attributes
     root: bool  # whether it returns the result of its computation
 

@@ -140,7 +140,7 @@ def _compiled(
 
 @contextmanager
 def _no_compilation_cache() -> Iterator[None]:
-    """Write nothing to JAX's compilation cache: without the device, it cannot load a program, and warns each time."""
+    """Disable writes to JAX's compilation cache: without the device, loading a cached program fails with a warning."""
     name = "jax_persistent_cache_min_compile_time_secs"
     before = jax.config.values[name]
     jax.config.update(name, float("inf"))

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxgpt.errors import UserError
 
-MAX_BASE = 2**21 - 1  # a key of three smaller ids fits in an int64
+MAX_BASE = 2**21 - 1  # largest base of a trigram key that fits in an int64
 
 
 class Counts(NamedTuple):

@@ -21,11 +21,11 @@ from jaxgpt.study.interventions import ablate_heads
 from jaxgpt.study.lens import lens
 from jaxgpt.study.run import layer_names, run, stream_names
 
-INSPECTED_TOKENS = 128  # tokens of an inspected text
-TOP = 5  # most probable tokens at each position
+INSPECTED_TOKENS = 128  # maximum number of tokens of an inspected text
+TOP = 5  # number of most probable tokens shown at each position
 DOT = "\N{MIDDLE DOT}"
 SPACES = {"\n": "\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}", "\t": "\N{RIGHTWARDS ARROW TO BAR}"}
-ABLATION = 10**12  # FLOPs of running the model without each head: about a minute on two cores
+ABLATION = 10**12  # maximum FLOPs of ablating each head in turn: about a minute on two cores
 
 
 class Inspection(NamedTuple):
@@ -49,7 +49,7 @@ class Inspection(NamedTuple):
     lens_tokens: list[list[str]]  # the most probable next token as read from each layer, `[L + 1][T]`
     lens_probabilities: np.ndarray
     norms: np.ndarray  # Euclidean norms of the residual stream, `[L + 1, T]`
-    without: np.ndarray | None  # increase of the text's loss per token without each head, `[L, N]`; None: not computed
+    without: np.ndarray | None  # increase of the loss per token with each head ablated, `[L, N]`; None: not computed
 
     def heads(self) -> list[dict[str, Any]]:
         """Summarize each head: mean attention to the token itself, the previous and the first token.

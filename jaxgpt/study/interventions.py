@@ -71,7 +71,7 @@ class Ablation(NamedTuple):
 
     Attributes:
         clean: the metric of the unchanged model.
-        ablated: the metric without each head, `[L, N]`.
+        ablated: the metric with each head ablated in turn, `[L, N]`.
     """
 
     clean: jax.Array
@@ -79,7 +79,7 @@ class Ablation(NamedTuple):
 
 
 def ablate_heads(lm: LM, ids: Any, metric: Metric, replacement: Literal["zero", "mean"] = "zero") -> Ablation:
-    """Compute a metric without each attention head.
+    """Compute a metric with each attention head ablated in turn.
 
     Args:
         ids: a text, or ids `[B, T]`.
@@ -87,7 +87,7 @@ def ablate_heads(lm: LM, ids: Any, metric: Metric, replacement: Literal["zero", 
         replacement: replacement of the head's output: zero, or its mean over these rows and positions.
 
     Raises:
-        UserError: as in `run`, or if the replacement is unknown, or the metric is not a scalar.
+        UserError: if an argument is invalid, as in `run`, the replacement is unknown, or the metric is not a scalar.
     """
     check_lm(lm)
     if replacement not in ("zero", "mean"):

@@ -136,12 +136,12 @@ def losses(
     """Draw the training and validation losses of runs against steps, tokens and time.
 
     Args:
-        runs: lines of metrics.jsonl by run name (`jaxgpt.trainer.metrics.read_metrics`).
+        runs: dict of the lines of metrics.jsonl (`jaxgpt.trainer.metrics.read_metrics`), keyed by run name.
         x: the horizontal axis; all: three axes side by side.
-        baselines: losses to draw as horizontal lines, by name.
+        baselines: dict of losses to draw as horizontal lines, keyed by name.
 
     Raises:
-        UserError: if there are no runs, a run has no losses, or there is no such axis.
+        UserError: if there are no runs, a run has no losses, or the axis does not exist.
     """
     from matplotlib.lines import Line2D
     from matplotlib.ticker import EngFormatter
@@ -195,7 +195,7 @@ def losses(
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure in the format of the suffix, atomically."""
+    """Write a figure to a file atomically, in the format of its suffix."""
     picture = io.BytesIO()
     figure.savefig(picture, format=path.suffix[1:].lower(), dpi=150)
     write_atomically(path, picture.getvalue())

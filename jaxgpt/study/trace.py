@@ -57,7 +57,7 @@ def record_trace(work: Callable[[], Any], directory: str = "") -> jax.profiler.P
 def device_time(profile: jax.profiler.ProfileData, kind_of: Mapping[str, str], devices: int) -> dict[str, float]:
     """Compute the share of each kind of work, and of `idle`, in the device time of a trace of one program.
 
-    `kind_of` is the kind of each instruction, by name. Time on the `devices` of this process without an instruction is
+    `kind_of` maps the name of each instruction to its kind. Time on the `devices` of this process without an instruction is
     idle. Raises `ValueError` if the trace contains no instruction of the program.
     """
     with warnings.catch_warnings():

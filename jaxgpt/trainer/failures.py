@@ -50,12 +50,13 @@ def explain_failure(program: Program, error: jax.errors.JaxRuntimeError) -> str:
     shape = "mesh " + " x ".join(f"{axis} {size}" for axis, size in program.mesh.shape.items())
     if "RESOURCE_EXHAUSTED" in message:
         return (
-            f"out of device memory (train.accumulation {program.config.train.accumulation}, {shape}): {message}; raise "
-            "train.accumulation, set --train.remat dots or full, or split the weights with --mesh.data 1 --mesh.fsdp -1"
+            f"out of device memory (--train.accumulation {program.config.train.accumulation}, {shape}): {message}; "
+            "raise --train.accumulation, set --train.remat dots or full, or shard the weights with --mesh.data 1 "
+            "--mesh.fsdp -1"
         )
     return (
-        f"the compiler fails on this step ({shape}): {message}; try mesh sizes that are powers of two, "
-        "--train.attention xla, or another version of jax"
+        f"the compiler failed on this step ({shape}): {message}; try mesh sizes that are powers of two, "
+        "--train.attention xla, or a different version of jax"
     )
 
 

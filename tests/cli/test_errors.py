@@ -72,7 +72,7 @@ def test_standard_error_is_one_line(
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"), [("RESOURCE_EXHAUSTED: no room", "raise train.accumulation"), ("INTERNAL: x", "")]
+    ("said", "expected"), [("RESOURCE_EXHAUSTED: no room", "raise --train.accumulation"), ("INTERNAL: x", "")]
 )
 def test_xla_errors_are_one_line(said: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:

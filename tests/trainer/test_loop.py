@@ -168,7 +168,9 @@ def test_out_of_memory_errors_come_with_advice(monkeypatch: pytest.MonkeyPatch) 
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 bytes")
 
     monkeypatch.setattr(Program, "step", full)
-    with pytest.raises(TrainingFailed, match=r"out of device memory .* raise train.accumulation, .* no checkpoint yet"):
+    with pytest.raises(
+        TrainingFailed, match=r"out of device memory .* raise --train.accumulation, .* no checkpoint yet"
+    ):
         run(small_run(), "out")
 
 
