@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 
 from jaxgpt.cli.output import print_result
@@ -46,4 +45,4 @@ def export(
         "supported by": ", ".join(done.engines) + (" only: see docs/models.md" if len(done.engines) == 1 else ""),
         "largest logit difference after reloading": f"{done.max_logit_change:.1e}",
     }
-    return print_result(json, {"run": run, "directory": directory} | asdict(done), facts)
+    return print_result(json, {"run": run, "directory": directory} | done._asdict(), facts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 
 from jaxgpt.cli.output import print_result
@@ -66,4 +65,4 @@ def import_(
             done = import_model(folder, Path(run), tokenizer, accept_option)
     name = f"{source} at {commit}" if commit else source
     facts = {"model": f"{name}, {done.family}, {done.parameters:,} parameters", "run": run}
-    return print_result(json, {"source": source, "commit": commit, "run": run} | asdict(done), facts)
+    return print_result(json, {"source": source, "commit": commit, "run": run} | done._asdict(), facts)

@@ -59,9 +59,9 @@ class TextStream:
                 self.finish_reason = "length"
                 break
         text = self._new(len(self.ids)) if self.finish_reason else self._settled()
-        end = self._stop(text)
-        if end is not None:
-            self.finish_reason, text = "stop", text[:end]
+        ends = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if ends:  # the stop string that is completed first
+            self.finish_reason, text = "stop", text[: min(ends)[1]]
             self._trim_ids(text)
         elif self.finish_reason is None:
             held = max((_overlap(text, stop) for stop in self._stops), default=0)
@@ -92,11 +92,6 @@ class TextStream:
         while end > max(len(text) - 3, 0) and text[end - 1] == UNFINISHED:
             end -= 1
         return self._after_prompt(text[:end])
-
-    def _stop(self, text: str) -> int | None:
-        """Return the start of the stop string that is completed first."""
-        matches = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
-        return min(matches)[1] if matches else None
 
     def _trim_ids(self, text: str) -> None:
         """Keep the shortest prefix of the ids with a text that begins with `text`."""

@@ -32,10 +32,8 @@ FONT = "DejaVu Sans"  # bundled with matplotlib
 STYLE: dict[Any, Any] = {
     "text.parse_math": False,
     "font.family": FONT,
-    "axes.titlesize": 11,
+    "font.size": 9,
     "axes.titlelocation": "left",
-    "axes.labelsize": 9,
-    "legend.fontsize": 9,
     "legend.frameon": False,
 }
 GRAY = "#6b7280"
@@ -82,9 +80,9 @@ def attention(pattern: ArrayLike, tokens: Sequence[str] | None = None, *, title:
         axes.set(xticks=[], yticks=[])
     for axes in grid[len(weights) :]:
         axes.set_axis_off()
-    figure.supxlabel("key", fontsize=9)
-    figure.supylabel("query", fontsize=9)
-    figure.suptitle(drawable(title), fontsize=11)
+    figure.supxlabel("key", fontsize="medium")
+    figure.supylabel("query", fontsize="medium")
+    figure.suptitle(drawable(title))
     _add_bar(image, list(grid), "attention")
     return figure
 

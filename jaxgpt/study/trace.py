@@ -6,9 +6,9 @@ import itertools
 import re
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -32,14 +32,16 @@ def instruction_kinds(program: str) -> dict[str, str]:
     computations, _ = read_computations(program)
     kinds = {}
     for body in computations.values():
-        parts = {name: _part(instruction, computations) for name, instruction in body.items()}
-        for name, part in parts.items():
+        work = {name: _path_and_product(instruction, computations) for name, instruction in body.items()}
+        for name, (path, product) in work.items():
             # The time of the loop over the steps of a call, without its instructions, is overhead.
-            if part.instruction.opcode == "while" and "jvp(" not in part.path:
+            if body[name].opcode == "while" and "jvp(" not in path:
                 continue
             # The CPU compiler splits the products of attention and drops their source paths.
-            paths = [part.path] if part.path or not part.product else _paths_around(name, parts)
-            kinds[name] = _kind(part, paths)
+            near = (
+                {name} if path or not product else _near(name, body, {each for each, (path, _) in work.items() if path})
+            )
+            kinds[name] = _kind(body[name].opcode, product, [work[each][0] for each in near])
     return kinds
 
 
@@ -107,19 +109,12 @@ def _instruction(event: Any, kind_of: Mapping[str, str]) -> str:
     return next((value for key, value in event.stats if key == "hlo_op" and value in kind_of), "")
 
 
-class _Part(NamedTuple):
-    """An instruction with the path and kind of its work; a fusion has the path and kind of its most important instruction."""
-
-    instruction: Instruction
-    path: str
-    product: bool
-
-
-def _part(instruction: Instruction, computations: Mapping[str, Computation]) -> _Part:
+def _path_and_product(instruction: Instruction, computations: Mapping[str, Computation]) -> tuple[str, bool]:
+    """Return the source path of an instruction, or of the most important instruction of a fusion, and if it is a product."""
     called = instruction.called if instruction.opcode in ("fusion", "call") else []
     fused = [instruction, *(each for name in called for each in computations.get(name, {}).values())]
     products = [each for each in fused if _is_product(each)]
-    return _Part(instruction, next((each.path for each in products or fused if each.path), ""), bool(products))
+    return next((each.path for each in products or fused if each.path), ""), bool(products)
 
 
 def _is_product(instruction: Instruction) -> bool:
@@ -130,22 +125,22 @@ def _is_product(instruction: Instruction) -> bool:
     )
 
 
-def _paths_around(name: str, parts: Mapping[str, _Part]) -> list[str]:
-    """Return the paths of an instruction's operands and users, or of the neighbors of operands and users without a path."""
+def _near(name: str, body: Computation, with_path: Collection[str]) -> set[str]:
+    """Return an instruction's operands and users, and the neighbors of operands and users without a path."""
     near, without_path = {name}, {name}
     for _ in range(2):
-        operands = {each for other in without_path for each in parts[other].instruction.operands if each in parts}
-        users = {other for other, part in parts.items() if not without_path.isdisjoint(part.instruction.operands)}
-        without_path = {each for each in operands | users if not parts[each].path} - near
+        operands = {each for other in without_path for each in body[other].operands if each in body}
+        users = {other for other, each in body.items() if not without_path.isdisjoint(each.operands)}
+        without_path = (operands | users).difference(with_path) - near
         near |= operands | users
-    return [parts[each].path for each in near]
+    return near
 
 
-def _kind(part: _Part, paths: Iterable[str]) -> str:
-    if part.instruction.opcode.removesuffix("-start").removesuffix("-done") in COLLECTIVES:
+def _kind(opcode: str, product: bool, paths: Iterable[str]) -> str:
+    if opcode.removesuffix("-start").removesuffix("-done") in COLLECTIVES:
         return "communication"
     if any("/attn/" in path and "_proj" not in path for path in paths):
         return "attention"
     if any(path.startswith("jit(") and "jvp(" not in path for path in paths):
         return "optimizer"
-    return "products" if part.product else "elementwise"
+    return "products" if product else "elementwise"
