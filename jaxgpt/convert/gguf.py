@@ -67,8 +67,29 @@ class GgufWeights(Weights):
 
     def __init__(self, path: Path) -> None:
         """Read the header. Raises `UserError` if the file is malformed, or the gguf package is missing."""
-        tensors, self.metadata = _read_header(path)
-        self.path, self.stored = path, {tensor.name: tensor for tensor in tensors}
+        try:
+            import gguf
+        except ImportError:
+            raise UserError("GGUF files need the gguf package: pip install 'jaxgpt[gguf]'") from None
+
+        class Reader(gguf.GGUFReader):
+            """A reader that raises an error at the end of the file; gguf's reader returns empty arrays."""
+
+            def _get(self, offset: int, dtype: Any, count: int = 1, *order: Any, **named: Any) -> np.ndarray:
+                array: np.ndarray = super()._get(offset, dtype, count, *order, **named)
+                if len(array) < count:
+                    raise ValueError("it is truncated")
+                return array
+
+        try:
+            with np.errstate(over="raise"):
+                reader = Reader(path)
+                self.metadata = {name: field.contents() for name, field in reader.fields.items()}
+        except (ValueError, LookupError, ArithmeticError, RecursionError) as e:
+            raise UserError(f"{path} is damaged, or not a GGUF file: {short_repr(str(e))}") from None
+        if reader.byte_order != "I":
+            raise UserError(f"{path} is big-endian: convert it to little-endian")
+        self.path, self.stored = path, {tensor.name: tensor for tensor in reader.tensors}
         shapes = {name: tuple(tensor.shape.tolist()[::-1]) for name, tensor in self.stored.items()}
         self.tensors = {name: Stored(path, "F32", shape) for name, shape in shapes.items()}  # as dequantized
         self.heads: dict[str, int] = {}
@@ -90,33 +111,6 @@ class GgufWeights(Weights):
                 split = out.reshape(heads, out.shape[0] // heads // 2, 2, *out.shape[1:])
                 out = split.swapaxes(1, 2).reshape(out.shape)
         return out
-
-
-def _read_header(path: Path) -> tuple[list[Any], dict[str, Any]]:
-    """Return the tensors, memory-mapped, and the metadata of a file."""
-    try:
-        import gguf
-    except ImportError:
-        raise UserError("GGUF files need the gguf package: pip install 'jaxgpt[gguf]'") from None
-
-    class Reader(gguf.GGUFReader):
-        """A reader that raises an error at the end of the file; gguf's reader returns empty arrays."""
-
-        def _get(self, offset: int, dtype: Any, count: int = 1, *order: Any, **named: Any) -> np.ndarray:
-            array: np.ndarray = super()._get(offset, dtype, count, *order, **named)
-            if len(array) < count:
-                raise ValueError("it is truncated")
-            return array
-
-    try:
-        with np.errstate(over="raise"):
-            reader = Reader(path)
-            metadata = {name: field.contents() for name, field in reader.fields.items()}
-    except (ValueError, LookupError, ArithmeticError, RecursionError) as e:
-        raise UserError(f"{path} is damaged, or not a GGUF file: {short_repr(str(e))}") from None
-    if reader.byte_order != "I":
-        raise UserError(f"{path} is big-endian: convert it to little-endian")
-    return reader.tensors, metadata
 
 
 def open_gguf(path: Path, accept: Collection[str] = ()) -> tuple[ModelConfig, GgufWeights]:

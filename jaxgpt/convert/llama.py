@@ -76,14 +76,6 @@ def _read_llama(options: Options, config: ModelConfig) -> dict[str, Any]:
     return read_rope(options, config) | {"bias": bias}
 
 
-def _write_llama(config: ModelConfig) -> dict[str, Any]:
-    return _write(config) | {"attention_bias": config.bias, "mlp_bias": config.bias}
-
-
-def _write_mistral(config: ModelConfig) -> dict[str, Any]:
-    return _write(config) | {"sliding_window": config.sliding_window or None}
-
-
 def _read_qwen(options: Options, config: ModelConfig) -> dict[str, Any]:
     """Read the sliding window: if `use_sliding_window` is true, layers starting at `max_window_layers` have it."""
     window, begin = options.read("sliding_window", 4096), options.read("max_window_layers", 28)
@@ -135,7 +127,7 @@ LLAMA = Family(
     only={"attention_dropout": 0.0, "bias": False},
     fills={"norm_affine": True, "dropout": 0.0},
     read=_read_llama,
-    write=_write_llama,
+    write=lambda config: _write(config) | {"attention_bias": config.bias, "mlp_bias": config.bias},
 )
 MISTRAL = LLAMA._replace(
     name="mistral",
@@ -144,7 +136,7 @@ MISTRAL = LLAMA._replace(
     | {"sliding_window": ("sliding_window", 4096)},
     only={"attention_dropout": 0.0, "attention_bias": False},
     read=read_rope,
-    write=_write_mistral,
+    write=lambda config: _write(config) | {"sliding_window": config.sliding_window or None},
 )
 QWEN: dict[str, Any] = {"vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768}
 QWEN2 = LLAMA._replace(

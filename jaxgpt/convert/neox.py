@@ -32,10 +32,7 @@ def _read(options: Options, config: ModelConfig) -> dict[str, Any]:
     """Read the dropout and RoPE: `rope_parameters` in transformers 5, `rotary_emb_base` and `rotary_pct` in 4."""
     o = options
     o.only("attention_dropout", config.dropout)
-    old = {
-        "rope_theta": o.read("rotary_emb_base", 10_000.0),
-        "partial_rotary_factor": o.read("rotary_pct", 0.25),
-    }
+    old = {"rope_theta": o.read("rotary_emb_base", 10_000.0), "partial_rotary_factor": o.read("rotary_pct", 0.25)}
     for name, value in old.items():  # transformers 4 may write the same values again, under these names
         o.only(name, value)
     inner = o.inner("rope_parameters", old | o.read("rope_parameters", {}))

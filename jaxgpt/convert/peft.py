@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -87,7 +88,10 @@ def resolve_targets(model: ModelConfig, lora: LoraConfig) -> str:
     `all-linear` is every matrix of the blocks. Raises `UserError` if a matrix does not exist, or is selected twice.
     """
     model = replace(model, vocab_size=model.vocab_size or 1)  # it may be unknown until the data is read
-    own, theirs = matrices(abstract_params(model)), _targets_by_module(model)
+    own, theirs = matrices(abstract_params(model)), {}
+    with suppress(UserError):  # no family of transformers has the model
+        modules = _modules(replace(model, n_layer=1))
+        theirs = {module.name.split(".0.", 1)[1]: module.target for module in modules if module.parents}
     targets: list[str] = []
     for word in lora.targets.split(","):
         if word == "all-linear":
@@ -246,12 +250,3 @@ def _modules(model: ModelConfig) -> list[Module]:
         parents, inputs = row.leaves[0].split("/")[:-2], kernels[row.leaves[0]][0]
         modules.append(Module(row.name.removesuffix(".weight"), parents, inputs, outputs, layout))
     return modules
-
-
-def _targets_by_module(model: ModelConfig) -> dict[str, str]:
-    """Map the names of a block's modules to targets; {} if no family has the model."""
-    try:
-        modules = _modules(replace(model, n_layer=1))
-    except UserError:
-        return {}
-    return {module.name.split(".0.", 1)[1]: module.target for module in modules if module.parents}

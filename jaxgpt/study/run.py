@@ -224,8 +224,13 @@ class Observer:
         name = re.sub(r"^h_(\d+)\.", r"h.\1.", path.replace("/", "."))
         name = re.sub(r"^h\.(\d+)\.(resid\.\w+)$", r"\2.\1", name)
         self.seen.append(name)
-        for wanted, edit in self.edits:
-            x = _apply(name, edit, x) if fnmatchcase(name, wanted) else x
+        for _, edit in (each for each in self.edits if fnmatchcase(name, each[0])):
+            before, x = x, jnp.asarray(edit(x))
+            if (x.shape, x.dtype) != (before.shape, before.dtype):
+                raise UserError(
+                    f"the edit of {name} returned {x.dtype} {list(x.shape)} for {before.dtype} {list(before.shape)}: shape "
+                    f"and dtype must stay the same"
+                )
         if any(fnmatchcase(name, wanted) for wanted in self.taps):
             self.taken[name] = x
         return x
@@ -237,16 +242,6 @@ class Observer:
                 near = did_you_mean(wanted, self.seen)
                 raise UserError(f"no activation {short_repr(wanted)}{near}: jaxgpt.study.names(lm) lists them")
         return self.taken
-
-
-def _apply(name: str, edit: Edit, x: jax.Array) -> jax.Array:
-    y = jnp.asarray(edit(x))
-    if (y.shape, y.dtype) != (x.shape, x.dtype):
-        raise UserError(
-            f"the edit of {name} returned {y.dtype} {list(y.shape)} for {x.dtype} {list(x.shape)}: shape and dtype must "
-            f"stay the same"
-        )
-    return y
 
 
 def as_tokens(lm: LM, ids: Any) -> jax.Array:
