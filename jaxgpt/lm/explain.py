@@ -69,6 +69,7 @@ def explain(
     """Explain the first token that `generate` samples: each filter's effect, and the random number.
 
     Args:
+        lm: model.
         prompt: a string, or ids.
         filters: custom filters, as for `generate`.
         key: a seed or a `jax.random.key`; an array of one key, such as `np.uint32([choice.key])`, is used unchanged.

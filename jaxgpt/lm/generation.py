@@ -74,6 +74,7 @@ def generate(
     ids, is one prompt.
 
     Args:
+        lm: model.
         prompts: a string or ids, or a list of them.
         filters: pure functions `(logits_BV, text) -> logits_BV`, with `text` a `TokenBuffer`, applied before the temperature.
             -inf forbids a token. Define each filter once: every new function is compiled.
