@@ -19,14 +19,14 @@ from jaxgpt.errors import UserError, did_you_mean, short_repr
 from jaxgpt.files import parse_json
 from jaxgpt.settings import Section, as_int, setting, similar_setting
 
-MAX_LAYERS = 1024  # the deepest published decoders have a few hundred; each layer is traced separately
-MAX_HEAD = 2**16  # published heads are a few hundred wide; RoPE computes its angles before any weights are allocated
-MAX_VOCAB = 2**24  # the largest published vocabularies have about 2**18 ids
-MAX_PARAMETERS = 10**13  # 40 TB in float32
-MAX_BATCH = 2**28  # token ids per batch, 1 GB of int32
-MAX_TOKENS = 2**24  # tokens of one generated text; equals the maximum context length
+MAX_LAYERS = 1024  # maximum n_layer; published decoders have at most a few hundred, and each layer is traced
+MAX_HEAD = 2**16  # maximum head_dim; RoPE computes its angles before any weights are allocated
+MAX_VOCAB = 2**24  # maximum vocab_size; published models have up to about 2**18
+MAX_PARAMETERS = 10**13  # maximum number of parameters, 40 TB in float32
+MAX_BATCH = 2**28  # maximum number of token ids per batch, 1 GB of int32
+MAX_TOKENS = 2**24  # maximum number of tokens of a generated text, the same as of a context
 MIX_PARTS = 2**20  # maximum sum of the mixture weights after conversion to integers
-MAX_ROWS = 2**16  # texts generated for one prompt
+MAX_ROWS = 2**16  # maximum number of texts generated for one prompt
 
 NEW_TOKENS = 200  # default number of new tokens, if they fit the context
 SEED = 1337  # default seed for sampling
@@ -72,7 +72,7 @@ class ModelConfig(Section):
     parallel_residual: bool = setting(False, "parallel sublayers: x + attn(norm(x)) + mlp(norm(x))")
     bias: bool = setting(True, "add biases in attention, MLP and LayerNorm")
     qkv_bias: bool = setting(False, "add biases to query, key and value projections even without bias")
-    attn_proj: bool = setting(True, "project the output of attention")
+    attn_proj: bool = setting(True, "add an output projection to attention")
     embed_scale: bool = setting(False, "multiply token embeddings by sqrt(n_embd)")
     tie_embeddings: bool = setting(True, "share the token embedding with the output head")
     head_bias: bool = setting(False, "add a bias to the output head (needs an untied head)")
@@ -80,7 +80,7 @@ class ModelConfig(Section):
     scale_attn_by_inverse_layer_idx: bool = setting(False, "also divide attention scores by (layer index + 1)")
     logit_softcap: float = setting(0.0, "soft-cap the logits: c * tanh(logits / c); 0: off", 0.0, 1e6)
     sliding_window: int = setting(0, "tokens that each token attends to, including itself; 0: all previous", 0)
-    window_pattern: str = setting("L", "layers, such as LLLLLG, repeated: L with the sliding window, G without")
+    window_pattern: str = setting("L", "repeated pattern of layers, such as LLLLLG; L: sliding window, G: no window")
     dropout: float = setting(0.0, "dropout rate on embeddings, attention weights and sublayer outputs", 0.0, below=1.0)
     init: Literal["gpt2", "torch", "zero-proj"] = setting("gpt2", "zero-proj: gpt2, with residual projections at zero")
     init_std: float = setting(0.02, "standard deviation of the gpt2 initialization", 0.0, 1e6)
@@ -175,7 +175,7 @@ class DataConfig(Section):
     )
     sampling: Literal["epoch", "random"] = setting("epoch", "epoch: windows without replacement; random: independent")
     window: int = setting(0, "T, tokens per training window; 0: model.block_size", 0, 2**24)
-    stride: int = setting(0, "tokens between starts of windows; 0: the window, with a new offset each epoch", 0)
+    stride: int = setting(0, "tokens between starts of windows; 0: the window length, with a new offset each epoch", 0)
     documents: Literal["flow", "mask", "pack"] = setting(
         "flow",
         "flow: concatenate; mask: attention and targets end at boundaries; pack: mask, and split only documents longer "
@@ -220,7 +220,7 @@ class DataConfig(Section):
 
     @property
     def segmented(self) -> bool:
-        """Whether windows have segment ids, as windows of conversations always have."""
+        """Whether windows have segment ids; windows of conversations always do."""
         return self.documents != "flow" or any(each.conversations for each, _ in self.sources)
 
 
@@ -251,8 +251,10 @@ class OptimConfig(Section):
     muon_steps: int = setting(5, "Muon: Newton-Schulz iterations", 1, 100)
     momentum_dtype: Literal["float32", "bfloat16"] = setting("float32", "storage type of the first moment or momentum")
     ema_decay: float = setting(0.0, "decay rate of an EMA of the weights, for evaluation; 0: off", 0.0, below=1.0)
-    not_finite: Literal["stop", "skip"] = setting("stop", "on a non-finite loss or gradient: stop or skip")
-    spike_factor: float = setting(0.0, "skip steps with loss or gradient norm above this x its mean; 0: off", 0.0, 1e6)
+    not_finite: Literal["stop", "skip"] = setting("stop", "on a non-finite loss or gradient: stop, or skip the update")
+    spike_factor: float = setting(
+        0.0, "skip updates if loss or gradient norm exceeds this x its mean; 0: off", 0.0, 1e6
+    )
     skip_limit: int = setting(10, "stop training after this many consecutive skipped steps", 1)
 
     def check(self) -> Iterator[str]:
@@ -274,7 +276,7 @@ class TrainConfig(Section):
     prefix = "train"
 
     steps: int = setting(1000, "optimizer steps", 1)
-    epochs: float = setting(0.0, "passes over the training data, instead of train.steps; 0: train.steps", 0.0, 1e6)
+    epochs: float = setting(0.0, "passes over the training data, instead of train.steps; 0: use train.steps", 0.0, 1e6)
     batch_size: int = setting(32, "windows per optimizer step, over all devices", 1)
     accumulation: int = setting(1, "microbatches per step (gradient accumulation), divided among the devices", 1)
     steps_per_call: int = setting(1, "optimizer steps per jitted call; raise it if host overhead dominates", 1)
@@ -291,7 +293,7 @@ class TrainConfig(Section):
     seed: int = setting(1337, "random seed of the initial weights, the batches and dropout", 0)
     compute_dtype: Literal["float32", "bfloat16"] = setting("float32", "dtype of matrix products; weights are float32")
     attention: Literal["auto", "xla", "cudnn", "splash", "tiled"] = setting(
-        "auto", "cudnn (GPU), splash (TPU), tiled (CPU), xla (any); auto: the fastest of them"
+        "auto", "cudnn (GPU), splash (TPU), tiled (CPU), xla (any); auto: the fastest"
     )
     remat: Literal["none", "dots", "offload", "full"] = setting(
         "none",
@@ -301,7 +303,7 @@ class TrainConfig(Section):
     scan_layers: bool = setting(False, "compile one block for all layers: faster to compile, slower on a CPU")
     loss_chunk: int = setting(0, "compute logits of this many positions at a time, to save memory; 0: all at once", 0)
     prompt: str = setting("\n", "prompt of the final sample; newline: the beginning of the validation data")
-    sample_tokens: int = setting(300, "number of tokens in that sample; 0: no sample", 0)
+    sample_tokens: int = setting(300, "number of tokens in the final sample; 0: no sample", 0)
 
     def check(self) -> Iterator[str]:
         if self.patience and not self.keep_best:
@@ -339,7 +341,7 @@ class LoraConfig(Section):
     def check(self) -> Iterator[str]:
         names = self.targets.replace("+", ",").split(",")
         if len(set(names)) < len(names) or "" in names:
-            yield f"lora.targets must be different names separated by commas, not {short_repr(self.targets)}"
+            yield f"lora.targets must be distinct names separated by commas, not {short_repr(self.targets)}"
         for name in ("alpha", "targets"):
             if not self.rank and getattr(self, name) != getattr(LoraConfig, name):
                 yield f"lora.{name} needs lora.rank: add --lora.rank 8, or omit it"
@@ -373,18 +375,18 @@ class TextParams(Section):
     max_new_tokens: int | None = setting(
         None, "number of new tokens; by default 200, or what fits the context", 1, MAX_TOKENS
     )
-    max_length: int | None = setting(None, "number of tokens with the prompt, instead of max_new_tokens", 1, MAX_TOKENS)
+    max_length: int | None = setting(None, "number of tokens with the prompt; replaces max_new_tokens", 1, MAX_TOKENS)
     stop: tuple[str, ...] = setting((), "end the text before the first of these strings")
     stop_ids: tuple[int, ...] = setting((), "end the text before the first of these ids; end tokens always end it")
     overflow: Literal["auto", "error", "slide"] = setting(
-        "auto", "beyond the context: error, slide the window, or auto: continue with RoPE, otherwise error"
+        "auto", "beyond the context: error; slide: slide the window; auto: continue with RoPE, otherwise error"
     )
     lookup: int = setting(0, "prompt lookup: length of the n-grams that draft the next tokens; 0: off", 0, 64)
 
     def check(self) -> Iterator[str]:
         object.__setattr__(self, "stop_ids", tuple(as_int("a stop id", i, -(2**63), 2**63 - 1) for i in self.stop_ids))
         if self.max_new_tokens is not None and self.max_length is not None:
-            yield "max-length includes the prompt and cannot be combined with max-new-tokens: choose one"
+            yield "max_length includes the prompt and cannot be combined with max_new_tokens: omit one of them"
 
 
 @dataclass(frozen=True)
@@ -395,15 +397,15 @@ class BeamParams(Section):
     num_return_sequences: int = setting(1, "texts to return per prompt: samples, or the best beams", 1, MAX_ROWS)
     length_penalty: float = setting(1.0, "rank beams by log p / length ** length_penalty", -5.0, 5.0)
     early_stopping: bool | Literal["true", "false", "never"] = setting(
-        False, "stop at num_beams texts (true), or when a better one is unlikely (false) or impossible (never)"
+        False, "true: stop at num_beams texts; false: when a better text is unlikely; never: when it is impossible"
     )
 
     def check(self) -> Iterator[str]:
         if self.num_beams > 1 and self.num_return_sequences > self.num_beams:
-            yield f"num-return-sequences {self.num_return_sequences} exceeds num-beams {self.num_beams}: lower it"
+            yield f"num_return_sequences {self.num_return_sequences} exceeds num_beams {self.num_beams}: lower it"
         stopping = {"true": True, "false": False}.get(str(self.early_stopping).lower(), self.early_stopping)
         if not (isinstance(stopping, bool) or stopping == "never"):
-            yield f"early-stopping must be true, false or never: {short_repr(stopping)}"
+            yield f"early_stopping must be true, false or never: {short_repr(stopping)}"
         object.__setattr__(self, "early_stopping", stopping)
 
 
@@ -429,10 +431,12 @@ class DistributedConfig(Section):
 
     prefix = "distributed"
 
-    coordinator: str = setting("", "HOST:PORT of process 0, auto or none; empty: auto on Slurm, MPI and GKE, else none")
+    coordinator: str = setting(
+        "", "HOST:PORT of process 0, auto, none; empty: auto on Slurm, MPI and GKE, otherwise none"
+    )
     num_processes: int = setting(0, "number of processes, if the coordinator is HOST:PORT")
     process_id: int = setting(-1, "index of this process, from 0")
-    bind: str = setting("", "ADDRESS:PORT that process 0 listens on; empty: from the coordinator")
+    bind: str = setting("", "ADDRESS:PORT that process 0 listens on; empty: same as the coordinator")
     join_seconds: int = setting(300, "seconds to wait for the other processes at startup", 2, 86400)
     heartbeat_seconds: int = setting(30, "abort if a process is silent for this many seconds", 2, 86400)
     launched: bool = setting(False, "set by jaxgpt launch: save and stop when standard input closes")
@@ -488,7 +492,7 @@ class Config(Section):
 
     @property
     def window_setting(self) -> str:
-        """The setting of the window, and its value."""
+        """The name and value of the setting that defines the window."""
         return f"data.window {self.window}" if self.data.window else f"model.block_size {self.window}"
 
     @property
@@ -501,9 +505,9 @@ class Config(Section):
         return replace(self, model=replace(self.model, **changes))
 
     def with_settings(self, given: Mapping[str, Any]) -> Config:
-        """Change settings, given by dotted names such as `{"train.steps": 10}`.
+        """Change settings, keyed by dotted name: `{"train.steps": 10}`.
 
-        A given data.path drops data.mix, and vice versa.
+        A new data.path removes data.mix, and vice versa.
 
         Raises:
             UserError: if a setting is unknown, its value is invalid, or settings conflict.
@@ -539,7 +543,7 @@ def flat(config: Any) -> dict[str, Any]:
 
 
 def changes(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
-    """Return the settings that differ by dotted name, each with its old and its new value."""
+    """Return a dict of the old and new values of changed settings, keyed by dotted name."""
     before, after = flat(old), flat(new)
     return {name: (before[name], after[name]) for name in before if before[name] != after[name]}
 

@@ -31,7 +31,7 @@ _SURROGATES = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def cache_dir() -> Path:
-    """Return `$JAXGPT_CACHE`, or `jaxgpt` in the user's cache directory. It can be deleted at any time."""
+    """Return `$JAXGPT_CACHE`, or `jaxgpt` in the user's cache directory. The directory can be deleted at any time."""
     if own := os.environ.get("JAXGPT_CACHE"):
         return Path(own)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxgpt"

@@ -1,4 +1,4 @@
-"""Download repositories of the Hugging Face hub, with errors of one line."""
+"""Download repositories of the Hugging Face hub, with one-line errors."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 from jaxgpt.errors import UserError
 
-TIMEOUT = 3.0  # seconds
-HINTS = {  # by the names of huggingface_hub's exceptions, subclasses first
+TIMEOUT = 3.0  # seconds to wait for the hub to answer
+HINTS = {  # keyed by exception name of huggingface_hub, subclasses first
     "GatedRepoError": "its owner requires consent: accept the terms on the hub, then log in (hf auth login)",
     "RevisionNotFoundError": "the revision does not exist",
     "RepositoryNotFoundError": "the repository does not exist, or needs a login (hf auth login)",
@@ -58,7 +58,7 @@ def download(
 def reachable(timeout: float = TIMEOUT) -> bool:
     """Return whether the hub answers, before its client retries for half a minute.
 
-    True in offline mode, without a request: the client rejects downloads.
+    In offline mode, return True without a request, because the client rejects downloads.
     """
     from huggingface_hub import constants, get_session
 

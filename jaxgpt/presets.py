@@ -1,4 +1,4 @@
-"""Presets: named configs, each with a description and the result to expect.
+"""Presets: named configs, each with a description and its expected result.
 
 Expected results are recorded measurements (docs/performance.md, or the cited source).
 """
@@ -36,7 +36,7 @@ def preset(name: str) -> Config:
     """Return the config of a preset.
 
     Raises:
-        UserError: if there is no preset of that name.
+        UserError: if no preset has this name.
     """
     if name not in PRESETS:
         raise UserError(f"no preset {name!r}{did_you_mean(name, PRESETS)}: one of {', '.join(PRESETS)}")
@@ -265,7 +265,7 @@ PRESETS = {
     "gpt2": Preset(
         "GPT-2 124M, trained with nanoGPT's recipe for OpenWebText (config/train_gpt2.py).",
         GPT2,
-        "validation loss 2.85 on OpenWebText after 600,000 steps, 4 days on 8 A100 (nanoGPT's run)",
+        "validation loss 2.85 on OpenWebText after 600,000 steps, 4 days on 8 A100s (nanoGPT's run)",
         TOKENS,
     ),
     "gpt2-medium": Preset("GPT-2, 355M.", GPT2.with_model(n_layer=24, n_head=16, n_embd=1024), options=TOKENS),

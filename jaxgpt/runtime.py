@@ -21,7 +21,7 @@ SAFE_FLAG = "--xla_cpu_experimental_ynn_fusion_type=-reduce"
 QUICK_FLAG = "--xla_backend_extra_options=xla_cpu_disable_loop_unrolling=true"
 COMPILED_BYTES = 2 * 2**30  # size limit of the cache of compiled programs
 GARBAGE = 50_000  # new objects before a garbage collection
-M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8  # malloc.h
+M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8  # option numbers from malloc.h
 
 
 class MiscompiledReductions(RuntimeWarning):
@@ -58,7 +58,7 @@ def keep_compiled() -> None:
     a separate directory.
     """
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-    # cuDNN attention has a pointer in its cache key, which differs between processes.
+    # The cache key of cuDNN attention contains a pointer, which differs between processes.
     os.environ.setdefault("JAX_REMOVE_CUSTOM_PARTITIONING_PTR_FROM_CACHE_KEY", "true")
     directory = str(cache_dir() / "compiled" / cpu_kind())
     # Limit only this directory: a directory that other programs have filled without a limit lacks the files that a

@@ -46,7 +46,7 @@ class Section:
     `int` and `float`, so that equal settings share a program.
     """
 
-    prefix = ""  # section name in `config.json`; empty: command line only, as for --top-k
+    prefix = ""  # section name in `config.json`; empty: not saved, as for top_k
 
     def __new__(cls, *_: Any, **given: Any) -> Self:
         """Suggest a name in the error for an unknown setting, as in `ModelConfig(n_layers=2)`."""
@@ -60,7 +60,7 @@ class Section:
         named = vars(sys.modules[cls.__module__])
         hints = _hints(cls, tuple(named.get(str(each.type)) for each in fields(cls)))  # a program may extend a Literal
         for each in fields(self):
-            name = f"{self.prefix}.{each.name}" if self.prefix else each.name.replace("_", "-")
+            name = f"{self.prefix}.{each.name}" if self.prefix else each.name
             limits = each.metadata.get("limits", Limits())
             object.__setattr__(self, each.name, _checked(name, getattr(self, each.name), hints[each.name], limits))
         if problem := next(iter(self.check()), ""):
@@ -110,7 +110,7 @@ def as_int(name: str, value: Any, low: int, high: int) -> int:
 def similar_setting(name: str, known: Iterable[str]) -> str:
     """Return a suggestion such as " (did you mean train.steps?)", a list of a section's settings, or "".
 
-    Names are dotted, or options such as --train.steps.
+    Names are dotted names or options (--train.steps).
     """
     section, _, last = name.lstrip("-").rpartition(".")
     parts = {each: each.lstrip("-").rpartition(".") for each in known}

@@ -41,7 +41,7 @@ class Stop:
 
 @contextmanager
 def stop_on_signal(notice: str = STOPPING, signals: Sequence[int] = SIGNALS) -> Iterator[Stop]:
-    """Turn signals into a request to stop; SIGINT after that raises KeyboardInterrupt.
+    """Turn signals into a request to stop; a later SIGINT raises KeyboardInterrupt.
 
     The first signal writes `notice` to standard error. A closing terminal sends SIGHUP several times, so only SIGINT counts.
     Ignored signals stay ignored, such as SIGHUP under `nohup`. Only the main thread can set handlers.
@@ -71,7 +71,7 @@ def stop_on_signal(notice: str = STOPPING, signals: Sequence[int] = SIGNALS) -> 
 def exit_on_second_signal() -> None:
     """End the process on two SIGINT within two seconds, even inside XLA's compiler.
 
-    Python runs no signal handlers there. Ending it there cannot damage files, because all files are written atomically.
+    Python runs no signal handlers while XLA compiles. Ending the process cannot damage files: all writes are atomic.
     """
     receiver, sender = socket.socketpair()
     sender.setblocking(False)  # required of a wakeup descriptor

@@ -318,9 +318,9 @@ def test_a_redefined_function_is_used_everywhere(registry: Any, name: str, monke
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"max_new_tokens": 0}, "max-new-tokens"),
-        ({"max_length": 1}, "max-length"),
-        ({"num_beams": 2, "top_k": 5}, "top-k 5 has no effect in beam search"),
+        ({"max_new_tokens": 0}, "max_new_tokens"),
+        ({"max_length": 1}, "max_length"),
+        ({"num_beams": 2, "top_k": 5}, "top_k 5 has no effect in beam search"),
         ({"lookup": 2, "num_return_sequences": 2}, "lookup 2 needs a single prompt"),
         ({"lookup": 2, "overflow": "slide"}, "lookup 2 needs .* no overflow slide"),
         ({"lookup": 2, "num_beams": 2}, "lookup 2 has no effect in beam search"),
@@ -329,7 +329,7 @@ def test_a_redefined_function_is_used_everywhere(registry: Any, name: str, monke
         ({"num_beams": 2, "stop": "a"}, "stop .* has no effect in beam search"),
         ({"stop_ids": [99]}, "a stop id must be .* at most 16, not 99"),
         ({"overflow": "wrap"}, "overflow"),
-        ({"max_new_tokens": "10"}, "max-new-tokens must be an integer, not '10'"),
+        ({"max_new_tokens": "10"}, "max_new_tokens must be an integer, not '10'"),
         ({"max_new_tokens": 2**24, "overflow": "slide", "num_return_sequences": 2**16}, "not enough memory"),
         ({"temperature": -1}, "temperature must be at least 0, not -1"),
         ({"stop": [1]}, "stop must be a list of strings"),
@@ -527,7 +527,7 @@ def test_beams_of_few_tokens() -> None:
     one = tiny(CharTokenizer("a"), n_layer=1)
     [out] = jaxgpt.generate(one, "a", num_beams=2, max_new_tokens=5)
     assert (out.text, out.score) == ("aaaaa", 0.0)
-    with pytest.raises(UserError, match="or lower num-beams"):
+    with pytest.raises(UserError, match="or lower num_beams"):
         jaxgpt.generate(one, "a", num_beams=2, num_return_sequences=2, max_new_tokens=5)
     lm = tiny(n_layer=1)
     outs = jaxgpt.generate(lm, "a", num_beams=3, num_return_sequences=3, stop_ids=range(17), max_new_tokens=5)
@@ -535,7 +535,7 @@ def test_beams_of_few_tokens() -> None:
     big = lm._replace(config=lm.config.with_model(vocab_size=2**16))
     with pytest.raises(UserError, match="not enough memory: 131,072 rows"):
         jaxgpt.generate(tiny(positions="rope"), "a", num_beams=2**16, max_new_tokens=2**20)
-    with pytest.raises(UserError, match="num-beams 65536 is too many for a vocabulary of 65536: at most 32768"):
+    with pytest.raises(UserError, match="num_beams 65536 is too many for a vocabulary of 65536: at most 32768"):
         jaxgpt.generate(big, "a", num_beams=2**16)
 
 

@@ -136,5 +136,5 @@ def test_an_unknown_setting_has_a_suggestion() -> None:
 @pytest.mark.parametrize("value", [1, 0, "maybe", None])
 def test_early_stopping_is_a_bool_or_never(value: Any) -> None:
     """1 equals True, and equal settings share a compiled program."""
-    with pytest.raises(UserError, match="early-stopping must be true, false or never"):
+    with pytest.raises(UserError, match="early_stopping must be true, false or never"):
         BeamParams(num_beams=2, early_stopping=value)

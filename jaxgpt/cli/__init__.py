@@ -15,13 +15,13 @@ from jaxgpt.errors import TrainingFailed, UserError, one_line
 from jaxgpt.runtime import keep_compiled, skip_missing_tpus, tune_memory
 from jaxgpt.signals import INTERRUPTED, advice, exit_on_second_signal
 
-# Exit codes; signals has UNFINISHED and INTERRUPTED.
+# Exit codes; UNFINISHED and INTERRUPTED are in jaxgpt/signals.py.
 FAILED, BAD_INPUT = 1, 2  # the work failed; bad usage or input
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # disk or quota full: neither bad input nor a bug
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code: 0 done, or one of the constants above."""
+    """Run a command and return its exit code: 0 for success, or one of the constants above."""
     try:
         command, arguments = parse(sys.argv[1:] if argv is None else argv)
         if "run" in arguments.arguments and command.__name__ != "import_":  # before the command imports JAX
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if e.filename is None:
             raise
         return _fail(f"cannot access {e.filename}: {e.strerror}", BAD_INPUT)
-    except (RuntimeError, AssertionError) as e:  # JAX lacks an accelerator, or XLA failed
+    except (RuntimeError, AssertionError) as e:  # no accelerator was found, or XLA failed
         from jaxgpt.parallel.host import missing_platform
 
         if missing := missing_platform():
@@ -66,14 +66,14 @@ def entry(*before: str) -> None:
     """Run the console script with a cache of compiled programs; `before` precedes its arguments."""
     tune_memory()
     skip_missing_tpus()
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # XLA also logs slow compilation; errors raise exceptions
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # hide warnings of slow compilation
     exit_on_second_signal()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # replace characters that the terminal's encoding lacks
-    with suppress(OSError, RuntimeError):  # the home directory is missing or read-only: compile each time
+    with suppress(OSError, RuntimeError):  # no writable home directory: compile each time
         keep_compiled()
     code = main([*before, *sys.argv[1:]])
-    # Only commands that run in several processes import this. A failed process does not wait for the other processes.
+    # Only multi-process commands import `join`. A failed process does not wait for the other processes.
     if code and "jaxgpt.parallel.join" in sys.modules:
         from jaxgpt.parallel.join import exit_process
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 HELP = """/reset        clear the conversation except for the system message
 /save FILE    write the conversation as JSON
-/quit         quit (or Ctrl-D); Ctrl-C stops an answer, and pressed twice quits"""
+/quit         quit (or Ctrl-D); Ctrl-C stops an answer; press it twice to quit"""
 
 
 def chat(
@@ -52,7 +52,7 @@ def chat(
         once: answer this message and exit
         system: system message
         max_new_tokens: maximum number of tokens in an answer; by default 512, or what fits the context
-        stop: strings that end an answer and are not part of it
+        stop: strings that end an answer, excluded from it
     """
     if json and not once:
         raise UserError("--json prints the answer to one message: pass it with --once TEXT")
@@ -99,7 +99,7 @@ def _talk(model: str, conversation: Chat, answer: Callable[[str, int], Iterator[
 
 
 def _print(pieces: Iterator[Any]) -> None:
-    """Print an answer while it is generated. Ctrl-C stops it; the conversation keeps the printed part."""
+    """Print an answer as it is generated. Ctrl-C stops it; the conversation keeps the printed part."""
     with stop_on_signal("", [signal.SIGINT]) as stop, closing(pieces):  # type: ignore[type-var]
         for piece in pieces:
             print(piece.text, end="", flush=True)

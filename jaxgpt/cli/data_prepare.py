@@ -13,7 +13,7 @@ from jaxgpt.cli.progress import Activity, note, progress
 from jaxgpt.config import PrepareParams
 from jaxgpt.errors import UserError, plural
 
-WINDOW = 1024  # tokens of a window
+WINDOW = 1024  # tokens per window, for counting validation windows
 MIN_WINDOWS = 50  # validation windows below which losses are too noisy to compare runs
 
 
@@ -22,9 +22,8 @@ def data_prepare(
 ) -> int:
     """Tokenize documents into shards of token ids for jaxgpt, nanoGPT and llm.c, with an index.
 
-    Memory is bounded. To continue a killed command, run it again: the output is the
-    same as without the interruption. Train on the result with jaxgpt train
-    --data.path DIR.
+    Memory use is bounded. To continue a killed command, run it again: interruptions
+    do not change the output. Train on the result with jaxgpt train --data.path DIR.
 
     jaxgpt data prepare books/ --out tokens --tokenizer gpt2
     jaxgpt data prepare a.jsonl.gz b.parquet --out tokens --tokenizer bpe --vocab-size 32768
@@ -46,7 +45,7 @@ def data_prepare(
 
 
 class _Report:
-    """Shows the documents and tokens so far, and the progress of this process."""
+    """Show the documents and tokens so far, and the progress of this process."""
 
     def __init__(self, activity: Activity) -> None:
         self._activity, self._first = activity, -1
@@ -72,7 +71,7 @@ def _facts(index: dict[str, Any]) -> dict[str, str | list[str]]:
         few = f"; fewer than {MIN_WINDOWS} windows of {WINDOW:,} tokens: raise --val-fraction to compare runs by their loss"
         facts["validation"] = f"{val / (val + train):.2%} of the tokens" + few * (val // WINDOW < MIN_WINDOWS)
     else:
-        facts["validation"] = "no documents were selected: jaxgpt train splits the tokens at data.train_fraction"
+        facts["validation"] = "no documents were selected: jaxgpt train splits the tokens at --data.train-fraction"
     skipped = index["skipped"]
     if skipped["documents"]:
         facts["skipped"] = [f"{plural(skipped['documents'], 'document')}; the first:", *skipped["first"]]

@@ -30,7 +30,7 @@ def data_report(target: str, /, *, json: Json = False, settings: GivenSettings =
     Args:
         target: preset, run, or path of the data
     """
-    # A directory of text may have a file config.json.
+    # A directory of text may contain a config.json.
     is_run = target not in PRESETS and all(
         (Path(target) / name).is_file() for name in ("config.json", "tokenizer.json")
     )

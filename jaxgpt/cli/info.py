@@ -23,7 +23,7 @@ OF_DATA = ("model.vocab_size", "init_from")  # set by the data and by --init-fro
 def info(target: str, /, *, json: Json = False) -> int:
     """Print the state of a run or the settings of a preset, with parameters, FLOPs and bytes.
 
-    For a run, it prints the step, the checkpoints with their losses, data, time,
+    For a run, also print the step, the checkpoints with their losses, data, time,
     and the settings that differ from the preset.
 
     jaxgpt info gpt2
@@ -46,7 +46,7 @@ def info(target: str, /, *, json: Json = False) -> int:
         from jaxgpt.checkpoint.run import open_run
 
         run = open_run(Path(target))
-        run.tokenizer()  # raises an error if it is damaged
+        run.tokenizer()  # raises an error if the tokenizer is damaged
         results |= {"run": state_of(run, config)}
         facts |= _run_facts(results, config)
     modules = columns(_module_rows(results["modules"], config.model.n_layer))
@@ -73,7 +73,7 @@ def state_of(run: Run, config: Config) -> dict[str, Any]:
         "tokens": max([line.get("tokens", 0) for line in steps] + [each.tokens for each in infos.values()], default=0),
         "seconds": max((line.get("elapsed_seconds", 0.0) for line in steps), default=0.0),
         "checkpoints": [{"step": step, "val_loss": each.val_loss} for step, each in infos.items()],
-        # Checkpoints are compared on the same windows; the last evaluation of a run has more.
+        # Checkpoints are compared on the same windows; the last evaluation of a run uses more windows.
         "windows": windows if any(line.get("val_windows", 0) > windows for line in lines) else 0,
         "damaged": damaged,
         "best": resolve_step(run.checkpoints, "best") if infos and not damaged else None,

@@ -50,7 +50,7 @@ def launch(
         raise UserError(
             f"expected train, not {' '.join(command[:1])!r}; as in jaxgpt launch --processes 2 train PRESET"
         )
-    arguments = parse(command)[1].arguments  # an unknown option is reported here, once
+    arguments = parse(command)[1].arguments  # report an unknown option here, not in every process
     run = arguments.get("out") or (arguments.get("target") if arguments.get("resume") else "")
     fleet = _Fleet(processes)
     with socket.socket() as reserved:
@@ -74,11 +74,11 @@ class _Fleet:
         self.processes = list[subprocess.Popen[str]]()
         self.readers = list[threading.Thread]()
         self.errors = [deque[str](maxlen=STDERR_LINES) for _ in range(count)]
-        self.forwarded = 0  # the last signal passed on
+        self.forwarded = 0  # the last forwarded signal; 0: none
         self.crashed = False  # a process was killed before any process printed how to resume
 
     def start(self, command: Sequence[str], devices: int) -> None:
-        """Start the processes, and pass signals on to them."""
+        """Start the processes and forward signals to them."""
         for number in SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, for example, ignores SIGHUP
                 signal.signal(number, self._forward)

@@ -1,6 +1,6 @@
 """Parse commands with cyclopts: a signature declares options, a docstring is the help.
 
-`--train.steps` is the setting `steps` of the section `train`; `--steps` alone is enough, because no other section has it.
+`--train.steps` is the setting `steps` of the section `train`; `--steps` is equivalent because `steps` is unique.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HELP = frozenset({"-h", "--help"})
 
 
 class Settings(TypedDict, total=False):
-    """The settings on a command line, by dotted name: {"train.steps": 10}. `make_app` declares them."""
+    """The settings on a command line, keyed by dotted name: {"train.steps": 10}. `make_app` declares the keys."""
 
 
 def shown(default: Any) -> str | None:
@@ -123,4 +123,4 @@ def _check_words(app: App, commands: tuple[str, ...], arguments: ArgumentCollect
             if int in kinds and not re.fullmatch(r"[+-]?\d+", word):
                 raise UserError(f"{name} must be an integer, not {word!r}")
             if str in kinds and not word and not name.endswith("prompt"):
-                raise UserError(f"{name} is empty, as from an unset variable: set it, or omit it")
+                raise UserError(f"{name} is empty (an unset variable?): set it, or omit it")

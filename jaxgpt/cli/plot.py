@@ -26,11 +26,11 @@ def plot(*runs: str, out: str = "losses.png", x: Literal["all", "step", "tokens"
     """Draw the losses of runs against steps, tokens and time, with the baselines of their data.
 
     Prints a table of the runs: the lowest validation loss, its bits per byte of
-    text and its step, tokens/s, and the settings that differ. Bits per byte compare
-    runs with different tokenizers. Training losses, each of a single batch, are
-    drawn pale; validation losses are marked by dots. The baselines are the losses
-    of `jaxgpt data report`, which training stores in the run; they are omitted if
-    they differ between runs.
+    text and its step, tokens/s, and the settings that differ. Use bits per byte
+    to compare runs with different tokenizers. Training losses, each of a single
+    batch, are pale lines; validation losses are marked by dots. The baselines are
+    the losses of `jaxgpt data report`, which training stores in the run; baselines
+    that differ between runs are omitted.
 
     jaxgpt plot runs/shakespeare
     jaxgpt plot runs/shakespeare runs/shakespeare-2 --out compare.svg
@@ -62,7 +62,7 @@ def plot(*runs: str, out: str = "losses.png", x: Literal["all", "step", "tokens"
     known = [found["losses"] for found in about.values() if found["losses"]]
     same = all(found == known[0] for found in known)
     if not same:
-        note("the baselines of the runs differ, because their data or tokenizers do: they are omitted")
+        note("baselines omitted: they differ between the runs, as do the data or tokenizers")
     save(losses(lines, x, baselines=known[0] if known and same else None), path)
     ratios = {name: found.get("bytes_per_token", 0) for name, found in about.items()}
     print(table({name: flat(run.config()) for name, run in opened.items()}, lines, ratios))
@@ -91,7 +91,7 @@ def table(
     metrics: Mapping[str, Sequence[Mapping[str, Any]]],
     bytes_per_token: Mapping[str, float],
 ) -> str:
-    """Format a table of runs, the lowest validation loss first. 0 `bytes_per_token`: unknown."""
+    """Format a table of runs, the lowest validation loss first. `bytes_per_token` 0: unknown."""
     first = next(iter(settings.values()))
     differ = [key for key in first if any(each[key] != first[key] for each in settings.values())]
     rows = []

@@ -1,4 +1,4 @@
-"""Terminal output during long work: verbatim lines, and a progress line that is updated."""
+"""Terminal output during long operations: verbatim lines and a live progress line."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Console(rich.console.Console):
 
 
 def note(text: str) -> None:
-    """Print a line on standard error, which keeps it out of machine-readable output."""
+    """Print a line on standard error, separate from machine-readable output."""
     Console(stderr=True).write(f"jaxgpt: {text}")
 
 
@@ -57,7 +57,7 @@ class Activity:
         self.done, self.total = done, total
 
     def __str__(self) -> str:
-        """Format the name, the share that is done, and the elapsed and remaining time, if they are known."""
+        """Format the name, the completed fraction, and the elapsed and remaining time, if known."""
         elapsed = time.monotonic() - self.started
         texts = [self.name, duration(elapsed)]
         if self.total:

@@ -32,7 +32,7 @@ from jaxgpt.trainer.report import Report
 from jaxgpt.trainer.train import Outcome
 
 LINE, WORDS, LETTERS = 256, 4, 40  # tokens decoded to find a line; maximum words and characters of a prompt
-PLOT_EVERY = 30.0  # seconds between two drawings of loss.png, which takes 0.1 s
+PLOT_EVERY = 30.0  # minimum seconds between drawings of loss.png; each takes 0.1 s
 
 
 class TrainReport(Report):
@@ -68,7 +68,7 @@ class TrainReport(Report):
                 known = read_baselines(run.path)["losses"]
             if not known and (found := baselines(data)):
                 write_json(run.path / "baselines.json", found)
-            self._stack.callback(self._draw)  # runs even if the run is stopped or fails
+            self._stack.callback(self._draw)  # called even if the run is stopped or fails
 
     def stage(self, name: str, done: int = 0, total: int = 0) -> None:
         if self._stage is None or self._stage.name != name:
@@ -108,7 +108,7 @@ class TrainReport(Report):
         if outcome.step < config.train.steps:
             self.note(
                 f"stopped early at step {outcome.step}: no lower validation loss in {config.train.patience} evaluations "
-                f"(train.patience)"
+                f"(--train.patience)"
             )
         params = None
         if config.train.sample_tokens:
@@ -153,7 +153,7 @@ class TrainReport(Report):
         return "  ".join(parts)
 
     def _introduction(self, config: Config) -> dict[str, str | list[str]]:
-        """Return the model, the data, the devices and the directory of the run, by label."""
+        """Return a dict that describes the model, data, devices and directory of the run, keyed by label."""
         program, data, train, V = self.program, self.data, config.train, config.model.vocab_size
         model = [f"{config.preset}, {parameter_count(program.abstract_weights):,} parameters"]
         if config.lora.rank:

@@ -17,7 +17,7 @@ def named_config(target: str) -> Config:
     """Return the config of a preset (empty: the default preset), of a run, or in a JSON file.
 
     Raises:
-        UserError: if there is no preset, run or file of that name.
+        UserError: if no preset, run or file has this name.
     """
     path = Path(target)
     if target in ("", *PRESETS):
@@ -51,7 +51,7 @@ def with_settings(base: Config, settings: Mapping[str, Any]) -> Config:
 def with_weights(base: Config, init_from: str, settings: Mapping[str, Any], keep: bool) -> Config:
     """Return a config that starts from the weights of `init_from`, with their model and tokenizer.
 
-    With `keep`, the model settings that may differ come from `base`: dropout, and the context unless positions are learned.
+    With `keep`, settings that affect no weight come from `base`: dropout, and the context unless positions are learned.
 
     Raises:
         UserError: if the settings have a different model or tokenizer.

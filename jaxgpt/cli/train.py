@@ -39,12 +39,12 @@ def train(
         out: run directory; empty: a new directory under runs/
         resume: resume the run in --out; with a preset, start a new run if --out has no run
         overwrite: delete the run in --out and start a new run there
-        init_from: initialize the weights from this run or RUN/checkpoints/STEP; empty: at random
+        init_from: initialize the weights from this run or RUN/checkpoints/STEP; empty: randomly
     """
     base, given = named_config(target), target not in ("", *PRESETS)
     source = target if given and Path(target).is_dir() else ""  # the run to repeat or to resume
     if resume and overwrite:
-        raise UserError("--resume and --overwrite exclude each other: omit one of them")
+        raise UserError("--resume and --overwrite are mutually exclusive: omit one of them")
     if resume and not (out or source):
         raise UserError("--resume needs a run directory: jaxgpt train --resume --out DIR")
     if source and not (out or resume):
@@ -116,9 +116,11 @@ def resumed(path: Path, preset: str, init_from: str, settings: Mapping[str, Any]
 
     run = open_run(path)
     old = run.config()
-    run.tokenizer()  # raises an error if it is damaged, even if the run is finished
+    run.tokenizer()  # raises an error if the tokenizer is damaged, even if the run is finished
     if preset not in ("", old.preset):
-        raise UserError(f"{path} is a run of {old.preset!r}, not {preset!r}: omit the preset, or choose another --out")
+        raise UserError(
+            f"{path} is a run of {old.preset!r}, not {preset!r}: omit the preset, or choose a different --out"
+        )
     (weights, step), (used, its_step) = parse_checkpoint(init_from), parse_checkpoint(old.init_from)
     if init_from and (weights.absolute() != used.absolute() or step not in ("best", its_step)):
         origin = f"started from {old.init_from}" if old.init_from else "did not start from other weights"

@@ -23,7 +23,7 @@ VERDICTS = {True: "ok", False: "FAILED", None: "skipped"}
 
 
 def verify(target: str = "", /, *, checkpoint: Checkpoint = "best", json: Json = False) -> int:
-    """Check that equivalent computations agree on this machine, such as with and without KV cache.
+    """Check that equivalent computations agree on this machine, for example with and without a KV cache.
 
     Uses the weights of a run, after checking the files of its checkpoints, or
     random weights. The exit code is 1 if a check fails.
@@ -66,7 +66,7 @@ def verify(target: str = "", /, *, checkpoint: Checkpoint = "best", json: Json =
 
 
 def _damaged(target: str) -> list[str]:
-    """Return which checkpoints of a run do not match the digests in their checkpoint.json, and why."""
+    """Describe the checkpoints of a run that do not match the digests in their checkpoint.json."""
     from jaxgpt.checkpoint.run import Run
     from jaxgpt.checkpoint.store import find_damage, saved_steps
 

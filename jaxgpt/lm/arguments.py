@@ -113,7 +113,7 @@ def max_new(model: ModelConfig, length: int, text: TextParams) -> int:
         new = text.max_length - length
         if new < 1:
             raise UserError(
-                f"the prompt of {length} tokens leaves no room for new tokens: raise max-length {text.max_length}"
+                f"the prompt of {length} tokens leaves no room for new tokens: raise max_length {text.max_length}"
             )
     else:
         new = text.max_new_tokens or (min(NEW_TOKENS, max(fitting - 1, 1)) if bounded else NEW_TOKENS)

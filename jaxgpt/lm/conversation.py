@@ -76,7 +76,7 @@ class Chat:
                 f"the conversation has {len(ids):,} tokens, and the model's context is {context:,}: shorten it, or start a "
                 f"new one (/reset in jaxgpt chat)"
             )
-        longest = ANSWER_TOKENS if max_new_tokens is None else as_int("max-new-tokens", max_new_tokens, 1, MAX_TOKENS)
+        longest = ANSWER_TOKENS if max_new_tokens is None else as_int("max_new_tokens", max_new_tokens, 1, MAX_TOKENS)
         request = read_request(self._lm, [ids], TextParams(min(longest, context - len(ids)), stop=as_tuple(stop)))
         # An answer is decoded separately from the text before it.
         request = request._replace(prompts=[Prompt(ids, [])])

@@ -101,7 +101,7 @@ def explain_choice(
     effects = []
     for name, logits_1V in stages(logits_1V, text, sampling):  # noqa: B020
         if np.isneginf(np.asarray(logits_1V)).all():
-            raise UserError(f"{name} forbids every token: let it keep some (0 disables no-repeat-ngram-size)")
+            raise UserError(f"{name} forbids every token: let it keep some (0 disables no_repeat_ngram_size)")
         after_V = _probability(logits_1V)
         gone_V = (before_V > 0) & np.isneginf(np.asarray(logits_1V)[0])
         lost = float(before_V[gone_V].sum())

@@ -178,7 +178,7 @@ class Request(NamedTuple):
         needed = copies * rows * (2 * c.n_layer * slots * c.kv_heads * c.head_width * width + 4 * max(slots, limit))
         error = UserError(
             f"not enough memory: {copies * rows:,} rows of {max(slots, limit):,} tokens take {needed / 1e9:,.1f} GB, the "
-            f"device has {device_memory() / 1e9:,.0f} GB; lower max-new-tokens, num-beams, num-return-sequences or the prompts"
+            f"device has {device_memory() / 1e9:,.0f} GB; lower max_new_tokens, num_beams, num_return_sequences or the prompts"
         )
         if needed > device_memory():
             raise error
@@ -229,11 +229,9 @@ def _beam_search(request: Request, sampling: SamplingParams, beams: BeamParams) 
     given, default = vars(sampling) | vars(request.params), vars(SamplingParams()) | vars(TextParams())
     for name in BEAMS_IGNORE:
         if given[name] not in (default[name], "error"):  # overflow "error" is possible
-            raise UserError(
-                f"{name.replace('_', '-')} {given[name]} has no effect in beam search: omit it, or set num-beams {W} to 1"
-            )
+            raise UserError(f"{name} {given[name]} has no effect in beam search: omit it, or set num_beams {W} to 1")
     if W * V >= 2**31:
-        raise UserError(f"num-beams {W} is too many for a vocabulary of {V}: at most {2**31 // V}")
+        raise UserError(f"num_beams {W} is too many for a vocabulary of {V}: at most {2**31 // V}")
     with request.on_device(2 * W):  # twice: beams are copied when they are reordered
         sampler = sampler_of(lm, replace(sampling, temperature=1.0), request.params.stop_ids)
         found = search(sampler, beams, lm.params, request.rows, request.new, lm.config.model.block_size)
@@ -245,8 +243,8 @@ def _beam_search(request: Request, sampling: SamplingParams, beams: BeamParams) 
                 raise UserError(DIVERGED)
             if not length:
                 raise UserError(
-                    f"prompt {row + 1} has only {beam} of {beams.num_return_sequences} texts: raise no-repeat-ngram-size, let "
-                    f"filters keep more tokens, or lower num-beams"
+                    f"prompt {row + 1} has only {beam} of {beams.num_return_sequences} texts: raise no_repeat_ngram_size, let "
+                    f"filters keep more tokens, or lower num_beams"
                 )
             text = request.text(row)
             text.add(found.ids_BWn[row, beam, :length].tolist())

@@ -96,7 +96,7 @@ def inspect(lm: LM, prompt: str, *, max_new_tokens: int = 20) -> Inspection:
     if before + max_new_tokens > limit:
         raise UserError(
             f"a prompt of {before} tokens and {max_new_tokens} new tokens exceed the limit of {limit}: shorten the "
-            f"prompt, or lower max-new-tokens"
+            f"prompt, or lower max_new_tokens"
         )
     if max_new_tokens:
         ids = ids + generate(lm, [ids], max_new_tokens=max_new_tokens, temperature=0)[0].ids

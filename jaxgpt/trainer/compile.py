@@ -1,4 +1,4 @@
-"""Compile the train step while the state is made."""
+"""Compile the train step while the state is initialized."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jaxgpt.trainer.report import Report
 
 @contextmanager
 def compiling(program: Program, report: Report) -> Iterator[None]:
-    """Compile the train step in a thread while the context makes the state.
+    """Compile the train step in a thread while the block initializes the state.
 
     JAX caches the result for `step`. On exit, the context waits for the compiler, even after an error, and raises the
     compiler's error.

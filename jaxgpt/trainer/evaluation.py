@@ -63,7 +63,7 @@ def evaluate(
         program: the compiled functions.
         params: trained parameters, on their devices.
         tokens: the split.
-        interrupted: called before each batch; True stops the evaluation, which is then None.
+        interrupted: called before each batch; if it returns True, the result is None.
         all_windows: evaluate all windows instead of `train.eval_windows`.
         progress: called with the number of evaluated windows and the total.
 
@@ -91,7 +91,7 @@ def evaluate(
             if interrupted():
                 return None
             sums.append(program.eval(params, rows))
-            if len(sums) > AHEAD:  # otherwise all batches are queued immediately
+            if len(sums) > AHEAD:  # bounds the number of queued batches
                 jax.block_until_ready(sums[-AHEAD - 1])
                 progress((len(sums) - AHEAD) * batch_size, len(windows))
     losses, counts = (np.concatenate(each)[: len(windows)] for each in zip(*jax.device_get(sums), strict=True))

@@ -1,4 +1,4 @@
-"""Failures of a run in one line: divergence, full memory or disk, an error of the compiler."""
+"""Failures of a run in one line: divergence, full memory or disk, compiler errors."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def failures(run: Run, program: Program) -> Iterator[None]:
             raise
         reason = explain_failure(program, e)
     except Diverged as e:
-        reason, advice = str(e), " (a lower optim.learning_rate may help)"
+        reason, advice = str(e), " (a lower --optim.learning-rate may help)"
     except TrainingFailed as e:
         reason = str(e)
     raise TrainingFailed(f"{reason}: stopped, {kept_checkpoint_message(run.checkpoints)}{advice}")
@@ -61,7 +61,7 @@ def explain_failure(program: Program, error: jax.errors.JaxRuntimeError) -> str:
 
 
 def first_non_finite(model: ModelConfig, params: Any, squared_norms: Sequence[float] | np.ndarray) -> str:
-    """Return the first non-finite gradient of the backward pass and the number of others, or "".
+    """Describe the first non-finite gradient of the backward pass and count all of them, or return "".
 
     If no gradient is finite, the forward pass failed, and no gradient is named.
 
@@ -79,7 +79,7 @@ def first_non_finite(model: ModelConfig, params: Any, squared_norms: Sequence[fl
     places = {LEAF.sub("", path): place for place, path in enumerate(weights(model))}
 
     def place(path: str) -> tuple[int, str]:
-        """Return the place of a module in the forward pass; stacked layers count as the first layer."""
+        """Return the position of a module in the forward pass; stacked layers count as the first layer."""
         return places.get(LEAF.sub("", re.sub(r"^h/", "h_0/", path)), len(places)), path
 
     return f"first in the backward pass in the gradient of {max(bad, key=place)} ({len(bad)} of {len(paths)} gradients)"

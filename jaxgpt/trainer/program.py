@@ -221,9 +221,9 @@ def build(
     Args:
         config: settings of the run; the vocabulary is known.
         optimizer: optax transformation to use instead of `config.optim`, which then sets only `ema_decay` and the skipping
-            of updates. The metrics have no `lr`. With `train.scan_layers` it receives the weights of all layers as one
-            array.
-        rules: changes to the sharding table (`jaxgpt.parallel.mesh.RULES`), logical axis to mesh axes: `{"length":
+            of updates. The metrics have no `lr`. With `train.scan_layers`, the optimizer receives the weights
+            of all layers as one array.
+        rules: changes to the sharding table (`jaxgpt.parallel.mesh.RULES`), from logical axis to mesh axes: `{"length":
             ("tensor",)}` splits the activations between blocks along the sequence. Losses match a single device.
         base: with `lora.rank`, the weights per layer that the adapters change; None: random weights.
         model: module to train instead of `GPT(config.model, ...)`, with weights of the same names.

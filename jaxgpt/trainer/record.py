@@ -1,4 +1,4 @@
-"""Record: the output of a run. It checks and writes the metrics of each step, and writes checkpoints."""
+"""Record: check and write the metrics of each step, and write checkpoints."""
 
 from __future__ import annotations
 
@@ -138,14 +138,14 @@ class Record:
         return self.poll.ask(STOP if stop else SAVE if due else 0)
 
     def tokens(self, done: int) -> int:
-        """Return the number of tokens trained on, with the batch size of each step at that time."""
+        """Return the number of tokens trained on, counting each step with its batch size at the time."""
         return self.first.tokens + (done - self.first.step) * self.speed.tokens_per_step
 
     def _check(self, step: int, metrics: dict[str, float], squared_norms: Any) -> None:
         """Report a skipped update.
 
         Raises:
-            Diverged: if loss or gradient are non-finite, or too many updates in a row were skipped.
+            Diverged: if the loss or gradient is non-finite, or too many updates in a row were skipped.
         """
         optim, skipped = self.config.optim, int(metrics.pop("skipped_in_a_row", 0))
         wrong = next((f"{n} is {metrics[n]}" for n in ("loss", "grad_norm") if not math.isfinite(metrics[n])), "")

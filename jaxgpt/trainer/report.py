@@ -20,7 +20,7 @@ class Report(Protocol):
         """Called when work other than training steps starts ("evaluating") or advances; with "" when it ends."""
 
     def compiled(self, seconds: float) -> None:
-        """Called when the step is compiled and the state exists, with the seconds that this took."""
+        """Called when the step is compiled and the state exists, with the elapsed seconds."""
 
     def progress(self, metrics: dict[str, float]) -> None:
         """Called for every step, once its metrics have been read.

@@ -44,5 +44,5 @@ class Speed:
         return {"tokens_per_second": speed} | mfu, {"seconds_left": left}
 
     def exclude(self, seconds: float) -> None:
-        """Exclude the last seconds, such as an evaluation, from the recent speed."""
+        """Exclude the last `seconds`, for example of an evaluation, from the recent speed."""
         self._excluded += seconds

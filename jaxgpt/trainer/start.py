@@ -120,7 +120,7 @@ def completed(config: Config, data: Data) -> Config:
 def open_for_training(
     start: Start, program: Program, data: Data, note: Callable[[str], None]
 ) -> Iterator[tuple[Run, Info | None]]:
-    """Create the run, or open the run to resume, as its only writer; process 0 does it for all processes.
+    """Create the run, or open the run to resume, as its only writer, in process 0 for all processes.
 
     Yields the run, and the checkpoint to resume from; None: train from step 0.
 
@@ -165,7 +165,7 @@ def _reopen(run: Run, program: Program, data: Data, note: Callable[[str], None])
 
 
 def check_resume(old: Config, new: Config, step: int = 0) -> None:
-    """Check which settings of a run change, and that it has steps left if `train.steps` changes.
+    """Check that a run can be resumed with changed settings, and has steps left if `train.steps` changes.
 
     Raises:
         UserError: if a setting must not change.
@@ -180,7 +180,7 @@ def check_resume(old: Config, new: Config, step: int = 0) -> None:
                 f"a resumed run keeps {name}: {short_repr(was)}, not {short_repr(now)}; omit it, or start a new run (--out)"
             )
     if step >= new.train.steps != old.train.steps and not new.train.epochs:
-        raise UserError(f"train.steps {new.train.steps} is not above the current step {step}; raise it, or omit it")
+        raise UserError(f"--train.steps {new.train.steps} is not above the current step {step}; raise it, or omit it")
 
 
 def why_finished(run: Run, config: Config) -> str:
@@ -196,12 +196,10 @@ def why_finished(run: Run, config: Config) -> str:
     if train.epochs or last.val_loss is None or find_damage(run.checkpoints / str(step)):
         return ""
     if step >= train.steps:
-        return (
-            f"already at {train.steps}/{train.steps}: {run.path} is finished; set --train.steps higher to train longer"
-        )
+        return f"already at {train.steps}/{train.steps}: {run.path} is finished; raise --train.steps to train longer"
     if out_of_patience(last.about["best"], step, train):
         early = f"stopped early at {step}/{train.steps}: {run.path} is finished"
-        return f"{early} (train.patience {train.patience}); set --train.patience higher to train longer"
+        return f"{early} (--train.patience {train.patience}); raise --train.patience to train longer"
     return ""
 
 

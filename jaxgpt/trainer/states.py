@@ -168,7 +168,7 @@ class States:
         return jax.tree.map(lambda x, each: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=each), tree, shardings)
 
     def _compute(self, function: Callable[[Any], Any], argument: Any, like: T) -> T:
-        """Call a function once, compiled, with its results on their own devices as in `like`."""
+        """Call a function once, compiled, with the shardings of `like` for its results."""
         options = quick_compile_options(self.mesh)
         compiled: Callable[[Any], T] = jax.jit(function, out_shardings=shardings_of(like), compiler_options=options)
         return block_on_cpu_mesh(self.mesh, compiled(argument))

@@ -43,7 +43,7 @@ class Outcome(NamedTuple):
 def train(start: Start, report: Report, until: int | None = None) -> Outcome:
     """Train until the last step, or until a signal.
 
-    Every process of a run calls this with the same arguments.
+    Every process of a run must call this function with the same arguments.
 
     Args:
         start: settings, and the directory of a new run or the run to resume.

@@ -31,7 +31,7 @@ train --train.stepz=1 -> did you mean --train.steps
 train --lr=1 -> Unknown option: --lr (did you mean --learning-rate?)
 train -x -> -x
 train a b -> 'b'
-train --data.path '' -> --data.path is empty, as from an unset variable: set it, or omit it
+train --data.path '' -> --data.path is empty (an unset variable?): set it, or omit it
 sample x --stop-ids 1 x -> --stop-ids must be an integer, not 'x'
 sample x --weights int4 -> Did you mean "int8"
 sample x --max_tokens 5 -> did you mean --max-new-tokens
@@ -77,7 +77,7 @@ train --data.window 999 -> data.window 999 exceeds model.block_size 128: lower i
 train --mesh.data 0 -> mesh.data must be at least 1, or -1 for all remaining devices, not 0
 train --mesh.fsdp -1 --mesh.tensor -1 -> only one of mesh.fsdp and mesh.tensor can be -1
 train --lora.alpha 2 -> lora.alpha needs lora.rank: add --lora.rank 8, or omit it
-train --init-from run --lora.rank 8 --lora.targets a,a -> must be different names separated by commas, not 'a,a'
+train --init-from run --lora.rank 8 --lora.targets a,a -> must be distinct names separated by commas, not 'a,a'
 train --init-from run --lora.rank 8 -> use --optim.name adamw
 train --distributed.num-processes 2 -> need distributed.coordinator HOST:PORT
 train --distributed.coordinator x -> distributed.coordinator must be HOST:PORT, auto or none, not 'x'
@@ -85,7 +85,7 @@ train --distributed.coordinator x:1 --distributed.process-id 0 -> below distribu
 sample run --temperature nan -> temperature must be
 sample run --max-new-tokens 3000000000 -> max-new-tokens must be at least 1 and at most 16777216, not 3000000000
 sample run --max-length 5 --max-new-tokens 5 -> max-length includes the prompt and cannot be combined
-sample run --num-beams 2 --num-return-sequences 3 -> num-return-sequences 3 exceeds num-beams 2: lower it
+sample run --num-beams 2 --num-return-sequences 3 -> num_return_sequences 3 exceeds num_beams 2: lower it
 sample run --num-beams 2 --early-stopping maybe -> "maybe" for --early-stopping. Choose from: "true", "false", "never"
 """
 COMMANDS = """
@@ -157,7 +157,7 @@ eval empty -> no complete checkpoint in empty/checkpoints: the first is written 
 eval damaged --checkpoint 0 -> there is no other checkpoint
 eval damaged -> damaged/checkpoints/0/checkpoint.json is damaged: restore it, or choose a step with --checkpoint
 eval other -> other/checkpoints/0 does not match the run's settings: params (
-chat run --once '' -> --once is empty, as from an unset variable: set it, or omit it
+chat run --once '' -> --once is empty (an unset variable?): set it, or omit it
 inspect run --html nowhere/a.html -> cannot write nowhere/a.html: No such file or directory
 inspect run --html src -> cannot write src: it is a directory
 plot run --out nowhere/a.png -> cannot write nowhere/a.png: No such file or directory
@@ -168,10 +168,10 @@ train --resume --out stray -> stray is not a run: it has no config.json
 train --data.path text.txt --out replaced -> replacing replaced was interrupted: move the files of replaced/.replaced
 train --data.path text.txt --out 'a [b]' -> cannot be read from a path with '[': use a different path; mount a bucket
 train --resume -> --resume needs a run directory: jaxgpt train --resume --out DIR
-train --resume --out run --overwrite -> --resume and --overwrite exclude each other: omit one of them
+train --resume --out run --overwrite -> --resume and --overwrite are mutually exclusive: omit one of them
 train --resume --out nowhere -> no run at nowhere
 train run --resume --out hf -> --out hf cannot be resumed with the settings of run: omit one of them
-train gpt2 --resume --out run -> run is a run of 'test', not 'gpt2': omit the preset, or choose another --out
+train gpt2 --resume --out run -> run is a run of 'test', not 'gpt2': omit the preset, or choose a different --out
 train --resume --out run --init-from hf -> run did not start from other weights; omit it, or start a new run
 train --resume --out run --lora.rank 8 -> start a new run: jaxgpt train finetune --init-from run --lora.rank 8
 train --resume --out run --model.n-layer 9 -> a resumed run keeps model.n_layer: 2, not 9; omit it, or start a new

@@ -158,6 +158,6 @@ def test_the_command_draws_runs() -> None:
         assert (result.code, result.out.splitlines()[-1]) == (0, f"wrote {out}: 2 runs"), result.err
         assert Path(out).read_bytes().startswith(first)
     Path("a/baselines.json").write_text('{"losses": {"uniform": 4.3}}')
-    assert "the baselines of the runs differ" in jaxgpt("plot", "a", "b $^", "--x", "step").err
+    assert "baselines omitted" in jaxgpt("plot", "a", "b $^", "--x", "step").err
     result = jaxgpt("plot", "b $^", "--out", "no/x.png")
     assert (result.code, result.err) == (2, "jaxgpt: cannot write no/x.png: No such file or directory\n")
