@@ -514,7 +514,7 @@ def test_a_text_ends_if_every_token_is_forbidden(lm: LM) -> None:
         outs = jaxgpt.generate(lm, ["a", "abcb"], no_repeat_ngram_size=1, max_new_tokens=40, temperature=temperature)
         assert [(len(out.ids), out.finish_reason) for out in outs] == [(16, "exhausted"), (14, "exhausted")]
         assert sorted(outs[0].ids + lm.tokenizer.encode("a").tolist()) == list(range(17))
-    with pytest.raises(UserError, match="prompt 1 has only 0 of 1 texts: raise no-repeat-ngram-size"):
+    with pytest.raises(UserError, match="prompt 1 has only 0 of 1 texts: raise no_repeat_ngram_size"):
         jaxgpt.generate(lm, ["a"], no_repeat_ngram_size=1, max_new_tokens=40, num_beams=2)
     with pytest.raises(UserError, match="no-repeat n-gram 1 forbids every token"):
         explain(lm, LETTERS, no_repeat_ngram_size=1)

@@ -103,7 +103,7 @@ LIMITED = [
 @pytest.mark.parametrize(("section", "f"), LIMITED)
 def test_limits_are_enforced_at_both_ends(section: type, f: Field[Any]) -> None:
     """Values outside are rejected with the name and the value. Values at the limits pass this check, not always others."""
-    name = f"{section.prefix}.{f.name}" if section.prefix else f.name.replace("_", "-")
+    name = f"{section.prefix}.{f.name}" if section.prefix else f.name
     low, high, above, below = f.metadata["limits"]
     step = (
         (lambda x, up: x + 1 if up else x - 1)

@@ -131,7 +131,7 @@ def check_free(path: Path, overwrite: bool) -> None:
         if not overwrite:
             raise UserError(f"{path} already holds a run: resume it with --resume, or replace it with --overwrite")
     elif (path / "checkpoints").exists() and not (path / NEW).exists():  # the draft of a killed process
-        raise UserError(f"{path} holds checkpoints but no config.json: restore this file, or choose another --out")
+        raise UserError(f"{path} holds checkpoints but no config.json: restore it, or choose a different --out")
 
 
 def _new_directory(preset: str) -> Path:

@@ -71,9 +71,9 @@ class Epochs:
 class Batches:
     """The batches of a training run.
 
-    `epoch`: windows start `stride` apart; every epoch uses each of them once, in a different order. Without a stride they
-    start T apart, from a position drawn for every epoch, so that their boundaries change.
-    `random`: every window starts anywhere, independently (as in nanoGPT).
+    `epoch`: windows start `stride` apart; every epoch uses each window once, in a different order. Without a stride,
+    windows start T apart, at an offset drawn for every epoch, so that their boundaries change.
+    `random`: every window starts at an independent random position, as in nanoGPT.
 
     Each source of a mixture has separate epochs: its rows of a batch are its next windows (`Mixture.source_of_rows`).
 
@@ -136,9 +136,9 @@ def batches(
         ids: token ids, one-dimensional, of any integer type; a memory map is read window by window.
         block_size: inputs of each window (T).
         batch_size: windows of each batch (B).
-        seed: seed of the order.
+        seed: seed of the window order.
         sampling: `epoch` uses every window once per epoch; `random` draws each window independently.
-        stride: ids between the starts of windows; 0: T, from a start drawn for each epoch.
+        stride: ids between the starts of windows; 0: T, with an offset drawn for each epoch.
 
     Returns:
         A function of the step that returns int32 `[B, T + 1]`: T inputs and, shifted by one, T targets, as for `train_step`.

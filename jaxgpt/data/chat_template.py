@@ -33,7 +33,7 @@ def check_messages(messages: Any) -> list[dict[str, Any]]:
     """Check a conversation: a list of messages with `role` and `content`, as in chat APIs.
 
     Raises:
-        UserError: if it is empty or not a list, or a message has an unknown role or no text.
+        UserError: if `messages` is empty or not a list, or a message has an unknown role or no text.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence) or not messages:
         raise UserError(
@@ -52,12 +52,12 @@ class ChatTemplate:
     """A chat template, rendered as by transformers' `apply_chat_template`.
 
     A template is a program. It runs in Jinja's immutable sandbox, without access to files or to Python's attributes.
-    Its result is limited to `RENDERED` characters; its time and memory are not. It is compiled when it is first used.
+    Its result is limited to `RENDERED` characters; its time and memory are not. The template is compiled on first use.
 
     Args:
         source: Jinja source.
         variables: other variables of the template: `bos_token`, `eos_token`, ...
-        date: date for templates that write it, such as `2024-07-26`; empty: today.
+        date: date for templates that include it, such as `2024-07-26`; empty: today.
     """
 
     def __init__(self, source: str, variables: Mapping[str, str] | None = None, date: str = "") -> None:
@@ -96,7 +96,7 @@ class ChatTemplate:
         """Render a complete conversation, and locate the assistant's text, the targets of training.
 
         If the template has no `{% generation %}`, each prefix of the conversation is rendered. The text of a message is
-        then the difference of two renderings, without trailing white space: the prefix that ends with this message, and
+        the difference between two renderings, without trailing white space: the prefix that ends with this message, and
         the prefix before it with the generation prompt.
 
         Raises:
@@ -106,7 +106,7 @@ class ChatTemplate:
         if whole.spans:
             return whole
         if messages[0]["role"] == "assistant":
-            raise UserError("the first message has the role assistant: begin with a message of the user")
+            raise UserError("the first message has the role assistant: begin with a user message")
         spans = []
         for number, message in enumerate(messages):
             if message["role"] != "assistant":

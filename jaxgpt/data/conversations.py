@@ -18,7 +18,7 @@ from jaxgpt.data.tokens import Tokens
 from jaxgpt.errors import UserError, plural, reported, short_repr
 from jaxgpt.files import parse_json
 
-DATE = "2024-07-26"  # date for templates that write it: fixed, because a batch is a function of (seed, step)
+DATE = "2024-07-26"  # date for templates that include it; fixed, because a batch is a function of (seed, step)
 PAIR = '{"prompt": "Hi", "completion": "Hello"}'
 EXAMPLE = '{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}'
 
@@ -49,8 +49,8 @@ def load_conversations(
     kept = [Conversation(ids[:size], is_target[:size]) for ids, is_target in conversations if is_target[1:size].any()]
     if not kept:
         raise UserError(
-            f"no conversation of {path} has assistant tokens among its first {size:,}: raise data.window "
-            f"(or model.block_size)"
+            f"no conversation of {path} has assistant tokens among its first {size:,}: raise "
+            f"--data.window or --model.block-size"
         )
     n = max(int(train_fraction * len(kept)), 1)
     train, val = pack_conversations(kept[:n], block_size), pack_conversations(kept[n:], block_size)

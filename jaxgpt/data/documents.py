@@ -1,7 +1,7 @@
 """Read documents in a fixed order and bounded memory, from files and Hugging Face datasets.
 
 The suffix determines the format. `.jsonl` and `.ndjson`: one object per line; `.parquet`: a table. Any other file is
-UTF-8 text, and one document. Text and JSON Lines may be compressed: `.gz`, `.xz`, `.bz2`.
+one document of UTF-8 text. Text and JSON Lines may be compressed: `.gz`, `.xz`, `.bz2`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Source(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A document, or part of a text file. It is parsed by `text`, which runs in a worker."""
+    """A document, or part of a text file. A worker parses it with `text`."""
 
     where: str  # file, and line or row, for messages
     content: str | bytes | UserError | None  # text or JSON object, or the error of an unreadable document
@@ -116,7 +116,7 @@ def read_pieces(sources: Sequence[Source], params: PrepareParams, cuts: Cuts) ->
 
 
 def sample_text(sources: Sequence[Source], params: PrepareParams, size: int) -> Iterator[list[str]]:
-    """Yield about `size` bytes of text in pieces: the beginning of each file, by its share of the size.
+    """Yield about `size` bytes of text in pieces: the beginning of each file, in proportion to its size.
 
     Unreadable documents are skipped.
     """

@@ -31,7 +31,7 @@ def fast_encoder(tokenizer: Tokenizer) -> Callable[[str], np.ndarray] | None:
     def encode(text: str) -> np.ndarray:
         try:
             return call_tokenizers(lambda: encoding.encode_to_numpy(text, disallowed_special=()), "this text")
-        except UserError:  # tiktoken's regular expressions have limits
+        except UserError:  # the text exceeds a limit of tiktoken's regular expressions
             return tokenizer.encode(text)
 
     return encode

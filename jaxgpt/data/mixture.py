@@ -17,7 +17,7 @@ class Mixture:
     before it plus a start within it.
 
     Attributes:
-        sources: splits, all with or all without segment ids.
+        sources: splits, either all or none with segment ids.
         weights: positive integers; source i has the share `weights[i] / sum(weights)` of the training windows.
         offsets: the first start of each source, and the end of the last.
     """

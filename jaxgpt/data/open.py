@@ -87,7 +87,7 @@ class Data:
                 kind = "training" if shortest == len(part.train) else "validation"
                 raise UserError(
                     f"{config.window_setting} needs at least {needed} {kind} tokens, but there are {shortest} in {part.name}: "
-                    f"lower it, change data.train_fraction, or use a longer text"
+                    f"lower it, change --data.train-fraction, or use a longer text"
                 )
             ids = part.train.tokens if isinstance(part.train, Packed) else part.train
             if isinstance(ids, Tokens) and ids.end_ids and not any(map(len, ids.ends())):
@@ -157,7 +157,7 @@ def encode_text(tokenizer: Tokenizer, text: str, progress: Progress = no_progres
 
 
 def with_path(config: Config, path: str) -> Config:
-    """For evaluation, replace the data of a config with all data at a path, unless it is empty."""
+    """For evaluation, replace the data of a config with all data at a path, unless the path is empty."""
     return replace(config, data=replace(config.data, path=path, mix=(), train_fraction=1.0)) if path else config
 
 
@@ -191,7 +191,7 @@ def _open_mixture(config: Config, tokenizer: Tokenizer, progress: Progress) -> D
 
 
 def _tokenizer(config: Config, given: Tokenizer | None = None) -> Tokenizer:
-    """Return the tokenizer: of a prepared directory, `given`, from the config, or built from all sources."""
+    """Return the first available tokenizer: a prepared directory's, `given`, the config's, or built from all sources."""
     data = config.data
     sources, texts = [each for each, _ in data.sources], list[str]()
     for each in sources:

@@ -13,7 +13,7 @@ ROUNDS = 8
 
 
 def shuffled(positions: np.ndarray, n: int, seed: int, epoch: int, source: str = "") -> np.ndarray:
-    """Return the items at some positions of the order of an epoch, int64 below n.
+    """Return the items at `positions` in the order of an epoch, int64 below n.
 
     Up to `SORTED` items, the order is the cached argsort of n random numbers. For more items, and for the sources of a
     mixture, it is `permute`, which needs memory for the requested positions only. The rule must not change between versions:

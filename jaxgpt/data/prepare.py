@@ -1,8 +1,8 @@
 """Tokenize documents to shards of ids, on all cores and in bounded memory.
 
 Documents are a numbered sequence of pieces (`documents.Piece`). index.json records the number of pieces written, and the
-length of each shard at that moment. A killed command shortens the shards to these lengths and continues with the next piece,
-so its bytes equal the bytes of an uninterrupted command.
+length of each shard at that moment. To continue after an interruption, the shards are truncated to these lengths and the next
+piece is encoded, so the output equals the output of an uninterrupted command.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from jaxgpt.runtime import cores
 BPE_SAMPLE = 200_000_000  # bytes of text to train a BPE tokenizer on
 BATCH = 1 << 20  # bytes of documents that a thread encodes at a time
 SAVE_EVERY = 30.0  # seconds between writes of index.json while no shard is complete
-SKIPPED = 10  # skipped documents to name in the index
+SKIPPED = 10  # maximum number of skipped documents listed in the index
 ANY_VALUE = ("workers", "on_error")  # parameters that do not affect the written bytes
 
 
@@ -71,7 +71,7 @@ def prepare(
     """
     for name in names:
         if Path(name).resolve() in [out.resolve(), *out.resolve().parents]:
-            raise UserError(f"--out {out} is inside the source {name}: choose another --out")
+            raise UserError(f"--out {out} is inside the source {name}: choose a different --out")
     sources = [find_source(name) for name in names]
     tokenizer = None if params.tokenizer == "bpe" else _named_tokenizer(params.tokenizer)
     vocab_size = tokenizer.vocab_size if tokenizer else params.vocab_size
@@ -81,7 +81,7 @@ def prepare(
         out.mkdir(parents=True, exist_ok=True)
         others = any(not path.name.startswith(".") for path in out.iterdir())  # hidden: the lock, an interrupted write
     if others and shards.read_index(out) is None:
-        raise UserError(f"{out} is not empty and was not written by jaxgpt data prepare: choose another --out")
+        raise UserError(f"{out} is not empty and was not written by jaxgpt data prepare: choose a different --out")
     with sole_writer(out):
         index = _begin(out, params, sources, tokenizer)
         if index["complete"]:
@@ -160,7 +160,7 @@ def _begin(out: Path, params: PrepareParams, sources: Sequence[Source], tokenize
         for key, value in settings.items():
             if (was := index["settings"][key]) != value:
                 raise UserError(
-                    f"{out} was created with {key} {_shown(was)}, not {_shown(value)}: use the same, or another --out"
+                    f"{out} was created with {key} {_shown(was)}, not {_shown(value)}: use the same, or a different --out"
                 )
         return index
     for path in out.glob("*.bin"):
@@ -218,8 +218,8 @@ def _encoder(tokenizer: Tokenizer, params: PrepareParams) -> Callable[[Sequence[
     """Return a function that encodes pieces, and selects the split of each document.
 
     A document is for validation if the first 64 bits of its SHA-256 are below `val_fraction`. An unreadable document has no
-    ids; if only one piece is unreadable, the other pieces are written. The function runs in threads: both libraries
-    release the GIL while they encode.
+    ids; if only one piece is unreadable, the other pieces are written. The function runs in threads: `tokenizers` and
+    tiktoken release the GIL while they encode.
     """
     encode = fast_encoder(tokenizer) or tokenizer.encode
     end = np.array([tokenizer.eos_id], shards.token_dtype(tokenizer.vocab_size))

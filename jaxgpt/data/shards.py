@@ -27,7 +27,9 @@ KIND = "jaxgpt token shards, version 4"
 SPLITS = ("train", "val")
 FIX = f"prepare the data again, or delete {INDEX} to read the .bin files without it"
 BUFFER = 1 << 20  # bytes to write at a time
-PROBE = "It's 1,234 o'clock\n\n\tin the  café -- don't <|endoftext|> 東京 we'll\r\n"  # distinguishes tokenizers
+PROBE = (
+    "It's 1,234 o'clock\n\n\tin the  café -- don't <|endoftext|> 東京 we'll\r\n"  # text that distinguishes tokenizers
+)
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
@@ -36,7 +38,7 @@ def token_dtype(vocab_size: int) -> np.dtype[Any]:
 
 
 class ShardWriter:
-    """Writes one split.
+    """Write one split.
 
     In llm.c's format, every shard except the last has exactly `shard_tokens` ids: documents continue in the next shard.
     nanoGPT's format is one file without a header. Updates the entry of the split in the index, which records where to
@@ -166,7 +168,7 @@ def prepared_tokenizer(path: Path, given: Tokenizer | None = None) -> Tokenizer 
     if index is None:
         return None
     if not index["complete"]:
-        raise UserError(f"{path} is unfinished: run its jaxgpt data prepare command again, which continues it")
+        raise UserError(f"{path} is unfinished: run its jaxgpt data prepare command again to continue")
     check_files(path, index)
     own = saved_tokenizer(path, index)
     if given and not same_ids(given, own):

@@ -17,7 +17,7 @@ from jaxgpt.errors import UserError, plural, reported
 from jaxgpt.files import cache_dir, fetch
 
 NO_TEXT = "no text is specified: add --data.path FILE"
-TEXT_BYTES = 2 * 10**8  # size limit of a text: it is read into memory
+TEXT_BYTES = 2 * 10**8  # size limit of a text, which is read into memory
 DOCUMENTS = (".jsonl", ".ndjson", ".parquet", ".gz", ".xz", ".bz2")  # suffixes of files for `jaxgpt data prepare`
 
 # Modules that every Python since 3.11 has as ASCII source, in reading order.
@@ -59,7 +59,7 @@ class Text:
 
     @staticmethod
     def of(parts: Mapping[str, bytes], source: str) -> Text:
-        """Concatenate files, by name."""
+        """Concatenate files, keyed by name."""
         return Text(b"".join(parts.values()), source, tuple((name, len(part)) for name, part in parts.items()))
 
     @property

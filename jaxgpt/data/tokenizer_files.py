@@ -54,7 +54,7 @@ def make_tokenizer(
             return WordTokenizer(itertools.chain.from_iterable(map(str.split, texts)))
         case "ids":
             if not model_vocab_size:
-                raise UserError("data.tokenizer 'ids' needs the number of ids: set model.vocab_size")
+                raise UserError("data.tokenizer 'ids' needs the number of ids: set --model.vocab-size")
             return WordTokenizer(str(i) for i in range(model_vocab_size))
         case "byte":
             return ByteTokenizer()
@@ -74,7 +74,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 
 def save_tokenizer(directory: Path, tokenizer: Tokenizer) -> None:
-    """Write tokenizer.json and the files that name its special tokens, each atomically."""
+    """Write tokenizer.json and the files that define its special tokens, each atomically."""
     write_atomically(directory / "tokenizer.json", tokenizer.to_json())
     for name, values in ((GENERATION, tokenizer.special.generation), (TOKENIZER, tokenizer.special.tokenizer)):
         if values:
@@ -175,7 +175,7 @@ def _from_json(path: Path) -> Tokenizer:
 
 
 def _check_ids(value: Any) -> None:
-    """Check the ids before the library loads them: to write a vocabulary, it counts up to the largest id."""
+    """Check the ids before loading: to write a vocabulary, the library counts up to the largest id."""
     vocab = value["model"]["vocab"]
     ids = list(vocab.values()) if isinstance(vocab, dict) else []
     if len(set(ids)) < len(ids):

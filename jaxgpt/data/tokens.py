@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxgpt.errors import UserError, plural, reported
 
-HEADER = 256  # int32 numbers in the header of an llm.c file
+HEADER = 256  # number of int32 values in the header of an llm.c file
 BLOCK = 1 << 20  # ids to read at a time
 HASHED_IDS, HASHED_BLOCKS = 1 << 14, 256  # ids of each block of a fingerprint, and their number
 SPLIT_WORDS = {"val": {"val", "valid", "validation"}, "train": {"train", "training"}}
@@ -158,7 +158,7 @@ def is_token_path(path: Path) -> bool:
 
 
 def open_splits(path: Path, train_fraction: float, vocab_size: int) -> tuple[Tokens, Tokens, str]:
-    """Map training and validation ids from a token file, or from a directory with files by split.
+    """Map training and validation ids from a token file, or from a directory with files of each split.
 
     A single file, or a directory without validation files, is split at `train_fraction`. The third result is a
     description of both.

@@ -19,7 +19,7 @@ class Chip(NamedTuple):
     hbm_bandwidth: float  # bytes/s
     link: float  # bandwidth to other devices of a slice, over all links in one direction, bytes/s
     network: float  # bandwidth to other slices or hosts, bytes/s
-    machine: int = 0  # maximum number of devices that links connect in one machine; 0: no such limit
+    machine: int = 0  # maximum number of devices that links connect in one machine; 0: no limit
     host: tuple[int, ...] = ()  # grid of one host's chips in libtpu; () if libtpu does not support it
     per_chip: int = 1  # JAX devices per chip
     options: tuple[tuple[str, str], ...] = ()  # additional options of libtpu's topology

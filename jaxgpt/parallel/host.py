@@ -1,4 +1,4 @@
-"""The cores of the host as devices, and its memory. Call these before JAX first uses a device."""
+"""The cores of the host as devices, and its memory. Call these functions before JAX first uses a device."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from jaxgpt.errors import one_line
 from jaxgpt.parallel.mesh import microbatches, sizes_of
 from jaxgpt.runtime import M_ARENA_MAX, M_MMAP_MAX, M_TRIM_THRESHOLD, cores, set_malloc, skip_missing_tpus
 
-GLIBC_KEEPS = 32 * 2**20  # bytes; glibc returns larger blocks to the kernel for any thresholds
+GLIBC_KEEPS = 32 * 2**20  # bytes of a block; glibc always returns larger blocks to the kernel
 ACTIVATIONS = 120  # bytes of temporaries per token, layer and unit of width: about 30 float32 arrays
-LARGE = 50_000_000  # parameters, without the embeddings: the vocabulary may not be known yet
+LARGE = 50_000_000  # parameters of a large model, without embeddings because the vocabulary may be unknown
 
 
 def use_cores(mesh: MeshConfig, processes: int = 1, model: ModelConfig | None = None) -> None:
     """Make every CPU core a device, unless the mesh has a fixed size or the model is large.
 
-    A mesh without -1 sets the number of devices; a large model gets one device. `processes` share the mesh. This has no
+    A mesh without -1 sets the number of devices; a large model gets one device. `processes` share the mesh. The call has no
     effect after JAX has used a device in this process.
 
-    If only the batch is split, each device holds and updates all weights. For a large model this costs more memory and time
-    than parallel matrix products save (on two cores).
+    If only the batch is split, each device holds and updates all weights. For a large model, this replication costs more
+    memory and time than parallel matrix products save (on two cores).
     """
     skip_missing_tpus()
     if "JAX_NUM_CPU_DEVICES" in os.environ or "host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
@@ -61,7 +61,7 @@ def keep_memory(config: Config) -> None:
     """Keep the memory that a training step frees, for the next step.
 
     XLA on a CPU allocates the temporaries of each step as one block. glibc returns a large block to the kernel, which
-    zeroes it and maps it again page by page. This takes 17% of a step of the default preset, and 20% of a step of GPT-2
+    zeroes it and maps it again page by page. Remapping takes 17% of a step of the default preset, and 20% of a step of GPT-2
     124M. The cost is that the process keeps the memory of a step. Small models are not affected: glibc keeps their
     blocks anyway.
     """

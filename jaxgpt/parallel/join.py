@@ -26,9 +26,9 @@ SAMPLING = 86_400  # seconds that finished processes wait for process 0, which s
 
 @contextlib.contextmanager
 def joined(config: DistributedConfig) -> Iterator[None]:
-    """Join the processes of the settings or the scheduler. Enter this before JAX first uses a device.
+    """Join the processes of the settings or the scheduler. Enter the context before JAX first uses a device.
 
-    A process that fails exits without waiting for the other processes. They exit when they detect the failure:
+    A process that fails exits without waiting for the other processes. The others exit when they detect the failure:
     immediately if they wait for the process, otherwise after `heartbeat_seconds`, when XLA terminates them.
 
     Raises:
@@ -47,12 +47,12 @@ def joined(config: DistributedConfig) -> Iterator[None]:
     except Exception as e:
         if is_peer_failure(e):
             print(
-                f"jaxgpt: a different process exited, so this process stops: {advice()} ({one_line(e, 160)})",
+                f"jaxgpt: another process exited, so this process stops: {advice()} ({one_line(e, 160)})",
                 file=sys.stderr,
             )
             exit_process(1)
         if type(e).__module__.startswith("jaxgpt") or (isinstance(e, OSError) and e.errno):
-            raise  # the command line reports it, and exits
+            raise  # the command line reports the error and exits
         traceback.print_exc()
         exit_process(1)
 
@@ -89,11 +89,11 @@ def _place(config: DistributedConfig) -> tuple[int, int]:
     """Return the number of processes, and the index of this process."""
     if config.num_processes:
         return config.num_processes, config.process_id
-    # This is JAX's order: mpirun inside a Slurm job sets both.
+    # mpirun inside a Slurm job sets both; the order is JAX's.
     for number, index in (("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), ("SLURM_NTASKS", "SLURM_PROCID")):
         if _number(number) > 1:
             return _number(number), _number(index)
-    return jax.process_count(), jax.process_index()  # without these variables: starts the accelerators' backend
+    return jax.process_count(), jax.process_index()  # starts the accelerators' backend
 
 
 def _number(name: str) -> int:
@@ -112,7 +112,7 @@ def _initialize(config: DistributedConfig) -> None:
             "process_id": config.process_id,
             "cluster_detection_method": "deactivate",
         }
-    # After its own timeout, JAX aborts the process with a stack trace: this one is shorter.
+    # JAX's own timeout aborts the process with a stack trace, so this timer is shorter.
     watch = threading.Timer(config.join_seconds, _give_up, [named.get("coordinator_address"), config.join_seconds])
     watch.daemon = True
     watch.start()

@@ -279,7 +279,7 @@ def block_on_cpu_mesh(mesh: Mesh, out: T) -> T:
 
     XLA runs the devices of a CPU on one thread pool. With two programs in flight, one device of each can hold all threads and
     wait in a collective for a device that finds none; XLA aborts after 40 seconds. One program at a time cannot deadlock, and
-    costs nothing, as host and devices share their cores.
+    costs nothing, because host and devices share their cores.
     """
     if mesh.devices.size > 1 and mesh.devices.flat[0].platform == "cpu":
         jax.block_until_ready(out)

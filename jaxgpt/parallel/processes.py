@@ -23,10 +23,10 @@ from jaxgpt.parallel.mesh import block_on_cpu_mesh, replicated
 
 T = TypeVar("T")
 
-# Parts of the errors of JAX, gloo and Orbax when the connection to a different process breaks.
+# Parts of the errors of JAX, gloo and Orbax when the connection to another process breaks.
 BROKEN = re.compile("Gloo|Connection|Socket closed|UNAVAILABLE|[Cc]oordination service|heartbeat|timed out|[Bb]arrier")
 
-_count, _index = 1, 0  # stored here, because JAX's functions start the backend
+_count, _index = 1, 0  # number of processes and index; JAX's functions start the backend
 
 
 def set_place(count: int, index: int) -> None:
@@ -49,7 +49,7 @@ def on_leader(make: Callable[[], T]) -> T:
     """Call a function in process 0 only, and return its result, a JSON value, in every process.
 
     Raises:
-        UserError: in every process, if process 0 raises it.
+        UserError: in every process, if `make` raises it in process 0.
     """
     if _count == 1:
         return make()
@@ -65,7 +65,7 @@ def same_on_all(make: Callable[[], T], facts: Callable[[T], Mapping[str, Any]]) 
     Unlike JAX's `assert_equal`, this reports the difference, and handles an error in one process.
 
     Raises:
-        UserError: in every process, if one of them raises it, or a fact differs; the message has both values.
+        UserError: in every process, if `make` raises it in any process, or a fact differs; the message has both values.
     """
     if _count == 1:
         return make()

@@ -15,7 +15,7 @@ class Traffic:
     """Collectives of one kind in one step, per device."""
 
     count: int = 0
-    bytes: float = 0.0  # bytes of their results
+    bytes: float = 0.0  # bytes of the results
     sent: float = 0.0  # bytes to devices of the same slice
     sent_between_slices: float = 0.0  # bytes to other slices
 
@@ -24,11 +24,11 @@ class Traffic:
 class StepCost:
     """The cost of one step on one device."""
 
-    memory: dict[str, float]  # bytes by kind
-    available: float  # bytes of memory
+    memory: dict[str, float]  # bytes of each kind
+    available: float  # bytes of memory that a program can use
     model_flops: float  # from the formula for the model, without recomputation, for this device
-    hbm_bytes: float  # read from and written to memory
-    traffic: dict[str, Traffic]  # collectives by kind
+    hbm_bytes: float  # bytes read from and written to memory
+    traffic: dict[str, Traffic]  # collectives of each kind
     compiled_flops: float = 0.0  # counted by the compiler; 0 for an estimate
     compiled: bool = False  # whether the numbers are the compiler's; otherwise they are estimates
     useful_share: float = 1.0  # share of model_flops that is neither padding nor computed by several devices

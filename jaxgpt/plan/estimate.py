@@ -40,7 +40,7 @@ def resolve_mesh(config: Config, topology: Topology) -> tuple[Config, str]:
 class _Counts(NamedTuple):
     """Costs of a step on one device. Each number grows linearly with the number of layers."""
 
-    memory: dict[str, float]  # bytes by kind
+    memory: dict[str, float]  # bytes of each kind
     flops: tuple[float, float]  # as `step_flops`
     weights: float  # elements that one device multiplies
     gradients: float  # elements of the gradients of these weights
@@ -82,7 +82,7 @@ def _counts(config: Config, layers: int) -> _Counts:
 def suggestions(config: Config, topology: Topology) -> list[tuple[str, float]]:
     """Return flags that reduce memory, with the estimated bytes per device, smallest first.
 
-    If no single option fits, the first is the fastest combination that fits, if any.
+    If no single option fits, the first item is the fastest combination that fits, if any.
     """
     options = [*_meshes(config, topology), *_remats(config, "dots", "offload", "full")]
     if (half := _windows(config) // 2) > 0:

@@ -11,7 +11,7 @@ import re
 from collections import defaultdict
 from typing import NamedTuple
 
-WIDTHS = {"pred": 1, "c64": 8, "c128": 16}  # bytes of types with other names than their number of bits
+WIDTHS = {"pred": 1, "c64": 8, "c128": 16}  # bytes of types without the number of bits of a real number in their name
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 
 _COMPUTATION = re.compile(r"(?P<entry>ENTRY )?%?(?P<name>[^\s(]+) \(.*\{$")
@@ -55,7 +55,7 @@ Computation = dict[str, Instruction]
 
 
 def read_computations(text: str) -> tuple[dict[str, Computation], str]:
-    """Parse a module into its computations by name, and return the name of the entry computation as well."""
+    """Return a dict of the computations of a module, keyed by name, and the name of the entry computation."""
     computations: dict[str, Computation] = {}
     entry = ""
     for line in text.splitlines():
@@ -95,7 +95,7 @@ def read_program(text: str) -> tuple[list[Collective], bool]:
     """Return the collectives of a compiled program, and whether it has loops.
 
     A collective that the compiler split (into start and done, or into fusions that share a channel) counts once. A
-    collective that it turned into a ring of permutes counts as these permutes.
+    collective that it replaced with a ring of permutes counts as permutes.
 
     Raises:
         ValueError: if a device group has an unknown syntax.
@@ -154,7 +154,7 @@ def group_size(line: str, devices: int) -> int:
 
 
 def _trip_count(loop: Instruction, computations: dict[str, Computation]) -> int:
-    """Return the trip count of a loop from the annotation of the compiler, or from `i < end` and `i + step`; 1 if unknown."""
+    """Return the trip count of a loop from the compiler's annotation, or from `i < end` and `i + step`; 1 if unknown."""
     if known := loop.find(r'known_trip_count[^}]*?"?n"?[:=]"?(\d+)'):
         return int(known)
     condition, body = (computations.get(loop.find(rf"{name}=%?([\w.-]+)"), {}) for name in ("condition", "body"))

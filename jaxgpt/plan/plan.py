@@ -30,7 +30,7 @@ from jaxgpt.trainer.failures import explain_failure
 from jaxgpt.trainer.program import Program
 
 KV_AXES = ("batch", "kv_heads", None, None)  # logical axes of keys and values in a cache
-# Skips optimizations that affect speed, but hardly memory and communication; compiles five times faster.
+# Skip optimizations that affect speed, but hardly memory and communication. Compilation is five times faster.
 QUICK = {"exec_time_optimization_effort": -1.0}
 
 
@@ -57,7 +57,7 @@ def compile_step(
 
     cost = _compiled(lowered, counted, program, topology, quick)
     moved = cost.hbm_bytes
-    if not (moved or cost.out_of_memory):  # the GPU compiler does not count them
+    if not (moved or cost.out_of_memory):  # the GPU compiler does not count memory traffic
         moved = estimate(config, topology).hbm_bytes
     elif count > 1 and not cost.out_of_memory:
         # The compiler counts a loop body once, and microbatches run in a loop.

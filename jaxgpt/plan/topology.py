@@ -1,7 +1,7 @@
 """Hardware topologies: parse their names, and return devices to compile for.
 
 libtpu (`pip install -e '.[tpu]'`, Linux on x86-64) compiles for TPUs and needs no TPU. JAX's CUDA plugin (`'.[cuda13]'`)
-compiles for H100 and H200 and needs no GPU. Without these, and for other chips, only estimates are available.
+compiles for H100 and H200 and needs no GPU. Without a compiler, and for other chips, only estimates are available.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _HOPPER = (
     'platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 8 }} device_description_str: "{kind}"'
 )
 _FORM = "a chip and a grid, such as v5e:2x4, v5p:4x4x4 or h100:8, or a Google Cloud slice, such as v5e-8 or v5p-128"
-# Specifications of a chip in a topology, and their fields in `Chip`:
+# Mapping from the specifications in a topology to fields of `Chip`:
 # custom:8,peak=312T,hbm=80G,bandwidth=2039G,link=300G,network=25G
 NUMBERS = {"peak": "flops", "hbm": "hbm", "bandwidth": "hbm_bandwidth", "link": "link", "network": "network"}
 UNITS = {"G": 1e9, "T": 1e12, "P": 1e15}
@@ -54,7 +54,7 @@ class Topology:
     name: str  # a key of `CHIPS`, or custom
     chip: Chip
     grid: tuple[int, ...]  # number of chips along each dimension of a slice
-    slices: int = 1  # number of slices; of machines for GPUs
+    slices: int = 1  # number of slices, or of GPU machines
 
     @property
     def n_devices(self) -> int:
@@ -69,7 +69,7 @@ def parse_topology(text: str, slices: int = 1) -> Topology:
     """Parse a chip and a grid (`v5e:2x4`) or a Google Cloud slice (`v5e-8`), and values of the chip.
 
     Raises:
-        UserError: if the syntax is wrong, the chip or slice unknown, or the grid larger than a machine or not whole hosts.
+        UserError: if the syntax, chip or slice is invalid, or the grid exceeds a machine or is not a grid of whole hosts.
     """
     place, _, numbers = text.partition(",")
     name, _, grid = _of_cloud(place).partition(":")
@@ -124,7 +124,7 @@ def _of_cloud(text: str) -> str:
         unit = "chips" if cores == 1 else "TensorCores, two per chip"
         raise UserError(
             f"unknown slice {short_repr(text)}: {version}-N has N = {', '.join(sizes)} ({unit}); "
-            f"for another grid use, for example, {name}:{grids[-1]}"
+            f"for a different grid, use, for example, {name}:{grids[-1]}"
         )
     return f"{name}:{sizes[size]}"
 
@@ -133,12 +133,12 @@ def compiler_missing(topology: Topology) -> str:
     """Return why this machine cannot compile for a topology, including the fix, or ""."""
     if topology.name in HOPPER:
         if topology.slices > 1:
-            return "several machines with GPUs are estimated only"
+            return "only estimates are available for several GPU machines"
         if any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)):
             return ""
         return "JAX's CUDA plugin is not installed: pip install -e '.[cuda13]' (Linux; no GPU needed)"
     if not topology.chip.host:
-        return f"there is no compiler for {topology.chip.title} here; only TPU topologies and Hopper GPUs are compiled"
+        return f"there is no compiler for {topology.chip.title}, only for TPUs and Hopper GPUs"
     if importlib.util.find_spec("libtpu") is None:
         return "libtpu is not installed: pip install -e '.[tpu]' (Linux, x86-64; no TPU needed)"
     found, required = importlib.metadata.version("libtpu"), " ".join(importlib.metadata.requires("jax") or [])

@@ -1,4 +1,4 @@
-"""Measure the effect of removing parts of a model (ablation) or patching them from another run."""
+"""Measure the effect of removing parts of a model (ablation) or patching them from a different run."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def patch(
         over: patch one position at a time, or, for activations of heads, one head at all positions.
 
     Raises:
-        UserError: as in `run`, or if the prompts have different shapes, the site has no such axis, or the metric is
+        UserError: as in `run`, or if the prompts have different shapes, the site has no axis `over`, or the metric is
             invalid.
 
     Source: Meng et al. 2022 (causal tracing); Wang et al. 2022.

@@ -13,9 +13,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxgpt.parallel.mesh import replicated
 
-WIDTHS = {"cpu": (1024, 2048)}  # matrix widths to try; accelerators need larger ones to reach their peak
+WIDTHS = {"cpu": (1024, 2048)}  # matrix widths to try; accelerators need larger matrices to reach their peak
 BANDWIDTH_BYTES = {"cpu": 2**29}  # bytes read by all devices together; the devices of a CPU share its memory
-SECONDS = 0.3  # per measurement
+SECONDS = 0.3  # seconds per measurement
 QUEUED = 10  # calls in a sample on an accelerator, where one dispatch and one wait take as long as a call
 
 

@@ -22,7 +22,7 @@ def html(inspection: Inspection, title: str) -> str:
     L, N, T, _ = inspection.attention.shape
     made = f", {T - inspection.prompt} generated greedily (underlined)" if inspection.prompt < T else ""
     model = f"{inspection.source}: " * bool(inspection.source) + f"{plural(L, 'layer')} of {plural(N, 'head')}"
-    row, column = np.tril_indices(T)  # of the attention maps, in 256 steps
+    row, column = np.tril_indices(T)  # entries of the attention maps, stored as bytes
     weights = np.rint(255 * inspection.attention[:, :, row, column]).astype(np.uint8)
     # All text of the model and the user is escaped by the template.
     environment = jinja2.Environment(

@@ -39,7 +39,7 @@ STYLE: dict[Any, Any] = {
 GRAY = "#6b7280"
 LABEL = 0.045  # height of a label, relative to the axes
 TICK = 0.17  # width of an axis label in inches
-LARGEST = 48.0, 18.0  # size of a figure in inches
+LARGEST = 48.0, 18.0  # maximum size of a figure in inches
 RUNS = "#3069b3 #d07a2d #3c8c5f #9a4f9e #8a6d3b #c04a4a #4aa3a8 #6b7280".split()
 TOKEN_CHARACTERS = 14
 TRAINING: dict[str, Any] = {"linewidth": 1, "alpha": 0.4}  # training losses next to validation losses
@@ -165,7 +165,7 @@ def losses(
             axes.plot(place(val[0]), val[1], **look, **VALIDATION)
             changed = {
                 line["step"]: line["changed"] for line in runs[name] if line.get("changed")
-            }  # when it was resumed
+            }  # steps at which the run was resumed
             for step, settings in changed.items():
                 text = ", ".join(f"{setting.rpartition('.')[2]} {new}" for setting, (_, new) in settings.items())
                 axes.axvline(place(step), color=look["c"], linewidth=0.8, linestyle=":", zorder=0.5)

@@ -42,7 +42,7 @@ class ForwardPass(NamedTuple):
 
     Attributes:
         logits: `[B, T, V]`, float32.
-        taps: the requested activations by name, after their edits, in the order in which they are computed.
+        taps: dict of the requested activations, keyed by name, after edits, in order of computation.
     """
 
     logits: jax.Array
@@ -73,11 +73,11 @@ def run(lm: LM, ids: Any, taps: Sequence[str] = (), edits: Mapping[str, Edit] | 
             unstacked.
         ids: a text, or ids: an integer array `[B, T]` or nested lists.
         taps: names of activations to return, as `names(lm)` lists them; `*` matches any part of a name: `h.*.attn.pattern`.
-        edits: functions by activation name, which may also contain `*`.
+        edits: dict of functions, keyed by activation name, which may also contain `*`.
 
     Raises:
-        UserError: if there is no such name, an edit changes a shape or dtype, or the ids are outside the vocabulary or longer
-            than the context length.
+        UserError: if a name matches no activation, an edit changes a shape or dtype, or the ids are outside the
+            vocabulary or longer than the context length.
     """
     taps = (taps,) if isinstance(taps, str) else tuple(taps)
     return on_tokens(_forward, lm, ids, taps, tuple((edits or {}).items()))
@@ -130,7 +130,7 @@ class Generated(NamedTuple):
         ids: the ids of the prompt and of the generated text.
         generation: as `jaxgpt.generate` returns it.
         logits: `[1, T, V]`, at each of the ids; the last id is omitted if it exceeds the context length.
-        taps: the requested activations by name, at the same ids.
+        taps: dict of the requested activations, keyed by name, at the same ids.
     """
 
     ids: list[int]
@@ -156,7 +156,7 @@ def generate(
     Args:
         prompt: a text or ids.
         taps: names of activations to return, as for `run`.
-        edits: functions by name, as for `run`.
+        edits: as for `run`.
         key: a seed or a `jax.random.key`.
         **settings: fields of `TextParams` and `SamplingParams`, as for `jaxgpt.generate`.
 

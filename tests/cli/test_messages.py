@@ -83,8 +83,8 @@ train --distributed.num-processes 2 -> need distributed.coordinator HOST:PORT
 train --distributed.coordinator x -> distributed.coordinator must be HOST:PORT, auto or none, not 'x'
 train --distributed.coordinator x:1 --distributed.process-id 0 -> below distributed.num_processes 0
 sample run --temperature nan -> temperature must be
-sample run --max-new-tokens 3000000000 -> max-new-tokens must be at least 1 and at most 16777216, not 3000000000
-sample run --max-length 5 --max-new-tokens 5 -> max-length includes the prompt and cannot be combined
+sample run --max-new-tokens 3000000000 -> max_new_tokens must be at least 1 and at most 16777216, not 3000000000
+sample run --max-length 5 --max-new-tokens 5 -> max_length includes the prompt and cannot be combined
 sample run --num-beams 2 --num-return-sequences 3 -> num_return_sequences 3 exceeds num_beams 2: lower it
 sample run --num-beams 2 --early-stopping maybe -> "maybe" for --early-stopping. Choose from: "true", "false", "never"
 """
@@ -110,7 +110,7 @@ chat run --json -> --json prints the answer to one message: pass it with --once 
 data prepare src -> --out
 data prepare --out out -> missing argument: the documents to tokenize
 data prepare src more --out out -> no such file or directory: more
-data prepare src --out out --shard-tokens 0 -> shard-tokens must be at least 1
+data prepare src --out out --shard-tokens 0 -> shard_tokens must be at least 1
 data prepare src --out out --on-error ignore -> --on-error
 data prepare src --out src --tokenizer bpe -> --out src is inside the source src
 data prepare src --out text.txt --tokenizer bpe -> cannot write to text.txt: File exists
@@ -163,7 +163,7 @@ inspect run --html src -> cannot write src: it is a directory
 plot run --out nowhere/a.png -> cannot write nowhere/a.png: No such file or directory
 train run -> run is a run: repeat its settings with --out NEW, or resume it with --resume
 train run --out run -> run already holds a run: resume it with --resume, or replace it with --overwrite
-train --data.path text.txt --out stray -> stray holds checkpoints but no config.json: restore this file, or choose another --out
+train --data.path text.txt --out stray -> stray holds checkpoints but no config.json: restore it, or choose a different --out
 train --resume --out stray -> stray is not a run: it has no config.json
 train --data.path text.txt --out replaced -> replacing replaced was interrupted: move the files of replaced/.replaced
 train --data.path text.txt --out 'a [b]' -> cannot be read from a path with '[': use a different path; mount a bucket

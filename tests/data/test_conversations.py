@@ -173,7 +173,7 @@ def test_long_conversations_are_cut_and_reported(tmp_path: Path) -> None:
     )
     assert source.endswith(" 40 tokens; 1 skipped without assistant tokens")
     with pytest.raises(
-        UserError, match=r"no conversation of .* has assistant tokens among its first 1: raise data.window"
+        UserError, match=r"no conversation of .* has assistant tokens among its first 1: raise --data.window"
     ):
         load_conversations(path, tokenizer(MARKED), 0)
 

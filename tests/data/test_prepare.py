@@ -251,7 +251,11 @@ def test_sources_without_documents(params: PrepareParams) -> None:
 @pytest.mark.parametrize(
     ("names", "change", "message"),
     [
-        (["src"], {"shard_tokens": 2000}, "created with shard_tokens 1000, not 2000: use the same, or another --out"),
+        (
+            ["src"],
+            {"shard_tokens": 2000},
+            "created with shard_tokens 1000, not 2000: use the same, or a different --out",
+        ),
         (["src"], {"format": "nanogpt"}, "created with format 'llm.c', not 'nanogpt'"),
         (["src"], {"tokenizer": "bpe"}, "created with tokenizer "),
         (["src/a.jsonl"], {}, r"created with sources src \(\d+ files, .* bytes\), not src/a.jsonl \(1 file,"),

@@ -48,7 +48,10 @@ def test_the_suggested_grid_is_valid(name: str, rows: int, columns: int) -> None
         ("v5e-", r"did you mean v5e\?"),
         ("v5e-7", r"unknown slice 'v5e-7': v5e-N has N = 1, 4, 8, .*, 256 \(chips\)"),
         ("v5litepod-512", "v5litepod-N has N = 1, 4, 8"),
-        ("v5p-4", r"N = 8, 16, 32, .* \(TensorCores, two per chip\); for another grid use, for example, v5p:16x16x24"),
+        (
+            "v5p-4",
+            r"N = 8, 16, 32, .* \(TensorCores, two per chip\); for a different grid, use, for example, v5p:16x16x24",
+        ),
         ("v3-8", "unknown chip 'v3-8'"),
         ("h100-8", "unknown chip 'h100-8'"),
         ("h100:32", "use --topology h100:8 --slices 4$"),
