@@ -1,10 +1,10 @@
 """Run directory: created and replaced so that a crash never loses weights, with one writer.
 
-config.json             settings; written last: the run exists
+config.json             settings; written last, so it marks a complete run
 tokenizer.json
 generation_config.json  special tokens, if the tokenizer has any; also tokenizer_config.json
 checkpoints/            see store.py
-metrics.jsonl           losses and speed by step
+metrics.jsonl           losses and speed of each step
 baselines.json          losses of n-grams
 loss.png
 .lock                   held by the process that writes
@@ -181,7 +181,7 @@ def _draft(path: Path, config: Config, tokenizer: Tokenizer) -> Iterator[Run]:
 
 
 def remove_replaced(run: Run) -> None:
-    """Delete the run that was replaced by this one, if a killed process left it."""
+    """Delete the old run that this run replaced, if a killed process left it."""
     shutil.rmtree(run.path / REPLACED, ignore_errors=True)
 
 

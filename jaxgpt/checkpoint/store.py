@@ -38,7 +38,7 @@ from jaxgpt.parallel.processes import is_leader, is_peer_failure
 if TYPE_CHECKING:
     from jaxgpt.train.step import TrainState
 
-# Functions that need Orbax or optax import them, as both are slow to import.
+# Functions that need Orbax or optax import them, because both are slow to import.
 
 SEAL, PARTIAL = "checkpoint.json", ".partial"
 PARTS = ("params", "opt_state", "skip", "ema")
@@ -53,9 +53,11 @@ class Info:
     step: int  # number of steps taken
     val_loss: float | None = None  # over the windows shared by all evaluations of the run; None: not evaluated
     tokens: int = 0  # number of tokens trained on
-    temporary: bool = False  # written by a signal or a timer, and kept until the next checkpoint is written
+    temporary: bool = False  # written after a signal or by a timer, and kept until the next checkpoint is written
     about: Mapping[str, Any] = field(default_factory=dict)  # config, versions, data, base, best loss so far
-    sha256: Mapping[str, str] = field(default_factory=dict)  # digest of each file by path, including checkpoint.json
+    sha256: Mapping[str, str] = field(
+        default_factory=dict
+    )  # digests of the files, keyed by path, including checkpoint.json
 
     def config(self) -> Config:
         """Return the settings of the run when the checkpoint was written."""
@@ -63,7 +65,7 @@ class Info:
 
 
 class Saver:
-    """Writes checkpoints in the background, and deletes those that `kept` omits; a context manager."""
+    """Write checkpoints in the background and delete checkpoints that `kept` omits; a context manager."""
 
     def __init__(self, directory: Path, train: TrainConfig) -> None:
         self.directory, self.train = directory, train
@@ -123,7 +125,7 @@ class Saver:
 
 
 def kept(infos: Mapping[int, Info], train: TrainConfig) -> set[int]:
-    """Return the steps to keep: the newest, and by `train.keep_*` the last, best and periodic ones."""
+    """Return the steps to keep: the newest step, and the last, best and periodic steps of `train.keep_*`."""
     lasting = sorted(step for step, info in infos.items() if not info.temporary)
     best = sorted((loss, step) for step in lasting if (loss := infos[step].val_loss) is not None)
     every = [step for step in lasting if train.keep_every and step % train.keep_every == 0]
@@ -177,7 +179,7 @@ def saved_steps(directory: Path) -> list[int]:
 
 
 def checkpoints(directory: Path) -> dict[int, Info]:
-    """Read the info of a run's checkpoints, by step, ascending; skip damaged checkpoint.json files."""
+    """Return a dict of the info of each checkpoint, keyed by step, ascending; skip damaged checkpoint.json files."""
     infos = {}
     for step in saved_steps(directory):
         with suppress(UserError):  # `find_damage` returns the reason
@@ -189,7 +191,7 @@ def resolve_step(directory: Path, which: str) -> int:
     """Resolve `last`, `best` (lowest validation loss, otherwise the last) or a number to a step.
 
     Raises:
-        UserError: if there is no such checkpoint, or the best is unknown because a checkpoint.json is damaged.
+        UserError: if the checkpoint does not exist, or the best is unknown because a checkpoint.json is damaged.
     """
     steps = saved_steps(directory)
     if not steps:

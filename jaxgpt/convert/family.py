@@ -30,7 +30,7 @@ class Family(NamedTuple):
         read: returns the settings in the other options, given the config so far.
         write: the inverse of `read`.
         served: activations that vLLM and llama.cpp support in this family, according to their source code.
-        form_of: returns the names of the tensors for the content of a config.json and its model, if they depend on it.
+        form_of: returns the names of the tensors for the content of a config.json and its model, if the names depend on either.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Family(NamedTuple):
         return fixed | {"initializer_range": config.init_std} | values | self.write(config)
 
     def express(self, config: ModelConfig) -> ModelConfig:
-        """Return the config of the same function that the family reads back.
+        """Return the equivalent config that the family reads back.
 
         Raises `UserError` with the first setting that the family cannot express.
         """
@@ -85,7 +85,7 @@ class Family(NamedTuple):
 
 def engines(family: Family, config: ModelConfig) -> tuple[str, ...]:
     """Return the programs that support an exported model; others may reject it, or ignore options."""
-    untied = family.name == "gpt2" and not config.tie_embeddings  # vLLM does not read a head
+    untied = family.name == "gpt2" and not config.tie_embeddings  # vLLM does not read an untied head
     if config.activation not in family.served or untied:
         return ("transformers",)
     if family.name != "gemma3_text" and any(0 < window < config.block_size for window in config.windows):

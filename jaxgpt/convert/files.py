@@ -33,7 +33,7 @@ class Weights:
 
     Attributes:
         path: the directory or file.
-        tensors: by name.
+        tensors: dict of `Stored`, keyed by name.
     """
 
     def __init__(self, path: Path) -> None:

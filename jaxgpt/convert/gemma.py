@@ -43,7 +43,7 @@ SCALAR = 256
 def form_of(values: Mapping[str, Any], config: ModelConfig) -> Format:
     """Return the names of the tensors.
 
-    Gemma divides scores by `sqrt(query_pre_attn_scalar)` and jaxgpt by `sqrt(head_dim)`; the gain of the norm of queries is
+    Gemma divides scores by `sqrt(query_pre_attn_scalar)` and jaxgpt by `sqrt(head_dim)`; the gain of the query norm is
     multiplied by the ratio.
     """
     scalar = values.get("query_pre_attn_scalar") or SCALAR

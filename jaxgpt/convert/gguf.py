@@ -40,7 +40,7 @@ TABLE = (
 )
 FORM = Format(TABLE, "", "token_embd.weight", "output.weight")
 
-# Options of transformers and the metadata that holds them, after "llama.".
+# Mapping from transformers options to metadata keys, without the prefix "llama.".
 OPTIONS = {
     "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length",
@@ -59,10 +59,10 @@ class GgufWeights(Weights):
     """The tensors of a GGUF file, and its metadata.
 
     Attributes:
-        metadata: values by name.
-        stored: `gguf.ReaderTensor` by name.
-        heads: numbers of heads of "q" and "k". Their rows are reordered as in transformers: llama.cpp interleaves the two
-            halves of each head.
+        metadata: dict of values, keyed by name.
+        stored: dict of `gguf.ReaderTensor`, keyed by name.
+        heads: numbers of heads of "q" and "k". The rows of these tensors are reordered as in transformers: llama.cpp
+            interleaves the two halves of each head.
     """
 
     def __init__(self, path: Path) -> None:

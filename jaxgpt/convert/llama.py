@@ -16,7 +16,10 @@ from jaxgpt.convert.tensors import WeightRow, matrix, norm
 from jaxgpt.convert.weights import HEAD, Format
 
 PREFIX = "model."
-LETTERS = {"full_attention": "G", "sliding_attention": "L"}  # types of layers, as in model.window_pattern
+LETTERS = {
+    "full_attention": "G",
+    "sliding_attention": "L",
+}  # mapping from layer types to letters of model.window_pattern
 NORMS = {"input_layernorm": "ln_1", "post_attention_layernorm": "ln_2"}
 OLMO_NORMS = {"post_attention_layernorm": "ln_1_out", "post_feedforward_layernorm": "ln_2_out"}
 OPTIONS: dict[str, tuple[str, Any]] = {  # with the defaults of LlamaConfig
@@ -40,7 +43,7 @@ def make_form(norms: Mapping[str, str], offset: float = 0.0, q_gain: float = 1.0
     Args:
         norms: map from a norm's name in transformers to the name of its parameters, for one layer.
         offset: added to a stored gain: 1 if gains are stored as differences from 1.
-        q_gain: factor of the gain of the norm of queries.
+        q_gain: factor of the query norm's gain.
     """
     layer = f"{PREFIX}layers.{{}}."
     table = (
@@ -57,7 +60,7 @@ def make_form(norms: Mapping[str, str], offset: float = 0.0, q_gain: float = 1.0
 
 
 def with_defaults(**defaults: Any) -> dict[str, tuple[str, Any]]:
-    """Return `OPTIONS` with other defaults."""
+    """Return `OPTIONS` with some defaults replaced."""
     return {name: (setting, defaults.get(name, default)) for name, (setting, default) in OPTIONS.items()}
 
 

@@ -80,7 +80,7 @@ def export_model(run: str | Path, target: Path, checkpoint: str = "best") -> Con
         checkpoint: `best` (lowest validation loss), `last`, or a step.
 
     Raises:
-        UserError: if there is no such run, or a setting has no equivalent in the transformers families.
+        UserError: if the run does not exist, or a setting has no equivalent in the transformers families.
         RuntimeError: if the exported model computes different logits.
     """
     with new_directory(target) as directory:

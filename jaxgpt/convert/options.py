@@ -33,7 +33,7 @@ HARMLESS = frozenset(
     """.split()
 )
 
-# Options that change the logits, except with this value.
+# Options that change the logits unless they have this value.
 NEUTRAL: dict[str, Any] = {
     "add_cross_attention": False,
     "chunk_size_feed_forward": 0,

@@ -1,4 +1,4 @@
-"""Map between the tree of weights and another system's flat tensors, with one table for both ways.
+"""Map between the tree of weights and another system's flat tensors, with one table for both directions.
 
 A leaf is named by its path, `h_0/attn/q_proj/kernel`. A `WeightRow` lists the leaves of a tensor, concatenated along its output
 axis. Matrices here are `[in, out]`; PyTorch stores `[out, in]`.
@@ -20,7 +20,7 @@ class WeightRow(NamedTuple):
 
     Attributes:
         name: name of the tensor in the other system.
-        leaves: paths of the leaves here, in storage order.
+        leaves: paths of the jaxgpt leaves, in storage order.
         output_first: whether the matrix is stored as `[out, in]`, as in torch.nn.Linear.
         by_head: whether the leaves alternate head by head along the output axis, instead of being concatenated.
         offset: added to the stored tensor: 1 for a gain stored as its difference from 1.
@@ -58,7 +58,7 @@ def norm(name: str, leaf: str, offset: float = 0.0, factor: float = 1.0) -> Weig
 
 
 def leaf_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each weight of a model, by path."""
+    """Return a dict of the shapes of a model's weights, keyed by path."""
     return {path: weight.shape for path, weight in weights(config).items()}
 
 

@@ -28,7 +28,7 @@ def best(config: Config, mesh: Mesh | AbstractMesh | None = None) -> Ops:
         mesh: the devices, or a topology to compile for; None: JAX's first device.
 
     Raises:
-        UserError: if `train.attention` names a kernel that cannot run.
+        UserError: if `train.attention` selects a kernel that cannot run.
     """
     if isinstance(mesh, AbstractMesh):
         return PLAIN._replace(dtype=jnp.dtype(config.train.compute_dtype))

@@ -20,11 +20,11 @@ from jaxgpt.kernels.devices import per_device
 from jaxgpt.ops import Array
 from jaxgpt.ops.attention import Visible
 
-SHORTEST = 128  # tokens; shorter sequences are faster without tiles (measured in float32)
+SHORTEST = 128  # minimum number of tokens; shorter sequences are faster without tiles (measured in float32)
 TILE = 256  # tokens per tile, within the limits of `TILES`
 TILES = 2, 8  # smallest and largest number of tiles; each is compiled separately
 SCORES = 2**15  # largest number of scores of a group of heads (128 KiB); groups amortize the overhead of each operation
-PARTS = 8  # with 16, the compiler would write the elements to memory before it combines them
+PARTS = 8  # maximum number of parts in `fold`; with 16, the compiler would write the elements to memory first
 SHORT = 64  # elements left to a reduction: 32 or fewer would be recomputed wherever their sum is used
 LOWEST = jnp.finfo(jnp.float32).min
 
@@ -48,7 +48,7 @@ def _local(q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, document_BT: Array | Non
 
 
 def fold(combine: Callable[[Array, Array], Array], x: Array) -> Array:
-    """Combine 2, 4 or 8 equal parts of the last axis elementwise: this is vectorized, unlike reductions."""
+    """Combine 2, 4 or 8 equal parts of the last axis elementwise, which XLA vectorizes, unlike reductions."""
     length, parts = x.shape[-1], 1
     while parts < PARTS and length // parts > SHORT and length % (2 * parts) == 0:
         parts *= 2

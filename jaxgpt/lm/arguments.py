@@ -25,7 +25,7 @@ class Prompt(NamedTuple):
 
     Attributes:
         ids: input of the model; for an empty prompt, the ids that precede a new text.
-        text_ids: ids of the prompt's text: `ids`, or none for an empty prompt.
+        text_ids: ids of the prompt's text: `ids`; [] for an empty prompt.
     """
 
     ids: list[int]
@@ -106,7 +106,7 @@ def start_ids(tokenizer: Tokenizer) -> list[int]:
 
 
 def max_new(model: ModelConfig, length: int, text: TextParams) -> int:
-    """Return the maximum number of new tokens after a prompt; raise `UserError` if it is too long."""
+    """Return the maximum number of new tokens after a prompt; raise `UserError` if the prompt is too long."""
     bounded = text.overflow == "error" or (text.overflow == "auto" and model.positions != "rope")
     fitting = max(model.block_size - length + 1, 0)  # the last token is not an input
     if text.max_length is not None:

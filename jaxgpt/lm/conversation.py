@@ -114,13 +114,13 @@ def chat(
     """Answer the last message of a conversation.
 
     `chat(lm, [{"role": "user", "content": "Hi"}]).text`. For several turns, `jaxgpt.lm.Chat` keeps the key/value cache between
-    them.
+    turns.
 
     Args:
         lm: model with a chat template.
         messages: dicts with a `role` (system, user, assistant) and a `content`; the last one is the user's.
         max_new_tokens: maximum number of tokens of the answer; None: 512, or what fits the context.
-        stop: strings that end the answer; not part of it. The model's own end tokens always end it.
+        stop: strings that end the answer, excluded from it. The model's own end tokens always end it.
         key: a seed, or a `jax.random.key`.
         **sampling: fields of `SamplingParams`.
 
@@ -130,9 +130,7 @@ def chat(
     """
     *before, last = check_messages(messages)
     if last["role"] != "user":
-        raise UserError(
-            f"the last message must have the role user, not {last['role']}; chat answers a message of the user"
-        )
+        raise UserError(f"the last message must have the role user, not {last['role']}; chat answers a user message")
     answer = Chat(lm, before).answer
     *_, end = answer(last["content"], max_new_tokens=max_new_tokens, stop=stop, key=key, **sampling)
     assert end.done is not None

@@ -17,8 +17,8 @@ from jaxgpt.decoding.sampler import Rows, Sampler, SamplerState, decode_steps, p
 from jaxgpt.decoding.sampling import TokenBuffer
 from jaxgpt.model.cache import grow
 
-BLOCK = 64  # slots for new tokens are a multiple of this
-LEAST_SLOTS = 256  # smallest cache of a chat; it grows by doubling, and each size is compiled separately
+BLOCK = 64  # the number of slots for new tokens is rounded up to a multiple of this
+LEAST_SLOTS = 256  # minimum number of cache slots of a chat; the cache grows by doubling, and each size is compiled
 CHUNK = 512  # maximum number of prompt tokens added to a cache at once
 
 
@@ -53,7 +53,7 @@ def cache_slots(prompts: Sequence[Sequence[int]], limit: int, context: int, slid
 
 
 class Prefix(NamedTuple):
-    """The tokens and cache of a session of one row, which another session can extend."""
+    """The tokens and cache of a session of one row, which a later session can extend."""
 
     ids: list[int]
     state: SamplerState

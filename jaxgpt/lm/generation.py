@@ -23,7 +23,7 @@ from jaxgpt.settings import as_int
 
 STREAM_BLOCK = 4  # tokens generated between two pieces of a stream
 STOP_BLOCK = 32  # tokens generated between two searches for stop strings
-LONG_BLOCK = 512  # in longer texts, for progress and Ctrl-C, which cannot interrupt a call of the device
+LONG_BLOCK = 512  # maximum number of tokens per call, for progress and Ctrl-C, which cannot interrupt a call
 BEAMS_IGNORE = ("temperature", "top_k", "top_p", "min_p", "lookup", "stop", "overflow")  # settings that need sampling
 
 
@@ -110,8 +110,8 @@ def stream(
 ) -> Iterator[Piece]:
     """Continue each prompt and yield its text in pieces.
 
-    The concatenated pieces of a row are the text that `generate` returns. Takes the arguments of `generate` but `progress`
-    and beams. `block` is the number of tokens generated between two pieces; None: all.
+    The concatenated pieces of a row are the text that `generate` returns. Takes the arguments of `generate` except `progress`
+    and the settings of beams. `block` is the number of tokens generated between two pieces; None: all.
     """
     text, sampling = make_settings(settings, TextParams, SamplingParams)
     block = 2**31 - 1 if block is None else as_int("block", block, 1, 2**31 - 1)
@@ -127,7 +127,7 @@ class Request(NamedTuple):
     Attributes:
         prompts: one prompt per row.
         new: maximum number of new tokens of each row.
-        params: their length and end; `stop_ids` includes the end tokens.
+        params: length and end of the texts; `stop_ids` includes the end tokens.
     """
 
     lm: LM
@@ -192,7 +192,7 @@ class Request(NamedTuple):
 
 
 def read_request(lm: LM, prompts: Prompts, params: TextParams, sequences: int = 1) -> Request:
-    """Encode each prompt for its number of texts, and check lengths, stop ids and stop strings."""
+    """Encode each prompt `sequences` times, and check lengths, stop ids and stop strings."""
     lm, model, tokenizer = for_decoding(lm), lm.config.model, lm.tokenizer
     encoded = [encode_prompt(tokenizer, model.vocab_size, prompt) for prompt in as_prompts(prompts)]
     encoded = [prompt for prompt in encoded for _ in range(sequences)]
@@ -207,7 +207,7 @@ def read_request(lm: LM, prompts: Prompts, params: TextParams, sequences: int = 
 def decode(
     request: Request, session: DecodeSession, block: int, progress: Callable[[int, int], None] | None = None
 ) -> Iterator[Piece]:
-    """Generate the texts of a session in calls of one, then `block` tokens; in one call if they fit."""
+    """Generate the texts of a session: one token, then `block` tokens per call; one call if `block` is enough."""
     texts, longest = [request.text(row) for row in range(len(request.prompts))], max(request.new)
     while going := [row for row, text in enumerate(texts) if text.finish_reason is None]:
         with request.on_device():

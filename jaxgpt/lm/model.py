@@ -61,7 +61,7 @@ class FrozenBase(NamedTuple):
 def load(path: str | Path, checkpoint: str | int = "best", weights: Precision | None = None) -> LM:
     """Read a run directory; the adapters of a LoRA run are merged with its base.
 
-    The returned config then has no adapters.
+    After merging, the config has no adapters.
 
     Args:
         path: run directory of `jaxgpt train` or `jaxgpt import`.
@@ -70,7 +70,7 @@ def load(path: str | Path, checkpoint: str | int = "best", weights: Precision | 
             on a CPU, and less memory below float32. None: arrays, as trained.
 
     Raises:
-        UserError: if there is no run or no such checkpoint, or the precision is not supported.
+        UserError: if the run or checkpoint does not exist, or the precision is not supported.
     """
     if weights is not None and weights not in get_args(Precision):
         raise UserError(f"weights {short_repr(weights)} is not supported: use one of {', '.join(get_args(Precision))}")
@@ -182,7 +182,7 @@ def save(lm: LM, path: str | Path, *, overwrite: bool = False) -> None:
     Raises:
         UserError: if the weights do not match `lm.config.model`, the tokenizer has more ids than its vocabulary, `path`
             exists, or it cannot be written.
-        TrainingFailed: if the checkpoint cannot be written, such as on a full disk.
+        TrainingFailed: if the checkpoint cannot be written, for example because the disk is full.
     """
     check_lm(lm)
     config, params, tokenizer, _ = lm
@@ -272,7 +272,7 @@ def for_decoding(lm: LM) -> LM:
 
 
 def placed(lm: LM, rows: int) -> AbstractContextManager[None]:
-    """Enter the mesh of weights on several devices; it divides a batch if it can do so evenly."""
+    """Enter the mesh of weights on several devices; it divides the rows of a batch evenly, or not at all."""
     sharding = getattr(jax.tree.leaves(lm.params)[0], "sharding", None)
     if isinstance(sharding, jax.sharding.NamedSharding) and sharding.mesh.size > 1:
         return use_mesh(sharding.mesh, lm.config.model, rows=rows)  # type: ignore[arg-type]

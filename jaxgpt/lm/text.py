@@ -35,7 +35,7 @@ class TextStream:
         *,
         prompt: Sequence[int] = (),
     ) -> None:
-        """Start with no new ids. `limit` is their maximum number; `stop_ids` and `stops` end the row and are not included."""
+        """Start without new ids; `limit` is their maximum number. `stop_ids` and `stops` end the row and are not included."""
         self._decode, self._byte_ids, self._limit = tokenizer.decode, tokenizer.byte_ids, limit
         self._stop_ids, self._stops = frozenset(stop_ids), tuple(stops)
         self._prompt = list(prompt)

@@ -60,7 +60,7 @@ def grow(cache: KVCache, slots: int) -> KVCache:
 def write(new: KeysValues, cached: KeysValues, slot: jax.Array | int) -> KeysValues:
     """Write the keys and values of T tokens into a layer's cache, starting at `slot`.
 
-    The caller must check that they fit: JAX silently shifts an update that would exceed the end.
+    The caller must check that the tokens fit: JAX silently shifts an update that would exceed the end.
     """
     update = jax.lax.dynamic_update_slice_in_dim
     return KeysValues(update(cached.k_BKSH, new.k_BKSH, slot, 2), update(cached.v_BKHS, new.v_BKHS, slot, 3))

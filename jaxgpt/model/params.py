@@ -44,7 +44,7 @@ class Weight(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def weights(config: ModelConfig) -> dict[str, Weight]:
-    """Map paths such as "h_0/attn/q_proj/kernel" to a model's weights, by first use."""
+    """Map paths such as "h_0/attn/q_proj/kernel" to a model's weights, in order of first use."""
     one, first = replace(config, n_layer=1), dict[str, Weight]()  # all blocks have the same weights, so trace only one
 
     def declare() -> None:

@@ -50,14 +50,14 @@ def rope_frequencies(width: int, theta: float, scaling: Llama3Scaling) -> np.nda
 
 
 def rope_rotation(positions_BT: jax.Array, frequency_h: np.ndarray) -> Rotation:
-    """Compute cosine and sine of each position's angles for `rotate`: float32 `[B, T, R / 2]` each."""
+    """Compute the cosine and sine of the angles at each position, for `rotate`: float32 `[B, T, R / 2]` each."""
     frequency = jnp.asarray(frequency_h, jnp.float32)
     angle_BTh = positions_BT.astype(jnp.float32)[..., None] * frequency[None, None, :]
     return jnp.cos(angle_BTh), jnp.sin(angle_BTh)
 
 
 def rotate(x_BTNH: jax.Array, rotation: Rotation) -> jax.Array:
-    """Rotate pairs `(x[i], x[i + R/2])`, so that `q . k` depends only on the distance of positions.
+    """Rotate pairs `(x[i], x[i + R/2])`, so that `q . k` depends only on the distance between positions.
 
     `y1 = x1 cos a - x2 sin a`, `y2 = x2 cos a + x1 sin a`, where x1 and x2 are the halves of the first R channels of a head
     ("rotate half"); the other channels are unchanged.

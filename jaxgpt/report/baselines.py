@@ -14,10 +14,10 @@ from jaxgpt.errors import UserError
 from jaxgpt.files import read_json
 from jaxgpt.report.ngrams import MAX_BASE, cross_entropies, trigrams
 
-COUNTED = 1 << 23  # training tokens to count n-grams in: up to 0.7 GB of memory
-EVALUATED = 1 << 22  # held-out tokens to compute cross entropies on
+COUNTED = 1 << 23  # maximum number of training tokens in which n-grams are counted; needs 0.7 GB
+EVALUATED = 1 << 22  # maximum number of held-out tokens for cross entropies
 QUICK = 1 << 22  # limit of both numbers when a run starts
-SAMPLED = 1 << 20  # tokens of a block of a sample
+SAMPLED = 1 << 20  # tokens per block of a sample
 COMPRESSED = 1 << 20  # bytes of held-out text to compress
 
 
@@ -34,7 +34,7 @@ def baselines(data: Data) -> dict[str, Any] | None:
 
 
 def read_baselines(run: Path) -> dict[str, Any]:
-    """Read the baselines of a run directory: `losses` in nats per token by name, and `bytes_per_token`.
+    """Read the baselines of a run directory: `losses` in nats per token, keyed by name, and `bytes_per_token`.
 
     Raises:
         UserError: if baselines.json is damaged.
@@ -54,7 +54,7 @@ def fit_ngrams(train: Split, val: Split, vocab_size: int, counted: int, evaluate
 
     Returns:
         A dictionary for JSON: `losses` of the uniform, unigram, bigram and trigram model in nats per token, and the numbers
-        of trigrams they were counted in and evaluated on. None if a split has no trigram.
+        of trigrams counted and evaluated. None if a split has no trigram.
     """
     fitted = np.concatenate([_trigrams(train, vocab_size, *block) for block in sample(len(train), counted)])
     tested = np.concatenate([_trigrams(val, vocab_size, *block) for block in sample(len(val), evaluated)])

@@ -22,7 +22,7 @@ class HashSet:
         self.hashes = np.unique(hashes)  # sorted
         bits = max((SPREAD * len(self.hashes)).bit_length(), 1)
         self._shift = np.uint64(64 - bits)
-        self._used = np.zeros(1 << bits, bool)  # by the first bits of a hash
+        self._used = np.zeros(1 << bits, bool)  # indexed by the first bits of a hash
         self._used[self.hashes >> self._shift] = True
 
     def find(self, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -98,7 +98,7 @@ def find_memorized(
 
     Returns:
         The spans; and, to compare them with, the median length in tokens of the longest spans of `PIECES` pieces of the
-        validation text, each as long as the longest sample. None if the validation text is shorter than that.
+        validation text, each as long as the longest sample. None if the validation text is shorter than the longest sample.
     """
     n, pieces = max(map(len, samples), default=0), list[np.ndarray]()
     if data.held_out and 0 < n <= len(data.val):

@@ -44,7 +44,7 @@ def report_on(data: Data, progress: Progress = no_progress) -> dict[str, Any]:
     if fitted is None:
         raise UserError(
             f"{data.source}: {len(train):,} training and {len(val) * data.held_out:,} validation tokens are too few to compute "
-            f"the entropy of trigrams: use a longer text, or change data.train_fraction"
+            f"the entropy of trigrams: use a longer text, or change --data.train-fraction"
         )
     ratio = bytes_per_token(data, EVALUATED)
     baselines = {

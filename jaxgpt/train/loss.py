@@ -20,7 +20,7 @@ class RowSums(NamedTuple):
     Attributes:
         loss_B: summed loss, float32.
         count_B: number of counted tokens, float32: the divisor of all sums.
-        others: further sums by name. Divided by the count, they become metrics.
+        others: dict of further sums, keyed by name. Divided by the count, they become metrics.
     """
 
     loss_B: jax.Array
@@ -40,7 +40,7 @@ def next_token_loss(apply_fn: Callable[..., Any], chunk: int = 0) -> Objective:
     Args:
         apply_fn: `GPT(config).apply`, or any `(variables, tokens_BT, key) -> logits_BTV`. For windows with documents, the
             `Positions` of the tokens are a fourth argument.
-        chunk: number of positions of a window whose logits are computed at a time, to save memory (`chunked`, for a model
+        chunk: number of positions per window at which to compute logits at a time, to save memory (`chunked`, for a model
             with the methods `hidden` and `head`); 0: all.
 
     Returns:

@@ -52,7 +52,7 @@ class Numbers(NamedTuple):
 
 
 def numbers_of(optim: OptimConfig) -> Numbers:
-    """Return these values of an optimizer config, as Python floats."""
+    """Return the `Numbers` of an optimizer config, as Python floats."""
 
     def rates(peak: float) -> Rates:
         low = optim.min_lr / optim.learning_rate * peak

@@ -18,7 +18,7 @@ class SkipStatistics(NamedTuple):
     """Running statistics that decide whether an update is applied.
 
     Attributes:
-        in_a_row: int32, updates skipped since the last one that was applied.
+        in_a_row: int32, updates skipped since the last applied update.
         total: int32, updates skipped.
         seen: int32, updates with a finite loss and gradient, applied or skipped.
         loss: running mean, in nats per token.
@@ -52,7 +52,7 @@ def skip_bad_updates(
     """Wrap an optimizer so that it skips non-finite updates and spikes.
 
     A skipped update changes neither the weights nor the state of the optimizer, including its schedule. Unlike
-    `optax.apply_if_finite`, it is never applied, no matter how many are skipped in a row.
+    `optax.apply_if_finite`, bad updates are never applied, regardless of how many are skipped in a row.
 
     Args:
         optimizer: any optax transformation.

@@ -66,8 +66,8 @@ def gradients(
 ) -> tuple[dict[str, jax.Array], Any]:
     """Compute the mean loss, the means of the objective's other sums, and the loss gradient.
 
-    Sums are added over microbatches and devices and divided once by the count, so the result does not depend on the
-    number of either.
+    Sums are added over microbatches and devices and divided once by the count, so the result does not depend on their
+    numbers.
     """
     sums = partial(gradient_sums, key=key, objective=objective, accumulation=accumulation)
     (loss, count, others), grads = (over_devices(sums) if over_devices else sums)(params, batch)
@@ -138,8 +138,8 @@ def train_step(
         learning_rate: schedule of the rate, for the metrics only; None: no `lr` in the metrics.
         seed: seed of the dropout masks, which are a function of (seed, step, microbatch).
         accumulation: number of microbatches; divides the number of rows. Without dropout, the result does not depend on it.
-        over_devices: transformation that all-reduces the sums and their gradient over devices; None: the compiler does
-            so. Dropout is not supported, because all devices would draw the same masks.
+        over_devices: transformation that all-reduces the sums and their gradient over devices; None: the compiler
+            inserts the all-reduce. Dropout is not supported, because all devices would draw the same masks.
         dropout: whether the objective receives a dropout key.
         ema_decay: `ema <- ema_decay ema + (1 - ema_decay) params`, if the state has an EMA. A skipped update
             (`skip_bad_updates`) changes neither the weights nor the optimizer state nor the EMA.

@@ -97,7 +97,7 @@ def test_a_chip_by_its_numbers() -> None:
 def test_a_missing_or_mismatched_libtpu_names_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     topology = parse_topology("v5e:2x4")
     assert "no compiler" in compiler_missing(parse_topology("a100:8"))
-    assert "several machines" in compiler_missing(parse_topology("h100:8", 2))
+    assert "several GPU machines" in compiler_missing(parse_topology("h100:8", 2))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert "pip install -e '.[tpu]'" in compiler_missing(topology)
     assert "pip install -e '.[cuda13]'" in compiler_missing(parse_topology("h100:8"))
