@@ -115,7 +115,7 @@ def resolve_targets(model: ModelConfig, lora: LoraConfig) -> str:
 def import_adapter(source: Path, target: Path, init_from: str) -> Converted:
     """Write a new run with the adapters of a PEFT directory, on the base `init_from`: a run or one of its checkpoints.
 
-    The run is created atomically. Raises `UserError` as `read_adapter`, or if there is no such base.
+    The run is created atomically. Raises `UserError` as `read_adapter`, or if the base does not exist.
     """
     check_new(target)
     where = str(weights_at(init_from).absolute())
