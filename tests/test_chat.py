@@ -26,10 +26,11 @@ import jaxgpt
 from jaxgpt.cli import main
 from jaxgpt.config import SamplingParams
 from jaxgpt.data.tokenizer import ByteTokenizer, SpecialTokens, SubwordTokenizer
+from jaxgpt.decoding.sampler import SamplerState
 from jaxgpt.errors import UserError
 from jaxgpt.lm import LM, Chat, engine
 from jaxgpt.lm.arguments import row_keys
-from jaxgpt.lm.engine import DecodeSession, Prefix
+from jaxgpt.lm.engine import DecodeSession, cached_ids
 from jaxgpt.lm.model import sampler_of
 
 TEMPLATE = (
@@ -62,8 +63,8 @@ def run(lm: LM, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def extended(
-    lm: LM, before: Prefix | None, prompt: list[int], limit: int, sampling: SamplingParams, key: int = 0
-) -> tuple[list[int], int, Prefix | None]:
+    lm: LM, before: SamplerState | None, prompt: list[int], limit: int, sampling: SamplingParams, key: int = 0
+) -> tuple[list[int], int, SamplerState | None]:
     """Return the tokens that a session generates from an earlier one, how many it kept, and what comes of it."""
     keys, context = row_keys(key, 1), lm.config.model.block_size
     sampler = sampler_of(lm, sampling)
@@ -71,7 +72,7 @@ def extended(
     ids: list[int] = []
     while len(new := session.next_tokens(4)[0]):
         ids += new.tolist()
-    return ids, session.reused, session.prefix()
+    return ids, session.reused, session.end()
 
 
 @pytest.mark.ci
@@ -89,7 +90,7 @@ def test_the_cache_changes_no_token(settings: dict[str, Any], sampling: Sampling
     lm, rng = tiny(block_size=600, n_layer=1, n_embd=16, **settings), np.random.default_rng(0)
     before, prompt = None, rng.integers(0, 16, 20).tolist()
     for turn, (limit, more) in enumerate([(30, 9), (5, 520), (1, 3), (10, 1), (2, 0)]):
-        cached = before.ids if before else []
+        cached = cached_ids(before) if before else []
         got, reused, before = extended(lm, before, prompt, limit, sampling, turn)
         [want] = jaxgpt.generate(lm, [prompt], max_new_tokens=limit, key=turn, **asdict(sampling))
         assert got == want.ids
@@ -122,7 +123,7 @@ def test_any_part_of_an_earlier_text_can_be_shared(positions: str) -> None:
     for name, (text, shared) in cases.items():
         before = extended(lm, None, prompt, 6, greedy)[2]
         assert before
-        assert before.ids == whole[:-1]
+        assert cached_ids(before) == whole[:-1]
         got, reused, after = extended(lm, before, text, 8, greedy)
         assert reused == shared, name
         assert got == jaxgpt.generate(lm, [text], max_new_tokens=8, temperature=0)[0].ids, name

@@ -9,9 +9,9 @@ import jax
 
 from jaxgpt.config import MAX_TOKENS, SEED, SamplingParams, TextParams
 from jaxgpt.data.chat_template import ChatTemplate, Message, check_messages
+from jaxgpt.decoding.sampler import SamplerState
 from jaxgpt.errors import UserError
 from jaxgpt.lm.arguments import Prompt, as_tuple, make_settings, row_keys
-from jaxgpt.lm.engine import Prefix
 from jaxgpt.lm.generation import STREAM_BLOCK, Generation, Piece, Request, decode, read_request
 from jaxgpt.lm.model import LM, check_lm, for_decoding
 from jaxgpt.settings import as_int
@@ -47,7 +47,7 @@ class Chat:
             )
         self._template = ChatTemplate(special.chat_template, special.names)
         self._lm = for_decoding(lm)
-        self._before: Prefix | None = None
+        self._before: SamplerState | None = None
         self.messages = check_messages(messages) if messages else []
         self.prompt_tokens = self.reused = 0
 
@@ -97,7 +97,7 @@ class Chat:
             failed = True
             raise
         finally:
-            self._before = session.prefix()
+            self._before = session.end()
             if not failed:  # keep the answer even if the generator was closed or interrupted
                 self.messages = [*messages, {"role": "assistant", "content": answer}]
 

@@ -52,11 +52,10 @@ def cache_slots(prompts: Sequence[Sequence[int]], limit: int, context: int, slid
     return bucket(longest, 8, context) + blocks(min(limit, context) if slide else limit)
 
 
-class Prefix(NamedTuple):
-    """The tokens and cache of a session of one row, which a later session can extend."""
-
-    ids: list[int]
-    state: SamplerState
+def cached_ids(state: SamplerState) -> list[int]:
+    """Return the ids in the cache of a state of one row."""
+    start, length = int(state.text.start_B[0]), int(state.cache.length)
+    return np.asarray(state.text.ids_BS)[0, start:length].tolist()
 
 
 class DecodeSession:
@@ -78,7 +77,7 @@ class DecodeSession:
         context: int = 0,
         slide: bool = False,
         lookup: int = 0,
-        before: Prefix | None = None,
+        before: SamplerState | None = None,
     ) -> None:
         """Prepare a batch; without `before`, nothing is computed yet.
 
@@ -89,8 +88,7 @@ class DecodeSession:
             context: the model's context length in tokens.
             slide: beyond the context, continue from the last `context` tokens.
             lookup: draft tokens by prompt lookup with n-grams of this length, for one prompt without `slide`; 0: off.
-            before: prefix of an earlier session, which is donated; tokens shared with the prompt are not computed
-                again.
+            before: the end of an earlier session, donated; cached tokens shared with the prompt are not computed again.
         """
         assert len(keys) == len(prompts) == len(limits), (keys.shape, len(prompts), len(limits))  # JAX clamps indices
         ids_BP, start_B = left_pad(prompts, context)
@@ -137,19 +135,16 @@ class DecodeSession:
         done_B[list(rows)] = True
         self._state = self._state._replace(done_B=jax.device_put(done_B, self._state.done_B.sharding))
 
-    def prefix(self) -> Prefix | None:
-        """End this session of one row, and return its tokens and cache, or None after a failed call."""
+    def end(self) -> SamplerState | None:
+        """End this session, and return its state, which another session of one row can extend; None after a failed call."""
         state, self._state = self._state, None
-        if state is None:
-            return None
-        start, length = int(state.text.start_B[0]), int(state.cache.length)
-        return Prefix(np.asarray(state.text.ids_BS)[0, start:length].tolist(), state)
+        return state
 
-    def _extend_prefix(self, before: Prefix, prompt: Sequence[int]) -> SamplerState | None:
+    def _extend_prefix(self, before: SamplerState, prompt: Sequence[int]) -> SamplerState | None:
         """Keep the cached tokens shared with an earlier text and add the remaining tokens; None if no token is shared."""
-        text, cache, start = before.state.text, before.state.cache, int(before.state.text.start_B[0])
-        same = (i for i, (a, b) in enumerate(zip(before.ids, prompt, strict=False)) if a != b)
-        self.reused = done = min(next(same, min(len(before.ids), len(prompt))), len(prompt) - 1)
+        ids, cache, start = cached_ids(before), before.cache, int(before.text.start_B[0])
+        same = (i for i, (a, b) in enumerate(zip(ids, prompt, strict=False)) if a != b)
+        self.reused = done = min(next(same, min(len(ids), len(prompt))), len(prompt) - 1)
         if not done:
             return None
         slots = bucket(start + len(prompt) + self._limit, LEAST_SLOTS)
@@ -166,7 +161,7 @@ class DecodeSession:
         ids_1S = np.zeros((1, cache.size + 1), np.int32)
         ids_1S[0, start : start + len(prompt)] = prompt
         self._prompt = start + len(prompt)
-        text = TokenBuffer(jnp.asarray(ids_1S), text.start_B, jnp.int32(self._prompt))
+        text = TokenBuffer(jnp.asarray(ids_1S), before.text.start_B, jnp.int32(self._prompt))
         return SamplerState(text, cache._replace(length=jnp.int32(start + done)), jnp.zeros((1,), bool), jnp.int32(0))
 
 

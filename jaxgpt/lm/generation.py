@@ -12,10 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgpt.config import SEED, BeamParams, SamplingParams, TextParams
+from jaxgpt.decoding.sampler import SamplerState
 from jaxgpt.decoding.sampling import DIVERGED, Filter, with_filters
 from jaxgpt.errors import UserError
 from jaxgpt.lm.arguments import Prompt, Prompts, as_prompts, encode_prompt, make_settings, max_new, row_keys
-from jaxgpt.lm.engine import DecodeSession, Prefix, bucket, cache_slots, search
+from jaxgpt.lm.engine import DecodeSession, bucket, cache_slots, search
 from jaxgpt.lm.model import LM, for_decoding, placed, sampler_of
 from jaxgpt.lm.text import FinishReason, TextStream
 from jaxgpt.parallel.host import device_memory
@@ -145,7 +146,7 @@ class Request(NamedTuple):
         params, prompt = self.params, self.prompts[row].text_ids
         return TextStream(self.lm.tokenizer, self.new[row], params.stop_ids, params.stop, prompt=prompt)
 
-    def session(self, sampling: SamplingParams, key: Any, before: Prefix | None = None) -> DecodeSession:
+    def session(self, sampling: SamplingParams, key: Any, before: SamplerState | None = None) -> DecodeSession:
         """Return a session that generates the texts; `key` is as in `generate`."""
         lm, params = self.lm, self.params
         if params.lookup and (len(self.prompts) > 1 or params.overflow == "slide"):
