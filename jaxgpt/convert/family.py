@@ -51,10 +51,8 @@ class Family(NamedTuple):
             options.only(name, value)
         values = dict(self.settings)
         for name, (setting, default) in self.options.items():
-            if setting == "activation":
-                values[setting] = options.choice(name, ACTIVATIONS, default)
-            else:
-                values[setting] = options.read(name, default)
+            activation = setting == "activation"
+            values[setting] = options.choice(name, ACTIVATIONS, default) if activation else options.read(name, default)
         config = ModelConfig(**values)
         return replace(config, **self.read(options, config))
 

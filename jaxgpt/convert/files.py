@@ -116,10 +116,8 @@ def check_new(target: Path) -> None:
 def new_directory(target: Path) -> Iterator[Path]:
     """Yield a draft next to `target`, which becomes `target` on success and is deleted on failure.
 
-    A killed process leaves its draft, which the next process with the same target deletes.
-
-    Raises:
-        UserError: if `target` exists, cannot be written or replaced, or has the name of a GGUF file.
+    A killed process leaves its draft, which the next process with the same target deletes. Raises `UserError` if `target`
+    exists, cannot be written or replaced, or has the name of a GGUF file.
     """
     if target.suffix == ".gguf":
         raise UserError(

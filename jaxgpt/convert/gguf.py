@@ -205,14 +205,11 @@ def _library_tokenizer(tokens: list[str], merges: list[str], types: list[int], p
 
 
 def _special_tokens(path: Path, ggml: Mapping[str, Any], tokens: list[str], template: Any) -> SpecialTokens:
-    ids: dict[str, int] = {}
-    for name, in_file in (("bos", "bos"), ("eos", "eos"), ("eot", "eot"), ("pad", "padding"), ("unk", "unknown")):
-        value = ggml.get(f"{in_file}_token_id")
-        if value is None:
-            continue
-        if type(value) is not int or not 0 <= value < len(tokens):
-            raise UserError(f"{path}: {in_file}_token_id must be below {len(tokens)}: {short_repr(value)}")
-        ids[name] = value
+    keys = {"bos": "bos", "eos": "eos", "eot": "eot", "pad": "padding", "unk": "unknown"}
+    ids = {name: ggml[key] for name, each in keys.items() if ggml.get(key := f"{each}_token_id") is not None}
+    for name, i in ids.items():
+        if type(i) is not int or not 0 <= i < len(tokens):
+            raise UserError(f"{path}: {keys[name]}_token_id must be below {len(tokens)}: {short_repr(i)}")
     generation: dict[str, Any] = {f"{name}_token_id": ids[name] for name in ("bos", "pad") if name in ids}
     if ends := list(dict.fromkeys(ids[name] for name in ("eos", "eot") if name in ids)):
         generation["eos_token_id"] = ends if len(ends) > 1 else ends[0]

@@ -21,12 +21,9 @@ ALIASES = {name: f"openai-community/{name}" for name in ("gpt2", "gpt2-medium", 
 def fetch_model(name: str, revision: str = "") -> tuple[Path, str]:
     """Return the local directory and the commit of a hub repository; download it to the hub's cache if needed.
 
-    Args:
-        name: `owner/name`, or the bare name of one of OpenAI's four GPT-2 models.
-        revision: a commit, tag or branch; empty: the pinned commit if there is one, otherwise main.
-
-    Raises:
-        UserError: if the name is invalid, or `jaxgpt.hub.download` fails.
+    `name` is `owner/name`, or the bare name of one of OpenAI's four GPT-2 models. `revision` is a commit, tag or branch;
+    empty: the pinned commit if there is one, otherwise main. Raises `UserError` if the name is invalid, or the download
+    fails.
     """
     repo = ALIASES.get(name, name)
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", repo):

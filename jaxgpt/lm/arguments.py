@@ -73,8 +73,7 @@ def encode_prompt(tokenizer: Tokenizer, vocab_size: int, prompt: Any, special: b
     A string is preceded by the tokenizer's `bos_ids`, unless it begins with them; an empty string becomes the ids that
     `start_ids` returns. With `special`, names of special tokens in a string are encoded as their ids.
 
-    Raises:
-        UserError: if the prompt has no ids, non-integer ids, or ids outside the vocabulary.
+    Raises `UserError` if the prompt has no ids, non-integer ids, or ids outside the vocabulary.
     """
     if isinstance(prompt, str):
         text_ids = (tokenizer.encode_special if special else tokenizer.encode)(prompt).tolist()
