@@ -37,7 +37,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--devices", type=int, default=1, help="CPU devices over which our weights are split")
     parser.add_argument("--kinds", nargs="+", default=["float32", "bfloat16", "int8"])
-    parser.add_argument("--compiled", action="store_true", help="also transformers with a static cache, compiled")
+    parser.add_argument(
+        "--compiled", action="store_true", help="also measure transformers with a static cache, compiled"
+    )
     parser.add_argument("--top-k", type=int, default=0, help="top-k on both sides; 0: greedy")
     parser.add_argument(
         "--long", type=int, default=0, help="also compare the time of a token after 16 and after this number of tokens"
@@ -197,7 +199,7 @@ def main() -> None:
 
 
 def read_bandwidth(tensor: Any) -> float:
-    """Bytes per second of a sum; on a GPU, of several sums, because one dispatch and one wait take as long as a sum."""
+    """Return the bytes per second of a sum; on a GPU, of several sums, because a dispatch and a wait take as long."""
     sums = QUEUED if tensor.is_cuda else 1
     start = time.perf_counter()
     for _ in range(sums):
@@ -207,7 +209,7 @@ def read_bandwidth(tensor: Any) -> float:
 
 
 def placed(config: Any, devices: int) -> Any:
-    """The mesh of the jaxgpt run."""
+    """Return the mesh of the jaxgpt run."""
     from contextlib import nullcontext
 
     from jaxgpt.config import MeshConfig
@@ -217,7 +219,7 @@ def placed(config: Any, devices: int) -> Any:
 
 
 def ours(layers: int, heads: int, width: int, devices: int) -> tuple[Any, Any]:
-    """A config, and random weights sharded over the devices."""
+    """Return a config, and random weights sharded over the devices."""
     import jax
 
     from jaxgpt.config import MeshConfig, ModelConfig

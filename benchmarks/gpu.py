@@ -1,7 +1,7 @@
 """Run all tests and benchmarks on a GPU, in resumable slices of less than 8 minutes, in any order.
 
 python benchmarks/gpu.py --out results                   run the slices without a result in that directory
-python benchmarks/gpu.py --out results train-124m-16     run these, even if they have a result
+python benchmarks/gpu.py --out results train-124m-16     run these slices, even if they have a result
 python benchmarks/gpu.py --out results --list            list slices and results; run nothing
 python benchmarks/gpu.py --out results --toy             run all at toy size, to check the script on a CPU
 
@@ -83,8 +83,8 @@ def slices(toy: bool, text: str) -> dict[str, list[str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("slices", nargs="*", help="run these; default: those without a result")
-    parser.add_argument("--out", type=Path, help="folder of the results")
+    parser.add_argument("slices", nargs="*", help="slices to run; default: slices without a result")
+    parser.add_argument("--out", type=Path, help="directory of the results")
     parser.add_argument("--toy", action="store_true")
     parser.add_argument("--text", default="", help="tinyshakespeare as a text file")
     parser.add_argument("--list", action="store_true")
@@ -102,7 +102,7 @@ def main() -> None:
     if unknown := set(args.slices) - set(commands):
         parser.error(f"no slice {', '.join(sorted(unknown))}: one of {', '.join(commands)}")
     if not args.out:
-        parser.error("--out FOLDER is missing")
+        parser.error("--out DIRECTORY is missing")
     args.out.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     for name in () if args.list else args.slices or commands:
@@ -159,11 +159,11 @@ def run(command: list[str], out: Path, toy: bool) -> dict[str, Any]:
 
 
 def environment(cache: Path, require_gpu: bool) -> dict[str, str]:
-    """Environment variables of a slice: one GPU, and a compilation cache that a repeated slice reuses."""
+    """Return the environment variables of a slice: one GPU, and a compilation cache that a repeated slice reuses."""
     ours = {
         "JAX_COMPILATION_CACHE_DIR": str(cache / "jax"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        # cuDNN attention has a pointer in its cache key, which differs between processes.
+        # The cache key of cuDNN attention contains a pointer, which differs between processes.
         "JAX_REMOVE_CUSTOM_PARTITIONING_PTR_FROM_CACHE_KEY": "true",
         "TORCHINDUCTOR_CACHE_DIR": str(cache / "torch"),
     }
@@ -176,7 +176,7 @@ def environment(cache: Path, require_gpu: bool) -> dict[str, str]:
 
 
 def last_json(lines: list[str]) -> dict[str, Any] | None:
-    """The last line that is a JSON object. Libraries may print after it; a stopped slice may end in a partial line."""
+    """Return the last line that is a JSON object. Libraries may print after it; a stopped slice may end in a partial line."""
     for line in reversed(lines):
         if line.startswith("{"):
             try:
@@ -187,7 +187,7 @@ def last_json(lines: list[str]) -> dict[str, Any] | None:
 
 
 def gpu_name() -> str:
-    """Name, driver and memory of the first GPU as the driver reports them; "" without a GPU."""
+    """Return name, driver and memory of the first GPU as the driver reports them; "" without a GPU."""
     query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=30)
@@ -205,7 +205,7 @@ def cpu_name() -> str:
 
 
 def sheet_peak(device: str) -> float:
-    """bfloat16 FLOP/s of a GPU in its data sheet; 0: unknown."""
+    """Return the bfloat16 FLOP/s of a GPU from its data sheet; 0: unknown."""
     from jaxgpt.parallel.chips import CHIPS
 
     name = device.split(",")[0].strip()  # PCIe and NVL boards have different rates from SXM boards
@@ -213,7 +213,7 @@ def sheet_peak(device: str) -> float:
 
 
 def table(results: dict[str, dict[str, Any]]) -> list[str]:
-    """One line or more for each slice that has been run."""
+    """Return one line or more for each slice that has been run."""
     lines = []
     for name, outcome in results.items():
         if "error" in outcome:
@@ -265,7 +265,7 @@ TABLES: dict[str, Callable[[dict[str, Any], str], list[str]]] = {
 
 
 def run_verify(toy: bool, text: str) -> dict[str, Any]:
-    """The laws of `jaxgpt verify` on this device, with float32 products in full precision, on two kinds of models."""
+    """Check the laws of `jaxgpt verify` on this device, with float32 products in full precision, on two kinds of models."""
     del text
     os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "highest")
     from jaxgpt.config import Config, DataConfig, ModelConfig
@@ -286,7 +286,7 @@ def run_verify(toy: bool, text: str) -> dict[str, Any]:
 
 
 def run_tests(name: str, toy: bool, text: str) -> dict[str, Any]:
-    """Tests of operations, model and decoding on this device, in full float32."""
+    """Run the tests of operations, model and decoding on this device, in full float32."""
     del text
     arguments = ["tests/kernels/test_stored.py"] if toy and name != "tests-cudnn" else TESTS[name]
     env = os.environ | {"JAX_DEFAULT_MATMUL_PRECISION": "highest", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
@@ -318,7 +318,7 @@ def run_tests(name: str, toy: bool, text: str) -> dict[str, Any]:
 
 
 def run_profile(toy: bool, text: str) -> dict[str, Any]:
-    """Time of a step of the 124M model by kind of operation (`jaxgpt bench`)."""
+    """Measure the time of a step of the 124M model by kind of operation (`jaxgpt bench`)."""
     del text
     from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig
     from jaxgpt.study import bench
@@ -327,7 +327,7 @@ def run_profile(toy: bool, text: str) -> dict[str, Any]:
     notes: dict[str, str] = {}
 
     def device_time_or_note(*args: Any) -> dict[str, float]:
-        """If a trace cannot be read, only its rows are lost, not the throughput."""
+        """Return no rows if a trace cannot be read, so that the throughput is still reported."""
         try:
             return device_time(*args)
         except ValueError as e:
@@ -378,7 +378,7 @@ def run_recipe(toy: bool, text: str) -> dict[str, Any]:
 
 
 def run_recipe_torch(toy: bool, text: str) -> dict[str, Any]:
-    """The same recipe and the same batches in PyTorch, compiled (eager at toy size)."""
+    """Train the same recipe on the same batches in PyTorch, compiled (eager at toy size)."""
     import numpy as np
     import torch
     from torch_gpt import TorchGPT, put
@@ -431,7 +431,7 @@ def run_recipe_torch(toy: bool, text: str) -> dict[str, Any]:
 
 
 def shakespeare(text: str, toy: bool) -> tuple[Any, int]:
-    """The character ids of a text, and the vocabulary size."""
+    """Return the character ids of a text, and the vocabulary size."""
     import numpy as np
 
     if not text and not toy:

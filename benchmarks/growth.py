@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def exponents(way: str, args: argparse.Namespace) -> dict[str, Any]:
-    """The times along one dimension, and the two slopes."""
+    """Return the times along one dimension, and the two slopes."""
     shapes = WAYS[way][: args.sizes]
     sizes = [getattr(shape, "layers" if way == "depth" else way) for shape in shapes]
     times = []
@@ -79,14 +79,14 @@ def exponents(way: str, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def slope(sizes: list[int], values: list[float] | list[int]) -> float:
-    """The slope of the least-squares line through the logarithms."""
+    """Return the slope of the least-squares line through the logarithms."""
     xs, ys = [math.log(size) for size in sizes], [math.log(value) for value in values]
     middle, height = sum(xs) / len(xs), sum(ys) / len(ys)
     return sum((x - middle) * (y - height) for x, y in zip(xs, ys, strict=True)) / sum((x - middle) ** 2 for x in xs)
 
 
 def memory(layers: int) -> dict[str, Any]:
-    """GiB of each side."""
+    """Return the peak memory of each side in GiB."""
     found = {}
     for side in SIDES:
         found[side] = alone(side, LONG._replace(layers=layers), "--memory")
@@ -95,13 +95,13 @@ def memory(layers: int) -> dict[str, Any]:
 
 
 def alone(side: str, shape: Shape, *flags: str) -> float:
-    """The figure of a side, measured in a separate process."""
+    """Return the figure of a side, measured in a separate process."""
     command = [sys.executable, "-W", "ignore", __file__, "--side", side, "--shape", json.dumps(shape), *flags]
     return float(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()[-1])
 
 
 def step_seconds(shape: Shape, seconds: float) -> float:
-    """The median time of the steps within a number of seconds, at least five, after three warm-up steps."""
+    """Return the median time of the steps within a number of seconds, at least five, after three warm-up steps."""
     work = ours(shape)
     for _ in range(3):
         work()
@@ -114,7 +114,7 @@ def step_seconds(shape: Shape, seconds: float) -> float:
 
 
 def resident(side: str, shape: Shape) -> float:
-    """Peak memory of this process after two steps, in GiB."""
+    """Return the peak memory of this process after two steps, in GiB."""
     work = peer("torch", shape, "") if side == "torch" else ours(shape, **SIDES[side])
     work()
     work()

@@ -4,7 +4,7 @@ python benchmarks/hazard.py                     the default preset's shape, 3 pr
 python benchmarks/hazard.py --rounds 1 --steps 3    a quick check
 
 Each process builds the preset as `python train.py` does, runs a few warm-up steps, then times each remaining step. The
-figure of a process is its median; printed are the median and the range over the processes.
+figure of a process is its median; the output is the median and the range over the processes.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ WAYS = {"off": f"{FLAG}-reduce", "on": f"{FLAG}+reduce"}  # fused reductions
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--preset", default="python-char")
-    parser.add_argument("--rounds", type=int, default=3, help="processes each way")
-    parser.add_argument("--steps", type=int, default=20, help="timed steps of a process")
+    parser.add_argument("--rounds", type=int, default=3, help="processes per setting")
+    parser.add_argument("--steps", type=int, default=20, help="timed steps per process")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
@@ -61,11 +61,11 @@ def main() -> None:
     for way, median in medians.items():
         times = figures["milliseconds"][way]
         print(f"fused reductions {way:3}  {1000 * median:7.1f} ms a step  ({min(times)} to {max(times)})")
-    print(f"the flag costs {100 * figures['cost']:+.1f} %")
+    print(f"the flag costs {100 * figures['cost']:+.1f}%")
 
 
 def one(preset_name: str, steps: int) -> float:
-    """Median seconds of a step, in this process."""
+    """Return the median seconds of a step, in this process."""
     import numpy as np
 
     from jaxgpt.cli.settings import with_vocab

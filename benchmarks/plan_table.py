@@ -1,9 +1,9 @@
-"""The tables of docs/scaling.md: training steps compiled for remote machines. Takes about an hour on two cores.
+"""Print the tables of docs/scaling.md: training steps compiled for absent hardware, about an hour on two cores.
 
-python benchmarks/plan_table.py                        all of it
+python benchmarks/plan_table.py                        all rows
 python benchmarks/plan_table.py --only gpt2-v5e weak   rows with these name prefixes
 
-Needs `pip install -e '.[tpu]'` on Linux, x86-64. Every row is one `jaxgpt plan ... --json`; the commands are printed, too.
+Needs `pip install -e '.[tpu]'` on Linux, x86-64. Every row is one `jaxgpt plan ... --json`; the commands are also printed.
 Compiled rows are kept in --results, so an interrupted run resumes.
 """
 
@@ -40,8 +40,8 @@ PLANS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", nargs="+", default=[""], help="beginnings of names")
-    parser.add_argument("--results", default="plans.jsonl", help="where figures are kept")
+    parser.add_argument("--only", nargs="+", default=[""], help="prefixes of row names")
+    parser.add_argument("--results", default="plans.jsonl", help="file of the results")
     args = parser.parse_args()
     results = Path(args.results)
     done = {row["row"]: row for row in map(json.loads, results.read_text().splitlines())} if results.exists() else {}
@@ -89,7 +89,7 @@ def plans(rows: list[dict[str, Any]]) -> str:
 
 
 def weak(rows: list[dict[str, Any]]) -> str:
-    """Weak scaling: constant work per chip, more and more chips."""
+    """Print weak scaling: constant work per chip, increasing number of chips."""
     lines = [
         "| chips | mesh (data x fsdp) | TFLOPs per chip (model, compiler) | parameters and optimizer per chip, MB | "
         "temporaries per chip, GiB | sent per chip, GB |",

@@ -43,8 +43,8 @@ def main() -> None:
     parser.add_argument("--data", required=True, help="tinyshakespeare.txt")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--peer", type=int, default=1, help="processes of the peer")
-    parser.add_argument("--curve", type=int, default=1, help="whether to run the losses of the curve too")
-    parser.add_argument("--plot", default="", help="a picture of it")
+    parser.add_argument("--curve", type=int, default=1, help="1: also run the losses of the curve")
+    parser.add_argument("--plot", default="", help="file for a plot of the results")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
@@ -62,7 +62,7 @@ def main() -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         results.setdefault("nanoGPT's recipe, torch", []).append((time.perf_counter() - start, float(done.stdout)))
     for loss, flags in CURVE.items() if args.curve else ():
-        every = ["--train.eval-every", "100000"]  # the loss is read once, at the end
+        every = ["--train.eval-every", "100000"]  # the loss is measured once, at the end
         results[f"to {loss:.2f}"] = [ours(["shakespeare-fast", *flags.split(), *every], args.data, cached=False)]
     if args.plot:
         plot(results, args.plot)
@@ -104,15 +104,15 @@ def plot(results: dict[str, list[tuple[float, float]]], path: str) -> None:
     ]
     axes.set_xticks(ticks, [str(n) for n in ticks])
     axes.minorticks_off()
-    axes.set_xlabel("seconds of the whole process, 2 cores")
-    axes.set_ylabel("validation loss, nats a character")
+    axes.set_xlabel("seconds of the complete process, 2 cores")
+    axes.set_ylabel("validation loss, nats per character")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
     figure.savefig(path, dpi=150)
 
 
 def ours(flags: list[str], data: str, cached: bool = True) -> tuple[float, float]:
-    """Seconds of a complete process, and the last validation loss."""
+    """Return the seconds of a complete process, and the last validation loss."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         command = [sys.executable, "-m", "jaxgpt", "train", *flags, "--data.path", data, "--out", str(out)]
@@ -125,7 +125,7 @@ def ours(flags: list[str], data: str, cached: bool = True) -> tuple[float, float
 
 
 def peer(path: str) -> float:
-    """nanoGPT's CPU recipe in PyTorch; the loss of the complete validation split."""
+    """Run nanoGPT's CPU recipe in PyTorch; return the loss of the complete validation split."""
     import numpy as np
     import torch
     from torch_gpt import TorchGPT

@@ -35,10 +35,10 @@ CHUNK = 10**7  # tokens per write
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=float, default=2e8)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of each of the repeats of a row")
+    parser.add_argument("--seconds", type=float, default=1.0, help="seconds per repeat of a row")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--batch", type=int, nargs="+", default=[64, 512])
-    parser.add_argument("--sparse", type=float, default=0, help="tokens of a sparse file to read an epoch of")
+    parser.add_argument("--sparse", type=float, default=0, help="number of tokens of a sparse file; read one epoch")
     args = parser.parse_args()
     print(
         f"{_processor()}, {len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}, NumPy {np.__version__}"
@@ -87,7 +87,7 @@ def sparse(folder: Path, n: int, args: argparse.Namespace) -> None:
     batches = Batches(Tokens([open_tokens(path)], VOCAB), WIDTH, args.batch[0], 1)
     batches.at(0)[:]
     print(
-        f"{n:,} tokens, {batches.per_epoch:,} windows an epoch; first batch after {time.perf_counter() - started:.3f} s"
+        f"{n:,} tokens, {batches.per_epoch:,} windows per epoch; first batch after {time.perf_counter() - started:.3f} s"
     )
     found = speed(batches, args.seconds, 0) / 1e6
     print(f"{found:.0f} M tokens/s; memory besides the mapped file grew by {_anonymous() - before:.1f} MB")

@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def first_step(command: list[str], env: dict[str, str], out: Path) -> float:
-    """Seconds until the first step's metrics are written; then kill the process."""
+    """Return the seconds until the first step's metrics are written; then kill the process."""
     start = time.perf_counter()
     process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
@@ -76,7 +76,7 @@ def first_step(command: list[str], env: dict[str, str], out: Path) -> float:
 
 
 def first_character(command: list[str], env: dict[str, str]) -> float:
-    """Seconds until a character after the prompt is printed."""
+    """Return the seconds until a character after the prompt is printed."""
     start = time.perf_counter()
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout

@@ -12,7 +12,7 @@ Every side is a separate process that compiles and warms up before the first rou
 use the GPU if there is one (PyTorch with TF32, autocast for bfloat16, and its flash attention), and share its memory.
 With --in-turn, a side starts after the previous side has ended, for models that fit into the memory only once. The
 shapes for GPUs read the loss every 10 steps, the others after each step. A round of a side takes about --seconds;
-printed are the median and the range over the rounds. Peers: `torch` (benchmarks/torch_gpt.py) and `transformers`
+the output is the median and the range over the rounds. Peers: `torch` (benchmarks/torch_gpt.py) and `transformers`
 (GPT2LMHeadModel), each eager and compiled, with PyTorch's fused AdamW and clipping by the global norm, as in the
 jaxgpt step. The row of a failed side is its error. A line of JSON with the results so far follows the first round of
 each side and every later round.
@@ -60,7 +60,7 @@ class Shape(NamedTuple):
 
     @property
     def flops(self) -> int:
-        """FLOPs of a step by the formula above."""
+        """The FLOPs of a step by the formula above."""
         weights = self.layers * 12 * self.width**2 + self.vocab * self.width
         return (6 * weights + 12 * self.layers * self.width * self.context) * self.batch * self.context
 
@@ -85,9 +85,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--shape", nargs="+", choices=SHAPES, default=["nanogpt-cpu"])
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=PEERS)
-    parser.add_argument("--nanogpt", default="", help="a checkout of nanoGPT")
+    parser.add_argument("--nanogpt", default="", help="path of a checkout of nanoGPT")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of a round of a side")
+    parser.add_argument("--seconds", type=float, default=2.0, help="seconds per round of a side")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of products")
     parser.add_argument("--in-turn", action="store_true", help="run the sides sequentially instead of alternating")
     parser.add_argument("--side", default="", help=argparse.SUPPRESS)
@@ -144,7 +144,7 @@ def compare(name: str, sides: list[str], args: argparse.Namespace) -> Iterator[d
 def medians(
     shape: Shape, answers: dict[str, list[float]], memory: dict[str, float], errors: dict[str, str]
 ) -> dict[str, Any]:
-    """The row of each side with an answer or an error."""
+    """Return the row of each side with an answer or an error."""
     peak = max((statistics.median(answers[side]) for side in PEAKS if answers[side]), default=0.0)
     rows: dict[str, dict[str, Any]] = {}
     for side, times in answers.items():
@@ -169,7 +169,7 @@ def show(name: str, found: dict[str, Any]) -> None:
     """Print the rows of one shape."""
     tokens = SHAPES[name].batch * SHAPES[name].context
     gflop, peak = found["gflop_per_step"], found["peak_gflops"]
-    print(f"{name}: {tokens:,} tokens a step, {gflop:.2f} GFLOP, matmul peak {peak:.0f} GFLOP/s")
+    print(f"{name}: {tokens:,} tokens per step, {gflop:.2f} GFLOP, matmul peak {peak:.0f} GFLOP/s")
     for side, row in found["sides"].items():
         if "error" in row:
             print(f"  {side:22} {row['error']}")
@@ -260,7 +260,7 @@ def work_of(side: str, shape: Shape, nanogpt: str, dtype: str) -> Iterator[str |
 
 
 def about() -> dict[str, Any]:
-    """Cores, and versions of Python and of the installed packages."""
+    """Return the cores, and the versions of Python and of the installed packages."""
     found: dict[str, Any] = {"python": platform.python_version(), "cores": len(os.sched_getaffinity(0))}
     for name in ("jax", "jaxlib", "torch", "transformers"):
         with contextlib.suppress(PackageNotFoundError):
@@ -269,7 +269,7 @@ def about() -> dict[str, Any]:
 
 
 def device_name(library: str) -> str:
-    """The device used by "jax" or "torch"; "cpu" for a CPU."""
+    """Return the device used by "jax" or "torch"; "cpu" for a CPU."""
     if library == "jax":
         import jax
 
@@ -281,7 +281,7 @@ def device_name(library: str) -> str:
 
 
 def peak_bytes(side: str) -> int:
-    """Peak memory in use so far, of the GPU if there is one, otherwise of the process."""
+    """Return the peak memory in use so far, of the GPU if there is one, otherwise of the process."""
     if side == "jaxgpt":
         import jax
 
@@ -296,7 +296,7 @@ def peak_bytes(side: str) -> int:
 
 
 def peak_jax(dtype: str) -> tuple[Callable[[], Any], int]:
-    """Large products of random numbers, and their FLOPs: GPUs multiply ones at a higher clock rate."""
+    """Return a function of large products of random numbers, and their FLOPs: GPUs multiply ones at a higher clock rate."""
     import jaxgpt  # noqa: F401, I001
     import jax
     import jax.numpy as jnp
@@ -338,7 +338,7 @@ def torch_device() -> str:
 
 
 def ours(shape: Shape, **train: Any) -> Callable[[], Any]:
-    """A jaxgpt call as in `jaxgpt train`: from host batches to losses; with settings of `train`."""
+    """Return a jaxgpt call as in `jaxgpt train`, from host batches to losses; `train` are settings."""
     from jaxgpt.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig
     from jaxgpt.parallel.host import keep_memory, use_cores
 
@@ -375,7 +375,7 @@ def ours(shape: Shape, **train: Any) -> Callable[[], Any]:
 
 
 def peer(side: str, shape: Shape, nanogpt: str, dtype: str = "float32") -> Callable[[], Any]:
-    """PyTorch's step: forward, backward, clipping, AdamW."""
+    """Return PyTorch's step: forward, backward, clipping, AdamW."""
     import torch
     from torch_gpt import put
 

@@ -101,7 +101,7 @@ def _fault(link: str, path: Path, pages: dict[Path, Page], loaded: bool) -> str:
 
 if __name__ == "__main__":
     if len(sys.argv) != 2 or not Path(sys.argv[1]).is_dir():
-        sys.exit("usage: python docs/check_site.py SITE, the folder of the built site")
+        sys.exit("usage: python docs/check_site.py SITE, the directory of the built site")
     faults = check(Path(sys.argv[1]), Path(__file__).resolve().parents[1])
     print(
         "\n".join(faults)

@@ -1,6 +1,6 @@
 """A decoder-only transformer in one file of jax.numpy: config, weights, logits, loss, AdamW, training, sampling.
 
-Read this first. It computes the same numbers as the package (tests/test_plain.py), without the parts that make the package
+Read this file first. It computes the same numbers as the package (tests/test_plain.py), without the parts that make the package
 fast, general and safe; docs/code.md continues from here. Characters are the tokens.
 
 python examples/plain.py [TEXT]    # train on a file, by default this one, and print a sample
@@ -31,8 +31,8 @@ class Config(NamedTuple):
     n_embd: int = 64
     batch_size: int = 16
     steps: int = 300
-    learning_rate: float = 3e-3  # at its peak
-    min_lr: float = 3e-4  # at the end
+    learning_rate: float = 3e-3  # peak
+    min_lr: float = 3e-4  # final learning rate
     warmup_steps: int = 30
     beta1: float = 0.9
     beta2: float = 0.99

@@ -82,7 +82,7 @@ def tune_memory() -> None:
 
     Imports and tracing create millions of long-lived objects; scanning them for garbage takes 10% of the time. By default,
     glibc gives each thread a heap of at most 64 MB, and a training step there has 9x the page faults and takes 10% longer.
-    This cannot be undone once a second heap exists.
+    The options have no effect once a second heap exists.
     """
     gc.set_threshold(GARBAGE)
     set_malloc({M_ARENA_MAX: 1})
@@ -115,7 +115,7 @@ def quiet_libtpu() -> None:
         "TPU_LOG_DIR": "disabled",
         "TPU_MIN_LOG_LEVEL": "3",
         "TPU_STDERR_LOG_LEVEL": "3",
-        # The lock protects chips, and compiling uses none: several plans can run at once.
+        # The lock protects chips, and compiling uses none: several plans can run concurrently.
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     }
     for name, value in settings.items():

@@ -37,7 +37,7 @@ class Weights:
     """
 
     def __init__(self, path: Path) -> None:
-        """Read headers. Raises `UserError` if files are missing or truncated, or two of them have the same tensor."""
+        """Read headers. Raises `UserError` if files are missing or truncated, or two files have the same tensor."""
         self.path = path
         self.tensors: dict[str, Stored] = {}
         for file in _find(path):

@@ -83,7 +83,7 @@ class Piece(NamedTuple):
 
 
 def find_source(name: str) -> Source:
-    """List the files of a path or of `hf:OWNER/NAME[/PATTERN]`; raise `UserError` if there is no file.
+    """List the files of a path or of `hf:OWNER/NAME[/PATTERN]`; raise `UserError` if no file matches.
 
     The files of a Hugging Face dataset that match the pattern (default: `FILES`) are downloaded to the hub's cache.
     """

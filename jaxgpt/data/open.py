@@ -78,7 +78,7 @@ class Data:
         """Check that a model can be trained on this data.
 
         Raises:
-            UserError: if a split is shorter than a window, or `data.documents` needs document ends and there are none.
+            UserError: if a split is shorter than a window, or `data.documents` needs document ends that are missing.
         """
         needed, setting = config.window + 1, config.data.documents
         for part in self.parts or (self,):

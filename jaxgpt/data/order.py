@@ -48,7 +48,7 @@ def permute(positions: np.ndarray, n: int, keys: np.ndarray) -> np.ndarray:
 def draw(seed: int, stream: str, index: int, n: int) -> np.ndarray:
     """Draw n random int64 >= 0 from the seed, the name of a stream and an index within it.
 
-    These are raw random bits: NumPy keeps their stream the same between versions.
+    The result is raw random bits, which NumPy keeps the same between versions.
     """
     key = np.array([seed, zlib.crc32(stream.encode())], np.uint64)
     raw = np.random.Philox(key=key, counter=np.array([0, index, 0, 0], np.uint64)).random_raw(n)

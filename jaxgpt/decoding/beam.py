@@ -1,4 +1,4 @@
-"""Beam search: extend several sequences per prompt and keep the most probable ones at each step.
+"""Beam search: extend several sequences per prompt and keep the most probable sequences at each step.
 
 Follows `GenerationMixin._beam_search` of transformers 5 for finished sequences, the stopping criterion, and the length
 penalty. Results and scores match transformers.

@@ -32,7 +32,7 @@ def forbid_repeated_ngrams(
     """Forbid tokens that would complete an n-gram that is already in the text.
 
     The last n - 1 tokens are compared with all earlier tokens, one token of the n-gram at a time, until no position
-    matches. This is a loop on the device, so the size of the program does not depend on n.
+    matches. The comparison is a loop on the device, so the size of the program does not depend on n.
 
     Args:
         logits_BV: float32.
@@ -128,7 +128,7 @@ def inverse_cdf_sample(logits_BV: jax.Array, uniform_B: jax.Array) -> jax.Array:
     """Return the first id with a cumulative probability above the random number (inverse CDF).
 
     Sums run over groups of 256 ids, then over the groups: a sequential float32 sum of 50,000 small numbers would lose the
-    last ones to rounding.
+    last numbers to rounding.
 
     Args:
         logits_BV: float32; -inf for removed tokens; at least one token must remain.

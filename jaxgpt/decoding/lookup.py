@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jaxgpt.decoding.sampler import Rows, Sampler, SamplerState, decode_steps
 from jaxgpt.decoding.sampling import TokenBuffer, sample_token
 
-DRAFT = 7  # tokens drafted at once; with the last token, a pass reads 8
+DRAFT = 7  # maximum number of drafted tokens per pass; with the last token, a pass reads 8
 
 
 def draft_tokens(text: TokenBuffer, ngram: int, count: int) -> tuple[jax.Array, jax.Array]:

@@ -96,8 +96,8 @@ def decode_steps(
         state: returned by `prefill` or this function.
         rows: keys and limits.
         steps: int32 scalar, at most the number of free slots. Not static, so one program serves all values.
-        window: recompute the last `window` tokens at each step, as if the text began there. This takes a full forward pass
-            per token, but it is the only way to exceed the context with learned positions. 0: use the cache.
+        window: recompute the last `window` tokens at each step, as if the text began there. Each token takes a full forward
+            pass; with learned positions, no other way exceeds the context. 0: use the cache.
     """
     last = state.made + steps
 

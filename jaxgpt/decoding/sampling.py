@@ -150,7 +150,7 @@ def sample_token(
 ) -> tuple[jax.Array, jax.Array]:
     """Sample the next token of each row. Every row has a separate key, so rows are independent.
 
-    Uses inverse CDF sampling: the token is the first with a cumulative probability above a random number. This needs
+    Uses inverse CDF sampling: the token is the first with a cumulative probability above a random number. The method needs
     one random number per row instead of one per token of the vocabulary, and can be verified by hand.
 
     Returns:

@@ -1,6 +1,6 @@
 """Weights stored for decoding: transposed, and optionally in lower precision.
 
-They support the same products as arrays. Products with few rows are limited by memory bandwidth. XLA's CPU backend
+Stored weights support the same products as arrays. Products with few rows are limited by memory bandwidth. XLA's CPU backend
 reads a matrix stored as `[outputs, inputs]` faster than `[inputs, outputs]`, and int8 weights as int8.
 """
 

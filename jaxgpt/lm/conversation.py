@@ -118,7 +118,7 @@ def chat(
 
     Args:
         lm: model with a chat template.
-        messages: dicts with a `role` (system, user, assistant) and a `content`; the last one is the user's.
+        messages: dicts with a `role` (system, user, assistant) and a `content`; the last is the user's.
         max_new_tokens: maximum number of tokens of the answer; None: 512, or what fits the context.
         stop: strings that end the answer, excluded from it. The model's own end tokens always end it.
         key: a seed, or a `jax.random.key`.

@@ -19,7 +19,7 @@ from jaxgpt.model.cache import grow
 
 BLOCK = 64  # the number of slots for new tokens is rounded up to a multiple of this
 LEAST_SLOTS = 256  # minimum number of cache slots of a chat; the cache grows by doubling, and each size is compiled
-CHUNK = 512  # maximum number of prompt tokens added to a cache at once
+CHUNK = 512  # maximum number of prompt tokens added to a cache in one call
 
 
 def bucket(n: int, least: int = 1, most: int = 0) -> int:

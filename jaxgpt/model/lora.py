@@ -33,7 +33,7 @@ def init_lora(key: jax.Array, params: Any, rank: int, targets: Sequence[str] = T
         Nested dicts like `params`, with `{"a": [inputs, r], "b": {"q_proj": [r, outputs]}}` for each target of each layer.
 
     Raises:
-        UserError: if the model has no such matrix, or the matrices of a target have different inputs.
+        UserError: if a target is not a matrix of the model, or the matrices of a target have different inputs.
     """
     rank, used = as_int("rank", rank, 1, 2**31 - 1), set()
 

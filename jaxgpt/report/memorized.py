@@ -52,7 +52,7 @@ def longest_match(sample_ids: ArrayLike, corpus: Any) -> Match:
 
     Args:
         sample_ids: token ids, one-dimensional.
-        corpus: token ids, one-dimensional, such as a memory-mapped array, or a `Split`. It is read once, in blocks.
+        corpus: token ids, one-dimensional, such as a memory-mapped array, or a `Split`; read once, in blocks.
 
     Returns:
         The match; its length is 0 if no id of the sample occurs.

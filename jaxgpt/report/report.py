@@ -15,7 +15,7 @@ from jaxgpt.errors import UserError
 from jaxgpt.report.baselines import COUNTED, EVALUATED, bytes_per_token, compressed_bits, fit_ngrams, sample
 from jaxgpt.report.hashes import GRAM, Grams, blocks, overlap
 
-READ = 1 << 20  # tokens to process at once
+READ = 1 << 20  # tokens to process at a time
 
 
 def report_on(data: Data, progress: Progress = no_progress) -> dict[str, Any]:

@@ -88,7 +88,7 @@ class Captured(NamedTuple):
 
     Attributes:
         logits: `[B, T, V]`.
-        hidden: L + 1 arrays `[B, T, D]`: the input of the first block, then the output of each block, the last one after the
+        hidden: L + 1 arrays `[B, T, D]`: the input of the first block, then the output of each block, the last after the
             final norm. The same as transformers' `output_hidden_states`.
         attentions: L arrays `[B, N, T, T]`, float32: rows sum to 1 and are 0 above the diagonal.
     """

@@ -61,7 +61,7 @@ def explain_failure(program: Program, error: jax.errors.JaxRuntimeError) -> str:
 
 
 def first_non_finite(model: ModelConfig, params: Any, squared_norms: Sequence[float] | np.ndarray) -> str:
-    """Describe the first non-finite gradient of the backward pass and count all of them, or return "".
+    """Describe the first non-finite gradient of the backward pass, with the number of such gradients, or return "".
 
     If no gradient is finite, the forward pass failed, and no gradient is named.
 

@@ -115,7 +115,7 @@ def extend_in_place(q, k, v, cache, length):
         ("attention", lambda q, k, v: v / 2, "the weights of a query do not sum to 1"),
         ("block", lambda x, attend, mlp: x, r"out_TD\[\d, \d\] is"),
         ("loss", lambda logits, targets: -logits[np.arange(len(targets)), targets].mean(), "the loss is negative"),
-        ("step", step_without_its_loss, "another structure"),
+        ("step", step_without_its_loss, "a different structure"),
         ("greedy", sampled, "two calls with the same arguments return different results"),
         ("greedy", lambda model, ids, n: np.zeros(n), "new_ids holds floats instead of integers"),
         ("top-p", lambda logits, p: jnp.full_like(logits, -jnp.inf), "every token is removed"),

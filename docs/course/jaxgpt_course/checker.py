@@ -259,7 +259,7 @@ def _arrays(exercise: Exercise, result: Any, expected: Any) -> Any:
         shape = f"a tuple of {len(result)}" if isinstance(result, tuple) else f"a value of type {type(result).__name__}"
         inside = ""
         if isinstance(result, tuple) and len(result) == len(exercise.returns):
-            shape, inside = "another structure", ": parameters, states and caches keep their structure"
+            shape, inside = "a different structure", ": parameters, states and caches keep their structure"
         return _Failed(f"it returns {shape} instead of {names}{inside}")
     arrays = []
     for leaf in leaves:

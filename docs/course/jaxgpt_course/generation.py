@@ -81,7 +81,7 @@ GREEDY = Exercise(
         ("the result contains the prompt: return the n new ids only", _with_the_prompt),
         ("the new tokens are not fed back: append each to the ids before the next call of the model", _one_pass),
         (
-            "the model is given the last token only: give it all ids so far",
+            "the model receives only the last token: pass all ids so far",
             _generate(lambda logits: int(logits[-1].argmax()), see=lambda ids: ids[-1:]),
         ),
         ("it takes the least probable token: argmax, not argmin", _generate(lambda logits: int(logits[-1].argmin()))),

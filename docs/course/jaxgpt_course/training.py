@@ -81,7 +81,7 @@ LOSS = Exercise(
         ),
         ("the mean is missing: return one number, the mean over the positions that count", lambda x, y: -_log_p(x, y)),
         (
-            "targets of -1 are counted as id 0: leave these positions out",
+            "targets of -1 are counted as id 0: skip these positions",
             lambda logits, targets: -_log_p(logits, np.maximum(targets, 0)).mean(),
         ),
         ("it is in bits: use the natural logarithm", _of_counted(lambda x: -x.mean() / np.log(2))),
@@ -92,7 +92,7 @@ LOSS = Exercise(
         ),
         ("the logarithm is missing: the loss of a target is -log(p)", _of_counted(lambda x: -np.exp(x).mean())),
         (
-            "targets of -1 are counted: as an index, -1 is the last id; leave these positions out",
+            "targets of -1 are counted: as an index, -1 is the last id; skip these positions",
             lambda logits, targets: -_log_p(logits, targets).mean(),
         ),
         (

@@ -40,7 +40,7 @@ def cached(s: Subject) -> float:
 
 
 def padded(s: Subject) -> float:
-    """Compare logits of left-padded prompts of different lengths to the logits of each alone."""
+    """Compare logits of left-padded prompts of different lengths to the logits of each prompt alone."""
     prompts = [np.asarray(s.tokens[0]).tolist(), np.asarray(s.tokens[1, : max(s.length // 3, 1)]).tolist()]
     ids_BP, start_B = engine.left_pad(prompts, s.config.model.block_size)
     prefill, P = jax.jit(TextModel(s.model).prefill, static_argnums=(3, 4)), ids_BP.shape[1]

@@ -27,9 +27,9 @@ from jaxgpt.runtime import SAFE_FLAG
 from jaxgpt.study.verify import forward, training
 from jaxgpt.study.verify.subject import Skipped, Subject
 
-EQUAL = 0.0  # the same program or the same bytes
-SUMS = 1e-5  # the same sums in a different order, in a forward pass
-GRADIENTS = 1e-4  # the same, forward and backward, including leaves with cancelling terms (see FLOOR)
+EQUAL = 0.0  # tolerance for the same program or the same bytes
+SUMS = 1e-5  # tolerance for sums in a different order, in a forward pass
+GRADIENTS = 1e-4  # tolerance for forward and backward passes, including leaves with cancelling terms (see FLOOR)
 
 
 class Law(NamedTuple):
@@ -51,7 +51,7 @@ class LawResult(NamedTuple):
         tolerance: the largest difference that passes.
         ok: whether the law holds; None if it does not apply.
         seconds: wall-clock time.
-        note: reason why it was skipped or failed.
+        note: reason why the law was skipped or failed.
     """
 
     name: str

@@ -23,7 +23,7 @@ from jaxgpt.train.loss import next_token_loss
 
 LENGTH = 48  # tokens per row of a forward pass, if the context length allows
 ROWS = 8  # rows of a batch for gradients, divisible among 8 devices
-BATCH_LENGTH = 24  # tokens per row of that batch
+BATCH_LENGTH = 24  # tokens per row of a batch for gradients
 FLOOR = 1e-3  # smallest scale of a leaf, relative to the largest number of its tree
 
 
