@@ -17,7 +17,7 @@ from jaxgpt.presets import PRESETS, preset
 if TYPE_CHECKING:
     from jaxgpt.checkpoint.run import Run
 
-OF_DATA = ("model.vocab_size", "init_from")  # set by the data and by --init-from
+OF_DATA = ("model.vocab_size", "init_from")  # determined by the data and by --init-from, so not listed as changed
 
 
 def info(target: str, /, *, json: Json = False) -> int:

@@ -16,7 +16,7 @@ from jaxgpt.convert.tensors import WeightRow, WeightTable, matrix, norm
 from jaxgpt.convert.weights import HEAD, STRAY, Format
 
 PREFIX = "transformer."
-DROPOUTS = ("embd_pdrop", "attn_pdrop")  # besides resid_pdrop
+DROPOUTS = ("embd_pdrop", "attn_pdrop")  # dropout options besides resid_pdrop
 
 
 def _table(output_first: bool) -> WeightTable:

@@ -15,7 +15,7 @@ from jaxgpt.data.cuts import ANYWHERE, WHITESPACE, Cuts, cut, known_cuts
 from jaxgpt.errors import UserError
 
 T = TypeVar("T")
-TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")  # names in chat templates
+TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")  # special tokens that chat templates can use
 EOS_NAMES = ("<|endoftext|>", "<|end_of_text|>", "<EOS>", "</s>")
 
 Ids = Sequence[int] | np.ndarray

@@ -29,7 +29,7 @@ from jaxgpt.hub import reachable
 FROM_TEXT = ("char", "word", "bpe")  # tokenizers that are made from the text
 TOKENIZERS = (*FROM_TEXT, "byte", "gpt2", "ids")
 GENERATION, TOKENIZER = "generation_config.json", "tokenizer_config.json"
-TEMPLATE = "chat_template.jinja"  # a separate file since transformers 5
+TEMPLATE = "chat_template.jinja"  # file of the chat template since transformers 5
 IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 FILE_BYTES = 1 << 27  # size limit of a tokenizer file: 4x the largest published file
 GPT2_REPO, GPT2_REVISION = "openai-community/gpt2", "607a30d783dfa663caf39e06633721c8d4cfcd7e"

@@ -16,7 +16,7 @@ from jaxgpt.config import BeamParams
 from jaxgpt.decoding.sampler import Sampler
 from jaxgpt.decoding.sampling import TokenBuffer, warp
 
-WORST = -1.0e9  # below every log p, and finite so that sums stay comparable
+WORST = -1.0e9  # score below every log p, and finite so that sums stay comparable
 NO_SCORE = -jnp.inf  # score of an unfinished sequence
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 NEVER = -jnp.inf
 SORTED = 256  # number of top tokens that top-p sorts first
 COLD = 0.01  # below this temperature, subtract the maximum before dividing
-TINY = float(jnp.finfo(jnp.float32).tiny)  # most devices flush smaller numbers to zero
+TINY = float(jnp.finfo(jnp.float32).tiny)  # smallest normal number; most devices flush smaller numbers to zero
 
 
 def penalize_repeats(logits_BV: jax.Array, ids_BS: jax.Array, seen_BS: jax.Array, penalty: float) -> jax.Array:

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 
 from jaxgpt.ops import Array
 
-SMALL = 1 << 18  # elements: arrays up to this size are all-reduced as one array
+SMALL = 1 << 18  # maximum number of elements of arrays that are all-reduced together
 
 
 def per_device(

@@ -16,8 +16,8 @@ from jaxgpt.kernels.devices import per_device
 from jaxgpt.ops import Array
 from jaxgpt.ops.attention import Edit, Visible, attend
 
-LANES = 128  # a TPU's vector width: tiles are multiples of it
-TILE = 1024  # largest tile of queries or keys
+LANES = 128  # vector width of a TPU; tile sizes are multiples of the width
+TILE = 1024  # maximum number of queries or keys in a tile
 
 
 def cudnn_attention(

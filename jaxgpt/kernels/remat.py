@@ -35,7 +35,9 @@ POLICIES: dict[str, Callable[..., Any] | None] = {
 def check_remat(policy: str, device: jax.Device) -> None:
     """Raise `UserError` if programs on a device cannot keep arrays where a policy stores them."""
     if policy == "offload" and not has_host_memory(device):
-        raise UserError(f"train.remat offload needs host memory that {device.platform} devices can access: use dots")
+        raise UserError(
+            f"train.remat offload needs host memory, which {device.platform} devices lack: use --train.remat dots"
+        )
 
 
 def has_host_memory(device: jax.Device) -> bool:

@@ -101,7 +101,7 @@ def start_ids(tokenizer: Tokenizer) -> list[int]:
     with suppress(UserError):
         if newline := tokenizer.encode("\n").tolist():
             return list(newline)
-    raise UserError("the prompt is empty, and this tokenizer has no end token or new line to start from: pass a prompt")
+    raise UserError("the prompt is empty, and this tokenizer has no end token or newline to start from: pass a prompt")
 
 
 def max_new(model: ModelConfig, length: int, text: TextParams) -> int:

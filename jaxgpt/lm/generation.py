@@ -142,7 +142,7 @@ class Request(NamedTuple):
         return [prompt.ids for prompt in self.prompts]
 
     def text(self, row: int) -> TextStream:
-        """Return the empty text of a row."""
+        """Return a stream for the text of a row."""
         params, prompt = self.params, self.prompts[row].text_ids
         return TextStream(self.lm.tokenizer, self.new[row], params.stop_ids, params.stop, prompt=prompt)
 

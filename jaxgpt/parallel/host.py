@@ -15,7 +15,7 @@ from jaxgpt.errors import one_line
 from jaxgpt.parallel.mesh import microbatches, sizes_of
 from jaxgpt.runtime import M_ARENA_MAX, M_MMAP_MAX, M_TRIM_THRESHOLD, cores, set_malloc, skip_missing_tpus
 
-GLIBC_KEEPS = 32 * 2**20  # bytes of a block; glibc always returns larger blocks to the kernel
+GLIBC_KEEPS = 32 * 2**20  # maximum bytes of a block that glibc can keep after it is freed
 ACTIVATIONS = 120  # bytes of temporaries per token, layer and unit of width: about 30 float32 arrays
 LARGE = 50_000_000  # parameters of a large model, without embeddings because the vocabulary may be unknown
 

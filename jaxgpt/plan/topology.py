@@ -44,7 +44,7 @@ _FORM = "a chip and a grid, such as v5e:2x4, v5p:4x4x4 or h100:8, or a Google Cl
 # custom:8,peak=312T,hbm=80G,bandwidth=2039G,link=300G,network=25G
 NUMBERS = {"peak": "flops", "hbm": "hbm", "bandwidth": "hbm_bandwidth", "link": "link", "network": "network"}
 UNITS = {"G": 1e9, "T": 1e12, "P": 1e15}
-CUSTOM = Chip("custom chip", (), 0.0, 0.0, 0.0, 32e9, 12.5e9)  # links and network of an L4
+CUSTOM = Chip("custom chip", (), 0.0, 0.0, 0.0, 32e9, 12.5e9)  # defaults of a custom chip: links and network of an L4
 
 
 @dataclass(frozen=True)

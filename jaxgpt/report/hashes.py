@@ -10,8 +10,8 @@ from jaxgpt.data import Split
 from jaxgpt.data.order import mix
 from jaxgpt.data.text import Progress
 
-GRAM = 13  # tokens of an n-gram that two texts rarely share by chance
-ODD = 0x9E3779B97F4A7C15  # the increment of splitmix64
+GRAM = 13  # tokens per n-gram; two texts rarely share so many by chance
+ODD = 0x9E3779B97F4A7C15  # multiplier of hashes: the increment of splitmix64
 SPREAD = 8  # table entries per hash: most hashes outside a set are excluded by one lookup
 
 

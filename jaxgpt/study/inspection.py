@@ -37,7 +37,7 @@ class Inspection(NamedTuple):
 
     source: str  # run and step of the model (`LM.source`)
     ids: list[int]  # `[T]`
-    tokens: list[str]  # their texts
+    tokens: list[str]  # texts of the ids
     prompt: int  # number of tokens of the prompt; the remaining tokens are generated greedily
     top_ids: np.ndarray  # the most probable next tokens after each token, `[T, k]`
     top_probabilities: np.ndarray

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
-FONT = "DejaVu Sans"  # bundled with matplotlib
+FONT = "DejaVu Sans"  # font of all figures, bundled with matplotlib
 # Never parse text as a formula, even if a token or run name contains dollar signs.
 STYLE: dict[Any, Any] = {
     "text.parse_math": False,
@@ -42,9 +42,13 @@ TICK = 0.17  # width of an axis label in inches
 LARGEST = 48.0, 18.0  # maximum size of a figure in inches
 RUNS = "#3069b3 #d07a2d #3c8c5f #9a4f9e #8a6d3b #c04a4a #4aa3a8 #6b7280".split()
 TOKEN_CHARACTERS = 14
-TRAINING: dict[str, Any] = {"linewidth": 1, "alpha": 0.4}  # training losses next to validation losses
+TRAINING: dict[str, Any] = {"linewidth": 1, "alpha": 0.4}  # style of training losses next to validation losses
 VALIDATION: dict[str, Any] = {"linewidth": 1.6, "marker": "o", "markersize": 3.5}
-AXES = {"step": "step", "tokens": "tokens", "seconds": "elapsed_seconds"}  # fields of metrics.jsonl
+AXES = {
+    "step": "step",
+    "tokens": "tokens",
+    "seconds": "elapsed_seconds",
+}  # mapping from axis names to fields of metrics.jsonl
 UNITS = ((3600, "hours"), (60, "minutes"), (1, "seconds"))
 
 
