@@ -45,7 +45,7 @@ class ModelConfig(Section):
     vocab_size: int = setting(0, "V, number of token ids; 0: taken from the tokenizer", 0, MAX_VOCAB)
     block_size: int = setting(256, "context length in tokens", 1, 2**24)
     n_layer: int = setting(4, "L, number of blocks", 1, MAX_LAYERS)
-    n_head: int = setting(4, "N, number of attention (query) heads", 1, 2**24)
+    n_head: int = setting(4, "N, number of query heads", 1, 2**24)
     n_kv_head: int = setting(0, "K, number of key/value heads, for grouped-query attention; 0: n_head", 0)
     n_embd: int = setting(128, "D, width of the residual stream", 1, 2**24)
     head_dim: int = setting(0, "H, width of one attention head; 0: n_embd / n_head", 0, MAX_HEAD)
@@ -62,8 +62,8 @@ class ModelConfig(Section):
     norm_position: Literal["pre", "post", "output", "both"] = setting(
         "pre", "pre: inputs of sublayers; post: residual sums; output: outputs of sublayers; both: inputs and outputs"
     )
-    norm_affine: bool = setting(True, "learn a gain (and, with model.bias, a bias) in each norm")
-    norm_eps: float = setting(1e-5, "epsilon added to the variance (stdnorm: to the standard deviation)", 0.0, 1e6)
+    norm_affine: bool = setting(True, "learn a gain and, with model.bias, a bias in each norm")
+    norm_eps: float = setting(1e-5, "epsilon added to the variance; stdnorm: to the standard deviation", 0.0, 1e6)
     final_norm: bool = setting(True, "normalize after the last block")
     qk_norm: bool = setting(False, "RMSNorm on queries and keys, before RoPE")
     qk_norm_per_head: bool = setting(True, "qk_norm: normalize each head separately; false: across heads")
@@ -75,7 +75,7 @@ class ModelConfig(Section):
     attn_proj: bool = setting(True, "add an output projection to attention")
     embed_scale: bool = setting(False, "multiply token embeddings by sqrt(n_embd)")
     tie_embeddings: bool = setting(True, "share the token embedding with the output head")
-    head_bias: bool = setting(False, "add a bias to the output head (needs an untied head)")
+    head_bias: bool = setting(False, "add a bias to the output head, which must be untied")
     scale_attn_weights: bool = setting(True, "divide attention scores by sqrt(head_dim)")
     scale_attn_by_inverse_layer_idx: bool = setting(False, "also divide attention scores by (layer index + 1)")
     logit_softcap: float = setting(0.0, "soft-cap the logits: c * tanh(logits / c); 0: off", 0.0, 1e6)
@@ -168,7 +168,7 @@ class DataConfig(Section):
     )
     path: str = setting("", "text file or directory, tokens (.bin) or conversations (.jsonl); empty: use data.dataset")
     mix: tuple[str, ...] = setting((), "paths with their shares of the training windows: --data.mix web=0.7 code=0.3")
-    tokenizer: str = setting("char", "char, word, byte, gpt2, bpe (trained on the text), ids, or a tokenizer.json")
+    tokenizer: str = setting("char", "char, word, byte, gpt2, ids; bpe: train on the text; or a tokenizer.json")
     vocab_size: int = setting(4096, "vocabulary size of a BPE tokenizer trained on the text", 2, MAX_VOCAB)
     train_fraction: float = setting(
         0.9, "leading fraction to train on; 1: train and evaluate on all", above=0.0, high=1.0
@@ -241,8 +241,10 @@ class OptimConfig(Section):
     warmup_steps: int = setting(100, "linear warmup, starting at learning_rate / (warmup_steps + 1)", 0)
     decay_steps: int = setting(0, "step at which min_lr is reached; 0: train.steps", 0)
     cooldown_steps: int = setting(0, "wsd: steps of the final decay; 0: a fifth of decay_steps", 0)
-    beta1: float = setting(0.9, "decay rate of the first moment (AdamW, Lion), momentum (SGD)", 0.0, below=1.0)
-    beta2: float = setting(0.99, "decay rate of the second moment (AdamW), momentum (Lion)", 0.0, below=1.0)
+    beta1: float = setting(
+        0.9, "AdamW: first-moment decay rate; Lion: weight of momentum; SGD: momentum", 0.0, below=1.0
+    )
+    beta2: float = setting(0.99, "AdamW: second-moment decay rate; Lion: momentum decay rate", 0.0, below=1.0)
     eps: float = setting(1e-8, "AdamW: epsilon added to the root of the second moment", above=0.0, high=1e3)
     weight_decay: float = setting(0.1, "decoupled weight decay of matrices and embeddings", 0.0, 1e6)
     grad_clip: float = setting(1.0, "clip gradients to this global norm; 0: off", 0.0, 1e6)
@@ -278,7 +280,7 @@ class TrainConfig(Section):
     steps: int = setting(1000, "optimizer steps", 1)
     epochs: float = setting(0.0, "passes over the training data, instead of train.steps; 0: use train.steps", 0.0, 1e6)
     batch_size: int = setting(32, "windows per optimizer step, over all devices", 1)
-    accumulation: int = setting(1, "microbatches per step (gradient accumulation), divided among the devices", 1)
+    accumulation: int = setting(1, "gradient accumulation: microbatches per step, divided among the devices", 1)
     steps_per_call: int = setting(1, "optimizer steps per jitted call; raise it if host overhead dominates", 1)
     eval_every: int = setting(250, "steps between evaluations; the last evaluates the whole split", 1)
     patience: int = setting(0, "stop after this many evaluations without a lower validation loss; 0: off", 0)
@@ -293,7 +295,7 @@ class TrainConfig(Section):
     seed: int = setting(1337, "random seed of the initial weights, the batches and dropout", 0)
     compute_dtype: Literal["float32", "bfloat16"] = setting("float32", "dtype of matrix products; weights are float32")
     attention: Literal["auto", "xla", "cudnn", "splash", "tiled"] = setting(
-        "auto", "cudnn (GPU), splash (TPU), tiled (CPU), xla (any); auto: the fastest"
+        "auto", "cudnn: GPU; splash: TPU; tiled: CPU; xla: any device; auto: the fastest"
     )
     remat: Literal["none", "dots", "offload", "full"] = setting(
         "none",
@@ -355,7 +357,7 @@ class SamplingParams(Section):
     min-p.
     """
 
-    temperature: float = setting(0.8, "divide the logits by this; 0: take the most probable token (greedy)", 0.0)
+    temperature: float = setting(0.8, "divide the logits by this; 0: take the most probable token", 0.0)
     top_k: int = setting(0, "keep the k most probable tokens; 0: off", 0)
     top_p: float = setting(1.0, "keep the smallest set of tokens with total probability >= p; 1: off", 0.0, 1.0)
     min_p: float = setting(0.0, "drop tokens below min_p x the top probability; 0: off", 0.0, 1.0)
@@ -393,7 +395,7 @@ class TextParams(Section):
 class BeamParams(Section):
     """Parameters of beam search."""
 
-    num_beams: int = setting(1, "number of beams; 1: sampling; above 1: beam search (deterministic)", 1, MAX_ROWS)
+    num_beams: int = setting(1, "number of beams; 1: sampling; above 1: deterministic beam search", 1, MAX_ROWS)
     num_return_sequences: int = setting(1, "texts to return per prompt: samples, or the best beams", 1, MAX_ROWS)
     length_penalty: float = setting(1.0, "rank beams by log p / length ** length_penalty", -5.0, 5.0)
     early_stopping: bool | Literal["true", "false", "never"] = setting(
@@ -413,7 +415,7 @@ class BeamParams(Section):
 class PrepareParams(Section):
     """Token shards of `jaxgpt data prepare`."""
 
-    tokenizer: str = setting("gpt2", "gpt2, bpe (trained on a sample of the sources), or path of a tokenizer or run")
+    tokenizer: str = setting("gpt2", "gpt2; bpe: train on a sample of the sources; or path of a tokenizer or run")
     vocab_size: int = setting(32768, "vocabulary size of bpe", 257, MAX_VOCAB)
     format: Literal["llm.c", "nanogpt"] = setting(
         "llm.c", "llm.c: shards with a header, end-of-text before each document; nanogpt: one file, end-of-text after"

@@ -46,7 +46,7 @@ def data_report(target: str, /, *, json: Json = False, settings: GivenSettings =
         raise UserError(f"no preset, run, file or directory {target!r}{near}; jaxgpt presets lists the presets")
     config = with_settings(base, settings)
     if config.data.tokenizer == "ids":
-        raise UserError("data report needs the tokenizer of the ids: --data.tokenizer gpt2 or PATH")
+        raise UserError("data report needs the tokenizer of the ids: pass --data.tokenizer gpt2 or PATH")
 
     from jaxgpt.data import open_data
     from jaxgpt.report.report import report_on

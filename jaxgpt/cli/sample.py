@@ -113,7 +113,7 @@ def _print_memorized(spans: Sequence[Memorized], validation: float | None) -> No
     print("---")
     for number, span in enumerate(spans, 1):
         size = f"{span.tokens:,} of {span.of:,} tokens, {span.characters:,} characters"
-        print(f"longest span of sample {number} in the training data: {size}, at {span.location or 'no place'}")
+        print(f"longest span of sample {number} in the training data: {size}, at {span.location or 'no location'}")
         print(aligned({f"  {label}": repr(getattr(span, label)) for label in ("text", "before", "after")}))
     if validation is not None:
         print(f"for comparison, validation text of this length: {validation:g} tokens (median of {PIECES} pieces)")

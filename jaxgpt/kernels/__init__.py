@@ -63,7 +63,7 @@ def choose_attention(config: Config, device: jax.Device) -> tuple[Attend, str]:
     if not (lack := _lack(name, config, device)):
         return KERNELS[name][1], ""
     if asked == name:
-        raise UserError(f"train.attention {name} {lack}; use xla or auto")
+        raise UserError(f"train.attention {name} {lack}; use --train.attention xla or auto")
     long = config.model.block_size >= SHORTEST
     return attend, f"attention by xla, with all T x T scores in memory: {name} {lack}" if long else ""
 

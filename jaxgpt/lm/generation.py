@@ -51,7 +51,7 @@ class Piece(NamedTuple):
 
     Attributes:
         row: index of the text, in the order in which `generate` returns them.
-        text: the next part, whole characters only.
+        text: the next part, complete characters only.
         done: the complete text, set in the last piece; None in earlier pieces.
     """
 

@@ -79,7 +79,7 @@ def resolve(config: Config, n_devices: int, processes: int = 1, tpu: bool = Fals
 
     Args:
         config: a mesh, a batch and a model.
-        processes: number of processes that share the `n_devices`; all of their devices have to be used.
+        processes: number of processes that share the `n_devices`; all of their devices must be used.
         tpu: whether the devices are TPUs; their compiler needs a mesh of all devices, or of a divisor of their number.
 
     Returns:

@@ -52,7 +52,7 @@ def estimate(config: Config, topology: Topology) -> StepCost:
     Activations: the residuals of the backward pass, found by tracing, and with rematerialization also the residuals of
     one recomputed block. A compiled program needs less where it recomputes cheap operations, and more where it pads.
     Memory traffic: state, gradients and activations are written and read once, weights are read twice per microbatch.
-    Communication: the collectives that the sharding table implies. The mesh of the config has to be resolved.
+    Communication: the collectives that the sharding table implies. The mesh of the config must be resolved.
     """
     layers = config.model.n_layer
     one, two = (_counts(config, n) for n in (1, 2))  # faster to trace than all layers
@@ -113,7 +113,7 @@ def _combination(config: Config, topology: Topology) -> list[tuple[str, float]]:
 
 
 def _meshes(config: Config, topology: Topology) -> list[tuple[str, Config]]:
-    """Return the flags of the mesh that splits weights over a whole slice, and the config with it, or []."""
+    """Return the flags of the mesh that splits weights over a whole slice, and the config with this mesh, or []."""
     mesh = config.mesh
     wide = replace(mesh, data=topology.slices, fsdp=mesh.fsdp * mesh.data // topology.slices)
     try:

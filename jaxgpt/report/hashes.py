@@ -10,7 +10,7 @@ from jaxgpt.data import Split
 from jaxgpt.data.order import mix
 from jaxgpt.data.text import Progress
 
-GRAM = 13  # tokens per n-gram; two texts rarely share so many by chance
+GRAM = 13  # tokens per n-gram; two texts rarely share an n-gram of this length by chance
 ODD = 0x9E3779B97F4A7C15  # multiplier of hashes: the increment of splitmix64
 SPREAD = 8  # table entries per hash: most hashes outside a set are excluded by one lookup
 

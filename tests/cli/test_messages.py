@@ -117,7 +117,7 @@ data prepare src --out text.txt --tokenizer bpe -> cannot write to text.txt: Fil
 data prepare src --out run --tokenizer bpe -> is not empty and was not written by jaxgpt data prepare
 data report text.txt --data.path text.txt -> text.txt is the path of the data: omit --data.path and --data.mix
 data report nosuch -> no preset, run, file or directory 'nosuch'; jaxgpt presets lists the presets
-data report ids.bin --data.tokenizer ids -> data report needs the tokenizer of the ids: --data.tokenizer gpt2 or PATH
+data report ids.bin --data.tokenizer ids -> data report needs the tokenizer of the ids: pass --data.tokenizer gpt2 or PATH
 import hf new --revision x -> --revision applies to models on the Hub, but hf is a local path
 import hf new --init-from run -> --init-from applies to LoRA adapters, but hf has no adapter_config.json: omit it
 import peft new --init-from run --tokenizer gpt2 -> omit --tokenizer and --accept-option
