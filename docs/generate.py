@@ -99,7 +99,7 @@ def _table(arguments: Iterable[Argument]) -> Iterator[str]:
             each.names,
             _kind(each.hint),
             _default(each),
-            each.parameter.help,
+            " ".join((each.parameter.help or "").split()),
         )
         for each in arguments
     ]

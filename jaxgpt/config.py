@@ -177,9 +177,7 @@ class DataConfig(Section):
     window: int = setting(0, "T, tokens per training window; 0: model.block_size", 0, 2**24)
     stride: int = setting(0, "tokens between starts of windows; 0: the window length, with a new offset each epoch", 0)
     documents: Literal["flow", "mask", "pack"] = setting(
-        "flow",
-        "flow: concatenate; mask: attention and targets end at boundaries; pack: mask, and split only documents longer "
-        "than a window",
+        "flow", "flow: concatenate; mask: attention and targets end at boundaries; pack: mask, split only if necessary"
     )
 
     def check(self) -> Iterator[str]:
@@ -241,10 +239,8 @@ class OptimConfig(Section):
     warmup_steps: int = setting(100, "linear warmup, starting at learning_rate / (warmup_steps + 1)", 0)
     decay_steps: int = setting(0, "step at which min_lr is reached; 0: train.steps", 0)
     cooldown_steps: int = setting(0, "wsd: steps of the final decay; 0: a fifth of decay_steps", 0)
-    beta1: float = setting(
-        0.9, "AdamW: first-moment decay rate; Lion: weight of momentum; SGD: momentum", 0.0, below=1.0
-    )
-    beta2: float = setting(0.99, "AdamW: second-moment decay rate; Lion: momentum decay rate", 0.0, below=1.0)
+    beta1: float = setting(0.9, "AdamW: first-moment decay; Lion: weight of momentum; SGD: momentum", 0.0, below=1.0)
+    beta2: float = setting(0.99, "AdamW: second-moment decay; Lion: momentum decay", 0.0, below=1.0)
     eps: float = setting(1e-8, "AdamW: epsilon added to the root of the second moment", above=0.0, high=1e3)
     weight_decay: float = setting(0.1, "decoupled weight decay of matrices and embeddings", 0.0, 1e6)
     grad_clip: float = setting(1.0, "clip gradients to this global norm; 0: off", 0.0, 1e6)
@@ -254,9 +250,7 @@ class OptimConfig(Section):
     momentum_dtype: Literal["float32", "bfloat16"] = setting("float32", "storage type of the first moment or momentum")
     ema_decay: float = setting(0.0, "decay rate of an EMA of the weights, for evaluation; 0: off", 0.0, below=1.0)
     not_finite: Literal["stop", "skip"] = setting("stop", "on a non-finite loss or gradient: stop, or skip the update")
-    spike_factor: float = setting(
-        0.0, "skip updates if loss or gradient norm exceeds this x its mean; 0: off", 0.0, 1e6
-    )
+    spike_factor: float = setting(0.0, "skip updates with loss or gradient norm above this x mean; 0: off", 0.0, 1e6)
     skip_limit: int = setting(10, "stop training after this many consecutive skipped steps", 1)
 
     def check(self) -> Iterator[str]:
@@ -381,7 +375,7 @@ class TextParams(Section):
     stop: tuple[str, ...] = setting((), "end the text before the first of these strings")
     stop_ids: tuple[int, ...] = setting((), "end the text before the first of these ids; end tokens always end it")
     overflow: Literal["auto", "error", "slide"] = setting(
-        "auto", "beyond the context: error; slide: slide the window; auto: continue with RoPE, otherwise error"
+        "auto", "beyond the context, error: fail; slide: slide the window; auto: continue with RoPE, otherwise fail"
     )
     lookup: int = setting(0, "prompt lookup: length of the n-grams that draft the next tokens; 0: off", 0, 64)
 
@@ -433,9 +427,7 @@ class DistributedConfig(Section):
 
     prefix = "distributed"
 
-    coordinator: str = setting(
-        "", "HOST:PORT of process 0, auto, none; empty: auto on Slurm, MPI and GKE, otherwise none"
-    )
+    coordinator: str = setting("", "HOST:PORT of process 0, auto, none; empty: auto on Slurm, MPI, GKE, otherwise none")
     num_processes: int = setting(0, "number of processes, if the coordinator is HOST:PORT")
     process_id: int = setting(-1, "index of this process, from 0")
     bind: str = setting("", "ADDRESS:PORT that process 0 listens on; empty: same as the coordinator")

@@ -20,7 +20,9 @@ def eval(
     /,
     *,
     path: Annotated[str, Parameter(name="--data.path")] = "",
-    weights: Weights = "float32",
+    weights: Annotated[
+        Weights, Parameter(help="round the weights to this type and print the change in loss")
+    ] = "float32",
     checkpoint: Checkpoint = "best",
     json: Json = False,
 ) -> int:
@@ -33,7 +35,6 @@ def eval(
     Args:
         run: run to evaluate
         path: text, directory, token files or conversations; empty: the validation split of the run
-        weights: round the weights to this type and print the change in loss
     """
     from jaxgpt.parallel.host import use_cores
 

@@ -71,7 +71,7 @@ def test_the_kernel_of_a_device(made: Config, device: Any, kernel: str | None, s
         (config("cudnn"), DEVICE, "train.attention cudnn does not run on cpu devices"),
         (config("tiled"), HOPPER, "train.attention tiled does not run on gpu devices"),
         (config("splash"), HOPPER, "train.attention splash does not run on gpu devices"),
-        (config("cudnn", "float32"), HOPPER, "cudnn needs train.compute_dtype bfloat16; use xla"),
+        (config("cudnn", "float32"), HOPPER, "cudnn needs train.compute_dtype bfloat16; use --train.attention xla"),
     ],
 )
 def test_a_kernel_that_cannot_run_raises(made: Config, device: Any, message: str) -> None:
