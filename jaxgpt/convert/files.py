@@ -58,7 +58,7 @@ class Weights:
     def _load(self, name: str) -> np.ndarray:
         # Opened for each tensor: the pages that a long-lived mapping has touched count as memory of this process.
         with _opened(self.tensors[name].file) as f:
-            tensor: np.ndarray = f.get_tensor(name).astype(np.float32)
+            tensor: np.ndarray = f.get_tensor(name).astype(np.float32, copy=False)
         return tensor
 
     def check(self, shapes: Mapping[str, tuple[int, ...]], ignore: Callable[[str], bool]) -> None:

@@ -16,10 +16,7 @@ from jaxgpt.convert.tensors import WeightRow, matrix, norm
 from jaxgpt.convert.weights import HEAD, Format
 
 PREFIX = "model."
-LETTERS = {
-    "full_attention": "G",
-    "sliding_attention": "L",
-}  # mapping from layer types to letters of model.window_pattern
+LETTERS = {"full_attention": "G", "sliding_attention": "L"}  # layer types, as in model.window_pattern
 NORMS = {"input_layernorm": "ln_1", "post_attention_layernorm": "ln_2"}
 OLMO_NORMS = {"post_attention_layernorm": "ln_1_out", "post_feedforward_layernorm": "ln_2_out"}
 OPTIONS: dict[str, tuple[str, Any]] = {  # with the defaults of LlamaConfig

@@ -167,9 +167,8 @@ def losses(
             look, place = looks[name], partial(_place, runs[name], kind, divide if kind == "seconds" else 1)
             axes.plot(place(train[0]), train[1], **look, **(TRAINING if val.size else {"linewidth": 1}))
             axes.plot(place(val[0]), val[1], **look, **VALIDATION)
-            changed = {
-                line["step"]: line["changed"] for line in runs[name] if line.get("changed")
-            }  # steps at which the run was resumed
+            # The settings that changed when the run was resumed, by step.
+            changed = {line["step"]: line["changed"] for line in runs[name] if line.get("changed")}
             for step, settings in changed.items():
                 text = ", ".join(f"{setting.rpartition('.')[2]} {new}" for setting, (_, new) in settings.items())
                 axes.axvline(place(step), color=look["c"], linewidth=0.8, linestyle=":", zorder=0.5)
