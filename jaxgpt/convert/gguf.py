@@ -6,6 +6,7 @@ The gguf package of llama.cpp reads the header and dequantizes the tensors. Form
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,19 +41,21 @@ TABLE = (
 )
 FORM = Format(TABLE, "", "token_embd.weight", "output.weight")
 
-# Mapping from transformers options to metadata keys, without the prefix "llama.".
-OPTIONS = {
-    "hidden_size": "embedding_length",
-    "intermediate_size": "feed_forward_length",
-    "num_hidden_layers": "block_count",
-    "num_attention_heads": "attention.head_count",
-    "num_key_value_heads": "attention.head_count_kv",
-    "head_dim": "attention.key_length",
-    "max_position_embeddings": "context_length",
-    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
-    "rope_theta": "rope.freq_base",
-}
-REQUIRED = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+LLAMA = llama.LLAMA._replace(
+    options={  # metadata without the prefix "llama."
+        "vocab_size": ("vocab_size", int),
+        "context_length": ("block_size", 2048),
+        "block_count": ("n_layer", int),
+        "attention.head_count": ("n_head", int),
+        "attention.head_count_kv": ("n_kv_head", 0),
+        "attention.key_length": ("head_dim", 0),
+        "embedding_length": ("n_embd", int),
+        "feed_forward_length": ("n_inner", int),
+        "attention.layer_norm_rms_epsilon": ("norm_eps", 1e-6),
+    },
+    settings=llama.LLAMA.settings | {"activation": "silu"},
+    only={"rope.scaling.type": "none", "expert_count": 0, "expert_used_count": 0},
+)
 
 
 class GgufWeights(Weights):
@@ -119,33 +122,25 @@ def open_gguf(path: Path, accept: Collection[str] = ()) -> tuple[ModelConfig, Gg
     kind = weights.metadata.get("general.architecture")
     if kind != "llama":
         raise UserError(f"{path}: general.architecture {short_repr(kind)} is not supported: expected llama")
-    metadata = {k.removeprefix("llama."): v for k, v in weights.metadata.items() if k.startswith("llama.")}
-    metadata.pop("vocab_size", None)  # the embedding determines the size, which may be padded
+    values = {k.removeprefix("llama."): v for k, v in weights.metadata.items() if k.startswith("llama.")}
     embedding = weights.tensors.get(FORM.tied)
-    values = {option: metadata.pop(name, None) for option, name in OPTIONS.items()} | {
-        "vocab_size": (embedding.shape[0] or None) if embedding and embedding.shape else None,
-        "tie_word_embeddings": FORM.head not in weights.tensors,
-        "rope_scaling": _rope_scaling(weights),
-    }
-    if missing := [OPTIONS.get(name, "token_embd") for name in REQUIRED if values[name] is None]:
-        raise UserError(f"{path}: incomplete Llama metadata: {missing[0]} is missing")
-    given = {name: value for name, value in values.items() if value is not None}
-    options = Options(given | metadata, str(path), accept)
-    model = llama.LLAMA.config_from_hf(options)
+    if embedding and embedding.shape and embedding.shape[0]:  # it may be padded
+        values["vocab_size"] = embedding.shape[0]
+    if "rope.freq_base" in values:
+        values["rope_theta"] = values.pop("rope.freq_base")
+    options = Options(values | _rope_scaling(weights), str(path), accept)
+    model = replace(LLAMA.config_from_hf(options), tie_embeddings=FORM.head not in weights.tensors)
     options.only("rope.dimension_count", model.head_width)
     options.only("attention.value_length", model.head_width)
-    options.only("rope.scaling.type", "none")
-    options.only("expert_count", 0)
-    options.only("expert_used_count", 0)
     options.done()
     weights.heads = {"q": model.n_head, "k": model.kv_heads}
     return model, weights
 
 
-def _rope_scaling(weights: GgufWeights) -> dict[str, Any] | None:
-    """Return Llama 3 scaling from the tensor of frequency divisors, and remove this tensor from `weights`."""
+def _rope_scaling(weights: GgufWeights) -> dict[str, Any]:
+    """Return the option of Llama 3 scaling from the tensor of frequency divisors, and remove this tensor from `weights`."""
     if ROPE_FREQS not in weights.tensors:
-        return None
+        return {}
     divisors, theta = weights.read(ROPE_FREQS).reshape(-1), weights.metadata.get("llama.rope.freq_base", 10_000.0)
     del weights.tensors[ROPE_FREQS]
     if type(theta) is float and divisors.size:
@@ -153,7 +148,7 @@ def _rope_scaling(weights: GgufWeights) -> dict[str, Any] | None:
         with np.errstate(all="ignore"):
             plain, scaled = (rope_frequencies(width, theta, each) for each in (Llama3Scaling(), scaling))
             if np.allclose(divisors, plain / scaled, rtol=1e-4):
-                return write_rope(ModelConfig(rope_theta=theta, rope_factor=scaling.factor))
+                return {"rope_scaling": write_rope(ModelConfig(rope_theta=theta, rope_factor=scaling.factor))}
     raise UserError(f"{weights.path}: tensor {ROPE_FREQS} is not supported: it is not the scaling of Llama 3")
 
 
