@@ -81,6 +81,14 @@ def test_only_adapters_are_trained() -> None:
 
 
 @pytest.mark.ci
+def test_a_base_replaces_frozen_weights_that_were_read() -> None:
+    p, params = program.__wrapped__()  # not the cached program, which other tests use
+    other = jax.tree.map(lambda x: x + 1, params)
+    assert np.array_equal(p.frozen["wte"]["embedding"], params["wte"]["embedding"])
+    p.put_base(FrozenBase(other, checksum(other)))
+    assert np.array_equal(p.frozen["wte"]["embedding"], other["wte"]["embedding"])
+
+
 def test_a_mesh_and_stacked_layers_give_the_same_losses() -> None:
     one, _ = program()
     p, _ = program(mesh=MeshConfig(data=2, fsdp=2, tensor=2), scan_layers=True, accumulation=8)
@@ -215,7 +223,7 @@ def test_a_run_finds_its_base(folder: Path, finished: Path) -> None:
     [
         ({"lora__alpha": 4}, "lora.alpha needs lora.rank"),
         ({"lora__rank": 2, "lora__targets": "c_atn"}, "'c_atn' is not a matrix of the model (did you mean c_attn?)"),
-        ({"lora__rank": 2, "lora__targets": "c_attn,q_proj"}, "lora.targets must be different names"),
+        ({"lora__rank": 2, "lora__targets": "c_attn,q_proj"}, "lora.targets must be distinct names"),
         ({"lora__rank": 2, "lora__targets": "q_proj+o_proj"}, "have different inputs"),
         ({"lora__rank": 2, "optim__name": "muon"}, "use --optim.name adamw"),
     ],
