@@ -23,7 +23,7 @@ def bench(
     json: Json = False,
     settings: GivenSettings = NO_SETTINGS,
 ) -> int:
-    """Measure training and generation speed on this machine, its peak rates, and where the time goes.
+    """Measure training and generation speed, the peak rates of this machine, and the time of each kind of work.
 
     Training steps use random token ids. The breakdown is the device time by kind of
     compiled instruction, from a profiler trace. MFU = tokens/s x (6 P + 12 L N H T)

@@ -41,7 +41,7 @@ def data_prepare(
     with progress("reading the sources" if params.tokenizer != "bpe" else "training the tokenizer") as activity:
         index = prepare(sources, Path(out), params, _Report(activity), note)
     next_command = shlex.join(["jaxgpt", "train", "--data.path", out])
-    return print_result(json, {"out": out} | index, _facts(index) | {"train on it": next_command})
+    return print_result(json, {"out": out} | index, _facts(index) | {"next": next_command})
 
 
 class _Report:

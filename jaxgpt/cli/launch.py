@@ -47,9 +47,7 @@ def launch(
         devices_per_process: CPU devices per process; 0: an equal share of the cores
     """
     if command[:1] != ("train",):
-        raise UserError(
-            f"expected train, not {' '.join(command[:1])!r}; as in jaxgpt launch --processes 2 train PRESET"
-        )
+        raise UserError(f"expected train, not {' '.join(command[:1])!r}: use jaxgpt launch --processes 2 train PRESET")
     arguments = parse(command)[1].arguments  # report an unknown option here, not in every process
     run = arguments.get("out") or (arguments.get("target") if arguments.get("resume") else "")
     fleet = _Fleet(processes)

@@ -62,7 +62,7 @@ def plot(*runs: str, out: str = "losses.png", x: Literal["all", "step", "tokens"
     known = [found["losses"] for found in about.values() if found["losses"]]
     same = all(found == known[0] for found in known)
     if not same:
-        note("baselines omitted: they differ between the runs, as do the data or tokenizers")
+        note("baselines omitted: the runs have different data or tokenizers")
     save(losses(lines, x, baselines=known[0] if known and same else None), path)
     ratios = {name: found.get("bytes_per_token", 0) for name, found in about.items()}
     print(table({name: flat(run.config()) for name, run in opened.items()}, lines, ratios))

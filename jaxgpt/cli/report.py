@@ -137,7 +137,7 @@ class TrainReport(Report):
         self.console.write(aligned(summary))
 
     def _line(self) -> str:
-        """Return the progress line: the step and its loss, and the current activity or the speed and the time left."""
+        """Return the progress line: the step and its loss, and the current activity or the speed and remaining time."""
         metrics = self._metrics
         parts = [f"step {self._step:>5}/{self._total}"] if self._total else []
         if metrics:
@@ -181,7 +181,7 @@ class TrainReport(Report):
         }
 
     def _draw(self) -> None:
-        """Draw loss.png; print a note if this fails."""
+        """Draw loss.png; print a note if drawing fails."""
         try:
             with suppress(UserError):  # the run has no losses yet
                 draw_run(self.run, f"{self.program.config.preset}: {self.run.path}")

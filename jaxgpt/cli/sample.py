@@ -120,7 +120,7 @@ def _print_memorized(spans: Sequence[Memorized], validation: float | None) -> No
 
 
 def _stream(lm: LM, prompt: str, prompt_input: Any, settings: dict[str, Any]) -> Generation:
-    """Print a sample while it is generated."""
+    """Print a sample as it is generated."""
     from jaxgpt.lm import stream
 
     print(prompt, end="", flush=True)

@@ -20,7 +20,7 @@ from jaxgpt.settings import INT_MAX, as_int
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows of inputs and targets (`Split.windows`). Indexing with a slice reads only those rows."""
+    """Windows of inputs and targets (`Split.windows`). Indexing with a slice reads only the rows of the slice."""
 
     split: Split
     starts_B: np.ndarray  # positions of the first ids

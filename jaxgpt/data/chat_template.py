@@ -49,7 +49,7 @@ def check_messages(messages: Any) -> list[dict[str, Any]]:
 
 
 class ChatTemplate:
-    """A chat template, rendered as by transformers' `apply_chat_template`.
+    """A chat template, rendered as in transformers' `apply_chat_template`.
 
     A template is a program. It runs in Jinja's immutable sandbox, without access to files or to Python's attributes.
     Its result is limited to `RENDERED` characters; its time and memory are not. The template is compiled on first use.

@@ -140,7 +140,7 @@ def _paths(sources: Sequence[Source]) -> Iterator[Path]:
 
 
 def _read_file(path: Path, field: str, cuts: Cuts) -> Iterator[Piece]:
-    """Yield pieces of a file. If it is damaged, its remainder is a single unreadable piece."""
+    """Yield pieces of a file. The remainder of a damaged file is a single unreadable piece."""
     where, unpack = str(path), OPEN.get(path.suffix.lower())
     name = path.stem.lower() if unpack else path.name.lower()
     piece = Piece(where, "")
@@ -158,7 +158,7 @@ def _read_file(path: Path, field: str, cuts: Cuts) -> Iterator[Piece]:
             for piece in pieces:
                 piece = piece._replace(read=raw.tell())
                 yield piece
-    except Exception as e:  # any error of the libraries that read it
+    except Exception as e:  # any error of the libraries that read files
         yield piece._replace(content=_unreadable(where, e), first=piece.last, last=True)
 
 

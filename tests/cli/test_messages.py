@@ -41,7 +41,7 @@ smaple -> Did you mean "sample"
 qwertyuiop -> Unknown command "qwertyuiop"
 launch --processes 0 train -> "0" for --processes. Must be >= 1.
 launch --devices-per-process -1 train -> "-1" for --devices-per-process. Must be >= 0.
-launch --processes 2 -> expected train, not ''; as in jaxgpt launch --processes 2 train PRESET
+launch --processes 2 -> expected train, not '': use jaxgpt launch --processes 2 train PRESET
 launch --proceses 2 train -> expected train, not '--proceses'
 launch sample run -> expected train, not 'sample'
 launch train --train.stepz 3 -> Unknown option: --train.stepz (did you mean --train.steps?)
