@@ -64,7 +64,7 @@ def flops_per_token(config: ModelConfig, params: Any, T: int, lora: LoraConfig |
 
 
 def state_bytes(config: Config, params: Any) -> dict[str, int]:
-    """Compute the bytes of a training state and its gradients by kind, over all devices."""
+    """Compute the bytes of each part of a training state and of its gradients, over all devices."""
     trained = abstract_trained(config.model, config.lora)
     trees = {"parameters": (params, trained) if config.lora.rank else params, "gradients": trained}
     trees["optimizer"] = jax.eval_shape(make_optimizer(config).init, trained)

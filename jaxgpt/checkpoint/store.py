@@ -55,9 +55,7 @@ class Info:
     tokens: int = 0  # number of tokens trained on
     temporary: bool = False  # written after a signal or by a timer, and kept until the next checkpoint is written
     about: Mapping[str, Any] = field(default_factory=dict)  # config, versions, data, base, best loss so far
-    sha256: Mapping[str, str] = field(
-        default_factory=dict
-    )  # digests of the files, keyed by path, including checkpoint.json
+    sha256: Mapping[str, str] = field(default_factory=dict)  # file digests, keyed by path; also of checkpoint.json
 
     def config(self) -> Config:
         """Return the settings of the run when the checkpoint was written."""

@@ -118,9 +118,7 @@ def resumed(path: Path, preset: str, init_from: str, settings: Mapping[str, Any]
     old = run.config()
     run.tokenizer()  # raises an error if the tokenizer is damaged, even if the run is finished
     if preset not in ("", old.preset):
-        raise UserError(
-            f"{path} is a run of {old.preset!r}, not {preset!r}: omit the preset, or choose a different --out"
-        )
+        raise UserError(f"{path} is a run of {old.preset!r}, not {preset!r}: omit the preset, or change --out")
     (weights, step), (used, its_step) = parse_checkpoint(init_from), parse_checkpoint(old.init_from)
     if init_from and (weights.absolute() != used.absolute() or step not in ("best", its_step)):
         origin = f"started from {old.init_from}" if old.init_from else "did not start from other weights"

@@ -25,7 +25,7 @@ Message = Mapping[str, Any]
 class Rendered(NamedTuple):
     """A rendered conversation."""
 
-    text: str  # input for the tokenizer, with special tokens by name
+    text: str  # input for the tokenizer, with the names of special tokens
     spans: list[tuple[int, int]]  # [begin, end) of the characters that the assistant wrote, if the template marks them
 
 

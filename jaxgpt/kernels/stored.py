@@ -17,10 +17,8 @@ from jaxgpt.model.params import Weight, map_weights
 
 Precision = Literal["float32", "bfloat16", "int8"]
 
-DIGITS, BASE = (
-    3,
-    254.0,
-)  # number and base of the int8 digits: a remainder of at most 0.5 is at most 127 units of the next digit
+# Number and base of the int8 digits: a remainder of at most 0.5 is at most 127 units of the next digit.
+DIGITS, BASE = 3, 254.0
 FEW_ROWS = 8  # maximum number of rows of a product limited by memory bandwidth
 
 

@@ -23,7 +23,7 @@ CHUNK = 512  # maximum number of prompt tokens added to a cache in one call
 
 
 def bucket(n: int, least: int = 1, most: int = 0) -> int:
-    """Round n up to a power of two, at least `least`, or to `most` if that is smaller."""
+    """Round n up to a power of two, at least `least`, or to `most` if `most` is smaller."""
     size = max(least, 1 << (n - 1).bit_length())
     return min(size, most) if n <= most else size
 

@@ -172,7 +172,7 @@ class GPT(Named):
         slot: jax.Array | int = 0,
         key: jax.Array | None = None,
     ) -> tuple[jax.Array, tuple[KeysValues, ...]]:
-        """Apply position encoding, blocks and final norm: `[B, T, D]`, and the keys and values by layer.
+        """Apply position encoding, blocks and final norm: `[B, T, D]`, and the keys and values of each layer.
 
         Args:
             x_BTD: embeddings.

@@ -1,4 +1,4 @@
-"""Activation functions of the MLP, by name."""
+"""Activation functions of the MLP, and a table of their names."""
 
 from __future__ import annotations
 

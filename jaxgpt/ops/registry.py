@@ -1,4 +1,4 @@
-"""A registry: functions by name, which a program may extend."""
+"""A registry: a dict of functions, keyed by name, which a program may extend."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ F = TypeVar("F")
 
 
 class Registry(UserDict[str, F]):
-    """Functions by name. Replacing a function clears JAX's caches: they are keyed by the function's name."""
+    """Dict of functions, keyed by name. Replacing a function clears JAX's caches: they are keyed by the function's name."""
 
     def __setitem__(self, name: str, function: F) -> None:
         if name in self.data:

@@ -74,7 +74,7 @@ class StepCost:
 
 
 def traffic_by_kind(collectives: Iterable[Collective]) -> dict[str, Traffic]:
-    """Sum collectives by kind."""
+    """Sum the collectives of each kind."""
     traffic: dict[str, Traffic] = {}
     for one in collectives:
         old, sent = traffic.get(one.kind, Traffic()), one.sent * one.times

@@ -142,7 +142,7 @@ def _with_windows(flags: str, config: Config, windows: int) -> tuple[str, Config
 
 
 def argument_bytes(program: Program) -> dict[str, float]:
-    """Count the bytes of a step's inputs by kind, on one device."""
+    """Count the bytes of each kind of a step's inputs, on one device."""
     state = program.abstract_state
     average = {"average": shard_bytes(state.ema)} if state.ema is not None else {}
     return {

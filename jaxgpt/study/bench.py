@@ -46,7 +46,7 @@ def bench(
         config: settings of the run, with `model.vocab_size` set.
         seconds: time to run training steps for.
         decode: whether to also measure generation.
-        trace: directory to keep the profiler trace in; "": delete it.
+        trace: directory to keep the profiler trace in; "": delete the trace.
         say: callback for the name of each stage, called when the stage starts.
 
     Returns:

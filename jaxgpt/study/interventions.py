@@ -121,7 +121,7 @@ def patch(
     site: str = "resid.pre",
     over: Literal["positions", "heads"] = "positions",
 ) -> Patching:
-    """Run the corrupted prompt with single activations of the clean prompt, by layer and position.
+    """Run the corrupted prompt with single activations of the clean prompt, at each layer and position.
 
     Args:
         clean: a text, or ids `[B, T]`.

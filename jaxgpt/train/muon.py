@@ -25,11 +25,7 @@ from jaxgpt.ops.sharding import constrain
 # compiler does not find this schedule.
 TO_DEVICES = ("matrix_shards", None, None), ("matrices", None, None)
 EPS = 1e-8  # added to the norm of a matrix before the division
-QUINTIC = (
-    3.4445,
-    -4.7750,
-    2.0315,
-)  # coefficients of a polynomial that is steep at zero and then stays within 0.7 and 1.2
+QUINTIC = (3.4445, -4.7750, 2.0315)  # polynomial that is steep at zero and then stays within 0.7 and 1.2
 
 
 def muon(

@@ -98,7 +98,7 @@ def test_offload_needs_host_memory_of_the_platform(monkeypatch: pytest.MonkeyPat
     build(made)
     monkeypatch.setattr("jaxgpt.kernels.remat.has_host_memory", lambda device: False)
     with pytest.raises(
-        UserError, match=r"train\.remat offload needs host memory, which cpu devices lack: use --train\.remat dots"
+        UserError, match=r"train\.remat offload needs host memory, which a cpu lacks: use --train\.remat dots"
     ):
         build(made)
 
