@@ -1,4 +1,4 @@
-"""jaxgpt: a decoder-only transformer in JAX and Flax linen. Importing it initializes no device.
+"""jaxgpt: a decoder-only transformer in JAX and Flax linen. The import initializes no device.
 
 lm = jaxgpt.load("runs/shakespeare")
 outs = jaxgpt.generate(lm, ["ROMEO:"], max_new_tokens=100, temperature=0.8)

@@ -132,7 +132,7 @@ def fetch(url: str, sha256: str, path: Path, flag: str, timeout: float = 30) -> 
     Concurrent processes wait for the download. The `UserError` of a failed download recommends the option `flag` for a
     local copy. `timeout` is in seconds.
     """
-    from http.client import HTTPException  # imported late, because `--help` does not need them
+    from http.client import HTTPException  # imported late, because `--help` needs no HTTP
     from urllib.request import urlopen
 
     try:
@@ -172,7 +172,7 @@ def missing(path: Path | str, fix: str = "") -> UserError:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object from a file. Raises `UserError` if it cannot be read or is not a JSON object."""
+    """Read a JSON object from a file. Raises `UserError` if the file cannot be read or is not a JSON object."""
     value = parse_json(read_bytes(path), str(path))
     if not isinstance(value, dict):
         raise UserError(f"{path}: expected an object, found {type(value).__name__}")

@@ -245,7 +245,7 @@ PRESETS = {
             model=replace(NANOGPT, n_layer=4, n_head=4, n_embd=128, block_size=64),
             data=replace(SHAKESPEARE, sampling="random"),
             optim=NANOGPT_OPTIM,
-            # Steps 0 to 2000, both included, as nanoGPT counts; 240 windows are its 20 batches.
+            # Steps 0 to 2000, both included, as nanoGPT counts; 240 windows are nanoGPT's 20 batches.
             train=TrainConfig(
                 steps=2001, batch_size=12, steps_per_call=10, eval_every=250, eval_windows=240, eval_batch_size=64
             ),

@@ -41,7 +41,7 @@ def set_compiler_flags() -> None:
     file = Path(flags) if flags and not flags.startswith("-") else None  # XLA reads flags from a file of this name
     known = file.read_text() if file and file.is_file() else flags
     missing = [flag for flag in (SAFE_FLAG, QUICK_FLAG) if flag.split("=")[0] not in known]
-    bridge = sys.modules.get("jax._src.xla_bridge")  # JAX has no public function to query this
+    bridge = sys.modules.get("jax._src.xla_bridge")  # JAX has no public function to query started backends
     started = bridge is not None and bridge.backends_are_initialized()
     if not started and not file:
         os.environ["XLA_FLAGS"] = " ".join([flags, *missing]).strip()

@@ -61,7 +61,7 @@ def with_weights(base: Config, init_from: str, settings: Mapping[str, Any], keep
 
     directory, _ = parse_checkpoint(init_from)
     model = open_run(directory).config().model
-    free = ["dropout"] if model.positions == "learned" else ["dropout", "block_size"]  # no weight depends on them
+    free = ["dropout"] if model.positions == "learned" else ["dropout", "block_size"]  # settings that affect no weight
     own = {name: getattr(base.model, name) for name in free} if keep else {}
     # Absolute paths are valid in every directory.
     data = replace(base.data, tokenizer=str((directory / "tokenizer.json").absolute()))

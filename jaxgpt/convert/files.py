@@ -49,14 +49,14 @@ class Weights:
                     self.tensors[name] = Stored(file, piece.get_dtype(), tuple(piece.get_shape()))
 
     def read(self, name: str) -> np.ndarray:
-        """Read one tensor as float32. Raises `UserError` if it contains non-finite numbers."""
+        """Read one tensor as float32. Raises `UserError` if the tensor contains non-finite numbers."""
         tensor = self._load(name)
         if not np.isfinite(tensor).all():
             raise UserError(f"{self.tensors[name].file}: tensor {name} contains non-finite numbers")
         return tensor
 
     def _load(self, name: str) -> np.ndarray:
-        # Opened for each tensor: the pages that a long-lived mapping has touched count as memory of this process.
+        # Open the file for each tensor: pages touched by a long-lived mapping count as memory of this process.
         with _opened(self.tensors[name].file) as f:
             tensor: np.ndarray = f.get_tensor(name).astype(np.float32, copy=False)
         return tensor

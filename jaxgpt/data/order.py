@@ -33,9 +33,9 @@ def permute(positions: np.ndarray, n: int, keys: np.ndarray) -> np.ndarray:
 
         left = (left + mix(right, key)) mod a,    right = (right + mix(left, key)) mod b
 
-    Each round can be undone, so this permutes the numbers below `a * b`. A result of n or more is permuted again until it
+    Each round can be undone, so the rounds permute the numbers below `a * b`. A result of n or more is permuted again until it
     is below n (cycle walking; Black and Rogaway, Ciphers with Arbitrary Finite Domains, 2002). `a * b < n + 2 sqrt(n) + 1`,
-    so this is rare. `keys` has one int64 per round.
+    so repetition is rare. `keys` has one int64 per round.
     """
     a = math.isqrt(max(n - 1, 0)) + 1
     b = -(-n // a)

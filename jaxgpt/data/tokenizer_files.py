@@ -204,7 +204,7 @@ def _gpt2_from_hub() -> SubwordTokenizer:
     try:
         offline = not reachable()
         path = hf_hub_download(GPT2_REPO, "tokenizer.json", revision=GPT2_REVISION, local_files_only=offline)
-    except Exception:  # the hub's client raises its own errors and the network's
+    except Exception:  # the hub's client raises its own and the network's errors
         raise UserError(
             "GPT-2's tokenizer is not in the cache of the Hugging Face Hub, which cannot be reached: use the path of its "
             "tokenizer.json, or a different tokenizer"

@@ -142,8 +142,8 @@ class BeamSearch:
         text = TokenBuffer(state.ids_BWS.reshape(B * W, -1), jnp.repeat(state.start_B, W), P + state.made)
         log_p = jax.nn.log_softmax(state.logits_BWV, axis=-1).reshape(B * W, V)
         log_p = warp(log_p, text, self.sampler.sampling).reshape(B, W, V)
-        # A row at its limit waits for the other rows. The logits of this row are not read: past the last learned
-        # position they are NaN.
+        # A row at its limit waits for the other rows. Its logits are not read: past the last
+        # learned position they are NaN.
         log_p = jnp.where((state.made < state.limit_B)[:, None, None], log_p, 0.0)
         score_BC, flat_BC = jax.lax.top_k((log_p + state.score_BW[:, :, None]).reshape(B, W * V), C)
         beam_BC, id_BC = flat_BC // V, (flat_BC % V).astype(jnp.int32)

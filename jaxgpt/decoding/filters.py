@@ -73,7 +73,7 @@ def keep_argmax(logits_BV: jax.Array) -> jax.Array:
 def divide_by_temperature(logits_BV: jax.Array, temperature: float) -> jax.Array:
     """Divide logits by the temperature.
 
-    Below `COLD`, this is the equivalent `(l - max l) / temperature`: at a low temperature, `l / temperature` loses the
+    Below `COLD`, compute the equivalent `(l - max l) / temperature`: at a low temperature, `l / temperature` loses the
     differences between the top tokens to rounding, and finally overflows. After the subtraction, the maximum is exactly
     0.
     """

@@ -75,7 +75,7 @@ def lookup_steps(
         ended_T = jnp.isin(token_T, jnp.asarray(sampler.stop_ids, jnp.int32)) | (token_T < 0)
         count = jnp.minimum(accepted, jnp.where(ended_T.any(), jnp.argmax(ended_T), DRAFT)).astype(jnp.int32) + 1
         made = state.made + count
-        # Later tokens overwrite the slots after the accepted tokens; until then, these are masked.
+        # The slots after the accepted tokens are masked until later tokens overwrite them.
         text = text.append(token_T[None])._replace(length=text.length + count)
         done_1 = ended_T[count - 1][None] | (made >= limit)
         return SamplerState(text, after._replace(length=cache.length + count), done_1, made)

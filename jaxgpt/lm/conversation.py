@@ -120,13 +120,13 @@ def chat(
         lm: model with a chat template.
         messages: dicts with a `role` (system, user, assistant) and a `content`; the last is the user's.
         max_new_tokens: maximum number of tokens of the answer; None: 512, or what fits the context.
-        stop: strings that end the answer, excluded from it. The model's own end tokens always end it.
+        stop: strings that end the answer, excluded from it. The model's own end tokens always end the answer.
         key: a seed, or a `jax.random.key`.
         **sampling: fields of `SamplingParams`.
 
     Raises:
-        UserError: if the model has no chat template, the template rejects the messages, they exceed the context, or an argument
-            is invalid.
+        UserError: if the model has no chat template, the template rejects the messages, the messages exceed the context,
+            or an argument is invalid.
     """
     *before, last = check_messages(messages)
     if last["role"] != "user":

@@ -184,7 +184,7 @@ def _programs(sampler: Sampler, size: int, slots: int, window: int, lookup: int)
         return go_on(params, prefill(sampler, params, text, rows, size, slots), rows, steps)
 
     def read(params: Any, cache: Any, ids_1T: jax.Array, count: jax.Array) -> Any:
-        # Ids beyond `count` are padding: later tokens overwrite them, and until then they are masked.
+        # Ids beyond `count` are padding: masked until later tokens overwrite them.
         return sampler.model.extend(params, ids_1T, cache, True)[1]._replace(length=cache.length + count)
 
     once = partial(jax.jit, donate_argnums=1)

@@ -44,7 +44,7 @@ class Choice(NamedTuple):
         stages: the filters, in order.
         probability_V: probability of each token after all filters, float64, sum 1.
         uniform: the random number; None for greedy decoding.
-        before: total probability of the tokens with smaller ids. The random number is between this and
+        before: total probability of the tokens with smaller ids. The random number is between `before` and
             `before + probability_V[token]`.
         token: the sampled id.
         key: data of the row's key; `fold_in` with the token's index returns the key of the random number.

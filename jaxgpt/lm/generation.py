@@ -233,7 +233,7 @@ def _beam_search(request: Request, sampling: SamplingParams, beams: BeamParams) 
             raise UserError(f"{name} {given[name]} has no effect in beam search: omit it, or set num_beams {W} to 1")
     if W * V >= 2**31:
         raise UserError(f"num_beams {W} is too many for a vocabulary of {V}: at most {2**31 // V}")
-    with request.on_device(2 * W):  # twice: beams are copied when they are reordered
+    with request.on_device(2 * W):  # twice: reordering copies the beams
         sampler = sampler_of(lm, replace(sampling, temperature=1.0), request.params.stop_ids)
         found = search(sampler, beams, lm.params, request.rows, request.new, lm.config.model.block_size)
     out = []

@@ -38,7 +38,7 @@ class LM(NamedTuple):
         config: settings of the run.
         params: weights, or their EMA if the run has one: nested dicts of arrays.
         tokenizer: converts text to ids and back.
-        source: run and step it was loaded from; empty: built in Python.
+        source: run and step that the model was loaded from; empty: built in Python.
     """
 
     config: Config
@@ -108,7 +108,7 @@ def load_base(path: str | Path, model: ModelConfig) -> tuple[FrozenBase, Tokeniz
 def base_of(run: Run, config: Config) -> tuple[FrozenBase, Tokenizer]:
     """Read the base of a run's adapters, from its recorded path, or next to the run if both were moved.
 
-    Raises `UserError` if it is missing, or its weights differ from the weights that the adapters were trained on.
+    Raises `UserError` if the base is missing, or its weights differ from the weights that the adapters were trained on.
     """
     recorded, step = parse_checkpoint(config.init_from)
     places = [path / "checkpoints" / step for path in (recorded, run.path.absolute().parent / recorded.name)]

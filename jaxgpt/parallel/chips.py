@@ -26,7 +26,7 @@ class Chip(NamedTuple):
 
 
 # TPU rates: docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e,tpu7x}, "System architecture" (2026-11). The documents
-# specify link bandwidth in both directions; here it is one direction. v4's network is not documented and is assumed to
+# specify link bandwidth in both directions; the table has one direction. v4's network is not documented and is assumed to
 # equal v5e's. TPU memory: the amount available according to the out-of-memory messages of libtpu 0.0.42. A TPU7x chip
 # is two devices. NVIDIA: data sheets of A100 80GB SXM, H100 SXM, H200 SXM, HGX B200, L4 and L40S, bfloat16 without
 # sparsity. NVLink bandwidth is in one direction; the network is one port per GPU: 200 Gb/s for A100, 400 Gb/s for the

@@ -96,7 +96,7 @@ def is_peer_failure(error: Exception) -> bool:
 
 
 def gather_to_host(tree: Any) -> Any:
-    """Gather arrays that are split over all devices on each host; every process must call this."""
+    """Gather arrays that are split over all devices on each host; every process must participate."""
     return tree if _count == 1 else multihost_utils.process_allgather(tree, tiled=True)
 
 

@@ -25,10 +25,10 @@ class Instruction(NamedTuple):
     """An instruction of a compiled program."""
 
     name: str
-    shape: str  # text of its result's shape
+    shape: str  # text of the result's shape
     opcode: str  # for example dot, fusion or all-reduce-start
     rest: str  # text after the opcode: operands and attributes
-    root: bool  # whether it returns the result of its computation
+    root: bool  # whether the instruction returns the result of its computation
 
     @property
     def operands(self) -> list[str]:
@@ -72,10 +72,10 @@ class Collective(NamedTuple):
     """A collective of a program."""
 
     kind: str  # one of `COLLECTIVES`
-    bytes: float  # size of its result on one device
+    bytes: float  # size of the result on one device
     group: int  # number of participating devices; between slices, number of slices
-    times: int = 1  # number of times it runs
-    between_slices: bool = False  # whether it uses the network between slices, not the links within a slice
+    times: int = 1  # number of executions
+    between_slices: bool = False  # whether the network between slices is used, not the links within a slice
 
     @property
     def sent(self) -> float:

@@ -40,8 +40,8 @@ class Memorized:
     of: int  # length of the sample in tokens
     characters: int = 0  # length of the span
     text: str = ""  # text of the span
-    start: int = 0  # index of its first token in the sample
-    token: int = 0  # index of its first token in the training ids
+    start: int = 0  # index of the span's first token in the sample
+    token: int = 0  # index of the span's first token in the training ids
     location: str = ""  # file and line of a text; otherwise the path of the data and the index of the token
     before: str = ""  # text before the span in the training data
     after: str = ""  # text after the span

@@ -145,7 +145,7 @@ class _Steps:
     def run(self, calls: int, each: int = 0) -> list[float]:
         """Run training steps; return the seconds per step of each call of `each` steps.
 
-        If `each` is 0, it is `train.steps_per_call`.
+        0: `train.steps_per_call` steps.
         """
         each = each or self.each
         pending: deque[Any] = deque()

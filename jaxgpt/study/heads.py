@@ -71,7 +71,7 @@ def entropy(pattern_BNTS: jax.Array) -> jax.Array:
 def repeated_tokens(lm: LM, period: int, rows: int = 8, key: int | jax.Array = 0) -> jax.Array:
     """Draw rows of `period` random tokens that are repeated once, int32 `[rows, 2 * period]`.
 
-    `period` is at most half the context length. Raises `UserError` if it or `rows` is out of range.
+    `period` is at most half the context length. Raises `UserError` if `period` or `rows` is out of range.
     """
     c = lm.config.model
     shape = as_int("rows", rows, 1, 2**20), as_int("period", period, 1, c.block_size // 2)

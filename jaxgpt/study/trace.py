@@ -110,7 +110,7 @@ def _instruction(event: Any, kind_of: Mapping[str, str]) -> str:
 
 
 def _path_and_product(instruction: Instruction, computations: Mapping[str, Computation]) -> tuple[str, bool]:
-    """Return the source path of an instruction, or of the most important instruction of a fusion, and if it is a product."""
+    """Return the source path of an instruction or of a fusion's most important instruction, and whether it is a product."""
     called = instruction.called if instruction.opcode in ("fusion", "call") else []
     fused = [instruction, *(each for name in called for each in computations.get(name, {}).values())]
     products = [each for each in fused if _is_product(each)]

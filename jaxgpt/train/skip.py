@@ -100,7 +100,7 @@ def should_apply(
 ) -> tuple[jax.Array, SkipStatistics]:
     """Return whether loss and norm are finite and at most `spike_factor` times their means.
 
-    The means follow `m <- m + (min(x, spike_factor m) - m) max(1 / n, 1 / HORIZON)`: a spike moves them little, and a
+    The means follow `m <- m + (min(x, spike_factor m) - m) max(1 / n, 1 / HORIZON)`: a spike moves the means little, and a
     persistent level is eventually accepted.
 
     Args:

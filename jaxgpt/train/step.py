@@ -137,7 +137,7 @@ def train_step(
         optimizer: any optax transformation. Its `update` receives the loss as `value`, and `grad_norm`.
         learning_rate: schedule of the rate, for the metrics only; None: no `lr` in the metrics.
         seed: seed of the dropout masks, which are a function of (seed, step, microbatch).
-        accumulation: number of microbatches; divides the number of rows. Without dropout, the result does not depend on it.
+        accumulation: number of microbatches; divides the number of rows. Without dropout, it does not affect the result.
         over_devices: transformation that all-reduces the sums and their gradient over devices; None: the compiler
             inserts the all-reduce. Dropout is not supported, because all devices would draw the same masks.
         dropout: whether the objective receives a dropout key.

@@ -17,7 +17,7 @@ from jaxgpt.errors import TrainingFailed, one_line
 from jaxgpt.model.params import flatten_params, weights
 from jaxgpt.trainer.program import Program
 
-LEAF = re.compile(r"(\+[^/]+)?/(a|b/[^/]+|[^/]+)$")  # the weight of a module, or an adapter of one or several matrices
+LEAF = re.compile(r"(\+[^/]+)?/(a|b/[^/]+|[^/]+)$")  # end of a path: weight, or adapter of one or several matrices
 
 
 class Diverged(TrainingFailed):

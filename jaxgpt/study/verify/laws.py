@@ -49,7 +49,7 @@ class LawResult(NamedTuple):
         name: the name of the law.
         difference: difference of the two sides; None: non-finite, or not measured.
         tolerance: the largest difference that passes.
-        ok: whether the law holds; None if it does not apply.
+        ok: whether the law holds; None if the law does not apply.
         seconds: wall-clock time.
         note: reason why the law was skipped or failed.
     """
