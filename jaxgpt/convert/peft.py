@@ -181,17 +181,14 @@ def write_adapter(directory: Path, config: Config, adapters: Any, base: str) -> 
 def read_adapter(directory: Path, model: ModelConfig) -> tuple[LoraConfig, Any]:
     """Read the adapters of a PEFT directory; raise `UserError` for unsupported features or models."""
     rank, alpha = read_config(directory / CONFIG)
-    weights, other = Weights(directory), "with --init-from, pass the run of the model that it was trained on"
-    try:
+    weights, modules = Weights(directory), []
+    with suppress(UserError):  # no family of transformers has the model
         modules = _modules(model)
-    except UserError:  # replace the message, which is about an export
-        raise UserError(
-            f"{directory} adapts a transformers model, but the base is a different model: {other}"
-        ) from None
     targets = list(dict.fromkeys(m.target for m in modules if not weights.tensors.keys().isdisjoint(m.tensors)))
     if not targets:
         raise UserError(
-            f"{weights.path}: none of its {len(weights.tensors)} tensors adapts a matrix of the base: {other}"
+            f"{weights.path}: none of its {len(weights.tensors)} tensors adapts a matrix of the base: with --init-from, pass "
+            f"the run of the model that it was trained on"
         )
     modules = [module for module in modules if module.target in targets]
     expected: dict[str, tuple[int, ...]] = {}

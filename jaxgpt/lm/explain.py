@@ -122,7 +122,5 @@ def explain_choice(
 
 
 def _probability(logits_1V: jax.Array) -> np.ndarray:
-    logits_V = np.asarray(logits_1V, np.float64)[0]
-    weight_V = np.exp(logits_V - logits_V.max())
-    out: np.ndarray = weight_V / weight_V.sum()
-    return out
+    weight_V = np.exp(np.asarray(logits_1V, np.float64)[0] - float(logits_1V.max()))
+    return weight_V / weight_V.sum()
