@@ -31,32 +31,21 @@ __version__ = "0.1.0"
 set_compiler_flags()
 
 # Imported on first access, so that `import jaxgpt` is fast and initializes no device.
-_HOME = {
-    "Config": "jaxgpt.config",
-    "GPT": "jaxgpt.model",
-    "LM": "jaxgpt.lm",
-    "ModelConfig": "jaxgpt.config",
-    "OptimConfig": "jaxgpt.config",
-    "TrainConfig": "jaxgpt.config",
-    "TrainState": "jaxgpt.train.step",
-    "attend": "jaxgpt.ops.attention",
-    "batches": "jaxgpt.data.batches",
-    "build": "jaxgpt.trainer.program",
-    "chat": "jaxgpt.lm",
-    "explain": "jaxgpt.lm",
-    "generate": "jaxgpt.lm",
-    "init_params": "jaxgpt.model.init",
-    "init_state": "jaxgpt.train.step",
-    "load": "jaxgpt.lm",
-    "next_token_loss": "jaxgpt.train.loss",
-    "make_optimizer": "jaxgpt.train.optimizer",
-    "preset": "jaxgpt.presets",
-    "save": "jaxgpt.lm",
-    "schedule": "jaxgpt.train.optimizer",
-    "stream": "jaxgpt.lm",
-    "study": "jaxgpt.study",
-    "train_step": "jaxgpt.train.step",
+_NAMES = {
+    "config": "Config ModelConfig OptimConfig TrainConfig",
+    "data.batches": "batches",
+    "lm": "LM chat explain generate load save stream",
+    "model": "GPT",
+    "model.init": "init_params",
+    "ops.attention": "attend",
+    "presets": "preset",
+    "study": "study",
+    "train.loss": "next_token_loss",
+    "train.optimizer": "make_optimizer schedule",
+    "train.step": "TrainState init_state train_step",
+    "trainer.program": "build",
 }
+_HOME = {name: f"jaxgpt.{module}" for module, names in _NAMES.items() for name in names.split()}
 __all__ = sorted(_HOME)
 
 

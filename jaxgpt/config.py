@@ -1,8 +1,6 @@
 """Settings of a run: frozen dataclasses that validate their values, and conversion to and from JSON.
 
-Names are the same in `config.json` (`n_layer`) and on the command line (`--model.n-layer`). `setting` declares
-default, help and limits of each field; `check` yields errors about settings that conflict. Errors name the setting, the
-value and the fix.
+Names are the same in `config.json` (`n_layer`) and on the command line (`--model.n-layer`).
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from fractions import Fraction
 from typing import Any, Literal, get_origin, get_type_hints
 
-from jaxgpt.errors import UserError, did_you_mean, short_repr
+from jaxgpt.errors import UserError, short_repr
 from jaxgpt.files import parse_json
 from jaxgpt.settings import Section, as_int, setting, similar_setting
 
@@ -548,27 +546,22 @@ def from_json(text: bytes | str, where: str = "config.json") -> Config:
     Raises:
         UserError: if the text is not a JSON object, or has an unknown key or an invalid value.
     """
+    values = parse_json(text, where)
     try:
-        config: Config = _build(Config, parse_json(text, where), where)
+        config: Config = _build(Config, values)
     except UserError as e:
-        raise e if str(e).startswith(where) else UserError(f"{where}: {e}") from None
+        raise UserError(f"{where}: {e}") from None
     return config
 
 
-def _build(cls: type, data: Any, where: str) -> Any:
-    if not isinstance(data, Mapping):
-        raise UserError(f"{where}: expected an object, found {type(data).__name__}")
-    names = [f.name for f in fields(cls)]
-    hints = get_type_hints(cls)
-    for key in data:
-        if key not in names:
-            raise UserError(f"{where}: unknown key {short_repr(key)}{did_you_mean(key, names)}")
-    values = {}
-    for key, value in data.items():
-        hint = hints[key]
-        if is_dataclass(hint):
-            value = _build(hint, value, f"{where}: {key}")  # type: ignore[arg-type]
-        elif get_origin(hint) is tuple and isinstance(value, list):
-            value = tuple(value)
-        values[key] = value
-    return cls(**values)
+def _build(cls: Any, values: Any) -> Any:
+    """Build a section from JSON: nested objects become sections, lists become tuples."""
+    if not isinstance(values, Mapping):
+        raise UserError(f"{cls.prefix}: expected an object, found {type(values).__name__}")
+    given, hints = dict(values), get_type_hints(cls)
+    for name, value in values.items():
+        if is_dataclass(hints.get(name)):
+            given[name] = _build(hints[name], value)
+        elif get_origin(hints.get(name)) is tuple and isinstance(value, list):
+            given[name] = tuple(value)
+    return cls(**given)

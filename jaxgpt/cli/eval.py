@@ -42,6 +42,7 @@ def eval(
     from jaxgpt.data import open_data, with_path
     from jaxgpt.kernels.stored import dequantize, quantize
     from jaxgpt.lm import load
+    from jaxgpt.report.baselines import bytes_per_token
     from jaxgpt.trainer.evaluation import evaluate, loss_difference
     from jaxgpt.trainer.program import build
 
@@ -67,7 +68,7 @@ def eval(
             error = f" +- {stderr:.5f}" if math.isfinite(stderr) else ""
             change = f"changes the loss by {difference:+.5f}{error}, from {full.loss:.4f}"
     split = "validation split" if data.held_out else "all" if path else "training text"
-    text, size = f"{data.source} ({split})", data.val_bytes()
+    text, ratio = f"{data.source} ({split})", bytes_per_token(data)
     results = {
         "run": run,
         "model": lm.source,
@@ -77,7 +78,7 @@ def eval(
         "stderr": result.stderr,
         **cost,
         "perplexity": math.exp(min(result.loss, 700.0)),
-        "bits_per_byte": result.loss / math.log(2) * len(data.val) / size if size else math.nan,
+        "bits_per_byte": result.loss / math.log(2) / ratio if ratio else math.nan,
         "tokens": result.tokens,
         "windows": result.windows,
     }
@@ -87,7 +88,7 @@ def eval(
         "loss": [f"{result} nats per token", ERROR_OF_DATA if math.isfinite(result.stderr) else ""],
         weights: change,
         "perplexity": f"{results['perplexity']:.3f}",
-        "bits per byte": f"{results['bits_per_byte']:.4f}" if size else "",
+        "bits per byte": f"{results['bits_per_byte']:.4f}" if ratio else "",
         "tokens": f"{result.tokens:,} in {plural(result.windows, 'window')} of {lm.config.window}",
     }
     return print_result(json, {k: v for k, v in results.items() if not isinstance(v, float) or math.isfinite(v)}, facts)

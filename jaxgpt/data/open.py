@@ -21,7 +21,6 @@ from jaxgpt.data.tokens import Split, Tokens, is_token_path, open_splits
 from jaxgpt.errors import UserError
 from jaxgpt.files import missing
 
-DECODED = 1 << 18  # ids to decode at a time
 TOGETHER = 64  # pieces of a text to encode at a time, on all cores
 
 
@@ -60,14 +59,6 @@ class Data:
         sizes = {"the number of training ids": len(self.train), "the number of validation ids": len(self.val)}
         tokenizer = hashlib.sha256(self.tokenizer.to_json().encode()).hexdigest()
         return sizes | {"the fingerprint of the data": self.fingerprint, "the SHA-256 of the tokenizer": tokenizer}
-
-    def val_bytes(self) -> int:
-        """Count the UTF-8 bytes of the decoded validation ids; 0 if decoding does not restore the text."""
-        if self.parts:
-            sizes = [part.val_bytes() for part in self.parts if part.held_out or not self.held_out]
-            return sum(sizes) if all(sizes) else 0
-        starts = range(0, len(self.val), DECODED) if self.restores_text else ()
-        return sum(len(self.decode(self.val, start, DECODED).encode()) for start in starts)
 
     def decode(self, split: Split, start: int, n: int) -> str:
         """Decode at most n ids of a split, without the ids that end a document."""

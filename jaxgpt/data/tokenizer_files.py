@@ -24,7 +24,7 @@ from jaxgpt.data.tokenizer import (
 )
 from jaxgpt.errors import UserError, did_you_mean, short_repr
 from jaxgpt.files import parse_json, read_bytes, read_json, write_atomically, write_json
-from jaxgpt.hub import reachable
+from jaxgpt.hub import download
 
 FROM_TEXT = ("char", "word", "bpe")  # tokenizers that are made from the text
 TOKENIZERS = (*FROM_TEXT, "byte", "gpt2", "ids")
@@ -197,16 +197,8 @@ def _known(library: Any) -> Tokenizer:
     return next((own for own in fast if json.loads(own.to_json()) == value), SubwordTokenizer(library))
 
 
-def _gpt2_from_hub() -> SubwordTokenizer:
-    from huggingface_hub import hf_hub_download
-    from tokenizers import Tokenizer as LibraryTokenizer
-
+def _gpt2_from_hub() -> Tokenizer:
     try:
-        offline = not reachable()
-        path = hf_hub_download(GPT2_REPO, "tokenizer.json", revision=GPT2_REVISION, local_files_only=offline)
-    except Exception:  # the hub's client raises its own and the network's errors
-        raise UserError(
-            "GPT-2's tokenizer is not in the cache of the Hugging Face Hub, which cannot be reached: use the path of its "
-            "tokenizer.json, or a different tokenizer"
-        ) from None
-    return SubwordTokenizer(LibraryTokenizer.from_file(path))
+        return _from_json(download(GPT2_REPO, ["tokenizer.json"], revision=GPT2_REVISION) / "tokenizer.json")
+    except UserError as e:
+        raise UserError(f"the tokenizer gpt2: {e}") from None

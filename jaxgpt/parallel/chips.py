@@ -20,7 +20,7 @@ class Chip(NamedTuple):
     link: float  # bandwidth to other devices of a slice, over all links in one direction, bytes/s
     network: float  # bandwidth to other slices or hosts, bytes/s
     machine: int = 0  # maximum number of devices that links connect in one machine; 0: no limit
-    host: tuple[int, ...] = ()  # grid of one host's chips in libtpu; () if libtpu does not support it
+    tpu: bool = False  # whether libtpu compiles for it
     per_chip: int = 1  # JAX devices per chip
     options: tuple[tuple[str, str], ...] = ()  # additional options of libtpu's topology
 
@@ -32,15 +32,14 @@ class Chip(NamedTuple):
 # sparsity. NVLink bandwidth is in one direction; the network is one port per GPU: 200 Gb/s for A100, 400 Gb/s for the
 # others. L4 and L40S have no NVLink: PCIe 4.0 x16, and a port of 100 Gb/s is assumed. AMD: data sheet of MI300X; seven
 # Infinity Fabric links of 64 GB/s, and a port of 400 Gb/s.
-_CUBE = (2, 2, 1)
 # fmt: off
 CHIPS = {
-    "v4": Chip("TPU v4", ("TPU v4",), 275e12, 30.75 * GIB, 1228e9, 300e9, 3.1e9, host=_CUBE,
+    "v4": Chip("TPU v4", ("TPU v4",), 275e12, 30.75 * GIB, 1228e9, 300e9, 3.1e9, tpu=True,
                options=(("chip_config_name", "megacore"),)),
-    "v5e": Chip("TPU v5e", ("TPU v5 lite", "TPU v5e"), 197e12, 15.75 * GIB, 819e9, 200e9, 3.1e9, host=_CUBE),
-    "v5p": Chip("TPU v5p", ("TPU v5", "TPU v5p"), 459e12, 95.74 * GIB, 2765e9, 600e9, 6.25e9, host=_CUBE),
-    "v6e": Chip("TPU v6e (Trillium)", ("TPU v6 lite", "TPU v6e"), 918e12, 31.25 * GIB, 1638e9, 400e9, 12.5e9, host=_CUBE),
-    "tpu7x": Chip("TPU7x (Ironwood)", ("TPU7x",), 2307e12 / 2, 94.75 * GIB, 7380e9 / 2, 300e9, 6.25e9, host=_CUBE, per_chip=2),
+    "v5e": Chip("TPU v5e", ("TPU v5 lite", "TPU v5e"), 197e12, 15.75 * GIB, 819e9, 200e9, 3.1e9, tpu=True),
+    "v5p": Chip("TPU v5p", ("TPU v5", "TPU v5p"), 459e12, 95.74 * GIB, 2765e9, 600e9, 6.25e9, tpu=True),
+    "v6e": Chip("TPU v6e (Trillium)", ("TPU v6 lite", "TPU v6e"), 918e12, 31.25 * GIB, 1638e9, 400e9, 12.5e9, tpu=True),
+    "tpu7x": Chip("TPU7x (Ironwood)", ("TPU7x",), 2307e12 / 2, 94.75 * GIB, 7380e9 / 2, 300e9, 6.25e9, tpu=True, per_chip=2),
     "a100": Chip("NVIDIA A100 SXM", ("NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-40GB"), 312e12, 80e9, 2039e9, 300e9, 25e9, 8),
     "h100": Chip("NVIDIA H100 SXM", ("NVIDIA H100 80GB HBM3",), 989e12, 80e9, 3350e9, 450e9, 50e9, 8),
     "h200": Chip("NVIDIA H200 SXM", ("NVIDIA H200",), 989e12, 141e9, 4800e9, 450e9, 50e9, 8),

@@ -28,7 +28,7 @@ def resolve_mesh(config: Config, topology: Topology) -> tuple[Config, str]:
     Raises:
         UserError: if the mesh does not match the topology, its slices, the batch or the model.
     """
-    mesh, note = resolve(config, topology.n_devices, tpu=bool(topology.chip.host))
+    mesh, note = resolve(config, topology.n_devices, tpu=topology.chip.tpu)
     if mesh.data % topology.slices:
         raise UserError(
             f"mesh.data {mesh.data} is not a multiple of --slices {topology.slices}, and every slice holds a copy of the "

@@ -34,15 +34,12 @@ KV_AXES = ("batch", "kv_heads", None, None)  # logical axes of keys and values i
 QUICK = {"exec_time_optimization_effort": -1.0}
 
 
-def compile_step(
-    config: Config, topology: Topology, quick: bool = True, ops: Ops | None = None, rules: Rules | None = None
-) -> StepCost:
+def compile_step(config: Config, topology: Topology, ops: Ops | None = None, rules: Rules | None = None) -> StepCost:
     """Compile the train step for a topology and return its cost.
 
     Args:
         config: settings of the run, with a resolved mesh.
         topology: the hardware.
-        quick: compile with `QUICK`.
         ops: operations to use instead of `jaxgpt.kernels.best(config, mesh)`, as for `jaxgpt.build`.
         rules: changes to the sharding table, as for `jaxgpt.build`.
 
@@ -51,11 +48,7 @@ def compile_step(
     """
     program = Program(config, make_mesh(config.mesh, devices_of(topology)), ops=ops, rules=change_rules(rules or {}))
     counted, count = argument_bytes(program), program.microbatches.accumulation
-
-    def lowered() -> Any:
-        return program.lower(program.abstract_state, program.batch())
-
-    cost = _compiled(lowered, counted, program, topology, quick)
+    cost = _compiled(lambda: program.lower(program.abstract_state, program.batch()), counted, program, topology)
     moved = cost.hbm_bytes
     if not (moved or cost.out_of_memory):  # the GPU compiler does not count memory traffic
         moved = estimate(config, topology).hbm_bytes
@@ -67,7 +60,7 @@ def compile_step(
     return replace(cost, hbm_bytes=moved, model_flops=computed, useful_share=useful / computed)
 
 
-def compile_decode(config: Config, topology: Topology, quick: bool = True) -> StepCost:
+def compile_decode(config: Config, topology: Topology) -> StepCost:
     """Compile a decoding step for a topology and return its cost.
 
     The step decodes one token per row of a microbatch, with a full context.
@@ -100,7 +93,7 @@ def compile_decode(config: Config, topology: Topology, quick: bool = True) -> St
             return jax.jit(partial(decode_steps, sampler), donate_argnums=1).lower(params, state, rows, state.made)
 
     counted = {"parameters": shard_bytes(params), "cache": shard_bytes(state.cache)}
-    cost = _compiled(lowered, counted, program, topology, quick)
+    cost = _compiled(lowered, counted, program, topology)
     if dtype != "float32":
         cost = replace(cost, memory=cost.memory | {"float32 parameters": shard_bytes(weights)})
     # The forward pass is a third of the training FLOPs.
@@ -108,14 +101,12 @@ def compile_decode(config: Config, topology: Topology, quick: bool = True) -> St
     return replace(cost, model_flops=flops, hbm_bytes=cost.hbm_bytes or sum(counted.values()))
 
 
-def _compiled(
-    lower: Callable[[], Any], counted: dict[str, float], program: Program, topology: Topology, quick: bool
-) -> StepCost:
+def _compiled(lower: Callable[[], Any], counted: dict[str, float], program: Program, topology: Topology) -> StepCost:
     """Compile, and read the cost from the program, or from the compiler's message if memory is exhausted."""
     arguments = sum(counted.values())
     try:
         with _no_compilation_cache():
-            compiled = lower().compile(compiler_options=dict(QUICK) if quick else None)
+            compiled = lower().compile(compiler_options=dict(QUICK))
     except jax.errors.JaxRuntimeError as e:
         text = " ".join(str(e).split())
         if "RESOURCE_EXHAUSTED" not in text:

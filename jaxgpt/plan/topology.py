@@ -69,7 +69,7 @@ def parse_topology(text: str, slices: int = 1) -> Topology:
     """Parse a chip and a grid (`v5e:2x4`) or a Google Cloud slice (`v5e-8`), and values of the chip.
 
     Raises:
-        UserError: if the syntax, chip or slice is invalid, or the grid exceeds a machine or is not a grid of whole hosts.
+        UserError: if the syntax, chip or slice is invalid, or the grid exceeds a machine.
     """
     place, _, numbers = text.partition(",")
     name, _, grid = _of_cloud(place).partition(":")
@@ -90,12 +90,6 @@ def parse_topology(text: str, slices: int = 1) -> Topology:
         part = next(n for n in range(chip.machine, 0, -1) if size % n == 0)
         fix = f"--topology {name}:{part} --slices {slices * size // part}"
         raise UserError(f"{name}:{grid} exceeds the {chip.machine} GPUs that are linked in one machine: use {fix}")
-    if chip.host and size > 1:  # libtpu supports grids of whole hosts, and single chips
-        padded = (*shape, 1) if len(shape) == 1 else shape
-        whole = tuple(math.ceil(n / of_host) * of_host for n, of_host in zip(padded, chip.host, strict=False))
-        if whole != padded:
-            near = "x".join(map(str, whole))
-            raise UserError(f"{name} hosts have 2x2 chips, so a {grid} grid is not possible; use {name}:{near}")
     return Topology(name, chip, shape, slices)
 
 
@@ -137,7 +131,7 @@ def compiler_missing(topology: Topology) -> str:
         if any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)):
             return ""
         return "JAX's CUDA plugin is not installed: pip install -e '.[cuda13]' (Linux; no GPU needed)"
-    if not topology.chip.host:
+    if not topology.chip.tpu:
         return f"there is no compiler for {topology.chip.title}, only for TPUs and Hopper GPUs"
     if importlib.util.find_spec("libtpu") is None:
         return "libtpu is not installed: pip install -e '.[tpu]' (Linux, x86-64; no TPU needed)"

@@ -19,6 +19,7 @@ EVALUATED = 1 << 22  # maximum number of held-out tokens for cross entropies
 QUICK = 1 << 22  # limit of both numbers when a run starts
 SAMPLED = 1 << 20  # tokens per block of a sample
 COMPRESSED = 1 << 20  # bytes of held-out text to compress
+DECODED = 1 << 18  # tokens to decode at a time
 
 
 def baselines(data: Data) -> dict[str, Any] | None:
@@ -64,11 +65,8 @@ def fit_ngrams(train: Split, val: Split, vocab_size: int, counted: int, evaluate
     return {"losses": losses, "counted_tokens": len(fitted), "evaluated_tokens": len(tested)}
 
 
-def bytes_per_token(data: Data, limit: int) -> float:
-    """Return the bytes of text per held-out token; 0 if decoding does not restore the text.
-
-    At most `limit` tokens are decoded.
-    """
+def bytes_per_token(data: Data, limit: int = 1 << 62) -> float:
+    """Return the bytes of text per validation token, from at most `limit` tokens; 0 if decoding does not restore the text."""
     if data.parts:
         parts = [part for part in data.parts if part.held_out or not data.held_out]
         ratios = [bytes_per_token(part, limit) for part in parts]
@@ -76,7 +74,8 @@ def bytes_per_token(data: Data, limit: int) -> float:
     if not data.restores_text:
         return 0.0
     blocks = sample(len(data.val), limit)
-    return sum(len(data.decode(data.val, *block).encode()) for block in blocks) / sum(n for _, n in blocks)
+    pieces = [(i, min(DECODED, start + n - i)) for start, n in blocks for i in range(start, start + n, DECODED)]
+    return sum(len(data.decode(data.val, *piece).encode()) for piece in pieces) / sum(n for _, n in blocks)
 
 
 def compressed_bits(data: Data) -> float:

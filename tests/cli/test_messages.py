@@ -186,8 +186,8 @@ train finetune --init-from run --data.tokenizer byte -> not 'byte': omit it
 train finetune --init-from run --data.path text.txt --out run --overwrite -> would delete the weights to start from
 """
 FILES = [
-    ('{"modle": {}}', "unknown key 'modle' (did you mean model?)"),
-    ('{"optim": {"lr": 1}}', "unknown key 'lr' (did you mean learning_rate?)"),
+    ('{"modle": {}}', "Config has no setting 'modle' (did you mean model?)"),
+    ('{"optim": {"lr": 1}}', "OptimConfig has no setting 'lr' (did you mean learning_rate?)"),
     ('{"model": {"n_layer": true}}', "model.n_layer must be an integer, not True"),
     ('{"train": {"steps": "9"}}', "train.steps must be an integer, not '9'"),
     ('{"optim": {"name": "adam"}}', "optim.name must be one of adamw, "),

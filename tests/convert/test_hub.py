@@ -124,7 +124,8 @@ def test_no_network_is_one_line_within_five_seconds(tmp_path):
     done = subprocess.run([sys.executable, "-c", OFFLINE], capture_output=True, text=True, env=environment, check=True)
     model, tokenizer, soon = done.stdout.splitlines()
     assert "someone/tiny at main: not in the hub's cache, and the hub cannot be reached" in model
-    assert "GPT-2's tokenizer is not in the cache of the Hugging Face Hub" in tokenizer
+    assert "the tokenizer gpt2: openai-community/gpt2 at" in tokenizer
+    assert "not in the hub's cache, and the hub cannot be reached" in tokenizer
     assert (soon, done.stderr) == ("True", "")
 
 

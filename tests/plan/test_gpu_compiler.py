@@ -67,8 +67,9 @@ def test_a_decode_step_reads_the_weights_as_they_are_and_updates_the_cache_in_pl
 ) -> None:
     texts: list[str] = []
     monkeypatch.setattr("jaxgpt.plan.plan.read_program", lambda text: texts.append(text) or read_program(text))
+    monkeypatch.setattr("jaxgpt.plan.plan.QUICK", {})
     run = config(1)
-    compile_decode(run, H100, quick=False)
+    compile_decode(run, H100)
     computations, entry = read_computations(texts[0])
     [loop] = [each for each in computations[entry].values() if each.opcode == "while"]
     step = computations[loop.find(r"body=%?([\w.-]+)")].values()
