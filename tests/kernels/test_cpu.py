@@ -32,6 +32,21 @@ def test_transposed_copy_is_materialized() -> None:
     assert "call(" in fused_with_its_source
 
 
+@pytest.mark.skipif(jax.__version_info__ < (0, 12), reason="XLA converts all bfloat16 products to float32")
+def test_products_with_a_transposed_copy_stay_in_bfloat16() -> None:
+    """The compiler converts the operands to float32 if it sees the transposition, which this copy hides."""
+    x_RI, x_IR, y_RO = (jnp.ones(shape, jnp.bfloat16) for shape in ((64, 32), (32, 64), (64, 48)))
+
+    def product_dtype(product: Callable[..., jax.Array], x: jax.Array) -> str:
+        text = jax.jit(product).lower(x, y_RO).compile().as_text() or ""
+        return next(line.split(" = ")[1][:3] for line in text.splitlines() if " dot(" in line)
+
+    without_transposition = product_dtype(jnp.matmul, x_IR)
+    assert product_dtype(lambda x, y: transposed_copy(x) @ y, x_RI) == without_transposition
+    seen = product_dtype(lambda x, y: cpu.call_without_inlining(jnp.transpose, x) @ y, x_RI)
+    assert seen == "f32", "the compiler no longer needs the reshape of transposed_copy"
+
+
 def test_rope_sines_are_computed_once() -> None:
     """Fused into their consumers, as the compiler does without the kernel, they would be computed once per head."""
 
