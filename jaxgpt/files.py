@@ -88,9 +88,7 @@ def sha256_file(path: Path) -> str:
 def sole_writer(directory: Path) -> Iterator[None]:
     """Keep other processes from writing to a directory, until the block or the process ends.
 
-    If another process holds the lock, the `UserError` contains its id, host and start time. The lock file is not
-    deleted while the directory exists: a process could lock the deleted file while a different process locks its
-    successor.
+    If another process holds the lock, the `UserError` contains its id, host and start time.
     """
     path = directory / LOCK
     with reported(f"cannot write to {directory}"):
@@ -127,10 +125,9 @@ def _lock(file: TextIOBase | BufferedIOBase, operation: int) -> None:
 
 
 def fetch(url: str, sha256: str, path: Path, flag: str, timeout: float = 30) -> Path:
-    """Download a file to `path`, unless `path` already has this checksum.
+    """Download a file to `path`, unless `path` already has this checksum; concurrent processes wait for the download.
 
-    Concurrent processes wait for the download. The `UserError` of a failed download recommends the option `flag` for a
-    local copy. `timeout` is in seconds.
+    The `UserError` of a failed download recommends the option `flag` for a local copy. `timeout` is in seconds.
     """
     from http.client import HTTPException  # imported late, because `--help` needs no HTTP
     from urllib.request import urlopen

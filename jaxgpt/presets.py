@@ -79,6 +79,7 @@ GPT2 = Config(
 )
 TOKENS = "--data.path FOLDER_OF_BIN_FILES"
 
+# fmt: off
 PRESETS = {
     "python-char": Preset(
         "A character-level model of Python's standard library; needs no download.",
@@ -96,40 +97,24 @@ PRESETS = {
             model=replace(_modern(n_layer=2, n_head=4, n_embd=64, block_size=64), tie_embeddings=False),
             data=SHAKESPEARE,
             # A momentum of 0.95 is too slow for 240 steps.
-            optim=replace(
-                MUON, warmup_steps=5, learning_rate=0.03, beta1=0.8, muon_ratio=2.0, muon_momentum=0.85, muon_steps=4
-            ),
-            train=TrainConfig(
-                steps=240, batch_size=24, steps_per_call=10, eval_every=240, eval_batch_size=128, prompt="ROMEO:"
-            ),
+            optim=replace(MUON, warmup_steps=5, learning_rate=0.03, beta1=0.8, muon_ratio=2.0, muon_momentum=0.85,
+                          muon_steps=4),
+            train=TrainConfig(steps=240, batch_size=24, steps_per_call=10, eval_every=240, eval_batch_size=128,
+                              prompt="ROMEO:"),
         ),
         "validation loss 1.85 in 7 seconds on 2 cores, including startup and evaluation; 11 seconds the first time",
     ),
     "statquest": Preset(
         'StatQuest\'s decoder-only transformer: five words, width 2, 37 parameters. Learns to answer "awesome <EOS>".',
         Config(
-            model=ModelConfig(
-                block_size=5,
-                n_layer=1,
-                n_head=1,
-                n_embd=2,
-                positions="sinusoidal",
-                norm="none",
-                final_norm=False,
-                mlp="none",
-                bias=False,
-                attn_proj=False,
-                tie_embeddings=False,
-                head_bias=True,
-                init="torch",
-            ),
+            model=ModelConfig(block_size=5, n_layer=1, n_head=1, n_embd=2,
+                              positions="sinusoidal", norm="none", final_norm=False, mlp="none", bias=False,
+                              attn_proj=False, tie_embeddings=False, head_bias=True, init="torch"),
             data=DataConfig(dataset="statquest", tokenizer="word", train_fraction=1.0, stride=6),
-            optim=OptimConfig(
-                learning_rate=0.1, schedule="constant", warmup_steps=0, beta2=0.999, weight_decay=0.0, grad_clip=0.0
-            ),
-            train=TrainConfig(
-                steps=60, batch_size=1, eval_every=60, log_every=1, prompt="what is statquest <EOS>", sample_tokens=2
-            ),
+            optim=OptimConfig(learning_rate=0.1, schedule="constant", warmup_steps=0, beta2=0.999, weight_decay=0.0,
+                              grad_clip=0.0),
+            train=TrainConfig(steps=60, batch_size=1, eval_every=60, log_every=1,
+                              prompt="what is statquest <EOS>", sample_tokens=2),
             mesh=MeshConfig(data=1),
         ),
         "loss 0.14 and both questions answered, in 5 seconds",
@@ -140,15 +125,9 @@ PRESETS = {
             model=replace(_modern(n_layer=2, n_head=4, n_embd=64, block_size=64), mlp="none"),
             data=DataConfig(dataset="repeats"),
             optim=MUON,
-            train=TrainConfig(
-                steps=1000,
-                batch_size=32,
-                eval_every=500,
-                checkpoint_every=50,
-                keep_every=50,  # docs/induction.py scores the heads of each checkpoint
-                prompt="QuickBrownFoxQuick",
-                sample_tokens=8,
-            ),
+            # docs/induction.py scores the heads of each checkpoint.
+            train=TrainConfig(steps=1000, batch_size=32, eval_every=500, checkpoint_every=50, keep_every=50,
+                              prompt="QuickBrownFoxQuick", sample_tokens=8),
         ),
         "validation loss 2.77 in 49 seconds of CPU time, and a head with an induction score of 0.46",
     ),
@@ -156,22 +135,9 @@ PRESETS = {
     "numpy-minimal": Preset(
         "A minimal NumPy decoder: one head, no biases, ReLU, and post-norm that divides by (std + 1e-5).",
         Config(
-            model=ModelConfig(
-                block_size=64,
-                n_layer=2,
-                n_head=1,
-                n_embd=64,
-                n_inner=128,
-                positions="sinusoidal",
-                norm="stdnorm",
-                norm_position="post",
-                norm_affine=False,
-                final_norm=False,
-                activation="relu",
-                bias=False,
-                attn_proj=False,
-                init_std=0.1,
-            ),
+            model=ModelConfig(block_size=64, n_layer=2, n_head=1, n_embd=64, n_inner=128,
+                              positions="sinusoidal", norm="stdnorm", norm_position="post", norm_affine=False,
+                              final_norm=False, activation="relu", bias=False, attn_proj=False, init_std=0.1),
             data=PYTHON,
             optim=ADAMW,
             train=replace(SHORT, steps=500, steps_per_call=10, eval_every=250, sample_tokens=200),
@@ -183,23 +149,13 @@ PRESETS = {
     "torch-decoder": Preset(
         "Six post-norm layers with PyTorch's defaults: sinusoidal positions, ReLU, 8 heads, biases, width 512, context 512.",
         Config(
-            model=ModelConfig(
-                block_size=512,
-                n_layer=6,
-                n_head=8,
-                n_embd=512,
-                positions="sinusoidal",
-                norm_position="post",
-                activation="relu",
-                tie_embeddings=False,
-                head_bias=True,
-                dropout=0.1,
-            ),
+            model=ModelConfig(block_size=512, n_layer=6, n_head=8, n_embd=512,
+                              positions="sinusoidal", norm_position="post", activation="relu", tie_embeddings=False,
+                              head_bias=True, dropout=0.1),
             data=PYTHON,
             optim=OptimConfig(learning_rate=3e-4, min_lr=0.0, schedule="linear", warmup_steps=100, beta2=0.98),
-            train=TrainConfig(
-                steps=2000, batch_size=8, eval_every=500, eval_windows=24, prompt="def ", sample_tokens=200
-            ),
+            train=TrainConfig(steps=2000, batch_size=8, eval_every=500, eval_windows=24, prompt="def ",
+                              sample_tokens=200),
         ),
     ),
     "gpt2-style": Preset(
@@ -210,19 +166,8 @@ PRESETS = {
     "llama-tiny": Preset(
         "A small model with Llama's block: RMSNorm, RoPE, SwiGLU, no biases, 4 query heads and 2 key/value heads.",
         Config(
-            model=ModelConfig(
-                block_size=128,
-                n_layer=4,
-                n_head=4,
-                n_kv_head=2,
-                n_embd=128,
-                n_inner=344,
-                positions="rope",
-                norm="rmsnorm",
-                mlp="gated",
-                activation="silu",
-                bias=False,
-            ),
+            model=ModelConfig(block_size=128, n_layer=4, n_head=4, n_kv_head=2, n_embd=128, n_inner=344,
+                              positions="rope", norm="rmsnorm", mlp="gated", activation="silu", bias=False),
             data=PYTHON,
             optim=ADAMW,
             train=replace(SHORT, eval_every=150, sample_tokens=200),
@@ -246,9 +191,8 @@ PRESETS = {
             data=replace(SHAKESPEARE, sampling="random"),
             optim=NANOGPT_OPTIM,
             # Steps 0 to 2000, both included, as nanoGPT counts; 240 windows are nanoGPT's 20 batches.
-            train=TrainConfig(
-                steps=2001, batch_size=12, steps_per_call=10, eval_every=250, eval_windows=240, eval_batch_size=64
-            ),
+            train=TrainConfig(steps=2001, batch_size=12, steps_per_call=10, eval_every=250, eval_windows=240,
+                              eval_batch_size=64),
         ),
         "validation loss 1.90 in 2 minutes on 2 cores (nanoGPT ends at 1.898 on the whole split)",
     ),
@@ -272,3 +216,4 @@ PRESETS = {
     "gpt2-large": Preset("GPT-2, 774M.", GPT2.with_model(n_layer=36, n_head=20, n_embd=1280), options=TOKENS),
     "gpt2-xl": Preset("GPT-2, 1.5B.", GPT2.with_model(n_layer=48, n_head=25, n_embd=1600), options=TOKENS),
 }
+# fmt: on

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxgpt.config import Config, from_json, to_json
-from jaxgpt.data import Tokenizer, load_tokenizer
-from jaxgpt.data.tokenizer_files import GENERATION, TOKENIZER, save_tokenizer
+from jaxgpt.data.tokenizer import Tokenizer
+from jaxgpt.data.tokenizer_files import GENERATION, TOKENIZER, load_tokenizer, save_tokenizer
 from jaxgpt.errors import UserError, did_you_mean, reported
 from jaxgpt.files import LOCK, read_bytes, sole_writer, write_atomically
 

@@ -18,7 +18,8 @@ from jaxgpt.cli.plot import draw_run
 from jaxgpt.cli.progress import Activity, Console, duration, line_shown, note, progress
 from jaxgpt.config import Config, TrainConfig
 from jaxgpt.counts import parameter_count
-from jaxgpt.data import Batches, Data, Packed, Split, Tokenizer
+from jaxgpt.data import Batches, Data, Packed, Split
+from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.files import write_json
 from jaxgpt.lm import LM, generate

@@ -77,6 +77,6 @@ def with_weights(base: Config, init_from: str, settings: Mapping[str, Any], keep
 
 def with_vocab(config: Config) -> Config:
     """Set the vocabulary size of a config from its data."""
-    from jaxgpt.data import vocab_size
+    from jaxgpt.data.open import vocab_size
 
     return config.with_model(vocab_size=vocab_size(config))

@@ -44,11 +44,6 @@ class Data:
         return isinstance(self.train, Packed) and self.train.is_target is not None
 
     @property
-    def restores_text(self) -> bool:
-        """Whether decoding the ids restores the text."""
-        return not (self.is_conversations or self.tokenizer.separator)
-
-    @property
     def characters(self) -> int:
         """Number of characters of the text; 0 if any part is not text."""
         sizes = [len(part.text.text) if part.text else 0 for part in self.parts or (self,)]

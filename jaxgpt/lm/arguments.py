@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgpt.config import NEW_TOKENS, ModelConfig, TextParams
-from jaxgpt.data import Tokenizer
+from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.errors import UserError, did_you_mean, short_repr
 from jaxgpt.settings import as_int
 

@@ -17,7 +17,7 @@ import numpy as np
 from jaxgpt.checkpoint.run import Run, complete_run, open_run, parse_checkpoint
 from jaxgpt.checkpoint.store import checkpoints, read_params, save_params
 from jaxgpt.config import Config, DataConfig, LoraConfig, ModelConfig
-from jaxgpt.data import Tokenizer
+from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.decoding import Sampler, SamplingParams
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.kernels import of_device

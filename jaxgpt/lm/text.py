@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from jaxgpt.data import Tokenizer
+from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.decoding.sampling import DIVERGED, NOT_A_NUMBER
 from jaxgpt.errors import UserError
 

@@ -71,7 +71,7 @@ def bytes_per_token(data: Data, limit: int = 1 << 62) -> float:
         parts = [part for part in data.parts if part.held_out or not data.held_out]
         ratios = [bytes_per_token(part, limit) for part in parts]
         return float(np.average(ratios, weights=[len(part.val) for part in parts])) if all(ratios) else 0.0
-    if not data.restores_text:
+    if data.is_conversations or data.tokenizer.separator:
         return 0.0
     blocks = sample(len(data.val), limit)
     pieces = [(i, min(DECODED, start + n - i)) for start, n in blocks for i in range(start, start + n, DECODED)]

@@ -50,9 +50,7 @@ class States:
     The weights of the model are a function of two trees, the `frozen` weights and the `params` of a state (see `merged`).
     Without adapters, `frozen` is `()`.
 
-    With `train.scan_layers` the layers of both trees are stacked (`model/scan.py`) from the start: stacking within the
-    step would copy weights and gradients each time, and compile the optimizer for each layer. Checkpoints are per
-    layer.
+    With `train.scan_layers` the layers of both trees are stacked (`model/scan.py`). Checkpoints are per layer.
 
     Attributes:
         config: settings of the run; the vocabulary is known.

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from helpers import TEXT
 
-from jaxgpt.data import Tokenizer, load_tokenizer
 from jaxgpt.data.cuts import LLAMA3, split_by
 from jaxgpt.data.fast import fast_encoder
-from jaxgpt.data.tokenizer_files import train_bpe
+from jaxgpt.data.tokenizer import Tokenizer
+from jaxgpt.data.tokenizer_files import load_tokenizer, train_bpe
 
 pytest.importorskip("tiktoken")
 WORDS = "naïve Tea  \n\n don't 東京、<|endoftext|>🙂"

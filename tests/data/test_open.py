@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxgpt.config import Config, DataConfig
-from jaxgpt.data import Batches, Tokens, open_data, vocab_size, with_path
+from jaxgpt.data import Batches, Tokens, open_data, with_path
+from jaxgpt.data.open import vocab_size
 from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.report.baselines import bytes_per_token

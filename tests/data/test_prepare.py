@@ -24,11 +24,11 @@ from helpers import TEXT
 
 from jaxgpt.config import Config, DataConfig, ModelConfig, PrepareParams
 from jaxgpt.data import documents as module
-from jaxgpt.data import load_tokenizer, open_data
+from jaxgpt.data import open_data
 from jaxgpt.data.documents import find_source, sample_text
 from jaxgpt.data.prepare import prepare
 from jaxgpt.data.shards import read_index, write_index
-from jaxgpt.data.tokenizer_files import make_tokenizer, train_bpe
+from jaxgpt.data.tokenizer_files import load_tokenizer, make_tokenizer, train_bpe
 from jaxgpt.errors import UserError
 
 WORDS = ("the", "Tea", "naïve", "is", "42", "\n", "\n\n", "  ", "don't", "東京、", "<|endoftext|>", "ab", "'s", "🙂")

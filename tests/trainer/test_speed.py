@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from jaxgpt.config import Config, ModelConfig, TrainConfig
-from jaxgpt.trainer.speed import WINDOW, Speed
+from jaxgpt.trainer.record import WINDOW, Speed
 
 CONFIG = Config(model=ModelConfig(block_size=5), train=TrainConfig(batch_size=2, steps=100))  # 10 tokens per step
 
@@ -17,7 +17,7 @@ class Run:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, steps: int = 100, mfu: float = 0.0) -> None:
         self.now, self.done = 1000.0, 0
-        monkeypatch.setattr("jaxgpt.trainer.speed.time.perf_counter", lambda: self.now)
+        monkeypatch.setattr("jaxgpt.trainer.record.time.perf_counter", lambda: self.now)
         self.speed = Speed(replace(CONFIG, train=TrainConfig(batch_size=2, steps=steps)), mfu)
 
     def call(self, seconds: float, steps: int = 1) -> None:
