@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections import deque
@@ -9,7 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from jaxgpt.config import Config
 from jaxgpt.counts import flops_per_token, multiplied_parameters, parameter_count
@@ -24,7 +27,7 @@ from jaxgpt.lm.model import TextModel
 from jaxgpt.model import GPT
 from jaxgpt.model.init import init_params
 from jaxgpt.model.params import abstract_params
-from jaxgpt.study.limits import product_peak, read_bandwidth
+from jaxgpt.parallel.mesh import replicated
 from jaxgpt.study.trace import device_time, instruction_kinds, record_trace
 from jaxgpt.trainer.compile import compile_lowered
 from jaxgpt.trainer.program import Program, build
@@ -32,6 +35,10 @@ from jaxgpt.trainer.record import LAG
 
 PROMPT, NEW = 16, 128  # tokens of the prompt and of the generated text, if the context length allows
 TRACED = 1.0  # seconds of steps in a trace, at least 2 and at most 10 calls
+WIDTHS = {"cpu": (1024, 2048)}  # matrix widths to try; accelerators need larger matrices to reach their peak
+BANDWIDTH_BYTES = {"cpu": 2**29}  # bytes read by all devices together; the devices of a CPU share its memory
+SECONDS = 0.3  # seconds per measurement
+QUEUED = 10  # calls in a sample on an accelerator, where one dispatch and one wait take as long as a call
 
 
 def bench(
@@ -174,7 +181,7 @@ def _decode(program: Program, bandwidth: float) -> dict[str, Any]:
     The limit is memory bandwidth: each token reads every weight matrix once.
     """
     config = program.config.model
-    one = jax.sharding.SingleDeviceSharding(program.mesh.devices.flat[0])
+    one = SingleDeviceSharding(program.mesh.devices.flat[0])
     init = jax.jit(lambda: init_params(GPT(config)), out_shardings=one)
     weights = quantize(init(), config, "float32")
     ops = of_device(program.mesh.devices.flat[0], program.config.train.compute_dtype)
@@ -207,3 +214,49 @@ def _decode(program: Program, bandwidth: float) -> dict[str, Any]:
         "weight_bytes": weight_bytes,
         "of_limit": weight_bytes / bandwidth / token,
     }
+
+
+def product_peak(mesh: Mesh, dtype: str) -> float:
+    """Measure the FLOP/s of all devices together in matrix products: the best of a few sizes."""
+    best = 0.0
+    for width in WIDTHS.get(_platform(mesh), (4096, 8192)):
+        rows = math.ceil(width / mesh.size) * mesh.size if _platform(mesh) == "cpu" else width * mesh.size
+        a, b = _normal(_split(mesh), (rows, width), dtype), _normal(replicated(mesh), (width, width), dtype)
+        product = jax.jit(lambda a, b: a @ b, out_shardings=a.sharding)
+        best = max(best, 2 * rows * width**2 / _fastest(mesh, product, a, b))
+    return best
+
+
+def read_bandwidth(mesh: Mesh) -> float:
+    """Measure the bytes/s that all devices read, as products of a large matrix and a vector."""
+    rows = BANDWIDTH_BYTES.get(_platform(mesh), 2**30 * mesh.size) // (4 * 4096 * mesh.size)
+    ones = jax.jit(jnp.ones, static_argnums=0, out_shardings=_split(mesh))
+    a, x = ones((mesh.size, rows, 4096)), ones((mesh.size, 4096))
+    product = jax.jit(lambda a, x: jnp.einsum("dok,dk->do", a, x), out_shardings=x.sharding)
+    return float(a.nbytes / _fastest(mesh, product, a, x))
+
+
+def _normal(sharding: NamedSharding, shape: tuple[int, ...], dtype: str) -> jax.Array:
+    """Return random numbers: GPUs multiply arrays of ones with less power, and therefore at a higher clock rate."""
+    return jax.jit(lambda: jax.random.normal(jax.random.key(0), shape, dtype), out_shardings=sharding)()
+
+
+def _split(mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+
+
+def _fastest(mesh: Mesh, work: Callable[..., Any], *args: Any) -> float:
+    calls = 1 if _platform(mesh) == "cpu" else QUEUED
+    jax.block_until_ready(work(*args))
+    begin, best = time.perf_counter(), float("inf")
+    while time.perf_counter() - begin < SECONDS:
+        start = time.perf_counter()
+        for _ in range(calls):
+            out = work(*args)
+        jax.block_until_ready(out)
+        best = min(best, (time.perf_counter() - start) / calls)
+    return best
+
+
+def _platform(mesh: Mesh) -> str:
+    return str(mesh.devices.flat[0].platform)

@@ -19,7 +19,7 @@ from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig
 from jaxgpt.parallel.mesh import make_mesh
 from jaxgpt.plan.hlo import read_computations
 from jaxgpt.presets import preset
-from jaxgpt.study import bench, limits
+from jaxgpt.study import bench
 from jaxgpt.study.trace import WORK, device_time, instruction_kinds, own_times
 from jaxgpt.trainer.program import build
 
@@ -32,9 +32,9 @@ def strict_types() -> None:
 @pytest.fixture(autouse=True)
 def quick_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure the peak and the bandwidth on small matrices."""
-    monkeypatch.setattr(limits, "WIDTHS", {"cpu": (64,)})
-    monkeypatch.setattr(limits, "BANDWIDTH_BYTES", {"cpu": 2**22})
-    monkeypatch.setattr(limits, "SECONDS", 0.01)
+    monkeypatch.setattr(bench, "WIDTHS", {"cpu": (64,)})
+    monkeypatch.setattr(bench, "BANDWIDTH_BYTES", {"cpu": 2**22})
+    monkeypatch.setattr(bench, "SECONDS", 0.01)
 
 
 tree = st.recursive(st.just([]), lambda inner: st.lists(inner, min_size=1, max_size=4), max_leaves=20)
@@ -194,7 +194,7 @@ def test_idle_time_is_that_of_the_devices_of_the_mesh(monkeypatch: pytest.Monkey
 
 
 def test_peak_on_any_number_of_devices() -> None:
-    assert limits.product_peak(make_mesh(MeshConfig(data=3)), "float32") > 0
+    assert bench.product_peak(make_mesh(MeshConfig(data=3)), "float32") > 0
 
 
 @pytest.mark.parametrize(("platform", "calls"), [("cpu", 1), ("gpu", 10)])
@@ -202,10 +202,10 @@ def test_accelerators_have_a_queue_of_work(monkeypatch: pytest.MonkeyPatch, plat
     """The time of one dispatch and one wait is divided among the calls of a sample."""
     done: list[str] = []
     block = jax.block_until_ready
-    monkeypatch.setattr(limits, "_platform", lambda mesh: platform)
-    monkeypatch.setattr(limits, "WIDTHS", {platform: (8,)})
+    monkeypatch.setattr(bench, "_platform", lambda mesh: platform)
+    monkeypatch.setattr(bench, "WIDTHS", {platform: (8,)})
     monkeypatch.setattr(jax, "jit", lambda f, **_: lambda *args: done.append("call") or f(*args))
     monkeypatch.setattr(jax, "block_until_ready", lambda x: done.append("wait") or block(x))
-    limits.product_peak(make_mesh(MeshConfig(data=1)), "float32")
+    bench.product_peak(make_mesh(MeshConfig(data=1)), "float32")
     samples = "".join(done).split("wait")[1:-1]  # after the matrices and the first call
     assert set(samples) == {"call" * calls}
