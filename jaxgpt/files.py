@@ -57,11 +57,20 @@ def write_atomically(path: Path, content: str | bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(target)
+        sync_directory(target.parent)
     except OSError as e:
         raise OSError(e.errno, e.strerror, str(path)) from None  # report this path, not the path of the temporary file
     finally:
         with suppress(OSError):
             temporary.unlink()  # left over only if the write failed
+
+
+def sync_directory(path: Path) -> None:
+    """Flush the names in a directory to disk, after a rename, if the file system can."""
+    descriptor = os.open(path, os.O_RDONLY)
+    with suppress(OSError):
+        os.fsync(descriptor)
+    os.close(descriptor)
 
 
 def check_writable(path: Path) -> None:

@@ -17,9 +17,9 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,7 @@ from jax.tree_util import keystr, tree_leaves_with_path
 from jaxgpt.checkpoint.run import open_run, parse_checkpoint
 from jaxgpt.config import Config, TrainConfig, from_json
 from jaxgpt.errors import TrainingFailed, UserError, one_line
-from jaxgpt.files import parse_json, read_bytes, sha256_file, write_atomically
+from jaxgpt.files import parse_json, read_bytes, sha256_file, sync_directory, write_atomically
 from jaxgpt.parallel.processes import is_leader, is_peer_failure
 
 if TYPE_CHECKING:
@@ -84,7 +84,8 @@ class Saver:
 
         self.wait()
         path = self.directory / f"{info.step}{PARTIAL}"
-        response = ocp.save_checkpointables_async(path.absolute(), _parts(state))
+        with _failed_writes():
+            response = ocp.save_checkpointables_async(path.absolute(), _parts(state))
         self._writing = self._thread.submit(self._finish, response.result, path, info)
 
     def save_info(self, info: Info) -> None:
@@ -102,13 +103,9 @@ class Saver:
     def wait(self) -> None:
         """Wait until the last checkpoint is on disk. Raises `TrainingFailed` if it cannot be written."""
         writing, self._writing = self._writing, None
-        try:
-            if writing is not None:
+        if writing is not None:
+            with _failed_writes():
                 writing.result()
-        except Exception as e:  # an error of Orbax or of the file system
-            code = re.search(r"os_error_code='(\d+)'", str(e))  # TensorStore's notation
-            reason = os.strerror(int(code[1])) if code else getattr(e, "strerror", None) or one_line(e, 200)
-            raise TrainingFailed(f"a checkpoint could not be written ({reason})") from None
 
     def _finish(self, written: Callable[[], None], path: Path, info: Info) -> None:
         """Wait for all processes, seal the checkpoint and delete others; called in the thread."""
@@ -116,10 +113,24 @@ class Saver:
         if is_leader():
             seal(path, info)
             path.rename(path.with_suffix(""))
+            sync_directory(self.directory)
             infos = checkpoints(self.directory)
             for step in infos.keys() - kept(infos, self.train):
                 unwanted = self.directory / str(step)
                 shutil.rmtree(unwanted.rename(unwanted.with_suffix(PARTIAL)), ignore_errors=True)
+
+
+@contextmanager
+def _failed_writes() -> Iterator[None]:
+    """Raise an error of Orbax or of the file system as `TrainingFailed`, in one line."""
+    try:
+        yield
+    except Exception as e:
+        if is_peer_failure(e):
+            raise
+        code = re.search(r"os_error_code='(\d+)'", str(e))  # TensorStore's notation
+        reason = os.strerror(int(code[1])) if code else getattr(e, "strerror", None) or one_line(e, 200)
+        raise TrainingFailed(f"a checkpoint could not be written ({reason})") from None
 
 
 def kept(infos: Mapping[int, Info], train: TrainConfig) -> set[int]:

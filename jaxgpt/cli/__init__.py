@@ -53,8 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if type(e).__name__ != "JaxRuntimeError":
             raise
         full = "; the device is out of memory: raise --train.accumulation, or use a smaller model"
-        reason = one_line(e, 300)
-        return _fail(f"XLA failed: {reason}{full if 'RESOURCE_EXHAUSTED' in reason else ''}", FAILED)
+        return _fail(f"XLA failed: {one_line(e, 300)}{full if 'RESOURCE_EXHAUSTED' in str(e) else ''}", FAILED)
 
 
 def _fail(reason: str, code: int) -> int:

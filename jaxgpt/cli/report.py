@@ -64,10 +64,7 @@ class TrainReport(Report):
         set_advice(lambda: f"{kept_checkpoint_message(run.checkpoints)}; resume with: {self.resume_command}")
         self.console.write(aligned(self._introduction(config)))
         if is_leader():
-            known = None
-            with suppress(UserError):  # the file is damaged
-                known = read_baselines(run.path)["losses"]
-            if not known and (found := baselines(data)):
+            if not self._baselines() and (found := baselines(data)):
                 write_json(run.path / "baselines.json", found)
             self._stack.callback(self._draw)  # called even if the run is stopped or fails
 
@@ -102,23 +99,23 @@ class TrainReport(Report):
 
     def finished(self, outcome: Outcome) -> None:
         """Print a sample, the run directory and the next command, or the command that resumes a stopped run."""
-        config = self.program.config
+        train = self.program.config.train
         if outcome.stopped:
             self.note(f"stopped and saved at step {outcome.step}; resume with: {self.resume_command}")
             return
-        if outcome.step < config.train.steps:
-            self.note(
-                f"stopped early at step {outcome.step}: no lower validation loss in {config.train.patience} evaluations "
-                f"(--train.patience)"
-            )
-        params = None
-        if config.train.sample_tokens:
-            params = gather_to_host(self.program.weights(outcome.state.eval_params))
-        if not is_leader():
-            return
+        if outcome.step < train.steps:
+            without = f"no lower validation loss in {train.patience} evaluations (--train.patience)"
+            self.note(f"stopped early at step {outcome.step}: {without}")
+        params = gather_to_host(self.program.weights(outcome.state.eval_params)) if train.sample_tokens else None
+        if is_leader():
+            prompt = self._print_sample(params)
+            self.console.write(aligned(self._summary(prompt)))
+
+    def _print_sample(self, params: Any) -> str:
+        """Print a sample, unless `params` is None, and return its prompt."""
         prompt = ""
         try:
-            ids = first_prompt(config, self.data.tokenizer, self.data.val)
+            ids = first_prompt(self.program.config, self.data.tokenizer, self.data.val)
             prompt = self.data.tokenizer.decode(ids)
             if params is not None:
                 with progress("compiling the sampler, and sampling"):
@@ -126,16 +123,23 @@ class TrainReport(Report):
                 self.console.write(f"\n--- a sample, after {prompt!r} ---\n{text}\n---\n")
         except UserError as e:  # for example, out of memory; the run is already complete
             self.note(f"cannot sample: {e}")
-        losses = ", ".join(f"{name} {loss:.2f}" for name, loss in read_baselines(self.run.path)["losses"].items())
-        chats = config.data.conversations and self.data.tokenizer.special.chat_template is not None
-        summary = {
+        return prompt
+
+    def _summary(self, prompt: str) -> dict[str, str]:
+        """Return the baselines, the run directory and the next command, keyed by label."""
+        path, losses = self.run.path, ", ".join(f"{name} {loss:.2f}" for name, loss in self._baselines().items())
+        chats = self.program.config.data.conversations and self.data.tokenizer.special.chat_template is not None
+        return {
             "baseline": f"{losses} (nats per token)" if losses else "",
-            "run": f"{self.run.path} (loss.png, metrics.jsonl, checkpoints)",
-            "next": shlex.join(["jaxgpt", "chat", str(self.run.path)])
-            if chats
-            else sample_command(self.run.path, prompt),
+            "run": f"{path} (loss.png, metrics.jsonl, checkpoints)",
+            "next": shlex.join(["jaxgpt", "chat", str(path)]) if chats else sample_command(path, prompt),
         }
-        self.console.write(aligned(summary))
+
+    def _baselines(self) -> dict[str, float]:
+        """Return the baselines of the run; {} if the file is missing or damaged."""
+        with suppress(UserError):
+            return dict(read_baselines(self.run.path)["losses"])
+        return {}
 
     def _line(self) -> str:
         """Return the progress line: the step and its loss, and the current activity or the speed and remaining time."""

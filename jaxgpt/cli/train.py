@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxgpt.cli.parse import NO_SETTINGS, GivenSettings
 from jaxgpt.cli.settings import named_config, with_settings, with_weights
-from jaxgpt.config import Config, DistributedConfig, TrainConfig
+from jaxgpt.config import Config, DistributedConfig, TrainConfig, changes
 from jaxgpt.errors import TrainingFailed, UserError
 from jaxgpt.presets import PRESETS
 from jaxgpt.signals import UNFINISHED
@@ -64,6 +64,10 @@ def train(
             if resume and (run.exists() or not target):
                 preset = base.preset if target and not source else ""
                 config = resumed(run.path, preset, init_from, settings)
+                if given and not source and (unused := differing(base, config, settings)):
+                    report.note(
+                        f"{target} differs from {out}, which keeps its settings: {unused}; pass changes as options"
+                    )
                 if reason := why_finished(run, config):
                     report.note(reason)
                     return 0
@@ -108,6 +112,13 @@ def repeated(base: Config, source: Path, init_from: str, settings: Mapping[str, 
     if base.model.vocab_size == Run(source).tokenizer().vocab_size:
         base = base.with_model(vocab_size=0)  # set by the tokenizer, and the new run may have different data
     return started(base, settings)
+
+
+def differing(file: Config, run: Config, settings: Mapping[str, Any]) -> str:
+    """Return the names of the settings of a file that a resumed run does not use, or ""."""
+    set_by_run = {"model.vocab_size", "init_from", "data.tokenizer", *settings}
+    set_by_run |= {"train.steps", "train.epochs"} if file.train.epochs else set()
+    return ", ".join(name for name in changes(file, run) if name not in set_by_run)
 
 
 def resumed(path: Path, preset: str, init_from: str, settings: Mapping[str, Any]) -> Config:

@@ -46,7 +46,8 @@ def load_conversations(
     source, size = tokenizer.special.chat_template, block_size + 1
     template = ChatTemplate(source, tokenizer.special.names, DATE) if source else None
     conversations, sha256 = read_conversations(path, tokenizer, template, progress)
-    kept = [Conversation(ids[:size], is_target[:size]) for ids, is_target in conversations if is_target[1:size].any()]
+    used = [each for each in conversations if each.is_target[1:size].any()]
+    kept = [Conversation(ids[:size], is_target[:size]) for ids, is_target in used]
     if not kept:
         raise UserError(
             f"no conversation of {path} has assistant tokens among its first {size:,}: raise "
@@ -57,10 +58,10 @@ def load_conversations(
     targets = sum(int(each.is_target[1:].sum()) for each in kept) / sum(len(each.ids) - 1 for each in kept)
     note = f"{plural(len(kept), 'conversation')} in {path}; loss on {targets:.1%} of the tokens"
     note += f"; windows {train.fill(block_size):.1%} full"
-    if longer := sum(len(each.ids) > size for each in conversations):
-        note += f"; {longer:,} truncated to {block_size:,} tokens"
+    if longer := sum(len(each.ids) > size for each in used):
+        note += f"; {longer:,} truncated to {size:,} tokens"
     if dropped := len(conversations) - len(kept):
-        note += f"; {dropped:,} skipped without assistant tokens"
+        note += f"; {dropped:,} skipped without assistant tokens among the first {size:,}"
     return train, val, note, sha256
 
 

@@ -48,7 +48,7 @@ def explain_failure(program: Program, error: jax.errors.JaxRuntimeError) -> str:
     """Explain a failure of XLA in one line, with the settings that may help."""
     message = one_line(error, 300)
     shape = "mesh " + " x ".join(f"{axis} {size}" for axis, size in program.mesh.shape.items())
-    if "RESOURCE_EXHAUSTED" in message:
+    if "RESOURCE_EXHAUSTED" in str(error):
         return (
             f"out of device memory (--train.accumulation {program.config.train.accumulation}, {shape}): {message}; "
             "raise --train.accumulation, set --train.remat dots or full, or shard the weights with --mesh.data 1 "

@@ -193,14 +193,16 @@ def why_finished(run: Run, config: Config) -> str:
     if last is None:
         return ""
     check_resume(last.config(), config, step)
-    if train.epochs or last.val_loss is None or find_damage(run.checkpoints / str(step)):
+    if train.epochs or last.val_loss is None:
         return ""
     if step >= train.steps:
-        return f"already at {train.steps}/{train.steps}: {run.path} is finished; raise --train.steps to train longer"
-    if out_of_patience(last.about["best"], step, train):
+        reason = f"already at {train.steps}/{train.steps}: {run.path} is finished; raise --train.steps to train longer"
+    elif out_of_patience(last.about["best"], step, train):
         early = f"stopped early at {step}/{train.steps}: {run.path} is finished"
-        return f"{early} (--train.patience {train.patience}); raise --train.patience to train longer"
-    return ""
+        reason = f"{early} (--train.patience {train.patience}); raise --train.patience to train longer"
+    else:
+        return ""
+    return "" if find_damage(run.checkpoints / str(step)) else reason
 
 
 def out_of_patience(best: Sequence[float], evaluated: int, train: TrainConfig) -> bool:

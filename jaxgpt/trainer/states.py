@@ -134,7 +134,7 @@ class States:
         return self._compute(stack_layers, state, self.abstract_state) if self.config.train.scan_layers else state
 
     def to_checkpoint(self, state: TrainState) -> TrainState:
-        """Unstack the layers of a state. The result is a copy, in device memory until it is written."""
+        """Return a state with a tree per layer: a copy with `train.scan_layers`, otherwise the state itself."""
         return block_on_cpu_mesh(self.mesh, self._to_checkpoint(state)) if self.config.train.scan_layers else state
 
     def put_params(self, params: Any) -> Any:

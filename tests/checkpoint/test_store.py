@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+import os
 import random
 import shutil
 import warnings
@@ -17,6 +19,7 @@ import numpy as np
 import optax
 import pytest
 from helpers import largest_file, small, small_run
+from orbax.checkpoint import v1 as ocp
 
 from jaxgpt.checkpoint.store import (
     SEAL,
@@ -261,6 +264,33 @@ def test_a_full_disk() -> None:
         assert latest_valid(FOLDER, print).step == 1
         save(saver, 3)
     assert latest_valid(FOLDER, print).step == 3
+
+
+def test_a_rename_is_flushed_before_older_checkpoints_are_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed: list[list[str]] = []
+    fsync = os.fsync
+    with keeping(last=1) as saver:
+        save(saver, 1)
+        saver.wait()
+
+        def flush(descriptor: int) -> None:
+            fsync(descriptor)
+            if os.path.samestat(os.fstat(descriptor), FOLDER.stat()):
+                listed.append(sorted(path.name for path in FOLDER.iterdir()))
+
+        monkeypatch.setattr(os, "fsync", flush)
+        save(saver, 2)
+    assert (listed, steps()) == ([["1", "2"]], [2])
+
+
+def test_an_error_when_a_write_starts_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(ocp, "save_checkpointables_async", fail)
+    full = pytest.raises(TrainingFailed, match=r"^a checkpoint could not be written \(No space left on device\)$")
+    with keeping(last=1) as saver, full:
+        save(saver, 1)
 
 
 @pytest.mark.parametrize("which", ["4", 5000 * "1", "-1", "0002", "\u00b2", ""])

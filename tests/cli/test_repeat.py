@@ -14,7 +14,7 @@ from helpers import jaxgpt, parsed
 
 from jaxgpt.checkpoint.run import Run, write_settings
 from jaxgpt.cli.report import TrainReport, first_prompt, sample_command
-from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig, from_json
+from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig, from_json, to_json
 from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.data.tokens import Tokens
 from jaxgpt.errors import UserError
@@ -56,16 +56,21 @@ def test_a_run_is_repeated(trained: list[Config]) -> None:
 def test_a_file_of_settings_starts_a_run_and_resumes_it(trained: list[Config]) -> None:
     run = run_folder(Path("a run"), SMALL)
     shutil.copy(run / "config.json", "my.json")
+    run_config = Run(run).config()
     args = ["train", "my.json", "--out", "new", "--resume", "--train.steps", "9"]
     assert "no run at new yet" in jaxgpt(*args).err
     started = Run(run_folder(Path("new"), SMALL))
     write_settings(started, trained[-1].with_model(vocab_size=Run(run).config().model.vocab_size), started.tokenizer())
     shutil.rmtree("new/checkpoints/0")
-    assert jaxgpt(*args).code == 0
+    done = jaxgpt(*args)
+    assert (done.code, "differs" in done.err) == (0, False)
     assert trained[-1].train.steps == 9
+    changed = replace(run_config, optim=replace(run_config.optim, learning_rate=0.5))
+    Path("my.json").write_text(to_json(changed))
+    assert "my.json differs from new, which keeps its settings: optim.learning_rate; pass" in jaxgpt(*args).err
     Path("my.json").write_text('{"lora": {"rank": 2}}')
     done = jaxgpt("train", "my.json", "--out", "other")
-    assert (done.code, len(trained)) == (2, 2)
+    assert (done.code, len(trained)) == (2, 3)
     assert "--lora.rank needs the weights of a run: add --init-from RUN" in done.err
 
 

@@ -17,7 +17,7 @@ from jaxgpt.checkpoint.store import checkpoints, read_info, seal
 from jaxgpt.data import Batches, open_data
 from jaxgpt.files import LOCK
 from jaxgpt.trainer.metrics import read_metrics
-from jaxgpt.trainer.start import completed
+from jaxgpt.trainer.start import completed, why_finished
 
 TINY = flags(
     data__path="text.txt",
@@ -172,6 +172,25 @@ def test_damaged_baselines_are_computed_again(run: Path) -> None:
     assert jaxgpt("plot", "run").err.startswith("jaxgpt: run/baselines.json is damaged: delete it")
     result = resume("run", "--train.steps", "6")
     assert (result.code, file.read_text()) == (0, before), result.err
+
+
+def test_baselines_damaged_during_a_run_do_not_fail_it(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxgpt.cli.report.baselines", lambda data: {"losses": 1})
+    (run / "baselines.json").unlink()
+    result = resume("run", "--train.steps", "6")
+    assert (result.code, "baseline  " in result.out) == (0, False), result.err
+
+
+def test_a_run_with_steps_left_is_not_hashed_to_see_whether_it_is_finished(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed: list[Path] = []
+    monkeypatch.setattr("jaxgpt.trainer.start.find_damage", lambda path: hashed.append(path) or "")
+    config = Run(run).config()
+    assert why_finished(Run(run), replace(config, train=replace(config.train, steps=9))) == ""
+    assert hashed == []
+    assert "already at 4/4" in why_finished(Run(run), config)
+    assert hashed == [run / "checkpoints/4"]
 
 
 def damaged_checkpoints(run: Path) -> None:

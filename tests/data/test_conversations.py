@@ -169,9 +169,9 @@ def test_long_conversations_are_cut_and_reported(tmp_path: Path) -> None:
     ids = [each.take(a, n + 1) for each in (train, val) for a, n in sorted(zip(each.begins, each.lengths, strict=True))]
     assert [own.decode(each) for each in ids] == ["qshort</s>", "q" + "long" * 10, "qlast</s>"]
     assert source.startswith(
-        f"3 conversations in {path}; loss on 100.0% of the tokens; windows 57.5% full; 2 truncated to"
+        f"3 conversations in {path}; loss on 100.0% of the tokens; windows 57.5% full; 1 truncated to"
     )
-    assert source.endswith(" 40 tokens; 1 skipped without assistant tokens")
+    assert source.endswith(" 41 tokens; 1 skipped without assistant tokens among the first 41")
     with pytest.raises(
         UserError, match=r"no conversation of .* has assistant tokens among its first 1: raise --data.window"
     ):

@@ -270,6 +270,7 @@ def test_compiler_errors_come_with_advice() -> None:
     for said, advice in (
         ("INTERNAL: RET_CHECK failure\n 8 % 6 == 0", "mesh data 1 x fsdp 1 x tensor 1.*; try mesh sizes"),
         ("RESOURCE_EXHAUSTED: Out of memory", r"out of device memory \(.*; raise --train.accumulation"),
+        (f"INTERNAL: {'x' * 400} RESOURCE_EXHAUSTED", r"out of device memory \(.*; raise --train.accumulation"),
     ):
         refused = Mock(**{"compile.side_effect": jax.errors.JaxRuntimeError(said)})
         with pytest.raises(UserError, match=advice):
