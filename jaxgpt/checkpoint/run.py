@@ -129,7 +129,8 @@ def check_free(path: Path, overwrite: bool) -> None:
         )
     if Run(path).exists():
         if not overwrite:
-            raise UserError(f"{path} already holds a run: resume it with --resume, or replace it with --overwrite")
+            replace = "replace it with --overwrite (in Python: overwrite=True)"
+            raise UserError(f"{path} already holds a run: resume it with --resume, or {replace}")
     elif (path / "checkpoints").exists() and not (path / NEW).exists():  # the draft of a killed process
         raise UserError(f"{path} holds checkpoints but no config.json: restore it, or choose a different --out")
 

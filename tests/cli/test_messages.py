@@ -162,7 +162,7 @@ inspect run --html nowhere/a.html -> cannot write nowhere/a.html: No such file o
 inspect run --html src -> cannot write src: it is a directory
 plot run --out nowhere/a.png -> cannot write nowhere/a.png: No such file or directory
 train run -> run is a run: repeat its settings with --out NEW, or resume it with --resume
-train run --out run -> run already holds a run: resume it with --resume, or replace it with --overwrite
+train run --out run -> holds a run: resume it with --resume, or replace it with --overwrite (in Python: overwrite=True)
 train --data.path text.txt --out stray -> stray holds checkpoints but no config.json: restore it, or choose a different --out
 train --resume --out stray -> stray is not a run: it has no config.json
 train --data.path text.txt --out replaced -> replacing replaced was interrupted: move the files of replaced/.replaced
