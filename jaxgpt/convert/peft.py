@@ -49,21 +49,13 @@ KEEPS_BASE = (True, False, "gaussian", "eva", "orthogonal")
 
 
 class Module(NamedTuple):
-    """A transformers module that PEFT can adapt: GPT-2's c_attn has q_proj, k_proj and v_proj.
+    """A transformers module that PEFT can adapt: GPT-2's c_attn has q_proj, k_proj and v_proj."""
 
-    Attributes:
-        name: its path, `transformer.h.0.attn.c_attn`.
-        parents: path of its matrices, `["h_0", "attn"]`.
-        inputs: number of inputs.
-        outputs: number of outputs of each matrix.
-        row: layout of B in PEFT.
-    """
-
-    name: str
-    parents: list[str]
-    inputs: int
-    outputs: dict[str, int]
-    row: WeightRow
+    name: str  # its path, `transformer.h.0.attn.c_attn`
+    parents: list[str]  # path of its matrices, `["h_0", "attn"]`
+    inputs: int  # number of inputs
+    outputs: dict[str, int]  # number of outputs of each matrix
+    row: WeightRow  # layout of B in PEFT
 
     @property
     def target(self) -> str:

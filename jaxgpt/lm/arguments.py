@@ -21,15 +21,10 @@ Prompts = str | Sequence[int] | Sequence[str | Sequence[int]]  # one prompt, or 
 
 
 class Prompt(NamedTuple):
-    """One prompt.
+    """One prompt."""
 
-    Attributes:
-        ids: input of the model; for an empty prompt, the ids that precede a new text.
-        text_ids: ids of the prompt's text: `ids`; [] for an empty prompt.
-    """
-
-    ids: list[int]
-    text_ids: list[int]
+    ids: list[int]  # input of the model; for an empty prompt, the ids that precede a new text
+    text_ids: list[int]  # ids of the prompt's text: `ids`; [] for an empty prompt
 
 
 def make_settings(given: Mapping[str, Any], *classes: type[Any]) -> list[Any]:

@@ -123,18 +123,12 @@ def stream(
 
 
 class Request(NamedTuple):
-    """Texts to generate.
-
-    Attributes:
-        prompts: one prompt per row.
-        new: maximum number of new tokens of each row.
-        params: length and end of the texts; `stop_ids` includes the end tokens.
-    """
+    """Texts to generate."""
 
     lm: LM
-    prompts: list[Prompt]
-    new: list[int]
-    params: TextParams
+    prompts: list[Prompt]  # one per row
+    new: list[int]  # maximum number of new tokens of each row
+    params: TextParams  # length and end of the texts; `stop_ids` includes the end tokens
 
     @property
     def rows(self) -> list[list[int]]:

@@ -43,23 +43,14 @@ class Law(NamedTuple):
 
 
 class LawResult(NamedTuple):
-    """The result of a law.
-
-    Attributes:
-        name: the name of the law.
-        difference: difference of the two sides; None: non-finite, or not measured.
-        tolerance: the largest difference that passes.
-        ok: whether the law holds; None if the law does not apply.
-        seconds: wall-clock time.
-        note: reason why the law was skipped or failed.
-    """
+    """The result of a law."""
 
     name: str
-    difference: float | None
-    tolerance: float
-    ok: bool | None
-    seconds: float
-    note: str = ""
+    difference: float | None  # difference of the two sides; None: non-finite, or not measured
+    tolerance: float  # the largest difference that passes
+    ok: bool | None  # whether the law holds; None if the law does not apply
+    seconds: float  # wall-clock time
+    note: str = ""  # reason why the law was skipped or failed
 
 
 LAWS = (
