@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from jaxgpt.cli.output import print_result
 from jaxgpt.cli.parse import FLAT, Json
-from jaxgpt.cli.progress import Activity, note, progress
+from jaxgpt.cli.progress import note, progress
 from jaxgpt.config import PrepareParams
 from jaxgpt.errors import UserError, plural
 
@@ -38,25 +38,22 @@ def data_prepare(
 
     from jaxgpt.data.prepare import prepare
 
+    first = -1
+
+    def report(index: Mapping[str, Any], read: int, total: int) -> None:
+        """Show the documents and tokens so far, and the progress of this process."""
+        nonlocal first
+        if first < 0:
+            activity.stage("tokenizing")
+            first = read  # bytes that earlier processes have read
+        documents, tokens = (sum(split[key] for split in index["splits"].values()) for key in ("documents", "tokens"))
+        activity.name = f"{plural(documents, 'document')}, {plural(tokens, 'token')}"
+        activity(read - first, max(total - first, 0))
+
     with progress("reading the sources" if params.tokenizer != "bpe" else "training the tokenizer") as activity:
-        index = prepare(sources, Path(out), params, _Report(activity), note)
+        index = prepare(sources, Path(out), params, report, note)
     next_command = shlex.join(["jaxgpt", "train", "--data.path", out])
     return print_result(json, {"out": out} | index, _facts(index) | {"next": next_command})
-
-
-class _Report:
-    """Show the documents and tokens so far, and the progress of this process."""
-
-    def __init__(self, activity: Activity) -> None:
-        self._activity, self._first = activity, -1
-
-    def __call__(self, index: Mapping[str, Any], read: int, total: int) -> None:
-        if self._first < 0:
-            self._activity.stage("tokenizing")
-            self._first = read  # bytes that earlier processes have read
-        documents, tokens = (sum(split[key] for split in index["splits"].values()) for key in ("documents", "tokens"))
-        self._activity.name = f"{plural(documents, 'document')}, {plural(tokens, 'token')}"
-        self._activity(read - self._first, max(total - self._first, 0))
 
 
 def _facts(index: dict[str, Any]) -> dict[str, str | list[str]]:

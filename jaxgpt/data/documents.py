@@ -108,7 +108,7 @@ def find_source(name: str) -> Source:
 def read_pieces(sources: Sequence[Source], params: PrepareParams, cuts: Cuts) -> Iterator[Piece]:
     """Yield all documents, with long texts cut at `cuts`. The first document is for training."""
     read = documents = 0
-    for path in _paths(sources):
+    for path in (path for source in sources for path in source.files):
         for piece in _read_file(path, params.field, cuts):
             documents += piece.first
             yield piece._replace(read=read + piece.read, digest=TRAIN if documents == 1 else piece.digest)
@@ -121,7 +121,7 @@ def sample_text(sources: Sequence[Source], params: PrepareParams, size: int) -> 
     Unreadable documents are skipped.
     """
     total = sum(source.size for source in sources)
-    for path in _paths(sources):
+    for path in (path for source in sources for path in source.files):
         left = size * path.stat().st_size / total
         for piece in _read_file(path, params.field, GPT2_CUTS):
             if left <= 0:
@@ -132,11 +132,6 @@ def sample_text(sources: Sequence[Source], params: PrepareParams, size: int) -> 
                 continue
             left -= len(text.encode())
             yield cut(text, GPT2_CUTS)
-
-
-def _paths(sources: Sequence[Source]) -> Iterator[Path]:
-    for source in sources:
-        yield from source.files
 
 
 def _read_file(path: Path, field: str, cuts: Cuts) -> Iterator[Piece]:

@@ -93,8 +93,7 @@ class Packed:
 def pack_documents(tokens: Tokens, block_size: int) -> Packed:
     """Pack the documents of `tokens` into windows; split longer documents and pack the remainder.
 
-    The last id of a document predicts nothing and is not an input. Reads all ids once; the result takes 12 bytes per piece
-    and 8 per window.
+    The last id of a document predicts nothing and is not an input.
     """
     bounds = np.unique(np.concatenate([[0], *(ends + 1 for ends in tokens.ends()), [len(tokens)]]))
     inputs = np.diff(bounds) - 1

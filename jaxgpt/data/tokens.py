@@ -103,8 +103,7 @@ class Tokens:
     def fingerprint(self) -> str:
         """Compute the hexadecimal SHA-256 of the length and of evenly spaced blocks of ids.
 
-        At most 256 blocks of 16,384 ids are hashed. Up to 4 million ids, every id is hashed. A corpus of any size takes
-        a fraction of a second.
+        At most 256 blocks of 16,384 ids are hashed: every id, up to 4 million ids.
         """
         n, digest = len(self), hashlib.sha256(str(len(self)).encode())
         spaced = np.linspace(0, max(n - HASHED_IDS, 0), HASHED_BLOCKS, dtype=np.int64)

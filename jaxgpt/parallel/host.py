@@ -23,11 +23,9 @@ LARGE = 50_000_000  # parameters of a large model, without embeddings because th
 def use_cores(mesh: MeshConfig, processes: int = 1, model: ModelConfig | None = None) -> None:
     """Make every CPU core a device, unless the mesh has a fixed size or the model is large.
 
-    A mesh without -1 sets the number of devices; a large model gets one device. `processes` share the mesh. The call has no
-    effect after JAX has used a device in this process.
-
-    If only the batch is split, each device holds and updates all weights. For a large model, this replication costs more
-    memory and time than parallel matrix products save (on two cores).
+    A mesh without -1 sets the number of devices. A large model gets one device, because a copy of its weights on each device
+    costs more than parallel matrix products save. `processes` share the mesh. The call has no effect after JAX has used a
+    device in this process.
     """
     skip_missing_tpus()
     if "JAX_NUM_CPU_DEVICES" in os.environ or "host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
@@ -60,10 +58,8 @@ def missing_platform() -> str:
 def keep_memory(config: Config) -> None:
     """Keep the memory that a training step frees, for the next step.
 
-    XLA on a CPU allocates the temporaries of each step as one block. glibc returns a large block to the kernel, which
-    zeroes it and maps it again page by page. Remapping takes 17% of a step of the default preset, and 20% of a step of GPT-2
-    124M. The cost is that the process keeps the memory of a step. Small models are not affected: glibc keeps their
-    blocks anyway.
+    XLA on a CPU allocates the temporaries of each step as one block. glibc returns a large block to the kernel, and mapping it
+    again takes up to 20% of a step. Small models are not affected: glibc keeps their blocks anyway.
     """
     devices = min(max(jax.config.values["jax_num_cpu_devices"], 1), config.train.batch_size)
     tokens = microbatches(config.train, devices).rows * config.window / cores()

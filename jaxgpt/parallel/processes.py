@@ -62,8 +62,6 @@ def on_leader(make: Callable[[], T]) -> T:
 def same_on_all(make: Callable[[], T], facts: Callable[[T], Mapping[str, Any]]) -> T:
     """Call a function in every process, and check that facts about the results are equal in all of them.
 
-    Unlike JAX's `assert_equal`, this reports the difference, and handles an error in one process.
-
     Raises:
         UserError: in every process, if `make` raises it in any process, or a fact differs; the message has both values.
     """

@@ -1,7 +1,6 @@
 """Find the longest span of a generated text that occurs verbatim in the training data.
 
-The training ids are read once, in blocks: memory is bounded by a block and the samples. An index of the ids, such as a
-suffix array, takes several bytes per token and minutes to build.
+The training ids are read once, in blocks: memory is bounded by a block and the samples.
 """
 
 from __future__ import annotations

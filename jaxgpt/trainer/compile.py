@@ -20,8 +20,7 @@ from jaxgpt.trainer.report import Report
 def compiling(program: Program, report: Report) -> Iterator[None]:
     """Compile the train step in a thread while the block initializes the state.
 
-    JAX caches the result for `step`. On exit, the context waits for the compiler, even after an error, and raises the
-    compiler's error.
+    On exit, the context waits for the compiler, even after an error, and raises the compiler's error.
     """
     began = time.perf_counter()
     report.stage("compiling")

@@ -12,8 +12,7 @@ import numpy as np
 
 from jaxgpt.data import Split, Windows
 from jaxgpt.errors import UserError
-from jaxgpt.parallel.mesh import batch_ways
-from jaxgpt.parallel.put import put
+from jaxgpt.parallel.mesh import batch_ways, put
 from jaxgpt.trainer.prefetch import prefetched
 from jaxgpt.trainer.program import Program
 

@@ -33,12 +33,12 @@ from jaxgpt.parallel.mesh import (
     change_rules,
     make_mesh,
     microbatches,
+    put,
     replicated,
     resolve,
     use_mesh,
 )
 from jaxgpt.parallel.processes import process_count
-from jaxgpt.parallel.put import put
 from jaxgpt.train.loss import Objective, next_token_loss
 from jaxgpt.train.optimizer import Numbers, make_optimizer, numbers_of, schedule
 from jaxgpt.train.step import TrainState, eval_step, train_step, train_steps
