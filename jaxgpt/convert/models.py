@@ -30,19 +30,12 @@ FAMILIES = {family.name: family for family in (gpt2.FAMILY, *OF_LLAMA, neox.FAMI
 
 
 class Converted(NamedTuple):
-    """The result of an import or export.
+    """The result of an import or export."""
 
-    Attributes:
-        family: a name in `FAMILIES`, nanogpt or lora.
-        parameters: number of parameters.
-        max_logit_change: largest logit difference between the model and its exported files; 0 for an import.
-        engines: programs that support the exported model; other programs may reject or silently change it.
-    """
-
-    family: str
-    parameters: int
-    max_logit_change: float = 0.0
-    engines: tuple[str, ...] = ()
+    family: str  # a name in `FAMILIES`, nanogpt or lora
+    parameters: int  # number of parameters
+    max_logit_change: float = 0.0  # largest logit difference between the model and its exported files; 0 for an import
+    engines: tuple[str, ...] = ()  # programs that support the exported model; others may reject or silently change it
 
 
 def import_model(source: Path, target: Path, tokenizer: str = "", accept: Collection[str] = ()) -> Converted:

@@ -16,25 +16,15 @@ from jaxgpt.model.params import weights
 
 
 class WeightRow(NamedTuple):
-    """One row of a table; `{}` in names is the layer number.
+    """One row of a table; `{}` in names is the layer number."""
 
-    Attributes:
-        name: name of the tensor in the other system.
-        leaves: paths of the jaxgpt leaves, in storage order.
-        output_first: whether the matrix is stored as `[out, in]`, as in torch.nn.Linear.
-        by_head: whether the leaves alternate head by head along the output axis, instead of being concatenated.
-        offset: added to the stored tensor: 1 for a gain stored as its difference from 1.
-        factor: multiplies the sum.
-        heads: number of heads of the model, set by `expand` if `by_head`.
-    """
-
-    name: str
-    leaves: tuple[str, ...]
-    output_first: bool = False
-    by_head: bool = False
-    offset: float = 0.0
-    factor: float = 1.0
-    heads: int = 0
+    name: str  # name of the tensor in the other system
+    leaves: tuple[str, ...]  # paths of the jaxgpt leaves, in storage order
+    output_first: bool = False  # whether the matrix is stored as `[out, in]`, as in torch.nn.Linear
+    by_head: bool = False  # whether the leaves alternate by head along the output axis, not concatenated
+    offset: float = 0.0  # added to the stored tensor: 1 for a gain stored as its difference from 1
+    factor: float = 1.0  # multiplies the sum
+    heads: int = 0  # number of heads of the model, set by `expand` if `by_head`
 
 
 WeightTable = tuple[WeightRow, ...]

@@ -26,19 +26,12 @@ STRAY = "_orig_mod."  # prefix that torch.compile adds to names
 
 
 class Format(NamedTuple):
-    """The names of the tensors of a family of models.
+    """The names of the tensors of a family of models."""
 
-    Attributes:
-        table: the tensors, and the leaves in each.
-        prefix: prefix of most names; files may omit it.
-        tied: name of the token embedding, which a tied head equals.
-        head: name of the head.
-    """
-
-    table: WeightTable
-    prefix: str
-    tied: str
-    head: str = HEAD
+    table: WeightTable  # the tensors, and the leaves in each
+    prefix: str  # prefix of most names; files may omit it
+    tied: str  # name of the token embedding, which a tied head equals
+    head: str = HEAD  # name of the head
 
 
 def check_weights(weights: Weights, config: ModelConfig, form: Format) -> dict[str, str]:
