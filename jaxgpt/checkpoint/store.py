@@ -114,10 +114,15 @@ class Saver:
             seal(path, info)
             path.rename(path.with_suffix(""))
             sync_directory(self.directory)
-            infos = checkpoints(self.directory)
-            for step in infos.keys() - kept(infos, self.train):
-                unwanted = self.directory / str(step)
-                shutil.rmtree(unwanted.rename(unwanted.with_suffix(PARTIAL)), ignore_errors=True)
+            prune(self.directory, self.train)
+
+
+def prune(directory: Path, train: TrainConfig) -> None:
+    """Delete the checkpoints that `kept` omits."""
+    infos = checkpoints(directory)
+    for step in infos.keys() - kept(infos, train):
+        unwanted = directory / str(step)
+        shutil.rmtree(unwanted.rename(unwanted.with_suffix(PARTIAL)), ignore_errors=True)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from jaxgpt.cli.parse import NO_SETTINGS, GivenSettings
 from jaxgpt.cli.settings import named_config, with_settings, with_weights
 from jaxgpt.config import Config, DistributedConfig, TrainConfig, changes
 from jaxgpt.errors import TrainingFailed, UserError
+from jaxgpt.files import sole_writer
 from jaxgpt.presets import PRESETS
 from jaxgpt.signals import UNFINISHED
 
@@ -53,8 +55,10 @@ def train(
         raise UserError(f"--out {out} cannot be resumed with the settings of {source}: omit one of them")
 
     from jaxgpt.checkpoint.run import Run
+    from jaxgpt.checkpoint.store import prune
     from jaxgpt.cli.report import TrainReport
     from jaxgpt.parallel.join import joined
+    from jaxgpt.parallel.processes import is_leader
     from jaxgpt.trainer import train as trainer
     from jaxgpt.trainer.start import Start, why_finished
 
@@ -69,6 +73,9 @@ def train(
                         f"{target} differs from {out}, which keeps its settings: {unused}; pass changes as options"
                     )
                 if reason := why_finished(run, config):
+                    if is_leader():
+                        with suppress(UserError), sole_writer(run.path):  # a process killed at the end deletes nothing
+                            prune(run.checkpoints, config.train)
                     report.note(reason)
                     return 0
                 start = Start(config, run=run)

@@ -132,6 +132,12 @@ def test_a_finished_run_has_nothing_to_do(run: Path) -> None:
     assert (run / "config.json").read_bytes() == before
 
 
+def test_checkpoints_that_a_killed_process_did_not_delete_are_deleted(run: Path) -> None:
+    assert [*checkpoints(run / "checkpoints")] == [2, 4]
+    assert resume("run", "--train.keep-last", "1", "--train.keep-best", "0").code == 0
+    assert [*checkpoints(run / "checkpoints")] == [4]
+
+
 def test_a_run_stopped_by_patience_is_finished() -> None:
     """It trains on if `train.patience` is higher."""
     Path("text.txt").write_text(TEXT)
