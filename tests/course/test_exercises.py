@@ -145,6 +145,62 @@ def test_other_wrong_answers_are_told_a_law_or_a_value(name: str, function: Any,
     assert re.search(words, result.message), result.message
 
 
+def adam_with(b2=0.99, root=lambda v: jnp.sqrt(v) + 1e-8, t0=0, new=lambda w, update: w - update):
+    def adam(w, g, m, v, t, rate):
+        m, v = 0.9 * m + 0.1 * g, b2 * v + (1 - b2) * g * g
+        return new(w, rate * m / (1 - 0.9 ** (t + t0)) / root(v / (1 - b2 ** (t + t0)))), m, v
+
+    return adam
+
+
+def rope_with(join, theta=0.0):
+    def rope(x, base):
+        T, H = x.shape
+        angle = np.arange(T)[:, None] / (theta or base) ** (2 * np.arange(H // 2) / H)
+        z = (x[:, : H // 2] + 1j * x[:, H // 2 :]) * np.exp(1j * angle)
+        return join([z.real, z.imag], x)
+
+    return rope
+
+
+def sample_without_probabilities(logits, temperature, p, u):
+    kept = next(exercise for exercise in exercises() if exercise.name == "top-p").reference(logits / temperature, p)
+    return jnp.argmax(jnp.cumsum(jnp.exp(kept)) > u)
+
+
+def product_of_summed_units(x, up, down, bias):
+    hidden = np.maximum(sum(x @ each for each in up), 0)
+    return np.stack([sum(hidden @ each for each in down) + bias] * len(up))
+
+
+def block_over_the_array(x, attend, mlp):
+    def norm(x):
+        return (x - x.mean()) / jnp.sqrt(x.var() + 1e-5)
+
+    y = x + attend(norm(x))
+    return y + mlp(norm(y))
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "words"),
+    [
+        ("adam", adam_with(root=lambda v: jnp.sqrt(v + 1e-8)), "1e-8 is inside the root"),
+        ("adam", adam_with(b2=0.999), "v uses 0.999"),
+        ("adam", adam_with(t0=1), r"not 0.9\^\(t \+ 1\)"),
+        ("adam", adam_with(t0=-1), r"not 0.9\^\(t - 1\)"),
+        ("adam", adam_with(new=lambda w, update: -update), "the change of w is returned"),
+        ("rope", rope_with(lambda y, x: np.stack(y, -1).reshape(x.shape)), "are interleaved: concatenate them"),
+        ("rope", rope_with(lambda y, x: np.concatenate(y, 1), theta=10_000.0), "theta is ignored"),
+        ("sample", sample_without_probabilities, "the exponentials are not divided by their sum"),
+        ("product", product_of_summed_units, "hidden units of different devices are added"),
+        ("block", block_over_the_array, "the norm runs over the whole array"),
+    ],
+)
+def test_a_typical_mistake_in_other_words_is_recognized(name: str, function: Any, words: str) -> None:
+    """The answers are independent of the functions of the checker."""
+    assert re.search(words, check(name, function).message), check(name, function).message
+
+
 @pytest.mark.parametrize(
     ("name", "function", "words"),
     [

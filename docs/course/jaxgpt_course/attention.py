@@ -307,7 +307,7 @@ def _sublayers(D: int) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
 
 
 def _layer_norm(
-    x: Any, axis: int = -1, ddof: int = 0, center: bool = True, eps_outside: bool = False, eps: float = _EPS
+    x: Any, axis: int | None = -1, ddof: int = 0, center: bool = True, eps_outside: bool = False, eps: float = _EPS
 ) -> Any:
     x = np.asarray(x)
     centered = x - x.mean(axis, keepdims=True)
@@ -403,6 +403,10 @@ BLOCK = Exercise(
         ("the stream itself is normalized: x + attend(norm(x)) adds to x, not to norm(x)", _residual_of_the_norm),
         ("the result is normalized once more: the last step is y + mlp(norm(y))", _normed_at_the_end),
         ("the norm runs over the positions: take mean and variance over the last axis", _block_with(axis=0)),
+        (
+            "the norm runs over the whole array: take mean and variance over the last axis (axis=-1, keepdims=True)",
+            _block_with(axis=None),
+        ),
         ("the variance divides by D - 1 (ddof=1): divide by D", _block_with(ddof=1)),
         ("the mean is not subtracted: that is RMSNorm, LayerNorm subtracts it", _block_with(center=False)),
         ("1e-5 is missing: sqrt(variance + 1e-5), which also prevents 0 / 0 for equal numbers", _block_with(eps=0.0)),

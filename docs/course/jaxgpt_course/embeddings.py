@@ -101,16 +101,18 @@ def _rope(
     first: int = 0,
     exponent: Callable[[int], Array] = lambda H: np.arange(0, H, 2) / H,
     turn: float = 1.0,
+    pairs_of_neighbors: bool = False,
     interleaved: bool = False,
     reflect: bool = False,
+    base: float = 0.0,
 ) -> Callable[..., Any]:
     """Make a rotation with one deliberate bug."""
 
     def rope(x_TH: Array, theta: float) -> Array:
         T, H = x_TH.shape
-        angle = turn * (first + np.arange(T))[:, None] * theta ** -exponent(H)
+        angle = turn * (first + np.arange(T))[:, None] * (base or theta) ** -exponent(H)
         cos, sin = np.cos(angle), np.sin(angle)
-        x1, x2 = (x_TH[:, ::2], x_TH[:, 1::2]) if interleaved else (x_TH[:, : H // 2], x_TH[:, H // 2 :])
+        x1, x2 = (x_TH[:, ::2], x_TH[:, 1::2]) if pairs_of_neighbors else (x_TH[:, : H // 2], x_TH[:, H // 2 :])
         y1, y2 = x1 * cos - x2 * sin, x2 * cos + (-1 if reflect else 1) * x1 * sin
         out = np.stack([y1, y2], -1).reshape(T, H) if interleaved else np.concatenate([y1, y2], 1)
         return out.astype(np.float32)
@@ -144,8 +146,17 @@ ROPE = Exercise(
         ("it turns in the opposite direction: y1 = x1 cos - x2 sin, y2 = x2 cos + x1 sin", _rope(turn=-1.0)),
         (
             "the pairs are (x[2i], x[2i + 1]), as in the paper: here they are (x[i], x[i + H/2])",
+            _rope(pairs_of_neighbors=True, interleaved=True),
+        ),
+        (
+            "the pairs are (x[2i], x[2i + 1]), and the result has two halves: rotate the pairs (x[i], x[i + H/2])",
+            _rope(pairs_of_neighbors=True),
+        ),
+        (
+            "the halves of the result are interleaved: concatenate them, all y1 before all y2",
             _rope(interleaved=True),
         ),
+        ("theta is ignored: the angle uses the argument, not 10,000", _rope(base=10_000.0)),
         ("the positions start at 1: the first has position 0, and does not change", _rope(first=1)),
         ("the exponent is -i/H: it is -2i/H", _rope(exponent=lambda H: np.arange(H // 2) / H)),
         (

@@ -205,26 +205,26 @@ def sample(logits_V: Any, temperature: float, p: float, u: float) -> Any:
     return filters.inverse_cdf_sample(kept_1V, jnp.asarray(u, jnp.float32)[None])[0]
 
 
+def _softmax(logits_V: Array) -> Array:
+    exp_V: Array = np.exp(logits_V - logits_V.max())
+    return exp_V / exp_V.sum()
+
+
 def _sample(
     scale: Callable[[Array, float], Array] = lambda logits, temperature: logits / temperature,
     late: bool = False,
     keep: Callable[[Array, float], Array] = _smallest_set,
-    normalize: bool = True,
+    weigh: Callable[[Array, Array], Array] = lambda kept_V, scaled_V: _softmax(kept_V),
     choose: Callable[[Array, float], Any] = lambda p_V, u: (np.cumsum(p_V) > u).argmax(),
 ) -> Callable[..., Any]:
     """Make a sampler with one deliberate bug."""
-
-    def softmax(logits: Array) -> Array:
-        exp: Array = np.exp(logits - logits.max())
-        return exp / exp.sum()
 
     def sample(logits_V: Array, temperature: float, p: float, u: float) -> Any:
         logits_V = logits_V.astype(np.float64)
         scaled_V = logits_V if late else scale(logits_V, temperature)
         kept_V = _top_p(keep)(scaled_V, p)
         kept_V = scale(kept_V, temperature) if late else kept_V
-        p_V = softmax(kept_V)
-        return np.int32(choose(p_V if normalize else np.where(kept_V > -np.inf, softmax(scaled_V), 0), u))
+        return np.int32(choose(weigh(kept_V, scaled_V), u))
 
     return sample
 
@@ -267,7 +267,14 @@ SAMPLE = Exercise(
         ("all tokens are kept: keep the nucleus of p before the draw", _sample(keep=lambda p_V, p: p_V >= 0)),
         (
             "the probabilities of the nucleus are not divided by their sum: u would fall beyond the last one",
-            _sample(normalize=False),
+            _sample(weigh=lambda kept_V, scaled_V: np.where(kept_V > -np.inf, _softmax(scaled_V), 0)),
+        ),
+        *(
+            ("the exponentials are not divided by their sum: probabilities sum to 1", _sample(weigh=weigh))
+            for weigh in (
+                lambda kept_V, scaled_V: np.exp(kept_V),
+                lambda kept_V, scaled_V: np.exp(kept_V - kept_V.max()),
+            )
         ),
         ("it takes the most probable token: u chooses the token", _sample(choose=lambda p_V, u: p_V.argmax())),
         (

@@ -33,7 +33,7 @@ def _product(
     """Make a sharded product with one deliberate bug."""
 
     def product(x_BD: Array, up_PDF: Array, down_PFD: Array, bias_D: Array) -> Array:
-        parts = np.stack([activate(x_BD @ up) @ down for up, down in zip(up_PDF, down_PFD, strict=True)])
+        parts = activate(x_BD @ up_PDF) @ down_PFD
         return combine(parts) + bias(bias_D, len(parts))
 
     return product
@@ -74,6 +74,17 @@ PRODUCT = Exercise(
         ),
         ("the bias is missing: add it once, after the sum", _product(bias=lambda bias_D, P: 0 * bias_D)),
         ("the activation is missing: relu(x up), between the two products", _product(activate=lambda x: x)),
+        *(
+            (
+                "hidden units of different devices are added: they are different units; add only the products with down",
+                _product(combine, activate=activate),
+            )
+            for combine in (lambda parts: np.broadcast_to(parts.sum(0), parts.shape), lambda parts: parts)
+            for activate in (
+                lambda hidden_PBF: np.maximum(hidden_PBF.sum(0, keepdims=True), 0),
+                lambda hidden_PBF: np.maximum(hidden_PBF, 0).sum(0, keepdims=True),
+            )
+        ),
     ),
     laws=(_devices_agree,),
 )

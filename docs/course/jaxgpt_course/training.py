@@ -358,13 +358,15 @@ def _adam(
     eps: float = _EPS,
     sign: float = 1.0,
     stored: bool = False,
+    result: Callable[[Array, Array, float], Array] = lambda w, update, rate: w - update,
 ) -> Callable[..., Any]:
     """Make an Adam step with one deliberate bug."""
 
     def adam(w: Array, g: Array, m: Array, v: Array, t: int, rate: float) -> Any:
         m, v = m_of(m, g), v_of(v, g)
         c_m, c_v = corrected(t)
-        new = w - sign * rate * (m / c_m) / (root(v / c_v) + eps)
+        update = sign * rate * (m / c_m) / (root(v / c_v) + eps)
+        new = result(w, update, rate)
         return (new, m / c_m, v / c_v) if stored else (new, m, v)
 
     return adam
@@ -385,6 +387,14 @@ ADAM = Exercise(
             np.zeros(3, np.float32),
             np.zeros(3, np.float32),
             np.zeros(3, np.float32),
+            1,
+            0.1,
+        ),
+        "gradients of about 1e-5": (
+            normal(7, 5),
+            1e-5 * normal(8, 5),
+            np.zeros(5, np.float32),
+            np.zeros(5, np.float32),
             1,
             0.1,
         ),
@@ -411,5 +421,32 @@ ADAM = Exercise(
         ),
         ("it goes uphill: subtract the step", _adam(sign=-1.0)),
         ("1e-8 is missing: a gradient of 0 gives 0 / 0", _adam(eps=0.0)),
+        (
+            "1e-8 is inside the root: add it to sqrt(v_hat), which matters for small gradients",
+            _adam(root=lambda v: np.sqrt(v + _EPS), eps=0.0),
+        ),
+        (
+            "v uses 0.999: here it is 0.99, in the average and in its correction",
+            _adam(v_of=lambda v, g: 0.999 * v + 0.001 * g**2, corrected=lambda t: (1 - _B1**t, 1 - 0.999**t)),
+        ),
+        (
+            "the corrections count steps from 0: t is 1 at the first step, so use 0.9^t, not 0.9^(t + 1)",
+            _adam(corrected=lambda t: (1 - _B1 ** (t + 1), 1 - _B2 ** (t + 1))),
+        ),
+        (
+            "the corrections are 0 at the first step: t is 1 there, so use 0.9^t, not 0.9^(t - 1)",
+            _adam(corrected=lambda t: (1 - _B1 ** (t - 1), 1 - _B2 ** (t - 1))),
+        ),
+        *(
+            (
+                "the change of w is returned: return the new w, w - rate * m_hat / (sqrt(v_hat) + 1e-8)",
+                _adam(result=result),
+            )
+            for result in (
+                lambda w, update, rate: update,
+                lambda w, update, rate: -update,
+                lambda w, update, rate: update / rate,
+            )
+        ),
     ),
 )
