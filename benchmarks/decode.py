@@ -1,7 +1,9 @@
-"""Generation in tokens per second, compared with transformers: same shape, random weights, one process, alternating.
+"""Generation in tokens per second, compared with transformers or llama.cpp: same shape, random weights, one process,
+alternating.
 
 python benchmarks/decode.py                     GPT-2's 124M shape, batch 1 and 8, 16 + 128 tokens
 python benchmarks/decode.py --layers 2 --repeats 2 --batches 1    a quick check
+python benchmarks/decode.py --peers llama.cpp --kinds float32 int8    CPU; needs xllamacpp and gguf, and a quiet machine
 python benchmarks/decode.py --compiled          also compare with transformers' static cache under torch.compile (GPU)
 
 All sides use the GPU if there is one, and share its memory. Figures are medians. A failed side is skipped; its error
@@ -17,9 +19,11 @@ import functools
 import json
 import os
 import statistics
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from train_step import QUEUED, about, device_name, torch_device
@@ -37,6 +41,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--devices", type=int, default=1, help="CPU devices over which our weights are split")
     parser.add_argument("--kinds", nargs="+", default=["float32", "bfloat16", "int8"])
+    parser.add_argument("--peers", nargs="+", choices=("transformers", "llama.cpp"), default=["transformers"])
     parser.add_argument(
         "--compiled", action="store_true", help="also measure transformers with a static cache, compiled"
     )
@@ -94,6 +99,15 @@ def main() -> None:
             how |= {"cache_implementation": "static", "compile_config": transformers.CompileConfig()}
         return lambda: model.generate(ids, **how).cpu()
 
+    def llama_cpp(kind: str, batch: int) -> Callable[[], Any]:
+        from llama_cpp import LlamaCpp, write_gpt2
+
+        with tempfile.TemporaryDirectory() as directory:
+            write_gpt2(file := Path(directory, "model.gguf"), layers, heads, width, kind)
+            server = LlamaCpp(file, batch)
+        prompts = rng.integers(0, 50_000, (batch, args.prompt)).tolist()
+        return lambda: server.generate(prompts, args.new)
+
     sampling = SamplingParams(temperature=1, top_k=args.top_k) if args.top_k else SamplingParams(temperature=0)
 
     def mine(kind: str, batch: int) -> Callable[[], Any]:
@@ -118,7 +132,7 @@ def main() -> None:
     def report(batch: int, seconds: dict[str, list[float]], first: dict[str, float], errors: dict[str, str]) -> None:
         speed = {name: args.new * batch / statistics.median(times) for name, times in seconds.items() if times}
         limit = statistics.median(read) * 1e9 / nbytes * batch
-        theirs, mine = speed.get("transformers float32"), speed.get("jaxgpt float32")
+        theirs, mine = speed.get(f"{args.peers[0]} float32"), speed.get("jaxgpt float32")
         results[f"batch {batch}"] = {
             "tokens_per_second": speed,
             "first_call_seconds": first,
@@ -127,14 +141,18 @@ def main() -> None:
             "limit_float32": limit,
             "of_limit": mine and mine / limit,
             "peak_bytes": (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use"),
-            "over_transformers": {n: s / theirs for n, s in speed.items()} if theirs else {},
+            f"over_{args.peers[0]}": {n: s / theirs for n, s in speed.items()} if theirs else {},
         }
         print(json.dumps(results), flush=True)
 
     kinds = ["float32", *(["bfloat16"] if "bfloat16" in args.kinds else [])]
     for batch in args.batches:
         sides = {f"jaxgpt {kind}": functools.partial(mine, kind, batch) for kind in args.kinds}
-        sides |= {f"transformers {kind}": functools.partial(theirs, kind, batch) for kind in kinds}
+        if "transformers" in args.peers:
+            sides |= {f"transformers {kind}": functools.partial(theirs, kind, batch) for kind in kinds}
+        if "llama.cpp" in args.peers:
+            kinds_of_both = [kind for kind in args.kinds if kind != "bfloat16"]
+            sides |= {f"llama.cpp {kind}": functools.partial(llama_cpp, kind, batch) for kind in kinds_of_both}
         if args.compiled:  # it may take longest to start
             sides[f"transformers {kinds[-1]} compiled"] = functools.partial(theirs, kinds[-1], batch, compiled=True)
         runs: dict[str, Callable[[], Any]] = {}
@@ -170,8 +188,10 @@ def main() -> None:
             f"batch {batch}: memory read at {row['read_gb_per_second']:.1f} GB/s, limit {limit:.0f} tokens/s in float32"
         )
         for name, value in row["tokens_per_second"].items():
-            ratio = row["over_transformers"].get(name, 0)
-            print(f"  {name:30} {value:7.1f} tokens/s, {ratio:.2f} x transformers, {value / limit:.0%} of the limit")
+            ratio = row[f"over_{args.peers[0]}"].get(name, 0)
+            print(
+                f"  {name:30} {value:7.1f} tokens/s, {ratio:.2f} x {args.peers[0]} float32, {value / limit:.0%} of the limit"
+            )
         for name, error in errors.items():
             print(f"  {name:30} {error}")
     if args.long:
