@@ -74,10 +74,8 @@ def _lack(name: str, config: Config, device: jax.Device) -> str:
         return f"does not run on {device.platform} devices"
     if config.model.dropout:
         return f"does not support dropout (model.dropout {config.model.dropout:g})"
-    return _cudnn_lack(config, device) if name == "cudnn" else ""
-
-
-def _cudnn_lack(config: Config, device: jax.Device) -> str:
+    if name != "cudnn":
+        return ""
     width, capability = config.model.head_width, str(getattr(device, "compute_capability", ""))
     if not re.fullmatch(r"([89]|\d\d)\.\d", capability):  # AMD: gfx942
         return "needs an NVIDIA GPU of compute capability 8.0 or more"

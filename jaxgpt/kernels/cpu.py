@@ -1,11 +1,7 @@
-"""Operations for XLA's CPU backend, written so that XLA vectorizes them without copies.
-
-Measurements are in benchmarks/LOG.md.
-"""
+"""Operations for XLA's CPU backend, written so that XLA vectorizes them without copies (measured in benchmarks/LOG.md)."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -18,10 +14,10 @@ from jaxgpt.kernels.tiled import SHORTEST, tiled_attention
 from jaxgpt.ops import Array, attention
 from jaxgpt.ops import linear as products
 from jaxgpt.ops.attention import Edit, Visible
-from jaxgpt.ops.rotary import Rotation
+from jaxgpt.ops.rotary import Rotation, rope_rotation
 
 
-def call_without_inlining(function: Callable[..., Any], *args: Array, small: bool = True) -> Any:
+def call_without_inlining(function: Callable[..., Any], *args: Any, small: bool = True) -> Any:
     """Compute `function(*args)` in an XLA call that is neither inlined nor fused.
 
     The CPU backend removes optimization barriers before it fuses.
@@ -81,43 +77,20 @@ def linear(x: Array, w: Any, b: Array | None, dtype: Any) -> Array:
 
 def rotation(position_BT: Array, frequency_h: Any) -> Rotation:
     """Compute `ops.rotary.rope_rotation`. If inlined, cosine and sine would be recomputed for each head."""
-    angle_BTh = position_BT.astype(jnp.float32)[..., None] * jnp.asarray(frequency_h, jnp.float32)[None, None]
-    turned: Rotation = call_without_inlining(_cos_sin, angle_BTh)
+    turned: Rotation = call_without_inlining(rope_rotation, position_BT, jnp.asarray(frequency_h, jnp.float32))
     return turned
-
-
-def _cos_sin(angle_BTh: Array) -> Rotation:
-    return jnp.cos(angle_BTh), jnp.sin(angle_BTh)
 
 
 def attend(
     q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, visible: Visible, scale: float, edit: Edit | None = None
 ) -> Array:
-    """Compute `ops.attention.attend`: whole sequences in tiles, and single tokens without cache copies."""
+    """Compute `ops.attention.attend`: whole sequences in tiles, and single tokens in a call that is not inlined.
+
+    If inlined, the attention of a token would copy the cache before it is written.
+    """
     if edit is None and visible.key is None and q_BTNH.shape[1] >= SHORTEST:
         return tiled_attention(q_BTNH, k_BKSH, v_BKHS, visible, scale)
     if edit is None and q_BTNH.shape[1] == 1:
-        return attend_one(q_BTNH, k_BKSH, v_BKHS, visible, scale)
+        out_B1NH: Array = call_without_inlining(attention.attend, q_BTNH, k_BKSH, v_BKHS, visible, scale, small=False)
+        return out_B1NH
     return attention.attend(q_BTNH, k_BKSH, v_BKHS, visible, scale, edit)
-
-
-def attend_one(q_B1NH: Array, k_BKSH: Array, v_BKHS: Array, visible: Visible, scale: float) -> Array:
-    """Attend from one token, in a call that is not inlined.
-
-    Otherwise the cache would be copied before it is written.
-    """
-    (B, _, N, H), K = q_B1NH.shape, k_BKSH.shape[1]
-    alone = functools.partial(call_without_inlining, small=False)
-    scores_BKGS = scale * alone(_scores, q_B1NH.reshape(B, K, N // K, H), k_BKSH)
-    scores_BKGS = jnp.where(visible.mask(), scores_BKGS, jnp.finfo(jnp.float32).min)
-    weights_BKGS = jax.nn.softmax(scores_BKGS, axis=-1).astype(v_BKHS.dtype)
-    out_BKGH: Array = alone(_weighted_sum, weights_BKGS, v_BKHS)
-    return out_BKGH.reshape(B, 1, N, H)
-
-
-def _scores(q_BKGH: Array, k_BKSH: Array) -> Array:
-    return jnp.einsum("BKGH,BKSH->BKGS", q_BKGH, k_BKSH, preferred_element_type=jnp.float32)
-
-
-def _weighted_sum(weights_BKGS: Array, v_BKHS: Array) -> Array:
-    return jnp.einsum("BKGS,BKHS->BKGH", weights_BKGS, v_BKHS)

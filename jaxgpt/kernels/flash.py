@@ -87,11 +87,9 @@ def splash_attention(
     def local(q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, document_BT: Array | None) -> Array:
         square = (q_BTNH.shape[1],) * 2
         mask = splash.LocalMask(square, (window - 1, 0), 0) if window else splash.CausalMask(square)
-        kernel = splash.make_splash_mha(
+        kernel = splash.make_splash_mha_single_device(
             splash.MultiHeadMask([mask] * q_BTNH.shape[2]),
             block_sizes=splash.BlockSizes(**tiles, use_fused_bwd_kernel=True),
-            head_shards=1,
-            q_seq_shards=1,
             residual_checkpoint_name="attention",
             interpret=interpret,
         )

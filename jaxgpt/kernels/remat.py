@@ -34,12 +34,7 @@ POLICIES: dict[str, Callable[..., Any] | None] = {
 
 def check_remat(policy: str, device: jax.Device) -> None:
     """Raise `UserError` if programs on a device cannot keep arrays where a policy stores them."""
-    if policy == "offload" and not has_host_memory(device):
+    if policy == "offload" and "pinned_host" not in {memory.kind for memory in device.addressable_memories()}:
         raise UserError(
             f"train.remat offload needs host memory, which a {device.platform} lacks: use --train.remat dots"
         )
-
-
-def has_host_memory(device: jax.Device) -> bool:
-    """Return whether programs on a device can keep arrays in host memory."""
-    return "pinned_host" in {memory.kind for memory in device.addressable_memories()}

@@ -24,8 +24,6 @@ SHORTEST = 128  # minimum number of tokens; shorter sequences are faster without
 TILE = 256  # tokens per tile, within the limits of `TILES`
 TILES = 2, 8  # smallest and largest number of tiles; each is compiled separately
 SCORES = 2**15  # largest number of scores of a group of heads (128 KiB); groups amortize the overhead of each operation
-PARTS = 8  # maximum number of parts in `fold`; with 16, the compiler would write the elements to memory first
-SHORT = 64  # elements left to a reduction: 32 or fewer would be recomputed wherever their sum is used
 LOWEST = jnp.finfo(jnp.float32).min
 
 _product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
@@ -45,14 +43,6 @@ def _local(q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, document_BT: Array | Non
     q, k, v = (x.reshape(-1, T, H) for x in (q_BTNH.swapaxes(1, 2), k_BKSH, v_BKHS.swapaxes(2, 3)))
     document_NT = None if document_BT is None else jnp.repeat(document_BT, N, axis=0)
     return _attention(window, q, k, v, document_NT).reshape(B, N, T, H).swapaxes(1, 2)
-
-
-def fold(combine: Callable[[Array, Array], Array], x: Array) -> Array:
-    """Combine 2, 4 or 8 equal parts of the last axis elementwise, which XLA vectorizes, unlike reductions."""
-    length, parts = x.shape[-1], 1
-    while parts < PARTS and length // parts > SHORT and length % (2 * parts) == 0:
-        parts *= 2
-    return functools.reduce(combine, jnp.split(x, parts, axis=-1))
 
 
 def tile_size(T: int) -> int:
@@ -115,9 +105,9 @@ def _forward_heads(window: int, arrays: tuple[Any, ...]) -> tuple[Array, Array]:
         if document_NT is not None:
             mask = mask[None] & (document_NT[:, a:e, None] == document_NT[:, None, first:e])
         scores_NTS = jnp.where(mask, scores_NTS, LOWEST)
-        highest_NT1 = fold(jnp.maximum, scores_NTS).max(-1, keepdims=True)
+        highest_NT1 = scores_NTS.max(-1, keepdims=True)
         weights_NTS = jnp.exp(scores_NTS - highest_NT1)
-        total_NT1 = fold(jnp.add, weights_NTS).sum(-1, keepdims=True)
+        total_NT1 = weights_NTS.sum(-1, keepdims=True)
         outs.append((_product("NTS,NSH->NTH", weights_NTS.astype(v.dtype), v) / total_NT1).astype(v.dtype))
         lses.append((highest_NT1 + jnp.log(total_NT1))[..., 0])
     return jnp.concatenate(outs, 1), jnp.concatenate(lses, 1)

@@ -14,6 +14,7 @@ from jax.sharding import AbstractMesh
 from jaxgpt.config import Config, DataConfig, MeshConfig, TrainConfig
 from jaxgpt.errors import UserError
 from jaxgpt.kernels import CPU, KERNELS, PLAIN, best, choose_attention, of_device
+from jaxgpt.kernels.remat import check_remat
 from jaxgpt.ops import Ops
 from jaxgpt.ops.attention import attend
 from jaxgpt.parallel.mesh import make_mesh
@@ -93,14 +94,13 @@ def test_operations_of_a_mesh() -> None:
     assert changed(best(config(), AbstractMesh((2,), ("data",))), PLAIN) == {"dtype"}
 
 
-def test_offload_needs_host_memory_of_the_platform(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Config(model=small("gpt2"), train=TrainConfig(remat="offload"))
-    build(made)
-    monkeypatch.setattr("jaxgpt.kernels.remat.has_host_memory", lambda device: False)
+def test_offload_needs_host_memory_of_the_platform() -> None:
+    build(Config(model=small("gpt2"), train=TrainConfig(remat="offload")))
+    device: Any = SimpleNamespace(platform="cpu", addressable_memories=lambda: [])
     with pytest.raises(
         UserError, match=r"train\.remat offload needs host memory, which a cpu lacks: use --train\.remat dots"
     ):
-        build(made)
+        check_remat("offload", device)
 
 
 def test_dropout_needs_the_attention_of_the_definition() -> None:

@@ -74,7 +74,7 @@ def test_the_gradient_of_a_bias_in_bfloat16_is_summed_in_float32(function: Calla
 
 
 def test_attention_from_one_token_copies_no_cache() -> None:
-    """In a loop, the definition copies it: if it no longer does, `attend_one` can go."""
+    """In a loop, the definition copies it: if it no longer does, the call can go."""
     k, v, q = jnp.ones((1, 2, 512, 32)), jnp.ones((1, 2, 32, 512)), jnp.ones((1, 1, 4, 32))
 
     def temporary_bytes(attend: Callable[..., jax.Array]) -> int:
