@@ -19,8 +19,10 @@ HEADER = 256  # number of int32 values in the header of an llm.c file
 BLOCK = 1 << 20  # ids to read at a time
 HASHED_IDS, HASHED_BLOCKS = 1 << 14, 256  # ids of each block of a fingerprint, and their number
 SPLIT_WORDS = {"val": {"val", "valid", "validation"}, "train": {"train", "training"}}
-# magic: (version, type)
-LLMC: dict[int, tuple[int, np.dtype[Any]]] = {20240520: (1, np.dtype("<u2")), 20240801: (7, np.dtype("<u4"))}
+LLMC: dict[int, tuple[int, np.dtype[Any]]] = {
+    20240520: (1, np.dtype("<u2")),
+    20240801: (7, np.dtype("<u4")),
+}  # magic: (version, type)
 
 
 class Split(Protocol):

@@ -26,12 +26,17 @@ class Hypotheses(NamedTuple):
     Attributes:
         ids_BWn: int32, new ids; ids beyond `length_BW` are undefined.
         length_BW: int32, number of new ids, including a stop id; 0 if there is no sequence.
-        score_BW: float32, `log p / length ** length_penalty`.
+        score_BW: float32, `log p / length ** length_penalty`; `NO_SCORE` if there is no sequence.
     """
 
     ids_BWn: jax.Array
     length_BW: jax.Array
     score_BW: jax.Array
+
+    @property
+    def exists_BW(self) -> jax.Array:  # noqa: N802
+        """Whether each entry is a finished sequence."""
+        return self.score_BW != NO_SCORE
 
 
 class BeamState(NamedTuple):
@@ -41,7 +46,6 @@ class BeamState(NamedTuple):
         ids_BWS: int32, running sequences, prompt included.
         score_BW: float32, log p of each running sequence.
         best: finished sequences.
-        finished_BW: whether each entry of `best` is in use.
         active_B: whether a running sequence can still become one of the best.
         cache: KV cache of B * W rows.
         logits_BWV: logits of the next ids.
@@ -53,29 +57,12 @@ class BeamState(NamedTuple):
     ids_BWS: jax.Array
     score_BW: jax.Array
     best: Hypotheses
-    finished_BW: jax.Array
     active_B: jax.Array
     cache: Any
     logits_BWV: jax.Array
     made: jax.Array
     start_B: jax.Array
     limit_B: jax.Array
-
-
-class Candidates(NamedTuple):
-    """The C most probable continuations of the running sequences by one id.
-
-    Attributes:
-        score_BC: float32, log p of each.
-        beam_BC: int32, index of the sequence that is continued.
-        id_BC: int32, the next id.
-        ids_BCn: int32, all new ids, including the next.
-    """
-
-    score_BC: jax.Array
-    beam_BC: jax.Array
-    id_BC: jax.Array
-    ids_BCn: jax.Array
 
 
 @dataclass(frozen=True)
@@ -120,7 +107,6 @@ class BeamSearch:
             # At first all beams are equal, so only the first may be continued.
             score_BW=jnp.broadcast_to(log_p_W[None, :], (B, W)),
             best=none,
-            finished_BW=jnp.zeros((B, W), bool),
             active_B=jnp.ones((B,), bool),
             cache=jax.tree.map(lambda x: jnp.repeat(x, W, 0) if x.ndim else x, cache),
             logits_BWV=jnp.repeat(logits_B1V, W, 1),
@@ -132,10 +118,15 @@ class BeamSearch:
     def open(self, state: BeamState) -> jax.Array:
         """Return whether another step can change the result."""
         go_on = jnp.any(state.active_B) & (state.made < state.limit_B.max())
-        return go_on & ~jnp.all(state.finished_BW) if self.beams.early_stopping is True else go_on
+        return go_on & ~jnp.all(state.best.exists_BW) if self.beams.early_stopping is True else go_on
 
-    def candidates(self, state: BeamState) -> Candidates:
-        """Find the C most probable continuations, enough to keep W beams even if all stop ids are among them."""
+    def candidates(self, state: BeamState) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+        """Find the C most probable continuations by one id, enough to keep W beams even if all stop ids are among them.
+
+        Returns:
+            Of each candidate: log p, the index of the beam that it continues, and the next id, all `[B, C]`; and all
+            new ids, `[B, C, n]`.
+        """
         B, W, V = state.logits_BWV.shape
         P = self.size - state.best.ids_BWn.shape[-1]
         C = min(max(2, 1 + len(self.sampler.stop_ids)), V) * W
@@ -148,7 +139,7 @@ class BeamSearch:
         score_BC, flat_BC = jax.lax.top_k((log_p + state.score_BW[:, :, None]).reshape(B, W * V), C)
         beam_BC, id_BC = flat_BC // V, (flat_BC % V).astype(jnp.int32)
         ids_BCn = gather_beams(state.ids_BWS[:, :, P:], beam_BC).at[:, :, state.made].set(id_BC)
-        return Candidates(score_BC, beam_BC, id_BC, ids_BCn)
+        return score_BC, beam_BC, id_BC, ids_BCn
 
     def step(self, params: Any, state: BeamState) -> BeamState:
         """Keep the best W unfinished candidates and the best W finished sequences."""
@@ -173,7 +164,7 @@ class BeamSearch:
         finishes_BC = ends_BC & (jnp.arange(C) < W)[None, :] & ~(top_BC < WORST / 2)  # NaN is included, to report it
         closed_B1 = ~state.active_B[:, None]
         if self.beams.early_stopping is True:
-            closed_B1 = closed_B1 | state.finished_BW.all(-1, keepdims=True)
+            closed_B1 = closed_B1 | state.best.exists_BW.all(-1, keepdims=True)
         new_BC = score(top_BC, made) + jnp.where(closed_B1 | ~finishes_BC, NO_SCORE, 0.0)  # NaN stays NaN
         best_BW, from_BW = jax.lax.top_k(jnp.concatenate([state.best.score_BW, new_BC], axis=1), W)
         best = Hypotheses(
@@ -181,12 +172,11 @@ class BeamSearch:
             gather_beams(jnp.concatenate([state.best.length_BW, jnp.full((B, C), made)], axis=1), from_BW),
             best_BW,
         )
-        finished_BW = gather_beams(jnp.concatenate([state.finished_BW, finishes_BC], axis=1), from_BW)
 
         # Whether the best running sequence can still beat the worst finished sequence.
         far = self.beams.early_stopping == "never" and weigh > 0
         farthest_B = jnp.maximum(state.limit_B, 1) if far else jnp.full((B,), made)
-        worst_BW = jnp.where(finished_BW, best_BW.min(-1, keepdims=True), NO_SCORE)
+        worst_BW = jnp.where(best.exists_BW, best_BW.min(-1, keepdims=True), NO_SCORE)
         active_B = state.active_B & jnp.any(score(score_BW[:, :1], farthest_B[:, None]) > worst_BW, axis=-1)
 
         flat = (jnp.arange(B)[:, None] * W + beam_BW).reshape(-1)
@@ -196,7 +186,6 @@ class BeamSearch:
             ids_BWS=ids_BWS,
             score_BW=score_BW,
             best=best,
-            finished_BW=finished_BW,
             active_B=active_B,
             cache=cache,
             logits_BWV=logits.reshape(B, W, V),

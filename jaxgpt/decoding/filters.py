@@ -58,9 +58,7 @@ def forbid_repeated_ngrams(
         suffix_B1 = jax.lax.dynamic_slice_in_dim(ids_BS, length - n + 1 + i, 1, 1)
         return i + 1, matches_BS & (ahead_BS == suffix_B1), jnp.roll(ahead_BS, -1, 1)
 
-    matches_BS = fits_BS
-    if n > 1:
-        _, matches_BS, _ = jax.lax.while_loop(go_on, compare, (jnp.int32(0), fits_BS, ids_BS))
+    _, matches_BS, _ = jax.lax.while_loop(go_on, compare, (jnp.int32(0), fits_BS, ids_BS))
     return jnp.where(_marks(logits_BV, jnp.roll(ids_BS, -(n - 1), 1), matches_BS), NEVER, logits_BV)
 
 

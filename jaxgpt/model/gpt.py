@@ -150,7 +150,7 @@ class GPT(Named):
             last: return the logits of the last position only, `[B, 1, V]`.
         """
         tokens, extended = cache.append(tokens_BT.shape[1])
-        x_BTD, layers = self.stack(self.embed(tokens_BT), tokens, extended, cache.length)
+        x_BTD, layers = self.stack(self.embed(tokens_BT), tokens, extended)
         return self.head(x_BTD[:, -1:] if last else x_BTD), extended._replace(layers=layers)
 
     def embed(self, tokens_BT: jax.Array) -> jax.Array:
@@ -165,20 +165,14 @@ class GPT(Named):
         return self.named("embed", x_BTD)
 
     def stack(
-        self,
-        x_BTD: jax.Array,
-        positions: Positions,
-        cache: KVCache | None = None,
-        slot: jax.Array | int = 0,
-        key: jax.Array | None = None,
+        self, x_BTD: jax.Array, positions: Positions, cache: KVCache | None = None, key: jax.Array | None = None
     ) -> tuple[jax.Array, tuple[KeysValues, ...]]:
         """Apply position encoding, blocks and final norm: `[B, T, D]`, and the keys and values of each layer.
 
         Args:
             x_BTD: embeddings.
             positions: positions of the tokens.
-            cache: a cache in which these positions are filled; None: attend among the given tokens.
-            slot: the slot of the first token in the cache.
+            cache: a cache in which these positions are appended; None: attend among the given tokens.
             key: key of the dropout masks; None disables dropout.
         """
         c, position_BT = self.config, jnp.maximum(positions.position_BT, 0)
@@ -199,7 +193,7 @@ class GPT(Named):
             [inputs] = of_window.values()  # all layers have the same window
             x_BTD = self._scanned(stacked, x_BTD, inputs, key)
         for layer, block in enumerate(self.h if stacked is None else ()):
-            cached = None if cache is None else (cache.layers[layer], slot)
+            cached = None if cache is None else (cache.layers[layer], cache.length - x_BTD.shape[1])
             inputs = of_window[c.windows[layer]]._replace(cache=cached, layer=layer, key=subkey(key, layer + 1))
             x_BTD, kv = block(x_BTD, inputs)
             layers.append(kv)

@@ -33,9 +33,7 @@ class Linear(nn.Module):
         """Apply the layer."""
         kernel_init, bias_init = initializers(self.config, self.shape[0], self.residual)
         w = weight(self, "kernel", partitioned(kernel_init, self.axes), self.shape)
-        b = (
-            self.param("bias", partitioned(bias_init, self.axes[1:]), self.shape[1:], jnp.float32)
-            if self.bias
-            else None
-        )
+        b = None
+        if self.bias:
+            b = self.param("bias", partitioned(bias_init, self.axes[1:]), self.shape[1:], jnp.float32)
         return self.ops.linear(x, w, b, self.ops.dtype)

@@ -7,13 +7,14 @@ number of layers.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 STACKED = "h"
+LAYERS = {nn.PARTITION_NAME: "layers"}  # logical name of the layer axis in linen's boxes
 
 
 def layer_name(layer: int) -> str:
@@ -33,7 +34,8 @@ def stack_layers(tree: Any) -> Any:
             return node
         blocks = [node[layer_name(layer)] for layer in range(sum(_is_layer(name) for name in node))]
         rest = {name: leaf for name, leaf in node.items() if not _is_layer(name)}
-        return rest | {STACKED: _name_axis(jax.tree.map(lambda *leaves: jnp.stack(leaves), *blocks), "add_axis")}
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *blocks)
+        return rest | {STACKED: nn.meta.add_axis(stacked, 0, LAYERS)}
 
     return jax.tree.map(stack, tree, is_leaf=lambda node: _has(node, layer_name(0)))
 
@@ -46,7 +48,7 @@ def unstack_layers(tree: Any, n_layer: int) -> Any:
             return node
         rest = {name: leaf for name, leaf in node.items() if name != STACKED}
         blocks = (jax.tree.map(lambda leaf, i=i: leaf[i], node[STACKED]) for i in range(n_layer))
-        return rest | {layer_name(i): _name_axis(block, "remove_axis") for i, block in enumerate(blocks)}
+        return rest | {layer_name(i): nn.meta.remove_axis(block, 0, LAYERS) for i, block in enumerate(blocks)}
 
     return jax.tree.map(unstack, tree, is_leaf=lambda node: _has(node, STACKED))
 
@@ -57,15 +59,3 @@ def _has(node: Any, name: str) -> bool:
 
 def _is_layer(name: str) -> bool:
     return name.startswith(f"{STACKED}_")
-
-
-def _name_axis(tree: Any, change: Literal["add_axis", "remove_axis"]) -> Any:
-    """Add or remove the layer axis in the logical axes of boxed leaves."""
-
-    def is_box(leaf: Any) -> bool:
-        return isinstance(leaf, nn.Partitioned)
-
-    def name(leaf: Any) -> Any:
-        return getattr(leaf, change)(0, {nn.PARTITION_NAME: "layers"}) if is_box(leaf) else leaf
-
-    return jax.tree.map(name, tree, is_leaf=is_box)

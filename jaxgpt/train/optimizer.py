@@ -128,7 +128,7 @@ def make_optimizer(
 
     Args:
         config: settings of the run; reads `optim`, and `train.steps` for the schedule.
-        optimizer: transformation to use instead of `optim.name`.
+        optimizer: transformation to use instead of `optim.name` and `optim.grad_clip`.
         numbers: numbers to use instead of the values in `config.optim`; may be traced.
 
     Returns:

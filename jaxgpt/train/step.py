@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxgpt.ops.linear import squared_norm
-from jaxgpt.ops.random import named_key
+from jaxgpt.ops.random import named_key, subkey
 from jaxgpt.train.loss import Objective
 from jaxgpt.train.skip import skip_state
 
@@ -70,7 +70,7 @@ def gradients(
     numbers.
     """
     sums = partial(gradient_sums, key=key, objective=objective, accumulation=accumulation)
-    (loss, count, others), grads = (over_devices(sums) if over_devices else sums)(params, batch)
+    grads, (loss, count, others) = (over_devices(sums) if over_devices else sums)(params, batch)
     count = jnp.maximum(count, 1)  # loss and gradients are 0 if no target is counted
     inverse = 1 / count
     means = {"loss": loss / count} | {name: total / count for name, total in others.items()}
@@ -79,8 +79,8 @@ def gradients(
 
 def gradient_sums(
     params: Any, batch: Any, key: jax.Array | None, *, objective: Objective, accumulation: int
-) -> tuple[Sums, Any]:
-    """Compute the sums of an objective over all rows in microbatches, and the summed gradient.
+) -> tuple[Any, Sums]:
+    """Compute the gradient of an objective's summed loss over all rows, in microbatches, and the objective's sums.
 
     Raises:
         ValueError: if the number of microbatches does not divide the rows.
@@ -90,10 +90,7 @@ def gradient_sums(
         sums: Sums = jax.tree.map(lambda x: x.sum(0), tuple(objective(params, batch, key)))
         return sums[0], sums
 
-    def grad(params: Any, batch: Any, key: jax.Array | None) -> tuple[Sums, Any]:
-        grads, sums = jax.grad(total, has_aux=True)(params, batch, key)
-        return sums, grads
-
+    grad: Callable[..., tuple[Any, Sums]] = jax.grad(total, has_aux=True)
     if accumulation == 1:
         return grad(params, batch, key)
     rows = len(jax.tree.leaves(batch)[0])
@@ -103,9 +100,8 @@ def gradient_sums(
     microbatches = jax.tree.map(lambda x: x.reshape(-1, accumulation, *x.shape[1:]).swapaxes(0, 1), batch)
 
     def add(sums: Any, microbatch: tuple[Any, jax.Array]) -> tuple[Any, None]:
-        rows, index = microbatch
-        new = grad(params, rows, None if key is None else jax.random.fold_in(key, index))
-        return jax.tree.map(jnp.add, sums, new), None
+        part, index = microbatch
+        return jax.tree.map(jnp.add, sums, grad(params, part, subkey(key, index))), None
 
     first = jax.tree.map(lambda x: x[0], microbatches)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(grad, params, first, key))
@@ -139,7 +135,7 @@ def train_step(
         seed: seed of the dropout masks, which are a function of (seed, step, microbatch).
         accumulation: number of microbatches; divides the number of rows. Without dropout, it does not affect the result.
         over_devices: transformation that all-reduces the sums and their gradient over devices; None: the compiler
-            inserts the all-reduce. Dropout is not supported, because all devices would draw the same masks.
+            inserts the all-reduce.
         dropout: whether the objective receives a dropout key.
         ema_decay: `ema <- ema_decay ema + (1 - ema_decay) params`, if the state has an EMA. A skipped update
             (`skip_bad_updates`) changes neither the weights nor the optimizer state nor the EMA.
@@ -148,10 +144,16 @@ def train_step(
         The new state, and the metrics: `loss` (mean before the update) and the objective's other means, `grad_norm` (before
         clipping), `lr`, `grad_squares` (squared norm of each gradient, `[leaves]`) and, if the optimizer skips updates,
         `skipped` and `skipped_in_a_row`.
+
+    Raises:
+        ValueError: if `over_devices` is combined with dropout, or `accumulation` does not divide the number of rows.
     """
+    if over_devices and dropout:
+        raise ValueError("over_devices does not support dropout: all devices would draw the same masks; use None")
     key = named_key(seed, "dropout", state.step) if dropout else None
-    means = partial(gradients, objective=objective, accumulation=accumulation, over_devices=over_devices)
-    metrics, grads = means(state.params, batch, key)
+    metrics, grads = gradients(
+        state.params, batch, key, objective=objective, accumulation=accumulation, over_devices=over_devices
+    )
     squares = jnp.stack([squared_norm(g) for g in jax.tree.leaves(grads)])
     metrics |= {"grad_norm": jnp.sqrt(squares.sum()), "grad_squares": squares}
     update = optax.with_extra_args_support(optimizer).update
@@ -159,7 +161,8 @@ def train_step(
     updates, opt_state = update(grads, state.opt_state, state.params, **extra)
     params = optax.apply_updates(state.params, updates)
     if learning_rate is not None:
-        metrics["lr"] = learning_rate(_schedule_step(state))
+        counts = optax.tree.get_all_with_path(state.opt_state, "count")  # skipped updates do not advance the schedule
+        metrics["lr"] = learning_rate(counts[0][1] if counts else state.step)
     ema = state.ema
     if ema is not None:
         ema = jax.tree.map(lambda old, new: ema_decay * old + (1 - ema_decay) * new, ema, params)
@@ -170,34 +173,6 @@ def train_step(
         keep = partial(jnp.where, skip.applied)
         params, ema = jax.tree.map(keep, (params, ema), (state.params, state.ema))
     return TrainState(state.step + 1, params, opt_state, ema), metrics
-
-
-def _schedule_step(state: TrainState) -> jax.Array:
-    """Return the step of the learning-rate schedule, which skipped updates do not advance."""
-    counts = optax.tree.get_all_with_path(state.opt_state, "count")
-    return counts[0][1] if counts else state.step
-
-
-def train_steps(
-    state: TrainState,
-    windows_KBT1: jax.Array,
-    n: jax.typing.ArrayLike,
-    *,
-    step: Callable[[TrainState, jax.Array], tuple[TrainState, dict[str, jax.Array]]],
-) -> tuple[TrainState, dict[str, jax.Array]]:
-    """Take `n` optimizer steps on the first of K batches, in a loop that is compiled once for any n.
-
-    Returns the next state, and the metrics of each step, `[K, ...]`; zero beyond n.
-    """
-    shapes = jax.eval_shape(step, state, windows_KBT1[0])[1]
-    zeros = jax.tree.map(lambda x: jnp.zeros((len(windows_KBT1), *x.shape), x.dtype), shapes)
-
-    def one(i: jax.Array, carry: tuple[TrainState, Any]) -> tuple[TrainState, Any]:
-        state, metrics = step(carry[0], windows_KBT1[i])
-        return state, jax.tree.map(lambda row, x: row.at[i].set(x), carry[1], metrics)
-
-    result: tuple[TrainState, Any] = jax.lax.fori_loop(0, n, one, (state, zeros))
-    return result
 
 
 def eval_step(params: Any, batch: Any, *, objective: Objective) -> tuple[jax.Array, jax.Array]:

@@ -41,7 +41,7 @@ from jaxgpt.parallel.mesh import (
 from jaxgpt.parallel.processes import process_count
 from jaxgpt.train.loss import Objective, next_token_loss
 from jaxgpt.train.optimizer import Numbers, make_optimizer, numbers_of, schedule
-from jaxgpt.train.step import TrainState, eval_step, train_step, train_steps
+from jaxgpt.train.step import TrainState, eval_step, train_step
 from jaxgpt.trainer.states import States, shardings_of
 
 
@@ -175,7 +175,7 @@ class Program(States):
     def _train(self) -> jax.stages.Wrapped:
         def train(state: TrainState, batch: Any, numbers: Numbers, frozen: Any) -> Any:
             step = self.bound_step(frozen, numbers)
-            return train_steps(state, *batch, step=step) if isinstance(batch, Several) else step(state, batch)
+            return train_steps(state, batch, step) if isinstance(batch, Several) else step(state, batch)
 
         places = shardings_of(self.abstract_state), replicated(self.mesh)
         return jax.jit(train, out_shardings=places, donate_argnums=0)
@@ -205,6 +205,19 @@ class Program(States):
         weights = self.abstract_state.params, self.abstract_frozen
         whole = all(each.is_fully_replicated for each in jax.tree.leaves(shardings_of(weights)))
         return whole and 1 < mesh.shape["data"] == mesh.size
+
+
+def train_steps(state: TrainState, batches: Several, step: Any) -> tuple[TrainState, dict[str, jax.Array]]:
+    """Take the n steps of `batches`, in a loop that is compiled once for any n; metrics are zero beyond n."""
+    shapes = jax.eval_shape(step, state, batches.windows_KBT1[0])[1]
+    zeros = jax.tree.map(lambda x: jnp.zeros((len(batches.windows_KBT1), *x.shape), x.dtype), shapes)
+
+    def one(i: jax.Array, carry: tuple[TrainState, Any]) -> tuple[TrainState, Any]:
+        state, metrics = step(carry[0], batches.windows_KBT1[i])
+        return state, jax.tree.map(lambda row, x: row.at[i].set(x), carry[1], metrics)
+
+    result: tuple[TrainState, Any] = jax.lax.fori_loop(0, batches.n, one, (state, zeros))
+    return result
 
 
 def build(

@@ -116,6 +116,12 @@ def test_microbatches_divide_the_batch() -> None:
         gradients(jnp.ones(()), jnp.zeros((5, 9), jnp.int32), None, objective=objective, accumulation=2)
 
 
+def test_sums_over_devices_without_dropout() -> None:
+    state, objective = init_state(jnp.ones(()), optax.sgd(0.1)), next_token_loss(lambda *_: jnp.zeros(()))
+    with pytest.raises(ValueError, match=r"over_devices does not support dropout: .*; use None$"):
+        train_step(state, None, objective=objective, optimizer=optax.sgd(0.1), over_devices=lambda f: f, dropout=True)
+
+
 @pytest.mark.parametrize(("data", "accumulation"), [(2, 2), pytest.param(1, 4, marks=pytest.mark.ci)])
 def test_an_objective_of_ones_own(data: int, accumulation: int) -> None:
     """A batch may be a tree; the mean of each of the objective's sums is a metric, even with microbatches and devices.

@@ -29,8 +29,8 @@ def cached(s: Subject) -> float:
     """
     T, model = s.length, TextModel(s.model)
     first, second = max(T // 3, 1), max(2 * T // 3, 1)
-    prefill = jax.jit(model.prefill, static_argnums=(3, 4))
-    logits, cache = prefill(s.params, s.tokens[:, :first], _positions([0, 0], first), T + 3, False)
+    start = jax.jit(model.prefill, static_argnums=(3, 4))
+    logits, cache = start(s.params, s.tokens[:, :first], _positions([0, 0], first), T + 3, False)
     parts, extend = [np.asarray(logits)], jax.jit(model.extend, static_argnums=3)
     for begin, end in [*((t, t + 1) for t in range(first, second)), (second, T)]:
         if begin < end:
@@ -43,8 +43,8 @@ def padded(s: Subject) -> float:
     """Compare logits of left-padded prompts of different lengths to the logits of each prompt alone."""
     prompts = [np.asarray(s.tokens[0]).tolist(), np.asarray(s.tokens[1, : max(s.length // 3, 1)]).tolist()]
     ids_BP, start_B = engine.left_pad(prompts, s.config.model.block_size)
-    prefill, P = jax.jit(TextModel(s.model).prefill, static_argnums=(3, 4)), ids_BP.shape[1]
-    logits, _ = prefill(s.params, jnp.asarray(ids_BP), _positions(start_B, P), P, False)
+    start, P = jax.jit(TextModel(s.model).prefill, static_argnums=(3, 4)), ids_BP.shape[1]
+    logits, _ = start(s.params, jnp.asarray(ids_BP), _positions(start_B, P), P, False)
     together = [np.asarray(logits[row, P - len(ids) :]) for row, ids in enumerate(prompts)]
     alone = [np.asarray(s.forward(s.params, jnp.asarray([ids], jnp.int32))[0]) for ids in prompts]
     return max(distance(a, b) for a, b in zip(together, alone, strict=True))
