@@ -69,7 +69,7 @@ def bench(
     say("compiling")
     clock = _Clock()
     program = build(config)
-    steps = _Steps(program, jax.block_until_ready(program.init()))
+    steps = _Steps(program, jax.block_until_ready((program.init(), program.frozen))[0])
     start = {"weights": clock()}
     lowered = program.lower(steps.state, steps.batch())
     start["traced"] = clock()
