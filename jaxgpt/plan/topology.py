@@ -69,7 +69,7 @@ def parse_topology(text: str, slices: int = 1) -> Topology:
     """Parse a chip and a grid (`v5e:2x4`) or a Google Cloud slice (`v5e-8`), and values of the chip.
 
     Raises:
-        UserError: if the syntax, chip or slice is invalid, or the grid exceeds a machine.
+        UserError: if the syntax, chip or slice is invalid, or the grid exceeds a machine or is not whole hosts.
     """
     place, _, numbers = text.partition(",")
     name, _, grid = _of_cloud(place).partition(":")
@@ -90,6 +90,10 @@ def parse_topology(text: str, slices: int = 1) -> Topology:
         part = next(n for n in range(chip.machine, 0, -1) if size % n == 0)
         fix = f"--topology {name}:{part} --slices {slices * size // part}"
         raise UserError(f"{name}:{grid} exceeds the {chip.machine} GPUs that are linked in one machine: use {fix}")
+    rows, columns = (*shape, 1)[:2]
+    if chip.tpu and size > 1 and (rows % 2 or columns % 2):  # only single chips and grids of whole hosts exist
+        near = "x".join(map(str, (rows + rows % 2, columns + columns % 2, *shape[2:])))
+        raise UserError(f"{name} hosts have 2x2 chips, so a {grid} grid is not possible; use {name}:{near}")
     return Topology(name, chip, shape, slices)
 
 

@@ -27,6 +27,15 @@ def test_number_of_devices(name: str, halves: list[int], slices: int) -> None:
     assert f"{name}:{'x'.join(map(str, grid))}" in str(topology)
 
 
+@given(st.sampled_from(["v4", "v5e", "v5p", "v6e"]), st.integers(1, 9), st.integers(1, 9))
+def test_the_suggested_grid_is_valid(name: str, rows: int, columns: int) -> None:
+    try:
+        parse_topology(f"{name}:{rows}x{columns}")
+    except UserError as e:
+        near = str(e).split("use ")[1]
+        assert parse_topology(near).n_devices >= rows * columns
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -34,6 +43,7 @@ def test_number_of_devices(name: str, halves: list[int], slices: int) -> None:
         ("v5e", "no grid"),
         ("v5e:0x4", "no grid"),
         ("v5e:2x2x2x2", "no grid"),
+        ("v5e:3x3", "use v5e:4x4"),
         ("v5e-", r"did you mean v5e\?"),
         ("v5e-7", r"unknown slice 'v5e-7': v5e-N has N = 1, 4, 8, .*, 256 \(chips\)"),
         ("v5litepod-512", "v5litepod-N has N = 1, 4, 8"),
