@@ -39,7 +39,8 @@ def import_(
         tokenizer: gpt2, byte, ids, or a path; empty: the tokenizer in SOURCE
         accept_option: unknown options of config.json to ignore; the error lists them
     """
-    from jaxgpt.convert.hub import fetch_model
+    from jaxgpt.convert.models import fetch_model, import_model
+    from jaxgpt.convert.peft import CONFIG, import_adapter
 
     folder, commit = Path(source), ""
     if not folder.exists():
@@ -47,9 +48,6 @@ def import_(
             folder, commit = fetch_model(source, revision)
     elif revision:
         raise UserError(f"--revision applies to models on the Hub, but {source} is a local path; omit --revision")
-
-    from jaxgpt.convert.models import import_model
-    from jaxgpt.convert.peft import CONFIG, import_adapter
 
     adapter = (folder / CONFIG).is_file()
     if adapter and not init_from:

@@ -42,14 +42,14 @@ def inspect(
     if html:
         check_writable(Path(html))
     from jaxgpt.lm import load
-    from jaxgpt.study import inspection, page
+    from jaxgpt.study import inspection
 
     with progress("loading"):
         lm = load(run, checkpoint)
     with progress("computing"):
         found = inspection.inspect(lm, prompt, max_new_tokens=max_new_tokens)
     if html:
-        content = page.html(found, run)
+        content = inspection.html(found, run)
         write_atomically(Path(html), content)
         text = f"wrote {html}: {len(content) / 1e3:,.0f} kB"
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +15,8 @@ from jaxgpt.convert.options import Options
 from jaxgpt.convert.weights import Format, check_change, load_weights, probe_logits, save_weights
 from jaxgpt.data.tokenizer import SpecialTokens, Tokenizer
 from jaxgpt.data.tokenizer_files import (
+    GPT2_REPO,
+    GPT2_REVISION,
     IDS,
     load_tokenizer,
     make_tokenizer,
@@ -23,10 +26,19 @@ from jaxgpt.data.tokenizer_files import (
 )
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.files import read_json, write_json
+from jaxgpt.hub import download
 from jaxgpt.lm import LM, load, save
 
 OF_LLAMA = (llama.LLAMA, llama.MISTRAL, llama.QWEN2, llama.QWEN3)
 FAMILIES = {family.name: family for family in (gpt2.FAMILY, *OF_LLAMA, neox.FAMILY, gemma.FAMILY, llama.OLMO2)}
+
+PATTERNS = (
+    "config.json generation_config.json adapter_config.json *.safetensors *.safetensors.index.json tokenizer.json "
+    "tokenizer_config.json chat_template.jinja"
+).split()
+SECOND_COPY = ["consolidated*"]  # patterns of files to skip: Mistral's own weight format
+PINNED = {GPT2_REPO: GPT2_REVISION}
+ALIASES = {name: f"openai-community/{name}" for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")}
 
 
 class Converted(NamedTuple):
@@ -36,6 +48,20 @@ class Converted(NamedTuple):
     parameters: int  # number of parameters
     max_logit_change: float = 0.0  # largest logit difference between the model and its exported files; 0 for an import
     engines: tuple[str, ...] = ()  # programs that support the exported model; others may reject or silently change it
+
+
+def fetch_model(name: str, revision: str = "") -> tuple[Path, str]:
+    """Return the local directory and the commit of a hub repository; download it to the hub's cache if needed.
+
+    `name` is `owner/name`, or the bare name of one of OpenAI's four GPT-2 models. `revision` is a commit, tag or branch;
+    empty: the pinned commit if there is one, otherwise main. Raises `UserError` if the name is invalid, or the download
+    fails.
+    """
+    repo = ALIASES.get(name, name)
+    if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", repo):
+        raise UserError(f"{name} is not a file, a directory or a hub repository (owner/name)")
+    path = download(repo, PATTERNS, revision=revision or PINNED.get(repo, "main"), ignore=SECOND_COPY)
+    return path, path.name
 
 
 def import_model(source: Path, target: Path, tokenizer: str = "", accept: Collection[str] = ()) -> Converted:

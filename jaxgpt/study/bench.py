@@ -29,7 +29,7 @@ from jaxgpt.model.init import init_params
 from jaxgpt.model.params import abstract_params
 from jaxgpt.parallel.mesh import replicated
 from jaxgpt.study.trace import device_time, instruction_kinds, record_trace
-from jaxgpt.trainer.compile import compile_lowered
+from jaxgpt.trainer.failures import compile_lowered
 from jaxgpt.trainer.program import Program, build
 from jaxgpt.trainer.record import LAG
 

@@ -1,17 +1,21 @@
-"""Inspect a model on one text: predictions, attention, the logit lens and norms."""
+"""Inspect a model on one text: predictions, attention, the logit lens and norms, also as an HTML page."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from functools import partial
+from importlib.resources import files
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import jinja2
 import numpy as np
 
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.decoding.sampling import DIVERGED
-from jaxgpt.errors import UserError
+from jaxgpt.errors import UserError, plural
 from jaxgpt.lm import LM, generate
 from jaxgpt.lm.arguments import encode_prompt
 from jaxgpt.lm.model import ids_with_text, only_text
@@ -138,6 +142,42 @@ def inspect(lm: LM, prompt: str, *, max_new_tokens: int = 20) -> Inspection:
         lens_probabilities=np.asarray(layers.probabilities)[:, 0, :, 0],
         norms=np.stack([np.linalg.norm(np.asarray(out.taps[name][0], np.float64), axis=-1) for name in stream]),
         without=without,
+    )
+
+
+def html(inspection: Inspection, title: str) -> str:
+    """Return an inspection as one page without network access, with a title such as the name of the model."""
+    template, style, script = (
+        files("jaxgpt.study").joinpath(f"page.{kind}").read_text("utf-8") for kind in ("html", "css", "js")
+    )
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    L, N, T, _ = inspection.attention.shape
+    made = f", {T - inspection.prompt} generated greedily (underlined)" if inspection.prompt < T else ""
+    model = f"{inspection.source}: " * bool(inspection.source) + f"{plural(L, 'layer')} of {plural(N, 'head')}"
+    row, column = np.tril_indices(T)  # entries of the attention maps, stored as bytes
+    weights = np.rint(255 * inspection.attention[:, :, row, column]).astype(np.uint8)
+    # All text of the model and the user is escaped by the template.
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    environment.filters["visible"] = visible
+    return environment.from_string(template).render(
+        found=inspection,
+        title=title,
+        summary=f"{model}. {plural(T, 'token')}: {inspection.prompt} of the prompt{made}.",
+        largest=inspection.norms.max() or 1.0,
+        data={
+            "tokens": [visible(token, DOT) for token in inspection.tokens],
+            "layers": L,
+            "heads": N,
+            "weights": base64.b64encode(weights.tobytes()).decode(),
+        },
+        policy=(
+            f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+        ),
+        style=style,
+        script=script,
+        DOT=DOT,
     )
 
 

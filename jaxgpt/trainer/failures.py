@@ -13,8 +13,9 @@ import numpy as np
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.checkpoint.store import kept_checkpoint_message
 from jaxgpt.config import ModelConfig
-from jaxgpt.errors import TrainingFailed, one_line
+from jaxgpt.errors import TrainingFailed, UserError, one_line
 from jaxgpt.model.params import flatten_params, weights
+from jaxgpt.parallel.processes import is_peer_failure
 from jaxgpt.trainer.program import Program
 
 LEAF = re.compile(r"(\+[^/]+)?/(a|b/[^/]+|[^/]+)$")  # end of a path: weight, or adapter of one or several matrices
@@ -42,6 +43,16 @@ def failures(run: Run, program: Program) -> Iterator[None]:
     except TrainingFailed as e:
         reason = str(e)
     raise TrainingFailed(f"{reason}: stopped, {kept_checkpoint_message(run.checkpoints)}{advice}")
+
+
+def compile_lowered(program: Program, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+    """Compile the result of `Program.lower`. Raises `UserError`, with advice, if the compiler fails."""
+    try:
+        return lowered.compile()
+    except jax.errors.JaxRuntimeError as e:
+        if is_peer_failure(e):
+            raise
+        raise UserError(explain_failure(program, e)) from None
 
 
 def explain_failure(program: Program, error: jax.errors.JaxRuntimeError) -> str:

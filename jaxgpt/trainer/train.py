@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,9 +16,8 @@ from jaxgpt.parallel.host import keep_memory, use_cores
 from jaxgpt.parallel.processes import is_leader, on_leader, process_count, same_on_all
 from jaxgpt.signals import STOPPING, stop_on_signal
 from jaxgpt.train.step import TrainState
-from jaxgpt.trainer.compile import compiling
 from jaxgpt.trainer.evaluation import Evaluation, evaluate
-from jaxgpt.trainer.failures import failures
+from jaxgpt.trainer.failures import compile_lowered, failures
 from jaxgpt.trainer.metrics import MetricsFile
 from jaxgpt.trainer.prefetch import prefetched
 from jaxgpt.trainer.program import Program
@@ -100,6 +102,24 @@ def train(start: Start, report: Report, until: int | None = None) -> Outcome:
             record.close(state)
     stopped = record.evaluated != settings.steps and not record.out_of_patience()
     return Outcome(state, record.done, evaluation, stopped)
+
+
+@contextmanager
+def compiling(program: Program, report: Report) -> Iterator[None]:
+    """Compile the train step in a thread while the block initializes the state.
+
+    On exit, the context waits for the compiler, even after an error, and raises the compiler's error.
+    """
+    began = time.perf_counter()
+    report.stage("compiling")
+    batches = program.batch(program.config.train.steps_per_call)
+    state, *_ = program.abstract_state, program.abstract_frozen, program._numbers  # lowering traces in this thread
+    with ThreadPoolExecutor(1) as pool:
+        compiled = pool.submit(lambda: compile_lowered(program, program.lower(state, batches)))
+        yield
+        compiled.result()
+    report.stage("")
+    report.compiled(time.perf_counter() - began)
 
 
 def batches_of(program: Program, data: Data, last: Info | None) -> Callable[[range], Any]:

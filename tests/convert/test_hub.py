@@ -12,8 +12,7 @@ from folders import hf_folder
 from huggingface_hub import constants, errors
 
 from jaxgpt import hub
-from jaxgpt.convert.hub import PATTERNS, fetch_model
-from jaxgpt.convert.models import import_model
+from jaxgpt.convert.models import PATTERNS, fetch_model, import_model
 from jaxgpt.data.tokenizer_files import GPT2_REVISION
 from jaxgpt.errors import UserError
 from jaxgpt.hub import reachable
@@ -106,7 +105,7 @@ def test_errors_are_one_line(monkeypatch, error, message):
 
 OFFLINE = """
 import sys, time
-from jaxgpt.convert.hub import fetch_model
+from jaxgpt.convert.models import fetch_model
 from jaxgpt.data.tokenizer_files import make_tokenizer
 began = time.perf_counter()
 for ask in (lambda: fetch_model("someone/tiny"), lambda: make_tokenizer("gpt2", "", 0, 0)):

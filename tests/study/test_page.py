@@ -26,7 +26,7 @@ from jaxgpt.data.tokenizer import ByteTokenizer, CharTokenizer, SubwordTokenizer
 from jaxgpt.data.tokenizer_files import train_bpe
 from jaxgpt.errors import UserError
 from jaxgpt.lm import LM
-from jaxgpt.study import page
+from jaxgpt.study import inspection
 from jaxgpt.study.inspection import Inspection, inspect, token_text
 
 ODD = "a<script>alert(1)</script>&\"'\n\u202e\u200f שלום\U0001f600{x}`${y}\\"
@@ -90,7 +90,7 @@ def test_the_numbers_are_those_of_a_run(lm: LM, found: Inspection) -> None:
 
 
 def test_the_page_holds_the_weights_and_runs_nothing_of_the_text(found: Inspection) -> None:
-    text = page.html(found, ODD)
+    text = inspection.html(found, ODD)
     parsed = Parsed(text)
     data = json.loads(parsed.text["#data"])
     weights = np.frombuffer(base64.b64decode(data["weights"]), np.uint8).reshape(2, 4, -1) / 255
@@ -109,7 +109,7 @@ def test_the_page_holds_the_weights_and_runs_nothing_of_the_text(found: Inspecti
 
 
 def test_the_page_describes_the_text_and_shows_layers_in_one_direction(found: Inspection) -> None:
-    text, T = page.html(found._replace(source="runs/a, step 3"), "runs/a"), len(found.ids)
+    text, T = inspection.html(found._replace(source="runs/a, step 3"), "runs/a"), len(found.ids)
     summary = f"2 layers of 4 heads. {T} tokens: {T - 4} of the prompt, 4 generated greedily (underlined)."
     assert f"runs/a, step 3: {summary}" in text
     for name in ("lens", "norms"):
@@ -180,8 +180,8 @@ def test_tokens_keep_their_spaces_and_bytes() -> None:
 
 
 def test_a_text_of_one_token_has_no_loss(lm: LM, found: Inspection) -> None:
-    assert "The model is too large to remove each head here." in page.html(found._replace(without=None), "x")
-    text = page.html(inspect(lm, ODD[0], max_new_tokens=0), "x")
+    assert "The model is too large to remove each head here." in inspection.html(found._replace(without=None), "x")
+    text = inspection.html(inspect(lm, ODD[0], max_new_tokens=0), "x")
     assert "A text of one token has no loss." in text
     assert "too large" not in text
 
@@ -191,7 +191,7 @@ def test_a_text_of_one_token_has_no_loss(lm: LM, found: Inspection) -> None:
 def test_the_page_works_in_a_browser(found: Inspection) -> None:
     """Pointing, clicks and keys work; nothing is logged or requested; the shades are the model's attention."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-    Path("page.html").write_text(page.html(found, ODD), "utf-8")
+    Path("page.html").write_text(inspection.html(found, ODD), "utf-8")
     events: list[Any] = []
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
@@ -206,7 +206,7 @@ def test_the_page_works_in_a_browser(found: Inspection) -> None:
         tab.keyboard.press("ArrowLeft")
         keys = found.attention[1, 2, 8]
         best = int(keys.argmax())
-        this, token = (page.visible(found.tokens[i], page.DOT) for i in (8, best))
+        this, token = (inspection.visible(found.tokens[i], inspection.DOT) for i in (8, best))
         attends = f'Layer 1, head 2: token 8, "{this}", attends to "{token}" ({best}) {round(100 * keys[best])}%'
         assert status.inner_text().startswith(attends)
         shade = tab.locator(".t").nth(best).evaluate("e => e.style.backgroundColor")

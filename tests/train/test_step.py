@@ -24,8 +24,9 @@ from jaxgpt.ops.random import named_key
 from jaxgpt.parallel.mesh import use_mesh
 from jaxgpt.train.loss import RowSums, cross_entropy, next_token_loss, split_windows
 from jaxgpt.train.step import eval_step, gradients, init_state, train_step
-from jaxgpt.trainer.compile import compile_lowered, compiling
+from jaxgpt.trainer.failures import compile_lowered
 from jaxgpt.trainer.program import Program, build, shardings_of
+from jaxgpt.trainer.train import compiling
 
 OTHERS = ("lion", "sgd", "adafactor")
 WIDE = {"n_embd": 128}  # smallest width at which Adafactor factors the MLP's second moments
