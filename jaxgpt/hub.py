@@ -1,4 +1,4 @@
-"""Download repositories of the Hugging Face hub, with one-line errors."""
+"""Download repositories from the Hugging Face Hub, with one-line errors."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def keep_compiled() -> None:
 
 
 def cpu_kind() -> str:
-    """Return a short name for this kind of CPU and its instruction set."""
+    """Return an identifier of this CPU model and its instruction set."""
     about = platform.processor()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():

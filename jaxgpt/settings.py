@@ -58,7 +58,7 @@ class Section:
     def __post_init__(self) -> None:
         cls: Any = type(self)
         named = vars(sys.modules[cls.__module__])
-        hints = _hints(cls, tuple(named.get(str(each.type)) for each in fields(cls)))  # a program may extend a Literal
+        hints = _hints(cls, tuple(named.get(str(each.type)) for each in fields(cls)))  # extended Literals
         for each in fields(self):
             name = f"{self.prefix}.{each.name}" if self.prefix else each.name
             limits = each.metadata.get("limits", Limits())
@@ -129,7 +129,7 @@ def check_text(name: str, value: str) -> None:
 
 
 def _number(value: Any, kind: type) -> float | None:
-    """Convert a number of any kind (Python's, NumPy's, a 0-d array) to `kind`; None if it is not a number of this kind."""
+    """Convert a Python number, NumPy scalar or 0-d array to `kind`; return None if it is not such a number."""
     is_array = getattr(value, "shape", None) == () and value.dtype.kind in "iuf"
     if isinstance(value, bool) or not (isinstance(value, Real) or is_array):
         return None

@@ -54,8 +54,8 @@ def stop_on_signal(notice: str = STOPPING, signals: Sequence[int] = SIGNALS) -> 
                 raise KeyboardInterrupt
             return
         stop.requested = True
-        with suppress(OSError, AttributeError, ValueError):  # standard error is closed
-            line = f"\n{notice}" if sys.stderr.isatty() else notice  # a terminal shows ^C, or a progress line
+        with suppress(OSError, AttributeError, ValueError):  # closed standard error
+            line = f"\n{notice}" if sys.stderr.isatty() else notice  # after ^C, or a progress line
             os.write(sys.stderr.fileno(), line.encode())  # unlike print, safe in a handler
 
     main = threading.current_thread() is threading.main_thread()
@@ -89,7 +89,7 @@ def exit_on_second_signal() -> None:
 
 
 def _exit() -> None:
-    with suppress(OSError):  # a stream is closed
+    with suppress(OSError):  # closed stream
         for stream in (1, 2):
             if os.isatty(stream) and os.environ.get("TERM") not in ("dumb", "unknown"):
                 os.write(stream, SHOW_CURSOR)

@@ -154,7 +154,7 @@ def save_params(directory: Path, params: Any, about: Mapping[str, Any]) -> None:
 
     options = ocp.Context()
     options.array.saving.use_compression = False  # compression copies the weights first, and saves only 8%
-    options.memory.deepcopy_host_arrays = False  # the weights do not change while they are written
+    options.memory.deepcopy_host_arrays = False  # weights are constant during the write
     with options, Saver(directory, TrainConfig()) as saver:
         saver.save(TrainState(jnp.zeros((), jnp.int32), params, None, None), Info(0, about=about))
 
@@ -288,7 +288,7 @@ def restore(directory: Path, step: int, like: TrainState) -> TrainState:
     path, sharding, wanted = directory / str(step), like.step.sharding, _parts(like)
     parts = {name: _load(path, name, part) for name, part in wanted.items() if name != "skip" or (path / name).is_dir()}
     opt_state = parts["opt_state"]
-    if "skip" in wanted:  # a run that starts to skip updates when it is resumed has no statistics yet
+    if "skip" in wanted:  # no statistics yet if skipping starts on resume
         applied, statistics = parts.get("skip") or jax.device_put(init_skip_state(None)[:2], sharding)
         opt_state = SkipState(applied, statistics, opt_state)
     return TrainState(jax.device_put(np.int32(step), sharding), parts["params"], opt_state, parts.get("ema"))

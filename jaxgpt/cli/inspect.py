@@ -36,7 +36,7 @@ def inspect(
     Args:
         run: run with the model
         prompt: text to continue; empty: start a new text
-        max_new_tokens: maximum number of new tokens, each the most probable; 0: inspect the prompt alone
+        max_new_tokens: maximum number of new tokens (greedy decoding); 0: inspect the prompt alone
         html: write a page to this file
     """
     if html:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from json import dumps
 from typing import Any
 
-ERROR_OF_DATA = "+- is the standard error over windows of text; runs with different seeds also differ"
+ERROR_OF_DATA = "+- is the standard error over windows of text, excluding variation between seeds"
 
 
 def print_json(value: dict[str, Any]) -> None:

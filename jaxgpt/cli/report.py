@@ -66,7 +66,7 @@ class TrainReport(Report):
         if is_leader():
             if not self._baselines() and (found := baselines(data)):
                 write_json(run.path / "baselines.json", found)
-            self._stack.callback(self._draw)  # called even if the run is stopped or fails
+            self._stack.callback(self._draw)  # also after a stop or failure
 
     def stage(self, name: str, done: int = 0, total: int = 0) -> None:
         if self._stage is None or self._stage.name != name:
@@ -188,7 +188,7 @@ class TrainReport(Report):
     def _draw(self) -> None:
         """Draw loss.png; print a note if drawing fails."""
         try:
-            with suppress(UserError):  # the run has no losses yet
+            with suppress(UserError):  # no losses yet
                 draw_run(self.run, f"{self.program.config.preset}: {self.run.path}")
         except Exception as e:
             self.note(f"cannot draw {self.run.path / 'loss.png'}: {e}")

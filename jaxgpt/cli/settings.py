@@ -14,10 +14,10 @@ from jaxgpt.presets import DEFAULT, PRESETS, preset
 
 
 def named_config(target: str) -> Config:
-    """Return the config of a preset (empty: the default preset), of a run, or in a JSON file.
+    """Return the config of a preset, run or JSON file; an empty `target` means the default preset.
 
     Raises:
-        UserError: if no preset, run or file has this name.
+        UserError: if `target` is not a preset, a run or a valid file.
     """
     path = Path(target)
     if target in ("", *PRESETS):

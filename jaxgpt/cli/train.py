@@ -117,7 +117,7 @@ def repeated(base: Config, source: Path, init_from: str, settings: Mapping[str, 
     if weights := init_from or base.init_from:
         return with_weights(base, weights, settings, keep=True)
     if base.model.vocab_size == Run(source).tokenizer().vocab_size:
-        base = base.with_model(vocab_size=0)  # set by the tokenizer, and the new run may have different data
+        base = base.with_model(vocab_size=0)  # set by the tokenizer of the new data
     return started(base, settings)
 
 

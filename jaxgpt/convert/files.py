@@ -153,7 +153,7 @@ def _find(path: Path) -> list[Path]:
         if file.suffix in PICKLES:
             raise UserError(
                 f"{file} is a pickle, which can run code when it is loaded: convert it to safetensors "
-                f"with torch (safetensors.torch.save_model, or save_pretrained)"
+                f"with safetensors.torch.save_model or transformers' save_pretrained"
             )
     if not files:
         raise UserError(f"{path} has no weights: expected {SINGLE}, or shards of it")

@@ -60,7 +60,7 @@ def _read(options: Options, config: ModelConfig) -> dict[str, Any]:
     rope, window = _read_rope(o, config.block_size), o.read("sliding_window", 4096)
     windows = llama.read_windows(o, config.n_layer, window, "L" * min(every - 1, config.n_layer) + "G")
     if not windows:
-        rope["rope_local_theta"] = 0.0  # the model has no local layers
+        rope["rope_local_theta"] = 0.0  # no local layers
     return rope | windows
 
 

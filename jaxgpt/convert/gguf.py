@@ -124,7 +124,7 @@ def open_gguf(path: Path, accept: Collection[str] = ()) -> tuple[ModelConfig, Gg
         raise UserError(f"{path}: general.architecture {short_repr(kind)} is not supported: expected llama")
     values = {k.removeprefix("llama."): v for k, v in weights.metadata.items() if k.startswith("llama.")}
     embedding = weights.tensors.get(FORM.tied)
-    if embedding and embedding.shape and embedding.shape[0]:  # the vocabulary may be padded
+    if embedding and embedding.shape and embedding.shape[0]:  # a padded vocabulary
         values["vocab_size"] = embedding.shape[0]
     if "rope.freq_base" in values:
         values["rope_theta"] = values.pop("rope.freq_base")

@@ -108,7 +108,7 @@ class Options:
         return value
 
     def choice(self, name: str, known: Mapping[str, str], default: str) -> str:
-        """Read a name, and return its value in `known`."""
+        """Read an option, and map its value with `known`."""
         value = self.read(name, default)
         if value not in known:
             raise self.refuse(name, value, f"one of {', '.join(known)}")

@@ -79,7 +79,7 @@ def resolve_targets(model: ModelConfig, lora: LoraConfig) -> str:
     Names of transformers modules match as in PEFT: `c_proj` is every module of that name, `attn.c_proj` only in attention.
     `all-linear` is every matrix of the blocks. Raises `UserError` if a matrix does not exist, or is selected twice.
     """
-    model = replace(model, vocab_size=model.vocab_size or 1)  # the size may be unknown until the data is read
+    model = replace(model, vocab_size=model.vocab_size or 1)  # 0: unknown until the data is read
     own, theirs = matrices(abstract_params(model)), {}
     with suppress(UserError):  # no family of transformers has the model
         modules = _modules(replace(model, n_layer=1))

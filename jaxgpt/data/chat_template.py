@@ -83,7 +83,7 @@ class ChatTemplate:
                     raise ValueError(f"the result has more than {RENDERED:,} characters")
         except jinja2.TemplateSyntaxError as e:
             raise UserError(f"the chat template has an error: line {e.lineno}: {e.message}") from None
-        except Exception as e:  # a template can raise any exception
+        except Exception as e:  # any exception of a template
             raise UserError(f"the chat template cannot render these messages: {str(e) or type(e).__name__}") from None
         text, spans = "", list[tuple[int, int]]()
         for number, part in enumerate(marked.split(MARK)):
@@ -118,7 +118,7 @@ class ChatTemplate:
                     f"the assistant's text in message {number + 1} cannot be located: the chat template changes earlier "
                     f"text when a message is added; use a template with {{% generation %}}"
                 )
-            spans.append((len(before), max(len(before), len(after.rstrip()))))  # an empty message may add no text
+            spans.append((len(before), max(len(before), len(after.rstrip()))))  # no text from an empty message
         return Rendered(whole.text, spans)
 
     @cached_property

@@ -11,9 +11,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-PIECE = 1 << 16  # characters of a piece: enough to keep a core busy
+PIECE = 1 << 16  # minimum characters per piece, except the last
 
-# Word patterns of GPT-2, and of Llama 3 and Qwen as in their tokenizer.json.
+# Pre-tokenization patterns from tokenizer.json; LLAMA3: of Llama 3, then Qwen.
 GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s+(?!\S)|\s+"
 LLAMA3 = tuple(
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"

@@ -85,7 +85,7 @@ class Piece(NamedTuple):
 def find_source(name: str) -> Source:
     """List the files of a path or of `hf:OWNER/NAME[/PATTERN]`; raise `UserError` if no file matches.
 
-    The files of a Hugging Face dataset that match the pattern (default: `FILES`) are downloaded to the hub's cache.
+    The files of a Hugging Face dataset that match the pattern (default: `FILES`) are downloaded to the Hub's cache.
     """
     if name.startswith(HUB):
         owner, repo, pattern = [*name.removeprefix(HUB).split("/", 2), "", ""][:3]
@@ -153,7 +153,7 @@ def _read_file(path: Path, field: str, cuts: Cuts) -> Iterator[Piece]:
             for piece in pieces:
                 piece = piece._replace(read=raw.tell())
                 yield piece
-    except Exception as e:  # any error of the libraries that read files
+    except Exception as e:  # any error of the reading libraries
         yield piece._replace(content=_unreadable(where, e), first=piece.last, last=True)
 
 

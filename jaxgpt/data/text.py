@@ -39,7 +39,7 @@ SHAKESPEARE_CHARACTERS = 65  # number of distinct characters, known without the 
 # The two questions of StatQuest's decoder-only transformer, each followed by its answer.
 STATQUEST = "what is statquest <EOS> awesome <EOS>\nstatquest is what <EOS> awesome <EOS>\n"
 
-# Lines of random letters, each written twice. The length varies, so that the copy cannot be found by its distance.
+# Lines of a random string, written twice. Lengths vary, so the copy is not at a fixed offset.
 REPEATS_LINES, REPEATS_LENGTHS = 20_000, range(5, 26)
 
 Progress = Callable[[int, int], None]  # called with (done, total)
@@ -91,12 +91,12 @@ def read_text(config: DataConfig) -> Text:
         case "statquest":
             return Text(STATQUEST.encode(), "StatQuest's two sentences")
         case "repeats":
-            return Text(repeats().encode(), f"{REPEATS_LINES:,} lines of random letters, each written twice")
+            return Text(repeats().encode(), f"{REPEATS_LINES:,} lines of a random string, written twice")
     raise UserError(NO_TEXT)
 
 
 def repeats() -> str:
-    """Make lines of random letters, each written twice; only the second copy can be predicted."""
+    """Generate lines of a random string, written twice: only the second copy is predictable."""
     rng, lines = Random(0), []
     for _ in range(REPEATS_LINES):
         word = "".join(rng.choices(ascii_letters, k=rng.choices(REPEATS_LENGTHS)[0]))

@@ -194,7 +194,7 @@ class SubwordTokenizer(Tokenizer):
     """A tokenizer of the `tokenizers` library: GPT-2's BPE, a BPE trained here, or imported."""
 
     def __init__(self, library: Any) -> None:
-        library.encode_special_tokens = True  # the names of special tokens in a user's text are ordinary text
+        library.encode_special_tokens = True  # no special tokens in a user's text
         library.no_truncation()
         library.no_padding()
         if getattr(library.model, "dropout", None):
@@ -204,7 +204,7 @@ class SubwordTokenizer(Tokenizer):
         # In tokenizers like Llama 2's, a byte is a token <0xF0>. A decoder that does not join bytes shows this name.
         named = {library.token_to_id(f"<0x{byte:02X}>") for byte in range(256)} - {None}
         self.byte_ids = frozenset(named if named and not self.decode([min(named)]).startswith("<0x") else ())
-        self.vocab_size = max(library.get_vocab().values(), default=-1) + 1  # ids may have gaps
+        self.vocab_size = max(library.get_vocab().values(), default=-1) + 1  # including gaps
 
     @property
     def bos_ids(self) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Make tokenizers by name, load them from files or the Hugging Face hub, and save them."""
+"""Make tokenizers by name, load them from files or the Hugging Face Hub, and save them."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def _from_json(path: Path) -> Tokenizer:
 
 
 def _check_ids(value: Any) -> None:
-    """Check the ids before loading: to write a vocabulary, the library counts up to the largest id."""
+    """Check the ids before loading: to write a vocabulary, the library counts to the largest id."""
     vocab = value["model"]["vocab"]
     ids = list(vocab.values()) if isinstance(vocab, dict) else []
     if len(set(ids)) < len(ids):
@@ -186,7 +186,7 @@ def _check_ids(value: Any) -> None:
 
 
 def _known(library: Any) -> Tokenizer:
-    """Return the faster tokenizer with the same tokenizer.json, if available."""
+    """Return the built-in tokenizer with an equal tokenizer.json, or a `SubwordTokenizer`."""
     vocab, value = library.get_vocab(), json.loads(library.to_str())
     if not vocab:
         raise ValueError("it has no tokens")

@@ -83,7 +83,7 @@ class Tokens:
         """
         out, end = np.empty(n, np.int32), 0
         for piece in self.pieces(start, n):
-            ids = np.asarray(piece)  # operations on a memory map take three times as long
+            ids = np.asarray(piece)  # 3x faster than operations on a memory map
             if not 0 <= int(ids.min()) <= int(ids.max()) < self.vocab_size:
                 wrong = int(ids[(ids < 0) | (ids >= self.vocab_size)][0])
                 where = f"{piece.filename}: " if isinstance(piece, np.memmap) else ""

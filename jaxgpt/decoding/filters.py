@@ -44,7 +44,7 @@ def forbid_repeated_ngrams(
     Source: Paulus et al. 2017, section 2.5.
     """
     S = ids_BS.shape[1]
-    if n > S:  # the text cannot contain an n-gram
+    if n > S:  # no n-gram in the text
         return logits_BV
     slot_S = jnp.arange(S, dtype=jnp.int32)
     fits_BS = (slot_S[None, :] >= start_B[:, None]) & (slot_S <= length - n)[None, :]

@@ -1,9 +1,8 @@
 """Prompt-lookup decoding: draft the tokens after an earlier n-gram, and verify them in one pass.
 
-A pass over several tokens reads the weights once, as a pass over one token does, so each accepted token saves nearly a whole
-pass. Token i of a row is sampled with the row's key folded with i, regardless of the draft, and a drafted token is accepted if
-it equals the sampled token. The text is identical to the text of `decode_steps`, and the sampling distribution is
-unchanged.
+A pass reads the weights once, regardless of its number of tokens, so each accepted token saves nearly a whole pass.
+Token i of a row is sampled with `fold_in(key, i)`, regardless of the draft. A drafted token is accepted if it equals
+the sampled token. The text is identical to the text of `decode_steps`, and the sampling distribution is unchanged.
 
 Saxena, "Prompt Lookup Decoding" (2023); Leviathan et al., "Fast Inference from Transformers via Speculative Decoding" (2023).
 """

@@ -43,7 +43,7 @@ class Rows(NamedTuple):
     """Keys and limits of the rows.
 
     Attributes:
-        key_B: sampling keys; token i of a row is sampled with the row's key folded with i.
+        key_B: sampling keys; token i of a row is sampled with `fold_in(key, i)`.
         limit_B: int32, maximum number of new tokens; 0 for a row that only pads the batch.
     """
 

@@ -15,7 +15,7 @@ from jaxgpt.errors import UserError
 
 # Returned instead of a token id if no token can be sampled:
 ALL_REMOVED = -1  # every token is removed
-NOT_A_NUMBER = -2  # a logit is NaN
+NOT_A_NUMBER = -2  # for a NaN logit
 
 DIVERGED = "the model's logits are NaN: the weights have diverged or are damaged; choose an earlier checkpoint"
 
@@ -60,7 +60,7 @@ Filter = Callable[[jax.Array, TokenBuffer], jax.Array]
 
 @dataclass(frozen=True)
 class CustomSampling(SamplingParams):
-    """Sampling parameters with custom filters, applied before the temperature (`with_filters`)."""
+    """Sampling parameters with custom filters, which run before temperature scaling."""
 
     filters: tuple[Filter, ...] = ()
 
@@ -68,7 +68,7 @@ class CustomSampling(SamplingParams):
 def with_filters(sampling: SamplingParams, added: Sequence[Filter]) -> SamplingParams:
     """Add custom filters to sampling parameters.
 
-    Compiled programs are looked up by the identity of the functions, so define each once, at the top level of a module.
+    Compiled programs are cached by function identity, so define each filter once, at the top level of a module.
 
     Args:
         sampling: the parameters.

@@ -35,7 +35,7 @@ def transposed_copy(x_RI: Array) -> Array:
     """Return a materialized copy of `x^T`.
 
     The CPU backend copies transposed left operands of matrix products and fuses that copy with the operation that produces x.
-    The fusion computes x column by column, which is up to 20 times slower.
+    The fusion computes x column by column, which is up to 20x slower.
     """
     if x_RI.dtype == jnp.bfloat16 and jax.__version_info__ >= (0, 12):
         # XLA multiplies in float32 if it sees that a bfloat16 operand was transposed; it does not look behind a reshape.
@@ -64,7 +64,7 @@ product.defvjp(lambda x, w: (x @ w, (x, w)), _product_backward)
 
 
 def linear(x: Array, w: Any, b: Array | None, dtype: Any) -> Array:
-    """Compute `ops.linear.linear`, with the gradient of `product`.
+    """Compute `ops.linear.linear`, with the custom VJP of `product`.
 
     If a mesh divides weights or sequences, the transposition could need data from other devices, which a small call
     cannot access.

@@ -70,7 +70,7 @@ def splash_attention(
     Args:
         interpret: run the kernel in Pallas' interpreter, which works on a CPU.
     """
-    from jax.experimental.pallas.ops.tpu import splash_attention as splash  # the import takes a second
+    from jax.experimental.pallas.ops.tpu import splash_attention as splash  # a slow import, 1 s
 
     if edit or visible.key:
         return attend(q_BTNH, k_BKSH, v_BKHS, visible, scale, edit)

@@ -122,7 +122,7 @@ class DecodeSession:
                 program = self._programs.steps if cached > 0 else self._programs.slide
                 self._state = program(self._params, state, self._rows, np.int32(count))
             self.made = int(self._state.made)
-            if self.made < made + count:  # all rows have ended
+            if self.made < made + count:  # end of all rows
                 break
         assert self._state is not None
         ids_BS = np.array(self._state.text.ids_BS)  # a copy: the next call donates the buffer
@@ -136,7 +136,7 @@ class DecodeSession:
         self._state = self._state._replace(done_B=jax.device_put(done_B, self._state.done_B.sharding))
 
     def end(self) -> SamplerState | None:
-        """End this session, and return its state, which another session of one row can extend; None after a failed call."""
+        """End this session; return its state, which a new one-row session can extend, or None after a failed call."""
         state, self._state = self._state, None
         return state
 

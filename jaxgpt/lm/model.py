@@ -94,7 +94,7 @@ def load_adapters(path: str | Path, checkpoint: str) -> tuple[Config, Any, Any]:
 def load_base(path: str | Path, model: ModelConfig) -> tuple[FrozenBase, Tokenizer]:
     """Read the base weights of adapters, and their tokenizer, from a run or RUN/checkpoints/STEP.
 
-    Adapters of that run are merged. Raises `UserError` if the architecture differs.
+    If the run has adapters, they are merged into its weights. Raises `UserError` if the architecture differs.
     """
     _, params, tokenizer, _ = load(*parse_checkpoint(str(path)))
     if difference := _difference(params, model):

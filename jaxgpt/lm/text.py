@@ -60,7 +60,7 @@ class TextStream:
                 break
         text = self._new(len(self.ids)) if self.finish_reason else self._settled()
         ends = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
-        if ends:  # the stop string that is completed first
+        if ends:  # the first completed stop string
             self.finish_reason, text = "stop", text[: min(ends)[1]]
             self._trim_ids(text)
         elif self.finish_reason is None:
@@ -87,7 +87,7 @@ class TextStream:
         while ids and ids[-1] in self._byte_ids:  # a new byte can change the text of all preceding bytes of the run
             ids.pop()
         text = self._decode(ids) if ids else ""
-        # Up to three bytes of an incomplete character may be present, and some decoders show each of them.
+        # Up to three bytes of an incomplete character may remain; some decoders return one U+FFFD per byte.
         end = len(text)
         while end > max(len(text) - 3, 0) and text[end - 1] == UNFINISHED:
             end -= 1
@@ -100,7 +100,7 @@ class TextStream:
             shorter = self._new(n)
             if shorter.startswith(text):
                 fewest = n
-            elif len(shorter) < len(text):  # fewer ids give no longer text
+            elif len(shorter) < len(text):  # no shorter prefix can match
                 break
         del self.ids[fewest:]
 

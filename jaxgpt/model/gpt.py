@@ -120,7 +120,7 @@ class GPT(Named):
         """Compute the final hidden states `[B, T, D]`, the input of `head`. Arguments as for `__call__`."""
         chex.assert_rank(tokens_BT, 2)
         T, c = tokens_BT.shape[1], self.config
-        if c.positions == "learned" and c.block_size < T:  # an out-of-range lookup would return NaN
+        if c.positions == "learned" and c.block_size < T:  # NaN from an out-of-range lookup
             raise ValueError(f"{T} tokens do not fit the context of {c.block_size} (model.block_size)")
         return self.stack(self.embed(tokens_BT), positions or row_positions(T), key=key)[0]
 
@@ -190,7 +190,7 @@ class GPT(Named):
         stacked: Any = self.get_variable("params", STACKED)
         if stacked is not None:
             assert cache is None, "a cache needs unstacked parameters"
-            [inputs] = of_window.values()  # all layers have the same window
+            [inputs] = of_window.values()  # one window for all layers
             x_BTD = self._scanned(stacked, x_BTD, inputs, key)
         for layer, block in enumerate(self.h if stacked is None else ()):
             cached = None if cache is None else (cache.layers[layer], cache.length - x_BTD.shape[1])

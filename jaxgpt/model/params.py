@@ -45,7 +45,7 @@ class Weight(NamedTuple):
 @functools.lru_cache(maxsize=64)
 def weights(config: ModelConfig) -> dict[str, Weight]:
     """Map paths such as "h_0/attn/q_proj/kernel" to a model's weights, in order of first use."""
-    one, first = replace(config, n_layer=1), dict[str, Weight]()  # all blocks have the same weights, so trace only one
+    one, first = replace(config, n_layer=1), dict[str, Weight]()  # one block, because all blocks have the same weights
 
     def declare() -> None:
         # Record the order here, within the trace: tree functions, such as eval_shape's flattening, sort names.

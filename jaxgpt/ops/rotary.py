@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-Rotation = tuple[jax.Array, jax.Array]  # cosine and sine of the angles, each [B, T, R / 2]; R channels are rotated
+Rotation = tuple[jax.Array, jax.Array]  # cosine and sine of the angles, each [B, T, R / 2], of R rotated channels
 
 
 class Llama3Scaling(NamedTuple):
@@ -57,7 +57,7 @@ def rope_rotation(positions_BT: jax.Array, frequency_h: np.ndarray) -> Rotation:
 
 
 def rotate(x_BTNH: jax.Array, rotation: Rotation) -> jax.Array:
-    """Rotate pairs `(x[i], x[i + R/2])`, so that `q . k` depends only on the distance between positions.
+    """Rotate pairs `(x[i], x[i + R/2])`, so that `q . k` depends only on the relative position.
 
     `y1 = x1 cos a - x2 sin a`, `y2 = x2 cos a + x1 sin a`, where x1 and x2 are the halves of the first R channels of a head
     ("rotate half"); the other channels are unchanged.

@@ -35,7 +35,7 @@ def use_cores(mesh: MeshConfig, processes: int = 1, model: ModelConfig | None = 
     if -1 in sizes:
         large = model is not None and replace(model, vocab_size=0).parameters >= LARGE
         devices = max(devices, 1 if large and -1 not in (mesh.fsdp, mesh.tensor) else cores())
-    if devices > 1024:  # each device has a few threads
+    if devices > 1024:  # a few threads per device
         devices = cores()  # `resolve` then reports how many the mesh needs
     with contextlib.suppress(RuntimeError):  # JAX has been used
         jax.config.update("jax_num_cpu_devices", devices)

@@ -49,10 +49,10 @@ class _Counts(NamedTuple):
 def estimate(config: Config, topology: Topology) -> StepCost:
     """Estimate the cost of a training step; memory of parameters and optimizer is exact.
 
-    Activations: the residuals of the backward pass, found by tracing, and with rematerialization also the residuals of
+    Activations: the residuals of the backward pass, found by tracing; with rematerialization, plus those of
     one recomputed block. A compiled program needs less where it recomputes cheap operations, and more where it pads.
-    Memory traffic: state, gradients and activations are written and read once, weights are read twice per microbatch.
-    Communication: the collectives that the sharding table implies. The mesh of the config must be resolved.
+    Memory traffic: read and write the state once per step, and gradients and activations once per microbatch; read weights
+    twice per microbatch. Communication: the collectives that the sharding table implies. The config's mesh must be resolved.
     """
     layers = config.model.n_layer
     one, two = (_counts(config, n) for n in (1, 2))  # faster to trace than all layers

@@ -30,7 +30,7 @@ from jaxgpt.trainer.failures import explain_failure
 from jaxgpt.trainer.program import Program
 
 KV_AXES = ("batch", "kv_heads", None, None)  # logical axes of keys and values in a cache
-# Skip optimizations that affect speed, but hardly memory and communication. Compilation is five times faster.
+# Skip optimizations that affect speed, but hardly memory and communication. Compilation is 5x faster.
 QUICK = {"exec_time_optimization_effort": -1.0}
 
 
@@ -50,7 +50,7 @@ def compile_step(config: Config, topology: Topology, ops: Ops | None = None, rul
     counted, count = argument_bytes(program), program.microbatches.accumulation
     cost = _compiled(lambda: program.lower(program.abstract_state, program.batch()), counted, program, topology)
     moved = cost.hbm_bytes
-    if not (moved or cost.out_of_memory):  # the GPU compiler does not count memory traffic
+    if not (moved or cost.out_of_memory):  # no memory traffic from the GPU compiler
         moved = estimate(config, topology).hbm_bytes
     elif count > 1 and not cost.out_of_memory:
         # The compiler counts a loop body once, and microbatches run in a loop.

@@ -40,7 +40,7 @@ def baselines(data: Data) -> dict[str, Any] | None:
 
 
 def read_baselines(run: Path) -> dict[str, Any]:
-    """Read the baselines of a run directory: `losses` in nats per token, keyed by name, and `bytes_per_token`.
+    """Read a run's baselines: `losses` (nats per token, keyed by name) and `bytes_per_token`.
 
     Raises:
         UserError: if baselines.json is damaged.

@@ -78,7 +78,7 @@ def bench(
     steps.run(1, each=1)
     start["first_step"] = clock()
     say(f"training for {seconds:g} s")
-    steps.run(1)  # compiles the call of several steps
+    steps.run(1)  # warm-up: compiles the multi-step call
     clock()
     steps.run(3)
     # The mean of three calls: the time of a single call omits steps that end while a batch is prepared.

@@ -88,7 +88,7 @@ def inspect(lm: LM, prompt: str, *, max_new_tokens: int = 20) -> Inspection:
 
     Args:
         prompt: the text to continue; empty: start a new text.
-        max_new_tokens: maximum number of new tokens, each the most probable; 0: inspect the prompt alone.
+        max_new_tokens: maximum number of new tokens (greedy decoding); 0: inspect the prompt alone.
 
     Raises:
         UserError: as in `generate`, or if the text is longer than 128 tokens or the context length, or the weights have

@@ -45,7 +45,7 @@ def lens(lm: LM, ids: Any, k: int = 5) -> Lens:
 
     Args:
         ids: a text, or ids `[B, T]`.
-        k: number of tokens to return.
+        k: number of most probable tokens.
 
     Raises:
         UserError: as in `run`, or if k is not between 1 and the vocabulary size.

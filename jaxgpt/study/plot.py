@@ -245,7 +245,7 @@ def _column(lines: Sequence[Mapping[str, Any]], field: str) -> np.ndarray:
 
 
 def _place(lines: Sequence[Mapping[str, Any]], kind: str, unit: float, steps: Any) -> Any:
-    """Return the position of a number of steps on an axis. Tokens and seconds are recorded after a step."""
+    """Return the position of a number of steps on an axis. Line s is recorded after s + 1 steps."""
     if kind == "step":
         return steps
     step, values = _column(lines, AXES[kind])

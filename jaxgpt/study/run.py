@@ -150,8 +150,8 @@ def generate(
 ) -> Generated:
     """Continue a prompt with edits of activations, and return activations of the whole text.
 
-    There is no cache: each token is sampled from a forward pass over the text so far, padded to its final length, so an edit
-    receives all positions in one call, as in `run`.
+    No KV cache is used: each token is sampled from a forward pass over the text so far, padded to the final length.
+    An edit therefore receives all positions in one call, as in `run`.
 
     Args:
         prompt: a text or ids.
@@ -167,7 +167,7 @@ def generate(
     params, sampling = make_settings(settings, TextParams, SamplingParams)
     request = read_request(lm, [prompt], replace(params, overflow="error"))
     [row], [new], [text], key_1 = request.rows, request.new, [request.text(0)], row_keys(key, 1)
-    read = slice(lm.config.model.block_size)  # a last id past the context is not an input
+    read = slice(lm.config.model.block_size)  # without a last id past the context
     so_far = TokenBuffer(jnp.pad(jnp.asarray([row]), ((0, 0), (0, new))), jnp.zeros(1, jnp.int32), jnp.int32(len(row)))
     for made in range(new):
         at = len(row) + made - 1

@@ -19,7 +19,7 @@ from jaxgpt.train.skip import skip_bad_updates
 
 
 class Rates(NamedTuple):
-    """The rates of a schedule; `range` is stored because a float32 difference is rounded.
+    """The rates of a schedule; `range` is subtracted in float64, then rounded to float32.
 
     Attributes:
         peak: highest rate.

@@ -28,7 +28,7 @@ class Evaluation(NamedTuple):
         windows: number of windows.
         tokens: number of predicted tokens, each counted once.
         ranking: mean loss over the windows common to all evaluations of a run, for comparing its checkpoints.
-        deviations: `(sum - loss count) / mean(count)` of each window, `[windows]`; their standard error is `stderr`.
+        deviations: `(loss_sum - loss * count) / mean(count)`, `[windows]`; `stderr` is the error of their mean.
         seconds: duration.
     """
 
@@ -74,7 +74,7 @@ def evaluate(
     T = config.window
     starts = np.asarray(tokens.eval_starts(T, max(config.data.stride, T)))
     batch_size, ways = config.train.eval_batch_size or program.microbatches.rows, batch_ways(mesh)
-    # The split limits the batch, not the evaluated windows: all evaluations of a run have the same shape.
+    # All windows of the split bound the batch size, so that all evaluations of a run have one shape.
     batch_size = math.ceil(min(batch_size, len(starts)) / ways) * ways
     shared = evenly_spaced(len(starts), config.train.eval_windows)
     windows = np.arange(len(starts)) if all_windows else shared

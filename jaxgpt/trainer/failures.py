@@ -90,7 +90,7 @@ def first_non_finite(model: ModelConfig, params: Any, squared_norms: Sequence[fl
     places = {LEAF.sub("", path): place for place, path in enumerate(weights(model))}
 
     def place(path: str) -> tuple[int, str]:
-        """Return the position of a module in the forward pass; stacked layers count as the first layer."""
+        """Return a sort key: module position in the forward pass (stacked layers: the first), path."""
         return places.get(LEAF.sub("", re.sub(r"^h/", "h_0/", path)), len(places)), path
 
     return f"first in the backward pass in the gradient of {max(bad, key=place)} ({len(bad)} of {len(paths)} gradients)"

@@ -104,9 +104,7 @@ class Program(States):
         """Put the batches of one call of `step` on their devices. Raises `UserError` beyond `train.steps_per_call`."""
         most = self.config.train.steps_per_call
         if not 0 < len(batches) <= most:
-            raise UserError(
-                f"one call takes 1 to {most} batches (train.steps_per_call), not {len(batches)}: split them"
-            )
+            raise UserError(f"expected 1 to {most} batches per call (train.steps_per_call), not {len(batches)}")
         if most == 1:
             return self.put(batches[0])
         shape = self.batch(most).windows_KBT1.shape

@@ -165,7 +165,7 @@ def metrics_of_steps(metrics: dict[str, jax.Array], n: int) -> list[dict[str, An
 
 
 class Speed:
-    """The recent speed of training without evaluations, measured after the first call.
+    """Recent training speed, excluding evaluations and the first call.
 
     Args:
         config: settings of the run.

@@ -138,7 +138,7 @@ def open_for_training(
 
     with ExitStack() as lock:
         path, last = on_leader(on_disk)
-        run = same_on_all(lambda: open_run(Path(path)), lambda _: {})  # every process must see the directory
+        run = same_on_all(lambda: open_run(Path(path)), lambda _: {})  # a directory visible to every process
         yield run, Info(**last) if last else None
 
 
@@ -184,7 +184,7 @@ def check_resume(old: Config, new: Config, step: int = 0) -> None:
 
 
 def why_finished(run: Run, config: Config) -> str:
-    """Return why a run is finished, or "". The steps of `train.epochs` are known once the data is read.
+    """Return why a run is finished, or "". With `train.epochs`, always "": the steps depend on the data.
 
     Raises:
         UserError: if a setting must not change.

@@ -76,7 +76,7 @@ def train(start: Start, report: Report, until: int | None = None) -> Outcome:
         report.started(program, data, run, first)
         with compiling(program, report):
             state = program.restore(run.checkpoints, first) if last else program.init(weights.params)
-        weights = Weights()  # free the host copies; the devices hold the weights
+        weights = Weights()  # frees the host copies
         calls = prefetched(batches_of(program, data, last), plan_calls(first, end, settings, last))
         with Saver(run.checkpoints, settings) as saver, MetricsFile(run.metrics, last) as file, calls as prepared:
             record = Record(program, data, saver, file, report, last)
@@ -88,7 +88,7 @@ def train(start: Start, report: Report, until: int | None = None) -> Outcome:
                     record.save(state, temporary=True)
                 if steps:
                     state, metrics = program.step(state, batches)
-                    record.steps(steps, metrics)  # reads the metrics of two calls ago, which are ready
+                    record.steps(steps, metrics)  # metrics of two calls ago, which are ready
                 if is_evaluated(steps.stop, settings):
                     record.read()  # raises an error if the run has diverged
                     all_windows, progress = steps.stop == settings.steps, partial(report.stage, "evaluating")
