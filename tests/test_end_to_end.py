@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +19,6 @@ from helpers import TEXT, flags, jaxgpt, repository
 
 import jaxgpt as package
 from jaxgpt.checkpoint.store import checkpoints as checkpoints_of
-from jaxgpt.checkpoint.store import resolve_step
 from jaxgpt.cli import main
 
 MODEL = flags(model__n_layer=1, model__norm="none", model__mlp="none", model__n_embd=32, model__block_size=32)
@@ -100,13 +98,6 @@ def test_train_py_is_jaxgpt_train() -> None:
 
 
 @pytest.mark.ci
-def test_every_run_has_its_own_folder() -> None:
-    for _ in range(2):
-        assert jaxgpt("train", "statquest").code == 0
-    assert sorted(p.name for p in Path("runs").iterdir()) == ["statquest", "statquest-2"]
-
-
-@pytest.mark.ci
 def test_interrupted_and_resumed() -> None:
     """Ctrl-C saves and prints the path; the run is resumed later."""
     Path("text.txt").write_text(TEXT)
@@ -136,29 +127,6 @@ def test_interrupted_and_resumed() -> None:
     result = jaxgpt("train", "--resume", "--out", "run", "--train.steps", str(step + 5))
     assert result.code == 0, result.err
     assert (Path("run/checkpoints") / str(step + 5)).is_dir()
-
-
-def test_a_damaged_checkpoint_is_one_line_and_exit_code_2(run: Path) -> None:
-    shutil.copytree(run, "damaged")
-    checkpoints = Path("damaged/checkpoints")
-    best = resolve_step(checkpoints, "best")
-    file = max((checkpoints / str(best) / "params").rglob("d/*"), key=lambda p: p.stat().st_size)
-    file.write_bytes(file.read_bytes()[:-1])
-    for command in (["sample", "damaged", "--prompt", "1"], ["eval", "damaged"]):
-        result = jaxgpt(*command)
-        assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
-        assert f"checkpoint damaged/checkpoints/{best} is damaged: params/" in result.err
-        assert "try --checkpoint 10" in result.err
-
-
-@pytest.mark.ci
-def test_overwrite_replaces_only_a_run(run: Path) -> None:
-    Path("mine").mkdir()
-    Path("mine/config.txt").write_text("precious")
-    for _ in range(2):
-        result = jaxgpt("train", "statquest", "--out", "mine", "--overwrite")
-        assert result.code == 0, result.err
-        assert Path("mine/config.txt").read_text() == "precious"
 
 
 @pytest.mark.parametrize("both", [False, True], ids=["stdout", "stdout-and-stderr"])

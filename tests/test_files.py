@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -121,16 +120,6 @@ def test_a_failed_download_leaves_no_file(what: str, message: str, url: str, tmp
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 500
     assert "--data.path FILE" in str(error.value)
-
-
-def test_without_a_network_the_error_is_one_line(tmp_path: Path) -> None:
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))  # bound, but not listening
-        port = nobody.getsockname()[1]
-        with pytest.raises(UserError, match=f"cannot download http://127.0.0.1:{port}/good .*refused") as error:
-            get(f"http://127.0.0.1:{port}/good", tmp_path / "text.txt")
-    assert "--data.path FILE" in str(error.value)
-    assert len(str(error.value)) < 500
 
 
 def test_a_read_only_cache(url: str, tmp_path: Path) -> None:

@@ -57,39 +57,12 @@ def test_the_core_knows_no_files_processes_or_backends(path: Path) -> None:
     """What makes a backend fast reaches it as one value, from `kernels`."""
     assert imports(path) <= {"errors", "settings", "config", *CORE}
     words = set(re.findall(r"[a-z_]+", path.read_text().lower()))
-    assert not words & {
-        "cpu",
-        "cpus",
-        "gpu",
-        "gpus",
-        "tpu",
-        "tpus",
-        "xla",
-        "cuda",
-        "cudnn",
-        "platform",
-        "platforms",
-        "backend",
-        "backends",
-        "default_backend",
-        "platform_dependent",
-        "set_xla_metadata",
-    }
+    machines = "cpu cpus gpu gpus tpu tpus xla cuda cudnn platform platforms backend backends default_backend"
+    assert not words & {*machines.split(), "platform_dependent", "set_xla_metadata"}
 
 
 def test_every_room_is_in_the_order() -> None:
     assert {room(path) for path in FILES} - {"__init__", "__main__"} == set(LEVEL)
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(repository())))
-def test_no_code_runs_what_it_reads(path: Path) -> None:
-    """No pickle or similar, no eval, no exec."""
-    tree = ast.parse(path.read_text())
-    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    names |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
-    assert not names & {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
-    calls = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
-    assert not calls & {"eval", "exec", "compile", "__import__"}
 
 
 def test_importing_starts_no_backend() -> None:
@@ -97,9 +70,3 @@ def test_importing_starts_no_backend() -> None:
     code += "from jax._src import xla_bridge as b; assert not b.backends_are_initialized(); "
     code += "assert 'matplotlib' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_help_imports_no_jax() -> None:
-    code = "import sys; from jaxgpt.cli import main\ntry: main(['train', '--help'])\nexcept SystemExit: pass\n"
-    code += "assert 'jax' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

@@ -35,8 +35,7 @@ def test_import_and_export(tmp_path, capsys):
 
 
 @pytest.mark.ci
-def test_finetune_starts_from_a_run(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_finetune_starts_from_a_run(tmp_path, capsys):
     run_folder(tmp_path / "base", SMALL)
     (tmp_path / "my.txt").write_text(TEXT * 40)
     start = ["finetune", "--init-from", "base", "--data.path", "my.txt", "--train.sample-tokens", "0"]

@@ -120,9 +120,14 @@ data report nosuch -> no preset, run, file or directory 'nosuch'; jaxgpt presets
 data report ids.bin --data.tokenizer ids -> data report needs the tokenizer of the ids: pass --data.tokenizer gpt2 or PATH
 import hf new --revision x -> --revision applies to models on the Hub, but hf is a local path
 import hf new --init-from run -> --init-from applies to LoRA adapters, but hf has no adapter_config.json: omit it
+import run new -> run is already a run: it does not need to be imported
+import peft new -> peft is a LoRA adapter: pass the run of its base model
 import peft new --init-from run --tokenizer gpt2 -> omit --tokenizer and --accept-option
 import list new -> list/config.json: expected an object, found list
 import hf new --tokenizer char -> --tokenizer char is built from a text: pass the tokenizer.json that was built from it
+export run new --adapter -> run has no adapters: it was not trained with --lora.rank
+export run new --base x -> run has no adapters
+export run new.gguf -> cannot write a GGUF file: new.gguf; export to a directory, then run llama.cpp's convert_hf_to_gguf.py
 data report short.txt --data.train-fraction 1.0 -> 2 training and 0 validation tokens are too few
 inspect run --max-new-tokens 900 -> exceed the limit of
 inspect run --max-new-tokens 2 --html no/a.html -> no/a.html
@@ -179,6 +184,7 @@ train --resume --out run -> train it in a new run: jaxgpt train finetune --init-
 train --lora.rank 8 -> --lora.rank needs the weights of a run: add --init-from RUN
 train finetune --data.path text.txt -> finetune needs the weights of a run: add --init-from RUN
 train finetune --init-from nowhere --data.path text.txt -> no run at nowhere
+train finetune --init-from peft --data.path text.txt -> use jaxgpt import peft RUN --init-from BASE
 train finetune --init-from run --model.n-layer 7 -> model.n_layer must be 2, as in the run of --init-from, not 7
 train finetune --init-from run --model.block-size 64 -> to train on shorter windows, use --data.window
 train shakespeare --init-from run --data.tokenizer byte -> as in the run of --init-from, not 'byte': omit it

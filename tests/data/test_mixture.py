@@ -85,9 +85,8 @@ def write(name: str, ids: np.ndarray) -> str:
     return name
 
 
-def test_token_files_are_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_files_are_mixed() -> None:
     """Both splits of each source; the shares in the description; a different file has a different fingerprint."""
-    monkeypatch.chdir(tmp_path)
     write("a", np.arange(1000) % 40)
     write("b", np.arange(700) % 50)
     config = small_run().with_model(vocab_size=50)
@@ -108,9 +107,8 @@ def test_token_files_are_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         open_data(replace(config.with_model(block_size=150), data=data)).check(config.with_model(block_size=150))
 
 
-def test_texts_are_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_are_mixed() -> None:
     """The tokenizer is built from all sources."""
-    monkeypatch.chdir(tmp_path)
     Path("a.txt").write_text("ab" * 200)
     Path("b.txt").write_text("bc" * 300)
     found = open_data(replace(small_run(), data=DataConfig(mix=("a.txt=1", "b.txt=1"))))
@@ -122,11 +120,8 @@ def test_texts_are_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("fraction", [0.9, 1.0])
-def test_a_mixture_is_evaluated_on_its_validation_split(
-    fraction: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mixture_is_evaluated_on_its_validation_split(fraction: float) -> None:
     """Validation has no training text if any source has validation data; otherwise it is the training text of all."""
-    monkeypatch.chdir(tmp_path)
     write("a", np.arange(1000) % 40)
     Path("b.txt").write_text("ab" * 300)
     Path("c.txt").write_text("cd" * 300)

@@ -29,9 +29,8 @@ def config_of(path: Path | str, **data: object) -> Config:
 
 
 @pytest.fixture
-def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def inputs() -> None:
     """Write one input of each kind."""
-    monkeypatch.chdir(tmp_path)
     Path("text.txt").write_text(TEXT)
     Path("texts").mkdir()
     Path("texts/a.txt").write_text(TEXT[:3000])

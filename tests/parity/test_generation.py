@@ -172,32 +172,3 @@ def test_greedy_texts_equal_those_of_transformers(eos: bool) -> None:
             found = jaxgpt.generate(lm, rows, temperature=0, max_new_tokens=20, **settings)
             for out, sequence in zip(found, expected, strict=True):
                 assert out.ids == cut(sequence[6:].tolist(), 0 if eos else None)
-
-
-def test_the_calls_of_the_notes() -> None:
-    hf, lm = twins(3, vocabulary=120, context=128, eos=False)
-    prompt = prompts(np.random.default_rng(0), 1, 10, 120)
-    ids = torch.tensor(prompt)
-
-    greedy = jaxgpt.generate(lm, prompt, temperature=0, max_length=50)[0].ids
-    assert greedy == hf.generate(ids, do_sample=False, max_length=50)[0, 10:].tolist()
-
-    beams = jaxgpt.generate(lm, prompt, num_beams=5, num_return_sequences=3, early_stopping=True, max_length=60)
-    expected = hf.generate(
-        ids, do_sample=False, num_beams=5, num_return_sequences=3, early_stopping=True, max_length=60
-    )
-    assert [out.ids for out in beams] == [row[10:].tolist() for row in expected]
-
-    [mixed] = jaxgpt.generate(lm, prompt, temperature=0.8, top_k=50, top_p=0.95, max_length=100)
-    assert len(mixed.ids) == 90
-    three = jaxgpt.generate(lm, prompt, top_p=0.9, top_k=0, num_return_sequences=3, max_length=50)
-    assert len({tuple(out.ids) for out in three}) == 3
-    # Every sampled token passes transformers' filters.
-    for text, sampling in (
-        (mixed.ids, SamplingParams(0.8, 50, 0.95)),
-        *((out.ids, SamplingParams(top_p=0.9)) for out in three),
-    ):
-        whole = torch.tensor([prompt[0] + text])
-        scores = hf(whole).logits[0, 9:-1].detach().numpy()
-        for score, token in zip(scores, text, strict=True):
-            assert np.isfinite(theirs(score[None], prompt, sampling)[0, token])

@@ -12,39 +12,12 @@ import pytest
 
 import jaxgpt
 from jaxgpt import study
-from jaxgpt.cli.settings import with_vocab
-from jaxgpt.config import Config
 from jaxgpt.convert.models import import_model
-from jaxgpt.data.tokenizer import ByteTokenizer
-from jaxgpt.model.params import abstract_params, flatten_params
-from jaxgpt.presets import preset
-from jaxgpt.study.run import hidden_names, layer_names
 
 NEEDS = (
     "JAXGPT_GPT2 must name a folder with GPT-2's config.json, model.safetensors and tokenizer.json, and notes.json: "
     '{"inside": {"prompt", "layer", "head", "map", "next"}, "greedy": {"prompt", "text"}, "beams": {"prompt", "texts"}}'
 )
-
-
-def test_counts_and_shapes_of_gpt2() -> None:
-    """A prompt of 7 tokens, without allocating the weights."""
-    config = with_vocab(preset("gpt2")).model
-    params = abstract_params(config)
-    sizes = {name: leaf.size for name, leaf in flatten_params(params).items()}
-
-    def count(*parts: str) -> int:
-        return sum(size for name, size in sizes.items() if name.startswith(parts))
-
-    assert count(*(f"h_0/attn/{x}_proj" for x in "qkv")) == 1_771_776  # GPT-2's c_attn
-    assert count("h_0/attn/o_proj") == 590_592
-    assert (count("wte"), count("wpe")) == (38_597_376, 786_432)
-
-    listed = study.names(jaxgpt.LM(Config(model=config), params, ByteTokenizer()), (1, 7))
-    hidden, patterns = hidden_names(config), layer_names(config, "attn.pattern")
-    assert [listed[name].shape for name in hidden] == [(1, 7, 768)] * 13
-    assert [listed[name].shape for name in patterns] == [(1, 12, 7, 7)] * 12
-    assert {listed[f"h.0.attn.{name}"].shape for name in "qkv"} == {(1, 7, 12, 64)}
-    assert listed["logits"].shape == (1, 7, 50_257)
 
 
 def check_recorded(lm: jaxgpt.LM, notes: dict[str, Any]) -> None:

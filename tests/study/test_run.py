@@ -263,16 +263,3 @@ def test_bad_input_is_one_line(lm, arguments, message):
 def test_bad_arguments_of_generation_are_one_line(lm, arguments, message):
     with pytest.raises(UserError, match=message):
         jaxgpt.study.generate(lm, [1], **arguments)
-
-
-def test_capture(lm, ids):
-    """The laws of hidden states and attention maps."""
-    seen, c = jaxgpt.study.capture(lm, ids), lm.config.model
-    assert [h.shape for h in seen.hidden] == [(B, T, c.n_embd)] * (c.n_layer + 1)
-    assert [a.shape for a in seen.attentions] == [(B, c.n_head, T, T)] * c.n_layer
-    for a in seen.attentions:
-        close(a.sum(-1), 1.0)
-        assert (np.triu(np.asarray(a), 1) == 0).all()
-    close(seen.logits, plain_logits(lm, ids))
-    # The last hidden state is after the final norm, so only the head remains.
-    close(seen.logits, GPT(c).apply({"params": lm.params}, seen.hidden[-1], method="head"))

@@ -218,22 +218,6 @@ def test_a_run_finds_its_base(folder: Path, finished: Path) -> None:
     assert config.read_text() == before
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"lora__alpha": 4}, "lora.alpha needs lora.rank"),
-        ({"lora__rank": 2, "lora__targets": "c_atn"}, "'c_atn' is not a matrix of the model (did you mean c_attn?)"),
-        ({"lora__rank": 2, "lora__targets": "c_attn,q_proj"}, "lora.targets must be distinct names"),
-        ({"lora__rank": 2, "lora__targets": "q_proj+o_proj"}, "have different inputs"),
-        ({"lora__rank": 2, "optim__name": "muon"}, "use --optim.name adamw"),
-    ],
-)
-def test_settings_that_are_refused(finished: Path, changes: dict[str, Any], message: str) -> None:
-    start = ["train", "finetune", "--init-from", str(finished / "base"), *RUN, "--out", "new"]
-    assert message in error(jaxgpt(*start, *flags(**changes)))
-    assert not Path("new").exists()
-
-
 def test_adapters_need_a_base_and_a_resumed_run_keeps_them(folder: Path) -> None:
     start = ["train", "nanogpt-cpu", *RUN, "--lora.rank", "2"]
     assert "--lora.rank needs the weights of a run: add --init-from RUN" in error(jaxgpt(*start))
