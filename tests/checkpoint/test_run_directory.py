@@ -42,10 +42,11 @@ def test_concurrent_starts_get_separate_folders() -> None:
 
 
 def test_a_run_may_start_among_other_files() -> None:
-    Path("run").mkdir()
-    Path("run/slurm.log").touch()
-    with new_run("run", CONFIG, TOKENIZER):
-        assert names(Path("run")) == RUN | {LOCK, "slurm.log"}
+    for out in (Path("run"), Path("replaced")):
+        out.mkdir()
+        (out / "slurm.log").touch()
+        with new_run(str(out), CONFIG, TOKENIZER, overwrite=out.name == "replaced"):
+            assert names(out) == RUN | {LOCK, "slurm.log"}
     Path("old/checkpoints").mkdir(parents=True)
     with pytest.raises(UserError, match=r"old holds checkpoints but no config\.json"):
         check_free(Path("old"), overwrite=True)
