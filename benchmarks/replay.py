@@ -21,7 +21,7 @@ from jaxgpt.config import Config, DataConfig, MeshConfig, ModelConfig, OptimConf
 from jaxgpt.convert.files import Weights
 from jaxgpt.convert.gpt2 import NANOGPT
 from jaxgpt.convert.options import Options
-from jaxgpt.convert.weights import load_weights
+from jaxgpt.convert.tensors import load_weights
 from jaxgpt.data import Tokens
 from jaxgpt.data.text import read_path
 from jaxgpt.data.tokenizer import CharTokenizer

@@ -7,9 +7,8 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from jaxgpt.cli.output import aligned, print_result
+from jaxgpt.cli.output import aligned, print_result, progress
 from jaxgpt.cli.parse import NO_SETTINGS, ON, GivenSettings, Json
-from jaxgpt.cli.progress import progress
 from jaxgpt.cli.settings import named_config, with_settings, with_vocab
 
 

@@ -10,9 +10,8 @@ from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from jaxgpt.cli.output import print_json
+from jaxgpt.cli.output import note, print_json, progress
 from jaxgpt.cli.parse import FLAT, Checkpoint, Json, Seed, Weights
-from jaxgpt.cli.progress import note, progress
 from jaxgpt.config import SEED, SamplingParams
 from jaxgpt.errors import UserError, reported
 from jaxgpt.files import write_atomically

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from jaxgpt.cli.output import print_result
+from jaxgpt.cli.output import note, print_result, progress
 from jaxgpt.cli.parse import FLAT, Json
-from jaxgpt.cli.progress import note, progress
 from jaxgpt.config import PrepareParams
 from jaxgpt.errors import UserError, plural
 

@@ -6,9 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jaxgpt.cli.output import aligned, columns, print_result
+from jaxgpt.cli.output import aligned, columns, print_result, progress
 from jaxgpt.cli.parse import NO_SETTINGS, GivenSettings, Json
-from jaxgpt.cli.progress import progress
 from jaxgpt.cli.settings import named_config, with_settings
 from jaxgpt.errors import UserError, did_you_mean, plural
 from jaxgpt.files import beside

@@ -8,9 +8,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from jaxgpt.cli.output import ERROR_OF_DATA, print_result
+from jaxgpt.cli.output import ERROR_OF_DATA, print_result, progress
 from jaxgpt.cli.parse import Checkpoint, Json, Weights
-from jaxgpt.cli.progress import progress
 from jaxgpt.config import MeshConfig
 from jaxgpt.errors import plural
 

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
-from jaxgpt.cli.output import print_result
+from jaxgpt.cli.output import print_result, progress
 from jaxgpt.cli.parse import FLAT, Checkpoint, Count, Json, Seed, Special, Weights
-from jaxgpt.cli.progress import progress
 from jaxgpt.config import SEED, SamplingParams
 
 if TYPE_CHECKING:

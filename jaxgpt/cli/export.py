@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jaxgpt.cli.output import print_result
+from jaxgpt.cli.output import print_result, progress
 from jaxgpt.cli.parse import Checkpoint, Json
-from jaxgpt.cli.progress import progress
 
 
 def export(

@@ -19,8 +19,8 @@ from typing import IO, Annotated, Any
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from jaxgpt.cli.output import note
 from jaxgpt.cli.parse import Count, parse
-from jaxgpt.cli.progress import note
 from jaxgpt.errors import UserError
 from jaxgpt.runtime import cores
 from jaxgpt.signals import SIGNALS, UNFINISHED

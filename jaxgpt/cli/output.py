@@ -1,12 +1,25 @@
-"""The results of commands as text: JSON, and facts and numbers in columns."""
+"""Terminal output: results as JSON or text in columns, notes, and a progress line during long operations."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
 from json import dumps
 from typing import Any
 
+import rich.console
+from rich.live import Live
+from rich.segment import Segment, Segments
+from rich.text import Text
+
 ERROR_OF_DATA = "+- is the standard error over windows of text, excluding variation between seeds"
+DELAY = 2.0  # seconds before a command shows progress
+EVERY = 10.0  # seconds between plain lines
 
 
 def print_json(value: dict[str, Any]) -> None:
@@ -42,3 +55,96 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
         padded = [f"{cell:>{width}}" for cell, width in zip(cells, others, strict=True)]
         lines.append("  ".join([f"{name:<{first}}", *padded]).rstrip())
     return "\n".join(lines)
+
+
+class Console(rich.console.Console):
+    """A rich console without markup, emoji codes, highlighting or wrapping."""
+
+    def __init__(self, *, stderr: bool = False, quiet: bool = False) -> None:
+        super().__init__(stderr=stderr, quiet=quiet, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+    def write(self, text: str) -> None:
+        """Print a line verbatim, tabs and control characters included, above any live display."""
+        self.print(Segments([Segment(text + "\n")]), end="")
+
+    def on_broken_pipe(self) -> None:
+        """Stop printing but keep working when the reader closes the pipe, as in `jaxgpt train | head`."""
+        self.quiet = True
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, (sys.stderr if self.stderr else sys.stdout).fileno())
+        os.close(null)
+
+
+def note(text: str) -> None:
+    """Print a line on standard error, separate from machine-readable output."""
+    Console(stderr=True).write(f"jaxgpt: {text}")
+
+
+class Activity:
+    """The current activity of a command. Call it with (done, total), in any unit, to report progress."""
+
+    def __init__(self, name: str) -> None:
+        self.stage(name)
+
+    def stage(self, name: str) -> None:
+        """Start the next activity and reset progress."""
+        self.name, self.started = name, time.monotonic()
+        self.done, self.total = 0, 0
+
+    def __call__(self, done: int, total: int) -> None:
+        self.done, self.total = done, total
+
+    def __str__(self) -> str:
+        """Format the name, the completed fraction, and the elapsed and remaining time, if known."""
+        elapsed = time.monotonic() - self.started
+        texts = [self.name, duration(elapsed)]
+        if self.total:
+            texts.insert(1, f"{self.done / self.total:.0%}")
+        if 0 < self.done < self.total:
+            texts.append(f"{duration(elapsed * (self.total - self.done) / self.done)} left")
+        return "  ".join(texts)
+
+
+@contextmanager
+def progress(name: str) -> Iterator[Activity]:
+    """Show the progress of the block on standard error if it takes longer than `DELAY` seconds.
+
+    Nothing is written to standard output, which may hold the JSON of `--json`. Do not nest; use `Activity.stage`.
+    """
+    activity = Activity(name)
+    with line_shown(activity.__str__, Console(stderr=True), DELAY):
+        yield activity
+
+
+@contextmanager
+def line_shown(line: Callable[[], str], console: Console, delay: float = 0.0) -> Iterator[None]:
+    """Show a line during the block, after `delay` seconds: in place on a terminal, otherwise at intervals."""
+    ended = threading.Event()
+
+    def text() -> Text:
+        return Text(line(), no_wrap=True, overflow="ellipsis")
+
+    def show() -> None:
+        if ended.wait(delay):
+            return
+        with suppress(OSError):  # the stream was closed
+            if console.is_terminal and not console.is_dumb_terminal and not console.quiet:
+                # By default rich would redirect standard output to a console that writes to standard error.
+                out = not console.stderr
+                with Live(console=console, get_renderable=text, transient=True, redirect_stdout=out):
+                    ended.wait()
+            while not ended.wait(EVERY):
+                console.write(line())
+
+    thread = threading.Thread(target=show, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def duration(seconds: float) -> str:
+    """Format seconds as `0:01:05`."""
+    return str(timedelta(seconds=int(seconds)))

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from jaxgpt.cli.output import aligned, print_json
+from jaxgpt.cli.output import aligned, duration, print_json, progress
 from jaxgpt.cli.parse import NO_SETTINGS, GivenSettings, Json
-from jaxgpt.cli.progress import duration, progress
 from jaxgpt.cli.settings import named_config, with_settings, with_vocab
 from jaxgpt.config import Config
 from jaxgpt.errors import UserError, plural

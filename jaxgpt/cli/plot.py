@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from jaxgpt.cli.output import columns
-from jaxgpt.cli.progress import note
+from jaxgpt.cli.output import columns, note
 from jaxgpt.config import flat
 from jaxgpt.errors import UserError, plural
 from jaxgpt.files import check_writable

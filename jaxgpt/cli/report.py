@@ -13,9 +13,8 @@ import jax
 
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.checkpoint.store import kept_checkpoint_message
-from jaxgpt.cli.output import ERROR_OF_DATA, aligned
+from jaxgpt.cli.output import ERROR_OF_DATA, Activity, Console, aligned, duration, line_shown, note, progress
 from jaxgpt.cli.plot import draw_run
-from jaxgpt.cli.progress import Activity, Console, duration, line_shown, note, progress
 from jaxgpt.config import Config, TrainConfig
 from jaxgpt.counts import parameter_count
 from jaxgpt.data import Batches, Data, Packed, Split

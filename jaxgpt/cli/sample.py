@@ -7,9 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from jaxgpt.cli.output import aligned, print_json
+from jaxgpt.cli.output import aligned, note, print_json, progress
 from jaxgpt.cli.parse import FLAT, Checkpoint, Json, Seed, Special, Weights
-from jaxgpt.cli.progress import note, progress
 from jaxgpt.config import SEED, BeamParams, SamplingParams, TextParams
 from jaxgpt.errors import UserError
 

@@ -7,9 +7,8 @@ from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 from jaxgpt.config import ModelConfig
-from jaxgpt.convert.options import ACTIVATIONS, Options
-from jaxgpt.convert.rope import is_linear, linear
-from jaxgpt.convert.weights import Format
+from jaxgpt.convert.options import ACTIVATIONS, Options, is_linear, linear
+from jaxgpt.convert.tensors import Format
 from jaxgpt.errors import UserError, short_repr
 
 TRAINING = ("dropout", "init", "init_std")  # settings that do not change the function of a trained model

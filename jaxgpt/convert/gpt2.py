@@ -12,8 +12,7 @@ from jaxgpt.config import ModelConfig
 from jaxgpt.convert.family import Family
 from jaxgpt.convert.files import Weights
 from jaxgpt.convert.options import Options
-from jaxgpt.convert.tensors import WeightRow, WeightTable, matrix, norm
-from jaxgpt.convert.weights import HEAD, STRAY, Format
+from jaxgpt.convert.tensors import HEAD, STRAY, Format, WeightRow, WeightTable, matrix, norm
 
 PREFIX = "transformer."
 DROPOUTS = ("embd_pdrop", "attn_pdrop")  # dropout options besides resid_pdrop

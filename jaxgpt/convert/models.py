@@ -12,7 +12,7 @@ from jaxgpt.convert import gemma, gguf, gpt2, llama, neox
 from jaxgpt.convert.family import Family, canonical, engines
 from jaxgpt.convert.files import SINGLE, Weights, check_new, new_directory
 from jaxgpt.convert.options import Options
-from jaxgpt.convert.weights import Format, check_change, load_weights, probe_logits, save_weights
+from jaxgpt.convert.tensors import Format, check_change, load_weights, probe_logits, save_weights
 from jaxgpt.data.tokenizer import SpecialTokens, Tokenizer
 from jaxgpt.data.tokenizer_files import (
     GPT2_REPO,

@@ -10,8 +10,7 @@ from typing import Any
 from jaxgpt.config import ModelConfig
 from jaxgpt.convert.family import Family
 from jaxgpt.convert.options import Options
-from jaxgpt.convert.tensors import WeightRow, matrix, norm
-from jaxgpt.convert.weights import Format
+from jaxgpt.convert.tensors import Format, WeightRow, matrix, norm
 
 PREFIX = "gpt_neox."
 LAYER = f"{PREFIX}layers.{{}}."

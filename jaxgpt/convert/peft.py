@@ -26,8 +26,7 @@ from jaxgpt.convert import gpt2
 from jaxgpt.convert.files import Weights, check_new, new_directory, write_safetensors
 from jaxgpt.convert.models import Converted, exported_form, imported_config
 from jaxgpt.convert.options import Options
-from jaxgpt.convert.tensors import WeightRow, expand, leaf_shapes, to_leaves, to_tensor
-from jaxgpt.convert.weights import check_change, probe_logits
+from jaxgpt.convert.tensors import WeightRow, check_change, expand, leaf_shapes, probe_logits, to_leaves, to_tensor
 from jaxgpt.counts import parameter_count
 from jaxgpt.errors import UserError, did_you_mean, short_repr
 from jaxgpt.files import read_json, write_json

@@ -1,10 +1,12 @@
-"""Batches as a function of (seed, step): no iterator state, any step in any order."""
+"""Batches as a function of (seed, step): no iterator state, any step in any order; prepared in a thread."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -16,6 +18,9 @@ from jaxgpt.data.packing import Packed
 from jaxgpt.data.tokens import Split, Tokens
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.settings import INT_MAX, as_int
+
+Argument = TypeVar("Argument")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -117,6 +122,29 @@ class Batches:
             own = source == index
             starts[own] = first + (epochs.starts(before[own]) if drawn is None else drawn[own] % epochs.count)
         return Windows(self.split, starts, self.block_size)
+
+
+@contextmanager
+def prefetched(
+    function: Callable[[Argument], Result], arguments: Iterable[Argument]
+) -> Iterator[Iterator[tuple[Argument, Result]]]:
+    """Yield an iterator of (argument, result), computing the next result in a thread.
+
+    An exception of the function is raised when its result is taken, at the step that caused it.
+    """
+    pool = ThreadPoolExecutor(1, "batches")
+
+    def results() -> Iterator[tuple[Argument, Result]]:
+        calls = ((argument, pool.submit(function, argument)) for argument in arguments)
+        ahead = next(calls, None)
+        while ahead:
+            (argument, result), ahead = ahead, next(calls, None)
+            yield argument, result.result()
+
+    try:
+        yield results()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def batches(

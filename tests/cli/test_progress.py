@@ -15,7 +15,7 @@ import pytest
 from helpers import TEXT, small_run
 
 from jaxgpt.checkpoint.run import Run
-from jaxgpt.cli.progress import Activity, progress
+from jaxgpt.cli.output import Activity, progress
 from jaxgpt.cli.report import TrainReport
 from jaxgpt.data import open_data
 from jaxgpt.trainer.program import build
@@ -23,8 +23,8 @@ from jaxgpt.trainer.program import build
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jaxgpt.cli.progress.DELAY", 0.02)
-    monkeypatch.setattr("jaxgpt.cli.progress.EVERY", 0.02)
+    monkeypatch.setattr("jaxgpt.cli.output.DELAY", 0.02)
+    monkeypatch.setattr("jaxgpt.cli.output.EVERY", 0.02)
 
 
 def test_quick_commands_show_nothing(capfd: pytest.CaptureFixture[str]) -> None:
@@ -73,7 +73,7 @@ def test_closed_standard_error(soon: None, monkeypatch: pytest.MonkeyPatch, caps
 
 def test_time_left_is_proportional(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("jaxgpt.cli.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("jaxgpt.cli.output.time.monotonic", lambda: now[0])
     activity = Activity("evaluating")
     assert str(activity) == "evaluating  0:00:00"
     now[0] = 65.0

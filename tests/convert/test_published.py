@@ -13,7 +13,7 @@ from folders import LLAMA, SMALL, hf_folder
 
 from jaxgpt.convert.models import open_model, read_model
 from jaxgpt.convert.options import ACTIVATIONS
-from jaxgpt.convert.weights import check_weights
+from jaxgpt.convert.tensors import check_weights
 from jaxgpt.errors import UserError
 from jaxgpt.model import GPT
 from jaxgpt.ops import activations

@@ -36,7 +36,7 @@ from jaxgpt.cli.settings import with_settings
 from jaxgpt.config import Config, DataConfig, MeshConfig, ModelConfig, OptimConfig, TrainConfig, from_json, to_json
 from jaxgpt.convert.files import Weights
 from jaxgpt.convert.models import FAMILIES, open_model
-from jaxgpt.convert.weights import check_weights
+from jaxgpt.convert.tensors import check_weights
 from jaxgpt.data.chat_template import ChatTemplate
 from jaxgpt.data.conversations import read_conversations
 from jaxgpt.data.cuts import LLAMA3, split_by
