@@ -1,18 +1,18 @@
-"""Run all tests and benchmarks on a GPU, in resumable slices of less than 8 minutes, in any order.
+"""Run all tests and benchmarks on a GPU, in resumable parts of less than 8 minutes, in any order.
 
-python benchmarks/gpu.py --out results                   run the slices without a result in that directory
-python benchmarks/gpu.py --out results train-124m-16     run these slices, even if they have a result
-python benchmarks/gpu.py --out results --list            list slices and results; run nothing
+python benchmarks/gpu.py --out results                   run the parts without a result in that directory
+python benchmarks/gpu.py --out results train-124m-16     run these parts, even if they have a result
+python benchmarks/gpu.py --out results --list            list parts and results; run nothing
 python benchmarks/gpu.py --out results --toy             run all at toy size, to check the script on a CPU
 
 Needs jax with CUDA, flax, optax, chex, orbax-checkpoint, filelock, torch and transformers; pytest and hypothesis for
 `tests-*`; for `recipe` and `recipe-torch` the text of tinyshakespeare (--text FILE). jaxgpt need not be installed, and
-nothing is downloaded. Each slice runs in a separate process on the first GPU (of CUDA_VISIBLE_DEVICES, if set), and
-saves SLICE.json: its results, or its error, the end of its output, and the results until then. A slice without a
+nothing is downloaded. Each part runs in a separate process on the first GPU (of CUDA_VISIBLE_DEVICES, if set), and
+saves PART.json: its results, or its error, the end of its output, and the results until then. A part without a
 complete result is run again next time. It reuses compiled programs from the directory `cache` of the results, so its
 times with compilation are shorter. Afterwards, all results are printed as a table and as one line of JSON.
 
-If nvidia-smi finds a GPU, JAX must use it: a slice fails if one of its libraries computes on a CPU. For training,
+If nvidia-smi finds a GPU, JAX must use it: a part fails if one of its libraries computes on a CPU. For training,
 compare with `torch-compiled`; benchmarks/train_step.py gives the reason.
 
 MFU: tokens/s x (6 x weights in products + 12 L D T FLOPs) / peak (attention not halved). The peak comes from the data
@@ -37,7 +37,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-LIMIT = 480  # time limit of a slice in seconds
+LIMIT = 480  # time limit of a part in seconds
 PEERS = ["torch-compiled", "transformers-compiled"]
 # Arguments of pytest, without tests of several devices. The suite compiles without optimization, except with --long, so
 # cuDNN's attention is tested both ways.
@@ -50,8 +50,8 @@ TESTS = {
 }
 
 
-def slices(toy: bool, text: str) -> dict[str, list[str]]:
-    """Return the command of each slice: a script in this directory and its arguments."""
+def parts(toy: bool, text: str) -> dict[str, list[str]]:
+    """Return the command of each part: a script in this directory and its arguments."""
     dtype = ["--dtype", "float32" if toy else "bfloat16"]
     rounds = ["--rounds", "1", "--seconds", "0.1"] if toy else ["--rounds", "5", "--seconds", "4"]
 
@@ -83,12 +83,12 @@ def slices(toy: bool, text: str) -> dict[str, list[str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("slices", nargs="*", help="slices to run; default: slices without a result")
+    parser.add_argument("parts", nargs="*", help="parts to run; default: parts without a result")
     parser.add_argument("--out", type=Path, help="directory of the results")
     parser.add_argument("--toy", action="store_true")
     parser.add_argument("--text", default="", help="tinyshakespeare as a text file")
     parser.add_argument("--list", action="store_true")
-    parser.add_argument("--minutes", type=float, default=1e9, help="minutes after which no slice starts")
+    parser.add_argument("--minutes", type=float, default=1e9, help="minutes after which no part starts")
     parser.add_argument("--run", choices=RUNS, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.run:
@@ -98,16 +98,16 @@ def main() -> None:
         library = "torch" if args.run == "recipe-torch" else "jax"
         print(json.dumps(result | {"devices": {library: device_name(library)}}))
         return
-    commands = slices(args.toy, args.text and str(Path(args.text).resolve()))
-    if unknown := set(args.slices) - set(commands):
-        parser.error(f"no slice {', '.join(sorted(unknown))}: one of {', '.join(commands)}")
+    commands = parts(args.toy, args.text and str(Path(args.text).resolve()))
+    if unknown := set(args.parts) - set(commands):
+        parser.error(f"no part {', '.join(sorted(unknown))}: one of {', '.join(commands)}")
     if not args.out:
         parser.error("--out DIRECTORY is missing")
     args.out.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    for name in () if args.list else args.slices or commands:
+    for name in () if args.list else args.parts or commands:
         file = args.out / f"{name}.json"
-        if name not in args.slices and file.exists() and "result" in json.loads(file.read_text()):
+        if name not in args.parts and file.exists() and "result" in json.loads(file.read_text()):
             continue
         if time.monotonic() - began > 60 * args.minutes:
             break
@@ -124,7 +124,7 @@ def main() -> None:
 
 
 def run(command: list[str], out: Path, toy: bool) -> dict[str, Any]:
-    """Run the script of a slice in a separate process group, and return its last line of JSON."""
+    """Run the script of a part in a separate process group, and return its last line of JSON."""
     gpu = gpu_name()
     began = time.monotonic()
     process = subprocess.Popen(
@@ -159,7 +159,7 @@ def run(command: list[str], out: Path, toy: bool) -> dict[str, Any]:
 
 
 def environment(cache: Path, require_gpu: bool) -> dict[str, str]:
-    """Return the environment variables of a slice: one GPU, and a compilation cache that a repeated slice reuses."""
+    """Return the environment variables of a part: one GPU, and a compilation cache that a repeated part reuses."""
     ours = {
         "JAX_COMPILATION_CACHE_DIR": str(cache / "jax"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -176,7 +176,7 @@ def environment(cache: Path, require_gpu: bool) -> dict[str, str]:
 
 
 def last_json(lines: list[str]) -> dict[str, Any] | None:
-    """Return the last line that is a JSON object. Libraries may print after it; a stopped slice may end in a partial line."""
+    """Return the last line that is a JSON object. Libraries may print after it; a stopped part may end in a partial line."""
     for line in reversed(lines):
         if line.startswith("{"):
             try:
@@ -213,7 +213,7 @@ def sheet_peak(device: str) -> float:
 
 
 def table(results: dict[str, dict[str, Any]]) -> list[str]:
-    """Return one line or more for each slice that has been run."""
+    """Return one line or more for each part that has been run."""
     lines = []
     for name, outcome in results.items():
         if "error" in outcome:
@@ -435,7 +435,7 @@ def shakespeare(text: str, toy: bool) -> tuple[Any, int]:
     import numpy as np
 
     if not text and not toy:
-        raise SystemExit("this slice needs the text of tinyshakespeare: --text FILE")
+        raise SystemExit("this part needs the text of tinyshakespeare: --text FILE")
     content = Path(text).read_text(encoding="utf-8") if text else "To be, or not to be, that is the question.\n" * 200
     letters = {c: i for i, c in enumerate(sorted(set(content)))}
     return np.fromiter(map(letters.__getitem__, content), np.int32, len(content)), len(letters)

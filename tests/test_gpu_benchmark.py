@@ -1,4 +1,4 @@
-"""benchmarks/gpu.py: every slice runs at toy size on a CPU, and a slice that fails or hangs does not stop the others."""
+"""benchmarks/gpu.py: every part runs at toy size on a CPU, and a part that fails or hangs does not stop the others."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def outcome(gpu: ModuleType, program: str, toy: bool = False) -> dict[str, Any]:
-    """Run a program as a slice."""
-    Path("slice.py").write_text(program)
-    return gpu.run([str(Path("slice.py").resolve())], Path("out"), toy)
+    """Run a program as a part."""
+    Path("part.py").write_text(program)
+    return gpu.run([str(Path("part.py").resolve())], Path("out"), toy)
 
 
 @pytest.mark.ci
-def test_slices_are_saved_and_run_once(
+def test_parts_are_saved_and_run_once(
     gpu: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     programs = {
@@ -46,7 +46,7 @@ def test_slices_are_saved_and_run_once(
     for name, text in programs.items():
         Path(f"{name}.py").write_text(f"open('ran', 'a').write('{name} ');{text}")
     monkeypatch.setattr(
-        gpu, "slices", lambda toy, text: {name: [str(Path(f"{name}.py").resolve())] for name in programs}
+        gpu, "parts", lambda toy, text: {name: [str(Path(f"{name}.py").resolve())] for name in programs}
     )
     monkeypatch.setattr(gpu, "LIMIT", 2)
     for _ in range(2):
@@ -67,8 +67,8 @@ def test_slices_are_saved_and_run_once(
     ]
 
 
-def test_a_slice_on_a_cpu_beside_a_gpu_fails(gpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slice prints its devices, and sees the first of the visible GPUs."""
+def test_a_part_on_a_cpu_beside_a_gpu_fails(gpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part prints its devices, and sees the first of the visible GPUs."""
     program = (
         "import json, os; print(json.dumps({'devices': {'jax': 'cpu'}, 'gpu': os.environ['CUDA_VISIBLE_DEVICES']}))"
     )
@@ -81,14 +81,14 @@ def test_a_slice_on_a_cpu_beside_a_gpu_fails(gpu: ModuleType, monkeypatch: pytes
 
 
 @pytest.mark.long
-def test_every_slice_at_toy_size(gpu: ModuleType) -> None:
+def test_every_part_at_toy_size(gpu: ModuleType) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
     result = subprocess.run(
         [sys.executable, SCRIPT, "--out", "out", "--toy"], capture_output=True, text=True, check=True
     )
     outcomes = json.loads(result.stdout.splitlines()[-1])
-    assert set(outcomes) == set(gpu.slices(True, ""))
+    assert set(outcomes) == set(gpu.parts(True, ""))
     assert not {name: outcome["output"] for name, outcome in outcomes.items() if "error" in outcome}
     assert not [row for row in outcomes["verify"]["result"].values() if str(row).startswith("FAILS")]
     for name in gpu.TESTS:
