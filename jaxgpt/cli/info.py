@@ -90,11 +90,10 @@ def _run_facts(results: dict[str, Any], config: Config) -> dict[str, Any]:
         steps.append(f"step {each['step']}{loss}{' (best)' if each['step'] == run['best'] else ''}")
     steps += [f"step {step}: its checkpoint.json is damaged" for step in run["damaged"]]
     trainable = f"{results['trainable_parameters']:,} trainable parameters"
+    adapters = f"LoRA of rank {lora.rank}, alpha {lora.alpha:g}, on {lora.targets}: {trainable}"
     trained = f"step {run['step']}/{run['steps']}, {run['tokens']:,} tokens in {duration(run['seconds'])}"
     return {
-        "adapters": f"LoRA of rank {lora.rank}, alpha {lora.alpha:g}, on {lora.targets}: {trainable}"
-        if lora.rank
-        else "",
+        "adapters": adapters if lora.rank else "",
         "preset": run["preset"],
         "settings": [f"{name} {short_repr(value)}" for name, value in run["changed"].items()],
         "weights": f"started from {run['init_from']}" if run["init_from"] else "",

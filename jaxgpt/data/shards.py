@@ -27,9 +27,8 @@ KIND = "jaxgpt token shards, version 4"
 SPLITS = ("train", "val")
 FIX = f"prepare the data again, or delete {INDEX} to read the .bin files without it"
 BUFFER = 1 << 20  # bytes to write at a time
-PROBE = (
-    "It's 1,234 o'clock\n\n\tin the  café -- don't <|endoftext|> 東京 we'll\r\n"  # text that distinguishes tokenizers
-)
+# Text that distinguishes tokenizers.
+PROBE = "It's 1,234 o'clock\n\n\tin the  café -- don't <|endoftext|> 東京 we'll\r\n"
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:

@@ -46,28 +46,22 @@ class Memorized:
     after: str = ""  # text after the span
 
 
-def longest_match(sample_ids: ArrayLike, corpus: Any) -> Match:
-    """Find the longest run of consecutive ids of a sample that occurs in a corpus.
-
-    Args:
-        sample_ids: token ids, one-dimensional.
-        corpus: token ids, one-dimensional, such as a memory-mapped array, or a `Split`; read once, in blocks.
-
-    Returns:
-        The match; its length is 0 if no id of the sample occurs.
-
-    Raises:
-        UserError: if the sample is not a one-dimensional array of integers.
-    """
-    return longest_matches([sample_ids], corpus)[0]
-
-
 def longest_matches(samples: Sequence[ArrayLike], corpus: Any, progress: Progress = no_progress) -> list[Match]:
-    """Find the longest match of each of several samples in one pass over a corpus. See `longest_match`.
+    """Find the longest run of consecutive ids of each sample that occurs in a corpus, in one pass over the corpus.
 
     A match longer than the current matches contains an n-gram that is one token longer than the shortest current match.
     The hashes of each block are compared with those n-grams of all samples; longer n-grams are tried only after a hit.
     Equal hashes are verified token by token, so the result is exact.
+
+    Args:
+        samples: rows of token ids.
+        corpus: token ids, one-dimensional, such as a memory-mapped array, or a `Split`; read once, in blocks.
+
+    Returns:
+        A match for each sample; its length is 0 if no id of the sample occurs.
+
+    Raises:
+        UserError: if a sample is not a one-dimensional array of integers.
     """
     rows = [Grams(_row(sample)) for sample in samples]
     split: Split = Tokens([np.asarray(corpus)]) if hasattr(corpus, "__array__") else corpus

@@ -44,11 +44,8 @@ RUNS = "#3069b3 #d07a2d #3c8c5f #9a4f9e #8a6d3b #c04a4a #4aa3a8 #6b7280".split()
 TOKEN_CHARACTERS = 14
 TRAINING: dict[str, Any] = {"linewidth": 1, "alpha": 0.4}  # style of training losses next to validation losses
 VALIDATION: dict[str, Any] = {"linewidth": 1.6, "marker": "o", "markersize": 3.5}
-AXES = {
-    "step": "step",
-    "tokens": "tokens",
-    "seconds": "elapsed_seconds",
-}  # mapping from axis names to fields of metrics.jsonl
+# Mapping from axis names to fields of metrics.jsonl.
+AXES = {"step": "step", "tokens": "tokens", "seconds": "elapsed_seconds"}
 UNITS = ((3600, "hours"), (60, "minutes"), (1, "seconds"))
 
 

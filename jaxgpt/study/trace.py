@@ -33,14 +33,13 @@ def instruction_kinds(program: str) -> dict[str, str]:
     kinds = {}
     for body in computations.values():
         work = {name: _path_and_product(instruction, computations) for name, instruction in body.items()}
+        with_path = {name for name, (path, _) in work.items() if path}
         for name, (path, product) in work.items():
             # The time of the loop over the steps of a call, without its instructions, is overhead.
             if body[name].opcode == "while" and "jvp(" not in path:
                 continue
             # The CPU compiler splits the products of attention and drops their source paths.
-            near = (
-                {name} if path or not product else _near(name, body, {each for each, (path, _) in work.items() if path})
-            )
+            near = {name} if path or not product else _near(name, body, with_path)
             kinds[name] = _kind(body[name].opcode, product, [work[each][0] for each in near])
     return kinds
 

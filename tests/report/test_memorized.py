@@ -16,7 +16,7 @@ from jaxgpt.data import Tokens, open_data
 from jaxgpt.data.tokenizer import ByteTokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.report import hashes, memorized
-from jaxgpt.report.memorized import Match, longest_match, longest_matches
+from jaxgpt.report.memorized import Match, longest_matches
 
 
 def brute_force(sample: list[int], corpus: list[int]) -> Match:
@@ -40,8 +40,8 @@ def test_the_match_equals_brute_force(texts: tuple[list[int], list[int]], block:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memorized, "SEARCHED", block)
         parts = np.array_split(np.array(corpus, np.uint16), 3)
-        assert longest_match(sample, np.array(corpus, np.int64)) == brute_force(sample, corpus)
-        assert longest_match(sample, Tokens(parts)) == brute_force(sample, corpus)
+        assert longest_matches([sample], np.array(corpus, np.int64))[0] == brute_force(sample, corpus)
+        assert longest_matches([sample], Tokens(parts))[0] == brute_force(sample, corpus)
 
 
 def test_planted_spans_are_found_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +61,7 @@ def test_planted_spans_are_found_in_one_pass(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("sample", [np.zeros((2, 2), int), [0.5], "abc"])
 def test_a_sample_must_be_a_row_of_ids(sample: object) -> None:
     with pytest.raises(UserError, match="a row of token ids"):
-        longest_match(sample, np.zeros(3, int))  # type: ignore[arg-type]
+        longest_matches([sample], np.zeros(3, int))  # type: ignore[arg-type]
 
 
 def test_the_place_in_a_text() -> None:
