@@ -268,7 +268,7 @@ def test_one_program_for_all_steps_takes_the_memory_of_the_state() -> None:
 @pytest.mark.parametrize("n", [0, 3])
 def test_a_call_takes_at_most_steps_per_call_batches(n: int) -> None:
     p = program(steps_per_call=2)
-    with pytest.raises(UserError, match=f"takes 1 to 2 batches .*, not {n}"):
+    with pytest.raises(UserError, match=f"expected 1 to 2 batches .*, not {n}"):
         p.put_batches([windows(p)] * n)
 
 
