@@ -76,7 +76,7 @@ def _lines() -> Iterator[str]:
     for name, each in PRESETS.items():
         yield f"### `{name}`\n"
         yield f"{each.about}\n"
-        yield f"- parameters: {parameters:,}" if (parameters := size(name)) else f"- {BASE}"
+        yield f"- parameters: {parameters:,}" if (parameters := size(name)) else f"- parameters: {BASE}"
         yield f"- command: `{train_command(name)}`"
         if each.expect:
             yield f"- result: {each.expect}"

@@ -430,7 +430,7 @@ class DistributedConfig(Section):
     process_id: int = setting(-1, "index of this process, from 0")
     bind: str = setting("", "ADDRESS:PORT that process 0 listens on; empty: same as the coordinator")
     join_seconds: int = setting(300, "seconds to wait for the other processes at startup", 2, 86400)
-    heartbeat_seconds: int = setting(30, "abort if a process is silent for this many seconds", 2, 86400)
+    heartbeat_seconds: int = setting(30, "seconds without a heartbeat of a process before the run aborts", 2, 86400)
     launched: bool = setting(False, "set by jaxgpt launch: save and stop when standard input closes")
 
     def check(self) -> Iterator[str]:

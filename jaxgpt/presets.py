@@ -39,7 +39,7 @@ def preset(name: str) -> Config:
         UserError: if no preset has this name.
     """
     if name not in PRESETS:
-        raise UserError(f"no preset {name!r}{did_you_mean(name, PRESETS)}: one of {', '.join(PRESETS)}")
+        raise UserError(f"no preset {name!r}{did_you_mean(name, PRESETS)}: use one of {', '.join(PRESETS)}")
     return replace(PRESETS[name].config, preset=name)
 
 

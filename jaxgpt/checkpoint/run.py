@@ -58,10 +58,8 @@ class Run:
         """Return whether the directory contains a run; raise `UserError` after an interrupted replacement."""
         exists, replaced = (self.path / "config.json").exists(), self.path / REPLACED
         if not exists and (replaced / "config.json").exists():
-            raise UserError(
-                f"replacing {self.path} was interrupted: move the files of {replaced} back into {self.path}, or "
-                f"delete {replaced}"
-            )
+            fix = f"move the files of {replaced} back into {self.path}, or delete {replaced}"
+            raise UserError(f"replacing {self.path} was interrupted: {fix}")
         return exists
 
 
@@ -85,8 +83,8 @@ def open_run(path: Path) -> Run:
         base = " --init-from BASE" if (path / "adapter_config.json").exists() else ""
         raise UserError(f"{path} is a model of another library, not a run: use jaxgpt import {path} RUN{base}")
     if missing == ["checkpoints"]:
-        again = f"jaxgpt train {path / 'config.json'} --out NEW"
-        raise UserError(f"{run.checkpoints} is missing: restore it, or start again from step 0: {again}")
+        fix = f"restore it, or start again from step 0: jaxgpt train {path / 'config.json'} --out NEW"
+        raise UserError(f"{run.checkpoints} is missing: {fix}")
     raise UserError(f"{path} is not a run: it has no {missing[0]} (expected: {', '.join(NEEDED)})")
 
 
@@ -124,9 +122,7 @@ def check_free(path: Path, overwrite: bool) -> None:
     # Orbax expands glob patterns, and treats a few prefixes as remote file systems.
     if match := re.search(r"[*?[\\]|(gs|s3|az):(?=/)", f"{path.absolute()}/"):
         fix = "use a different path; mount a bucket as a directory, as with gcsfuse"
-        raise UserError(
-            f"cannot store a run at {path}: checkpoints cannot be read from a path with {match[0]!r}: {fix}"
-        )
+        raise UserError(f"cannot store a run at {path}: Orbax cannot read a path with {match[0]!r}: {fix}")
     if Run(path).exists():
         if not overwrite:
             replace = "replace it with --overwrite (in Python: overwrite=True)"
@@ -170,20 +166,15 @@ def _draft(path: Path, config: Config, tokenizer: Tokenizer) -> Iterator[Run]:
             (draft / "checkpoints").mkdir(parents=True)
             write_settings(Run(draft), config, tokenizer)
             yield Run(draft)
-            remove_replaced(Run(path))
+            shutil.rmtree(replaced, ignore_errors=True)
             replaced.mkdir()
             for source, target, names in ((path, replaced, FILES), (draft, path, FILES[::-1])):
                 for name in names:
                     if (source / name).exists():
                         (source / name).rename(target / name)
-            remove_replaced(Run(path))
+            shutil.rmtree(replaced, ignore_errors=True)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
-
-
-def remove_replaced(run: Run) -> None:
-    """Delete the old run that this run replaced, if a killed process left it."""
-    shutil.rmtree(run.path / REPLACED, ignore_errors=True)
 
 
 def write_settings(run: Run, config: Config, tokenizer: Tokenizer) -> None:

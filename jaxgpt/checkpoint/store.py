@@ -35,15 +35,12 @@ from jaxgpt.errors import TrainingFailed, UserError, one_line
 from jaxgpt.files import parse_json, read_bytes, sha256_file, sync_directory, write_atomically
 from jaxgpt.parallel.processes import is_leader, is_peer_failure
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # Orbax and optax are slow to import: functions that need them import them
     from jaxgpt.train.step import TrainState
-
-# Functions that need Orbax or optax import them, because both are slow to import.
 
 SEAL, PARTIAL = "checkpoint.json", ".partial"
 PARTS = ("params", "opt_state", "skip", "ema")
-# Orbax logs the errors that it raises.
-logging.getLogger("absl").setLevel(logging.CRITICAL)
+logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax logs the errors that it raises
 
 
 @dataclass(frozen=True)
@@ -63,7 +60,7 @@ class Info:
 
 
 class Saver:
-    """Write checkpoints in the background and delete checkpoints that `kept` omits; a context manager."""
+    """Context manager: writes checkpoints in the background, and deletes those that `train.keep_*` does not keep."""
 
     def __init__(self, directory: Path, train: TrainConfig) -> None:
         self.directory, self.train = directory, train
@@ -213,14 +210,14 @@ def resolve_step(directory: Path, which: str) -> int:
     if which == "best":
         infos = checkpoints(directory)
         if damaged := set(steps) - infos.keys():
-            path = directory / str(max(damaged))
-            raise UserError(f"{path / SEAL} is damaged: restore it, or choose a step with --checkpoint")
+            path = directory / str(max(damaged)) / SEAL
+            raise UserError(f"{path} is damaged: restore it, or choose a step with --checkpoint")
         losses = [(info.val_loss, step) for step, info in infos.items() if info.val_loss is not None]
         return min(losses)[1] if losses else steps[-1]
     names = {"last": steps[-1]} | {str(step): step for step in steps}
     if which in names:
         return names[which]
-    raise UserError(f"no checkpoint {which!r} in {directory}: best, last or one of {', '.join(map(str, steps))}")
+    raise UserError(f"no checkpoint {which!r} in {directory}: use best, last or one of {', '.join(map(str, steps))}")
 
 
 def weights_at(init_from: str) -> Path:
@@ -273,10 +270,8 @@ def latest_valid(directory: Path, note: Callable[[str], None]) -> Info | None:
         return read_info(directory / str(step))
     if damaged:
         reasons = "; ".join(f"{step}: {reason}" for step, reason in damaged.items())
-        again = f"jaxgpt train {directory.parent} --out NEW"
-        raise UserError(
-            f"no valid checkpoint in {directory}: {reasons}; restore one, or start again from step 0: {again}"
-        )
+        fix = f"restore one, or start again from step 0: jaxgpt train {directory.parent} --out NEW"
+        raise UserError(f"no valid checkpoint in {directory}: {reasons}; {fix}")
     return None
 
 

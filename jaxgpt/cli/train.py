@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from jaxgpt.cli.parse import NO_SETTINGS, GivenSettings
-from jaxgpt.cli.settings import named_config, with_settings, with_weights
-from jaxgpt.config import Config, DistributedConfig, TrainConfig, changes
+from jaxgpt.cli.settings import differing, named_config, with_settings, with_weights
+from jaxgpt.config import Config, DistributedConfig, TrainConfig
 from jaxgpt.errors import TrainingFailed, UserError
-from jaxgpt.files import sole_writer
 from jaxgpt.presets import PRESETS
 from jaxgpt.signals import UNFINISHED
 
@@ -55,10 +53,8 @@ def train(
         raise UserError(f"--out {out} cannot be resumed with the settings of {source}: omit one of them")
 
     from jaxgpt.checkpoint.run import Run
-    from jaxgpt.checkpoint.store import prune
     from jaxgpt.cli.report import TrainReport
     from jaxgpt.parallel.join import joined
-    from jaxgpt.parallel.processes import is_leader
     from jaxgpt.trainer import train as trainer
     from jaxgpt.trainer.start import Start, why_finished
 
@@ -66,16 +62,10 @@ def train(
         with TrainReport() as report:
             run = Run(Path(out or source))
             if resume and (run.exists() or not target):
-                preset = base.preset if target and not source else ""
-                config = resumed(run.path, preset, init_from, settings)
+                config = resumed(run.path, base.preset if target and not source else "", init_from, settings)
                 if given and not source and (unused := differing(base, config, settings)):
-                    report.note(
-                        f"{target} differs from {out}, which keeps its settings: {unused}; pass changes as options"
-                    )
+                    report.note(f"{out} keeps its settings, and ignores these of {target}: {unused}")
                 if reason := why_finished(run, config):
-                    if is_leader():
-                        with suppress(UserError), sole_writer(run.path):  # a process killed at the end deletes nothing
-                            prune(run.checkpoints, config.train)
                     report.note(reason)
                     return 0
                 start = Start(config, run=run)
@@ -119,13 +109,6 @@ def repeated(base: Config, source: Path, init_from: str, settings: Mapping[str, 
     if base.model.vocab_size == Run(source).tokenizer().vocab_size:
         base = base.with_model(vocab_size=0)  # set by the tokenizer of the new data
     return started(base, settings)
-
-
-def differing(file: Config, run: Config, settings: Mapping[str, Any]) -> str:
-    """Return the names of the settings of a file that a resumed run does not use, or ""."""
-    set_by_run = {"model.vocab_size", "init_from", "data.tokenizer", *settings}
-    set_by_run |= {"train.steps", "train.epochs"} if file.train.epochs else set()
-    return ", ".join(name for name in changes(file, run) if name not in set_by_run)
 
 
 def resumed(path: Path, preset: str, init_from: str, settings: Mapping[str, Any]) -> Config:

@@ -40,7 +40,7 @@ TABLE = (
 FORM = Format(TABLE, "", "token_embd.weight", "output.weight")
 
 LLAMA = llama.LLAMA._replace(
-    options={  # metadata without the prefix "llama."
+    options={  # metadata keys; the prefix "llama." is removed
         "vocab_size": ("vocab_size", int),
         "context_length": ("block_size", 2048),
         "block_count": ("n_layer", int),

@@ -150,7 +150,7 @@ def open_model(source: Path, accept: Collection[str] = ()) -> tuple[str, ModelCo
         return "nanogpt", model, gpt2.NANOGPT, weights
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise UserError(
-            f"{where}: model_type {short_repr(kind)} is not supported: one of {', '.join(FAMILIES)}; docs/families.md "
+            f"{where}: model_type {short_repr(kind)} is not supported: use one of {', '.join(FAMILIES)}; docs/families.md "
             f"shows how to add a family"
         )
     family, named = FAMILIES[kind], values.get("architectures")

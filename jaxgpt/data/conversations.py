@@ -97,8 +97,8 @@ def read_conversations(
 def encode_conversation(value: Any, tokenizer: Tokenizer, template: ChatTemplate | None) -> Conversation:
     """Encode `{"messages": [...]}` or `{"prompt": "...", "completion": "..."}`.
 
-    A prompt and its completion are messages of a user and the assistant. Without a template, prompt, completion and the end
-    id of the tokenizer are concatenated.
+    A prompt and its completion are messages of a user and the assistant. If there is no template, the ids are the
+    prompt, the completion and the tokenizer's end id.
 
     Raises:
         UserError: if the value has neither form, has no assistant message, or the template cannot render it.

@@ -16,7 +16,7 @@ PACKED_PIECES = 1 << 20  # pieces that are packed together, which bounds the mem
 
 @dataclass(frozen=True)
 class Packed:
-    """Pieces of a text packed into windows, with a segment id for each; windows start at their index."""
+    """Pieces of a text packed into windows, with a segment id for each; a window starts at its index."""
 
     tokens: Tokens  # all ids
     is_target: np.ndarray | None  # whether each id is a target, bool; None: all are

@@ -60,7 +60,7 @@ class Tokens:
         return bool(self.end_ids)
 
     def pieces(self, start: int, n: int) -> Iterator[np.ndarray]:
-        """Yield views of the ids `start` to `start + n`, one for each part that overlaps this range."""
+        """Yield views of the n ids from index `start`, one for each part that overlaps this range."""
         index = bisect_right(self._ends, start)
         while n > 0:
             part = self.parts[index]
@@ -76,7 +76,7 @@ class Tokens:
         return before, after
 
     def take(self, start: int, n: int) -> np.ndarray:
-        """Return a copy of the ids `start` to `start + n`, int32.
+        """Return a copy of the n ids from index `start`, int32.
 
         Raises:
             UserError: if an id is outside the vocabulary. JAX would silently use a different id.

@@ -45,7 +45,7 @@ def blocks(n: int) -> int:
 
 
 def cache_slots(prompts: Sequence[Sequence[int]], limit: int, context: int, slide: bool) -> int:
-    """Return the number of cache slots for a batch. A sliding window needs no slots beyond the context."""
+    """Return the number of cache slots for a batch. A sliding window keeps at most `context` new tokens."""
     longest = max(map(len, prompts))
     if slide and longest > context:
         return context

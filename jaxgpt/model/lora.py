@@ -53,7 +53,7 @@ def init_lora(key: jax.Array, params: Any, rank: int, targets: Sequence[str] = T
         if target not in used:
             known = matrices(nn.unbox(params))
             raise UserError(
-                f"no matrix {short_repr(target)} to adapt{did_you_mean(target, known)}: one of {', '.join(known)}"
+                f"no matrix {short_repr(target)} to adapt{did_you_mean(target, known)}: use one of {', '.join(known)}"
             )
     return adapters
 

@@ -193,7 +193,9 @@ def change_rules(changes: Rules) -> Rules:
         if name == "batch" and axes != RULES[name]:  # data loading and loss sums depend on this row layout
             raise UserError(f"the rule of batch must be {RULES[name]}, not {short_repr(axes)}: use --mesh.fsdp 1")
         if name not in RULES:
-            raise UserError(f"no logical axis {short_repr(name)}{did_you_mean(name, RULES)}: one of {', '.join(RULES)}")
+            raise UserError(
+                f"no logical axis {short_repr(name)}{did_you_mean(name, RULES)}: use one of {', '.join(RULES)}"
+            )
         if not isinstance(axes, tuple) or not set(axes) <= set(AXES) or len(set(axes)) < len(axes):
             raise UserError(f"the rule of {name} must be a tuple of the mesh axes {AXES}, not {short_repr(axes)}")
     return {**RULES, **changes}

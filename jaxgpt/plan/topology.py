@@ -69,7 +69,7 @@ def parse_topology(text: str, slices: int = 1) -> Topology:
     """Parse a chip and a grid (`v5e:2x4`) or a Google Cloud slice (`v5e-8`), and values of the chip.
 
     Raises:
-        UserError: if the syntax, chip or slice is invalid, or a GPU grid exceeds a machine, or a TPU grid is not whole hosts.
+        UserError: if the syntax, chip or slice is invalid, or a GPU grid exceeds a machine, or a TPU grid has partial hosts.
     """
     place, _, numbers = text.partition(",")
     name, _, grid = _of_cloud(place).partition(":")

@@ -265,7 +265,7 @@ def _cells(
     rows = [str(i) for i in range(len(values))] if rows is None else rows
     if values.shape != (len(rows), len(columns)):
         raise UserError(
-            f"expected an array of shape [{len(rows)}, {len(columns)}] for these labels, not {values.shape}"
+            f"expected an array of shape [{len(rows)}, {len(columns)}] for these labels, not {list(values.shape)}"
         )
     below, left = ([token_label(label) for label in labels] for labels in (columns, rows))
     inches = (

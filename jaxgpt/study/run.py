@@ -211,7 +211,7 @@ def _next_token(
 
 @dataclass(frozen=True)
 class Observer:
-    """An `ops.edit` that applies edits and collects taps during tracing; equal if both are equal."""
+    """An `ops.edit` that applies edits and collects taps during tracing; compared by edits and taps."""
 
     edits: Edits = ()
     taps: Taps = ()

@@ -40,8 +40,8 @@ def next_token_loss(apply_fn: Callable[..., Any], chunk: int = 0) -> Objective:
     Args:
         apply_fn: `GPT(config).apply`, or any `(variables, tokens_BT, key) -> logits_BTV`. For windows with documents, the
             `Positions` of the tokens are a fourth argument.
-        chunk: number of positions per window at which to compute logits at a time, to save memory (`chunked`, for a model
-            with the methods `hidden` and `head`); 0: all.
+        chunk: positions per window to compute logits for at a time, to save memory; needs the model's methods `hidden`
+            and `head` (see `chunked`); 0: all.
 
     Returns:
         An objective for batches of windows (see `split_windows`).

@@ -142,7 +142,7 @@ class Record:
         return self.first.tokens + (done - self.first.step) * self.speed.tokens_per_step
 
     def _check(self, step: int, metrics: dict[str, float], squared_norms: Any) -> None:
-        """Report a skipped update.
+        """Check the metrics of a step, and report a skipped update.
 
         Raises:
             Diverged: if the loss or gradient is non-finite, or too many updates in a row were skipped.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,15 +13,15 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxgpt.checkpoint.run import Run, check_free, new_run, open_run, parse_checkpoint, remove_replaced, write_settings
-from jaxgpt.checkpoint.store import Info, checkpoints, find_damage, latest_valid
+from jaxgpt.checkpoint.run import REPLACED, Run, check_free, new_run, open_run, parse_checkpoint, write_settings
+from jaxgpt.checkpoint.store import Info, checkpoints, find_damage, latest_valid, prune
 from jaxgpt.config import Config, DataConfig, TrainConfig, changes, flat
 from jaxgpt.data import Batches, Data
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.files import sole_writer
 from jaxgpt.lm.model import FrozenBase, base_of, load, load_base
-from jaxgpt.parallel.processes import on_leader, same_on_all
+from jaxgpt.parallel.processes import is_leader, on_leader, same_on_all
 from jaxgpt.provenance import versions
 from jaxgpt.trainer.program import Program, build
 
@@ -144,7 +145,7 @@ def open_for_training(
 
 def _reopen(run: Run, program: Program, data: Data, note: Callable[[str], None]) -> Info | None:
     """Return the checkpoint to continue from (None: train from step 0), and write the changed settings."""
-    remove_replaced(run)
+    shutil.rmtree(run.path / REPLACED, ignore_errors=True)  # left by a killed process
     config, last = program.config, latest_valid(run.checkpoints, note)
     old = last.config() if last else run.config()
     check_resume(old, config, last.step if last else 0)
@@ -186,6 +187,8 @@ def check_resume(old: Config, new: Config, step: int = 0) -> None:
 def why_finished(run: Run, config: Config) -> str:
     """Return why a run is finished, or "". With `train.epochs`, always "": the steps depend on the data.
 
+    A finished run loses the checkpoints that `prune` deletes, if it was killed before it did so.
+
     Raises:
         UserError: if a setting must not change.
     """
@@ -202,7 +205,12 @@ def why_finished(run: Run, config: Config) -> str:
         reason = f"{early} (--train.patience {train.patience}); raise --train.patience to train longer"
     else:
         return ""
-    return "" if find_damage(run.checkpoints / str(step)) else reason
+    if find_damage(run.checkpoints / str(step)):
+        return ""
+    if is_leader():
+        with suppress(UserError), sole_writer(run.path):  # a different process may still write
+            prune(run.checkpoints, train)
+    return reason
 
 
 def out_of_patience(best: Sequence[float], evaluated: int, train: TrainConfig) -> bool:

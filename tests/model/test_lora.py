@@ -122,7 +122,10 @@ def test_the_first_gradient_is_that_of_b() -> None:
 def test_targets_are_checked() -> None:
     params = make(small("gpt2", head_dim=8))[1]
     for target, message in (
-        ("q_pro", r"no matrix 'q_pro' to adapt \(did you mean q_proj\?\): one of k_proj, o_proj, q_proj, v_proj, down"),
+        (
+            "q_pro",
+            r"no matrix 'q_pro' to adapt \(did you mean q_proj\?\): use one of k_proj, o_proj, q_proj, v_proj, down",
+        ),
         ("wte", "no matrix 'wte' to adapt"),
         ("q_proj+o_proj", r"q_proj\+o_proj have different inputs"),
     ):

@@ -49,7 +49,7 @@ def scanned(s: Subject) -> float:
 
 
 def accumulation(s: Subject) -> float:
-    """Compare loss and gradient of four microbatches with different token counts and one batch."""
+    """Compare one batch to four microbatches with different token counts: mean loss and gradient."""
     return distance(s.compiled_gradient(s.model, accumulation=4), s.plain_gradient)
 
 
