@@ -157,7 +157,7 @@ info taken -> taken is not a run: it has no tokenizer.json (expected: config.jso
 import folder new -> cannot read folder/config.json: it is not a file
 info lost -> lost/checkpoints is missing: restore it, or start again from step 0: jaxgpt train lost/config.json
 eval runn -> no run at runn (did you mean run?): expected a directory written by `jaxgpt train`
-eval run --checkpoint 7 -> no checkpoint '7' in run/checkpoints: best, last or one of 0
+eval run --checkpoint 7 -> no checkpoint '7' in run/checkpoints: use best, last or one of 0
 eval empty -> no complete checkpoint in empty/checkpoints: the first is written at the first evaluation
 eval damaged --checkpoint 0 -> there is no other checkpoint
 eval damaged -> damaged/checkpoints/0/checkpoint.json is damaged: restore it, or choose a step with --checkpoint
