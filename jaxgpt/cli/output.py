@@ -96,12 +96,12 @@ class Activity:
 
     def __str__(self) -> str:
         """Format the name, the completed fraction, and the elapsed and remaining time, if known."""
-        elapsed = time.monotonic() - self.started
+        elapsed, done, total = time.monotonic() - self.started, self.done, self.total  # a thread sets them
         texts = [self.name, duration(elapsed)]
-        if self.total:
-            texts.insert(1, f"{self.done / self.total:.0%}")
-        if 0 < self.done < self.total:
-            texts.append(f"{duration(elapsed * (self.total - self.done) / self.done)} left")
+        if total:
+            texts.insert(1, f"{done / total:.0%}")
+        if 0 < done < total:
+            texts.append(f"{duration(elapsed * (total - done) / done)} left")
         return "  ".join(texts)
 
 

@@ -48,6 +48,7 @@ def sample(
         stream: print the text as it is generated
         check_memorized: find the longest span of each sample that occurs verbatim in the training data
     """
+    prompt = prompt or ("",)  # --prompt without a text
     if stream and (json or beams.num_beams > 1 or len(prompt) * beams.num_return_sequences > 1):
         raise UserError(
             "--stream prints one sample: pass one --prompt, without --json, --num-beams and --num-return-sequences"

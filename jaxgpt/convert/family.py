@@ -7,7 +7,8 @@ from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 from jaxgpt.config import ModelConfig
-from jaxgpt.convert.options import ACTIVATIONS, Options, is_linear, linear
+from jaxgpt.convert.options import ACTIVATIONS, Options
+from jaxgpt.convert.rope import is_linear, linear
 from jaxgpt.convert.tensors import Format
 from jaxgpt.errors import UserError, short_repr
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from jaxgpt.config import ModelConfig
 from jaxgpt.convert import llama
-from jaxgpt.convert.options import Options, merged_rope, rope_settings, write_rope
+from jaxgpt.convert.options import Options
+from jaxgpt.convert.rope import merged_rope, rope_settings, write_rope
 from jaxgpt.convert.tensors import Format
 
 NORMS = {

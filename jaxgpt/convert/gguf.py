@@ -15,7 +15,8 @@ import numpy as np
 from jaxgpt.config import ModelConfig
 from jaxgpt.convert import llama
 from jaxgpt.convert.files import Stored, Weights
-from jaxgpt.convert.options import Options, write_rope
+from jaxgpt.convert.options import Options
+from jaxgpt.convert.rope import write_rope
 from jaxgpt.convert.tensors import Format, WeightRow, matrix, norm
 from jaxgpt.data.cuts import LLAMA3
 from jaxgpt.data.tokenizer import SpecialTokens, SubwordTokenizer, byte_level, call_tokenizers

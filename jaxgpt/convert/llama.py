@@ -10,7 +10,8 @@ from typing import Any
 
 from jaxgpt.config import ModelConfig
 from jaxgpt.convert.family import Family, period
-from jaxgpt.convert.options import Options, read_rope, write_rope
+from jaxgpt.convert.options import Options
+from jaxgpt.convert.rope import read_rope, write_rope
 from jaxgpt.convert.tensors import HEAD, Format, WeightRow, matrix, norm
 
 PREFIX = "model."

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from jaxgpt.config import ModelConfig
 from jaxgpt.errors import UserError, short_repr
 
 # Options that do not change the logits of a trained model: names, ids of special tokens, settings of generation, of the
@@ -147,73 +145,3 @@ class Options:
             self._advice
             or f"to ignore options that do not change the logits, import with --accept-option {' '.join(names)}"
         )
-
-
-# The options of RoPE: default, linear scaling, and the scaling of Llama 3.
-
-
-def read_rope(options: Options, config: ModelConfig) -> dict[str, Any]:
-    """Read `rope_parameters` (transformers 5), `rope_theta` and `rope_scaling` (transformers 4)."""
-    old, new = {"rope_theta": options.read("rope_theta", 10_000.0)}, options.read("rope_parameters", {})
-    return rope_settings(options, merged_rope(options, old, new), config.block_size)
-
-
-def merged_rope(options: Options, old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """Merge the RoPE options; `rope_parameters` takes precedence, and `rope_scaling` must not contradict it."""
-    scaling = options.read("rope_scaling", {})
-    rope: dict[str, Any] = old | scaling | new
-    if any(rope[name] != value for name, value in scaling.items()):
-        raise options.refuse("rope_scaling", scaling, "it contradicts rope_parameters")
-    return rope
-
-
-def rope_settings(options: Options, rope: dict[str, Any], block_size: int) -> dict[str, Any]:
-    """Convert the RoPE options of one layer type."""
-    inner = options.inner("rope_parameters", rope)
-    kinds = {name: name for name in ("default", "linear", "llama3")}
-    kind = inner.choice("rope_type", kinds, inner.read("type", "default"))
-    inner.only("partial_rotary_factor", 1.0)
-    settings: dict[str, Any] = {"rope_theta": inner.read("rope_theta", float)}
-    if kind != "default":
-        settings["rope_factor"] = inner.read("factor", float)
-    if kind == "llama3":
-        settings |= {
-            "rope_low_freq_factor": inner.read("low_freq_factor", float),
-            "rope_high_freq_factor": inner.read("high_freq_factor", float),
-            "rope_original_context": inner.read("original_max_position_embeddings", block_size),
-        }
-    if kind == "linear":
-        settings |= linear(block_size)
-    inner.skip("original_max_position_embeddings")  # only Llama 3 scaling uses this option
-    inner.done()
-    return settings
-
-
-def write_rope(config: ModelConfig) -> dict[str, Any]:
-    """Convert the settings to `rope_parameters` (of the global layers, for Gemma 3)."""
-    rope: dict[str, Any] = {"rope_theta": config.rope_theta, "rope_type": "default"}
-    if config.rope_factor == 1.0:
-        return rope
-    if is_linear(config):
-        return rope | {"rope_type": "linear", "factor": config.rope_factor}
-    return rope | {
-        "rope_type": "llama3",
-        "factor": config.rope_factor,
-        "low_freq_factor": config.rope_low_freq_factor,
-        "high_freq_factor": config.rope_high_freq_factor,
-        "original_max_position_embeddings": config.rope_original_context,
-    }
-
-
-def linear(block_size: int) -> dict[str, Any]:
-    """Return settings that stretch all wavelengths: all are above the limit, original context / low = 1."""
-    return {
-        "rope_low_freq_factor": float(block_size),
-        "rope_high_freq_factor": 2.0 * block_size,
-        "rope_original_context": block_size,
-    }
-
-
-def is_linear(config: ModelConfig) -> bool:
-    """Return whether a model's scaling stretches all wavelengths."""
-    return config.rope_low_freq_factor >= config.rope_original_context / (2 * math.pi)

@@ -1,6 +1,7 @@
 """Data: text -> token ids -> windows -> the batch of a step."""
 
-from jaxgpt.data.batches import Batches, Mixture, Windows
+from jaxgpt.data.batches import Batches, Windows
+from jaxgpt.data.mixture import Mixture
 from jaxgpt.data.open import Data, open_data, with_path
 from jaxgpt.data.packing import Packed
 from jaxgpt.data.tokens import Split, Tokens

@@ -1,26 +1,21 @@
-"""Batches as a function of (seed, step): no iterator state, any step in any order; prepared in a thread."""
+"""Batches as a function of (seed, step): no iterator state, any step in any order."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from jaxgpt.config import Config
+from jaxgpt.data.mixture import Mixture
 from jaxgpt.data.order import draw, shuffled
 from jaxgpt.data.packing import Packed
 from jaxgpt.data.tokens import Split, Tokens
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.settings import INT_MAX, as_int
-
-Argument = TypeVar("Argument")
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -39,77 +34,6 @@ class Windows:
     def __getitem__(self, rows: slice) -> np.ndarray:
         """Read rows, int32 `[B, T + 1]`, or `[B, T, 3]` with segment ids."""
         return self.split.windows(self.starts_B[rows], self.block_size)
-
-
-class Mixture:
-    """Sources of windows, mixed in fixed shares.
-
-    The ids and window starts of the sources are concatenated: a start in source i is the number of ids of the sources
-    before it plus a start within it.
-
-    Attributes:
-        sources: splits, either all or none with segment ids.
-        weights: positive integers; source i has the share `weights[i] / sum(weights)` of the training windows.
-        offsets: the first start of each source, and the end of the last.
-    """
-
-    def __init__(self, sources: Sequence[Split], weights: Sequence[int]) -> None:
-        self.sources, self.weights = sources, weights
-        self.offsets = list(itertools.accumulate(map(len, sources), initial=0))
-        self.segmented = sources[0].segmented
-
-    def __len__(self) -> int:
-        return self.offsets[-1]
-
-    def source_of_rows(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Assign the rows of a run to the sources.
-
-        For shares a, b and c, the first n rows contain round(n a) rows of the first source and m others; round(m b / (b + c))
-        of the m rows come from the second source, and so on. A formula therefore counts the rows of each source before
-        any row; shares are exact to about one row at any time, and sources alternate as evenly as possible.
-
-        Returns:
-            The index of the source of each row, and the number of rows of that source before it.
-        """
-        source, before = np.full(len(rows), len(self.weights) - 1), rows.copy()
-        left, total = np.arange(len(rows)), sum(self.weights)
-        for index, weight in enumerate(self.weights[:-1]):
-            count, after = ((n * weight + total // 2) // total for n in (before[left], before[left] + 1))
-            taken = after > count
-            source[left[taken]] = index
-            before[left] = np.where(taken, count, before[left] - count)
-            left, total = left[~taken], total - weight
-        return source, before
-
-    def parts(self, start: int, n: int) -> Iterator[tuple[int, int, int]]:
-        """Yield the parts of ids `start` to `start + n`: source index, first id in the source, length."""
-        for index, (first, end) in enumerate(itertools.pairwise(self.offsets)):
-            begin = max(start, first)
-            if begin < min(start + n, end):
-                yield index, begin - first, min(start + n, end) - begin
-
-    def take(self, start: int, n: int) -> np.ndarray:
-        """Return ids `start` to `start + n`."""
-        parts = [self.sources[index].take(first, count) for index, first, count in self.parts(start, n)]
-        return np.concatenate([np.zeros(0, np.int32), *parts])
-
-    def starts(self, block_size: int) -> int:
-        """Count the positions at which a complete window can start."""
-        return sum(source.starts(block_size) for source in self.sources)
-
-    def eval_starts(self, block_size: int, stride: int) -> np.ndarray:
-        """Return the starts of the windows of all sources, in their order."""
-        pairs = zip(self.sources, self.offsets, strict=False)
-        return np.concatenate([np.asarray(each.eval_starts(block_size, stride)) + first for each, first in pairs])
-
-    def windows(self, starts: np.ndarray, block_size: int) -> np.ndarray:
-        """Read windows of the sources."""
-        source = np.searchsorted(self.offsets, starts, side="right") - 1
-        out = np.empty((len(starts), *((block_size, 3) if self.segmented else (block_size + 1,))), np.int32)
-        for index in np.unique(source).tolist():
-            own = source == index
-            out[own] = self.sources[index].windows(starts[own] - self.offsets[index], block_size)
-        return out
 
 
 class Epochs:
@@ -193,29 +117,6 @@ class Batches:
             own = source == index
             starts[own] = first + (epochs.starts(before[own]) if drawn is None else drawn[own] % epochs.count)
         return Windows(self.split, starts, self.block_size)
-
-
-@contextmanager
-def prefetched(
-    function: Callable[[Argument], Result], arguments: Iterable[Argument]
-) -> Iterator[Iterator[tuple[Argument, Result]]]:
-    """Yield an iterator of (argument, result), computing the next result in a thread.
-
-    An exception of the function is raised when its result is taken, at the step that caused it.
-    """
-    pool = ThreadPoolExecutor(1, "batches")
-
-    def results() -> Iterator[tuple[Argument, Result]]:
-        calls = ((argument, pool.submit(function, argument)) for argument in arguments)
-        ahead = next(calls, None)
-        while ahead:
-            (argument, result), ahead = ahead, next(calls, None)
-            yield argument, result.result()
-
-    try:
-        yield results()
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def batches(

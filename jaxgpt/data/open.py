@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from jaxgpt.config import Config, DataConfig
-from jaxgpt.data.batches import Mixture
 from jaxgpt.data.conversations import load_conversations
 from jaxgpt.data.cuts import cut
+from jaxgpt.data.mixture import Mixture
 from jaxgpt.data.packing import Packed, pack_documents
 from jaxgpt.data.shards import prepared_tokenizer
 from jaxgpt.data.text import NO_TEXT, SHAKESPEARE_CHARACTERS, Progress, Text, no_progress, read_text

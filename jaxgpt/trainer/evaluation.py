@@ -11,9 +11,9 @@ import jax
 import numpy as np
 
 from jaxgpt.data import Split, Windows
-from jaxgpt.data.batches import prefetched
 from jaxgpt.errors import UserError
 from jaxgpt.parallel.mesh import batch_ways, put
+from jaxgpt.trainer.prefetch import prefetched
 from jaxgpt.trainer.program import Program
 
 AHEAD = 2  # batches dispatched before blocking on the oldest

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from jaxgpt.checkpoint.store import Info, Saver
 from jaxgpt.config import TrainConfig
 from jaxgpt.data import Batches, Data, open_data
-from jaxgpt.data.batches import prefetched
 from jaxgpt.parallel.host import keep_memory, use_cores
 from jaxgpt.parallel.processes import is_leader, on_leader, process_count, same_on_all
 from jaxgpt.signals import STOPPING, stop_on_signal
@@ -20,6 +19,7 @@ from jaxgpt.train.step import TrainState
 from jaxgpt.trainer.evaluation import Evaluation, evaluate
 from jaxgpt.trainer.failures import compile_lowered, failures
 from jaxgpt.trainer.metrics import MetricsFile
+from jaxgpt.trainer.prefetch import prefetched
 from jaxgpt.trainer.program import Program
 from jaxgpt.trainer.record import SAVE, STOP, Record
 from jaxgpt.trainer.report import Report

@@ -57,6 +57,12 @@ def test_streamed_text_equals_the_sample(run: str, capsys: pytest.CaptureFixture
     assert capsys.readouterr().out == f"abc{text}\n"
 
 
+def test_a_prompt_without_a_text_starts_a_new_text(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("sample", run, "--max-new-tokens", "3")
+    assert ask(capsys, *flags, "--prompt")["samples"] == ask(capsys, *flags)["samples"]
+    assert main([*flags, "--prompt", "--stream"]) == 0
+
+
 def test_beams(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ("--num-beams", "3", "--num-return-sequences", "2", "--early-stopping", "never", "--max-length", "20")
     samples = ask(capsys, "sample", run, "--prompt", "abc", *flags)["samples"]

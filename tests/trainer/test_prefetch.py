@@ -10,8 +10,8 @@ import pytest
 from helpers import TEXT, comparable, small_run
 
 from jaxgpt.data import Batches, Tokens, open_data
-from jaxgpt.data.batches import prefetched
 from jaxgpt.errors import UserError
+from jaxgpt.trainer.prefetch import prefetched
 from jaxgpt.trainer.record import LAG
 from jaxgpt.trainer.report import Report
 from jaxgpt.trainer.start import Start

@@ -1,0 +1,81 @@
+"""Mixture of several sources of windows in fixed shares."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from jaxgpt.data.tokens import Split
+
+
+class Mixture:
+    """Sources of windows, each with a weight.
+
+    The ids and window starts of the sources are concatenated: a start in source i is the number of ids of the sources
+    before it plus a start within it.
+
+    Attributes:
+        sources: splits, either all or none with segment ids.
+        weights: positive integers; source i has the share `weights[i] / sum(weights)` of the training windows.
+        offsets: the first start of each source, and the end of the last.
+    """
+
+    def __init__(self, sources: Sequence[Split], weights: Sequence[int]) -> None:
+        self.sources, self.weights = sources, weights
+        self.offsets = list(itertools.accumulate(map(len, sources), initial=0))
+        self.segmented = sources[0].segmented
+
+    def __len__(self) -> int:
+        return self.offsets[-1]
+
+    def source_of_rows(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Assign the rows of a run to the sources.
+
+        For shares a, b and c, the first n rows contain round(n a) rows of the first source and m others; round(m b / (b + c))
+        of the m rows come from the second source, and so on. A formula therefore counts the rows of each source before
+        any row; shares are exact to about one row at any time, and sources alternate as evenly as possible.
+
+        Returns:
+            The index of the source of each row, and the number of rows of that source before it.
+        """
+        source, before = np.full(len(rows), len(self.weights) - 1), rows.copy()
+        left, total = np.arange(len(rows)), sum(self.weights)
+        for index, weight in enumerate(self.weights[:-1]):
+            count, after = ((n * weight + total // 2) // total for n in (before[left], before[left] + 1))
+            taken = after > count
+            source[left[taken]] = index
+            before[left] = np.where(taken, count, before[left] - count)
+            left, total = left[~taken], total - weight
+        return source, before
+
+    def parts(self, start: int, n: int) -> Iterator[tuple[int, int, int]]:
+        """Yield the parts of ids `start` to `start + n`: source index, first id in the source, length."""
+        for index, (first, end) in enumerate(itertools.pairwise(self.offsets)):
+            begin = max(start, first)
+            if begin < min(start + n, end):
+                yield index, begin - first, min(start + n, end) - begin
+
+    def take(self, start: int, n: int) -> np.ndarray:
+        """Return ids `start` to `start + n`."""
+        parts = [self.sources[index].take(first, count) for index, first, count in self.parts(start, n)]
+        return np.concatenate([np.zeros(0, np.int32), *parts])
+
+    def starts(self, block_size: int) -> int:
+        """Count the positions at which a complete window can start."""
+        return sum(source.starts(block_size) for source in self.sources)
+
+    def eval_starts(self, block_size: int, stride: int) -> np.ndarray:
+        """Return the starts of the windows of all sources, in their order."""
+        pairs = zip(self.sources, self.offsets, strict=False)
+        return np.concatenate([np.asarray(each.eval_starts(block_size, stride)) + first for each, first in pairs])
+
+    def windows(self, starts: np.ndarray, block_size: int) -> np.ndarray:
+        """Read windows of the sources."""
+        source = np.searchsorted(self.offsets, starts, side="right") - 1
+        out = np.empty((len(starts), *((block_size, 3) if self.segmented else (block_size + 1,))), np.int32)
+        for index in np.unique(source).tolist():
+            own = source == index
+            out[own] = self.sources[index].windows(starts[own] - self.offsets[index], block_size)
+        return out
