@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 0 for success, or one of the constants above."""
     try:
         command, arguments = parse(sys.argv[1:] if argv is None else argv)
-        if "run" in arguments.arguments and command.__name__ != "import_":  # before the command imports JAX
+        if "run" in arguments.arguments:  # an existing run: checked before the command imports JAX
             from jaxgpt.checkpoint.run import open_run
 
             open_run(Path(arguments.arguments["run"]))
@@ -46,11 +46,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         return _fail(f"cannot access {e.filename}: {e.strerror}", BAD_INPUT)
     except (RuntimeError, AssertionError) as e:  # no accelerator was found, or XLA failed
+        import jax
+
         from jaxgpt.parallel.host import missing_platform
 
         if missing := missing_platform():
             return _fail(missing, BAD_INPUT)
-        if type(e).__name__ != "JaxRuntimeError":
+        if not isinstance(e, jax.errors.JaxRuntimeError):
             raise
         full = "; the device is out of memory: raise --train.accumulation, or use a smaller model"
         return _fail(f"XLA failed: {one_line(e, 300)}{full if 'RESOURCE_EXHAUSTED' in str(e) else ''}", FAILED)

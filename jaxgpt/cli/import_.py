@@ -1,4 +1,4 @@
-"""jaxgpt import SOURCE RUN"""
+"""jaxgpt import SOURCE OUT"""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxgpt.errors import UserError
 
 def import_(
     source: str,
-    run: str,
+    out: str,
     /,
     *,
     revision: str = "",
@@ -27,12 +27,12 @@ def import_(
 
     jaxgpt import openai-community/gpt2 runs/gpt2
     jaxgpt import ~/models/llama runs/llama
-    jaxgpt import SOURCE RUN --tokenizer gpt2  # if SOURCE has no tokenizer
+    jaxgpt import SOURCE OUT --tokenizer gpt2  # if SOURCE has no tokenizer
     jaxgpt import ADAPTER runs/adapted --init-from runs/llama
 
     Args:
         source: directory with safetensors files, a .gguf file, or the name of a model on the Hugging Face Hub
-        run: run directory to write
+        out: run directory to write
         revision: commit, tag or branch of a model on the Hub; empty: the pinned commit, or main
         init_from: run of the base model, or RUN/checkpoints/STEP, if SOURCE is an adapter
         tokenizer: gpt2, byte, ids, or a path; empty: the tokenizer in SOURCE
@@ -57,9 +57,9 @@ def import_(
         raise UserError("an adapter has the settings of its base: omit --tokenizer and --accept-option")
     with progress("importing"):
         if adapter:
-            done = import_adapter(folder, Path(run), init_from)
+            done = import_adapter(folder, Path(out), init_from)
         else:
-            done = import_model(folder, Path(run), tokenizer, accept_option)
+            done = import_model(folder, Path(out), tokenizer, accept_option)
     name = f"{source} at {commit}" if commit else source
-    facts = {"model": f"{name}, {done.family}, {done.parameters:,} parameters", "run": run}
-    return print_result(json, {"source": source, "commit": commit, "run": run} | done._asdict(), facts)
+    facts = {"model": f"{name}, {done.family}, {done.parameters:,} parameters", "run": out}
+    return print_result(json, {"source": source, "commit": commit, "run": out} | done._asdict(), facts)
