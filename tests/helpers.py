@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import gc
 import io
 import json
 import math
@@ -173,6 +175,15 @@ def flags(**values: Any) -> list[str]:
     for name, value in values.items():
         out += ["--" + name.replace("__", ".").replace("_", "-"), str(value)]
     return out
+
+
+def nodes(source: str) -> list[ast.AST]:
+    """Return the nodes of a program. CPython 3.11's parser fails if a finalizer runs meanwhile that formats a traceback."""
+    gc.disable()
+    try:
+        return list(ast.walk(ast.parse(source)))
+    finally:
+        gc.enable()
 
 
 def repository() -> Path:

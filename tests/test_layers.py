@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import repository
+from helpers import nodes, repository
 
 # From the bottom up; docs/code.md describes each.
 ORDER = """
@@ -30,7 +30,7 @@ def room(path: Path) -> str:
 def imports(path: Path) -> set[str]:
     """Return the rooms that a file imports, including imports under TYPE_CHECKING."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path.read_text()):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("jaxgpt."):
             found.add((node.module or "").split(".")[1])
         elif isinstance(node, ast.ImportFrom) and node.module == "jaxgpt":

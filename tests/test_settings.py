@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import repository
+from helpers import nodes, repository
 
 from jaxgpt.config import (
     BeamParams,
@@ -53,7 +53,7 @@ DERIVED = {
 def attributes(source: str) -> set[tuple[str, str]]:
     """Every attribute that a module reads, with the name of its owner: `a.b.c` is `("b", "c")`."""
     found = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
             owner = node.value
             if isinstance(owner, ast.Name | ast.Attribute):

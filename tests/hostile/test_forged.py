@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from folders import hf_folder
-from helpers import jaxgpt, repository
+from helpers import jaxgpt, nodes, repository
 
 from jaxgpt.convert.files import Weights
 from jaxgpt.errors import UserError
@@ -70,7 +70,7 @@ def torch_zip() -> bytes:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(repository())))
 def test_no_code_runs_what_it_reads(path: Path) -> None:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path.read_text()):
         if isinstance(node, ast.Import):
             assert not {alias.name.split(".")[0] for alias in node.names} & UNSAFE_MODULES
         elif isinstance(node, ast.ImportFrom):
