@@ -86,11 +86,14 @@ def check(start: Start) -> None:
                 f"{run.path} has no optimizer state and cannot be resumed; train it in a new run: {_finetune(run)}"
             )
         return
-    out, weights = Path(start.out), Path(start.config.init_from)
+    out, weights = Path(start.out), start.config.init_from if start.overwrite else ""
     if start.out:
         check_free(out, start.overwrite)
-    if start.overwrite and start.config.init_from and out.resolve() in weights.resolve().parents:
-        raise UserError(f"--out {out} --overwrite would delete the weights to start from: choose a different --out")
+    while weights:  # to start from, then the bases of its adapters
+        source = Run(parse_checkpoint(weights)[0])
+        if out.resolve() == source.path.resolve():
+            raise UserError(f"--out {out} --overwrite would delete the weights to start from: choose a different --out")
+        weights = used.init_from if (used := source.config()).lora.rank else ""
 
 
 def read_weights(start: Start) -> Weights:

@@ -233,6 +233,9 @@ def test_a_run_does_not_replace_its_base(folder: Path) -> None:
     start = ["train", "finetune", *RUN, "--out", "base", "--overwrite", "--init-from"]
     for words in (["base"], ["base", "--lora.rank", "2"]):
         assert "--out base --overwrite would delete the weights to start from: choose" in error(jaxgpt(*start, *words))
+    adapted = ["--lora.rank", "2", "--train.steps", "1", "--out", "adapted", "--init-from", "base"]
+    assert jaxgpt("train", "finetune", *RUN, *adapted).code == 0
+    assert "--out base --overwrite would delete" in error(jaxgpt(*start, "adapted"))
 
 
 @pytest.mark.ci
