@@ -58,7 +58,7 @@ class Section:
     def __post_init__(self) -> None:
         cls: Any = type(self)
         named = vars(sys.modules[cls.__module__])
-        hints = _hints(cls, tuple(named.get(str(each.type)) for each in fields(cls)))  # extended Literals
+        hints = _hints(cls, tuple(named.get(str(each.type)) for each in fields(cls)))  # a program may extend a Literal
         for each in fields(self):
             name = f"{self.prefix}.{each.name}" if self.prefix else each.name
             limits = each.metadata.get("limits", Limits())

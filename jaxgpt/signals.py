@@ -55,7 +55,7 @@ def stop_on_signal(notice: str = STOPPING, signals: Sequence[int] = SIGNALS) -> 
             return
         stop.requested = True
         with suppress(OSError, AttributeError, ValueError):  # closed standard error
-            line = f"\n{notice}" if sys.stderr.isatty() else notice  # after ^C, or a progress line
+            line = f"\n{notice}" if sys.stderr.isatty() else notice  # a terminal shows ^C, or a progress line
             os.write(sys.stderr.fileno(), line.encode())  # unlike print, safe in a handler
 
     main = threading.current_thread() is threading.main_thread()

@@ -96,7 +96,7 @@ class Activity:
 
     def __str__(self) -> str:
         """Format the name, the completed fraction, and the elapsed and remaining time, if known."""
-        elapsed, done, total = time.monotonic() - self.started, self.done, self.total  # a thread sets them
+        elapsed, done, total = time.monotonic() - self.started, self.done, self.total  # the main thread sets them
         texts = [self.name, duration(elapsed)]
         if total:
             texts.insert(1, f"{done / total:.0%}")

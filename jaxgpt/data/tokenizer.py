@@ -194,7 +194,7 @@ class SubwordTokenizer(Tokenizer):
     """A tokenizer of the `tokenizers` library: GPT-2's BPE, a BPE trained here, or imported."""
 
     def __init__(self, library: Any) -> None:
-        library.encode_special_tokens = True  # no special tokens in a user's text
+        library.encode_special_tokens = True  # names of special tokens in a text are ordinary text
         library.no_truncation()
         library.no_padding()
         if getattr(library.model, "dropout", None):

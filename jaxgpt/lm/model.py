@@ -105,14 +105,30 @@ def load_base(path: str | Path, model: ModelConfig) -> tuple[FrozenBase, Tokeniz
     return FrozenBase(params, checksum(params)), tokenizer
 
 
+def base_checkpoint(run: Run, config: Config) -> Path | None:
+    """Return the checkpoint of the base of a run's adapters: at its recorded path, or next to the run if both were moved."""
+    recorded, step = parse_checkpoint(config.init_from)
+    places = [path / "checkpoints" / step for path in (recorded, run.path.absolute().parent / recorded.name)]
+    return next(filter(Path.is_dir, places), None)
+
+
+def needed_runs(run: Run | None) -> set[Path]:
+    """Return the paths of a run and of the bases of its adapters: loading the run reads them all."""
+    paths = set[Path]()
+    while run and run.path.resolve() not in paths:
+        paths.add(run.path.resolve())
+        config = run.config() if run.exists() else None
+        base = base_checkpoint(run, config) if config and config.lora.rank else None
+        run = Run(base.parent.parent) if base else None
+    return paths
+
+
 def base_of(run: Run, config: Config) -> tuple[FrozenBase, Tokenizer]:
-    """Read the base of a run's adapters, from its recorded path, or next to the run if both were moved.
+    """Read the base of a run's adapters.
 
     Raises `UserError` if the base is missing, or its weights differ from the weights that the adapters were trained on.
     """
-    recorded, step = parse_checkpoint(config.init_from)
-    places = [path / "checkpoints" / step for path in (recorded, run.path.absolute().parent / recorded.name)]
-    path = next(filter(Path.is_dir, places), None)
+    path = base_checkpoint(run, config)
     if path is None:
         raise UserError(
             f"{run.path} holds adapters of {config.init_from}, which is missing: restore it, or move it next to {run.path}"

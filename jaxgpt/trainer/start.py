@@ -20,7 +20,7 @@ from jaxgpt.data import Batches, Data
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.files import sole_writer
-from jaxgpt.lm.model import FrozenBase, base_of, load, load_base
+from jaxgpt.lm.model import FrozenBase, base_of, load, load_base, needed_runs
 from jaxgpt.parallel.processes import is_leader, on_leader, same_on_all
 from jaxgpt.provenance import versions
 from jaxgpt.trainer.program import Program, build
@@ -86,14 +86,15 @@ def check(start: Start) -> None:
                 f"{run.path} has no optimizer state and cannot be resumed; train it in a new run: {_finetune(run)}"
             )
         return
-    out, weights = Path(start.out), start.config.init_from if start.overwrite else ""
+    out, config = Path(start.out), start.config
     if start.out:
         check_free(out, start.overwrite)
-    while weights:  # to start from, then the bases of its adapters
-        source = Run(parse_checkpoint(weights)[0])
-        if out.resolve() == source.path.resolve():
-            raise UserError(f"--out {out} --overwrite would delete the weights to start from: choose a different --out")
-        weights = used.init_from if (used := source.config()).lora.rank else ""
+    if (
+        start.overwrite
+        and config.init_from
+        and out.resolve() in needed_runs(Run(parse_checkpoint(config.init_from)[0]))
+    ):
+        raise UserError(f"--out {out} --overwrite would delete the weights to start from: choose a different --out")
 
 
 def read_weights(start: Start) -> Weights:
@@ -142,7 +143,7 @@ def open_for_training(
 
     with ExitStack() as lock:
         path, last = on_leader(on_disk)
-        run = same_on_all(lambda: open_run(Path(path)), lambda _: {})  # a directory visible to every process
+        run = same_on_all(lambda: open_run(Path(path)), lambda _: {})  # every process must see the directory
         yield run, Info(**last) if last else None
 
 
@@ -190,7 +191,7 @@ def check_resume(old: Config, new: Config, step: int = 0) -> None:
 def why_finished(run: Run, config: Config) -> str:
     """Return why a run is finished, or "". With `train.epochs`, always "": the steps depend on the data.
 
-    A finished run loses the checkpoints that `prune` deletes, if it was killed before it did so.
+    Deletes the checkpoints that a finished run does not keep, which a process killed at its end leaves behind.
 
     Raises:
         UserError: if a setting must not change.
@@ -212,7 +213,7 @@ def why_finished(run: Run, config: Config) -> str:
         return ""
     if is_leader():
         with suppress(UserError), sole_writer(run.path):  # a different process may still write
-            prune(run.checkpoints, train)
+            prune(run.checkpoints, last.config().train)
     return reason
 
 

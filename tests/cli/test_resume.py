@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from helpers import TEXT, Result, comparable, flags, jaxgpt
 
+from jaxgpt.checkpoint import store
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.checkpoint.store import checkpoints, read_info, seal
 from jaxgpt.data import Batches, open_data
@@ -132,10 +133,16 @@ def test_a_finished_run_has_nothing_to_do(run: Path) -> None:
     assert (run / "config.json").read_bytes() == before
 
 
-def test_checkpoints_that_a_killed_process_did_not_delete_are_deleted(run: Path) -> None:
-    assert [*checkpoints(run / "checkpoints")] == [2, 4]
-    assert resume("run", "--train.keep-last", "1", "--train.keep-best", "0").code == 0
-    assert [*checkpoints(run / "checkpoints")] == [4]
+def test_checkpoints_that_a_killed_process_did_not_delete_are_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the settings of the finished run: settings of the command that finds it finished delete nothing."""
+    Path("text.txt").write_text(TEXT)
+    with monkeypatch.context() as killed:
+        killed.setattr(store, "prune", lambda *_: None)
+        kept = flags(train__keep_last=2, train__keep_best=0, train__steps=6)
+        assert jaxgpt(*START, *kept, "--data.path", "text.txt", "--out", "run").code == 0
+    assert [*checkpoints(Path("run/checkpoints"))] == [2, 4, 6]
+    assert resume("run", "--train.keep-last", "1").code == 0
+    assert [*checkpoints(Path("run/checkpoints"))] == [4, 6]
 
 
 def test_a_run_stopped_by_patience_is_finished() -> None:

@@ -236,6 +236,12 @@ def test_a_run_does_not_replace_its_base(folder: Path) -> None:
     adapted = ["--lora.rank", "2", "--train.steps", "1", "--out", "adapted", "--init-from", "base"]
     assert jaxgpt("train", "finetune", *RUN, *adapted).code == 0
     assert "--out base --overwrite would delete" in error(jaxgpt(*start, "adapted"))
+    Path("moved").mkdir()
+    for name in ("base", "adapted"):
+        shutil.move(name, "moved")
+    moved = ["train", "finetune", *RUN, "--train.steps", "1", "--init-from", "moved/adapted", "--overwrite", "--out"]
+    assert "--out moved/base --overwrite would delete" in error(jaxgpt(*moved, "moved/base"))
+    assert jaxgpt(*moved, "new").code == 0
 
 
 @pytest.mark.ci
