@@ -23,7 +23,7 @@ class Windows:
     """Windows of inputs and targets (`Split.windows`). Indexing with a slice reads only the rows of the slice."""
 
     split: Split
-    starts_B: np.ndarray  # positions of the first ids
+    starts_B: np.ndarray  # start of each window in the split, int64 [B]
     block_size: int  # T
 
     @property
@@ -41,23 +41,23 @@ class Epochs:
 
     Attributes:
         count: number of positions at which a window can start.
-        per_epoch: windows in an epoch.
+        per_epoch: number of windows per epoch.
     """
 
     def __init__(self, split: Split, block_size: int, seed: int, stride: int, name: str) -> None:
         self.count = split.starts(block_size)
         if self.count < 1:
             raise UserError(
-                f"block_size {block_size} needs at least {block_size + 1} ids for training, but there are {len(split)}"
+                f"block_size {block_size} needs at least {block_size + 1} training ids, but there are {len(split)}: lower it"
             )
         self._seed, self._name = seed, name
-        stride = 1 if isinstance(split, Packed) else stride  # packed windows start at their indices
+        stride = 1 if isinstance(split, Packed) else stride  # the start of a packed window is its index
         self._stride = stride or block_size
         self._phases = 1 if stride else min(block_size, self.count)  # number of possible offsets of an epoch
         self.per_epoch = (self.count - self._phases) // self._stride + 1
 
     def starts(self, rows: np.ndarray) -> np.ndarray:
-        """Return the window starts of the rows with these indices, counted from the start of the run."""
+        """Return the window start of each row, int64; rows are numbered from the start of the run."""
         epochs, positions = np.divmod(rows, self.per_epoch)
         starts = np.empty(len(rows), np.int64)
         for epoch in np.unique(epochs).tolist():
@@ -71,15 +71,15 @@ class Epochs:
 class Batches:
     """The batches of a training run.
 
-    `epoch`: windows start `stride` apart; every epoch uses each window once, in a different order. Without a stride,
-    windows start T apart, at an offset drawn for every epoch, so that their boundaries change.
-    `random`: every window starts at an independent random position, as in nanoGPT.
+    Sampling `epoch`: windows start `stride` apart; every epoch uses each window once, in a different order. Without a
+    stride, windows start T apart, at an offset drawn for every epoch, so that window boundaries change.
+    Sampling `random`: every window starts at an independent random position, as in nanoGPT.
 
-    Each source of a mixture has separate epochs: its rows of a batch are its next windows (`Mixture.source_of_rows`).
+    Each source of a mixture has separate epochs, which continue in its rows of a batch (`Mixture.source_of_rows`).
 
     Attributes:
-        first: index of the first window of step 0; not 0 after a resume with a different batch size.
-        per_epoch: windows in an epoch, of all sources.
+        first: number of the first row of step 0; not 0 after a resume with a different batch size.
+        per_epoch: number of windows per epoch, over all sources.
     """
 
     def __init__(
@@ -136,9 +136,9 @@ def batches(
         ids: token ids, one-dimensional, of any integer type; a memory map is read window by window.
         block_size: inputs of each window (T).
         batch_size: windows of each batch (B).
-        seed: seed of the window order.
-        sampling: `epoch` uses every window once per epoch; `random` draws each window independently.
-        stride: ids between the starts of windows; 0: T, with an offset drawn for each epoch.
+        seed: seed of the order and positions of windows.
+        sampling: `epoch` uses every window once per epoch; `random` draws each position independently.
+        stride: ids between the starts of windows of an epoch; 0: T, with an offset drawn for each epoch.
 
     Returns:
         A function of the step that returns int32 `[B, T + 1]`: T inputs and, shifted by one, T targets, as for `train_step`.

@@ -17,7 +17,7 @@ from jaxgpt.errors import UserError, short_repr
 
 RENDERED = 1 << 24  # maximum characters of a rendered conversation
 ROLES = ("system", "user", "assistant", "tool")
-MARK = secrets.token_hex(16)  # surrounds the assistant's text; no message can contain it
+MARK = secrets.token_hex(16)  # encloses the assistant's text; random, so that no message contains it
 
 Message = Mapping[str, Any]
 
@@ -30,7 +30,7 @@ class Rendered(NamedTuple):
 
 
 def check_messages(messages: Any) -> list[dict[str, Any]]:
-    """Check a conversation: a list of messages with `role` and `content`, as in chat APIs.
+    """Check and copy a conversation: a list of messages with `role` and `content`, as in chat APIs.
 
     Raises:
         UserError: if `messages` is empty or not a list, or a message has an unknown role or no text.
@@ -52,7 +52,7 @@ class ChatTemplate:
     """A chat template, rendered as in transformers' `apply_chat_template`.
 
     A template is a program. It runs in Jinja's immutable sandbox, without access to files or to Python's attributes.
-    Its result is limited to `RENDERED` characters; its time and memory are not. The template is compiled on first use.
+    Its output is limited to `RENDERED` characters, but its time and memory are unlimited. It is compiled on first use.
 
     Args:
         source: Jinja source.
@@ -118,7 +118,7 @@ class ChatTemplate:
                     f"the assistant's text in message {number + 1} cannot be located: the chat template changes earlier "
                     f"text when a message is added; use a template with {{% generation %}}"
                 )
-            spans.append((len(before), max(len(before), len(after.rstrip()))))  # no text from an empty message
+            spans.append((len(before), max(len(before), len(after.rstrip()))))  # the span of an empty message is empty
         return Rendered(whole.text, spans)
 
     @cached_property

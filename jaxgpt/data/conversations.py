@@ -97,8 +97,8 @@ def read_conversations(
 def encode_conversation(value: Any, tokenizer: Tokenizer, template: ChatTemplate | None) -> Conversation:
     """Encode `{"messages": [...]}` or `{"prompt": "...", "completion": "..."}`.
 
-    A prompt and its completion are messages of a user and the assistant. If there is no template, the ids are the
-    prompt, the completion and the tokenizer's end id.
+    With a template, a prompt and its completion become a user and an assistant message. Without one, the ids are the
+    tokenizer's beginning-of-text ids, the prompt, the completion and the end-of-text id.
 
     Raises:
         UserError: if the value has neither form, has no assistant message, or the template cannot render it.
@@ -115,7 +115,7 @@ def encode_conversation(value: Any, tokenizer: Tokenizer, template: ChatTemplate
             messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
         case _:
             raise UserError(
-                f"neither a list of messages nor a prompt and a completion, which are strings: {short_repr(value)}; write "
+                f"neither a list of messages, nor a prompt and a completion (strings): {short_repr(value)}; write "
                 f"{EXAMPLE} or {PAIR}; to train on documents, use jaxgpt data prepare"
             )
     if any(message.get("weight", 1) != 1 for message in check_messages(messages)):
@@ -129,7 +129,7 @@ def encode_conversation(value: Any, tokenizer: Tokenizer, template: ChatTemplate
 def _encode_pair(prompt: str, completion: str, tokenizer: Tokenizer) -> Conversation:
     before = tokenizer.encode(prompt).tolist()
     whole = tokenizer.encode(tokenizer.separator.join((prompt, completion))).tolist()
-    # Some tokenizers add a space to each text, so the ids after the prompt are taken from the whole text if possible.
+    # Some tokenizers prepend a space to each text, so the completion's ids are taken from the joined text if possible.
     answer = whole[len(before) :] if whole[: len(before)] == before else tokenizer.encode(completion).tolist()
     bos, end = list(tokenizer.bos_ids), [] if tokenizer.eos_id is None else [tokenizer.eos_id]
     before = before if before[: len(bos)] == bos else bos + before

@@ -13,7 +13,7 @@ from typing import Any
 
 PIECE = 1 << 16  # minimum characters per piece, except the last
 
-# Pre-tokenization patterns from tokenizer.json; LLAMA3: of Llama 3, then Qwen.
+# Pre-tokenization patterns in tokenizer.json. `LLAMA3` has the patterns of Llama 3 and Qwen.
 GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s+(?!\S)|\s+"
 LLAMA3 = tuple(
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
@@ -23,7 +23,7 @@ LLAMA3 = tuple(
 )
 
 # Python's \s is a superset of the library's, so (?<=\S) is strict. A space always ends a word, and the only lookahead,
-# `\s+(?!\S)`, cannot apply before it. In text without spaces, no pattern joins a letter to a following non-letter.
+# `\s+(?!\S)`, cannot apply before it. For text without spaces: no pattern joins a letter to a following non-letter.
 SPACE = r"(?<=\S)(?= )"
 IDEOGRAPH_END = r"(?<=[\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5])(?=[\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f])"
 ANYWHERE = re.compile("")
@@ -63,7 +63,7 @@ def word_pattern(value: Mapping[str, Any]) -> str:
 def known_cuts(tokenizer_json: str) -> Cuts:
     """Return the safe cuts of a tokenizer.json with a known word pattern, otherwise None.
 
-    Normalization other than NFC, which never combines characters across these cuts, is unsafe.
+    NFC never combines characters across these cuts; a cut is unsafe with any other normalization.
     """
     value = json.loads(tokenizer_json)
     pattern = word_pattern(value)

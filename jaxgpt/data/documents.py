@@ -28,7 +28,7 @@ from jaxgpt.hub import download
 HUB = "hf:"  # prefix of the name of a Hugging Face dataset
 OPEN: dict[str, Callable[[Any], Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 LINES = (".jsonl", ".ndjson")
-FILES = [f"*{kind}{packed}" for kind in (".txt", *LINES) for packed in ("", *OPEN)] + ["*.parquet"]  # default pattern
+FILES = [f"*{kind}{packed}" for kind in (".txt", *LINES) for packed in ("", *OPEN)] + ["*.parquet"]  # default patterns
 BLOCK = 1 << 20  # characters of a text file to read at a time
 ROWS = 64  # rows of a table to read at a time
 UNCUT = 1 << 21  # maximum characters of a text file without a place to cut them; encoding them takes 0.4 GB
@@ -41,15 +41,15 @@ class Source(NamedTuple):
 
     name: str  # path or `hf:NAME`, as given
     files: tuple[Path, ...]  # sorted, without empty files
-    size: int  # bytes on disk
+    size: int  # total bytes on disk
     fingerprint: str  # SHA-256 of names, sizes and modification times of the files
 
 
 class Piece(NamedTuple):
-    """A document, or part of a text file. A worker parses it with `text`."""
+    """A document, or part of a text file. Workers call `text` to parse it."""
 
     where: str  # file, and line or row, for messages
-    content: str | bytes | UserError | None  # text or JSON object, or the error of an unreadable document
+    content: str | bytes | UserError | None  # text or JSON object; the error of an unreadable document; None: a null
     field: str = ""  # field of the JSON object with the text; empty: the content is the text
     first: bool = True  # whether the document starts with this piece
     last: bool = True  # whether the document ends with this piece
@@ -106,7 +106,7 @@ def find_source(name: str) -> Source:
 
 
 def read_pieces(sources: Sequence[Source], params: PrepareParams, cuts: Cuts) -> Iterator[Piece]:
-    """Yield all documents, with long texts cut at `cuts`. The first document is for training."""
+    """Yield all documents, with long texts cut at `cuts`. The first document is always for training."""
     read = documents = 0
     for path in (path for source in sources for path in source.files):
         for piece in _read_file(path, params.field, cuts):

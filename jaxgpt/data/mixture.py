@@ -19,7 +19,7 @@ class Mixture:
     Attributes:
         sources: splits, either all or none with segment ids.
         weights: positive integers; source i has the share `weights[i] / sum(weights)` of the training windows.
-        offsets: the first start of each source, and the end of the last.
+        offsets: the first start of each source, and the total number of ids.
     """
 
     def __init__(self, sources: Sequence[Split], weights: Sequence[int]) -> None:
@@ -34,11 +34,11 @@ class Mixture:
         """Assign the rows of a run to the sources.
 
         For shares a, b and c, the first n rows contain round(n a) rows of the first source and m others; round(m b / (b + c))
-        of the m rows come from the second source, and so on. A formula therefore counts the rows of each source before
-        any row; shares are exact to about one row at any time, and sources alternate as evenly as possible.
+        of the m rows come from the second source, and so on. These formulas give the number of rows of each source
+        before any row; shares are exact to about one row at any time, and sources alternate as evenly as possible.
 
         Returns:
-            The index of the source of each row, and the number of rows of that source before it.
+            The index of the source of each row, and the number of earlier rows of that source.
         """
         source, before = np.full(len(rows), len(self.weights) - 1), rows.copy()
         left, total = np.arange(len(rows)), sum(self.weights)
@@ -67,12 +67,12 @@ class Mixture:
         return sum(source.starts(block_size) for source in self.sources)
 
     def eval_starts(self, block_size: int, stride: int) -> np.ndarray:
-        """Return the starts of the windows of all sources, in their order."""
+        """Return the starts of the evaluation windows of all sources, in the order of the sources."""
         pairs = zip(self.sources, self.offsets, strict=False)
         return np.concatenate([np.asarray(each.eval_starts(block_size, stride)) + first for each, first in pairs])
 
     def windows(self, starts: np.ndarray, block_size: int) -> np.ndarray:
-        """Read windows of the sources."""
+        """Read the windows at `starts`, int32 `[B, T + 1]`, or `[B, T, 3]` with segment ids."""
         source = np.searchsorted(self.offsets, starts, side="right") - 1
         out = np.empty((len(starts), *((block_size, 3) if self.segmented else (block_size + 1,))), np.int32)
         for index in np.unique(source).tolist():

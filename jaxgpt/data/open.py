@@ -21,7 +21,7 @@ from jaxgpt.data.tokens import Split, Tokens, is_token_path, open_splits
 from jaxgpt.errors import UserError
 from jaxgpt.files import missing
 
-TOGETHER = 64  # pieces of a text to encode at a time, on all cores
+TOGETHER = 64  # pieces of a text to encode per call; `tokenizers` uses all cores
 
 
 @dataclass(frozen=True)
@@ -29,18 +29,18 @@ class Data:
     """Training and validation data."""
 
     train: Split
-    val: Split  # equal to the training ids if nothing was held out
-    held_out: bool  # whether `val` was held out
+    val: Split  # equal to `train` if nothing is held out
+    held_out: bool  # whether `val` is held out
     tokenizer: Tokenizer
-    source: str  # description in one line
-    fingerprint: str  # SHA-256 of the text, the conversations, the ids of token files, or the fingerprints of `parts`
+    source: str  # one-line description
+    fingerprint: str  # SHA-256 of the text, conversations file, ids (`Tokens.fingerprint`) or fingerprints of `parts`
     name: str = ""  # path of the data, or name of the built-in text; empty for a mixture
     parts: tuple[Data, ...] = ()  # data of each source of a mixture
     text: Text | None = None  # None for token files, conversations and mixtures
 
     @property
     def is_conversations(self) -> bool:
-        """Whether only the assistant's tokens are targets."""
+        """Whether only the assistant's tokens are targets; false for a mixture."""
         return isinstance(self.train, Packed) and self.train.is_target is not None
 
     @property
@@ -50,13 +50,13 @@ class Data:
         return sum(sizes) if all(sizes) else 0
 
     def facts(self) -> dict[str, object]:
-        """Return the facts that must be equal in all processes."""
+        """Return the values, keyed by description, that must be equal in all processes."""
         sizes = {"the number of training ids": len(self.train), "the number of validation ids": len(self.val)}
         tokenizer = hashlib.sha256(self.tokenizer.to_json().encode()).hexdigest()
         return sizes | {"the fingerprint of the data": self.fingerprint, "the SHA-256 of the tokenizer": tokenizer}
 
     def decode(self, split: Split, start: int, n: int) -> str:
-        """Decode at most n ids of a split, without the ids that end a document."""
+        """Decode at most n ids of a split from index `start`, without the end-of-text id."""
         ids = split.take(start, max(min(n, len(split) - start), 0))
         return self.tokenizer.decode(ids[ids != self.tokenizer.eos_id])
 
@@ -64,7 +64,8 @@ class Data:
         """Check that a model can be trained on this data.
 
         Raises:
-            UserError: if a split is shorter than a window, or `data.documents` needs document ends that are missing.
+            UserError: if a split other than conversations has fewer than T + 1 ids, or the training ids lack the
+                document ends that `data.documents` needs.
         """
         needed, setting = config.window + 1, config.data.documents
         for part in self.parts or (self,):
@@ -89,10 +90,10 @@ def open_data(config: Config, tokenizer: Tokenizer | None = None, progress: Prog
     Args:
         config: config of a run or preset; its `data`, `model.vocab_size` and `window` are used.
         tokenizer: tokenizer of an existing run; None: the tokenizer of the data, or `data.tokenizer`.
-        progress: called with (done, total), in characters, or in lines of conversations.
+        progress: called with (done, total), in characters of a text or lines of conversations.
 
     Raises:
-        UserError: if the data cannot be read, or has ids outside the vocabulary of the model.
+        UserError: if the data cannot be read, is too short, or does not fit `config.data` or `model.vocab_size`.
     """
     data = config.data
     if data.dataset == "none" and not (data.path or data.mix):
@@ -126,12 +127,12 @@ def open_data(config: Config, tokenizer: Tokenizer | None = None, progress: Prog
     held_out = len(val) > 0
     val = val if held_out else train
     if len(val) < 2:
-        raise UserError(f"too few tokens to evaluate on, {len(val)}, in {source}: use a longer text")
+        raise UserError(f"too few tokens for evaluation: {len(val)} in {source}; use a longer text")
     return Data(train, val, held_out, tokenizer, source, fingerprint, data.path or data.dataset, text=text)
 
 
 def encode_text(tokenizer: Tokenizer, text: str, progress: Progress = no_progress) -> np.ndarray:
-    """Encode a text to ids of the smallest sufficient type; `progress` counts characters."""
+    """Encode a text to ids `[n]` of the smallest sufficient integer type; `progress` counts characters."""
     dtype = np.min_scalar_type(max(tokenizer.vocab_size - 1, 0))
     pieces, parts, done = cut(text, tokenizer.cuts), [], 0
     for start in range(0, len(pieces), TOGETHER):
@@ -143,12 +144,12 @@ def encode_text(tokenizer: Tokenizer, text: str, progress: Progress = no_progres
 
 
 def with_path(config: Config, path: str) -> Config:
-    """For evaluation, replace the data of a config with all data at a path, unless the path is empty."""
+    """Return a config that evaluates on all data at `path`, or `config` itself if `path` is empty."""
     return replace(config, data=replace(config.data, path=path, mix=(), train_fraction=1.0)) if path else config
 
 
 def vocab_size(config: Config) -> int:
-    """Return the vocabulary size of a config's model, without downloading its text.
+    """Return the vocabulary size of a config's model. Shakespeare's characters need no download.
 
     Raises:
         UserError: if the size depends on data that cannot be read.
@@ -162,7 +163,7 @@ def vocab_size(config: Config) -> int:
 
 
 def _open_mixture(config: Config, tokenizer: Tokenizer, progress: Progress) -> Data:
-    """Open each source. Validation uses all sources regardless of their weights, so that losses are comparable."""
+    """Open each source. Validation ignores the weights, so that losses with different weights are comparable."""
     sources, weights = zip(*config.data.sources, strict=True)
     parts = tuple(open_data(replace(config, data=each), tokenizer, progress) for each in sources)
     if len({part.train.segmented for part in parts}) > 1:
@@ -204,7 +205,7 @@ def _kind(data: DataConfig) -> str:
 
 
 def _as_documents(config: Config, train: Tokens, val: Tokens, ends: tuple[int, ...]) -> tuple[Split, Split, str]:
-    """Mark where documents end, and pack them into windows, as `data.documents` specifies; return a note for `source`."""
+    """Mark the document ends and, if `data.documents` is pack, pack the windows; the last result extends `source`."""
     setting, T = config.data.documents, config.window
     if not ends:
         raise UserError(

@@ -8,16 +8,16 @@ import zlib
 
 import numpy as np
 
-SORTED = 1 << 20  # maximum number of items of a stored permutation (8 MB)
-ROUNDS = 8
+SORTED = 1 << 20  # maximum number of items of a cached permutation (8 MB)
+ROUNDS = 8  # rounds of the Feistel network in `permute`
 
 
 def shuffled(positions: np.ndarray, n: int, seed: int, epoch: int, source: str = "") -> np.ndarray:
-    """Return the items at `positions` in the order of an epoch, int64 below n.
+    """Return the items at `positions` of an epoch's permutation of the numbers below n, int64.
 
     Up to `SORTED` items, the order is the cached argsort of n random numbers. For more items, and for the sources of a
-    mixture, it is `permute`, which needs memory for the requested positions only. The rule must not change between versions:
-    runs resume within an epoch. `source` is the name of a source in a mixture, or empty.
+    mixture, it is `permute`, which needs memory for the requested positions only. The rule must not change between versions,
+    because runs resume within an epoch. `source` is the name of a source in a mixture, or empty.
     """
     if n > SORTED or source:
         return permute(positions, n, draw(seed, "order" + source, epoch, ROUNDS))
@@ -26,14 +26,14 @@ def shuffled(positions: np.ndarray, n: int, seed: int, epoch: int, source: str =
 
 
 def permute(positions: np.ndarray, n: int, keys: np.ndarray) -> np.ndarray:
-    """Permute the numbers below n by a formula, each separately.
+    """Map `positions` by a pseudorandom permutation of the numbers below n, each number by a formula.
 
     A number is written as `left * b + right` with `left < a` and `right < b`, where a and b are about sqrt(n). The rounds of
     a Feistel network change the two halves in turn:
 
         left = (left + mix(right, key)) mod a,    right = (right + mix(left, key)) mod b
 
-    Each round can be undone, so the rounds permute the numbers below `a * b`. A result of n or more is permuted again until it
+    Each round is invertible, so the rounds permute the numbers below `a * b`. A result of n or more is permuted again until it
     is below n (cycle walking; Black and Rogaway, Ciphers with Arbitrary Finite Domains, 2002). `a * b < n + 2 sqrt(n) + 1`,
     so repetition is rare. `keys` has one int64 per round.
     """
@@ -48,7 +48,7 @@ def permute(positions: np.ndarray, n: int, keys: np.ndarray) -> np.ndarray:
 def draw(seed: int, stream: str, index: int, n: int) -> np.ndarray:
     """Draw n random int64 >= 0 from the seed, the name of a stream and an index within it.
 
-    The result is raw random bits, which NumPy keeps the same between versions.
+    The numbers come from the generator's raw output, which is the same in all versions of NumPy.
     """
     key = np.array([seed, zlib.crc32(stream.encode())], np.uint64)
     raw = np.random.Philox(key=key, counter=np.array([0, index, 0, 0], np.uint64)).random_raw(n)

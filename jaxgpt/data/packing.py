@@ -1,4 +1,4 @@
-"""Pack documents and conversations into windows, each complete if it fits."""
+"""Pack documents and conversations into windows, without splitting any that fit."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import numpy as np
 
 from jaxgpt.data.tokens import Tokens
 
-PACKED_PIECES = 1 << 20  # pieces that are packed together, which bounds the memory of `pack`
+PACKED_PIECES = 1 << 20  # maximum pieces per call of `pack`, to limit its memory
 
 
 @dataclass(frozen=True)
 class Packed:
-    """Pieces of a text packed into windows, with a segment id for each; a window starts at its index."""
+    """Pieces of a text packed into windows, with a segment id per piece; the start of a window is its index."""
 
     tokens: Tokens  # all ids
     is_target: np.ndarray | None  # whether each id is a target, bool; None: all are
-    begins: np.ndarray  # position of the first input of each piece, window after window, int64 [n]
-    lengths: np.ndarray  # number of inputs of each piece, int32 [n]; each predicts the next id
-    bounds: np.ndarray  # window i has the pieces bounds[i] to bounds[i + 1], int64 [windows + 1]
-    documents: int  # number of documents that the pieces come from
+    begins: np.ndarray  # position of the first input of each piece, in the order of the windows, int64 [n]
+    lengths: np.ndarray  # number of inputs of each piece, int32 [n]; each input predicts the next id
+    bounds: np.ndarray  # window i has the pieces bounds[i]:bounds[i + 1], int64 [windows + 1]
+    documents: int  # number of documents, before any was split into pieces
     segmented = True
 
     @staticmethod
@@ -37,7 +37,7 @@ class Packed:
     ) -> Packed:
         """Pack pieces of 1 to T inputs, deterministically: every epoch has the same windows.
 
-        Full windows are single pieces; other pieces are packed by best fit, at most `PACKED_PIECES` at a time.
+        A piece of T inputs is a window; shorter pieces are packed by best fit, at most `PACKED_PIECES` at a time.
         """
         full, short = np.flatnonzero(lengths == block_size), np.flatnonzero(lengths < block_size)
         order, counts = [full], [np.ones(len(full), np.int64)]
@@ -62,11 +62,11 @@ class Packed:
         return len(self.bounds) - 1
 
     def eval_starts(self, block_size: int, stride: int) -> range:
-        """Return all windows; the stride does not apply."""
+        """Return the starts of all windows; `stride` does not apply."""
         return range(self.starts(block_size))
 
     def windows(self, starts: np.ndarray, block_size: int) -> np.ndarray:
-        """Read windows `[B, T, 3]`: input, target (-1: none) and segment id of each position, int32."""
+        """Read windows, int32 `[B, T, 3]`: input, target (-1: none) and segment id (-1: padding)."""
         out = np.full((len(starts), block_size, 3), (0, -1, -1), np.int32)
         for row, window in zip(out, starts.tolist(), strict=True):
             end = 0
@@ -91,7 +91,7 @@ class Packed:
 
 
 def pack_documents(tokens: Tokens, block_size: int) -> Packed:
-    """Pack the documents of `tokens` into windows; split longer documents and pack the remainder.
+    """Pack the documents of `tokens` into windows; documents of more than T + 1 ids are split.
 
     The last id of a document predicts nothing and is not an input.
     """
@@ -106,7 +106,7 @@ def pack_documents(tokens: Tokens, block_size: int) -> Packed:
 
 
 def pack(lengths: Sequence[int], size: int) -> list[list[int]]:
-    """Pack items of 1 to `size` by best fit, the longest first, and return the items of each bin."""
+    """Pack items with lengths from 1 to `size` by best fit, longest first; return the indices in each bin."""
     bins: list[list[int]] = []
     spaces: list[int] = []  # distinct free spaces of bins, sorted
     bins_by_space: dict[int, list[int]] = defaultdict(list)

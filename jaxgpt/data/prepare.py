@@ -1,8 +1,8 @@
 """Tokenize documents to shards of ids, on all cores and in bounded memory.
 
 Documents are a numbered sequence of pieces (`documents.Piece`). index.json records the number of pieces written, and the
-length of each shard at that moment. To continue after an interruption, the shards are truncated to these lengths and the next
-piece is encoded, so the output equals the output of an uninterrupted command.
+length of each shard at that moment. After an interruption, the shards are truncated to these lengths and encoding continues
+with the next piece, so the output is the same as without the interruption.
 """
 
 from __future__ import annotations
@@ -62,12 +62,14 @@ def prepare(
     with their checksums.
 
     Args:
+        names: files, directories or Hugging Face datasets (`hf:OWNER/NAME[/PATTERN]`).
         out: directory to write; new, empty, or from an earlier call with the same parameters.
         report: called with the index, and the bytes of the sources read so far and in total.
         note: called with messages.
 
     Raises:
-        UserError: if the sources, parameters or directory cannot be used, or a document cannot be read.
+        UserError: if the sources, parameters or directory cannot be used, or `on_error` is fail and a document cannot
+            be read.
     """
     for name in names:
         if Path(name).resolve() in [out.resolve(), *out.resolve().parents]:
@@ -218,7 +220,7 @@ def _encoder(tokenizer: Tokenizer, params: PrepareParams) -> Callable[[Sequence[
     """Return a function that encodes pieces, and selects the split of each document.
 
     A document is for validation if the first 64 bits of its SHA-256 are below `val_fraction`. An unreadable document has no
-    ids; if only one piece is unreadable, the other pieces are written. The function runs in threads: `tokenizers` and
+    ids; if only part of a document is unreadable, its other pieces are written. The function runs in threads: `tokenizers` and
     tiktoken release the GIL while they encode.
     """
     encode = fast_encoder(tokenizer) or tokenizer.encode

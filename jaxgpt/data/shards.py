@@ -37,11 +37,11 @@ def token_dtype(vocab_size: int) -> np.dtype[Any]:
 
 
 class ShardWriter:
-    """Write one split.
+    """Write the shards of one split.
 
     In llm.c's format, every shard except the last has exactly `shard_tokens` ids: documents continue in the next shard.
-    nanoGPT's format is one file without a header. Updates the entry of the split in the index, which records where to
-    continue.
+    nanoGPT's format is one file without a header. Every write updates the entry of the split in `index`, which records
+    where an interrupted command continues.
     """
 
     def __init__(self, directory: Path, index: Mapping[str, Any], split: str) -> None:
@@ -53,7 +53,7 @@ class ShardWriter:
         self._file = self._opened() if self._tokens else None
 
     def write(self, ids: bytes) -> bool:
-        """Append ids; return whether a shard is now complete."""
+        """Append ids, as bytes of the index's dtype; return whether a shard was completed."""
         shards, left = len(self.entry["shards"]), memoryview(ids)
         while left:
             self._file = self._file or self._opened()
@@ -67,13 +67,13 @@ class ShardWriter:
         return len(self.entry["shards"]) > shards
 
     def sync(self) -> None:
-        """Write everything to disk."""
+        """Flush the unfinished shard to disk."""
         if self._file:
             self._file.flush()
             os.fsync(self._file.fileno())
 
     def finish(self) -> None:
-        """Complete the last shard, if it has ids."""
+        """Complete the unfinished shard, if any: write its header, and record its checksum."""
         if self._file is None:
             return
         if self._offset:
@@ -118,10 +118,10 @@ def write_index(directory: Path, index: Mapping[str, Any]) -> None:
 
 
 def read_index(directory: Path) -> dict[str, Any] | None:
-    """Read index.json; return None if it is missing or was not written by this version.
+    """Read index.json; return None if it is missing or has a different format version.
 
     Raises:
-        UserError: if a different program has changed the index.
+        UserError: if the index does not match its own checksum.
     """
     index = read_json(directory / INDEX) if (directory / INDEX).is_file() else {}
     if index.get("kind") != KIND:
@@ -136,7 +136,7 @@ def _checksum(index: Mapping[str, Any]) -> str:
 
 
 def saved_tokenizer(directory: Path, index: Mapping[str, Any]) -> Tokenizer:
-    """Load the tokenizer of a directory; raise `UserError` if the file has changed."""
+    """Load the tokenizer of a directory; raise `UserError` if the file is missing or has changed."""
     path = directory / TOKENIZER_FILE
     if not path.is_file() or sha256_file(path) != index["tokenizer"]["sha256"]:
         raise UserError(f"{path} is missing or does not match {INDEX}: prepare the data again")
@@ -144,7 +144,7 @@ def saved_tokenizer(directory: Path, index: Mapping[str, Any]) -> Tokenizer:
 
 
 def check_files(directory: Path, index: Mapping[str, Any], checksums: bool = False) -> None:
-    """Raise `UserError` if sizes (or checksums) of a directory's files differ from its index."""
+    """Raise `UserError` if a directory's .bin files, or their sizes or checksums (optional), differ from its index."""
     itemsize, offset = np.dtype(index["dtype"]).itemsize, ids_offset(index)
     shards = {shard["file"]: shard for split in SPLITS for shard in index["splits"][split]["shards"]}
     for name, shard in shards.items():
@@ -158,10 +158,10 @@ def check_files(directory: Path, index: Mapping[str, Any], checksums: bool = Fal
 
 
 def prepared_tokenizer(path: Path, given: Tokenizer | None = None) -> Tokenizer | None:
-    """Return the tokenizer of a directory written by `jaxgpt data prepare`; None for any other path.
+    """Return the tokenizer of a directory written by `jaxgpt data prepare`, or None for any other path.
 
     Raises:
-        UserError: if the directory is unfinished, its index contradicts the files, or `given` makes different ids.
+        UserError: if the directory is unfinished, its files differ from the index, or `given` produces different ids.
     """
     index = read_index(path)
     if index is None:
@@ -179,7 +179,7 @@ def prepared_tokenizer(path: Path, given: Tokenizer | None = None) -> Tokenizer 
 
 
 def same_ids(a: Tokenizer, b: Tokenizer) -> bool:
-    """Return whether two tokenizers produce the same ids, by vocabulary, merges and a probe text."""
+    """Return whether two tokenizers have the same vocabulary and merges, and encode a probe text to the same ids."""
     one, other = (json.loads(each.to_json())["model"] for each in (a, b))
     is_equal = all(one.get(key) == other.get(key) for key in ("type", "vocab", "merges"))
     return is_equal and np.array_equal(a.encode(PROBE), b.encode(PROBE))

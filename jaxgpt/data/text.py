@@ -20,7 +20,7 @@ NO_TEXT = "no text is specified: add --data.path FILE"
 TEXT_BYTES = 2 * 10**8  # size limit of a text, which is read into memory
 DOCUMENTS = (".jsonl", ".ndjson", ".parquet", ".gz", ".xz", ".bz2")  # suffixes of files for `jaxgpt data prepare`
 
-# Modules that every Python since 3.11 has as ASCII source, in reading order.
+# Modules that every Python since 3.11 has as ASCII source; the text has them in this order.
 PYTHON_MODULES = """
 abc argparse ast base64 bdb bisect calendar cmd code codecs codeop collections/__init__ colorsys compileall configparser
 contextlib copy copyreg csv dataclasses difflib dis doctest enum filecmp fileinput fnmatch genericpath getpass gettext glob
@@ -39,7 +39,7 @@ SHAKESPEARE_CHARACTERS = 65  # number of distinct characters, known without the 
 # The two questions of StatQuest's decoder-only transformer, each followed by its answer.
 STATQUEST = "what is statquest <EOS> awesome <EOS>\nstatquest is what <EOS> awesome <EOS>\n"
 
-# Lines of a random string, written twice. Lengths vary, so the copy is not at a fixed offset.
+# Each line has a random string twice. Its length varies, so the copy is not at a fixed offset.
 REPEATS_LINES, REPEATS_LENGTHS = 20_000, range(5, 26)
 
 Progress = Callable[[int, int], None]  # called with (done, total)
@@ -54,7 +54,7 @@ class Text:
     """A text in UTF-8."""
 
     data: bytes
-    source: str = ""  # description in one line
+    source: str = ""  # one-line description
     files: tuple[tuple[str, int], ...] = ()  # name and size in bytes of each file of a directory; () for a single file
 
     @staticmethod
@@ -96,7 +96,7 @@ def read_text(config: DataConfig) -> Text:
 
 
 def repeats() -> str:
-    """Generate lines of a random string, written twice: only the second copy is predictable."""
+    """Generate lines that contain a random string twice: only the second copy is predictable."""
     rng, lines = Random(0), []
     for _ in range(REPEATS_LINES):
         word = "".join(rng.choices(ascii_letters, k=rng.choices(REPEATS_LENGTHS)[0]))
@@ -116,7 +116,7 @@ def read_path(path: Path) -> Text:
     """Read a text file, or all text files of a directory, sorted by path; skip other files.
 
     Raises:
-        UserError: if the text is too large, a file is not text, or a directory has no text files.
+        UserError: if the file is empty or not text, the text is too large, or the directory has no text files.
     """
     if not path.is_dir():
         if not (data := _read_file(path)):
@@ -140,7 +140,7 @@ def read_path(path: Path) -> Text:
 
 
 def visible_files(directory: Path) -> Iterator[Path]:
-    """Yield the files of a directory tree, sorted by path, except hidden files; links are not followed."""
+    """Yield the visible files of a directory tree, sorted by path; symlinks to directories are not followed."""
     with reported(f"cannot read {directory}"):
         paths = sorted(path for path in directory.iterdir() if not path.name.startswith("."))
     for path in paths:
@@ -159,7 +159,7 @@ def _read_file(path: Path) -> bytes:
     if path.suffix.lower() in DOCUMENTS:
         raise NotText(f"{path} holds documents or compressed data, not plain text: {_prepare(path)}")
     if not path.is_file():
-        raise UserError(f"{path} is neither a file nor a directory")  # reading a pipe would never end
+        raise UserError(f"{path} is neither a file nor a directory")  # reading a named pipe would block
     with reported(f"cannot read {path}"), path.open("rb") as file:
         data = file.read(TEXT_BYTES + 1)
     is_complete = len(data) <= TEXT_BYTES

@@ -16,7 +16,7 @@ from jaxgpt.errors import UserError
 
 T = TypeVar("T")
 TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")  # special tokens that chat templates can use
-EOS_NAMES = ("<|endoftext|>", "<|end_of_text|>", "<EOS>", "</s>")
+EOS_NAMES = ("<|endoftext|>", "<|end_of_text|>", "<EOS>", "</s>")  # usual end-of-text tokens; the first found is used
 
 Ids = Sequence[int] | np.ndarray
 
@@ -42,7 +42,7 @@ class SpecialTokens:
 
     @property
     def names(self) -> dict[str, str]:
-        """Dict of the special tokens, keyed by their names in chat templates."""
+        """Special tokens, keyed by their names in chat templates."""
         return {name: self.tokenizer[name] for name in TOKENS if name in self.tokenizer}
 
     @property
@@ -55,7 +55,7 @@ class Tokenizer(Protocol):
     """The interface of a tokenizer, with default implementations."""
 
     vocab_size: int  # V; all ids are smaller
-    special: SpecialTokens = SpecialTokens()  # from the files of an imported model; empty for other tokenizers
+    special: SpecialTokens = SpecialTokens()  # from the files next to tokenizer.json; empty without these files
     separator: str = ""  # separator between two texts; if it is not empty, decoding does not restore white space
     cuts: Cuts = ANYWHERE  # places to cut a text without changing its ids
     byte_ids: Collection[int] = ()  # ids of single bytes; consecutive byte ids are decoded to characters together
@@ -73,10 +73,11 @@ class Tokenizer(Protocol):
 
     @property
     def eos_id(self) -> int | None:
+        """Id that ends a document in training data, or None."""
         return next(iter(self.end_ids), None)
 
     def _usual_end(self) -> tuple[int, ...]:
-        """Return the end token with one of the usual names."""
+        """Return the id of the first token found by a usual name, or ()."""
         return ()
 
     def encode(self, text: str) -> np.ndarray:
@@ -88,7 +89,7 @@ class Tokenizer(Protocol):
         ...
 
     def encode_special(self, text: str) -> np.ndarray:
-        """Encode a text, with the names of special tokens as their ids."""
+        """Encode a text to int32 ids; the names of special tokens become the tokens' ids."""
         return self.encode(text)
 
     def decode(self, ids: Ids) -> str:
@@ -96,7 +97,7 @@ class Tokenizer(Protocol):
         ...
 
     def has_text(self, vocab_size: int) -> np.ndarray:
-        """Return which ids below `vocab_size` have a text, bool `[V]`: a vocabulary may be padded."""
+        """Return whether each id below `vocab_size` has a text, bool `[V]`. Ids that pad a vocabulary have no text."""
         return np.arange(vocab_size) < self.vocab_size
 
     def name(self, i: int) -> str:
@@ -201,7 +202,7 @@ class SubwordTokenizer(Tokenizer):
             library.model.dropout = None  # BPE dropout is for training; encoding must be deterministic
         self.library = library
         self.cuts = known_cuts(library.to_str())
-        # In tokenizers like Llama 2's, a byte is a token <0xF0>. A decoder that does not join bytes shows this name.
+        # Tokenizers like Llama 2's have a token <0xF0> for each byte. If decoding returns this name, bytes are not joined.
         named = {library.token_to_id(f"<0x{byte:02X}>") for byte in range(256)} - {None}
         self.byte_ids = frozenset(named if named and not self.decode([min(named)]).startswith("<0x") else ())
         self.vocab_size = max(library.get_vocab().values(), default=-1) + 1  # including gaps
@@ -240,7 +241,7 @@ class SubwordTokenizer(Tokenizer):
         return np.array(self.encode_offsets(text).ids, np.int32)
 
     def encode_offsets(self, text: str) -> Any:
-        """Encode as `encode_special`, and return the library's encoding: ids, and characters of each."""
+        """Encode as `encode_special` does; return the library's encoding: ids and their character ranges."""
         _utf8(text)
         return call_tokenizers(lambda: self.special_library.encode(text, add_special_tokens=False), "this text")
 
@@ -260,7 +261,7 @@ class SubwordTokenizer(Tokenizer):
 
 
 def encode_spans(tokenizer: Tokenizer, text: str, spans: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
-    """Encode as `encode_special`, and mark the ids with characters in ranges `[begin, end)`, bool."""
+    """Encode as `encode_special` does; return the ids, and whether each has characters in `spans`, bool."""
     if isinstance(tokenizer, SubwordTokenizer):
         encoding = tokenizer.encode_offsets(text)
         inside, offsets = np.zeros(len(encoding.ids), bool), np.array(encoding.offsets, np.int64).reshape(-1, 2)

@@ -38,13 +38,13 @@ GPT2_REPO, GPT2_REVISION = "openai-community/gpt2", "607a30d783dfa663caf39e06633
 def make_tokenizer(
     kind: str, text: str | Sequence[str] = "", vocab_size: int = 0, model_vocab_size: int = 0
 ) -> Tokenizer:
-    """Make the tokenizer of `data.tokenizer`.
+    """Make the tokenizer that `data.tokenizer` specifies.
 
     Args:
         kind: char, word, byte, gpt2, bpe, ids, or the path of a tokenizer.json or its directory.
-        text: one or several texts to build char, word and bpe from.
-        vocab_size: vocabulary size for bpe.
-        model_vocab_size: vocabulary size of ids: the tokens are the numbers below it.
+        text: one or several texts to build char, word or bpe from.
+        vocab_size: maximum vocabulary size of bpe.
+        model_vocab_size: vocabulary size of ids; token i is the decimal number i.
     """
     texts = [text] if isinstance(text, str) else text
     match kind:
@@ -66,7 +66,7 @@ def make_tokenizer(
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """Load tokenizer.json, or a directory with tokenizer.json, and its special tokens."""
+    """Load tokenizer.json from its path or directory, with the special tokens in the files next to it."""
     path = path / "tokenizer.json" if path.is_dir() else path
     tokenizer = _from_json(path)
     tokenizer.special = read_special_tokens(path.parent)
@@ -86,8 +86,8 @@ def save_tokenizer(directory: Path, tokenizer: Tokenizer) -> None:
 def read_special_tokens(directory: Path, config: Mapping[str, Any] | None = None) -> SpecialTokens:
     """Read the files of a directory that define special tokens and the chat template, if present.
 
-    The files are generation_config.json, tokenizer_config.json and chat_template.jinja. The config.json of a
-    transformers model has the ids that generation_config.json lacks.
+    The files are generation_config.json, tokenizer_config.json and chat_template.jinja. `config` is the
+    config.json of a transformers model; it provides ids that generation_config.json lacks.
 
     Raises:
         UserError: if a file cannot be read, or a token or id has the wrong type.
@@ -118,7 +118,7 @@ def read_special_tokens(directory: Path, config: Mapping[str, Any] | None = None
 
 
 def _token(value: Any, where: str) -> str:
-    """Return the text of a token; older files contain an object."""
+    """Return the text of a token, which older files store in an object."""
     text = value.get("content") if isinstance(value, dict) else value
     if not isinstance(text, str):
         raise UserError(f"{where} must be a string: {short_repr(value)}")
@@ -126,7 +126,7 @@ def _token(value: Any, where: str) -> str:
 
 
 def without_ids_from(tokenizer: Tokenizer, vocab_size: int) -> Tokenizer:
-    """Remove the added tokens with ids of `vocab_size` or more, such as Gemma 3's `<image_soft_token>`."""
+    """Return a tokenizer without the added tokens at `vocab_size` or above, such as Gemma 3's `<image_soft_token>`."""
     if tokenizer.vocab_size <= vocab_size or not isinstance(tokenizer, SubwordTokenizer):
         return tokenizer
     value = json.loads(tokenizer.to_json())
@@ -175,7 +175,7 @@ def _from_json(path: Path) -> Tokenizer:
 
 
 def _check_ids(value: Any) -> None:
-    """Check the ids before loading: to write a vocabulary, the library counts to the largest id."""
+    """Check the ids before loading: to write a vocabulary, the library loops over all ids up to the largest."""
     vocab = value["model"]["vocab"]
     ids = list(vocab.values()) if isinstance(vocab, dict) else []
     if len(set(ids)) < len(ids):

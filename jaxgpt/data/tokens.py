@@ -17,7 +17,7 @@ from jaxgpt.errors import UserError, plural, reported
 
 HEADER = 256  # number of int32 values in the header of an llm.c file
 BLOCK = 1 << 20  # ids to read at a time
-HASHED_IDS, HASHED_BLOCKS = 1 << 14, 256  # ids of each block of a fingerprint, and their number
+HASHED_IDS, HASHED_BLOCKS = 1 << 14, 256  # ids per block of a fingerprint; maximum number of blocks
 SPLIT_WORDS = {"val": {"val", "valid", "validation"}, "train": {"train", "training"}}
 LLMC: dict[int, tuple[int, np.dtype[Any]]] = {
     20240520: (1, np.dtype("<u2")),
@@ -38,11 +38,11 @@ class Split(Protocol):
 
 
 class Tokens:
-    """A sequence of token ids, in memory or mapped from files.
+    """A sequence of token ids, in memory or in memory-mapped files.
 
     Attributes:
         parts: arrays; their concatenation is the sequence.
-        vocab_size: all ids are smaller.
+        vocab_size: size of the vocabulary; reading a larger id is an error.
         end_ids: ids that end a document; empty: documents are not separated.
     """
 
@@ -101,9 +101,9 @@ class Tokens:
             yield start + np.flatnonzero(np.isin(ids, self.end_ids))
 
     def fingerprint(self) -> str:
-        """Compute the hexadecimal SHA-256 of the length and of evenly spaced blocks of ids.
+        """Compute the hexadecimal SHA-256 of the number of ids and a sample of the ids.
 
-        At most 256 blocks of 16,384 ids are hashed: every id, up to 4 million ids.
+        The sample is all ids up to 4 million ids, and 256 evenly spaced blocks of 16,384 ids beyond that.
         """
         n, digest = len(self), hashlib.sha256(str(len(self)).encode())
         spaced = np.linspace(0, max(n - HASHED_IDS, 0), HASHED_BLOCKS, dtype=np.int64)
@@ -112,7 +112,7 @@ class Tokens:
         return digest.hexdigest()
 
     def starts(self, block_size: int) -> int:
-        """Count the positions at which a complete window can start."""
+        """Count the positions at which a complete window can start; not positive: none."""
         return len(self) - block_size
 
     def eval_starts(self, block_size: int, stride: int) -> range:
@@ -157,10 +157,10 @@ def is_token_path(path: Path) -> bool:
 
 
 def open_splits(path: Path, train_fraction: float, vocab_size: int) -> tuple[Tokens, Tokens, str]:
-    """Map training and validation ids from a token file, or from a directory with files of each split.
+    """Memory-map training and validation ids from a token file, or from a directory with files of each split.
 
     A single file, or a directory without validation files, is split at `train_fraction`. The third result is a
-    description of both.
+    one-line description of the files.
 
     Raises:
         UserError: if a file is missing, empty, damaged, or has 16-bit ids without a header and the vocabulary needs
@@ -189,7 +189,7 @@ def open_tokens(path: Path) -> np.ndarray:
     """Memory-map the ids of a file.
 
     nanoGPT's format is little-endian uint16 without a header. llm.c's has a header of 256 int32 that begins with magic,
-    version and number of ids, followed by uint16 (GPT-2) or uint32 (Llama 3).
+    version and number of ids, followed by uint16 ids (GPT-2) or uint32 ids (Llama 3).
     """
     with reported(f"cannot read {path}"), path.open("rb") as file:
         size, head = os.fstat(file.fileno()).st_size, file.read(4 * HEADER)

@@ -76,7 +76,7 @@ def test_a_text_without_a_token_to_predict(run: Path) -> None:
     Path("short.txt").write_text("T")
     result = jaxgpt("eval", str(run), "--data.path", "short.txt")
     assert result.code == 2
-    assert "too few tokens to evaluate on, 1, in " in result.err
+    assert "too few tokens for evaluation: 1 in " in result.err
 
 
 def test_bits_per_byte_count_the_bytes_of_the_text(run: Path) -> None:

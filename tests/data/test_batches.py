@@ -90,7 +90,7 @@ def test_a_split_shorter_than_a_window_is_padded() -> None:
 
 
 def test_a_context_longer_than_the_text() -> None:
-    with pytest.raises(UserError, match="block_size 10 needs at least 11 ids for training, but there are 10"):
+    with pytest.raises(UserError, match="block_size 10 needs at least 11 training ids, but there are 10: lower it"):
         batches(10, 10)
 
 

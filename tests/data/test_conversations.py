@@ -182,7 +182,7 @@ GOOD = json.dumps({"messages": TALK})
 BAD = {
     "": "has no conversations: write one per line",
     '{"messages": [': r"line 2: not valid JSON .*column 15",
-    "[1]": "line 2: neither a list of messages nor a prompt and a completion, which are strings: .1.; write .*",
+    "[1]": "line 2: neither a list of messages, nor a prompt and a completion .strings.: .1.; write .*",
     '{"text": "a"}': "line 2: neither .*; to train on documents, use jaxgpt data prepare",
     '{"messages": []}': "line 2: messages must be a list such as",
     '{"messages": [{"role": "user", "content": "Hi"}]}': "line 2: no message has the role assistant",

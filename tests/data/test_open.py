@@ -159,7 +159,7 @@ def test_data_that_does_not_fit_is_an_error(data: DataConfig, message: str) -> N
 def test_too_little_data_is_an_error_of_training_only() -> None:
     Path("short.txt").write_text("a b c")
     config = config_of("short.txt", tokenizer="byte")
-    with pytest.raises(UserError, match=r"too few tokens to evaluate on, 1, in short"):
+    with pytest.raises(UserError, match=r"too few tokens for evaluation: 1 in short"):
         open_data(config)
     found = open_data(with_path(config, "short.txt"))
     assert len(found.val) == 5
