@@ -18,11 +18,11 @@ from jaxgpt.files import parse_json
 from jaxgpt.settings import Section, as_int, setting, similar_setting
 
 MAX_LAYERS = 1024  # maximum n_layer; published decoders have at most a few hundred, and each layer is traced
-MAX_HEAD = 2**16  # maximum head_dim; RoPE computes its angles before any weights are allocated
+MAX_HEAD = 2**16  # maximum head_dim; limits the memory of RoPE's angles, which are computed before the weights
 MAX_VOCAB = 2**24  # maximum vocab_size; published models have up to about 2**18
 MAX_PARAMETERS = 10**13  # maximum number of parameters, 40 TB in float32
 MAX_BATCH = 2**28  # maximum number of token ids per batch, 1 GB of int32
-MAX_TOKENS = 2**24  # maximum number of tokens of a generated text, the same as of a context
+MAX_TOKENS = 2**24  # maximum number of tokens of a generated text; equals the maximum block_size
 MIX_PARTS = 2**20  # maximum sum of the mixture weights after conversion to integers
 MAX_ROWS = 2**16  # maximum number of texts generated for one prompt
 
@@ -190,9 +190,9 @@ class DataConfig(Section):
 
     @property
     def sources(self) -> list[tuple[DataConfig, int]]:
-        """The settings of each source, and its weight as an integer; a single source without `mix`.
+        """The settings and the integer weight of each source; without `mix`, a single source.
 
-        Weights of few digits are kept exactly; others are rounded to a millionth of their sum.
+        Weights with few digits keep their exact ratios; other weights are rounded to a millionth of the sum.
         """
         if not self.mix:
             return [(self, 1)]
@@ -234,7 +234,7 @@ class OptimConfig(Section):
     )
     min_lr: float = setting(1e-4, "final learning rate of the schedule", 0.0, 1e6)
     schedule: Literal["cosine", "linear", "wsd", "constant"] = setting("cosine", "wsd: stable, then linear decay")
-    warmup_steps: int = setting(100, "linear warmup, starting at learning_rate / (warmup_steps + 1)", 0)
+    warmup_steps: int = setting(100, "steps of linear warmup, starting at learning_rate / (warmup_steps + 1)", 0)
     decay_steps: int = setting(0, "step at which min_lr is reached; 0: train.steps", 0)
     cooldown_steps: int = setting(0, "wsd: steps of the final decay; 0: a fifth of decay_steps", 0)
     beta1: float = setting(0.9, "AdamW: first-moment decay; Lion: weight of momentum; SGD: momentum", 0.0, below=1.0)
@@ -274,7 +274,7 @@ class TrainConfig(Section):
     batch_size: int = setting(32, "windows per optimizer step, over all devices", 1)
     accumulation: int = setting(1, "gradient accumulation: microbatches per step, divided among the devices", 1)
     steps_per_call: int = setting(1, "optimizer steps per jitted call; raise it if host overhead dominates", 1)
-    eval_every: int = setting(250, "steps between evaluations; the last evaluates the whole split", 1)
+    eval_every: int = setting(250, "steps between evaluations; the last evaluation uses the whole split", 1)
     patience: int = setting(0, "stop after this many evaluations without a lower validation loss; 0: off", 0)
     eval_windows: int = setting(0, "validation windows per evaluation, except the last; 0: all", 0)
     eval_batch_size: int = setting(0, "windows per evaluation batch; 0: train.batch_size", 0)
@@ -319,7 +319,7 @@ class MeshConfig(Section):
             if getattr(self, f.name) == 0:
                 yield f"mesh.{f.name} must be at least 1, or -1 for all remaining devices, not 0"
         if self.fsdp == self.tensor == -1:
-            yield "only one of mesh.fsdp and mesh.tensor can be -1 (all remaining devices)"
+            yield "only one of mesh.fsdp and mesh.tensor can be -1 (all remaining devices): set the other to a number"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -367,9 +367,11 @@ class TextParams(Section):
     """Length and end of a generated text."""
 
     max_new_tokens: int | None = setting(
-        None, "number of new tokens; by default 200, or what fits the context", 1, MAX_TOKENS
+        None, "number of new tokens; by default 200, limited by the context length", 1, MAX_TOKENS
     )
-    max_length: int | None = setting(None, "number of tokens with the prompt; replaces max_new_tokens", 1, MAX_TOKENS)
+    max_length: int | None = setting(
+        None, "number of tokens including the prompt; replaces max_new_tokens", 1, MAX_TOKENS
+    )
     stop: tuple[str, ...] = setting((), "end the text before the first of these strings")
     stop_ids: tuple[int, ...] = setting((), "end the text before the first of these ids; end tokens always end it")
     overflow: Literal["auto", "error", "slide"] = setting(
@@ -391,7 +393,8 @@ class BeamParams(Section):
     num_return_sequences: int = setting(1, "texts to return per prompt: samples, or the best beams", 1, MAX_ROWS)
     length_penalty: float = setting(1.0, "rank beams by log p / length ** length_penalty", -5.0, 5.0)
     early_stopping: bool | Literal["true", "false", "never"] = setting(
-        False, "true: stop at num_beams texts; false: when a better text is unlikely; never: when it is impossible"
+        False,
+        "true: stop at num_beams texts; false: when a better text is unlikely; never: when a better text is impossible",
     )
 
     def check(self) -> Iterator[str]:

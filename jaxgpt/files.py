@@ -24,7 +24,7 @@ from typing import Any
 
 from jaxgpt.errors import UserError, did_you_mean, reported, short_repr
 
-JSON_BYTES = 1 << 24  # size limit of a JSON file, 100 times the index of the largest published models
+JSON_BYTES = 1 << 24  # maximum bytes of a JSON file: 100 times the index of the largest published models
 LOCK = ".lock"  # name of a directory's lock file
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)  # errors of a file system without locks
 _SURROGATES = re.compile(r"\\u[dD][89a-fA-F]")
@@ -62,11 +62,11 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         raise OSError(e.errno, e.strerror, str(path)) from None  # report this path, not the path of the temporary file
     finally:
         with suppress(OSError):
-            temporary.unlink()  # left over only if the write failed
+            temporary.unlink()  # exists only if the write failed
 
 
 def sync_directory(path: Path) -> None:
-    """Flush the names in a directory to disk, after a rename, if the file system can."""
+    """Flush the names in a directory to disk, after a rename, if the file system supports this."""
     descriptor = os.open(path, os.O_RDONLY)
     with suppress(OSError):
         os.fsync(descriptor)

@@ -77,7 +77,7 @@ GPT2 = Config(
     optim=replace(NANOGPT_OPTIM, learning_rate=6e-4, min_lr=6e-5, warmup_steps=2000, decay_steps=600_000, beta2=0.95),
     train=TrainConfig(steps=600_001, batch_size=480, accumulation=40, eval_every=1000, compute_dtype="bfloat16"),
 )
-TOKENS = "--data.path FOLDER_OF_BIN_FILES"
+TOKENS = "--data.path DIRECTORY_OF_BIN_FILES"
 
 # fmt: off
 PRESETS = {

@@ -43,10 +43,10 @@ class Section:
     """Base class of settings; a new instance converts and checks its values.
 
     Each error names the setting, the value and the limits. Numbers of any kind (Python's, NumPy's, 0-d arrays) become
-    `int` and `float`, so that equal settings share a program.
+    `int` and `float`, so that equal settings share a compiled program.
     """
 
-    prefix = ""  # section name in `config.json`; empty: not saved, as for top_k
+    prefix = ""  # section name in `config.json`; empty: not saved, as in `SamplingParams`
 
     def __new__(cls, *_: Any, **given: Any) -> Self:
         """Suggest a name in the error for an unknown setting, as in `ModelConfig(n_layers=2)`."""
@@ -103,7 +103,7 @@ def _checked(name: str, value: Any, kind: Any, limits: Limits) -> Any:
 
 
 def as_int(name: str, value: Any, low: int, high: int) -> int:
-    """Convert an integer of any kind from `low` to `high` to `int`; bools and floats are errors."""
+    """Convert an integer of any type to `int`, checked to be in `[low, high]`; bools and floats are errors."""
     return int(_checked(name, value, int, Limits(low, high)))
 
 

@@ -1,4 +1,4 @@
-"""The command line: one module and function per command; `parse` derives options and help from it."""
+"""The command line: one module and function per command; `parse` derives options and help from the function."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 0 for success, or one of the constants above."""
     try:
         command, arguments = parse(sys.argv[1:] if argv is None else argv)
-        if "run" in arguments.arguments:  # an existing run: checked before the command imports JAX
+        if "run" in arguments.arguments:  # report a wrong path before the command imports JAX
             from jaxgpt.checkpoint.run import open_run
 
             open_run(Path(arguments.arguments["run"]))
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _fail(f"interrupted{f': {text}' if (text := advice()) else ''}", INTERRUPTED)
     except BrokenPipeError:  # the reader closed the pipe, as in `jaxgpt sample ... | head`
-        sys.stdout = None  # Python would flush it at exit
+        sys.stdout = None  # keep Python from flushing the closed pipe at exit
         return 0
     except OSError as e:
         if e.errno in FULL:
@@ -64,10 +64,10 @@ def _fail(reason: str, code: int) -> int:
 
 
 def entry(*before: str) -> None:
-    """Run the console script with a cache of compiled programs; `before` precedes its arguments."""
+    """Run the console script with a cache of compiled programs; `before` precedes the command-line arguments."""
     tune_memory()
     skip_missing_tpus()
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # hide warnings of slow compilation
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # hide XLA's warnings about slow compilation
     exit_on_second_signal()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # replace characters that the terminal's encoding lacks

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 HELP = """/reset        clear the conversation except for the system message
 /save FILE    write the conversation as JSON
-/quit         quit (or Ctrl-D); Ctrl-C stops an answer; press it twice to quit"""
+/quit         quit (or press Ctrl-D); Ctrl-C stops an answer, and Ctrl-C twice quits"""
 
 
 def chat(
@@ -50,7 +50,7 @@ def chat(
         run: run with the model
         once: answer this message and exit
         system: system message
-        max_new_tokens: maximum number of tokens in an answer; by default 512, or what fits the context
+        max_new_tokens: maximum number of tokens in an answer; by default 512, limited by the context length
         stop: strings that end an answer, excluded from it
     """
     if json and not once:
@@ -78,7 +78,7 @@ def chat(
 
 
 def _talk(model: str, conversation: Chat, answer: Callable[[str, int], Iterator[Any]]) -> int:
-    """Answer line by line; return 2 if a line from a pipe could not be answered."""
+    """Answer each line of standard input; return 2 if a line from a pipe could not be answered."""
     terminal, answers, code = sys.stdin.isatty(), 0, 0
     if terminal:
         print(f"{model}: /help lists the commands", file=sys.stderr)

@@ -44,7 +44,7 @@ def data_prepare(
         nonlocal first
         if first < 0:
             activity.stage("tokenizing")
-            first = read  # bytes that earlier processes have read
+            first = read  # bytes read before an interruption
         documents, tokens = (sum(split[key] for split in index["splits"].values()) for key in ("documents", "tokens"))
         activity.name = f"{plural(documents, 'document')}, {plural(tokens, 'token')}"
         activity(read - first, max(total - first, 0))

@@ -50,7 +50,7 @@ def eval(
         activity.stage("tokenizing")
         data = open_data(with_path(lm.config, path), lm.tokenizer, activity)
         activity.stage("evaluating")
-        # The run's mesh, attention kernel and rematerialization may need different hardware.
+        # The run's mesh, attention kernel and rematerialization may need hardware that this machine lacks.
         train = replace(lm.config.train, attention="auto", remat="none")
         program = build(replace(lm.config, mesh=MeshConfig(), train=train))
         result = evaluate(program, program.put_params(lm.params), data.val, progress=activity)

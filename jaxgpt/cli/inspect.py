@@ -26,7 +26,7 @@ def inspect(
     """Show what a model computes for a text: predictions by token and layer, attention and norms.
 
     With --html, write one page that needs no network: point at a token to see the
-    tokens that each head attends to.
+    tokens that it attends to in the selected head.
 
     jaxgpt inspect runs/shakespeare --prompt ROMEO:
     jaxgpt inspect runs/shakespeare --prompt ROMEO: --html page.html

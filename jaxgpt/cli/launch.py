@@ -73,7 +73,7 @@ class _Fleet:
         self.readers = list[threading.Thread]()
         self.errors = [deque[str](maxlen=STDERR_LINES) for _ in range(count)]
         self.forwarded = 0  # the last forwarded signal; 0: none
-        self.crashed = False  # a process was killed before any process printed how to resume
+        self.crashed = False  # whether a process was killed and no process printed how to resume
 
     def start(self, command: Sequence[str], devices: int) -> None:
         """Start the processes and forward signals to them."""
@@ -118,7 +118,7 @@ class _Fleet:
         return max(code if code >= 0 else 1 for code in codes)
 
     def _read(self, index: int, lines: IO[str]) -> None:
-        """Keep what a process prints on standard error, and print it for process 0."""
+        """Keep the standard error of a process; print the standard error of process 0."""
         for line in lines:
             self.errors[index].append(line)
             if index == 0:
@@ -132,7 +132,7 @@ class _Fleet:
             process.send_signal(number)
 
     def _print_failures(self, codes: Sequence[int]) -> None:
-        """Print which processes a signal killed, and the errors of failed processes that process 0 did not print."""
+        """Print the processes killed by a signal, and the errors of failed processes that process 0 did not print."""
         printed = set(self.errors[0])
         for index, code in enumerate(codes):
             if code < 0 and not self.forwarded:

@@ -66,7 +66,8 @@ def parse(words: Sequence[str]) -> tuple[Callable[..., Any], BoundArguments]:
     except CycloptsError as e:
         name, e.command_chain = " ".join(["jaxgpt", *(e.command_chain or ())]), ()
         reason = one_line(e)
-        if isinstance(e, UnknownOptionError):  # cyclopts would compare complete names: --train.dtype with --train.steps
+        if isinstance(e, UnknownOptionError):
+            # cyclopts compares complete names, so it would suggest --train.steps for --train.dtype.
             option = (e.token.keyword or e.token.value).partition("=")[0].replace("_", "-")
             known = [each for argument in e.argument_collection for each in argument.names]
             reason = f"Unknown option: {option}{similar_setting(option, known)}."

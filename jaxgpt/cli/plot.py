@@ -28,8 +28,8 @@ def plot(*runs: str, out: str = "losses.png", x: Literal["all", "step", "tokens"
     text and its step, tokens/s, and the settings that differ. Use bits per byte
     to compare runs with different tokenizers. Training losses, each of a single
     batch, are pale lines; validation losses are marked by dots. The baselines are
-    the losses of `jaxgpt data report`, which training stores in the run; baselines
-    that differ between runs are omitted.
+    the uniform and n-gram losses that training stores in the run; they are omitted
+    if they differ between runs.
 
     jaxgpt plot runs/shakespeare
     jaxgpt plot runs/shakespeare runs/shakespeare-2 --out compare.svg

@@ -51,7 +51,8 @@ def with_settings(base: Config, settings: Mapping[str, Any]) -> Config:
 def with_weights(base: Config, init_from: str, settings: Mapping[str, Any], keep: bool) -> Config:
     """Return a config that starts from the weights of `init_from`, with their model and tokenizer.
 
-    With `keep`, settings that affect no weight come from `base`: dropout, and the context unless positions are learned.
+    With `keep`, the settings that affect no weight come from `base`: dropout and, unless positions are learned, the context
+    length.
 
     Raises:
         UserError: if the settings have a different model or tokenizer.
@@ -63,7 +64,7 @@ def with_weights(base: Config, init_from: str, settings: Mapping[str, Any], keep
     model = open_run(directory).config().model
     free = ["dropout"] if model.positions == "learned" else ["dropout", "block_size"]  # settings that affect no weight
     own = {name: getattr(base.model, name) for name in free} if keep else {}
-    # Absolute paths are valid in every directory.
+    # Absolute paths stay valid if the run is used from a different directory.
     data = replace(base.data, tokenizer=str((directory / "tokenizer.json").absolute()))
     weights = replace(base, model=replace(model, **own), data=data, init_from=str(weights_at(init_from).absolute()))
     config = with_settings(weights, settings)

@@ -41,7 +41,7 @@ class _Counts(NamedTuple):
     """Costs of a step on one device. Each number grows linearly with the number of layers."""
 
     memory: dict[str, float]  # bytes of each kind
-    flops: tuple[float, float]  # as `step_flops`
+    flops: tuple[float, float]  # the results of `step_flops`
     weights: float  # elements that one device multiplies
     gradients: float  # elements of the gradients of these weights
 
@@ -49,8 +49,8 @@ class _Counts(NamedTuple):
 def estimate(config: Config, topology: Topology) -> StepCost:
     """Estimate the cost of a training step; memory of parameters and optimizer is exact.
 
-    Activations: the residuals of the backward pass, found by tracing; with rematerialization, plus those of
-    one recomputed block. A compiled program needs less where it recomputes cheap operations, and more where it pads.
+    Activations: the residuals of the backward pass, found by tracing; with rematerialization, plus the residuals of one
+    recomputed block. A compiled program needs less memory if it recomputes cheap operations, and more if it pads arrays.
     Memory traffic: read and write the state once per step, and gradients and activations once per microbatch; read weights
     twice per microbatch. Communication: the collectives that the sharding table implies. The config's mesh must be resolved.
     """
@@ -107,7 +107,8 @@ def _combination(config: Config, topology: Topology) -> list[tuple[str, float]]:
                 flags, changed = _with_windows(flags, changed, fewer)
                 cost = estimate(changed, topology)
             if cost.fits:
-                again = cost.seconds(topology.chip)["compute"] / 3 * (changed.train.remat == "full")  # a forward pass
+                # The roofline excludes recomputation, which with remat full takes one forward pass.
+                again = cost.seconds(topology.chip)["compute"] / 3 * (changed.train.remat == "full")
                 fitting.append((cost.bounds(topology.chip)["seconds_serial"] + again, flags, cost.total))
     return [min(fitting)[1:]] if fitting else []
 
@@ -142,7 +143,7 @@ def _with_windows(flags: str, config: Config, windows: int) -> tuple[str, Config
 
 
 def argument_bytes(program: Program) -> dict[str, float]:
-    """Count the bytes of each kind of a step's inputs, on one device."""
+    """Count the bytes of a step's inputs on one device, by kind."""
     state = program.abstract_state
     average = {"average": shard_bytes(state.ema)} if state.ema is not None else {}
     return {
@@ -181,8 +182,9 @@ def shard_bytes(tree: Any) -> float:
 def _implied_traffic(program: Program, topology: Topology, counts: _Counts) -> dict[str, Traffic]:
     """Estimate the collectives of a step from the sharding table, in the compute dtype.
 
-    Per microbatch, over fsdp: weights are gathered twice, gradients scattered, embeddings exchanged forward and back (an untied
-    token table is not gathered); over data: gradients are summed; over tensor: four sums of activations per block.
+    Per microbatch, over fsdp: weights are gathered twice, gradients are scattered, and embeddings are exchanged forward and
+    backward (an untied token table is not gathered); over data: gradients are summed; over tensor: activations are summed four
+    times per block.
     """
     config, mesh, part = program.config, program.config.mesh, one_device(program).config
     width, count = jnp.dtype(config.train.compute_dtype).itemsize, program.microbatches.accumulation

@@ -1,7 +1,7 @@
 """Read instructions, loops, collectives and their bytes from the HLO text of a compiled program.
 
-The body of a loop is multiplied by its trip count if a counter runs from 0 to a constant in constant steps. A loop with a
-data-dependent end counts once.
+A collective in a loop is multiplied by the trip count if a counter runs from 0 to a constant in constant steps. Otherwise,
+the collective counts once.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Instruction(NamedTuple):
         return self.find(r'op_name="([^"]*)"')
 
     def find(self, pattern: str) -> str:
-        """Return the group of a pattern in the operands and attributes, or ""."""
+        """Return the first group of a pattern's match in the operands and attributes, or ""."""
         match = re.search(pattern, self.rest)
         return match[1] if match else ""
 
@@ -79,7 +79,7 @@ class Collective(NamedTuple):
 
     @property
     def sent(self) -> float:
-        """Bytes that each device sends per run with a ring algorithm, which is optimal for long messages.
+        """Bytes that each device sends per execution with a ring algorithm, which is optimal for long messages.
 
         For a result of n bytes and g devices: `n (g - 1) / g` for all-gather and all-to-all, `n (g - 1)` for reduce-scatter,
         `2 n (g - 1) / g` for all-reduce, n for collective-permute.
@@ -92,10 +92,10 @@ class Collective(NamedTuple):
 
 
 def read_program(text: str) -> tuple[list[Collective], bool]:
-    """Return the collectives of a compiled program, and whether it has loops.
+    """Return the collectives of a compiled program, and whether the program has loops.
 
     A collective that the compiler split (into start and done, or into fusions that share a channel) counts once. A
-    collective that it replaced with a ring of permutes counts as permutes.
+    collective that the compiler replaced with a ring of permutes counts as permutes.
 
     Raises:
         ValueError: if a device group has an unknown syntax.
@@ -188,7 +188,7 @@ def _collective(instruction: Instruction, computation: str, body: Computation, d
     if opcode.endswith("-start") and (
         kind in ("all-gather", "collective-permute") or instruction.shape.startswith("((")
     ):
-        # The result of the start contains its operands and counters as well.
+        # The result of a start instruction also contains the operands and counters.
         sizes = sizes[1:2] if kind == "collective-permute" else sizes[len(sizes) // 2 :]
     if kind == "all-reduce" and computation.startswith("all-reduce-scatter"):  # a TPU's fusion of all-reduce and slice
         kind, sizes = "reduce-scatter", array_bytes(next(each.shape for each in body.values() if each.root))

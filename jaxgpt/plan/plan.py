@@ -50,10 +50,10 @@ def compile_step(config: Config, topology: Topology, ops: Ops | None = None, rul
     counted, count = argument_bytes(program), program.microbatches.accumulation
     cost = _compiled(lambda: program.lower(program.abstract_state, program.batch()), counted, program, topology)
     moved = cost.hbm_bytes
-    if not (moved or cost.out_of_memory):  # no memory traffic from the GPU compiler
+    if not (moved or cost.out_of_memory):  # the GPU compiler does not count memory traffic
         moved = estimate(config, topology).hbm_bytes
     elif count > 1 and not cost.out_of_memory:
-        # The compiler counts a loop body once, and microbatches run in a loop.
+        # Microbatches run in a loop, and the compiler counts its body once: multiply all traffic but the state's.
         fixed = 2 * (sum(counted.values()) - counted["batch"])
         moved = fixed + count * max(moved - fixed, 0.0)
     computed, useful = step_flops(program)
@@ -66,7 +66,7 @@ def compile_decode(config: Config, topology: Topology) -> StepCost:
     The step decodes one token per row of a microbatch, with a full context.
 
     Raises:
-        UserError: if libtpu is not available, or compilation fails.
+        UserError: if the compiler is not available, or compilation fails.
     """
     config = replace(config, train=replace(config.train, scan_layers=False))  # stacked layers support no cache
     program = Program(config, make_mesh(config.mesh, devices_of(topology)))
@@ -102,7 +102,7 @@ def compile_decode(config: Config, topology: Topology) -> StepCost:
 
 
 def _compiled(lower: Callable[[], Any], counted: dict[str, float], program: Program, topology: Topology) -> StepCost:
-    """Compile, and read the cost from the program, or from the compiler's message if memory is exhausted."""
+    """Compile a program and read its cost, or the cost in the compiler's message if memory is exhausted."""
     arguments = sum(counted.values())
     try:
         with _no_compilation_cache():

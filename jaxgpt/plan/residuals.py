@@ -33,14 +33,14 @@ def abstract_program(config: Config, layers: int = 0) -> Program:
 
 @cache
 def one_device(program: Program) -> Program:
-    """Return the program of one device: its rows of a microbatch, heads, hidden units, vocabulary.
+    """Return the program of one device: its share of rows, heads, hidden units and vocabulary.
 
     The model has its full width, because weights are gathered along fsdp. If `tensor` does not divide an axis, every
     device computes the complete axis.
     """
     config, model, tensor = program.config, program.config.model, program.mesh.shape["tensor"]
     rules = rules_for(model, program.mesh, program.rules)
-    if not model.attn_proj:  # heads are added to the undivided residual stream
+    if not model.attn_proj:  # not divided, because heads are added to the complete residual stream
         rules |= {"heads": (), "kv_heads": ()}
 
     def part(axis: str, size: int) -> int:

@@ -54,7 +54,7 @@ class Topology:
     name: str  # a key of `CHIPS`, or custom
     chip: Chip
     grid: tuple[int, ...]  # number of chips along each dimension of a slice
-    slices: int = 1  # number of slices, or of GPU machines
+    slices: int = 1  # number of TPU slices or GPU machines
 
     @property
     def n_devices(self) -> int:
@@ -66,7 +66,7 @@ class Topology:
 
 
 def parse_topology(text: str, slices: int = 1) -> Topology:
-    """Parse a chip and a grid (`v5e:2x4`) or a Google Cloud slice (`v5e-8`), and values of the chip.
+    """Parse a chip and a grid (`v5e:2x4`) or a Google Cloud slice (`v5e-8`), with optional chip specifications.
 
     Raises:
         UserError: if the syntax, chip or slice is invalid, or a GPU grid exceeds a machine, or a TPU grid has partial hosts.

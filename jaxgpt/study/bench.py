@@ -38,7 +38,7 @@ TRACED = 1.0  # seconds of steps in a trace, at least 2 and at most 10 calls
 WIDTHS = {"cpu": (1024, 2048)}  # matrix widths to try; accelerators need larger matrices to reach their peak
 BANDWIDTH_BYTES = {"cpu": 2**29}  # bytes read by all devices together; the devices of a CPU share its memory
 SECONDS = 0.3  # seconds per measurement
-QUEUED = 10  # calls in a sample on an accelerator, where one dispatch and one wait take as long as a call
+QUEUED = 10  # calls per timed sample on an accelerator, where dispatching and blocking take as long as one call
 
 
 def bench(
@@ -57,7 +57,7 @@ def bench(
         say: callback for the name of each stage, called when the stage starts.
 
     Returns:
-        The fields of `jaxgpt bench --json`; times are medians in seconds.
+        The fields of `jaxgpt bench --json`. Times are in seconds; times of repeated work are medians.
 
     Raises:
         UserError: if the mesh does not match the devices, or the context length is too short to generate.
@@ -81,7 +81,7 @@ def bench(
     steps.run(1)  # warm-up: compiles the multi-step call
     clock()
     steps.run(3)
-    # The mean of three calls: the time of a single call omits steps that end while a batch is prepared.
+    # Average three calls: the time of a single call omits steps that end while the host prepares a batch.
     expected = clock() / 3
     times = steps.run(max(round(seconds / expected), 5))
     step = statistics.median(times)
@@ -150,9 +150,9 @@ class _Steps:
         return self.program.put_batches([self.batches.at(step) for step in range(self.step, self.step + each)])
 
     def run(self, calls: int, each: int = 0) -> list[float]:
-        """Run training steps; return the seconds per step of each call of `each` steps.
+        """Run `calls` calls of `each` training steps; return the seconds per step of each call.
 
-        0: `train.steps_per_call` steps.
+        If `each` is 0, a call has `train.steps_per_call` steps.
         """
         each = each or self.each
         pending: deque[Any] = deque()
@@ -171,7 +171,7 @@ class _Steps:
         for metrics in pending:
             jax.block_until_ready(metrics)
             times.append(clock() / each)
-        # The first call started on idle devices, and the last calls may have ended before they were read.
+        # Omit the first call, which started on idle devices, and the last calls, which may have ended before they were read.
         return times[1:-LAG] if len(times) > LAG + 1 else times
 
 
@@ -228,7 +228,7 @@ def product_peak(mesh: Mesh, dtype: str) -> float:
 
 
 def read_bandwidth(mesh: Mesh) -> float:
-    """Measure the bytes/s that all devices read, as products of a large matrix and a vector."""
+    """Measure the bytes/s that all devices read together, in products of a large matrix and a vector."""
     rows = BANDWIDTH_BYTES.get(_platform(mesh), 2**30 * mesh.size) // (4 * 4096 * mesh.size)
     ones = jax.jit(jnp.ones, static_argnums=0, out_shardings=_split(mesh))
     a, x = ones((mesh.size, rows, 4096)), ones((mesh.size, 4096))

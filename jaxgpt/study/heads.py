@@ -31,7 +31,7 @@ class Heads(NamedTuple):
 
 
 def heads(lm: LM, ids: Any) -> Heads:
-    """Score the heads of a model on a text or ids `[B, T]`, such as `repeated_tokens`; raise `UserError` as `run`."""
+    """Score the heads of a model on a text or ids `[B, T]`, such as `repeated_tokens`; errors as in `run`."""
     return on_tokens(_heads, lm, ids)
 
 
@@ -50,7 +50,7 @@ def previous_score(pattern_BNTS: jax.Array) -> jax.Array:
 
 
 def induction_score(pattern_BNTS: jax.Array, tokens_BT: jax.Array) -> jax.Array:
-    """Compute the mean attention to tokens that followed earlier occurrences of the query's, `[N]`.
+    """Compute the mean attention to tokens that followed earlier occurrences of the query's token, `[N]`.
 
     The mean is over queries with an earlier occurrence. Source: Olsson et al. 2022.
     """

@@ -1,4 +1,4 @@
-"""Inspect a model on one text: predictions, attention, the logit lens and norms, also as an HTML page."""
+"""Inspect a model on one text: predictions, attention, the logit lens and norms, as arrays or an HTML page."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Inspection(NamedTuple):
     def heads(self) -> list[dict[str, Any]]:
         """Summarize each head: mean attention to the token itself, the previous and the first token.
 
-        The result also has the mean entropy of each head and, if measured, `without`.
+        The result also has the mean entropy of each head and, if computed, `without`.
         """
         several = len(self.ids) > 1
         own, before = (np.diagonal(self.attention, offset, 2, 3) for offset in (0, -1))
@@ -146,7 +146,7 @@ def inspect(lm: LM, prompt: str, *, max_new_tokens: int = 20) -> Inspection:
 
 
 def html(inspection: Inspection, title: str) -> str:
-    """Return an inspection as one page without network access, with a title such as the name of the model."""
+    """Return an inspection as one HTML page that needs no network, with a title such as the name of the model."""
     template, style, script = (
         files("jaxgpt.study").joinpath(f"page.{kind}").read_text("utf-8") for kind in ("html", "css", "js")
     )

@@ -28,7 +28,7 @@ class LogitDifference:
     """The mean over rows of `logits[:, position, right] - logits[:, position, wrong]`.
 
     Attributes:
-        right: an id, or one per row, kept as a tuple.
+        right: an id, or one id per row; a sequence is stored as a tuple.
         wrong: as `right`.
         position: position of the logits.
 
@@ -84,7 +84,7 @@ def ablate_heads(lm: LM, ids: Any, metric: Metric, replacement: Literal["zero", 
     Args:
         ids: a text, or ids `[B, T]`.
         metric: a function of the logits `[B, T, V]`, computed with JAX, that returns a scalar.
-        replacement: replacement of the head's output: zero, or its mean over these rows and positions.
+        replacement: value that replaces the head's output: zero, or the output's mean over the rows and positions of `ids`.
 
     Raises:
         UserError: if an argument is invalid, as in `run`, the replacement is unknown, or the metric is not a scalar.
@@ -121,7 +121,7 @@ def patch(
     site: str = "resid.pre",
     over: Literal["positions", "heads"] = "positions",
 ) -> Patching:
-    """Run the corrupted prompt with single activations of the clean prompt, at each layer and position.
+    """Run the corrupted prompt with one activation of the clean prompt, for each layer and position or head.
 
     Args:
         clean: a text, or ids `[B, T]`.

@@ -39,7 +39,7 @@ class Lens(NamedTuple):
 
 
 def lens(lm: LM, ids: Any, k: int = 5) -> Lens:
-    """Apply the final norm and the head to the residual stream before each block and after the last.
+    """Apply the final norm and the head to the residual stream before each block and after the last block.
 
     Ids without a text have probability 0, as in generation.
 
@@ -105,8 +105,8 @@ def attribution(lm: LM, ids: Any, answer: int | Sequence[int] | None = None, pos
     """Compute the direct contribution of heads and MLPs to a logit, with fixed scales of all norms.
 
     With fixed scales and without the responses of later layers, the logit is an affine function of the outputs of embeddings,
-    heads and MLPs. A part's contribution is its value times the gradient; the bias is the logit of zeros. For the difference of
-    two logits, subtract two attributions. Source: Elhage et al. 2021.
+    heads and MLPs. A part's contribution is its value times the gradient; the bias is the logit if all parts are zero. For the
+    difference of two logits, subtract two attributions. Source: Elhage et al. 2021.
 
     Args:
         ids: a text, or ids `[B, T]`.
@@ -160,7 +160,7 @@ def _attribution(
 
 
 def answer_ids(V: int, answer: Any, rows: int) -> jax.Array:
-    """Convert one id, or one per row, to an int32 array `[B]`; raise `UserError` for other numbers and ids."""
+    """Convert one id, or one per row, to int32 `[B]`; raise `UserError` for a wrong number of ids or an unknown id."""
     ids = np.asarray(answer).reshape(-1).tolist()
     if len(ids) not in (1, rows):
         raise UserError(f"{len(ids)} answers for {rows} rows of ids: pass one id, or one per row")

@@ -17,7 +17,7 @@ function draw(canvas, l, n) {
     image.data.set([r, g, b, 255 * Math.sqrt(at(l, n, i, j))], 4 * (i * T + j));
   context.putImageData(image, 0, 0);
 }
-// Draw the chosen head with the tokens on both axes, or every n-th one if there are too many to read.
+// Draw the chosen head with the tokens on both axes, or every n-th token if they would overlap.
 function enlarge(l, n, row) {
   const ratio = devicePixelRatio, width = large.clientWidth, context = large.getContext("2d"), font = "12px monospace";
   const labels = data.tokens.map(token => token.length > 10 ? token.slice(0, 9) + "\u2026" : token);

@@ -112,7 +112,7 @@ def lens(
 def patching(
     effect: ArrayLike, tokens: Sequence[str], *, label: str = "effect of the patch", title: str = ""
 ) -> Figure:
-    """Draw effects at each layer and position, such as of patching: negative blue, positive red.
+    """Draw the effect of patching at each layer and position: negative in blue, positive in red.
 
     Args:
         effect: a number for each layer and position, `[L, T]`.
@@ -200,7 +200,7 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def drawable(text: str) -> str:
-    """Make white space visible, escape unprintable characters, and draw boxes for missing glyphs."""
+    """Make white space visible, escape unprintable characters, and replace characters without a glyph with boxes."""
     from matplotlib import get_data_path
     from matplotlib.font_manager import get_font
 
@@ -260,7 +260,7 @@ def _cells(
 ) -> Figure:
     """Draw a matrix, the first row at the top, in cells of a width in inches.
 
-    columns, rows: their labels; None: numbers. names: meaning of the columns, of the rows and of the numbers.
+    columns, rows: labels; None: indices. names: labels of the horizontal axis, the vertical axis and the color bar.
     """
     rows = [str(i) for i in range(len(values))] if rows is None else rows
     if values.shape != (len(rows), len(columns)):

@@ -99,7 +99,7 @@ class Captured(NamedTuple):
 
 
 def capture(lm: LM, ids: Any) -> Captured:
-    """Compute the logits, hidden states and attention maps of a text or ids `[B, T]`; raise `UserError` as `run`."""
+    """Compute the logits, hidden states and attention maps of a text or ids `[B, T]`; errors as in `run`."""
     check_lm(lm)
     hidden, attentions = hidden_names(lm.config.model), layer_names(lm.config.model, "attn.pattern")
     logits, taps = run(lm, ids, [*hidden, *attentions])
@@ -190,8 +190,8 @@ def on_tokens(compute: Callable[..., Result], lm: LM, ids: Any, *args: Any) -> R
 
 
 def forward(config: Config, params: Any, tokens_BT: jax.Array, taps: Taps = (), edits: Edits = ()) -> ForwardPass:
-    """Run the model with an observer; `run` without checks and without jit."""
-    # The digits of an int8 product are rounded, so its gradient would be wrong.
+    """Run the model with an observer: `run` without its checks and without jit."""
+    # An int8 product rounds its input, so its gradient would be wrong.
     params = dequantize(unstack_layers(params, config.model.n_layer) if STACKED in params else params)
     observer = Observer(edits, taps)
     ops = Ops(jnp.dtype(config.train.compute_dtype), edit=observer if edits or taps else None)

@@ -35,10 +35,10 @@ def instruction_kinds(program: str) -> dict[str, str]:
         work = {name: _path_and_product(instruction, computations) for name, instruction in body.items()}
         with_path = {name for name, (path, _) in work.items() if path}
         for name, (path, product) in work.items():
-            # The time of the loop over the steps of a call, without its instructions, is overhead.
+            # The loop over the steps of a call has no kind: its time outside its instructions is overhead.
             if body[name].opcode == "while" and "jvp(" not in path:
                 continue
-            # The CPU compiler splits the products of attention and drops their source paths.
+            # The CPU compiler splits the products of attention and drops their source paths: use the paths of neighbors.
             near = {name} if path or not product else _near(name, body, with_path)
             kinds[name] = _kind(body[name].opcode, product, [work[each][0] for each in near])
     return kinds
@@ -101,7 +101,7 @@ def _lines(profile: jax.profiler.ProfileData) -> Iterator[Any]:
 
 
 def _instruction(event: Any, kind_of: Mapping[str, str]) -> str:
-    """Return the name of an event's instruction; "" for other events. GPU kernels carry it in a statistic."""
+    """Return the name of an event's instruction; "" for other events. For GPU kernels, a statistic contains the name."""
     name = event.name.split(" = ")[0].lstrip("%")
     if name in kind_of:
         return name

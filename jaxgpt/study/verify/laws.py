@@ -36,7 +36,7 @@ class Law(NamedTuple):
     """An equivalence of two computations."""
 
     name: str  # left side = right side
-    measure: Callable[[Subject], float]  # difference between both sides; raises `Skipped` if the law does not apply
+    measure: Callable[[Subject], float]  # difference of the two sides; raises `Skipped` if the law does not apply
     tolerance: float  # the largest difference that passes
     tokens: int = 1  # smallest context length
     fix: str = ""  # advice for the user if the law fails

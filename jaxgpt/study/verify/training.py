@@ -55,7 +55,7 @@ def accumulation(s: Subject) -> float:
 
 def compiled(s: Subject) -> float:
     """Compare the compiled loss and gradient to the same operations executed one by one."""
-    compiled = s.plain_gradient  # not yet computed if no other law was measured
+    compiled = s.plain_gradient  # compiled here, before jit is disabled
     with jax.disable_jit():
         return distance(compiled, s.gradient(s.model, s.params, s.windows))
 
@@ -122,7 +122,7 @@ def _split(config: Config, n_devices: int) -> MeshConfig:
 
 
 def fused_reductions(s: Subject) -> float:
-    """Compare `sum_j (E C)_ij E_ij`, and the same over i, with a constant matrix C to NumPy in float64.
+    """Compare `sum_j (E C)_ij E_ij` and the sum over i, for a constant matrix C, to NumPy in float64.
 
     XLA's CPU backend can miscompile these fused reductions.
     """
