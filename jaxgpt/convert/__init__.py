@@ -1,1 +1,1 @@
-"""Import and export weights of other systems."""
+"""Import and export models in other formats: transformers, nanoGPT, GGUF, PEFT."""

@@ -1,4 +1,4 @@
-"""A family of models: the names of its tensors and options, as tables that import and export read."""
+"""A family of models: the names of its tensors and options, as tables for both import and export."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxgpt.convert.rope import is_linear, linear
 from jaxgpt.convert.tensors import Format
 from jaxgpt.errors import UserError, short_repr
 
-TRAINING = ("dropout", "init", "init_std")  # settings that do not change the function of a trained model
+TRAINING = ("dropout", "init", "init_std")  # settings that do not affect the output of a trained model
 
 
 class Family(NamedTuple):
@@ -20,17 +20,17 @@ class Family(NamedTuple):
 
     Attributes:
         name: `model_type` in config.json.
-        architectures: class names in config.json; the first class has a head. A file may contain the model without its
-            head, if the head is tied.
-        form: the names of its tensors.
-        options: for each option of config.json, its setting and the default of the config class.
-        settings: settings common to all its models.
+        architectures: class names in config.json; exports use the first class, which has a head. An imported model may
+            lack the head if it is tied.
+        form: names and layout of the tensors.
+        options: map from an option of config.json to its setting and the default in transformers' config class.
+        settings: settings common to all models of the family.
         only: options with a single supported value, and this value.
-        fills: settings that any model can have, because they only add biases of 0 or gains of 1, or have no effect.
-        read: returns the settings in the other options, given the config so far.
+        fills: settings that an export can add to any model: they add biases of 0 or gains of 1, or have no effect.
+        read: converts the other options to settings, given the config so far.
         write: the inverse of `read`.
         served: activations that vLLM and llama.cpp support in this family, according to their source code.
-        form_of: returns the names of the tensors for the content of a config.json and its model, if the names depend on either.
+        form_of: returns `form` for the content of a config.json and its model config, if it depends on them.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Family(NamedTuple):
     form_of: Callable[[Mapping[str, Any], ModelConfig], Format] | None = None
 
     def config_from_hf(self, options: Options) -> ModelConfig:
-        """Convert the options of a config.json."""
+        """Convert the options of a config.json to a model config."""
         for name, value in self.only.items():
             options.only(name, value)
         values = dict(self.settings)
@@ -57,14 +57,14 @@ class Family(NamedTuple):
         return replace(config, **self.read(options, config))
 
     def config_to_hf(self, config: ModelConfig) -> dict[str, Any]:
-        """Convert the settings that the family has to a config.json."""
+        """Convert a model config to the content of a config.json, without settings that the family lacks."""
         config = canonical(config)
         values = {name: getattr(config, setting) for name, (setting, _) in self.options.items()}
         fixed = {"architectures": [self.architectures[0]], "model_type": self.name, "use_cache": True}
         return fixed | {"initializer_range": config.init_std} | values | self.write(config)
 
     def express(self, config: ModelConfig) -> ModelConfig:
-        """Return the equivalent config that the family reads back.
+        """Return the equivalent config, as an import of the exported model reads it.
 
         Raises `UserError` with the first setting that the family cannot express.
         """
@@ -92,7 +92,7 @@ def engines(family: Family, config: ModelConfig) -> tuple[str, ...]:
 
 
 def canonical(config: ModelConfig) -> ModelConfig:
-    """Set sizes explicitly and reset settings without effect, so that equal functions have equal configs."""
+    """Set sizes explicitly and reset settings without effect, so that equivalent models have equal configs."""
     pattern = period("".join("L" if window else "G" for window in config.windows))
     same = config.rope_factor == 1.0 and config.rope_local_theta == config.rope_theta
     rope = linear(config.block_size) if config.rope_factor != 1.0 and is_linear(config) else {}
@@ -106,5 +106,5 @@ def canonical(config: ModelConfig) -> ModelConfig:
 
 
 def period(pattern: str) -> str:
-    """Return the shortest pattern that equals this pattern when repeated."""
+    """Return the shortest prefix of a pattern that, when repeated and truncated, equals the pattern."""
     return next(pattern[:n] for n in range(1, len(pattern) + 1) if pattern[n:] == pattern[:-n])

@@ -24,7 +24,7 @@ class Stored(NamedTuple):
     """The file, type and shape of a tensor."""
 
     file: Path
-    dtype: str
+    dtype: str  # as in the file's header, such as BF16
     shape: tuple[int, ...]
 
 
@@ -37,7 +37,7 @@ class Weights:
     """
 
     def __init__(self, path: Path) -> None:
-        """Read headers. Raises `UserError` if files are missing or truncated, or two files have the same tensor."""
+        """Read the headers. Raises `UserError` if files are missing or truncated, or two files have the same tensor."""
         self.path = path
         self.tensors: dict[str, Stored] = {}
         for file in _find(path):
@@ -84,9 +84,9 @@ class Weights:
 def write_safetensors(
     path: Path, shapes: Mapping[str, tuple[int, ...]], tensors: Iterable[tuple[str, np.ndarray]]
 ) -> None:
-    """Write float32 tensors in the order of `shapes`, with one of them in memory at a time.
+    """Write float32 tensors in the order of `shapes`, with only one tensor in memory at a time.
 
-    The format: the header's length as 8 bytes, the header as JSON, the numbers (huggingface/safetensors, README).
+    The format is the length of the header in 8 bytes, a JSON header, and the elements (huggingface/safetensors, README).
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -109,15 +109,15 @@ def write_safetensors(
 def check_new(target: Path) -> None:
     """Raise `UserError` if a path exists, unless it is an empty directory."""
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise UserError(f"{target} already exists: choose another name, or remove it")
+        raise UserError(f"{target} already exists: choose a different name, or remove it")
 
 
 @contextmanager
 def new_directory(target: Path) -> Iterator[Path]:
-    """Yield a draft next to `target`, which becomes `target` on success and is deleted on failure.
+    """Yield a draft directory, which is renamed to `target` on success and deleted on failure.
 
-    A killed process leaves its draft, which the next process with the same target deletes. Raises `UserError` if `target`
-    exists, cannot be written or replaced, or has the name of a GGUF file.
+    A killed process leaves its draft next to `target`; the next process with this target deletes it. Raises `UserError`
+    if `target` exists, cannot be written or replaced, or has the name of a GGUF file.
     """
     if target.suffix == ".gguf":
         raise UserError(
@@ -156,7 +156,7 @@ def _find(path: Path) -> list[Path]:
                 f"with safetensors.torch.save_model or transformers' save_pretrained"
             )
     if not files:
-        raise UserError(f"{path} has no weights: expected {SINGLE}, or shards of it")
+        raise UserError(f"{path} has no weights: expected {SINGLE} or its shards")
     return files
 
 

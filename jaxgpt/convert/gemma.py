@@ -1,6 +1,6 @@
 """Gemma 3 family: tensors and options of the transformers text model.
 
-Gains are stored as their difference from 1.
+Norm gains are stored as differences from 1.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ OPTIONS = llama.with_defaults(  # with the defaults of Gemma3TextConfig
 }
 del OPTIONS["hidden_act"]
 GLOBAL_THETA, LOCAL_THETA = 1_000_000.0, 10_000.0
-SCALAR = 256
+SCALAR = 256  # default of query_pre_attn_scalar
 
 
 def form_of(values: Mapping[str, Any], config: ModelConfig) -> Format:
-    """Return the names of the tensors.
+    """Return the names and layout of the tensors.
 
-    Gemma divides scores by `sqrt(query_pre_attn_scalar)` and jaxgpt by `sqrt(head_dim)`; the gain of the query norm is
-    multiplied by the ratio.
+    Gemma divides scores by `sqrt(query_pre_attn_scalar)`, but jaxgpt by `sqrt(head_dim)`; to compensate, the gain of the
+    query norm is multiplied by `sqrt(head_dim / query_pre_attn_scalar)`.
     """
     scalar = values.get("query_pre_attn_scalar") or SCALAR
     return llama.make_form(NORMS, offset=1.0, q_gain=math.sqrt(config.head_width / scalar))
@@ -65,7 +65,7 @@ def _read(options: Options, config: ModelConfig) -> dict[str, Any]:
 
 
 def _read_rope(o: Options, block_size: int) -> dict[str, Any]:
-    """Read `rope_parameters` for each layer type (transformers 5), or other options (transformers 4)."""
+    """Read `rope_parameters` (transformers 5), or `rope_theta`, `rope_scaling`, `rope_local_base_freq` (transformers 4)."""
     new = o.read("rope_parameters", {})
     if not all(kind in llama.LETTERS and isinstance(rope, dict) for kind, rope in new.items()):
         raise o.refuse("rope_parameters", new, f"it must have an object for each of {', '.join(llama.LETTERS)}")

@@ -103,7 +103,7 @@ class GgufWeights(Weights):
         tensor = self.stored[name]
         try:
             with np.errstate(all="ignore"):  # `read` rejects non-finite numbers
-                # The copy frees the pages of the file.
+                # A copy: dequantizing F32 returns its input, and weights must not share memory with the file.
                 out = np.asarray(dequantize(np.array(tensor.data), tensor.tensor_type), np.float32)
         except NotImplementedError:
             kind = tensor.tensor_type.name
@@ -123,7 +123,7 @@ def open_gguf(path: Path, accept: Collection[str] = ()) -> tuple[ModelConfig, Gg
         raise UserError(f"{path}: general.architecture {short_repr(kind)} is not supported: expected llama")
     values = {k.removeprefix("llama."): v for k, v in weights.metadata.items() if k.startswith("llama.")}
     embedding = weights.tensors.get(FORM.tied)
-    if embedding and embedding.shape and embedding.shape[0]:  # a padded vocabulary
+    if embedding and embedding.shape and embedding.shape[0]:  # the vocabulary may be padded
         values["vocab_size"] = embedding.shape[0]
     if "rope.freq_base" in values:
         values["rope_theta"] = values.pop("rope.freq_base")
@@ -148,21 +148,21 @@ def _rope_scaling(weights: GgufWeights) -> dict[str, Any]:
             plain, scaled = (rope_frequencies(width, theta, each) for each in (Llama3Scaling(), scaling))
             if np.allclose(divisors, plain / scaled, rtol=1e-4):
                 return {"rope_scaling": write_rope(ModelConfig(rope_theta=theta, rope_factor=scaling.factor))}
-    raise UserError(f"{weights.path}: tensor {ROPE_FREQS} is not supported: it is not the scaling of Llama 3")
+    raise UserError(f"{weights.path}: tensor {ROPE_FREQS} is not supported: it is not Llama 3 scaling")
 
 
 def read_tokenizer(weights: GgufWeights) -> SubwordTokenizer:
     """Build the tokenizer of a GGUF file, with its special tokens and its chat template.
 
-    Raises `UserError` if the kind of tokenizer or pre-tokenizer is not supported, or its tokens are malformed.
+    Raises `UserError` if the kind of tokenizer or pre-tokenizer is not supported, or the tokens are malformed.
     """
     path = weights.path
     ggml = {k.removeprefix(GGML): v for k, v in weights.metadata.items() if k.startswith(GGML)}
     kind, pre = ggml.get("model"), str(ggml.get("pre", "gpt-2"))
     if kind != "gpt2" or pre not in PRE_TOKENIZERS:
         raise UserError(
-            f"{path}: {GGML}model {short_repr(kind)} with {GGML}pre {short_repr(pre)} is not supported: gpt2 with "
-            f"{', '.join(PRE_TOKENIZERS)} is expected; pass the model's tokenizer.json with --tokenizer"
+            f"{path}: {GGML}model {short_repr(kind)} with {GGML}pre {short_repr(pre)} is not supported: expected gpt2 "
+            f"with {', '.join(PRE_TOKENIZERS)}; pass the model's tokenizer.json with --tokenizer"
         )
     tokens, merges = _array(path, ggml, "tokens", str), _array(path, ggml, "merges", str)
     types = _array(path, ggml, "token_type", int)

@@ -1,4 +1,4 @@
-"""Llama, Mistral, Qwen 2 and 3, and OLMo 2 families, with nearly equal tensor and option names.
+"""Llama, Mistral, Qwen 2 and 3, and OLMo 2 families, which share most names of tensors and options.
 
 torch.nn.Linear stores W as `[out, in]`.
 """
@@ -34,10 +34,10 @@ OPTIONS: dict[str, tuple[str, Any]] = {  # with the defaults of LlamaConfig
 
 
 def make_form(norms: Mapping[str, str], offset: float = 0.0, q_gain: float = 1.0) -> Format:
-    """Return the names of the tensors of a family.
+    """Return the names and layout of a family's tensors.
 
     Args:
-        norms: map from a norm's name in transformers to the name of its parameters, for one layer.
+        norms: map from the names of a layer's norms in transformers to their names in jaxgpt.
         offset: added to a stored gain: 1 if gains are stored as differences from 1.
         q_gain: factor of the query norm's gain.
     """
@@ -113,7 +113,7 @@ def read_windows(options: Options, n_layer: int, window: int, pattern: str) -> d
 
 
 def layer_types(config: ModelConfig) -> list[str]:
-    """Return the kind of attention of each layer, as transformers names it."""
+    """Return the kind of attention of each layer, for transformers' option `layer_types`."""
     return ["sliding_attention" if window else "full_attention" for window in config.windows]
 
 

@@ -74,7 +74,7 @@ def import_model(source: Path, target: Path, tokenizer: str = "", accept: Collec
         accept: unsupported options of config.json to ignore.
 
     Raises:
-        UserError: if a file or tensor is missing, has a wrong shape or type, or is not supported.
+        UserError: if `target` exists, or a file or tensor is missing, unsupported, or of the wrong shape or type.
     """
     check_new(target)
     family, model, form, weights = open_model(source, accept)
@@ -95,7 +95,7 @@ def export_model(run: str | Path, target: Path, checkpoint: str = "best") -> Con
     """Write a directory that transformers reads with `from_pretrained`.
 
     Args:
-        target: a new path; the directory is created atomically, after a comparison with the model.
+        target: a new path; the directory is created atomically, after its logits were compared with the model's.
         checkpoint: `best` (lowest validation loss), `last`, or a step.
 
     Raises:
@@ -132,7 +132,7 @@ def read_model(source: Path) -> tuple[ModelConfig, Any, Format]:
 
 
 def open_model(source: Path, accept: Collection[str] = ()) -> tuple[str, ModelConfig, Format, Weights]:
-    """Return the family, the model config and the unread tensors of a directory or GGUF file."""
+    """Return the family name, model config, tensor layout and unread tensors of a directory or GGUF file."""
     if source.is_file() and source.suffix == ".gguf":
         model, gguf_weights = gguf.open_gguf(source, accept)
         return "llama", model, gguf.FORM, gguf_weights

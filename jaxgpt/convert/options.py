@@ -7,8 +7,8 @@ from typing import Any
 
 from jaxgpt.errors import UserError, short_repr
 
-# Options that do not change the logits of a trained model: names, ids of special tokens, settings of generation, of the
-# program that wrote the file, of classifiers, and of the score computation (scores here are always float32, scaled once).
+# Options that do not change the logits of a trained model: names, ids of special tokens, and settings for training,
+# generation, classifiers, and the precision of attention scores (in jaxgpt always float32, scaled once).
 # Options that begin with an underscore, added by transformers, do not change the logits either.
 HARMLESS = frozenset(
     """
@@ -44,7 +44,7 @@ NEUTRAL: dict[str, Any] = {
     "rope_interleaved": False,
 }
 
-# Mapping from the names of activations in other systems to their names in `ModelConfig`.
+# Map from the names of activations in other systems to their names in `ModelConfig`.
 ACTIVATIONS = {
     "gelu_new": "gelu_new",
     "gelu_pytorch_tanh": "gelu_new",
@@ -92,8 +92,8 @@ class Options:
     def read(self, name: str, default: Any) -> Any:
         """Read an option; its type must match its default.
 
-        An absent option, or null, means the default; but null means 0 for an integer, as in `ModelConfig`. For a
-        required option, `default` is its type. Raises `UserError` for a different type.
+        An absent or null option has the default, except that null means 0 for an integer, as in `ModelConfig`. For a
+        required option, `default` is its type. Raises `UserError` if it is missing, or the type differs.
         """
         kind = default if isinstance(default, type) else type(default)
         if name in self._null and kind is int:
@@ -111,11 +111,11 @@ class Options:
         """Read an option, and map its value with `known`."""
         value = self.read(name, default)
         if value not in known:
-            raise self.refuse(name, value, f"one of {', '.join(known)}")
+            raise self.refuse(name, value, f"expected one of {', '.join(known)}")
         return known[value]
 
     def only(self, name: str, value: Any) -> None:
-        """Raise `UserError` if an option does not have the supported value, unless the user accepts it."""
+        """Raise `UserError` if an option does not have the supported value, unless the option is in `accept`."""
         actual = self._left.pop(name, value)
         if actual != value and not (value is None and actual is False) and name not in self._accept:
             what = f"{self.where}: {name} {short_repr(actual)} is not supported, only {short_repr(value)}"
@@ -131,7 +131,7 @@ class Options:
         return Options(values, f"{self.where}: {name}", self._accept)
 
     def done(self) -> None:
-        """Raise `UserError` with the unknown options: neither read nor accepted."""
+        """Raise `UserError` if any option was neither read nor accepted."""
         if unknown := sorted(name for name in self._left if name not in self._accept):
             listed = ", ".join(f"{name} ({short_repr(self._left[name])})" for name in unknown)
             raise UserError(f"{self.where}: unknown option{'s' * (len(unknown) > 1)} {listed}: {self._fix(unknown)}")

@@ -37,7 +37,7 @@ from jaxgpt.model.params import abstract_params
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 
-# Options that do not change what an adapter computes; init_lora_weights may, by changing the base (see `KEEPS_BASE`).
+# Options that do not change what an adapter computes. init_lora_weights may change the base, and is checked separately.
 HARMLESS = """
     auto_mapping base_model_name_or_path eva_config exclude_modules fan_in_fan_out inference_mode init_lora_weights
     lora_dropout megatron_core peft_version qalora_group_size revision target_modules
@@ -48,10 +48,10 @@ KEEPS_BASE = (True, False, "gaussian", "eva", "orthogonal")
 
 
 class Module(NamedTuple):
-    """A transformers module that PEFT can adapt: GPT-2's c_attn has q_proj, k_proj and v_proj."""
+    """A transformers module that PEFT can adapt, such as GPT-2's c_attn, which has q_proj, k_proj and v_proj."""
 
     name: str  # its path, `transformer.h.0.attn.c_attn`
-    parents: list[str]  # path of its matrices, `["h_0", "attn"]`
+    parents: list[str]  # path of the jaxgpt module with its matrices, `["h_0", "attn"]`
     inputs: int  # number of inputs
     outputs: dict[str, int]  # number of outputs of each matrix
     row: WeightRow  # layout of B in PEFT
@@ -80,7 +80,7 @@ def resolve_targets(model: ModelConfig, lora: LoraConfig) -> str:
     """
     model = replace(model, vocab_size=model.vocab_size or 1)  # 0: unknown until the data is read
     own, theirs = matrices(abstract_params(model)), {}
-    with suppress(UserError):  # no family of transformers has the model
+    with suppress(UserError):  # no transformers family has the model
         modules = _modules(replace(model, n_layer=1))
         theirs = {module.name.split(".0.", 1)[1]: module.target for module in modules if module.parents}
     targets: list[str] = []
@@ -122,8 +122,8 @@ def import_adapter(source: Path, target: Path, init_from: str) -> Converted:
 def export_adapter(run: str | Path, target: Path, checkpoint: str = "best", base: str = "") -> Converted:
     """Write the adapters of a run as a directory for PEFT's `from_pretrained`, without their base.
 
-    Arguments and errors are as in `export_model`; `base` is the name or directory of the base in transformers, for PEFT;
-    empty: the run of the base.
+    Arguments and errors are as in `export_model`. `base` is the name or directory of the base in transformers, recorded
+    for PEFT; empty: the path of the base's run.
     """
     with new_directory(target) as directory:
         config, params, adapters = load_adapters(run, checkpoint)
@@ -173,7 +173,7 @@ def read_adapter(directory: Path, model: ModelConfig) -> tuple[LoraConfig, Any]:
     """Read the adapters of a PEFT directory; raise `UserError` for unsupported features or models."""
     rank, alpha = read_config(directory / CONFIG)
     weights, modules = Weights(directory), []
-    with suppress(UserError):  # no family of transformers has the model
+    with suppress(UserError):  # no transformers family has the model
         modules = _modules(model)
     targets = list(dict.fromkeys(m.target for m in modules if not weights.tensors.keys().isdisjoint(m.tensors)))
     if not targets:

@@ -1,4 +1,4 @@
-"""Settings of RoPE in config.json: default, linear scaling, and the scaling of Llama 3."""
+"""Settings of RoPE in config.json: default, linear scaling and Llama 3 scaling."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def merged_rope(options: Options, old: dict[str, Any], new: dict[str, Any]) -> d
 
 
 def rope_settings(options: Options, rope: dict[str, Any], block_size: int) -> dict[str, Any]:
-    """Convert the RoPE options of one layer type."""
+    """Convert the RoPE options of one layer type to model settings."""
     inner = options.inner("rope_parameters", rope)
     kinds = {name: name for name in ("default", "linear", "llama3")}
     kind = inner.choice("rope_type", kinds, inner.read("type", "default"))
@@ -63,7 +63,7 @@ def write_rope(config: ModelConfig) -> dict[str, Any]:
 
 
 def linear(block_size: int) -> dict[str, Any]:
-    """Return settings that stretch all wavelengths: all are above the limit, original context / low = 1."""
+    """Express linear scaling as Llama 3 scaling: every wavelength, at least 2 pi, exceeds context / low = 1."""
     return {
         "rope_low_freq_factor": float(block_size),
         "rope_high_freq_factor": 2.0 * block_size,
@@ -72,5 +72,5 @@ def linear(block_size: int) -> dict[str, Any]:
 
 
 def is_linear(config: ModelConfig) -> bool:
-    """Return whether a model's scaling stretches all wavelengths."""
+    """Return whether a model's Llama 3 scaling is linear: it stretches all wavelengths, including 2 pi."""
     return config.rope_low_freq_factor >= config.rope_original_context / (2 * math.pi)

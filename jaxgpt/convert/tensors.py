@@ -24,7 +24,7 @@ from jaxgpt.model.params import flatten_params, weights
 HEAD = "lm_head.weight"
 # Suffixes of masks and constants in older files, which are skipped.
 BUFFERS = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
-TOLERANCE = 1e-5  # largest change of a logit by an export, relative to the largest logit if that exceeds 1
+TOLERANCE = 1e-5  # maximum change of a logit by an export, relative to the largest logit if that exceeds 1
 STRAY = "_orig_mod."  # prefix that torch.compile adds to names
 
 
@@ -34,9 +34,9 @@ class WeightRow(NamedTuple):
     name: str  # name of the tensor in the other system
     leaves: tuple[str, ...]  # paths of the jaxgpt leaves, in storage order
     output_first: bool = False  # whether the matrix is stored as `[out, in]`, as in torch.nn.Linear
-    by_head: bool = False  # whether the leaves alternate by head along the output axis, not concatenated
+    by_head: bool = False  # whether the leaves alternate by head along the output axis instead of being concatenated
     offset: float = 0.0  # added to the stored tensor: 1 for a gain stored as its difference from 1
-    factor: float = 1.0  # multiplies the sum
+    factor: float = 1.0  # multiplies the tensor after `offset` was added
     heads: int = 0  # number of heads of the model, set by `expand` if `by_head`
 
 
@@ -44,7 +44,7 @@ WeightTable = tuple[WeightRow, ...]
 
 
 class Format(NamedTuple):
-    """The names of the tensors of a family of models."""
+    """Names and layout of the tensors of a family of models."""
 
     table: WeightTable  # the tensors, and the leaves in each
     prefix: str  # prefix of most names; files may omit it
@@ -122,7 +122,8 @@ def to_tensor(row: WeightRow, leaves: Mapping[str, np.ndarray]) -> np.ndarray:
 def check_weights(weights: Weights, config: ModelConfig, form: Format) -> dict[str, str]:
     """Check that files contain a model, and map each name in the table to its name in the files.
 
-    Raises `UserError` if a tensor is missing, unexpected, or of the wrong shape, or not floating-point, or a tied head differs.
+    Raises `UserError` if a tensor is missing, unexpected, not floating-point or of the wrong shape, or if a tied head differs
+    from the embedding.
     """
     stored = {name.removeprefix(STRAY).removeprefix(form.prefix): name for name in weights.tensors}
     shapes, rows = leaf_shapes(config), expand(form.table, config)
@@ -149,7 +150,7 @@ def load_weights(weights: Weights, config: ModelConfig, form: Format) -> Any:
 
 
 def save_weights(path: Path, params: Any, config: ModelConfig, form: Format) -> None:
-    """Write a tree of weights as a model of `config`, which may add neutral gains, biases and gates."""
+    """Write a tree of weights as a model of `config`; add missing gains (1), biases (0) and gates (copies of up_proj)."""
     rows, shapes = expand(form.table, config), leaf_shapes(config)
     ours = flatten_params(params)
     tensors = ((row.name, to_tensor(row, {leaf: _leaf(ours, leaf, shapes) for leaf in row.leaves})) for row in rows)
@@ -157,7 +158,7 @@ def save_weights(path: Path, params: Any, config: ModelConfig, form: Format) -> 
 
 
 def probe_logits(config: ModelConfig, params: Any) -> np.ndarray:
-    """Compute logits on fixed ids: `[1, T, V]`, float32."""
+    """Compute the logits of at most 32 fixed random ids, float32 `[1, T, V]`."""
     length = min(config.block_size, 32)
     tokens_BT = np.random.Generator(np.random.Philox(0)).integers(0, config.vocab_size, (1, length), np.int32)
     forward: Callable[..., Any] = jax.jit(lambda p, tokens: GPT(config).apply({"params": p}, tokens))
@@ -166,7 +167,7 @@ def probe_logits(config: ModelConfig, params: Any) -> np.ndarray:
 
 
 def check_change(before: np.ndarray, after: np.ndarray) -> float:
-    """Return the largest logit difference between a model and its export; fail above `TOLERANCE`."""
+    """Return the largest logit difference between a model and its export; raise if it exceeds `TOLERANCE`."""
     change = float(np.abs(before - after).max())
     if not change <= TOLERANCE * max(1.0, float(np.abs(before).max())):
         raise TrainingFailed(f"the logits of the written files differ by {change:.2e}: the files were deleted")
