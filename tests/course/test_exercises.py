@@ -135,8 +135,8 @@ def extend_in_place(q, k, v, cache, length):
         ("top-p", lambda logits, p: jnp.full_like(logits, -jnp.inf), "every token is removed"),
         ("top-p", lambda logits, p: logits - 1, "the logits of tokens that are kept change"),
         ("cache", extend_elsewhere, r"k_SH changes in slot 0: only slot 3 \(length\) may change"),
-        ("cache", extend_with_a_finite_mask, "it attends to unused slots: set masked scores to -inf"),
-        ("cache", extend_in_place, "it changes its argument cache"),
+        ("cache", extend_with_a_finite_mask, "the function attends to unused slots: set masked scores to -inf"),
+        ("cache", extend_in_place, "the function changes its argument cache"),
     ],
 )
 def test_other_wrong_answers_are_told_a_law_or_a_value(name: str, function: Any, words: str) -> None:
@@ -207,11 +207,11 @@ def test_a_typical_mistake_in_other_words_is_recognized(name: str, function: Any
         ("atention", softmax, "no exercise 'atention' (did you mean attention?)"),
         ("softmax", np.ones(3), "pass the function softmax(scores_TS) itself, not array("),
         ("head", lambda q, k: q, "takes (q, k), but is called with the arguments (q_TH, k_TH, v_TH)"),
-        ("softmax", lambda x: None, "it returns None instead of weights_TS: is the return statement"),
+        ("softmax", lambda x: None, "the function returns None instead of weights_TS: is the return statement"),
         ("softmax", lambda x: x.sum(-1), "shape [4] instead of [4, 6] (input: random"),
-        ("softmax", lambda x: [[1, 2], [3]], "it returns [[1, 2], [3]] in place of an array"),
-        ("step", lambda s, b, loss, o: 3, "it returns a value of type int instead of state, value"),
-        ("cache", lambda q, k, v, c, n: (q, k, v), "it returns a tuple of 3 instead of out_H, cache"),
+        ("softmax", lambda x: [[1, 2], [3]], "the function returns [[1, 2], [3]] in place of an array"),
+        ("step", lambda s, b, loss, o: 3, "the function returns a value of type int instead of state, value"),
+        ("cache", lambda q, k, v, c, n: (q, k, v), "the function returns a tuple of 3 instead of out_H, cache"),
     ],
 )
 def test_wrong_input_is_one_line(name: str, function: Any, words: str) -> None:
@@ -250,7 +250,9 @@ def fails(scores_TS: Any) -> Any:
 def test_an_error_is_one_line_with_its_place() -> None:
     result = check("softmax", fails)
     line = fails.__code__.co_firstlineno + 2
-    assert re.fullmatch(rf"it raises \w+ in line {line}: .*", result.message.removesuffix(" (input: random scores)"))
+    assert re.fullmatch(
+        rf"the function raises \w+ in line {line}: .*", result.message.removesuffix(" (input: random scores)")
+    )
     with pytest.raises((TypeError, ValueError)):
         raise result.error or AssertionError
 

@@ -70,7 +70,7 @@ SOFTMAX = Exercise(
             lambda x: np.exp(x - x.max()) / np.exp(x - x.max()).sum(-1, keepdims=True),
         ),
         (
-            "it normalizes columns instead of rows: take the maximum and the sum over the last axis (axis=-1, keepdims=True)",
+            "the function normalizes columns, not rows: take the maximum and the sum over the last axis (axis=-1, keepdims=True)",
             lambda x: _softmax(x, axis=0),
         ),
         (
@@ -127,15 +127,15 @@ MASK = Exercise(
         ),
         ("everything is allowed: queries see the future", lambda T: np.ones((T, T), bool)),
         (
-            "it returns the numbers 0 and 1: make the lower triangle of an array of booleans (dtype=bool)",
+            "the function returns the numbers 0 and 1: make the lower triangle of an array of booleans (dtype=bool)",
             lambda T: np.tril(np.ones((T, T))),
         ),
         (
-            "it returns the integers 0 and 1: make the lower triangle of an array of booleans (dtype=bool)",
+            "the function returns the integers 0 and 1: make the lower triangle of an array of booleans (dtype=bool)",
             lambda T: np.tril(np.ones((T, T), int)),
         ),
         (
-            "it returns 0 and -inf, to be added to scores: return booleans, true where attention is allowed",
+            "the function returns 0 and -inf, to be added to scores: return booleans, true where attention is allowed",
             lambda T: np.where(np.tri(T, dtype=bool), 0.0, -np.inf),
         ),
     ),
@@ -174,7 +174,7 @@ def _head(
 
 
 def _far_below_the_future(T: int) -> tuple[Array, Array, Array]:
-    """Make scores of 0 at future positions and far below 0 at others; the output equals the weights."""
+    """Make scores of 0 at future positions and far below 0 at other positions; the output equals the weights."""
     eye = np.eye(T, dtype=np.float32)
     return -300 * np.tri(T, dtype=np.float32), 300 * eye, eye
 

@@ -56,7 +56,7 @@ class Result:
         return f"{self._title}: {self.message}"
 
     def _repr_html_(self) -> str:
-        """Notebooks break the line where text/plain would need to be scrolled."""
+        """Return HTML, because notebooks wrap its lines, but not the lines of text/plain."""
         return f"<p><strong>{html.escape(self._title)}</strong>: {html.escape(self.message)}</p>"
 
     @property
@@ -186,7 +186,7 @@ def _compare(exercise: Exercise, function: Callable[..., Any]) -> _Failed | None
     again = _run(exercise, function, inputs[first], expected[first])
     if not isinstance(again, _Failed) and not isinstance(results[first], _Failed) and not _same(again, results[first]):
         return _Failed(
-            "two calls with the same arguments return different results: it keeps state or draws random numbers"
+            "two calls with the same arguments return different results: the function keeps state or draws random numbers"
         )
     if all(_same(results[label], expected[label]) for label in inputs):
         return None
@@ -223,7 +223,7 @@ def _run(exercise: Exercise, function: Callable[..., Any], args: tuple[Any, ...]
         for name, before, after in zip(exercise.parameters, args, given, strict=True):
             if not all(map(_unchanged, jax.tree.leaves(before), jax.tree.leaves(after))):
                 return _Failed(
-                    f"it changes its argument {name}: make a new array instead, a JAX array cannot be changed"
+                    f"the function changes its argument {name}: make a new array instead, because a JAX array cannot be changed"
                 )
         return result
     return failed
@@ -234,14 +234,14 @@ def _unchanged(before: Any, after: Any) -> bool:
 
 
 def _raised(function: Callable[..., Any], error: Exception) -> str:
-    """Describe an exception in one line, with the line of the learner's code and the first lines of its message."""
+    """Describe an exception in one line: the line number of the learner's code, and the beginning of the message."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_HERE)]
     lines = [frame.lineno for frame in frames if code is not None and frame.filename == code.co_filename]
     where = f" in line {lines[-1]}" if lines else ""
     first = [line for line in str(error).splitlines() if line.strip()][:3]
     text = " ".join(" ".join(first).split())
-    return f"it raises {type(error).__name__}{where}: {text[:300] or 'without a message'}"
+    return f"the function raises {type(error).__name__}{where}: {text[:300] or 'without a message'}"
 
 
 def _arrays(exercise: Exercise, result: Any, expected: Any) -> Any:
@@ -252,7 +252,7 @@ def _arrays(exercise: Exercise, result: Any, expected: Any) -> Any:
     if isinstance(result, tuple) and len(result) == 2 and _fits(expected[::-1], result) and not _fits(expected, result):
         return _Failed(f"the two results are exchanged: return {names}")
     if result is None:
-        return _Failed(f"it returns None instead of {names}: is the return statement missing?")
+        return _Failed(f"the function returns None instead of {names}: is the return statement missing?")
     try:
         leaves = structure.flatten_up_to(result)
     except ValueError:
@@ -260,7 +260,7 @@ def _arrays(exercise: Exercise, result: Any, expected: Any) -> Any:
         inside = ""
         if isinstance(result, tuple) and len(result) == len(exercise.returns):
             shape, inside = "a different structure", ": parameters, states and caches keep their structure"
-        return _Failed(f"it returns {shape} instead of {names}{inside}")
+        return _Failed(f"the function returns {shape} instead of {names}{inside}")
     arrays = []
     for leaf in leaves:
         try:
@@ -268,7 +268,7 @@ def _arrays(exercise: Exercise, result: Any, expected: Any) -> Any:
         except ValueError:  # lists of different lengths
             arrays.append(np.array(None))
         if _kind(arrays[-1]) not in _KINDS:
-            return _Failed(f"it returns {short_repr(leaf)} in place of an array of numbers: expected {names}")
+            return _Failed(f"the function returns {short_repr(leaf)} in place of an array of numbers: expected {names}")
     return jax.tree.unflatten(structure, arrays)
 
 
@@ -299,7 +299,7 @@ def _same(result: Any, expected: Any) -> bool:
 
 
 def _close(a: np.ndarray, b: np.ndarray) -> bool:
-    # An empty list has no integers.
+    # An empty array matches any kind, because an empty list converts to floats.
     if a.shape != b.shape or (a.size and _kind(a) != _kind(b)):
         return False
     x, y = a.astype(np.float64), b.astype(np.float64)
@@ -307,7 +307,7 @@ def _close(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 def _alike(result: Any, mistaken: Any, expected: Any) -> bool:
-    """Return whether a result matches a known mistake; inf equals NaN: formulas overflow to either."""
+    """Return whether a result matches a known mistake; inf matches NaN, because overflow can lead to either."""
     broken, both = _overflows(result, expected), _overflows(mistaken, expected)
     return (broken and both) if broken or both else _same(result, mistaken)
 

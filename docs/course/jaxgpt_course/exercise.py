@@ -20,13 +20,14 @@ class Exercise:
 
     Attributes:
         name: name of the exercise, for `check`.
-        page: course page that explains it, such as "attention".
+        page: course page that explains the computation, such as "attention".
         statement: description of the computation. Letters are dimensions, as everywhere in jaxgpt.
         returns: names of the results.
         reference: reference function, built from jaxgpt's functions, with the name and parameters to use.
-        inputs: returns the arguments of each call, by a short description. Arrays are NumPy arrays.
-        mistakes: one-line explanations and functions of typical wrong answers. A result that matches one gets its line.
-        laws: properties of the result; a violated one explains any other wrong answer.
+        inputs: returns a dict of the arguments of each call, keyed by a short description. Arrays are NumPy arrays.
+        mistakes: typical wrong answers, as pairs of a one-line explanation and a function. If a learner's results match
+            the results of the function, `check` returns the explanation.
+        laws: properties of the result. For any other wrong answer, `check` returns the violated property.
         aliases: other names for `check`.
     """
 

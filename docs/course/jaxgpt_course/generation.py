@@ -84,13 +84,16 @@ GREEDY = Exercise(
             "the model receives only the last token: pass all ids so far",
             _generate(lambda logits: int(logits[-1].argmax()), see=lambda ids: ids[-1:]),
         ),
-        ("it takes the least probable token: argmax, not argmin", _generate(lambda logits: int(logits[-1].argmin()))),
         (
-            "it reads the logits of the first position: the last position (logits[-1]) predicts the next token",
+            "the function takes the least probable token: argmax, not argmin",
+            _generate(lambda logits: int(logits[-1].argmin())),
+        ),
+        (
+            "the function reads the logits of the first position: the last position (logits[-1]) predicts the next token",
             _generate(lambda logits: int(logits[0].argmax())),
         ),
         (
-            "it takes the maximum over all positions: only the last one (logits[-1]) predicts the next token",
+            "the function takes the maximum over all positions: only the last one (logits[-1]) predicts the next token",
             _generate(lambda logits: int(logits.max(0).argmax())),
         ),
     ),
@@ -147,11 +150,11 @@ def _is_the_smallest_set(out_V: Array, logits_V: Array, p: float) -> str | None:
     if not np.allclose(out_V[kept_V], logits_V[kept_V], atol=1e-5):
         return "the logits of tokens that are kept change: return them as they are, and -inf for the others"
     if p_V[kept_V].min() < p_V[~kept_V].max(initial=0):
-        return f"it keeps token {np.where(kept_V, p_V, 2).argmin()} and removes a more probable one"
+        return f"the function keeps token {np.where(kept_V, p_V, 2).argmin()} and removes a more probable one"
     if p_V[kept_V].sum() < p - 1e-6:
         return f"the tokens that are kept have a probability of {p_V[kept_V].sum():.3f}, less than p = {p:g}: keep one more"
     if p_V[kept_V].sum() - p_V[kept_V].min() > p + 1e-6:
-        return f"it keeps {kept_V.sum()} tokens, but fewer reach p = {p:g}: stop when the sum reaches p"
+        return f"the function keeps {kept_V.sum()} tokens, but fewer reach p = {p:g}: stop when the sum reaches p"
     return None
 
 
@@ -177,20 +180,20 @@ TOP_P = Exercise(
             _top_p(lambda sorted_p, p: np.cumsum(sorted_p) <= p),
         ),
         (
-            "it keeps tokens whose own probability is at least p: sum the probabilities in descending order",
+            "the function keeps tokens whose own probability is at least p: sum the probabilities in descending order",
             _top_p(lambda sorted_p, p: sorted_p >= p),
         ),
         (
-            "it keeps the least probable tokens: sort in descending order",
+            "the function keeps the least probable tokens: sort in descending order",
             _top_p(_smallest_set, order=1),
         ),
         (
-            "it keeps one token too many: stop when the sum reaches p",
+            "the function keeps one token too many: stop when the sum reaches p",
             _top_p(lambda sorted_p, p: np.cumsum(sorted_p) - sorted_p - np.append(0, sorted_p[:-1]) < p),
         ),
         ("the result is in sorted order: put each logit back at its id", _in_sorted_order),
         ("removed logits are 0, and exp(0) is 1: set them to -inf", _top_p(_smallest_set, removed=0.0)),
-        ("it returns probabilities: return logits, -inf where a token is removed", _probabilities),
+        ("the function returns probabilities: return logits, -inf where a token is removed", _probabilities),
     ),
     laws=(_is_the_smallest_set,),
 )
@@ -276,13 +279,16 @@ SAMPLE = Exercise(
                 lambda kept_V, scaled_V: np.exp(kept_V - kept_V.max()),
             )
         ),
-        ("it takes the most probable token: u chooses the token", _sample(choose=lambda p_V, u: p_V.argmax())),
+        (
+            "the function takes the most probable token: u chooses the token",
+            _sample(choose=lambda p_V, u: p_V.argmax()),
+        ),
         (
             "the probabilities are summed in descending order: sum them in the order of the ids",
             _sample(choose=lambda p_V, u: np.argsort(-p_V)[(np.cumsum(np.sort(p_V)[::-1]) > u).argmax()]),
         ),
         (
-            "it returns the last id below u: the first one whose cumulative probability exceeds u",
+            "the function returns the last id below u: the first one whose cumulative probability exceeds u",
             _sample(choose=lambda p_V, u: max((np.cumsum(p_V) > u).argmax() - 1, 0)),
         ),
     ),
@@ -377,7 +383,7 @@ CACHE = Exercise(
     },
     mistakes=(
         (
-            "it attends to unused slots: mask the scores of slots beyond `length`",
+            "the function attends to unused slots: mask the scores of slots beyond `length`",
             _extend(seen=lambda slots, length: slots >= 0),
         ),
         (
@@ -387,11 +393,11 @@ CACHE = Exercise(
         ("the old cache is returned: return the cache with the new key and value", _extend(old_cache=True)),
         ("the new key and value are not written: put them into slot `length`, then attend", _not_written),
         (
-            "it writes to slot `length - 1`, over the last token: the first free slot is `length`",
+            "the function writes to slot `length - 1`, over the last token: the first free slot is `length`",
             _extend(slot=lambda length: length - 1),
         ),
         (
-            "where scores are far below 0, it attends to unused slots: set masked scores to -inf, not to a number such as -1e4",
+            "where scores are far below 0, the function attends to unused slots: set masked scores to -inf, not to -1e4",
             _extend(masked=-1e4),
         ),
         (

@@ -71,7 +71,7 @@ LOSS = Exercise(
     },
     mistakes=(
         (
-            "it is the sum of the losses: divide by the number of targets that are not -1",
+            "the result is the sum of the losses: divide by the number of targets that are not -1",
             _of_counted(lambda x: -x.sum()),
         ),
         ("the mean is missing: return one number, the mean over the positions that count", _of_counted(lambda x: -x)),
@@ -84,10 +84,10 @@ LOSS = Exercise(
             "targets of -1 are counted as id 0: skip these positions",
             lambda logits, targets: -_log_p(logits, np.maximum(targets, 0)).mean(),
         ),
-        ("it is in bits: use the natural logarithm", _of_counted(lambda x: -x.mean() / np.log(2))),
+        ("the loss is in bits: use the natural logarithm", _of_counted(lambda x: -x.mean() / np.log(2))),
         ("the sign is wrong: the loss is minus the log probability", _of_counted(lambda x: x.mean())),
         (
-            "it is the logarithm of the mean probability: take the logarithm of each target's probability, then the mean",
+            "this is the logarithm of the mean probability: take the logarithm of each target's probability, then the mean",
             _of_counted(lambda x: -np.log(np.exp(x).mean())),
         ),
         ("the logarithm is missing: the loss of a target is -log(p)", _of_counted(lambda x: -np.exp(x).mean())),
@@ -419,7 +419,7 @@ ADAM = Exercise(
             "the two factors are exchanged: the old average has 0.9, the gradient 0.1",
             _adam(lambda m, g: (1 - _B1) * m + _B1 * g, lambda v, g: (1 - _B2) * v + _B2 * g**2),
         ),
-        ("it goes uphill: subtract the step", _adam(sign=-1.0)),
+        ("the step goes uphill: subtract it", _adam(sign=-1.0)),
         ("1e-8 is missing: a gradient of 0 gives 0 / 0", _adam(eps=0.0)),
         (
             "1e-8 is inside the root: add it to sqrt(v_hat), which matters for small gradients",
