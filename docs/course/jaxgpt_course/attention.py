@@ -70,7 +70,7 @@ SOFTMAX = Exercise(
             lambda x: np.exp(x - x.max()) / np.exp(x - x.max()).sum(-1, keepdims=True),
         ),
         (
-            "the function normalizes columns, not rows: take the maximum and the sum over the last axis (axis=-1, keepdims=True)",
+            "the function normalizes columns, not rows: take the maximum and sum over the last axis (axis=-1, keepdims=True)",
             lambda x: _softmax(x, axis=0),
         ),
         (
