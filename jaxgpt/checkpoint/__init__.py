@@ -1,1 +1,1 @@
-"""A run on disk: its directory, checkpoints through Orbax, checksums and the lock."""
+"""A run on disk: its directory, Orbax checkpoints, checksums and lock."""

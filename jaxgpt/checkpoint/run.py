@@ -1,13 +1,13 @@
-"""Run directory: created and replaced so that a crash never loses weights, with one writer.
+"""Run directory: created and replaced so that a crash never loses weights, and locked by its only writer.
 
 config.json             settings; written last, so it marks a complete run
 tokenizer.json
 generation_config.json  special tokens, if the tokenizer has any; also tokenizer_config.json
 checkpoints/            see store.py
-metrics.jsonl           losses and speed of each step
-baselines.json          losses of n-grams
+metrics.jsonl           losses and speed of logged steps, and evaluations
+baselines.json          losses of n-gram models
 loss.png
-.lock                   held by the process that writes
+.lock                   locked by the writing process
 .new/, .replaced/       the new run while it is written, and the old run while `--overwrite` replaces it
 """
 
@@ -100,8 +100,8 @@ def runs_near(path: Path) -> str:
 def new_run(out: str, config: Config, tokenizer: Tokenizer, overwrite: bool = False) -> Iterator[Run]:
     """Create a run in `out`, or under the first unused name of `runs/PRESET`, `runs/PRESET-2`, ...
 
-    The run is locked in the context. A process killed at any moment leaves no run, or a run that can be resumed. Raises
-    the errors of `check_free`.
+    The run is locked in the context. A process killed at any moment leaves no run, or a run that can be resumed; the
+    replaced run can be restored (`Run.exists`). Raises the errors of `check_free`.
     """
     path = Path(out) if out else _new_directory(config.preset)
     with _locked(path, overwrite):
@@ -143,7 +143,7 @@ def _new_directory(preset: str) -> Path:
 
 @contextmanager
 def _locked(path: Path, overwrite: bool) -> Iterator[None]:
-    """Create the directory of a run, unless it exists, and lock it. A directory without a run is deleted if it was created."""
+    """Create the directory of a run if necessary, and lock it. On exit, delete a directory created here if it is empty."""
     if created := not path.exists():
         with reported(f"cannot write the run to {path}"):
             path.mkdir(parents=True, exist_ok=True)
@@ -158,7 +158,7 @@ def _locked(path: Path, overwrite: bool) -> Iterator[None]:
 
 @contextmanager
 def _draft(path: Path, config: Config, tokenizer: Tokenizer) -> Iterator[Run]:
-    """Yield a draft with settings. At the end, renames replace the run in `path` with the draft, without additional space."""
+    """Yield a draft of a run, with its settings. At the end, move its files to `path`, in place of any run there."""
     draft, replaced = path / NEW, path / REPLACED
     with reported(f"cannot write the run to {path}"):
         try:

@@ -1,11 +1,11 @@
 """Checkpoints of a run: written in the background, sealed by one file, listed, checked and restored.
 
-checkpoints/300/params/         weights: one directory for each part, by Orbax, so that sampling reads only the weights
+checkpoints/300/params/         weights; Orbax stores each part separately, so that sampling reads only the weights
                 opt_state/      state of the optimizer
-                skip/           statistics of skipped updates, if the run skips any
-                ema/            EMA of the weights, if the run keeps one
+                skip/           statistics for skipping updates, if enabled
+                ema/            EMA of the weights, if enabled
                 checkpoint.json `Info`, with the SHA-256 of every file
-checkpoints/310.partial*/       being written or deleted: a complete checkpoint gets its name by a rename
+checkpoints/310.partial*/       being written or deleted; a complete checkpoint is renamed to its step
 checkpoints/290.damaged/        damaged checkpoints, renamed by a resume, which also deletes partial checkpoints
 """
 
@@ -35,7 +35,7 @@ from jaxgpt.errors import TrainingFailed, UserError, one_line
 from jaxgpt.files import parse_json, read_bytes, sha256_file, sync_directory, write_atomically
 from jaxgpt.parallel.processes import is_leader, is_peer_failure
 
-if TYPE_CHECKING:  # Orbax and optax are slow to import: functions that need them import them
+if TYPE_CHECKING:  # Orbax and optax are slow to import, so they are imported in the functions that need them
     from jaxgpt.train.step import TrainState
 
 SEAL, PARTIAL = "checkpoint.json", ".partial"
@@ -48,10 +48,10 @@ class Info:
     """Content of checkpoint.json."""
 
     step: int  # number of steps taken
-    val_loss: float | None = None  # over the windows shared by all evaluations of the run; None: not evaluated
+    val_loss: float | None = None  # loss over the windows shared by all evaluations of the run; None: not evaluated
     tokens: int = 0  # number of tokens trained on
     temporary: bool = False  # written after a signal or by a timer, and kept until the next checkpoint is written
-    about: Mapping[str, Any] = field(default_factory=dict)  # config, versions, data, base, best loss so far
+    about: Mapping[str, Any] = field(default_factory=dict)  # config, versions, data and base digests, best loss so far
     sha256: Mapping[str, str] = field(default_factory=dict)  # file digests, keyed by path; also of checkpoint.json
 
     def config(self) -> Config:
@@ -60,7 +60,7 @@ class Info:
 
 
 class Saver:
-    """Context manager: writes checkpoints in the background, and deletes those that `train.keep_*` does not keep."""
+    """Context manager: writes checkpoints in the background, and deletes old checkpoints according to `train.keep_*`."""
 
     def __init__(self, directory: Path, train: TrainConfig) -> None:
         self.directory, self.train = directory, train
@@ -76,7 +76,7 @@ class Saver:
             self.wait()
 
     def save(self, state: TrainState, info: Info) -> None:
-        """Write a state in the background, after the previous checkpoint. The state may be donated on return."""
+        """Write a state in the background, after the previous checkpoint. After the return, the state can be donated."""
         from orbax.checkpoint import v1 as ocp
 
         self.wait()
@@ -105,7 +105,7 @@ class Saver:
                 writing.result()
 
     def _finish(self, written: Callable[[], None], path: Path, info: Info) -> None:
-        """Wait for all processes, seal the checkpoint and delete others; called in the thread."""
+        """Wait for all processes, seal the checkpoint and delete old checkpoints; runs in the background thread."""
         written()
         if is_leader():
             seal(path, info)
@@ -150,7 +150,7 @@ def save_params(directory: Path, params: Any, about: Mapping[str, Any]) -> None:
     from jaxgpt.train.step import TrainState
 
     options = ocp.Context()
-    options.array.saving.use_compression = False  # compression copies the weights first, and saves only 8%
+    options.array.saving.use_compression = False  # compression copies the weights, and saves only 8% of the space
     options.memory.deepcopy_host_arrays = False  # weights are constant during the write
     with options, Saver(directory, TrainConfig()) as saver:
         saver.save(TrainState(jnp.zeros((), jnp.int32), params, None, None), Info(0, about=about))
@@ -177,7 +177,7 @@ def _render(info: Info) -> str:
 def read_info(path: Path) -> Info:
     """Read the checkpoint.json of a checkpoint; raise `UserError` if it has changed."""
     text = read_bytes(path / SEAL)
-    with suppress(AttributeError, RecursionError, TypeError, ValueError):  # neither JSON nor an `Info`
+    with suppress(AttributeError, RecursionError, TypeError, ValueError):  # not JSON, or not an `Info`
         info = Info(**parse_json(text, SEAL))
         if info.step == int(path.name) and _render(info).encode() == text:
             return info
@@ -234,7 +234,7 @@ def kept_checkpoint_message(directory: Path) -> str:
 
 
 def find_damage(path: Path, parts: tuple[str, ...] = PARTS) -> str:
-    """Return the damaged file in some parts of a checkpoint, or "" if all files match their digests."""
+    """Return the first damaged file in `parts` of a checkpoint and the reason, or "" if all files match their digests."""
     try:
         digests = read_info(path).sha256
     except UserError as e:
@@ -276,7 +276,7 @@ def latest_valid(directory: Path, note: Callable[[str], None]) -> Info | None:
 
 
 def restore(directory: Path, step: int, like: TrainState) -> TrainState:
-    """Restore a train state with the shapes and shardings of `like`, after `latest_valid`."""
+    """Restore a train state with the shapes and shardings of `like`. `latest_valid` must have checked the digests."""
     from jaxgpt.train.skip import SkipState, init_skip_state
     from jaxgpt.train.step import TrainState
 
@@ -315,7 +315,7 @@ def _load(path: Path, part: str, like: Any) -> Any:
     from orbax.checkpoint import v1 as ocp
 
     try:
-        # An error about shapes while Orbax reads arrays leaves threads behind, which fail when the process ends.
+        # If Orbax finds a wrong shape while it reads arrays, its threads remain and fail when the process exits.
         _check_shapes(ocp.checkpointables_metadata(path.absolute()).metadata.get(part, {}), like)
         return ocp.load_checkpointables(path.absolute(), {part: like})[part]
     except Exception as e:

@@ -56,7 +56,8 @@ def evaluate(
     """Compute the loss of `params` on a split.
 
     Evaluation windows do not overlap, even if training windows do: each token is counted at most once, and the standard
-    error assumes independent windows. A larger stride is kept, because it keeps documents complete.
+    error assumes independent windows. A `data.stride` above T also applies here, because it keeps
+    documents complete.
 
     Args:
         program: the compiled functions.
@@ -74,7 +75,7 @@ def evaluate(
     T = config.window
     starts = np.asarray(tokens.eval_starts(T, max(config.data.stride, T)))
     batch_size, ways = config.train.eval_batch_size or program.microbatches.rows, batch_ways(mesh)
-    # All windows of the split bound the batch size, so that all evaluations of a run have one shape.
+    # The batch size depends on the whole split, not on `windows`, so that all evaluations of a run compile one shape.
     batch_size = math.ceil(min(batch_size, len(starts)) / ways) * ways
     shared = evenly_spaced(len(starts), config.train.eval_windows)
     windows = np.arange(len(starts)) if all_windows else shared

@@ -74,7 +74,7 @@ def explain_failure(program: Program, error: jax.errors.JaxRuntimeError) -> str:
 def first_non_finite(model: ModelConfig, params: Any, squared_norms: Sequence[float] | np.ndarray) -> str:
     """Describe the first non-finite gradient of the backward pass, with the number of such gradients, or return "".
 
-    If no gradient is finite, as after a failed forward pass, the result contains no path.
+    If no gradient is finite, for example because the loss is NaN, the result contains no path.
 
     Args:
         model: the architecture.

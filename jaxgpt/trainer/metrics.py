@@ -16,7 +16,7 @@ from jaxgpt.parallel.processes import is_leader
 
 
 class MetricsFile:
-    """Append lines to a metrics file and flush each. Only process 0 writes. Use as a context manager.
+    """Append lines to a metrics file and flush each line. Only process 0 writes. Use as a context manager.
 
     Attributes:
         elapsed_seconds: training time up to the last kept line; 0 in a new file.
@@ -27,7 +27,7 @@ class MetricsFile:
         path = path if is_leader() else Path(os.devnull)
         self.elapsed_seconds = 0.0
         if last is not None and path.is_file():
-            # The loss of step s is written after its update, the val_loss of step s before its checkpoint.
+            # The checkpoint of step s precedes update s: keep the val_loss of step s, but drop the loss of step s.
             kept = [line for line in read_metrics(path) if (line["step"], "loss" in line) < (last.step, True)]
             write_atomically(path, "".join(json.dumps(line) + "\n" for line in kept))
             self.elapsed_seconds = max((line.get("elapsed_seconds", 0.0) for line in kept), default=0.0)

@@ -15,7 +15,7 @@ T = TypeVar("T")
 def prefetched(function: Callable[[A], T], arguments: Iterable[A]) -> Iterator[Iterator[tuple[A, T]]]:
     """Yield an iterator of (argument, result), computing the next result in a thread.
 
-    An exception of the function is raised when its result is taken, at the step that caused it.
+    An exception of `function` is raised when the result of the failed call is taken.
     """
     pool = ThreadPoolExecutor(1, "batches")
 

@@ -46,7 +46,7 @@ from jaxgpt.trainer.states import States, shardings_of
 
 
 class Several(NamedTuple):
-    """The batches of several steps for one call, which uses the first n of K."""
+    """Batches for one call of up to K steps; the call uses the first n batches."""
 
     windows_KBT1: Any
     n: Any
@@ -56,7 +56,8 @@ class Several(NamedTuple):
 class Program(States):
     """Training and evaluation of a config on a mesh, compiled at the first call.
 
-    Frozen weights and the numbers of the optimizer are arguments of the compiled functions, not constants.
+    Frozen weights and the numbers of the optimizer are arguments of the compiled functions, so that different values do not
+    need a different compilation.
 
     Attributes:
         objective: objective of training and evaluation, as in `build`.
@@ -88,7 +89,7 @@ class Program(States):
     def put(self, batch: Any) -> Any:
         """Put windows, or a tree of arrays of rows, on their devices, padded with rows of -1.
 
-        A training batch is padded for `step`, any other number of rows for `eval`.
+        `train.batch_size` rows are padded for `step`, any other number of rows for `eval`.
         """
 
         def put_rows(array: Any) -> jax.Array:
@@ -101,7 +102,7 @@ class Program(States):
         return jax.tree.map(put_rows, batch)
 
     def put_batches(self, batches: Sequence[Any]) -> Any:
-        """Put the batches of one call of `step` on their devices. Raises `UserError` beyond `train.steps_per_call`."""
+        """Put 1 to `train.steps_per_call` batches (otherwise `UserError`) for one call of `step` on their devices."""
         most = self.config.train.steps_per_call
         if not 0 < len(batches) <= most:
             raise UserError(f"expected 1 to {most} batches per call (train.steps_per_call), not {len(batches)}")
@@ -124,11 +125,11 @@ class Program(States):
 
     def lower(self, state: TrainState, batch: Any) -> jax.stages.Lowered:
         """Lower `step` for concrete or abstract arguments, to inspect or compile it."""
-        # Abstract arguments have the sharding of a call: otherwise JAX would not find the compiled program in its
-        # cache.
+        # Abstract arguments have the shardings of a call: otherwise a call would not find the compiled program in
+        # JAX's cache.
         place = replicated(self.mesh)
         numbers = jax.tree.map(lambda x: jax.ShapeDtypeStruct((), x.dtype, sharding=place), self.numbers)
-        function, frozen = self._train, self.abstract_frozen  # made outside the mesh
+        function, frozen = self._train, self.abstract_frozen  # computed outside the mesh
         with self._on_mesh():
             return function.lower(state, batch, numbers, frozen)
 
@@ -196,7 +197,7 @@ class Program(States):
         return use_mesh(self.mesh, self.config.model, self.rules)
 
     def _sums_by_device(self) -> bool:
-        """Return whether devices sum the gradients of their rows first: on CPUs with all weights, without dropout."""
+        """Return whether each device sums the gradients of its rows first: on CPUs with replicated weights, no dropout."""
         mesh = self.mesh
         if isinstance(mesh, AbstractMesh) or mesh.devices.flat[0].platform != "cpu" or self.config.model.dropout:
             return False

@@ -88,7 +88,7 @@ class Record:
                 self.report.progress(line | left)
 
     def evaluation(self, state: Any, result: Evaluation) -> Evaluation:
-        """Write an evaluation and its checkpoint, both excluded from the speed."""
+        """Write an evaluation to the metrics and its checkpoint; the time of both is excluded from the speed."""
         began = time.perf_counter() - result.seconds
         self.report.stage("")
         if not math.isfinite(result.loss):
@@ -138,7 +138,7 @@ class Record:
         return self.poll.ask(STOP if stop else SAVE if due else 0)
 
     def tokens(self, done: int) -> int:
-        """Return the number of tokens trained on, counting each step with its batch size at the time."""
+        """Return the number of tokens trained on after `done` steps; the batch size may have changed on resume."""
         return self.first.tokens + (done - self.first.step) * self.speed.tokens_per_step
 
     def _check(self, step: int, metrics: dict[str, float], squared_norms: Any) -> None:
@@ -175,8 +175,8 @@ class Speed:
     def __init__(self, config: Config, mfu: float = 0.0) -> None:
         self.steps, self.mfu = config.train.steps, mfu
         self.tokens_per_step = config.train.batch_size * config.window
-        self._began, self._excluded = 0.0, 0.0  # end time of the first call; seconds spent in evaluations
-        self._calls: deque[tuple[float, int]] = deque()  # end of recent calls, without evaluations; steps
+        self._began, self._excluded = 0.0, 0.0  # end time of the first call; excluded seconds
+        self._calls: deque[tuple[float, int]] = deque()  # end of recent calls, minus excluded seconds; steps done
 
     def call_ended(self, done: int) -> tuple[dict[str, float], dict[str, float]]:
         """Record that a call has ended with `done` steps.

@@ -74,8 +74,8 @@ def check(start: Start) -> None:
     """Run all checks that do not need the data.
 
     Raises:
-        UserError: if `out` holds a run or the weights to start from, or if the run to resume has no optimizer state, or
-            is locked by another process.
+        UserError: if `out` holds a run (without `overwrite`) or the weights to start from (with it), or if the run to
+            resume has no optimizer state or is locked by another process.
     """
     if run := start.run:
         with sole_writer(run.path):
@@ -173,9 +173,9 @@ def check_resume(old: Config, new: Config, step: int = 0) -> None:
     """Check that a run can be resumed with changed settings, and has steps left if `train.steps` changes.
 
     Raises:
-        UserError: if a setting must not change.
+        UserError: if a setting that a resumed run must keep has changed, or no steps are left.
     """
-    # Data may have moved: `_reopen` compares their content.
+    # Paths may change, because the data may have moved: `_reopen` compares the content.
     moved = ("data.path", "data.mix") if _sources(old.data) == _sources(new.data) else ()
     for name, (was, now) in changes(old, new).items():
         fixed = name.startswith(("model.", "data.", "lora.", "optim.name", "train.eval_windows"))
@@ -191,10 +191,10 @@ def check_resume(old: Config, new: Config, step: int = 0) -> None:
 def why_finished(run: Run, config: Config) -> str:
     """Return why a run is finished, or "". With `train.epochs`, always "": the steps depend on the data.
 
-    Deletes the checkpoints that a finished run does not keep, which a process killed at its end leaves behind.
+    If the run is finished, also deletes the old checkpoints that a process killed at its end has left.
 
     Raises:
-        UserError: if a setting must not change.
+        UserError: as in `check_resume`.
     """
     train, (step, last) = config.train, max(checkpoints(run.checkpoints).items(), default=(0, None))
     if last is None:
@@ -218,7 +218,7 @@ def why_finished(run: Run, config: Config) -> str:
 
 
 def out_of_patience(best: Sequence[float], evaluated: int, train: TrainConfig) -> bool:
-    """Return whether the last `train.patience` evaluations up to `evaluated` did not improve `best`."""
+    """Return whether the last `train.patience` evaluations, up to step `evaluated`, did not improve `best`."""
     return bool(train.patience) and evaluated - best[1] >= train.patience * train.eval_every
 
 

@@ -1,4 +1,4 @@
-"""States: the weights and train states of a run on a mesh, with shapes, shardings, first values."""
+"""States: the weights and train states of a run on a mesh, with shapes, shardings and initial values."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class Fresh(NamedTuple):
-    """Random weights, in linen's boxes with logical axes, and the first state.
+    """Random weights, in linen's boxes with logical axes, and the initial state.
 
     Attributes:
         frozen: weights that adapters change; `()` if all weights are trained.
@@ -50,7 +50,7 @@ class States:
     The weights of the model are a function of two trees, the `frozen` weights and the `params` of a state (see `merged`).
     Without adapters, `frozen` is `()`.
 
-    With `train.scan_layers` the layers of both trees are stacked (`model/scan.py`). Checkpoints are per layer.
+    With `train.scan_layers`, the layers of both trees are stacked (`model/scan.py`); in checkpoints, they are separate.
 
     Attributes:
         config: settings of the run; the vocabulary is known.
@@ -70,7 +70,7 @@ class States:
 
     @cached_property
     def fresh(self) -> Callable[[jax.typing.ArrayLike], Fresh]:
-        """The function of a seed that makes random weights and the first state. Traced once."""
+        """Function from a seed to random weights and the initial state, traced once."""
 
         def make(seed: jax.typing.ArrayLike) -> Fresh:
             frozen, trained = (), boxed_params(self.model or GPT(self.config.model), seed)

@@ -43,7 +43,7 @@ class Outcome(NamedTuple):
 
 
 def train(start: Start, report: Report, until: int | None = None) -> Outcome:
-    """Train until the last step, or until a signal.
+    """Train until the last step, `until`, a signal, or the end of `train.patience`.
 
     Every process of a run must call this function with the same arguments.
 
@@ -108,12 +108,12 @@ def train(start: Start, report: Report, until: int | None = None) -> Outcome:
 def compiling(program: Program, report: Report) -> Iterator[None]:
     """Compile the train step in a thread while the block initializes the state.
 
-    On exit, the context waits for the compiler, even after an error, and raises the compiler's error.
+    On exit, the context waits for the compiler, and raises its error unless the block has raised an error.
     """
     began = time.perf_counter()
     report.stage("compiling")
     batches = program.batch(program.config.train.steps_per_call)
-    state, *_ = program.abstract_state, program.abstract_frozen, program._numbers  # lowering traces in this thread
+    state, *_ = program.abstract_state, program.abstract_frozen, program._numbers  # cached for the other thread
     with ThreadPoolExecutor(1) as pool:
         compiled = pool.submit(lambda: compile_lowered(program, program.lower(state, batches)))
         yield
@@ -123,7 +123,7 @@ def compiling(program: Program, report: Report) -> Iterator[None]:
 
 
 def batches_of(program: Program, data: Data, last: Info | None) -> Callable[[range], Any]:
-    """Return a function that puts the batches of a range of steps on the devices; None if empty.
+    """Return a function that puts the batches of a range of steps on the devices, and returns None if it is empty.
 
     A run resumed with a different batch size continues after the windows that it has used.
     """
