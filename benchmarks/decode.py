@@ -1,15 +1,14 @@
-"""Generation in tokens per second, compared with transformers or llama.cpp: same shape, random weights, one process,
-alternating.
+"""Speed of generation compared with transformers or llama.cpp: same shape, random weights, alternating in one process.
 
 python benchmarks/decode.py                     GPT-2's 124M shape, batch 1 and 8, 16 + 128 tokens
 python benchmarks/decode.py --layers 2 --repeats 2 --batches 1    a quick check
 python benchmarks/decode.py --peers llama.cpp --kinds float32 int8    CPU; needs xllamacpp and gguf, and a quiet machine
 python benchmarks/decode.py --compiled          also compare with transformers' static cache under torch.compile (GPU)
 
-All sides use the GPU if there is one, and share its memory. Figures are medians. A failed side is skipped; its error
-is printed. A line of JSON with the results so far follows the first two calls of each side and every later round.
-Needs torch. The limit is the bytes of weights read per token over the read bandwidth, which is measured in the same
-run between the sides.
+All sides use the GPU if there is one, and share its memory. Figures are medians. A failed side is skipped, and its
+error is printed. A line of JSON with the results so far is printed after the first two calls of each side and after
+every later round. Needs torch. The limit is the read bandwidth divided by the bytes of weights read per token; the
+bandwidth is measured in the same run, between the sides.
 """
 
 from __future__ import annotations
@@ -153,7 +152,7 @@ def main() -> None:
         if "llama.cpp" in args.peers:
             kinds_of_both = [kind for kind in args.kinds if kind != "bfloat16"]
             sides |= {f"llama.cpp {kind}": functools.partial(llama_cpp, kind, batch) for kind in kinds_of_both}
-        if args.compiled:  # it may take longest to start
+        if args.compiled:  # last, because it may take longest to start
             sides[f"transformers {kinds[-1]} compiled"] = functools.partial(theirs, kinds[-1], batch, compiled=True)
         runs: dict[str, Callable[[], Any]] = {}
         seconds: dict[str, list[float]] = {name: [] for name in sides}
@@ -219,7 +218,7 @@ def main() -> None:
 
 
 def read_bandwidth(tensor: Any) -> float:
-    """Return the bytes per second of a sum; on a GPU, of several sums, because a dispatch and a wait take as long."""
+    """Return the bytes per second of a sum; on a GPU, of several sums, because dispatch and blocking take as long as one."""
     sums = QUEUED if tensor.is_cuda else 1
     start = time.perf_counter()
     for _ in range(sums):

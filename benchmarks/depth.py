@@ -1,4 +1,4 @@
-"""Seconds to compile the train step against the number of layers, unrolled and scanned.
+"""Compilation time of the train step by number of layers, in seconds, unrolled and scanned.
 
 python benchmarks/depth.py                      4, 12 and 48 layers, 32 wide; a minute or two
 python benchmarks/depth.py --depths 4 --json    a quick check

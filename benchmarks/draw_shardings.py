@@ -1,4 +1,4 @@
-"""Draw docs/shardings.png: the part of an array on each of eight devices, for three meshes, by the table in use.
+"""Draw docs/shardings.png: the shards of three arrays on eight devices, for three meshes and the table `RULES`.
 
 python benchmarks/draw_shardings.py docs/shardings.png
 """

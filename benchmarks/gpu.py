@@ -8,15 +8,16 @@ python benchmarks/gpu.py --out results --toy             run all at toy size, to
 Needs jax with CUDA, flax, optax, chex, orbax-checkpoint, filelock, torch and transformers; pytest and hypothesis for
 `tests-*`; for `recipe` and `recipe-torch` the text of tinyshakespeare (--text FILE). jaxgpt need not be installed, and
 nothing is downloaded. Each part runs in a separate process on the first GPU (of CUDA_VISIBLE_DEVICES, if set), and
-saves PART.json: its results, or its error, the end of its output, and the results until then. A part without a
-complete result is run again next time. It reuses compiled programs from the directory `cache` of the results, so its
-times with compilation are shorter. Afterwards, all results are printed as a table and as one line of JSON.
+saves PART.json, which contains the results or, after a failure, the error, the end of the output and the results so
+far. A part without a complete result is run again next time. The repeated part reuses compiled programs from the
+directory `cache` of the results, so its times with compilation are shorter. Afterwards, all results are printed as a
+table and as one line of JSON.
 
 If nvidia-smi finds a GPU, JAX must use it: a part fails if one of its libraries computes on a CPU. For training,
 compare with `torch-compiled`; benchmarks/train_step.py gives the reason.
 
-MFU: tokens/s x (6 x weights in products + 12 L D T FLOPs) / peak (attention not halved). The peak comes from the data
-sheet of a known GPU, otherwise from the best product of a large matrix measured in the same run.
+MFU: tokens/s x (6 x weights in products + 12 L D T) FLOPs / peak, without halving attention for the causal mask. The
+peak is from the data sheet of a known GPU, otherwise the best rate of large matrix products in the same run.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 LIMIT = 480  # time limit of a part in seconds
 PEERS = ["torch-compiled", "transformers-compiled"]
-# Arguments of pytest, without tests of several devices. The suite compiles without optimization, except with --long, so
-# cuDNN's attention is tested both ways.
+# Arguments of pytest, without tests of several devices. Tests compile without optimization except with --long; cuDNN
+# attention is tested both ways.
 ONE_DEVICE = ["-k", "not mesh and not device and not sharded and not gradient_of_a_bias_in_bfloat16"]
 TESTS = {
     "tests-ops": ["tests/ops", "tests/kernels", *ONE_DEVICE],
@@ -151,7 +152,7 @@ def run(command: list[str], out: Path, toy: bool) -> dict[str, Any]:
     if not error and result is None:
         error = f"no JSON: {lines[-1][:200]}"
     if not error and cpus and (len(cpus) < len(devices) or (gpu and not toy)):
-        error = f"on a CPU beside a GPU: {', '.join(cpus)}"
+        error = f"computed on a CPU although there is a GPU: {', '.join(cpus)}"
     outcome = {"command": command, "seconds": round(time.monotonic() - began, 1), "device": gpu or cpu_name()}
     if error:
         return outcome | {"error": error, "output": lines[-60:]} | ({"partial": result} if result else {})
@@ -176,7 +177,7 @@ def environment(cache: Path, require_gpu: bool) -> dict[str, str]:
 
 
 def last_json(lines: list[str]) -> dict[str, Any] | None:
-    """Return the last line that is a JSON object. Libraries may print after it; a stopped part may end in a partial line."""
+    """Return the last line that is a JSON object, because libraries may print later lines, and a last line may be partial."""
     for line in reversed(lines):
         if line.startswith("{"):
             try:
@@ -187,7 +188,7 @@ def last_json(lines: list[str]) -> dict[str, Any] | None:
 
 
 def gpu_name() -> str:
-    """Return name, driver and memory of the first GPU as the driver reports them; "" without a GPU."""
+    """Return name, driver version and memory of the first GPU, from nvidia-smi; "" without a GPU."""
     query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=30)
@@ -265,7 +266,7 @@ TABLES: dict[str, Callable[[dict[str, Any], str], list[str]]] = {
 
 
 def run_verify(toy: bool, text: str) -> dict[str, Any]:
-    """Check the laws of `jaxgpt verify` on this device, with float32 products in full precision, on two kinds of models."""
+    """Check the laws of `jaxgpt verify` on this device with two kinds of models, and float32 products in full precision."""
     del text
     os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "highest")
     from jaxgpt.config import Config, DataConfig, ModelConfig
@@ -444,7 +445,7 @@ def shakespeare(text: str, toy: bool) -> tuple[Any, int]:
 def race(config: Any, ids: Any, step: Callable[[Any], None], evaluate: Callable[[Any], float], toy: bool) -> Any:
     """Train on the batches of the recipe; evaluate every 250 steps on 200 x 64 windows, as nanoGPT does.
 
-    Times are wall clock with compilation, and without the first 10 steps and without evaluations.
+    Records the wall-clock time including compilation, and the time of training without the first 10 steps and evaluations.
     """
     import numpy as np
 

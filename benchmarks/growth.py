@@ -4,9 +4,9 @@ python benchmarks/growth.py                     exponents, four sizes per dimens
 python benchmarks/growth.py --seconds 0.2 --sizes 2      a quick check
 python benchmarks/growth.py --memory            peak memory of two steps of GPT-2 124M, 4 x 1,024, compared with PyTorch
 
-An exponent is the slope of a line fitted to the logarithms: one for the time, one for the FLOPs of the formula 6 P +
-12 L N H T. Each size runs in a separate process with float32 and AdamW; the time is the median of its steps. Memory is
-the peak resident memory of the process, including weights, optimizer, compiler and libraries.
+An exponent is the slope of a line fitted to the logarithms of size and time, or of size and FLOPs (6 P + 12 L N H T per
+token). Each size runs in a separate process with float32 and AdamW; the time is the median of its steps. Memory is the
+peak resident memory of the process, including weights, optimizer, compiler and libraries.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def exponents(way: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Return the times along one dimension, and the two slopes."""
+    """Return the times along one dimension, and the exponents of time and FLOPs."""
     shapes = WAYS[way][: args.sizes]
     sizes = [getattr(shape, "layers" if way == "depth" else way) for shape in shapes]
     times = []
@@ -74,7 +74,7 @@ def exponents(way: str, args: argparse.Namespace) -> dict[str, Any]:
         times.append(alone("jaxgpt", shape, "--seconds", str(args.seconds)))
     growth, flops = slope(sizes, times), slope(sizes, [shape.flops for shape in shapes])
     told = ", ".join(f"{size}: {1e3 * seconds:.1f} ms" for size, seconds in zip(sizes, times, strict=True))
-    print(f"{way:8} {told}; time grows as its power {growth:.2f}, FLOPs as {flops:.2f}", flush=True)
+    print(f"{way:8} {told}; exponent of the time {growth:.2f}, of the FLOPs {flops:.2f}", flush=True)
     return {"sizes": sizes, "seconds": times, "exponent": growth, "exponent_of_flops": flops}
 
 
@@ -95,7 +95,7 @@ def memory(layers: int) -> dict[str, Any]:
 
 
 def alone(side: str, shape: Shape, *flags: str) -> float:
-    """Return the figure of a side, measured in a separate process."""
+    """Measure a side in a separate process; return its seconds per step or, with --memory, its GiB."""
     command = [sys.executable, "-W", "ignore", __file__, "--side", side, "--shape", json.dumps(shape), *flags]
     return float(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()[-1])
 

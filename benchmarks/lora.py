@@ -1,6 +1,6 @@
 """LoRA with merged weights, as in training, compared with two products per matrix: `python benchmarks/lora.py`.
 
-merged:       y = x (W + s A B). A B is computed once per step, and its gradient is a full matrix.
+merged:       y = x (W + s A B). A B is computed once per step, and the gradient of W + s A B is a full matrix.
 two products: y = x W + s (x A) B. No gradient is a full matrix, but each matrix needs two more products, and their
               low-rank outputs are kept for the backward pass.
 """
@@ -84,7 +84,7 @@ def main() -> None:
         compiled[label] = partial(call, trained, params, ids), call.memory_analysis().temp_size_in_bytes
         jax.block_until_ready(compiled[label][0]())
     seconds: dict[str, list[float]] = {label: [] for label in rows}
-    for _ in range(REPEATS):  # in turn, so that a change of the machine's speed affects all of them
+    for _ in range(REPEATS):  # alternating, so that changes of the machine's speed affect all rows
         for label, (run, _) in compiled.items():
             began = time.perf_counter()
             jax.block_until_ready(run())

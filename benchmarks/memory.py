@@ -1,4 +1,4 @@
-"""Resident memory of a training process over its steps, for several numbers of steps per call, each in a separate process.
+"""Resident memory of a training process over its steps, with one process for each number of steps per call.
 
     python benchmarks/memory.py [--steps 1000] [--calls 10 1] [--n-layer 6 --n-embd 384 --batch-size 8 --block-size 256]
 

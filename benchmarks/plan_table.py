@@ -1,4 +1,4 @@
-"""Print the tables of docs/scaling.md: training steps compiled for absent hardware, about an hour on two cores.
+"""Print the tables of docs/scaling.md: training steps compiled for absent hardware. Takes about an hour on two cores.
 
 python benchmarks/plan_table.py                        all rows
 python benchmarks/plan_table.py --only gpt2-v5e weak   rows with these name prefixes
@@ -56,7 +56,7 @@ def main() -> None:
             check=False,
         )
         if not process.stdout:
-            sys.exit(f"{row}: no figures, exit code {process.returncode}")
+            sys.exit(f"{row}: the plan printed no result, exit code {process.returncode}")
         done[row] = {"row": row, **json.loads(process.stdout)}
         with results.open("a") as file:
             file.write(json.dumps(done[row]) + "\n")

@@ -2,7 +2,7 @@
 
 encode:   one process, documents in memory: `tokenizers`, tiktoken, and the encoder of jaxgpt.
 pipeline: from a JSON Lines file to shards: jaxgpt with one thread per core, and tiktoken in a pool of one process per
-          core. Its parent process parses the lines and fills the shards, as in the scripts of llm.c.
+          core. The parent process of the pool parses the lines and fills the shards, as in the scripts of llm.c.
 
 TOKENIZER is GPT-2's tokenizer.json, or the directory of its two files. Without a file, the documents are the sources
 of Python's standard library and installed packages.
@@ -107,7 +107,7 @@ def cpu_seconds() -> float:
 def rounds(repeats: int, size: int, sides: dict[str, Callable[[], int]]) -> None:
     """Alternate the sides, and print each median speed and its ratio to tiktoken's.
 
-    The speed by CPU time hardly depends on the other load of the machine.
+    The speed per CPU second hardly depends on other work on the machine.
     """
     speeds: dict[str, list[tuple[float, float, float]]] = {name: [] for name in sides}
     for _ in range(repeats):

@@ -1,12 +1,12 @@
-"""Seconds from command to validation loss on tinyshakespeare, compared with nanoGPT's CPU recipe in PyTorch.
+"""Time from the command to a validation loss on tinyshakespeare, compared with nanoGPT's CPU recipe in PyTorch.
 
 python benchmarks/quality.py --data FILE                    5 seeds, the peer once, then the curve
 python benchmarks/quality.py --data FILE --seeds 1 --curve 0 --peer 0    a quick check
 
 Each figure covers a complete process: start, compilation (cold: without the cache of compiled programs), training, and
 the loss of the complete validation split. The peer is benchmarks/torch_gpt.py with the 2,000 steps of nanoGPT's README
-for a CPU. It runs eagerly, which is faster here than compiled, and evaluates in the same way, once at the end; nanoGPT
-itself also estimates the loss on 20 batches of each split every 250 steps.
+for a CPU. The peer runs eagerly, which is faster than compiled at this size, and evaluates only once, at the end, as
+jaxgpt does here; nanoGPT itself also estimates the loss on 20 batches of each split every 250 steps.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 TARGET = 1.898  # final loss of nanoGPT's CPU recipe on the complete validation split
-# Loss -> flags added to the preset to reach it.
-# Loss -> changes of shakespeare-fast to reach it, the fastest that were found.
+# Mapping from a loss to the flags with which shakespeare-fast reaches the loss, the fastest that were found.
 CURVE = {
     1.88: "",
     1.70: "--model.n-layer 3 --model.n-embd 96 --train.steps 420 --train.batch-size 28 "
@@ -62,7 +61,7 @@ def main() -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         results.setdefault("nanoGPT's recipe, torch", []).append((time.perf_counter() - start, float(done.stdout)))
     for loss, flags in CURVE.items() if args.curve else ():
-        every = ["--train.eval-every", "100000"]  # the loss is measured once, at the end
+        every = ["--train.eval-every", "100000"]  # evaluate only once, at the end
         results[f"to {loss:.2f}"] = [ours(["shakespeare-fast", *flags.split(), *every], args.data, cached=False)]
     if args.plot:
         plot(results, args.plot)

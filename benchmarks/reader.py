@@ -1,8 +1,8 @@
-"""Tokens per second of the reader alone: batches of windows from token files, without a model.
+"""Speed of reading batches of windows from token files, in tokens per second, without a model.
 
 python benchmarks/reader.py                  200 M random tokens in 1 and 10 files, in random order and in epochs
 python benchmarks/reader.py --tokens 1e7 --seconds 0.2       a quick check
-python benchmarks/reader.py --sparse 1e10    an epoch of a sparse file, which takes no space on disk, and its memory
+python benchmarks/reader.py --sparse 1e10    speed and memory of an epoch of a sparse file, which takes no disk space
 
 The files are uint16 ids as nanoGPT writes them, memory-mapped and in the page cache. `mask` adds the targets and
 segment ids of documents, `pack` packs complete documents into windows. One thread reads. `batch` is the number of

@@ -1,8 +1,9 @@
 """Speed of an imported chat model: decoding compared with transformers, prompt lookup, and the next answer of a chat.
 
-python benchmarks/real_model.py runs/smollm2    (a model whose chat template has <|im_start|>)
+python benchmarks/real_model.py runs/smollm2    (a model with <|im_start|> in its chat template)
 
-Each comparison alternates in one process on the same cores, without streaming; medians. Needs torch and transformers.
+The sides of a comparison alternate in one process on the same cores, without streaming; results are medians. Needs torch
+and transformers.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Seconds until the first output of help, training and sampling, cold and warm.
+"""Time until the first output of help, training and sampling, in seconds, with a cold and a warm cache.
 
 python benchmarks/start.py                  the default preset, 3 processes of each, medians
 python benchmarks/start.py --repeats 1      a quick check
 
 Cold: without the cache of compiled programs (`JAX_ENABLE_COMPILATION_CACHE=false`). Warm: with the cache filled by an
-earlier process. The time ends when the first line is in metrics.jsonl, or `jaxgpt sample --stream` prints a character.
+earlier process. The time ends when metrics.jsonl has its first line, or `jaxgpt sample --stream` prints a character.
 Files are in the page cache.
 """
 

@@ -8,21 +8,21 @@ python benchmarks/train_step.py --nanogpt DIR               also nanoGPT's model
 python benchmarks/train_step.py --shape gpt2-gpu --dtype bfloat16     on a GPU: GPT-2's 124M, 16 x 1,024 tokens
 python benchmarks/train_step.py --shape gpt2-xl-gpu --dtype bfloat16 --peers torch-compiled --in-turn   1.5B, 8 x 1,024
 
-Every side is a separate process that compiles and warms up before the first round; only one computes at a time. All
-use the GPU if there is one (PyTorch with TF32, autocast for bfloat16, and its flash attention), and share its memory.
+Every side is a separate process that compiles and warms up before the first round; only one side computes at a time. All
+sides use the GPU if there is one (PyTorch with TF32, autocast for bfloat16, and flash attention), and share its memory.
 With --in-turn, a side starts after the previous side has ended, for models that fit into the memory only once. The
-shapes for GPUs read the loss every 10 steps, the others after each step. A round of a side takes about --seconds;
-the output is the median and the range over the rounds. Peers: `torch` (benchmarks/torch_gpt.py) and `transformers`
-(GPT2LMHeadModel), each eager and compiled, with PyTorch's fused AdamW and clipping by the global norm, as in the
-jaxgpt step. The row of a failed side is its error. A line of JSON with the results so far follows the first round of
-each side and every later round.
+shapes for GPUs read the loss every 10 steps, the other shapes after each step. A round of a side takes about --seconds
+seconds; the output is the median and the range over the rounds. Peers: `torch` (benchmarks/torch_gpt.py) and
+`transformers` (GPT2LMHeadModel), each eager and compiled, with PyTorch's fused AdamW and clipping by the global norm, as
+in the jaxgpt step. The row of a failed side contains its error. A line of JSON with the results so far is printed after
+the first round of each side and after every later round.
 
 On a GPU, compare with `torch-compiled`: `transformers-compiled` has no flash attention with PyTorch 2.13, because
 transformers passes an explicit mask while it is compiled. With bfloat16, the residual stream is float32 in PyTorch's autocast
 and bfloat16 in jaxgpt, which therefore reads and writes fewer bytes.
 
-MFU: 6 x weights in products + 12 L D T FLOPs per token (attention not
-halved), over the best float32 product of 1,024 to 2,048 rows in either library.
+MFU: 6 x weights in products + 12 L D T FLOPs per token, without halving attention for the causal mask, relative to the
+best rate of matrix products in either library.
 """
 
 from __future__ import annotations
@@ -45,8 +45,11 @@ from typing import Any, NamedTuple
 
 
 class Shape(NamedTuple):
-    """A training setup: layers, heads, width, context, vocabulary, windows per batch, biases, steps per jaxgpt call
-    (as in the preset), and calls after which each side reads the loss."""
+    """Sizes of a model and its training.
+
+    `batch` is the number of windows, `steps_per_call` the number of optimizer steps in a jaxgpt call, and `calls` the number
+    of calls after which each side reads the loss.
+    """
 
     layers: int
     heads: int
@@ -77,7 +80,7 @@ SHAPES = {
 }
 PEERS = ["torch", "torch-compiled", "transformers", "transformers-compiled"]
 PEAKS = ["peak-jax", "peak-torch"]
-QUEUED = 10  # products per sample on a GPU, because one dispatch and one wait take as long as a product
+QUEUED = 10  # products per timed sample on a GPU, where dispatching and blocking take as long as one product
 ERROR = "error "  # prefix of the last answer of a failed side
 
 
@@ -197,7 +200,7 @@ class Side:
         self.device = self._line()
 
     def ask(self, seconds: float) -> float:
-        """Return seconds per step, or the peak FLOP/s, from this amount of work; for 0 the peak memory so far."""
+        """Return the seconds per step, or the peak FLOP/s, measured for `seconds`; for 0, the peak memory in bytes so far."""
         assert self._process.stdin
         with contextlib.suppress(BrokenPipeError):  # the process has ended: `_line` raises
             self._process.stdin.write(f"{seconds}\n")
@@ -220,7 +223,7 @@ class Side:
 
 
 def serve(side: str, shape: Shape, nanogpt: str, dtype: str) -> None:
-    """Answer requests for seconds of work until standard input ends. Runs in a separate process."""
+    """Answer the requests of `Side.ask` in a separate process, until standard input ends."""
     # Only answers go to standard output: the output of libraries goes to standard error.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -281,7 +284,7 @@ def device_name(library: str) -> str:
 
 
 def peak_bytes(side: str) -> int:
-    """Return the peak memory in use so far, of the GPU if there is one, otherwise of the process."""
+    """Return the peak memory so far in bytes, of the GPU if there is one, otherwise of the process."""
     if side == "jaxgpt":
         import jax
 
@@ -296,7 +299,10 @@ def peak_bytes(side: str) -> int:
 
 
 def peak_jax(dtype: str) -> tuple[Callable[[], Any], int]:
-    """Return a function of large products of random numbers, and their FLOPs: GPUs multiply ones at a higher clock rate."""
+    """Return a function that computes large matrix products, and its FLOPs.
+
+    The matrices are random, because GPUs multiply ones at a higher clock rate.
+    """
     import jaxgpt  # noqa: F401, I001
     import jax
     import jax.numpy as jnp
@@ -314,7 +320,7 @@ def peak_jax(dtype: str) -> tuple[Callable[[], Any], int]:
 
 
 def peak_torch(dtype: str) -> tuple[Callable[[], Any], int]:
-    """The same."""
+    """Return the same as `peak_jax`, in PyTorch."""
     import torch
 
     device = torch_device()

@@ -1,7 +1,7 @@
 """Call trees with file and line, which the build of the site inserts into docs/code.md: `python docs/calls.py`.
 
-A tree is written as indented names; file and line come from the functions themselves. `word = name` is a function that its
-caller receives under another name. tests/test_calls.py checks that each function uses the names below it.
+A tree is written as indented names; file and line come from the functions themselves. `word = name` is the function `name`,
+which the caller calls as `word`. tests/test_calls.py checks that each function uses the names below it.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 - The site is smaller than 20 MB.
 - Every link inside the site leads to a file, and every #fragment to an id of that file.
-- The search page and its index, which works without a network, are part of the site.
-- Nothing is loaded from another host: no script, style, font, image or frame, and no style sheet imports one.
+- The site contains the search page and its index, so that the search works without a network.
+- Nothing is loaded from other hosts: no script, style sheet, font, image or frame.
 - No page, notebook or search index contains a path of this machine, such as the source directory of the build.
 - Links to other hosts have a host name and the scheme https or http. They are not opened: CI has no network.
 """
@@ -27,7 +27,7 @@ LOADS = {
     "embed": "src",
 }
 LOCAL = re.compile(r"(?<![\w.:/-])/(?:home|root|tmp|work|Users|var/folders|mnt/data)/[\w.-]+")
-# A style sheet that loads from another host.
+# A reference of a style sheet to another host.
 FOREIGN = re.compile(r"(?:url\(|@import )['\"]?((?:https?:)?//[^'\")]+)")
 
 

@@ -28,7 +28,7 @@ extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_co
 exclude_patterns = ["*.py"]
 html_baseurl = ""  # the address of the site, if it has one
 
-smartquotes = False  # -- begins an option
+smartquotes = False  # keep the -- of options as two hyphens
 
 html_theme = "furo"
 html_copy_source = False
@@ -38,11 +38,11 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 copybutton_prompt_text = "$ "
 
-# Pages without cells are not executed; a cell that fails is an error.
+# Execute the pages with cells, and cache their outputs. A failing cell stops the build.
 nb_execution_mode = "cache"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 300
-# This page compares with PyTorch, which the extra `docs` does not install. Without it, a note replaces the outputs.
+# This page compares with PyTorch, which the extra `docs` does not install. Without PyTorch, a note replaces the outputs.
 NEEDS_TORCH = "course/originals"
 TORCH = find_spec("torch") is not None
 nb_execution_excludepatterns = [] if TORCH else [f"{NEEDS_TORCH}*"]
@@ -86,14 +86,14 @@ def _quiet_kernels() -> None:
     spec = {"argv": command, "display_name": "Python 3", "language": "python"}
     (kernel / "kernel.json").write_text(json.dumps(spec))
     os.environ["JUPYTER_PATH"] = os.pathsep.join([str(kernel.parents[1]), os.environ.get("JUPYTER_PATH", "")])
-    logging.getLogger("traitlets").setLevel(logging.WARNING)  # the client of the kernels
+    logging.getLogger("traitlets").setLevel(logging.WARNING)  # log of the kernels' client
 
 
 def _note_missing_torch(app: Any, page: str, source: list[str]) -> None:
     if page == NEEDS_TORCH and not TORCH:
         title = "# Four decoders, each next to its original\n"
         note = "This site was built without PyTorch, so this page has no outputs and figures."
-        fix = "Run `pip install torch` and build the site again to see them."
+        fix = "To add the outputs, run `pip install torch` and build the site again."
         source[0] = source[0].replace(title, f"{title}\n:::{{warning}}\n{note} {fix}\n:::\n", 1)
 
 

@@ -1,4 +1,4 @@
-"""Plot the loss and the scores of the heads at each checkpoint of the preset `induction`.
+"""Plot the loss of a run of the preset `induction`, and the scores of the heads at each checkpoint.
 
 python train.py induction && python docs/induction.py runs/induction docs/induction.png
 """

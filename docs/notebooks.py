@@ -35,7 +35,7 @@ def notebook(text: str, wheel: str, base: str = "") -> dict[str, Any]:
         wheel: the file name of a wheel of jaxgpt, next to the notebook.
         base: address of the page's directory on the site; "": unknown, so links lead to notebooks only.
     """
-    where = "" if base else "\n# The wheel is next to this notebook on the site: keep both in one folder."
+    where = "" if base else "\n# The wheel is next to this notebook on the site: keep both in one directory."
     install = f"""# Install jaxgpt where it is missing, such as on Colab.{where}
 import importlib.util
 

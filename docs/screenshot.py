@@ -17,7 +17,7 @@ def main(site: str, picture: str) -> None:
         page = browser.new_page(viewport={"width": 1200, "height": 800})
         page.goto((Path(site) / PAGE).resolve().as_uri())
         page.evaluate("section => document.querySelector(section).scrollIntoView()", SECTION)
-        page.wait_for_timeout(500)  # the contents on the left scroll, too
+        page.wait_for_timeout(500)  # until the sidebar has scrolled as well
         page.screenshot(path=picture)
         browser.close()
 

@@ -1,11 +1,11 @@
 """A decoder-only transformer in one file of jax.numpy: config, weights, logits, loss, AdamW, training, sampling.
 
 Read this file first. It computes the same numbers as the package (tests/test_plain.py), without the parts that make the package
-fast, general and safe; docs/code.md continues from here. Characters are the tokens.
+fast, general and safe; docs/code.md continues from here. Each character is a token.
 
 python examples/plain.py [TEXT]    # train on a file, by default this one, and print a sample
 
-Letters in names: B batch, T positions, D width, N heads, H head width, V vocabulary. A name's letters are its dimensions.
+The letters at the end of a name are dimensions: B batch, T positions, D width, N heads, H head width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class Config(NamedTuple):
     n_embd: int = 64
     batch_size: int = 16
     steps: int = 300
-    learning_rate: float = 3e-3  # peak
+    learning_rate: float = 3e-3  # peak learning rate
     min_lr: float = 3e-4  # final learning rate
     warmup_steps: int = 30
     beta1: float = 0.9
     beta2: float = 0.99
     weight_decay: float = 0.1
-    grad_clip: float = 1.0  # largest norm of the gradient
+    grad_clip: float = 1.0  # maximum global norm of the gradient
 
 
 class State(NamedTuple):
@@ -53,7 +53,7 @@ class State(NamedTuple):
 
 
 def init_params(c: Config, key: jax.Array) -> Any:
-    """Draw weights from N(0, 0.02^2), smaller for matrices that write to the residual stream; biases 0, scales 1."""
+    """Draw weights from N(0, 0.02^2), divided by sqrt(2 n_layer) if they write to the residual stream; biases 0, scales 1."""
     keys = iter(jax.random.split(key, 2 + 6 * c.n_layer))
 
     def linear(inputs: int, outputs: int, std: float = 0.02) -> Any:
@@ -148,8 +148,8 @@ def train_step(c: Config, state: State, windows_BT1: jax.Array) -> tuple[State, 
     v = jax.tree.map(lambda v, g: c.beta2 * v + (1 - c.beta2) * g**2, state.v, grads)
 
     def update(w: jax.Array, m: jax.Array, v: jax.Array) -> jax.Array:
-        m, v = m / (1 - c.beta1**step), v / (1 - c.beta2**step)  # the averages began at 0
-        decay = c.weight_decay if w.ndim > 1 else 0  # matrices and tables only
+        m, v = m / (1 - c.beta1**step), v / (1 - c.beta2**step)  # corrects the bias of averages that start at 0
+        decay = c.weight_decay if w.ndim > 1 else 0  # only matrices and tables decay
         return w - rate * (m / (jnp.sqrt(v) + 1e-8) + decay * w)
 
     return State(jax.tree.map(update, state.params, m, v), m, v, step), value

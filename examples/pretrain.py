@@ -43,13 +43,13 @@ def main(text: str, steps: int, out: str) -> Outcome:
         model=ModelConfig(block_size=64, n_layer=2, n_head=2, n_embd=64, positions="rope", norm="rmsnorm", bias=False),
         train=TrainConfig(steps=steps, batch_size=16, eval_every=50, eval_windows=64),
     )
-    data = open_data(config)  # `train` and `val` are any objects with the methods of `jaxgpt.data.Split`
+    data = open_data(config)  # or a custom `Data`; `train` and `val` need the methods of `jaxgpt.data.Split`
     config = config.with_model(vocab_size=data.tokenizer.vocab_size)
 
     model = GPT(config.model, best(config))  # or a subclass, with custom operations
 
     def objective(params: Any, windows_BT1: jax.Array, key: jax.Array | None) -> RowSums:
-        """Compute cross-entropy plus PaLM's z-loss, which keeps the normalizer of the softmax near 1."""
+        """Compute cross entropy plus PaLM's z-loss, which keeps the normalizer of the softmax near 1."""
         inputs_BT, targets_BT = split_windows(windows_BT1)
         logits_BTV = model.apply({"params": params}, inputs_BT, key)
         z_BT = 1e-4 * jnp.where(targets_BT < 0, 0.0, jax.nn.logsumexp(logits_BTV, axis=-1) ** 2)

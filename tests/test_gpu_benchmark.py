@@ -73,7 +73,7 @@ def test_a_part_on_a_cpu_beside_a_gpu_fails(gpu: ModuleType, monkeypatch: pytest
         "import json, os; print(json.dumps({'devices': {'jax': 'cpu'}, 'gpu': os.environ['CUDA_VISIBLE_DEVICES']}))"
     )
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
-    for name, error in (("", None), ("NVIDIA H100", "on a CPU beside a GPU: jax")):
+    for name, error in (("", None), ("NVIDIA H100", "computed on a CPU although there is a GPU: jax")):
         monkeypatch.setattr(gpu, "gpu_name", lambda name=name: name)
         found = outcome(gpu, program)
         assert found.get("error") == error
