@@ -63,7 +63,7 @@ def write_gpt2(file: Path, layers: int, heads: int, width: int, kind: str) -> No
 
 
 class LlamaCpp:
-    """A server of llama.cpp in this process, with one slot per text."""
+    """A llama.cpp server in this process, with one slot per text."""
 
     def __init__(self, file: Path, batch: int) -> None:
         import xllamacpp
