@@ -17,7 +17,7 @@ from jaxgpt.errors import UserError, short_repr
 from jaxgpt.files import parse_json
 from jaxgpt.settings import Section, as_int, setting, similar_setting
 
-MAX_LAYERS = 1024  # maximum n_layer; published decoders have at most a few hundred, and each layer is traced
+MAX_LAYERS = 1024  # maximum n_layer, because each layer is traced; published decoders have at most a few hundred
 MAX_HEAD = 2**16  # maximum head_dim; limits the memory of RoPE's angles, which are computed before the weights
 MAX_VOCAB = 2**24  # maximum vocab_size; published models have up to about 2**18
 MAX_PARAMETERS = 10**13  # maximum number of parameters, 40 TB in float32
@@ -53,8 +53,12 @@ class ModelConfig(Section):
     rope_local_theta: float = setting(0.0, "RoPE: base in layers with a sliding window; 0: rope_theta", 0.0, 1e12)
     rope_fraction: float = setting(1.0, "RoPE: fraction of a head's channels that are rotated", above=0.0, high=1.0)
     rope_factor: float = setting(1.0, "Llama 3 scaling of RoPE: factor of long wavelengths; 1: off", 1e-6, 1e12)
-    rope_low_freq_factor: float = setting(1.0, "Llama 3: scale wavelengths above original context / this", 1e-6, 1e12)
-    rope_high_freq_factor: float = setting(4.0, "Llama 3: keep wavelengths below original context / this", 1e-6, 1e12)
+    rope_low_freq_factor: float = setting(
+        1.0, "Llama 3: scale wavelengths above rope_original_context / this", 1e-6, 1e12
+    )
+    rope_high_freq_factor: float = setting(
+        4.0, "Llama 3: keep wavelengths below rope_original_context / this", 1e-6, 1e12
+    )
     rope_original_context: int = setting(8192, "Llama 3: context length before scaling, in tokens", 1, 2**24)
     norm: NormName = setting("layernorm", "normalization layer; stdnorm divides by (std + eps)")
     norm_position: Literal["pre", "post", "output", "both"] = setting(
@@ -69,7 +73,7 @@ class ModelConfig(Section):
     activation: ActivationName = setting("gelu_new", "MLP activation; gelu_new: tanh approximation of gelu")
     parallel_residual: bool = setting(False, "parallel sublayers: x + attn(norm(x)) + mlp(norm(x))")
     bias: bool = setting(True, "add biases in attention, MLP and LayerNorm")
-    qkv_bias: bool = setting(False, "add biases to query, key and value projections even without bias")
+    qkv_bias: bool = setting(False, "add biases to query, key and value projections even if model.bias is false")
     attn_proj: bool = setting(True, "add an output projection to attention")
     embed_scale: bool = setting(False, "multiply token embeddings by sqrt(n_embd)")
     tie_embeddings: bool = setting(True, "share the token embedding with the output head")
@@ -169,7 +173,7 @@ class DataConfig(Section):
     tokenizer: str = setting("char", "char, word, byte, gpt2, ids; bpe: train on the text; or a tokenizer.json")
     vocab_size: int = setting(4096, "vocabulary size of a BPE tokenizer trained on the text", 2, MAX_VOCAB)
     train_fraction: float = setting(
-        0.9, "leading fraction to train on; 1: train and evaluate on all", above=0.0, high=1.0
+        0.9, "leading fraction of the text to train on; 1: train and evaluate on all of it", above=0.0, high=1.0
     )
     sampling: Literal["epoch", "random"] = setting("epoch", "epoch: windows without replacement; random: independent")
     window: int = setting(0, "T, tokens per training window; 0: model.block_size", 0, 2**24)
@@ -230,7 +234,10 @@ class OptimConfig(Section):
         "adamw", "muon: Muon for matrices of the blocks, AdamW for the remaining weights"
     )
     learning_rate: float = setting(
-        1e-3, "peak learning rate; Muon: of embeddings, head and vectors; Adafactor: times RMS(W)", above=0.0, high=1e3
+        1e-3,
+        "peak learning rate; Muon: rate of embeddings, head and vectors; Adafactor: multiplied by RMS(W)",
+        above=0.0,
+        high=1e3,
     )
     min_lr: float = setting(1e-4, "final learning rate of the schedule", 0.0, 1e6)
     schedule: Literal["cosine", "linear", "wsd", "constant"] = setting("cosine", "wsd: stable, then linear decay")
@@ -248,7 +255,9 @@ class OptimConfig(Section):
     momentum_dtype: Literal["float32", "bfloat16"] = setting("float32", "storage type of the first moment or momentum")
     ema_decay: float = setting(0.0, "decay rate of an EMA of the weights, for evaluation; 0: off", 0.0, below=1.0)
     not_finite: Literal["stop", "skip"] = setting("stop", "on a non-finite loss or gradient: stop, or skip the update")
-    spike_factor: float = setting(0.0, "skip updates with loss or gradient norm above this x mean; 0: off", 0.0, 1e6)
+    spike_factor: float = setting(
+        0.0, "skip updates with loss or gradient norm above this times its running mean; 0: off", 0.0, 1e6
+    )
     skip_limit: int = setting(10, "stop training after this many consecutive skipped steps", 1)
 
     def check(self) -> Iterator[str]:
@@ -329,7 +338,7 @@ class LoraConfig(Section):
     prefix = "lora"
 
     rank: int = setting(0, "rank of the adapters; 0: no adapters, train all weights", 0, 2**24)
-    alpha: float = setting(16.0, "scale of the adapters, divided by the rank", above=0.0, high=1e6)
+    alpha: float = setting(16.0, "factor of the adapters: A B is multiplied by alpha / rank", above=0.0, high=1e6)
     targets: str = setting("q_proj,v_proj", "matrices to adapt, comma-separated, or all-linear")
 
     def check(self) -> Iterator[str]:
@@ -413,7 +422,8 @@ class PrepareParams(Section):
     tokenizer: str = setting("gpt2", "gpt2; bpe: train on a sample of the sources; or path of a tokenizer or run")
     vocab_size: int = setting(32768, "vocabulary size of bpe", 257, MAX_VOCAB)
     format: Literal["llm.c", "nanogpt"] = setting(
-        "llm.c", "llm.c: shards with a header, end-of-text before each document; nanogpt: one file, end-of-text after"
+        "llm.c",
+        "llm.c: shards with a header, end-of-text before each document; nanogpt: one file per split, end-of-text after each document",
     )
     shard_tokens: int = setting(100_000_000, "tokens in each shard of llm.c's format", 1)
     val_fraction: float = setting(0.005, "fraction of the documents for validation", 0.0, below=1.0)

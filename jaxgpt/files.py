@@ -77,7 +77,7 @@ def check_writable(path: Path) -> None:
     """Check that a file can be written, before its content is computed. Raises `UserError` otherwise."""
     if path.is_dir():
         raise UserError(f"cannot write {path}: it is a directory")
-    if path.is_file() or not path.exists():  # not a pipe or a device
+    if path.is_file() or not path.exists():  # pipes and devices are not checked
         with reported(f"cannot write {path}"), TemporaryFile(dir=Path(os.path.realpath(path)).parent):
             pass
 

@@ -144,8 +144,8 @@ PRESETS = {
         ),
         "validation loss 2.18 in 36 seconds on 2 cores",
     ),
-    # The study notes call `TransformerDecoderLayer(x, memory=None)`, which PyTorch rejects. Without cross-attention it is
-    # a `TransformerEncoderLayer` with a causal mask, as here.
+    # The study notes call `TransformerDecoderLayer(x, memory=None)`, which PyTorch rejects. Without cross-attention, this
+    # layer is a `TransformerEncoderLayer` with a causal mask, as here.
     "torch-decoder": Preset(
         "Six post-norm layers with PyTorch's defaults: sinusoidal positions, ReLU, 8 heads, biases, width 512, context 512.",
         Config(

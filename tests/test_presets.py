@@ -51,7 +51,7 @@ def test_the_size_of_finetune_is_that_of_its_base() -> None:
     assert list(listed) == list(PRESETS)
     assert [name for name, size in listed.items() if size is None] == ["finetune"]
     out = jaxgpt("presets").out
-    assert "finetune  (the number of the --init-from model)" in out
+    assert "finetune  (size of the --init-from model)" in out
     assert "gpt2  (124,439,808 parameters)" in out
 
 

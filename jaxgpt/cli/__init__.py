@@ -15,7 +15,7 @@ from jaxgpt.errors import TrainingFailed, UserError, one_line
 from jaxgpt.runtime import keep_compiled, skip_missing_tpus, tune_memory
 from jaxgpt.signals import INTERRUPTED, advice, exit_on_second_signal
 
-# Exit codes; UNFINISHED and INTERRUPTED are in jaxgpt/signals.py.
+# Exit codes. jaxgpt/signals.py defines two more, UNFINISHED and INTERRUPTED.
 FAILED, BAD_INPUT = 1, 2  # the work failed; bad usage or input
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # disk or quota full: neither bad input nor a bug
 
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _fail(reason: str, code: int) -> int:
-    print(f"jaxgpt: {UserError(reason)}", file=sys.stderr)  # one line, regardless of control characters in names
+    print(f"jaxgpt: {UserError(reason)}", file=sys.stderr)  # `UserError` keeps the message on one line
     return code
 
 
@@ -71,7 +71,7 @@ def entry(*before: str) -> None:
     exit_on_second_signal()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # replace characters that the terminal's encoding lacks
-    with suppress(OSError, RuntimeError):  # no writable home directory: compile each time
+    with suppress(OSError, RuntimeError):  # without a writable home directory, compile each time
         keep_compiled()
     code = main([*before, *sys.argv[1:]])
     # Only multi-process commands import `join`. A failed process does not wait for the other processes.

@@ -54,7 +54,7 @@ def chat(
         stop: strings that end an answer, excluded from it
     """
     if json and not once:
-        raise UserError("--json prints the answer to one message: pass it with --once TEXT")
+        raise UserError("--json prints the answer to one message: pass the message with --once TEXT")
     from jaxgpt.lm import Chat, load
 
     with progress("loading"):

@@ -67,7 +67,7 @@ def _facts(index: dict[str, Any]) -> dict[str, str | list[str]]:
         few = f"; fewer than {MIN_WINDOWS} windows of {WINDOW:,} tokens: raise --val-fraction to compare runs by their loss"
         facts["validation"] = f"{val / (val + train):.2%} of the tokens" + few * (val // WINDOW < MIN_WINDOWS)
     else:
-        facts["validation"] = "no documents were selected: jaxgpt train splits the tokens at --data.train-fraction"
+        facts["validation"] = "no documents were selected, so jaxgpt train splits the tokens at --data.train-fraction"
     skipped = index["skipped"]
     if skipped["documents"]:
         facts["skipped"] = [f"{plural(skipped['documents'], 'document')}; the first:", *skipped["first"]]

@@ -52,7 +52,7 @@ def launch(
     run = arguments.get("out") or (arguments.get("target") if arguments.get("resume") else "")
     fleet = _Fleet(processes)
     with socket.socket() as reserved:
-        # Process 0 listens on this port. A socket that does not listen receives no connections.
+        # Reserve the port for process 0, which listens on it. A socket that does not listen receives no connections.
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         reserved.bind((HERE, 0))
         coordinator = f"{HERE}:{reserved.getsockname()[1]}"
@@ -78,7 +78,9 @@ class _Fleet:
     def start(self, command: Sequence[str], devices: int) -> None:
         """Start the processes and forward signals to them."""
         for number in SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, for example, ignores SIGHUP
+            if (
+                signal.getsignal(number) is not signal.SIG_IGN
+            ):  # keep ignored signals ignored, such as SIGHUP under nohup
                 signal.signal(number, self._forward)
         variable = "JAX_NUM_CPU_DEVICES"
         each = devices or os.environ.get(variable) or max(cores() // self.count, 1)
@@ -97,7 +99,7 @@ class _Fleet:
             self.processes.append(process)
             self.readers.append(threading.Thread(target=self._read, args=(index, process.stderr), daemon=True))
             self.readers[-1].start()
-        if self.forwarded:  # received while the processes were starting
+        if self.forwarded:  # a signal arrived before all processes had started
             self._forward(self.forwarded, None)
 
     def wait(self) -> int:
@@ -105,7 +107,7 @@ class _Fleet:
         deadline = math.inf
         while any(process.poll() is None for process in self.processes):
             if any(process.poll() for process in self.processes):
-                # The other processes detect the failure and exit.
+                # Give the other processes time to detect the failure and exit.
                 deadline = min(deadline, time.monotonic() + PATIENCE)
             if time.monotonic() > deadline:
                 for process in self.processes:

@@ -96,7 +96,11 @@ class Activity:
 
     def __str__(self) -> str:
         """Format the name, the completed fraction, and the elapsed and remaining time, if known."""
-        elapsed, done, total = time.monotonic() - self.started, self.done, self.total  # the main thread sets them
+        elapsed, done, total = (
+            time.monotonic() - self.started,
+            self.done,
+            self.total,
+        )  # read once: the main thread changes them
         texts = [self.name, duration(elapsed)]
         if total:
             texts.insert(1, f"{done / total:.0%}")

@@ -63,7 +63,7 @@ def plan(
         raise UserError(
             f"train.epochs {config.train.epochs:g} needs the data, which plan does not read: set --train.steps"
         )
-    # The devices of this machine are not used, and libtpu, if installed, would look for TPUs.
+    # A plan needs no devices of this machine. Without this variable, an installed libtpu would search for TPUs.
     os.environ["JAX_PLATFORMS"] = "cpu"
     from jaxgpt.plan import estimate as estimates
     from jaxgpt.plan.plan import compile_decode, compile_step
@@ -139,7 +139,7 @@ def table(cost: StepCost, topology: Topology, steps: int = 0) -> str:
     seconds = cost.seconds(topology.chip)
     facts["lower bounds"] = ", ".join(f"{kind} {1e3 * each:.2f} ms" for kind, each in seconds.items() if each)
     facts["roofline"] = [
-        f"step: {1e3 * low:.2f} ms with full overlap (max), {1e3 * high:.2f} ms without (sum)",
+        f"step: {1e3 * low:.2f} ms with full overlap (max), {1e3 * high:.2f} ms without overlap (sum)",
         f"MFU: {bounds['mfu_overlapped']:.0%} to {bounds['mfu_serial']:.0%}",
         f"{plural(steps, 'step')}: {duration(steps * low)} to {duration(steps * high)}" if steps else "",
     ]
@@ -166,7 +166,7 @@ def _head(target: str, config: Config, topology: Topology, remark: str) -> dict[
 def _si(value: float) -> str:
     """Format 1.5e9 as `1.5 G`."""
     for unit, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        # A value just below the unit would be rounded to 1e+03 of the smaller unit.
+        # Without the factor, a value just below the unit would be formatted as 1e+03 of the smaller unit.
         if value >= 0.9995 * size:
             return f"{value / size:.3g} {unit}"
     return f"{value:.3g} "

@@ -7,7 +7,7 @@ from jaxgpt.cli.parse import Json
 from jaxgpt.cli.settings import with_vocab
 from jaxgpt.presets import PRESETS, command, preset
 
-BASE = "the number of the --init-from model"
+BASE = "size of the --init-from model"
 
 
 def presets(*, json: Json = False) -> int:

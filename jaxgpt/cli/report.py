@@ -65,7 +65,7 @@ class TrainReport(Report):
         if is_leader():
             if not self._baselines() and (found := baselines(data)):
                 write_json(run.path / "baselines.json", found)
-            self._stack.callback(self._draw)  # also after a stop or failure
+            self._stack.callback(self._draw)  # at the end of the run, even after a stop or failure
 
     def stage(self, name: str, done: int = 0, total: int = 0) -> None:
         if self._stage is None or self._stage.name != name:
@@ -217,7 +217,7 @@ def first_prompt(config: Config, tokenizer: Tokenizer, split: Split) -> list[int
             return ids.tolist()
         ids = split.take(0, min(len(split), LINE))
         lines = tokenizer.decode(ids[ids != tokenizer.eos_id]).split("\n")
-        # The first line may be incomplete.
+        # Skip the first line if possible: it may be incomplete.
         words = next((line.split() for line in lines[1:] if line.strip()), lines[0].split())
         prompt = " ".join(words[:WORDS])[:LETTERS]
     encoded = tokenizer.encode(prompt).tolist()

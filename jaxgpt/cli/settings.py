@@ -24,7 +24,7 @@ def named_config(target: str) -> Config:
         return preset(target or DEFAULT)
     if path.is_file():
         config = from_json(read_bytes(path), target)
-        # The preset's name becomes a directory name, but a file may contain any string.
+        # The preset's name becomes a directory name, so an unknown name from a file is not used.
         return replace(config, preset=config.preset if config.preset in PRESETS else "custom")
     from jaxgpt.checkpoint.run import open_run, runs_near
 

@@ -24,12 +24,12 @@ class Traffic:
 class StepCost:
     """The cost of one step on one device."""
 
-    memory: dict[str, float]  # bytes of each kind
+    memory: dict[str, float]  # bytes by kind
     available: float  # bytes of memory that a program can use
-    model_flops: float  # from the formula for the model, without recomputation, for this device
+    model_flops: float  # FLOPs of this device by the formula for the model, without recomputation
     hbm_bytes: float  # bytes read from and written to memory
-    traffic: dict[str, Traffic]  # collectives of each kind
-    compiled_flops: float = 0.0  # counted by the compiler; 0 for an estimate
+    traffic: dict[str, Traffic]  # collectives by kind
+    compiled_flops: float = 0.0  # FLOPs counted by the compiler; 0 for an estimate
     compiled: bool = False  # whether the numbers are the compiler's; otherwise they are estimates
     useful_share: float = 1.0  # share of model_flops that is neither padding nor computed by several devices
     loops_once: bool = False  # whether compiled_flops and hbm_bytes count some loop bodies only once

@@ -40,7 +40,7 @@ def resolve_mesh(config: Config, topology: Topology) -> tuple[Config, str]:
 class _Counts(NamedTuple):
     """Costs of a step on one device. Each number grows linearly with the number of layers."""
 
-    memory: dict[str, float]  # bytes of each kind
+    memory: dict[str, float]  # bytes by kind
     flops: tuple[float, float]  # the results of `step_flops`
     weights: float  # elements that one device multiplies
     gradients: float  # elements of the gradients of these weights
@@ -125,7 +125,7 @@ def _meshes(config: Config, topology: Topology) -> list[tuple[str, Config]]:
 
 
 def _remats(config: Config, *kinds: Literal["dots", "offload", "full"]) -> list[tuple[str, Config]]:
-    """Return the flags of kinds of rematerialization, and the config with each."""
+    """Return the flags of the kinds of rematerialization, and the config with each kind."""
     others = [kind for kind in kinds if kind != config.train.remat]
     return [(f"--train.remat {kind}", replace(config, train=replace(config.train, remat=kind))) for kind in others]
 

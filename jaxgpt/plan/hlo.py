@@ -11,7 +11,7 @@ import re
 from collections import defaultdict
 from typing import NamedTuple
 
-WIDTHS = {"pred": 1, "c64": 8, "c128": 16}  # bytes per element of types that are not real numbers
+WIDTHS = {"pred": 1, "c64": 8, "c128": 16}  # bytes per element of booleans and complex numbers
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 
 _COMPUTATION = re.compile(r"(?P<entry>ENTRY )?%?(?P<name>[^\s(]+) \(.*\{$")

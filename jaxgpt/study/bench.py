@@ -51,7 +51,7 @@ def bench(
 
     Args:
         config: settings of the run, with `model.vocab_size` set.
-        seconds: time to run training steps for.
+        seconds: duration of the measured training steps.
         decode: whether to also measure generation.
         trace: directory to keep the profiler trace in; "": delete the trace.
         say: callback for the name of each stage, called when the stage starts.
@@ -74,7 +74,7 @@ def bench(
     lowered = program.lower(steps.state, steps.batch())
     start["traced"] = clock()
     compiled = compile_lowered(program, lowered)
-    start["compiled"] = clock()  # or loaded from the compilation cache
+    start["compiled"] = clock()  # time to compile, or to load from the compilation cache
     steps.run(1, each=1)
     start["first_step"] = clock()
     say(f"training for {seconds:g} s")

@@ -156,7 +156,7 @@ def html(inspection: Inspection, title: str) -> str:
     model = f"{inspection.source}: " * bool(inspection.source) + f"{plural(L, 'layer')} of {plural(N, 'head')}"
     row, column = np.tril_indices(T)  # entries of the attention maps, stored as bytes
     weights = np.rint(255 * inspection.attention[:, :, row, column]).astype(np.uint8)
-    # All text of the model and the user is escaped by the template.
+    # The template escapes all text of the model and the user.
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )

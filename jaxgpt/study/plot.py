@@ -1,7 +1,7 @@
 """Draw arrays as figures: attention, logit lens, patching, and the losses of runs.
 
 Each function takes arrays and returns a matplotlib `Figure`, which needs no display: `figure.savefig("a.png")` or `"a.svg"`.
-matplotlib is imported by the first call.
+The first call imports matplotlib.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ def draw_baselines(axes: Axes, losses: Mapping[str, float], labels: bool = True)
     low, high = axes.get_ylim()
     height = -math.inf
     for name, loss in sorted(losses.items(), key=lambda item: item[1]) if labels else ():
-        height = max(loss, height + LABEL * (high - low))  # labels must not overlap
+        height = max(loss, height + LABEL * (high - low))  # move up if labels would overlap
         axes.annotate(
             drawable(f"{name} {loss:.2f}"), (1, height), xycoords=("axes fraction", "data"), xytext=(4, 0),
             textcoords="offset points", va="center", fontsize=8, color=GRAY, annotation_clip=False,

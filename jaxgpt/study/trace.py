@@ -62,7 +62,7 @@ def device_time(profile: jax.profiler.ProfileData, kind_of: Mapping[str, str], d
     idle. Raises `ValueError` if the trace contains no instruction of the program.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # jaxlib 0.12 raises this on reading `event.stats`
+        warnings.simplefilter("ignore", DeprecationWarning)  # jaxlib 0.12 issues this warning on reading `event.stats`
         lines = [
             [(e.start_ns, e.end_ns, kind_of[name]) for e in line.events if (name := _instruction(e, kind_of))]
             for line in _lines(profile)
@@ -93,7 +93,7 @@ def own_times(events: Iterable[tuple[float, float, str]]) -> Iterator[tuple[str,
 def _lines(profile: jax.profiler.ProfileData) -> Iterator[Any]:
     """Yield the threads or streams that run instructions: of the devices, or on a CPU of the host."""
     planes = {plane.name: list(plane.lines) for plane in profile.planes}
-    # libtpu adds a device without lines.
+    # Skip devices without lines: libtpu adds one.
     devices = [lines for name, lines in planes.items() if name.startswith("/device:") and lines]
     for lines in devices or [planes.get("/host:CPU", [])]:
         # "XLA Ops" holds the events of all streams by instruction: reading both would count them twice.

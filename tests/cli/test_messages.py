@@ -106,7 +106,7 @@ bench python-char --seconds 0 -> "0.0" for --seconds. Must be > 0
 bench python-char --seconds nan -> "nan" for --seconds
 bench python-char --mesh.tensor 3 -> mesh.tensor 3 does not divide model.n_head 4
 bench python-char --model.block-size 2 -> model.block_size of at least 3, not 2: use --no-decode
-chat run --json -> --json prints the answer to one message: pass it with --once TEXT
+chat run --json -> --json prints the answer to one message: pass the message with --once TEXT
 data prepare src -> --out
 data prepare --out out -> missing argument: the documents to tokenize
 data prepare src more --out out -> no such file or directory: more

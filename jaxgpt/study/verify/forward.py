@@ -89,7 +89,7 @@ def causal(s: Subject) -> float:
 
 
 def documents(s: Subject) -> float:
-    """Compare logits of two documents in one row, separated by ids, to the logits of each document alone."""
+    """Compare logits of two documents packed into one row to the logits of each document alone."""
     cut = max(s.length // 3, 1)
     positions = document_positions(jnp.broadcast_to(jnp.arange(s.length) >= cut, s.tokens.shape).astype(jnp.int32))
     together = jax.jit(lambda params: s.model.apply({"params": params}, s.tokens, None, positions))(s.params)
@@ -98,7 +98,7 @@ def documents(s: Subject) -> float:
 
 
 def tied(s: Subject) -> float:
-    """Compare the logits, and the gradient of the token table, to the same values of `hidden E^T`.
+    """Compare the logits and the gradient of the token table to the same values computed from `hidden E^T`.
 
     Only rows of tokens outside the input are compared: other rows also have a gradient from the lookup.
     """
