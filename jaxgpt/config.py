@@ -423,7 +423,7 @@ class PrepareParams(Section):
     vocab_size: int = setting(32768, "vocabulary size of bpe", 257, MAX_VOCAB)
     format: Literal["llm.c", "nanogpt"] = setting(
         "llm.c",
-        "llm.c: shards with a header, end-of-text before each document; nanogpt: one file per split, end-of-text after each document",
+        "llm.c: shards with a header, end-of-text before documents; nanogpt: one file per split, end-of-text after documents",
     )
     shard_tokens: int = setting(100_000_000, "tokens in each shard of llm.c's format", 1)
     val_fraction: float = setting(0.005, "fraction of the documents for validation", 0.0, below=1.0)
