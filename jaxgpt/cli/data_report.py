@@ -17,10 +17,10 @@ from jaxgpt.presets import DEFAULT, PRESETS, preset
 def data_report(target: str, /, *, json: Json = False, settings: GivenSettings = NO_SETTINGS) -> int:
     """Describe the data of a preset, run or path; a path is read as by `jaxgpt train --data.path PATH`.
 
-    The report lists tokens, documents, duplicates, the overlap between validation and
-    training tokens, and baselines for a loss: cross entropies of the validation tokens
-    under a uniform distribution and under unigram, bigram and trigram models of the
-    training tokens, and the size of the validation text after gzip.
+    The report lists tokens, documents, duplicates, the overlap between validation
+    and training tokens, and baselines for a loss: cross entropies of the validation
+    tokens under a uniform distribution and under unigram, bigram and trigram models
+    of the training tokens, and the size of the validation text after gzip.
 
     jaxgpt data report shakespeare
     jaxgpt data report my.txt --data.tokenizer bpe

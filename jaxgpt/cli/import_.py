@@ -22,8 +22,9 @@ def import_(
 ) -> int:
     """Convert a transformers or nanoGPT model, or a GGUF file, to a run.
 
-    Families: GPT-2, Llama, Mistral, Qwen2, Qwen3, GPT-NeoX, Gemma 3 and OLMo 2; from
-    GGUF files, only Llama. With --init-from, SOURCE is a directory with a PEFT adapter.
+    Families: GPT-2, Llama, Mistral, Qwen2, Qwen3, GPT-NeoX, Gemma 3 and OLMo 2;
+    from GGUF files, only Llama. With --init-from, SOURCE is a directory with a
+    PEFT adapter.
 
     jaxgpt import openai-community/gpt2 runs/gpt2
     jaxgpt import ~/models/llama runs/llama
