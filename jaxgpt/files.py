@@ -40,7 +40,7 @@ def cache_dir() -> Path:
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file so that a crash or power failure leaves either the old or the new content.
 
-    Strings are encoded as UTF-8. The mode of a file is kept, and symlinks are followed. Pipes and devices, such as
+    Strings are encoded as UTF-8. The mode of an existing file is kept, and symlinks are followed. Pipes and devices, such as
     `/dev/null`, are written directly.
     """
     data = content.encode() if isinstance(content, str) else content
@@ -97,7 +97,8 @@ def sha256_file(path: Path) -> str:
 def sole_writer(directory: Path) -> Iterator[None]:
     """Keep other processes from writing to a directory, until the block or the process ends.
 
-    If another process holds the lock, the `UserError` contains its id, host and start time.
+    If another process holds the lock, the `UserError` contains its id, its host and the time when it took the lock. A file
+    system without locks gives no protection.
     """
     path = directory / LOCK
     with reported(f"cannot write to {directory}"):

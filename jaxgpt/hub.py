@@ -56,9 +56,9 @@ def download(
 
 
 def reachable(timeout: float = TIMEOUT) -> bool:
-    """Return whether the hub answers, before its client retries for half a minute.
+    """Return whether the hub answers within `timeout` seconds; its client would retry for half a minute.
 
-    In offline mode, return True without a request, because the client rejects downloads.
+    In offline mode, return True without a request, because the client itself rejects downloads.
     """
     from huggingface_hub import constants, get_session
 

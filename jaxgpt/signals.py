@@ -41,10 +41,11 @@ class Stop:
 
 @contextmanager
 def stop_on_signal(notice: str = STOPPING, signals: Sequence[int] = SIGNALS) -> Iterator[Stop]:
-    """Turn signals into a request to stop; a later SIGINT raises KeyboardInterrupt.
+    """Turn signals into a request to stop; a SIGINT after the request raises KeyboardInterrupt.
 
-    The first signal writes `notice` to standard error. A closing terminal sends SIGHUP several times, so only SIGINT counts.
-    Ignored signals stay ignored, such as SIGHUP under `nohup`. Only the main thread can set handlers.
+    The first signal writes `notice` to standard error; later signals other than SIGINT have no effect, because a closing
+    terminal sends SIGHUP several times. Signals that were ignored before, such as SIGHUP under `nohup`, stay ignored.
+    Only the main thread can set handlers.
     """
     stop = Stop()
 

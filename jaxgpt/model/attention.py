@@ -42,7 +42,7 @@ class Attention(Named):
 
     @nn.compact
     def __call__(self, x_BTD: jax.Array, inputs: BlockInputs, key: jax.Array | None) -> tuple[jax.Array, KeysValues]:
-        """Return the output `[B, T, D]`, and the keys and values, cached and new."""
+        """Return the output `[B, T, D]`, and the layer's keys and values, cached and new."""
         c, o = self.config, self.ops
         q_BTNH = self._project(x_BTD, "q", "heads", c.n_head)
         k_BTKH = self._project(x_BTD, "k", "kv_heads", c.kv_heads)

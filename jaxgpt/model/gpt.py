@@ -107,7 +107,7 @@ class GPT(Named):
                 not depend on the other documents of its row.
 
         Raises:
-            ValueError: if the row is longer than the table of learned positions.
+            ValueError: if T exceeds the table of learned positions.
             TypeError: if the model is called outside `apply` and `init`.
         """
         if self.scope is None:
@@ -120,14 +120,14 @@ class GPT(Named):
         """Compute the final hidden states `[B, T, D]`, the input of `head`. Arguments as for `__call__`."""
         chex.assert_rank(tokens_BT, 2)
         T, c = tokens_BT.shape[1], self.config
-        if c.positions == "learned" and c.block_size < T:  # NaN from an out-of-range lookup
+        if c.positions == "learned" and c.block_size < T:  # an out-of-range lookup returns NaN
             raise ValueError(f"{T} tokens do not fit the context of {c.block_size} (model.block_size)")
         return self.stack(self.embed(tokens_BT), positions or row_positions(T), key=key)[0]
 
     def prefill(
         self, tokens_BT: jax.Array, position_BT: jax.Array, slots: int, last: bool = False
     ) -> tuple[jax.Array, KVCache]:
-        """Compute the logits of prompts, and a cache with their keys and values.
+        """Compute the logits of prompts, float32 `[B, T, V]`, and a cache with their keys and values.
 
         Args:
             tokens_BT: ids, padded on the left.
@@ -142,7 +142,7 @@ class GPT(Named):
         return self.head(x_BTD[:, -1:] if last else x_BTD), cache
 
     def extend(self, tokens_BT: jax.Array, cache: KVCache, last: bool = False) -> tuple[jax.Array, KVCache]:
-        """Compute the logits of T tokens that follow the tokens in the cache, and the extended cache.
+        """Compute the logits of T tokens after the tokens in the cache, float32 `[B, T, V]`, and the extended cache.
 
         Args:
             tokens_BT: ids.
@@ -172,7 +172,7 @@ class GPT(Named):
         Args:
             x_BTD: embeddings.
             positions: positions of the tokens.
-            cache: a cache in which these positions are appended; None: attend among the given tokens.
+            cache: a cache that already has these positions (`append`); None: attend among the given tokens.
             key: key of the dropout masks; None disables dropout.
         """
         c, position_BT = self.config, jnp.maximum(positions.position_BT, 0)

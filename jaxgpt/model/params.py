@@ -72,7 +72,7 @@ def weight_at(path: tuple[Any, ...], config: ModelConfig) -> Weight | None:
 def map_weights(function: Callable[[Weight | None, Any], Any], params: Any, config: ModelConfig) -> Any:
     """Apply `function(weight, leaf)` to every leaf; `weight` is the result of `weight_at`.
 
-    Stored weights are leaves.
+    A stored weight, which may consist of several arrays, is one leaf.
     """
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: function(weight_at(path, config), leaf), params, is_leaf=lambda leaf: hasattr(leaf, "astype")

@@ -14,7 +14,7 @@ Activation = Callable[[jax.Array], jax.Array]
 
 
 def gelu(x: jax.Array) -> jax.Array:
-    """Compute `x Phi(x)`, with Phi the normal distribution function. Source: Hendrycks & Gimpel 2016."""
+    """Compute `x Phi(x)`, with Phi the standard normal CDF. Source: Hendrycks & Gimpel 2016."""
     return 0.5 * x * (1 + jax.lax.erf(x * math.sqrt(0.5)))
 
 

@@ -34,7 +34,7 @@ def std_norm(x: jax.Array, eps: float, edit: Edit = unedited) -> jax.Array:
     """Compute `(x - mean) / (std + eps)`, as many NumPy implementations do."""
     x = x - x.mean(-1, keepdims=True)
     variance = jnp.square(x).mean(-1, keepdims=True)
-    # The gradient of sqrt is infinite at 0, the variance of a row of equal values.
+    # The gradient of sqrt is infinite at 0, the variance of a row of equal values, so sqrt receives 1 there.
     safe = jnp.where(variance > 0, variance, 1.0)
     return x / edit("scale", jnp.where(variance > 0, jnp.sqrt(safe), 0.0) + eps)
 

@@ -13,7 +13,7 @@ class Chip(NamedTuple):
     """Published specifications of an accelerator, per JAX device."""
 
     title: str  # common name
-    kinds: tuple[str, ...]  # JAX's names of a device, `device_kind`
+    kinds: tuple[str, ...]  # values of JAX's `device_kind`
     flops: float  # peak of bfloat16 products, FLOP/s
     hbm: float  # memory available to a program, bytes
     hbm_bandwidth: float  # bytes/s

@@ -1,4 +1,4 @@
-"""The cores of the host as devices, and its memory. Call these functions before JAX first uses a device."""
+"""The host's cores as devices, and its memory. Call `use_cores` and `keep_memory` before JAX first uses a device."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def use_cores(mesh: MeshConfig, processes: int = 1, model: ModelConfig | None = 
 
     A mesh without -1 sets the number of devices. A large model gets one device unless fsdp or tensor is -1, because a copy
     of its weights on each device costs more than parallel matrix products save. `processes` share the mesh. The call has no
-    effect after JAX has used a device in this process.
+    effect if the environment sets the number of devices, or JAX has already used a device in this process.
     """
     skip_missing_tpus()
     if "JAX_NUM_CPU_DEVICES" in os.environ or "host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
@@ -35,9 +35,9 @@ def use_cores(mesh: MeshConfig, processes: int = 1, model: ModelConfig | None = 
     if -1 in sizes:
         large = model is not None and replace(model, vocab_size=0).parameters >= LARGE
         devices = max(devices, 1 if large and -1 not in (mesh.fsdp, mesh.tensor) else cores())
-    if devices > 1024:  # a few threads per device
-        devices = cores()  # `resolve` then reports how many the mesh needs
-    with contextlib.suppress(RuntimeError):  # JAX has been used
+    if devices > 1024:  # every device starts a few threads
+        devices = cores()  # `resolve` then reports how many devices the mesh needs
+    with contextlib.suppress(RuntimeError):  # JAX has already used a device
         jax.config.update("jax_num_cpu_devices", devices)
 
 
@@ -82,6 +82,6 @@ def quick_compile_options(mesh: Mesh) -> dict[str, bool | str | int | float] | N
             return {"xla_backend_optimization_level": 1}
         case "gpu":
             # One kernel, compiled once, computes the initial weights of each shape. The disabled pass would merge all
-            # its calls into one large kernel.
+            # calls of it into one large kernel, which compiles slowly.
             return {"xla_disable_hlo_passes": "multi_output_fusion"}
     return None

@@ -79,7 +79,7 @@ def _give_up(coordinator: str | None, seconds: int) -> NoReturn:
 
 
 def _scheduled() -> bool:
-    """Return whether a scheduler has started several processes, by the environment variables that JAX reads."""
+    """Return whether a scheduler has started several processes, according to the environment variables that JAX reads."""
     slurm = _number("SLURM_NTASKS") if "SLURM_STEP_NODELIST" in os.environ else 0
     hosts = os.environ.get("TPU_PROCESS_ADDRESSES") or os.environ.get("TPU_WORKER_HOSTNAMES", "")
     return max(slurm, _number("OMPI_COMM_WORLD_SIZE"), _number("MEGASCALE_NUM_SLICES")) > 1 or "," in hosts
@@ -89,7 +89,7 @@ def _place(config: DistributedConfig) -> tuple[int, int]:
     """Return the number of processes, and the index of this process."""
     if config.num_processes:
         return config.num_processes, config.process_id
-    # mpirun inside a Slurm job sets both; the order is JAX's.
+    # mpirun inside a Slurm job sets both pairs of variables. JAX also reads the pair of mpirun first.
     for number, index in (("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), ("SLURM_NTASKS", "SLURM_PROCID")):
         if _number(number) > 1:
             return _number(number), _number(index)
@@ -104,7 +104,7 @@ def _number(name: str) -> int:
 def _initialize(config: DistributedConfig) -> None:
     # JAX would replace the SIGTERM handler of jaxgpt/signals.py.
     jax.config.update("jax_enable_preemption_service", False)
-    named: dict[str, Any] = {}  # otherwise JAX finds the scheduler's coordinator
+    named: dict[str, Any] = {}  # empty: JAX finds the scheduler's coordinator
     if config.num_processes:
         named = {
             "coordinator_address": config.coordinator,

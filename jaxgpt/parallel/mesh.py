@@ -42,7 +42,7 @@ RULES: Rules = {
     "mlp": ("tensor",),
     "position": (),
     "norm": (),
-    "rank": (),  # rank of adapters; their second axis is split like the weight
+    "rank": (),  # rank of adapters; their other axis is split as in the weight
     "layers": (),
     "matrix_shards": ("fsdp",),  # Muon: stacked matrices before resharding
     "matrices": ("fsdp", "data", "tensor"),  # Muon: one matrix per device
@@ -61,7 +61,7 @@ def microbatches(train: TrainConfig, ways: int) -> Microbatches:
 
     On one device, a microbatch has `m = ceil(B / train.accumulation)` windows, the most that a device computes at a
     time. With several devices, the share of each is `s = ceil(B / ways)` windows, in at least `n = ceil(s / m)`
-    microbatches. Up to `2 n` microbatches are used if they can then be equal without padding. Otherwise, and if B is
+    microbatches. Up to `2 n - 1` microbatches are used if they can then be equal without padding. Otherwise, and if B is
     not a multiple of `ways`, the batch is padded to `accumulation * rows` windows. Padding has no targets, so it
     changes neither the mean loss nor its gradient.
     """
@@ -146,7 +146,7 @@ def _advice(config: Config, sizes: dict[str, int], idle: str) -> Iterator[str]:
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
-    """Make the mesh over the first of the devices (default: all devices).
+    """Make the mesh of the first of `devices`, as many as it needs (default: of all devices).
 
     On a TPU, neighbors in the mesh are neighbors on the torus where possible. Slices, which only a network connects, are
     placed along `data`: each holds a full copy of the weights.
@@ -230,7 +230,7 @@ def spec(names: tuple[str | None, ...], rules: Rules) -> PartitionSpec:
 
 
 def shardings(boxed: Any, model: ModelConfig, mesh: Mesh, rules: Rules = RULES) -> Any:
-    """Return the sharding of every boxed parameter by its logical axes; replicated without axes."""
+    """Return the sharding of every boxed parameter by its logical axes; parameters without axes are replicated."""
     rules = rules_for(model, mesh, rules)
 
     def place(leaf: Any) -> NamedSharding:

@@ -26,7 +26,7 @@ T = TypeVar("T")
 # Parts of the errors of JAX, gloo and Orbax when the connection to another process breaks.
 BROKEN = re.compile("Gloo|Connection|Socket closed|UNAVAILABLE|[Cc]oordination service|heartbeat|timed out|[Bb]arrier")
 
-_count, _index = 1, 0  # number of processes and index; JAX's functions start the backend
+_count, _index = 1, 0  # number of processes, index; `jax.process_count()` would start the backend
 
 
 def set_place(count: int, index: int) -> None:
@@ -60,7 +60,7 @@ def on_leader(make: Callable[[], T]) -> T:
 
 
 def same_on_all(make: Callable[[], T], facts: Callable[[T], Mapping[str, Any]]) -> T:
-    """Call a function in every process, and check that facts about the results are equal in all of them.
+    """Call a function in every process, and check that the `facts` of its results are equal in all processes.
 
     Raises:
         UserError: in every process, if `make` raises it in any process, or a fact differs; the message has both values.
@@ -94,7 +94,7 @@ def is_peer_failure(error: Exception) -> bool:
 
 
 def gather_to_host(tree: Any) -> Any:
-    """Gather arrays that are split over all devices on each host; every process must participate."""
+    """Copy arrays that are split over the devices of all processes to every host; every process must participate."""
     return tree if _count == 1 else multihost_utils.process_allgather(tree, tiled=True)
 
 
@@ -112,7 +112,7 @@ class Poll:
         self._answers: deque[jax.Array] = deque()
 
     def ask(self, request: int) -> int:
-        """Send a request; return the largest request of all processes `lag` calls ago, or 0 before."""
+        """Send a request; return the largest request of all processes `lag` calls ago (0 in the first `lag` calls)."""
         if _count == 1:
             return request
         n = self.mesh.devices.size
@@ -129,7 +129,7 @@ class Poll:
 def _gather(value: Any) -> list[Any]:
     """Exchange JSON values: return the values of all processes, in order."""
     devices = Counter(device.process_index for device in jax.devices())
-    if len(set(devices.values())) > 1:  # JAX's functions for several processes need equal numbers
+    if len(set(devices.values())) > 1:  # `process_allgather` needs equal numbers of devices
         raise UserError(
             f"the processes have {sorted(devices.values())} devices: set the same JAX_NUM_CPU_DEVICES in all"
         )

@@ -21,7 +21,7 @@ from jaxgpt.files import read_json
 MAX_BASE = 2**21 - 1  # largest base of a trigram key that fits in an int64
 COUNTED = 1 << 23  # maximum number of training tokens in which n-grams are counted; needs 0.7 GB
 EVALUATED = 1 << 22  # maximum number of held-out tokens for cross entropies
-QUICK = 1 << 22  # limit of both numbers when a run starts
+QUICK = 1 << 22  # replaces both limits when a run starts, to save time
 SAMPLED = 1 << 20  # tokens per block of a sample
 COMPRESSED = 1 << 20  # bytes of held-out text to compress
 DECODED = 1 << 18  # tokens to decode at a time
@@ -30,7 +30,8 @@ DECODED = 1 << 18  # tokens to decode at a time
 def baselines(data: Data) -> dict[str, Any] | None:
     """Compute the baselines of a run's loss in a few seconds, on at most `QUICK` tokens of each split.
 
-    Returns the dictionary of `fit_ngrams` and the bytes of text per token; None for conversations and very short data.
+    Returns the dictionary of `fit_ngrams` and the bytes of text per token; None for conversations, very short data, and
+    vocabularies above `MAX_BASE`.
     """
     size = data.tokenizer.vocab_size
     if any(part.is_conversations for part in data.parts or (data,)) or size > MAX_BASE:

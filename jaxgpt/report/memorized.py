@@ -90,8 +90,8 @@ def find_memorized(
     """Find the longest span of each sample in the training data of a run.
 
     Returns:
-        The spans; and, to compare them with, the median length in tokens of the longest spans of `PIECES` pieces of the
-        validation text, each as long as the longest sample. None if the validation text is shorter than the longest sample.
+        The spans; and, for comparison, the median length in tokens of the longest spans of `PIECES` pieces of the validation
+        text, each as long as the longest sample. None if nothing is held out, or less than one piece.
     """
     n, pieces = max(map(len, samples), default=0), list[np.ndarray]()
     if data.held_out and 0 < n <= len(data.val):

@@ -38,7 +38,7 @@ class Law(NamedTuple):
     name: str  # left side = right side
     measure: Callable[[Subject], float]  # difference of the two sides; raises `Skipped` if the law does not apply
     tolerance: float  # the largest difference that passes
-    tokens: int = 1  # smallest context length
+    tokens: int = 1  # minimum context length
     fix: str = ""  # advice for the user if the law fails
 
 
@@ -81,7 +81,7 @@ LAWS = (
 
 
 def verify(lm: LM, laws: Sequence[Law] = LAWS) -> Iterator[LawResult]:
-    """Yield the result of each law when it is measured, in float32 regardless of the run's compute dtype.
+    """Measure each law in float32, regardless of the run's compute dtype, and yield its result.
 
     Raises `UserError` if the weights are not float32.
     """
@@ -115,7 +115,8 @@ def _measure(law: Law, subject: Subject) -> tuple[float | None, bool | None, str
 def fresh(config: Config, seed: int = 0) -> LM:
     """Make a model with random weights, including weights that are usually initialized to zero or one.
 
-    Zeros and ones would mask errors: a bias of zero can be applied anywhere. `config` has `model.vocab_size` set.
+    Zeros and ones would mask errors: for example, a zero bias has no effect even in the wrong place. `config` has
+    `model.vocab_size` set.
     """
     params = init_params(GPT(replace(config.model, init="gpt2")), seed)
     leaves, tree = jax.tree.flatten(params)

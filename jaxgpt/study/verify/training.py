@@ -89,7 +89,7 @@ def devices(s: Subject) -> float:
 
 
 def resumed(s: Subject) -> float:
-    """Train four steps, and again from the state saved after two; compare the final states.
+    """Train four steps; repeat the last two from the checkpoint of step 2, and compare the final states.
 
     Dropout and an EMA are enabled, so that all parts of a state matter.
     """
@@ -152,7 +152,7 @@ def exported(s: Subject) -> float:
 
 
 def transformers(s: Subject) -> float:
-    """Compare the logits with the logits of the exported directory in transformers."""
+    """Compare the logits with the logits that transformers computes from the exported model."""
     if missing := [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]:
         raise Skipped(f"{' and '.join(missing)} not installed")
     exported = s.exported
