@@ -344,7 +344,7 @@ def torch_device() -> str:
 
 
 def ours(shape: Shape, **train: Any) -> Callable[[], Any]:
-    """Return a jaxgpt call as in `jaxgpt train`, from host batches to losses; `train` are settings."""
+    """Return a function that runs one call of `jaxgpt train`, from host batches to losses, with the settings `train`."""
     from jaxgpt.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig
     from jaxgpt.parallel.host import keep_memory, use_cores
 

@@ -26,7 +26,7 @@ html_title = "jaxgpt"
 version = release = jaxgpt.__version__
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 exclude_patterns = ["*.py"]
-html_baseurl = ""  # the address of the site, if it has one
+html_baseurl = ""  # address of the site; "": unknown
 
 smartquotes = False  # keep the -- of options as two hyphens
 

@@ -122,7 +122,7 @@ def check(name: str, function: Callable[..., Any]) -> Result:
         what = f"{exercise.reference.__name__}({', '.join(exercise.parameters)})"
         return Result(exercise.name, False, f"pass the function {what} itself, not {short_repr(function)}")
     with np.errstate(all="ignore"), warnings.catch_warnings(), jax.default_matmul_precision("highest"):
-        warnings.simplefilter("ignore", RuntimeWarning)  # NumPy's warning for an empty mean
+        warnings.simplefilter("ignore", RuntimeWarning)  # NumPy's warning about the mean of an empty array
         failed = _arguments(exercise, function) or _compare(exercise, function)
     if failed:
         return Result(exercise.name, False, failed.why, failed.error)
