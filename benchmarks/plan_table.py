@@ -70,8 +70,8 @@ def main() -> None:
 def plans(rows: list[dict[str, Any]]) -> str:
     """Print one line per program."""
     lines = [
-        "| program | topology | mesh (data x fsdp x tensor) | GiB per device: state + temporaries, of available | fits | TFLOPs | "
-        "GB sent | step by roofline, ms | MFU by roofline |",
+        "| program | topology | mesh (data x fsdp x tensor) | GiB per device: state + temporaries, of available | fits | "
+        "TFLOPs | GB sent | step by roofline, ms | MFU by roofline |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
