@@ -60,7 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Compile quickly, because most programs run once; with --long, compile as for users.
 
     Without the emitters of fused loops and with one LLVM module per program, compiling takes half the CPU time. Processes
-    started by tests inherit the variables. XLA aborts on unknown flags, and jaxlib 0.12 has lost the first.
+    started by tests inherit the variables. XLA aborts on unknown flags, and jaxlib 0.12 no longer has the first flag.
     """
     quick = not config.getoption("--long")
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(quick)

@@ -62,7 +62,7 @@ def nanogpt_folder(path, bias=False):
 
 
 def from_arrays(table, tensors, config):
-    """The parameter tree of a model, from all its tensors in memory."""
+    """Return the parameter tree of a model, from all its tensors in memory."""
     shapes, rows = leaf_shapes(config), expand(table, config)
     assert {row.name: tensor_shape(row, shapes) for row in rows} == {name: x.shape for name, x in tensors.items()}
     leaves = {}

@@ -178,7 +178,7 @@ def flags(**values: Any) -> list[str]:
 
 
 def nodes(source: str) -> list[ast.AST]:
-    """Return the nodes of a program. CPython 3.11's parser fails if a finalizer runs meanwhile that formats a traceback."""
+    """Return the nodes of a program. CPython 3.11's parser fails if a finalizer formats a traceback meanwhile."""
     gc.disable()
     try:
         return list(ast.walk(ast.parse(source)))
@@ -202,7 +202,7 @@ def largest_file(size: int) -> Iterator[None]:
 
 
 def comparable(run: str | Path) -> list[dict[str, Any]]:
-    """Read the lines of a run's metrics.jsonl that are equal in identical runs: without starts and times."""
+    """Read the part of a run's metrics.jsonl that is equal in identical runs, without start lines and times."""
     times = ("elapsed_seconds", "tokens_per_second", "mfu", "val_seconds")
     path = Path(run, "metrics.jsonl")
     lines = [line for line in read_metrics(path) if "started" not in line] if path.exists() else []

@@ -53,7 +53,7 @@ def test_dir_lists_only_the_public_names() -> None:
 
 @pytest.mark.ci
 def test_an_editable_install_is_imported_beside_a_clone_of_the_same_name(tmp_path: Path) -> None:
-    """A folder `jaxgpt` without `__init__.py` in the current folder is a candidate for the package, and must not win."""
+    """The package must win over a directory `jaxgpt` without `__init__.py` in the current directory."""
     pytest.importorskip("setuptools", minversion="77")
     clone, site = tmp_path / "jaxgpt", tmp_path / "site"
     clone.mkdir()
@@ -76,7 +76,7 @@ def test_an_editable_install_is_imported_beside_a_clone_of_the_same_name(tmp_pat
 
 @pytest.mark.parametrize("name", sorted(jaxgpt.__all__))
 def test_every_public_name_is_documented(name: str) -> None:
-    """With every argument named; settings of generation are documented by their dataclasses."""
+    """A docstring names every argument, except settings of generation, which their dataclasses document."""
     public = getattr(jaxgpt, name)
     doc = inspect.getdoc(public) or ""
     assert doc.splitlines()
@@ -102,7 +102,7 @@ def test_repr_of_a_model_is_one_line(lm: LM) -> None:
 
 
 def test_load_returns_what_was_saved(lm: LM) -> None:
-    """Weights on devices, on the host, stacked, and the average of a run."""
+    """Test weights on devices, on the host and stacked, and the EMA of a run."""
     optim = OptimConfig(ema_decay=0.9)
     for name, params in {
         "device": lm.params,
@@ -190,7 +190,7 @@ def test_saving_is_all_or_nothing(lm: LM, monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(UserError, match="already holds a run"):
         jaxgpt.save(lm, "run")
     Path("folder").mkdir()
-    jaxgpt.save(lm, "folder")  # an empty folder may be used
+    jaxgpt.save(lm, "folder")  # an empty directory may be used
     Path("file").touch()
     for place in ("file", "file/below"):
         with pytest.raises(UserError, match="file"):
@@ -234,7 +234,7 @@ def only_numpy(logits_BV: jax.Array, text: object) -> Any:
 
 @pytest.mark.ci
 def test_custom_filters_apply_to_sampling_beams_and_explain(lm: LM) -> None:
-    """Here with greedy decoding and beams, which get a compiled function; docs/own/filter.md samples with one."""
+    """Test greedy decoding and beams with a compiled function as filter; docs/own/filter.md samples with a filter."""
     for how, allowed in (({"temperature": 0}, only_digits), ({"num_beams": 2}, jax.jit(only_digits))):
         [out] = jaxgpt.generate(lm, "1", max_new_tokens=6, filters=[allowed], **how)  # type: ignore[arg-type]
         assert out.text.isdecimal()

@@ -65,7 +65,7 @@ def run(lm: LM, tmp_path_factory: pytest.TempPathFactory) -> str:
 def extended(
     lm: LM, before: SamplerState | None, prompt: list[int], limit: int, sampling: SamplingParams, key: int = 0
 ) -> tuple[list[int], int, SamplerState | None]:
-    """Return the tokens that a session generates from an earlier one, how many it kept, and what comes of it."""
+    """Extend an earlier session; return the new tokens, the number of reused tokens, and the final state."""
     keys, context = row_keys(key, 1), lm.config.model.block_size
     sampler = sampler_of(lm, sampling)
     session = DecodeSession(sampler, lm.params, [prompt], keys, [limit], context=context, before=before)
@@ -86,7 +86,7 @@ def extended(
     ],
 )
 def test_the_cache_changes_no_token(settings: dict[str, Any], sampling: SamplingParams) -> None:
-    """Turns that continue the text, one that is longer than a chunk, one that goes back, one that fills the context."""
+    """Turns continue the text, exceed a chunk, go back to an earlier text, and fill the context."""
     lm, rng = tiny(block_size=600, n_layer=1, n_embd=16, **settings), np.random.default_rng(0)
     before, prompt = None, rng.integers(0, 16, 20).tolist()
     for turn, (limit, more) in enumerate([(30, 9), (5, 520), (1, 3), (10, 1), (2, 0)]):
@@ -104,7 +104,7 @@ def test_the_cache_changes_no_token(settings: dict[str, Any], sampling: Sampling
 @pytest.mark.ci
 @pytest.mark.parametrize("positions", ["learned", pytest.param("rope", marks=pytest.mark.long)])
 def test_any_part_of_an_earlier_text_can_be_shared(positions: str) -> None:
-    """Nothing, one token, the beginning, the same prompt, all that is cached, and all that was generated."""
+    """Share nothing, one token, the beginning, the prompt, all cached tokens, and all generated tokens."""
     lm, greedy = tiny(block_size=64, n_layer=1, n_embd=16, positions=positions), SamplingParams(0.0)
     prompt = [3, 1, 4, 1, 5, 9, 2, 6, 5]
     made = jaxgpt.generate(lm, [prompt], max_new_tokens=6, temperature=0)[0].ids

@@ -54,7 +54,7 @@ jaxgpt data report shakespeare --data.path my.txt
 jaxgpt plan gpt2 --topology h100:8
 """
 
-# Programs of others. Commands of jaxgpt inside srun and gcloud are parsed.
+# Third-party programs, which are not parsed. Commands of jaxgpt inside srun and gcloud are parsed.
 OTHERS = set(
     ".ci/run mypy ruff [ break cd do done exit export for git gcloud scontrol source srun ssh while xdg-open".split()
 )

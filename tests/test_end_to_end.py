@@ -72,7 +72,7 @@ def test_eval(run: Path) -> None:
 @pytest.mark.ci
 @pytest.mark.parametrize("seeds", [2, pytest.param(10, marks=pytest.mark.long)])
 def test_statquest_answers_correctly_for_most_seeds(seeds: int) -> None:
-    """Both questions, with greedy decoding."""
+    """Ask both questions, with greedy decoding."""
     right = 0
     for seed in range(seeds):
         out = f"run{seed}"
@@ -131,7 +131,7 @@ def test_interrupted_and_resumed() -> None:
 
 @pytest.mark.parametrize("both", [False, True], ids=["stdout", "stdout-and-stderr"])
 def test_training_continues_after_its_pipe_is_closed(both: bool) -> None:
-    """`jaxgpt train ... | head -2`, with and without `2>&1`."""
+    """Run `jaxgpt train ... | head -2`, with and without `2>&1`."""
     Path("text.txt").write_text(TEXT)
     read, write = os.pipe()
     with os.fdopen(write, "w") as closed, contextlib.ExitStack() as stack:

@@ -135,7 +135,7 @@ def spread_over(lm: LM, **axes: int) -> LM:
     "axes", [{"tensor": 8}, {"data": 2}, pytest.param({"data": 4, "fsdp": 2}, marks=pytest.mark.long)], ids=str
 )
 def test_one_and_several_devices_give_the_same_text(axes: dict[str, int]) -> None:
-    """Several rows, one long prompt, read with tiled attention, and three beams: rows need not divide the devices."""
+    """Test several rows, one long prompt for tiled attention, and three beams; devices need not divide the rows."""
     lm = tiny(block_size=256, positions="rope", n_head=8, n_embd=64)
     spread = spread_over(lm, **axes)
     sampling: dict[str, Any] = {"temperature": 0.8, "top_k": 10, "top_p": 0.95, "key": jax.random.key(3)}
@@ -166,7 +166,7 @@ def test_one_compilation_per_bucket_of_prompt_lengths(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("tie", [True, False])
 def test_matrices_are_converted_once_before_decoding(tie: bool) -> None:
-    """To the dtype of their products: the logits of the steps stay equal in every bit."""
+    """Matrices get the dtype of their products; the logits of the steps stay equal bit for bit."""
     lm = tiny(n_layer=2, tie_embeddings=tie, bias=True)
     lm = lm._replace(config=replace(lm.config, train=replace(lm.config.train, compute_dtype="bfloat16")))
     ready, model = for_decoding(lm), sampler_of(lm).model
@@ -475,7 +475,7 @@ def test_x64_does_not_change_texts() -> None:
 
 @pytest.mark.ci
 def test_settings_are_those_of_the_dataclasses(lm: LM) -> None:
-    """Their names and defaults; a wrong name is answered with the right one, where the setting is not documented."""
+    """Names and defaults are equal; the error of a wrong name suggests the right name, and a docstring lists all names."""
     declared = {f.name: f.default for f in (*fields(TextParams), *fields(SamplingParams)) if f.default is not None}
     both = declared | {f.name: f.default for f in fields(BeamParams)}
     assert jaxgpt.generate(lm, "a", max_new_tokens=9, **both) == jaxgpt.generate(lm, "a", max_new_tokens=9)  # type: ignore[arg-type]

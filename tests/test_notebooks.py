@@ -1,4 +1,4 @@
-"""The course as notebooks: complete, and they run where only their wheel of jaxgpt is."""
+"""The notebooks of the course are complete, and run with only the wheel of jaxgpt."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def test_logits_are_those_of_the_package(plain: Any, small: Any) -> None:
 
 
 def test_steps_are_those_of_the_package(plain: Any, small: Any) -> None:
-    """Loss, gradient, clipping, schedule and AdamW."""
+    """Compare loss, gradient, clipping, schedule and AdamW."""
     model, params = make(MODEL)
     optim = OptimConfig(
         name="adamw", learning_rate=3e-3, min_lr=3e-4, warmup_steps=2, beta1=0.9, beta2=0.99, weight_decay=0.1

@@ -57,7 +57,7 @@ def test_the_size_of_finetune_is_that_of_its_base() -> None:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_expected_results_were_recorded(name: str) -> None:
-    """Recorded in docs/performance.md, or by the named source."""
+    """A result is recorded in docs/performance.md, or by the named source."""
     expect = PRESETS[name].expect
     if not expect:
         return

@@ -53,7 +53,7 @@ RECIPE |= {"eval_interval": 2, "eval_iters": 2, "text": "text.txt", "train_fract
 
 
 def recording(recipe: dict[str, object] | None = None, drop: str = "", **shapes: tuple[int, ...]) -> str:
-    """A recording of another depth, width and batch, with biases and accumulation."""
+    """A recording of a different depth, width and batch, with biases and accumulation."""
     rng = np.random.default_rng(0)
     sizes: dict[str, tuple[int, ...]] = {"transformer.wte.weight": (V, D), "transformer.wpe.weight": (T, D)}
     for layer in range(L):

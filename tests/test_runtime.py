@@ -52,13 +52,13 @@ def test_cache_settings_of_the_user_are_respected(words: list[list[str]]) -> Non
     os.environ["JAX_COMPILATION_CACHE_DIR"] = "elsewhere"
     keep_compiled()
     assert os.environ["JAX_COMPILATION_CACHE_DIR"] == "elsewhere"
-    # Other programs use that folder without a size limit, and so without the access times that a limit needs.
+    # Other programs use that directory without a size limit, and so without the access times that a limit needs.
     assert "JAX_COMPILATION_CACHE_MAX_SIZE" not in os.environ
 
 
 @pytest.mark.ci
 def test_processes_share_compiled_programs(tmp_path: Path) -> None:
-    """Also from a folder with damaged programs, which are compiled again."""
+    """Damaged programs in the shared directory are compiled again."""
     program = (
         "from jaxgpt.runtime import keep_compiled; keep_compiled()\n"
         "import jax\n"

@@ -29,7 +29,7 @@ from jaxgpt.config import (
 from jaxgpt.errors import UserError
 
 SECTIONS = (ModelConfig, DataConfig, OptimConfig, TrainConfig, MeshConfig, DistributedConfig, Config)
-# Variable names of the configs of each class. `norm` of `jnp.linalg` or `name` of a path is no setting.
+# Variable names of the configs of each class. `norm` of `jnp.linalg` or `name` of a path is not a setting.
 CALLED: dict[type, set[str]] = {
     ModelConfig: {"model", "config", "c", "m"},
     DataConfig: {"data"},
@@ -51,7 +51,7 @@ DERIVED = {
 
 
 def attributes(source: str) -> set[tuple[str, str]]:
-    """Every attribute that a module reads, with the name of its owner: `a.b.c` is `("b", "c")`."""
+    """Return every attribute that a module reads, with the name of its owner: `a.b.c` is `("b", "c")`."""
     found = set()
     for node in nodes(source):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
@@ -63,14 +63,14 @@ def attributes(source: str) -> set[tuple[str, str]]:
 
 @functools.cache
 def read_in_package() -> set[tuple[str, str]]:
-    """The attributes that the package reads, but for what declares settings and what copies them to other formats."""
+    """Return the attributes that the package reads, except in code that declares settings or copies them."""
     package = repository() / "jaxgpt"
     modules = [path for path in package.rglob("*.py") if path.name not in ("config.py", "presets.py")]
     return set().union(*(attributes(path.read_text()) for path in modules if path.parent.name != "convert"))
 
 
 def unread(section: type, read: set[tuple[str, str]]) -> set[str]:
-    """The settings of a section that nothing reads."""
+    """Return the settings of a section that nothing reads."""
     owners = CALLED[section]
     seen = {name for owner, name in read if owner in owners}
     seen |= {"window", "decay_steps"} & {name for owner, name in read if owner == "config"}  # properties of `Config`
@@ -84,7 +84,7 @@ def test_every_setting_is_read(section: type) -> None:
 
 
 def test_a_setting_that_nothing_reads_is_found() -> None:
-    """Also where an attribute of another object has its name, or it is only written, or stands in a string."""
+    """It is found even if a different object has an attribute of its name, or it is only written or named in a string."""
     source = "x = jnp.linalg.norm(y)\nself.config.norm_eps = 'c.norm_eps'\nz = config.model.n_layer + c.kv_heads"
     read = attributes(source)
     assert {"norm", "norm_eps", "n_head"} <= unread(ModelConfig, read)
@@ -102,7 +102,7 @@ LIMITED = [
 
 @pytest.mark.parametrize(("section", "f"), LIMITED)
 def test_limits_are_enforced_at_both_ends(section: type, f: Field[Any]) -> None:
-    """Values outside are rejected with the name and the value. Values at the limits pass this check, not always others."""
+    """Values outside are rejected with name and value. Values at the limits pass this check, but may fail others."""
     name = f"{section.prefix}.{f.name}" if section.prefix else f.name
     low, high, above, below = f.metadata["limits"]
     step = (

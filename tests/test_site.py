@@ -1,4 +1,4 @@
-"""docs/check_site.py notices each fault of a built site."""
+"""docs/check_site.py detects each fault of a built site."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def test_the_last_valid_checkpoint_is_used(three: Path, reason: str) -> None:
 
 
 def test_none_is_valid(three: Path) -> None:
-    """In this case nothing is renamed."""
+    """If no checkpoint is valid, none is renamed, and the error lists the reasons."""
     shutil.copytree(three, FOLDER)
     for path in FOLDER.iterdir():
         flip(path / SEAL, 20)
@@ -229,7 +229,7 @@ def test_a_loss_recorded_later_counts() -> None:
 
 
 def test_what_killed_processes_left_is_deleted(three: Path) -> None:
-    """Processes killed while writing (2, 3) and while deleting (1)."""
+    """Delete what processes killed while writing (2, 3) and while deleting (1) have left."""
     shutil.copytree(three, FOLDER)
     for name in ("1.partial", "2.partial.orbax-checkpoint-tmp", "3.partial"):
         (FOLDER / name[0]).rename(FOLDER / name)
@@ -300,7 +300,7 @@ def test_a_missing_checkpoint_is_one_line(three: Path, which: str) -> None:
 
 
 def test_restore_on_another_mesh() -> None:
-    """From 8 devices to 2 x 2 and to one: the same values, with the requested sharding."""
+    """Values saved on 8 devices are restored on 2 x 2 devices and on one device, with the requested sharding."""
     config = small_run().with_model(vocab_size=17)
     programs = [
         build(replace(config, mesh=mesh))

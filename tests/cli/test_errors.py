@@ -114,13 +114,13 @@ def test_a_full_disk_is_one_line(command: str) -> None:
 
 
 def test_a_process_ends_with_one_line_and_the_exit_code() -> None:
-    """Run a separate process, because `train` also imports the exit of one of several processes."""
+    """Run a separate process, because `train` exits differently as one of several processes."""
     result = shell(f"{JAXGPT} train --data.path x")
     assert (result.returncode, result.stderr.count(b"\n")) == (2, 1), result.stderr
 
 
 def test_weights_of_another_shape_are_one_line() -> None:
-    """Python itself prints warnings of Orbax when the process ends."""
+    """Run a separate process, because warnings of Orbax would be printed when the process ends."""
     run = Run(run_folder(Path("run"), SMALL))
     write_settings(run, run.config().with_model(n_embd=16), run.tokenizer())
     result = shell(f"{JAXGPT} eval run")

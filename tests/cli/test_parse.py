@@ -1,4 +1,4 @@
-"""Arguments and options: every spelling means the same, and errors are one clear line."""
+"""Arguments and options: all spellings are equivalent, and errors are one clear line."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_a_missing_run_names_those_that_exist() -> None:
 
 
 def test_the_name_of_a_preset_means_the_preset() -> None:
-    """The name means the preset even if there is such a directory. With ./ the name is a path."""
+    """A preset's name means the preset even if a directory has this name; with ./ the name is a path."""
     alone = jaxgpt("info", "statquest", "--json").json
     run_folder(Path("statquest"), SMALL)
     assert jaxgpt("info", "statquest", "--json").json == alone

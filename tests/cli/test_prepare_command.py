@@ -59,7 +59,7 @@ def test_a_second_writer_is_rejected() -> None:
 
 
 def test_a_kill_during_the_first_write_of_the_index_is_continued() -> None:
-    """Its temporary file does not make the directory a foreign one."""
+    """A directory with only the index's temporary file is continued, not rejected as written by another program."""
     kill = "import os, pathlib, sys; from jaxgpt.cli import main; pathlib.Path.replace = lambda *_: os._exit(9); "
     command = [sys.executable, "-c", f"{kill} main(sys.argv[1:])", *PREPARE, "--out", "out"]
     assert subprocess.run(command, check=False).returncode == 9
@@ -132,7 +132,7 @@ def test_a_killed_process_is_continued_with_the_same_bytes(style: str, kills: in
 
     operations = 10**6 - int(run("whole").stdout.split()[-1])
     for place in range(kills):
-        killed = run("out", (1 + place % 2) * operations // (2 * kills) + place % 5)  # together fewer than all
+        killed = run("out", (1 + place % 2) * operations // (2 * kills) + place % 5)  # in total, not all operations
         assert killed.returncode == -signal.SIGKILL, killed.stderr
     finished = run("out")
     assert finished.returncode == 0, finished.stderr

@@ -56,7 +56,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(finished: Path) -> Path:
-    """A copy of that run."""
+    """A copy of the finished run."""
     shutil.copytree(finished, "run")
     return Path("run")
 
@@ -134,7 +134,7 @@ def test_a_finished_run_has_nothing_to_do(run: Path) -> None:
 
 
 def test_checkpoints_that_a_killed_process_did_not_delete_are_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the settings of the finished run: settings of the command that finds it finished delete nothing."""
+    """The settings of the finished run decide which are deleted, not the settings of the command that finds it finished."""
     Path("text.txt").write_text(TEXT)
     with monkeypatch.context() as killed:
         killed.setattr(store, "prune", lambda *_: None)
@@ -146,7 +146,7 @@ def test_checkpoints_that_a_killed_process_did_not_delete_are_deleted(monkeypatc
 
 
 def test_a_run_stopped_by_patience_is_finished() -> None:
-    """It trains on if `train.patience` is higher."""
+    """A higher `train.patience` continues the run."""
     Path("text.txt").write_text(TEXT)
     patience = flags(train__patience=1, train__steps=8, optim__learning_rate=1e-9, optim__min_lr=0)
     assert "stopped early at step 4" in jaxgpt(*START, *patience, "--out", "run").err
@@ -305,7 +305,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(finished: Path, r
 
 @pytest.mark.ci
 def test_weights_of_another_run_are_used_again(finished: Path) -> None:
-    """The source is the same even if that run has a better checkpoint now."""
+    """A repeated command starts from the same checkpoint even if the base run now has a better checkpoint."""
     shutil.copytree(finished, "base")
     Path("text.txt").write_text(TEXT)
     command = ["train", "finetune", *TINY[-14:], "--init-from", "base", "--data.path", "text.txt", "--out", "run"]

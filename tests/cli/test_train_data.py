@@ -73,7 +73,7 @@ def test_documents_are_masked_at_end_ids() -> None:
 @pytest.mark.ci
 @pytest.mark.parametrize("kind", ["path", pytest.param("mix", marks=pytest.mark.long)])
 def test_moved_data_is_named_at_a_resume(kind: str) -> None:
-    """The comparison is by content."""
+    """Data are compared by content, so they may move."""
     Path("a.txt").write_text("x y z <EOS> " * 60)
     given = lambda path: ["--data.path", path] if kind == "path" else ["--data.mix", f"{path}=2", "b.txt=1"]  # noqa: E731
     Path("b.txt").write_text("y z <EOS> " * 60)

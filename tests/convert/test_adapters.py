@@ -146,7 +146,7 @@ def test_a_missing_base_is_named(written: Path) -> None:
 
 
 def test_a_rank_above_a_side_is_read(tmp_path: Path) -> None:
-    """PEFT allows it. Separate adapters of a fused matrix become one with the sum of their ranks: here 24 of 8 x 24."""
+    """PEFT allows such ranks: separate adapters of a fused matrix become one adapter, here of rank 24 for 8 x 24."""
     run_folder(Path("base"), SMALL)
     adapters = lora_run(Path("run"), Path("base"), LoraConfig(rank=8, alpha=4.0, targets="q_proj,k_proj,v_proj"))
     assert jaxgpt("export", "run", "out", "--adapter").code == 0
@@ -178,7 +178,7 @@ def test_tensors_that_do_not_fit_are_refused(written: Path, case: str) -> None:
     if case == "cut":
         file.write_bytes(file.read_bytes()[:-5])
         message = "is truncated"
-    if case == "unreadable":  # as without permission
+    if case == "unreadable":  # like a file without read permission
         file.unlink()
         file.mkdir()
         message = f"cannot read {file}: "

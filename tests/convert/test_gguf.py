@@ -248,7 +248,7 @@ def smollm2(tmp_path_factory):
 
 @pytest.mark.long
 def test_smollm2(smollm2, tmp_path, capsys):
-    """A real model: its greedy text, its end token, and weights and logits equal to transformers'."""
+    """A real model has the expected greedy text and end token, and the same weights and logits as in transformers."""
     run = str(tmp_path / "run")
     assert main(["import", str(smollm2), run]) == 0
     lm = jaxgpt.load(run)

@@ -55,7 +55,7 @@ def change(folder, edit):
 
 
 def test_names_of_the_original_gpt2_files(tmp_path):
-    """No prefix, mask buffers, a copy of the embedding as head, 16-bit weights."""
+    """The files have names without prefix, mask buffers, a copy of the embedding as head, and 16-bit weights."""
 
     def edit(tensors):
         for name in list(tensors):
@@ -275,7 +275,7 @@ def test_rotary_settings_of_neox_under_two_names():
 
 @pytest.mark.parametrize(("values", "heads"), [({}, 8), ({"num_key_value_heads": None}, 32)], ids=["absent", "null"])
 def test_key_heads_of_mistral(values, heads):
-    """MistralConfig in transformers has 8 by default; null means one per query head."""
+    """MistralConfig in transformers has 8 key/value heads by default; null means one per query head."""
     assert llama.MISTRAL.config_from_hf(Options(values, "config.json")).kv_heads == heads
 
 
@@ -303,7 +303,7 @@ ROPES = {
 
 @pytest.mark.parametrize("case", ROPES)
 def test_rotary_options_can_be_accepted(case):
-    """The advice of the error works. The context before scaling changes nothing here, as in transformers."""
+    """The option that the error suggests works. The context before scaling has no effect here, as in transformers."""
     family, values = ROPES[case]
 
     def read(*accept, **rope):

@@ -89,7 +89,7 @@ def compiled(config):
     return jax.jit(lambda params, tokens: GPT(config).apply({"params": params}, tokens))
 
 
-# The long ones repeat these with different sizes and metadata.
+# The files tested with --long repeat these files with different sizes and metadata.
 SHORT = ("AI-Sweden-Models/gpt-sw3-126m", "HuggingFaceTB/SmolLM2-135M-Instruct", "unsloth/Llama-3.2-1B-Instruct")
 
 

@@ -71,7 +71,7 @@ def test_the_solution_of_the_page_passes(page: dict[str, Any], exercise: Exercis
 
 
 def test_the_score_of_the_page_counts_the_functions_of_the_learner_only(page: dict[str, Any]) -> None:
-    """Running all cells defines the solutions, too."""
+    """Running all cells also defines the solutions, which do not count."""
     assert [result.exercise for result in page["result"].results if result] == ["softmax"]
 
 

@@ -90,7 +90,7 @@ def test_a_prompt_and_a_completion() -> None:
 
 @pytest.mark.parametrize("kind", ["bytes", "bpe"])
 def test_the_white_space_of_an_answer_is_inside_if_the_tokenizer_trims_offsets(kind: str) -> None:
-    """As in the tokenizers of GPT-NeoX and Llama 3."""
+    """The tokenizers of GPT-NeoX and Llama 3 trim offsets."""
     own = tokenizer(MARKED, kind)
     value = json.loads(own.to_json())
     value["post_processor"] = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}

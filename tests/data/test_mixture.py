@@ -86,7 +86,7 @@ def write(name: str, ids: np.ndarray) -> str:
 
 
 def test_token_files_are_mixed() -> None:
-    """Both splits of each source; the shares in the description; a different file has a different fingerprint."""
+    """A mixture has both splits of each source and describes the shares; a different file changes the fingerprint."""
     write("a", np.arange(1000) % 40)
     write("b", np.arange(700) % 50)
     config = small_run().with_model(vocab_size=50)
@@ -121,7 +121,7 @@ def test_texts_are_mixed() -> None:
 
 @pytest.mark.parametrize("fraction", [0.9, 1.0])
 def test_a_mixture_is_evaluated_on_its_validation_split(fraction: float) -> None:
-    """Validation has no training text if any source has validation data; otherwise it is the training text of all."""
+    """Validation has no training text if any source has validation data; otherwise it is the training text of all sources."""
     write("a", np.arange(1000) % 40)
     Path("b.txt").write_text("ab" * 300)
     Path("c.txt").write_text("cd" * 300)

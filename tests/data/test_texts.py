@@ -16,7 +16,7 @@ from jaxgpt.presets import preset
 
 
 def test_tinyshakespeare(data_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The published size and split, from a copy in the cache."""
+    """A copy in the cache has the published size and split."""
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "tinyshakespeare.txt").write_bytes((data_dir / "tinyshakespeare.txt").read_bytes())
     data = open_data(preset("nanogpt-cpu"))

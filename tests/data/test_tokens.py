@@ -122,7 +122,7 @@ def test_reading_across_parts(lengths: list[int], data: st.DataObject) -> None:
     ],
 )
 def test_ids_outside_the_vocabulary_are_found_when_they_are_read(ids: list[int], dtype: type, wrong: int) -> None:
-    """In any part, including ids above 32 bits."""
+    """A wrong id is found in any part, including ids above 32 bits."""
     tokens = Tokens([np.zeros(40, dtype), np.array([0, *ids, 0], dtype), np.zeros(40, dtype)], 200)
     assert tokens.windows(np.array([0, 70]), 10).max() == 0
     with pytest.raises(UserError, match=f"id {wrong} is outside the vocabulary of 200"):

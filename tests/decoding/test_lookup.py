@@ -64,7 +64,7 @@ PENALTIES = SamplingParams(temperature=0.7, top_p=0.9, repetition_penalty=1.3, n
 def test_the_tokens_are_those_of_plain_decoding(
     name: str, sampling: SamplingParams, pytestconfig: pytest.Config
 ) -> None:
-    """Greedy and sampled, so sampling also keeps the distribution of plain decoding."""
+    """Greedy and sampled tokens are equal, so lookup does not change the sampling distribution."""
     lm = lm_of(name, block_size=64)
     sampler, draw = sampler_of(lm, sampling, (1, 7)), np.random.default_rng(0)
     for case in range(50 if pytestconfig.getoption("--long") else 3):

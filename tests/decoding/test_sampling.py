@@ -158,7 +158,7 @@ EACH_FILTER = [
 
 @pytest.mark.parametrize("V", [4096, *(pytest.param(V, marks=pytest.mark.ci) for V in (300, 50_257))])
 def test_a_removed_token_is_never_drawn(V: int) -> None:
-    """With random numbers around the cumulative probability at each end of a group of ids, where sums are rounded."""
+    """Draw with random numbers near the cumulative probability at the ends of groups of ids, where sums are rounded."""
     draw = jax.jit(lambda warped_1V, u: filters.inverse_cdf_sample(jnp.broadcast_to(warped_1V, (len(u), V)), u))
     for seed, sampling in enumerate(EACH_FILTER[4:]):
         rng = np.random.default_rng(seed)

@@ -46,7 +46,7 @@ def test_tokenizers_that_would_give_wrong_ids_raise(case: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("vocab", [{"b": 0, "a": 1}, {"a": 0, "b": 2}, {"ab": 0, "a": 1}])
 def test_other_characters_are_left_to_the_library(vocab: dict[str, int], tmp_path: Path) -> None:
-    """In another order, with ids between, or of several characters."""
+    """Tokens in a different order, with gaps between ids, or of several characters are left to the library."""
     (tmp_path / "tokenizer.json").write_text(json.dumps(changed(CHAR, model={"vocab": vocab})))
     tokenizer = load_tokenizer(tmp_path)
     assert type(tokenizer) is SubwordTokenizer

@@ -34,7 +34,7 @@ def check(*args: str) -> None:
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("presets", "verify")])
 def test_a_hostile_argument(name: str) -> None:
     for word in WORDS:
-        if (name, word) not in (("train", "--"), ("data report", "/")):  # no argument; the texts of the whole machine
+        if (name, word) not in (("train", "--"), ("data report", "/")):  # no argument; reads the whole disk
             check(*name.split(), word, *GIVEN.get(name, [])[1:])
 
 

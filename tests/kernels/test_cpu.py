@@ -48,7 +48,7 @@ def test_products_with_a_transposed_copy_stay_in_bfloat16() -> None:
 
 
 def test_rope_sines_are_computed_once() -> None:
-    """Fused into their consumers, as the compiler does without the kernel, they would be computed once per head."""
+    """Without the kernel, the compiler fuses the sines into their consumers and computes them once per head."""
 
     def per_head(rotation: Any) -> bool:
         def turned(x_BTNH: jax.Array) -> jax.Array:
@@ -65,7 +65,7 @@ def test_rope_sines_are_computed_once() -> None:
 
 @pytest.mark.parametrize("function", [cpu.linear, definitions.linear])
 def test_the_gradient_of_a_bias_in_bfloat16_is_summed_in_float32(function: Callable[..., jax.Array]) -> None:
-    """Including a mesh that splits the weights; sums in bfloat16 have an error of about 10% here."""
+    """Sums in bfloat16 would have an error of about 10% here. One mesh splits the weights."""
     dy = random(0, (1, 4096, 8)).astype(jnp.bfloat16) + 1
     x, w, b = jnp.zeros((1, 4096, 2)), jnp.zeros((2, 8)), jnp.zeros(8)
     with jax.set_mesh(make_mesh(MeshConfig(data=1, fsdp=2))):
@@ -74,7 +74,7 @@ def test_the_gradient_of_a_bias_in_bfloat16_is_summed_in_float32(function: Calla
 
 
 def test_attention_from_one_token_copies_no_cache() -> None:
-    """In a loop, the definition copies it: if it no longer does, the call can go."""
+    """In a loop, the definition copies the cache; if a new version of XLA does not, the call is unnecessary."""
     k, v, q = jnp.ones((1, 2, 512, 32)), jnp.ones((1, 2, 32, 512)), jnp.ones((1, 1, 4, 32))
 
     def temporary_bytes(attend: Callable[..., jax.Array]) -> int:

@@ -61,7 +61,7 @@ def test_a_kernel_on_a_mesh(K: int, kernel: Any, rules: Rules) -> None:
 
 @pytest.mark.parametrize("small", [0, 20, 1 << 18])
 def test_sums_over_devices_do_not_depend_on_how_they_are_sent(monkeypatch: pytest.MonkeyPatch, small: int) -> None:
-    """Compare with NumPy arrays of both kinds and several dtypes, in a batch that is a tree."""
+    """Compare with NumPy for arrays sent together and separately, of several dtypes; the batch is a tree."""
     monkeypatch.setattr(devices, "SMALL", small)
     rng = np.random.default_rng(0)
     rows, w = rng.normal(size=(12, 7)).astype(np.float32), rng.normal(size=(7, 5)).astype(np.float32)

@@ -15,7 +15,7 @@ from jaxgpt.ops.attention import Visible, row_positions
 
 @pytest.mark.parametrize(("remat", "loops"), [("dots", 2), ("full", 3)])
 def test_dots_saves_tiled_attention(remat: str, loops: int) -> None:
-    """Its results are saved under the name that the `dots` policy saves, so they are not recomputed."""
+    """The results of tiled attention have the name that the `dots` policy saves, so they are not recomputed."""
 
     @functools.partial(jax.checkpoint, policy=POLICIES[remat])
     def block(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
@@ -27,7 +27,7 @@ def test_dots_saves_tiled_attention(remat: str, loops: int) -> None:
 
 @pytest.mark.parametrize("remat", ["dots", "offload"])
 def test_dots_saves_cudnn_attention(remat: str) -> None:
-    """JAX has no public name for it: this fails if the primitive is renamed."""
+    """JAX has no public name for the primitive: this test fails if the primitive is renamed."""
     from jax._src.cudnn.fused_attention_stablehlo import _dot_product_attention_fwd_p_wrapper as forward
 
     assert POLICIES[remat](forward) is True  # type: ignore[misc]

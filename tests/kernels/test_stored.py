@@ -38,7 +38,7 @@ def stored(w: np.ndarray | jax.Array, precision: str) -> Stored:
 @every_precision
 @pytest.mark.parametrize(("ops", "tied"), [(Ops(), True), (kernels.CPU, False)], ids=["definitions", "cpu"])
 def test_a_model_of_stored_weights_equals_one_of_dequantized_weights(precision: str, ops: Ops, tied: bool) -> None:
-    """README's `GPT(lm.config.model).apply({"params": lm.params}, ids)`."""
+    """The README calls `GPT(lm.config.model).apply({"params": lm.params}, ids)`."""
     config = replace(CONFIG, tie_embeddings=tied)
     params, ids = random_params(config), jnp.arange(12)[None]
     low = quantize(params, config, precision)  # type: ignore[arg-type]

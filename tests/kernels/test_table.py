@@ -22,7 +22,7 @@ long = pytest.mark.long
 
 
 def assert_equal(entry: Any, definition: Any, *arrays: Any, atol: float = 1e-5, all_uses: bool = True) -> None:
-    """Compare values and gradients by all arrays; with `all_uses`, also values in bfloat16 and under vmap."""
+    """Compare values and gradients with respect to all arrays; with `all_uses`, also values in bfloat16 and under vmap."""
 
     def value_and_gradient(function: Any) -> Any:
         out, backward = jax.vjp(function, *arrays)

@@ -86,7 +86,7 @@ def check(config: ModelConfig, ops: Ops = Ops(), lengths: Any = LENGTHS, gradien
 
 @every_model
 def test_a_document_is_computed_as_if_alone(name: str) -> None:
-    """With each kind of positions, and with a sliding window. The gradient uses the same operations: one case is enough."""
+    """Test each kind of positions and a sliding window. The gradient uses the same operations, so one case is enough."""
     check(small(name, n_layer=1), gradient=name == "gemma")
 
 
@@ -103,7 +103,7 @@ def test_the_operations_of_a_cpu_compute_a_document_as_if_alone() -> None:
     ],
 )
 def test_kernels_keep_documents_apart(ops: Ops, window: int) -> None:
-    """Documents that begin and end inside tiles of 65, at tile boundaries, and beyond a sliding window; grouped heads."""
+    """Documents begin and end inside tiles of 65, at tile boundaries and beyond a sliding window; heads are grouped."""
     check(small("llama", block_size=130, sliding_window=window, n_layer=1), ops, ((65, 1, 40, 24), (3, 100, 27)))
 
 

@@ -200,7 +200,7 @@ def test_models_are_values() -> None:
 
 @pytest.mark.parametrize("ops", BOTH, ids=["definition", "cpu"])
 def test_edits_read_and_replace_named_activations(ops: Ops) -> None:
-    """By path and name, including scores, which kernels do not store."""
+    """An edit receives path and name of each activation, including scores, which kernels do not store."""
     config = small("gemma", n_layer=1)
     params, tokens = make(config)[1], random_ids(config, (1, 9))
 
@@ -304,7 +304,7 @@ def test_soft_capped_logits_are_a_hyperbolic_tangent() -> None:
 
 
 def test_rope_tells_far_positions_apart() -> None:
-    """Above 256, bfloat16 has only some of the integers."""
+    """Above 256, bfloat16 represents only some of the integers."""
     positions, frequency = np.array([[255, 257, 4099]]), rope_frequencies(8, 1e4, Llama3Scaling())
     angles = positions[..., None] * frequency
     for found, exact in zip(rope_rotation(jnp.asarray(positions), frequency), (np.cos, np.sin), strict=True):
@@ -389,7 +389,7 @@ def test_a_weight_of_another_shape_raises() -> None:
 
 
 def test_a_model_called_without_its_weights_says_what_to_write() -> None:
-    """As in PyTorch: `model(ids)`."""
+    """Users of PyTorch may write `model(ids)`."""
     with pytest.raises(TypeError, match=r'use model\.apply\(\{"params": params\}, tokens\)'):
         GPT(small("gpt2"))(jnp.zeros((1, 4), jnp.int32))
 

@@ -131,11 +131,11 @@ def test_targets_are_checked() -> None:
     ):
         with pytest.raises(UserError, match=message):
             init_lora(KEY, params, 2, (target,))
-    with pytest.raises(UserError, match=r"q_proj\+o_proj have different inputs"):  # but equally many
+    with pytest.raises(UserError, match=r"q_proj\+o_proj have different inputs"):  # although their sizes are equal
         jax.eval_shape(lambda: init_lora(KEY, boxed_params(GPT(small("gpt2")), 0), 2, ("q_proj+o_proj",)))
 
 
-@pytest.mark.parametrize("name", ["gpt2", "statquest"])  # another shape; no MLP
+@pytest.mark.parametrize("name", ["gpt2", "statquest"])  # a different shape; no MLP
 def test_adapters_of_another_model_are_refused(name: str) -> None:
     adapters = init_lora(KEY, make(small("llama", n_embd=32))[1], 2, ("q_proj", "gate_proj"))
     with pytest.raises(UserError, match="adapters do not match the model"):

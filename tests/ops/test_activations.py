@@ -21,7 +21,7 @@ both = pytest.mark.parametrize("ops", [Ops(), kernels.PLAIN], ids=["definition",
 
 
 def exact(name: str, x: np.ndarray) -> np.ndarray:
-    """In float64, with NumPy."""
+    """Compute the activation in float64, with NumPy."""
     match name:
         case "gelu":
             return 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))

@@ -40,7 +40,7 @@ def test_keep_memory_configures_glibc(config: Config, kept: bool, monkeypatch: p
         ("gpt2", MeshConfig(data=2), 1, 2),
         ("gpt2", MeshConfig(data=1, fsdp=-1), 1, 4),  # one shard per device
         ("python-char", MeshConfig(data=2, fsdp=4), 1, 8),
-        ("python-char", MeshConfig(data=2, fsdp=4), 2, 4),  # each has half
+        ("python-char", MeshConfig(data=2, fsdp=4), 2, 4),  # each process has half of the devices
         ("python-char", MeshConfig(data=2, fsdp=4), 3, 3),
         ("statquest", MeshConfig(data=1), 1, 1),  # no more devices than the mesh uses
         ("statquest", MeshConfig(data=2_000_000_000), 1, 4),  # not thousands; `resolve` reports it

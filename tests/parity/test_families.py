@@ -23,7 +23,7 @@ pytest.importorskip("transformers")
 from parity.families import CASES, GPT2, NEW, SMALL, VARIANTS, Case, Measured, V, compare, measure  # noqa: E402
 
 ALL = CASES | VARIANTS
-# The others differ less from these, or from the options below.
+# The other cases, tested with --long, differ less from these cases or from the options below.
 SHORT = ("qwen2", "gpt_neox", "gemma3_text", "olmo2")
 # A model may be exported as a different family that also expresses it; a factor of scores moves into a gain.
 REWRITTEN = ("mistral-global", "gemma3-other")
@@ -99,7 +99,7 @@ def test_logits_and_gradients_of_options(case: str, seed: int, length: int, tmp_
 
 @pytest.mark.parametrize("case", ["gpt2", "llama3-rope", "qwen3-window", "gemma3-other"])
 def test_capture(case: str, tmp_path: Path) -> None:
-    """Hidden states and attention maps: one window, local and global layers, and norms around both sublayers."""
+    """Compare hidden states and attention maps for one window, local and global layers, and norms around both sublayers."""
     theirs, (config, params, _) = both((OPTIONS | VARIANTS)[case], tmp_path)
     lm = jaxgpt.LM(Config(model=config), params, make_tokenizer("ids", "", 0, V))
     ids = np.random.default_rng(5).integers(0, V, (2, 17))

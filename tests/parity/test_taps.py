@@ -118,7 +118,7 @@ WORDS = "When Mary and John went to the store , John gave a drink to".split()
 
 
 def test_grids_of_activation_patching(pair):
-    """Indirect object identification (Wang et al. 2022): the corrupted prompt has the other name at its second place."""
+    """Indirect object identification (Wang et al. 2022): the corrupted prompt has the other name in the second position."""
     torch, patching = pytest.importorskip("torch"), pytest.importorskip("transformer_lens.patching")
     theirs, lm, _ = pair
     vocabulary = {word: 7 + i for i, word in enumerate(dict.fromkeys(WORDS))}

@@ -51,7 +51,7 @@ def lowered(program: Program) -> jax.stages.Lowered:
 )
 def test_state_is_counted_exactly(mesh: tuple[int, int, int], optimizer: str, rank: int) -> None:
     """The estimated bytes of parameters, optimizer and EMA equal the bytes of a real state on a device."""
-    run = config(MeshConfig(data=mesh[0], fsdp=mesh[1], tensor=mesh[2]), n_layer=3)  # more than are traced
+    run = config(MeshConfig(data=mesh[0], fsdp=mesh[1], tensor=mesh[2]), n_layer=3)  # more layers than are traced
     optim = OptimConfig(name=optimizer, ema_decay=0.9)  # type: ignore[arg-type]
     run = replace(run, optim=optim, lora=LoraConfig(rank=rank))
     program = build(run)
@@ -103,7 +103,7 @@ def test_flops_that_tensor_does_not_divide_are_counted_on_each_device(changes: d
 def test_only_the_branch_of_accelerators_takes_memory(
     remat: str, loss_chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The loss, which a CPU computes in another way, is estimated as a TPU or GPU computes it."""
+    """The loss is estimated as a TPU or GPU computes it; a CPU computes it in a different way."""
     topology = parse_topology("v5e:2x4")
     run = config(MeshConfig(data=8, tensor=1), vocab_size=512)
     run = replace(run, train=replace(run.train, remat=remat, loss_chunk=loss_chunk))
@@ -113,7 +113,7 @@ def test_only_the_branch_of_accelerators_takes_memory(
 
 
 def test_activation_functions_save_only_their_input() -> None:
-    """Whatever primitives a version of JAX computes them with, they are elementwise."""
+    """They are elementwise, regardless of the primitives that a version of JAX uses."""
     run, topology = config(MeshConfig(data=8, tensor=1), n_layer=1), parse_topology("v5e:2x4")
     saved = {name: estimate(run.with_model(activation=name), topology).memory["activations"] for name in ACTIVATIONS}
     assert len(set(saved.values())) == 1, saved

@@ -45,7 +45,7 @@ def test_the_match_equals_brute_force(texts: tuple[list[int], list[int]], block:
 
 
 def test_planted_spans_are_found_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several samples, across blocks and at the ends of the corpus; large ids; hashes that collide."""
+    """Find spans of several samples across blocks and at the ends of the corpus, with large ids and colliding hashes."""
     monkeypatch.setattr(memorized, "SEARCHED", 1024)
     rng = np.random.default_rng(0)
     corpus = rng.integers(0, 2**31 - 1, 4_000, np.int32)

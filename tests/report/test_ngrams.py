@@ -31,7 +31,7 @@ def definition(grams: list[tuple[int, ...]], gram: tuple[int, ...], vocab_size: 
 @settings(max_examples=40)
 @given(TEXTS)
 def test_probabilities_equal_their_definition_and_sum_to_one(ids: np.ndarray) -> None:
-    """For every context, including contexts that do not occur."""
+    """Test every context, including contexts that do not occur."""
     words = ids.tolist()
     grams = list(zip(words, words[1:], words[2:], strict=False))
     keys = np.arange(BASE**3)

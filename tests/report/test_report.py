@@ -76,7 +76,7 @@ def test_bits_per_byte_count_the_bytes_of_the_held_out_text() -> None:
 
 
 def test_token_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The values do not depend on the blocks; a single file can be all for training."""
+    """The values do not depend on the blocks; a single file can be used for training only."""
     Path("tokens").mkdir()
     tokenizer = CharTokenizer(TEXT)
     ids = tokenizer.encode(TEXT)
@@ -132,7 +132,7 @@ def test_documents_end_with_end_tokens() -> None:
 
 
 def test_a_run(tmp_path: Path) -> None:
-    """Its data with its tokenizer, unless a different one is given."""
+    """A run's data are described with the run's tokenizer, unless a different tokenizer is given."""
     Path("text.txt").write_text(folders.TEXT * 20)
     run = run_folder(tmp_path / "run", SMALL)
     config = json.loads((run / "config.json").read_text())
@@ -144,7 +144,7 @@ def test_a_run(tmp_path: Path) -> None:
 
 
 def test_conversations(tmp_path: Path) -> None:
-    """Only targets count: the tokens of the assistant. The run has the tokenizer and the context length."""
+    """Only targets count: the tokens of the assistant. The tokenizer and the context length come from the run."""
     run = run_folder(tmp_path / "run", SMALL)
     lines = [{"prompt": "to be", "completion": " not to b"}, {"prompt": "b", "completion": " on"}] * 3
     Path("talks.jsonl").write_text("\n".join(map(json.dumps, lines)))

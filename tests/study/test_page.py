@@ -167,7 +167,7 @@ def test_diverged_weights_are_one_line(lm: LM) -> None:
 
 
 def test_tokens_keep_their_spaces_and_bytes() -> None:
-    """A decoder of SentencePiece drops the first space of a text, and shows a part of a character as one sign for all."""
+    """A SentencePiece decoder drops the first space of a text, and returns the same sign for any part of a character."""
     tokenizer = SubwordTokenizer(HFTokenizer.from_str(json.dumps(llama_tokenizer())))
     first, last = int(tokenizer.encode("a")[0]), int(tokenizer.encode("a a")[-1])
     assert token_text(tokenizer, last) == "a"

@@ -39,7 +39,7 @@ def close(a, b):
 
 
 def difference(out):
-    """METRIC in NumPy."""
+    """Compute METRIC in NumPy."""
     logits = np.asarray(out.logits)[:, -1]
     return (logits[:, RIGHT] - logits[:, WRONG]).mean()
 
@@ -75,7 +75,7 @@ def test_logit_lens(lm, ids, out):
 
 
 def test_the_lens_ends_in_its_answer():
-    """In bfloat16, where two programs of the same model differ by more than the most probable tokens do."""
+    """Test bfloat16, where two programs of the same model differ by more than the most probable tokens do."""
     config = small("gpt2", vocab_size=8000, block_size=64, n_layer=1, n_embd=16, n_head=2, init_std=0.02)
     tokenizer = make_tokenizer("ids", "", 0, 8000)
     lm = jaxgpt.LM(Config(model=config, train=TrainConfig(compute_dtype="bfloat16")), make(config)[1], tokenizer)
@@ -106,7 +106,7 @@ def test_the_answer_of_an_attribution_is_that_of_the_lens(lm, ids):
 
 @pytest.mark.parametrize("name", [n if n == "gemma" else pytest.param(n, marks=pytest.mark.ci) for n in MODELS])
 def test_attribution_sums_to_the_logit(name):
-    """In every family: other norms and their places, gated and no MLPs, rotary positions, parallel residuals."""
+    """Test every family: norms and their positions, gated and no MLPs, rotary positions, parallel residuals."""
     lm = lm_of(name)
     ids = random_ids(lm.config.model, (B, T))
     parts = study.attribution(lm, ids, [RIGHT, WRONG], position=4)
@@ -119,7 +119,7 @@ def test_attribution_sums_to_the_logit(name):
 
 @pytest.mark.ci
 def test_attribution_with_quantized_weights(lm):
-    """On a CPU, int8 products of few rows round their input, and rounding has no gradient."""
+    """On a CPU, int8 products of few rows round their input; attributions must not need the gradient of rounding."""
     int8 = lm._replace(params=jax.jit(quantize, static_argnums=(1, 2))(lm.params, lm.config.model, "int8"))
     parts = study.attribution(int8, random_ids(lm.config.model, (1, T)))
     close(parts.total(), parts.logit)
@@ -127,7 +127,7 @@ def test_attribution_with_quantized_weights(lm):
 
 
 def test_attribution_of_heads_and_mlps(lm, ids, out):
-    """W_O of a head, then the final norm with its scale held fixed, then the row of the answer."""
+    """Expect W_O of a head, then the final norm with its scale held fixed, then the product with the answer's row."""
     w, answer = weights(lm), np.argmax(out.logits[:, -1], -1)
     parts = study.attribution(lm, ids)
     close(parts.logit, np.asarray(out.logits)[:, -1].max(-1))
@@ -159,7 +159,7 @@ def without(lm, path, index):
 
 @pytest.mark.ci
 def test_ablation(lm, ids, out):
-    """Zero equals zero weights; mean is compared with an edit."""
+    """Zero ablation equals zero weights; mean ablation equals an edit."""
     found = study.ablate_heads(lm, ids, METRIC)
     assert found.ablated.shape == (L, N)
     close(found.clean, difference(out))
@@ -195,7 +195,7 @@ def test_patching(lm, ids, out):
 
 
 def test_scores_of_known_patterns():
-    """A previous-token head, an induction head and a uniform head."""
+    """Score a previous-token head, an induction head and a uniform head."""
     tokens = jnp.asarray([[4, 9, 7, 4, 9, 7]])
     pattern = np.zeros((1, 3, T, T), np.float32)
     for t in range(T):

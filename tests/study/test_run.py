@@ -81,7 +81,7 @@ def test_names_and_shapes_are_those_of_the_docs(name):
 
 
 def test_without_taps_and_edits_the_program_is_that_of_the_model(lm, ids, monkeypatch):
-    """And that of a model whose activations have no names."""
+    """The program also equals the program of a model without named activations."""
     config = lm.config.model
 
     def lowered(taps, edits):
@@ -114,7 +114,7 @@ def test_taps_are_in_the_order_of_computation_and_change_nothing(lm, ids):
 
 
 def scaled(lm, a):
-    """Scale what layer 0's heads add, through the weights."""
+    """Scale the outputs of layer 0's heads through the weights."""
     attn = lm.params["h_0"]["attn"]
     o_proj = attn["o_proj"] | {"kernel": attn["o_proj"]["kernel"] * jnp.repeat(a, lm.config.model.head_width)[:, None]}
     return lm._replace(params=lm.params | {"h_0": lm.params["h_0"] | {"attn": attn | {"o_proj": o_proj}}})
@@ -150,7 +150,7 @@ def test_edits_gradients_and_batches_of_edits(one, ids):
 
 @pytest.mark.ci
 def test_gradient_of_an_activation(one, ids):
-    """Against a difference quotient along a random direction."""
+    """Compare with a difference quotient along a random direction."""
     shape = names(one, (B, T))["resid.mid.0"].shape
     direction = jax.random.normal(jax.random.key(1), shape)
 
@@ -161,7 +161,7 @@ def test_gradient_of_an_activation(one, ids):
         return jnp.square(logits).mean()
 
     _, gradient = loss(jnp.zeros(shape))
-    # The quotient's own error falls with the square of the step: 1 % at 0.05, 0.03 % here, where rounding adds as much.
+    # The quotient's own error falls with the square of the step: 1% at 0.05, 0.03% here, where rounding adds as much.
     (up, _), (down, _) = loss(0.01 * direction), loss(-0.01 * direction)
     assert float(jnp.vdot(gradient, direction)) == pytest.approx(float(up - down) / 0.02, rel=3e-3)
 
@@ -193,7 +193,7 @@ EDITS = {"h.0.attn.head_out": halve, "embed": opposite_at_1, "resid.post.0": jnp
     ("name", "n_layer"), [("gpt2", 1), pytest.param("gpt2", 2, marks=CI), pytest.param("gemma", 2, marks=CI)]
 )
 def test_generation_with_edits_equals_full_passes(name, n_layer):
-    """The greedy text of the edited model, and every tap."""
+    """Compare the greedy text of the edited model, and every tap."""
     lm = lm_of(name, n_layer=n_layer)
     out = jaxgpt.study.generate(lm, [3, 1, 4], ["*"], EDITS, max_new_tokens=6, temperature=0)
     full = run(lm, [out.ids], ["*"], EDITS)
@@ -222,7 +222,7 @@ def test_generation_may_end_past_the_context(one):
     "settings", [{"top_k": 5}, {"temperature": 0, "no_repeat_ngram_size": 1, "stop_ids": [7]}], ids=str
 )
 def test_generation_without_edits_is_that_of_generate(lm, settings):
-    """With sampling, filters that read the text, padded vocabularies and texts that end early."""
+    """Test sampling, filters that read the text, padded vocabularies and texts that end early."""
     lm, settings = lm._replace(tokenizer=make_tokenizer("ids", "", 0, 14)), {"max_new_tokens": 8, "key": 3} | settings
     found = jaxgpt.study.generate(lm, [3, 1, 4], ["h.0.attn.scores"], **settings)
     assert [found.generation] == jaxgpt.generate(lm, [3, 1, 4], **settings)

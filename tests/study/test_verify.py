@@ -228,7 +228,7 @@ IN_CI = (mask_sees_the_next_token, pieces_not_divided)
 
 @pytest.mark.ci
 def test_every_law_holds() -> None:
-    """Those that no planted bug below leaves intact, but for "jit = op by op", which compiles every operation."""
+    """Test the laws that the tests of planted bugs do not compute, except "jit = op by op", which compiles slowly."""
     broken = {"cached = uncached", "4 microbatches = 1 batch"}
     shown = {law.name for law in (*FORWARD, *PIECES)} - broken | {"jit = op by op"}
     found = rows(tiny(), tuple(law for law in OURS if law.name not in shown))
@@ -259,7 +259,7 @@ def test_a_broken_build_fails_the_right_rows_and_no_others(
 
 
 def test_every_law_of_this_code_has_a_planted_bug() -> None:
-    """The row about XLA has its own test, in a process without the flag; that about transformers has parity tests."""
+    """The law of XLA has a test in a process without the flag, and the law of transformers has parity tests."""
     covered = set().union(*(failing for *_, failing, _ in BROKEN))
     assert {law.name for law in OURS} - covered == {"XLA reductions = NumPy"}
 

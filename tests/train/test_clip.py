@@ -38,7 +38,7 @@ def test_clipping_equals_optax(scale: float) -> None:
 
 
 def test_a_given_norm_is_used() -> None:
-    """The train step computes it once, for its metrics, clipping and the skipping of updates."""
+    """The train step computes the norm once, for metrics, clipping and the skipping of updates."""
     grads, clip = tree(0), clip_by_global_norm(1.0)
     clipped, _ = clip.update(grads, clip.init(grads), grad_norm=jnp.float32(4))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b / 4, rtol=1e-6), clipped, grads)
@@ -55,7 +55,7 @@ def test_norms_tell_which_gradient_is_not_finite(bad: float) -> None:
 
 @pytest.mark.parametrize("mesh", [MeshConfig(data=2), MeshConfig(data=1, fsdp=2)])
 def test_norms_move_no_gradients_between_devices(mesh: MeshConfig) -> None:
-    """Weights that are divided over devices are summed there: only sums travel."""
+    """Each device sums the squares of its part of the weights, and only the sums are exchanged."""
     devices = make_mesh(mesh)
     x = jnp.asarray(np.random.default_rng(2).normal(size=(1024, 64)), jnp.float32)
     placed = jax.device_put(x, NamedSharding(devices, PartitionSpec("fsdp")))

@@ -37,13 +37,13 @@ def test_losses_of_bfloat16_logits_are_float32() -> None:
 @pytest.mark.parametrize(
     ("name", "dtype", "chunk"),
     [
-        pytest.param("gpt2", "float32", 4, marks=pytest.mark.ci),  # leaves a part
+        pytest.param("gpt2", "float32", 4, marks=pytest.mark.ci),  # the last chunk is padded
         pytest.param("modern", "bfloat16", 4, marks=pytest.mark.long),
         pytest.param("torch", "float32", 1, marks=pytest.mark.long),
     ],
 )
 def test_chunks_do_not_change_loss_or_gradients(name: str, dtype: str, chunk: int) -> None:
-    """With dropout and documents. Heads: tied (gpt2), soft-capped (modern), untied with a bias (torch).
+    """Test dropout and documents, with a tied head (gpt2), a soft cap (modern), and an untied head with a bias (torch).
 
     test_equal_steps.py tests one step with chunks by default.
     """

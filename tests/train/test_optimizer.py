@@ -60,7 +60,7 @@ def test_schedules_scale_with_the_peak() -> None:
 
 
 def random_like(tree: Any, seed: int = 0) -> Any:
-    """Random arrays of the same shapes, drawn by NumPy: nothing is compiled."""
+    """Return random arrays of the same shapes, drawn by NumPy: nothing is compiled."""
     rng = np.random.default_rng(seed)
     return jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), jnp.float32), tree)
 
@@ -103,7 +103,7 @@ def test_muon_updates_only_the_matrices_of_blocks() -> None:
 
 @pytest.mark.parametrize("scanned", [False, True])
 def test_muon_equals_optax_muon(scanned: bool) -> None:
-    """Matrices of one shape are batched, for either side longer; optax updates them one by one."""
+    """Matrices of one shape are batched, regardless of their longer side; optax updates them one by one."""
     model, params = make(small("llama", n_layer=2))
     params = stack_layers(params) if scanned else params
     c = config(model.config, name="muon", weight_decay=0.1, grad_clip=0.0, muon_steps=4, muon_momentum=0.9)
@@ -202,7 +202,7 @@ def test_optimizers_equal_optax_with_decoupled_weight_decay(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["adamw", "muon", "lion", "sgd"])
 def test_first_moments_have_the_dtype_of_the_config(name: str) -> None:
-    """One for each weight, before and after an update; second moments stay float32."""
+    """Each weight has such a moment before and after an update; second moments stay float32."""
     model, params = make(small("gpt2", n_layer=1))
     optimizer = make_optimizer(config(model.config, name=name, momentum_dtype="bfloat16"))
 

@@ -83,7 +83,7 @@ def test_an_update_of_a_stack_equals_updates_of_its_layers(name: str) -> None:
 
 @long
 def test_scanned_training_equals_unrolled_on_a_mesh_and_after_a_resume() -> None:
-    """On 8 devices; both layouts write the same checkpoint and resume from it."""
+    """Train on 8 devices; both layouts write the same checkpoint and resume from it."""
     c = config(mesh=MeshConfig(data=2, fsdp=2, tensor=2))
     scanned, plain = build(c), build(replace(c, train=replace(c.train, scan_layers=False)))
     losses, state = train(scanned, 3)

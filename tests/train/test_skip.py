@@ -100,7 +100,7 @@ def test_consecutive_skips_are_counted() -> None:
 
 
 def test_the_wrapper_is_a_transformation_like_others() -> None:
-    """Within a chain, and around a transformation that needs the loss itself."""
+    """Test the wrapper within a chain, and around a transformation that itself needs the loss."""
     optimizer = optax.chain(
         optax.clip(1.0), skip_bad_updates(optax.contrib.reduce_on_plateau(factor=0.5)), optax.sgd(0.1)
     )
@@ -135,7 +135,7 @@ def test_a_lasting_increase_is_accepted() -> None:
 
 @given(st.lists(st.floats(width=32, allow_subnormal=False), min_size=1, max_size=8), st.sampled_from([0.0, 2.0]))
 def test_running_means_are_finite(values: list[float], factor: float) -> None:
-    """For any input; and the mean of finite values lies between their extremes."""
+    """Means are finite for any input, and the mean of finite values lies between their extremes."""
     values = [v if abs(v) < 1e30 else np.inf for v in values]
     applied, statistics = after(values, factor)
     finite = [v for v in values if np.isfinite(v)]

@@ -174,7 +174,7 @@ def test_negative_inputs_are_those_of_id_0() -> None:
 
 @pytest.mark.parametrize("name", ["prodigy", "cocob", "adam"])
 def test_a_state_can_be_donated_with_any_optimizer(name: str) -> None:
-    """Some keep the weights themselves in their state, or one array twice."""
+    """Some optimizers keep the weights themselves in their state, or the same array twice."""
 
     def objective(params: Any, windows: jax.Array, key: None) -> RowSums:
         losses = (params["a"].sum() * windows[:, :-1] + params["b"] - windows[:, 1:]) ** 2
@@ -320,7 +320,7 @@ def test_initial_weights_do_not_depend_on_compilation(monkeypatch: pytest.Monkey
 
 
 def test_no_random_key_is_used_twice() -> None:
-    """JAX's own check finds none in the initial weights and in a step."""
+    """JAX's check for reused keys finds none in the initial weights and in a step."""
     p = program("torch", dropout=0.5, accumulation=2)
     with jax.debug_key_reuse(True):
         jax.eval_shape(p.fresh, 0)
@@ -360,7 +360,7 @@ def test_weight_average() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param("muon", marks=pytest.mark.ci),  # and AdamW for what is not a matrix
+        pytest.param("muon", marks=pytest.mark.ci),  # and AdamW for all other weights
         *(pytest.param(name, marks=pytest.mark.long) for name in ("adamw", *OTHERS)),
     ],
 )
@@ -382,7 +382,7 @@ def test_losses_do_not_depend_on_the_mesh(name: str) -> None:
     "name", ["statquest", pytest.param("gpt2", marks=pytest.mark.ci), pytest.param("llama", marks=pytest.mark.long)]
 )
 def test_losses_do_not_depend_on_the_mesh_with_few_key_heads(name: str, K: int, tensor: int) -> None:
-    """Keys and values whose heads the mesh does not divide are whole on every device, although it divides their widths."""
+    """If the mesh does not divide the key heads, every device has all keys and values, even if it divides their width."""
     shape = {"n_head": 4, "n_kv_head": K, "n_embd": 32}
     expected, _ = train(program(name, shape=shape), 3)
     p = program(name, mesh=MeshConfig(data=1, tensor=tensor), shape=shape)
@@ -396,13 +396,13 @@ def test_losses_do_not_depend_on_the_mesh_with_few_key_heads(name: str, K: int, 
 
 
 def test_a_mesh_that_does_not_divide_the_heads_is_refused() -> None:
-    """Although it divides their total width."""
+    """It is rejected although it divides the total width of the heads."""
     with pytest.raises(UserError, match=r"mesh\.tensor 4 does not divide model\.n_head 6"):
         program(mesh=MeshConfig(data=1, tensor=4), shape={"n_head": 6, "n_embd": 24, "head_dim": 4})
 
 
 def test_learning_rates_and_weight_decay_are_arguments_of_the_program() -> None:
-    """Another value needs no new compilation: the program is the same."""
+    """A different value needs no compilation: the program is the same."""
     texts = [
         p.lower(p.abstract_state, p.batch()).as_text()
         for p in (

@@ -50,7 +50,7 @@ def phrase(model: ModelConfig, trained: Any, bad: tuple[str, ...]) -> str:
     ],
 )
 def test_the_first_bad_gradient_is_named(module: str, name: str, settings: dict[str, Any], first: str) -> None:
-    """The weight that is used last before an activation has the first gradient that the activation's makes NaN."""
+    """A NaN gradient of an activation first affects the weight that is used last before the activation."""
     model = small("gpt2", **{"tie_embeddings": False, "n_layer": 2, "bias": True} | settings)
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda s: rng.normal(0, 0.1, s.shape).astype(s.dtype), abstract_params(model))

@@ -1,6 +1,7 @@
 """Real runs, killed with SIGKILL and restarted as a scheduler would, end like an uninterrupted run, bit for bit.
 
-Each run has dropout, gradient accumulation, a weight average, a guard, checkpoints by steps and by time, and several epochs.
+Each run has dropout, gradient accumulation, an EMA, skipping of bad updates, checkpoints by steps and by time, and several
+epochs.
 One of two scripts starts and restarts it until it exits with 0:
 
     if [ -f RUN/config.json ]; then jaxgpt train --resume --out RUN; else jaxgpt train shakespeare FLAGS --out RUN; fi
@@ -95,7 +96,7 @@ def differences(a: Path, b: Path) -> list[str]:
 
 
 def start(folder: Path, name: str, always: bool = False, kill_at_event: int = 0) -> BaseProcess:
-    """Start as the scheduler's script does: with `--resume` always, or only if the folder exists."""
+    """Start as the scheduler's script does: always with `--resume`, or only if the run exists."""
     command = ["shakespeare", "--out", name, *FLAGS]
     if always:
         command += ["--resume"]

@@ -67,7 +67,7 @@ def same_bits(a: object, b: object) -> bool:
     ],
 )
 def test_resumed_equals_uninterrupted_bit_for_bit(mesh: MeshConfig) -> None:
-    """With dropout, accumulation, Muon, a weight average, and an interruption within an epoch."""
+    """Train with dropout, accumulation, Muon and an EMA, and interrupt within an epoch."""
     config = small_run(steps=14, eval_every=5, accumulation=2, steps_per_call=2)
     optim = OptimConfig(name="muon", warmup_steps=2, ema_decay=0.9, not_finite="skip")
     config = replace(config, mesh=mesh, optim=optim).with_model(dropout=0.2)
@@ -85,7 +85,7 @@ def test_resumed_equals_uninterrupted_bit_for_bit(mesh: MeshConfig) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["lion", "sgd", "adafactor"])
 def test_every_optimizer_resumes_bit_for_bit(name: Any) -> None:
-    """On a mesh, with scanned layers and two steps per call; Adafactor factors the moments of the MLP."""
+    """Train on a mesh, with scanned layers and two steps per call; Adafactor factors the moments of the MLP."""
     config = small_run(steps=8, eval_every=8, steps_per_call=2, scan_layers=True)
     optim = OptimConfig(name=name, warmup_steps=2, momentum_dtype="bfloat16")
     config = replace(config, mesh=MeshConfig(data=1, fsdp=2), optim=optim).with_model(n_embd=128, n_layer=2)
@@ -96,7 +96,7 @@ def test_every_optimizer_resumes_bit_for_bit(name: Any) -> None:
 
 @pytest.mark.ci
 def test_steps_per_call_do_not_change_a_run() -> None:
-    """Bit for bit with an interruption anywhere, and nearly the same as with one step per call."""
+    """Runs are equal bit for bit with an interruption anywhere, and nearly equal to a run with one step per call."""
     config = small_run(steps=15, eval_every=12, steps_per_call=3)
     config = replace(config, mesh=MeshConfig(data=2)).with_model(dropout=0.2)
     straight = run(config, "straight")
@@ -128,7 +128,7 @@ def test_a_run_writes_checkpoints_and_metrics() -> None:
 
 
 def test_a_reporter_is_called_for_every_step_and_stage() -> None:
-    """Whatever log_every is; otherwise the bar of a slow model would not move for hours."""
+    """Calls do not depend on log_every; otherwise the progress line of a slow model would not change for hours."""
     heard: list[object] = []
 
     class Listener(Silent):
@@ -261,7 +261,7 @@ def test_evaluation_windows_are_spread_over_the_split(n: int, wanted: int) -> No
 
 
 def test_partial_evaluations_are_compared_on_the_same_windows() -> None:
-    """The last evaluation covers the split, but its checkpoint has the loss on the windows of the earlier ones."""
+    """The last evaluation covers the split, but its checkpoint has the loss on the windows of the earlier evaluations."""
     run(small_run(eval_windows=3), "out")
     lines = {m["step"]: m for m in read_metrics(Path("out/metrics.jsonl")) if "val_loss" in m}
     program, data = prepare(small_run(eval_windows=3))

@@ -1,4 +1,4 @@
-"""Training adapters: only they are trained and saved; a run finds its base, and a resumed one gives the same bits."""
+"""Training adapters: only they are trained and saved; a run finds its base, and a resumed run gives the same bits."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ LORA = flags(lora__rank=2, lora__alpha=8, lora__targets="c_attn,mlp.c_proj")
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with a base and a run of four steps with adapters of it; do not modify."""
+    """Return a directory with a base and a run of four steps with adapters of it; do not modify."""
     folder = tmp_path_factory.mktemp("lora")
     run_folder(folder / "base", replace(SMALL, n_layer=1))
     (folder / "text.txt").write_text(TEXT * 40)
@@ -137,7 +137,7 @@ def folder(finished: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def error(result: Result) -> str:
-    """Return the line that a failed command ends with; before it, `--resume` says where the run is."""
+    """Return the last line of a failed command; before it, `--resume` prints the path of the run."""
     lines = result.err.splitlines()
     assert (result.code, result.out) == (2, ""), result.err
     assert len(lines) == 1 or "resuming from" in lines[0], lines
@@ -175,7 +175,7 @@ def test_a_run_is_its_merged_weights(folder: Path) -> None:
     base = api.load("base").params
     jax.tree.map(np.testing.assert_array_equal, params, base)
     assert read_info(Path("run/checkpoints/4")).about["base"] == checksum(base)
-    # It can be the base of another run, and an ordinary one once it is saved.
+    # Once saved, the merged model is an ordinary run without adapters.
     for config, path in ((lm.config, "merged"), (open_config("run"), "again")):
         api.save(lm._replace(config=config), path)
         again = api.load(path)

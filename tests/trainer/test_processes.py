@@ -53,7 +53,7 @@ FIGURES = ("loss", "val_loss", "grad_norm", "val_stderr", "lr")
 
 @pytest.fixture
 def place(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder with a text, and a shared compilation cache."""
+    """A directory with a text, and a shared compilation cache."""
     Path("text.txt").write_text(TEXT)
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "1")
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "compiled"))
@@ -138,7 +138,7 @@ def test_two_processes_exchange_values() -> None:
     a, b = (json.loads(out.splitlines()[-1]) for _, out, _ in results)  # after the lines of gloo
     assert (a.pop("leader"), b.pop("leader")) == (True, False)
     assert (a.pop("agreed"), b.pop("agreed")) == (0, 1)
-    # Each reads the rows of its own devices and no others, each once; a mesh that splits none of the rows repeats them.
+    # Each process reads only the rows of its devices, each row once; all processes read all rows if no mesh axis splits rows.
     assert (a.pop("rows, data"), b.pop("rows, data")) == ([[0, 2], [2, 4]], [[4, 6], [6, 8]])
     assert (a.pop("rows, tensor"), b.pop("rows, tensor")) == ([[0, 4]], [[4, 8]])
     assert a == b

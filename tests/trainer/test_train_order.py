@@ -235,7 +235,7 @@ def check_checkpoints(case: Case, outcome: Any) -> None:
 
 
 def check_end(case: Case, outcome: Any) -> None:
-    """A run fails at a bad step, ends at the last step or `until`, or stops early because it was asked to."""
+    """A run fails at a bad step, ends at the last step or `until`, or stops early on request."""
     if outcome is None:
         assert case.bad is not None
         assert case.bad not in [s for (s,) in case.of("read")]
@@ -270,7 +270,7 @@ def test_a_stopped_and_resumed_run_has_the_events_of_an_uninterrupted_one(monkey
 
 
 def test_patience_ends_a_run_and_its_continuation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The validation loss stays the same: the first evaluation is the best, and two more are waited for."""
+    """The validation loss stays the same: the first evaluation is the best, and the run ends two evaluations later."""
     case = Case(replace(CONFIG.train, steps=25, eval_every=3, patience=2))
     outcome = simulate(case, monkeypatch)
     assert (outcome.step, outcome.stopped) == (9, False)
