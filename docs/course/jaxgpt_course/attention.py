@@ -49,7 +49,7 @@ def _rows_sum_to_one(weights_TS: Array, scores_TS: Array) -> str | None:
 SOFTMAX = Exercise(
     name="softmax",
     page="attention",
-    statement="The softmax of each row of scores [T, S]: weights that are positive and sum to 1 over the last axis, "
+    statement="Compute the softmax of each row of scores [T, S]: positive weights that sum to 1 over the last axis, "
     "proportional to exp(score). Scores may be large, or -inf.",
     returns=("weights_TS",),
     reference=softmax,
@@ -107,8 +107,8 @@ def _sees_itself_and_the_past(mask_TT: Array, T: int) -> str | None:
 MASK = Exercise(
     name="mask",
     page="attention",
-    statement="The causal mask of T positions: booleans [T, T], true where the query of the row may see the key of the "
-    "column, that is, at its own and earlier positions.",
+    statement="Return the causal mask of T positions, booleans [T, T]: true where the query of the row may see the key of "
+    "the column, that is, at the query's own position and earlier positions.",
     returns=("mask_TT",),
     reference=causal_mask,
     inputs=lambda: {"T = 5": (5,), "T = 1": (1,), "T = 8": (8,)},
@@ -206,7 +206,7 @@ ATTENTION = Exercise(
     name="attention",
     aliases=("head",),
     page="attention",
-    statement="One head of causal attention: softmax(q k^T / sqrt(H)) v, where position t sees positions 0 to t. "
+    statement="Compute one head of causal attention: softmax(q k^T / sqrt(H)) v, where position t sees positions 0 to t. "
     "Queries, keys, values and the result are [T, H].",
     returns=("out_TH",),
     reference=attend,
@@ -381,7 +381,7 @@ def _with_an_equal_row(x_TD: Array) -> Array:
 BLOCK = Exercise(
     name="block",
     page="block",
-    statement="A pre-norm block: y = x + attend(norm(x)), then y + mlp(norm(y)). attend and mlp are given, functions "
+    statement="Compute a pre-norm block: y = x + attend(norm(x)), then y + mlp(norm(y)). attend and mlp are given, functions "
     "[T, D] -> [T, D]; norm is yours: (x - mean) / sqrt(variance + 1e-5) over the last axis, without gain and bias.",
     returns=("out_TD",),
     reference=block,

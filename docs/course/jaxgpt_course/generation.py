@@ -67,7 +67,7 @@ def _one_pass(model: Callable[[Any], Any], ids_T: Any, n: int) -> Any:
 GREEDY = Exercise(
     name="greedy",
     page="generation",
-    statement="Greedy decoding: the n ids that follow a prompt, each the most probable one after all before it. "
+    statement="Write greedy decoding: find the n ids that follow a prompt, each the most probable id given all previous ids. "
     "model(ids) takes ids [T] and returns logits [T, V]. Return the n new ids, without the prompt.",
     returns=("new_ids",),
     reference=greedy,
@@ -162,7 +162,7 @@ TOP_P = Exercise(
     name="top-p",
     page="generation",
     aliases=("top_p", "nucleus"),
-    statement="The nucleus filter: keep the smallest set of most probable tokens whose probabilities sum to at least p, "
+    statement="Filter logits to the nucleus: keep the smallest set of most probable tokens whose probabilities sum to at least p, "
     "and set the logits of all others to -inf. At least one token is kept; the logits kept do not change.",
     returns=("logits_V",),
     reference=top_p,
@@ -369,7 +369,7 @@ def _far_below_zero(S: int, H: int, length: int) -> tuple[Any, ...]:
 CACHE = Exercise(
     name="cache",
     page="generation",
-    statement="Attention of one new token with a KV cache, which is an argument and a result. cache is (k_SH, v_SH) with S "
+    statement="Compute attention of one new token with a KV cache, which is an argument and a result. cache is (k_SH, v_SH) with S "
     "slots. The first `length` slots are filled, and the others hold arbitrary values. Write the new key and value to slot "
     "`length`, attend with the query to slots 0 to `length` (scale 1 / sqrt(H)), and return the output and the new cache. "
     "Other slots stay unchanged.",

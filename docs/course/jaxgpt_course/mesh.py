@@ -49,7 +49,7 @@ PRODUCT = Exercise(
     name="product",
     page="mesh",
     aliases=("sharded product",),
-    statement="An MLP whose hidden units are split over P devices (the mesh axis `tensor`): device p holds up_PDF[p] [D, F] "
+    statement="Compute an MLP with hidden units split over P devices (the mesh axis `tensor`): device p holds up_PDF[p] [D, F] "
     "and down_PFD[p] [F, D]; all hold x and the bias. The MLP is relu(x up) down + bias, with all hidden units together. "
     "Return what each device holds after the all-reduce, [P, B, D].",
     returns=("y_PBD",),

@@ -58,8 +58,8 @@ def _is_a_finite_mean(value: Array, logits_TV: Array, targets_T: Array) -> str |
 LOSS = Exercise(
     name="loss",
     page="training",
-    statement="The mean cross entropy in nats, a scalar: the mean of -log softmax(logits)[target] over the positions whose "
-    "target is not -1. Logits [T, V] may be large; targets [T] are ids or -1 (does not count).",
+    statement="Compute the mean cross entropy in nats, a scalar: the mean of -log softmax(logits)[target] over the positions "
+    "with a target other than -1. Logits [T, V] may be large; targets [T] are ids or -1 (does not count).",
     returns=("value",),
     reference=loss,
     inputs=lambda: {
@@ -191,7 +191,7 @@ def _states() -> dict[str, tuple[Any, ...]]:
 STEP = Exercise(
     name="step",
     page="training",
-    statement="A train step as a pure function. state is (params, opt_state); loss(params, batch) is a scalar; optimizer is "
+    statement="Write a train step as a pure function. state is (params, opt_state); loss(params, batch) is a scalar; optimizer is "
     "optax's. Return the new state, and the loss before the update.",
     returns=("state", "value"),
     reference=step,
@@ -298,8 +298,8 @@ _sums_of_windows: Callable[..., Any] = partial(_sums)
 ACCUMULATION = Exercise(
     name="accumulation",
     page="training",
-    statement="The mean loss of a batch and its gradient, computed one microbatch at a time. loss_sum(params, microbatch) "
-    "returns the sum of the losses and the number of tokens; divide such that the split does not matter.",
+    statement="Compute the mean loss of a batch and its gradient, one microbatch at a time. loss_sum(params, microbatch) "
+    "returns the sum of the losses and the number of tokens; the result must not depend on the split.",
     returns=("value", "grads"),
     reference=accumulate,
     inputs=lambda: {
@@ -375,7 +375,7 @@ def _adam(
 ADAM = Exercise(
     name="adam",
     page="update",
-    statement="A step of Adam: m = 0.9 m + 0.1 g, v = 0.99 v + 0.01 g^2, then w - rate * m_hat / (sqrt(v_hat) + 1e-8), where "
+    statement="Compute a step of Adam: m = 0.9 m + 0.1 g, v = 0.99 v + 0.01 g^2, then w - rate * m_hat / (sqrt(v_hat) + 1e-8), where "
     "m_hat = m / (1 - 0.9^t) and v_hat = v / (1 - 0.99^t). t counts steps from 1. Return the new w, m and v.",
     returns=("w", "m", "v"),
     reference=adam,
