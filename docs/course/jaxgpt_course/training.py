@@ -191,8 +191,8 @@ def _states() -> dict[str, tuple[Any, ...]]:
 STEP = Exercise(
     name="step",
     page="training",
-    statement="Write a train step as a pure function. state is (params, opt_state); loss(params, batch) is a scalar; optimizer is "
-    "optax's. Return the new state, and the loss before the update.",
+    statement="Write a train step as a pure function. state is (params, opt_state); loss(params, batch) is a scalar; optimizer "
+    "is an optax optimizer. Return the new state, and the loss before the update.",
     returns=("state", "value"),
     reference=step,
     inputs=_states,
@@ -375,8 +375,8 @@ def _adam(
 ADAM = Exercise(
     name="adam",
     page="update",
-    statement="Compute a step of Adam: m = 0.9 m + 0.1 g, v = 0.99 v + 0.01 g^2, then w - rate * m_hat / (sqrt(v_hat) + 1e-8), where "
-    "m_hat = m / (1 - 0.9^t) and v_hat = v / (1 - 0.99^t). t counts steps from 1. Return the new w, m and v.",
+    statement="Compute a step of Adam: m = 0.9 m + 0.1 g, v = 0.99 v + 0.01 g^2, then w - rate * m_hat / (sqrt(v_hat) + 1e-8), "
+    "where m_hat = m / (1 - 0.9^t) and v_hat = v / (1 - 0.99^t). t counts steps from 1. Return the new w, m and v.",
     returns=("w", "m", "v"),
     reference=adam,
     inputs=lambda: {
