@@ -41,8 +41,8 @@ EMBEDDING = Exercise(
     name="embedding",
     page="embeddings",
     aliases=("embed", "batch"),
-    statement="Make a batch and its embeddings. Cut windows of T inputs from the ids of a text, one at each start; the target of "
-    "a position is the id that follows. Embed an input as its row of wte plus the row of wpe of its position in the window. "
+    statement="Make a batch and its embeddings. Cut windows of T inputs from the ids of a text, one at each start; the target "
+    "of a position is the id that follows. Embed an input as its row of wte plus the row of wpe of its position in the window. "
     "Return the embeddings [B, T, D] and the targets [B, T].",
     returns=("x_BTD", "targets_BT"),
     reference=embed,
