@@ -370,9 +370,9 @@ CACHE = Exercise(
     name="cache",
     page="generation",
     statement="Compute attention of one new token with a KV cache, which is an argument and a result. cache is (k_SH, v_SH) "
-    "with S slots. The first `length` slots are filled, and the others hold arbitrary values. Write the new key and value to slot "
-    "`length`, attend with the query to slots 0 to `length` (scale 1 / sqrt(H)), and return the output and the new cache. "
-    "Other slots stay unchanged.",
+    "with S slots. The first `length` slots are filled, and the other slots hold arbitrary values. Write the new key and "
+    "value to slot `length`, attend with the query to slots 0 to `length` (scale 1 / sqrt(H)), and return the output and the "
+    "new cache. Other slots stay unchanged.",
     returns=("out_H", "cache"),
     reference=extend,
     inputs=lambda: {
