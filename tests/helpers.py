@@ -11,8 +11,10 @@ import math
 import resource
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +25,7 @@ from jaxgpt.cli import main
 from jaxgpt.cli.parse import parse
 from jaxgpt.config import Config, DataConfig, MeshConfig, ModelConfig, OptimConfig, TrainConfig
 from jaxgpt.data.tokenizer_files import make_tokenizer
+from jaxgpt.kernels.flash import cudnn_attention, splash_attention
 from jaxgpt.lm import LM
 from jaxgpt.model import GPT
 from jaxgpt.model.params import abstract_params
@@ -125,6 +128,26 @@ class CountUp:
 
 def random_ids(config: ModelConfig, shape: tuple[int, ...], seed: int = 0) -> jax.Array:
     return jnp.asarray(np.random.default_rng(seed).integers(0, config.vocab_size, shape), jnp.int32)
+
+
+def splash_on_a_cpu(*args: Any) -> jax.Array:
+    """Compute `splash_attention` in Pallas' interpreter."""
+    from jax.experimental.pallas.ops.tpu import splash_attention as splash  # a slow import, 1 s
+
+    name = "make_splash_mha_single_device"
+    with patch.object(splash, name, partial(getattr(splash, name), interpret=True)):
+        return splash_attention(*args)
+
+
+def cudnn_on_a_cpu(*args: Any) -> jax.Array:
+    """Compute `cudnn_attention` with the same function of JAX, compiled by XLA."""
+    attention = jax.nn.dot_product_attention
+
+    def by_xla(*qkv: jax.Array, **options: Any) -> jax.Array:
+        return attention(*qkv, **options | {"implementation": "xla"})
+
+    with patch.object(jax.nn, "dot_product_attention", by_xla):
+        return cudnn_attention(*args)
 
 
 def small_run(**train: Any) -> Config:

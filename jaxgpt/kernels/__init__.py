@@ -41,12 +41,8 @@ def of_device(device: jax.Device, dtype: str = "float32") -> Ops:
     return (CPU if device.platform == "cpu" else PLAIN)._replace(dtype=jnp.dtype(dtype))
 
 
-# Mapping from each kernel name in `train.attention` to its required platform and its function for `Ops.attend`.
-KERNELS: dict[str, tuple[str, Attend]] = {
-    "cudnn": ("gpu", cudnn_attention),
-    "splash": ("tpu", splash_attention),
-    "tiled": ("cpu", cpu.attend),
-}
+# Mapping from each platform to its kernel: the name in `train.attention`, and the function for `Ops.attend`.
+KERNELS = {"cpu": ("tiled", cpu.attend), "gpu": ("cudnn", cudnn_attention), "tpu": ("splash", splash_attention)}
 
 
 def choose_attention(config: Config, device: jax.Device) -> tuple[Attend, str]:
@@ -55,13 +51,14 @@ def choose_attention(config: Config, device: jax.Device) -> tuple[Attend, str]:
     Raises:
         UserError: if a kernel is selected by name and cannot run.
     """
+    of_platform, kernel = KERNELS.get(device.platform, ("xla", attend))
     asked = config.train.attention
-    of_platform = next((name for name, (platform, _) in KERNELS.items() if platform == device.platform), "xla")
     name = of_platform if asked == "auto" else asked
     if name == "xla":
         return attend, ""
-    if not (lack := _lack(name, config, device)):
-        return KERNELS[name][1], ""
+    lack = _lack(name, config, device) if name == of_platform else f"does not run on {device.platform} devices"
+    if not lack:
+        return kernel, ""
     if asked == name:
         raise UserError(f"train.attention {name} {lack}; use --train.attention xla or auto")
     long = config.model.block_size >= SHORTEST
@@ -69,9 +66,7 @@ def choose_attention(config: Config, device: jax.Device) -> tuple[Attend, str]:
 
 
 def _lack(name: str, config: Config, device: jax.Device) -> str:
-    """Return the requirement of a kernel that a config or device does not meet, or ""."""
-    if KERNELS[name][0] != device.platform:
-        return f"does not run on {device.platform} devices"
+    """Return the requirement of a platform's kernel that a config or device does not meet, or ""."""
     if config.model.dropout:
         return f"does not support dropout (model.dropout {config.model.dropout:g})"
     if name != "cudnn":

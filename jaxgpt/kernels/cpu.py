@@ -35,18 +35,11 @@ def transposed_copy(x_RI: Array) -> Array:
     """Return a materialized copy of `x^T`.
 
     The CPU backend copies transposed left operands of matrix products and fuses that copy with the operation that produces x.
-    The fusion computes x column by column, which is up to 20x slower.
+    The fusion computes x column by column, which is up to 20x slower. The reshapes hide the transposition of bfloat16
+    operands, which XLA would multiply in float32.
     """
-    if x_RI.dtype == jnp.bfloat16 and jax.__version_info__ >= (0, 12):
-        # XLA multiplies in float32 if it sees that a bfloat16 operand was transposed; it does not look behind a reshape.
-        x_1IR: Array = call_without_inlining(_transpose_and_reshape, x_RI)
-        return x_1IR[0]
-    x_IR: Array = call_without_inlining(jnp.transpose, x_RI)
-    return x_IR
-
-
-def _transpose_and_reshape(x_RI: Array) -> Array:
-    return x_RI.T[None]
+    x_1IR: Array = call_without_inlining(jnp.matrix_transpose, x_RI[None])
+    return x_1IR[0]
 
 
 @jax.custom_vjp

@@ -1,4 +1,4 @@
-"""Run functions on each device of a mesh separately, where the compiler partitions badly."""
+"""Kernels on a mesh: each device computes its own rows and heads."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec
 
 from jaxgpt.ops import Array
-
-SMALL = 1 << 18  # maximum number of elements of arrays that are all-reduced together
 
 
 def per_device(
@@ -42,23 +39,3 @@ def only_rows_are_divided() -> bool:
     sizes = jax.sharding.get_abstract_mesh().shape
     rules = [rule for rule in nn.get_logical_axis_rules() if rule[0] not in ("batch", "lookup")]
     return all(sizes.get(axis, 1) == 1 for _, axes in rules for axis in jax.tree.leaves(axes))
-
-
-def over_data(sums: Callable[..., Any]) -> Callable[..., Any]:
-    """Compute `sums(params, rows)` on each device's rows; all-reduce over the mesh axis "data".
-
-    Arrays of up to `SMALL` elements are added as one array: each array costs one synchronization of the devices. No other mesh
-    axis may divide the parameters or the rows.
-    """
-
-    def on_device(params: Any, rows: Any) -> Any:
-        with nn.logical_axis_rules(()):
-            leaves, tree = jax.tree.flatten(sums(params, rows))
-        together, split = ravel_pytree([leaf for leaf in leaves if leaf.size <= SMALL])
-        together, large = jax.lax.psum((together, [leaf for leaf in leaves if leaf.size > SMALL]), "data")
-        small = split(together)
-        return jax.tree.unflatten(tree, [(small if leaf.size <= SMALL else large).pop(0) for leaf in leaves])
-
-    specs = PartitionSpec(), PartitionSpec("data")
-    # check_vma=False: each device computes the gradients of its own rows. Otherwise JAX would insert one all-reduce per array.
-    return jax.shard_map(on_device, in_specs=specs, out_specs=PartitionSpec(), check_vma=False)

@@ -7,7 +7,7 @@ cache or an edit of the scores use the definition.
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,20 +21,11 @@ TILE = 1024  # maximum number of queries or keys in a tile
 
 
 def cudnn_attention(
-    q_BTNH: Array,
-    k_BKSH: Array,
-    v_BKHS: Array,
-    visible: Visible,
-    scale: float,
-    edit: Edit | None = None,
-    implementation: Literal["cudnn", "xla"] = "cudnn",
+    q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, visible: Visible, scale: float, edit: Edit | None = None
 ) -> Array:
     """Compute attention with cuDNN on each device's rows and heads (`jax.nn.dot_product_attention`).
 
     cuDNN attention does not support document ids.
-
-    Args:
-        implementation: "cudnn", or "xla" for the same function without cuDNN.
     """
     if edit or visible.key or visible.query.document_BT is not None:
         return attend(q_BTNH, k_BKSH, v_BKHS, visible, scale, edit)
@@ -48,27 +39,18 @@ def cudnn_attention(
             is_causal=True,
             # The window of cuDNN does not count the query itself; `Visible.window` does.
             local_window_size=(visible.window - 1, 0) if visible.window else None,
-            implementation=implementation,
+            implementation="cudnn",
         )
 
     return per_device(local, q_BTNH, k_BKSH, v_BKHS, None)
 
 
 def splash_attention(
-    q_BTNH: Array,
-    k_BKSH: Array,
-    v_BKHS: Array,
-    visible: Visible,
-    scale: float,
-    edit: Edit | None = None,
-    interpret: bool = False,
+    q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, visible: Visible, scale: float, edit: Edit | None = None
 ) -> Array:
     """Compute attention with Pallas' splash kernel, on each device's rows and heads.
 
     Sequences are padded at the end to whole tiles; the causal mask hides the padding.
-
-    Args:
-        interpret: run the kernel in Pallas' interpreter, which works on a CPU.
     """
     from jax.experimental.pallas.ops.tpu import splash_attention as splash  # a slow import, 1 s
 
@@ -91,7 +73,6 @@ def splash_attention(
             splash.MultiHeadMask([mask] * q_BTNH.shape[2]),
             block_sizes=splash.BlockSizes(**tiles, use_fused_bwd_kernel=True),
             residual_checkpoint_name="attention",
-            interpret=interpret,
         )
         segments = None if document_BT is None else splash.SegmentIds(document_BT, document_BT)
         out_BNTH = jax.vmap(kernel)(q_BTNH.swapaxes(1, 2), k_BKSH, v_BKHS.swapaxes(2, 3), segments)

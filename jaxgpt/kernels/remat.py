@@ -10,24 +10,25 @@ import jax
 from jaxgpt.errors import UserError
 
 _policies = jax.checkpoint_policies
-_named = _policies.save_only_these_names("attention")  # kernel results are not dots, so they are saved by name
-_offload_products = _policies.offload_dot_with_no_batch_dims("device", "pinned_host")
+_named = _policies.save_only_these_names("attention")
 
 
-def _kernels(primitive: Any, *avals: Any, **params: Any) -> Any:
-    # The results of cuDNN attention, which its backward pass needs, have no name: they are saved by their primitive.
-    return primitive.name == "dot_product_attention_fwd_wrapper" or _named(primitive, *avals, **params)
+def _attention_and(products: Callable[..., Any]) -> Callable[..., Any]:
+    """Make the policy that saves the results of attention kernels, and other results as `products` does."""
 
+    def policy(primitive: Any, *avals: Any, **params: Any) -> Any:
+        # Results of kernels are saved by name. The results of cuDNN attention, which its backward pass needs, have no name.
+        kernel = primitive.name == "dot_product_attention_fwd_wrapper" or _named(primitive, *avals, **params)
+        return kernel or products(primitive, *avals, **params)
 
-def _offload(primitive: Any, *avals: Any, **params: Any) -> Any:
-    return _kernels(primitive, *avals, **params) or _offload_products(primitive, *avals, **params)
+    return policy
 
 
 # Mapping from each value of `train.remat` to its policy; None saves everything.
 POLICIES: dict[str, Callable[..., Any] | None] = {
     "none": None,
-    "dots": _policies.save_from_both_policies(_kernels, _policies.dots_with_no_batch_dims_saveable),
-    "offload": _offload,  # as dots, with the products in host memory
+    "dots": _attention_and(_policies.dots_with_no_batch_dims_saveable),
+    "offload": _attention_and(_policies.offload_dot_with_no_batch_dims("device", "pinned_host")),
     "full": _policies.nothing_saveable,
 }
 

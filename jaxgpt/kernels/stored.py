@@ -6,6 +6,7 @@ reads a matrix stored as `[outputs, inputs]` faster than `[inputs, outputs]`, an
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -21,6 +22,8 @@ Precision = Literal["float32", "bfloat16", "int8"]
 DIGITS, BASE = 3, 254.0
 FEW_ROWS = 8  # maximum number of rows of a product limited by memory bandwidth
 
+_dot = functools.partial(jnp.einsum, "ai,bi->ab")
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -31,12 +34,12 @@ class Stored:
 
     Attributes:
         values_OI: float32, bfloat16 or int8.
-        scale_O: float32; None means ones.
+        scale_O: float32; ones, except for int8.
         transposed: true for `W` itself, `[in, out]`; false for its transpose, as a table of embeddings `[V, D]` is stored.
     """
 
     values_OI: jax.Array
-    scale_O: jax.Array | None
+    scale_O: jax.Array
     transposed: bool = field(default=True, metadata={"static": True})
 
     @property
@@ -56,12 +59,11 @@ class Stored:
     def take(self, ids: jax.Array, axis: int) -> jax.Array:
         """Look up rows of a table: ids `[...]` to float32 `[..., D]`."""
         assert (axis, self.transposed) == (0, False)
-        rows = self.values_OI.take(ids, axis=0).astype(jnp.float32)
-        return rows if self.scale_O is None else rows * self.scale_O.take(ids, axis=0)[..., None]
+        return self.values_OI.take(ids, axis=0).astype(jnp.float32) * self.scale_O.take(ids, axis=0)[..., None]
 
     def dense(self) -> jax.Array:
         """Return the matrix as a float32 array."""
-        w_OI = self.values_OI.astype(jnp.float32) * (1.0 if self.scale_O is None else self.scale_O[:, None])
+        w_OI = self.values_OI.astype(jnp.float32) * self.scale_O[:, None]
         return w_OI.T if self.transposed else w_OI
 
     def __rmatmul__(self, x: jax.Array) -> jax.Array:
@@ -70,8 +72,7 @@ class Stored:
         values_OI = self.values_OI
         x_RI = x.reshape(-1, x.shape[-1]).astype(x.dtype if values_OI.dtype == x.dtype else jnp.float32)
         on_cpu = _product_by_digits if values_OI.dtype == jnp.int8 and len(x_RI) <= FEW_ROWS else _product
-        y_RO = jax.lax.platform_dependent(x_RI, values_OI, cpu=on_cpu, default=_product)
-        y_RO = y_RO if self.scale_O is None else y_RO * self.scale_O[None]
+        y_RO = jax.lax.platform_dependent(x_RI, values_OI, cpu=on_cpu, default=_product) * self.scale_O[None]
         return y_RO.reshape(*x.shape[:-1], -1)
 
 
@@ -90,7 +91,7 @@ def quantize(params: Any, model: ModelConfig, precision: Precision) -> Any:
         transposed = weight.kind == "matrix"
         w_OI = w.T if transposed else w
         if precision != "int8":
-            return Stored(w_OI.astype(precision), None, transposed)
+            return Stored(w_OI.astype(precision), jnp.ones(len(w_OI), jnp.float32), transposed)
         scale_O = jnp.maximum(jnp.abs(w_OI).max(-1), jnp.finfo(jnp.float32).tiny) / 127
         return Stored(jnp.round(w_OI / scale_O[:, None]).astype(jnp.int8), scale_O, transposed)
 
@@ -109,8 +110,8 @@ def _product(x_RI: jax.Array, values_OI: jax.Array) -> jax.Array:
     if 1 < len(x_RI) <= FEW_ROWS:
         # XLA's CPU backend copies the right operand: make this x, the smaller operand. Without the barrier, XLA swaps
         # the operands again.
-        return jax.lax.optimization_barrier(_dot(values_OI, x_RI, jnp.float32)).T
-    return _dot(x_RI, values_OI, jnp.float32)
+        return jax.lax.optimization_barrier(_dot(values_OI, x_RI, preferred_element_type=jnp.float32)).T
+    return _dot(x_RI, values_OI, preferred_element_type=jnp.float32)
 
 
 def _product_by_digits(x_RI: jax.Array, values_OI: jax.Array) -> jax.Array:
@@ -119,19 +120,14 @@ def _product_by_digits(x_RI: jax.Array, values_OI: jax.Array) -> jax.Array:
     Each row of x is split into three int8 digits in base 254, the first in units of `max |x| / 127`: 23 bits, as many as a
     float32 mantissa. The digits are multiplied in one exact integer product, and the results are recombined.
     """
-    R = len(x_RI)
     unit_R1 = jnp.maximum(jnp.abs(x_RI).max(-1, keepdims=True), jnp.finfo(jnp.float32).tiny) / 127
     rest_RI, digits = x_RI / unit_R1, []
     for _ in range(DIGITS):
         digit_RI = jnp.round(rest_RI)
         digits.append(digit_RI.astype(jnp.int8))
         rest_RI = BASE * (rest_RI - digit_RI)
-    products = _dot(jnp.concatenate(digits), values_OI, jnp.int32)
-    y_RO = jnp.zeros((R, len(values_OI)), jnp.float32)
-    for place in reversed(range(DIGITS)):
-        y_RO = y_RO / BASE + products[place * R : (place + 1) * R].astype(jnp.float32)
+    products = jnp.split(_dot(jnp.concatenate(digits), values_OI, preferred_element_type=jnp.int32), DIGITS)
+    y_RO = jnp.zeros(products[0].shape, jnp.float32)
+    for product_RO in reversed(products):
+        y_RO = y_RO / BASE + product_RO.astype(jnp.float32)
     return unit_R1 * y_RO
-
-
-def _dot(a: jax.Array, b: jax.Array, dtype: Any) -> jax.Array:
-    return jnp.einsum("ai,bi->ab", a, b, preferred_element_type=dtype)

@@ -18,7 +18,6 @@ from jax.sharding import AbstractMesh
 from jaxgpt.config import Config
 from jaxgpt.errors import UserError
 from jaxgpt.kernels import best, choose_attention
-from jaxgpt.kernels.devices import over_data
 from jaxgpt.kernels.remat import POLICIES, check_remat
 from jaxgpt.lm.model import FrozenBase
 from jaxgpt.model import GPT
@@ -39,6 +38,7 @@ from jaxgpt.parallel.mesh import (
     use_mesh,
 )
 from jaxgpt.parallel.processes import process_count
+from jaxgpt.parallel.sums import over_data
 from jaxgpt.train.loss import Objective, next_token_loss
 from jaxgpt.train.optimizer import Numbers, make_optimizer, numbers_of, schedule
 from jaxgpt.train.step import TrainState, eval_step, train_step

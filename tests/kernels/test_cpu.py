@@ -44,7 +44,7 @@ def test_products_with_a_transposed_copy_stay_in_bfloat16() -> None:
     without_transposition = product_dtype(jnp.matmul, x_IR)
     assert product_dtype(lambda x, y: transposed_copy(x) @ y, x_RI) == without_transposition
     seen = product_dtype(lambda x, y: cpu.call_without_inlining(jnp.transpose, x) @ y, x_RI)
-    assert seen == "f32", "the compiler no longer needs the reshape of transposed_copy"
+    assert seen == "f32", "the compiler no longer needs the reshapes of transposed_copy"
 
 
 def test_rope_sines_are_computed_once() -> None:

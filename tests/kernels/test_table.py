@@ -9,15 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import cudnn_on_a_cpu, splash_on_a_cpu
 
 from jaxgpt.kernels import CPU, PLAIN
-from jaxgpt.kernels.flash import cudnn_attention, splash_attention
 from jaxgpt.ops import Ops
 from jaxgpt.ops.activations import ACTIVATIONS
 from jaxgpt.ops.attention import Positions, Visible, attend, document_positions, row_positions
 
-SPLASH = functools.partial(splash_attention, interpret=True)
-CUDNN = functools.partial(cudnn_attention, implementation="xla")  # cuDNN needs a GPU
 long = pytest.mark.long
 
 
@@ -94,7 +92,9 @@ SEEN: dict[str, tuple[int, Visible]] = {  # key heads, visibility
 
 
 @pytest.mark.parametrize("case", [*SEEN, "edit"])
-@pytest.mark.parametrize("entry", [CPU.attend, pytest.param(SPLASH, marks=long), pytest.param(CUDNN, marks=long)])
+@pytest.mark.parametrize(
+    "entry", [CPU.attend, *(pytest.param(f, marks=long) for f in (splash_on_a_cpu, cudnn_on_a_cpu))]
+)
 def test_attention(entry: Any, case: str) -> None:
     """Values and gradients, including cached tokens and padding. The output at padding is undefined."""
     K, visible = SEEN.get(case, SEEN["window"])

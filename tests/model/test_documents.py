@@ -10,11 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import every_model, make, random_ids, small
+from helpers import every_model, make, random_ids, small, splash_on_a_cpu
 
 from jaxgpt.config import MeshConfig, ModelConfig
 from jaxgpt.kernels import CPU
-from jaxgpt.kernels.flash import splash_attention
 from jaxgpt.kernels.remat import POLICIES
 from jaxgpt.kernels.tiled import tiled_attention
 from jaxgpt.model import GPT
@@ -25,7 +24,7 @@ from jaxgpt.parallel.mesh import make_mesh, use_mesh
 from jaxgpt.train.loss import cross_entropy, next_token_loss, split_windows
 from jaxgpt.train.step import gradients
 
-SPLASH = Ops(attend=functools.partial(splash_attention, interpret=True))
+SPLASH = Ops(attend=splash_on_a_cpu)
 LENGTHS = (5, 1, 6), (2, 9, 1)  # lengths of the documents of each row
 
 
