@@ -56,7 +56,7 @@ def train(
     from jaxgpt.cli.report import TrainReport
     from jaxgpt.parallel.join import joined
     from jaxgpt.trainer import train as trainer
-    from jaxgpt.trainer.start import Start, why_finished
+    from jaxgpt.trainer.start import Start, prune_finished, why_finished
 
     with joined(distributed):
         with TrainReport() as report:
@@ -66,6 +66,7 @@ def train(
                 if given and not source and (unused := differing(base, config, settings)):
                     report.note(f"{out} keeps its settings, and ignores these of {target}: {unused}")
                 if reason := why_finished(run, config):
+                    prune_finished(run)
                     report.note(reason)
                     return 0
                 start = Start(config, run=run)
@@ -121,7 +122,7 @@ def resumed(path: Path, preset: str, init_from: str, settings: Mapping[str, Any]
     if preset not in ("", old.preset):
         raise UserError(f"{path} is a run of {old.preset!r}, not {preset!r}: omit the preset, or change --out")
     (weights, step), (used, its_step) = parse_checkpoint(init_from), parse_checkpoint(old.init_from)
-    if init_from and (weights.absolute() != used.absolute() or step not in ("best", its_step)):
+    if init_from and (weights.resolve() != used.resolve() or step not in ("best", its_step)):
         origin = f"started from {old.init_from}" if old.init_from else "did not start from other weights"
         raise UserError(f"--init-from {init_from}: {path} {origin}; omit it, or start a new run")
     if not old.lora.rank and any(value for name, value in settings.items() if name.startswith("lora.")):

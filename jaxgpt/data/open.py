@@ -126,8 +126,9 @@ def open_data(config: Config, tokenizer: Tokenizer | None = None, progress: Prog
         source += note
     held_out = len(val) > 0
     val = val if held_out else train
-    if len(val) < 2:
-        raise UserError(f"too few tokens for evaluation: {len(val)} in {source}; use a longer text")
+    if not len(val.eval_starts(config.window, config.window)):
+        fix = "use a longer text, or longer documents"
+        raise UserError(f"too few tokens for evaluation: {len(val)} in {source}; {fix}")
     return Data(train, val, held_out, tokenizer, source, fingerprint, data.path or data.dataset, text=text)
 
 

@@ -133,6 +133,8 @@ def base_of(run: Run, config: Config) -> tuple[FrozenBase, Tokenizer]:
         raise UserError(
             f"{run.path} holds adapters of {config.init_from}, which is missing: restore it, or move it next to {run.path}"
         )
+    if run.path.resolve() in needed_runs(Run(path.parent.parent)):
+        raise UserError(f"{path}, the base of {run.path}, needs {run.path} itself: restore the run {config.init_from}")
     base, tokenizer = load_base(path, config.model)
     if any(info.about.get("base", base.checksum) != base.checksum for info in checkpoints(run.checkpoints).values()):
         raise UserError(f"{path} is not the base of {run.path}: its weights differ from the base of the adapters")

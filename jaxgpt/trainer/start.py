@@ -111,14 +111,19 @@ def read_weights(start: Start) -> Weights:
     return Weights(jax.tree.map(np.asarray, params), tokenizer=tokenizer or its_tokenizer)
 
 
-def completed(config: Config, data: Data) -> Config:
-    """Set the values that depend on the data: the vocabulary size, and the steps of `train.epochs`."""
+def completed(config: Config, data: Data, run: Run | None = None) -> Config:
+    """Set the values that depend on the data: the vocabulary size, and the steps of `train.epochs`.
+
+    The steps of a `run` to resume count the windows that it has used, perhaps with a different batch size.
+    """
     config, train = config.with_model(vocab_size=config.model.vocab_size or data.tokenizer.vocab_size), config.train
     data.check(config)
     if not train.epochs:
         return config
     windows = round(train.epochs * Batches.of(config, data.train).per_epoch, 6)  # 1.1 * 10 is 11.000000000000002
-    return replace(config, train=replace(train, steps=max(math.ceil(windows / train.batch_size), 1), epochs=0.0))
+    last = max(checkpoints(run.checkpoints).items(), default=(0, Info(0)))[1] if run else Info(0)
+    steps = last.step + math.ceil((windows - last.tokens // config.window) / train.batch_size)
+    return replace(config, train=replace(train, steps=max(steps, 1), epochs=0.0))
 
 
 @contextmanager
@@ -191,8 +196,6 @@ def check_resume(old: Config, new: Config, step: int = 0) -> None:
 def why_finished(run: Run, config: Config) -> str:
     """Return why a run is finished, or "". With `train.epochs`, always "": the steps depend on the data.
 
-    If the run is finished, also deletes the old checkpoints that a process killed at its end has left.
-
     Raises:
         UserError: as in `check_resume`.
     """
@@ -209,12 +212,14 @@ def why_finished(run: Run, config: Config) -> str:
         reason = f"{early} (--train.patience {train.patience}); raise --train.patience to train longer"
     else:
         return ""
-    if find_damage(run.checkpoints / str(step)):
-        return ""
+    return "" if find_damage(run.checkpoints / str(step)) else reason
+
+
+def prune_finished(run: Run) -> None:
+    """Delete the checkpoints that a finished run does not keep: a process killed at its end leaves them behind."""
     if is_leader():
         with suppress(UserError), sole_writer(run.path):  # a different process may still write
-            prune(run.checkpoints, last.config().train)
-    return reason
+            prune(run.checkpoints, max(checkpoints(run.checkpoints).items())[1].config().train)
 
 
 def out_of_patience(best: Sequence[float], evaluated: int, train: TrainConfig) -> bool:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from jaxgpt.checkpoint.store import Info, Saver
 from jaxgpt.config import TrainConfig
 from jaxgpt.data import Batches, Data, open_data
+from jaxgpt.errors import TrainingFailed, UserError
 from jaxgpt.parallel.host import keep_memory, use_cores
 from jaxgpt.parallel.processes import is_leader, on_leader, process_count, same_on_all
 from jaxgpt.signals import STOPPING, stop_on_signal
@@ -63,7 +64,7 @@ def train(start: Start, report: Report, until: int | None = None) -> Outcome:
     weights = same_on_all(lambda: read_weights(start), Weights.facts)
     reading = partial(report.stage, "tokenizing")
     data = same_on_all(lambda: start.data or open_data(config, weights.tokenizer, reading), Data.facts)
-    config = completed(config, data)
+    config = completed(config, data, start.run)
     program = start.build(config, base=weights.base)
     settings, end = config.train, min(until or config.train.steps, config.train.steps)
 
@@ -80,25 +81,30 @@ def train(start: Start, report: Report, until: int | None = None) -> Outcome:
         calls = prefetched(batches_of(program, data, last), plan_calls(first, end, settings, last))
         with Saver(run.checkpoints, settings) as saver, MetricsFile(run.metrics, last) as file, calls as prepared:
             record = Record(program, data, saver, file, report, last)
-            for steps, batches in prepared:
-                request = record.ask(stop.requested)
-                if request == STOP or record.out_of_patience():
-                    break
-                if request == SAVE and steps.start > first:
-                    record.save(state, temporary=True)
-                if steps:
-                    state, metrics = program.step(state, batches)
-                    record.steps(steps, metrics)  # metrics of two calls ago, which are ready
-                if is_evaluated(steps.stop, settings):
-                    record.read()  # raises an error if the run has diverged
-                    all_windows, progress = steps.stop == settings.steps, partial(report.stage, "evaluating")
-                    params, interrupted = state.eval_params, lambda: record.ask(stop.requested) == STOP
-                    result = evaluate(program, params, data.val, interrupted, all_windows, progress)
-                    if result is None:
+            try:
+                for steps, batches in prepared:
+                    request = record.ask(stop.requested)
+                    if request == STOP or record.out_of_patience():
                         break
-                    evaluation = record.evaluation(state, result)
-                elif settings.checkpoint_every and steps.stop % settings.checkpoint_every == 0:
-                    record.save(state)
+                    if request == SAVE and steps.start > first:
+                        record.save(state, temporary=True)
+                    if steps:
+                        state, metrics = program.step(state, batches)
+                        record.steps(steps, metrics)  # metrics of two calls ago, which are ready
+                    if is_evaluated(steps.stop, settings):
+                        record.read()  # raises an error if the run has diverged
+                        all_windows, progress = steps.stop == settings.steps, partial(report.stage, "evaluating")
+                        params, interrupted = state.eval_params, lambda: record.ask(stop.requested) == STOP
+                        result = evaluate(program, params, data.val, interrupted, all_windows, progress)
+                        if result is None:
+                            break
+                        evaluation = record.evaluation(state, result)
+                    elif settings.checkpoint_every and steps.stop % settings.checkpoint_every == 0:
+                        record.save(state)
+            except (OSError, UserError) as e:  # the data can no longer be read
+                if process_count() == 1:  # a checkpoint needs all processes
+                    record.close(state)
+                raise e if isinstance(e, OSError) else TrainingFailed(str(e)) from None
             record.close(state)
     stopped = record.evaluated != settings.steps and not record.out_of_patience()
     return Outcome(state, record.done, evaluation, stopped)

@@ -92,6 +92,8 @@ def test_epochs_set_the_steps(run: Path) -> None:
     windows = Batches.of(old, data.train).per_epoch
     train = completed(replace(old, train=replace(old.train, epochs=1.5)), data).train
     assert (train.steps, train.epochs) == (math.ceil(1.5 * windows / old.train.batch_size), 0)
+    larger = replace(old, train=replace(old.train, epochs=1.5, batch_size=8))  # after 4 steps of 4 windows
+    assert completed(larger, data, Run(run)).train.steps == 4 + math.ceil((1.5 * windows - 16) / 8)
     result = resume("run", "--train.epochs", "1e-9")
     assert result.code == 2
     assert "train.steps 1 is not above the current step 4" in result.err
@@ -317,7 +319,9 @@ def test_weights_of_another_run_are_used_again(finished: Path) -> None:
     Path("run/checkpoints").mkdir()
     better = Path("base/checkpoints") / ("4" if started.endswith("2") else "2")
     seal(better, replace(read_info(better), val_loss=0.1))
-    for again in (["train", "--resume", "--out", "run"], [*command, "--resume"]):
+    Path("link").symlink_to("base")
+    linked = ["link" if word == "base" else word for word in command]
+    for again in (["train", "--resume", "--out", "run"], [*command, "--resume"], [*linked, "--resume"]):
         result = jaxgpt(*again)
         assert result.code == 0, result.err
         assert comparable(Path("run")) == straight

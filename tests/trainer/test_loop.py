@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.checkpoint.store import Info, checkpoints
 from jaxgpt.config import Config, MeshConfig, OptimConfig
-from jaxgpt.data import Data, open_data
+from jaxgpt.data import Batches, Data, open_data
 from jaxgpt.errors import TrainingFailed, UserError
 from jaxgpt.train.loss import next_token_loss
 from jaxgpt.trainer.evaluation import evaluate, evenly_spaced, loss_difference, summarize
@@ -161,6 +161,25 @@ def test_nan_stops_and_keeps_the_last_good_checkpoint(monkeypatch: pytest.Monkey
         run(small_run(), "out")
     assert list(checkpoints(Path("out/checkpoints"))) == [4]
     assert max(line["step"] for line in read_metrics(Path("out/metrics.jsonl"))) == 5
+
+
+@pytest.mark.parametrize("error", [UserError("a.bin: id 99"), OSError(5, "Input/output error", "a.bin")])
+def test_data_that_become_unreadable_stop_the_run_and_lose_no_step(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = Batches.at
+
+    def fail(self: Batches, step: int) -> Any:
+        if step == 6:
+            raise error
+        return at(self, step)
+
+    with monkeypatch.context() as damaged:
+        damaged.setattr(Batches, "at", fail)
+        with pytest.raises(TrainingFailed, match=r"a\.bin: .*: stopped, the checkpoint of step 6 is kept"):
+            run(small_run(), "out")
+    assert [line["step"] for line in read_metrics(Path("out/metrics.jsonl")) if "loss" in line] == list(range(6))
+    assert int(run(small_run(), "out", resume=True).state.step) == 8
 
 
 def test_out_of_memory_errors_come_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -225,7 +226,10 @@ def test_adapters_need_a_base_and_a_resumed_run_keeps_them(folder: Path) -> None
     assert "keeps lora.rank: 2, not 3" in error(jaxgpt(*again, "--lora.rank", "3"))
     assert "keeps lora.targets: " in error(jaxgpt(*again, "--lora.targets", "c_attn"))
     config = Path("run/config.json")
-    config.write_text(config.read_text().replace('"rank": 2', '"rank": 3'))
+    settings = config.read_text()
+    config.write_text(re.sub('"init_from": ".*"', '"init_from": "/nowhere/run/checkpoints/4"', settings))
+    assert "run/checkpoints/4, the base of run, needs run itself: restore" in error(jaxgpt("eval", "run"))
+    config.write_text(settings.replace('"rank": 2', '"rank": 3'))
     assert "a resumed run keeps lora.rank: 2, not 3" in error(jaxgpt(*again))
 
 
