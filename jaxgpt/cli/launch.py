@@ -44,7 +44,7 @@ def launch(
     Args:
         command: train, and its arguments and options
         processes: number of processes
-        devices_per_process: CPU devices per process; 0: an equal share of the cores
+        devices_per_process: CPU devices per process; 0: JAX_NUM_CPU_DEVICES, or an equal share of the cores
     """
     if command[:1] != ("train",):
         raise UserError(f"expected train, not {' '.join(command[:1])!r}: use jaxgpt launch --processes 2 train PRESET")

@@ -37,7 +37,7 @@ def train(
     Args:
         target: preset, run, or JSON file of settings, such as the config.json of a run
         out: run directory; empty: a new directory under runs/
-        resume: resume the run in --out; with a preset, start a new run if --out has no run
+        resume: resume the run in --out; with a preset or file, start a new run if --out has no run
         overwrite: delete the run in --out and start a new run there
         init_from: initialize the weights from this run or RUN/checkpoints/STEP; empty: randomly
     """
