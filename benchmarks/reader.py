@@ -94,7 +94,7 @@ def sparse(folder: Path, n: int, args: argparse.Namespace) -> None:
 
 
 def speed(batches: Batches, seconds: float, repeat: int) -> float:
-    """Return the tokens per second of reading batches."""
+    """Measure the speed of reading batches, in tokens per second."""
     step = 10_000 * repeat
     batches.at(step)[:]
     begun, done = time.perf_counter(), 0

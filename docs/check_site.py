@@ -32,7 +32,7 @@ FOREIGN = re.compile(r"(?:url\(|@import )['\"]?((?:https?:)?//[^'\")]+)")
 
 
 class Page(HTMLParser):
-    """Links, ids and loaded files of a page, and the text of its outputs."""
+    """Links, ids and loaded files of a page."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ def check(site: Path, root: Path) -> list[str]:
     site = site.resolve()
     files = [path for path in site.rglob("*") if path.is_file()]
     size = sum(path.stat().st_size for path in files) / 1e6
-    wrong = [f"the site has {size:.1f} MB, more than {MEGABYTES}"] if size > MEGABYTES else []
+    wrong = [f"the site has {size:.1f} MB, more than {MEGABYTES} MB"] if size > MEGABYTES else []
     pages = {path: Page(path) for path in files if path.suffix == ".html"}
     wrong += [f"no {name}" for name in ("index.html", "search.html", "searchindex.js") if not (site / name).is_file()]
     for path, page in pages.items():

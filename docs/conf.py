@@ -86,7 +86,7 @@ def _quiet_kernels() -> None:
     spec = {"argv": command, "display_name": "Python 3", "language": "python"}
     (kernel / "kernel.json").write_text(json.dumps(spec))
     os.environ["JUPYTER_PATH"] = os.pathsep.join([str(kernel.parents[1]), os.environ.get("JUPYTER_PATH", "")])
-    logging.getLogger("traitlets").setLevel(logging.WARNING)  # log of the kernels' client
+    logging.getLogger("traitlets").setLevel(logging.WARNING)  # hide the messages of the kernels' client
 
 
 def _note_missing_torch(app: Any, page: str, source: list[str]) -> None:

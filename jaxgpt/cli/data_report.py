@@ -29,7 +29,7 @@ def data_report(target: str, /, *, json: Json = False, settings: GivenSettings =
     Args:
         target: preset, run, or path of the data
     """
-    # A run is a directory with both files: a directory of text may contain a config.json.
+    # A directory with both files is a run. A directory of text may contain only a config.json.
     is_run = target not in PRESETS and all(
         (Path(target) / name).is_file() for name in ("config.json", "tokenizer.json")
     )

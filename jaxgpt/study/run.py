@@ -113,7 +113,7 @@ def layer_names(config: ModelConfig, activation: str) -> list[str]:
 
 
 def stream_names(config: ModelConfig) -> list[str]:
-    """Return the names of the residual stream: the input of each block, and the last output."""
+    """Return the names of the residual stream: the input of each block, and the output of the last block."""
     return [*layer_names(config, "resid.pre"), f"resid.post.{config.n_layer - 1}"]
 
 

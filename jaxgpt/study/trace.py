@@ -91,7 +91,7 @@ def own_times(events: Iterable[tuple[float, float, str]]) -> Iterator[tuple[str,
 
 
 def _lines(profile: jax.profiler.ProfileData) -> Iterator[Any]:
-    """Yield the threads or streams that run instructions: of the devices, or on a CPU of the host."""
+    """Yield the threads or streams that run instructions: of the devices or, if the devices are CPUs, of the host."""
     planes = {plane.name: list(plane.lines) for plane in profile.planes}
     # Skip devices without lines: libtpu adds one.
     devices = [lines for name, lines in planes.items() if name.startswith("/device:") and lines]
