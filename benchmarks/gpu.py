@@ -164,7 +164,7 @@ def environment(cache: Path, require_gpu: bool) -> dict[str, str]:
     ours = {
         "JAX_COMPILATION_CACHE_DIR": str(cache / "jax"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        # The cache key of cuDNN attention contains a pointer, which differs between processes.
+        # Remove a pointer from the cache key of cuDNN attention, because pointers differ between processes.
         "JAX_REMOVE_CUSTOM_PARTITIONING_PTR_FROM_CACHE_KEY": "true",
         "TORCHINDUCTOR_CACHE_DIR": str(cache / "torch"),
     }

@@ -1,6 +1,6 @@
 """Replay a training run recorded from a different trainer: `python benchmarks/replay.py DIR [--steps N] [--json]`.
 
-DIR holds the recipe of the run (recipe.json), its initial weights (init.safetensors) and the offsets of its windows (offsets.npz).
+DIR contains the recipe of the run (recipe.json), the initial weights (init.safetensors) and the window offsets (offsets.npz).
 Prints the losses at each recorded evaluation.
 """
 

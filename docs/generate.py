@@ -24,7 +24,7 @@ ENVIRONMENT = """\
 `-h` or `--help` prints the help of a command, and `jaxgpt --version` prints the version.
 
 The exit code is 0 for success, 1 for a failure, 2 for invalid usage or input, 75 for a run that was stopped before its
-last step, and 130 after Ctrl-C.
+last step, and 130 after Ctrl-C (in `train`, after a second Ctrl-C).
 
 | environment variable | meaning |
 |---|---|

@@ -1,6 +1,6 @@
 """Convert the pages of the course to Jupyter notebooks, which install jaxgpt if it is missing.
 
-`python -m sphinx` writes the notebooks next to the pages, with a wheel of jaxgpt and jaxgpt_course for the first cell to install.
+`python -m sphinx` writes the notebooks next to the pages, with a wheel of jaxgpt and jaxgpt_course for the first cell.
 For notebooks that run on Colab without changes, pass the address of the site to the build:
 `python -m sphinx -D html_baseurl=https://example.org/jaxgpt/ docs build/site`.
 """

@@ -48,7 +48,7 @@ def main(run: str, text: str, steps: int, out: str) -> tuple[Outcome, Losses]:
         init_from=str(weights_at(run).absolute()),
         data=DataConfig(path=text, tokenizer=str(Path(run, "tokenizer.json").absolute())),
         lora=LoraConfig(rank=4, targets="q_proj,v_proj"),
-        optim=OptimConfig(),  # not the base's settings, which may select Muon, which rejects adapters
+        optim=OptimConfig(),  # the base's settings may select Muon, which rejects adapters
         train=TrainConfig(steps=steps, batch_size=8, eval_every=25),
     )
     data = open_data(config, base.tokenizer)

@@ -124,7 +124,7 @@ def loss(c: Config, params: Any, windows_BT1: jax.Array) -> jax.Array:
 
 
 def learning_rate(c: Config, step: jax.Array) -> jax.Array:
-    """Rise linearly for `warmup_steps`, then fall to `min_lr` along half a cosine."""
+    """Compute the learning rate: a linear warm-up over `warmup_steps`, then half a cosine down to `min_lr`."""
     progress = jnp.clip((step - c.warmup_steps) / (c.steps - c.warmup_steps), 0, 1)
     cosine = c.min_lr + (c.learning_rate - c.min_lr) * (1 + jnp.cos(jnp.pi * progress)) / 2
     return jnp.where(step < c.warmup_steps, c.learning_rate * (step + 1) / (c.warmup_steps + 1), cosine)

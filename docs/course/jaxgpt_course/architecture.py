@@ -60,8 +60,8 @@ class Part(NamedTuple):
 
     Attributes:
         title: name of the part.
-        details: lines below it.
-        kind: class of its color: embed, norm, linear or mix.
+        details: lines below the title.
+        kind: CSS class of the color: embed, norm, linear or mix.
         parameters: number of parameters, or a word instead; None: no parameters.
     """
 
