@@ -1,4 +1,6 @@
-"""Speed of generation compared with transformers or llama.cpp: same shape, random weights, alternating in one process.
+"""Speed of generation compared with transformers or llama.cpp.
+
+All sides have the same shape and random weights, and alternate in one process.
 
 python benchmarks/decode.py                     GPT-2's 124M shape, batch 1 and 8, 16 + 128 tokens
 python benchmarks/decode.py --layers 2 --repeats 2 --batches 1    a quick check
@@ -218,7 +220,10 @@ def main() -> None:
 
 
 def read_bandwidth(tensor: Any) -> float:
-    """Return the bytes per second of a sum; on a GPU, of several sums, because dispatch and blocking take as long as one."""
+    """Return the bytes per second read by a sum.
+
+    On a GPU, several sums are timed together, because dispatching and blocking take as long as one sum.
+    """
     sums = QUEUED if tensor.is_cuda else 1
     start = time.perf_counter()
     for _ in range(sums):

@@ -1,4 +1,4 @@
-"""Draw docs/shardings.png: the shards of three arrays on eight devices, for three meshes and the table `RULES`.
+"""Draw docs/shardings.png: the shards of three arrays on eight devices, for three meshes.
 
 python benchmarks/draw_shardings.py docs/shardings.png
 """

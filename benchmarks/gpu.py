@@ -160,7 +160,7 @@ def run(command: list[str], out: Path, toy: bool) -> dict[str, Any]:
 
 
 def environment(cache: Path, require_gpu: bool) -> dict[str, str]:
-    """Return the environment variables of a part: one GPU, and a compilation cache that a repeated part reuses."""
+    """Return the environment variables of a part: one GPU, and a compilation cache for repeated parts."""
     ours = {
         "JAX_COMPILATION_CACHE_DIR": str(cache / "jax"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -177,7 +177,10 @@ def environment(cache: Path, require_gpu: bool) -> dict[str, str]:
 
 
 def last_json(lines: list[str]) -> dict[str, Any] | None:
-    """Return the last line that is a JSON object, because libraries may print later lines, and a last line may be partial."""
+    """Return the last line that is a JSON object; None if there is none.
+
+    Libraries may print later lines, and the last line of a stopped part may be truncated.
+    """
     for line in reversed(lines):
         if line.startswith("{"):
             try:
@@ -266,7 +269,10 @@ TABLES: dict[str, Callable[[dict[str, Any], str], list[str]]] = {
 
 
 def run_verify(toy: bool, text: str) -> dict[str, Any]:
-    """Check the laws of `jaxgpt verify` on this device with two kinds of models, and float32 products in full precision."""
+    """Check the laws of `jaxgpt verify` on this device, with two kinds of models.
+
+    float32 products have full precision.
+    """
     del text
     os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "highest")
     from jaxgpt.config import Config, DataConfig, ModelConfig
@@ -353,7 +359,7 @@ def run_profile(toy: bool, text: str) -> dict[str, Any]:
 
 
 def run_recipe(toy: bool, text: str) -> dict[str, Any]:
-    """Train nanoGPT's GPU recipe for Shakespeare (preset nanogpt-gpu), and time it to a validation loss of 1.47."""
+    """Train the preset nanogpt-gpu, and measure the time to a validation loss of 1.47."""
     import numpy as np
 
     from jaxgpt.presets import preset

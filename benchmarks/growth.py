@@ -1,4 +1,4 @@
-"""Scaling of a training step: its time with depth, width, batch and context, and its memory at GPT-2's size.
+"""Scaling of a training step: time by depth, width, batch and context; memory at GPT-2's size.
 
 python benchmarks/growth.py                     exponents, four sizes per dimension
 python benchmarks/growth.py --seconds 0.2 --sizes 2      a quick check
@@ -101,7 +101,7 @@ def alone(side: str, shape: Shape, *flags: str) -> float:
 
 
 def step_seconds(shape: Shape, seconds: float) -> float:
-    """Return the median time of the steps within a number of seconds, at least five, after three warm-up steps."""
+    """Return the median time of the steps in `seconds`, at least five, after three warm-up steps."""
     work = ours(shape)
     for _ in range(3):
         work()

@@ -1,4 +1,6 @@
-"""Cost of disabling XLA's fused reductions, some of which are miscompiled: step times with and without the flag.
+"""Cost of disabling XLA's fused reductions: step times with and without the flag.
+
+Some fused reductions are miscompiled (docs/verify.md).
 
 python benchmarks/hazard.py                     the default preset's shape, 3 processes per setting, alternating
 python benchmarks/hazard.py --rounds 1 --steps 3    a quick check

@@ -1,4 +1,4 @@
-"""llama.cpp as a peer of benchmarks/decode.py: a GGUF file of GPT-2's shape with random weights, and its server.
+"""llama.cpp as a peer of benchmarks/decode.py: a GGUF file with random weights, and a server.
 
 Needs `pip install xllamacpp gguf`. The threads of llama.cpp spin while they wait: measure on a quiet machine.
 """
@@ -15,7 +15,10 @@ VOCAB, CONTEXT = 50257, 1024
 
 
 def write_gpt2(file: Path, layers: int, heads: int, width: int, kind: str) -> None:
-    """Write a GPT-2 with random weights; the matrices are float32 or, for `int8`, Q8_0 (int8 in blocks of 32)."""
+    """Write a GPT-2 with random weights as a GGUF file.
+
+    The matrices are float32 or, for `int8`, Q8_0 (int8 in blocks of 32).
+    """
     import gguf
 
     writer = gguf.GGUFWriter(str(file), "gpt2")

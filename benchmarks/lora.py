@@ -1,4 +1,6 @@
-"""LoRA with merged weights, as in training, compared with two products per matrix: `python benchmarks/lora.py`.
+"""Compare LoRA with merged weights to LoRA with two products: `python benchmarks/lora.py`.
+
+Training uses merged weights.
 
 merged:       y = x (W + s A B). A B is computed once per step, and the gradient of W + s A B is a full matrix.
 two products: y = x W + s (x A) B. No gradient is a full matrix, but each matrix needs two more products, and their

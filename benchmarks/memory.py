@@ -1,4 +1,4 @@
-"""Resident memory of a training process over its steps, with one process for each number of steps per call.
+"""Resident memory of a training process over its steps, by number of steps per call.
 
     python benchmarks/memory.py [--steps 1000] [--calls 10 1] [--n-layer 6 --n-embd 384 --batch-size 8 --block-size 256]
 

@@ -1,4 +1,6 @@
-"""Print the tables of docs/scaling.md: training steps compiled for absent hardware. Takes about an hour on two cores.
+"""Print the tables of docs/scaling.md: training steps compiled for absent hardware.
+
+All rows take about an hour on two cores.
 
 python benchmarks/plan_table.py                        all rows
 python benchmarks/plan_table.py --only gpt2-v5e weak   rows with these name prefixes

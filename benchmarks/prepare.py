@@ -1,4 +1,6 @@
-"""Compare data preparation with tiktoken on the same cores: `python benchmarks/prepare.py TOKENIZER [SRC.jsonl]`.
+"""Compare data preparation with tiktoken on the same cores.
+
+Usage: `python benchmarks/prepare.py TOKENIZER [SRC.jsonl]`
 
 encode:   one process, documents in memory: `tokenizers`, tiktoken, and the encoder of jaxgpt.
 pipeline: from a JSON Lines file to shards: jaxgpt with one thread per core, and tiktoken in a pool of one process per

@@ -1,4 +1,4 @@
-"""Time from the command to a validation loss on tinyshakespeare, compared with nanoGPT's CPU recipe in PyTorch.
+"""Time to a validation loss on tinyshakespeare, compared with nanoGPT's CPU recipe in PyTorch.
 
 python benchmarks/quality.py --data FILE                    5 seeds, the peer once, then the curve
 python benchmarks/quality.py --data FILE --seeds 1 --curve 0 --peer 0    a quick check

@@ -1,4 +1,4 @@
-"""Speed of an imported chat model: decoding compared with transformers, prompt lookup, and the next answer of a chat.
+"""Speed of an imported chat model: decoding, prompt lookup, and the next answer of a chat.
 
 python benchmarks/real_model.py runs/smollm2    (a model with <|im_start|> in its chat template)
 

@@ -1,4 +1,6 @@
-"""Replay a training run recorded from a different trainer: `python benchmarks/replay.py DIR [--steps N] [--json]`.
+"""Replay a training run recorded from a different trainer.
+
+Usage: `python benchmarks/replay.py DIR [--steps N] [--json]`
 
 DIR contains the recipe of the run (recipe.json), the initial weights (init.safetensors) and the window offsets (offsets.npz).
 Prints the losses at each recorded evaluation.
@@ -94,7 +96,9 @@ def open_recording(path: Path, steps: int) -> Recording:
 
 
 def config_from_recipe(o: Options, vocab_size: int) -> Config:
-    """Convert a recipe with nanoGPT's names to a config. nanoGPT's batch_size is per microbatch, `train.batch_size` per step.
+    """Convert a recipe with nanoGPT's names to a config.
+
+    nanoGPT's batch_size is per microbatch, `train.batch_size` per step.
 
     Raises:
         UserError: if a setting is missing or invalid.
@@ -134,7 +138,9 @@ def config_from_recipe(o: Options, vocab_size: int) -> Config:
 
 
 def replay(recording: Recording) -> Iterator[dict[str, float]]:
-    """Replay a recording, and yield a row (`step`, `train`, `val`) per evaluation, which precedes the update of its step.
+    """Replay a recording, and yield a row (`step`, `train`, `val`) per evaluation.
+
+    An evaluation precedes the update of its step.
 
     Draws are in nanoGPT's order: a training batch before the loop; at every evaluation first `eval_iters` batches
     of training, then of validation; and after every forward pass the next training batch.

@@ -1,4 +1,4 @@
-"""Time until the first output of help, training and sampling, in seconds, with a cold and a warm cache.
+"""Time to the first output of help, training and sampling, with a cold and a warm cache.
 
 python benchmarks/start.py                  the default preset, 3 processes of each, medians
 python benchmarks/start.py --repeats 1      a quick check

@@ -1,4 +1,4 @@
-"""Time of a training step compared with PyTorch: same shapes and cores, alternating, medians, and the matmul peak.
+"""Time of a training step compared with PyTorch, on the same shapes and cores.
 
 python benchmarks/train_step.py                             nanoGPT's CPU shape
 python benchmarks/train_step.py --shape medium gpt2         6 layers of 384; GPT-2's 124M
@@ -200,7 +200,10 @@ class Side:
         self.device = self._line()
 
     def ask(self, seconds: float) -> float:
-        """Return the seconds per step, or the peak FLOP/s, measured for `seconds`; for 0, the peak memory in bytes so far."""
+        """Return the seconds per step, or the peak FLOP/s, measured for `seconds`.
+
+        If `seconds` is 0, return the peak memory so far, in bytes.
+        """
         assert self._process.stdin
         with contextlib.suppress(BrokenPipeError):  # the process has ended: `_line` raises
             self._process.stdin.write(f"{seconds}\n")
@@ -344,7 +347,10 @@ def torch_device() -> str:
 
 
 def ours(shape: Shape, **train: Any) -> Callable[[], Any]:
-    """Return a function that runs one call of `jaxgpt train`, from host batches to losses, with the settings `train`."""
+    """Return a function that runs one jitted call of `jaxgpt train`, from host batches to losses.
+
+    `train` contains fields of `TrainConfig`.
+    """
     from jaxgpt.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig
     from jaxgpt.parallel.host import keep_memory, use_cores
 

@@ -1,4 +1,4 @@
-"""Call trees with file and line, which the build of the site inserts into docs/code.md: `python docs/calls.py`.
+"""Print call trees with file and line: `python docs/calls.py`. The site shows them in docs/code.md.
 
 A tree is written as indented names; file and line come from the functions themselves. `word = name` is the function `name`,
 which the caller calls as `word`. tests/test_calls.py checks that each function uses the names below it.

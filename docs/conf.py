@@ -1,4 +1,7 @@
-"""The site: `python -m sphinx -W --keep-going docs build/site`, then `python -m http.server -b 127.0.0.1 -d build/site`."""
+"""Sphinx settings of the site: `python -m sphinx -W --keep-going docs build/site`.
+
+To read the site: `python -m http.server -b 127.0.0.1 -d build/site`.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +82,10 @@ def setup(app: Any) -> None:
 
 
 def _quiet_kernels() -> None:
-    """Start kernels that log errors only: their transport is local, and the build prints its own progress."""
+    """Start kernels that log errors only.
+
+    Their warnings concern the transport, which is local, and the build prints its own progress.
+    """
     kernel = Path(tempfile.mkdtemp(), "kernels", "python3")
     kernel.mkdir(parents=True)
     command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}", "--log-level=ERROR"]

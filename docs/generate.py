@@ -1,4 +1,4 @@
-"""Generate docs/reference.md, which lists every command, setting and preset: `python docs/generate.py`."""
+"""Generate docs/reference.md: every command, setting and preset. Usage: `python docs/generate.py`."""
 
 from __future__ import annotations
 

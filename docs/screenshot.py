@@ -1,4 +1,7 @@
-"""Take the picture of the site in the README, with Chromium: `python docs/screenshot.py build/site docs/site.png`."""
+"""Take the screenshot of the site in the README, with Chromium.
+
+Usage: `python docs/screenshot.py build/site docs/site.png`
+"""
 
 from __future__ import annotations
 

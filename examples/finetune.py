@@ -1,4 +1,4 @@
-"""Fine-tune adapters (LoRA) of a run on a text, with the parts as objects to replace, and compare the losses.
+"""Fine-tune adapters (LoRA) of a run on a text, and compare the losses; the parts can be replaced.
 
 python examples/finetune.py RUN TEXT [--steps 50] [--out runs/tuned]
 """

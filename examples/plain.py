@@ -1,4 +1,4 @@
-"""A decoder-only transformer in one file of jax.numpy: config, weights, logits, loss, AdamW, training, sampling.
+"""A decoder-only transformer in one file of jax.numpy: weights, logits, loss, AdamW, sampling.
 
 Read this file first. It computes the same numbers as the package (tests/test_plain.py), without the parts that make the package
 fast, general and safe; docs/code.md continues from here. Each character is a token.
@@ -53,7 +53,10 @@ class State(NamedTuple):
 
 
 def init_params(c: Config, key: jax.Array) -> Any:
-    """Draw weights from N(0, 0.02^2), divided by sqrt(2 n_layer) if they write to the residual stream; biases 0, scales 1."""
+    """Draw weights from N(0, 0.02^2); biases are 0 and scales 1.
+
+    The matrices that write to the residual stream are divided by sqrt(2 n_layer).
+    """
     keys = iter(jax.random.split(key, 2 + 6 * c.n_layer))
 
     def linear(inputs: int, outputs: int, std: float = 0.02) -> Any:
@@ -124,7 +127,7 @@ def loss(c: Config, params: Any, windows_BT1: jax.Array) -> jax.Array:
 
 
 def learning_rate(c: Config, step: jax.Array) -> jax.Array:
-    """Compute the learning rate: a linear warm-up over `warmup_steps`, then half a cosine down to `min_lr`."""
+    """Compute the learning rate: linear warm-up over `warmup_steps`, then a cosine down to `min_lr`."""
     progress = jnp.clip((step - c.warmup_steps) / (c.steps - c.warmup_steps), 0, 1)
     cosine = c.min_lr + (c.learning_rate - c.min_lr) * (1 + jnp.cos(jnp.pi * progress)) / 2
     return jnp.where(step < c.warmup_steps, c.learning_rate * (step + 1) / (c.warmup_steps + 1), cosine)
@@ -167,12 +170,12 @@ def batch(c: Config, ids: jax.Array, step: int) -> jax.Array:
 
 @partial(jax.jit, static_argnums=0)
 def next_logits(c: Config, params: Any, ids_T: jax.Array, length: jax.Array) -> jax.Array:
-    """Compute the logits of the token after the first `length` ids; later ids are padding, which the mask hides."""
+    """Compute the logits of the token after the first `length` ids; the mask hides later padding."""
     return logits(c, params, ids_T[None])[0, length - 1]
 
 
 def sample(c: Config, params: Any, ids: list[int], n: int, key: jax.Array, temperature: float = 1.0) -> list[int]:
-    """Append n tokens to ids, each drawn from the model's probabilities; temperature 0: the most probable token."""
+    """Append n tokens sampled from the model's probabilities; temperature 0: the most probable tokens."""
     for i in range(n):
         seen = ids[-c.block_size :]
         padded = jnp.array(seen + [0] * (c.block_size - len(seen)))

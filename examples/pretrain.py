@@ -1,4 +1,4 @@
-"""Train a small model from scratch, with the parts of a run as objects to replace: data, model, loss, optimizer, report.
+"""Train a small model from scratch; data, model, loss, optimizer and report can be replaced.
 
 python examples/pretrain.py [TEXT] [--steps 200] [--out runs/example]
 """

@@ -52,7 +52,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> list[str]:
-    """Return the most similar known word, otherwise the words abbreviated by `word`: learning_rate for lr."""
+    """Return the most similar known word, otherwise words abbreviated by `word`: learning_rate for lr."""
     words = list(known)
     near = difflib.get_close_matches(word, words, n=1, cutoff=0.7) if len(word) < 100 else []
     return near or [each for each in words if len(word) > 1 and word == "".join(re.findall(r"(?:^|[-_])(.)", each))]

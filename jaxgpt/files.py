@@ -31,7 +31,10 @@ _SURROGATES = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def cache_dir() -> Path:
-    """Return `$JAXGPT_CACHE`, or `jaxgpt` in the user's cache directory. The directory can be deleted at any time."""
+    """Return `$JAXGPT_CACHE`, or `jaxgpt` in the user's cache directory.
+
+    The directory can be deleted at any time.
+    """
     if own := os.environ.get("JAXGPT_CACHE"):
         return Path(own)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxgpt"
@@ -135,7 +138,9 @@ def _lock(file: TextIOBase | BufferedIOBase, operation: int) -> None:
 
 
 def fetch(url: str, sha256: str, path: Path, flag: str, timeout: float = 30) -> Path:
-    """Download a file to `path`, unless `path` already has this checksum; concurrent processes wait for the download.
+    """Download a file to `path`, unless `path` already has this checksum.
+
+    Concurrent processes wait for the download.
 
     The `UserError` of a failed download recommends the option `flag` for a local copy. `timeout` is in seconds.
     """
@@ -179,7 +184,7 @@ def missing(path: Path | str, fix: str = "") -> UserError:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object from a file. Raises `UserError` if the file cannot be read or is not a JSON object."""
+    """Read a JSON object from a file; raise `UserError` if it is unreadable or a different value."""
     value = parse_json(read_bytes(path), str(path))
     if not isinstance(value, dict):
         raise UserError(f"{path}: expected an object, found {type(value).__name__}")

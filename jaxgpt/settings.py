@@ -103,7 +103,7 @@ def _checked(name: str, value: Any, kind: Any, limits: Limits) -> Any:
 
 
 def as_int(name: str, value: Any, low: int, high: int) -> int:
-    """Convert an integer of any type to `int`, checked to be in `[low, high]`; bools and floats are errors."""
+    """Convert an integer of any type to an `int` in `[low, high]`; bools and floats are errors."""
     return int(_checked(name, value, int, Limits(low, high)))
 
 
@@ -129,7 +129,7 @@ def check_text(name: str, value: str) -> None:
 
 
 def _number(value: Any, kind: type) -> float | None:
-    """Convert a Python number, NumPy scalar or 0-d array to `kind`; return None if it is not such a number."""
+    """Convert a Python number, NumPy scalar or 0-d array to `kind`; return None for other values."""
     is_array = getattr(value, "shape", None) == () and value.dtype.kind in "iuf"
     if isinstance(value, bool) or not (isinstance(value, Real) or is_array):
         return None
@@ -142,7 +142,9 @@ def _number(value: Any, kind: type) -> float | None:
 
 
 def _broken(value: float, limits: Limits) -> str:
-    """Return the limits, such as "at least 0 and below 1", if `value` violates them, as NaN does; otherwise "".
+    """Return the limits, such as "at least 0 and below 1", if `value` violates them; otherwise "".
+
+    NaN violates all limits.
 
     A large limit is omitted unless violated, because it is far from any sensible value.
     """

@@ -61,7 +61,7 @@ def test_faults_of_other_files_are_noticed() -> None:
     Path("site/z.ipynb").unlink()
     with Path("site/large.bin").open("wb") as file:
         file.truncate(21_000_000)
-    assert site() == ["the site has 21.0 MB, more than 20"]
+    assert site() == ["the site has 21.0 MB, more than 20 MB"]
     Path("site/large.bin").unlink()
     Path("site/searchindex.js").unlink()
     assert CHECK["check"](Path("site"), Path("/srv/build/checkout")) == ["no searchindex.js"]

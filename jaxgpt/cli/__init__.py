@@ -1,4 +1,7 @@
-"""The command line: one module and function per command; `parse` derives options and help from the function."""
+"""The command line: one module and function per command.
+
+`parse` derives the options and the help of a command from its function.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +67,10 @@ def _fail(reason: str, code: int) -> int:
 
 
 def entry(*before: str) -> None:
-    """Run the console script with a cache of compiled programs; `before` precedes the command-line arguments."""
+    """Run the console script; `before` precedes the command-line arguments.
+
+    Compiled programs are cached.
+    """
     tune_memory()
     skip_missing_tpus()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # hide XLA's warnings about slow compilation

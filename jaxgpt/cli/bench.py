@@ -22,7 +22,7 @@ def bench(
     json: Json = False,
     settings: GivenSettings = NO_SETTINGS,
 ) -> int:
-    """Measure training and generation speed, the peak rates of this machine, and the time of each kind of work.
+    """Measure training and generation speed, the peak rates of this machine, and time by kind of work.
 
     Training steps use random token ids. The breakdown is the device time by kind of
     compiled instruction, from a profiler trace. MFU = tokens/s x (6 P + 12 L N H T)

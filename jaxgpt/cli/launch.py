@@ -134,7 +134,7 @@ class _Fleet:
             process.send_signal(number)
 
     def _print_failures(self, codes: Sequence[int]) -> None:
-        """Print the processes killed by a signal, and the errors of failed processes that process 0 did not print."""
+        """Print the processes killed by a signal, and the errors that process 0 did not print."""
         printed = set(self.errors[0])
         for index, code in enumerate(codes):
             if code < 0 and not self.forwarded:

@@ -1,4 +1,4 @@
-"""Terminal output: results as JSON or text in columns, notes, and a progress line during long operations."""
+"""Terminal output: results as JSON or text in columns, notes, and a progress line."""
 
 from __future__ import annotations
 
@@ -122,7 +122,10 @@ def progress(name: str) -> Iterator[Activity]:
 
 @contextmanager
 def line_shown(line: Callable[[], str], console: Console, delay: float = 0.0) -> Iterator[None]:
-    """Show a line during the block, after `delay` seconds: in place on a terminal, otherwise at intervals."""
+    """Show a line during the block, after `delay` seconds.
+
+    On a terminal, the line is updated in place; otherwise, a line is printed every `EVERY` seconds.
+    """
     ended = threading.Event()
 
     def text() -> Text:

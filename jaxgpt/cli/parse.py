@@ -29,7 +29,10 @@ HELP = frozenset({"-h", "--help"})
 
 
 class Settings(TypedDict, total=False):
-    """The settings on a command line, keyed by dotted name: {"train.steps": 10}. `make_app` declares the keys."""
+    """The settings on a command line, keyed by dotted name: {"train.steps": 10}.
+
+    `make_app` declares the keys.
+    """
 
 
 def shown(default: Any) -> str | None:

@@ -1,4 +1,4 @@
-"""jaxgpt plan PRESET|RUN --topology v5e:2x4 [--slices N] [--decode] [--estimate] [--json] [--section.field ...]"""
+"""jaxgpt plan PRESET|RUN --topology v5e:2x4 [--slices N] [--decode] [--estimate] [--json]"""
 
 from __future__ import annotations
 

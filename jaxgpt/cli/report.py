@@ -141,7 +141,7 @@ class TrainReport(Report):
         return {}
 
     def _line(self) -> str:
-        """Return the progress line: the step and its loss, and the current activity or the speed and remaining time."""
+        """Return the progress line: step, loss, and the current activity or the speed and remaining time."""
         metrics = self._metrics
         parts = [f"step {self._step:>5}/{self._total}"] if self._total else []
         if metrics:

@@ -96,7 +96,7 @@ def suggestions(config: Config, topology: Topology) -> list[tuple[str, float]]:
 
 
 def _combination(config: Config, topology: Topology) -> list[tuple[str, float]]:
-    """Return the flags and bytes of the combination that fits and has the shortest roofline step time, or []."""
+    """Return the flags and bytes of the fitting combination with the shortest roofline time, or []."""
     fitting = []
     for on, run in [("", config), *_meshes(config, topology)]:
         for saved, changed in [("", run), *_remats(run, "dots", "full")]:
@@ -114,7 +114,7 @@ def _combination(config: Config, topology: Topology) -> list[tuple[str, float]]:
 
 
 def _meshes(config: Config, topology: Topology) -> list[tuple[str, Config]]:
-    """Return the flags of the mesh that splits weights over a whole slice, and the config with this mesh, or []."""
+    """Return flags that split weights over a complete slice, and the config with this mesh, or []."""
     mesh = config.mesh
     wide = replace(mesh, data=topology.slices, fsdp=mesh.fsdp * mesh.data // topology.slices)
     try:

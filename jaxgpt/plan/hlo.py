@@ -55,7 +55,7 @@ Computation = dict[str, Instruction]
 
 
 def read_computations(text: str) -> tuple[dict[str, Computation], str]:
-    """Return a dict of the computations of a module, keyed by name, and the name of the entry computation."""
+    """Return the computations of a module, keyed by name, and the name of the entry computation."""
     computations: dict[str, Computation] = {}
     entry = ""
     for line in text.splitlines():
@@ -79,7 +79,9 @@ class Collective(NamedTuple):
 
     @property
     def sent(self) -> float:
-        """Bytes that each device sends per execution with a ring algorithm, which is optimal for long messages.
+        """Bytes that each device sends per execution with a ring algorithm.
+
+        The ring algorithm is optimal for long messages.
 
         For a result of n bytes and g devices: `n (g - 1) / g` for all-gather and all-to-all, `n (g - 1)` for reduce-scatter,
         `2 n (g - 1) / g` for all-reduce, n for collective-permute.
@@ -154,7 +156,10 @@ def group_size(line: str, devices: int) -> int:
 
 
 def _trip_count(loop: Instruction, computations: dict[str, Computation]) -> int:
-    """Return the trip count of a loop from the compiler's annotation, or from `i < end` and `i + step`; 1 if unknown."""
+    """Return the trip count of a loop; 1 if unknown.
+
+    The count is the compiler's annotation, or derived from `i < end` and `i + step`.
+    """
     if known := loop.find(r'known_trip_count[^}]*?"?n"?[:=]"?(\d+)'):
         return int(known)
     condition, body = (computations.get(loop.find(rf"{name}=%?([\w.-]+)"), {}) for name in ("condition", "body"))

@@ -131,7 +131,10 @@ def _compiled(lower: Callable[[], Any], counted: dict[str, float], program: Prog
 
 @contextmanager
 def _no_compilation_cache() -> Iterator[None]:
-    """Disable writes to JAX's compilation cache: without the device, loading a cached program fails with a warning."""
+    """Disable writes to JAX's compilation cache.
+
+    Without the device, loading a cached program fails with a warning.
+    """
     name = "jax_persistent_cache_min_compile_time_secs"
     before = jax.config.values[name]
     jax.config.update(name, float("inf"))
@@ -142,7 +145,7 @@ def _no_compilation_cache() -> Iterator[None]:
 
 
 def _too_big(text: str) -> tuple[float, float]:
-    """Parse the bytes that a program needs, and the available bytes, from the compiler's out-of-memory message."""
+    """Parse the needed and the available bytes from the compiler's out-of-memory message."""
     units = {"K": 2**10, "M": 2**20, "G": GIB, "T": 2**40}
     for form in (r"Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT])", r"\(([\d.]+)([KMGT])\) exceeds.*?\(([\d.]+)([KMGT])\)"):
         if found := re.search(form, text):

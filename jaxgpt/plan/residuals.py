@@ -81,7 +81,7 @@ def residual_bytes(program: Program, remat: bool = True) -> float:
 
 
 def _roots(jaxpr: Any, results: Iterable[Any]) -> list[Any]:
-    """Return the shapes and dtypes of the arrays that must be stored for results of a jaxpr, its arguments excluded.
+    """Return the shapes and dtypes of the arrays to store for results of a jaxpr, without arguments.
 
     A result of elementwise operations counts as their inputs: compilers recompute such operations where they are needed.
     Results in host memory are omitted.
@@ -103,7 +103,10 @@ def _roots(jaxpr: Any, results: Iterable[Any]) -> list[Any]:
 
 
 def _elementwise(eqn: Any, result: int) -> bool:
-    """Return whether a result of an equation is computed elementwise; in a call, by all equations that lead to it."""
+    """Return whether a result of an equation is computed elementwise.
+
+    In a call, all equations that lead to the result must be elementwise.
+    """
     if eqn.primitive.name in ELEMENTWISE:
         return True
     body = None

@@ -66,7 +66,9 @@ class Topology:
 
 
 def parse_topology(text: str, slices: int = 1) -> Topology:
-    """Parse a chip and a grid (`v5e:2x4`) or a Google Cloud slice (`v5e-8`), with optional chip specifications.
+    """Parse a chip and a grid (`v5e:2x4`) or a Google Cloud slice (`v5e-8`).
+
+    Specifications of the chip may follow, as in `custom:8,peak=312T,hbm=80G,bandwidth=2039G`.
 
     Raises:
         UserError: if the syntax, chip or slice is invalid, or a GPU grid exceeds a machine, or a TPU grid has partial hosts.

@@ -237,7 +237,10 @@ def read_bandwidth(mesh: Mesh) -> float:
 
 
 def _normal(sharding: NamedSharding, shape: tuple[int, ...], dtype: str) -> jax.Array:
-    """Return random numbers: GPUs multiply arrays of ones with less power, and therefore at a higher clock rate."""
+    """Return random numbers.
+
+    GPUs multiply arrays of ones with less power, and therefore at a higher clock rate.
+    """
     return jax.jit(lambda: jax.random.normal(jax.random.key(0), shape, dtype), out_shardings=sharding)()
 
 

@@ -1,4 +1,4 @@
-"""Inspect a model on one text: predictions, attention, the logit lens and norms, as arrays or an HTML page."""
+"""Inspect a model on one text: predictions, attention, logit lens and norms, as arrays or HTML."""
 
 from __future__ import annotations
 
@@ -146,7 +146,10 @@ def inspect(lm: LM, prompt: str, *, max_new_tokens: int = 20) -> Inspection:
 
 
 def html(inspection: Inspection, title: str) -> str:
-    """Return an inspection as one HTML page that needs no network, with a title such as the name of the model."""
+    """Return an inspection as one HTML page that needs no network.
+
+    `title` is the heading, such as the name of the model.
+    """
     template, style, script = (
         files("jaxgpt.study").joinpath(f"page.{kind}").read_text("utf-8") for kind in ("html", "css", "js")
     )

@@ -121,7 +121,7 @@ def patch(
     site: str = "resid.pre",
     over: Literal["positions", "heads"] = "positions",
 ) -> Patching:
-    """Run the corrupted prompt with one activation of the clean prompt, for each layer and position or head.
+    """Run a corrupted prompt with one activation of a clean prompt, by layer and position or head.
 
     Args:
         clean: a text, or ids `[B, T]`.
@@ -163,7 +163,9 @@ def _sweep(
     axis: int,
     metric: Metric,
 ) -> tuple[jax.Array, jax.Array]:
-    """Compute a metric, and the metric with each slice along an axis of each activation taken from `values`.
+    """Compute a metric, and the metric with each slice of each activation replaced by `values`.
+
+    A slice has one index of `axis`.
 
     Returns:
         A scalar, and `[len(names), n]`, n the size of the axis.

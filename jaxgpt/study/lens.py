@@ -39,7 +39,7 @@ class Lens(NamedTuple):
 
 
 def lens(lm: LM, ids: Any, k: int = 5) -> Lens:
-    """Apply the final norm and the head to the residual stream before each block and after the last block.
+    """Apply the final norm and the head to the input of each block and to the output of the last block.
 
     Ids without a text have probability 0, as in generation.
 
@@ -160,7 +160,10 @@ def _attribution(
 
 
 def answer_ids(V: int, answer: Any, rows: int) -> jax.Array:
-    """Convert one id, or one per row, to int32 `[B]`; raise `UserError` for a wrong number of ids or an unknown id."""
+    """Convert one id, or one per row, to int32 `[B]`.
+
+    Raises `UserError` for a wrong number of ids, or an id outside the vocabulary.
+    """
     ids = np.asarray(answer).reshape(-1).tolist()
     if len(ids) not in (1, rows):
         raise UserError(f"{len(ids)} answers for {rows} rows of ids: pass one id, or one per row")

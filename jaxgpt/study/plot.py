@@ -200,7 +200,7 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def drawable(text: str) -> str:
-    """Make white space visible, escape unprintable characters, and replace characters without a glyph with boxes."""
+    """Make white space visible, escape unprintable characters, and replace missing glyphs with boxes."""
     from matplotlib import get_data_path
     from matplotlib.font_manager import get_font
 

@@ -56,7 +56,7 @@ def record_trace(work: Callable[[], Any], directory: str = "") -> jax.profiler.P
 
 
 def device_time(profile: jax.profiler.ProfileData, kind_of: Mapping[str, str], devices: int) -> dict[str, float]:
-    """Compute the share of each kind of work, and of `idle`, in the device time of a trace of one program.
+    """Compute the share of each kind of work, and of `idle`, in the device time of a program's trace.
 
     `kind_of` maps the name of each instruction to its kind. Time on the `devices` of this process without an instruction is
     idle. Raises `ValueError` if the trace contains no instruction of the program.
@@ -91,7 +91,7 @@ def own_times(events: Iterable[tuple[float, float, str]]) -> Iterator[tuple[str,
 
 
 def _lines(profile: jax.profiler.ProfileData) -> Iterator[Any]:
-    """Yield the threads or streams that run instructions: of the devices or, if the devices are CPUs, of the host."""
+    """Yield the threads or streams that run instructions, of the devices or of a host with CPU devices."""
     planes = {plane.name: list(plane.lines) for plane in profile.planes}
     # Skip devices without lines: libtpu adds one.
     devices = [lines for name, lines in planes.items() if name.startswith("/device:") and lines]
@@ -101,7 +101,10 @@ def _lines(profile: jax.profiler.ProfileData) -> Iterator[Any]:
 
 
 def _instruction(event: Any, kind_of: Mapping[str, str]) -> str:
-    """Return the name of an event's instruction; "" for other events. For GPU kernels, a statistic contains the name."""
+    """Return the name of an event's instruction; "" for other events.
+
+    For GPU kernels, a statistic contains the name.
+    """
     name = event.name.split(" = ")[0].lstrip("%")
     if name in kind_of:
         return name
@@ -109,7 +112,10 @@ def _instruction(event: Any, kind_of: Mapping[str, str]) -> str:
 
 
 def _path_and_product(instruction: Instruction, computations: Mapping[str, Computation]) -> tuple[str, bool]:
-    """Return the source path of an instruction or of a fusion's most important instruction, and whether it is a product."""
+    """Return the source path of an instruction, and whether it is a product.
+
+    A fusion has the path of its first product, otherwise of its first instruction with a path.
+    """
     called = instruction.called if instruction.opcode in ("fusion", "call") else []
     fused = [instruction, *(each for name in called for each in computations.get(name, {}).values())]
     products = [each for each in fused if _is_product(each)]

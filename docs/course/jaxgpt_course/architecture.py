@@ -1,4 +1,4 @@
-"""Draw the architecture of a config as SVG: each part with its shape, its options and its number of parameters."""
+"""Draw the architecture of a config as SVG: the parts with shapes, options and parameter counts."""
 
 from __future__ import annotations
 

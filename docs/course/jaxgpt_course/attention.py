@@ -174,7 +174,10 @@ def _head(
 
 
 def _far_below_the_future(T: int) -> tuple[Array, Array, Array]:
-    """Make scores of 0 at future positions and far below 0 at other positions; the output equals the weights."""
+    """Make scores of 0 at future positions and far below 0 at other positions.
+
+    The values are the identity, so the output equals the weights.
+    """
     eye = np.eye(T, dtype=np.float32)
     return -300 * np.tri(T, dtype=np.float32), 300 * eye, eye
 

@@ -92,7 +92,7 @@ class _Failed(NamedTuple):
 
 
 def exercises() -> tuple[Exercise, ...]:
-    """Return the exercises in the order of the course. Printing one shows its signature and its statement."""
+    """Return the exercises in the order of the course; an exercise prints its signature and statement."""
     return _EXERCISES
 
 
@@ -208,7 +208,10 @@ def _compare(exercise: Exercise, function: Callable[..., Any]) -> _Failed | None
 
 
 def _run(exercise: Exercise, function: Callable[..., Any], args: tuple[Any, ...], expected: Any) -> Any:
-    """Call a function with NumPy arrays, or JAX arrays if that fails; return its result in the expected structure."""
+    """Call a function with NumPy arrays or, if this fails, with JAX arrays.
+
+    Returns the result in the expected structure.
+    """
     failed = None
     for convert in (np.array, jnp.asarray):
         given = jax.tree.map(lambda x: convert(x) if isinstance(x, np.ndarray) else x, args)  # noqa: B023
@@ -234,7 +237,7 @@ def _unchanged(before: Any, after: Any) -> bool:
 
 
 def _raised(function: Callable[..., Any], error: Exception) -> str:
-    """Describe an exception in one line: the line number of the learner's code, and the beginning of the message."""
+    """Describe an exception in one line: line number of the learner's code, beginning of the message."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_HERE)]
     lines = [frame.lineno for frame in frames if code is not None and frame.filename == code.co_filename]
@@ -292,7 +295,7 @@ def _kind(x: np.ndarray) -> str:
 
 
 def _same(result: Any, expected: Any) -> bool:
-    """Return whether two results have the same shapes and kinds of numbers, and equal values up to rounding."""
+    """Return whether two results have equal shapes and kinds of numbers, and equal values up to rounding."""
     if isinstance(result, _Failed) or isinstance(expected, _Failed):
         return False
     return all(map(_close, jax.tree.leaves(result), jax.tree.leaves(expected)))
@@ -307,7 +310,7 @@ def _close(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 def _alike(result: Any, mistaken: Any, expected: Any) -> bool:
-    """Return whether a result matches a known mistake; inf matches NaN, because overflow can lead to either."""
+    """Return whether a result matches a known mistake; inf matches NaN, as overflow can lead to either."""
     broken, both = _overflows(result, expected), _overflows(mistaken, expected)
     return (broken and both) if broken or both else _same(result, mistaken)
 

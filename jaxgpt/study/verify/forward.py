@@ -77,7 +77,10 @@ def sampler_loop(s: Subject) -> float:
 
 
 def causal(s: Subject) -> float:
-    """Change the token at t and compare the logits before t; raise `RuntimeError` if the logits at t do not change."""
+    """Change the token at t and compare the logits before t.
+
+    Raises `RuntimeError` if the logits at t do not change.
+    """
     positions = (s.length // 2, s.length - 1)
     tokens = np.array(s.tokens)
     for row, t in enumerate(positions):
@@ -98,7 +101,7 @@ def documents(s: Subject) -> float:
 
 
 def tied(s: Subject) -> float:
-    """Compare the logits and the gradient of the token table to the same values computed from `hidden E^T`.
+    """Compare logits, and the gradient of the token table, to the values computed from `hidden E^T`.
 
     Only rows of tokens outside the input are compared: other rows also have a gradient from the lookup.
     """

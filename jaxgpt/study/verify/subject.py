@@ -106,7 +106,7 @@ class Subject:
 
     @cached_property
     def exported(self) -> Path:
-        """The model exported for transformers; raises `Skipped` if transformers has no equivalent architecture."""
+        """The model exported for transformers; raises `Skipped` if transformers has no equivalent."""
         try:
             export_model(self.saved, self.directory / "exported")
         except UserError as e:
