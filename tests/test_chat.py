@@ -214,7 +214,7 @@ def test_once_prints_an_answer_or_json(run: str, capsys: pytest.CaptureFixture[s
 
 
 def test_a_conversation_in_a_terminal(tmp_path: Path) -> None:
-    """Ctrl-C ends an answer and not the program; commands work; Ctrl-D quits."""
+    """Ctrl-C ends an answer but not the program; commands work; Ctrl-D quits."""
     jaxgpt.save(talker(2**15, end=False), "run")
     master, slave = pty.openpty()
     command = [sys.executable, "-m", "jaxgpt", "chat", "run", "--temperature", "1", "--max-new-tokens", "30000"]
@@ -296,7 +296,7 @@ def test_a_failed_answer_is_not_kept(lm: LM) -> None:
 
 @pytest.mark.ci
 def test_encodings_of_a_terminal(run: str) -> None:
-    """Input that is not text is one line, and a terminal without a character shows its code."""
+    """Input that is not text gives a one-line error; a terminal that cannot encode a character shows its code."""
 
     def process(encoding: str, name: str, *words: str) -> Any:
         command = [sys.executable, "-m", "jaxgpt", name, run, "--max-new-tokens", "1", *words]

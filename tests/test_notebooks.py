@@ -56,7 +56,7 @@ def test_the_address_of_the_site_is_used_if_it_is_known() -> None:
 
 @pytest.mark.ci
 def test_notebooks_run_with_the_wheel_alone(tmp_path: Path) -> None:
-    """In a fresh kernel, outside of the repository."""
+    """Run each notebook in a fresh kernel, outside of the repository."""
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     pytest.importorskip("ipykernel")
     pytest.importorskip("setuptools", minversion="77")

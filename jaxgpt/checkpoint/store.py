@@ -276,7 +276,7 @@ def latest_valid(directory: Path, note: Callable[[str], None]) -> Info | None:
 
 
 def restore(directory: Path, step: int, like: TrainState) -> TrainState:
-    """Restore a train state with the shapes and shardings of `like`. `latest_valid` must have checked the digests."""
+    """Restore a train state with the shapes and shardings of `like`. Call `latest_valid` first: it checks the digests."""
     from jaxgpt.train.skip import SkipState, init_skip_state
     from jaxgpt.train.step import TrainState
 

@@ -63,8 +63,8 @@ class GgufWeights(Weights):
     Attributes:
         metadata: dict of values, keyed by name.
         stored: dict of `gguf.ReaderTensor`, keyed by name.
-        heads: numbers of heads of "q" and "k". The rows of these tensors are reordered as in transformers: llama.cpp
-            interleaves the two halves of each head.
+        heads: number of heads of the "q" and "k" tensors. Their rows are reordered as in transformers: llama.cpp interleaves
+            the two halves of each head.
     """
 
     def __init__(self, path: Path) -> None:

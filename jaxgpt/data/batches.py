@@ -75,7 +75,7 @@ class Batches:
     stride, windows start T apart, at an offset drawn for every epoch, so that window boundaries change.
     Sampling `random`: every window starts at an independent random position, as in nanoGPT.
 
-    Each source of a mixture has separate epochs, which continue in its rows of a batch (`Mixture.source_of_rows`).
+    In a mixture, each source has separate epochs: the rows of a source (`Mixture.source_of_rows`) are its next windows.
 
     Attributes:
         first: number of the first row of step 0; not 0 after a resume with a different batch size.

@@ -13,7 +13,7 @@ ROUNDS = 8  # rounds of the Feistel network in `permute`
 
 
 def shuffled(positions: np.ndarray, n: int, seed: int, epoch: int, source: str = "") -> np.ndarray:
-    """Return the items at `positions` of an epoch's permutation of the numbers below n, int64.
+    """Return the numbers at `positions` in an epoch's permutation of 0, ..., n - 1, int64.
 
     Up to `SORTED` items, the order is the cached argsort of n random numbers. For more items, and for the sources of a
     mixture, it is `permute`, which needs memory for the requested positions only. The rule must not change between versions,

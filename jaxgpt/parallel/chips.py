@@ -20,7 +20,7 @@ class Chip(NamedTuple):
     link: float  # bandwidth to other devices of a slice, over all links in one direction, bytes/s
     network: float  # bandwidth to other slices or hosts, bytes/s
     machine: int = 0  # maximum number of devices that links connect in one machine; 0: no limit
-    tpu: bool = False  # whether libtpu compiles for it
+    tpu: bool = False  # whether libtpu can compile for this chip
     per_chip: int = 1  # JAX devices per chip
     options: tuple[tuple[str, str], ...] = ()  # additional options of libtpu's topology
 

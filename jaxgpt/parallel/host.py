@@ -81,7 +81,7 @@ def quick_compile_options(mesh: Mesh) -> dict[str, bool | str | int | float] | N
         case "cpu":
             return {"xla_backend_optimization_level": 1}
         case "gpu":
-            # One kernel, compiled once, computes the initial weights of each shape. The disabled pass would merge all
-            # calls of it into one large kernel, which compiles slowly.
+            # One kernel, compiled once, computes the initial weights of each shape. The disabled pass would merge
+            # these calls into one large kernel, which compiles slowly.
             return {"xla_disable_hlo_passes": "multi_output_fusion"}
     return None

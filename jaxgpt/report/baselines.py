@@ -153,8 +153,8 @@ def trigrams(ids: np.ndarray, base: int) -> np.ndarray:
 def probabilities(training: np.ndarray, keys: np.ndarray, base: int) -> Iterator[np.ndarray]:
     """Yield each trigram's last-token probability under unigram, bigram and trigram models, float64.
 
-    The models are interpolated (Witten and Bell, 1991). n counts the training trigrams; t(context) is the number of different
-    tokens after a context:
+    The models are interpolated (Witten and Bell, 1991). n is the number of occurrences in the training trigrams, N the number
+    of these trigrams, and t(context) the number of different tokens after a context:
 
         p_1(c)           = (n(c) + 1) / (N + V)
         p_k(c | context) = (n(context c) + t(context) p_{k-1}(c | shorter context)) / (n(context) + t(context))

@@ -89,7 +89,7 @@ def _held_out_grams(val: Split) -> np.ndarray:
 
 
 def _document_hashes(data: Data, splits: list[Split]) -> np.ndarray | None:
-    """Return the hash of each conversation or document (without end tokens: of each file of a text), or None if unknown."""
+    """Return the hash of each conversation or document, or of each file of a text without end tokens; None: unknown."""
     hashes, has_ends = array("q"), data.is_conversations
     for split in splits:
         if isinstance(split, Packed):

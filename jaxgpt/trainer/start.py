@@ -130,7 +130,7 @@ def completed(config: Config, data: Data, run: Run | None = None) -> Config:
 def open_for_training(
     start: Start, program: Program, data: Data, note: Callable[[str], None]
 ) -> Iterator[tuple[Run, Info | None]]:
-    """Create the run, or open the run to resume, as its only writer, in process 0 for all processes.
+    """Create the run or open the run to resume; process 0 locks it for all processes.
 
     Yields the run, and the checkpoint to resume from; None: train from step 0.
 

@@ -109,7 +109,7 @@ def test_load_takes_any_integer_and_checks_its_arguments(run: str) -> None:
 
 
 def test_memorized_spans(run: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The spans are tested in tests/report/test_memorized.py; here, they are printed."""
+    """Test the output; tests/report/test_memorized.py tests the spans."""
     flags = ("sample", run, "--prompt", "abc", "--max-new-tokens", "12", "--check-memorized")
     told = ask(capsys, *flags)
     [sample] = told["samples"]

@@ -143,7 +143,7 @@ lengths = st.lists(st.integers(1, 20), max_size=60)
 
 @given(lengths, st.integers(0, 2**31 - 1))
 def test_a_batch_holds_whole_conversations(sizes: list[int], seed: int) -> None:
-    """Every epoch has each window once; inputs, targets and segments match its conversations."""
+    """Every epoch has each window once; inputs, targets and segments of a window match its conversations."""
     rng = np.random.default_rng(seed)
     talks = [Conversation(rng.integers(0, 99, n + 1, np.int32), rng.random(n + 1) < 0.5) for n in (*sizes, 20)]
     packed = pack_conversations(talks, 20)

@@ -1,4 +1,4 @@
-"""Ambiguous JSON, endless files, and names and values with line breaks raise one line."""
+"""Ambiguous JSON, endless files, and names and values with line breaks raise one-line errors."""
 
 from __future__ import annotations
 

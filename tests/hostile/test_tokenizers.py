@@ -1,4 +1,4 @@
-"""Tokenizers that would give wrong ids, and tokenizers that the library reads differently from ours."""
+"""Tokenizers that would give wrong ids, and tokenizers that the library reads differently from jaxgpt."""
 
 from __future__ import annotations
 

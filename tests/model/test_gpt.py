@@ -137,7 +137,7 @@ def check_pieces(name: str, ops: Ops, starts: tuple[int, ...], pieces: Sequence[
 @with_both
 @every_model
 def test_cached_logits_equal_full_logits_for_every_split(name: str, ops: Ops, splits: Sequence[int]) -> None:
-    """By default, one split below, one within and one above the sliding window; the remainder is also added in one piece."""
+    """By default, test a split below, within and above the sliding window; the remainder is also added in one piece."""
     T = 7  # longer than the window, shorter than the context
     for n in splits:
         check_pieces(name, ops, (0, 0), (n, *[1] * (T - n)))

@@ -254,7 +254,7 @@ def test_statquest_forward_and_one_step(seed):
         adam.zero_grad()
         loss.backward()
         adam.step()
-        # optax's Adam adds Python integers to arrays.
+        # Promotion is needed because optax's Adam adds Python integers to arrays.
         with jax.default_matmul_precision("highest"), jax.numpy_dtype_promotion("standard"):
             state, figures = program.step(state, program.put(window[None]))
         assert abs(float(figures["loss"]) - loss.item()) < 1e-5
