@@ -8,7 +8,7 @@ from typing import Any
 from jaxgpt.errors import UserError, short_repr
 
 # Options that do not change the logits of a trained model: names, ids of special tokens, and settings for training,
-# generation, classifiers, and the precision of attention scores (in jaxgpt always float32, scaled once).
+# generation, classifiers, the writing program, and the computation of scores (here always float32, scaled once).
 # Options that begin with an underscore, added by transformers, do not change the logits either.
 HARMLESS = frozenset(
     """

@@ -23,7 +23,7 @@ LLAMA3 = tuple(
 )
 
 # Python's \s is a superset of the library's, so (?<=\S) is strict. A space always ends a word, and the only lookahead,
-# `\s+(?!\S)`, cannot apply before it. For text without spaces: no pattern joins a letter to a following non-letter.
+# `\s+(?!\S)`, cannot apply before it. `IDEOGRAPH_END` is safe because no pattern joins a letter to a following non-letter.
 SPACE = r"(?<=\S)(?= )"
 IDEOGRAPH_END = r"(?<=[\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5])(?=[\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f])"
 ANYWHERE = re.compile("")

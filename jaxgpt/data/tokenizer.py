@@ -55,7 +55,7 @@ class Tokenizer(Protocol):
     """The interface of a tokenizer, with default implementations."""
 
     vocab_size: int  # V; all ids are smaller
-    special: SpecialTokens = SpecialTokens()  # from the files next to tokenizer.json; empty without these files
+    special: SpecialTokens = SpecialTokens()  # from the files of the tokenizer or model; empty for built-in tokenizers
     separator: str = ""  # separator between two texts; if it is not empty, decoding does not restore white space
     cuts: Cuts = ANYWHERE  # places to cut a text without changing its ids
     byte_ids: Collection[int] = ()  # ids of single bytes; consecutive byte ids are decoded to characters together

@@ -42,7 +42,7 @@ class Tokens:
 
     Attributes:
         parts: arrays; their concatenation is the sequence.
-        vocab_size: size of the vocabulary; reading a larger id is an error.
+        vocab_size: size of the vocabulary; reading an id outside is an error.
         end_ids: ids that end a document; empty: documents are not separated.
     """
 

@@ -64,7 +64,7 @@ def merge(params: Any, adapters: Any, alpha: float = 16.0) -> Any:
     Args:
         params: the frozen weights, per layer or stacked (`model/scan.py`).
         adapters: as returned by `init_lora`, in the same layout.
-        alpha: scale of the product, which is divided by r.
+        alpha: numerator of the scale `alpha / r`.
 
     Raises:
         UserError: if the adapters do not match the model.

@@ -56,8 +56,8 @@ class Several(NamedTuple):
 class Program(States):
     """Training and evaluation of a config on a mesh, compiled at the first call.
 
-    Frozen weights and the numbers of the optimizer are arguments of the compiled functions, so that different values do not
-    need a different compilation.
+    Frozen weights and the numbers of the optimizer are arguments of the compiled functions, so that changing them needs no
+    recompilation.
 
     Attributes:
         objective: objective of training and evaluation, as in `build`.
