@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from fractions import Fraction
 from typing import Any, Literal, get_origin, get_type_hints
@@ -389,7 +389,8 @@ class TextParams(Section):
     lookup: int = setting(0, "prompt lookup: length of the n-grams that draft the next tokens; 0: off", 0, 64)
 
     def check(self) -> Iterator[str]:
-        object.__setattr__(self, "stop_ids", tuple(as_int("a stop id", i, -(2**63), 2**63 - 1) for i in self.stop_ids))
+        ids = self.stop_ids if isinstance(self.stop_ids, Iterable) else (self.stop_ids,)
+        object.__setattr__(self, "stop_ids", tuple(as_int("a stop id", i, -(2**63), 2**63 - 1) for i in ids))
         if self.max_new_tokens is not None and self.max_length is not None:
             yield "max_length includes the prompt and cannot be combined with max_new_tokens: omit one of them"
 

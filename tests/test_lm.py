@@ -426,6 +426,7 @@ def test_a_string_or_ids_are_one_prompt_and_numbers_may_have_any_type(lm: LM) ->
         jaxgpt.generate(lm, "abc", max_new_tokens=np.int64(8), stop_ids=np.array([5]), key=3)
     )
     assert [p.done for p in jaxgpt.stream(lm, "abc", max_new_tokens=8, stop_ids={5}) if p.done] == plain
+    assert TextParams(stop_ids=5).stop_ids == (5,)  # type: ignore[arg-type]
     # A call that raises does not affect later calls.
     with pytest.raises(UserError, match="must be an integer"):
         jaxgpt.generate(lm, "abc", max_new_tokens=8.0, stop_ids=5)  # type: ignore[arg-type]

@@ -57,12 +57,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _fail(missing, BAD_INPUT)
         if not isinstance(e, jax.errors.JaxRuntimeError):
             raise
-        full = "; the device is out of memory: raise --train.accumulation, or use a smaller model"
+        full = "; the device is out of memory: use a smaller model or batch, or the CPU (JAX_PLATFORMS=cpu)"
         return _fail(f"XLA failed: {one_line(e, 300)}{full if 'RESOURCE_EXHAUSTED' in str(e) else ''}", FAILED)
 
 
 def _fail(reason: str, code: int) -> int:
-    print(f"jaxgpt: {UserError(reason)}", file=sys.stderr)  # `UserError` keeps the message on one line
+    if sys.stderr is not None:  # None: standard error is closed, and `print` would use standard output
+        print(f"jaxgpt: {UserError(reason)}", file=sys.stderr)  # `UserError` keeps the message on one line
     return code
 
 

@@ -80,7 +80,7 @@ def report(results: dict[str, Any]) -> str:
     if decode := results.get("decode"):
         facts["decode"] = (
             f"{decode['tokens_per_second']:,.0f} tokens/s, {decode['of_limit']:.0%} of the memory limit "
-            f"(greedy, batch 1, {decode['prompt']} + {decode['new']} tokens, float32); first token after "
+            f"(greedy, batch 1, {decode['prompt']} + {decode['new']} tokens, {decode['dtype']}); first token after "
             f"{1e3 * decode['first_token_seconds']:.1f} ms, {decode['first_call_seconds']:.1f} s with compilation"
         )
     return aligned(facts)

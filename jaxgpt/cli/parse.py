@@ -63,7 +63,10 @@ def parse(words: Sequence[str]) -> tuple[Callable[..., Any], BoundArguments]:
     """
     app = make_app(words)
     if not HELP.isdisjoint(words):  # print help without parse_args, which takes twice as long
-        return app.help_print, signature(app.help_print).bind([word for word in words[:2] if not word.startswith("-")])
+        words = [word for word in words[:2] if not word.startswith("-")]
+        names, _, others = app.parse_commands(words)
+        if not others or " ".join(names) in COMMANDS:
+            return app.help_print, signature(app.help_print).bind(words)
     try:
         command, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
     except CycloptsError as e:

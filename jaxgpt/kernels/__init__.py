@@ -79,8 +79,8 @@ def _lack(name: str, config: Config, device: jax.Device) -> str:
         return "needs train.compute_dtype bfloat16"
     if width % 8 or width > widest:
         return f"needs a head width that is a multiple of 8 up to {widest}, not {width}"
-    if config.model.block_size % 2:
-        return f"needs an even model.block_size, not {config.model.block_size}"
+    if config.window % 2:
+        return f"needs an even window, not {config.window_setting}"
     if config.data.segmented:
         return "does not support documents (data.documents mask or pack, conversations)"
     return ""

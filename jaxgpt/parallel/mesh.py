@@ -152,12 +152,16 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
     placed along `data`: each holds a full copy of the weights.
 
     Raises:
-        UserError: if the slices do not split mesh.data evenly, or a size is -1 (`resolve` replaces -1).
+        UserError: if a size is -1 (`resolve` replaces -1), there are too few devices, or the slices do not split mesh.data
+            evenly.
     """
     shape = tuple(sizes_of(config).values())
+    fix = "pass the sizes that jaxgpt.parallel.mesh.resolve returns"
     if -1 in shape:
-        raise UserError(f"the mesh {shape} has a size of -1: pass the sizes that jaxgpt.parallel.mesh.resolve returns")
+        raise UserError(f"the mesh {shape} has a size of -1: {fix}")
     chosen = list(jax.devices() if devices is None else devices)[: math.prod(shape)]
+    if len(chosen) < math.prod(shape):
+        raise UserError(f"the mesh {shape} needs {math.prod(shape)} devices, but only {len(chosen)} exist: {fix}")
     slices: dict[int, list[Any]] = {}
     for device in chosen:
         # JAX also reports the hosts of a GPU or CPU cluster as slices, but there, every mesh spans the network.

@@ -26,7 +26,7 @@ from jaxgpt.lm.engine import DecodeSession
 from jaxgpt.lm.model import TextModel
 from jaxgpt.model import GPT
 from jaxgpt.model.init import init_params
-from jaxgpt.model.params import abstract_params
+from jaxgpt.model.params import abstract_params, map_matrices
 from jaxgpt.parallel.mesh import replicated
 from jaxgpt.study.trace import device_time, instruction_kinds, record_trace
 from jaxgpt.trainer.failures import compile_lowered
@@ -183,8 +183,9 @@ def _decode(program: Program, bandwidth: float) -> dict[str, Any]:
     config = program.config.model
     one = SingleDeviceSharding(program.mesh.devices.flat[0])
     init = jax.jit(lambda: init_params(GPT(config)), out_shardings=one)
-    weights = quantize(init(), config, "float32")
-    ops = of_device(program.mesh.devices.flat[0], program.config.train.compute_dtype)
+    dtype = program.config.train.compute_dtype
+    weights = map_matrices(lambda w: w.astype(dtype), quantize(init(), config, "float32"), config)
+    ops = of_device(program.mesh.devices.flat[0], dtype)
     sampler = Sampler(TextModel(GPT(config, ops)), SamplingParams(temperature=0))
     prompt = min(PROMPT, config.block_size // 2)
     new = min(NEW, config.block_size - prompt)
@@ -202,11 +203,12 @@ def _decode(program: Program, bandwidth: float) -> dict[str, Any]:
     generate()
     compiled = clock()
     firsts, tokens = zip(*(generate() for _ in range(3)), strict=True)
-    weight_bytes = 4 * multiplied_parameters(config, abstract_params(config))
+    weight_bytes = jnp.dtype(dtype).itemsize * multiplied_parameters(config, abstract_params(config))
     token = statistics.median(tokens)
     return {
         "prompt": prompt,
         "new": new,
+        "dtype": dtype,
         "first_call_seconds": compiled,
         "first_token_seconds": statistics.median(firsts),
         "token_seconds": token,

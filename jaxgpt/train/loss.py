@@ -19,7 +19,7 @@ class RowSums(NamedTuple):
 
     Attributes:
         loss_B: summed loss, float32.
-        count_B: number of counted tokens, float32: the divisor of all sums.
+        count_B: number of counted tokens, or sum of their weights, float32: the divisor of all sums.
         others: dict of further sums, keyed by name. Divided by the count, they become metrics.
     """
 

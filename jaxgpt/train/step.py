@@ -71,7 +71,7 @@ def gradients(
     """
     sums = partial(gradient_sums, key=key, objective=objective, accumulation=accumulation)
     grads, (loss, count, others) = (over_devices(sums) if over_devices else sums)(params, batch)
-    count = jnp.maximum(count, 1)  # zero loss and gradients without targets
+    count = jnp.where(count == 0, 1, count)  # zero loss and gradients without targets
     inverse = 1 / count
     means = {"loss": loss / count} | {name: total / count for name, total in others.items()}
     return means, jax.tree.map(lambda g: g * inverse, grads)

@@ -114,7 +114,7 @@ def summarize(sums: np.ndarray, counts: np.ndarray, shared: np.ndarray | slice =
     Raises:
         UserError: if no token of the shared windows is counted.
     """
-    sums, counts = sums.astype(np.float64), counts.astype(np.int64)
+    sums, counts = sums.astype(np.float64), counts.astype(np.float64)
     if not counts[shared].sum():
         raise UserError(
             "no token of the evaluated windows is counted in the loss: use longer documents, or evaluate on more windows"
@@ -122,7 +122,7 @@ def summarize(sums: np.ndarray, counts: np.ndarray, shared: np.ndarray | slice =
     loss = sums.sum() / counts.sum()
     deviations = (sums - loss * counts) / counts.mean()
     ranking = float(sums[shared].sum() / counts[shared].sum())
-    return Evaluation(float(loss), _stderr(deviations), len(sums), int(counts.sum()), ranking, deviations)
+    return Evaluation(float(loss), _stderr(deviations), len(sums), round(counts.sum()), ranking, deviations)
 
 
 def loss_difference(before: Evaluation, after: Evaluation) -> tuple[float, float]:

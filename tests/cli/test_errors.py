@@ -72,7 +72,7 @@ def test_standard_error_is_one_line(
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"), [("RESOURCE_EXHAUSTED: no room", "raise --train.accumulation"), ("INTERNAL: x", "")]
+    ("said", "expected"), [("RESOURCE_EXHAUSTED: no room", "JAX_PLATFORMS=cpu"), ("INTERNAL: x", "")]
 )
 def test_xla_errors_are_one_line(said: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
@@ -117,6 +117,8 @@ def test_a_process_ends_with_one_line_and_the_exit_code() -> None:
     """Run a separate process, because `train` exits differently as one of several processes."""
     result = shell(f"{JAXGPT} train --data.path x")
     assert (result.returncode, result.stderr.count(b"\n")) == (2, 1), result.stderr
+    result = shell(f"{JAXGPT} train --data.path x 2>&-")
+    assert (result.returncode, result.stdout) == (2, b""), "without standard error"
 
 
 def test_weights_of_another_shape_are_one_line() -> None:

@@ -38,6 +38,8 @@ sample x --max_tokens 5 -> did you mean --max-new-tokens
 eval '' -> RUN is empty
 export runs/x -> DIRECTORY requires an argument
 smaple -> Did you mean "sample"
+smaple --help -> Did you mean "sample"
+data reprot -h -> Did you mean "report"
 qwertyuiop -> Unknown command "qwertyuiop"
 launch --processes 0 train -> "0" for --processes. Must be >= 1.
 launch --devices-per-process -1 train -> "-1" for --devices-per-process. Must be >= 0.

@@ -174,3 +174,5 @@ def test_a_mesh_needs_resolved_sizes() -> None:
     """A size of -1 would silently omit the last device."""
     with pytest.raises(UserError, match=r"-1.*resolve"):
         make_mesh(MeshConfig(data=-1))
+    with pytest.raises(UserError, match=r"the mesh \(2, 1, 3\) needs 6 devices, but only 2 exist: pass"):
+        make_mesh(MeshConfig(data=2, tensor=3), [None, None])

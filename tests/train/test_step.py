@@ -138,7 +138,7 @@ def test_an_objective_of_ones_own(data: int, accumulation: int) -> None:
         each = [next_token_loss(model.apply)(params, batch[name], key) for name in ("chosen", "rejected")]
         margin_B = each[1].loss_B - each[0].loss_B - batch["reference"]
         others = {"accuracy": (margin_B > 0).astype(jnp.float32), "margin": margin_B}
-        return RowSums(-jax.nn.log_sigmoid(margin_B), jnp.ones_like(margin_B), others)
+        return RowSums(-jax.nn.log_sigmoid(margin_B), jnp.full_like(margin_B, 0.05), others)  # in total 0.4, below 1
 
     train = TrainConfig(batch_size=8, accumulation=accumulation)
     p = build(Config(model=config, train=train, mesh=MeshConfig(data=data)), optax.sgd(0.1), objective=preference)
@@ -146,9 +146,9 @@ def test_an_objective_of_ones_own(data: int, accumulation: int) -> None:
     sums = jax.jit(preference)(params, batch, None)
     assert {"loss", "accuracy", "margin", "grad_norm", "grad_squares"} == set(metrics)
     for name, each in {**sums.others, "loss": sums.loss_B}.items():
-        np.testing.assert_allclose(metrics[name], each.mean(), rtol=1e-5)
-    assert 0 < metrics["accuracy"] < 1
-    grads = jax.jit(jax.grad(lambda params: preference(params, batch, None).loss_B.mean()))(params)
+        np.testing.assert_allclose(metrics[name], each.sum() / 0.4, rtol=1e-5)
+    assert 0 < 0.05 * metrics["accuracy"] < 1
+    grads = jax.jit(jax.grad(lambda params: preference(params, batch, None).loss_B.sum() / 0.4))(params)
     assert_close(state.params, jax.tree.map(lambda w, g: w - 0.1 * g, params, grads))
 
 

@@ -244,9 +244,10 @@ def test_metrics_lines_past_the_resumed_step_are_dropped(tmp_path: Path) -> None
 
 
 def test_standard_error_is_that_of_window_means() -> None:
-    result = summarize(np.array([2.0, 4.0, 6.0]), np.array([2, 2, 2]))
-    assert (result.loss, result.windows, result.tokens) == (2.0, 3, 6)
-    np.testing.assert_allclose(result.stderr, 1 / np.sqrt(3))
+    for weight in (1, 0.25):  # of each token
+        result = summarize(weight * np.array([2.0, 4.0, 6.0]), weight * np.array([2, 2, 2]))
+        assert (result.loss, result.windows, result.tokens) == (2.0, 3, round(6 * weight))
+        np.testing.assert_allclose(result.stderr, 1 / np.sqrt(3))
 
 
 def test_the_error_of_a_change_is_that_of_the_differences_of_the_windows() -> None:
