@@ -178,8 +178,8 @@ def read_adapter(directory: Path, model: ModelConfig) -> tuple[LoraConfig, Any]:
     targets = list(dict.fromkeys(m.target for m in modules if not weights.tensors.keys().isdisjoint(m.tensors)))
     if not targets:
         raise UserError(
-            f"{weights.path}: none of its {len(weights.tensors)} tensors adapts a matrix of the base: with --init-from, pass "
-            f"the run of the model that it was trained on"
+            f"{weights.path}: none of its {len(weights.tensors)} tensors adapts a matrix of the base: pass the run of the "
+            f"model that the adapter was trained on with --init-from"
         )
     modules = [module for module in modules if module.target in targets]
     expected: dict[str, tuple[int, ...]] = {}

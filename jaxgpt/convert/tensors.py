@@ -170,7 +170,7 @@ def check_change(before: np.ndarray, after: np.ndarray) -> float:
     """Return the largest logit difference between a model and its export; raise if it exceeds `TOLERANCE`."""
     change = float(np.abs(before - after).max())
     if not change <= TOLERANCE * max(1.0, float(np.abs(before).max())):
-        raise TrainingFailed(f"the logits of the written files differ by {change:.2e}: the files were deleted")
+        raise TrainingFailed(f"the logits of the exported model differ by {change:.2e}: its files were deleted")
     return change
 
 

@@ -99,7 +99,7 @@ def find_source(name: str) -> Source:
         files = [*visible_files(path)] if path.is_dir() else [path]
     files = [p for p in files if p.stat().st_size]
     if not files:
-        raise UserError(f"{name} has no files, or only empty files")
+        raise UserError(f"{name} has no files, or only empty files: choose a different source")
     stats = [(str(p.relative_to(path)), p.stat().st_size, p.stat().st_mtime_ns) for p in files]
     fingerprint = hashlib.sha256(json.dumps(stats).encode()).hexdigest()
     return Source(name, tuple(files), sum(size for _, size, _ in stats), fingerprint)
@@ -147,7 +147,7 @@ def _read_file(path: Path, field: str, cuts: Cuts) -> Iterator[Piece]:
             elif name.endswith(LINES):
                 pieces = _read_lines(file, where, field)
             elif name.endswith(".json"):
-                raise UserError(f"{where}: write one object per line, in a file with the suffix .jsonl")
+                raise UserError(f"{where}: a .json file is not read: write one object per line, in a .jsonl file")
             else:
                 pieces = _read_text(file, where, cuts)
             for piece in pieces:

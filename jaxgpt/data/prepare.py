@@ -162,7 +162,7 @@ def _begin(out: Path, params: PrepareParams, sources: Sequence[Source], tokenize
         for key, value in settings.items():
             if (was := index["settings"][key]) != value:
                 raise UserError(
-                    f"{out} was created with {key} {_shown(was)}, not {_shown(value)}: use the same, or a different --out"
+                    f"{out} was created with {key} {_shown(was)}, not {_shown(value)}: use the same value, or a different --out"
                 )
         return index
     for path in out.glob("*.bin"):

@@ -158,8 +158,8 @@ def _read_file(path: Path) -> bytes:
     """Read a UTF-8 file, without its byte-order mark; raise `NotText` if it is a different kind of file."""
     if path.suffix.lower() in DOCUMENTS:
         raise NotText(f"{path} holds documents or compressed data, not plain text: {_prepare(path)}")
-    if not path.is_file():
-        raise UserError(f"{path} is neither a file nor a directory")  # reading a named pipe would block
+    if not path.is_file():  # reading a named pipe would block
+        raise UserError(f"{path} is neither a file nor a directory: choose a text file or a directory")
     with reported(f"cannot read {path}"), path.open("rb") as file:
         data = file.read(TEXT_BYTES + 1)
     is_complete = len(data) <= TEXT_BYTES

@@ -148,7 +148,10 @@ class WordTokenizer(Tokenizer):
             return np.array([self._ids[w] for w in words], np.int32)
         except KeyError:
             word = next(w for w in words if w not in self._ids)
-            raise UserError(f"word {word!r} is not among the tokenizer's {self.vocab_size} words") from None
+            raise UserError(
+                f"word {word!r} is not among the tokenizer's {self.vocab_size} words: remove it, or train on text that "
+                f"contains it"
+            ) from None
 
     def decode(self, ids: Ids) -> str:
         return self.separator.join(self.words[i] for i in np.asarray(ids, np.int64))
@@ -313,5 +316,5 @@ def _utf8(text: str) -> bytes:
         return text.encode()
     except UnicodeEncodeError as e:  # a non-UTF-8 byte of a command-line argument
         raise UserError(
-            f"the text has {text[e.start]!r} at position {e.start}, which is not a valid character"
+            f"the text has {text[e.start]!r} at position {e.start}, which is not a valid character: remove it"
         ) from None

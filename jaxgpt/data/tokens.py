@@ -195,7 +195,7 @@ def open_tokens(path: Path) -> np.ndarray:
         size, head = os.fstat(file.fileno()).st_size, file.read(4 * HEADER)
     magic, version, count = np.frombuffer(head, "<i4", 3).tolist() if len(head) >= 12 else (0, 0, 0)
     if size == 0 or (magic in LLMC and not count):
-        raise UserError(f"{path} is empty")
+        raise UserError(f"{path} is empty: choose a file with token ids")
     if magic in LLMC:
         known, dtype = LLMC[magic]
         if version != known or size != 4 * HEADER + count * dtype.itemsize:

@@ -254,7 +254,7 @@ def test_sources_without_documents(params: PrepareParams) -> None:
         (
             ["src"],
             {"shard_tokens": 2000},
-            "created with shard_tokens 1000, not 2000: use the same, or a different --out",
+            "created with shard_tokens 1000, not 2000: use the same value, or a different --out",
         ),
         (["src"], {"format": "nanogpt"}, "created with format 'llm.c', not 'nanogpt'"),
         (["src"], {"tokenizer": "bpe"}, "created with tokenizer "),
@@ -319,7 +319,7 @@ BAD = [  # file, content, message, and number of readable characters
     ("b.jsonl", b'{"text": "a"\n', r"b.jsonl, line 1: not valid JSON \(Expecting", ""),
     ("b.jsonl", b'{"text": "a"}\n[1]\n', "b.jsonl, line 2: expected an object, found list", "a"),
     ("b.jsonl", b'\n{"body": "a"}\n', r"line 2: no field 'text' in \['body'\]: choose one with --field", ""),
-    ("b.json", LINES, r"b.json: write one object per line, in a file with the suffix .jsonl", ""),
+    ("b.json", LINES, r"b.json: a .json file is not read: write one object per line, in a .jsonl file", ""),
     ("b.jsonl", b'{"text": 3}', "b.jsonl, line 1: expected a string, found 3", ""),
     ("b.jsonl", b'{"text": "a\\u0000"}', r"b.jsonl, line 1: not text \(it has a NUL", ""),
     ("b.txt", b"caf\xe9 ", r"b.txt: not UTF-8 text: convert it to UTF-8 text, JSON Lines", ""),
