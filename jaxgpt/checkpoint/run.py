@@ -1,4 +1,4 @@
-"""Run directory: created and replaced so that a crash never loses weights, and locked by its only writer.
+"""Run directory: created and replaced so that no crash loses weights, and locked by its writer.
 
 config.json             settings; written last, so it marks a complete run
 tokenizer.json
@@ -143,7 +143,7 @@ def _new_directory(preset: str) -> Path:
 
 @contextmanager
 def _locked(path: Path, overwrite: bool) -> Iterator[None]:
-    """Create the directory of a run if necessary, and lock it. On exit, delete a directory created here if it is empty."""
+    """Lock the directory of a run, created if missing; on exit, delete a new, empty directory."""
     if created := not path.exists():
         with reported(f"cannot write the run to {path}"):
             path.mkdir(parents=True, exist_ok=True)
@@ -158,7 +158,7 @@ def _locked(path: Path, overwrite: bool) -> Iterator[None]:
 
 @contextmanager
 def _draft(path: Path, config: Config, tokenizer: Tokenizer) -> Iterator[Run]:
-    """Yield a draft of a run, with its settings. At the end, move its files to `path`, in place of any run there."""
+    """Yield a draft of a run with its settings; at the end, it replaces the run in `path`, if any."""
     draft, replaced = path / NEW, path / REPLACED
     with reported(f"cannot write the run to {path}"):
         try:

@@ -60,7 +60,7 @@ class Info:
 
 
 class Saver:
-    """Context manager: writes checkpoints in the background, and deletes old checkpoints according to `train.keep_*`."""
+    """Context manager: write checkpoints in the background, and prune them by `train.keep_*`."""
 
     def __init__(self, directory: Path, train: TrainConfig) -> None:
         self.directory, self.train = directory, train
@@ -76,7 +76,7 @@ class Saver:
             self.wait()
 
     def save(self, state: TrainState, info: Info) -> None:
-        """Write a state in the background, after the previous checkpoint. After the return, the state can be donated."""
+        """Write a state in the background, after the previous checkpoint; the state may then be donated."""
         from orbax.checkpoint import v1 as ocp
 
         self.wait()
@@ -105,7 +105,7 @@ class Saver:
                 writing.result()
 
     def _finish(self, written: Callable[[], None], path: Path, info: Info) -> None:
-        """Wait for all processes, seal the checkpoint and delete old checkpoints; runs in the background thread."""
+        """Wait for all processes, seal the checkpoint and delete old ones, in the background thread."""
         written()
         if is_leader():
             seal(path, info)
@@ -190,7 +190,7 @@ def saved_steps(directory: Path) -> list[int]:
 
 
 def checkpoints(directory: Path) -> dict[int, Info]:
-    """Return a dict of the info of each checkpoint, keyed by step, ascending; skip damaged checkpoint.json files."""
+    """Return the `Info` of each checkpoint, keyed by step, ascending; skip damaged checkpoint.json files."""
     infos = {}
     for step in saved_steps(directory):
         with suppress(UserError):  # `find_damage` returns the reason
@@ -234,7 +234,7 @@ def kept_checkpoint_message(directory: Path) -> str:
 
 
 def find_damage(path: Path, parts: tuple[str, ...] = PARTS) -> str:
-    """Return the first damaged file in `parts` of a checkpoint and the reason, or "" if all files match their digests."""
+    """Return the first damaged file in `parts` of a checkpoint with the reason, or "" if all match."""
     try:
         digests = read_info(path).sha256
     except UserError as e:
@@ -276,7 +276,7 @@ def latest_valid(directory: Path, note: Callable[[str], None]) -> Info | None:
 
 
 def restore(directory: Path, step: int, like: TrainState) -> TrainState:
-    """Restore a train state with the shapes and shardings of `like`. Call `latest_valid` first: it checks the digests."""
+    """Restore a train state placed like `like`; call `latest_valid` first, which checks the digests."""
     from jaxgpt.train.skip import SkipState, init_skip_state
     from jaxgpt.train.step import TrainState
 
@@ -301,7 +301,7 @@ def read_params(directory: Path, which: str, like: Any, part: str = "params") ->
 
 
 def _parts(state: TrainState) -> dict[str, Any]:
-    """Return a dict of the parts of a state, keyed by directory name. An imported model's state has only params."""
+    """Return the parts of a state, keyed by directory name; an imported model has only `params`."""
     from jaxgpt.train.skip import SkipState
 
     parts = {"params": state.params, "opt_state": state.opt_state, "ema": state.ema}

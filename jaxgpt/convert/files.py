@@ -37,7 +37,7 @@ class Weights:
     """
 
     def __init__(self, path: Path) -> None:
-        """Read the headers. Raises `UserError` if files are missing or truncated, or two files have the same tensor."""
+        """Read the headers. Raises `UserError` if files are missing or truncated, or share a tensor."""
         self.path = path
         self.tensors: dict[str, Stored] = {}
         for file in _find(path):

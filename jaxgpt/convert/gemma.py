@@ -65,7 +65,7 @@ def _read(options: Options, config: ModelConfig) -> dict[str, Any]:
 
 
 def _read_rope(o: Options, block_size: int) -> dict[str, Any]:
-    """Read `rope_parameters` (transformers 5), or `rope_theta`, `rope_scaling`, `rope_local_base_freq` (transformers 4)."""
+    """Read the options of RoPE: `rope_parameters` (transformers 5) or older options (transformers 4)."""
     new = o.read("rope_parameters", {})
     if not all(kind in llama.LETTERS and isinstance(rope, dict) for kind, rope in new.items()):
         raise o.refuse("rope_parameters", new, f"it must have an object for each of {', '.join(llama.LETTERS)}")

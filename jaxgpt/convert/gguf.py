@@ -137,7 +137,7 @@ def open_gguf(path: Path, accept: Collection[str] = ()) -> tuple[ModelConfig, Gg
 
 
 def _rope_scaling(weights: GgufWeights) -> dict[str, Any]:
-    """Return the option of Llama 3 scaling from the tensor of frequency divisors, and remove this tensor from `weights`."""
+    """Convert the tensor of frequency divisors to the option of Llama 3 scaling; remove the tensor."""
     if ROPE_FREQS not in weights.tensors:
         return {}
     divisors, theta = weights.read(ROPE_FREQS).reshape(-1), weights.metadata.get("llama.rope.freq_base", 10_000.0)

@@ -76,7 +76,7 @@ def _read_llama(options: Options, config: ModelConfig) -> dict[str, Any]:
 
 
 def _read_qwen(options: Options, config: ModelConfig) -> dict[str, Any]:
-    """Read the sliding window: if `use_sliding_window` is true, layers starting at `max_window_layers` have it."""
+    """Read the sliding window, which layers from `max_window_layers` have if `use_sliding_window`."""
     window, begin = options.read("sliding_window", 4096), options.read("max_window_layers", 28)
     if not options.read("use_sliding_window", False):
         window = 0

@@ -51,7 +51,7 @@ class Converted(NamedTuple):
 
 
 def fetch_model(name: str, revision: str = "") -> tuple[Path, str]:
-    """Return the local directory and the commit of a hub repository; download it to the hub's cache if needed.
+    """Return the local directory and commit of a hub repository, downloaded to the hub's cache if needed.
 
     `name` is `owner/name`, or the bare name of one of OpenAI's four GPT-2 models. `revision` is a commit, tag or branch;
     empty: the pinned commit if there is one, otherwise main. Raises `UserError` if the name is invalid, or the download
@@ -164,7 +164,7 @@ def open_model(source: Path, accept: Collection[str] = ()) -> tuple[str, ModelCo
 
 
 def _family_for(model: ModelConfig) -> Family:
-    """Return the transformers family closest to a model; `Family.express` checks whether it can represent the model."""
+    """Return the transformers family closest to a model; `Family.express` checks the settings."""
     if model.positions != "rope":
         return gpt2.FAMILY
     if model.norm == "layernorm":
@@ -201,7 +201,7 @@ def _tokenizer(source: Path, named: str, model: ModelConfig, weights: Weights) -
 
 
 def _special_tokens(tokenizer: Tokenizer, block_size: int) -> SpecialTokens:
-    """Return the model's own special tokens; missing tokens that transformers requires come from the tokenizer."""
+    """Return the model's special tokens; the tokenizer supplies missing tokens for transformers."""
     eos, bos = tokenizer.eos_id, next(iter(tokenizer.bos_ids), None)
     generation = {"bos_token_id": eos if bos is None else bos, "eos_token_id": eos}
     named = {"eos_token": eos, "bos_token": bos}

@@ -28,7 +28,7 @@ TABLE = (
 
 
 def _read(options: Options, config: ModelConfig) -> dict[str, Any]:
-    """Read the dropout and RoPE: `rope_parameters` in transformers 5, `rotary_emb_base` and `rotary_pct` in 4."""
+    """Read dropout and RoPE: `rope_parameters`, or transformers 4's `rotary_emb_base` and `rotary_pct`."""
     o = options
     o.only("attention_dropout", config.dropout)
     old = {"rope_theta": o.read("rotary_emb_base", 10_000.0), "partial_rotary_factor": o.read("rotary_pct", 0.25)}

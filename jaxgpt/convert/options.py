@@ -1,4 +1,4 @@
-"""Read the options of another system's config.json. An option is used, known to be harmless, or rejected."""
+"""Read the options of a foreign config.json: each is used, known to be harmless, or rejected."""
 
 from __future__ import annotations
 

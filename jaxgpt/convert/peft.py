@@ -48,7 +48,7 @@ KEEPS_BASE = (True, False, "gaussian", "eva", "orthogonal")
 
 
 class Module(NamedTuple):
-    """A transformers module that PEFT can adapt, such as GPT-2's c_attn, which has q_proj, k_proj and v_proj."""
+    """A transformers module that PEFT can adapt, such as GPT-2's c_attn (q_proj, k_proj and v_proj)."""
 
     name: str  # its path, `transformer.h.0.attn.c_attn`
     parents: list[str]  # path of the jaxgpt module with its matrices, `["h_0", "attn"]`
@@ -104,9 +104,10 @@ def resolve_targets(model: ModelConfig, lora: LoraConfig) -> str:
 
 
 def import_adapter(source: Path, target: Path, init_from: str) -> Converted:
-    """Write a new run with the adapters of a PEFT directory, on the base `init_from`: a run or one of its checkpoints.
+    """Write a new run with the adapters of a PEFT directory, on the base `init_from`.
 
-    The run is created atomically. Raises `UserError` as `read_adapter`, or if the base does not exist.
+    The base is a run or RUN/checkpoints/STEP. The new run is created atomically. Raises `UserError` as `read_adapter`, or if
+    the base does not exist.
     """
     check_new(target)
     where = str(weights_at(init_from).absolute())
@@ -221,7 +222,7 @@ def read_config(path: Path) -> tuple[int, float]:
 
 
 def _modules(model: ModelConfig) -> list[Module]:
-    """Return the modules of a model in transformers. Raises `UserError` if no family has the model or its matrices."""
+    """Return the modules of a model in transformers; raise `UserError` if no family has its matrices."""
     family, exported = exported_form(model)
     kernels = {leaf: shape for leaf, shape in leaf_shapes(model).items() if leaf.endswith("/kernel")}
     rows = [row for row in expand(family.form.table, exported) if row.leaves[0].endswith("/kernel")]

@@ -16,7 +16,7 @@ def read_rope(options: Options, config: ModelConfig) -> dict[str, Any]:
 
 
 def merged_rope(options: Options, old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """Merge the RoPE options; `rope_parameters` takes precedence, and `rope_scaling` must not contradict it."""
+    """Merge the RoPE options; `rope_parameters` takes precedence, and must agree with `rope_scaling`."""
     scaling = options.read("rope_scaling", {})
     rope: dict[str, Any] = old | scaling | new
     if any(rope[name] != value for name, value in scaling.items()):
@@ -63,7 +63,7 @@ def write_rope(config: ModelConfig) -> dict[str, Any]:
 
 
 def linear(block_size: int) -> dict[str, Any]:
-    """Express linear scaling as Llama 3 scaling: every wavelength, at least 2 pi, exceeds context / low = 1."""
+    """Express linear scaling as Llama 3 scaling: all wavelengths, 2 pi or more, exceed context / low = 1."""
     return {
         "rope_low_freq_factor": float(block_size),
         "rope_high_freq_factor": 2.0 * block_size,

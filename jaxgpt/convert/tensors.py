@@ -150,7 +150,7 @@ def load_weights(weights: Weights, config: ModelConfig, form: Format) -> Any:
 
 
 def save_weights(path: Path, params: Any, config: ModelConfig, form: Format) -> None:
-    """Write a tree of weights as a model of `config`; add missing gains (1), biases (0) and gates (copies of up_proj)."""
+    """Write weights as a model of `config`; missing gains are 1, biases 0, gates copies of up_proj."""
     rows, shapes = expand(form.table, config), leaf_shapes(config)
     ours = flatten_params(params)
     tensors = ((row.name, to_tensor(row, {leaf: _leaf(ours, leaf, shapes) for leaf in row.leaves})) for row in rows)
@@ -167,7 +167,7 @@ def probe_logits(config: ModelConfig, params: Any) -> np.ndarray:
 
 
 def check_change(before: np.ndarray, after: np.ndarray) -> float:
-    """Return the largest logit difference between a model and its export; raise if it exceeds `TOLERANCE`."""
+    """Return the largest logit difference between a model and its export; raise above `TOLERANCE`."""
     change = float(np.abs(before - after).max())
     if not change <= TOLERANCE * max(1.0, float(np.abs(before).max())):
         raise TrainingFailed(f"the logits of the exported model differ by {change:.2e}: its files were deleted")

@@ -20,7 +20,7 @@ from jaxgpt.settings import INT_MAX, as_int
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows of inputs and targets (`Split.windows`). Indexing with a slice reads only the rows of the slice."""
+    """Windows of inputs and targets (`Split.windows`); indexing with a slice reads only these rows."""
 
     split: Split
     starts_B: np.ndarray  # start of each window in the split, int64 [B]

@@ -123,7 +123,7 @@ class ChatTemplate:
 
     @cached_property
     def _template(self) -> jinja2.Template:
-        """The compiled template, with the transformers extensions: `generation`, loop controls, and three functions."""
+        """The compiled template, with transformers' extensions: `generation`, loop controls, functions."""
         extensions = [Generation, loopcontrols]
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
         environment.filters["tojson"] = _to_json

@@ -38,7 +38,7 @@ def fast_encoder(tokenizer: Tokenizer) -> Callable[[str], np.ndarray] | None:
 
 
 def _ranks(tokenizer: SubwordTokenizer, value: dict[str, Any]) -> dict[bytes, int]:
-    """Return a dict of the token ids, keyed by the tokens' bytes, or {} if tiktoken would merge them differently.
+    """Return the token ids, keyed by the tokens' bytes, or {} if tiktoken would merge differently.
 
     `tokenizers` merges a pair of tokens if the pair is listed, tiktoken if their concatenation is a token. The results
     are equal if `tokenizers` encodes the text of every token to this token alone. Proof: take the first pair (x, y) that only

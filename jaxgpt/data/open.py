@@ -164,7 +164,7 @@ def vocab_size(config: Config) -> int:
 
 
 def _open_mixture(config: Config, tokenizer: Tokenizer, progress: Progress) -> Data:
-    """Open each source. Validation ignores the weights, so that losses with different weights are comparable."""
+    """Open each source. Validation ignores the weights, so that losses are comparable between weights."""
     sources, weights = zip(*config.data.sources, strict=True)
     parts = tuple(open_data(replace(config, data=each), tokenizer, progress) for each in sources)
     if len({part.train.segmented for part in parts}) > 1:
@@ -179,7 +179,7 @@ def _open_mixture(config: Config, tokenizer: Tokenizer, progress: Progress) -> D
 
 
 def _tokenizer(config: Config, given: Tokenizer | None = None) -> Tokenizer:
-    """Return the first available tokenizer: a prepared directory's, `given`, the config's, or built from all sources."""
+    """Return the first available tokenizer: prepared, `given`, by name, or built from all sources."""
     data = config.data
     sources, texts = [each for each, _ in data.sources], list[str]()
     for each in sources:
@@ -206,7 +206,7 @@ def _kind(data: DataConfig) -> str:
 
 
 def _as_documents(config: Config, train: Tokens, val: Tokens, ends: tuple[int, ...]) -> tuple[Split, Split, str]:
-    """Mark the document ends and, if `data.documents` is pack, pack the windows; the last result extends `source`."""
+    """Apply `data.documents` (mask or pack) to both splits; also return a note for `source`."""
     setting, T = config.data.documents, config.window
     if not ends:
         raise UserError(

@@ -16,7 +16,7 @@ PACKED_PIECES = 1 << 20  # maximum pieces per call of `pack`, to limit its memor
 
 @dataclass(frozen=True)
 class Packed:
-    """Pieces of a text packed into windows, with a segment id per piece; the start of a window is its index."""
+    """Pieces of a text packed into windows, with segment ids; the start of a window is its index."""
 
     tokens: Tokens  # all ids
     is_target: np.ndarray | None  # whether each id is a target, bool; None: all are
@@ -106,7 +106,7 @@ def pack_documents(tokens: Tokens, block_size: int) -> Packed:
 
 
 def pack(lengths: Sequence[int], size: int) -> list[list[int]]:
-    """Pack items with lengths from 1 to `size` by best fit, longest first; return the indices in each bin."""
+    """Pack lengths from 1 to `size` by best fit, longest first; return the indices in each bin."""
     bins: list[list[int]] = []
     spaces: list[int] = []  # distinct free spaces of bins, sorted
     bins_by_space: dict[int, list[int]] = defaultdict(list)

@@ -202,7 +202,7 @@ def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
 def _in_order(
     encode: Callable[[Sequence[Piece]], list[Encoded]], batches: Iterator[list[Piece]], workers: int
 ) -> Generator[list[Encoded]]:
-    """Encode batches in threads, which work a few batches ahead. Results are yielded in the order of the batches."""
+    """Encode batches in threads, a few batches ahead; yield results in the order of the batches."""
     waiting = deque["Future[list[Encoded]]"]()
     with ThreadPoolExecutor(workers) as pool:
         try:

@@ -144,7 +144,7 @@ def saved_tokenizer(directory: Path, index: Mapping[str, Any]) -> Tokenizer:
 
 
 def check_files(directory: Path, index: Mapping[str, Any], checksums: bool = False) -> None:
-    """Raise `UserError` if a directory's .bin files, or their sizes or checksums (optional), differ from its index."""
+    """Raise `UserError` if names, sizes or (optional) checksums of .bin files differ from the index."""
     itemsize, offset = np.dtype(index["dtype"]).itemsize, ids_offset(index)
     shards = {shard["file"]: shard for split in SPLITS for shard in index["splits"][split]["shards"]}
     for name, shard in shards.items():
@@ -179,7 +179,7 @@ def prepared_tokenizer(path: Path, given: Tokenizer | None = None) -> Tokenizer 
 
 
 def same_ids(a: Tokenizer, b: Tokenizer) -> bool:
-    """Return whether two tokenizers have the same vocabulary and merges, and encode a probe text to the same ids."""
+    """Return whether two tokenizers have equal vocabularies and merges, and encode a probe text equally."""
     one, other = (json.loads(each.to_json())["model"] for each in (a, b))
     is_equal = all(one.get(key) == other.get(key) for key in ("type", "vocab", "merges"))
     return is_equal and np.array_equal(a.encode(PROBE), b.encode(PROBE))

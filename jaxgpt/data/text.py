@@ -140,7 +140,7 @@ def read_path(path: Path) -> Text:
 
 
 def visible_files(directory: Path) -> Iterator[Path]:
-    """Yield the visible files of a directory tree, sorted by path; symlinks to directories are not followed."""
+    """Yield the visible files of a directory tree, sorted by path; skip symlinks to directories."""
     with reported(f"cannot read {directory}"):
         paths = sorted(path for path in directory.iterdir() if not path.name.startswith("."))
     for path in paths:

@@ -97,7 +97,7 @@ class Tokenizer(Protocol):
         ...
 
     def has_text(self, vocab_size: int) -> np.ndarray:
-        """Return whether each id below `vocab_size` has a text, bool `[V]`. Ids that pad a vocabulary have no text."""
+        """Return whether each id below `vocab_size` has a text, bool `[V]`; padding ids have no text."""
         return np.arange(vocab_size) < self.vocab_size
 
     def name(self, i: int) -> str:

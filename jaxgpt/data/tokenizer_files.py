@@ -126,7 +126,7 @@ def _token(value: Any, where: str) -> str:
 
 
 def without_ids_from(tokenizer: Tokenizer, vocab_size: int) -> Tokenizer:
-    """Return a tokenizer without the added tokens at `vocab_size` or above, such as Gemma 3's `<image_soft_token>`."""
+    """Remove added tokens at `vocab_size` or above, such as Gemma 3's `<image_soft_token>`."""
     if tokenizer.vocab_size <= vocab_size or not isinstance(tokenizer, SubwordTokenizer):
         return tokenizer
     value = json.loads(tokenizer.to_json())
@@ -175,7 +175,7 @@ def _from_json(path: Path) -> Tokenizer:
 
 
 def _check_ids(value: Any) -> None:
-    """Check the ids before loading: to write a vocabulary, the library loops over all ids up to the largest."""
+    """Check the ids before loading: saving a vocabulary, the library loops up to the largest id."""
     vocab = value["model"]["vocab"]
     ids = list(vocab.values()) if isinstance(vocab, dict) else []
     if len(set(ids)) < len(ids):

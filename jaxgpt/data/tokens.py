@@ -157,7 +157,7 @@ def is_token_path(path: Path) -> bool:
 
 
 def open_splits(path: Path, train_fraction: float, vocab_size: int) -> tuple[Tokens, Tokens, str]:
-    """Memory-map training and validation ids from a token file, or from a directory with files of each split.
+    """Memory-map training and validation ids from a token file or a directory of token files.
 
     A single file, or a directory without validation files, is split at `train_fraction`. The third result is a
     one-line description of the files.

@@ -142,7 +142,7 @@ class GPT(Named):
         return self.head(x_BTD[:, -1:] if last else x_BTD), cache
 
     def extend(self, tokens_BT: jax.Array, cache: KVCache, last: bool = False) -> tuple[jax.Array, KVCache]:
-        """Compute the logits of T tokens after the tokens in the cache, float32 `[B, T, V]`, and the extended cache.
+        """Compute the logits of T tokens after the cache, float32 `[B, T, V]`, and the extended cache.
 
         Args:
             tokens_BT: ids.

@@ -11,7 +11,7 @@ from jaxgpt.model.named import Named
 
 
 class Norm(Named):
-    """Normalize in float32; with `norm_affine`, apply a learned scale and (with `bias`, except in RMSNorm) a bias.
+    """Normalize in float32; `norm_affine` adds a learned scale and, with `bias` (not RMSNorm), a bias.
 
     Attributes:
         kind: overrides `config.norm`.

@@ -11,7 +11,7 @@ F = TypeVar("F")
 
 
 class Registry(UserDict[str, F]):
-    """Dict of functions, keyed by name. Replacing a function clears JAX's caches, because their keys contain only names."""
+    """Dict of functions by name. Changes clear JAX's caches, because their keys contain only names."""
 
     def __setitem__(self, name: str, function: F) -> None:
         if name in self.data:

@@ -50,7 +50,7 @@ def rope_frequencies(width: int, theta: float, scaling: Llama3Scaling) -> np.nda
 
 
 def rope_rotation(positions_BT: jax.Array, frequency_h: np.ndarray) -> Rotation:
-    """Compute the cosine and sine of the angles at each position, for `rotate`: float32 `[B, T, R / 2]` each."""
+    """Compute the cosine and sine of the angles at each position, float32 `[B, T, R / 2]` each."""
     frequency = jnp.asarray(frequency_h, jnp.float32)
     angle_BTh = positions_BT.astype(jnp.float32)[..., None] * frequency[None, None, :]
     return jnp.cos(angle_BTh), jnp.sin(angle_BTh)

@@ -1,4 +1,4 @@
-"""The host's cores as devices, and its memory. Call `use_cores` and `keep_memory` before JAX first uses a device."""
+"""The host's cores as devices, and its memory; `use_cores` precedes JAX's first use of a device."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ SAMPLING = 86_400  # seconds that finished processes wait for process 0, which s
 
 @contextlib.contextmanager
 def joined(config: DistributedConfig) -> Iterator[None]:
-    """Join the processes of the settings or the scheduler. Enter the context before JAX first uses a device.
+    """Join the processes of the settings or the scheduler, before JAX first uses a device.
 
     A process that fails exits without waiting for the other processes. The others exit when they detect the failure:
     immediately if they wait for the process, otherwise after `heartbeat_seconds`, when XLA terminates them.
@@ -79,7 +79,7 @@ def _give_up(coordinator: str | None, seconds: int) -> NoReturn:
 
 
 def _scheduled() -> bool:
-    """Return whether a scheduler has started several processes, according to the environment variables that JAX reads."""
+    """Return whether a scheduler started several processes, by environment variables that JAX reads."""
     slurm = _number("SLURM_NTASKS") if "SLURM_STEP_NODELIST" in os.environ else 0
     hosts = os.environ.get("TPU_PROCESS_ADDRESSES") or os.environ.get("TPU_WORKER_HOSTNAMES", "")
     return max(slurm, _number("OMPI_COMM_WORLD_SIZE"), _number("MEGASCALE_NUM_SLICES")) > 1 or "," in hosts

@@ -234,7 +234,7 @@ def spec(names: tuple[str | None, ...], rules: Rules) -> PartitionSpec:
 
 
 def shardings(boxed: Any, model: ModelConfig, mesh: Mesh, rules: Rules = RULES) -> Any:
-    """Return the sharding of every boxed parameter by its logical axes; parameters without axes are replicated."""
+    """Return the sharding of every boxed parameter; parameters without logical axes are replicated."""
     rules = rules_for(model, mesh, rules)
 
     def place(leaf: Any) -> NamedSharding:

@@ -60,7 +60,7 @@ def on_leader(make: Callable[[], T]) -> T:
 
 
 def same_on_all(make: Callable[[], T], facts: Callable[[T], Mapping[str, Any]]) -> T:
-    """Call a function in every process, and check that the `facts` of its results are equal in all processes.
+    """Call a function in every process, and check that the `facts` of its results are equal.
 
     Raises:
         UserError: in every process, if `make` raises it in any process, or a fact differs; the message has both values.
@@ -94,7 +94,7 @@ def is_peer_failure(error: Exception) -> bool:
 
 
 def gather_to_host(tree: Any) -> Any:
-    """Copy arrays that are split over the devices of all processes to every host; every process must participate."""
+    """Copy arrays that are split over all processes to every host; every process must participate."""
     return tree if _count == 1 else multihost_utils.process_allgather(tree, tiled=True)
 
 
@@ -112,7 +112,7 @@ class Poll:
         self._answers: deque[jax.Array] = deque()
 
     def ask(self, request: int) -> int:
-        """Send a request; return the largest request of all processes `lag` calls ago (0 in the first `lag` calls)."""
+        """Send a request; return the largest of all processes `lag` calls ago (0 in the first calls)."""
         if _count == 1:
             return request
         n = self.mesh.devices.size

@@ -72,7 +72,7 @@ def fit_ngrams(train: Split, val: Split, vocab_size: int, counted: int, evaluate
 
 
 def bytes_per_token(data: Data, limit: int = 1 << 62) -> float:
-    """Return the bytes of text per validation token, from at most `limit` tokens; 0 if decoding does not restore the text."""
+    """Return the bytes of text per validation token, from up to `limit` tokens; 0 if decoding is lossy."""
     if data.parts:
         parts = [part for part in data.parts if part.held_out or not data.held_out]
         ratios = [bytes_per_token(part, limit) for part in parts]

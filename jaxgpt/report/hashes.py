@@ -44,7 +44,7 @@ class Grams:
         return len(self.ids)
 
     def of(self, n: int) -> np.ndarray:
-        """Return the hash of the n-gram that starts at each id but the last n - 1, from its first and last 2^k ids."""
+        """Return the hash of each n-gram, in order, computed from its first and last 2^k ids."""
         power = n.bit_length() - 1
         while len(self._powers) <= power:
             self._powers.append(self._join(len(self._powers) - 1, 1 << (len(self._powers) - 1)))
@@ -67,7 +67,7 @@ def overlap(hashes: np.ndarray, training: Iterable[np.ndarray]) -> float:
 
 
 def blocks(split: Split, size: int, progress: Progress, more: int = 0) -> Iterator[np.ndarray]:
-    """Yield the ids of a split in blocks of `size` ids, each extended by up to `more` ids of the next block."""
+    """Yield the ids of a split in blocks of `size`, each with up to `more` ids of the next block."""
     for start in range(0, len(split), size):
         yield split.take(start, min(size + more, len(split) - start))
         progress(min(start + size, len(split)), len(split))

@@ -47,7 +47,7 @@ class Memorized:
 
 
 def longest_matches(samples: Sequence[ArrayLike], corpus: Any, progress: Progress = no_progress) -> list[Match]:
-    """Find the longest run of consecutive ids of each sample that occurs in a corpus, in one pass over the corpus.
+    """Find the longest span of each sample that occurs in a corpus, in one pass over the corpus.
 
     A match longer than the current matches contains an n-gram that is one token longer than the shortest current match.
     The hashes of each block are compared with those n-grams of all samples; longer n-grams are tried only after a hit.
@@ -102,7 +102,7 @@ def find_memorized(
 
 
 def _improve(best: Match, sample: Grams, block: Grams, begin: int) -> Match:
-    """Return the longest match in a block that begins at `begin` in the corpus, or `best` if no match is longer."""
+    """Return the longest match in a block, or `best`; the block begins at `begin` in the corpus."""
     while match := _find(best.length + 1, sample, block):
         start, position = match
         n = min(len(sample) - start, len(block) - position)
@@ -112,7 +112,7 @@ def _improve(best: Match, sample: Grams, block: Grams, begin: int) -> Match:
 
 
 def _find(n: int, sample: Grams, block: Grams) -> tuple[int, int] | None:
-    """Return the start in a sample and the position in a block of the first n-gram of the block that is in the sample."""
+    """Find the first n-gram of a block that a sample contains; return its start in the sample and block."""
     grams, starts = np.unique(sample.of(n), return_index=True)
     for position, rank in zip(*HashSet(grams).find(block.of(n)), strict=True):
         start = int(starts[rank])
@@ -145,7 +145,7 @@ def _memorized(ids: Sequence[int], match: Match, data: Data) -> Memorized:
 
 
 def _line(span: str, data: Data) -> str:
-    """Return the file and line of the first occurrence of a span in a text; "" if it does not occur or there is no text."""
+    """Return file and line of the first occurrence of a span in a text, or "" without an occurrence."""
     wanted = span.strip("\ufffd").encode()  # a span of byte ids may begin and end within a character
     index = data.text.data.find(wanted) if data.text and wanted else -1
     if data.text is None or index < 0:

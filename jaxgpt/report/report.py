@@ -89,7 +89,7 @@ def _held_out_grams(val: Split) -> np.ndarray:
 
 
 def _document_hashes(data: Data, splits: list[Split]) -> np.ndarray | None:
-    """Return the hash of each conversation or document, or of each file of a text without end tokens; None: unknown."""
+    """Return the hash of each conversation, document, or (without end tokens) file; None: unknown."""
     hashes, has_ends = array("q"), data.is_conversations
     for split in splits:
         if isinstance(split, Packed):

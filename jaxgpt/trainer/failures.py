@@ -72,9 +72,10 @@ def explain_failure(program: Program, error: jax.errors.JaxRuntimeError) -> str:
 
 
 def first_non_finite(model: ModelConfig, params: Any, squared_norms: Sequence[float] | np.ndarray) -> str:
-    """Describe the first non-finite gradient of the backward pass, with the number of such gradients, or return "".
+    """Describe the first non-finite gradient of the backward pass; return "" if all are finite.
 
-    If no gradient is finite, for example because the loss is NaN, the result contains no path.
+    The description has the number of non-finite gradients. If no gradient is finite, for example because the loss is NaN, it
+    has no path.
 
     Args:
         model: the architecture.

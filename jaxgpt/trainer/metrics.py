@@ -16,7 +16,7 @@ from jaxgpt.parallel.processes import is_leader
 
 
 class MetricsFile:
-    """Append lines to a metrics file and flush each line. Only process 0 writes. Use as a context manager.
+    """Context manager: append lines to a metrics file and flush each line; only process 0 writes.
 
     Attributes:
         elapsed_seconds: training time up to the last kept line; 0 in a new file.

@@ -102,7 +102,7 @@ class Program(States):
         return jax.tree.map(put_rows, batch)
 
     def put_batches(self, batches: Sequence[Any]) -> Any:
-        """Put 1 to `train.steps_per_call` batches (otherwise `UserError`) for one call of `step` on their devices."""
+        """Put the 1 to `train.steps_per_call` batches of one call of `step` on their devices."""
         most = self.config.train.steps_per_call
         if not 0 < len(batches) <= most:
             raise UserError(f"expected 1 to {most} batches per call (train.steps_per_call), not {len(batches)}")
@@ -197,7 +197,7 @@ class Program(States):
         return use_mesh(self.mesh, self.config.model, self.rules)
 
     def _sums_by_device(self) -> bool:
-        """Return whether devices sum the gradients of their rows first: on CPUs, with replicated weights, no dropout."""
+        """Return whether each device sums its gradients first: CPUs, replicated weights, no dropout."""
         mesh = self.mesh
         if isinstance(mesh, AbstractMesh) or mesh.devices.flat[0].platform != "cpu" or self.config.model.dropout:
             return False
@@ -207,7 +207,7 @@ class Program(States):
 
 
 def train_steps(state: TrainState, batches: Several, step: Any) -> tuple[TrainState, dict[str, jax.Array]]:
-    """Take the n steps of `batches`, in a loop that is compiled once for any n; metrics are zero beyond n."""
+    """Take the n steps of `batches` in a loop compiled once for any n; metrics are zero beyond n."""
     shapes = jax.eval_shape(step, state, batches.windows_KBT1[0])[1]
     zeros = jax.tree.map(lambda x: jnp.zeros((len(batches.windows_KBT1), *x.shape), x.dtype), shapes)
 

@@ -138,7 +138,7 @@ class Record:
         return self.poll.ask(STOP if stop else SAVE if due else 0)
 
     def tokens(self, done: int) -> int:
-        """Return the number of tokens trained on after `done` steps; the batch size may have changed on resume."""
+        """Return the number of tokens trained on after `done` steps, at each step's batch size."""
         return self.first.tokens + (done - self.first.step) * self.speed.tokens_per_step
 
     def _check(self, step: int, metrics: dict[str, float], squared_norms: Any) -> None:

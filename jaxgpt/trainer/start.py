@@ -216,14 +216,14 @@ def why_finished(run: Run, config: Config) -> str:
 
 
 def prune_finished(run: Run) -> None:
-    """Delete the checkpoints that a finished run does not keep: a process killed at its end leaves them behind."""
+    """Delete the checkpoints that a finished run does not keep, left by a process killed at its end."""
     if is_leader():
         with suppress(UserError), sole_writer(run.path):  # a different process may still write
             prune(run.checkpoints, max(checkpoints(run.checkpoints).items())[1].config().train)
 
 
 def out_of_patience(best: Sequence[float], evaluated: int, train: TrainConfig) -> bool:
-    """Return whether the last `train.patience` evaluations, up to step `evaluated`, did not improve `best`."""
+    """Return whether the last `train.patience` evaluations, up to `evaluated`, did not improve `best`."""
     return bool(train.patience) and evaluated - best[1] >= train.patience * train.eval_every
 
 

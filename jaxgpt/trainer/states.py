@@ -129,7 +129,7 @@ class States:
         return self._compute(lambda params: self._stacked(self._first_state(params)), params, self.abstract_state)
 
     def restore(self, directory: Path, step: int) -> TrainState:
-        """Restore the state of a checkpoint. Raises `UserError` if the checkpoint is damaged or does not match."""
+        """Restore the state of a checkpoint; raise `UserError` if it is damaged or does not match."""
         state = store.restore(directory, step, self.abstract_checkpoint)
         return self._compute(stack_layers, state, self.abstract_state) if self.config.train.scan_layers else state
 

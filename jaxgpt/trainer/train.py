@@ -129,7 +129,7 @@ def compiling(program: Program, report: Report) -> Iterator[None]:
 
 
 def batches_of(program: Program, data: Data, last: Info | None) -> Callable[[range], Any]:
-    """Return a function that puts the batches of a range of steps on the devices, and returns None if it is empty.
+    """Return a function that puts the batches of a range of steps on the devices; None for no steps.
 
     A run resumed with a different batch size continues after the windows that it has used.
     """
