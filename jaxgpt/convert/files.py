@@ -16,6 +16,7 @@ from jaxgpt.errors import UserError, one_line, reported
 from jaxgpt.files import sole_writer
 
 SINGLE = "model.safetensors"
+SECOND_COPY = "consolidated*"  # pattern of Mistral's own files, next to those of transformers
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 FLOATS = ("F32", "F16", "BF16")
 
@@ -147,6 +148,7 @@ def _find(path: Path) -> list[Path]:
     """Return the safetensors files of a model: one file, or the shards in its directory."""
     files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
     files = [path / SINGLE] if path / SINGLE in files else files
+    files = [file for file in files if not file.match(SECOND_COPY)] or files
     if broken := [file for file in files if not file.exists()]:
         raise UserError(f"{broken[0]} is a link to a missing file, {broken[0].readlink()}: download the model again")
     for file in files or sorted(path.iterdir()):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig
 from jaxgpt.convert import gemma, gguf, gpt2, llama, neox
 from jaxgpt.convert.family import Family, canonical, engines
-from jaxgpt.convert.files import SINGLE, Weights, check_new, new_directory
+from jaxgpt.convert.files import SECOND_COPY, SINGLE, Weights, check_new, new_directory
 from jaxgpt.convert.options import Options
 from jaxgpt.convert.tensors import Format, check_change, load_weights, probe_logits, save_weights
 from jaxgpt.data.tokenizer import SpecialTokens, Tokenizer
@@ -36,7 +36,6 @@ PATTERNS = (
     "config.json generation_config.json adapter_config.json *.safetensors *.safetensors.index.json tokenizer.json "
     "tokenizer_config.json chat_template.jinja"
 ).split()
-SECOND_COPY = ["consolidated*"]  # patterns of files to skip: Mistral's own weight format
 PINNED = {GPT2_REPO: GPT2_REVISION}
 ALIASES = {name: f"openai-community/{name}" for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")}
 
@@ -60,7 +59,7 @@ def fetch_model(name: str, revision: str = "") -> tuple[Path, str]:
     repo = ALIASES.get(name, name)
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", repo):
         raise UserError(f"{name} is not a file, a directory or a hub repository (owner/name)")
-    path = download(repo, PATTERNS, revision=revision or PINNED.get(repo, "main"), ignore=SECOND_COPY)
+    path = download(repo, PATTERNS, revision=revision or PINNED.get(repo, "main"), ignore=[SECOND_COPY])
     return path, path.name
 
 

@@ -123,7 +123,12 @@ def read_index(directory: Path) -> dict[str, Any] | None:
     Raises:
         UserError: if the index does not match its own checksum.
     """
-    index = read_json(directory / INDEX) if (directory / INDEX).is_file() else {}
+    try:
+        index = read_json(directory / INDEX) if (directory / INDEX).is_file() else {}
+    except UserError:
+        if any(directory.glob("*.bin")):
+            raise
+        return None  # not JSON, or not an object, next to files of a different kind
     if index.get("kind") != KIND:
         return None
     if index.pop("sha256", "") != _checksum(index):

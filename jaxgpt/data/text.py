@@ -59,7 +59,8 @@ class Text:
 
     @staticmethod
     def of(parts: Mapping[str, bytes], source: str) -> Text:
-        """Concatenate files, keyed by name."""
+        """Concatenate files, keyed by name; a newline ends each file."""
+        parts = {name: part if part.endswith(b"\n") else part + b"\n" for name, part in parts.items()}
         return Text(b"".join(parts.values()), source, tuple((name, len(part)) for name, part in parts.items()))
 
     @property

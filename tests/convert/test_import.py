@@ -34,6 +34,9 @@ def test_an_import_is_a_run(tmp_path, config):
 def test_shards(tmp_path):
     whole, parts = hf_folder(tmp_path / "one"), hf_folder(tmp_path / "many")
     shard(parts)
+    (parts / "consolidated.safetensors").write_bytes(
+        (whole / "model.safetensors").read_bytes()
+    )  # Mistral's second copy
     import_model(whole, tmp_path / "a")
     import_model(parts, tmp_path / "b")
     for path, leaf in flatten_params(jaxgpt.load(tmp_path / "a").params).items():

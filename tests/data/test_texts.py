@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gzip
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from jaxgpt.config import DataConfig
+from jaxgpt.config import Config, DataConfig
 from jaxgpt.data import open_data, text
 from jaxgpt.data.text import PYTHON_MODULES, Text, python_sources, read_path, read_text, repeats
 from jaxgpt.errors import UserError
@@ -56,7 +57,11 @@ def test_folders_are_read_in_order_of_names(tmp_path: Path) -> None:
     (folder / ".git").mkdir()
     for name, content in (("a.txt", "one"), ("b/c.txt", "two"), ("z.txt", "three"), (".git/x", "no"), (".y", "no")):
         (folder / name).write_text(content)
-    assert read_path(folder).text == "onetwothree"
+    assert read_path(folder).text == "one\ntwo\nthree\n"
+    (folder / "index.json").write_text("[]")  # of a different program
+    assert open_data(replace(Config(), data=DataConfig(path=str(folder), train_fraction=1.0))).source.startswith(
+        "4 text"
+    )
 
 
 @pytest.mark.parametrize(
@@ -77,7 +82,7 @@ def test_files_that_are_not_text(name: str, content: bytes, message: str, tmp_pa
         read_path(tmp_path)
     (tmp_path / "b.txt").write_text("text")
     (tmp_path / "empty.txt").touch()
-    assert read_path(tmp_path) == Text(b"text", f"1 text file in {tmp_path}; skipped 2 other files", (("b.txt", 4),))
+    assert read_path(tmp_path) == Text(b"text\n", f"1 text file in {tmp_path}; skipped 2 other files", (("b.txt", 5),))
 
 
 def test_empty_and_large_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +106,7 @@ def test_byte_order_marks_are_removed(tmp_path: Path) -> None:
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text(name, "utf-8-sig")
     assert read_path(tmp_path / "a.txt").text == "a.txt"
-    assert read_path(tmp_path).text == "a.txtb.txt"
+    assert read_path(tmp_path).text == "a.txt\nb.txt\n"
 
 
 def test_statquest_is_two_sentences() -> None:
