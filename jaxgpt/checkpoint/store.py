@@ -252,8 +252,7 @@ def find_damage(path: Path, parts: tuple[str, ...] = PARTS) -> str:
 def latest_valid(directory: Path, note: Callable[[str], None]) -> Info | None:
     """Return the last intact checkpoint, or None; rename and report newer, damaged checkpoints.
 
-    If all checkpoints are damaged, they keep their names, and a `UserError` lists the reasons. Partial checkpoints are
-    deleted.
+    If all checkpoints are damaged, they keep their names, and a `UserError` lists the reasons. Deletes partial checkpoints.
     """
     for path in directory.glob(f"*{PARTIAL}*"):
         shutil.rmtree(path, ignore_errors=True)

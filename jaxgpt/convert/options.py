@@ -93,8 +93,7 @@ class Options:
         """Read an option; its type must match its default.
 
         An absent or null option has the default, except that null means 0 for an integer, as in `ModelConfig`. For a
-        required option, `default` is its type. Raises `UserError` if a required option is missing, or the
-        type differs.
+        required option, `default` is its type. Raises `UserError` if a required option is missing, or for a wrong type.
         """
         kind = default if isinstance(default, type) else type(default)
         if name in self._null and kind is int:

@@ -144,8 +144,7 @@ def batches(
         A function of the step that returns int32 `[B, T + 1]`: T inputs and, shifted by one, T targets, as for `train_step`.
 
     Raises:
-        UserError: if the ids are not one-dimensional, not integers, negative, or fewer than T + 1, or an argument or
-            step is invalid.
+        UserError: if the ids are not a row of T + 1 or more nonnegative integers, or an argument or step is invalid.
     """
     row = ids if isinstance(ids, np.memmap) else np.asarray(ids)
     if row.ndim != 1 or row.dtype.kind not in "iu":

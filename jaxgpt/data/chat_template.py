@@ -71,8 +71,7 @@ class ChatTemplate:
             add_generation_prompt: end with the header of an assistant message.
 
         Raises:
-            UserError: if the messages are malformed, or the template rejects them, has an error or renders too much
-                text.
+            UserError: if the messages are malformed, or the template rejects them, fails, or renders too much text.
         """
         variables = self.variables | {"tools": None, "documents": None, "messages": check_messages(messages)}
         marked = ""

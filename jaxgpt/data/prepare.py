@@ -68,8 +68,7 @@ def prepare(
         note: called with messages.
 
     Raises:
-        UserError: if the sources, parameters or directory cannot be used, or `on_error` is fail and a document cannot
-            be read.
+        UserError: if the sources, parameters or directory cannot be used, or (with `on_error` fail) a document is unreadable.
     """
     for name in names:
         if Path(name).resolve() in [out.resolve(), *out.resolve().parents]:

@@ -163,8 +163,7 @@ def open_splits(path: Path, train_fraction: float, vocab_size: int) -> tuple[Tok
     one-line description of the files.
 
     Raises:
-        UserError: if a file is missing, empty, damaged, or has 16-bit ids without a header and the vocabulary needs
-            more bits.
+        UserError: if a file is missing, empty or damaged, or has 16-bit ids without a header, too few for the vocabulary.
     """
     files = {"train": [path], "val": list[Path]()}
     if path.is_dir():

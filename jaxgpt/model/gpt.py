@@ -68,14 +68,12 @@ class GPT(Named):
 
     A GPT holds no weights, so call it through `apply`: `GPT(config).apply({"params": params}, tokens_BT)` returns
     `logits_BTV`, with `params` from `init_params` or a trained model. `method="prefill"` also returns a cache, which
-    `method="extend"` extends. Stacked weights (`stack_layers`) run as a scan over one block, which does not support a
-    cache.
+    `method="extend"` extends. Stacked weights (`stack_layers`) run as a scan over one block, without a cache.
 
     Attributes:
         config: the architecture, with `vocab_size` set.
         ops: functions that compute each operation; `Ops()`: the definitions.
-        remat: policy of `jax.checkpoint` for the blocks, which selects the results that the forward pass saves; None:
-            all.
+        remat: policy of `jax.checkpoint` for the blocks: the results that the forward pass saves; None: all results.
     """
 
     ops: Ops = Ops()

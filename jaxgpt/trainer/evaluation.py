@@ -56,8 +56,7 @@ def evaluate(
     """Compute the loss of `params` on a split.
 
     Evaluation windows do not overlap, even if training windows do: each token is counted at most once, and the standard
-    error assumes independent windows. A `data.stride` above T also applies here, because it keeps
-    documents complete.
+    error assumes independent windows. A `data.stride` above T applies, because it keeps documents complete.
 
     Args:
         program: the compiled functions.

@@ -56,8 +56,7 @@ class Several(NamedTuple):
 class Program(States):
     """Training and evaluation of a config on a mesh, compiled at the first call.
 
-    Frozen weights and the numbers of the optimizer are arguments of the compiled functions, so that changing them needs no
-    recompilation.
+    Frozen weights and the numbers of the optimizer are arguments of the compiled functions: new values need no compilation.
 
     Attributes:
         objective: objective of training and evaluation, as in `build`.

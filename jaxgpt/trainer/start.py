@@ -35,8 +35,7 @@ class Start(NamedTuple):
         overwrite: replace the run in `out`.
         run: the run to resume; None: a new run.
         data: training and validation data; None: `open_data(config)`.
-        build: function that returns the program; `partial(build, optimizer=..., objective=...)` replaces parts of a
-            run.
+        build: function that returns the program; `partial(build, optimizer=..., objective=...)` replaces parts of it.
     """
 
     config: Config
