@@ -40,7 +40,7 @@ def data_prepare(
     first = -1
 
     def report(index: Mapping[str, Any], read: int, total: int) -> None:
-        """Show the documents and tokens so far, and the progress of this process."""
+        """Show the numbers of documents and tokens so far, and the progress since this command started."""
         nonlocal first
         if first < 0:
             activity.stage("tokenizing")

@@ -81,7 +81,7 @@ def residual_bytes(program: Program, remat: bool = True) -> float:
 
 
 def _roots(jaxpr: Any, results: Iterable[Any]) -> list[Any]:
-    """Return the shapes and dtypes of the arrays to store for results of a jaxpr, without arguments.
+    """Return the shapes and dtypes of the arrays to store for results of a jaxpr, except its arguments.
 
     A result of elementwise operations counts as their inputs: compilers recompute such operations where they are needed.
     Results in host memory are omitted.

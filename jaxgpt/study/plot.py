@@ -222,7 +222,7 @@ def draw_baselines(axes: Axes, losses: Mapping[str, float], labels: bool = True)
     low, high = axes.get_ylim()
     height = -math.inf
     for name, loss in sorted(losses.items(), key=lambda item: item[1]) if labels else ():
-        height = max(loss, height + LABEL * (high - low))  # move up if labels would overlap
+        height = max(loss, height + LABEL * (high - low))  # move the label up if it would overlap the last one
         axes.annotate(
             drawable(f"{name} {loss:.2f}"), (1, height), xycoords=("axes fraction", "data"), xytext=(4, 0),
             textcoords="offset points", va="center", fontsize=8, color=GRAY, annotation_clip=False,

@@ -158,7 +158,7 @@ ROPE = Exercise(
         ),
         ("theta is ignored: the angle uses the argument, not 10,000", _rope(base=10_000.0)),
         ("the positions start at 1: the first has position 0, and does not change", _rope(first=1)),
-        ("the exponent is -i/H: it is -2i/H", _rope(exponent=lambda H: np.arange(H // 2) / H)),
+        ("the exponent is -i/H: use -2i/H", _rope(exponent=lambda H: np.arange(H // 2) / H)),
         (
             "all pairs turn at the same speed: the angle of pair i is t * theta^(-2i/H)",
             _rope(exponent=lambda H: np.zeros(H // 2)),

@@ -51,7 +51,7 @@ def _is_a_finite_mean(value: Array, logits_TV: Array, targets_T: Array) -> str |
         why = ": exp(logits) overflows, or p is 0: use log p = shifted - log(sum(exp(shifted))), shifted = logits - max"
         return f"the loss is {float(value)}" + (why if large else "")
     if value < 0:
-        return "the loss is negative: it is minus the log probability, which is at most 0"
+        return "the loss is negative: negate the log probability, which is at most 0"
     return None
 
 
@@ -85,7 +85,7 @@ LOSS = Exercise(
             lambda logits, targets: -_log_p(logits, np.maximum(targets, 0)).mean(),
         ),
         ("the loss is in bits: use the natural logarithm", _of_counted(lambda x: -x.mean() / np.log(2))),
-        ("the sign is wrong: the loss is minus the log probability", _of_counted(lambda x: x.mean())),
+        ("the sign is wrong: return minus the mean log probability", _of_counted(lambda x: x.mean())),
         (
             "this is the logarithm of the mean probability: take the logarithm of each target's probability, then the mean",
             _of_counted(lambda x: -np.log(np.exp(x).mean())),
@@ -412,9 +412,9 @@ ADAM = Exercise(
             _adam(stored=True),
         ),
         ("the root is missing: divide by sqrt(v_hat) + 1e-8", _adam(root=lambda v: v)),
-        ("v averages the gradient: it averages its square, g^2", _adam(v_of=lambda v, g: _B2 * v + (1 - _B2) * g)),
-        ("m sums the gradients: it averages them, 0.9 m + 0.1 g", _adam(m_of=lambda m, g: _B1 * m + g)),
-        ("v sums the squares: it averages them, 0.99 v + 0.01 g^2", _adam(v_of=lambda v, g: _B2 * v + g**2)),
+        ("v averages the gradient: average its square, g^2", _adam(v_of=lambda v, g: _B2 * v + (1 - _B2) * g)),
+        ("m sums the gradients: average them, 0.9 m + 0.1 g", _adam(m_of=lambda m, g: _B1 * m + g)),
+        ("v sums the squares: average them, 0.99 v + 0.01 g^2", _adam(v_of=lambda v, g: _B2 * v + g**2)),
         (
             "the two factors are exchanged: the old average has 0.9, the gradient 0.1",
             _adam(lambda m, g: (1 - _B1) * m + _B1 * g, lambda v, g: (1 - _B2) * v + _B2 * g**2),
