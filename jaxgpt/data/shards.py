@@ -118,17 +118,17 @@ def write_index(directory: Path, index: Mapping[str, Any]) -> None:
 
 
 def read_index(directory: Path) -> dict[str, Any] | None:
-    """Read index.json; return None if it is missing or has a different format version.
+    """Read index.json; return None if it is missing, of another program, or of a different version.
 
     Raises:
-        UserError: if the index does not match its own checksum.
+        UserError: if the index does not match its own checksum, or is unreadable and there are .bin files.
     """
     try:
         index = read_json(directory / INDEX) if (directory / INDEX).is_file() else {}
     except UserError:
         if any(directory.glob("*.bin")):
             raise
-        return None  # not JSON, or not an object, next to files of a different kind
+        return None  # the index.json of another program
     if index.get("kind") != KIND:
         return None
     if index.pop("sha256", "") != _checksum(index):

@@ -113,7 +113,7 @@ def read_weights(start: Start) -> Weights:
 def completed(config: Config, data: Data, run: Run | None = None) -> Config:
     """Set the values that depend on the data: the vocabulary size, and the steps of `train.epochs`.
 
-    The steps of a `run` to resume count the windows that it has used, perhaps with a different batch size.
+    If `run` is resumed, the windows that it has used count toward the epochs, regardless of their batch size.
     """
     config, train = config.with_model(vocab_size=config.model.vocab_size or data.tokenizer.vocab_size), config.train
     data.check(config)

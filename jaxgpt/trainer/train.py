@@ -55,7 +55,7 @@ def train(start: Start, report: Report, until: int | None = None) -> Outcome:
 
     Raises:
         UserError: if the data, the weights or the run cannot be read, or do not match.
-        TrainingFailed: if loss or gradients diverge, memory is exhausted, or a file cannot be written.
+        TrainingFailed: if loss or gradients diverge, memory is exhausted, the data become unreadable, or writing fails.
     """
     use_cores(start.config.mesh, process_count(), start.config.model)  # must precede JAX's first use of a device
     keep_memory(start.config)
