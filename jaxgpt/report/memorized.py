@@ -91,7 +91,7 @@ def find_memorized(
 
     Returns:
         The spans; and, for comparison, the median length in tokens of the longest spans of `PIECES` pieces of the validation
-        text, each as long as the longest sample. None if nothing is held out, or less than one piece.
+        text, each as long as the longest sample. None if fewer tokens than one piece are held out.
     """
     n, pieces = max(map(len, samples), default=0), list[np.ndarray]()
     if data.held_out and 0 < n <= len(data.val):

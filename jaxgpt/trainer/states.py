@@ -34,7 +34,7 @@ class Fresh(NamedTuple):
 
     Attributes:
         frozen: weights that adapters change; `()` if all weights are trained.
-        trained: trained parameters: weights or adapters.
+        trained: parameters to train: weights or adapters.
         state: state before the first step, without boxes.
     """
 
