@@ -71,7 +71,7 @@ def run(lm: LM, ids: Any, taps: Sequence[str] = (), edits: Mapping[str, Edit] | 
     Args:
         lm: the model. Quantized weights are converted to float32 arrays of the same values, and stacked weights are
             unstacked.
-        ids: a text, or ids: an integer array `[B, T]` or nested lists.
+        ids: a text, or token ids as an integer array `[B, T]` or nested lists.
         taps: names of activations to return, as `names(lm)` lists them; `*` matches any part of a name: `h.*.attn.pattern`.
         edits: dict of functions, keyed by activation name, which may also contain `*`.
 

@@ -156,8 +156,8 @@ ROPE = Exercise(
             "the halves of the result are interleaved: concatenate them, all y1 before all y2",
             _rope(interleaved=True),
         ),
-        ("theta is ignored: the angle uses the argument, not 10,000", _rope(base=10_000.0)),
-        ("the positions start at 1: the first has position 0, and does not change", _rope(first=1)),
+        ("theta is ignored: compute the angle from theta, not from 10,000", _rope(base=10_000.0)),
+        ("the positions start at 1: the first vector has position 0 and is not rotated", _rope(first=1)),
         ("the exponent is -i/H: use -2i/H", _rope(exponent=lambda H: np.arange(H // 2) / H)),
         (
             "all pairs turn at the same speed: the angle of pair i is t * theta^(-2i/H)",
