@@ -70,7 +70,7 @@ def test_an_unknown_setting_is_an_error() -> None:
 
 
 def test_a_program_may_add_names_of_functions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in docs/own/activation.md and docs/own/norm.md; the command line and config.json accept the same names."""
+    """docs/own/activation.md and docs/own/norm.md add names; the command line and config.json accept them."""
     for name, setting in (("ActivationName", "activation"), ("NormName", "norm")):
         with pytest.raises(UserError, match=f"model.{setting} must be one of .*, not 'mine'"):
             ModelConfig(**{setting: "mine"})

@@ -64,7 +64,7 @@ def row_positions(tokens: int) -> Positions:
 
 
 def document_positions(document_BT: jax.Array) -> Positions:
-    """Number the tokens of each document from 0; document ids `[B, T]` must be contiguous."""
+    """Return positions that start at 0 in each document; a document must be contiguous in its row."""
     slot_BT = jnp.broadcast_to(jnp.arange(document_BT.shape[1], dtype=jnp.int32), document_BT.shape)
     begins_BT = jnp.diff(document_BT, prepend=document_BT[:, :1]) != 0
     return Positions(slot_BT - jax.lax.cummax(jnp.where(begins_BT, slot_BT, 0), axis=1), document_BT)

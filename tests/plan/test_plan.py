@@ -169,7 +169,7 @@ def test_more_sharding_never_needs_more_memory(data: int, fsdp: int, tensor: int
 
 @pytest.mark.parametrize("F", [128, 16])
 def test_activations_between_the_collectives_of_tensor_are_divided(F: int) -> None:
-    """Queries, keys, values, scores, head outputs, MLP and logits, even if the MLP is as wide as the window is long.
+    """Queries, keys, values, scores, head outputs, MLP and logits are divided, even if MLP width and window are equal.
 
     The residual stream and its norms are not divided.
     """

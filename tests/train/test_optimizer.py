@@ -79,7 +79,7 @@ def test_only_kernels_and_embeddings_decay() -> None:
 
 
 def test_nanogpt_decays_the_published_number_of_weights() -> None:
-    """nanoGPT: 26 decayed tensors with 10,740,096 parameters, 13 others with 4,992. Here q, k and v are separate tensors."""
+    """nanoGPT decays 26 tensors (10,740,096 parameters) of 39; in jaxgpt, q, k and v are separate tensors."""
     from jaxgpt.cli.settings import with_vocab
     from jaxgpt.model.params import abstract_params
     from jaxgpt.presets import preset

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.long
 
 
 def test_the_loss_drops_when_an_induction_head_forms() -> None:
-    """The recorded run, 50 seconds of CPU time. The head is in the second layer, and absent before the drop."""
+    """The recorded run takes 50 seconds of CPU time. The head is in the second layer, and absent before the drop."""
     assert command("train", "induction", "--out", "run").code == 0
     scores, losses = [], []
     for step in (250, 500, 1000):

@@ -251,7 +251,7 @@ def test_standard_error_is_that_of_window_means() -> None:
 
 
 def test_the_error_of_a_change_is_that_of_the_differences_of_the_windows() -> None:
-    """It equals the mean and error of the differences, treated as losses, even with unequal numbers of tokens."""
+    """Change and error equal the mean and error of the differences, even with unequal numbers of tokens."""
     rng = np.random.default_rng(0)
     counts = rng.integers(1, 9, 50)
     before = counts * rng.normal(2, 1, 50)

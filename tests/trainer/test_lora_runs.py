@@ -196,7 +196,7 @@ def test_a_run_is_its_merged_weights(folder: Path) -> None:
 
 @pytest.mark.ci
 def test_a_run_finds_its_base(folder: Path, finished: Path) -> None:
-    """At the recorded path, or next to the run; a missing or changed base is one line, and nothing is written."""
+    """A base is found at its recorded path or next to the run; without the right base, nothing is written."""
     config = Path("run/config.json")
     recorded = f'"init_from": "{finished}/base/checkpoints/0"'
     assert recorded in config.read_text()

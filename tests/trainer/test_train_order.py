@@ -212,7 +212,7 @@ def check_metrics(case: Case) -> None:
 
 
 def check_checkpoints(case: Case, outcome: Any) -> None:
-    """Steps are evaluated and saved when due, once, the evaluated ones with their loss; the others by timer or signal."""
+    """Steps are evaluated and saved once, with their loss, when due; all other checkpoints have no loss."""
     first = case.last.step if case.last else 0
     done = sum(n for _, n in case.of("steps")) + first
     saved = [step for step, *_ in case.of("save")]
