@@ -123,7 +123,7 @@ def sole_writer(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a file, created if missing; wait while another process holds it."""
+    """Lock a file, and create it if missing; wait while another process holds the lock."""
     with path.open("a") as file:
         _lock(file, fcntl.LOCK_EX)
         yield

@@ -396,7 +396,7 @@ BLOCK = Exercise(
     },
     mistakes=(
         ("this is a post-norm block, norm(x + f(x)): normalize the input of each sublayer, x + f(norm(x))", _post_norm),
-        ("both residuals are missing: add to the input of each sublayer its output", _none_with_residual),
+        ("both residuals are missing: add the output of each sublayer to the stream", _none_with_residual),
         ("the residual of attention is missing: y = x + attend(norm(x))", _first_without_residual),
         ("the residual of the MLP is missing: y + mlp(norm(y))", _second_without_residual),
         ("the MLP reads x instead of y: its input is norm(y), after attention was added", _parallel),
@@ -411,8 +411,14 @@ BLOCK = Exercise(
             _block_with(axis=None),
         ),
         ("the variance divides by D - 1 (ddof=1): divide by D", _block_with(ddof=1)),
-        ("the mean is not subtracted: that is RMSNorm, LayerNorm subtracts it", _block_with(center=False)),
-        ("1e-5 is missing: sqrt(variance + 1e-5), which also prevents 0 / 0 for equal numbers", _block_with(eps=0.0)),
-        ("1e-5 is added to the standard deviation: sqrt(variance + 1e-5)", _block_with(eps_outside=True)),
+        (
+            "the mean is not subtracted: the function computes RMSNorm; for LayerNorm, subtract the mean",
+            _block_with(center=False),
+        ),
+        (
+            "1e-5 is missing: divide by sqrt(variance + 1e-5), which also prevents 0 / 0 for equal numbers",
+            _block_with(eps=0.0),
+        ),
+        ("1e-5 is added to the standard deviation: divide by sqrt(variance + 1e-5)", _block_with(eps_outside=True)),
     ),
 )

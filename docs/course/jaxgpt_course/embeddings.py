@@ -145,7 +145,7 @@ ROPE = Exercise(
     mistakes=(
         ("the function turns in the opposite direction: y1 = x1 cos - x2 sin, y2 = x2 cos + x1 sin", _rope(turn=-1.0)),
         (
-            "the pairs are (x[2i], x[2i + 1]), as in the paper: here they are (x[i], x[i + H/2])",
+            "the pairs are (x[2i], x[2i + 1]), as in the paper: in this exercise, pair x[i] with x[i + H/2]",
             _rope(pairs_of_neighbors=True, interleaved=True),
         ),
         (

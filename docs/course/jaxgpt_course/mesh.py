@@ -41,7 +41,7 @@ def _product(
 
 def _devices_agree(y_PBD: Array, *arguments: Any) -> str | None:
     if not np.allclose(y_PBD, y_PBD[:1], atol=1e-4):
-        return "the devices hold different results: after the all-reduce, each holds the whole sum"
+        return "the devices hold different results: after the all-reduce, each device holds the whole sum"
     return None
 
 

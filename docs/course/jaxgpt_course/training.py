@@ -408,7 +408,7 @@ ADAM = Exercise(
         ("m is not corrected: divide it by 1 - 0.9^t", _adam(corrected=lambda t: (1.0, 1 - _B2**t))),
         ("both are corrected by 0.9^t: v by 1 - 0.99^t", _adam(corrected=lambda t: (1 - _B1**t, 1 - _B1**t))),
         (
-            "the corrected averages are returned: return m and v themselves, each step corrects them for its own use",
+            "the corrected averages are returned: return the uncorrected m and v, because the next step averages them",
             _adam(stored=True),
         ),
         ("the root is missing: divide by sqrt(v_hat) + 1e-8", _adam(root=lambda v: v)),
