@@ -116,7 +116,7 @@ class GgufWeights(Weights):
 
 
 def open_gguf(path: Path, accept: Collection[str] = ()) -> tuple[ModelConfig, GgufWeights]:
-    """Return the config of a model and its unread weights; raise `UserError` if it is not supported."""
+    """Return the config and the unread weights of a model; raise `UserError` for unsupported models."""
     weights = GgufWeights(path)
     kind = weights.metadata.get("general.architecture")
     if kind != "llama":

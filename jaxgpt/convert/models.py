@@ -94,7 +94,7 @@ def export_model(run: str | Path, target: Path, checkpoint: str = "best") -> Con
     """Write a directory that transformers reads with `from_pretrained`.
 
     Args:
-        target: a new path; the directory is created atomically, after its logits were compared with the model's.
+        target: a new path; the directory is created atomically, after a comparison of its logits with the run's.
         checkpoint: `best` (lowest validation loss), `last`, or a step.
 
     Raises:

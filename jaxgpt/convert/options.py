@@ -75,7 +75,7 @@ class Options:
 
         Args:
             values: the content of config.json.
-            where: its path, for errors.
+            where: path of config.json, for errors.
             accept: unsupported options to ignore.
             advice: fix to suggest for unsupported options; by default, --accept-option.
         """

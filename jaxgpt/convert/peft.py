@@ -50,7 +50,7 @@ KEEPS_BASE = (True, False, "gaussian", "eva", "orthogonal")
 class Module(NamedTuple):
     """A transformers module that PEFT can adapt, such as GPT-2's c_attn (q_proj, k_proj and v_proj)."""
 
-    name: str  # its path, `transformer.h.0.attn.c_attn`
+    name: str  # path of the module, `transformer.h.0.attn.c_attn`
     parents: list[str]  # path of the jaxgpt module with its matrices, `["h_0", "attn"]`
     inputs: int  # number of inputs
     outputs: dict[str, int]  # number of outputs of each matrix

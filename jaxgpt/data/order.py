@@ -16,7 +16,7 @@ def shuffled(positions: np.ndarray, n: int, seed: int, epoch: int, source: str =
     """Return the numbers at `positions` in an epoch's permutation of 0, ..., n - 1, int64.
 
     Up to `SORTED` items, the order is the cached argsort of n random numbers. For more items, and for the sources of a
-    mixture, it is `permute`, which needs memory for the requested positions only. The rule must not change between versions,
+    mixture, `permute` computes it, with memory only for the requested positions. The rule must not change between versions,
     because runs resume within an epoch. `source` is the name of a source in a mixture, or empty.
     """
     if n > SORTED or source:

@@ -42,7 +42,7 @@ RULES: Rules = {
     "mlp": ("tensor",),
     "position": (),
     "norm": (),
-    "rank": (),  # rank of adapters; their other axis is split as in the weight
+    "rank": (),  # rank axis of adapters; the other axis is split as in the weight
     "layers": (),
     "matrix_shards": ("fsdp",),  # Muon: stacked matrices before resharding
     "matrices": ("fsdp", "data", "tensor"),  # Muon: one matrix per device

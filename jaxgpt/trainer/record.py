@@ -88,7 +88,7 @@ class Record:
                 self.report.progress(line | left)
 
     def evaluation(self, state: Any, result: Evaluation) -> Evaluation:
-        """Write an evaluation to the metrics and its checkpoint; the time of both is excluded from the speed."""
+        """Write the metrics and checkpoint of an evaluation; the time of both is excluded from the speed."""
         began = time.perf_counter() - result.seconds
         self.report.stage("")
         if not math.isfinite(result.loss):

@@ -73,8 +73,8 @@ def check(start: Start) -> None:
     """Run all checks that do not need the data.
 
     Raises:
-        UserError: if `out` holds a run (without `overwrite`) or the weights to start from (with it), or if the run to
-            resume has no optimizer state or is locked by another process.
+        UserError: if `out` holds a run (unless `overwrite`) or the weights to start from, or if the run to resume has no
+            optimizer state or is locked by another process.
     """
     if run := start.run:
         with sole_writer(run.path):

@@ -114,7 +114,7 @@ def test_a_full_disk_is_one_line(command: str) -> None:
 
 
 def test_a_process_ends_with_one_line_and_the_exit_code() -> None:
-    """Run a separate process, because `train` exits differently as one of several processes."""
+    """Run the console script, which exits; after `train`, it exits through `exit_process`."""
     result = shell(f"{JAXGPT} train --data.path x")
     assert (result.returncode, result.stderr.count(b"\n")) == (2, 1), result.stderr
     result = shell(f"{JAXGPT} train --data.path x 2>&-")
