@@ -69,12 +69,15 @@ def keep_compiled() -> None:
 
 def cpu_kind() -> str:
     """Return an identifier of this CPU model and its instruction set."""
-    about = platform.processor()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        lines = cpuinfo.read_text().split("\n\n")[0].splitlines()
-        about = "\n".join(line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part")))
+    lines = [line for line in cpu_info() if line.startswith(("model name", "flags", "Features", "CPU part"))]
+    about = "\n".join(lines) or platform.processor()
     return f"{platform.machine()}-{hashlib.sha256(about.encode()).hexdigest()[:12]}"
+
+
+def cpu_info() -> list[str]:
+    """Return the lines of /proc/cpuinfo about the first core; none if there is no such file."""
+    file = Path("/proc/cpuinfo")
+    return file.read_text().split("\n\n")[0].splitlines() if file.is_file() else []
 
 
 def tune_memory() -> None:

@@ -90,7 +90,9 @@ def bench(
     where = device_time(profile, instruction_kinds(compiled.as_text() or ""), len(program.mesh.local_devices))
     say("measuring peak FLOP/s and bandwidth")
     mesh, params, memory = program.mesh, program.abstract_weights, compiled.memory_analysis()
-    peak, bandwidth = product_peak(mesh, config.train.compute_dtype), read_bandwidth(mesh)
+    dtype = config.train.compute_dtype
+    peaks = {each: product_peak(mesh, each) for each in dict.fromkeys((dtype, "bfloat16"))}
+    peak, bandwidth = peaks[dtype], read_bandwidth(mesh)
     flops = flops_per_token(config.model, params, config.window, config.lora)
     tokens = config.train.batch_size * config.window
     device = mesh.devices.flat[0]
@@ -99,7 +101,7 @@ def bench(
         "devices": mesh.size,
         "jax": jax.__version__,
         "parameters": parameter_count(params),
-        "compute_dtype": config.train.compute_dtype,
+        "compute_dtype": dtype,
         "start_seconds": start,
         "step": {
             "seconds": step,
@@ -112,7 +114,11 @@ def bench(
         },
         "where": where,
         "input_seconds": statistics.median(steps.input_seconds),
-        "limits": {"flops_per_second": peak, "bytes_per_second": bandwidth},
+        "limits": {
+            "flops_per_second": peak,
+            "bfloat16_flops_per_second": peaks["bfloat16"],
+            "bytes_per_second": bandwidth,
+        },
         "flops_per_token": flops,
     }
     if decode:

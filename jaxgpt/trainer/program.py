@@ -23,6 +23,7 @@ from jaxgpt.lm.model import FrozenBase
 from jaxgpt.model import GPT
 from jaxgpt.ops import Ops
 from jaxgpt.ops.attention import attend
+from jaxgpt.parallel.host import precision_note
 from jaxgpt.parallel.mesh import (
     Microbatches,
     Rules,
@@ -254,7 +255,7 @@ def build(
             f"model.dropout {config.model.dropout:g} needs the attention of Ops(); remove attend, or set model.dropout to 0"
         )
     kernel_note = choose_attention(config, device)[1] if ops is None and model is None else ""
-    note = "; ".join(filter(None, [note, kernel_note]))
+    note = "; ".join(filter(None, [note, kernel_note, precision_note(config.train.compute_dtype, device)]))
     table = change_rules(rules or {})
     program = Program(config, mesh, optimizer, model, table, objective=objective, ops=ops, note=note)
     if rules:

@@ -101,3 +101,20 @@ def test_no_backend_starts_before_memory_is_kept() -> None:
         "from jax._src import xla_bridge; assert not xla_bridge.backends_are_initialized()"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"JAX_PLATFORMS": "cpu"})
+
+
+@pytest.mark.parametrize(
+    ("dtype", "version", "flags", "advises"),
+    [
+        ("float32", (0, 12, 0), "fpu amx_bf16 amx_int8", True),
+        ("bfloat16", (0, 12, 0), "fpu amx_bf16 amx_int8", False),
+        ("float32", (0, 10, 2), "fpu amx_bf16 amx_int8", False),
+        ("float32", (0, 12, 0), "fpu avx512_bf16", False),
+    ],
+)
+def test_bfloat16_is_advised_where_it_is_faster(
+    monkeypatch: pytest.MonkeyPatch, dtype: str, version: tuple[int, ...], flags: str, advises: bool
+) -> None:
+    monkeypatch.setattr(jax, "__version_info__", version)
+    monkeypatch.setattr(host, "cpu_info", lambda: [f"flags\t: {flags}"])
+    assert ("bfloat16" in host.precision_note(dtype, jax.devices()[0])) == advises
