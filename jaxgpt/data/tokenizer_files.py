@@ -38,7 +38,7 @@ GPT2_REPO, GPT2_REVISION = "openai-community/gpt2", "607a30d783dfa663caf39e06633
 def make_tokenizer(
     kind: str, text: str | Sequence[str] = "", vocab_size: int = 0, model_vocab_size: int = 0
 ) -> Tokenizer:
-    """Make the tokenizer that `data.tokenizer` specifies.
+    """Make the tokenizer that `data.tokenizer` specifies; raise `UserError` if it cannot be made.
 
     Args:
         kind: char, word, byte, gpt2, bpe, ids, or the path of a tokenizer.json or its directory.
@@ -141,7 +141,7 @@ def without_ids_from(tokenizer: Tokenizer, vocab_size: int) -> Tokenizer:
 
 
 def train_bpe(texts: Iterable[Sequence[str]], vocab_size: int) -> SubwordTokenizer:
-    """Train a byte-level BPE of at most `vocab_size` tokens, including bytes and end-of-text."""
+    """Train a byte-level BPE of at most `vocab_size` tokens (257 or more), with bytes and end-of-text."""
     from tokenizers import pre_tokenizers, trainers
 
     if vocab_size < 257:

@@ -185,7 +185,7 @@ def open_splits(path: Path, train_fraction: float, vocab_size: int) -> tuple[Tok
 
 
 def open_tokens(path: Path) -> np.ndarray:
-    """Memory-map the ids of a file.
+    """Memory-map the ids of a file; raise `UserError` if it is empty, damaged or of odd size.
 
     nanoGPT's format is little-endian uint16 without a header. llm.c's has a header of 256 int32 that begins with magic,
     version and number of ids, followed by uint16 ids (GPT-2) or uint32 ids (Llama 3).
