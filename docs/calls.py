@@ -49,10 +49,9 @@ trainer.train.train
           train.loss.cross_entropy
             ops.linear.log_likelihood
     optimizer = train.optimizer.make_optimizer
-      train.optimizer._named
-        train.optimizer.schedule
-        train.clip.clip_by_global_norm
-        train.muon.muon
+      train.optimizer.schedule
+      train.clip.clip_by_global_norm
+      train.muon.muon
 """,
     "prompt to text": """
 lm.generation.generate

@@ -153,7 +153,7 @@ def save_params(directory: Path, params: Any, about: Mapping[str, Any]) -> None:
     options.array.saving.use_compression = False  # compression copies the weights, and saves only 8% of the space
     options.memory.deepcopy_host_arrays = False  # weights are constant during the write
     with options, Saver(directory, TrainConfig()) as saver:
-        saver.save(TrainState(jnp.zeros((), jnp.int32), params, None, None), Info(0, about=about))
+        saver.save(TrainState(jnp.zeros((), jnp.int32), params, None), Info(0, about=about))
 
 
 def seal(path: Path, info: Info) -> None:
@@ -276,16 +276,14 @@ def latest_valid(directory: Path, note: Callable[[str], None]) -> Info | None:
 
 def restore(directory: Path, step: int, like: TrainState) -> TrainState:
     """Restore a train state placed like `like`; call `latest_valid` first, which checks the digests."""
-    from jaxgpt.train.skip import SkipState, init_skip_state
+    from jaxgpt.train.skip import init_statistics
     from jaxgpt.train.step import TrainState
 
     path, sharding, wanted = directory / str(step), like.step.sharding, _parts(like)
     parts = {name: _load(path, name, part) for name, part in wanted.items() if name != "skip" or (path / name).is_dir()}
-    opt_state = parts["opt_state"]
-    if "skip" in wanted:  # no statistics yet if skipping starts on resume
-        applied, statistics = parts.get("skip") or jax.device_put(init_skip_state(None)[:2], sharding)
-        opt_state = SkipState(applied, statistics, opt_state)
-    return TrainState(jax.device_put(np.int32(step), sharding), parts["params"], opt_state, parts.get("ema"))
+    if "skip" in wanted and "skip" not in parts:  # no statistics yet if skipping starts on resume
+        parts["skip"] = jax.device_put(init_statistics(), sharding)
+    return TrainState(step=jax.device_put(np.int32(step), sharding), **parts)
 
 
 def read_params(directory: Path, which: str, like: Any, part: str = "params") -> tuple[Any, int]:
@@ -301,12 +299,7 @@ def read_params(directory: Path, which: str, like: Any, part: str = "params") ->
 
 def _parts(state: TrainState) -> dict[str, Any]:
     """Return the parts of a state, keyed by directory name; an imported model has only `params`."""
-    from jaxgpt.train.skip import SkipState
-
-    parts = {"params": state.params, "opt_state": state.opt_state, "ema": state.ema}
-    if isinstance(state.opt_state, SkipState):
-        parts |= {"skip": state.opt_state[:2], "opt_state": state.opt_state.inner_state}
-    return {name: part for name, part in parts.items() if part is not None}
+    return {name: part for name, part in state._asdict().items() if name != "step" and part is not None}
 
 
 def _load(path: Path, part: str, like: Any) -> Any:

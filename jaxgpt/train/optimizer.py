@@ -15,7 +15,6 @@ from jaxgpt.model.params import map_weights
 from jaxgpt.model.scan import STACKED
 from jaxgpt.train.clip import clip_by_global_norm
 from jaxgpt.train.muon import muon
-from jaxgpt.train.skip import skip_bad_updates
 
 
 class Rates(NamedTuple):
@@ -108,9 +107,7 @@ def groups(params: Any, model: ModelConfig) -> Any:
     return map_weights(lambda weight, _: "muon" if weight and weight.in_block else "adam", params, model)
 
 
-def make_optimizer(
-    config: Config, optimizer: optax.GradientTransformation | None = None, numbers: Numbers | None = None
-) -> optax.GradientTransformation:
+def make_optimizer(config: Config, numbers: Numbers | None = None) -> optax.GradientTransformation:
     """Make the optimizer of `config.optim`: clip by the global norm, then an optax transformation.
 
     With learning rate `r` (`schedule`), decoupled weight decay `d` (for `decay_mask`'s weights, otherwise 0) and
@@ -128,17 +125,9 @@ def make_optimizer(
 
     Args:
         config: settings of the run; reads `optim`, and `train.steps` for the schedule.
-        optimizer: transformation to use instead of `optim.name` and `optim.grad_clip`.
         numbers: numbers to use instead of the values in `config.optim`; may be traced.
-
-    Returns:
-        The transformation, wrapped in `skip_bad_updates` if `optim.not_finite` or `optim.spike_factor` requires it.
     """
-    optimizer = _named(config, numbers or numbers_of(config.optim)) if optimizer is None else optimizer
-    return skip_bad_updates(optimizer, config.optim.spike_factor) if config.optim.skips_updates else optimizer
-
-
-def _named(config: Config, numbers: Numbers) -> optax.GradientTransformation:
+    numbers = numbers or numbers_of(config.optim)
     o, decay = config.optim, numbers.weight_decay
     rate, momentum_dtype = schedule(config, numbers.rate), jnp.dtype(o.momentum_dtype)
     decays, label = partial(decay_mask, model=config.model), partial(groups, model=config.model)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -10,12 +10,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxgpt.ops.linear import squared_norm
 from jaxgpt.ops.random import named_key, subkey
-from jaxgpt.train.loss import Objective
-from jaxgpt.train.skip import skip_state
+from jaxgpt.train.clip import squared_norms
+from jaxgpt.train.loss import Objective, RowSums
+from jaxgpt.train.skip import SkipStatistics, init_statistics, should_apply
 
-Sums = tuple[jax.Array, jax.Array, Mapping[str, jax.Array]]  # loss, count and others of `RowSums`, added over the rows
 # Transforms (params, batch) -> sums over rows into a function that also adds the sums over devices
 OverDevices = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -28,12 +27,14 @@ class TrainState(NamedTuple):
         params: weights, float32.
         opt_state: state of the optax optimizer.
         ema: exponential moving average (EMA) of the weights, or None.
+        skip: statistics of the previous steps, to skip bad updates, or None.
     """
 
     step: jax.Array
     params: Any
     opt_state: Any
-    ema: Any
+    ema: Any = None
+    skip: SkipStatistics | None = None
 
     @property
     def eval_params(self) -> Any:
@@ -41,18 +42,21 @@ class TrainState(NamedTuple):
         return self.params if self.ema is None else self.ema
 
 
-def init_state(params: Any, optimizer: optax.GradientTransformation, ema: bool = False) -> TrainState:
+def init_state(
+    params: Any, optimizer: optax.GradientTransformation, ema: bool = False, skip: bool = False
+) -> TrainState:
     """Make the state before the first step.
 
     Args:
         params: weights, float32.
         optimizer: any optax transformation.
         ema: whether to keep an EMA of the weights.
+        skip: whether to skip bad updates (`should_apply`).
     """
     average = jax.tree.map(jnp.copy, params) if ema else None
     # Copy, because some optimizers store the given arrays, and an array cannot be donated twice.
     opt_state = jax.tree.map(jnp.copy, optimizer.init(params))
-    return TrainState(jnp.zeros((), jnp.int32), params, opt_state, average)
+    return TrainState(jnp.zeros((), jnp.int32), params, opt_state, average, init_statistics() if skip else None)
 
 
 def gradients(
@@ -79,18 +83,18 @@ def gradients(
 
 def gradient_sums(
     params: Any, batch: Any, key: jax.Array | None, *, objective: Objective, accumulation: int
-) -> tuple[Any, Sums]:
-    """Compute the gradient of an objective's summed loss over all rows, in microbatches, and the objective's sums.
+) -> tuple[Any, RowSums]:
+    """Compute the gradient of an objective's summed loss, in microbatches, and the objective's sums over all rows.
 
     Raises:
         ValueError: if the number of microbatches does not divide the rows.
     """
 
-    def total(params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, Sums]:
-        sums: Sums = jax.tree.map(lambda x: x.sum(0), tuple(objective(params, batch, key)))
-        return sums[0], sums
+    def total(params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, RowSums]:
+        sums: RowSums = jax.tree.map(lambda x: x.sum(0), objective(params, batch, key))
+        return sums.loss_B, sums
 
-    grad: Callable[..., tuple[Any, Sums]] = jax.grad(total, has_aux=True)
+    grad: Callable[..., tuple[Any, RowSums]] = jax.grad(total, has_aux=True)
     if accumulation == 1:
         return grad(params, batch, key)
     rows = len(jax.tree.leaves(batch)[0])
@@ -114,12 +118,12 @@ def train_step(
     *,
     objective: Objective,
     optimizer: optax.GradientTransformation,
-    learning_rate: optax.Schedule | None = None,
     seed: int = 0,
     accumulation: int = 1,
     over_devices: OverDevices | None = None,
     dropout: bool = False,
     ema_decay: float = 0.0,
+    spike_factor: float = 0.0,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """Take one optimizer step: a pure function `(state, batch) -> (state, metrics)`.
 
@@ -130,20 +134,20 @@ def train_step(
         state: returned by `init_state` with the same optimizer, or by this function.
         batch: argument of the objective: any tree of arrays with rows as their first axis.
         objective: `next_token_loss(...)`, or any `Objective`.
-        optimizer: any optax transformation. Its `update` receives the loss as `value`, and `grad_norm`.
-        learning_rate: schedule of the rate, for the metrics only; None: no `lr` in the metrics.
+        optimizer: any optax transformation. Its `update` receives the loss as `value`.
         seed: seed of the dropout masks, which are a function of (seed, step, microbatch).
         accumulation: number of microbatches; divides the number of rows. Without dropout, it does not affect the result.
         over_devices: transformation that all-reduces the sums and their gradient over devices; None: the compiler
             inserts the all-reduce.
         dropout: whether the objective receives a dropout key.
-        ema_decay: `ema <- ema_decay ema + (1 - ema_decay) params`, if the state has an EMA. A skipped update
-            (`skip_bad_updates`) changes neither the weights nor the optimizer state nor the EMA.
+        ema_decay: `ema <- ema_decay ema + (1 - ema_decay) params`, if the state has an EMA.
+        spike_factor: as in `should_apply`, if the state has statistics to skip bad updates. A skipped update changes neither
+            the weights nor the EMA nor the optimizer state, including its schedules.
 
     Returns:
         The new state, and the metrics: `loss` (mean before the update) and the objective's other means, `grad_norm` (before
-        clipping), `lr`, `grad_squares` (squared norm of each gradient, `[leaves]`) and, if the optimizer skips updates,
-        `skipped` and `skipped_in_a_row`.
+        clipping), `grad_squares` (squared norm of each gradient, `[leaves]`) and, if the state has statistics to skip bad
+        updates, `skipped` and `skipped_in_a_row`.
 
     Raises:
         ValueError: if `over_devices` is combined with dropout, or `accumulation` does not divide the number of rows.
@@ -154,28 +158,17 @@ def train_step(
     metrics, grads = gradients(
         state.params, batch, key, objective=objective, accumulation=accumulation, over_devices=over_devices
     )
-    squares = jnp.stack([squared_norm(g) for g in jax.tree.leaves(grads)])
+    squares = squared_norms(grads)
     metrics |= {"grad_norm": jnp.sqrt(squares.sum()), "grad_squares": squares}
     update = optax.with_extra_args_support(optimizer).update
-    extra = {"value": metrics["loss"], "grad_norm": metrics["grad_norm"]}
-    updates, opt_state = update(grads, state.opt_state, state.params, **extra)
+    updates, opt_state = update(grads, state.opt_state, state.params, value=metrics["loss"])
     params = optax.apply_updates(state.params, updates)
-    if learning_rate is not None:
-        counts = optax.tree.get_all_with_path(state.opt_state, "count")  # skipped updates do not advance the schedule
-        metrics["lr"] = learning_rate(counts[0][1] if counts else state.step)
-    ema = state.ema
+    ema, skip = state.ema, state.skip
     if ema is not None:
         ema = jax.tree.map(lambda old, new: ema_decay * old + (1 - ema_decay) * new, ema, params)
-    if (skip := skip_state(opt_state)) is not None:
-        metrics |= {"skipped": skip.statistics.total, "skipped_in_a_row": skip.statistics.in_a_row}
-        # The updates of the weights are already 0; selecting the old weights keeps the rounding of a step without the
-        # wrapper.
-        keep = partial(jnp.where, skip.applied)
-        params, ema = jax.tree.map(keep, (params, ema), (state.params, state.ema))
-    return TrainState(state.step + 1, params, opt_state, ema), metrics
-
-
-def eval_step(params: Any, batch: Any, *, objective: Objective) -> tuple[jax.Array, jax.Array]:
-    """Compute the summed loss and the token count of each row, both `[B]`; both are 0 for a row of -1."""
-    sums = objective(params, batch, None)
-    return sums.loss_B, sums.count_B
+    new = params, opt_state, ema
+    if skip is not None:
+        applied, skip = should_apply(skip, metrics["loss"], metrics["grad_norm"], spike_factor)
+        new = jax.tree.map(partial(jnp.where, applied), new, (state.params, state.opt_state, state.ema))
+        metrics |= {"skipped": skip.total, "skipped_in_a_row": skip.in_a_row}
+    return TrainState(state.step + 1, *new, skip), metrics

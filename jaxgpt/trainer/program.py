@@ -42,7 +42,7 @@ from jaxgpt.parallel.processes import process_count
 from jaxgpt.parallel.sums import over_data
 from jaxgpt.train.loss import Objective, next_token_loss
 from jaxgpt.train.optimizer import Numbers, make_optimizer, numbers_of, schedule
-from jaxgpt.train.step import TrainState, eval_step, train_step
+from jaxgpt.train.step import TrainState, train_step
 from jaxgpt.trainer.states import States, shardings_of
 
 
@@ -148,17 +148,25 @@ class Program(States):
     def bound_step(self, frozen: Any = (), numbers: Numbers | None = None) -> Any:
         """Return the train step `(state, batch) -> (state, metrics)`, with the config's `numbers` by default."""
         config, numbers = self.config, numbers or self.numbers
-        return partial(
+        step = partial(
             train_step,
             objective=self.bound_objective(frozen),
-            optimizer=make_optimizer(config, self.optimizer, numbers),
-            learning_rate=schedule(config, numbers.rate) if self.optimizer is None else None,
+            optimizer=self.optimizer or make_optimizer(config, numbers),
             seed=config.train.seed,
             accumulation=self.microbatches.accumulation,
             over_devices=over_data if self._sums_by_device() else None,
             dropout=config.model.dropout > 0,
             ema_decay=config.optim.ema_decay,
+            spike_factor=config.optim.spike_factor,
         )
+
+        def with_rate(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
+            # The optimizer counts its updates: skipped updates do not advance the schedule.
+            (_, count), *_ = optax.tree.get_all_with_path(state.opt_state, "count")
+            state, metrics = step(state, batch)
+            return state, metrics | {"lr": schedule(config, numbers.rate)(count)}
+
+        return step if self.optimizer else with_rate
 
     @property
     def numbers(self) -> Numbers:
@@ -182,7 +190,8 @@ class Program(States):
     @cached_property
     def _eval(self) -> jax.stages.Wrapped:
         def evaluate(params: Any, batch: Any, frozen: Any) -> Any:
-            return eval_step(params, batch, objective=self.bound_objective(frozen))
+            sums = self.bound_objective(frozen)(params, batch, None)
+            return sums.loss_B, sums.count_B
 
         return jax.jit(evaluate, out_shardings=replicated(self.mesh))
 

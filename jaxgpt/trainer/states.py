@@ -148,7 +148,8 @@ class States:
         self.base = base._replace(params=self.frozen)
 
     def _first_state(self, params: Any) -> TrainState:
-        return init_state(params, make_optimizer(self.config, self.optimizer), self.config.optim.ema_decay > 0)
+        optim, optimizer = self.config.optim, self.optimizer or make_optimizer(self.config)
+        return init_state(params, optimizer, optim.ema_decay > 0, optim.skips_updates)
 
     def _stacked(self, tree: T) -> T:
         """Stack the layers of weights or of a state, if training uses them stacked."""

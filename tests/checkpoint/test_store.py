@@ -35,7 +35,7 @@ from jaxgpt.checkpoint.store import (
 )
 from jaxgpt.config import Config, MeshConfig, TrainConfig
 from jaxgpt.errors import TrainingFailed, UserError
-from jaxgpt.train.skip import SkipStatistics, init_skip_state
+from jaxgpt.train.skip import SkipStatistics, init_statistics
 from jaxgpt.train.step import TrainState, init_state
 from jaxgpt.trainer.program import build, shardings_of
 
@@ -324,12 +324,13 @@ def test_a_resumed_run_can_start_or_stop_skipping_updates(saved: str, restored: 
     plain = init_state({"w": jnp.arange(3.0)}, optax.adam(0.1))
     plain = plain._replace(step=jnp.int32(7), opt_state=jax.tree.map(lambda leaf: leaf + 5, plain.opt_state))
     statistics = SkipStatistics(*jnp.arange(3), jnp.float32(2.5), jnp.float32(0.5))
-    skipping = init_skip_state(plain.opt_state)
-    states = {"plain": plain, "skipping": plain._replace(opt_state=skipping._replace(statistics=statistics))}
+    states = {"plain": plain, "skipping": plain._replace(skip=statistics)}
     with keeping(last=1) as saver:
         saver.save(states[saved], Info(7))
 
-    expected = states[restored] if saved == "skipping" or restored == "plain" else plain._replace(opt_state=skipping)
+    expected = (
+        states[restored] if saved == "skipping" or restored == "plain" else plain._replace(skip=init_statistics())
+    )
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), expected)
     result = restore(FOLDER, 7, abstract)
     assert jax.tree.structure(result) == jax.tree.structure(expected)

@@ -23,7 +23,7 @@ from jaxgpt.ops import Ops
 from jaxgpt.ops.random import named_key
 from jaxgpt.parallel.mesh import use_mesh
 from jaxgpt.train.loss import RowSums, cross_entropy, next_token_loss, split_windows
-from jaxgpt.train.step import eval_step, gradients, init_state, train_step
+from jaxgpt.train.step import gradients, init_state, train_step
 from jaxgpt.trainer.failures import compile_lowered
 from jaxgpt.trainer.program import Program, build, shardings_of
 from jaxgpt.trainer.train import compiling
@@ -87,10 +87,10 @@ def test_padding_does_not_change_an_evaluation() -> None:
     config = small("gpt2", block_size=8, n_layer=1)
     model, params = make(config)
     rows = random_ids(config, (2, 9))
-    evaluate = jax.jit(partial(eval_step, objective=next_token_loss(model.apply)))
-    sums, counts = evaluate(params, jnp.concatenate([rows, jnp.full((1, 9), -1)]))
-    assert (sums[2], counts[2]) == (0, 0)
-    np.testing.assert_allclose(sums[:2], evaluate(params, rows)[0], rtol=1e-6)
+    evaluate = jax.jit(partial(next_token_loss(model.apply), key=None))
+    sums = evaluate(params, jnp.concatenate([rows, jnp.full((1, 9), -1)]))
+    assert (sums.loss_B[2], sums.count_B[2]) == (0, 0)
+    np.testing.assert_allclose(sums.loss_B[:2], evaluate(params, rows).loss_B, rtol=1e-6)
 
 
 def mean_gradients(
@@ -165,10 +165,10 @@ def test_negative_inputs_are_those_of_id_0() -> None:
     objective = next_token_loss(model.apply)
     logits = jax.jit(model.apply)({"params": params}, jnp.maximum(rows[:, :-1], 0))
     expected = cross_entropy(logits, rows[:, 1:]).sum() / (rows[:, 1:] >= 0).sum()
-    sums, counts = jax.jit(partial(eval_step, objective=objective))(params, rows)
+    sums = jax.jit(partial(objective, key=None))(params, rows)
     padded = jnp.concatenate([rows, jnp.full((2, 9), -1)])
     means = [mean_gradients(objective, params, x)[0]["loss"] for x in (rows, padded)]
-    for loss in (sums.sum() / counts.sum(), *means):
+    for loss in (sums.loss_B.sum() / sums.count_B.sum(), *means):
         np.testing.assert_allclose(loss, expected, rtol=1e-6)
 
 
