@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from jaxgpt.cli.output import note
 from jaxgpt.cli.parse import parse
 from jaxgpt.errors import TrainingFailed, UserError, one_line
 from jaxgpt.runtime import keep_compiled, skip_missing_tpus, tune_memory
@@ -62,8 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _fail(reason: str, code: int) -> int:
-    if sys.stderr is not None:  # None: standard error is closed, and `print` would use standard output
-        print(f"jaxgpt: {UserError(reason)}", file=sys.stderr)  # `UserError` keeps the message on one line
+    note(str(UserError(reason)))  # `UserError` keeps the message on one line
     return code
 
 

@@ -30,9 +30,7 @@ def data_report(target: str, /, *, json: Json = False, settings: GivenSettings =
         target: preset, run, or path of the data
     """
     # A directory with both files is a run. A directory of text may contain only a config.json.
-    is_run = target not in PRESETS and all(
-        (Path(target) / name).is_file() for name in ("config.json", "tokenizer.json")
-    )
+    is_run = target not in PRESETS and all(Path(target, name).is_file() for name in ("config.json", "tokenizer.json"))
     if target in PRESETS or is_run:
         base = named_config(target)
     elif {"data.path", "data.mix"} & settings.keys():

@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from inspect import BoundArguments, signature
+from inspect import BoundArguments
 from typing import Annotated, Any, Literal, TypedDict, get_args, get_type_hints
 
 from cyclopts import App, CycloptsError, Group, Parameter, UnknownOptionError
@@ -25,7 +25,6 @@ COMMANDS = (
     *"train launch sample chat explain inspect eval plot info presets import export verify plan bench".split(),
     *("data prepare", "data report"),
 )
-HELP = frozenset({"-h", "--help"})
 
 
 class Settings(TypedDict, total=False):
@@ -62,13 +61,8 @@ def parse(words: Sequence[str]) -> tuple[Callable[..., Any], BoundArguments]:
         UserError: if a command, option or argument is unknown, missing or invalid.
     """
     app = make_app(words)
-    if not HELP.isdisjoint(words):  # print help without parse_args, which takes twice as long
-        words = [word for word in words[:2] if not word.startswith("-")]
-        names, _, others = app.parse_commands(words)
-        if not others or " ".join(names) in COMMANDS:
-            return app.help_print, signature(app.help_print).bind(words)
     try:
-        command, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
+        return app.parse_args(words, exit_on_error=False, print_error=False)[:2]
     except CycloptsError as e:
         name, e.command_chain = " ".join(["jaxgpt", *(e.command_chain or ())]), ()
         reason = one_line(e)
@@ -78,12 +72,11 @@ def parse(words: Sequence[str]) -> tuple[Callable[..., Any], BoundArguments]:
             known = [each for argument in e.argument_collection for each in argument.names]
             reason = f"Unknown option: {option}{similar_setting(option, known)}."
         raise UserError(f"{reason} See {name} --help.") from None
-    return command, bound
 
 
 def make_app(words: Sequence[str]) -> App:
     """Return the parser; its help shows the defaults of a preset, and only full setting names."""
-    _declare_settings(next((word for word in words if word in PRESETS), DEFAULT), HELP.isdisjoint(words))
+    _declare_settings(next((word for word in words if word in PRESETS), DEFAULT), {"-h", "--help"}.isdisjoint(words))
     app = App(
         name="jaxgpt",
         help="Train, sample and study decoder-only transformers.",

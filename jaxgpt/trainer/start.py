@@ -111,10 +111,7 @@ def read_weights(start: Start) -> Weights:
 
 
 def completed(config: Config, data: Data, run: Run | None = None) -> Config:
-    """Set the values that depend on the data: the vocabulary size, and the steps of `train.epochs`.
-
-    If `run` is resumed, the windows that it has used count toward the epochs, regardless of their batch size.
-    """
+    """Set the vocabulary size, and the steps of `train.epochs` after the windows that a resumed `run` has used."""
     config, train = config.with_model(vocab_size=config.model.vocab_size or data.tokenizer.vocab_size), config.train
     data.check(config)
     if not train.epochs:

@@ -171,29 +171,25 @@ def test_a_missing_last_evaluation_is_done_on_resume(run: Path) -> None:
     assert comparable(run) == straight
 
 
-@pytest.mark.parametrize("wanted", ["1", "3"])
-def test_train_steps_below_the_current_step_raise(run: Path, wanted: str) -> None:
+def test_train_steps_below_the_current_step_raise(run: Path) -> None:
     before = (run / "config.json").read_bytes()
-    result = resume("run", "--train.steps", wanted)
+    result = resume("run", "--train.steps", "3")
     assert (result.code, result.err.count("\n")) == (2, 1)
-    assert f"train.steps {wanted} is not above the current step 4;" in result.err
+    assert "train.steps 3 is not above the current step 4;" in result.err
     assert (run / "config.json").read_bytes() == before
 
 
-def test_damaged_baselines_are_computed_again(run: Path) -> None:
+def test_damaged_baselines_are_computed_again(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = run / "baselines.json"
     before = file.read_text()
     file.write_text('{"losses": 1}')
     assert jaxgpt("plot", "run").err.startswith("jaxgpt: run/baselines.json is damaged: delete it")
     result = resume("run", "--train.steps", "6")
     assert (result.code, file.read_text()) == (0, before), result.err
-
-
-def test_baselines_damaged_during_a_run_do_not_fail_it(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.unlink()
     monkeypatch.setattr("jaxgpt.cli.report.baselines", lambda data: {"losses": 1})
-    (run / "baselines.json").unlink()
-    result = resume("run", "--train.steps", "6")
-    assert (result.code, "baseline  " in result.out) == (0, False), result.err
+    result = resume("run", "--train.steps", "8")
+    assert (result.code, "baseline  " in result.out) == (0, False), "damaged during the run"
 
 
 def test_a_run_with_steps_left_is_not_hashed_to_see_whether_it_is_finished(

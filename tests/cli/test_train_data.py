@@ -50,7 +50,6 @@ def test_a_sample_or_plot_that_fails_does_not_fail_the_run(monkeypatch: pytest.M
 
 @pytest.mark.ci
 def test_documents_are_masked_at_end_ids() -> None:
-    """Data without end ids is rejected."""
     Path("tokenizer.json").write_text(WordTokenizer([*"abcd", "</s>"]).to_json())
     ids = np.append(np.random.default_rng(1).integers(0, 4, (40, 4)), np.full((40, 1), 4), 1)
     np.asarray(ids, "<u2").tofile("train.bin")
@@ -60,14 +59,6 @@ def test_documents_are_masked_at_end_ids() -> None:
     assert result.code == 0, result.err
     result = jaxgpt("eval", "r", "--json")
     assert result.json["tokens"] == 13  # 2 windows of 8 inputs; 3 inputs are the end of a document
-    for settings, said in (
-        (flags(data__tokenizer="ids", model__vocab_size=9), "the tokenizer lacks it"),
-        (flags(data__tokenizer="tokenizer.json"), "does not contain 4"),
-    ):
-        np.asarray(np.arange(200) % 4, "<u2").tofile("none.bin")
-        result = jaxgpt("train", "nanogpt-cpu", *TINY, "--data.path", "none.bin", *data[2:], *settings)
-        assert result.code == 2
-        assert said in result.err
 
 
 @pytest.mark.ci
@@ -134,8 +125,6 @@ def test_a_mixture_of_packed_documents() -> None:
     result = jaxgpt("train", "nanogpt-cpu", *TINY, *data, "--out", "out")
     assert result.code == 0, result.err
     assert "data     66.7% a.txt; 54 documents, windows 75.0% full; 33.3% b.txt; 54 documents, windows" in result.out
-    result = jaxgpt("train", "--resume", "--out", "out", "--train.steps", "3", "--data.mix", "a.txt=1", "b.txt=1")
-    assert "a resumed run keeps data.mix: " in result.err
     Path("b.txt").write_text("z y <EOS> " * 60)
     result = jaxgpt("train", "--resume", "--out", "out", "--train.steps", "3")
     assert "the data of out has changed since step 1: 66.7% a.txt" in result.err

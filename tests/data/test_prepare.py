@@ -159,15 +159,11 @@ def test_shards_equal_those_of_llmc(params: PrepareParams, small: bool, request:
 
 @pytest.mark.usefixtures("small_blocks")
 def test_files_equal_those_of_nanogpt(params: PrepareParams) -> None:
+    """The number of workers changes nothing."""
     train, val = split(write_sources(), 0.2)
     run(replace(params, format="nanogpt"))
     assert Path("out/train.bin").read_bytes() == nanogpt_bin(params.tokenizer, train)
     assert Path("out/val.bin").read_bytes() == nanogpt_bin(params.tokenizer, val)
-
-
-@pytest.mark.usefixtures("small_blocks")
-def test_workers_change_nothing(params: PrepareParams) -> None:
-    write_sources()
     Path("src/z.jsonl").write_text("{}")
     for workers in (1, 3):
         run(replace(params, workers=workers, on_error="skip"), Path(str(workers)))

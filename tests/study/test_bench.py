@@ -16,6 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig
+from jaxgpt.counts import multiplied_parameters
+from jaxgpt.model.params import abstract_params
 from jaxgpt.parallel.mesh import make_mesh
 from jaxgpt.plan.hlo import read_computations
 from jaxgpt.presets import preset
@@ -145,6 +147,7 @@ TINY = flags(
 def test_the_command(each: int) -> None:
     """The results are consistent with each other and with the MFU formula, for any number of steps per call."""
     data = flags(data__dataset="repeats", data__tokenizer="byte", train__steps_per_call=each)
+    data += flags(train__compute_dtype="bfloat16")
     result = jaxgpt("bench", "python-char", *TINY, *data, "--seconds", "0.1", "--json")
     assert result.code == 0
     figures = json.loads(result.out)
@@ -164,6 +167,7 @@ def test_the_command(each: int) -> None:
     assert all(0 <= share < 1 for share in figures["where"].values())
     decode = figures["decode"]
     assert (decode["prompt"], decode["new"]) == (8, 8)
+    assert decode["weight_bytes"] == 2 * multiplied_parameters(trained, abstract_params(trained))
     least = decode["weight_bytes"] / limits["bytes_per_second"]
     assert decode["of_limit"] == pytest.approx(least / decode["token_seconds"])
 

@@ -263,9 +263,6 @@ def test_the_error_of_a_change_is_that_of_the_differences_of_the_windows() -> No
     np.testing.assert_allclose(found, (expected.loss, expected.stderr), rtol=1e-9)
     assert 10 * found[1] < summarize(before, counts).stderr
     assert np.isnan(loss_difference(summarize(before[:1], counts[:1]), summarize(shifts[:1], counts[:1]))[1])
-
-
-def test_an_evaluation_without_targets_raises() -> None:
     with pytest.raises(UserError, match="no token of the evaluated windows is counted"):
         summarize(np.zeros(2), np.zeros(2, np.int32))
 
