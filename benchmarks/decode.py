@@ -5,6 +5,7 @@ All sides have the same shape and random weights, and alternate in one process.
 python benchmarks/decode.py                     GPT-2's 124M shape, batch 1 and 8, 16 + 128 tokens
 python benchmarks/decode.py --layers 2 --repeats 2 --batches 1    a quick check
 python benchmarks/decode.py --peers llama.cpp --kinds float32 int8    CPU; needs xllamacpp and gguf, and a quiet machine
+python benchmarks/decode.py --shape smollm2-135m     a Llama with grouped-query attention
 python benchmarks/decode.py --compiled          also compare with transformers' static cache under torch.compile (GPU)
 
 All sides use the GPU if there is one, and share its memory. Figures are medians. A failed side is skipped, and its
@@ -29,7 +30,14 @@ from typing import Any
 
 from train_step import QUEUED, about, device_name, torch_device
 
-SHAPES = {"gpt2": (12, 12, 768), "gpt2-xl": (48, 25, 1600), "toy": (1, 2, 32)}  # layers, heads, width
+LLAMA = {"positions": "rope", "norm": "rmsnorm", "mlp": "gated", "activation": "silu", "bias": False}
+SHAPES: dict[str, dict[str, Any]] = {  # settings of the model
+    "gpt2": {"n_layer": 12, "n_head": 12, "n_embd": 768},
+    "gpt2-xl": {"n_layer": 48, "n_head": 25, "n_embd": 1600},
+    "smollm2-135m": {"n_layer": 30, "n_head": 9, "n_kv_head": 3, "n_embd": 576, "n_inner": 1536, "vocab_size": 49152}
+    | LLAMA,
+    "toy": {"n_layer": 1, "n_head": 2, "n_embd": 32},
+}
 
 
 def main() -> None:
@@ -71,9 +79,10 @@ def main() -> None:
 
     torch.set_num_threads(cores)
     device = torch_device()
-    layers, heads, width = SHAPES[args.shape]
-    layers = args.layers or layers
-    config, params = ours(layers, heads, width, args.devices)
+    settings = {"vocab_size": 50257, "block_size": 1024} | SHAPES[args.shape]
+    if args.layers:
+        settings["n_layer"] = args.layers
+    config, params = ours(settings, args.devices)
     rng = np.random.default_rng(0)
     tensor = torch.from_numpy(rng.standard_normal(500_000_000 // 4).astype(np.float32)).to(device)
 
@@ -82,17 +91,26 @@ def main() -> None:
         import transformers
 
         transformers.logging.set_verbosity_error()
-        settings = transformers.GPT2Config(
-            n_layer=layers, n_head=heads, n_embd=width, eos_token_id=None, bos_token_id=None, pad_token_id=0
-        )
+        tokens: dict[str, Any] = {"eos_token_id": None, "bos_token_id": None, "pad_token_id": 0}
+        if config.positions == "learned":
+            like: Any = transformers.GPT2Config(
+                n_layer=config.n_layer, n_head=config.n_head, n_embd=config.n_embd, **tokens
+            )
+        else:
+            like = transformers.LlamaConfig(
+                vocab_size=config.vocab_size, hidden_size=config.n_embd, intermediate_size=config.n_inner,
+                num_hidden_layers=config.n_layer, num_attention_heads=config.n_head,
+                num_key_value_heads=config.n_kv_head, max_position_embeddings=config.block_size,
+                tie_word_embeddings=True, **tokens,
+            )  # fmt: skip
         torch.manual_seed(0)
-        return transformers.GPT2LMHeadModel(settings).to(device, getattr(torch, kind)).eval()
+        return transformers.AutoModelForCausalLM.from_config(like).to(device, getattr(torch, kind)).eval()
 
     def theirs(kind: str, batch: int, compiled: bool = False) -> Callable[[], Any]:
         import transformers
 
         model = hf(kind)
-        ids = torch.from_numpy(rng.integers(0, 50_000, (batch, args.prompt))).to(device)
+        ids = torch.from_numpy(rng.integers(0, 49_000, (batch, args.prompt))).to(device)
         how: dict[str, Any] = {"do_sample": False, "max_new_tokens": args.new, "min_new_tokens": args.new}
         if args.top_k:
             how |= {"do_sample": True, "top_k": args.top_k}
@@ -101,19 +119,19 @@ def main() -> None:
         return lambda: model.generate(ids, **how).cpu()
 
     def llama_cpp(kind: str, batch: int) -> Callable[[], Any]:
-        from llama_cpp import LlamaCpp, write_gpt2
+        from llama_cpp import LlamaCpp, write_gguf
 
         with tempfile.TemporaryDirectory() as directory:
-            write_gpt2(file := Path(directory, "model.gguf"), layers, heads, width, kind)
+            write_gguf(file := Path(directory, "model.gguf"), config, kind)
             server = LlamaCpp(file, batch)
-        prompts = rng.integers(0, 50_000, (batch, args.prompt)).tolist()
+        prompts = rng.integers(0, 49_000, (batch, args.prompt)).tolist()
         return lambda: server.generate(prompts, args.new)
 
     sampling = SamplingParams(temperature=1, top_k=args.top_k) if args.top_k else SamplingParams(temperature=0)
 
     def mine(kind: str, batch: int) -> Callable[[], Any]:
         low = quantize(params, config, kind)  # type: ignore[arg-type]
-        prompts = rng.integers(0, 50_000, (batch, args.prompt)).tolist()
+        prompts = rng.integers(0, 49_000, (batch, args.prompt)).tolist()
         keys = jax.random.split(jax.random.key(0), batch)
         sampler = Sampler(TextModel(GPT(config, of_device(jax.local_devices()[0]))), sampling)
 
@@ -128,7 +146,7 @@ def main() -> None:
         "args": vars(args),
         "devices": {lib: device_name(lib) for lib in ("jax", "torch")},
     }
-    nbytes = sum(leaf.nbytes for leaf in jax.tree.leaves(params)) - params["wpe"]["embedding"].nbytes
+    nbytes = sum(leaf.nbytes for name in params if name != "wpe" for leaf in jax.tree.leaves(params[name]))
 
     def report(batch: int, seconds: dict[str, list[float]], first: dict[str, float], errors: dict[str, str]) -> None:
         speed = {name: args.new * batch / statistics.median(times) for name, times in seconds.items() if times}
@@ -242,7 +260,7 @@ def placed(config: Any, devices: int) -> Any:
     return use_mesh(make_mesh(MeshConfig(data=1, tensor=devices)), config) if devices > 1 else nullcontext()
 
 
-def ours(layers: int, heads: int, width: int, devices: int) -> tuple[Any, Any]:
+def ours(settings: dict[str, Any], devices: int) -> tuple[Any, Any]:
     """Return a config, and random weights sharded over the devices."""
     import jax
 
@@ -251,7 +269,7 @@ def ours(layers: int, heads: int, width: int, devices: int) -> tuple[Any, Any]:
     from jaxgpt.model.init import boxed_params, init_params
     from jaxgpt.parallel.mesh import make_mesh, shardings
 
-    config = ModelConfig(vocab_size=50257, block_size=1024, n_embd=width, n_layer=layers, n_head=heads)
+    config = ModelConfig(**settings)
     init = functools.partial(init_params, GPT(config))
     if devices == 1:
         return config, jax.jit(init)()

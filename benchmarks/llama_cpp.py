@@ -11,28 +11,34 @@ from pathlib import Path
 
 import numpy as np
 
-VOCAB, CONTEXT = 50257, 1024
+from jaxgpt.config import ModelConfig
+
+CONTEXT = 1024
 
 
-def write_gpt2(file: Path, layers: int, heads: int, width: int, kind: str) -> None:
-    """Write a GPT-2 with random weights as a GGUF file.
+def write_gguf(file: Path, config: ModelConfig, kind: str) -> None:
+    """Write a GPT-2, or with RoPE a Llama, with random weights as a GGUF file.
 
     The matrices are float32 or, for `int8`, Q8_0 (int8 in blocks of 32).
     """
     import gguf
 
-    writer = gguf.GGUFWriter(str(file), "gpt2")
+    c, llama = config, config.positions == "rope"
+    writer = gguf.GGUFWriter(str(file), "llama" if llama else "gpt2")
     writer.add_context_length(CONTEXT)
-    writer.add_embedding_length(width)
-    writer.add_feed_forward_length(4 * width)
-    writer.add_block_count(layers)
-    writer.add_head_count(heads)
-    writer.add_layer_norm_eps(1e-5)
+    writer.add_embedding_length(c.n_embd)
+    writer.add_feed_forward_length(c.n_inner or 4 * c.n_embd)
+    writer.add_block_count(c.n_layer)
+    writer.add_head_count(c.n_head)
+    writer.add_head_count_kv(c.kv_heads)
+    writer.add_rope_dimension_count(c.head_width)
+    writer.add_layer_norm_eps(c.norm_eps)
+    writer.add_layer_norm_rms_eps(c.norm_eps)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list([f"t{i}" for i in range(VOCAB)])
+    writer.add_token_list([f"t{i}" for i in range(c.vocab_size)])
     writer.add_token_merges(["t 0"])
-    writer.add_eos_token_id(VOCAB - 1)
+    writer.add_eos_token_id(c.vocab_size - 1)
     rng = np.random.default_rng(0)
 
     def add(name: str, *shape: int) -> None:
@@ -42,23 +48,31 @@ def write_gpt2(file: Path, layers: int, heads: int, width: int, kind: str) -> No
         writer.add_tensor(name, gguf.quants.quantize(values, dtype), raw_dtype=dtype)
 
     def add_norm(name: str) -> None:
-        writer.add_tensor(f"{name}.weight", np.ones(width, np.float32))
-        writer.add_tensor(f"{name}.bias", np.zeros(width, np.float32))
+        writer.add_tensor(f"{name}.weight", np.ones(c.n_embd, np.float32))
+        if not llama:
+            writer.add_tensor(f"{name}.bias", np.zeros(c.n_embd, np.float32))
 
     def add_linear(name: str, inputs: int, outputs: int) -> None:
         add(f"{name}.weight", outputs, inputs)
-        add(f"{name}.bias", outputs)
+        if c.bias:
+            add(f"{name}.bias", outputs)
 
-    add("token_embd.weight", VOCAB, width)
-    add("position_embd.weight", CONTEXT, width)
+    D, F, kv = c.n_embd, c.n_inner or 4 * c.n_embd, c.kv_heads * c.head_width
+    add("token_embd.weight", c.vocab_size, D)
+    if not llama:
+        add("position_embd.weight", CONTEXT, D)
     add_norm("output_norm")
-    for layer in (f"blk.{i}" for i in range(layers)):
+    of_llama = {"attn_q": (D, D), "attn_k": (D, kv), "attn_v": (D, kv), "ffn_gate": (D, F)}
+    linears = (of_llama if llama else {"attn_qkv": (D, 3 * D)}) | {
+        "attn_output": (D, D),
+        "ffn_up": (D, F),
+        "ffn_down": (F, D),
+    }
+    for layer in (f"blk.{i}" for i in range(c.n_layer)):
         add_norm(f"{layer}.attn_norm")
         add_norm(f"{layer}.ffn_norm")
-        add_linear(f"{layer}.attn_qkv", width, 3 * width)
-        add_linear(f"{layer}.attn_output", width, width)
-        add_linear(f"{layer}.ffn_up", width, 4 * width)
-        add_linear(f"{layer}.ffn_down", 4 * width, width)
+        for name, (inputs, outputs) in linears.items():
+            add_linear(f"{layer}.{name}", inputs, outputs)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
