@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jaxgpt.model.cache import KeysValues, write
 from jaxgpt.model.linear import Linear
-from jaxgpt.model.named import Named
+from jaxgpt.model.module import Module
 from jaxgpt.model.norm import Norm
 from jaxgpt.ops.attention import Visible
 from jaxgpt.ops.dropout import dropout
@@ -37,7 +37,7 @@ class BlockInputs(NamedTuple):
     key: jax.Array | None = None
 
 
-class Attention(Named):
+class Attention(Module):
     """Multi-head causal self-attention with grouped keys and values, and an explicit cache."""
 
     @nn.compact

@@ -5,23 +5,19 @@ from __future__ import annotations
 import flax.linen as nn
 import jax
 
-from jaxgpt.config import ModelConfig
-from jaxgpt.model.init import partitioned, weight
-from jaxgpt.ops import Ops
+from jaxgpt.model.module import Module
 
 
-class Embedding(nn.Module):
+class Embedding(Module):
     """A table `[rows, D]`; row `i` is the vector of id `i`."""
 
-    config: ModelConfig
-    ops: Ops
     rows: int
     axes: tuple[str, str]
 
     def setup(self) -> None:
         std = 1.0 if self.config.init == "torch" else self.config.init_std
-        init = partitioned(nn.initializers.normal(std), self.axes)
-        self.embedding = weight(self, "embedding", init, (self.rows, self.config.n_embd))
+        shape = self.rows, self.config.n_embd
+        self.embedding = self.weight("embedding", nn.initializers.normal(std), shape, self.axes)
 
     def __call__(self, ids: jax.Array) -> jax.Array:
         """Look up the vectors of ids: `[...]` to `[..., D]`."""

@@ -17,7 +17,7 @@ from jaxgpt.model.cache import KeysValues, KVCache, grow
 from jaxgpt.model.embedding import Embedding
 from jaxgpt.model.linear import Linear
 from jaxgpt.model.mlp import MLP
-from jaxgpt.model.named import Named
+from jaxgpt.model.module import Module
 from jaxgpt.model.norm import Norm
 from jaxgpt.model.scan import STACKED
 from jaxgpt.ops import Ops
@@ -29,7 +29,7 @@ from jaxgpt.ops.sharding import constrain
 from jaxgpt.ops.sinusoidal import sinusoidal
 
 
-class Block(Named):
+class Block(Module):
     """Compute `y = x + attn(norm(x))`, then `y + mlp(norm(y))` (parallel: `y + mlp(norm(x))`).
 
     `norm_position` puts a norm around each sublayer f: `x + f(norm(x))` (pre), `x + norm(f(x))` (output),
@@ -63,7 +63,7 @@ class Block(Named):
         return Norm(self.config, self.ops, name=name)(x_BTD)
 
 
-class GPT(Named):
+class GPT(Module):
     """A decoder-only transformer.
 
     A GPT holds no weights, so call it through `apply`: `GPT(config).apply({"params": params}, tokens_BT)` returns

@@ -1,15 +1,13 @@
-"""Initial parameters: initializers, and the declaration of parameters."""
+"""Initial parameters, and initializers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxgpt.config import ModelConfig
 from jaxgpt.ops.random import named_key
@@ -33,31 +31,19 @@ def boxed_params(model: nn.Module, seed: jax.typing.ArrayLike) -> Any:
     return model.init(named_key(seed, "init"), jnp.zeros((1, 1), jnp.int32))["params"]
 
 
-def partitioned(init: nn.initializers.Initializer, axes: tuple[str, ...]) -> Callable[..., Any]:
-    """Wrap an initializer to box its result with the logical names of its axes."""
+def isolated(init: nn.initializers.Initializer) -> nn.initializers.Initializer:
+    """Isolate an initializer from the derivation of its key, for the compiler.
 
-    def isolated(key: jax.Array, *args: Any) -> Any:
-        # Without the barrier, the compiler fuses each key's derivation with the random numbers drawn from it, so
-        # initializers of equal shapes become different programs, which take minutes to compile. The barrier applies to
-        # the key's data, because `JAX_DEBUG_KEY_REUSE` does not support barriers on keys.
+    Otherwise the compiler fuses each key's derivation with the random numbers drawn from it, so initializers of equal
+    shapes become different programs, which take minutes to compile.
+    """
+
+    def from_key_data(key: jax.Array, *args: Any) -> Any:
+        # The barrier applies to the key's data, because `JAX_DEBUG_KEY_REUSE` does not support barriers on keys.
         data = jax.lax.optimization_barrier(jax.random.key_data(key))
         return init(jax.random.wrap_key_data(data, impl=jax.random.key_impl(key)), *args)
 
-    return nn.with_logical_partitioning(isolated, axes)
-
-
-def weight(module: nn.Module, name: str, init: Callable[..., Any], shape: tuple[int, ...]) -> Any:
-    """Declare a weight, or return the given array or stored weight, which `Module.param` rejects.
-
-    Raises:
-        ValueError: if the given weight has a different shape.
-    """
-    if not module.has_variable("params", name):
-        return module.param(name, init, shape, jnp.float32)
-    stored: Any = module.get_variable("params", name)
-    if stored.shape != shape:
-        raise ValueError(f"{'/'.join((*module.scope.path, name))} has shape {stored.shape}; expected {shape}")  # type: ignore[union-attr]
-    return jnp.asarray(stored) if isinstance(stored, np.ndarray) else stored
+    return from_key_data
 
 
 def initializers(

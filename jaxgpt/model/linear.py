@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 
-from jaxgpt.config import ModelConfig
-from jaxgpt.model.init import initializers, partitioned, weight
-from jaxgpt.ops import Ops
+from jaxgpt.model.init import initializers
+from jaxgpt.model.module import Module
 
 
-class Linear(nn.Module):
+class Linear(Module):
     """Compute `x W + b`: `[..., in]` to `[..., out]`.
 
     Attributes:
@@ -21,8 +19,6 @@ class Linear(nn.Module):
         residual: whether the result is added to the residual stream; initial weights are then smaller.
     """
 
-    config: ModelConfig
-    ops: Ops
     shape: tuple[int, int]
     axes: tuple[str, str]
     bias: bool
@@ -32,8 +28,6 @@ class Linear(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Apply the layer."""
         kernel_init, bias_init = initializers(self.config, self.shape[0], self.residual)
-        w = weight(self, "kernel", partitioned(kernel_init, self.axes), self.shape)
-        b = None
-        if self.bias:
-            b = self.param("bias", partitioned(bias_init, self.axes[1:]), self.shape[1:], jnp.float32)
+        w = self.weight("kernel", kernel_init, self.shape, self.axes)
+        b = self.weight("bias", bias_init, self.shape[1:], self.axes[1:]) if self.bias else None
         return self.ops.linear(x, w, b, self.ops.dtype)

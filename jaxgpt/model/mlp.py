@@ -8,11 +8,11 @@ import flax.linen as nn
 import jax
 
 from jaxgpt.model.linear import Linear
-from jaxgpt.model.named import Named
+from jaxgpt.model.module import Module
 from jaxgpt.ops.sharding import constrain
 
 
-class MLP(Named):
+class MLP(Module):
     """Compute `act(x W_up) W_down`, or gated: `(act(x W_gate) * (x W_up)) W_down` (Shazeer 2020)."""
 
     @nn.compact

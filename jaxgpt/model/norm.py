@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 
-from jaxgpt.model.init import partitioned
-from jaxgpt.model.named import Named
+from jaxgpt.model.module import Module
 
 
-class Norm(Named):
+class Norm(Module):
     """Normalize in float32; `norm_affine` adds a learned scale and, with `bias` (not RMSNorm), a bias.
 
     Attributes:
@@ -27,7 +25,7 @@ class Norm(Named):
             return x
         scale, bias, edit = None, None, None if self.ops.edit is None else self.named
         if c.norm_affine:
-            scale = self.param("scale", partitioned(nn.initializers.ones, ("norm",)), shape, jnp.float32)
+            scale = self.weight("scale", nn.initializers.ones, shape, ("norm",))
             if c.bias and kind != "rmsnorm":
-                bias = self.param("bias", partitioned(nn.initializers.zeros, ("norm",)), shape, jnp.float32)
+                bias = self.weight("bias", nn.initializers.zeros, shape, ("norm",))
         return self.named("out", self.ops.norm(kind, x, c.norm_eps, scale, bias, edit).astype(self.ops.dtype))

@@ -13,7 +13,7 @@ from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.kernels.stored import quantize
 from jaxgpt.model import GPT
-from jaxgpt.model.named import Named
+from jaxgpt.model.module import Module
 from jaxgpt.model.scan import stack_layers
 from jaxgpt.study import names, run
 from jaxgpt.study.run import _forward
@@ -98,7 +98,7 @@ def test_without_taps_and_edits_the_program_is_that_of_the_model(lm, ids, monkey
     assert lowered((), ()) == text
     assert lowered(("h.0.attn.q",), ()) != text
     assert lowered((), (("h.0.attn.q", jnp.tanh),)) != text
-    monkeypatch.setattr(Named, "named", lambda self, name, x: x)
+    monkeypatch.setattr(Module, "named", lambda self, name, x: x)
     assert plain() == text
 
 

@@ -132,7 +132,7 @@ def simulate(case: Case, patch: pytest.MonkeyPatch) -> Any:
         "compiling": lambda *_: nullcontext(),
         "check": lambda start: None,
         "open_for_training": open_for_training,
-        "completed": lambda config, data: config,
+        "completed": lambda config, data, run: config,
         "evaluate": evaluate,
         "MetricsFile": File,
         "Saver": Saver,

@@ -1,0 +1,46 @@
+"""Base class of the modules: configuration, operations, weights and named activations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxgpt.config import ModelConfig
+from jaxgpt.model.init import isolated
+from jaxgpt.ops import Ops
+
+
+class Module(nn.Module):
+    """A module that declares weights with logical axes, and names its activations.
+
+    Attributes:
+        config: the architecture.
+        ops: functions that compute each operation.
+    """
+
+    config: ModelConfig
+    ops: Ops
+
+    @nn.nowrap  # a helper, which method interceptors of linen skip
+    def weight(
+        self, name: str, init: nn.initializers.Initializer, shape: tuple[int, ...], axes: tuple[str, ...]
+    ) -> Any:
+        """Declare a weight with the logical names of its axes, or return the given array or stored weight.
+
+        Raises:
+            ValueError: if the given weight has a different shape.
+        """
+        if not self.has_variable("params", name):
+            return self.param(name, nn.with_logical_partitioning(isolated(init), axes), shape, jnp.float32)
+        given: Any = nn.unbox(self.get_variable("params", name))  # `param` would reject a stored weight
+        if given.shape != shape:
+            raise ValueError(f"{'/'.join((*self.path, name))} has shape {given.shape}; expected {shape}")
+        return jnp.asarray(given) if isinstance(given, np.ndarray) else given
+
+    def named(self, name: str, x: jax.Array) -> jax.Array:
+        """Return x, or the array that `ops.edit` returns for it."""
+        return x if self.ops.edit is None else self.ops.edit("/".join((*self.path, name)), x)
