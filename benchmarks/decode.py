@@ -73,7 +73,7 @@ def main() -> None:
     from jaxgpt.decoding import Sampler, SamplingParams
     from jaxgpt.kernels import of_device
     from jaxgpt.kernels.stored import quantize
-    from jaxgpt.lm.engine import DecodeSession
+    from jaxgpt.lm import engine
     from jaxgpt.lm.model import TextModel
     from jaxgpt.model import GPT
 
@@ -136,9 +136,9 @@ def main() -> None:
         sampler = Sampler(TextModel(GPT(config, of_device(jax.local_devices()[0]))), sampling)
 
         def run() -> Any:
-            session = DecodeSession(sampler, low, prompts, keys, [args.new] * batch, context=config.block_size)
             with placed(config, args.devices):
-                return session.next_tokens(args.new)
+                state = engine.start(sampler, low, prompts, keys, [args.new] * batch)
+                return engine.new_ids(engine.run(sampler, low, state, args.new))
 
         return run
 
@@ -214,18 +214,15 @@ def main() -> None:
         for name, error in errors.items():
             print(f"  {name:30} {error}")
     if args.long:
-        session = DecodeSession(
-            Sampler(TextModel(GPT(config, of_device(jax.local_devices()[0]))), sampling), params,
-            [[1] * args.prompt], jax.random.split(jax.random.key(0), 1), [args.long], context=config.block_size,
-        )  # fmt: skip
+        sampler = Sampler(TextModel(GPT(config, of_device(jax.local_devices()[0]))), sampling)
+        keys, times = jax.random.split(jax.random.key(0), 1), []
         with placed(config, args.devices):
-            times = []
-            session.next_tokens(16)
-            session.next_tokens(16)
-            while session.made < args.long:
+            state = engine.start(sampler, params, [[1] * args.prompt], keys, [args.long])
+            state = engine.run(sampler, params, state, 16)
+            while (before := int(state.made)) < args.long:
                 start = time.perf_counter()
-                got = session.next_tokens(16).shape[1]
-                times.append((time.perf_counter() - start) / got)
+                state = jax.block_until_ready(engine.run(sampler, params, state, 16))
+                times.append((time.perf_counter() - start) / (int(state.made) - before))
         early, late = statistics.median(times[:8]), statistics.median(times[-8:])
         results["long"] = {"seconds_per_token_early": early, "seconds_per_token_late": late, "ratio": late / early}
         print(f"a token takes {early * 1e3:.1f} ms at first and {late * 1e3:.1f} ms near token {args.long}")

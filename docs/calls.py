@@ -57,13 +57,15 @@ trainer.train.train
 lm.generation.generate
   lm.generation.read_request
   lm.generation.decode
-    lm.engine.DecodeSession.next_tokens
-      programs.start = decoding.sampler.prefill
+    lm.engine.start
+      lm.engine.left_pad
+      _prefill = decoding.sampler.prefill
         model.gpt.GPT.prefill
           model.gpt.GPT.stack
           model.cache.grow
         decoding.sampler._append
-      programs.steps = decoding.sampler.decode_steps
+    lm.engine.run
+      _decode_steps = decoding.sampler.decode_steps
         model.gpt.GPT.extend
           model.cache.KVCache.append
           model.gpt.GPT.stack
@@ -78,6 +80,7 @@ lm.generation.generate
                 decoding.filters.keep_top_p
             decoding.sampling.row_uniform
             decoding.filters.inverse_cdf_sample
+    lm.engine.new_ids
     lm.text.TextStream.add
 """,
 }

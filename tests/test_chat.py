@@ -30,7 +30,6 @@ from jaxgpt.decoding.sampler import SamplerState
 from jaxgpt.errors import UserError
 from jaxgpt.lm import LM, Chat, engine
 from jaxgpt.lm.arguments import row_keys
-from jaxgpt.lm.engine import DecodeSession, cached_ids
 from jaxgpt.lm.model import sampler_of
 
 TEMPLATE = (
@@ -62,17 +61,19 @@ def run(lm: LM, tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def extended(
+def continued(
     lm: LM, before: SamplerState | None, prompt: list[int], limit: int, sampling: SamplingParams, key: int = 0
-) -> tuple[list[int], int, SamplerState | None]:
-    """Extend an earlier session; return the new tokens, the number of reused tokens, and the final state."""
-    keys, context = row_keys(key, 1), lm.config.model.block_size
-    sampler = sampler_of(lm, sampling)
-    session = DecodeSession(sampler, lm.params, [prompt], keys, [limit], context=context, before=before)
-    ids: list[int] = []
-    while len(new := session.next_tokens(4)[0]):
-        ids += new.tolist()
-    return ids, session.reused, session.end()
+) -> tuple[list[int], int, SamplerState]:
+    """Continue an earlier state with a prompt; return the new tokens, the number of reused tokens, and the final state."""
+    keys, sampler = row_keys(key, 1), sampler_of(lm, sampling)
+    reused = engine.shared(before, prompt) if before else 0
+    if before and reused:
+        state = engine.resume(sampler, lm.params, before, prompt, keys[0], limit)
+    else:
+        state = engine.start(sampler, lm.params, [prompt], keys, [limit])
+    while state.made < limit:
+        state = engine.run(sampler, lm.params, state, 4)
+    return engine.new_ids(state)[0].tolist(), reused, state
 
 
 @pytest.mark.ci
@@ -88,14 +89,13 @@ def extended(
 def test_the_cache_changes_no_token(settings: dict[str, Any], sampling: SamplingParams) -> None:
     """Turns continue the text, exceed a chunk, go back to an earlier text, and fill the context."""
     lm, rng = tiny(block_size=600, n_layer=1, n_embd=16, **settings), np.random.default_rng(0)
-    before, prompt = None, rng.integers(0, 16, 20).tolist()
+    before, cached, prompt = None, 0, rng.integers(0, 16, 20).tolist()
     for turn, (limit, more) in enumerate([(30, 9), (5, 520), (1, 3), (10, 1), (2, 0)]):
-        cached = cached_ids(before) if before else []
-        got, reused, before = extended(lm, before, prompt, limit, sampling, turn)
+        got, reused, before = continued(lm, before, prompt, limit, sampling, turn)
         [want] = jaxgpt.generate(lm, [prompt], max_new_tokens=limit, key=turn, **asdict(sampling))
         assert got == want.ids
-        assert reused == (0 if not turn else 300 if turn == 4 else len(cached))
-        assert turn == 4 or prompt[: len(cached)] == cached
+        assert reused == cached
+        cached = 300 if turn == 3 else len(prompt + got) - 1  # the last token is not in the cache
         prompt = prompt + got + rng.integers(0, 16, more).tolist()
         if turn == 3:  # the text differs starting at token 300
             prompt = [*prompt[:300], (prompt[300] + 1) % 16, *prompt[301:560]]
@@ -121,36 +121,32 @@ def test_any_part_of_an_earlier_text_can_be_shared(positions: str) -> None:
         "and more": ([*whole, *range(16)], len(whole) - 1),
     }
     for name, (text, shared) in cases.items():
-        before = extended(lm, None, prompt, 6, greedy)[2]
-        assert before
-        assert cached_ids(before) == whole[:-1]
-        got, reused, after = extended(lm, before, text, 8, greedy)
+        before = continued(lm, None, prompt, 6, greedy)[2]
+        got, reused, after = continued(lm, before, text, 8, greedy)
         assert reused == shared, name
         assert got == jaxgpt.generate(lm, [text], max_new_tokens=8, temperature=0)[0].ids, name
-        assert after
-        again, reused, _ = extended(lm, after, [*text, *got, 2], 5, greedy)
+        again, reused, _ = continued(lm, after, [*text, *got, 2], 5, greedy)
         assert reused == len(text) + len(got) - 1
         assert again == jaxgpt.generate(lm, [[*text, *got, 2]], max_new_tokens=5, temperature=0)[0].ids, name
 
 
-@pytest.mark.parametrize("part", ["_grow", "_programs"])
+@pytest.mark.parametrize("part", ["_grow", "_read", "_decode_steps"])
 def test_an_interruption_while_a_prompt_is_read_changes_no_later_token(
     part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The cache is lost while it grows, or while the prompt is added to it."""
+    """The cache is lost while it grows, while the prompt is added to it, or while a token is generated."""
 
     def interrupt(*args: Any) -> Any:
         raise KeyboardInterrupt
 
-    lm, right = talker(1024, end=False), engine._programs
+    lm = talker(1024, end=False)
     chat = Chat(lm)
     list(chat.answer("Hi", max_new_tokens=5, temperature=0))
     said = chat.messages
     with monkeypatch.context() as patch:
-        broken = interrupt if part == "_grow" else lambda *args: right(*args)._replace(read=interrupt)
-        patch.setattr(engine, part, broken)
+        patch.setattr(engine, part, interrupt)
         with pytest.raises(KeyboardInterrupt):
-            list(chat.answer("x" * 400, max_new_tokens=5, temperature=0))
+            list(chat.answer("x" * 100, max_new_tokens=5, temperature=0))
     assert chat.messages == said
     [*_, got] = chat.answer("Again", max_new_tokens=5, temperature=0)
     assert chat.reused == 0

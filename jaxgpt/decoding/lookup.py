@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxgpt.decoding.sampler import Rows, Sampler, SamplerState, decode_steps
+from jaxgpt.decoding.sampler import Sampler, SamplerState, decode_steps
 from jaxgpt.decoding.sampling import TokenBuffer, sample_token
 
 DRAFT = 7  # maximum number of drafted tokens per pass; with the last token, a pass reads 8
@@ -41,24 +41,20 @@ def draft_tokens(text: TokenBuffer, ngram: int, count: int) -> tuple[jax.Array, 
     return ids_S[first + jnp.arange(count) % period], match_S.any()
 
 
-def lookup_steps(
-    sampler: Sampler, params: Any, state: SamplerState, rows: Rows, steps: jax.Array, ngram: int
-) -> SamplerState:
+def lookup_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.Array) -> SamplerState:
     """Generate the tokens that `decode_steps` generates, in fewer passes where the text repeats itself.
 
     Args:
-        sampler: model, sampling parameters and stop ids.
+        sampler: model, sampling parameters and stop ids; a draft follows an earlier n-gram of `lookup` tokens.
         params: the weights.
         state: state of one row, returned by `prefill` or this function.
-        rows: key and limit of the row.
         steps: int32 scalar, number of tokens to generate: up to `DRAFT` more are returned, but not more than the row's limit.
-        ngram: number of tokens that must match to draft.
     """
     assert state.text.ids_BS.shape[0] == 1, "rows accept different numbers of tokens, and the cache has one length"
-    target, limit = state.made + steps, rows.limit_B[0]
+    target, limit = state.made + steps, state.limit_B[0]
 
     def plain(state: SamplerState, _: jax.Array) -> SamplerState:
-        return decode_steps(sampler, params, state, rows, jnp.int32(1))
+        return decode_steps(sampler, params, state, jnp.int32(1))
 
     def verify(state: SamplerState, draft_G: jax.Array) -> SamplerState:
         text, cache = state.text, state.cache
@@ -67,7 +63,7 @@ def lookup_steps(
 
         def sample(logits_V: jax.Array, t: jax.Array) -> jax.Array:
             seen = drafted._replace(length=text.length + t)
-            return sample_token(logits_V[None], seen, rows.key_B, state.made + t, sampler.sampling)[0][0]
+            return sample_token(logits_V[None], seen, state.key_B, state.made + t, sampler.sampling)[0][0]
 
         token_T = jax.vmap(sample)(logits_1TV[0], jnp.arange(DRAFT + 1))
         accepted = jnp.cumprod(token_T[:-1] == draft_G).sum()  # one more token is sampled after the accepted tokens
@@ -77,10 +73,10 @@ def lookup_steps(
         # The slots after the accepted tokens are masked until later tokens overwrite them.
         text = text.append(token_T[None])._replace(length=text.length + count)
         done_1 = ended_T[count - 1][None] | (made >= limit)
-        return SamplerState(text, after._replace(length=cache.length + count), done_1, made)
+        return state._replace(text=text, cache=after._replace(length=cache.length + count), done_B=done_1, made=made)
 
     def step(state: SamplerState) -> SamplerState:
-        draft_G, found = draft_tokens(state.text, ngram, DRAFT)
+        draft_G, found = draft_tokens(state.text, sampler.lookup, DRAFT)
         return jax.lax.cond(found & (state.made + DRAFT < limit), verify, plain, state, draft_G)
 
     return jax.lax.while_loop(lambda state: (state.made < target) & ~state.done_B[0], step, state)

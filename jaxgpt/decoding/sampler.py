@@ -26,29 +26,22 @@ class Decoder(Protocol):
 
 @dataclass(frozen=True)
 class Sampler:
-    """A model, sampling parameters and stop ids. Equal samplers share compiled programs.
+    """A model and the settings that determine how it continues a text. Equal samplers share compiled programs.
 
     Attributes:
         model: the functions of the model.
         sampling: sampling parameters.
         stop_ids: ids that end a row.
+        window: beyond this number of tokens, recompute the last `window` tokens at each step, as if the text began there.
+            Each token takes a full forward pass; with learned positions, no other way exceeds the context. 0: no limit.
+        lookup: number of tokens that must match to draft the next tokens (`lookup_steps`); 0: no drafts.
     """
 
     model: Decoder
     sampling: SamplingParams = SamplingParams()
     stop_ids: tuple[int, ...] = ()
-
-
-class Rows(NamedTuple):
-    """Keys and limits of the rows.
-
-    Attributes:
-        key_B: sampling keys; token i of a row is sampled with `fold_in(key, i)`.
-        limit_B: int32, maximum number of new tokens; 0 for a row that only pads the batch.
-    """
-
-    key_B: jax.Array
-    limit_B: jax.Array
+    window: int = 0
+    lookup: int = 0
 
 
 class SamplerState(NamedTuple):
@@ -59,66 +52,73 @@ class SamplerState(NamedTuple):
         cache: KV cache of the model.
         done_B: rows that have ended; they repeat their last token, and the model's output for it is not used.
         made: int32 scalar, number of tokens generated so far.
+        key_B: sampling keys; token i of a row is sampled with `fold_in(key, i)`.
+        limit_B: int32, maximum number of new tokens; 0 for a row that only pads the batch.
     """
 
     text: TokenBuffer
     cache: Any
     done_B: jax.Array
     made: jax.Array
+    key_B: jax.Array
+    limit_B: jax.Array
 
 
-def prefill(sampler: Sampler, params: Any, text: TokenBuffer, rows: Rows, size: int, slots: int) -> SamplerState:
+def prefill(
+    sampler: Sampler, params: Any, text: TokenBuffer, key_B: jax.Array, limit_B: jax.Array, size: int
+) -> SamplerState:
     """Compute the cache of the prompts and sample the first token of each row.
 
     Args:
         sampler: model, sampling parameters and stop ids.
         params: the weights.
         text: the prompts, which fill `text.ids_BS`.
-        rows: keys and limits.
-        size: slots for the whole text, prompt included.
-        slots: slots of the cache. The model reads the last `slots` tokens of longer prompts.
+        key_B: sampling keys.
+        limit_B: int32, maximum number of new tokens of each row.
+        size: slots for the whole text, prompt included. The cache has fewer if the sampler's window is smaller.
     """
-    seen = text if text.ids_BS.shape[1] <= slots else text.last(slots)
+    P, window = text.ids_BS.shape[1], sampler.window or size
+    seen, slots = text.last(min(P, window)), min(size, min(P, window) + window)
     logits_B1V, cache = sampler.model.prefill(params, seen.ids_BS, seen.positions(), slots, True)
-    ids_BS = jnp.pad(text.ids_BS, ((0, 0), (0, size - text.ids_BS.shape[1])))
-    state = SamplerState(text._replace(ids_BS=ids_BS), cache, rows.limit_B < 1, jnp.int32(0))
-    return _append(sampler, state, logits_B1V, cache, rows)
+    text = text._replace(ids_BS=jnp.pad(text.ids_BS, ((0, 0), (0, size - P))))
+    return _append(sampler, SamplerState(text, cache, limit_B < 1, jnp.int32(0), key_B, limit_B), logits_B1V, cache)
 
 
-def decode_steps(
-    sampler: Sampler, params: Any, state: SamplerState, rows: Rows, steps: jax.Array, window: int = 0
-) -> SamplerState:
+def decode_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.Array) -> SamplerState:
     """Generate up to `steps` more tokens per row, fewer if all rows end.
 
     Args:
         sampler: model, sampling parameters and stop ids.
         params: the weights.
         state: returned by `prefill` or this function.
-        rows: keys and limits.
-        steps: int32 scalar, at most the number of free slots. Not static, so one program serves all values.
-        window: recompute the last `window` tokens at each step, as if the text began there. Each token takes a full forward
-            pass; with learned positions, no other way exceeds the context. 0: use the cache.
+        steps: int32 scalar. Not static, so one program serves all values.
     """
-    last = state.made + steps
+    last, window = state.made + steps, sampler.window
 
     def going(state: SamplerState) -> jax.Array:
         return (state.made < last) & ~jnp.all(state.done_B)
 
-    def step(state: SamplerState) -> SamplerState:
-        if window:
-            seen = state.text.last(window)
-            logits_B1V, _ = sampler.model.prefill(params, seen.ids_BS, seen.positions(), window, True)
-            cache = state.cache
-        else:
-            logits_B1V, cache = sampler.model.extend(params, state.text.last(1).ids_BS, state.cache, True)
-        return _append(sampler, state, logits_B1V, cache, rows)
+    def within_window(state: SamplerState) -> jax.Array:
+        return going(state) & (state.text.length - state.text.start_B.min() <= window)
 
-    return jax.lax.while_loop(going, step, state)
+    def cached(state: SamplerState) -> SamplerState:
+        logits_B1V, cache = sampler.model.extend(params, state.text.last(1).ids_BS, state.cache, True)
+        return _append(sampler, state, logits_B1V, cache)
+
+    def recomputed(state: SamplerState) -> SamplerState:
+        seen = state.text.last(window)
+        logits_B1V, _ = sampler.model.prefill(params, seen.ids_BS, seen.positions(), window, True)
+        return _append(sampler, state, logits_B1V, state.cache)
+
+    if not window:
+        return jax.lax.while_loop(going, cached, state)
+    return jax.lax.while_loop(going, recomputed, jax.lax.while_loop(within_window, cached, state))
 
 
-def _append(sampler: Sampler, state: SamplerState, logits_B1V: jax.Array, cache: Any, rows: Rows) -> SamplerState:
+def _append(sampler: Sampler, state: SamplerState, logits_B1V: jax.Array, cache: Any) -> SamplerState:
     text, made = state.text, state.made + 1
-    token_B, _ = sample_token(logits_B1V[:, -1], text, rows.key_B, state.made, sampler.sampling)
+    token_B, _ = sample_token(logits_B1V[:, -1], text, state.key_B, state.made, sampler.sampling)
     token_B = jnp.where(state.done_B, text.last(1).ids_BS[:, 0], token_B)
     ended_B = jnp.isin(token_B, jnp.asarray(sampler.stop_ids, jnp.int32)) | (token_B < 0)
-    return SamplerState(text.append(token_B[:, None]), cache, state.done_B | ended_B | (made >= rows.limit_B), made)
+    done_B = state.done_B | ended_B | (made >= state.limit_B)
+    return state._replace(text=text.append(token_B[:, None]), cache=cache, done_B=done_B, made=made)

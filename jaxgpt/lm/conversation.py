@@ -11,6 +11,7 @@ from jaxgpt.config import MAX_TOKENS, SEED, SamplingParams, TextParams
 from jaxgpt.data.chat_template import ChatTemplate, Message, check_messages
 from jaxgpt.decoding.sampler import SamplerState
 from jaxgpt.errors import UserError
+from jaxgpt.lm import engine
 from jaxgpt.lm.arguments import Prompt, as_tuple, make_settings, row_keys
 from jaxgpt.lm.generation import STREAM_BLOCK, Generation, Piece, Request, decode, read_request
 from jaxgpt.lm.model import LM, check_lm, for_decoding
@@ -47,7 +48,7 @@ class Chat:
             )
         self._template = ChatTemplate(special.chat_template, special.names)
         self._lm = for_decoding(lm)
-        self._before: SamplerState | None = None
+        self._state: SamplerState | None = None  # of the last answer
         self.messages = check_messages(messages) if messages else []
         self.prompt_tokens = self.reused = 0
 
@@ -85,20 +86,19 @@ class Chat:
     def _pieces(
         self, messages: list[dict[str, Any]], request: Request, sampling: SamplingParams, key_1: jax.Array
     ) -> Generator[Piece, None, None]:
-        before, self._before = self._before, None  # donated: cannot be used again if this call fails
+        state, self._state = self._state, None
         self.prompt_tokens = len(request.rows[0])
-        session = request.session(sampling, key_1, before)
-        self.reused, answer, failed = session.reused, "", False
+        self.reused = 0 if state is None else engine.shared(state, request.rows[0])
+        before, answer = state if self.reused else None, None
         try:
-            for piece in decode(request, session, STREAM_BLOCK):
-                answer += piece.text
+            for piece, self._state in decode(request, sampling, key_1, STREAM_BLOCK, before=before):
+                answer = (answer or "") + piece.text
                 yield piece
         except Exception:
-            failed = True
+            answer = None
             raise
         finally:
-            self._before = session.end()
-            if not failed:  # keep the answer even if the generator was closed or interrupted
+            if answer is not None:  # kept even if the generator was closed or interrupted
                 self.messages = [*messages, {"role": "assistant", "content": answer}]
 
 

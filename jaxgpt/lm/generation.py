@@ -12,19 +12,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgpt.config import SEED, BeamParams, SamplingParams, TextParams
-from jaxgpt.decoding.sampler import SamplerState
+from jaxgpt.decoding.sampler import Sampler, SamplerState
 from jaxgpt.decoding.sampling import DIVERGED, Filter, with_filters
 from jaxgpt.errors import UserError
+from jaxgpt.lm import engine
 from jaxgpt.lm.arguments import Prompt, Prompts, as_prompts, encode_prompt, make_settings, max_new, row_keys
-from jaxgpt.lm.engine import DecodeSession, bucket, cache_slots, search
 from jaxgpt.lm.model import LM, for_decoding, placed, sampler_of
 from jaxgpt.lm.text import FinishReason, TextStream
 from jaxgpt.parallel.host import device_memory
 from jaxgpt.settings import as_int
 
 STREAM_BLOCK = 4  # tokens generated between two pieces of a stream
-STOP_BLOCK = 32  # tokens generated between two searches for stop strings
-LONG_BLOCK = 512  # maximum number of tokens per call, for progress and Ctrl-C, which cannot interrupt a call
+BLOCK = 32  # tokens generated between two searches for stop strings, reports of progress, and chances for Ctrl-C
 BEAMS_IGNORE = ("temperature", "top_k", "top_p", "min_p", "lookup", "stop", "overflow")  # settings that need sampling
 
 
@@ -95,8 +94,8 @@ def generate(
         return []
     if beams.num_beams > 1:
         return _beam_search(request, sampling, beams)
-    pieces = decode(request, request.session(sampling, key), STOP_BLOCK if text.stop else LONG_BLOCK, progress)
-    done = {piece.row: piece.done for piece in pieces if piece.done}
+    pieces = decode(request, sampling, row_keys(key, len(request.rows)), BLOCK, progress)
+    done = {piece.row: piece.done for piece, _ in pieces if piece.done}
     return [done[row] for row in sorted(done)]
 
 
@@ -119,7 +118,8 @@ def stream(
     request = read_request(lm, prompts, text)
     if not request.prompts:
         return iter(())
-    return decode(request, request.session(with_filters(sampling, filters), key), block)
+    pieces = decode(request, with_filters(sampling, filters), row_keys(key, len(request.rows)), block)
+    return (piece for piece, _ in pieces)
 
 
 class Request(NamedTuple):
@@ -140,26 +140,10 @@ class Request(NamedTuple):
         params, prompt = self.params, self.prompts[row].text_ids
         return TextStream(self.lm.tokenizer, self.new[row], params.stop_ids, params.stop, prompt=prompt)
 
-    def session(self, sampling: SamplingParams, key: Any, before: SamplerState | None = None) -> DecodeSession:
-        """Return a session that generates the texts; `key` is as in `generate`."""
-        lm, params = self.lm, self.params
-        if params.lookup and (len(self.prompts) > 1 or params.overflow == "slide"):
-            raise UserError(
-                f"lookup {params.lookup} needs a single prompt, a single sequence, and no overflow slide: omit it, or "
-                f"generate the texts one by one"
-            )
-        with self.on_device():
-            return DecodeSession(
-                sampler_of(lm, sampling, params.stop_ids),
-                lm.params,
-                self.rows,
-                row_keys(key, len(self.rows)),
-                self.new,
-                context=lm.config.model.block_size,
-                slide=params.overflow == "slide",
-                lookup=params.lookup,
-                before=before,
-            )
+    def sampler(self, sampling: SamplingParams) -> Sampler:
+        """Return the sampler of the texts."""
+        params, window = self.params, self.lm.config.model.block_size if self.params.overflow == "slide" else 0
+        return replace(sampler_of(self.lm, sampling, params.stop_ids), window=window, lookup=params.lookup)
 
     @contextmanager
     def on_device(self, copies: int = 1) -> Iterator[None]:
@@ -167,13 +151,13 @@ class Request(NamedTuple):
 
         The size is computed first, because XLA aborts the process on a CPU that cannot allocate the caches.
         """
-        c, limit, rows = self.lm.config.model, max(self.new), bucket(len(self.rows))
-        slots = cache_slots(self.rows, limit, c.block_size, self.params.overflow == "slide")
+        c, (rows, _, size) = self.lm.config.model, engine.sizes(self.rows, self.new)
+        slots = min(size, 2 * c.block_size) if self.params.overflow == "slide" else size
         width = jnp.dtype(self.lm.config.train.compute_dtype).itemsize
-        needed = copies * rows * (2 * c.n_layer * slots * c.kv_heads * c.head_width * width + 4 * max(slots, limit))
+        needed = copies * rows * (2 * c.n_layer * slots * c.kv_heads * c.head_width * width + 4 * size)
         error = UserError(
-            f"not enough memory: {copies * rows:,} rows of {max(slots, limit):,} tokens take {needed / 1e9:,.1f} GB, the "
-            f"device has {device_memory() / 1e9:,.0f} GB; lower max_new_tokens, num_beams, num_return_sequences or the prompts"
+            f"not enough memory: {copies * rows:,} rows of {size:,} tokens take {needed / 1e9:,.1f} GB, the device has "
+            f"{device_memory() / 1e9:,.0f} GB; lower max_new_tokens, num_beams, num_return_sequences or the prompts"
         )
         if needed > device_memory():
             raise error
@@ -196,27 +180,53 @@ def read_request(lm: LM, prompts: Prompts, params: TextParams, sequences: int = 
         raise UserError("a stop string is empty: omit it")
     given = {as_int("a stop id", i, 0, model.vocab_size - 1) for i in params.stop_ids}
     ends = {i for i in tokenizer.end_ids if i < model.vocab_size}
+    if params.lookup and (len(encoded) > 1 or params.overflow == "slide"):
+        raise UserError(
+            f"lookup {params.lookup} needs a single prompt, a single sequence, and no overflow slide: omit it, or generate "
+            f"the texts one by one"
+        )
     return Request(lm, encoded, new, replace(params, stop_ids=tuple(sorted(given | ends))))
 
 
 def decode(
-    request: Request, session: DecodeSession, block: int, progress: Callable[[int, int], None] | None = None
-) -> Iterator[Piece]:
-    """Generate the texts of a session: one token, then `block` tokens per call; one call if `block` is enough."""
-    texts, longest = [request.text(row) for row in range(len(request.prompts))], max(request.new)
-    while going := [row for row, text in enumerate(texts) if text.finish_reason is None]:
-        with request.on_device():
-            fresh_BT = session.next_tokens(block if session.made or block >= longest else 1)
+    request: Request,
+    sampling: SamplingParams,
+    keys: jax.Array,
+    block: int,
+    progress: Callable[[int, int], None] | None = None,
+    before: SamplerState | None = None,
+) -> Iterator[tuple[Piece, SamplerState]]:
+    """Generate the texts: one token each, then `block` tokens per call. Yield pieces, and the state, which is then donated.
+
+    With `before`, the end of an earlier text, tokens shared with the prompt are not computed again.
+    """
+    sampler, params, texts = (
+        request.sampler(sampling),
+        request.lm.params,
+        [request.text(row) for row in range(len(keys))],
+    )
+    with request.on_device():
+        if before is None:
+            state = engine.start(sampler, params, request.rows, keys, request.new)
+        else:
+            state = engine.resume(sampler, params, before, request.rows[0], keys[0], request.new[0])
+    made = 0
+    while True:
+        fresh_BT, made = engine.new_ids(state, made), int(state.made)
         if progress:
-            progress(session.made, longest)
-        for row in going:
-            text = texts[row]
-            piece = text.add(fresh_BT[row].tolist())
-            if text.finish_reason:
-                yield Piece(row, piece, Generation(text.text, text.ids, text.finish_reason))
-            elif piece:
-                yield Piece(row, piece, None)
-        session.finish([row for row in going if texts[row].finish_reason])
+            progress(made, max(request.new))
+        for row, text in enumerate(texts):
+            if text.finish_reason is None:
+                piece = text.add(fresh_BT[row].tolist())
+                if text.finish_reason:
+                    yield Piece(row, piece, Generation(text.text, text.ids, text.finish_reason)), state
+                elif piece:
+                    yield Piece(row, piece, None), state
+        finished = [row for row, text in enumerate(texts) if text.finish_reason]
+        if len(finished) == len(texts):
+            return
+        with request.on_device():
+            state = engine.run(sampler, params, engine.finish(state, finished), block)
 
 
 def _beam_search(request: Request, sampling: SamplingParams, beams: BeamParams) -> list[Generation]:
@@ -228,8 +238,8 @@ def _beam_search(request: Request, sampling: SamplingParams, beams: BeamParams) 
     if W * V >= 2**31:
         raise UserError(f"num_beams {W} is too many for a vocabulary of {V}: at most {2**31 // V}")
     with request.on_device(2 * W):  # twice: reordering copies the beams
-        sampler = sampler_of(lm, replace(sampling, temperature=1.0), request.params.stop_ids)
-        found = search(sampler, beams, lm.params, request.rows, request.new, lm.config.model.block_size)
+        sampler = request.sampler(replace(sampling, temperature=1.0))
+        found = engine.search(sampler, beams, lm.params, request.rows, request.new)
     out = []
     for row in range(len(request.rows)):
         for beam in range(beams.num_return_sequences):

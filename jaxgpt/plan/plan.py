@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from jaxgpt.config import Config
 from jaxgpt.decoding import Sampler, TokenBuffer
-from jaxgpt.decoding.sampler import Rows, SamplerState, decode_steps, prefill
+from jaxgpt.decoding.sampler import SamplerState, decode_steps, prefill
 from jaxgpt.errors import UserError
 from jaxgpt.lm.model import TextModel
 from jaxgpt.model import GPT
@@ -73,10 +73,10 @@ def compile_decode(config: Config, topology: Topology) -> StepCost:
     model, mesh, B = config.model, program.mesh, program.microbatches.rows
     sampler, rules = Sampler(TextModel(GPT(model, program.decoder_ops))), rules_for(model, mesh)
 
-    def begin(params: Any) -> tuple[SamplerState, Rows]:
-        rows = Rows(jax.random.split(jax.random.key(0), B), jnp.zeros(B, jnp.int32))
-        text = TokenBuffer(jnp.zeros((B, 1), jnp.int32), jnp.zeros(B, jnp.int32), jnp.int32(1))
-        return prefill(sampler, params, text, rows, model.block_size, model.block_size), rows
+    def begin(params: Any) -> SamplerState:
+        keys_B, zeros_B = jax.random.split(jax.random.key(0), B), jnp.zeros(B, jnp.int32)
+        text = TokenBuffer(jnp.zeros((B, 1), jnp.int32), zeros_B, jnp.int32(1))
+        return prefill(sampler, params, text, keys_B, zeros_B, model.block_size)
 
     def placed(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         names = KV_AXES if leaf.ndim == 4 else ("batch", None)[: leaf.ndim]
@@ -86,11 +86,11 @@ def compile_decode(config: Config, topology: Topology) -> StepCost:
     dtype, weights = config.train.compute_dtype, program.abstract_weights
     params = map_matrices(lambda w: w.update(dtype=dtype), weights, model)  # as `for_decoding`
     with use_mesh(mesh, model):
-        state, rows = jax.tree.map(placed, jax.eval_shape(begin, params))
+        state = jax.tree.map(placed, jax.eval_shape(begin, params))
 
     def lowered() -> Any:
         with use_mesh(mesh, model):
-            return jax.jit(partial(decode_steps, sampler), donate_argnums=1).lower(params, state, rows, state.made)
+            return jax.jit(partial(decode_steps, sampler), donate_argnums=1).lower(params, state, state.made)
 
     counted = {"parameters": shard_bytes(params), "cache": shard_bytes(state.cache)}
     cost = _compiled(lowered, counted, program, topology)

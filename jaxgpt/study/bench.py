@@ -22,7 +22,7 @@ from jaxgpt.decoding import Sampler, SamplingParams
 from jaxgpt.errors import UserError
 from jaxgpt.kernels import of_device
 from jaxgpt.kernels.stored import quantize
-from jaxgpt.lm.engine import DecodeSession
+from jaxgpt.lm import engine
 from jaxgpt.lm.model import TextModel
 from jaxgpt.model import GPT
 from jaxgpt.model.init import init_params
@@ -198,11 +198,10 @@ def _decode(program: Program, bandwidth: float) -> dict[str, Any]:
 
     def generate() -> tuple[float, float]:
         keys = jax.random.split(jax.random.key(0), 1)
-        session = DecodeSession(sampler, weights, [[0] * prompt], keys, [new], context=config.block_size)
         clock = _Clock()
-        session.next_tokens(1)
+        state = jax.block_until_ready(engine.start(sampler, weights, [[0] * prompt], keys, [new]))
         first = clock()
-        session.next_tokens(new - 1)
+        jax.block_until_ready(engine.run(sampler, weights, state, new - 1))
         return first, clock() / (new - 1)
 
     clock = _Clock()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -12,21 +13,22 @@ from helpers import CountUp, lm_of
 
 from jaxgpt.decoding import Sampler, SamplingParams
 from jaxgpt.decoding.lookup import DRAFT, draft_tokens
+from jaxgpt.decoding.sampler import SamplerState
 from jaxgpt.decoding.sampling import TokenBuffer
-from jaxgpt.lm.engine import BLOCK, DecodeSession
+from jaxgpt.lm import engine
 from jaxgpt.lm.model import sampler_of
 
 NEW = 30
 
 
-def tokens(sampler: Sampler, params: Any, prompt: list[int], key: int, lookup: int, steps: int = NEW) -> list[int]:
-    """Generate up to `NEW` tokens, `steps` at a time."""
-    keys = jax.random.split(jax.random.key(key), 1)
-    session = DecodeSession(sampler, params, [prompt], keys, [NEW], context=64, lookup=lookup)
-    found: list[int] = []
-    while len(new := session.next_tokens(steps)[0]):
-        found += new.tolist()
-    return found
+def generated(
+    sampler: Sampler, params: Any, prompt: list[int], key: int, new: int = NEW, steps: int = NEW
+) -> SamplerState:
+    """Generate up to `new` tokens, `steps` per call."""
+    state = engine.start(sampler, params, [prompt], jax.random.split(jax.random.key(key), 1), [new])
+    while not state.done_B.all():
+        state = engine.run(sampler, params, state, steps)
+    return state
 
 
 @pytest.mark.ci
@@ -69,17 +71,18 @@ def test_the_tokens_are_those_of_plain_decoding(
     sampler, draw = sampler_of(lm, sampling, (1, 7)), np.random.default_rng(0)
     for case in range(50 if pytestconfig.getoption("--long") else 3):
         prompt = draw.integers(0, lm.config.model.vocab_size, draw.integers(9, 16)).tolist()
-        plain = tokens(sampler, lm.params, prompt, case, 0)
-        assert tokens(sampler, lm.params, prompt, case, 1, steps=7) == plain  # most drafts are rejected
+        plain = engine.new_ids(generated(sampler, lm.params, prompt, case)).tolist()
+        drafted = generated(replace(sampler, lookup=1), lm.params, prompt, case, steps=7)
+        assert engine.new_ids(drafted).tolist() == plain  # most drafts are rejected
 
 
-@pytest.mark.parametrize("new", [NEW, BLOCK])  # with and without spare slots
+@pytest.mark.parametrize("new", [NEW, 64])  # with and without spare slots
 def test_a_text_that_repeats_needs_few_passes(new: int) -> None:
-    sampler, passes = Sampler(CountUp(), SamplingParams(temperature=0)), []
+    passes = []
     for lookup in (0, 3):
-        keys = jax.random.split(jax.random.key(0), 1)
-        session = DecodeSession(sampler, None, [list(range(10)) * 2], keys, [new], context=128, lookup=lookup)
-        assert session.next_tokens(new)[0].tolist() == [i % 10 for i in range(new)]
-        passes.append(int(session._state.cache.passes))  # type: ignore[union-attr]
+        sampler = Sampler(CountUp(), SamplingParams(temperature=0), lookup=lookup)
+        state = generated(sampler, None, list(range(10)) * 2, 0, new, new)
+        assert engine.new_ids(state)[0].tolist() == [i % 10 for i in range(new)]
+        passes.append(int(state.cache.passes))
     assert passes[0] == new
     assert passes[1] <= 1 + -(-new // (DRAFT + 1)) + DRAFT  # the last tokens before the limit have no drafts

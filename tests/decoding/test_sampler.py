@@ -15,18 +15,21 @@ from helpers import CountUp, every_model, lm_of, make, random_ids
 from jaxgpt.config import BeamParams
 from jaxgpt.decoding import Sampler, SamplingParams, TokenBuffer
 from jaxgpt.decoding.beam import BeamSearch
-from jaxgpt.decoding.sampler import Rows, prefill
+from jaxgpt.decoding.sampler import prefill
 from jaxgpt.decoding.sampling import with_filters
-from jaxgpt.lm.engine import DecodeSession
+from jaxgpt.lm import engine
 from jaxgpt.lm.model import sampler_of
 from jaxgpt.ops import Ops
 
 GREEDY = SamplingParams(temperature=0)
 
 
-def session(sampler: Sampler, params: Any, rows: list[list[int]], n: int) -> DecodeSession:
-    keys = jax.random.split(jax.random.key(0), len(rows))
-    return DecodeSession(sampler, params, rows, keys, [n] * len(rows), context=12)
+def generated(sampler: Sampler, params: Any, rows: list[list[int]], n: int, steps: int = 100) -> np.ndarray:
+    """Generate `n` tokens per row, `steps` per call."""
+    state = engine.start(sampler, params, rows, jax.random.split(jax.random.key(0), len(rows)), [n] * len(rows))
+    while state.made < n:
+        state = engine.run(sampler, params, state, steps)
+    return engine.new_ids(state)[: len(rows)]
 
 
 @every_model
@@ -38,7 +41,7 @@ def test_greedy_equals_a_naive_loop(name: str) -> None:
     text = jnp.zeros((2, 10), jnp.int32).at[:, :4].set(prompt)
     for t in range(4, 10):  # tokens from t on do not affect the logits at t - 1
         text = text.at[:, t].set(forward(text)[:, t - 1].argmax(-1).astype(jnp.int32))
-    out = session(sampler_of(lm, GREEDY), lm.params, prompt.tolist(), 6).next_tokens(6)
+    out = generated(sampler_of(lm, GREEDY), lm.params, prompt.tolist(), 6)
     assert (out == text[:, 4:]).all()
 
 
@@ -46,27 +49,27 @@ STUB = Sampler(CountUp())
 
 
 def test_an_ended_row_does_not_change() -> None:
-    out = session(replace(STUB, stop_ids=(6,)), None, [[4], [7]], 4).next_tokens(4)
+    out = generated(replace(STUB, stop_ids=(6,)), None, [[4], [7]], 4)
     assert out.tolist() == [[5, 6, 6, 6], [8, 9, 0, 1]]
 
 
 def test_tokens_do_not_depend_on_steps_per_call() -> None:
-    parts = session(STUB, None, [[4], [7]], 5)
-    assert [parts.next_tokens(n).tolist() for n in (1, 2, 2)] == [[[5], [8]], [[6, 7], [9, 0]], [[8, 9], [1, 2]]]
+    for steps in (1, 2, 9):
+        assert generated(STUB, None, [[4], [7]], 5, steps).tolist() == [[5, 6, 7, 8, 9], [8, 9, 0, 1, 2]]
 
 
 def test_samplers_are_values() -> None:
     """Equal samplers share compiled programs, including samplers of models that are built twice."""
     lm, text = lm_of("gpt2"), TokenBuffer(jnp.ones((1, 4), jnp.int32), jnp.zeros(1, jnp.int32), jnp.int32(4))
-    rows = Rows(jax.random.split(jax.random.key(0), 1), jnp.array([3]))
-    traced = jax.jit(chex.assert_max_traces(prefill, n=2), static_argnums=(0, 4, 5))
+    keys = jax.random.split(jax.random.key(0), 1)
+    traced = jax.jit(chex.assert_max_traces(prefill, n=2), static_argnums=(0, 5))
     for temperature in (0.5, 0.7):
         first, second = (
             sampler_of(lm._replace(config=replace(lm.config)), SamplingParams(temperature, top_k=3), (1, 2))
             for _ in range(2)
         )
         assert (first, hash(first)) == (second, hash(second))
-        made = [traced(sampler, lm.params, text, rows, 8, 8).text.ids_BS for sampler in (first, second)]
+        made = [traced(sampler, lm.params, text, keys, jnp.array([3]), 8).text.ids_BS for sampler in (first, second)]
         np.testing.assert_array_equal(*made)
     others = [replace(first, stop_ids=(1,)), replace(first, sampling=GREEDY), sampler_of(lm, ops=Ops()), STUB]
     assert len({first, *others}) == 5

@@ -95,9 +95,9 @@ def head_apart_from_the_table(_: Any) -> Any:
 
 
 def rows_begin_one_slot_early(right: Any) -> Any:
-    def left_pad(*args: Any) -> tuple[np.ndarray, np.ndarray]:
-        ids_BP, start_B = right(*args)
-        return ids_BP, np.maximum(start_B - 1, 0)
+    def left_pad(*args: Any) -> tuple[Any, ...]:
+        text, *others = right(*args)
+        return text._replace(start_B=np.maximum(text.start_B - 1, 0)), *others
 
     return left_pad
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgpt.decoding import Sampler, SamplingParams, TokenBuffer, sample_token
-from jaxgpt.decoding.sampler import Rows, decode_steps, prefill
+from jaxgpt.decoding.sampler import decode_steps, prefill
 from jaxgpt.lm import engine
 from jaxgpt.lm.model import TextModel
 from jaxgpt.ops.attention import document_positions
@@ -42,9 +42,9 @@ def cached(s: Subject) -> float:
 def padded(s: Subject) -> float:
     """Compare logits of left-padded prompts of different lengths to the logits of each prompt alone."""
     prompts = [np.asarray(s.tokens[0]).tolist(), np.asarray(s.tokens[1, : max(s.length // 3, 1)]).tolist()]
-    ids_BP, start_B = engine.left_pad(prompts, s.config.model.block_size)
-    start, P = jax.jit(TextModel(s.model).prefill, static_argnums=(3, 4)), ids_BP.shape[1]
-    logits, _ = start(s.params, jnp.asarray(ids_BP), _positions(start_B, P), P, False)
+    text, _, _ = engine.left_pad(prompts, [0, 0])
+    start, P = jax.jit(TextModel(s.model).prefill, static_argnums=(3, 4)), text.ids_BS.shape[1]
+    logits, _ = start(s.params, text.ids_BS, text.positions(), P, False)
     together = [np.asarray(logits[row, P - len(ids) :]) for row, ids in enumerate(prompts)]
     alone = [np.asarray(s.forward(s.params, jnp.asarray([ids], jnp.int32))[0]) for ids in prompts]
     return max(distance(a, b) for a, b in zip(together, alone, strict=True))
@@ -57,11 +57,11 @@ def sampler_loop(s: Subject) -> float:
     sampling = SamplingParams(temperature=0.8, top_k=min(8, s.config.model.vocab_size))
     sampler = Sampler(TextModel(s.model), sampling)
     text = TokenBuffer(s.tokens[:, :P], jnp.zeros(2, jnp.int32), jnp.int32(P))
-    rows = Rows(jax.random.split(jax.random.key(0), 2), jnp.full(2, new, jnp.int32))
+    keys_2, limit_2 = jax.random.split(jax.random.key(0), 2), jnp.full(2, new, jnp.int32)
 
     def run(params: Any) -> Any:
-        state = prefill(sampler, params, text, rows, P + new, P + new)
-        return decode_steps(sampler, params, state, rows, jnp.int32(new - 1))
+        state = prefill(sampler, params, text, keys_2, limit_2, P + new)
+        return decode_steps(sampler, params, state, jnp.int32(new - 1))
 
     looped = jax.jit(run)(s.params)
     extend = jax.jit(sampler.model.extend, static_argnums=3)
@@ -69,7 +69,7 @@ def sampler_loop(s: Subject) -> float:
     logits, cache = first(s.params, text.ids_BS, text.positions(), P + new, True)
     text = text._replace(ids_BS=jnp.pad(text.ids_BS, ((0, 0), (0, new))))
     for made in range(new):
-        token_B, _ = sample_token(logits[:, -1], text, rows.key_B, jnp.int32(made), sampling)
+        token_B, _ = sample_token(logits[:, -1], text, keys_2, jnp.int32(made), sampling)
         text = text.append(token_B[:, None])
         if made < new - 1:
             logits, cache = extend(s.params, token_B[:, None], cache, True)
