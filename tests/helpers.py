@@ -10,7 +10,7 @@ import json
 import math
 import resource
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ from jaxgpt.cli import main
 from jaxgpt.cli.parse import parse
 from jaxgpt.config import Config, DataConfig, MeshConfig, ModelConfig, OptimConfig, TrainConfig
 from jaxgpt.data.tokenizer_files import make_tokenizer
+from jaxgpt.decoding import Decoder
 from jaxgpt.kernels.flash import cudnn_attention, splash_attention
 from jaxgpt.lm import LM
 from jaxgpt.model import GPT
@@ -115,8 +116,11 @@ class Counted(NamedTuple):
     length: jax.Array
 
 
-class CountUp:
+@dataclass(frozen=True)
+class CountUp(Decoder):
     """A model that always predicts the next id modulo 10."""
+
+    model: Any = None
 
     def prefill(self, params: Any, ids_BT: jax.Array, position_BT: jax.Array, slots: int, last: bool) -> Any:
         return self.extend(params, ids_BT, Counted(jnp.int32(0), jnp.int32(0)), last)

@@ -47,11 +47,11 @@ def explain(
 
     with progress("loading"):
         lm = load(run, checkpoint, weights)
-    encoded = encode_prompt(lm.tokenizer, lm.config.model.vocab_size, prompt, special)
-    choice = explain_token(lm, encoded.ids, key=seed, **asdict(sampling))
+    ids = encode_prompt(lm.tokenizer, lm.config.model.vocab_size, prompt, special)
+    choice = explain_token(lm, ids or "", key=seed, **asdict(sampling))
 
     def described(token: int) -> dict[str, Any]:
-        text = TextStream(lm.tokenizer, 1, prompt=encoded.text_ids).add([token])
+        text = TextStream(lm.tokenizer, 1, prompt=ids).add([token])
         return {"id": token, "text": text, "probability": float(choice.probability_V[token])}
 
     top = np.argsort(-choice.probability_V, kind="stable")[:show]

@@ -61,10 +61,7 @@ def sample(
     if check_memorized:
         with progress("tokenizing") as activity:
             data = _training_data(lm, run, checkpoint, activity)
-    inputs = []
-    for each in prompt:
-        encoded = encode_prompt(lm.tokenizer, lm.config.model.vocab_size, each, special)
-        inputs.append(encoded.ids if encoded.text_ids else "")
+    inputs = [encode_prompt(lm.tokenizer, lm.config.model.vocab_size, each, special) or "" for each in prompt]
     settings: dict[str, Any] = asdict(text) | asdict(sampling) | {"key": seed}
     if stream:
         outs = [_stream(lm, prompt[0], inputs[0], settings)]

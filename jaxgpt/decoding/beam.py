@@ -132,7 +132,7 @@ class BeamSearch:
         C = min(max(2, 1 + len(self.sampler.stop_ids)), V) * W
         text = TokenBuffer(state.ids_BWS.reshape(B * W, -1), jnp.repeat(state.start_B, W), P + state.made)
         log_p = jax.nn.log_softmax(state.logits_BWV, axis=-1).reshape(B * W, V)
-        log_p = warp(log_p, text, self.sampler.sampling).reshape(B, W, V)
+        log_p = warp(log_p, text, self.sampler.sampling, self.sampler.filters).reshape(B, W, V)
         # A row at its limit waits for the other rows. Its logits are not read: past the last
         # learned position they are NaN.
         log_p = jnp.where((state.made < state.limit_B)[:, None, None], log_p, 0.0)

@@ -63,7 +63,8 @@ def lookup_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.
 
         def sample(logits_V: jax.Array, t: jax.Array) -> jax.Array:
             seen = drafted._replace(length=text.length + t)
-            return sample_token(logits_V[None], seen, state.key_B, state.made + t, sampler.sampling)[0][0]
+            index = state.made + t
+            return sample_token(logits_V[None], seen, state.key_B, index, sampler.sampling, sampler.filters)[0][0]
 
         token_T = jax.vmap(sample)(logits_1TV[0], jnp.arange(DRAFT + 1))
         accepted = jnp.cumprod(token_T[:-1] == draft_G).sum()  # one more token is sampled after the accepted tokens

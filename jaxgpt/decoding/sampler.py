@@ -3,25 +3,46 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxgpt.config import SamplingParams
-from jaxgpt.decoding.sampling import TokenBuffer, sample_token
+from jaxgpt.decoding.sampling import Filter, TokenBuffer, sample_token
+from jaxgpt.model import GPT
 
 
-class Decoder(Protocol):
-    """A model as two functions. Equal decoders share compiled programs."""
+@dataclass(frozen=True)
+class Decoder:
+    """A model as two functions, with probability 0 for ids without text. Equal decoders share compiled programs.
+
+    Attributes:
+        model: the model.
+        has_text: one byte per id, 0 for an id without text (a padded vocabulary); empty: all have a text.
+    """
+
+    model: GPT
+    has_text: bytes = b""
 
     def prefill(
-        self, params: Any, tokens_BT: jax.Array, position_BT: jax.Array, slots: int, last: bool, /
+        self, params: Any, tokens_BT: jax.Array, position_BT: jax.Array, slots: int, last: bool
     ) -> tuple[jax.Array, Any]:
         """Return the logits of prompts, `[B, T, V]` or of the last position, and a cache of `slots` slots."""
+        result: Any = self.model.apply({"params": params}, tokens_BT, position_BT, slots, last, method="prefill")
+        return only_text(result[0], self.has_text), result[1]
 
-    def extend(self, params: Any, tokens_BT: jax.Array, cache: Any, last: bool, /) -> tuple[jax.Array, Any]:
+    def extend(self, params: Any, tokens_BT: jax.Array, cache: Any, last: bool) -> tuple[jax.Array, Any]:
         """Return the logits of tokens that follow the cached tokens, and the extended cache."""
+        result: Any = self.model.apply({"params": params}, tokens_BT, cache, last, method="extend")
+        return only_text(result[0], self.has_text), result[1]
+
+
+def only_text(logits_BTV: jax.Array, has_text: bytes) -> jax.Array:
+    """Set the logits of ids without a text to -inf; `has_text` as for `Decoder`."""
+    possible = np.frombuffer(has_text, np.bool_)
+    return logits_BTV if possible.all() else jnp.where(possible[None, None], logits_BTV, -jnp.inf)
 
 
 @dataclass(frozen=True)
@@ -29,9 +50,10 @@ class Sampler:
     """A model and the settings that determine how it continues a text. Equal samplers share compiled programs.
 
     Attributes:
-        model: the functions of the model.
+        model: the model as two functions.
         sampling: sampling parameters.
         stop_ids: ids that end a row.
+        filters: custom filters, applied before the temperature; compared by identity.
         window: beyond this number of tokens, recompute the last `window` tokens at each step, as if the text began there.
             Each token takes a full forward pass; with learned positions, no other way exceeds the context. 0: no limit.
         lookup: number of tokens that must match to draft the next tokens (`lookup_steps`); 0: no drafts.
@@ -40,6 +62,7 @@ class Sampler:
     model: Decoder
     sampling: SamplingParams = SamplingParams()
     stop_ids: tuple[int, ...] = ()
+    filters: tuple[Filter, ...] = ()
     window: int = 0
     lookup: int = 0
 
@@ -117,7 +140,7 @@ def decode_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.
 
 def _append(sampler: Sampler, state: SamplerState, logits_B1V: jax.Array, cache: Any) -> SamplerState:
     text, made = state.text, state.made + 1
-    token_B, _ = sample_token(logits_B1V[:, -1], text, state.key_B, state.made, sampler.sampling)
+    token_B, _ = sample_token(logits_B1V[:, -1], text, state.key_B, state.made, sampler.sampling, sampler.filters)
     token_B = jnp.where(state.done_B, text.last(1).ids_BS[:, 0], token_B)
     ended_B = jnp.isin(token_B, jnp.asarray(sampler.stop_ids, jnp.int32)) | (token_B < 0)
     done_B = state.done_B | ended_B | (made >= state.limit_B)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 import jax
@@ -58,32 +57,6 @@ class TokenBuffer(NamedTuple):
 Filter = Callable[[jax.Array, TokenBuffer], jax.Array]
 
 
-@dataclass(frozen=True)
-class CustomSampling(SamplingParams):
-    """Sampling parameters with custom filters, which run before temperature scaling."""
-
-    filters: tuple[Filter, ...] = ()
-
-
-def with_filters(sampling: SamplingParams, added: Sequence[Filter]) -> SamplingParams:
-    """Add custom filters to sampling parameters.
-
-    Compiled programs are cached by function identity, so define each filter once, at the top level of a module.
-
-    Args:
-        sampling: the parameters.
-        added: pure functions `(logits_BV, text) -> logits_BV`, traced once.
-
-    Raises:
-        UserError: if a filter is not a function.
-    """
-    if not added:
-        return sampling
-    if not isinstance(added, (list, tuple)) or not all(callable(f) and f.__hash__ for f in added):
-        raise UserError("filters must be a list of functions (logits_BV, text) -> logits_BV")
-    return CustomSampling(**asdict(sampling), filters=tuple(added))
-
-
 def _apply(custom: Filter, logits_BV: jax.Array, text: TokenBuffer) -> tuple[str, jax.Array]:
     """Apply a custom filter and check shape and dtype; return its name and the new logits."""
     name = getattr(custom, "__name__", type(custom).__name__)
@@ -99,7 +72,9 @@ def _apply(custom: Filter, logits_BV: jax.Array, text: TokenBuffer) -> tuple[str
     return name, out
 
 
-def stages(logits_BV: jax.Array, text: TokenBuffer, sampling: SamplingParams) -> Iterator[tuple[str, jax.Array]]:
+def stages(
+    logits_BV: jax.Array, text: TokenBuffer, sampling: SamplingParams, custom: Sequence[Filter] = ()
+) -> Iterator[tuple[str, jax.Array]]:
     """Yield the name of each enabled filter and the logits after it.
 
     The order matches transformers: repetition penalty, n-grams, custom filters, temperature, top-k, top-p, min-p.
@@ -113,8 +88,8 @@ def stages(logits_BV: jax.Array, text: TokenBuffer, sampling: SamplingParams) ->
             logits_BV, text.ids_BS, text.start_B, text.length, s.no_repeat_ngram_size
         )
         yield f"no-repeat n-gram {s.no_repeat_ngram_size}", logits_BV
-    for custom in s.filters if isinstance(s, CustomSampling) else ():
-        name, logits_BV = _apply(custom, logits_BV, text)
+    for each in custom:
+        name, logits_BV = _apply(each, logits_BV, text)
         yield name, logits_BV
     if s.temperature == 0:
         yield "greedy", filters.keep_argmax(logits_BV)
@@ -133,9 +108,9 @@ def stages(logits_BV: jax.Array, text: TokenBuffer, sampling: SamplingParams) ->
         yield f"min-p {s.min_p:g}", logits_BV
 
 
-def warp(logits_BV: jax.Array, text: TokenBuffer, sampling: SamplingParams) -> jax.Array:
+def warp(logits_BV: jax.Array, text: TokenBuffer, sampling: SamplingParams, custom: Sequence[Filter] = ()) -> jax.Array:
     """Apply all filters; the logits of removed tokens become -inf. Float32 `[B, V]` in and out."""
-    for _, warped_BV in stages(logits_BV, text, sampling):
+    for _, warped_BV in stages(logits_BV, text, sampling, custom):
         logits_BV = warped_BV
     return logits_BV
 
@@ -146,7 +121,12 @@ def row_uniform(key_B: jax.Array, index: jax.typing.ArrayLike) -> jax.Array:
 
 
 def sample_token(
-    logits_BV: jax.Array, text: TokenBuffer, key_B: jax.Array, index: jax.Array, sampling: SamplingParams
+    logits_BV: jax.Array,
+    text: TokenBuffer,
+    key_B: jax.Array,
+    index: jax.Array,
+    sampling: SamplingParams,
+    custom: Sequence[Filter] = (),
 ) -> tuple[jax.Array, jax.Array]:
     """Sample the next token of each row. Every row has a separate key, so rows are independent.
 
@@ -157,7 +137,7 @@ def sample_token(
         token_B: int32 `[B]`; `ALL_REMOVED` if every token is removed, `NOT_A_NUMBER` if a logit is NaN.
         log_p_B: logarithm of the token's probability after all filters, float32 `[B]`.
     """
-    warped_BV = warp(logits_BV, text, sampling)
+    warped_BV = warp(logits_BV, text, sampling, custom)
     if sampling.draws:
         token_B = filters.inverse_cdf_sample(warped_BV, row_uniform(key_B, index))
     else:

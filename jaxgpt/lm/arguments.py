@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from numbers import Number
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,17 +14,11 @@ import numpy as np
 
 from jaxgpt.config import NEW_TOKENS, ModelConfig, TextParams
 from jaxgpt.data.tokenizer import Tokenizer
+from jaxgpt.decoding.sampling import Filter
 from jaxgpt.errors import UserError, did_you_mean, short_repr
 from jaxgpt.settings import as_int
 
 Prompts = str | Sequence[int] | Sequence[str | Sequence[int]]  # one prompt, or several
-
-
-class Prompt(NamedTuple):
-    """One prompt."""
-
-    ids: list[int]  # input of the model; for an empty prompt, the ids that precede a new text
-    text_ids: list[int]  # ids of the prompt's text: `ids`; [] for an empty prompt
 
 
 def make_settings(given: Mapping[str, Any], *classes: type[Any]) -> list[Any]:
@@ -62,28 +56,34 @@ def as_prompts(prompts: Any) -> list[Any]:
     return [rows] if rows and all(isinstance(x, Number) or getattr(x, "shape", None) == () for x in rows) else rows
 
 
-def encode_prompt(tokenizer: Tokenizer, vocab_size: int, prompt: Any, special: bool = False) -> Prompt:
-    """Encode a prompt, a string or ids, for a model of `vocab_size` ids.
+def encode_prompt(tokenizer: Tokenizer, vocab_size: int, prompt: Any, special: bool = False) -> list[int]:
+    """Encode a prompt, a string or ids, for a model of `vocab_size` ids; [] for an empty string (see `start_ids`).
 
-    A string is preceded by the tokenizer's `bos_ids`, unless it begins with them; an empty string becomes the ids that
-    `start_ids` returns. With `special`, names of special tokens in a string are encoded as their ids.
+    A string is preceded by the tokenizer's `bos_ids`, unless it begins with them. With `special`, names of special tokens in
+    a string are encoded as their ids.
 
-    Raises `UserError` if the prompt has no ids, non-integer ids, or ids outside the vocabulary.
+    Raises `UserError` if a list has no ids, non-integer ids, or ids outside the vocabulary.
     """
     if isinstance(prompt, str):
-        text_ids = (tokenizer.encode_special if special else tokenizer.encode)(prompt).tolist()
+        ids = (tokenizer.encode_special if special else tokenizer.encode)(prompt).tolist()
         before = list(tokenizer.bos_ids)
-        if text_ids and text_ids[: len(before)] != before:
-            text_ids = before + text_ids
+        if ids and ids[: len(before)] != before:
+            ids = before + ids
     else:
-        text_ids = as_list(prompt)
-        if not text_ids:
+        ids = as_list(prompt)
+        if not ids:
             raise UserError(f"a prompt must be a string or a list of token ids, at least one: {short_repr(prompt)}")
-    ids = [
+    return [
         as_int(f"the id at position {n} of the prompt (vocabulary of {vocab_size})", i, 0, vocab_size - 1)
-        for n, i in enumerate(text_ids or start_ids(tokenizer))
+        for n, i in enumerate(ids)
     ]
-    return Prompt(ids, ids if text_ids else [])
+
+
+def as_filters(filters: Any) -> tuple[Filter, ...]:
+    """Check custom filters: hashable functions, because compiled programs are found by the identity of each."""
+    if not isinstance(filters, (list, tuple)) or not all(callable(f) and f.__hash__ for f in filters):
+        raise UserError("filters must be a list of functions (logits_BV, text) -> logits_BV")
+    return tuple(filters)
 
 
 def start_ids(tokenizer: Tokenizer) -> list[int]:

@@ -12,7 +12,7 @@ from jaxgpt.data.chat_template import ChatTemplate, Message, check_messages
 from jaxgpt.decoding.sampler import SamplerState
 from jaxgpt.errors import UserError
 from jaxgpt.lm import engine
-from jaxgpt.lm.arguments import Prompt, as_tuple, make_settings, row_keys
+from jaxgpt.lm.arguments import as_tuple, make_settings, row_keys
 from jaxgpt.lm.generation import STREAM_BLOCK, Generation, Piece, Request, decode, read_request
 from jaxgpt.lm.model import LM, check_lm, for_decoding
 from jaxgpt.settings import as_int
@@ -79,8 +79,7 @@ class Chat:
             )
         longest = ANSWER_TOKENS if max_new_tokens is None else as_int("max_new_tokens", max_new_tokens, 1, MAX_TOKENS)
         request = read_request(self._lm, [ids], TextParams(min(longest, context - len(ids)), stop=as_tuple(stop)))
-        # An answer is decoded separately from the text before it.
-        request = request._replace(prompts=[Prompt(ids, [])])
+        request = request._replace(prompts=[[]])  # an answer is decoded separately from the text before it
         return self._pieces(messages, request, params, row_keys(key, 1))
 
     def _pieces(
@@ -91,7 +90,7 @@ class Chat:
         self.reused = 0 if state is None else engine.shared(state, request.rows[0])
         before, answer = state if self.reused else None, None
         try:
-            for piece, self._state in decode(request, sampling, key_1, STREAM_BLOCK, before=before):
+            for piece, self._state in decode(request, request.sampler(sampling), key_1, STREAM_BLOCK, before=before):
                 answer = (answer or "") + piece.text
                 yield piece
         except Exception:

@@ -12,9 +12,9 @@ import numpy as np
 from jaxgpt.config import SEED, SamplingParams, TextParams
 from jaxgpt.decoding import TokenBuffer
 from jaxgpt.decoding.filters import inverse_cdf_sample
-from jaxgpt.decoding.sampling import DIVERGED, Filter, row_uniform, stages, with_filters
+from jaxgpt.decoding.sampling import DIVERGED, Filter, row_uniform, stages
 from jaxgpt.errors import UserError
-from jaxgpt.lm.arguments import make_settings, row_keys
+from jaxgpt.lm.arguments import as_filters, make_settings, row_keys
 from jaxgpt.lm.generation import read_request
 from jaxgpt.lm.model import LM, sampler_of
 
@@ -85,11 +85,16 @@ def explain(
     prefill = jax.jit(sampler_of(lm).model.prefill, static_argnums=(3, 4))
     with request.on_device():
         logits_11V, _ = prefill(lm.params, text.ids_BS, text.positions(), len(ids), True)
-    return explain_choice(logits_11V[:, -1], text, with_filters(params, filters), row_keys(key, 1)[0])
+    return explain_choice(logits_11V[:, -1], text, params, row_keys(key, 1)[0], custom=as_filters(filters))
 
 
 def explain_choice(
-    logits_1V: jax.Array, text: TokenBuffer, sampling: SamplingParams, key: jax.Array, index: int = 0
+    logits_1V: jax.Array,
+    text: TokenBuffer,
+    sampling: SamplingParams,
+    key: jax.Array,
+    index: int = 0,
+    custom: Sequence[Filter] = (),
 ) -> Choice:
     """Sample the new token at `index` of a row as `sample_token` does, and record each stage.
 
@@ -99,7 +104,7 @@ def explain_choice(
         raise UserError(DIVERGED)
     before_V = _probability(logits_1V)
     effects = []
-    for name, logits_1V in stages(logits_1V, text, sampling):  # noqa: B020
+    for name, logits_1V in stages(logits_1V, text, sampling, custom):  # noqa: B020
         if np.isneginf(np.asarray(logits_1V)).all():
             raise UserError(f"{name} forbids every token: let it keep some (0 disables no_repeat_ngram_size)")
         after_V = _probability(logits_1V)

@@ -13,10 +13,19 @@ import numpy as np
 
 from jaxgpt.config import SEED, BeamParams, SamplingParams, TextParams
 from jaxgpt.decoding.sampler import Sampler, SamplerState
-from jaxgpt.decoding.sampling import DIVERGED, Filter, with_filters
+from jaxgpt.decoding.sampling import DIVERGED, Filter
 from jaxgpt.errors import UserError
 from jaxgpt.lm import engine
-from jaxgpt.lm.arguments import Prompt, Prompts, as_prompts, encode_prompt, make_settings, max_new, row_keys
+from jaxgpt.lm.arguments import (
+    Prompts,
+    as_filters,
+    as_prompts,
+    encode_prompt,
+    make_settings,
+    max_new,
+    row_keys,
+    start_ids,
+)
 from jaxgpt.lm.model import LM, for_decoding, placed, sampler_of
 from jaxgpt.lm.text import FinishReason, TextStream
 from jaxgpt.parallel.host import device_memory
@@ -89,12 +98,12 @@ def generate(
     """
     text, sampling, beams = make_settings(settings, TextParams, SamplingParams, BeamParams)
     request = read_request(lm, prompts, text, beams.num_return_sequences if beams.num_beams == 1 else 1)
-    sampling = with_filters(sampling, filters)
-    if not request.prompts:
+    custom = as_filters(filters)
+    if not request.rows:
         return []
     if beams.num_beams > 1:
-        return _beam_search(request, sampling, beams)
-    pieces = decode(request, sampling, row_keys(key, len(request.rows)), BLOCK, progress)
+        return _beam_search(request, sampling, custom, beams)
+    pieces = decode(request, request.sampler(sampling, custom), row_keys(key, len(request.rows)), BLOCK, progress)
     done = {piece.row: piece.done for piece, _ in pieces if piece.done}
     return [done[row] for row in sorted(done)]
 
@@ -116,9 +125,9 @@ def stream(
     text, sampling = make_settings(settings, TextParams, SamplingParams)
     block = 2**31 - 1 if block is None else as_int("block", block, 1, 2**31 - 1)
     request = read_request(lm, prompts, text)
-    if not request.prompts:
+    if not request.rows:
         return iter(())
-    pieces = decode(request, with_filters(sampling, filters), row_keys(key, len(request.rows)), block)
+    pieces = decode(request, request.sampler(sampling, as_filters(filters)), row_keys(key, len(request.rows)), block)
     return (piece for piece, _ in pieces)
 
 
@@ -126,24 +135,21 @@ class Request(NamedTuple):
     """Texts to generate."""
 
     lm: LM
-    prompts: list[Prompt]  # one per row
+    rows: list[list[int]]  # ids that the model reads; for an empty prompt, ids that precede a new text
+    prompts: list[list[int]]  # ids decoded together with the new ids of each row; [] for an empty prompt
     new: list[int]  # maximum number of new tokens of each row
     params: TextParams  # length and end of the texts; `stop_ids` includes the end tokens
 
-    @property
-    def rows(self) -> list[list[int]]:
-        """The ids of each prompt."""
-        return [prompt.ids for prompt in self.prompts]
-
     def text(self, row: int) -> TextStream:
         """Return a stream for the text of a row."""
-        params, prompt = self.params, self.prompts[row].text_ids
-        return TextStream(self.lm.tokenizer, self.new[row], params.stop_ids, params.stop, prompt=prompt)
+        params = self.params
+        return TextStream(self.lm.tokenizer, self.new[row], params.stop_ids, params.stop, prompt=self.prompts[row])
 
-    def sampler(self, sampling: SamplingParams) -> Sampler:
+    def sampler(self, sampling: SamplingParams, filters: tuple[Filter, ...] = ()) -> Sampler:
         """Return the sampler of the texts."""
         params, window = self.params, self.lm.config.model.block_size if self.params.overflow == "slide" else 0
-        return replace(sampler_of(self.lm, sampling, params.stop_ids), window=window, lookup=params.lookup)
+        sampler = sampler_of(self.lm, sampling, params.stop_ids)
+        return replace(sampler, filters=filters, window=window, lookup=params.lookup)
 
     @contextmanager
     def on_device(self, copies: int = 1) -> Iterator[None]:
@@ -174,23 +180,24 @@ def read_request(lm: LM, prompts: Prompts, params: TextParams, sequences: int = 
     """Encode each prompt `sequences` times, and check lengths, stop ids and stop strings."""
     lm, model, tokenizer = for_decoding(lm), lm.config.model, lm.tokenizer
     encoded = [encode_prompt(tokenizer, model.vocab_size, prompt) for prompt in as_prompts(prompts)]
-    encoded = [prompt for prompt in encoded for _ in range(sequences)]
-    new = [max_new(model, len(prompt.ids), params) for prompt in encoded]
+    encoded = [ids for ids in encoded for _ in range(sequences)]
+    rows = [ids or start_ids(tokenizer) for ids in encoded]
+    new = [max_new(model, len(ids), params) for ids in rows]
     if "" in params.stop:
         raise UserError("a stop string is empty: omit it")
     given = {as_int("a stop id", i, 0, model.vocab_size - 1) for i in params.stop_ids}
     ends = {i for i in tokenizer.end_ids if i < model.vocab_size}
-    if params.lookup and (len(encoded) > 1 or params.overflow == "slide"):
+    if params.lookup and (len(rows) > 1 or params.overflow == "slide"):
         raise UserError(
             f"lookup {params.lookup} needs a single prompt, a single sequence, and no overflow slide: omit it, or generate "
             f"the texts one by one"
         )
-    return Request(lm, encoded, new, replace(params, stop_ids=tuple(sorted(given | ends))))
+    return Request(lm, rows, encoded, new, replace(params, stop_ids=tuple(sorted(given | ends))))
 
 
 def decode(
     request: Request,
-    sampling: SamplingParams,
+    sampler: Sampler,
     keys: jax.Array,
     block: int,
     progress: Callable[[int, int], None] | None = None,
@@ -200,17 +207,12 @@ def decode(
 
     With `before`, the end of an earlier text, tokens shared with the prompt are not computed again.
     """
-    sampler, params, texts = (
-        request.sampler(sampling),
-        request.lm.params,
-        [request.text(row) for row in range(len(keys))],
-    )
+    params, texts, made = request.lm.params, [request.text(row) for row in range(len(keys))], 0
     with request.on_device():
         if before is None:
             state = engine.start(sampler, params, request.rows, keys, request.new)
         else:
             state = engine.resume(sampler, params, before, request.rows[0], keys[0], request.new[0])
-    made = 0
     while True:
         fresh_BT, made = engine.new_ids(state, made), int(state.made)
         if progress:
@@ -226,10 +228,12 @@ def decode(
         if len(finished) == len(texts):
             return
         with request.on_device():
-            state = engine.run(sampler, params, engine.finish(state, finished), block)
+            state = engine.run(sampler, params, engine.finish(state, finished) if finished else state, block)
 
 
-def _beam_search(request: Request, sampling: SamplingParams, beams: BeamParams) -> list[Generation]:
+def _beam_search(
+    request: Request, sampling: SamplingParams, filters: tuple[Filter, ...], beams: BeamParams
+) -> list[Generation]:
     lm, W, V = request.lm, beams.num_beams, request.lm.config.model.vocab_size
     given, default = vars(sampling) | vars(request.params), vars(SamplingParams()) | vars(TextParams())
     for name in BEAMS_IGNORE:
@@ -238,7 +242,7 @@ def _beam_search(request: Request, sampling: SamplingParams, beams: BeamParams) 
     if W * V >= 2**31:
         raise UserError(f"num_beams {W} is too many for a vocabulary of {V}: at most {2**31 // V}")
     with request.on_device(2 * W):  # twice: reordering copies the beams
-        sampler = request.sampler(replace(sampling, temperature=1.0))
+        sampler = request.sampler(replace(sampling, temperature=1.0), filters)
         found = engine.search(sampler, beams, lm.params, request.rows, request.new)
     out = []
     for row in range(len(request.rows)):

@@ -5,24 +5,23 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxgpt.checkpoint.run import Run, complete_run, open_run, parse_checkpoint
 from jaxgpt.checkpoint.store import checkpoints, read_params, save_params
 from jaxgpt.config import Config, DataConfig, LoraConfig, ModelConfig
 from jaxgpt.data.tokenizer import Tokenizer
-from jaxgpt.decoding import Sampler, SamplingParams
+from jaxgpt.decoding import Decoder, Sampler, SamplingParams
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.kernels import of_device
 from jaxgpt.kernels.stored import Precision, quantize
-from jaxgpt.model import GPT, KVCache
+from jaxgpt.model import GPT
 from jaxgpt.model.lora import abstract_trained, merge
 from jaxgpt.model.params import abstract_params, flatten_params, map_matrices
 from jaxgpt.model.scan import STACKED, unstack_layers
@@ -223,48 +222,18 @@ def save(lm: LM, path: str | Path, *, overwrite: bool = False) -> None:
         save_params(run.checkpoints, params, {"config": asdict(config)})
 
 
-@dataclass(frozen=True)
-class TextModel:
-    """A decoder for the sampler: `GPT` with probability 0 for ids without text.
-
-    Attributes:
-        has_text: one byte per id, the result of `ids_with_text`.
-    """
-
-    model: GPT
-    has_text: bytes = b""
-
-    def prefill(
-        self, params: Any, tokens_BT: jax.Array, position_BT: jax.Array, slots: int, last: bool
-    ) -> tuple[jax.Array, KVCache]:
-        """Apply `GPT.prefill`."""
-        result: Any = self.model.apply({"params": params}, tokens_BT, position_BT, slots, last, method="prefill")
-        return only_text(result[0], self.has_text), result[1]
-
-    def extend(self, params: Any, tokens_BT: jax.Array, cache: KVCache, last: bool) -> tuple[jax.Array, KVCache]:
-        """Apply `GPT.extend`."""
-        result: Any = self.model.apply({"params": params}, tokens_BT, cache, last, method="extend")
-        return only_text(result[0], self.has_text), result[1]
-
-
 def sampler_of(
     lm: LM, sampling: SamplingParams | None = None, stop_ids: tuple[int, ...] = (), ops: Ops | None = None
 ) -> Sampler:
     """Return the sampler of a model; `stop_ids` end a row. By default, `ops` are the fastest operations of this device."""
     ops = of_device(jax.local_devices()[0], lm.config.train.compute_dtype) if ops is None else ops
-    return Sampler(TextModel(GPT(lm.config.model, ops), ids_with_text(lm)), sampling or SamplingParams(), stop_ids)
+    return Sampler(Decoder(GPT(lm.config.model, ops), ids_with_text(lm)), sampling or SamplingParams(), stop_ids)
 
 
 def ids_with_text(lm: LM) -> bytes:
     """Return one byte per id, 0 for an id without text (a padded vocabulary); empty: all have a text."""
     found = lm.tokenizer.has_text(lm.config.model.vocab_size)
     return b"" if found.all() else found.tobytes()
-
-
-def only_text(logits_BTV: jax.Array, has_text: bytes) -> jax.Array:
-    """Set the logits of ids without a text to -inf; `has_text` is the result of `ids_with_text`."""
-    possible = np.frombuffer(has_text, np.bool_)
-    return logits_BTV if possible.all() else jnp.where(possible[None, None], logits_BTV, -jnp.inf)
 
 
 def check_lm(lm: Any) -> None:

@@ -13,10 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxgpt.config import Config
-from jaxgpt.decoding import Sampler, TokenBuffer
+from jaxgpt.decoding import Decoder, Sampler, TokenBuffer
 from jaxgpt.decoding.sampler import SamplerState, decode_steps, prefill
 from jaxgpt.errors import UserError
-from jaxgpt.lm.model import TextModel
 from jaxgpt.model import GPT
 from jaxgpt.model.params import map_matrices
 from jaxgpt.ops import Ops
@@ -71,7 +70,7 @@ def compile_decode(config: Config, topology: Topology) -> StepCost:
     config = replace(config, train=replace(config.train, scan_layers=False))  # stacked layers support no cache
     program = Program(config, make_mesh(config.mesh, devices_of(topology)))
     model, mesh, B = config.model, program.mesh, program.microbatches.rows
-    sampler, rules = Sampler(TextModel(GPT(model, program.decoder_ops))), rules_for(model, mesh)
+    sampler, rules = Sampler(Decoder(GPT(model, program.decoder_ops))), rules_for(model, mesh)
 
     def begin(params: Any) -> SamplerState:
         keys_B, zeros_B = jax.random.split(jax.random.key(0), B), jnp.zeros(B, jnp.int32)

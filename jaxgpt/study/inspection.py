@@ -14,11 +14,12 @@ import jinja2
 import numpy as np
 
 from jaxgpt.data.tokenizer import Tokenizer
+from jaxgpt.decoding.sampler import only_text
 from jaxgpt.decoding.sampling import DIVERGED
 from jaxgpt.errors import UserError, plural
 from jaxgpt.lm import LM, generate
-from jaxgpt.lm.arguments import encode_prompt
-from jaxgpt.lm.model import ids_with_text, only_text
+from jaxgpt.lm.arguments import encode_prompt, start_ids
+from jaxgpt.lm.model import ids_with_text
 from jaxgpt.lm.text import UNFINISHED
 from jaxgpt.study.heads import entropy
 from jaxgpt.study.interventions import ablate_heads
@@ -95,7 +96,7 @@ def inspect(lm: LM, prompt: str, *, max_new_tokens: int = 20) -> Inspection:
             diverged.
     """
     model, has_text = lm.config.model, ids_with_text(lm)
-    ids = encode_prompt(lm.tokenizer, model.vocab_size, prompt).ids
+    ids = encode_prompt(lm.tokenizer, model.vocab_size, prompt) or start_ids(lm.tokenizer)
     limit, before = min(INSPECTED_TOKENS, model.block_size), len(ids)
     if before + max_new_tokens > limit:
         raise UserError(

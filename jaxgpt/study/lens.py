@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgpt.config import Config
+from jaxgpt.decoding.sampler import only_text
 from jaxgpt.errors import UserError
 from jaxgpt.lm import LM
-from jaxgpt.lm.model import ids_with_text, only_text
+from jaxgpt.lm.model import ids_with_text
 from jaxgpt.settings import as_int
 from jaxgpt.study.run import as_tokens, forward, layer_names, on_tokens, stream_names
 

@@ -21,12 +21,13 @@ import numpy as np
 
 from jaxgpt.config import SEED, Config, ModelConfig, SamplingParams, TextParams
 from jaxgpt.decoding import TokenBuffer, sample_token
+from jaxgpt.decoding.sampler import only_text
 from jaxgpt.errors import UserError, did_you_mean, short_repr
 from jaxgpt.kernels.stored import dequantize
 from jaxgpt.lm import LM, Generation
-from jaxgpt.lm.arguments import encode_prompt, make_settings, row_keys
+from jaxgpt.lm.arguments import encode_prompt, make_settings, row_keys, start_ids
 from jaxgpt.lm.generation import read_request
-from jaxgpt.lm.model import check_lm, ids_with_text, only_text, placed
+from jaxgpt.lm.model import check_lm, ids_with_text, placed
 from jaxgpt.model import GPT
 from jaxgpt.model.scan import STACKED, unstack_layers
 from jaxgpt.ops import Ops
@@ -252,7 +253,7 @@ def as_tokens(lm: LM, ids: Any) -> jax.Array:
     check_lm(lm)
     model = lm.config.model
     if isinstance(ids, str):
-        ids = [encode_prompt(lm.tokenizer, model.vocab_size, ids).ids]
+        ids = [encode_prompt(lm.tokenizer, model.vocab_size, ids) or start_ids(lm.tokenizer)]
     try:
         known = np.zeros(ids.shape, ids.dtype) if isinstance(ids, jax.core.Tracer) else np.asarray(ids)
     except ValueError:

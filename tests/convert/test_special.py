@@ -13,7 +13,7 @@ from jaxgpt.convert.models import export_model, import_model
 from jaxgpt.data.tokenizer import SpecialTokens
 from jaxgpt.data.tokenizer_files import load_tokenizer, make_tokenizer, read_special_tokens
 from jaxgpt.errors import UserError
-from jaxgpt.lm.arguments import encode_prompt
+from jaxgpt.lm.arguments import encode_prompt, start_ids
 
 START, END = 265, 266
 V = 270
@@ -118,13 +118,13 @@ def test_the_first_token_is_added_where_the_tokenizer_says_so_and_never_twice(fo
     text = tokenizer.encode("a b").tolist()
 
     def ids(prompt, special=False):
-        return encode_prompt(tokenizer, V, prompt, special).ids
+        return encode_prompt(tokenizer, V, prompt, special)
 
     assert 1 not in text
     assert ids("a b") == [1, *text]
     assert ids("<s>a b", special=True) == [1, *text]
     assert ids([5, 6]) == [5, 6]
-    assert encode_prompt(tokenizer, V, "") == ([1], [])
+    assert (encode_prompt(tokenizer, V, ""), start_ids(tokenizer)) == ([], [1])
     named = ids("<|im_start|>a<|im_end|>", special=True)
     assert (named[:2], named[-1]) == ([1, START], END)
     assert START not in ids("<|im_start|>a")
@@ -141,8 +141,8 @@ def test_prompts_are_encoded_as_transformers_does(tmp_path, said, added):
     folder = source_folder(tmp_path / "hf", tokenizer=tokenizer, tokenizer_config=config)
     theirs, ours = transformers.AutoTokenizer.from_pretrained(folder), load_tokenizer(folder)
     for text in ("a b", " ab\n\u00e9\U0001f600", "b"):
-        assert encode_prompt(ours, V, text).ids == theirs(text).input_ids
-    assert encode_prompt(ours, V, "").ids == [1]  # as in transformers' `generate`
+        assert encode_prompt(ours, V, text) == theirs(text).input_ids
+    assert start_ids(ours) == [1]  # as in transformers' `generate`
     text = "<|im_start|>user\na b<|im_end|>\n"
     assert ours.encode_special(text).tolist() == theirs(text, add_special_tokens=False).input_ids
 
@@ -205,7 +205,7 @@ def test_commands(folders, capsys):
     chat = ["--prompt", "<|im_start|>a<|im_end|>", "--max-new-tokens", "2", "--temperature", "0", "--json"]
     assert main(["sample", run, *chat, "--special"]) == 0
     lm = jaxgpt.load(run)
-    named = encode_prompt(lm.tokenizer, V, chat[1], special=True).ids
+    named = encode_prompt(lm.tokenizer, V, chat[1], special=True)
     expected = jaxgpt.generate(lm, named, max_new_tokens=2, temperature=0)[0]
     assert json.loads(capsys.readouterr().out)["samples"][0]["ids"] == expected.ids
     assert expected != jaxgpt.generate(lm, chat[1], max_new_tokens=2, temperature=0)[0]

@@ -9,7 +9,6 @@ import pytest
 
 from jaxgpt.decoding import SamplingParams, TokenBuffer
 from jaxgpt.decoding import sample_token as sample_token_
-from jaxgpt.decoding.sampling import with_filters
 from jaxgpt.errors import UserError
 from jaxgpt.lm.explain import explain_choice
 
@@ -55,12 +54,12 @@ def test_a_stage_that_forbids_every_token_is_named_with_its_remedy() -> None:
 
     once = SamplingParams(no_repeat_ngram_size=1)
     cases = [
-        (once, jnp.where(jnp.arange(9) == 3, 0.0, -jnp.inf)[None], "no-repeat n-gram 1 forbids .*0 disables"),
-        (with_filters(once, [keep_none]), jnp.zeros((1, 9)), "keep_none forbids every token: let it keep some"),
+        (once, (), jnp.where(jnp.arange(9) == 3, 0.0, -jnp.inf)[None], "no-repeat n-gram 1 forbids .*0 disables"),
+        (once, (keep_none,), jnp.zeros((1, 9)), "keep_none forbids every token: let it keep some"),
     ]
-    for sampling, logits, message in cases:
+    for sampling, custom, logits, message in cases:
         with pytest.raises(UserError, match=message):
-            explain_choice(logits, PAST, sampling, jax.random.key(0))
+            explain_choice(logits, PAST, sampling, jax.random.key(0), custom=custom)
 
 
 def test_the_mass_removed_by_each_filter() -> None:

@@ -16,7 +16,6 @@ from jaxgpt.config import BeamParams
 from jaxgpt.decoding import Sampler, SamplingParams, TokenBuffer
 from jaxgpt.decoding.beam import BeamSearch
 from jaxgpt.decoding.sampler import prefill
-from jaxgpt.decoding.sampling import with_filters
 from jaxgpt.lm import engine
 from jaxgpt.lm.model import sampler_of
 from jaxgpt.ops import Ops
@@ -73,8 +72,8 @@ def test_samplers_are_values() -> None:
         np.testing.assert_array_equal(*made)
     others = [replace(first, stop_ids=(1,)), replace(first, sampling=GREEDY), sampler_of(lm, ops=Ops()), STUB]
     assert len({first, *others}) == 5
-    keep = with_filters(GREEDY, [abs])
-    assert keep == with_filters(GREEDY, [abs]) != with_filters(GREEDY, [len]) != GREEDY
+    custom = [replace(first, filters=(each,)) for each in (abs, abs, len)]
+    assert custom[0] == custom[1] != custom[2] != first
 
 
 @pytest.mark.parametrize("window", [3, 5])

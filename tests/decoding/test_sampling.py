@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,11 +12,11 @@ import pytest
 from jaxgpt.decoding import SamplingParams, TokenBuffer, filters
 from jaxgpt.decoding import sample_token as sample_token_
 from jaxgpt.decoding import warp as warp_
-from jaxgpt.decoding.sampling import row_uniform, with_filters
+from jaxgpt.decoding.sampling import row_uniform
 from jaxgpt.errors import UserError
 
-sample_token = jax.jit(sample_token_, static_argnums=4)
-warp = jax.jit(warp_, static_argnums=2)
+sample_token = jax.jit(sample_token_, static_argnums=(4, 5))
+warp = jax.jit(warp_, static_argnums=(2, 3))
 
 
 def buffer(*rows: list[int], size: int = 0) -> TokenBuffer:
@@ -152,18 +154,18 @@ EACH_FILTER = [
     SamplingParams(repetition_penalty=1.5),
     SamplingParams(no_repeat_ngram_size=2),
     EVERY_FILTER,
-    with_filters(SamplingParams(temperature=0.5), [remove_above_one]),
 ]
+CASES = [*((sampling, ()) for sampling in EACH_FILTER), (SamplingParams(temperature=0.5), (remove_above_one,))]
 
 
 @pytest.mark.parametrize("V", [4096, *(pytest.param(V, marks=pytest.mark.ci) for V in (300, 50_257))])
 def test_a_removed_token_is_never_drawn(V: int) -> None:
     """Draw with random numbers near the cumulative probability at the ends of groups of ids, where sums are rounded."""
     draw = jax.jit(lambda warped_1V, u: filters.inverse_cdf_sample(jnp.broadcast_to(warped_1V, (len(u), V)), u))
-    for seed, sampling in enumerate(EACH_FILTER[4:]):
+    for seed, (sampling, custom) in enumerate(CASES[4:]):
         rng = np.random.default_rng(seed)
         text = buffer(rng.integers(0, V, V // 3).tolist())
-        warped_V = np.asarray(warp(jnp.asarray(rng.normal(0, 3, (1, V)), jnp.float32), text, sampling))[0]
+        warped_V = np.asarray(warp(jnp.asarray(rng.normal(0, 3, (1, V)), jnp.float32), text, sampling, custom))[0]
         weight_V = np.exp(warped_V.astype(np.float64) - warped_V.max())
         end_G = np.cumsum(np.add.reduceat(weight_V, np.arange(0, V, 256))) / weight_V.sum()
         near_Gn = np.round(end_G[:, None] * 2**23) + np.arange(-8, 9)
@@ -171,21 +173,21 @@ def test_a_removed_token_is_never_drawn(V: int) -> None:
         assert np.isfinite(warped_V[np.asarray(draw(warped_V[None], uniform))]).all(), sampling
 
 
-@pytest.mark.parametrize("sampling", EACH_FILTER, ids=range(len(EACH_FILTER)))
-def test_the_log_probability_of_a_token_is_that_of_the_filtered_logits(sampling: SamplingParams) -> None:
+@pytest.mark.parametrize(("sampling", "custom"), CASES, ids=range(len(CASES)))
+def test_the_log_probability_of_a_token_is_that_of_the_filtered_logits(sampling: SamplingParams, custom: Any) -> None:
     logits = 2 * jax.random.normal(jax.random.key(0), (4, 40))
     rows = buffer([3, 5, 3], [4], [5, 6], [1, 1, 1, 1], size=2)
     keys = jax.random.split(jax.random.key(1), 4)
-    token_B, log_p_B = sample_token(logits, rows, keys, jnp.int32(3), sampling)
-    expected = jax.nn.log_softmax(warp(logits, rows, sampling), axis=-1)[jnp.arange(4), token_B]
+    token_B, log_p_B = sample_token(logits, rows, keys, jnp.int32(3), sampling, custom)
+    expected = jax.nn.log_softmax(warp(logits, rows, sampling, custom), axis=-1)[jnp.arange(4), token_B]
     assert log_p_B.dtype == jnp.float32
     np.testing.assert_allclose(log_p_B, expected, atol=1e-5)
     assert (log_p_B == 0).all() == (sampling.temperature in (0, 0.001))
 
 
 def test_custom_filters_apply_before_the_temperature() -> None:
-    sampling = with_filters(SamplingParams(temperature=0.5), [remove_above_one])
-    np.testing.assert_allclose(warp(jnp.array([[0.6, 1.2, 0.1]]), ANY, sampling), [[1.2, -np.inf, 0.2]], rtol=1e-6)
+    warped = warp(jnp.array([[0.6, 1.2, 0.1]]), ANY, SamplingParams(temperature=0.5), (remove_above_one,))
+    np.testing.assert_allclose(warped, [[1.2, -np.inf, 0.2]], rtol=1e-6)
 
 
 def test_draws_at_any_temperature_equal_float64() -> None:

@@ -8,10 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgpt.decoding import Sampler, SamplingParams, TokenBuffer, sample_token
+from jaxgpt.decoding import Decoder, Sampler, SamplingParams, TokenBuffer, sample_token
 from jaxgpt.decoding.sampler import decode_steps, prefill
 from jaxgpt.lm import engine
-from jaxgpt.lm.model import TextModel
 from jaxgpt.ops.attention import document_positions
 from jaxgpt.study.verify.subject import Skipped, Subject, distance
 
@@ -27,7 +26,7 @@ def cached(s: Subject) -> float:
 
     The first third of the tokens is one call, the second third is one call per token, and the remainder is one call.
     """
-    T, model = s.length, TextModel(s.model)
+    T, model = s.length, Decoder(s.model)
     first, second = max(T // 3, 1), max(2 * T // 3, 1)
     start = jax.jit(model.prefill, static_argnums=(3, 4))
     logits, cache = start(s.params, s.tokens[:, :first], _positions([0, 0], first), T + 3, False)
@@ -43,7 +42,7 @@ def padded(s: Subject) -> float:
     """Compare logits of left-padded prompts of different lengths to the logits of each prompt alone."""
     prompts = [np.asarray(s.tokens[0]).tolist(), np.asarray(s.tokens[1, : max(s.length // 3, 1)]).tolist()]
     text, _, _ = engine.left_pad(prompts, [0, 0])
-    start, P = jax.jit(TextModel(s.model).prefill, static_argnums=(3, 4)), text.ids_BS.shape[1]
+    start, P = jax.jit(Decoder(s.model).prefill, static_argnums=(3, 4)), text.ids_BS.shape[1]
     logits, _ = start(s.params, text.ids_BS, text.positions(), P, False)
     together = [np.asarray(logits[row, P - len(ids) :]) for row, ids in enumerate(prompts)]
     alone = [np.asarray(s.forward(s.params, jnp.asarray([ids], jnp.int32))[0]) for ids in prompts]
@@ -55,7 +54,7 @@ def sampler_loop(s: Subject) -> float:
     P = s.length // 2
     new = s.length - P
     sampling = SamplingParams(temperature=0.8, top_k=min(8, s.config.model.vocab_size))
-    sampler = Sampler(TextModel(s.model), sampling)
+    sampler = Sampler(Decoder(s.model), sampling)
     text = TokenBuffer(s.tokens[:, :P], jnp.zeros(2, jnp.int32), jnp.int32(P))
     keys_2, limit_2 = jax.random.split(jax.random.key(0), 2), jnp.full(2, new, jnp.int32)
 
