@@ -59,13 +59,13 @@ lm.generation.generate
   lm.generation.decode
     lm.engine.start
       lm.engine.left_pad
-      _prefill = decoding.sampler.prefill
+      decoding.sampler.prefill
         model.gpt.GPT.prefill
           model.gpt.GPT.stack
           model.cache.grow
         decoding.sampler._append
     lm.engine.run
-      _decode_steps = decoding.sampler.decode_steps
+      decoding.sampler.decode_steps
         model.gpt.GPT.extend
           model.cache.KVCache.append
           model.gpt.GPT.stack

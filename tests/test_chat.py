@@ -130,7 +130,7 @@ def test_any_part_of_an_earlier_text_can_be_shared(positions: str) -> None:
         assert again == jaxgpt.generate(lm, [[*text, *got, 2]], max_new_tokens=5, temperature=0)[0].ids, name
 
 
-@pytest.mark.parametrize("part", ["_grow", "_read", "_decode_steps"])
+@pytest.mark.parametrize("part", ["_grow", "_read", "decode_steps"])
 def test_an_interruption_while_a_prompt_is_read_changes_no_later_token(
     part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any
 
@@ -57,13 +57,13 @@ def start(
     assert len(keys) == len(prompts), (keys.shape, len(prompts))  # JAX clamps indices
     text, limit_B, size = left_pad(prompts, limits)
     rows_B = np.minimum(np.arange(len(limit_B)), len(prompts) - 1)  # rows that pad the batch have limit 0
-    return _prefill(sampler, params, text, keys[rows_B], limit_B, size)
+    return _compiled(prefill, sampler, static_argnums=4)(params, text, keys[rows_B], limit_B, size)
 
 
 def run(sampler: Sampler, params: Any, state: SamplerState, steps: int) -> SamplerState:
     """Generate up to `steps` more tokens per row; with prompt lookup, a few more. The state is donated."""
-    program = _lookup_steps if sampler.lookup else _decode_steps
-    return program(sampler, params, state, np.int32(min(steps, 2**30)))
+    program = _compiled(lookup_steps if sampler.lookup else decode_steps, sampler, donate_argnums=1)
+    return program(params, state, np.int32(min(steps, 2**30)))
 
 
 def new_ids(state: SamplerState, since: int = 0) -> np.ndarray:
@@ -114,7 +114,8 @@ def resume(
     cache = cache if cache.size >= size else _grow(cache, size - cache.size)
     for begin, end in pairwise(bounds):
         ids_1T = np.asarray([prompt[begin:end]], np.int32)
-        cache = _read(sampler, params, cache._replace(length=jnp.int32(first + begin)), ids_1T)
+        cache = cache._replace(length=jnp.int32(first + begin))
+        cache = _compiled(_read, sampler, donate_argnums=1)(params, cache, ids_1T)
     end = first + len(prompt)
     ids_1S = np.zeros((1, cache.size), np.int32)
     ids_1S[0, first:end] = prompt
@@ -129,16 +130,16 @@ def search(
 ) -> Hypotheses:
     """Run beam search on a batch, with the arguments of `start`; return host arrays."""
     text, limit_B, size = left_pad(prompts, limits)
-    return jax.device_get(_search(BeamSearch(sampler, beams, size), params, text, limit_B))
+    return jax.device_get(_compiled(BeamSearch.run, BeamSearch(sampler, beams, size))(params, text, limit_B))
 
 
-@partial(jax.jit, static_argnums=0, donate_argnums=2)
 def _read(sampler: Sampler, params: Any, cache: Any, ids_1T: jax.Array) -> Any:
     return sampler.model.extend(params, ids_1T, cache, True)[1]
 
 
-_prefill = jax.jit(prefill, static_argnums=(0, 5))
-_decode_steps = jax.jit(decode_steps, static_argnums=0, donate_argnums=2)
-_lookup_steps = jax.jit(lookup_steps, static_argnums=0, donate_argnums=2)
-_search = jax.jit(BeamSearch.run, static_argnums=0)
+@lru_cache(maxsize=128)  # programs that were not used recently are freed: a process can hold only some hundreds
+def _compiled(function: Callable[..., Any], sampler: Any, **jit: Any) -> Any:
+    return jax.jit(partial(function, sampler), **jit)
+
+
 _grow = jax.jit(grow, static_argnums=1)
