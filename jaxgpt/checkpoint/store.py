@@ -287,7 +287,7 @@ def restore(directory: Path, step: int, like: TrainState) -> TrainState:
 
 
 def read_params(directory: Path, which: str, like: Any, part: str = "params") -> tuple[Any, int]:
-    """Read the weights, or `part` "ema", of a checkpoint (`best`, `last` or a step), and the step."""
+    """Read `part` (params or ema) of the checkpoint `which`, and its step; raise `UserError` if damaged."""
     step = resolve_step(directory, which)
     path = directory / str(step)
     if damage := find_damage(path, (part,)):

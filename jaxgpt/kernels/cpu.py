@@ -1,4 +1,4 @@
-"""Operations for XLA's CPU backend, written so that XLA vectorizes them without copies (measured in benchmarks/LOG.md)."""
+"""Operations that XLA's CPU backend vectorizes without copies (measured in benchmarks/LOG.md)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from jaxgpt.ops.rotary import Rotation, rope_rotation
 def call_without_inlining(function: Callable[..., Any], *args: Any, small: bool = True) -> Any:
     """Compute `function(*args)` in an XLA call that is neither inlined nor fused.
 
-    The CPU backend removes optimization barriers before it fuses.
+    Optimization barriers do not prevent fusion, because the CPU backend removes them before it fuses.
 
     Args:
         function: a module-level function, so that JAX caches its trace.
@@ -60,8 +60,8 @@ product.defvjp(lambda x, w: (x @ w, (x, w)), _product_backward)
 def linear(x: Array, w: Any, b: Array | None, dtype: Any) -> Array:
     """Compute `ops.linear.linear`, with the custom VJP of `product`.
 
-    If a mesh divides weights or sequences, the transposition could need data from other devices, which a small call
-    cannot access.
+    If a mesh divides weights or sequences, the definition is used: the transposition could need data from other devices,
+    which a small call cannot access.
     """
     if not isinstance(w, Array) or not only_rows_are_divided():
         return products.linear(x, w, b, dtype)
@@ -78,7 +78,7 @@ def rotation(position_BT: Array, frequency_h: Any) -> Rotation:
 def attend(
     q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, visible: Visible, scale: float, edit: Edit | None = None
 ) -> Array:
-    """Compute `ops.attention.attend`: whole sequences in tiles, and single tokens in a call that is not inlined.
+    """Compute `ops.attention.attend`: sequences in tiles, single tokens in a call that is not inlined.
 
     If inlined, the attention of a token would copy the cache before it is written.
     """

@@ -25,7 +25,7 @@ def cudnn_attention(
 ) -> Array:
     """Compute attention with cuDNN on each device's rows and heads (`jax.nn.dot_product_attention`).
 
-    cuDNN attention does not support document ids.
+    Calls with document ids, which cuDNN attention does not support, use the definition.
     """
     if edit or visible.key or visible.query.document_BT is not None:
         return attend(q_BTNH, k_BKSH, v_BKHS, visible, scale, edit)

@@ -1,7 +1,7 @@
 """Weights stored for decoding: transposed, and optionally in lower precision.
 
 Stored weights support the same products as arrays. Products with few rows are limited by memory bandwidth. XLA's CPU backend
-reads a matrix stored as `[outputs, inputs]` faster than `[inputs, outputs]`, and int8 weights as int8.
+reads a matrix stored as `[outputs, inputs]` faster than `[inputs, outputs]`, and int8 weights without converting them.
 """
 
 from __future__ import annotations
@@ -105,11 +105,11 @@ def dequantize(params: Any) -> Any:
 
 
 def _product(x_RI: jax.Array, values_OI: jax.Array) -> jax.Array:
-    """Compute `x V^T`, with V `[outputs, inputs]` converted to the dtype of x: `[R, I]` to `[R, O]` in float32."""
+    """Compute `x V^T`, with V `[O, I]` converted to the dtype of x: `[R, I]` to float32 `[R, O]`."""
     values_OI = values_OI.astype(x_RI.dtype)
     if 1 < len(x_RI) <= FEW_ROWS:
-        # XLA's CPU backend copies the right operand: make this x, the smaller operand. Without the barrier, XLA swaps
-        # the operands again.
+        # XLA's CPU backend copies the right operand, so x, the smaller operand, is on the right. Without the barrier,
+        # XLA swaps the operands again.
         return jax.lax.optimization_barrier(_dot(values_OI, x_RI, preferred_element_type=jnp.float32)).T
     return _dot(x_RI, values_OI, preferred_element_type=jnp.float32)
 

@@ -58,7 +58,7 @@ def tiles(T: int, window: int) -> list[tuple[int, int, int, int]]:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attention(window: int, q: Array, k: Array, v: Array, document_NT: Array | None) -> Array:
-    """Compute attention for `[N, T, H]`, N being the heads of all rows; keys and values may have fewer heads."""
+    """Compute attention for `[N, T, H]`, with the N heads of all rows; keys and values may have fewer."""
     return _forward(window, q, k, v, document_NT)[0]
 
 
@@ -137,6 +137,6 @@ def _backward_heads(window: int, arrays: tuple[Any, ...]) -> tuple[Array, Array,
 
 
 def _mask(query: Array, key: Array, window: int) -> Array:
-    """Compute the causal mask of one sequence in the layout of the scores; transposing it later is slower."""
+    """Compute the causal mask of one sequence in the layout of the scores: a transposition is slower."""
     distance = query - key
     return (distance >= 0) & (distance < window) if window else distance >= 0

@@ -16,8 +16,8 @@ SMALL = 1 << 18  # maximum number of elements of arrays that are all-reduced tog
 def over_data(sums: Callable[..., Any]) -> Callable[..., Any]:
     """Compute `sums(params, rows)` on each device's rows; all-reduce over the mesh axis "data".
 
-    Arrays of up to `SMALL` elements are added as one array: each array costs one synchronization of the devices. No other mesh
-    axis may divide the parameters or the rows.
+    Arrays of up to `SMALL` elements are added as one array, because each array costs one synchronization of the devices.
+    No other mesh axis may divide the parameters or the rows.
     """
 
     def on_device(params: Any, rows: Any) -> Any:

@@ -33,9 +33,7 @@ Objective = Callable[[Any, Any, jax.Array | None], RowSums]
 
 
 def next_token_loss(apply_fn: Callable[..., Any], chunk: int = 0) -> Objective:
-    """Make the objective of language models, `-log softmax(logits)[target]` of the next token.
-
-    The unit is nats.
+    """Make the objective of language models: `-log softmax(logits)[target]` of the next token, in nats.
 
     Args:
         apply_fn: `GPT(config).apply`, or any `(variables, tokens_BT, key) -> logits_BTV`. For windows with documents, the
@@ -85,8 +83,8 @@ def chunked(
 ) -> jax.Array:
     """Compute `losses(x_BTD, targets_BT)` for `chunk` positions of each row at a time.
 
-    The backward pass recomputes a chunk's logits: memory holds B x chunk x V numbers instead of B x T x V, for one more
-    product with the head. The last chunk is padded with targets that are not counted.
+    The backward pass recomputes a chunk's logits: memory holds B x chunk x V numbers instead of B x T x V, at the cost
+    of one more product with the head. The last chunk is padded with targets that are not counted.
     """
     B, T, D = x_BTD.shape
     chunk = min(chunk, T)

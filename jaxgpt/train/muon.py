@@ -25,7 +25,7 @@ from jaxgpt.ops.sharding import constrain
 # compiler does not find this schedule.
 TO_DEVICES = ("matrix_shards", None, None), ("matrices", None, None)
 EPS = 1e-8  # added to the norm of a matrix before the division
-QUINTIC = (3.4445, -4.7750, 2.0315)  # polynomial that is steep at zero and then stays within 0.7 and 1.2
+QUINTIC = (3.4445, -4.7750, 2.0315)  # polynomial that is steep at zero and then stays between 0.7 and 1.2
 
 
 def muon(
@@ -78,7 +78,8 @@ def nesterov(decay: float, dtype: Any) -> optax.GradientTransformation:
 def orthogonal(updates: Any, steps: int, model: ModelConfig) -> Any:
     """Move the singular values of matrices close to 1, and multiply by `sqrt(max(1, out / in))`.
 
-    Each matrix is divided by its Frobenius norm; then `X <- a X + (b A + c A^2) X` with `A = X X^T`, on the shorter side.
+    Each matrix is divided by its Frobenius norm; then `steps` times, `X <- a X + (b A + c A^2) X` with `A = X X^T`, on the
+    shorter side.
     Matrices of one shape are stacked, and each device computes some of them: computing all matrices on each device
     would take a large part of a step.
     """

@@ -32,7 +32,7 @@ class Rates(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """Values of `config.optim` that are arguments of the step, which is not recompiled if a value changes.
+    """Values of `config.optim` that are arguments of the step: new values need no recompilation.
 
     Betas and epsilons are constants of the program: as float32 arguments, their rounding would change `1 - beta` and
     every moment.

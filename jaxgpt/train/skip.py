@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-HORIZON = 50  # number of steps that the running means average over; no earlier step counts as a spike
+HORIZON = 50  # number of steps in the running means; the first 50 finite steps never count as spikes
 
 
 class SkipStatistics(NamedTuple):
@@ -18,7 +18,7 @@ class SkipStatistics(NamedTuple):
         total: int32, updates skipped.
         seen: int32, updates with a finite loss and gradient, applied or skipped.
         loss: running mean, in nats per token.
-        grad_norm: running mean.
+        grad_norm: running mean of the global norm.
     """
 
     in_a_row: jax.Array
@@ -29,7 +29,7 @@ class SkipStatistics(NamedTuple):
 
 
 def init_statistics() -> SkipStatistics:
-    """Make the statistics before the first step."""
+    """Return the statistics before the first step."""
     # One array per field, because donated buffers must not alias.
     counts, means = (jnp.zeros((), jnp.int32) for _ in range(3)), (jnp.zeros((), jnp.float32) for _ in range(2))
     return SkipStatistics(*counts, *means)
@@ -38,7 +38,7 @@ def init_statistics() -> SkipStatistics:
 def should_apply(
     statistics: SkipStatistics, loss: jax.Array, grad_norm: jax.Array, spike_factor: float
 ) -> tuple[jax.Array, SkipStatistics]:
-    """Return whether loss and norm are finite and at most `spike_factor` times their means, and the new statistics.
+    """Return whether loss and norm are finite and at most `spike_factor` times their running means.
 
     Unlike with `optax.apply_if_finite`, bad updates are never applied, regardless of how many are skipped in a row.
 

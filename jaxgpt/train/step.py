@@ -70,8 +70,8 @@ def gradients(
 ) -> tuple[dict[str, jax.Array], Any]:
     """Compute the mean loss, the means of the objective's other sums, and the loss gradient.
 
-    Sums are added over microbatches and devices and divided once by the count, so the result does not depend on their
-    numbers.
+    Sums are added over microbatches and devices and divided once by the count, so the result does not depend on the
+    number of microbatches or devices.
     """
     sums = partial(gradient_sums, key=key, objective=objective, accumulation=accumulation)
     grads, (loss, count, others) = (over_devices(sums) if over_devices else sums)(params, batch)
@@ -84,7 +84,7 @@ def gradients(
 def gradient_sums(
     params: Any, batch: Any, key: jax.Array | None, *, objective: Objective, accumulation: int
 ) -> tuple[Any, RowSums]:
-    """Compute the gradient of an objective's summed loss, in microbatches, and the objective's sums over all rows.
+    """Compute the gradient of the summed loss, in microbatches, and the objective's sums over all rows.
 
     Raises:
         ValueError: if the number of microbatches does not divide the rows.

@@ -102,7 +102,7 @@ class Program(States):
         return jax.tree.map(put_rows, batch)
 
     def put_batches(self, batches: Sequence[Any]) -> Any:
-        """Put the 1 to `train.steps_per_call` batches of one call of `step` on their devices."""
+        """Put batches for one call of `step`, 1 to `train.steps_per_call`, on their devices."""
         most = self.config.train.steps_per_call
         if not 0 < len(batches) <= most:
             raise UserError(f"expected 1 to {most} batches per call (train.steps_per_call), not {len(batches)}")

@@ -111,7 +111,7 @@ def read_weights(start: Start) -> Weights:
 
 
 def completed(config: Config, data: Data, run: Run | None = None) -> Config:
-    """Set the vocabulary size, and the steps of `train.epochs` after the windows that a resumed `run` has used."""
+    """Set the vocabulary size, and the steps that remain of `train.epochs` (`run`: the resumed run)."""
     config, train = config.with_model(vocab_size=config.model.vocab_size or data.tokenizer.vocab_size), config.train
     data.check(config)
     if not train.epochs:
