@@ -121,7 +121,7 @@ class BeamSearch:
         return go_on & ~jnp.all(state.best.exists_BW) if self.beams.early_stopping is True else go_on
 
     def candidates(self, state: BeamState) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-        """Find the C most probable continuations by one id, enough to keep W beams even if all stop ids are among them.
+        """Find the C most probable continuations by one id: W beams remain even without all stop ids.
 
         Returns:
             Of each candidate: log p, the index of the beam that it continues, and the next id, all `[B, C]`; and all
@@ -194,5 +194,5 @@ class BeamSearch:
 
 
 def gather_beams(x: jax.Array, which_Bn: jax.Array) -> jax.Array:
-    """Select entries of each row of `x`."""
+    """Select the entries `which_Bn` of each row of `x`, `[B, W, ...]` to `[B, n, ...]`."""
     return x[jnp.arange(x.shape[0])[:, None], which_Bn]

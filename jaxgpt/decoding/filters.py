@@ -29,7 +29,7 @@ def penalize_repeats(logits_BV: jax.Array, ids_BS: jax.Array, seen_BS: jax.Array
 def forbid_repeated_ngrams(
     logits_BV: jax.Array, ids_BS: jax.Array, start_B: jax.Array, length: jax.Array, n: int
 ) -> jax.Array:
-    """Forbid tokens that would complete an n-gram that is already in the text.
+    """Forbid tokens that would repeat an n-gram of the text.
 
     The last n - 1 tokens are compared with all earlier tokens, one token of the n-gram at a time, until no position
     matches. The comparison is a loop on the device, so the size of the program does not depend on n.
@@ -156,7 +156,7 @@ def _max(logits_BV: jax.Array) -> jax.Array:
 
 
 def _first_above(weight_BN: jax.Array, target_B: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return the index of a positive weight at which the sum first exceeds the target, and the target minus the sum before it.
+    """Return the first index at which the sum exceeds the target, and the target minus the sum before it.
 
     Sums are rounded, and a parallel prefix sum may even decrease. Therefore an index without weight is never returned,
     and if no sum exceeds the target, the index of the last positive weight is returned.

@@ -16,7 +16,7 @@ from jaxgpt.model import GPT
 
 @dataclass(frozen=True)
 class Decoder:
-    """A model as two functions, with probability 0 for ids without text. Equal decoders share compiled programs.
+    """A model as two functions, with probability 0 for ids without text; equal decoders share programs.
 
     Attributes:
         model: the model.
@@ -47,7 +47,7 @@ def only_text(logits_BTV: jax.Array, has_text: bytes) -> jax.Array:
 
 @dataclass(frozen=True)
 class Sampler:
-    """A model and the settings that determine how it continues a text. Equal samplers share compiled programs.
+    """A model and the settings of generation. Equal samplers share compiled programs.
 
     Attributes:
         model: the model as two functions.
@@ -55,7 +55,7 @@ class Sampler:
         stop_ids: ids that end a row.
         filters: custom filters, applied before the temperature; compared by identity.
         window: beyond this number of tokens, recompute the last `window` tokens at each step, as if the text began there.
-            Each token takes a full forward pass; with learned positions, no other way exceeds the context. 0: no limit.
+            Each token takes a full forward pass; with learned positions, only this can exceed the context. 0: no limit.
         lookup: number of tokens that must match to draft the next tokens (`lookup_steps`); 0: no drafts.
     """
 
@@ -73,7 +73,7 @@ class SamplerState(NamedTuple):
     Attributes:
         text: the tokens so far; the last token of each row is not yet in the cache.
         cache: KV cache of the model.
-        done_B: rows that have ended; they repeat their last token, and the model's output for it is not used.
+        done_B: bool, rows that have ended; they repeat their last token, and their logits are not used.
         made: int32 scalar, number of tokens generated so far.
         key_B: sampling keys; token i of a row is sampled with `fold_in(key, i)`.
         limit_B: int32, maximum number of new tokens; 0 for a row that only pads the batch.
@@ -98,7 +98,7 @@ def prefill(
         text: the prompts, which fill `text.ids_BS`.
         key_B: sampling keys.
         limit_B: int32, maximum number of new tokens of each row.
-        size: slots for the whole text, prompt included. The cache has fewer if the sampler's window is smaller.
+        size: slots for the whole text, prompt included. The cache has fewer slots if the sampler's window is smaller.
     """
     P, window = text.ids_BS.shape[1], sampler.window or size
     seen, slots = text.last(min(P, window)), min(size, min(P, window) + window)

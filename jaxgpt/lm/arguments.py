@@ -57,7 +57,7 @@ def as_prompts(prompts: Any) -> list[Any]:
 
 
 def encode_prompt(tokenizer: Tokenizer, vocab_size: int, prompt: Any, special: bool = False) -> list[int]:
-    """Encode a prompt, a string or ids, for a model of `vocab_size` ids; [] for an empty string (see `start_ids`).
+    """Encode a prompt, a string or ids, for a model of `vocab_size` ids; [] for "" (see `start_ids`).
 
     A string is preceded by the tokenizer's `bos_ids`, unless it begins with them. With `special`, names of special tokens in
     a string are encoded as their ids.
@@ -80,14 +80,14 @@ def encode_prompt(tokenizer: Tokenizer, vocab_size: int, prompt: Any, special: b
 
 
 def as_filters(filters: Any) -> tuple[Filter, ...]:
-    """Check custom filters: hashable functions, because compiled programs are found by the identity of each."""
+    """Check custom filters: hashable functions, because compiled programs are cached by their identity."""
     if not isinstance(filters, (list, tuple)) or not all(callable(f) and f.__hash__ for f in filters):
         raise UserError("filters must be a list of functions (logits_BV, text) -> logits_BV")
     return tuple(filters)
 
 
 def start_ids(tokenizer: Tokenizer) -> list[int]:
-    """Return the ids before a new text: `bos_ids`, the model's beginning token, end token or newline."""
+    """Return the ids before a new text: `bos_ids`, otherwise beginning token, end token or newline."""
     if tokenizer.bos_ids:
         return list(tokenizer.bos_ids)
     for i in (tokenizer.special.bos_id, tokenizer.eos_id):

@@ -33,7 +33,7 @@ def sizes(prompts: Sequence[Sequence[int]], limits: Sequence[int]) -> tuple[int,
 
 
 def left_pad(prompts: Sequence[Sequence[int]], limits: Sequence[int]) -> tuple[TokenBuffer, np.ndarray, int]:
-    """Stack prompts, padded on the left; return them, the limit of each row, and the slots of the whole text."""
+    """Stack prompts, padded on the left; return the buffer, row limits and slots of the whole text."""
     B, P, size = sizes(prompts, limits)
     ids_BP, start_B, limit_B = np.zeros((B, P), np.int32), np.full(B, P - 1, np.int32), np.zeros(B, np.int32)
     for row, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
@@ -67,9 +67,9 @@ def run(sampler: Sampler, params: Any, state: SamplerState, steps: int) -> Sampl
 
 
 def new_ids(state: SamplerState, since: int = 0) -> np.ndarray:
-    """Return the new tokens at index `since` and later, int32 `[B, n]`; tokens after the end of a row are undefined.
+    """Return the new tokens at index `since` and later, int32 `[B, n]`.
 
-    A row ends at a negative token: `sampling.ALL_REMOVED` or `NOT_A_NUMBER`.
+    A row ends at a negative token: `sampling.ALL_REMOVED` or `NOT_A_NUMBER`. Tokens after the end of a row are undefined.
     """
     end = int(state.text.length)
     ids_BS = np.array(state.text.ids_BS)  # a copy: the next call donates the buffer
@@ -77,14 +77,14 @@ def new_ids(state: SamplerState, since: int = 0) -> np.ndarray:
 
 
 def finish(state: SamplerState, rows: Sequence[int]) -> SamplerState:
-    """End these rows."""
+    """End the rows with these indices."""
     done_B = np.array(state.done_B)
     done_B[list(rows)] = True
     return state._replace(done_B=jax.device_put(done_B, state.done_B.sharding))
 
 
 def shared(state: SamplerState, prompt: Sequence[int]) -> int:
-    """Return the number of tokens at the beginning of a prompt that `resume` takes from the cache of a state of one row."""
+    """Return how many of a prompt's first tokens `resume` takes from the cache of a one-row state."""
     if any(leaf.is_deleted() for leaf in jax.tree.leaves(state)):  # donated to a call that was interrupted
         return 0
     start, length = int(state.text.start_B[0]), int(state.cache.length)
@@ -95,9 +95,9 @@ def shared(state: SamplerState, prompt: Sequence[int]) -> int:
 
 
 def _chunks(same: int, prompt: Sequence[int]) -> list[int]:
-    """Return the bounds of the chunks in which `resume` reads a prompt with `same` cached tokens, except its last token.
+    """Return the bounds of the chunks in which `resume` reads a prompt with `same` cached tokens.
 
-    Chunks are not padded: the first begins among the cached tokens, which it computes again.
+    The last token is not read. Chunks are not padded: the first chunk begins among the cached tokens, and computes them again.
     """
     end = len(prompt) - 1
     ends = [*range(end, same, -CHUNK)][::-1]
@@ -107,7 +107,7 @@ def _chunks(same: int, prompt: Sequence[int]) -> list[int]:
 def resume(
     sampler: Sampler, params: Any, state: SamplerState, prompt: Sequence[int], key: jax.Array, limit: int
 ) -> SamplerState:
-    """Start a prompt that shares its first tokens with a state of one row; `shared` is positive. The state is donated."""
+    """Start a prompt that shares first tokens (`shared` > 0) with a one-row state, which is donated."""
     cache, first = state.cache, int(state.text.start_B[0])
     size = round_up(first + len(prompt) + limit)  # the cache grows by doubling, because each size is compiled
     bounds = _chunks(shared(state, prompt), prompt)

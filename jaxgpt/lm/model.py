@@ -83,7 +83,7 @@ def load(path: str | Path, checkpoint: str | int = "best", weights: Precision | 
 
 
 def load_adapters(path: str | Path, checkpoint: str) -> tuple[Config, Any, Any]:
-    """Read the config, the frozen weights and the adapters of a run; `UserError` without adapters."""
+    """Read the config, frozen weights and adapters of a run; raise `UserError` if it has no adapters."""
     _, config, adapters, base, _ = _read(path, checkpoint)
     if base is None:
         raise UserError(f"{path} has no adapters: it was not trained with --lora.rank")
@@ -105,7 +105,7 @@ def load_base(path: str | Path, model: ModelConfig) -> tuple[FrozenBase, Tokeniz
 
 
 def base_checkpoint(run: Run, config: Config) -> Path | None:
-    """Return the checkpoint of the base of a run's adapters: at its recorded path, or next to the run if both were moved."""
+    """Return the base checkpoint of a run's adapters: at its recorded path, or next to a moved run."""
     recorded, step = parse_checkpoint(config.init_from)
     places = [path / "checkpoints" / step for path in (recorded, run.path.absolute().parent / recorded.name)]
     return next(filter(Path.is_dir, places), None)
@@ -141,7 +141,7 @@ def base_of(run: Run, config: Config) -> tuple[FrozenBase, Tokenizer]:
 
 
 def checksum(tree: Any) -> str:
-    """Compute the SHA-256 of weights, not of their files: exporting and importing them does not change the digest."""
+    """Compute the SHA-256 of weights, not of files: export and import do not change the digest."""
     digest = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         array = np.asarray(leaf)
@@ -151,7 +151,7 @@ def checksum(tree: Any) -> str:
 
 
 def _read(path: str | Path, checkpoint: str) -> tuple[Run, Config, Any, Any, int]:
-    """Read a run: its config, trained parameters (their EMA, if any), the base of its adapters or None, and the step."""
+    """Read a run: its config, trained parameters (or their EMA), base of the adapters or None, and step."""
     run = open_run(_as_path(path))
     config = run.config()
     place = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
@@ -197,8 +197,8 @@ def save(lm: LM, path: str | Path, *, overwrite: bool = False) -> None:
         overwrite: replace a run at `path`. Other files in its directory are kept.
 
     Raises:
-        UserError: if the weights do not match `lm.config.model`, the tokenizer has more ids than its vocabulary, `path`
-            exists, or it cannot be written.
+        UserError: if the weights do not match `lm.config.model`, the tokenizer has more ids than the model, or `path`
+            exists or cannot be written.
         TrainingFailed: if the checkpoint cannot be written, for example because the disk is full.
     """
     check_lm(lm)
@@ -225,7 +225,7 @@ def save(lm: LM, path: str | Path, *, overwrite: bool = False) -> None:
 def sampler_of(
     lm: LM, sampling: SamplingParams | None = None, stop_ids: tuple[int, ...] = (), ops: Ops | None = None
 ) -> Sampler:
-    """Return the sampler of a model; `stop_ids` end a row. By default, `ops` are the fastest operations of this device."""
+    """Return the sampler of a model; `stop_ids` end a row; `ops` default to the fastest of this device."""
     ops = of_device(jax.local_devices()[0], lm.config.train.compute_dtype) if ops is None else ops
     return Sampler(Decoder(GPT(lm.config.model, ops), ids_with_text(lm)), sampling or SamplingParams(), stop_ids)
 
@@ -237,7 +237,7 @@ def ids_with_text(lm: LM) -> bytes:
 
 
 def check_lm(lm: Any) -> None:
-    """Check that an argument is an LM, not a path."""
+    """Raise `UserError` unless an argument is an LM with a config and weights."""
     if not isinstance(lm, LM):
         raise UserError(f"the model must be an LM, as jaxgpt.load(path) returns it: {short_repr(lm)}")
     if not isinstance(lm.config, Config) or not isinstance(lm.params, Mapping):

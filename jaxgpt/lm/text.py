@@ -15,10 +15,10 @@ FinishReason = Literal["stop", "length", "exhausted"]
 
 
 class TextStream:
-    """Incrementally decoded text of one row, independent of the split of the ids over calls.
+    """Incrementally decoded text of one row, independent of how the ids are split over calls.
 
     Prompt and new ids are decoded together, because a decoder may strip the first space of a text, or combine bytes from both
-    into one character. The new text is what follows the text of the prompt.
+    into one character. The new text is the part after the text of the prompt.
 
     Attributes:
         ids: new ids so far; at the end, without the stop id or the ids of the stop string.
@@ -35,7 +35,7 @@ class TextStream:
         *,
         prompt: Sequence[int] = (),
     ) -> None:
-        """Start without new ids; `limit` is their maximum number. `stop_ids` and `stops` end the row and are not included."""
+        """Start a row of at most `limit` new ids; `stop_ids` and `stops` end the row and are omitted."""
         self._decode, self._byte_ids, self._limit = tokenizer.decode, tokenizer.byte_ids, limit
         self._stop_ids, self._stops = frozenset(stop_ids), tuple(stops)
         self._prompt = list(prompt)
