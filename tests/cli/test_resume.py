@@ -125,7 +125,15 @@ def test_info_is_the_state_of_a_run(run: Path) -> None:
     assert "trained      step 0/4, 0 tokens in 0:00:00\n" in jaxgpt("info", "run").out, "no step is logged yet"
 
 
-def test_a_finished_run_has_nothing_to_do(run: Path) -> None:
+def test_a_finished_run_has_nothing_to_do(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a checkpoint of a finished run is hashed."""
+    hashed, config = list[Path](), Run(run).config()
+    with monkeypatch.context() as patch:
+        patch.setattr("jaxgpt.trainer.start.find_damage", lambda path: hashed.append(path) or "")
+        assert why_finished(Run(run), replace(config, train=replace(config.train, steps=9))) == ""
+        assert hashed == []
+        assert "already at 4/4" in why_finished(Run(run), config)
+        assert hashed == [run / "checkpoints/4"]
     before = (run / "config.json").read_bytes()
     for command in ([], ["--train.steps", "4"], ["--optim.learning-rate", "0.1"]):
         result = resume("run", *command)
@@ -190,18 +198,6 @@ def test_damaged_baselines_are_computed_again(run: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("jaxgpt.cli.report.baselines", lambda data: {"losses": 1})
     result = resume("run", "--train.steps", "8")
     assert (result.code, "baseline  " in result.out) == (0, False), "damaged during the run"
-
-
-def test_a_run_with_steps_left_is_not_hashed_to_see_whether_it_is_finished(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hashed: list[Path] = []
-    monkeypatch.setattr("jaxgpt.trainer.start.find_damage", lambda path: hashed.append(path) or "")
-    config = Run(run).config()
-    assert why_finished(Run(run), replace(config, train=replace(config.train, steps=9))) == ""
-    assert hashed == []
-    assert "already at 4/4" in why_finished(Run(run), config)
-    assert hashed == [run / "checkpoints/4"]
 
 
 def damaged_checkpoints(run: Path) -> None:

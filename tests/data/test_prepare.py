@@ -238,12 +238,6 @@ def test_a_complete_directory_is_compared_with_its_checksums(params: PreparePara
         run(params)
 
 
-def test_sources_without_documents(params: PrepareParams) -> None:
-    Path("src.jsonl").write_text("[]\n")
-    with pytest.raises(UserError, match=r"no documents for training \(1 skipped\): use other sources"):
-        run(replace(params, on_error="skip"), names=["src.jsonl"])
-
-
 @pytest.mark.parametrize(
     ("names", "change", "message"),
     [
@@ -385,6 +379,8 @@ def test_unreadable_rows_are_named(params: PrepareParams) -> None:
         run(replace(params, field="body"), Path("other"), ["a.parquet"])
     with pytest.raises(UserError, match=r"cannot read a.parquet: .*int64"):
         run(replace(params, field="n"), Path("other"), ["a.parquet"])
+    with pytest.raises(UserError, match=r"no documents for training \(1 skipped\): use other sources"):
+        run(replace(params, field="n", on_error="skip"), Path("none"), ["a.parquet"])
 
 
 def test_a_dataset_of_the_hub_is_its_files(params: PrepareParams, monkeypatch: pytest.MonkeyPatch) -> None:
