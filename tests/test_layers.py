@@ -54,7 +54,7 @@ def core_files() -> list[Path]:
 
 @pytest.mark.parametrize("path", core_files(), ids=lambda p: str(p.relative_to(repository())))
 def test_the_core_knows_no_files_processes_or_backends(path: Path) -> None:
-    """What makes a backend fast reaches it as one value, from `kernels`."""
+    """The operations that make a backend fast reach the core as one value, from `kernels`."""
     assert imports(path) <= {"errors", "settings", "config", *CORE}
     words = set(re.findall(r"[a-z_]+", path.read_text().lower()))
     machines = "cpu cpus gpu gpus tpu tpus xla cuda cudnn platform platforms backend backends default_backend"

@@ -42,7 +42,7 @@ def test_the_citation_has_the_version_of_the_package() -> None:
 
 
 def test_the_readme_is_short() -> None:
-    """At most 1,000 words, and six commands before the example in Python."""
+    """The README has at most 1,000 words, and six commands before the example in Python."""
     text = (ROOT / "README.md").read_text("utf-8")
     assert len(text.split()) <= 1000
     blocks = text.split("```python")[0].split("```sh\n")[1:]

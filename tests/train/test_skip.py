@@ -72,7 +72,7 @@ def test_good_updates_do_not_depend_on_skipping() -> None:
 
 
 def test_a_skipped_update_changes_no_bit_of_the_weights() -> None:
-    """Not even the sign of a zero."""
+    """Even the sign of a zero does not change."""
     state = start()
     state = state._replace(params=jax.tree.map(lambda leaf: leaf.at[0].set(-0.0), state.params))
     after, _ = STEP(state, BAD_BATCH)
@@ -88,7 +88,7 @@ def test_consecutive_skips_are_counted() -> None:
 
 
 def test_any_optimizer_can_skip() -> None:
-    """Including a transformation that needs the loss itself."""
+    """A transformation may itself need the loss."""
     optimizer = optax.chain(optax.clip(1.0), optax.contrib.reduce_on_plateau(factor=0.5), optax.sgd(0.1))
     state = init_state(start().params, optimizer, skip=True)
     for batch in (GOOD_BATCH, BAD_BATCH):

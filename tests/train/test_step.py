@@ -217,7 +217,7 @@ def test_state_out_has_the_structure_of_state_in(name: str) -> None:
 
 @pytest.mark.ci
 def test_any_optax_transformation_can_replace_the_optimizer() -> None:
-    """On a mesh: its mask is given plain arrays, and its moments are sharded like their weights."""
+    """On a mesh, the optimizer's mask receives plain arrays, and its moments are sharded like the weights."""
     kernels = partial(jax.tree_util.tree_map_with_path, lambda path, _: path[-1].key == "kernel")
     optimizer = optax.chain(optax.masked(optax.scale_by_adam(), kernels), optax.scale(-1e-2))
     p = build(program("modern", mesh=MeshConfig(data=2, fsdp=2)).config, optimizer)
