@@ -25,7 +25,8 @@ class Chat:
 
     Attributes:
         messages: the messages so far, dicts with `role` and `content`.
-        reused: number of tokens of the last prompt with keys and values cached in earlier turns.
+        reused: number of tokens of the last prompt with keys and values cached in earlier turns; 0 if reading it whole takes
+            no more time.
         prompt_tokens: number of tokens of the last prompt.
     """
 

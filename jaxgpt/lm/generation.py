@@ -203,9 +203,10 @@ def decode(
     progress: Callable[[int, int], None] | None = None,
     before: SamplerState | None = None,
 ) -> Iterator[tuple[Piece, SamplerState]]:
-    """Generate the texts: one token each, then `block` tokens per call. Yield pieces, and the state, which is then donated.
+    """Generate the texts: one token each, then `block` tokens per call, or all tokens if `block` is enough.
 
-    With `before`, the end of an earlier text, tokens shared with the prompt are not computed again.
+    Yields pieces with the state after their tokens, which the next step donates. With `before`, the end of an earlier text,
+    tokens shared with the prompt are not computed again.
     """
     params, texts, made = request.lm.params, [request.text(row) for row in range(len(keys))], 0
     with request.on_device():
@@ -213,6 +214,8 @@ def decode(
             state = engine.start(sampler, params, request.rows, keys, request.new)
         else:
             state = engine.resume(sampler, params, before, request.rows[0], keys[0], request.new[0])
+        if block >= max(request.new):
+            state = engine.run(sampler, params, state, block)
     while True:
         fresh_BT, made = engine.new_ids(state, made), int(state.made)
         if progress:
