@@ -275,7 +275,7 @@ def latest_valid(directory: Path, note: Callable[[str], None]) -> Info | None:
 
 
 def restore(directory: Path, step: int, like: TrainState) -> TrainState:
-    """Restore a train state placed like `like`; call `latest_valid` first, which checks the digests."""
+    """Restore a train state with the shardings of `like`, after `latest_valid` has checked the digests."""
     from jaxgpt.train.skip import init_statistics
     from jaxgpt.train.step import TrainState
 

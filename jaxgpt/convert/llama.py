@@ -76,7 +76,7 @@ def _read_llama(options: Options, config: ModelConfig) -> dict[str, Any]:
 
 
 def _read_qwen(options: Options, config: ModelConfig) -> dict[str, Any]:
-    """Read the sliding window, which layers from `max_window_layers` have if `use_sliding_window`."""
+    """Read the sliding window; with `use_sliding_window`, layers from `max_window_layers` have it."""
     window, begin = options.read("sliding_window", 4096), options.read("max_window_layers", 28)
     if not options.read("use_sliding_window", False):
         window = 0

@@ -122,7 +122,7 @@ def to_tensor(row: WeightRow, leaves: Mapping[str, np.ndarray]) -> np.ndarray:
 def check_weights(weights: Weights, config: ModelConfig, form: Format) -> dict[str, str]:
     """Check that files contain a model, and map each name in the table to its name in the files.
 
-    Raises `UserError` if a tensor is missing, unexpected, or of the wrong type or shape, or a tied head is not the embedding.
+    Raises `UserError` if a tensor is missing, unexpected, or of wrong type or shape, or a tied head differs from the embedding.
     """
     stored = {name.removeprefix(STRAY).removeprefix(form.prefix): name for name in weights.tensors}
     shapes, rows = leaf_shapes(config), expand(form.table, config)

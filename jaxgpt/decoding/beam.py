@@ -121,7 +121,7 @@ class BeamSearch:
         return go_on & ~jnp.all(state.best.exists_BW) if self.beams.early_stopping is True else go_on
 
     def candidates(self, state: BeamState) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-        """Find the C most probable continuations by one id: W beams remain even without all stop ids.
+        """Find the C most probable continuations by one id, so that W beams remain besides stop ids.
 
         Returns:
             Of each candidate: log p, the index of the beam that it continues, and the next id, all `[B, C]`; and all

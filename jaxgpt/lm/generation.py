@@ -32,7 +32,7 @@ from jaxgpt.parallel.host import device_memory
 from jaxgpt.settings import as_int
 
 STREAM_BLOCK = 4  # tokens generated between two pieces of a stream
-BLOCK = 32  # tokens per call; after a call, stop strings are found, progress is reported, and Ctrl-C works
+BLOCK = 32  # tokens per call; stop strings, progress and Ctrl-C are handled between calls
 BEAMS_IGNORE = ("temperature", "top_k", "top_p", "min_p", "lookup", "stop", "overflow")  # settings that need sampling
 
 

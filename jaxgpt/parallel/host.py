@@ -1,4 +1,4 @@
-"""The host's cores as devices, and its memory; `use_cores` precedes JAX's first use of a device."""
+"""The host's cores as devices, and its memory. Call `use_cores` before JAX first uses a device."""
 
 from __future__ import annotations
 

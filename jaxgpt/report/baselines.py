@@ -30,7 +30,7 @@ DECODED = 1 << 18  # tokens to decode at a time
 def baselines(data: Data) -> dict[str, Any] | None:
     """Compute the baselines of a run's loss in a few seconds, on at most `QUICK` tokens of each split.
 
-    Returns the result of `fit_ngrams` and the bytes per token; None for conversations, tiny data and huge vocabularies.
+    Returns `fit_ngrams` with the bytes of text per token; None for conversations, too little data or ids above `MAX_BASE`.
     """
     size = data.tokenizer.vocab_size
     if any(part.is_conversations for part in data.parts or (data,)) or size > MAX_BASE:

@@ -111,7 +111,7 @@ def read_weights(start: Start) -> Weights:
 
 
 def completed(config: Config, data: Data, run: Run | None = None) -> Config:
-    """Set the vocabulary size, and the last step of `train.epochs`; `run` has used some windows already."""
+    """Set the vocabulary size and `train.steps` from the data; `train.epochs` includes steps of `run`."""
     config, train = config.with_model(vocab_size=config.model.vocab_size or data.tokenizer.vocab_size), config.train
     data.check(config)
     if not train.epochs:
