@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -14,8 +16,9 @@ from jaxgpt.checkpoint.store import Info, Saver
 from jaxgpt.config import Config, changes
 from jaxgpt.counts import flops_per_token
 from jaxgpt.data import Data
+from jaxgpt.errors import TrainingFailed, UserError
 from jaxgpt.parallel.chips import peak_flops
-from jaxgpt.parallel.processes import Poll
+from jaxgpt.parallel.processes import Poll, process_count
 from jaxgpt.provenance import provenance, versions
 from jaxgpt.trainer.evaluation import Evaluation
 from jaxgpt.trainer.failures import Diverged, first_non_finite
@@ -120,12 +123,21 @@ class Record:
         elif val_loss is not None:  # the run was stopped during this evaluation, and resumed
             self.saver.save_info(info)
 
-    def close(self, state: Any) -> None:
-        """Write the last checkpoint of a run that ends between checkpoints; block until it is on disk."""
-        self.save(state, temporary=True)
-        self.report.stage("saving a checkpoint")
-        self.saver.wait()
-        self.report.stage("")
+    @contextmanager
+    def closing(self, state: Callable[[], Any]) -> Iterator[Record]:
+        """Context manager: save the last state and block until it is on disk, also if the data become unreadable."""
+        error: Exception | None = None
+        try:
+            yield self
+        except (OSError, UserError) as e:
+            error = e if isinstance(e, OSError) else TrainingFailed(str(e))
+        if not error or process_count() == 1:  # a checkpoint needs all processes
+            self.save(state(), temporary=True)
+            self.report.stage("saving a checkpoint")
+            self.saver.wait()
+            self.report.stage("")
+        if error:
+            raise error
 
     def out_of_patience(self) -> bool:
         """Return whether `train.patience` ends the run."""

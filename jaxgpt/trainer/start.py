@@ -88,11 +88,8 @@ def check(start: Start) -> None:
     out, config = Path(start.out), start.config
     if start.out:
         check_free(out, start.overwrite)
-    if (
-        start.overwrite
-        and config.init_from
-        and out.resolve() in needed_runs(Run(parse_checkpoint(config.init_from)[0]))
-    ):
+    kept = needed_runs(Run(parse_checkpoint(config.init_from)[0])) if start.overwrite and config.init_from else ()
+    if out.resolve() in kept:
         raise UserError(f"--out {out} --overwrite would delete the weights to start from: choose a different --out")
 
 

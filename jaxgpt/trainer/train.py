@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from jaxgpt.checkpoint.store import Info, Saver
 from jaxgpt.config import TrainConfig
 from jaxgpt.data import Batches, Data, open_data
-from jaxgpt.errors import TrainingFailed, UserError
 from jaxgpt.parallel.host import keep_memory, use_cores
 from jaxgpt.parallel.processes import is_leader, on_leader, process_count, same_on_all
 from jaxgpt.signals import STOPPING, stop_on_signal
@@ -79,33 +78,28 @@ def train(start: Start, report: Report, until: int | None = None) -> Outcome:
             state = program.restore(run.checkpoints, first) if last else program.init(weights.params)
         weights = Weights()  # frees the host copies
         calls = prefetched(batches_of(program, data, last), plan_calls(first, end, settings, last))
-        with Saver(run.checkpoints, settings) as saver, MetricsFile(run.metrics, last) as file, calls as prepared:
-            record = Record(program, data, saver, file, report, last)
-            try:
-                for steps, batches in prepared:
-                    request = record.ask(stop.requested)
-                    if request == STOP or record.out_of_patience():
+        saver, file = Saver(run.checkpoints, settings), MetricsFile(run.metrics, last)
+        record = Record(program, data, saver, file, report, last)
+        with saver, file, calls as prepared, record.closing(lambda: state):
+            for steps, batches in prepared:
+                request = record.ask(stop.requested)
+                if request == STOP or record.out_of_patience():
+                    break
+                if request == SAVE and steps.start > first:
+                    record.save(state, temporary=True)
+                if steps:
+                    state, metrics = program.step(state, batches)
+                    record.steps(steps, metrics)  # metrics of two calls ago, which are ready
+                if is_evaluated(steps.stop, settings):
+                    record.read()  # raises an error if the run has diverged
+                    all_windows, progress = steps.stop == settings.steps, partial(report.stage, "evaluating")
+                    params, interrupted = state.eval_params, lambda: record.ask(stop.requested) == STOP
+                    result = evaluate(program, params, data.val, interrupted, all_windows, progress)
+                    if result is None:
                         break
-                    if request == SAVE and steps.start > first:
-                        record.save(state, temporary=True)
-                    if steps:
-                        state, metrics = program.step(state, batches)
-                        record.steps(steps, metrics)  # metrics of two calls ago, which are ready
-                    if is_evaluated(steps.stop, settings):
-                        record.read()  # raises an error if the run has diverged
-                        all_windows, progress = steps.stop == settings.steps, partial(report.stage, "evaluating")
-                        params, interrupted = state.eval_params, lambda: record.ask(stop.requested) == STOP
-                        result = evaluate(program, params, data.val, interrupted, all_windows, progress)
-                        if result is None:
-                            break
-                        evaluation = record.evaluation(state, result)
-                    elif settings.checkpoint_every and steps.stop % settings.checkpoint_every == 0:
-                        record.save(state)
-            except (OSError, UserError) as e:  # the data can no longer be read
-                if process_count() == 1:  # a checkpoint needs all processes
-                    record.close(state)
-                raise e if isinstance(e, OSError) else TrainingFailed(str(e)) from None
-            record.close(state)
+                    evaluation = record.evaluation(state, result)
+                elif settings.checkpoint_every and steps.stop % settings.checkpoint_every == 0:
+                    record.save(state)
     stopped = record.evaluated != settings.steps and not record.out_of_patience()
     return Outcome(state, record.done, evaluation, stopped)
 
