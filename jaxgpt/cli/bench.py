@@ -65,9 +65,7 @@ def report(results: dict[str, Any]) -> str:
         about = WORK.get(kind, "waiting for the host or for other instructions")
         where.append(f"{kind:<14}{share:6.1%} {1e3 * share * seconds:9.1f} ms  {about}")
     faster = limits["bfloat16_flops_per_second"] / limits["flops_per_second"]
-    advice = (
-        f"; bfloat16 products are {faster:.1f} times as fast (--train.compute-dtype bfloat16)" if faster > 1.5 else ""
-    )
+    advice = f", in bfloat16 {faster:.1f} times as fast (--train.compute-dtype bfloat16)" if faster > 1.5 else ""
     facts = {
         "model": f"{results['name']}, {results['parameters']:,} parameters, "
         f"{results['flops_per_token'] / 1e6:,.1f} MFLOPs per token, {results['compute_dtype']}",
@@ -76,8 +74,8 @@ def report(results: dict[str, Any]) -> str:
         f"compiled or loaded from the cache {start['compiled']:.1f} s, first step {start['first_step']:.2f} s",
         "step": f"{1e3 * seconds:.1f} ms ({1e3 * low:.1f} to {1e3 * high:.1f}, {step['steps']} steps of "
         f"{step['tokens']:,} tokens), {step['tokens_per_second']:,.0f} tokens/s",
-        "peak": f"{limits['flops_per_second'] / 1e9:,.0f} GFLOP/s in matrix products, memory read at "
-        f"{limits['bytes_per_second'] / 1e9:.1f} GB/s: MFU {step['mfu']:.0%}{advice}",
+        "peak": f"{limits['flops_per_second'] / 1e9:,.0f} GFLOP/s in matrix products{advice}, memory read "
+        f"at {limits['bytes_per_second'] / 1e9:.1f} GB/s: MFU {step['mfu']:.0%}",
         "where": where,
         "host": f"prepares a batch in {1e3 * host:.2f} ms, {host / seconds:.1%} of a step",
     }
