@@ -203,7 +203,7 @@ def decode(
     progress: Callable[[int, int], None] | None = None,
     before: SamplerState | None = None,
 ) -> Iterator[tuple[Piece, SamplerState]]:
-    """Generate the texts: one token each, then `block` tokens per call, or all tokens if `block` is enough.
+    """Generate the texts: one token each, then `block` tokens per call; in one call if `block` suffices.
 
     Yields pieces with the state after their tokens, which the next step donates. With `before`, the end of an earlier text,
     tokens shared with the prompt are not computed again.
