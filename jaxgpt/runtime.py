@@ -29,7 +29,7 @@ class MiscompiledReductions(RuntimeWarning):
 
 
 def set_compiler_flags() -> None:
-    """Add the flags that this jaxlib needs to XLA_FLAGS, unless they are set; warn if it is too late.
+    """Set missing flags of this jaxlib in XLA_FLAGS; warn if XLA has started or XLA_FLAGS is the name of a file.
 
     XLA reads its flags once, when its backend starts, and aborts on a flag that its version does not have.
     """

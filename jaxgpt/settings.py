@@ -58,7 +58,8 @@ class Section:
     def __post_init__(self) -> None:
         cls: Any = type(self)
         named = vars(sys.modules[cls.__module__])
-        hints = _hints(cls, tuple(named.get(str(each.type)) for each in fields(cls)))  # a program may extend a Literal
+        # The types are part of the cache key, because a program may extend the values of a Literal.
+        hints = _hints(cls, tuple(named.get(str(each.type)) for each in fields(cls)))
         for each in fields(self):
             name = f"{self.prefix}.{each.name}" if self.prefix else each.name
             limits = each.metadata.get("limits", Limits())

@@ -16,7 +16,7 @@ def read_rope(options: Options, config: ModelConfig) -> dict[str, Any]:
 
 
 def merged_rope(options: Options, old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """Merge the RoPE options; `rope_parameters` takes precedence, and must agree with `rope_scaling`."""
+    """Merge the RoPE options: `new` (`rope_parameters`) overrides `old`, and must agree with `rope_scaling`."""
     scaling = options.read("rope_scaling", {})
     rope: dict[str, Any] = old | scaling | new
     if any(rope[name] != value for name, value in scaling.items()):

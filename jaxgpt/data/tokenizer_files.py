@@ -162,7 +162,9 @@ def _from_json(path: Path) -> Tokenizer:
 
     if not path.is_file():
         near = did_you_mean(str(path), TOKENIZERS)
-        raise UserError(f"no tokenizer at {path}{near}: choose one of {', '.join(TOKENIZERS)}, or a path")
+        raise UserError(
+            f"no tokenizer at {path}{near}: choose {', '.join(TOKENIZERS)}, or the path of a tokenizer.json"
+        )
     data = read_bytes(path, FILE_BYTES)
     value = parse_json(data, str(path))
     try:

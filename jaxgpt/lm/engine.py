@@ -84,7 +84,7 @@ def finish(state: SamplerState, rows: Sequence[int]) -> SamplerState:
 
 
 def shared(state: SamplerState, prompt: Sequence[int]) -> int:
-    """Return how many of a prompt's first tokens `resume` takes from the cache of a one-row state."""
+    """Return the number of first tokens of a prompt that the cache of a one-row state holds; 0 if `resume` saves nothing."""
     if any(leaf.is_deleted() for leaf in jax.tree.leaves(state)):  # donated to a call that was interrupted
         return 0
     start, length = int(state.text.start_B[0]), int(state.cache.length)

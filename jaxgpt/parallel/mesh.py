@@ -59,11 +59,10 @@ class Microbatches(NamedTuple):
 def microbatches(train: TrainConfig, ways: int) -> Microbatches:
     """Split a batch of B windows over `ways` groups of devices and, in each, into equal microbatches.
 
-    On one device, a microbatch has `m = ceil(B / train.accumulation)` windows, the most that a device computes at a
-    time. With several devices, the share of each is `s = ceil(B / ways)` windows, in at least `n = ceil(s / m)`
-    microbatches. Up to `2 n - 1` microbatches are used if they can then be equal without padding. Otherwise, and if B is
-    not a multiple of `ways`, the batch is padded to `accumulation * rows` windows. Padding has no targets, so it
-    changes neither the mean loss nor its gradient.
+    A device computes at most `m = ceil(B / train.accumulation)` windows at a time. Its share of the batch is
+    `s = ceil(B / ways)` windows, in at least `n = ceil(s / m)` microbatches. Up to `2 n - 1` microbatches are used if they
+    can then be equal without padding. Otherwise, and if B is not a multiple of `ways`, the batch is padded to
+    `accumulation * rows` windows. Padding has no targets, so it changes neither the mean loss nor its gradient.
     """
     share = math.ceil(train.batch_size / ways)
     fewest = math.ceil(share / math.ceil(train.batch_size / train.accumulation))
@@ -76,8 +75,8 @@ def resolve(config: Config, n_devices: int, processes: int = 1, tpu: bool = Fals
 
     A -1 of `fsdp` or `tensor` becomes the largest divisor of the number of remaining devices that also divides the
     widths that the axis splits. A -1 of `data` becomes the number of devices still remaining, except devices that would
-    only compute padding: a batch of 12 windows on 8 devices uses 6 devices, with 2 windows each. If every device must
-    participate, padding does not reduce the number.
+    only compute padding: a batch of 12 windows on 8 devices uses 6 devices, with 2 windows each. With several
+    processes and on TPUs, `data` includes the devices that only compute padding.
 
     Args:
         config: a mesh, a batch and a model.

@@ -1,4 +1,4 @@
-"""Estimate the cost of a training step from shapes and shardings in seconds, without compiling."""
+"""Estimate the memory, FLOPs and traffic of a training step from shapes and shardings, without compiling."""
 
 from __future__ import annotations
 
