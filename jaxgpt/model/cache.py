@@ -25,7 +25,8 @@ class KVCache(NamedTuple):
 
     Attributes:
         layers: one entry per layer.
-        position_BS: position of the token in each slot; `NO_TOKEN` for padding and empty slots.
+        position_BS: position of the token in each slot; `NO_TOKEN` for padding and unused slots. Slots from `length` on are
+            masked until they are overwritten: their positions are `NO_TOKEN` or later than those of all queries.
         length: int32 scalar, the slot of the next token.
     """
 

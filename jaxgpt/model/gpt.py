@@ -101,8 +101,8 @@ class GPT(Module):
         Args:
             tokens_BT: ids below `vocab_size`.
             key: key of the dropout masks; None disables dropout.
-            positions: position and document of each token, in order; None: one document per row. The logits of a document do
-                not depend on the other documents of its row.
+            positions: position and document of each token, as `document_positions` returns them; None: one document per row.
+                The logits of a document do not depend on the other documents of its row.
 
         Raises:
             ValueError: if T exceeds the table of learned positions.
@@ -135,6 +135,7 @@ class GPT(Module):
         """
         text_BT = (position_BT != NO_TOKEN).astype(jnp.int32)  # padding is a separate document
         x_BTD, layers = self.stack(self.embed(tokens_BT), Positions(position_BT, text_BT))
+        assert layers, "a cache needs unstacked parameters"
         T = tokens_BT.shape[1]
         cache = grow(KVCache(layers, position_BT, jnp.int32(T)), slots - T)
         return self.head(x_BTD[:, -1:] if last else x_BTD), cache

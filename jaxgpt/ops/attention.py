@@ -38,7 +38,8 @@ class Visible:
 
     Attributes:
         query: positions of the queries.
-        key: positions of the keys; None: queries and keys are the same tokens, in the same order.
+        key: positions of the keys; None: queries and keys are the same tokens. Kernels then mask by the order of the tokens:
+            the tokens of a document are consecutive, from position 0, and padding is a separate document.
         window: number of tokens a query attends to, including itself; 0: no limit.
     """
 

@@ -118,10 +118,9 @@ def train_step(
     *,
     objective: Objective,
     optimizer: optax.GradientTransformation,
-    seed: int = 0,
+    dropout_seed: int | None = None,
     accumulation: int = 1,
     over_devices: OverDevices | None = None,
-    dropout: bool = False,
     ema_decay: float = 0.0,
     spike_factor: float = 0.0,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
@@ -135,12 +134,11 @@ def train_step(
         batch: argument of the objective: any tree of arrays with rows as their first axis.
         objective: `next_token_loss(...)`, or any `Objective`.
         optimizer: any optax transformation. Its `update` receives the loss as `value`.
-        seed: seed of the dropout masks, which are a function of (seed, step, microbatch).
+        dropout_seed: seed of the dropout masks, which are a function of (seed, step, microbatch); None: no dropout.
         accumulation: number of microbatches; divides the number of rows. Without dropout, it does not affect the result.
         over_devices: transformation that all-reduces the sums and their gradient over devices; None: the compiler
             inserts the all-reduce.
-        dropout: whether the objective receives a dropout key.
-        ema_decay: `ema <- ema_decay ema + (1 - ema_decay) params`, if the state has an EMA.
+        ema_decay: `ema <- ema_decay ema + (1 - ema_decay) params`; 0: the state has no EMA.
         spike_factor: as in `should_apply`, if the state has statistics to skip bad updates. A skipped update changes neither
             the weights nor the EMA nor the optimizer state, including its schedules.
 
@@ -150,11 +148,16 @@ def train_step(
         updates, `skipped` and `skipped_in_a_row`.
 
     Raises:
-        ValueError: if `over_devices` is combined with dropout, or `accumulation` does not divide the number of rows.
+        ValueError: if `over_devices` is combined with dropout, `accumulation` does not divide the number of rows, or
+            `ema_decay` or `spike_factor` does not match the state.
     """
-    if over_devices and dropout:
+    if bool(ema_decay) != (state.ema is not None) or (spike_factor and state.skip is None):
+        raise ValueError(
+            f"ema_decay {ema_decay:g} and spike_factor {spike_factor:g} do not match the state: set ema and skip of init_state"
+        )
+    if over_devices and dropout_seed is not None:
         raise ValueError("over_devices does not support dropout: all devices would draw the same masks; use None")
-    key = named_key(seed, "dropout", state.step) if dropout else None
+    key = None if dropout_seed is None else named_key(dropout_seed, "dropout", state.step)
     metrics, grads = gradients(
         state.params, batch, key, objective=objective, accumulation=accumulation, over_devices=over_devices
     )

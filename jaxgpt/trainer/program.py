@@ -152,10 +152,9 @@ class Program(States):
             train_step,
             objective=self.bound_objective(frozen),
             optimizer=self.optimizer or make_optimizer(config, numbers),
-            seed=config.train.seed,
+            dropout_seed=config.train.seed if config.model.dropout else None,
             accumulation=self.microbatches.accumulation,
             over_devices=over_data if self._sums_by_device() else None,
-            dropout=config.model.dropout > 0,
             ema_decay=config.optim.ema_decay,
             spike_factor=config.optim.spike_factor,
         )
