@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-MESSAGE_CHARACTERS = 1000  # maximum length of an error message
+MESSAGE_CHARACTERS = 1000  # characters to keep of a long error message
 _BREAKS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 _short = reprlib.Repr()

@@ -14,7 +14,7 @@ HINTS = {  # keyed by exception name of huggingface_hub, subclasses first
     "GatedRepoError": "its owner requires consent: accept the terms on the hub, then log in (hf auth login)",
     "RevisionNotFoundError": "the revision does not exist",
     "RepositoryNotFoundError": "the repository does not exist, or needs a login (hf auth login)",
-    "OfflineModeIsEnabled": "not in the hub's cache, and the hub is in offline mode: set HF_HUB_OFFLINE=0, or pass a directory",
+    "OfflineModeIsEnabled": "not in the hub's cache, and offline mode is on: set HF_HUB_OFFLINE=0, or pass a directory",
     "LocalEntryNotFoundError": "not in the hub's cache, and the hub cannot be reached: pass a directory instead",
     "HFValidationError": "not a valid name on the hub",
 }

@@ -32,9 +32,9 @@ def provenance() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of dependencies, and a digest of this package.
+    """Return the versions of jaxgpt, JAX, Flax and Python, and a digest of jaxgpt's code.
 
-    The digest is needed because checkouts can have equal version numbers.
+    The digest is needed because different checkouts can have equal version numbers.
     """
     files = sorted(Path(jaxgpt.__file__).parent.rglob("*.py"))
     code = hashlib.sha256(b"".join(file.read_bytes() for file in files))
@@ -48,7 +48,7 @@ def versions() -> dict[str, str]:
 
 
 def _commit() -> str:
-    """Return the git commit of the current directory, with -dirty after changes; "" outside git."""
+    """Return the git commit of the current directory, with -dirty if files changed; "" outside git."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     with suppress(OSError, subprocess.SubprocessError):
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()

@@ -76,7 +76,7 @@ class Saver:
             self.wait()
 
     def save(self, state: TrainState, info: Info) -> None:
-        """Write a state in the background, after the previous checkpoint; the state may then be donated."""
+        """Write a state in the background, after the previous one; on return, the state may be donated."""
         from orbax.checkpoint import v1 as ocp
 
         self.wait()
@@ -275,7 +275,7 @@ def latest_valid(directory: Path, note: Callable[[str], None]) -> Info | None:
 
 
 def restore(directory: Path, step: int, like: TrainState) -> TrainState:
-    """Restore a train state with the shardings of `like`, after `latest_valid` has checked the digests."""
+    """Restore a train state with the shardings of `like`; `latest_valid` must have checked the digests."""
     from jaxgpt.train.skip import init_statistics
     from jaxgpt.train.step import TrainState
 
@@ -313,7 +313,7 @@ def _load(path: Path, part: str, like: Any) -> Any:
     except Exception as e:
         if is_peer_failure(e) or "RESOURCE_EXHAUSTED" in str(e):
             raise
-        cause = e.__cause__ or e  # Orbax's own error lists the known kinds of files
+        cause = e.__cause__ or e  # Orbax's own error only lists the known kinds of files
         raise UserError(f"{path} does not match the run's settings: {part} ({one_line(cause, 200)})") from None
 
 

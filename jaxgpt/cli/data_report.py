@@ -29,7 +29,7 @@ def data_report(target: str, /, *, json: Json = False, settings: GivenSettings =
     Args:
         target: preset, run, or path of the data
     """
-    # A directory with both files is a run. A directory of text may contain only a config.json.
+    # A run has both files; a directory of text may contain one of them.
     is_run = target not in PRESETS and all(Path(target, name).is_file() for name in ("config.json", "tokenizer.json"))
     if target in PRESETS or is_run:
         base = named_config(target)

@@ -111,7 +111,7 @@ class Activity:
 
 @contextmanager
 def progress(name: str) -> Iterator[Activity]:
-    """Show the progress of the block on standard error if it takes longer than `DELAY` seconds.
+    """Show the progress of the block on standard error if the block takes longer than `DELAY` seconds.
 
     Nothing is written to standard output, which may hold the JSON of `--json`. Do not nest; use `Activity.stage`.
     """
@@ -136,7 +136,7 @@ def line_shown(line: Callable[[], str], console: Console, delay: float = 0.0) ->
             return
         with suppress(OSError):  # the stream was closed
             if console.is_terminal and not console.is_dumb_terminal and not console.quiet:
-                # By default rich would redirect standard output to a console that writes to standard error.
+                # By default, rich would redirect standard output to a console that writes to standard error.
                 out = not console.stderr
                 with Live(console=console, get_renderable=text, transient=True, redirect_stdout=out):
                     ended.wait()

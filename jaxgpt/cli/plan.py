@@ -71,7 +71,7 @@ def plan(
 
     chips = parse_topology(topology, slices)
     config, remark = estimates.resolve_mesh(config, chips)
-    why_not = "--estimate is given" if estimate else compiler_missing(chips)
+    why_not = "--estimate is given; omit it to compile" if estimate else compiler_missing(chips)
     if decode and why_not:
         raise UserError(f"--decode needs the compiler: {why_not}")
     show: Callable[[str], None] = (lambda text: None) if json else print

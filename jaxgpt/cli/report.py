@@ -194,7 +194,7 @@ class TrainReport(Report):
         self._drawn = time.monotonic()
 
     def _sample(self, params: Any, ids: list[int]) -> str:
-        """Return a prompt and a sample that continues it."""
+        """Return a prompt followed by a sample that continues it."""
         config, tokenizer = self.program.config, self.data.tokenizer
         params = jax.device_put(params, jax.local_devices()[0])
         lm = LM(config, unstack_layers(params, config.model.n_layer), tokenizer)

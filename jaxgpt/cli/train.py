@@ -50,7 +50,7 @@ def train(
     if source and not (out or resume):
         raise UserError(f"{source} is a run: repeat its settings with --out NEW, or resume it with --resume")
     if source and resume and out and Path(out) != Path(source):
-        raise UserError(f"--out {out} cannot be resumed with the settings of {source}: omit one of them")
+        raise UserError(f"--out {out} cannot be resumed with the settings of {source}: omit --out or {source}")
 
     from jaxgpt.checkpoint.run import Run
     from jaxgpt.cli.report import TrainReport
@@ -123,7 +123,7 @@ def resumed(path: Path, preset: str, init_from: str, settings: Mapping[str, Any]
         raise UserError(f"{path} is a run of {old.preset!r}, not {preset!r}: omit the preset, or change --out")
     (weights, step), (used, its_step) = parse_checkpoint(init_from), parse_checkpoint(old.init_from)
     if init_from and (weights.resolve() != used.resolve() or step not in ("best", its_step)):
-        origin = f"started from {old.init_from}" if old.init_from else "did not start from other weights"
+        origin = f"started from {old.init_from}" if old.init_from else "started from random weights"
         raise UserError(f"--init-from {init_from}: {path} {origin}; omit it, or start a new run")
     if not old.lora.rank and any(value for name, value in settings.items() if name.startswith("lora.")):
         new = f"jaxgpt train finetune --init-from {path} --lora.rank 8 --data.path PATH"

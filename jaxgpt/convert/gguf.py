@@ -75,7 +75,7 @@ class GgufWeights(Weights):
             raise UserError("GGUF files need the gguf package: pip install 'jaxgpt[gguf]'") from None
 
         class Reader(gguf.GGUFReader):
-            """A reader that raises an error at the end of the file; gguf's reader returns empty arrays."""
+            """A reader that raises an error beyond the end of the file; gguf's reader returns short arrays."""
 
             def _get(self, offset: int, dtype: Any, count: int = 1, *order: Any, **named: Any) -> np.ndarray:
                 array: np.ndarray = super()._get(offset, dtype, count, *order, **named)
@@ -203,7 +203,7 @@ def _special_tokens(path: Path, ggml: Mapping[str, Any], tokens: list[str], temp
     ids = {name: ggml[key] for name, each in keys.items() if ggml.get(key := f"{each}_token_id") is not None}
     for name, i in ids.items():
         if type(i) is not int or not 0 <= i < len(tokens):
-            raise UserError(f"{path}: {keys[name]}_token_id must be below {len(tokens)}: {short_repr(i)}")
+            raise UserError(f"{path}: {keys[name]}_token_id must be an id below {len(tokens)}: {short_repr(i)}")
     generation: dict[str, Any] = {f"{name}_token_id": ids[name] for name in ("bos", "pad") if name in ids}
     if ends := list(dict.fromkeys(ids[name] for name in ("eos", "eot") if name in ids)):
         generation["eos_token_id"] = ends if len(ends) > 1 else ends[0]

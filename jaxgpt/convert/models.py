@@ -69,7 +69,7 @@ def import_model(source: Path, target: Path, tokenizer: str = "", accept: Collec
     Args:
         source: the file, or the directory: config.json, safetensors, and the files of a tokenizer.
         target: a new path; the run is created atomically.
-        tokenizer: a kind (byte, gpt2, ids) or a path, to replace the directory's own.
+        tokenizer: byte, gpt2, ids or a path; empty: the tokenizer in `source`.
         accept: unsupported options of config.json to ignore.
 
     Raises:
@@ -79,7 +79,8 @@ def import_model(source: Path, target: Path, tokenizer: str = "", accept: Collec
     family, model, form, weights = open_model(source, accept)
     own = without_ids_from(_tokenizer(source, tokenizer, model, weights), model.vocab_size)
     if own.vocab_size > model.vocab_size:
-        raise UserError(f"{source}: the tokenizer has {own.vocab_size} ids, but the model only {model.vocab_size}")
+        sizes = f"the tokenizer has {own.vocab_size} ids, but the model only {model.vocab_size}"
+        raise UserError(f"{source}: {sizes}; choose a tokenizer with --tokenizer")
     save(LM(imported_config(target, model), load_weights(weights, model, form), own), target)
     return Converted(family, model.parameters)
 

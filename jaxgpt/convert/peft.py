@@ -107,7 +107,7 @@ def import_adapter(source: Path, target: Path, init_from: str) -> Converted:
     """Write a new run with the adapters of a PEFT directory, on the base `init_from`.
 
     The base is a run or RUN/checkpoints/STEP. The new run is created atomically. Raises `UserError` as `read_adapter`, or if
-    the base does not exist.
+    `target` exists or the base does not.
     """
     check_new(target)
     where = str(weights_at(init_from).absolute())

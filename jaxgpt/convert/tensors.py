@@ -115,7 +115,6 @@ def to_tensor(row: WeightRow, leaves: Mapping[str, np.ndarray]) -> np.ndarray:
         matrix = matrices[0] if len(matrices) == 1 else np.concatenate(matrices, axis=-1)
     if row.offset or row.factor != 1.0:
         matrix = matrix / np.float32(row.factor) - np.float32(row.offset)
-    # Contiguous: a transposed view would be written in the wrong order.
     return np.ascontiguousarray(matrix.T if row.output_first else matrix, np.float32)
 
 
@@ -132,7 +131,7 @@ def check_weights(weights: Weights, config: ModelConfig, form: Format) -> dict[s
     weights.check(expected, lambda name: name.endswith(BUFFERS) or (bool(tied) and name == stored[form.head]))
     if tied and not np.array_equal(weights.read(stored[form.head]), weights.read(tied)):
         raise UserError(
-            f"{weights.path}: tensor {form.head} differs from {tied}, but the config ties them (tie_word_embeddings)"
+            f"{weights.path}: tensor {form.head} differs from the tied {tied}: set tie_word_embeddings to false in config.json"
         )
     return names
 

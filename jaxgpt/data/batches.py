@@ -78,7 +78,7 @@ class Batches:
     In a mixture, each source has separate epochs: the rows of a source (`Mixture.source_of_rows`) are its next windows.
 
     Attributes:
-        first: number of the first row of step 0; not 0 after a resume with a different batch size.
+        first: index of the first row of step 0; not 0 after a resume with a different batch size.
         per_epoch: number of windows per epoch, over all sources.
     """
 

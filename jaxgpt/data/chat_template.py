@@ -26,7 +26,7 @@ class Rendered(NamedTuple):
     """A rendered conversation."""
 
     text: str  # input for the tokenizer, with the names of special tokens
-    spans: list[tuple[int, int]]  # [begin, end) of the characters that the assistant wrote, if the template marks them
+    spans: list[tuple[int, int]]  # [begin, end) of the characters that the assistant wrote; empty if not located
 
 
 def check_messages(messages: Any) -> list[dict[str, Any]]:
@@ -99,7 +99,8 @@ class ChatTemplate:
         the prefix before it with the generation prompt.
 
         Raises:
-            UserError: as in `render`, or if the template changes earlier messages when later messages follow.
+            UserError: as in `render`, or, without `{% generation %}`, if the first message has the role assistant, or if the
+                template changes earlier messages when later messages follow.
         """
         whole = self.render(messages, add_generation_prompt=False)
         if whole.spans:

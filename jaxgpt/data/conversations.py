@@ -97,11 +97,11 @@ def read_conversations(
 def encode_conversation(value: Any, tokenizer: Tokenizer, template: ChatTemplate | None) -> Conversation:
     """Encode `{"messages": [...]}` or `{"prompt": "...", "completion": "..."}`.
 
-    With a template, a prompt and its completion become a user and an assistant message. Without one, the ids are the
-    tokenizer's beginning-of-text ids, the prompt, the completion and the end-of-text id.
+    With a template, a prompt and its completion become a user and an assistant message. Without a template, the ids are
+    the tokenizer's beginning-of-text ids, the prompt, the completion and the end-of-text id.
 
     Raises:
-        UserError: if the value has neither form, has no assistant message, or the template cannot render it.
+        UserError: if the value has neither form, uses tools or weights, has no assistant message, or cannot be rendered.
     """
     match value:
         case {"tools": [_, *_]}:

@@ -167,7 +167,7 @@ def _read_text(file: BinaryIO, where: str, cuts: Cuts) -> Iterator[Piece]:
             if len(rest) > UNCUT:
                 raise UserError(
                     f"{where}: {len(rest):,} characters without a place to cut them: use text with spaces or line breaks, or "
-                    f"a tokenizer with the words of GPT-2, Llama 3 or Qwen"
+                    f"a tokenizer that splits words as GPT-2, Llama 3 or Qwen does"
                 )
             if pieces:
                 yield Piece(where, "".join(pieces), "", first, False, digest)

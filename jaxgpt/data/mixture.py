@@ -13,8 +13,8 @@ from jaxgpt.data.tokens import Split
 class Mixture:
     """Sources of windows, each with a weight.
 
-    The ids and window starts of the sources are concatenated: a start in source i is the number of ids of the sources
-    before it plus a start within it.
+    The ids and window starts of the sources are concatenated: the start s within source i becomes s plus the
+    number of ids of the sources before source i.
 
     Attributes:
         sources: splits, either all or none with segment ids.
@@ -51,14 +51,14 @@ class Mixture:
         return source, before
 
     def parts(self, start: int, n: int) -> Iterator[tuple[int, int, int]]:
-        """Yield the parts of ids `start` to `start + n`: source index, first id in the source, length."""
+        """Yield the parts of the n ids from index `start`: source index, index within the source, length."""
         for index, (first, end) in enumerate(itertools.pairwise(self.offsets)):
             begin = max(start, first)
             if begin < min(start + n, end):
                 yield index, begin - first, min(start + n, end) - begin
 
     def take(self, start: int, n: int) -> np.ndarray:
-        """Return ids `start` to `start + n`."""
+        """Return a copy of the n ids from index `start`, int32."""
         parts = [self.sources[index].take(first, count) for index, first, count in self.parts(start, n)]
         return np.concatenate([np.zeros(0, np.int32), *parts])
 

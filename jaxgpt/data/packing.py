@@ -54,7 +54,7 @@ class Packed:
         return len(self.tokens)
 
     def take(self, start: int, n: int) -> np.ndarray:
-        """Return ids `start` to `start + n`."""
+        """Return a copy of the n ids from index `start`, int32."""
         return self.tokens.take(start, n)
 
     def starts(self, block_size: int) -> int:

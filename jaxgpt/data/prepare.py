@@ -58,8 +58,8 @@ def prepare(
 ) -> dict[str, Any]:
     """Tokenize documents to shards of ids with an index, and return the index.
 
-    A call with the same arguments continues an interrupted call; if the directory is complete, it compares the files
-    with their checksums.
+    A call with the same arguments continues an interrupted call; if the directory is complete, the call compares
+    its files with their checksums.
 
     Args:
         names: files, directories or Hugging Face datasets (`hf:OWNER/NAME[/PATTERN]`).
@@ -218,9 +218,9 @@ def _in_order(
 def _encoder(tokenizer: Tokenizer, params: PrepareParams) -> Callable[[Sequence[Piece]], list[Encoded]]:
     """Return a function that encodes pieces, and selects the split of each document.
 
-    A document is for validation if the first 64 bits of its SHA-256 are below `val_fraction`. An unreadable document has no
-    ids; if only part of a document is unreadable, its other pieces are written. The function runs in threads: `tokenizers` and
-    tiktoken release the GIL while they encode.
+    A document is for validation if the first 64 bits of its SHA-256 are below `val_fraction * 2**64`. An unreadable document
+    has no ids; if only part of a document is unreadable, its other pieces are written. The function runs in threads:
+    `tokenizers` and tiktoken release the GIL while they encode.
     """
     encode = fast_encoder(tokenizer) or tokenizer.encode
     end = np.array([tokenizer.eos_id], shards.token_dtype(tokenizer.vocab_size))

@@ -100,7 +100,8 @@ class ShardWriter:
         """Open the current shard, truncated to the length recorded in the index."""
         size = self._offset + self._tokens * self._dtype.itemsize
         if self._tokens and not (self._path.is_file() and self._path.stat().st_size >= size):
-            raise UserError(f"{self._path} is shorter than in {INDEX}: delete {self._directory} and start again")
+            fix = f"delete {self._directory} and start again"
+            raise UserError(f"{self._path} is missing or shorter than in {INDEX}: {fix}")
         file = self._path.open("r+b" if self._tokens else "wb", BUFFER)
         file.truncate(size)
         file.seek(size)
@@ -118,7 +119,7 @@ def write_index(directory: Path, index: Mapping[str, Any]) -> None:
 
 
 def read_index(directory: Path) -> dict[str, Any] | None:
-    """Read index.json; return None if it is missing, of another program, or of a different version.
+    """Read index.json; return None if the file is missing, or from a different program or version.
 
     Raises:
         UserError: if the index does not match its own checksum, or is unreadable and there are .bin files.
@@ -128,7 +129,7 @@ def read_index(directory: Path) -> dict[str, Any] | None:
     except UserError:
         if any(directory.glob("*.bin")):
             raise
-        return None  # the index.json of another program
+        return None  # the index.json of a different program
     if index.get("kind") != KIND:
         return None
     if index.pop("sha256", "") != _checksum(index):

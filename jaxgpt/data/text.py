@@ -39,7 +39,7 @@ SHAKESPEARE_CHARACTERS = 65  # number of distinct characters, known without the 
 # The two questions of StatQuest's decoder-only transformer, each followed by its answer.
 STATQUEST = "what is statquest <EOS> awesome <EOS>\nstatquest is what <EOS> awesome <EOS>\n"
 
-# Each line has a random string twice. Its length varies, so the copy is not at a fixed offset.
+# Each line has a random string twice. The string's length varies, so the copy is not at a fixed offset.
 REPEATS_LINES, REPEATS_LENGTHS = 20_000, range(5, 26)
 
 Progress = Callable[[int, int], None]  # called with (done, total)
@@ -114,7 +114,7 @@ def python_sources() -> Text:
 
 
 def read_path(path: Path) -> Text:
-    """Read a text file, or all text files of a directory, sorted by path; skip other files.
+    """Read a text file, or all visible text files of a directory, sorted by path; skip other files.
 
     Raises:
         UserError: if the file is empty or not text, the text is too large, or the directory has no text files.
@@ -156,7 +156,7 @@ class NotText(UserError):
 
 
 def _read_file(path: Path) -> bytes:
-    """Read a UTF-8 file, without its byte-order mark; raise `NotText` if it is a different kind of file."""
+    """Read a UTF-8 file, without its byte-order mark; raise `NotText` if the content is not text."""
     if path.suffix.lower() in DOCUMENTS:
         raise NotText(f"{path} holds documents or compressed data, not plain text: {_prepare(path)}")
     if not path.is_file():  # reading a named pipe would block

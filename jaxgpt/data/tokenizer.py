@@ -205,7 +205,7 @@ class SubwordTokenizer(Tokenizer):
             library.model.dropout = None  # BPE dropout is for training; encoding must be deterministic
         self.library = library
         self.cuts = known_cuts(library.to_str())
-        # Tokenizers like Llama 2's have a token <0xF0> for each byte. If decoding returns this name, bytes are not joined.
+        # Tokenizers like Llama 2's have tokens <0x00> to <0xFF>. If decoding returns such a name, bytes are not joined.
         named = {library.token_to_id(f"<0x{byte:02X}>") for byte in range(256)} - {None}
         self.byte_ids = frozenset(named if named and not self.decode([min(named)]).startswith("<0x") else ())
         self.vocab_size = max(library.get_vocab().values(), default=-1) + 1  # including gaps

@@ -126,7 +126,7 @@ def _token(value: Any, where: str) -> str:
 
 
 def without_ids_from(tokenizer: Tokenizer, vocab_size: int) -> Tokenizer:
-    """Remove added tokens at `vocab_size` or above, such as Gemma 3's `<image_soft_token>`."""
+    """Remove added tokens with ids of `vocab_size` or above, such as Gemma 3's `<image_soft_token>`."""
     if tokenizer.vocab_size <= vocab_size or not isinstance(tokenizer, SubwordTokenizer):
         return tokenizer
     value = json.loads(tokenizer.to_json())

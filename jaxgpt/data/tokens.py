@@ -103,7 +103,7 @@ class Tokens:
     def fingerprint(self) -> str:
         """Compute the hexadecimal SHA-256 of the number of ids and a sample of the ids.
 
-        The sample is all ids up to 4 million ids, and 256 evenly spaced blocks of 16,384 ids beyond that.
+        The sample is all ids if there are at most 4,194,304, otherwise 256 evenly spaced blocks of 16,384 ids.
         """
         n, digest = len(self), hashlib.sha256(str(len(self)).encode())
         spaced = np.linspace(0, max(n - HASHED_IDS, 0), HASHED_BLOCKS, dtype=np.int64)
@@ -163,7 +163,8 @@ def open_splits(path: Path, train_fraction: float, vocab_size: int) -> tuple[Tok
     one-line description of the files.
 
     Raises:
-        UserError: if a file is missing, empty or damaged, or has 16-bit ids without a header, too few for the vocabulary.
+        UserError: if a training file is missing, or a file is empty, damaged, or has no header although the vocabulary
+            needs 32-bit ids.
     """
     files = {"train": [path], "val": list[Path]()}
     if path.is_dir():
@@ -176,7 +177,7 @@ def open_splits(path: Path, train_fraction: float, vocab_size: int) -> tuple[Tok
     for part in (*train.parts, *val.parts):
         if isinstance(part, np.memmap) and not part.offset and vocab_size > 1 << 16:
             raise UserError(
-                f"{part.filename} has no header and is read as 16-bit ids, too few for a vocabulary of {vocab_size:,}: write "
+                f"{part.filename} has no header and is read as 16-bit ids, too small for a vocabulary of {vocab_size:,}: write "
                 f"32-bit ids in llm.c's format (a header of 256 int32: 20240801, 7, number of ids)"
             )
     if not files["val"]:

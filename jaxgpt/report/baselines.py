@@ -30,7 +30,8 @@ DECODED = 1 << 18  # tokens to decode at a time
 def baselines(data: Data) -> dict[str, Any] | None:
     """Compute the baselines of a run's loss in a few seconds, on at most `QUICK` tokens of each split.
 
-    Returns `fit_ngrams` with the bytes of text per token; None for conversations, too little data or ids above `MAX_BASE`.
+    Returns the result of `fit_ngrams` and the bytes of text per token; None for conversations, too little data or a
+    vocabulary above `MAX_BASE`.
     """
     size = data.tokenizer.vocab_size
     if any(part.is_conversations for part in data.parts or (data,)) or size > MAX_BASE:
@@ -40,7 +41,7 @@ def baselines(data: Data) -> dict[str, Any] | None:
 
 
 def read_baselines(run: Path) -> dict[str, Any]:
-    """Read a run's baselines: `losses` (nats per token, keyed by name) and `bytes_per_token`.
+    """Read a run's baselines: `losses` in nats per token ({} without a file) and `bytes_per_token`.
 
     Raises:
         UserError: if baselines.json is damaged.
@@ -84,20 +85,20 @@ def bytes_per_token(data: Data, limit: int = 1 << 62) -> float:
 
 
 def compressed_bits(data: Data) -> float:
-    """Return the bits per byte of the beginning of the held-out text after gzip (DEFLATE, level 9)."""
+    """Return the bits per byte of the beginning of the validation text after gzip (DEFLATE, level 9)."""
     text = data.decode(data.val, 0, COMPRESSED).encode()[:COMPRESSED]
     return 8 * len(zlib.compress(text, 9, wbits=-15)) / len(text)
 
 
 def sample(length: int, limit: int) -> list[tuple[int, int]]:
-    """Return start and length of evenly spaced blocks with at most `limit` of `length` tokens."""
+    """Return start and length of evenly spaced blocks that cover at most `limit` of `length` tokens."""
     if length <= limit:
         return [(0, length)]
     return [(int(start), SAMPLED) for start in np.linspace(0, length - SAMPLED, limit // SAMPLED)]
 
 
 def _trigrams(split: Split, base: int, start: int, n: int) -> np.ndarray:
-    """Return the keys of the trigrams within one document that end in a target."""
+    """Return the keys of the trigrams that lie within one document and end in a target."""
     if isinstance(split, Mixture):
         parts = split.parts(start, n)
         return np.concatenate([_trigrams(split.sources[index], base, *block) for index, *block in parts])

@@ -26,7 +26,7 @@ class HashSet:
         self._used[self.hashes >> self._shift] = True
 
     def find(self, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the indices of hashes in the set, ascending, and their indices in `self.hashes`."""
+        """Return the indices of `hashes` found in the set, ascending, and their indices in `self.hashes`."""
         candidates = np.flatnonzero(self._used[hashes >> self._shift])
         ranks = np.minimum(np.searchsorted(self.hashes, hashes[candidates]), len(self.hashes) - 1)
         equal = self.hashes[ranks] == hashes[candidates]
@@ -44,7 +44,7 @@ class Grams:
         return len(self.ids)
 
     def of(self, n: int) -> np.ndarray:
-        """Return the hash of each n-gram, in order, computed from its first and last 2^k ids."""
+        """Return the hash of each n-gram in order, from its first and last 2^k ids, k = floor(log2 n)."""
         power = n.bit_length() - 1
         while len(self._powers) <= power:
             self._powers.append(self._join(len(self._powers) - 1, 1 << (len(self._powers) - 1)))

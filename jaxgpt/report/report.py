@@ -21,8 +21,8 @@ READ = 1 << 20  # tokens to process at a time
 def report_on(data: Data, progress: Progress = no_progress) -> dict[str, Any]:
     """Describe data that is not a mixture.
 
-    Reads all ids three times. N-grams are counted in at most `COUNTED` training tokens, and evaluated on at most `EVALUATED`
-    held-out tokens, or on training tokens if nothing is held out.
+    Reads all ids up to four times. N-grams are counted in at most `COUNTED` training tokens, and evaluated on at most
+    `EVALUATED` held-out tokens, or on training tokens if nothing is held out.
 
     Args:
         progress: called in each of several passes with the number of tokens processed so far and the total.

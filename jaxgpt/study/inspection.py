@@ -188,7 +188,7 @@ def html(inspection: Inspection, title: str) -> str:
 def token_text(tokenizer: Tokenizer, i: int, first: int | None = None) -> str:
     """Return the text of a token, or the names of its bytes if they are not complete characters.
 
-    Decode after a first token, because some decoders strip a leading space.
+    With `first`, the token is decoded after this id, because some decoders strip a leading space.
     """
     text = tokenizer.decode([i])
     if first is not None and not tokenizer.separator:

@@ -1,4 +1,4 @@
-"""Read the residual stream as logits (nostalgebraist 2020), and attribute a logit to its parts."""
+"""Read the residual stream as logits (nostalgebraist 2020), and attribute a logit to model parts."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def attribution(lm: LM, ids: Any, answer: int | Sequence[int] | None = None, pos
 
     Args:
         ids: a text, or ids `[B, T]`.
-        answer: the id to explain the logit of, or one per row; None: the most probable id.
+        answer: the id with the logit to explain, or one id per row; None: the most probable id.
         position: the position of the logit.
 
     Raises:

@@ -149,7 +149,7 @@ def losses(
         raise UserError(f"no axis {x!r}{did_you_mean(str(x), choices)}: choose from {', '.join(choices)}")
     curves = {name: (_column(lines, "loss"), _column(lines, "val_loss")) for name, lines in runs.items()}
     if empty := [name for name, (train, val) in curves.items() if not train.size + val.size]:
-        raise UserError(f"{empty[0]} has no losses to draw: its metrics.jsonl has no complete line")
+        raise UserError(f"{empty[0]} has no losses to draw: its metrics.jsonl has no line with a loss")
     if not runs:
         raise UserError("no runs to draw: pass the metrics of at least one run")
     longest = max(_column(lines, "elapsed_seconds")[1].max(initial=0) for lines in runs.values())
@@ -222,7 +222,7 @@ def draw_baselines(axes: Axes, losses: Mapping[str, float], labels: bool = True)
     low, high = axes.get_ylim()
     height = -math.inf
     for name, loss in sorted(losses.items(), key=lambda item: item[1]) if labels else ():
-        height = max(loss, height + LABEL * (high - low))  # move the label up if it would overlap the last one
+        height = max(loss, height + LABEL * (high - low))  # move the label up if it would overlap the previous label
         axes.annotate(
             drawable(f"{name} {loss:.2f}"), (1, height), xycoords=("axes fraction", "data"), xytext=(4, 0),
             textcoords="offset points", va="center", fontsize=8, color=GRAY, annotation_clip=False,
@@ -242,7 +242,7 @@ def _column(lines: Sequence[Mapping[str, Any]], field: str) -> np.ndarray:
 
 
 def _place(lines: Sequence[Mapping[str, Any]], kind: str, unit: float, steps: Any) -> Any:
-    """Return the position of a number of steps on an axis. Line s is recorded after s + 1 steps."""
+    """Return the positions of step counts on an axis. The line of step s is recorded after s + 1 steps."""
     if kind == "step":
         return steps
     step, values = _column(lines, AXES[kind])

@@ -108,7 +108,7 @@ def capture(lm: LM, ids: Any) -> Captured:
 
 
 def layer_names(config: ModelConfig, activation: str) -> list[str]:
-    """Return the names of an activation in all layers, such as `resid.pre` or `attn.pattern`."""
+    """Return the names of an activation, such as `resid.pre` or `attn.pattern`, in all layers."""
     in_stream = activation.startswith("resid.")
     return [f"{activation}.{layer}" if in_stream else f"h.{layer}.{activation}" for layer in range(config.n_layer)]
 
@@ -192,7 +192,7 @@ def on_tokens(compute: Callable[..., Result], lm: LM, ids: Any, *args: Any) -> R
 
 def forward(config: Config, params: Any, tokens_BT: jax.Array, taps: Taps = (), edits: Edits = ()) -> ForwardPass:
     """Run the model with an observer: `run` without its checks and without jit."""
-    # An int8 product rounds its input, so its gradient would be wrong.
+    # Dequantized, because an int8 product rounds its input, so gradients would be wrong.
     params = dequantize(unstack_layers(params, config.model.n_layer) if STACKED in params else params)
     observer = Observer(edits, taps)
     ops = Ops(jnp.dtype(config.train.compute_dtype), edit=observer if edits or taps else None)
@@ -261,7 +261,7 @@ def as_tokens(lm: LM, ids: Any) -> jax.Array:
     if known.ndim != 2 or not known.size or not np.issubdtype(known.dtype, np.integer):
         raise UserError(f"expected integer ids of shape [B, T], not {known.dtype} of shape {known.shape}")
     if known.shape[1] > model.block_size:
-        raise UserError(f"{known.shape[1]} tokens do not fit the context of {model.block_size} (model.block_size)")
+        raise UserError(f"{known.shape[1]} tokens do not fit the context of {model.block_size}: use fewer tokens")
     for extreme in (int(known.min()), int(known.max())):
         if not 0 <= extreme < model.vocab_size:
             raise UserError(f"id {extreme} is outside the vocabulary of {model.vocab_size}")

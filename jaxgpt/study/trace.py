@@ -131,7 +131,7 @@ def _is_product(instruction: Instruction) -> bool:
 
 
 def _near(name: str, body: Computation, with_path: Collection[str]) -> set[str]:
-    """Return an instruction's operands and users, and the neighbors of operands and users without a path."""
+    """Return an instruction, its operands and users, and the neighbors of those without a path."""
     near, without_path = {name}, {name}
     for _ in range(2):
         operands = {each for other in without_path for each in body[other].operands if each in body}

@@ -74,7 +74,8 @@ def explain_failure(program: Program, error: jax.errors.JaxRuntimeError) -> str:
 def first_non_finite(model: ModelConfig, params: Any, squared_norms: Sequence[float] | np.ndarray) -> str:
     """Describe the first non-finite gradient of the backward pass; return "" if all are finite.
 
-    The description has the number of non-finite gradients, but no path if no gradient is finite, as when the loss is NaN.
+    The description has the path of this gradient and the number of non-finite gradients. If no gradient is finite, as when the
+    loss is NaN, it has neither.
 
     Args:
         model: the architecture.

@@ -205,7 +205,7 @@ class Program(States):
         return use_mesh(self.mesh, self.config.model, self.rules)
 
     def _sums_by_device(self) -> bool:
-        """Return whether each device first sums its gradients: on CPUs with replicated weights, no dropout."""
+        """Return whether devices sum gradients before an all-reduce: CPUs, replicated weights, no dropout."""
         mesh = self.mesh
         if isinstance(mesh, AbstractMesh) or mesh.devices.flat[0].platform != "cpu" or self.config.model.dropout:
             return False

@@ -91,7 +91,7 @@ class Record:
                 self.report.progress(line | left)
 
     def evaluation(self, state: Any, result: Evaluation) -> Evaluation:
-        """Write the metrics and checkpoint of an evaluation; the time of both is excluded from the speed."""
+        """Write the metrics and checkpoint of an evaluation; the speed excludes evaluating and writing."""
         began = time.perf_counter() - result.seconds
         self.report.stage("")
         if not math.isfinite(result.loss):
@@ -150,14 +150,15 @@ class Record:
         return self.poll.ask(STOP if stop else SAVE if due else 0)
 
     def tokens(self, done: int) -> int:
-        """Return the number of tokens trained on after `done` steps, at each step's batch size."""
+        """Return the number of tokens trained on after `done` steps, even if a resume changed the batch size."""
         return self.first.tokens + (done - self.first.step) * self.speed.tokens_per_step
 
     def _check(self, step: int, metrics: dict[str, float], squared_norms: Any) -> None:
         """Check the metrics of a step, and report a skipped update.
 
         Raises:
-            Diverged: if the loss or gradient is non-finite, or too many updates in a row were skipped.
+            Diverged: if the loss or gradient is non-finite and `optim.not_finite` is stop, or too many updates in a row were
+                skipped.
         """
         optim, skipped = self.config.optim, int(metrics.pop("skipped_in_a_row", 0))
         wrong = next((f"{n} is {metrics[n]}" for n in ("loss", "grad_norm") if not math.isfinite(metrics[n])), "")
@@ -194,7 +195,7 @@ class Speed:
         """Record that a call has ended with `done` steps.
 
         Returns two dictionaries: `tokens_per_second` and, if known, `mfu`; and `seconds_left` at the mean speed since
-        the first call, including evaluations. Both dictionaries are empty after the first call.
+        the first call, including evaluations. Both dictionaries are empty for the first call.
         """
         now = time.perf_counter()
         self._calls.append((now - self._excluded, done))

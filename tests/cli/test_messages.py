@@ -177,9 +177,9 @@ train --data.path text.txt --out 'a [b]' -> cannot read a path with '[': use a d
 train --resume -> --resume needs a run directory: jaxgpt train --resume --out DIR
 train --resume --out run --overwrite -> --resume and --overwrite are mutually exclusive: omit one of them
 train --resume --out nowhere -> no run at nowhere
-train run --resume --out hf -> --out hf cannot be resumed with the settings of run: omit one of them
+train run --resume --out hf -> --out hf cannot be resumed with the settings of run: omit --out or run
 train gpt2 --resume --out run -> run is a run of 'test', not 'gpt2': omit the preset, or change --out
-train --resume --out run --init-from hf -> run did not start from other weights; omit it, or start a new run
+train --resume --out run --init-from hf -> run started from random weights; omit it, or start a new run
 train --resume --out run --lora.rank 8 -> start a new run: jaxgpt train finetune --init-from run --lora.rank 8
 train --resume --out run --model.n-layer 9 -> a resumed run keeps model.n_layer: 2, not 9; omit it, or start a new
 train --resume --out run -> train it in a new run: jaxgpt train finetune --init-from run --data.path PATH

@@ -176,7 +176,7 @@ BAD = {
     "no tokens": ({"tokenizer": {"tokens": []}}, "no tokens or duplicate token"),
     "byte order": ({"endian": "BIG"}, "is big-endian: convert it to little-endian"),
     "numbers": ({"tokenizer": {"merges": [1, 2]}}, "merges must be an array of type str"),
-    "special": ({"tokenizer": {"bos_id": 99999}}, "bos_token_id must be below"),
+    "special": ({"tokenizer": {"bos_id": 99999}}, "bos_token_id must be an id below"),
     "merges": ({"tokenizer": {"merges": ["ab"]}}, "'ab' in .*merges is not two tokens"),
     "words": ({"tokenizer": {"pre": "odd"}}, "pre 'odd' is not supported.*--tokenizer"),
 }

@@ -285,7 +285,7 @@ def test_a_shard_that_lost_its_end(params: PrepareParams) -> None:
         run(params, report=stop)
     for shard in Path("out").glob("*.bin"):
         shard.write_bytes(b"")
-    with pytest.raises(UserError, match=r"is shorter than in index.json: delete out and start again"):
+    with pytest.raises(UserError, match=r"is missing or shorter than in index.json: delete out and start again"):
         run(params)
 
 

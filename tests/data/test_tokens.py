@@ -136,7 +136,7 @@ def test_raw_ids_are_too_small_for_a_large_vocabulary(tmp_path: Path) -> None:
     path = tmp_path / "train.bin"
     path.write_bytes(np.arange(100, dtype="<u4").tobytes())
     assert len(open_splits(path, 1.0, 65_536)[0]) == 200
-    with pytest.raises(UserError, match=r"train\.bin has no header .* 16-bit ids, too few for a vocabulary of 65,537"):
+    with pytest.raises(UserError, match=r"train\.bin has no header .* ids, too small for a vocabulary of 65,537"):
         open_splits(path, 1.0, 65_537)
     assert len(open_splits(write(path, "llmc"), 1.0, 65_537)[0]) == len(IDS)
 

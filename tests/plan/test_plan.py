@@ -300,7 +300,7 @@ def test_an_estimate_that_does_not_fit_has_suggestions(monkeypatch: pytest.Monke
     big = ["--train.batch-size", "65536", "--model.block-size", "1024", "--json", "--estimate"]
     told = jaxgpt("plan", "python-char", *FLAGS, *big)
     assert told.code == 1
-    assert told.json["not_compiled"] == "--estimate is given"
+    assert told.json["not_compiled"] == "--estimate is given; omit it to compile"
     assert told.json["suggestions"]
     assert told.out.count("\n") == 1
 

@@ -24,7 +24,7 @@ def _positions(start_B: Any, tokens: int) -> jax.Array:
 def cached(s: Subject) -> float:
     """Compare logits computed with the cache to the logits of one full pass.
 
-    The first third of the tokens is one call, the second third is one call per token, and the remainder is one call.
+    The first third of the tokens takes one call, the second third one call per token, and the remainder one call.
     """
     T, model = s.length, Decoder(s.model)
     first, second = max(T // 3, 1), max(2 * T // 3, 1)
@@ -102,7 +102,7 @@ def documents(s: Subject) -> float:
 def tied(s: Subject) -> float:
     """Compare logits, and the gradient of the token table, to the values computed from `hidden E^T`.
 
-    Only rows of tokens outside the input are compared: other rows also have a gradient from the lookup.
+    The gradient is compared only in rows of tokens outside the input: other rows also have a gradient from the lookup.
     """
     c = s.config.model
     if not c.tie_embeddings:
