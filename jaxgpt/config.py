@@ -64,7 +64,7 @@ class ModelConfig(Section):
     norm_position: Literal["pre", "post", "output", "both"] = setting(
         "pre", "pre: inputs of sublayers; post: residual sums; output: outputs of sublayers; both: inputs and outputs"
     )
-    norm_affine: bool = setting(True, "learn a gain and, with model.bias, a bias in each norm")
+    norm_affine: bool = setting(True, "learn a gain in each norm and, with model.bias, a bias (not RMSNorm)")
     norm_eps: float = setting(1e-5, "epsilon added to the variance; stdnorm: to the standard deviation", 0.0, 1e6)
     final_norm: bool = setting(True, "normalize after the last block")
     qk_norm: bool = setting(False, "RMSNorm on queries and keys, before RoPE")
@@ -72,7 +72,7 @@ class ModelConfig(Section):
     mlp: Literal["plain", "gated", "none"] = setting("plain", "gated: act(x W_g) * (x W_u), as in SwiGLU")
     activation: ActivationName = setting("gelu_new", "MLP activation; gelu_new: tanh approximation of gelu")
     parallel_residual: bool = setting(False, "parallel sublayers: x + attn(norm(x)) + mlp(norm(x))")
-    bias: bool = setting(True, "add biases in attention, MLP and LayerNorm")
+    bias: bool = setting(True, "add biases in attention, MLP and norms (not RMSNorm)")
     qkv_bias: bool = setting(False, "add biases to query, key and value projections even if model.bias is false")
     attn_proj: bool = setting(True, "add an output projection to attention")
     embed_scale: bool = setting(False, "multiply token embeddings by sqrt(n_embd)")
@@ -220,7 +220,7 @@ class DataConfig(Section):
 
     @property
     def segmented(self) -> bool:
-        """Whether windows have segment ids; windows of conversations always do."""
+        """Whether windows have document ids; windows of conversations always do."""
         return self.documents != "flow" or any(each.conversations for each, _ in self.sources)
 
 
@@ -300,8 +300,8 @@ class TrainConfig(Section):
     )
     remat: Literal["none", "dots", "offload", "full"] = setting(
         "none",
-        "none: save all activations; dots: recompute all except matrix products; offload: as dots, with the products "
-        "in host memory; full: recompute all",
+        "none: save all activations; dots: recompute all except matrix products and attention kernels; offload: as dots, "
+        "with the products in host memory; full: recompute all",
     )
     scan_layers: bool = setting(False, "compile one block for all layers: faster to compile, slower on a CPU")
     loss_chunk: int = setting(0, "compute logits of this many positions at a time, to save memory; 0: all at once", 0)
@@ -347,7 +347,7 @@ class LoraConfig(Section):
             yield f"lora.targets must be distinct names separated by commas, not {short_repr(self.targets)}"
         for name in ("alpha", "targets"):
             if not self.rank and getattr(self, name) != getattr(LoraConfig, name):
-                yield f"lora.{name} needs lora.rank: add --lora.rank 8, or omit it"
+                yield f"lora.{name} needs lora.rank: add --lora.rank 8, or omit lora.{name}"
 
 
 @dataclass(frozen=True)
@@ -376,10 +376,10 @@ class TextParams(Section):
     """Length and end of a generated text."""
 
     max_new_tokens: int | None = setting(
-        None, "number of new tokens; by default 200, limited by the context length", 1, MAX_TOKENS
+        None, "maximum number of new tokens; default: 200, fewer if the text must fit the context", 1, MAX_TOKENS
     )
     max_length: int | None = setting(
-        None, "number of tokens including the prompt; replaces max_new_tokens", 1, MAX_TOKENS
+        None, "maximum number of tokens including the prompt; replaces max_new_tokens", 1, MAX_TOKENS
     )
     stop: tuple[str, ...] = setting((), "end the text before the first of these strings")
     stop_ids: tuple[int, ...] = setting((), "end the text before the first of these ids; end tokens always end it")
@@ -452,10 +452,11 @@ class DistributedConfig(Section):
             if self.num_processes or self.process_id != -1:
                 yield "distributed.num_processes and process_id need distributed.coordinator HOST:PORT"
             return
-        for name, value in (("coordinator", self.coordinator), ("bind", self.bind)):
+        forms = ("coordinator", self.coordinator, "HOST:PORT, auto or none"), ("bind", self.bind, "ADDRESS:PORT")
+        for name, value, form in forms:
             host, _, port = value.rpartition(":")
             if value and not (host and port.isdecimal() and 0 < int(port) < 2**16):
-                yield f"distributed.{name} must be HOST:PORT, auto or none, not {short_repr(value)}"
+                yield f"distributed.{name} must be {form}, not {short_repr(value)}"
         if not 0 <= self.process_id < self.num_processes <= 2**20:
             limits = f"at least 0 and below distributed.num_processes {self.num_processes}"
             yield f"distributed.process_id {self.process_id} must be {limits}"
@@ -479,7 +480,7 @@ class Config(Section):
     def check(self) -> Iterator[str]:
         if self.train.scan_layers and len(set(self.model.windows)) > 1:
             pattern = f"not model.window_pattern {self.model.window_pattern}"
-            yield f"train.scan_layers needs the same sliding window in all layers, {pattern}: set it to false"
+            yield f"train.scan_layers needs the same sliding window in all layers, {pattern}: set scan_layers to false"
         if self.data.window > self.model.block_size:
             yield f"data.window {self.data.window} exceeds model.block_size {self.model.block_size}: lower it"
         if self.lora.rank and self.optim.name == "muon":

@@ -184,7 +184,7 @@ def missing(path: Path | str, fix: str = "") -> UserError:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object from a file; raise `UserError` if it is unreadable or a different value."""
+    """Read a JSON object from a file; raise `UserError` for an unreadable file or a different value."""
     value = parse_json(read_bytes(path), str(path))
     if not isinstance(value, dict):
         raise UserError(f"{path}: expected an object, found {type(value).__name__}")
@@ -195,7 +195,7 @@ def parse_json(data: bytes | str, where: str) -> Any:
     """Parse JSON strictly: raise a `UserError` that begins with `where` for invalid or ambiguous text.
 
     Rejects duplicate keys, NaN and Infinity, numbers beyond float64, lone surrogates, a byte-order mark, and nesting deeper
-    than Python's stack. Integers of 19 digits or more become floats.
+    than Python's stack. Integers of 19 characters or more become floats.
     """
     try:
         text = data.decode("utf-8") if isinstance(data, bytes) else data

@@ -48,7 +48,8 @@ def set_compiler_flags() -> None:
     elif SAFE_FLAG in missing and (not started or sys.modules["jax"].default_backend() == "cpu"):
         reason = "XLA's CPU backend started before jaxgpt was imported" if started else f"XLA_FLAGS is the file {file}"
         wrong = "fused reductions are on, which this version of jaxlib can miscompile to wrong numbers"
-        warnings.warn(f"{reason}: {wrong}; add {SAFE_FLAG} to XLA_FLAGS", MiscompiledReductions, stacklevel=3)
+        fix = f"add {SAFE_FLAG} to {file or 'XLA_FLAGS'}"
+        warnings.warn(f"{reason}: {wrong}; {fix}", MiscompiledReductions, stacklevel=3)
 
 
 def keep_compiled() -> None:

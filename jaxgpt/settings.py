@@ -46,7 +46,7 @@ class Section:
     `int` and `float`, so that equal settings share a compiled program.
     """
 
-    prefix = ""  # section name in `config.json`; empty: not saved, as in `SamplingParams`
+    prefix = ""  # section in names such as train.steps; empty: names without a section
 
     def __new__(cls, *_: Any, **given: Any) -> Self:
         """Suggest a name in the error for an unknown setting, as in `ModelConfig(n_layers=2)`."""

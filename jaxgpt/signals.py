@@ -15,7 +15,7 @@ from dataclasses import dataclass
 INTERRUPTED = 130  # exit code after SIGINT, by convention
 UNFINISHED = 75  # exit code of a training run that stopped before its last step (EX_TEMPFAIL): start it again
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-TWICE = 2.0  # seconds between two presses of Ctrl-C that end the process
+TWICE = 2.0  # maximum seconds between two presses of Ctrl-C that end the process
 STOPPING = "jaxgpt: stopping after this step, then saving; press Ctrl-C again to stop now, without saving\n"
 _advice: Callable[[], str] = str
 SHOW_CURSOR = b"\r\x1b[2K\x1b[?25h"  # erase the progress line and show the cursor
@@ -56,7 +56,7 @@ def stop_on_signal(notice: str = STOPPING, signals: Sequence[int] = SIGNALS) -> 
             return
         stop.requested = True
         with suppress(OSError, AttributeError, ValueError):  # closed standard error
-            line = f"\n{notice}" if sys.stderr.isatty() else notice  # a terminal shows ^C, or a progress line
+            line = f"\n{notice}" if sys.stderr.isatty() else notice  # end the line of ^C or of the progress
             os.write(sys.stderr.fileno(), line.encode())  # unlike print, safe in a handler
 
     main = threading.current_thread() is threading.main_thread()

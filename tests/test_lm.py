@@ -528,7 +528,7 @@ def test_beams_of_few_tokens() -> None:
     one = tiny(CharTokenizer("a"), n_layer=1)
     [out] = jaxgpt.generate(one, "a", num_beams=2, max_new_tokens=5)
     assert (out.text, out.score) == ("aaaaa", 0.0)
-    with pytest.raises(UserError, match="or lower num_beams"):
+    with pytest.raises(UserError, match="or lower num_return_sequences"):
         jaxgpt.generate(one, "a", num_beams=2, num_return_sequences=2, max_new_tokens=5)
     lm = tiny(n_layer=1)
     outs = jaxgpt.generate(lm, "a", num_beams=3, num_return_sequences=3, stop_ids=range(17), max_new_tokens=5)

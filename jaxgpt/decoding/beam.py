@@ -17,7 +17,7 @@ from jaxgpt.decoding.sampler import Sampler
 from jaxgpt.decoding.sampling import TokenBuffer, warp
 
 WORST = -1.0e9  # score below every log p, and finite so that sums stay comparable
-NO_SCORE = -jnp.inf  # score of an unfinished sequence
+NO_SCORE = -jnp.inf  # score of an entry without a finished sequence
 
 
 class Hypotheses(NamedTuple):
@@ -70,8 +70,8 @@ class BeamSearch:
     """Beam search as pure functions: `prefill`, then `step` while `open`.
 
     Attributes:
-        sampler: the model, repetition penalty and n-grams, and ids that end a sequence; temperature is 1, and filters for
-            sampling are off.
+        sampler: the model, repetition penalty, n-grams, custom filters, and ids that end a sequence; temperature is 1, and
+            top-k, top-p and min-p are off.
         beams: beam search parameters.
         size: slots for the whole text, prompt included.
     """
@@ -121,10 +121,10 @@ class BeamSearch:
         return go_on & ~jnp.all(state.best.exists_BW) if self.beams.early_stopping is True else go_on
 
     def candidates(self, state: BeamState) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-        """Find the C most probable continuations by one id, so that W beams remain besides stop ids.
+        """Find the C most probable continuations by one id; at least W of them do not end in a stop id.
 
         Returns:
-            Of each candidate: log p, the index of the beam that it continues, and the next id, all `[B, C]`; and all
+            For each candidate: log p, the index of the continued beam, and the next id, all `[B, C]`; and all
             new ids, `[B, C, n]`.
         """
         B, W, V = state.logits_BWV.shape

@@ -55,7 +55,7 @@ class Sampler:
         stop_ids: ids that end a row.
         filters: custom filters, applied before the temperature; compared by identity.
         window: beyond this number of tokens, recompute the last `window` tokens at each step, as if the text began there.
-            Each token takes a full forward pass; with learned positions, only a window can exceed the context. 0: no limit.
+            Each token then takes a full forward pass. With learned positions, texts beyond the context need a window. 0: off.
         lookup: number of tokens that must match to draft the next tokens (`lookup_steps`); 0: no drafts.
     """
 

@@ -25,7 +25,7 @@ def best(config: Config, mesh: Mesh | AbstractMesh | None = None) -> Ops:
 
     Args:
         config: settings of the run.
-        mesh: the devices, or a topology to compile for; None: JAX's first device.
+        mesh: the devices; an `AbstractMesh`: operations for any device; None: JAX's first device.
 
     Raises:
         UserError: if `train.attention` selects a kernel that cannot run.

@@ -53,7 +53,7 @@ class Stored:
         return replace(self, transposed=not self.transposed)
 
     def astype(self, dtype: Any) -> Stored:
-        """Convert float32 values to a dtype; lower precisions are multiplied in float32."""
+        """Convert float32 values to a dtype; values of lower precision are unchanged."""
         return replace(self, values_OI=self.values_OI.astype(dtype)) if self.values_OI.dtype == jnp.float32 else self
 
     def take(self, ids: jax.Array, axis: int) -> jax.Array:

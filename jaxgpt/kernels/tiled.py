@@ -50,7 +50,7 @@ def tile_size(T: int) -> int:
 
 
 def tiles(T: int, window: int) -> list[tuple[int, int, int, int]]:
-    """Return each tile's start, end, first key, and end of the queries of its keys, in tokens."""
+    """Return each tile's start, end, first key, and the end of the queries that attend to it, in tokens."""
     size = tile_size(T)
     reach = math.ceil((window or T) / size) * size  # whole tiles
     return [(a, min(a + size, T), max(a - reach, 0), min(a + size + reach, T)) for a in range(0, T, size)]
@@ -58,7 +58,7 @@ def tiles(T: int, window: int) -> list[tuple[int, int, int, int]]:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attention(window: int, q: Array, k: Array, v: Array, document_NT: Array | None) -> Array:
-    """Compute attention for `[N, T, H]`, with the N heads of all rows; keys and values may have fewer."""
+    """Compute attention for `[N, T, H]`, with the N heads of all rows; keys and values may have fewer heads."""
     return _forward(window, q, k, v, document_NT)[0]
 
 

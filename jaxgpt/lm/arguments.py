@@ -48,7 +48,7 @@ def as_tuple(value: Any) -> tuple[Any, ...]:
 def as_prompts(prompts: Any) -> list[Any]:
     """Return a list of prompts; a string or a sequence of ids is one prompt.
 
-    Anything else raises `UserError`.
+    Raises `UserError` for a value that is neither a string nor a sequence.
     """
     rows = [prompts] if isinstance(prompts, str) else as_list(prompts)
     if rows is None:
@@ -62,7 +62,7 @@ def encode_prompt(tokenizer: Tokenizer, vocab_size: int, prompt: Any, special: b
     A string is preceded by the tokenizer's `bos_ids`, unless it begins with them. With `special`, names of special tokens in
     a string are encoded as their ids.
 
-    Raises `UserError` if a list has no ids, non-integer ids, or ids outside the vocabulary.
+    Raises `UserError` if the prompt is an empty list or of a different type, or an id is not an integer of the vocabulary.
     """
     if isinstance(prompt, str):
         ids = (tokenizer.encode_special if special else tokenizer.encode)(prompt).tolist()
@@ -72,7 +72,7 @@ def encode_prompt(tokenizer: Tokenizer, vocab_size: int, prompt: Any, special: b
     else:
         ids = as_list(prompt)
         if not ids:
-            raise UserError(f"a prompt must be a string or a list of token ids, at least one: {short_repr(prompt)}")
+            raise UserError(f"a prompt must be a string or a list of at least one token id: {short_repr(prompt)}")
     return [
         as_int(f"the id at position {n} of the prompt (vocabulary of {vocab_size})", i, 0, vocab_size - 1)
         for n, i in enumerate(ids)
@@ -82,7 +82,7 @@ def encode_prompt(tokenizer: Tokenizer, vocab_size: int, prompt: Any, special: b
 def as_filters(filters: Any) -> tuple[Filter, ...]:
     """Check custom filters: hashable functions, because compiled programs are cached by their identity."""
     if not isinstance(filters, (list, tuple)) or not all(callable(f) and f.__hash__ for f in filters):
-        raise UserError("filters must be a list of functions (logits_BV, text) -> logits_BV")
+        raise UserError("filters must be a list of hashable functions (logits_BV, text) -> logits_BV")
     return tuple(filters)
 
 

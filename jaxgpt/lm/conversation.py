@@ -25,8 +25,8 @@ class Chat:
 
     Attributes:
         messages: the messages so far, dicts with `role` and `content`.
-        reused: number of tokens of the last prompt with keys and values cached in earlier turns; 0 if reading it whole takes
-            no more time.
+        reused: number of the last prompt's first tokens that the cache of the previous turn holds; 0 if reading the complete
+            prompt takes no more time.
         prompt_tokens: number of tokens of the last prompt.
     """
 
@@ -49,7 +49,7 @@ class Chat:
             )
         self._template = ChatTemplate(special.chat_template, special.names)
         self._lm = for_decoding(lm)
-        self._state: SamplerState | None = None  # of the last answer
+        self._state: SamplerState | None = None  # state after the last answer
         self.messages = check_messages(messages) if messages else []
         self.prompt_tokens = self.reused = 0
 
@@ -65,7 +65,7 @@ class Chat:
         """Answer a message; yield the answer in pieces. The last piece has `done` set.
 
         The message and the answer are added to `messages`. Closing the iterator early keeps the answer generated so far.
-        Takes the arguments of `chat`.
+        Takes the keyword arguments of `chat`.
 
         Raises:
             UserError: if the conversation exceeds the context, the template rejects it, or an argument is invalid.

@@ -69,7 +69,7 @@ def run(sampler: Sampler, params: Any, state: SamplerState, steps: int) -> Sampl
 def new_ids(state: SamplerState, since: int = 0) -> np.ndarray:
     """Return the new tokens at index `since` and later, int32 `[B, n]`.
 
-    A row ends at a negative token: `sampling.ALL_REMOVED` or `NOT_A_NUMBER`. Tokens after the end of a row are undefined.
+    A negative token, `sampling.ALL_REMOVED` or `NOT_A_NUMBER`, also ends a row. Tokens after the end of a row are undefined.
     """
     end = int(state.text.length)
     ids_BS = np.array(state.text.ids_BS)  # a copy: the next call donates the buffer
@@ -84,7 +84,7 @@ def finish(state: SamplerState, rows: Sequence[int]) -> SamplerState:
 
 
 def shared(state: SamplerState, prompt: Sequence[int]) -> int:
-    """Return the number of first tokens of a prompt that the cache of a one-row state holds; 0 if `resume` saves nothing."""
+    """Return the number of a prompt's first tokens cached in a one-row state; 0 if `resume` saves nothing."""
     if any(leaf.is_deleted() for leaf in jax.tree.leaves(state)):  # donated to a call that was interrupted
         return 0
     start, length = int(state.text.start_B[0]), int(state.cache.length)
@@ -97,7 +97,7 @@ def shared(state: SamplerState, prompt: Sequence[int]) -> int:
 def _chunks(same: int, prompt: Sequence[int]) -> list[int]:
     """Return the bounds of the chunks in which `resume` reads a prompt with `same` cached tokens.
 
-    The last token is not read. Chunks are not padded: the first chunk begins among the cached tokens, and computes them again.
+    The last token is not read. The first chunk is rounded up to a power of two: it starts earlier, at tokens already cached.
     """
     end = len(prompt) - 1
     ends = [*range(end, same, -CHUNK)][::-1]
@@ -128,7 +128,7 @@ def resume(
 def search(
     sampler: Sampler, beams: BeamParams, params: Any, prompts: Sequence[Sequence[int]], limits: Sequence[int]
 ) -> Hypotheses:
-    """Run beam search on a batch, with the arguments of `start`; return host arrays."""
+    """Run beam search on a batch, with `prompts` and `limits` as in `start`; return host arrays."""
     text, limit_B, size = left_pad(prompts, limits)
     return jax.device_get(_compiled(BeamSearch.run, BeamSearch(sampler, beams, size))(params, text, limit_B))
 

@@ -26,7 +26,7 @@ class Stage(NamedTuple):
         name: name and parameter of the filter.
         removed: number of tokens the filter removed.
         removed_mass: total probability of these tokens before the filter.
-        moved_mass: probability shifted among the remaining tokens, half the sum of absolute changes.
+        moved_mass: probability shifted among the remaining tokens, half the sum of absolute changes after renormalization.
         left: number of remaining tokens.
     """
 

@@ -33,7 +33,7 @@ from jaxgpt.settings import as_int
 
 STREAM_BLOCK = 4  # tokens generated between two pieces of a stream
 BLOCK = 32  # tokens per call; stop strings, progress and Ctrl-C are handled between calls
-BEAMS_IGNORE = ("temperature", "top_k", "top_p", "min_p", "lookup", "stop", "overflow")  # settings that need sampling
+BEAMS_IGNORE = ("temperature", "top_k", "top_p", "min_p", "lookup", "stop", "overflow")  # no effect in beam search
 
 
 class Generation(NamedTuple):
@@ -41,9 +41,9 @@ class Generation(NamedTuple):
 
     Attributes:
         text: the new text; `prompt + text` is the complete text.
-        ids: the new ids, without the stop ids.
+        ids: the new ids, without the stop id or the ids of the stop string.
         finish_reason: `stop` at an end token, a stop id or a stop string; `length` at the maximum number of tokens;
-            `exhausted` where no_repeat_ngram_size forbids every token.
+            `exhausted` where no_repeat_ngram_size or custom filters forbid every token.
         score: `log p / length ** length_penalty` of a beam over all its tokens, including the end token; None for
             sampled text.
     """
@@ -58,7 +58,7 @@ class Piece(NamedTuple):
     """A part of a text that is being generated.
 
     Attributes:
-        row: index of the text, in the order in which `generate` returns them.
+        row: index of the text in the list that `generate` returns.
         text: the next part, complete characters only.
         done: the complete text, set in the last piece; None in earlier pieces.
     """
@@ -87,7 +87,7 @@ def generate(
         prompts: a string or ids, or a list of them.
         filters: pure functions `(logits_BV, text) -> logits_BV`, with `text` a `TokenBuffer`, applied before the temperature.
             -inf forbids a token. Define each filter once: every new function is compiled.
-        key: a seed, a `jax.random.key` (folded with the index of each text), or an array of keys, one per text.
+        key: a seed or a `jax.random.key`, folded with the index of each text; or an array of keys, one per text.
         progress: called with the number of tokens generated so far and the maximum, for the longest text.
         **settings: fields of `TextParams` (max_new_tokens, max_length, stop, stop_ids, overflow, lookup), of `SamplingParams`
             (temperature, top_k, top_p, min_p, repetition_penalty, no_repeat_ngram_size) and of `BeamParams` (num_beams,
@@ -162,8 +162,8 @@ class Request(NamedTuple):
         width = jnp.dtype(self.lm.config.train.compute_dtype).itemsize
         needed = copies * rows * (2 * c.n_layer * slots * c.kv_heads * c.head_width * width + 4 * size)
         error = UserError(
-            f"not enough memory: {copies * rows:,} rows of {size:,} tokens take {needed / 1e9:,.1f} GB, the device has "
-            f"{device_memory() / 1e9:,.0f} GB; lower max_new_tokens, num_beams, num_return_sequences or the prompts"
+            f"not enough memory: {copies * rows:,} rows of {size:,} tokens take {needed / 1e9:,.1f} GB, but the device has "
+            f"{device_memory() / 1e9:,.0f} GB; lower max_new_tokens, num_beams or num_return_sequences, or pass fewer prompts"
         )
         if needed > device_memory():
             raise error
@@ -203,10 +203,10 @@ def decode(
     progress: Callable[[int, int], None] | None = None,
     before: SamplerState | None = None,
 ) -> Iterator[tuple[Piece, SamplerState]]:
-    """Generate the texts: one token each, then `block` tokens per call; in one call if `block` suffices.
+    """Generate one token of each text, then `block` tokens per call; yield only at the end if `block` suffices.
 
-    Yields pieces with the state after their tokens, which the next step donates. With `before`, the end of an earlier text,
-    tokens shared with the prompt are not computed again.
+    Yields each piece with the state after its tokens; the next call donates the state. With `before`, the state after an
+    earlier text, the cache of the tokens shared with the prompt is reused.
     """
     params, texts, made = request.lm.params, [request.text(row) for row in range(len(keys))], 0
     with request.on_device():
@@ -240,7 +240,7 @@ def _beam_search(
     lm, W, V = request.lm, beams.num_beams, request.lm.config.model.vocab_size
     given, default = vars(sampling) | vars(request.params), vars(SamplingParams()) | vars(TextParams())
     for name in BEAMS_IGNORE:
-        if given[name] not in (default[name], "error"):  # overflow "error" is possible
+        if given[name] not in (default[name], "error"):  # beam search supports overflow "error"
             raise UserError(f"{name} {given[name]} has no effect in beam search: omit it, or set num_beams {W} to 1")
     if W * V >= 2**31:
         raise UserError(f"num_beams {W} is too many for a vocabulary of {V}: at most {2**31 // V}")
@@ -256,7 +256,7 @@ def _beam_search(
             if not length:
                 raise UserError(
                     f"prompt {row + 1} has only {beam} of {beams.num_return_sequences} texts: raise no_repeat_ngram_size, let "
-                    f"filters keep more tokens, or lower num_beams"
+                    f"filters keep more tokens, or lower num_return_sequences"
                 )
             text = request.text(row)
             text.add(found.ids_BWn[row, beam, :length].tolist())

@@ -136,7 +136,7 @@ def base_of(run: Run, config: Config) -> tuple[FrozenBase, Tokenizer]:
         raise UserError(f"{path}, the base of {run.path}, needs {run.path} itself: restore the run {config.init_from}")
     base, tokenizer = load_base(path, config.model)
     if any(info.about.get("base", base.checksum) != base.checksum for info in checkpoints(run.checkpoints).values()):
-        raise UserError(f"{path} is not the base of {run.path}: its weights differ from the base of the adapters")
+        raise UserError(f"{path} is not the base of {run.path}: its weights differ from the original: restore it")
     return base, tokenizer
 
 

@@ -84,7 +84,7 @@ class TextStream:
     def _settled(self) -> str:
         """Return the text that further ids cannot change."""
         ids = self._prompt + self.ids
-        while ids and ids[-1] in self._byte_ids:  # a new byte can change the text of all preceding bytes of the run
+        while ids and ids[-1] in self._byte_ids:  # a new byte can change the text of all bytes directly before it
             ids.pop()
         text = self._decode(ids) if ids else ""
         # Up to three bytes of an incomplete character may remain; some decoders return one U+FFFD per byte.

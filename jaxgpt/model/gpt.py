@@ -145,7 +145,7 @@ class GPT(Module):
 
         Args:
             tokens_BT: ids.
-            cache: returned by `prefill` or `extend`, with T empty slots.
+            cache: returned by `prefill` or `extend`, with at least T empty slots.
             last: return the logits of the last position only, `[B, 1, V]`.
         """
         tokens, extended = cache.append(tokens_BT.shape[1])

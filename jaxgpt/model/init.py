@@ -52,7 +52,7 @@ def initializers(
     """Return the initializers of a kernel and its bias.
 
     `gpt2`: N(0, std^2), for residual projections N(0, std^2 / (2 L)); biases zero (Radford et al. 2019, section 2.3).
-    `zero-proj`: the same with zero residual projections, so that every block starts as the identity.
+    `zero-proj`: the same with zero residual projections, which initially add nothing to the residual stream.
     `torch`: both uniform in +-1 / sqrt(fan_in), as in `torch.nn.Linear`.
     """
     if config.init == "torch":

@@ -11,7 +11,7 @@ F = TypeVar("F")
 
 
 class Registry(UserDict[str, F]):
-    """Dict of functions by name. Changes clear JAX's caches, because their keys contain only names."""
+    """Dict of functions by name. Overwriting or deleting an entry clears JAX's caches, which are keyed by name."""
 
     def __setitem__(self, name: str, function: F) -> None:
         if name in self.data:

@@ -23,8 +23,8 @@ LARGE = 50_000_000  # parameters of a large model, without embeddings because th
 def use_cores(mesh: MeshConfig, processes: int = 1, model: ModelConfig | None = None) -> None:
     """Make every CPU core a device, unless the mesh has a fixed size or would replicate a large model.
 
-    A mesh without -1 sets the number of devices. A large model gets one device unless fsdp or tensor is -1, because a copy
-    of its weights on each device costs more than parallel matrix products save. `processes` share the mesh. The call has no
+    A mesh without -1 sets the number of devices. For a large model, a -1 of data adds no devices, because a copy of the
+    weights on each device costs more than parallel matrix products save. `processes` share the mesh. The call has no
     effect if the environment sets the number of devices, or JAX has already used a device in this process.
     """
     skip_missing_tpus()

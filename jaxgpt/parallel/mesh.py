@@ -145,7 +145,7 @@ def _advice(config: Config, sizes: dict[str, int], idle: str) -> Iterator[str]:
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
-    """Make the mesh of the first of `devices`, as many as it needs (default: of all devices).
+    """Make a mesh of the first devices of a list, as many as the config needs; None: of all devices.
 
     On a TPU, neighbors in the mesh are neighbors on the torus where possible. Slices, which only a network connects, are
     placed along `data`: each holds a full copy of the weights.
@@ -245,9 +245,8 @@ def shardings(boxed: Any, model: ModelConfig, mesh: Mesh, rules: Rules = RULES) 
 def shardings_like(tree: Any, boxed: Any, model: ModelConfig, mesh: Mesh, rules: Rules = RULES) -> Any:
     """Return the sharding of every leaf of a tree, such as a train state, by its parameter.
 
+    A leaf has the sharding of a parameter with its shape if the leaf's path ends with the path of the parameter in `boxed`.
     Other leaves are replicated: counters, and optimizer state of other shapes (Adafactor's row and column means).
-
-    The path of a parameter's moment in `tree` ends with the path of the parameter in `boxed`.
     """
     shapes = map(np.shape, jax.tree.leaves(nn.unbox(boxed)))
     places = jax.tree_util.tree_leaves_with_path(shardings(boxed, model, mesh, rules))
@@ -279,7 +278,7 @@ def batch_sharding(mesh: Mesh, several: bool = False) -> NamedSharding:
 def put(mesh: Mesh, batches: Sequence[Any], shape: tuple[int, ...], several: bool = False) -> jax.Array:
     """Put batches of windows on the devices of a mesh, split by rows.
 
-    Only rows of this process's devices are read, each once. The remaining rows are padding of -1: windows of -1 have no
+    Only rows of this process's devices are read, each once. Rows that a batch lacks are filled with -1: windows of -1 have no
     targets and zero weight.
 
     Args:

@@ -33,7 +33,7 @@ class StepCost:
     compiled: bool = False  # whether the numbers are the compiler's; otherwise they are estimates
     useful_share: float = 1.0  # share of model_flops that is neither padding nor computed by several devices
     loops_once: bool = False  # whether compiled_flops and hbm_bytes count some loop bodies only once
-    out_of_memory: bool = False  # whether the compiler ran out of memory; then only memory and available are known
+    out_of_memory: bool = False  # whether memory is exhausted; then hbm_bytes, traffic and compiled_flops are unknown
 
     @property
     def total(self) -> float:

@@ -168,7 +168,7 @@ def step_flops(program: Program) -> tuple[float, float]:
 
 
 def token_flops(program: Program, T: int) -> float:
-    """Compute the FLOPs of training on one token that one device computes, in a context of T tokens."""
+    """Compute one device's FLOPs of training on one token, in a context of T tokens."""
     part = one_device(program)
     return flops_per_token(part.config.model, part.abstract_weights, T, part.config.lora)
 

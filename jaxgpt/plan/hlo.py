@@ -1,7 +1,7 @@
 """Read instructions, loops, collectives and their bytes from the HLO text of a compiled program.
 
-A collective in a loop is multiplied by the trip count if a counter runs from 0 to a constant in constant steps. Otherwise,
-the collective counts once.
+A collective in a loop is multiplied by the trip count: the compiler's annotation, or derived from a counter that starts at 0
+and takes constant steps to a constant. If neither is known, the collective counts once.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def group_size(line: str, devices: int) -> int:
 def _trip_count(loop: Instruction, computations: dict[str, Computation]) -> int:
     """Return the trip count of a loop; 1 if unknown.
 
-    The count is the compiler's annotation, or derived from `i < end` and `i + step`.
+    The count is the compiler's annotation, or derived from `i < end` and `i + step`, assuming that i starts at 0.
     """
     if known := loop.find(r'known_trip_count[^}]*?"?n"?[:=]"?(\d+)'):
         return int(known)

@@ -18,7 +18,7 @@ from jaxgpt.parallel.chips import CHIPS, Chip
 from jaxgpt.runtime import quiet_libtpu
 
 # Google Cloud's slice names, such as v5litepod-8, consist of a version and a number: TensorCores for v4 and v5p (two per chip),
-# chips for v5e and v6e. A number shared by several 3D grids, including 4x4x12, must be written as a grid.
+# chips for v5e and v6e. The table lacks numbers that several 3D grids share: write a grid, such as 4x4x12.
 # docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e}, "Configurations"
 _FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 _CUBIC = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16", "8x16x16", "16x16x16")

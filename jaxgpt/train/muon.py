@@ -25,7 +25,7 @@ from jaxgpt.ops.sharding import constrain
 # compiler does not find this schedule.
 TO_DEVICES = ("matrix_shards", None, None), ("matrices", None, None)
 EPS = 1e-8  # added to the norm of a matrix before the division
-QUINTIC = (3.4445, -4.7750, 2.0315)  # polynomial that is steep at zero and then stays between 0.7 and 1.2
+QUINTIC = (3.4445, -4.7750, 2.0315)  # coefficients of a polynomial: steep at 0, then between 0.7 and 1.2
 
 
 def muon(
@@ -78,8 +78,8 @@ def nesterov(decay: float, dtype: Any) -> optax.GradientTransformation:
 def orthogonal(updates: Any, steps: int, model: ModelConfig) -> Any:
     """Move the singular values of matrices close to 1, and multiply by `sqrt(max(1, out / in))`.
 
-    Each matrix is divided by its Frobenius norm; then `steps` times, `X <- a X + (b A + c A^2) X` with `A = X X^T`, on the
-    shorter side.
+    Each matrix is divided by its Frobenius norm; then `steps` times, `X <- a X + (b A + c A^2) X` with `A = X X^T`, or
+    `X <- a X + X (b A + c A^2)` with `A = X^T X` if that A is smaller.
     Matrices of one shape are stacked, and each device computes some of them: computing all matrices on each device
     would take a large part of a step.
     """

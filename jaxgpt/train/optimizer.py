@@ -18,7 +18,7 @@ from jaxgpt.train.muon import muon
 
 
 class Rates(NamedTuple):
-    """The rates of a schedule; `range` is subtracted in float64, then rounded to float32.
+    """The rates of a schedule; `range` is computed in float64, then rounded to float32.
 
     Attributes:
         peak: highest rate.
@@ -64,10 +64,10 @@ def numbers_of(optim: OptimConfig) -> Numbers:
 def schedule(config: Config, rates: Rates | None = None) -> optax.Schedule:
     """Make the learning-rate schedule that `config.optim` describes.
 
-    Warm-up: `peak (step + 1) / (warmup + 1)` up to `warmup`. Then, with p from 0 to 1 between `warmup` and
+    Warm-up: `peak (step + 1) / (warmup + 1)` before step `warmup`. Then, with p from 0 to 1 between `warmup` and
     `decay_steps`:
-    cosine `low + (peak - low) (1 + cos(pi p)) / 2`; linear `peak - (peak - low) p`; wsd: `peak`, and linear to `low` over
-    the last `cooldown_steps`; constant `peak`.
+    cosine `low + (peak - low) (1 + cos(pi p)) / 2`; linear `peak - (peak - low) p`; wsd: `peak`, falling linearly to
+    `low` over the last `cooldown_steps`; constant `peak`.
 
     Args:
         config: settings of the run; reads `optim`, and `train.steps` if `optim.decay_steps` is 0.
@@ -121,7 +121,7 @@ def make_optimizer(config: Config, numbers: Numbers | None = None) -> optax.Grad
       at least 128 long, `beta2 = 1 - t^-0.8`, no momentum (Shazeer & Stern 2018).
 
     `optim.momentum_dtype` is the dtype of `m`. Second moments are always float32: they change by a fraction `1 - beta2` per
-    step, which bfloat16, with a resolution of 1/256, would round away.
+    step, which bfloat16, with a resolution of 1/256, can round away.
 
     Args:
         config: settings of the run; reads `optim`, and `train.steps` for the schedule.

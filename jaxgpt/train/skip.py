@@ -42,8 +42,8 @@ def should_apply(
 
     Unlike with `optax.apply_if_finite`, bad updates are never applied, regardless of how many are skipped in a row.
 
-    The means follow `m <- m + (min(x, spike_factor m) - m) max(1 / n, 1 / HORIZON)`: a spike moves the means little, and a
-    persistent level is eventually accepted.
+    After n finite updates, `m <- m + (min(x, spike_factor m) - m) / min(n, HORIZON)`; up to n = `HORIZON`,
+    or with factor 0, x replaces the minimum. A spike moves the means little; a persistent level is eventually accepted.
 
     Args:
         statistics: statistics of the previous steps.

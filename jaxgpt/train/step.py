@@ -70,8 +70,8 @@ def gradients(
 ) -> tuple[dict[str, jax.Array], Any]:
     """Compute the mean loss, the means of the objective's other sums, and the loss gradient.
 
-    Sums are added over microbatches and devices and divided once by the count, so the result does not depend on the
-    number of microbatches or devices.
+    Sums are added over microbatches and devices and divided once by the count, so without dropout, the result does not
+    depend on the number of microbatches or devices.
     """
     sums = partial(gradient_sums, key=key, objective=objective, accumulation=accumulation)
     grads, (loss, count, others) = (over_devices(sums) if over_devices else sums)(params, batch)
@@ -100,7 +100,7 @@ def gradient_sums(
     rows = len(jax.tree.leaves(batch)[0])
     if rows % accumulation:
         raise ValueError(f"{rows} rows cannot be split into {accumulation} equal microbatches")
-    # Row r is in microbatch r % A, so that every device keeps its rows.
+    # Row r is in microbatch r % accumulation, so that every device keeps its rows.
     microbatches = jax.tree.map(lambda x: x.reshape(-1, accumulation, *x.shape[1:]).swapaxes(0, 1), batch)
 
     def add(sums: Any, microbatch: tuple[Any, jax.Array]) -> tuple[Any, None]:

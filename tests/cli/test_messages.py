@@ -78,7 +78,7 @@ train --train.batch-size 100000000 -> token ids: at most
 train --data.window 999 -> data.window 999 exceeds model.block_size 128: lower it
 train --mesh.data 0 -> mesh.data must be at least 1, or -1 for all remaining devices, not 0
 train --mesh.fsdp -1 --mesh.tensor -1 -> only one of mesh.fsdp and mesh.tensor can be -1
-train --lora.alpha 2 -> lora.alpha needs lora.rank: add --lora.rank 8, or omit it
+train --lora.alpha 2 -> lora.alpha needs lora.rank: add --lora.rank 8, or omit lora.alpha
 train --init-from run --lora.rank 8 --lora.targets a,a -> must be distinct names separated by commas, not 'a,a'
 train --init-from run --lora.rank 8 -> use --optim.name adamw
 train --distributed.num-processes 2 -> need distributed.coordinator HOST:PORT

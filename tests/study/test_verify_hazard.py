@@ -81,7 +81,7 @@ def test_flags_in_a_file(start, tmp_path: Path) -> None:  # type: ignore[no-unty
     flags, [said] = start(str(file))
     assert flags == str(file)
     assert f"{file}: fused reductions are on" in said
-    assert f"add {SAFE_FLAG} to XLA_FLAGS" in said
+    assert f"add {SAFE_FLAG} to {file}" in said
     file.write_text(f"--xla_cpu_prefer_vector_width=256\n{SAFE_FLAG}\n")
     assert start(str(file)) == (str(file), [])
 
