@@ -30,7 +30,7 @@ def test_the_text_of_the_first_page_is_the_beginning_of_tinyshakespeare(data_dir
 
 def test_the_ids_of_the_prompt_are_those_of_gpt2(data_dir: Path) -> None:
     text = (repository() / "docs" / "course" / "gpt2.md").read_text("utf-8")
-    [prompt] = re.findall(r'for "(The quick[^"]*)"', text.replace("\n", " "))
+    [prompt] = re.findall(r'ids of "(The quick[^"]*)"', text.replace("\n", " "))
     [ids] = re.findall(r"ids = np\.array\(\[\[([\d, ]+)\]\]\)", text)
     folder = data_dir / "gpt2-bpe"
     gpt2 = ByteLevelBPETokenizer(str(folder / "encoder.json"), str(folder / "vocab.bpe"))
