@@ -99,7 +99,7 @@ def export_model(run: str | Path, target: Path, checkpoint: str = "best") -> Con
         checkpoint: `best` (lowest validation loss), `last`, or a step.
 
     Raises:
-        UserError: if the run does not exist, or a setting has no equivalent in the transformers families.
+        UserError: if the run does not exist, `target` exists, or a setting has no equivalent in transformers.
         RuntimeError: if the exported model computes different logits.
     """
     with new_directory(target) as directory:

@@ -101,7 +101,7 @@ class Tokenizer(Protocol):
         return np.arange(vocab_size) < self.vocab_size
 
     def name(self, i: int) -> str:
-        """Return a name for a token of incomplete characters: its bytes, such as `<0xC3>`."""
+        """Return a name for a token that is not complete characters: its bytes, such as `<0xC3>`."""
         return self.decode([i])
 
     def to_json(self) -> str:
@@ -195,7 +195,7 @@ class CharTokenizer(WordTokenizer):
 
 
 class SubwordTokenizer(Tokenizer):
-    """A tokenizer of the `tokenizers` library: GPT-2's BPE, a BPE trained here, or imported."""
+    """A tokenizer of the `tokenizers` library: GPT-2's BPE, a BPE trained here, or an imported tokenizer."""
 
     def __init__(self, library: Any) -> None:
         library.encode_special_tokens = True  # names of special tokens in a text are ordinary text

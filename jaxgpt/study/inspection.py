@@ -92,8 +92,8 @@ def inspect(lm: LM, prompt: str, *, max_new_tokens: int = 20) -> Inspection:
         max_new_tokens: maximum number of new tokens (greedy decoding); 0: inspect the prompt alone.
 
     Raises:
-        UserError: as in `generate`, or if the text is longer than 128 tokens or the context length, or the weights have
-            diverged.
+        UserError: as in `generate`, or if the prompt and `max_new_tokens` exceed 128 tokens or the context length, or the
+            weights have diverged.
     """
     model, has_text = lm.config.model, ids_with_text(lm)
     ids = encode_prompt(lm.tokenizer, model.vocab_size, prompt) or start_ids(lm.tokenizer)
