@@ -81,7 +81,7 @@ class ModelConfig(Section):
     scale_attn_weights: bool = setting(True, "divide attention scores by sqrt(head_dim)")
     scale_attn_by_inverse_layer_idx: bool = setting(False, "also divide attention scores by (layer index + 1)")
     logit_softcap: float = setting(0.0, "soft-cap the logits: c * tanh(logits / c); 0: off", 0.0, 1e6)
-    sliding_window: int = setting(0, "tokens that each token attends to, including itself; 0: all previous", 0)
+    sliding_window: int = setting(0, "tokens that each token attends to, including itself; 0: no limit", 0)
     window_pattern: str = setting("L", "repeated pattern of layers, such as LLLLLG; L: sliding window, G: no window")
     dropout: float = setting(0.0, "dropout rate on embeddings, attention weights and sublayer outputs", 0.0, below=1.0)
     init: Literal["gpt2", "torch", "zero-proj"] = setting("gpt2", "zero-proj: gpt2, with residual projections at zero")
@@ -120,7 +120,7 @@ class ModelConfig(Section):
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """The sliding window of each layer; 0: all previous tokens."""
+        """The sliding window of each layer; 0: no limit."""
         pattern = self.window_pattern
         return tuple(self.sliding_window * (pattern[i % len(pattern)] == "L") for i in range(self.n_layer))
 
@@ -379,7 +379,7 @@ class TextParams(Section):
         None, "maximum number of new tokens; default: 200, fewer if the text must fit the context", 1, MAX_TOKENS
     )
     max_length: int | None = setting(
-        None, "maximum number of tokens including the prompt; replaces max_new_tokens", 1, MAX_TOKENS
+        None, "maximum number of tokens including the prompt, instead of max_new_tokens", 1, MAX_TOKENS
     )
     stop: tuple[str, ...] = setting((), "end the text before the first of these strings")
     stop_ids: tuple[int, ...] = setting((), "end the text before the first of these ids; end tokens always end it")

@@ -84,9 +84,9 @@ def cpu_info() -> list[str]:
 def tune_memory() -> None:
     """Collect garbage rarely, and use one heap for all threads; call this before threads start.
 
-    Imports and tracing create millions of long-lived objects; scanning them for garbage takes 10% of the time. By default,
-    glibc gives each thread a heap of at most 64 MB, and a training step there has 9x the page faults and takes 10% longer.
-    The options have no effect once a second heap exists.
+    Imports and tracing create millions of long-lived objects; scanning them for garbage takes 10% of the time to the first
+    step. By default, glibc gives each thread a heap of at most 64 MB, and a training step there has 9x the page faults and
+    takes 10% longer. The option of malloc has no effect once a second heap exists.
     """
     gc.set_threshold(GARBAGE)
     set_malloc({M_ARENA_MAX: 1})

@@ -80,7 +80,7 @@ def attend(
 ) -> Array:
     """Compute `ops.attention.attend`: sequences in tiles, single tokens in a call that is not inlined.
 
-    If inlined, the attention of a token would copy the cache before it is written.
+    If inlined, the attention of a token would make XLA copy the cache before the write.
     """
     if edit is None and visible.key is None and q_BTNH.shape[1] >= SHORTEST:
         return tiled_attention(q_BTNH, k_BKSH, v_BKHS, visible, scale)

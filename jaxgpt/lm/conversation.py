@@ -64,8 +64,8 @@ class Chat:
     ) -> Generator[Piece, None, None]:
         """Answer a message; yield the answer in pieces. The last piece has `done` set.
 
-        The message and the answer are added to `messages`. Closing the iterator early keeps the answer generated so far.
-        Takes the keyword arguments of `chat`.
+        The message and the answer are added to `messages`, except after an error. Closing the iterator early keeps the
+        answer generated so far. Takes the keyword arguments of `chat`.
 
         Raises:
             UserError: if the conversation exceeds the context, the template rejects it, or an argument is invalid.

@@ -145,7 +145,7 @@ def _advice(config: Config, sizes: dict[str, int], idle: str) -> Iterator[str]:
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
-    """Make a mesh of the first devices of a list, as many as the config needs; None: of all devices.
+    """Make a mesh of the first of `devices` (None: all devices), as many as `config` needs.
 
     On a TPU, neighbors in the mesh are neighbors on the torus where possible. Slices, which only a network connects, are
     placed along `data`: each holds a full copy of the weights.

@@ -137,7 +137,7 @@ def group_size(line: str, devices: int) -> int:
     """Return the number of devices that participate in a collective, from any of XLA's notations.
 
     `{{0,1},{2,3}}`; `{}`, all `devices` of the program; `[2,2]<=[4]`; `mesh['a'=2,'b'=4] {'b'}`, with split axes such as
-    `'a':(1)2`; and `source_target_pairs={{0,1},{1,0}}`, with all devices participating.
+    `'a':(1)2`; and `source_target_pairs={{0,1},{1,0}}`, counting each device once.
     """
     if pairs := re.search(r"source_target_pairs=\{(\{.*?\})\}", line):
         return len(set(re.findall(r"\d+", pairs[1])))
