@@ -168,8 +168,8 @@ def devices_of(topology: Topology) -> list[Any]:
         target = _HOPPER.format(bandwidth=chip.hbm_bandwidth, memory=chip.hbm, kind=chip.kinds[0])
         options = {
             "target_config": target,
-            "topology": f"1x1x{topology.n_devices}",
-        }  # numbers of slices, processes and devices
+            "topology": f"1x1x{topology.n_devices}",  # numbers of slices, processes and devices
+        }
     elif topology.slices > 1:
         options["num_slices"] = topology.slices
     elif topology.n_devices == chip.per_chip:
