@@ -286,7 +286,7 @@ class TrainConfig(Section):
     eval_every: int = setting(250, "steps between evaluations; the last evaluation uses the whole split", 1)
     patience: int = setting(0, "stop after this many evaluations without a lower validation loss; 0: off", 0)
     eval_windows: int = setting(0, "validation windows per evaluation, except the last; 0: all", 0)
-    eval_batch_size: int = setting(0, "windows per evaluation batch; 0: train.batch_size", 0)
+    eval_batch_size: int = setting(0, "windows per evaluation batch; 0: as in a microbatch of training", 0)
     log_every: int = setting(10, "steps between lines of metrics.jsonl", 1)
     checkpoint_every: int = setting(0, "steps between checkpoints; 0: at every evaluation", 0)
     checkpoint_seconds: float = setting(0.0, "also save this many seconds after the last checkpoint; 0: off", 0.0, 1e9)

@@ -37,9 +37,9 @@ def train(
     Args:
         target: preset, run, or JSON file of settings, such as the config.json of a run
         out: run directory; empty: a new directory under runs/
-        resume: resume the run in --out; with a preset or file, start a new run if --out has no run
+        resume: resume the target run or the run in --out; with a preset or file, start a new run if --out has no run
         overwrite: delete the run in --out and start a new run there
-        init_from: initialize the weights from this run or RUN/checkpoints/STEP; empty: randomly
+        init_from: initialize the weights from this run or RUN/checkpoints/STEP; empty: as in the target run, or randomly
     """
     base, given = named_config(target), target not in ("", *PRESETS)
     source = target if given and Path(target).is_dir() else ""  # the run to repeat or to resume

@@ -162,7 +162,7 @@ def generate(
         **settings: fields of `TextParams` and `SamplingParams`, as for `jaxgpt.generate`.
 
     Raises:
-        UserError: as in `jaxgpt.generate`, and in `run` for taps and edits, or if the text exceeds the context length.
+        UserError: as in `jaxgpt.generate`, in `run` for taps and edits, or if prompt and new tokens exceed the context length.
     """
     check_lm(lm)
     params, sampling = make_settings(settings, TextParams, SamplingParams)
