@@ -112,7 +112,7 @@ class Tokens:
         return digest.hexdigest()
 
     def starts(self, block_size: int) -> int:
-        """Return the number of positions at which a complete window can start; 0 or negative if the split is too short."""
+        """Return the number of complete windows, one per start; 0 or negative if the split is too short."""
         return len(self) - block_size
 
     def eval_starts(self, block_size: int, stride: int) -> range:
