@@ -38,7 +38,7 @@ class TokenBuffer(NamedTuple):
         return (slot_S[None, :] >= self.start_B[:, None]) & (slot_S < self.length)[None, :]
 
     def positions(self) -> jax.Array:
-        """Return the position of each slot's token in its row, int32 `[B, S]`; -1 before the row's first."""
+        """Return each slot's position in its row, int32 `[B, S]`; -1 before the row's first token."""
         return jnp.maximum(jnp.arange(self.ids_BS.shape[1], dtype=jnp.int32)[None, :] - self.start_B[:, None], -1)
 
     def last(self, n: int) -> TokenBuffer:

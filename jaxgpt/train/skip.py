@@ -42,8 +42,8 @@ def should_apply(
 
     Unlike with `optax.apply_if_finite`, bad updates are never applied, regardless of how many are skipped in a row.
 
-    After n finite updates, `m <- m + (min(x, spike_factor m) - m) / min(n, HORIZON)`; up to n = `HORIZON`,
-    or with factor 0, x replaces the minimum. A spike moves the means little; a persistent level is eventually accepted.
+    The means follow `m <- m + (min(x, spike_factor m) - m) / min(n, HORIZON)` at finite update n, with x instead of the
+    minimum if `n <= HORIZON` or `spike_factor` is 0. A spike moves the means little; a lasting level is eventually accepted.
 
     Args:
         statistics: statistics of the previous steps.
