@@ -127,7 +127,7 @@ def check_free(path: Path, overwrite: bool) -> None:
         if not overwrite:
             replace = "replace it with --overwrite (in Python: overwrite=True)"
             raise UserError(f"{path} already holds a run: resume it with --resume, or {replace}")
-    elif (path / "checkpoints").exists() and not (path / NEW).exists():  # the draft of a killed process
+    elif (path / "checkpoints").exists() and not (path / NEW).exists():  # NEW: a killed process left both
         raise UserError(f"{path} holds checkpoints but no config.json: restore it, or choose a different --out")
 
 

@@ -16,7 +16,7 @@ from jaxgpt.errors import UserError, one_line, reported
 from jaxgpt.files import sole_writer
 
 SINGLE = "model.safetensors"
-SECOND_COPY = "consolidated*"  # pattern of Mistral's own files, next to those of transformers
+SECOND_COPY = "consolidated*"  # pattern of Mistral's own files, next to the transformers files
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 FLOATS = ("F32", "F16", "BF16")
 

@@ -80,7 +80,7 @@ def resolve_targets(model: ModelConfig, lora: LoraConfig) -> str:
     """
     model = replace(model, vocab_size=model.vocab_size or 1)  # 0: unknown until the data is read
     own, theirs = matrices(abstract_params(model)), {}
-    with suppress(UserError):  # no transformers family has the model
+    with suppress(UserError):  # no transformers family fits the model
         modules = _modules(replace(model, n_layer=1))
         theirs = {module.name.split(".0.", 1)[1]: module.target for module in modules if module.parents}
     targets: list[str] = []
@@ -174,7 +174,7 @@ def read_adapter(directory: Path, model: ModelConfig) -> tuple[LoraConfig, Any]:
     """Read the adapters of a PEFT directory; raise `UserError` for unsupported features or models."""
     rank, alpha = read_config(directory / CONFIG)
     weights, modules = Weights(directory), []
-    with suppress(UserError):  # no transformers family has the model
+    with suppress(UserError):  # no transformers family fits the model
         modules = _modules(model)
     targets = list(dict.fromkeys(m.target for m in modules if not weights.tensors.keys().isdisjoint(m.tensors)))
     if not targets:

@@ -93,10 +93,10 @@ def own_times(events: Iterable[tuple[float, float, str]]) -> Iterator[tuple[str,
 def _lines(profile: jax.profiler.ProfileData) -> Iterator[Any]:
     """Yield the threads or streams that run instructions, of the devices or of a host with CPU devices."""
     planes = {plane.name: list(plane.lines) for plane in profile.planes}
-    # Skip devices without lines: libtpu adds one.
+    # Skip devices without lines: libtpu adds such a device.
     devices = [lines for name, lines in planes.items() if name.startswith("/device:") and lines]
     for lines in devices or [planes.get("/host:CPU", [])]:
-        # "XLA Ops" holds the events of all streams by instruction: reading both would count them twice.
+        # "XLA Ops" holds the events of all streams: reading the streams as well would count the events twice.
         yield from [line for line in lines if line.name == "XLA Ops"] or lines
 
 
