@@ -1,6 +1,6 @@
 """Read, write, lock and download files: strict JSON, atomic writes, one writer per directory.
 
-This module imports only the standard library.
+This module imports only the standard library and `jaxgpt.errors`.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def missing(path: Path | str, fix: str = "") -> UserError:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object from a file; raise `UserError` for an unreadable file or a different value."""
+    """Read a JSON object from a file; raise `UserError` if it is unreadable or has no JSON object."""
     value = parse_json(read_bytes(path), str(path))
     if not isinstance(value, dict):
         raise UserError(f"{path}: expected an object, found {type(value).__name__}")

@@ -120,7 +120,9 @@ def open_gguf(path: Path, accept: Collection[str] = ()) -> tuple[ModelConfig, Gg
     weights = GgufWeights(path)
     kind = weights.metadata.get("general.architecture")
     if kind != "llama":
-        raise UserError(f"{path}: general.architecture {short_repr(kind)} is not supported: expected llama")
+        raise UserError(
+            f"{path}: general.architecture {short_repr(kind)} is not llama: import a directory of safetensors"
+        )
     values = {k.removeprefix("llama."): v for k, v in weights.metadata.items() if k.startswith("llama.")}
     embedding = weights.tensors.get(FORM.tied)
     if embedding and embedding.shape and embedding.shape[0]:  # the vocabulary may be padded

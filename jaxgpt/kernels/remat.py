@@ -37,5 +37,5 @@ def check_remat(policy: str, device: jax.Device) -> None:
     """Raise `UserError` if programs on a device cannot keep arrays where a policy stores them."""
     if policy == "offload" and "pinned_host" not in {memory.kind for memory in device.addressable_memories()}:
         raise UserError(
-            f"train.remat offload needs host memory, which a {device.platform} lacks: use --train.remat dots"
+            f"train.remat offload needs pinned host memory, which {device.platform} devices lack: use --train.remat dots"
         )

@@ -205,8 +205,8 @@ def decode(
 ) -> Iterator[tuple[Piece, SamplerState]]:
     """Generate one token of each text, then `block` tokens per call; yield only at the end if `block` suffices.
 
-    Yields each piece with the state after its tokens; the next call donates the state. With `before`, the state after an
-    earlier text, the cache of the tokens shared with the prompt is reused.
+    Yields each piece with the state after its tokens; the next call donates the state. `before` is the state after
+    an earlier text: the cached prefix that this text shares with the prompt is not computed again.
     """
     params, texts, made = request.lm.params, [request.text(row) for row in range(len(keys))], 0
     with request.on_device():

@@ -259,7 +259,10 @@ def for_decoding(lm: LM) -> LM:
 
 
 def placed(lm: LM, rows: int) -> AbstractContextManager[None]:
-    """Enter the mesh of weights on several devices; it divides the rows of a batch evenly, or not at all."""
+    """Return a context with the mesh of the weights, if they are on several devices.
+
+    The rows of a batch are divided over the mesh if its size divides their number; otherwise, they are replicated.
+    """
     sharding = getattr(jax.tree.leaves(lm.params)[0], "sharding", None)
     if isinstance(sharding, jax.sharding.NamedSharding) and sharding.mesh.size > 1:
         return use_mesh(sharding.mesh, lm.config.model, rows=rows)  # type: ignore[arg-type]

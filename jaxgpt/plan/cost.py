@@ -31,7 +31,7 @@ class StepCost:
     traffic: dict[str, Traffic]  # collectives by kind
     compiled_flops: float = 0.0  # FLOPs counted by the compiler; 0 for an estimate
     compiled: bool = False  # whether the numbers are the compiler's; otherwise they are estimates
-    useful_share: float = 1.0  # share of model_flops that is neither padding nor computed by several devices
+    useful_share: float = 1.0  # equal share of the model's FLOPs / model_flops; below 1: padding, or repeated products
     loops_once: bool = False  # whether compiled_flops and hbm_bytes count some loop bodies only once
     out_of_memory: bool = False  # whether memory is exhausted; then hbm_bytes, traffic and compiled_flops are unknown
 

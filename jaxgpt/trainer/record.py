@@ -125,7 +125,7 @@ class Record:
 
     @contextmanager
     def closing(self, state: Callable[[], Any]) -> Iterator[Record]:
-        """Context manager: save the last state to disk at the end, even if the data become unreadable."""
+        """Context manager: save the last state at the end; in a single process, also if the data become unreadable."""
         error: Exception | None = None
         try:
             yield self

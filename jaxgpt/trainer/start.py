@@ -56,7 +56,7 @@ class Weights(NamedTuple):
 
     Attributes:
         params: initial weights per layer; None: random weights, or the weights of the run's checkpoint.
-        base: frozen weights of adapters per layer; None: all weights are trained.
+        base: frozen weights that the adapters change, per layer; None: all weights are trained.
         tokenizer: tokenizer of the weights or of the resumed run; None: the tokenizer of the data.
     """
 

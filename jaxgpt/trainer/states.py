@@ -58,7 +58,7 @@ class States:
         optimizer: as in `build`, like the next two attributes.
         model: module to train.
         rules: the sharding table.
-        base: the frozen weights of adapters, on their devices; None: random weights.
+        base: the frozen weights that the adapters change, on their devices; None: random weights.
     """
 
     config: Config

@@ -134,7 +134,7 @@ def batches_of(program: Program, data: Data, last: Info | None) -> Callable[[ran
 
 
 def plan_calls(first: int, end: int, train: TrainConfig, last: Info | None) -> Iterator[range]:
-    """Yield the steps of each jitted call. A call ends at the next evaluation or checkpoint.
+    """Yield the steps of each jitted call: up to `train.steps_per_call`, none past the next evaluation or checkpoint.
 
     The first step is a separate call, so that the measured speed excludes its overhead. An empty range comes first if
     the run was stopped during the evaluation of its `last` checkpoint.

@@ -99,7 +99,8 @@ def test_offload_needs_host_memory_of_the_platform() -> None:
     build(Config(model=small("gpt2"), train=TrainConfig(remat="offload")))
     device: Any = SimpleNamespace(platform="cpu", addressable_memories=lambda: [])
     with pytest.raises(
-        UserError, match=r"train\.remat offload needs host memory, which a cpu lacks: use --train\.remat dots"
+        UserError,
+        match=r"train\.remat offload needs pinned host memory, which cpu devices lack: use --train\.remat dots",
     ):
         check_remat("offload", device)
 
