@@ -1,6 +1,6 @@
 """Settings of a run: frozen dataclasses that validate their values, and conversion to and from JSON.
 
-Names are the same in `config.json` (`n_layer`) and on the command line (`--model.n-layer`).
+The setting `n_layer` of the section `model` in `config.json` is the option `--model.n-layer` on the command line.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class ModelConfig(Section):
 
     @property
     def parameters(self) -> int:
-        """Number of trainable parameters, excluding the token table and head if `vocab_size` is 0."""
+        """Number of parameters of the model, without token table and head if `vocab_size` is 0."""
         D, F, V, bias = self.n_embd, self.mlp_width, self.vocab_size, int(self.bias)
         heads, gain = self.n_head * self.head_width, int(self.norm_affine)
         norm = gain * D * (1 + (bias and self.norm != "rmsnorm")) * (self.norm != "none")
@@ -171,7 +171,7 @@ class DataConfig(Section):
     path: str = setting("", "text file or directory, tokens (.bin) or conversations (.jsonl); empty: use data.dataset")
     mix: tuple[str, ...] = setting((), "paths with their shares of the training windows: --data.mix web=0.7 code=0.3")
     tokenizer: str = setting("char", "char, word, byte, gpt2, ids; bpe: train on the text; or a tokenizer.json")
-    vocab_size: int = setting(4096, "vocabulary size of a BPE tokenizer trained on the text", 2, MAX_VOCAB)
+    vocab_size: int = setting(4096, "maximum vocabulary size of a BPE tokenizer trained on the text", 2, MAX_VOCAB)
     train_fraction: float = setting(
         0.9, "leading fraction of the text to train on; 1: train and evaluate on all of it", above=0.0, high=1.0
     )
@@ -196,7 +196,8 @@ class DataConfig(Section):
     def sources(self) -> list[tuple[DataConfig, int]]:
         """The settings and the integer weight of each source; without `mix`, a single source.
 
-        Weights with few digits keep their exact ratios; other weights are rounded to a millionth of the sum.
+        Integer weights in the exact ratios are used if their sum is at most `MIX_PARTS`. Otherwise, each weight is rounded to
+        a multiple of the sum / `MIX_PARTS`, but not to 0.
         """
         if not self.mix:
             return [(self, 1)]
@@ -215,12 +216,12 @@ class DataConfig(Section):
 
     @property
     def conversations(self) -> bool:
-        """Whether `path` is a file of conversations."""
+        """Whether `path` has the suffix of a file of conversations, .jsonl or .ndjson."""
         return self.path.lower().endswith((".jsonl", ".ndjson"))
 
     @property
     def segmented(self) -> bool:
-        """Whether windows have document ids; windows of conversations always do."""
+        """Whether windows have segment ids; windows of conversations always do."""
         return self.documents != "flow" or any(each.conversations for each, _ in self.sources)
 
 
@@ -268,7 +269,7 @@ class OptimConfig(Section):
 
     @property
     def skips_updates(self) -> bool:
-        """Whether the optimizer skips bad updates."""
+        """Whether non-finite updates (`not_finite`) or spikes (`spike_factor`) are skipped."""
         return self.not_finite == "skip" or self.spike_factor > 0
 
 
@@ -421,7 +422,7 @@ class PrepareParams(Section):
     """Token shards of `jaxgpt data prepare`."""
 
     tokenizer: str = setting("gpt2", "gpt2; bpe: train on a sample of the sources; or path of a tokenizer or run")
-    vocab_size: int = setting(32768, "vocabulary size of bpe", 257, MAX_VOCAB)
+    vocab_size: int = setting(32768, "maximum vocabulary size of bpe", 257, MAX_VOCAB)
     format: Literal["llm.c", "nanogpt"] = setting(
         "llm.c",
         "llm.c: shards with a header, end-of-text before documents; nanogpt: one file per split, end-of-text after documents",
@@ -504,7 +505,7 @@ class Config(Section):
 
     @property
     def decay_steps(self) -> int:
-        """Step where the learning-rate schedule ends."""
+        """Step at which the learning rate reaches `min_lr`, unless the schedule is constant."""
         return self.optim.decay_steps or self.train.steps
 
     def with_model(self, **changes: Any) -> Config:

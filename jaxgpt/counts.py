@@ -51,8 +51,8 @@ def flops_per_token(config: ModelConfig, params: Any, T: int, lora: LoraConfig |
     """Compute the floating-point operations of training on one token: `6 P + 12 L N H T`.
 
     P: parameters in matrix products, 2 operations forward and 4 backward. The second term is attention over T tokens in L
-    layers of N heads of width H, without a deduction for the causal mask (PaLM, appendix B). With adapters, `4 P + 2 A`
-    replaces `6 P`: only the adapted matrices, with A parameters, have a gradient.
+    layers of N heads of width H, without a deduction for the causal mask or sliding windows (PaLM, appendix B). With
+    adapters, `4 P + 2 A` replaces `6 P`: only the adapted matrices, with A parameters, have a gradient.
     """
     count = gradients = multiplied_parameters(config, params)
     if lora is not None and lora.rank:
@@ -64,7 +64,7 @@ def flops_per_token(config: ModelConfig, params: Any, T: int, lora: LoraConfig |
 
 
 def state_bytes(config: Config, params: Any) -> dict[str, int]:
-    """Compute the bytes of each part of a training state and of its gradients, over all devices."""
+    """Compute the bytes of each part of a training state and of its gradients, without replication."""
     trained = abstract_trained(config.model, config.lora)
     trees = {"parameters": (params, trained) if config.lora.rank else params, "gradients": trained}
     trees["optimizer"] = jax.eval_shape(make_optimizer(config).init, trained)

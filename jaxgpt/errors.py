@@ -20,7 +20,7 @@ _short.maxstring = _short.maxother = _short.maxlong = 80
 
 
 class TrainingFailed(RuntimeError):
-    """The run failed although its input was valid; the command line prints one line and exits with 1."""
+    """The work failed although its input was valid; the command line prints one line and exits with 1."""
 
 
 class UserError(ValueError):

@@ -24,7 +24,7 @@ from typing import Any
 
 from jaxgpt.errors import UserError, did_you_mean, reported, short_repr
 
-JSON_BYTES = 1 << 24  # maximum bytes of a JSON file: 100 times the index of the largest published models
+JSON_BYTES = 1 << 24  # default size limit of a file to read, in bytes
 LOCK = ".lock"  # name of a directory's lock file
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)  # errors of a file system without locks
 _SURROGATES = re.compile(r"\\u[dD][89a-fA-F]")
@@ -98,7 +98,7 @@ def sha256_file(path: Path) -> str:
 
 @contextmanager
 def sole_writer(directory: Path) -> Iterator[None]:
-    """Keep other processes from writing to a directory, until the block or the process ends.
+    """Lock a directory against other callers, until the block or the process ends.
 
     If another process holds the lock, the `UserError` contains its id, its host and the time when it took the lock. A file
     system without locks gives no protection.

@@ -58,7 +58,7 @@ def download(
 def reachable(timeout: float = TIMEOUT) -> bool:
     """Return whether the hub answers within `timeout` seconds; its client would retry for half a minute.
 
-    In offline mode, return True without a request, because the client itself rejects downloads.
+    In offline mode, return True without a request: the client itself then uses only its cache.
     """
     from huggingface_hub import constants, get_session
 

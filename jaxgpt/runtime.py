@@ -29,9 +29,10 @@ class MiscompiledReductions(RuntimeWarning):
 
 
 def set_compiler_flags() -> None:
-    """Set missing flags of this jaxlib in XLA_FLAGS; warn if XLA has started or XLA_FLAGS is the name of a file.
+    """Add missing flags of this jaxlib to XLA_FLAGS; warn if a needed `SAFE_FLAG` cannot be added.
 
-    XLA reads its flags once, when its backend starts, and aborts on a flag that its version does not have.
+    Flags cannot be added after XLA has started, because XLA reads them once, or if XLA_FLAGS is the name of a file. XLA
+    aborts on a flag that its version does not have.
     """
     from jaxlib.version import __version__ as version
 
@@ -55,8 +56,8 @@ def set_compiler_flags() -> None:
 def keep_compiled() -> None:
     """Enable JAX's cache of compiled programs. JAX's own environment variables take precedence.
 
-    Compiled CPU programs use the instructions of that CPU, which JAX does not check on loading, so each kind of CPU has
-    a separate directory.
+    Compiled CPU programs use the instructions of the CPU that compiled them. JAX does not check this on loading, so each
+    kind of CPU has a separate directory.
     """
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     # The cache key of cuDNN attention contains a pointer, which differs between processes.
@@ -76,7 +77,7 @@ def cpu_kind() -> str:
 
 
 def cpu_info() -> list[str]:
-    """Return the lines of /proc/cpuinfo about the first core; none if there is no such file."""
+    """Return the lines of /proc/cpuinfo about the first core; [] if the file does not exist."""
     file = Path("/proc/cpuinfo")
     return file.read_text().split("\n\n")[0].splitlines() if file.is_file() else []
 

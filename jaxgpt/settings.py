@@ -20,7 +20,7 @@ INT_MAX = 2**31 - 1
 class Limits(NamedTuple):
     """Range of a number; `above` and `below` are exclusive.
 
-    Without limits, a float is finite and an int has 32 bits.
+    Without limits, a float must be finite; `setting` limits an int to 32 bits.
     """
 
     low: float = -INF

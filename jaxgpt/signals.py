@@ -1,4 +1,4 @@
-"""Stop on a signal: the first requests a stop; two Ctrl-C within two seconds end the process."""
+"""Stop on a signal: the first signal requests a stop; two Ctrl-C in two seconds end the process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 INTERRUPTED = 130  # exit code after SIGINT, by convention
-UNFINISHED = 75  # exit code of a training run that stopped before its last step (EX_TEMPFAIL): start it again
+UNFINISHED = 75  # exit code of a training run that stopped before it finished (EX_TEMPFAIL): resume it
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 TWICE = 2.0  # maximum seconds between two presses of Ctrl-C that end the process
 STOPPING = "jaxgpt: stopping after this step, then saving; press Ctrl-C again to stop now, without saving\n"
@@ -72,7 +72,8 @@ def stop_on_signal(notice: str = STOPPING, signals: Sequence[int] = SIGNALS) -> 
 def exit_on_second_signal() -> None:
     """End the process on two SIGINT within two seconds, even inside XLA's compiler.
 
-    Python runs no signal handlers while XLA compiles. Ending the process cannot damage files: all writes are atomic.
+    Python runs no signal handlers while XLA compiles. Ending the process at any time is safe: a write is atomic, or the next
+    command drops its incomplete part.
     """
     receiver, sender = socket.socketpair()
     sender.setblocking(False)  # required of a wakeup descriptor

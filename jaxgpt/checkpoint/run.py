@@ -100,8 +100,8 @@ def runs_near(path: Path) -> str:
 def new_run(out: str, config: Config, tokenizer: Tokenizer, overwrite: bool = False) -> Iterator[Run]:
     """Create a run in `out`, or under the first unused name of `runs/PRESET`, `runs/PRESET-2`, ...
 
-    The run is locked in the context. A process killed at any moment leaves no run, or a run that can be resumed; the
-    replaced run can be restored (`Run.exists`). Raises the errors of `check_free`.
+    The run is locked in the context. A process killed at any moment leaves no run, or a run that can be resumed; if it is
+    killed while it moves files, the replaced run can be restored (`Run.exists`). Raises the errors of `check_free`.
     """
     path = Path(out) if out else _new_directory(config.preset)
     with _locked(path, overwrite):

@@ -50,7 +50,7 @@ class Info:
     step: int  # number of steps taken
     val_loss: float | None = None  # loss over the windows shared by all evaluations of the run; None: not evaluated
     tokens: int = 0  # number of tokens trained on
-    temporary: bool = False  # written after a signal or by a timer, and kept until the next checkpoint is written
+    temporary: bool = False  # written when training stops or by a timer, and kept until the next checkpoint
     about: Mapping[str, Any] = field(default_factory=dict)  # config, versions, data and base digests, best loss so far
     sha256: Mapping[str, str] = field(default_factory=dict)  # file digests, keyed by path; also of checkpoint.json
 
@@ -76,7 +76,7 @@ class Saver:
             self.wait()
 
     def save(self, state: TrainState, info: Info) -> None:
-        """Write a state in the background, after the previous one; on return, the state may be donated."""
+        """Wait for the previous write, then write a state in the background; on return, it may be donated."""
         from orbax.checkpoint import v1 as ocp
 
         self.wait()

@@ -81,7 +81,7 @@ def entry(*before: str) -> None:
     with suppress(OSError, RuntimeError):  # without a writable home directory, compile each time
         keep_compiled()
     code = main([*before, *sys.argv[1:]])
-    # Only multi-process commands import `join`. A failed process does not wait for the other processes.
+    # Only `train` imports `join`. With several processes, a failed process does not wait for the others.
     if code and "jaxgpt.parallel.join" in sys.modules:
         from jaxgpt.parallel.join import exit_process
 

@@ -28,7 +28,7 @@ def export(
         run: run to convert
         directory: directory to write
         adapter: write the adapters of a LoRA run as a PEFT adapter, instead of the merged model
-        base: name or directory of the base model to record (implies --adapter); empty: the run of the base
+        base: name or directory of the base model to record (implies --adapter); empty: the path of the base's checkpoint
     """
     from jaxgpt.convert.models import export_model
     from jaxgpt.convert.peft import export_adapter

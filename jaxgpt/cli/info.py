@@ -105,7 +105,7 @@ def _run_facts(results: dict[str, Any], config: Config) -> dict[str, Any]:
 
 
 def _module_rows(modules: dict[str, int], n_layer: int) -> list[list[str]]:
-    """Return a row for each module, indented by depth; of the identical layers, only the first."""
+    """Return a row for each module, indented by depth; only the first of the identical layers."""
     rows = []
     for name, count in modules.items():
         if name == "h_0":

@@ -55,7 +55,7 @@ def with_weights(base: Config, init_from: str, settings: Mapping[str, Any], keep
     length.
 
     Raises:
-        UserError: if the settings have a different model or tokenizer.
+        UserError: if a setting changes the model (except these settings) or the tokenizer.
     """
     from jaxgpt.checkpoint.run import open_run, parse_checkpoint
     from jaxgpt.checkpoint.store import weights_at

@@ -1,1 +1,1 @@
-"""Import and export models in other formats: transformers, nanoGPT, GGUF, PEFT."""
+"""Import transformers, nanoGPT and GGUF models and PEFT adapters; export to transformers and PEFT."""

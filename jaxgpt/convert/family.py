@@ -92,7 +92,7 @@ def engines(family: Family, config: ModelConfig) -> tuple[str, ...]:
 
 
 def canonical(config: ModelConfig) -> ModelConfig:
-    """Set sizes explicitly and reset settings without effect: equivalent models get equal configs."""
+    """Set sizes explicitly, and reset window and RoPE settings without effect, to compare configs."""
     pattern = period("".join("L" if window else "G" for window in config.windows))
     same = config.rope_factor == 1.0 and config.rope_local_theta == config.rope_theta
     rope = linear(config.block_size) if config.rope_factor != 1.0 and is_linear(config) else {}

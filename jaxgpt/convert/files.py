@@ -118,7 +118,7 @@ def new_directory(target: Path) -> Iterator[Path]:
     """Yield a draft directory, which is renamed to `target` on success and deleted on failure.
 
     A killed process leaves its draft next to `target`; the next process with this target deletes it. Raises `UserError`
-    if `target` exists, cannot be written or replaced, or has the name of a GGUF file.
+    if `target` exists (except as an empty directory), cannot be written or replaced, or has the name of a GGUF file.
     """
     if target.suffix == ".gguf":
         raise UserError(

@@ -1,4 +1,4 @@
-"""Import a model directory as a run, and export a run as a directory for transformers."""
+"""Import a model directory or GGUF file as a run, and export a run as a directory for transformers."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def _family_for(model: ModelConfig) -> Family:
 
 
 def _tokenizer(source: Path, named: str, model: ModelConfig, weights: Weights) -> Tokenizer:
-    """Return the tokenizer of a directory, or the named tokenizer, with the directory's special tokens."""
+    """Return the named or the source's tokenizer; from a directory, with its special tokens."""
     if named in ("char", "word", "bpe"):
         raise UserError(f"--tokenizer {named} is built from a text: pass the tokenizer.json that was built from it")
     if isinstance(weights, gguf.GgufWeights):

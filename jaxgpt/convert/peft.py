@@ -106,8 +106,8 @@ def resolve_targets(model: ModelConfig, lora: LoraConfig) -> str:
 def import_adapter(source: Path, target: Path, init_from: str) -> Converted:
     """Write a new run with the adapters of a PEFT directory, on the base `init_from`.
 
-    The base is a run or RUN/checkpoints/STEP. The new run is created atomically. Raises `UserError` as `read_adapter`, or if
-    `target` exists or the base does not.
+    The base is a run or RUN/checkpoints/STEP. The new run is created atomically. Raises the errors of
+    `read_adapter`, and `UserError` if `target` exists or the base does not exist.
     """
     check_new(target)
     where = str(weights_at(init_from).absolute())
@@ -124,7 +124,7 @@ def export_adapter(run: str | Path, target: Path, checkpoint: str = "best", base
     """Write the adapters of a run as a directory for PEFT's `from_pretrained`, without their base.
 
     Arguments and errors are as in `export_model`. `base` is the name or directory of the base in transformers, recorded
-    for PEFT; empty: the path of the base's run.
+    for PEFT; empty: the path of the base's checkpoint, `init_from`.
     """
     with new_directory(target) as directory:
         config, params, adapters = load_adapters(run, checkpoint)

@@ -24,7 +24,7 @@ from jaxgpt.model.params import flatten_params, weights
 HEAD = "lm_head.weight"
 # Suffixes of masks and constants in older files, which are skipped.
 BUFFERS = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
-TOLERANCE = 1e-5  # maximum change of a logit by an export, relative to the largest logit if that exceeds 1
+TOLERANCE = 1e-5  # maximum change of a logit by an export, relative to the largest absolute logit if above 1
 STRAY = "_orig_mod."  # prefix that torch.compile adds to names
 
 

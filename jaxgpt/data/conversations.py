@@ -98,10 +98,10 @@ def encode_conversation(value: Any, tokenizer: Tokenizer, template: ChatTemplate
     """Encode `{"messages": [...]}` or `{"prompt": "...", "completion": "..."}`.
 
     With a template, a prompt and its completion become a user and an assistant message. Without a template, the ids are
-    the tokenizer's beginning-of-text ids, the prompt, the completion and the end-of-text id.
+    the tokenizer's beginning-of-text ids (if any), the prompt, the completion and the end-of-text id (if any).
 
     Raises:
-        UserError: if the value has neither form, uses tools or weights, has no assistant message, or cannot be rendered.
+        UserError: if the value has neither form, uses tools or weights != 1, has no assistant message, or cannot be rendered.
     """
     match value:
         case {"tools": [_, *_]}:

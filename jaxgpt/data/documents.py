@@ -1,7 +1,7 @@
 """Read documents in a fixed order and bounded memory, from files and Hugging Face datasets.
 
-The suffix determines the format. `.jsonl` and `.ndjson`: one object per line; `.parquet`: a table. Any other file is
-one document of UTF-8 text. Text and JSON Lines may be compressed: `.gz`, `.xz`, `.bz2`.
+The suffix determines the format. `.jsonl` and `.ndjson`: one object per line; `.parquet`: a table; `.json`: an error. Any
+other file is one document of UTF-8 text. Text and JSON Lines may be compressed: `.gz`, `.xz`, `.bz2`.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ def encode_text(tokenizer: Tokenizer, text: str, progress: Progress = no_progres
 
 
 def with_path(config: Config, path: str) -> Config:
-    """Return a config that evaluates on all data at `path`, or `config` itself if `path` is empty."""
+    """Return a config that evaluates on `path` (its validation files, if any); `config` if it is empty."""
     return replace(config, data=replace(config.data, path=path, mix=(), train_fraction=1.0)) if path else config
 
 
@@ -164,7 +164,7 @@ def vocab_size(config: Config) -> int:
 
 
 def _open_mixture(config: Config, tokenizer: Tokenizer, progress: Progress) -> Data:
-    """Open each source. Validation does not weight the sources, so losses of mixtures are comparable."""
+    """Open each source. Validation ignores the weights: losses for different weights are comparable."""
     sources, weights = zip(*config.data.sources, strict=True)
     parts = tuple(open_data(replace(config, data=each), tokenizer, progress) for each in sources)
     if len({part.train.segmented for part in parts}) > 1:

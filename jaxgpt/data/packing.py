@@ -82,7 +82,7 @@ class Packed:
         return out
 
     def prompt(self) -> np.ndarray:
-        """Return the ids before the first target: the beginning of the first conversation."""
+        """Return the ids before the first target of the first conversation; documents: an empty array."""
         return self.take(0, 0 if self.is_target is None else int(np.argmax(self.is_target)))
 
     def fill(self, block_size: int) -> float:

@@ -46,7 +46,7 @@ class Encoded(NamedTuple):
     size: int  # bytes of text
     first: bool  # whether a document starts with this piece
     read: int  # bytes of the sources read from disk so far
-    skipped: str = ""  # reason why the piece cannot be read; empty: readable
+    skipped: str = ""  # error of a piece that cannot be read or encoded; empty: no error
 
 
 def prepare(
@@ -186,7 +186,7 @@ def _shown(value: Any) -> str:
 
 
 def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Group pieces into batches of about `BATCH` bytes."""
+    """Group pieces into batches of `BATCH` bytes or characters, or slightly more."""
     batch, size = list[Piece](), 0
     for piece in pieces:
         batch.append(piece)

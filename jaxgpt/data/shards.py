@@ -2,7 +2,7 @@
 
 train_000000.bin, ...   ids (llm.c's format), or train.bin (nanoGPT's); the same for val
 tokenizer.json          the tokenizer, and the files that define its special tokens
-index.json              settings, counts, checksums; written last, with "complete": true
+index.json              settings, counts, checksums; updated with the shards; at the end, "complete": true
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class Text:
 
     data: bytes
     source: str = ""  # one-line description
-    files: tuple[tuple[str, int], ...] = ()  # name and size in bytes of each file of a directory; () for a single file
+    files: tuple[tuple[str, int], ...] = ()  # name and size in bytes of each concatenated file; () for one file
 
     @staticmethod
     def of(parts: Mapping[str, bytes], source: str) -> Text:

@@ -72,7 +72,7 @@ def fit_ngrams(train: Split, val: Split, vocab_size: int, counted: int, evaluate
 
 
 def bytes_per_token(data: Data, limit: int = 1 << 62) -> float:
-    """Return the bytes of text per validation token, from up to `limit` tokens; 0 if decoding is lossy."""
+    """Return bytes of text per validation token (at most `limit`); conversations, word tokenizers: 0."""
     if data.parts:
         parts = [part for part in data.parts if part.held_out or not data.held_out]
         ratios = [bytes_per_token(part, limit) for part in parts]
@@ -98,7 +98,7 @@ def sample(length: int, limit: int) -> list[tuple[int, int]]:
 
 
 def _trigrams(split: Split, base: int, start: int, n: int) -> np.ndarray:
-    """Return the keys of the trigrams that lie within one document and end in a target."""
+    """Return the keys of the trigrams within one segment that end in a target; unsegmented: all keys."""
     if isinstance(split, Mixture):
         parts = split.parts(start, n)
         return np.concatenate([_trigrams(split.sources[index], base, *block) for index, *block in parts])

@@ -58,7 +58,7 @@ class Grams:
 
 
 def overlap(hashes: np.ndarray, training: Iterable[np.ndarray]) -> float:
-    """Return the fraction of hashes that occur in the training hashes, which are read once, in blocks."""
+    """Return the fraction of `hashes` (at least one) found in the training hashes, read once in blocks."""
     wanted = HashSet(hashes)
     found = np.zeros(len(wanted.hashes), bool)
     for block in training:

@@ -41,7 +41,7 @@ class Memorized:
     text: str = ""  # text of the span
     start: int = 0  # index of the span's first token in the sample
     token: int = 0  # index of the span's first token in the training ids
-    location: str = ""  # file and line of a text; otherwise the path of the data and the index of the token
+    location: str = ""  # file and line of the first occurrence in a text; otherwise path and token index
     before: str = ""  # text before the span in the training data
     after: str = ""  # text after the span
 
@@ -91,7 +91,7 @@ def find_memorized(
 
     Returns:
         The spans; and, for comparison, the median length in tokens of the longest spans of `PIECES` pieces of the validation
-        text, each as long as the longest sample. None if fewer tokens than one piece are held out.
+        text, each as long as the longest sample. The median is None if fewer tokens than one piece are held out.
     """
     n, pieces = max(map(len, samples), default=0), list[np.ndarray]()
     if data.held_out and 0 < n <= len(data.val):

@@ -29,7 +29,7 @@ def report_on(data: Data, progress: Progress = no_progress) -> dict[str, Any]:
 
     Returns:
         A dictionary for JSON. Values that the data does not define are None: bytes of conversations and word tokenizers,
-        documents of token files without end tokens, lines of data that is not text, the overlap if nothing is held out.
+        documents of token files without end tokens, lines of data that is not text, the overlap if too few tokens are held out.
 
     Raises:
         UserError: if an id is outside the vocabulary, or there are too few tokens.

@@ -20,7 +20,7 @@ AHEAD = 2  # batches dispatched before blocking on the oldest
 
 
 class Evaluation(NamedTuple):
-    """The mean loss over the tokens of a split, with its standard error.
+    """The mean loss over the tokens of the evaluated windows, with its standard error.
 
     Attributes:
         loss: nats per token.
@@ -56,13 +56,13 @@ def evaluate(
     """Compute the loss of `params` on a split.
 
     Evaluation windows do not overlap, even if training windows do: each token is counted at most once, and the standard
-    error assumes independent windows. A `data.stride` above T applies, because it keeps documents complete.
+    error assumes independent windows. A `data.stride` above T applies: it can align windows with documents of equal length.
 
     Args:
         program: the compiled functions.
-        params: trained parameters, on their devices.
+        params: trained parameters or their EMA, on their devices.
         tokens: the split.
-        interrupted: called before each batch; if it returns True, the result is None.
+        interrupted: called before each batch; if it returns True (in all processes alike), the result is None.
         all_windows: evaluate all windows instead of `train.eval_windows`.
         progress: called with the number of evaluated windows and the total.
 

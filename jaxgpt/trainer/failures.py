@@ -27,7 +27,7 @@ class Diverged(TrainingFailed):
 
 @contextmanager
 def failures(run: Run, program: Program) -> Iterator[None]:
-    """Raise the failures of a run as one line with the reason and the kept checkpoint."""
+    """Raise divergence, I/O errors and exhausted memory as `TrainingFailed`, with the kept checkpoint."""
     advice = ""
     try:
         yield

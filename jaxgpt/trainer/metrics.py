@@ -19,11 +19,11 @@ class MetricsFile:
     """Context manager: append lines to a metrics file and flush each line; only process 0 writes.
 
     Attributes:
-        elapsed_seconds: training time up to the last kept line; 0 in a new file.
+        elapsed_seconds: training time up to the last kept line; 0 in a new file, and outside process 0.
     """
 
     def __init__(self, path: Path, last: Info | None = None) -> None:
-        """Start a new file, or continue a file from its last checkpoint and drop later lines."""
+        """Start a new file, or continue a file from the checkpoint `last` and drop later lines."""
         path = path if is_leader() else Path(os.devnull)
         self.elapsed_seconds = 0.0
         if last is not None and path.is_file():

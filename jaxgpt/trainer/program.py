@@ -205,7 +205,7 @@ class Program(States):
         return use_mesh(self.mesh, self.config.model, self.rules)
 
     def _sums_by_device(self) -> bool:
-        """Return whether devices sum gradients before an all-reduce: CPUs, replicated weights, no dropout."""
+        """Return whether to use `over_data`: several data-parallel CPU devices, no dropout."""
         mesh = self.mesh
         if isinstance(mesh, AbstractMesh) or mesh.devices.flat[0].platform != "cpu" or self.config.model.dropout:
             return False
@@ -241,8 +241,8 @@ def build(
     Args:
         config: settings of the run; the vocabulary is known.
         optimizer: optax transformation to use instead of `config.optim`, which then sets only `ema_decay` and the skipping
-            of updates. The metrics have no `lr`. With `train.scan_layers`, the optimizer receives the weights
-            of all layers as one array.
+            of updates. The metrics have no `lr`. With `train.scan_layers`, the optimizer receives one array
+            for each weight of a block, stacked over the layers.
         rules: changes to the sharding table (`jaxgpt.parallel.mesh.RULES`), from logical axis to mesh axes: `{"length":
             ("tensor",)}` splits the activations between blocks along the sequence. Losses match a single device.
         base: with `lora.rank`, the weights per layer that the adapters change; None: random weights.

@@ -35,12 +35,12 @@ WINDOW = 10.0  # seconds over which the speed is measured; at least one call
 class Record:
     """Read the metrics of each step `LAG` calls late, check and write them, and write checkpoints.
 
-    `last` is the checkpoint that training resumes from; None: a new run.
+    `last` is the checkpoint that training resumes from; None: train from step 0.
 
     Attributes:
         done: steps taken, including steps in flight.
-        evaluated: step of the last evaluation; 0: no evaluation.
-        best: lowest validation loss and its step.
+        evaluated: step of the last evaluation, including the evaluation of `last`; 0: no evaluation.
+        best: lowest validation loss (`Evaluation.ranking`) and its step; infinite before the first evaluation.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Record:
 
     @contextmanager
     def closing(self, state: Callable[[], Any]) -> Iterator[Record]:
-        """Context manager: save the last state at the end; in a single process, also if the data become unreadable."""
+        """Context manager: save the last state at the end; in a single process, also on I/O or data errors."""
         error: Exception | None = None
         try:
             yield self
@@ -157,8 +157,8 @@ class Record:
         """Check the metrics of a step, and report a skipped update.
 
         Raises:
-            Diverged: if the loss or gradient is non-finite and `optim.not_finite` is stop, or too many updates in a row were
-                skipped.
+            Diverged: if the loss or gradient is non-finite and `optim.not_finite` is stop, or `optim.skip_limit` updates in a
+                row were skipped.
         """
         optim, skipped = self.config.optim, int(metrics.pop("skipped_in_a_row", 0))
         wrong = next((f"{n} is {metrics[n]}" for n in ("loss", "grad_norm") if not math.isfinite(metrics[n])), "")

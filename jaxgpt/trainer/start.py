@@ -108,7 +108,7 @@ def read_weights(start: Start) -> Weights:
 
 
 def completed(config: Config, data: Data, run: Run | None = None) -> Config:
-    """Set the vocabulary size and `train.steps` from the data; `train.epochs` includes steps of `run`."""
+    """Set the vocabulary size; with `train.epochs`, also `train.steps`, including the steps of `run`."""
     config, train = config.with_model(vocab_size=config.model.vocab_size or data.tokenizer.vocab_size), config.train
     data.check(config)
     if not train.epochs:
@@ -128,7 +128,8 @@ def open_for_training(
     Yields the run, and the checkpoint to resume from; None: train from step 0.
 
     Raises:
-        UserError: if the run is locked by another process, or cannot be resumed with these settings, data and base.
+        UserError: if a run cannot be created in `out`, the run is locked by another process, or the run cannot be resumed
+            with these settings and data.
     """
 
     def on_disk() -> tuple[str, dict[str, Any] | None]:

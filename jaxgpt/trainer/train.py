@@ -31,8 +31,8 @@ class Outcome(NamedTuple):
 
     Attributes:
         state: the final state.
-        step: steps taken.
-        evaluation: the last evaluation; None: no evaluation.
+        step: steps taken, including steps before a resume.
+        evaluation: the last evaluation since the start or resume; None: no evaluation.
         stopped: whether the run ended before its last step and evaluation, unless ended by `train.patience`.
     """
 
@@ -89,7 +89,7 @@ def train(start: Start, report: Report, until: int | None = None) -> Outcome:
                     record.save(state, temporary=True)
                 if steps:
                     state, metrics = program.step(state, batches)
-                    record.steps(steps, metrics)  # metrics of two calls ago, which are ready
+                    record.steps(steps, metrics)  # reads the metrics of two calls ago
                 if is_evaluated(steps.stop, settings):
                     record.read()  # raises an error if the run has diverged
                     all_windows, progress = steps.stop == settings.steps, partial(report.stage, "evaluating")
@@ -134,7 +134,7 @@ def batches_of(program: Program, data: Data, last: Info | None) -> Callable[[ran
 
 
 def plan_calls(first: int, end: int, train: TrainConfig, last: Info | None) -> Iterator[range]:
-    """Yield the steps of each jitted call: up to `train.steps_per_call`, none past the next evaluation or checkpoint.
+    """Yield the steps of each call: up to `train.steps_per_call`, ending at evaluations and checkpoints.
 
     The first step is a separate call, so that the measured speed excludes its overhead. An empty range comes first if
     the run was stopped during the evaluation of its `last` checkpoint.
