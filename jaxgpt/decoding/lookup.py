@@ -2,7 +2,7 @@
 
 A pass reads the weights once, regardless of its number of tokens, so each accepted token saves nearly a whole pass.
 Token i of a row is sampled with `fold_in(key, i)`, regardless of the draft. A drafted token is accepted if it equals
-the sampled token. The text is identical to the text of `decode_steps`, and the sampling distribution is unchanged.
+the sampled token. Except for rounding, the text equals the text of `decode_steps`, and the sampling distribution is unchanged.
 
 Saxena, "Prompt Lookup Decoding" (2023); Leviathan et al., "Fast Inference from Transformers via Speculative Decoding" (2023).
 """
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxgpt.decoding.sampler import Sampler, SamplerState, decode_steps
 from jaxgpt.decoding.sampling import TokenBuffer, sample_token
 
-DRAFT = 7  # maximum number of drafted tokens per pass; with the last token, a pass reads 8
+DRAFT = 7  # number of drafted tokens per verifying pass, which also reads the last token: 8
 
 
 def draft_tokens(text: TokenBuffer, ngram: int, count: int) -> tuple[jax.Array, jax.Array]:
@@ -48,7 +48,7 @@ def lookup_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.
         sampler: model, sampling parameters and stop ids; a draft follows an earlier n-gram of `lookup` tokens.
         params: the weights.
         state: state of one row, returned by `prefill` or this function.
-        steps: int32 scalar, number of tokens to generate: up to `DRAFT` more are returned, but not more than the row's limit.
+        steps: int32 scalar, number of tokens to generate; fewer if the row ends, or up to `DRAFT` more within its limit.
     """
     assert state.text.ids_BS.shape[0] == 1, "rows accept different numbers of tokens, and the cache has one length"
     target, limit = state.made + steps, state.limit_B[0]

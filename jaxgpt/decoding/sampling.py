@@ -14,7 +14,7 @@ from jaxgpt.errors import UserError
 
 # Returned instead of a token id if no token can be sampled:
 ALL_REMOVED = -1  # every token is removed
-NOT_A_NUMBER = -2  # for a NaN logit
+NOT_A_NUMBER = -2  # a logit is NaN
 
 DIVERGED = "the model's logits are NaN: the weights have diverged or are damaged; choose an earlier checkpoint"
 
@@ -38,7 +38,7 @@ class TokenBuffer(NamedTuple):
         return (slot_S[None, :] >= self.start_B[:, None]) & (slot_S < self.length)[None, :]
 
     def positions(self) -> jax.Array:
-        """Return each slot's position in its row, int32 `[B, S]`; -1 before the row's first token."""
+        """Return each slot's position, int32 `[B, S]`: 0 for the row's first token, -1 before it."""
         return jnp.maximum(jnp.arange(self.ids_BS.shape[1], dtype=jnp.int32)[None, :] - self.start_B[:, None], -1)
 
     def last(self, n: int) -> TokenBuffer:

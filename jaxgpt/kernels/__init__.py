@@ -1,4 +1,4 @@
-"""Faster equivalents of `Ops` for each backend, tested against the definitions, and `best`."""
+"""Faster equivalents of `Ops` for each backend, and `best`, which selects them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def best(config: Config, mesh: Mesh | AbstractMesh | None = None) -> Ops:
 
     Args:
         config: settings of the run.
-        mesh: the devices; an `AbstractMesh`: operations for any device; None: JAX's first device.
+        mesh: the devices; an `AbstractMesh`: operations for any device; None: this process's first device.
 
     Raises:
         UserError: if `train.attention` selects a kernel that cannot run.
@@ -46,7 +46,7 @@ KERNELS = {"cpu": ("tiled", cpu.attend), "gpu": ("cudnn", cudnn_attention), "tpu
 
 
 def choose_attention(config: Config, device: jax.Device) -> tuple[Attend, str]:
-    """Return the attention that `train.attention` selects on a device, and a note about the choice.
+    """Return the attention that `train.attention` selects on a device, and a note, or "".
 
     Raises:
         UserError: if a kernel is selected by name and cannot run.

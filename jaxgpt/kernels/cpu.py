@@ -60,8 +60,8 @@ product.defvjp(lambda x, w: (x @ w, (x, w)), _product_backward)
 def linear(x: Array, w: Any, b: Array | None, dtype: Any) -> Array:
     """Compute `ops.linear.linear`, with the custom VJP of `product`.
 
-    If a mesh divides weights or sequences, the definition is used: the transposition could need data from other devices,
-    which a small call cannot access.
+    Stored weights use the definition, as do all weights if a mesh divides weights or sequences: the transposition could then
+    need data from other devices, which a small call cannot access.
     """
     if not isinstance(w, Array) or not only_rows_are_divided():
         return products.linear(x, w, b, dtype)
@@ -78,9 +78,9 @@ def rotation(position_BT: Array, frequency_h: Any) -> Rotation:
 def attend(
     q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, visible: Visible, scale: float, edit: Edit | None = None
 ) -> Array:
-    """Compute `ops.attention.attend`: sequences in tiles, single tokens in a call that is not inlined.
+    """Compute `ops.attention.attend`: long sequences in tiles, single tokens in a call without inlining.
 
-    If inlined, the attention of a token would make XLA copy the cache before the write.
+    Other calls use the definition. If inlined, the attention of a token would make XLA copy the cache before the write.
     """
     if edit is None and visible.key is None and q_BTNH.shape[1] >= SHORTEST:
         return tiled_attention(q_BTNH, k_BKSH, v_BKHS, visible, scale)

@@ -22,7 +22,7 @@ from jaxgpt.ops.attention import Visible
 
 SHORTEST = 128  # minimum number of tokens; shorter sequences are faster without tiles (measured in float32)
 TILE = 256  # tokens per tile, within the limits of `TILES`
-TILES = 2, 8  # smallest and largest number of tiles; each is compiled separately
+TILES = 2, 8  # smallest and largest number of tiles; every tile adds code to compile
 SCORES = 2**15  # largest number of scores of a group of heads (128 KiB); groups amortize the overhead of each operation
 LOWEST = jnp.finfo(jnp.float32).min
 

@@ -62,7 +62,7 @@ def encode_prompt(tokenizer: Tokenizer, vocab_size: int, prompt: Any, special: b
     A string is preceded by the tokenizer's `bos_ids`, unless it begins with them. With `special`, names of special tokens in
     a string are encoded as their ids.
 
-    Raises `UserError` for an empty list, a value that is not a string or list, or an id that is not in the vocabulary.
+    Raises `UserError` for a value that is neither a string nor a non-empty sequence, or an id outside the vocabulary.
     """
     if isinstance(prompt, str):
         ids = (tokenizer.encode_special if special else tokenizer.encode)(prompt).tolist()

@@ -25,8 +25,8 @@ class Chat:
 
     Attributes:
         messages: the messages so far, dicts with `role` and `content`.
-        reused: number of the last prompt's first tokens that the cache of the previous turn holds; 0 if reading the complete
-            prompt takes no more time.
+        reused: number of the last prompt's first tokens that were cached in the previous turn; 0 if the cache saves no
+            computation.
         prompt_tokens: number of tokens of the last prompt.
     """
 
@@ -68,7 +68,7 @@ class Chat:
         answer generated so far. Takes the keyword arguments of `chat`.
 
         Raises:
-            UserError: if the conversation exceeds the context, the template rejects it, or an argument is invalid.
+            UserError: if the conversation leaves no context for an answer, the template rejects it, or an argument is invalid.
         """
         [params] = make_settings(sampling, SamplingParams)
         messages, context = [*self.messages, {"role": "user", "content": text}], self._lm.config.model.block_size
@@ -125,8 +125,8 @@ def chat(
         **sampling: fields of `SamplingParams`.
 
     Raises:
-        UserError: if the model has no chat template, the template rejects the messages, the messages exceed the context,
-            or an argument is invalid.
+        UserError: if the model has no chat template, the template rejects the messages, the messages leave no context for
+            an answer, or an argument is invalid.
     """
     *before, last = check_messages(messages)
     if last["role"] != "user":

@@ -137,7 +137,7 @@ def _read(sampler: Sampler, params: Any, cache: Any, ids_1T: jax.Array) -> Any:
     return sampler.model.extend(params, ids_1T, cache, True)[1]
 
 
-@lru_cache(maxsize=128)  # programs that were not used recently are freed: a process can hold only some hundreds
+@lru_cache(maxsize=128)  # programs that were not used recently are freed: a process can hold only a few hundred
 def _compiled(function: Callable[..., Any], sampler: Any, **jit: Any) -> Any:
     return jax.jit(partial(function, sampler), **jit)
 

@@ -76,7 +76,8 @@ def explain(
         **sampling: fields of `SamplingParams`.
 
     Raises:
-        UserError: if an argument is invalid, or the prompt exceeds the context of a model without RoPE.
+        UserError: if an argument is invalid, a logit is NaN, the filters remove every token, or the prompt exceeds the
+            context of a model without RoPE.
     """
     [params] = make_settings(sampling, SamplingParams)
     request = read_request(lm, [prompt], TextParams(max_new_tokens=1))

@@ -77,7 +77,7 @@ def generate(
     progress: Callable[[int, int], None] | None = None,
     **settings: Any,
 ) -> list[Generation]:
-    """Continue each prompt; in float32, a text does not depend on the other texts.
+    """Continue each prompt; except for rounding, a text does not depend on the other texts.
 
     Always returns a list: one `Generation` per prompt and sequence, in the order of the prompts. A string, or a sequence of
     ids, is one prompt.
@@ -88,13 +88,13 @@ def generate(
         filters: pure functions `(logits_BV, text) -> logits_BV`, with `text` a `TokenBuffer`, applied before the temperature.
             -inf forbids a token. Define each filter once: every new function is compiled.
         key: a seed or a `jax.random.key`, folded with the index of each text; or an array of keys, one per text.
-        progress: called with the number of tokens generated so far and the maximum, for the longest text.
+        progress: called with the number of tokens generated so far and the maximum, for the longest text; not with beams.
         **settings: fields of `TextParams` (max_new_tokens, max_length, stop, stop_ids, overflow, lookup), of `SamplingParams`
             (temperature, top_k, top_p, min_p, repetition_penalty, no_repeat_ngram_size) and of `BeamParams` (num_beams,
             num_return_sequences, length_penalty, early_stopping). `jaxgpt sample --help` describes them.
 
     Raises:
-        UserError: if an argument is invalid, or a text exceeds the context.
+        UserError: if an argument is invalid, a text exceeds the context (`overflow`) or the memory, or a logit is NaN.
     """
     text, sampling, beams = make_settings(settings, TextParams, SamplingParams, BeamParams)
     request = read_request(lm, prompts, text, beams.num_return_sequences if beams.num_beams == 1 else 1)

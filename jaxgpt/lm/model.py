@@ -35,7 +35,7 @@ class LM(NamedTuple):
 
     Attributes:
         config: settings of the run.
-        params: weights, or their EMA if the run has one: nested dicts of arrays.
+        params: weights, or their EMA if the run has one: nested dicts of arrays (or of `Stored`, see `load`).
         tokenizer: converts text to ids and back.
         source: run and step that the model was loaded from; empty: built in Python.
     """
@@ -64,12 +64,12 @@ def load(path: str | Path, checkpoint: str | int = "best", weights: Precision | 
 
     Args:
         path: run directory of `jaxgpt train` or `jaxgpt import`.
-        checkpoint: `best` (lowest validation loss), `last`, or a step.
+        checkpoint: `best` (lowest validation loss, otherwise the last), `last`, or a step.
         weights: store the matrices for decoding in this precision (float32, bfloat16 or int8), as `jaxgpt sample` does: faster
             on a CPU, and less memory below float32. None: arrays, as trained.
 
     Raises:
-        UserError: if the run or checkpoint does not exist, or the precision is not supported.
+        UserError: if the run, checkpoint or base does not exist, or the precision is not supported.
     """
     if weights is not None and weights not in get_args(Precision):
         raise UserError(f"weights {short_repr(weights)} is not supported: use one of {', '.join(get_args(Precision))}")
@@ -105,7 +105,7 @@ def load_base(path: str | Path, model: ModelConfig) -> tuple[FrozenBase, Tokeniz
 
 
 def base_checkpoint(run: Run, config: Config) -> Path | None:
-    """Return the base checkpoint of a run's adapters: at its recorded path, or next to a moved run."""
+    """Return the base checkpoint of a run's adapters: at its recorded path, or next to the run; or None."""
     recorded, step = parse_checkpoint(config.init_from)
     places = [path / "checkpoints" / step for path in (recorded, run.path.absolute().parent / recorded.name)]
     return next(filter(Path.is_dir, places), None)
@@ -125,7 +125,7 @@ def needed_runs(run: Run | None) -> set[Path]:
 def base_of(run: Run, config: Config) -> tuple[FrozenBase, Tokenizer]:
     """Read the base of a run's adapters.
 
-    Raises `UserError` if the base is missing, or its weights differ from the weights that the adapters were trained on.
+    Raises `UserError` if the base is missing or needs the run itself, or its weights changed since the adapters were trained.
     """
     path = base_checkpoint(run, config)
     if path is None:
@@ -225,7 +225,7 @@ def save(lm: LM, path: str | Path, *, overwrite: bool = False) -> None:
 def sampler_of(
     lm: LM, sampling: SamplingParams | None = None, stop_ids: tuple[int, ...] = (), ops: Ops | None = None
 ) -> Sampler:
-    """Return the sampler of a model; `stop_ids` end a row; `ops` default to the fastest of this device."""
+    """Return a model's sampler; `stop_ids` end a row; `ops` default to the first device's fastest."""
     ops = of_device(jax.local_devices()[0], lm.config.train.compute_dtype) if ops is None else ops
     return Sampler(Decoder(GPT(lm.config.model, ops), ids_with_text(lm)), sampling or SamplingParams(), stop_ids)
 
@@ -261,7 +261,7 @@ def for_decoding(lm: LM) -> LM:
 def placed(lm: LM, rows: int) -> AbstractContextManager[None]:
     """Return a context with the mesh of the weights, if they are on several devices.
 
-    The rows of a batch are divided over the mesh if its size divides their number; otherwise, they are replicated.
+    The rows of a batch are divided along data and fsdp if that divides their number; otherwise, they are replicated.
     """
     sharding = getattr(jax.tree.leaves(lm.params)[0], "sharding", None)
     if isinstance(sharding, jax.sharding.NamedSharding) and sharding.mesh.size > 1:

@@ -32,7 +32,7 @@ from jaxgpt.ops.sinusoidal import sinusoidal
 class Block(Module):
     """Compute `y = x + attn(norm(x))`, then `y + mlp(norm(y))` (parallel: `y + mlp(norm(x))`).
 
-    `norm_position` puts a norm around each sublayer f: `x + f(norm(x))` (pre), `x + norm(f(x))` (output),
+    `norm_position` places the norms of each sublayer f: `x + f(norm(x))` (pre), `x + norm(f(x))` (output),
     `x + norm(f(norm(x)))` (both), `norm(x + f(x))` (post).
     """
 
@@ -155,7 +155,7 @@ class GPT(Module):
     def embed(self, tokens_BT: jax.Array) -> jax.Array:
         """Look up the embeddings of tokens, `[B, T, D]`.
 
-        If the table's columns are sharded, each device looks up its columns for the tokens of all devices: exchanging
+        If the table's columns are sharded, each device looks up its columns for all tokens of its fsdp group: exchanging
         ids and vectors is cheaper than gathering the table and its gradient.
         """
         tokens_BT = constrain(tokens_BT, ("lookup", "length"))
@@ -166,12 +166,13 @@ class GPT(Module):
     def stack(
         self, x_BTD: jax.Array, positions: Positions, cache: KVCache | None = None, key: jax.Array | None = None
     ) -> tuple[jax.Array, tuple[KeysValues, ...]]:
-        """Apply position encoding, blocks and final norm: `[B, T, D]`, and the keys and values of each layer.
+        """Apply position encoding, blocks and final norm: `[B, T, D]`, and each layer's keys and values.
 
         Args:
             x_BTD: embeddings.
             positions: positions of the tokens.
-            cache: a cache that already has these positions (`append`); None: attend among the given tokens.
+            cache: a cache that already has these positions (`append`); None: attend among the given tokens. Stacked weights
+                support no cache, and return no keys and values.
             key: key of the dropout masks; None disables dropout.
         """
         c, position_BT = self.config, jnp.maximum(positions.position_BT, 0)
@@ -211,7 +212,7 @@ class GPT(Module):
         return jax.lax.scan(run, x_BTD, (jnp.arange(self.config.n_layer), stacked))[0]
 
     def head(self, x_BTD: jax.Array) -> jax.Array:
-        """Compute logits from hidden states, float32 `[B, T, V]`; a tied head multiplies by the token table."""
+        """Compute logits from hidden states, float32 `[B, T, V]`; a tied head is the transposed token table."""
         logits_BTV = self.wte.attend(x_BTD) if self.config.tie_embeddings else self.lm_head(x_BTD)
         logits_BTV = constrain(logits_BTV, ("batch", "length", "vocab")).astype(jnp.float32)
         cap = self.config.logit_softcap

@@ -16,7 +16,7 @@ class Linear(Module):
         shape: number of inputs and outputs.
         axes: logical names of the two axes, for the sharding table.
         bias: whether to add b.
-        residual: whether the result is added to the residual stream; initial weights are then smaller.
+        residual: whether the result is added to the residual stream; changes the initial weights (`initializers`).
     """
 
     shape: tuple[int, int]

@@ -30,10 +30,10 @@ def init_lora(key: jax.Array, params: Any, rank: int, targets: Sequence[str] = T
             A, as an adapter of GPT-2's fused matrix does.
 
     Returns:
-        Nested dicts like `params`, with `{"a": [inputs, r], "b": {"q_proj": [r, outputs]}}` for each target of each layer.
+        Nested dicts like `params`, with `{"a": [inputs, r], "b": {"q_proj": [r, outputs]}}` for each target in each layer.
 
     Raises:
-        UserError: if a target is not a matrix of the model, or the matrices of a target have different inputs.
+        UserError: if `rank` is below 1, a target is not a matrix of the model, or its matrices have different inputs.
     """
     rank, used = as_int("rank", rank, 1, 2**31 - 1), set()
 

@@ -9,10 +9,10 @@ from jaxgpt.model.module import Module
 
 
 class Norm(Module):
-    """Normalize in float32; `norm_affine` adds a learned scale and, with `bias` (not RMSNorm), a bias.
+    """Normalize in float32; `norm_affine`: with a learned scale and, if `bias` (not RMSNorm), a bias.
 
     Attributes:
-        kind: overrides `config.norm`.
+        kind: name of the norm; "": `config.norm`. The norm `none` returns its input.
     """
 
     kind: str = ""

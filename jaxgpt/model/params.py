@@ -44,8 +44,8 @@ class Weight(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def weights(config: ModelConfig) -> dict[str, Weight]:
-    """Map paths such as "h_0/attn/q_proj/kernel" to a model's weights, in order of first use."""
-    one, first = replace(config, n_layer=1), dict[str, Weight]()  # one block, because all blocks have the same weights
+    """Map paths such as "h_0/attn/q_proj/kernel" to the `Weight` of a model, in order of first use."""
+    one, first = replace(config, n_layer=1), dict[str, Weight]()  # one block: all have the same shapes
 
     def declare() -> None:
         # Record the order here, within the trace: tree functions, such as eval_shape's flattening, sort names.
@@ -63,7 +63,7 @@ def weights(config: ModelConfig) -> dict[str, Weight]:
 
 
 def weight_at(path: tuple[Any, ...], config: ModelConfig) -> Weight | None:
-    """Return the weight at a path of `jax.tree_util`, or None for other leaves, such as adapters."""
+    """Return the `Weight` at a path of `jax.tree_util`, or None for other leaves, such as adapters."""
     name = "/".join(key.key for key in path if isinstance(key, jax.tree_util.DictKey))
     table = weights(config if config.vocab_size else replace(config, vocab_size=1))
     return table.get(name.replace(f"{STACKED}/", f"{layer_name(0)}/", 1))
@@ -80,7 +80,7 @@ def map_weights(function: Callable[[Weight | None, Any], Any], params: Any, conf
 
 
 def map_matrices(function: Callable[[Any], Any], params: Any, config: ModelConfig) -> Any:
-    """Apply a function to matrices and tables, the weights that are used in the compute dtype."""
+    """Apply a function to all weights except vectors: matrices, and the tables of tokens and positions."""
     return map_weights(lambda weight, w: function(w) if weight and weight.kind != "vector" else w, params, config)
 
 

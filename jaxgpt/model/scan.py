@@ -1,7 +1,7 @@
 """Convert between the two layouts of the blocks' weights.
 
 Unstacked (`h_0`, `h_1`, ...) is the layout of checkpoints, exports and decoding. Stacked is one `h` with a leading
-layer axis in each leaf: `GPT` runs it as a `lax.scan` over one block, so that compile time does not depend on the
+layer axis in each leaf: `GPT` runs it as a `lax.scan` over one block, so that compile time hardly depends on the
 number of layers.
 """
 

@@ -40,12 +40,12 @@ class Norm(Protocol):
 class Ops(NamedTuple):
     """The functions that compute each operation; the defaults are their definitions.
 
-    `jaxgpt.kernels.best` selects faster equivalents. Models with equal configs and equal operations are equal and share
-    compiled programs. Therefore an entry must be a module-level function, or an object with `__call__` that compares by
+    `jaxgpt.kernels.best` selects faster equivalents. Models with equal configs, operations and remat policies are equal and
+    share compiled programs. Therefore an entry must be a module-level function, or an object with `__call__` that compares by
     value.
 
     Attributes:
-        dtype: dtype of matrix products and of the residual stream; parameters, norms, softmax and loss are float32.
+        dtype: dtype of matrix products and of the residual stream; trained parameters, norms, softmax and loss are float32.
         linear: `x W + b`; W is an array `[in, out]`, or a stored weight that implements `x @ W`.
         norm: normalization by name, with scale and bias.
         activate: activation function by name.

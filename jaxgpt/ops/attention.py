@@ -1,4 +1,4 @@
-"""Causal attention: positions, visibility, and the definition that every kernel is tested against.
+"""Causal attention: positions, visibility, and the reference definition for all kernels.
 
 Letters in names: B batch, T query positions, S key/value positions, N heads, K key/value heads, H head width.
 """
@@ -23,7 +23,7 @@ class Positions(NamedTuple):
     """The position of each token, and its document.
 
     Attributes:
-        position_BT: position in the document, starting at 0; `NO_TOKEN` for padding. `[1, T]` if all rows are equal.
+        position_BT: position in the document, starting at 0; `NO_TOKEN` for left padding. `[1, T]` if all rows are equal.
         document_BT: id of the token's document; None: one document per row.
     """
 
@@ -38,9 +38,9 @@ class Visible:
 
     Attributes:
         query: positions of the queries.
-        key: positions of the keys; None: queries and keys are the same tokens. Kernels then mask by the order of the tokens:
-            the tokens of a document are consecutive, from position 0, and padding is a separate document.
-        window: number of tokens a query attends to, including itself; 0: no limit.
+        key: positions of the keys; None: queries and keys are the same tokens. Kernels then mask by the order of the tokens, so
+            each document must be consecutive tokens from position 0, and padding must be a separate document.
+        window: maximum number of tokens that a query attends to, including itself; 0: no limit.
     """
 
     query: Positions

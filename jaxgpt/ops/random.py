@@ -8,7 +8,7 @@ import jax
 
 
 def named_key(seed: jax.typing.ArrayLike, name: str, index: jax.typing.ArrayLike = 0) -> jax.Array:
-    """Derive a key by name: `fold_in(fold_in(key(seed), crc32(name)), index)`.
+    """Derive a key by name: `fold_in(fold_in(key(seed), crc32(name) mod 2^31), index)`.
 
     Args:
         seed: an integer, which may be traced.

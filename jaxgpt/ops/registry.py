@@ -1,4 +1,4 @@
-"""A registry: a dict of functions, keyed by name, which a program may extend."""
+"""A registry: a dict of functions, keyed by name, that programs may extend."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ F = TypeVar("F")
 
 
 class Registry(UserDict[str, F]):
-    """Dict of functions by name. Overwriting or deleting an entry clears JAX's caches, which are keyed by name."""
+    """Functions by name. Overwriting or deleting an entry clears JAX's caches, keyed by its name."""
 
     def __setitem__(self, name: str, function: F) -> None:
         if name in self.data:

@@ -79,7 +79,7 @@ def precision_note(dtype: str, device: jax.Device) -> str:
 
 
 def device_memory() -> int:
-    """Return the memory of the first device in bytes: an accelerator's, or the host's."""
+    """Return the memory in bytes of this process's first device: an accelerator's, or the host's."""
     stats = jax.local_devices()[0].memory_stats() or {}
     return stats.get("bytes_limit") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 

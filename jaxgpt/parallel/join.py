@@ -26,13 +26,13 @@ SAMPLING = 86_400  # seconds that finished processes wait for process 0, which s
 
 @contextlib.contextmanager
 def joined(config: DistributedConfig) -> Iterator[None]:
-    """Join the processes of the settings or the scheduler, before JAX first uses a device.
+    """Join the processes of the settings or the scheduler, if several, before JAX first uses a device.
 
     A process that fails exits without waiting for the other processes. The others exit when they detect the failure:
     immediately if they wait for the process, otherwise after `heartbeat_seconds`, when XLA terminates them.
 
     Raises:
-        UserError: if the other processes cannot be reached.
+        UserError: if JAX cannot join the processes; after `join_seconds`, the process exits instead.
     """
     if config.launched:
         threading.Thread(target=_follow_launcher, daemon=True).start()

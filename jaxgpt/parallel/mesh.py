@@ -26,8 +26,8 @@ T = TypeVar("T")
 
 AXES = ("data", "fsdp", "tensor")
 
-# Logical axis -> mesh axes. Weights: an axis of width D is split by fsdp, other wide axes by tensor. Activations: the
-# batch is split by data and fsdp, and the width is not split, except while embeddings are looked up.
+# Logical axis -> mesh axes. Weights: an axis of width D, except in norms, is split by fsdp; heads, MLP and vocabulary by
+# tensor. Activations: the batch is split by data and fsdp, and the width only while embeddings are looked up.
 Rules = Mapping[str, tuple[str, ...]]
 RULES: Rules = {
     "batch": ("data", "fsdp"),
@@ -45,7 +45,7 @@ RULES: Rules = {
     "rank": (),  # rank axis of adapters; the other axis is split as in the weight
     "layers": (),
     "matrix_shards": ("fsdp",),  # Muon: stacked matrices before resharding
-    "matrices": ("fsdp", "data", "tensor"),  # Muon: one matrix per device
+    "matrices": ("fsdp", "data", "tensor"),  # Muon: complete matrices, divided among devices
 }
 
 
@@ -73,10 +73,10 @@ def microbatches(train: TrainConfig, ways: int) -> Microbatches:
 def resolve(config: Config, n_devices: int, processes: int = 1, tpu: bool = False) -> tuple[MeshConfig, str]:
     """Resolve each -1 in a mesh.
 
-    A -1 of `fsdp` or `tensor` becomes the largest divisor of the number of remaining devices that also divides the
-    widths that the axis splits. A -1 of `data` becomes the number of devices still remaining, except devices that would
-    only compute padding: a batch of 12 windows on 8 devices uses 6 devices, with 2 windows each. With several
-    processes and on TPUs, `data` includes the devices that only compute padding.
+    A -1 of `fsdp` or `tensor` becomes the largest divisor of the number of remaining devices that also divides `n_embd`
+    (fsdp), or `n_head` and the MLP's width (tensor). A -1 of `data` becomes the number of devices still remaining, except
+    devices that would only compute padding: a batch of 12 windows on 8 devices uses 6 devices, with 2 windows each.
+    With several processes and on TPUs, `data` includes the devices that only compute padding.
 
     Args:
         config: a mesh, a batch and a model.
@@ -145,7 +145,7 @@ def _advice(config: Config, sizes: dict[str, int], idle: str) -> Iterator[str]:
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
-    """Make a mesh of the first of `devices` (None: all devices), as many as `config` needs.
+    """Make a mesh of the first devices in `devices` (None: all devices), as many as `config` needs.
 
     On a TPU, neighbors in the mesh are neighbors on the torus where possible. Slices, which only a network connects, are
     placed along `data`: each holds a full copy of the weights.
@@ -190,7 +190,7 @@ def change_rules(changes: Rules) -> Rules:
     """Return the sharding table with some rules replaced.
 
     Raises:
-        UserError: if a rule is for an unknown axis or the batch, or is not a tuple of mesh axes.
+        UserError: if a rule is for an unknown axis, changes the batch, or is not a tuple of distinct mesh axes.
     """
     for name, axes in changes.items():
         if name == "batch" and axes != RULES[name]:  # data loading and loss sums depend on this row layout
@@ -205,7 +205,7 @@ def change_rules(changes: Rules) -> Rules:
 
 
 def rules_for(model: ModelConfig, mesh: Mesh, rules: Rules = RULES, rows: int = 0) -> dict[str, tuple[str, ...]]:
-    """Return the table for one model: an axis that the mesh does not divide is not split.
+    """Return the table for one model: an axis is not split if the mesh does not divide its length.
 
     An example is a vocabulary of 65 characters on two devices. The rows of a batch are not split either if the mesh
     does not divide `rows`; 0: the mesh divides them.

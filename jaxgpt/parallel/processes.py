@@ -94,12 +94,12 @@ def is_peer_failure(error: Exception) -> bool:
 
 
 def gather_to_host(tree: Any) -> Any:
-    """Copy arrays that are split over all processes to every host; every process must participate."""
+    """Copy arrays split over several processes to every host; all must call it. One process: no copy."""
     return tree if _count == 1 else multihost_utils.process_allgather(tree, tiled=True)
 
 
 class Poll:
-    """Exchange requests between processes without waiting for the devices.
+    """Exchange requests between processes; except on CPU meshes, without waiting for the latest exchange.
 
     Requests are small integers; the maximum over processes is used. All processes receive the same answer from the same
     call of `ask`, `lag` calls later, so they act on it at the same step. A single process receives its own request

@@ -1,4 +1,4 @@
-"""Sums over the rows of a batch: each device adds its own rows, then one all-reduce adds the devices."""
+"""Sums over the rows of a batch: each device adds its rows, then an all-reduce adds the sums."""
 
 from __future__ import annotations
 

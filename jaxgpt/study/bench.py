@@ -50,7 +50,7 @@ def bench(
 
     Args:
         config: settings of the run, with `model.vocab_size` set.
-        seconds: duration of the measured training steps.
+        seconds: approximate duration of the measured training steps; at least 5 calls.
         decode: whether to also measure generation.
         trace: directory to keep the profiler trace in; "": delete the trace.
         say: callback for the name of each stage, called when the stage starts.

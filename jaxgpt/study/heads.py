@@ -19,7 +19,7 @@ class Heads(NamedTuple):
     """Scores of each head, means over rows and positions.
 
     Attributes:
-        previous: attention to the previous token, `[L, N]`.
+        previous: attention to the previous token, `[L, N]`; NaN for a single token.
         induction: attention to the tokens that followed earlier occurrences of the query's token, `[L, N]`; NaN if no token
             occurs twice.
         entropy: entropy of the attention weights, in nats, `[L, N]`.

@@ -59,7 +59,7 @@ class Inspection(NamedTuple):
     def heads(self) -> list[dict[str, Any]]:
         """Summarize each head: mean attention to the token itself, the previous and the first token.
 
-        The result also has the mean entropy of each head and, if computed, `without`.
+        The means omit the first query, unless it is the only one. Also returns the mean entropy and, if computed, `without`.
         """
         several = len(self.ids) > 1
         own, before = (np.diagonal(self.attention, offset, 2, 3) for offset in (0, -1))
@@ -85,7 +85,7 @@ class Inspection(NamedTuple):
 
 
 def inspect(lm: LM, prompt: str, *, max_new_tokens: int = 20) -> Inspection:
-    """Continue a prompt greedily, and inspect the whole text in one forward pass.
+    """Continue a prompt greedily, and inspect the model on the whole text.
 
     Args:
         prompt: the text to continue; empty: start a new text.

@@ -105,7 +105,8 @@ class Patching(NamedTuple):
     Attributes:
         clean: the metric of the clean prompt.
         corrupted: the metric of the corrupted prompt.
-        grid: the metric of the corrupted prompt with one clean activation: `[L, T]` over positions, `[L, N]` over heads.
+        grid: the metric of the corrupted prompt with one clean activation: `[L, T]` over positions, `[L, N]` over
+            heads (`[L, K]` for keys and values).
     """
 
     clean: jax.Array

@@ -98,7 +98,7 @@ class Attribution(NamedTuple):
     bias: jax.Array
 
     def total(self) -> jax.Array:
-        """Return the sum of the parts, which equals the logit."""
+        """Return the sum of the parts, which equals the logit up to rounding."""
         return self.embed + self.position + self.heads.sum((0, 2)) + self.mlps.sum(0) + self.bias
 
 

@@ -90,7 +90,7 @@ class Captured(NamedTuple):
     Attributes:
         logits: `[B, T, V]`.
         hidden: L + 1 arrays `[B, T, D]`: the input of the first block, then the output of each block, the last after the
-            final norm. The same as transformers' `output_hidden_states`.
+            final norm, if any. The same as transformers' `output_hidden_states`.
         attentions: L arrays `[B, N, T, T]`, float32: rows sum to 1 and are 0 above the diagonal.
     """
 
@@ -159,7 +159,7 @@ def generate(
         taps: names of activations to return, as for `run`.
         edits: as for `run`.
         key: a seed or a `jax.random.key`.
-        **settings: fields of `TextParams` and `SamplingParams`, as for `jaxgpt.generate`.
+        **settings: fields of `TextParams` (`overflow` and `lookup` have no effect) and `SamplingParams`.
 
     Raises:
         UserError: as in `jaxgpt.generate`, in `run` for taps and edits, or if prompt and new tokens exceed the context length.

@@ -79,7 +79,7 @@ def device_time(profile: jax.profiler.ProfileData, kind_of: Mapping[str, str], d
 
 
 def own_times(events: Iterable[tuple[float, float, str]]) -> Iterator[tuple[str, float]]:
-    """Yield (name, time) of each event (start, end, name) of a thread, without nested events."""
+    """Yield (name, own time) of each event (start, end, name) of a thread; nested events are subtracted."""
     open_events: list[list[Any]] = []  # stack of [end, name, own time]
     for start, end, name in sorted(events, key=lambda event: (event[0], -event[1])):
         while open_events and open_events[-1][0] <= start:

@@ -64,15 +64,15 @@ def split_windows(windows: jax.Array) -> tuple[jax.Array, ...]:
 
     Args:
         windows: `[B, T + 1]`: T inputs and, shifted by one, T targets; or `[B, T, 3]`: input, target and document id of each
-            position. A negative target is not counted. A negative input (in the first form, a target is also the next
-            input) is replaced with id 0.
+            position. A negative target is not counted. A negative input is replaced with id 0: in the first form,
+            targets are also inputs.
     """
     parts = (windows[:, :-1], windows[:, 1:]) if windows.ndim == 2 else tuple(jnp.moveaxis(windows, -1, 0))
     return jnp.maximum(parts[0], 0), *parts[1:]
 
 
 def cross_entropy(logits_BTV: jax.Array, targets_BT: jax.Array) -> jax.Array:
-    """Compute the cross entropy of each token, float32 `[B, T]`, in nats; 0 for negative targets."""
+    """Compute each token's cross entropy in nats, `[B, T]`, at least float32; 0 for negative targets."""
     chex.assert_equal_shape_prefix([logits_BTV, targets_BT], 2)
     logits_BTV = logits_BTV.astype(jnp.promote_types(logits_BTV.dtype, jnp.float32))
     return jnp.where(targets_BT >= 0, -log_likelihood(logits_BTV, jnp.maximum(targets_BT, 0)), 0.0)
@@ -83,7 +83,7 @@ def chunked(
 ) -> jax.Array:
     """Compute `losses(x_BTD, targets_BT)` for `chunk` positions of each row at a time.
 
-    The backward pass recomputes a chunk's logits: memory holds B x chunk x V numbers instead of B x T x V, at the cost
+    The backward pass recomputes a chunk's logits: memory holds B x chunk x V logits instead of B x T x V, at the cost
     of one more product with the head. The last chunk is padded with targets that are not counted.
     """
     B, T, D = x_BTD.shape

@@ -1,6 +1,6 @@
 """Muon: orthogonalized momentum.
 
-Matrices of one shape are stacked, and the stack is split over all devices. Source: Jordan et al. 2024,
+Matrices of one shape, up to transposition, are stacked; the stack is split over all devices. Source: Jordan et al. 2024,
 https://kellerjordan.github.io/posts/muon/.
 """
 
@@ -25,7 +25,7 @@ from jaxgpt.ops.sharding import constrain
 # compiler does not find this schedule.
 TO_DEVICES = ("matrix_shards", None, None), ("matrices", None, None)
 EPS = 1e-8  # added to the norm of a matrix before the division
-QUINTIC = (3.4445, -4.7750, 2.0315)  # coefficients of a polynomial: steep at 0, then between 0.7 and 1.2
+QUINTIC = (3.4445, -4.7750, 2.0315)  # a, b, c: a x + b x^3 + c x^5 is steep at 0, then between 0.7 and 1.2
 
 
 def muon(
@@ -36,7 +36,7 @@ def muon(
     momentum_dtype: Any,
     model: ModelConfig,
 ) -> optax.GradientTransformation:
-    """Make `w <- w - rate (sqrt(max(1, out / in)) orthogonal(m) + decay w)`, m: Nesterov momentum.
+    """Make `w <- w - rate (orthogonal(m) + decay w)`, with m the Nesterov momentum (`nesterov`).
 
     Args:
         learning_rate: the schedule.
@@ -57,7 +57,7 @@ def muon(
 def nesterov(decay: float, dtype: Any) -> optax.GradientTransformation:
     """Compute the Nesterov momentum of `optax.contrib.scale_by_muon`, without its orthogonalization.
 
-    `m <- decay m + (1 - decay) g`; the update is `decay m / (1 - decay^(t + 1)) + (1 - decay) g / (1 - decay^t)` at step t.
+    `m <- decay m + (1 - decay) g`; step t >= 1 updates by `decay m / (1 - decay^(t + 1)) + (1 - decay) g / (1 - decay^t)`.
     """
 
     def update(grads: Any, state: MuonState, _: Any = None) -> tuple[Any, MuonState]:
@@ -80,8 +80,8 @@ def orthogonal(updates: Any, steps: int, model: ModelConfig) -> Any:
 
     Each matrix is divided by its Frobenius norm; then `steps` times, `X <- a X + (b A + c A^2) X` with `A = X X^T`, or
     `X <- a X + X (b A + c A^2)` with `A = X^T X` if that A is smaller.
-    Matrices of one shape are stacked, and each device computes some of them: computing all matrices on each device
-    would take a large part of a step.
+    Matrices of one shape, up to transposition, are stacked, and each device computes some of them: computing all
+    matrices on each device would take a large part of a step.
     """
     paths, tree = jax.tree_util.tree_flatten_with_path(updates)
     leaves = [leaf for _, leaf in paths]

@@ -18,7 +18,7 @@ from jaxgpt.train.muon import muon
 
 
 class Rates(NamedTuple):
-    """The rates of a schedule; `range` is computed in float64, then rounded to float32.
+    """The rates of a schedule; `range` is computed in float64, and rounded to float32 in the step.
 
     Attributes:
         peak: highest rate.
@@ -41,7 +41,7 @@ class Numbers(NamedTuple):
         rate: learning rates.
         muon_rate: learning rates of Muon's matrices.
         weight_decay: decoupled weight decay.
-        grad_clip: largest global norm.
+        grad_clip: largest global norm; not used if `config.optim.grad_clip` is 0.
     """
 
     rate: Rates
@@ -108,7 +108,7 @@ def groups(params: Any, model: ModelConfig) -> Any:
 
 
 def make_optimizer(config: Config, numbers: Numbers | None = None) -> optax.GradientTransformation:
-    """Make the optimizer of `config.optim`: clip by the global norm, then an optax transformation.
+    """Make the optimizer of `config.optim`: clip by the global norm (0: off), then update with optax.
 
     With learning rate `r` (`schedule`), decoupled weight decay `d` (for `decay_mask`'s weights, otherwise 0) and
     gradient `g`:
@@ -117,8 +117,8 @@ def make_optimizer(config: Config, numbers: Numbers | None = None) -> optax.Grad
     - muon: `train/muon.py` for the matrices of the blocks (`groups`), AdamW for all others (Jordan et al. 2024).
     - lion: `w <- w - r (sign(beta1 m + (1 - beta1) g) + d w)`, `m <- beta2 m + (1 - beta2) g` (Chen et al. 2023).
     - sgd: `w <- w - r (m + d w)`, `m <- beta1 m + g` (Sutskever et al. 2013).
-    - adafactor: `w <- w - r (rms(w) clip(g / sqrt(v)) + d w)`, `v` the product of row and column means where two axes are
-      at least 128 long, `beta2 = 1 - t^-0.8`, no momentum (Shazeer & Stern 2018).
+    - adafactor: `w <- w - r (max(rms(w), 1e-3) clip(g / sqrt(v)) + d w)`, `v` factored into row and column means where two
+      axes are at least 128 long, `beta2 = 1 - t^-0.8`, no momentum (Shazeer & Stern 2018).
 
     `optim.momentum_dtype` is the dtype of `m`. Second moments are always float32: they change by a fraction `1 - beta2` per
     step, which bfloat16, with a resolution of 1/256, can round away.

@@ -23,10 +23,10 @@ class TrainState(NamedTuple):
     """The arrays that a step changes.
 
     Attributes:
-        step: int32, number of steps taken.
-        params: weights, float32.
+        step: int32, number of steps taken, including skipped updates.
+        params: trained parameters (weights or adapters), float32.
         opt_state: state of the optax optimizer.
-        ema: exponential moving average (EMA) of the weights, or None.
+        ema: exponential moving average (EMA) of `params`, or None.
         skip: statistics of the previous steps, to skip bad updates, or None.
     """
 
@@ -48,9 +48,9 @@ def init_state(
     """Make the state before the first step.
 
     Args:
-        params: weights, float32.
+        params: trained parameters (weights or adapters), float32.
         optimizer: any optax transformation.
-        ema: whether to keep an EMA of the weights.
+        ema: whether to keep an EMA of `params`.
         skip: whether to skip bad updates (`should_apply`).
     """
     average = jax.tree.map(jnp.copy, params) if ema else None
@@ -70,8 +70,8 @@ def gradients(
 ) -> tuple[dict[str, jax.Array], Any]:
     """Compute the mean loss, the means of the objective's other sums, and the loss gradient.
 
-    Sums are added over microbatches and devices and divided once by the count, so without dropout, the result does not
-    depend on the number of microbatches or devices.
+    Sums are added over microbatches and devices and divided once by the count, so without dropout, the number of
+    microbatches or devices changes the result only by rounding.
     """
     sums = partial(gradient_sums, key=key, objective=objective, accumulation=accumulation)
     grads, (loss, count, others) = (over_devices(sums) if over_devices else sums)(params, batch)
@@ -135,12 +135,12 @@ def train_step(
         objective: `next_token_loss(...)`, or any `Objective`.
         optimizer: any optax transformation. Its `update` receives the loss as `value`.
         dropout_seed: seed of the dropout masks, which are a function of (seed, step, microbatch); None: no dropout.
-        accumulation: number of microbatches; divides the number of rows. Without dropout, it does not affect the result.
+        accumulation: number of microbatches; divides the number of rows. Without dropout, it changes results only by rounding.
         over_devices: transformation that all-reduces the sums and their gradient over devices; None: the compiler
             inserts the all-reduce.
         ema_decay: `ema <- ema_decay ema + (1 - ema_decay) params`; 0: the state has no EMA.
         spike_factor: as in `should_apply`, if the state has statistics to skip bad updates. A skipped update changes neither
-            the weights nor the EMA nor the optimizer state, including its schedules.
+            `params` nor the EMA nor the optimizer state, including its schedules.
 
     Returns:
         The new state, and the metrics: `loss` (mean before the update) and the objective's other means, `grad_norm` (before
