@@ -161,7 +161,7 @@ class BeamSearch:
         )
 
         # A sequence finishes only if it is among the W best candidates and does not continue a finished sequence.
-        finishes_BC = ends_BC & (jnp.arange(C) < W)[None, :] & ~(top_BC < WORST / 2)  # NaN is included, to report it
+        finishes_BC = ends_BC & (jnp.arange(C) < W)[None, :] & ~(top_BC < WORST / 2)  # NaN passes, to be reported
         closed_B1 = ~state.active_B[:, None]
         if self.beams.early_stopping is True:
             closed_B1 = closed_B1 | state.best.exists_BW.all(-1, keepdims=True)

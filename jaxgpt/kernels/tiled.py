@@ -23,7 +23,7 @@ from jaxgpt.ops.attention import Visible
 SHORTEST = 128  # minimum number of tokens; shorter sequences are faster without tiles (measured in float32)
 TILE = 256  # tokens per tile, within the limits of `TILES`
 TILES = 2, 8  # smallest and largest number of tiles; every tile adds code to compile
-SCORES = 2**15  # largest number of scores of a group of heads (128 KiB); groups amortize the overhead of each operation
+SCORES = 2**15  # maximum scores per group of several heads (128 KiB); groups amortize the overhead of each operation
 LOWEST = jnp.finfo(jnp.float32).min
 
 _product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
@@ -58,7 +58,7 @@ def tiles(T: int, window: int) -> list[tuple[int, int, int, int]]:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attention(window: int, q: Array, k: Array, v: Array, document_NT: Array | None) -> Array:
-    """Compute attention for `[N, T, H]`, with the N heads of all rows; keys and values may have fewer heads."""
+    """Compute attention for `[N, T, H]`, N: the heads of all rows; keys and values may have fewer heads."""
     return _forward(window, q, k, v, document_NT)[0]
 
 

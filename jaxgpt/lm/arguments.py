@@ -100,7 +100,7 @@ def start_ids(tokenizer: Tokenizer) -> list[int]:
 
 
 def max_new(model: ModelConfig, length: int, text: TextParams) -> int:
-    """Return the maximum number of new tokens; raise `UserError` if prompt and new tokens do not fit."""
+    """Return the maximum number of new tokens; raise `UserError` if the limits leave no room."""
     bounded = text.overflow == "error" or (text.overflow == "auto" and model.positions != "rope")
     fitting = max(model.block_size - length + 1, 0)  # including the last token, which is not an input
     if text.max_length is not None:

@@ -54,7 +54,7 @@ def start(
         keys: one key per row.
         limits: the maximum number of new tokens of each row.
     """
-    assert len(keys) == len(prompts), (keys.shape, len(prompts))  # JAX clamps indices
+    assert len(keys) == len(prompts), (keys.shape, len(prompts))  # JAX clamps out-of-range indices
     text, limit_B, size = left_pad(prompts, limits)
     rows_B = np.minimum(np.arange(len(limit_B)), len(prompts) - 1)  # rows that pad the batch have limit 0
     return _compiled(prefill, sampler, static_argnums=4)(params, text, keys[rows_B], limit_B, size)
@@ -84,7 +84,7 @@ def finish(state: SamplerState, rows: Sequence[int]) -> SamplerState:
 
 
 def shared(state: SamplerState, prompt: Sequence[int]) -> int:
-    """Return the number of a prompt's first tokens cached in a one-row state; 0 if `resume` saves nothing."""
+    """Count a prompt's first tokens that a one-row state has cached; 0 if `resume` saves nothing."""
     if any(leaf.is_deleted() for leaf in jax.tree.leaves(state)):  # donated to a call that was interrupted
         return 0
     start, length = int(state.text.start_B[0]), int(state.cache.length)

@@ -203,7 +203,7 @@ def decode(
     progress: Callable[[int, int], None] | None = None,
     before: SamplerState | None = None,
 ) -> Iterator[tuple[Piece, SamplerState]]:
-    """Generate one token of each text, then `block` tokens per call; yield only at the end if `block` suffices.
+    """Generate one token of each text, then `block` per call; yield only at the end if `block` suffices.
 
     Yields each piece with the state after its tokens; the next call donates the state. `before` is the state after
     an earlier text: the cached prefix that this text shares with the prompt is not computed again.

@@ -35,7 +35,7 @@ def isolated(init: nn.initializers.Initializer) -> nn.initializers.Initializer:
     """Isolate an initializer from the derivation of its key, for the compiler.
 
     Otherwise the compiler fuses each key's derivation with the random numbers drawn from it, so initializers of equal
-    shapes become different programs, which take minutes to compile.
+    shapes become different programs, and compiling all of them takes minutes.
     """
 
     def from_key_data(key: jax.Array, *args: Any) -> Any:

@@ -25,7 +25,7 @@ class Module(nn.Module):
     config: ModelConfig
     ops: Ops
 
-    @nn.nowrap  # a helper, which method interceptors of linen skip
+    @nn.nowrap  # linen does not wrap this helper, so method interceptors skip it
     def weight(
         self, name: str, init: nn.initializers.Initializer, shape: tuple[int, ...], axes: tuple[str, ...]
     ) -> Any:

@@ -64,8 +64,8 @@ def keep_memory(config: Config) -> None:
     devices = min(max(jax.config.values["jax_num_cpu_devices"], 1), config.train.batch_size)
     tokens = microbatches(config.train, devices).rows * config.window / cores()
     if tokens * config.model.n_embd * config.model.n_layer * ACTIVATIONS > GLIBC_KEEPS:
-        # Allocate all blocks in the heap, do not return them to the kernel, and use one heap, as the command line
-        # already does.
+        # Allocate all blocks in the heap, and do not return them to the kernel. One heap for all threads: the command
+        # line already sets this.
         set_malloc({M_MMAP_MAX: 0, M_TRIM_THRESHOLD: -1, M_ARENA_MAX: 1})
 
 

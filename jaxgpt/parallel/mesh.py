@@ -163,7 +163,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
         raise UserError(f"the mesh {shape} needs {math.prod(shape)} devices, but only {len(chosen)} exist: {fix}")
     slices: dict[int, list[Any]] = {}
     for device in chosen:
-        # JAX also reports the hosts of a GPU or CPU cluster as slices, but there, every mesh spans the network.
+        # JAX also reports the hosts of a GPU or CPU cluster as slices, but there, any mesh axis may span the network.
         index = getattr(device, "slice_index", None) or 0
         slices.setdefault(index if device.platform == "tpu" else 0, []).append(device)
     if config.data % len(slices) or len({len(group) for group in slices.values()}) > 1:

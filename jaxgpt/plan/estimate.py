@@ -1,4 +1,4 @@
-"""Estimate the memory, FLOPs and traffic of a training step from shapes and shardings, without compiling."""
+"""Estimate memory, FLOPs and traffic of a training step from shapes and shardings, without compiling."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class _Counts(NamedTuple):
 
 
 def estimate(config: Config, topology: Topology) -> StepCost:
-    """Estimate the cost of a training step; memory of parameters and optimizer is exact.
+    """Estimate the cost of a training step; memory of parameters and optimizer is exact but for padding.
 
     Activations: the residuals of the backward pass, found by tracing; with rematerialization, plus the residuals of one
     recomputed block. A compiled program needs less memory if it recomputes cheap operations, and more if it pads arrays.

@@ -20,7 +20,7 @@ def clip_by_global_norm(highest: jax.typing.ArrayLike) -> optax.GradientTransfor
     """Scale gradients by `min(1, highest / norm)`, as `optax.clip_by_global_norm` does."""
 
     def clip(grads: Any, _: Any) -> Any:
-        # The compiler fuses a product into the consumer of the gradients; a division would write them to memory first.
+        # The compiler fuses a multiplication with the next operation; a division would write the gradients to memory first.
         factor = jnp.minimum(1.0, highest / jnp.sqrt(squared_norms(grads).sum()))
         return jax.tree.map(lambda g: g * factor.astype(g.dtype), grads)
 
