@@ -121,7 +121,7 @@ class BeamSearch:
         return go_on & ~jnp.all(state.best.exists_BW) if self.beams.early_stopping is True else go_on
 
     def candidates(self, state: BeamState) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-        """Find the C most probable continuations by one id; at least W do not end, unless all ids do.
+        """Find the C best continuations by one id; at least W do not end, unless all ids are stop ids.
 
         Returns:
             For each candidate: log p, the index of the continued beam, and the next id, all `[B, C]`; and all

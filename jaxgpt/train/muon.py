@@ -57,7 +57,7 @@ def muon(
 def nesterov(decay: float, dtype: Any) -> optax.GradientTransformation:
     """Compute the Nesterov momentum of `optax.contrib.scale_by_muon`, without its orthogonalization.
 
-    `m <- decay m + (1 - decay) g`; step t >= 1 updates by `decay m / (1 - decay^(t + 1)) + (1 - decay) g / (1 - decay^t)`.
+    `m <- decay m + (1 - decay) g`; output of step t: `decay m / (1 - decay^(t + 1)) + (1 - decay) g / (1 - decay^t)` (t >= 1).
     """
 
     def update(grads: Any, state: MuonState, _: Any = None) -> tuple[Any, MuonState]:
