@@ -395,7 +395,7 @@ def test_invalid_prompts_raise_one_line(lm: LM, prompts: Any, message: str) -> N
         (lambda lm: jaxgpt.generate(lm._replace(config=lm.config.model), "a"), "a Config .*, not ModelConfig and dict"),
         (lambda lm: jaxgpt.stream(lm, "a", block=0), "block must be at least 1"),
         (lambda lm: explain(lm, None), "a prompt must be .*: None"),  # type: ignore[arg-type]
-        (lambda lm: explain(lm, "a", filters=3), "filters must be a list of functions"),  # type: ignore[arg-type]
+        (lambda lm: explain(lm, "a", filters=3), "filters must be a list of hashable functions"),  # type: ignore[arg-type]
         (lambda lm: jaxgpt.load(5), "must be a string or a Path: 5"),  # type: ignore[arg-type]
         (lambda lm: jaxgpt.save("run", "other"), "must be an LM"),  # type: ignore[arg-type]
         (lambda lm: jaxgpt.save(lm, None), "must be a string or a Path: None"),  # type: ignore[arg-type]

@@ -162,7 +162,7 @@ def test_the_scaling_of_llama_3(tmp_path):
 
 
 BAD = {
-    "architecture": ({"arch": "mamba"}, "general.architecture 'mamba' is not supported"),
+    "architecture": ({"arch": "mamba"}, "general.architecture 'mamba' is not llama: import a directory"),
     "quantization": ({"kind": "Q8_1"}, "unsupported type Q8_1"),
     "experts": ({"more": {"expert_count": 8}}, "expert_count 8 is not supported"),
     "unknown": ({"more": {"logit_scale": "2"}}, "unknown option logit_scale .*--accept-option logit_scale"),
