@@ -71,7 +71,9 @@ class Weights:
             )
         extra = [name for name in self.tensors if name not in shapes and not ignore(name)]
         if extra:
-            raise UserError(f"{self.path}: tensor {extra[0]} is unexpected: the model has no such weight{_more(extra)}")
+            raise UserError(
+                f"{self.path}: tensor {extra[0]} is unexpected{_more(extra)}: the model has no such weight"
+            )
         for name, shape in shapes.items():
             stored = self.tensors[name]
             if stored.shape != shape:

@@ -51,7 +51,7 @@ def check_messages(messages: Any) -> list[dict[str, Any]]:
 class ChatTemplate:
     """A chat template, rendered as in transformers' `apply_chat_template`.
 
-    A template is a program. It runs in Jinja's immutable sandbox, without access to files or to Python's attributes.
+    A template is a program. It runs in Jinja's immutable sandbox, without access to files or to Python's internal attributes.
     Its output is limited to `RENDERED` characters, but its time and memory are unlimited. It is compiled on first use.
 
     Args:

@@ -77,7 +77,7 @@ def new_ids(state: SamplerState, since: int = 0) -> np.ndarray:
 
 
 def finish(state: SamplerState, rows: Sequence[int]) -> SamplerState:
-    """End the rows with these indices."""
+    """Mark rows as finished, so that they generate no more tokens."""
     done_B = np.array(state.done_B)
     done_B[list(rows)] = True
     return state._replace(done_B=jax.device_put(done_B, state.done_B.sharding))

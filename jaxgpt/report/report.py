@@ -28,8 +28,9 @@ def report_on(data: Data, progress: Progress = no_progress) -> dict[str, Any]:
         progress: called in each of several passes with the number of tokens processed so far and the total.
 
     Returns:
-        A dictionary for JSON. Values that the data does not define are None: bytes of conversations and word tokenizers,
-        documents of token files without end tokens, lines of data that is not text, the overlap if too few tokens are held out.
+        A dictionary for JSON. Undefined values are None: `bytes_per_token` and `bits_per_byte` for conversations and word
+        tokenizers, `documents` for token files without end tokens, `lines` for data that is not text, and `overlap` if too few
+        tokens are held out.
 
     Raises:
         UserError: if an id is outside the vocabulary, or there are too few tokens.
