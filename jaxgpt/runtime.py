@@ -29,7 +29,7 @@ class MiscompiledReductions(RuntimeWarning):
 
 
 def set_compiler_flags() -> None:
-    """Add the flags for this jaxlib that XLA_FLAGS lacks; warn if `SAFE_FLAG` is needed but cannot be added.
+    """Add the flags for a miscompiling jaxlib that XLA_FLAGS lacks; warn if `SAFE_FLAG` is needed but cannot be added.
 
     Flags cannot be added after XLA has started, because XLA reads them once, or if XLA_FLAGS is the name of a file. XLA
     aborts on a flag that its version does not have.

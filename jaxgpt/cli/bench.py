@@ -27,9 +27,9 @@ def bench(
     Training steps use random token ids. The breakdown is the device time by kind of
     compiled instruction, from a profiler trace. MFU = tokens/s x (6 P + 12 L N H T)
     / peak, where peak is the rate of matrix products measured here in the run's
-    compute dtype; with LoRA, 4 P + 2 A replaces 6 P. The memory limit of decoding
-    assumes that each weight matrix is read once per token at the measured
-    bandwidth.
+    compute dtype; with LoRA, 4 P + 2 A replaces 6 P (docs/training.md has the
+    symbols). The memory limit of decoding assumes that each weight matrix is read
+    once per token at the measured bandwidth.
 
     jaxgpt bench shakespeare
     jaxgpt bench runs/shakespeare --seconds 20

@@ -20,7 +20,7 @@ OF_DATA = ("model.vocab_size", "init_from")  # determined by the data and by --i
 
 
 def info(target: str, /, *, json: Json = False) -> int:
-    """Print the state of a run or the settings of a preset, with parameters, FLOPs and bytes.
+    """Print the parameters, FLOPs and bytes of a preset or run.
 
     For a run, also print the step, the checkpoints with their losses, data, time,
     and the settings that differ from the preset.

@@ -61,7 +61,7 @@ def plan(
     config = with_vocab(with_settings(named_config(target), settings))
     if config.train.epochs:
         raise UserError(
-            f"train.epochs {config.train.epochs:g} needs the data, which plan does not read: set --train.steps"
+            f"train.epochs {config.train.epochs:g} needs the data, which plan does not read: use --train.steps instead"
         )
     # A plan needs no devices of this machine. Without this variable, an installed libtpu would search for TPUs.
     os.environ["JAX_PLATFORMS"] = "cpu"

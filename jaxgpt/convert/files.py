@@ -71,9 +71,7 @@ class Weights:
             )
         extra = [name for name in self.tensors if name not in shapes and not ignore(name)]
         if extra:
-            raise UserError(
-                f"{self.path}: tensor {extra[0]} is unexpected{_more(extra)}: the model has no such weight"
-            )
+            raise UserError(f"{self.path}: tensor {extra[0]} is unexpected{_more(extra)}: the model has no such weight")
         for name, shape in shapes.items():
             stored = self.tensors[name]
             if stored.shape != shape:

@@ -80,7 +80,7 @@ class GgufWeights(Weights):
             def _get(self, offset: int, dtype: Any, count: int = 1, *order: Any, **named: Any) -> np.ndarray:
                 array: np.ndarray = super()._get(offset, dtype, count, *order, **named)
                 if len(array) < count:
-                    raise ValueError("it is truncated")
+                    raise ValueError("the file is truncated")
                 return array
 
         try:

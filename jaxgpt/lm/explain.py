@@ -47,7 +47,7 @@ class Choice(NamedTuple):
         before: total probability of the tokens with smaller ids. The random number is between `before` and
             `before + probability_V[token]`.
         token: the sampled id.
-        key: data of the row's key; `fold_in` with the token's index returns the key of the random number.
+        key: data of the row's key; its `fold_in` with 0, the index of the new token, is the key of `uniform`.
     """
 
     stages: list[Stage]

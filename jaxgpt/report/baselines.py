@@ -1,7 +1,7 @@
 """Baselines of a loss: cross entropies of n-gram models, and the size after gzip.
 
 An n-gram is written as one integer, its key: `(a * base + b) * base + c` for the trigram (a, b, c) of ids below `base`. The
-key of its last `n` tokens is `key % base**n`; the key of its context is `key // base`.
+key of its last m tokens is `key % base**m`; the key of its context, all tokens but the last, is `key // base`.
 """
 
 from __future__ import annotations

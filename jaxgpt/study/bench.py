@@ -56,7 +56,7 @@ def bench(
         say: callback for the name of each stage, called when the stage starts.
 
     Returns:
-        The fields of `jaxgpt bench --json`. Times are in seconds; times of repeated work are medians.
+        The fields of `jaxgpt bench --json`, except `name`. Times are in seconds; times of repeated work are medians.
 
     Raises:
         UserError: if the mesh does not match the devices, or the context length is too short to generate.
