@@ -240,7 +240,7 @@ def test_custom_filters_apply_to_sampling_beams_and_explain(lm: LM) -> None:
         assert out.text.isdecimal()
     assert "only_digits" in repr(jaxgpt.explain(lm, "1", filters=[only_digits]))
     for wrong in (only_digits, [3]):
-        with pytest.raises(UserError, match="must be a list of functions"):
+        with pytest.raises(UserError, match="must be a list of hashable functions"):
             jaxgpt.generate(lm, "1", filters=wrong)  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"only_numpy converts .* to NumPy arrays: use jax.numpy"):
         jaxgpt.generate(lm, "1", filters=[only_numpy])

@@ -61,22 +61,22 @@ def shell(script: str) -> int:
 
 
 def run_loop() -> int:
-    return shell(block("One machine, in `tmux`"))
+    return shell(block("On one machine, run this loop"))
 
 
 def run_slurm() -> int:
     """Rerun a batch job whenever it is requeued, as Slurm does."""
-    code = shell(block("Slurm, four machines"))
+    code = shell(block("Under Slurm, this script"))
     while Path("requeued").exists():
         assert code == 75
         Path("requeued").unlink()
-        code = shell(block("Slurm, four machines"))
+        code = shell(block("Under Slurm, this script"))
     return code
 
 
 def run_jobset() -> int:
     """Restart a failed job, as a JobSet does."""
-    text = block("GKE, a JobSet")
+    text = block("On GKE, use a JobSet")
     [command] = re.findall(r'command: \[sh, -c, "(.*?)"\]', text, flags=re.S)
     [most] = re.findall(r"maxRestarts: (\d+)", text)
     return next((0 for _ in range(1 + int(most)) if shell(" ".join(command.split())) == 0), 1)
