@@ -177,7 +177,7 @@ def environment(cache: Path, require_gpu: bool) -> dict[str, str]:
 
 
 def last_json(lines: list[str]) -> dict[str, Any] | None:
-    """Return the last line that is a JSON object; None if there is none.
+    """Return the last line that is a JSON object, or None.
 
     Libraries may print later lines, and the last line of a stopped part may be truncated.
     """

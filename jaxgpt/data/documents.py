@@ -76,7 +76,8 @@ class Piece(NamedTuple):
             except UnicodeDecodeError as e:
                 raise _unreadable(self.where, e) from None
         if not isinstance(value, str):
-            raise UserError(f"{self.where}: expected a string, found {short_repr(value)}")
+            what = f"the field {self.field!r}" if self.field else "the text"
+            raise UserError(f"{self.where}: {what} must be a string, not {short_repr(value)}")
         if "\0" in value:
             raise UserError(f"{self.where}: not text (it has a NUL): {CONVERT}")
         return value

@@ -101,6 +101,7 @@ def prefill(
         size: slots for the whole text, prompt included. The cache has fewer slots if the sampler's window is smaller.
     """
     P, window = text.ids_BS.shape[1], sampler.window or size
+    # At most `window` tokens are cached after the prompt: beyond the window, the cache is not used.
     seen, slots = text.last(min(P, window)), min(size, min(P, window) + window)
     logits_B1V, cache = sampler.model.prefill(params, seen.ids_BS, seen.positions(), slots, True)
     text = text._replace(ids_BS=jnp.pad(text.ids_BS, ((0, 0), (0, size - P))))

@@ -124,11 +124,11 @@ class Record:
             self.saver.save_info(info)
 
     @contextmanager
-    def closing(self, state: Callable[[], Any]) -> Iterator[Record]:
+    def closing(self, state: Callable[[], Any]) -> Iterator[None]:
         """Context manager: save the last state at the end; in a single process, also on I/O or data errors."""
         error: Exception | None = None
         try:
-            yield self
+            yield
         except (OSError, UserError) as e:
             error = e if isinstance(e, OSError) else TrainingFailed(str(e))
         if not error or process_count() == 1:  # a checkpoint needs all processes

@@ -58,6 +58,9 @@ def test_documents_are_masked_at_end_ids() -> None:
     assert result.code == 0, result.err
     result = jaxgpt("eval", "r", "--json")
     assert result.json["tokens"] == 13  # 2 windows of 8 inputs; 3 inputs are the end of a document
+    np.asarray(np.arange(200) % 4, "<u2").tofile("none.bin")
+    result = jaxgpt("train", "nanogpt-cpu", *TINY, *data, "--data.path", "none.bin")
+    assert (result.code, "does not contain 4" in result.err) == (2, True), result.err
 
 
 @pytest.mark.ci

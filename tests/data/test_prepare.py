@@ -310,7 +310,7 @@ BAD = [  # file, content, message, and number of readable characters
     ("b.jsonl", b'{"text": "a"}\n[1]\n', "b.jsonl, line 2: expected an object, found list", "a"),
     ("b.jsonl", b'\n{"body": "a"}\n', r"line 2: no field 'text' in \['body'\]: choose one with --field", ""),
     ("b.json", LINES, r"b.json: a .json file is not read: write one object per line, in a .jsonl file", ""),
-    ("b.jsonl", b'{"text": 3}', "b.jsonl, line 1: expected a string, found 3", ""),
+    ("b.jsonl", b'{"text": 3}', "b.jsonl, line 1: the field 'text' must be a string, not 3", ""),
     ("b.jsonl", b'{"text": "a\\u0000"}', r"b.jsonl, line 1: not text \(it has a NUL", ""),
     ("b.txt", b"caf\xe9 ", r"b.txt: not UTF-8 text: convert it to UTF-8 text, JSON Lines", ""),
     ("b.txt", LONG + b"\xe9 ", "b.txt: not UTF-8 text", ""),

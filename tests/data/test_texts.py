@@ -58,7 +58,7 @@ def test_folders_are_read_in_order_of_names(tmp_path: Path) -> None:
     for name, content in (("a.txt", "one"), ("b/c.txt", "two"), ("z.txt", "three"), (".git/x", "no"), (".y", "no")):
         (folder / name).write_text(content)
     assert read_path(folder).text == "one\ntwo\nthree\n"
-    (folder / "index.json").write_text("[]")  # of a different program
+    (folder / "index.json").write_text("[]")  # a file that a different program uses
     assert open_data(replace(Config(), data=DataConfig(path=str(folder), train_fraction=1.0))).source.startswith(
         "4 text"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,6 +17,8 @@ from jaxgpt.config import MeshConfig
 from jaxgpt.ops.linear import squared_norm
 from jaxgpt.parallel.mesh import make_mesh
 from jaxgpt.train.clip import clip_by_global_norm, squared_norms
+from jaxgpt.train.loss import RowSums
+from jaxgpt.train.step import init_state, train_step
 
 SHAPES = [(), (1,), (65,), (128,), (130,), (3, 4096), (257, 96), (2, 31, 64)]
 
@@ -35,6 +38,19 @@ def test_clipping_equals_optax(scale: float) -> None:
     np.testing.assert_allclose(squared_norms(grads).sum(), optax.tree.norm(grads, squared=True), rtol=1e-5)
     for name in grads:
         np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-5)
+
+
+def test_a_step_computes_the_norm_once() -> None:
+    """The metrics and the clipping have the same formula, so the compiler merges them: clipping adds no reduction."""
+
+    def reductions(optimizer: optax.GradientTransformation) -> int:
+        step = partial(train_step, objective=lambda w, x, _: RowSums(x @ w["a"] @ w["b"], x[:, 0]), optimizer=optimizer)
+        params = {"a": jnp.ones((3, 5)), "b": jnp.ones(5)}
+        text = jax.jit(step).lower(init_state(params, optimizer), jnp.ones((2, 3))).compile().as_text()
+        return text.count(" reduce(") + text.count(" reduce-window(")
+
+    plain, clipped = reductions(optax.sgd(0.1)), reductions(optax.chain(clip_by_global_norm(1.0), optax.sgd(0.1)))
+    assert plain == clipped > 0
 
 
 @pytest.mark.parametrize("bad", [jnp.nan, jnp.inf, -jnp.inf])

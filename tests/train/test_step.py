@@ -69,6 +69,18 @@ def train(p: Program, steps: int) -> tuple[list[float], object]:
     return losses, jax.device_get(state)
 
 
+def test_skipped_updates_do_not_advance_the_learning_rate() -> None:
+    p = program("statquest", optim={"not_finite": "skip", "warmup_steps": 9})
+    state, rates = p.init(), []
+    nan = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), state.params)
+    for params in (None, nan, None):
+        good = jax.tree.map(jnp.copy, state.params)
+        state, metrics = p.step(state if params is None else state._replace(params=params), p.put(windows(p)))
+        state = state if params is None else state._replace(params=good)
+        rates.append(float(metrics["lr"]))
+    assert rates[0] < rates[1] == rates[2]
+
+
 def test_loss_equals_the_textbook_formula() -> None:
     logits, targets = jnp.array([[[0.0, 0.0, 0.0], [1.0, 2.0, 3.0]]]), jnp.array([[1, 2]])
     losses = cross_entropy(logits, targets)

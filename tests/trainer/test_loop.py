@@ -244,7 +244,7 @@ def test_metrics_lines_past_the_resumed_step_are_dropped(tmp_path: Path) -> None
 
 
 def test_standard_error_is_that_of_window_means() -> None:
-    for weight in (1, 0.25):  # of each token
+    for weight in (1, 0.25):  # the count of one token
         result = summarize(weight * np.array([2.0, 4.0, 6.0]), weight * np.array([2, 2, 2]))
         assert (result.loss, result.windows, result.tokens) == (2.0, 3, round(6 * weight))
         np.testing.assert_allclose(result.stderr, 1 / np.sqrt(3))
