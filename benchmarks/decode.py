@@ -70,7 +70,7 @@ def main() -> None:
     import numpy as np
     import torch
 
-    from jaxgpt.decoding import Decoder, Sampler, SamplingParams
+    from jaxgpt.decoding import Sampler, SamplingParams
     from jaxgpt.kernels import of_device
     from jaxgpt.kernels.stored import quantize
     from jaxgpt.lm import engine
@@ -132,12 +132,12 @@ def main() -> None:
         low = quantize(params, config, kind)  # type: ignore[arg-type]
         prompts = rng.integers(0, 49_000, (batch, args.prompt)).tolist()
         keys = jax.random.split(jax.random.key(0), batch)
-        sampler = Sampler(Decoder(GPT(config, of_device(jax.local_devices()[0]))), sampling)
+        sampler = Sampler(GPT(config, of_device(jax.local_devices()[0])), sampling)
 
         def run() -> Any:
             with placed(config, args.devices):
                 state = engine.start(sampler, low, prompts, keys, [args.new] * batch)
-                return engine.new_ids(engine.run(sampler, low, state, args.new))
+                return engine.new_ids(engine.run(sampler, low, state, args.new - 1))
 
         return run
 
@@ -213,7 +213,7 @@ def main() -> None:
         for name, error in errors.items():
             print(f"  {name:30} {error}")
     if args.long:
-        sampler = Sampler(Decoder(GPT(config, of_device(jax.local_devices()[0]))), sampling)
+        sampler = Sampler(GPT(config, of_device(jax.local_devices()[0])), sampling)
         keys, times = jax.random.split(jax.random.key(0), 1), []
         with placed(config, args.devices):
             state = engine.start(sampler, params, [[1] * args.prompt], keys, [args.long])

@@ -60,19 +60,21 @@ lm.generation.generate
     lm.engine.start
       lm.engine.left_pad
       decoding.sampler.prefill
-        model.gpt.GPT.prefill
-          model.gpt.GPT.stack
-          model.cache.grow
-        decoding.sampler._append
+        decoding.sampler.read_prompts
+          model.gpt.GPT.prefill
+            model.gpt.GPT.stack
+            model.cache.grow
+        decoding.sampler.append
     lm.engine.run
       decoding.sampler.decode_steps
-        model.gpt.GPT.extend
-          model.cache.KVCache.append
-          model.gpt.GPT.stack
-            block = model.gpt.Block.__call__
-              model.attention.Attention.__call__
-                model.cache.write
-        decoding.sampler._append
+        decoding.sampler.extend
+          model.gpt.GPT.extend
+            model.cache.KVCache.append
+            model.gpt.GPT.stack
+              block = model.gpt.Block.__call__
+                model.attention.Attention.__call__
+                  model.cache.write
+        decoding.sampler.append
           decoding.sampling.sample_token
             decoding.sampling.warp
               decoding.sampling.stages

@@ -25,7 +25,6 @@ from jaxgpt.cli import main
 from jaxgpt.cli.parse import parse
 from jaxgpt.config import Config, DataConfig, MeshConfig, ModelConfig, OptimConfig, TrainConfig
 from jaxgpt.data.tokenizer_files import make_tokenizer
-from jaxgpt.decoding import Decoder
 from jaxgpt.kernels.flash import cudnn_attention, splash_attention
 from jaxgpt.lm import LM
 from jaxgpt.model import GPT
@@ -117,15 +116,18 @@ class Counted(NamedTuple):
 
 
 @dataclass(frozen=True)
-class CountUp(Decoder):
+class CountUp:
     """A model that always predicts the next id modulo 10."""
 
-    model: Any = None
+    config = ModelConfig(vocab_size=10, positions="rope")
 
-    def prefill(self, params: Any, ids_BT: jax.Array, position_BT: jax.Array, slots: int, last: bool) -> Any:
-        return self.extend(params, ids_BT, Counted(jnp.int32(0), jnp.int32(0)), last)
+    def apply(self, _: Any, *args: Any, method: str) -> Any:
+        return getattr(self, method)(*args)
 
-    def extend(self, params: Any, ids_BT: jax.Array, cache: Counted, last: bool) -> tuple[jax.Array, Counted]:
+    def prefill(self, ids_BT: jax.Array, position_BT: jax.Array, slots: int, last: bool) -> Any:
+        return self.extend(ids_BT, Counted(jnp.int32(0), jnp.int32(0)), last)
+
+    def extend(self, ids_BT: jax.Array, cache: Counted, last: bool) -> tuple[jax.Array, Counted]:
         read_BT = ids_BT[:, -1:] if last else ids_BT
         return jax.nn.one_hot((read_BT + 1) % 10, 10) * 100, Counted(cache.passes + 1, cache.length + ids_BT.shape[1])
 

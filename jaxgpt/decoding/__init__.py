@@ -1,7 +1,7 @@
 """Decoding: from logits to the next token. Filters, sampling, the sampler and beam search."""
 
 from jaxgpt.config import BeamParams, SamplingParams
-from jaxgpt.decoding.sampler import Decoder, Sampler
+from jaxgpt.decoding.sampler import Sampler
 from jaxgpt.decoding.sampling import TokenBuffer, sample_token, warp
 
-__all__ = ["BeamParams", "Decoder", "Sampler", "SamplingParams", "TokenBuffer", "sample_token", "warp"]
+__all__ = ["BeamParams", "Sampler", "SamplingParams", "TokenBuffer", "sample_token", "warp"]

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxgpt.config import BeamParams
-from jaxgpt.decoding.sampler import Sampler
+from jaxgpt.decoding.sampler import Sampler, extend, read_prompts
 from jaxgpt.decoding.sampling import TokenBuffer, warp
 
 WORST = -1.0e9  # score below every log p, and finite so that sums stay comparable
@@ -91,10 +91,10 @@ class BeamSearch:
         Args:
             params: the weights.
             text: the prompts, which fill `text.ids_BS`.
-            limit_B: int32, the maximum number of new ids; 0 for a row that only pads the batch.
+            limit_B: int32, the maximum number of new ids.
         """
         (B, P), W = text.ids_BS.shape, self.beams.num_beams
-        logits_B1V, cache = self.sampler.model.prefill(params, text.ids_BS, text.positions(), self.size, True)
+        logits_B1V, cache = read_prompts(self.sampler.model, params, text, self.size)
         ids_BS = jnp.pad(text.ids_BS, ((0, 0), (0, self.size - P)))
         none = Hypotheses(
             jnp.zeros((B, W, self.size - P), jnp.int32),
@@ -181,7 +181,7 @@ class BeamSearch:
 
         flat = (jnp.arange(B)[:, None] * W + beam_BW).reshape(-1)
         cache = jax.tree.map(lambda x: x[flat] if x.ndim == 4 else x, state.cache)
-        logits, cache = self.sampler.model.extend(params, token_BW.reshape(B * W, 1), cache, True)
+        logits, cache = extend(self.sampler.model, params, token_BW.reshape(B * W, 1), cache)
         return state._replace(
             ids_BWS=ids_BWS,
             score_BW=score_BW,

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxgpt.decoding.sampler import Sampler, SamplerState, decode_steps
+from jaxgpt.decoding.sampler import Sampler, SamplerState, decode_steps, extend
 from jaxgpt.decoding.sampling import TokenBuffer, sample_token
 
 DRAFT = 7  # number of drafted tokens per verifying pass, which also reads the last token: 8
@@ -48,10 +48,15 @@ def lookup_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.
         sampler: model, sampling parameters and stop ids; a draft follows an earlier n-gram of `lookup` tokens.
         params: the weights.
         state: state of one row, returned by `prefill` or this function.
-        steps: int32 scalar, number of tokens to generate; fewer if the row ends, or up to `DRAFT` more within its limit.
+        steps: int32 scalar, number of tokens to generate; fewer if the row ends, or up to `DRAFT` more.
     """
     assert state.text.ids_BS.shape[0] == 1, "rows accept different numbers of tokens, and the cache has one length"
-    target, limit = state.made + steps, state.limit_B[0]
+    target, config = state.made + jnp.minimum(steps, state.text.room), sampler.model.config
+
+    def fits(text: TokenBuffer) -> jax.Array:
+        # Learned positions after the context have no embedding.
+        context = config.block_size if config.positions == "learned" else text.ids_BS.shape[1]
+        return (text.room > DRAFT) & (text.length - text.start_B[0] + DRAFT < context)
 
     def plain(state: SamplerState, _: jax.Array) -> SamplerState:
         return decode_steps(sampler, params, state, jnp.int32(1))
@@ -59,7 +64,7 @@ def lookup_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.
     def verify(state: SamplerState, draft_G: jax.Array) -> SamplerState:
         text, cache = state.text, state.cache
         drafted = text.append(draft_G[None])
-        logits_1TV, after = sampler.model.extend(params, drafted.last(DRAFT + 1).ids_BS, cache, False)
+        logits_1TV, after = extend(sampler.model, params, drafted.last(DRAFT + 1).ids_BS, cache, False)
 
         def sample(logits_V: jax.Array, t: jax.Array) -> jax.Array:
             seen = drafted._replace(length=text.length + t)
@@ -70,14 +75,13 @@ def lookup_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.
         accepted = jnp.cumprod(token_T[:-1] == draft_G).sum()  # one more token is sampled after the accepted tokens
         ended_T = jnp.isin(token_T, jnp.asarray(sampler.stop_ids, jnp.int32)) | (token_T < 0)
         count = jnp.minimum(accepted, jnp.where(ended_T.any(), jnp.argmax(ended_T), DRAFT)).astype(jnp.int32) + 1
-        made = state.made + count
         # The slots after the accepted tokens are masked until later tokens overwrite them.
         text = text.append(token_T[None])._replace(length=text.length + count)
-        done_1 = ended_T[count - 1][None] | (made >= limit)
-        return state._replace(text=text, cache=after._replace(length=cache.length + count), done_B=done_1, made=made)
+        cache, done_1 = after._replace(length=cache.length + count), ended_T[count - 1][None]
+        return state._replace(text=text, cache=cache, done_B=done_1, made=state.made + count)
 
     def step(state: SamplerState) -> SamplerState:
         draft_G, found = draft_tokens(state.text, sampler.lookup, DRAFT)
-        return jax.lax.cond(found & (state.made + DRAFT < limit), verify, plain, state, draft_G)
+        return jax.lax.cond(found & fits(state.text), verify, plain, state, draft_G)
 
     return jax.lax.while_loop(lambda state: (state.made < target) & ~state.done_B[0], step, state)

@@ -2,47 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxgpt.config import SamplingParams
 from jaxgpt.decoding.sampling import Filter, TokenBuffer, sample_token
-from jaxgpt.model import GPT
-
-
-@dataclass(frozen=True)
-class Decoder:
-    """A model as two functions, with probability 0 for ids without text; equal decoders share programs.
-
-    Attributes:
-        model: the model.
-        has_text: one byte per id, 0 for an id without text (a padded vocabulary); empty: all have a text.
-    """
-
-    model: GPT
-    has_text: bytes = b""
-
-    def prefill(
-        self, params: Any, tokens_BT: jax.Array, position_BT: jax.Array, slots: int, last: bool
-    ) -> tuple[jax.Array, Any]:
-        """Return the logits of prompts, `[B, T, V]` or of the last position, and a cache of `slots` slots."""
-        result: Any = self.model.apply({"params": params}, tokens_BT, position_BT, slots, last, method="prefill")
-        return only_text(result[0], self.has_text), result[1]
-
-    def extend(self, params: Any, tokens_BT: jax.Array, cache: Any, last: bool) -> tuple[jax.Array, Any]:
-        """Return the logits of tokens that follow the cached tokens, and the extended cache."""
-        result: Any = self.model.apply({"params": params}, tokens_BT, cache, last, method="extend")
-        return only_text(result[0], self.has_text), result[1]
-
-
-def only_text(logits_BTV: jax.Array, has_text: bytes) -> jax.Array:
-    """Set the logits of ids without a text to -inf; `has_text` as for `Decoder`."""
-    possible = np.frombuffer(has_text, np.bool_)
-    return logits_BTV if possible.all() else jnp.where(possible[None, None], logits_BTV, -jnp.inf)
+from jaxgpt.model import GPT, KVCache
 
 
 @dataclass(frozen=True)
@@ -50,16 +19,15 @@ class Sampler:
     """A model and the settings of generation. Equal samplers share compiled programs.
 
     Attributes:
-        model: the model as two functions.
+        model: the model.
         sampling: sampling parameters.
         stop_ids: ids that end a row.
         filters: custom filters, applied before the temperature; compared by identity.
-        window: beyond this number of tokens, recompute the last `window` tokens at each step, as if the text began there.
-            Each token then takes a full forward pass. With learned positions, texts beyond the context need a window. 0: off.
-        lookup: number of tokens that must match to draft the next tokens (`lookup_steps`); 0: no drafts.
+        window: maximum number of tokens that the model reads in `slide_steps`; 0: no limit.
+        lookup: number of tokens that must match to draft the next tokens in `lookup_steps`; 0: no drafts.
     """
 
-    model: Decoder
+    model: GPT
     sampling: SamplingParams = SamplingParams()
     stop_ids: tuple[int, ...] = ()
     filters: tuple[Filter, ...] = ()
@@ -76,7 +44,6 @@ class SamplerState(NamedTuple):
         done_B: bool, rows that have ended; they repeat their last token, and their logits are not used.
         made: int32 scalar, number of tokens generated so far.
         key_B: sampling keys; token i of a row is sampled with `fold_in(key, i)`.
-        limit_B: int32, maximum number of new tokens; 0 for a row that only pads the batch.
     """
 
     text: TokenBuffer
@@ -84,12 +51,9 @@ class SamplerState(NamedTuple):
     done_B: jax.Array
     made: jax.Array
     key_B: jax.Array
-    limit_B: jax.Array
 
 
-def prefill(
-    sampler: Sampler, params: Any, text: TokenBuffer, key_B: jax.Array, limit_B: jax.Array, size: int
-) -> SamplerState:
+def prefill(sampler: Sampler, params: Any, text: TokenBuffer, key_B: jax.Array, size: int) -> SamplerState:
     """Compute the cache of the prompts and sample the first token of each row.
 
     Args:
@@ -97,19 +61,17 @@ def prefill(
         params: the weights.
         text: the prompts, which fill `text.ids_BS`.
         key_B: sampling keys.
-        limit_B: int32, maximum number of new tokens of each row.
-        size: slots for the whole text, prompt included. The cache has fewer slots if the sampler's window is smaller.
+        size: slots for the whole text, prompt included. With a window, the cache has at most `window` slots after the prompt.
     """
-    P, window = text.ids_BS.shape[1], sampler.window or size
-    # At most `window` tokens are cached after the prompt: beyond the window, the cache is not used.
-    seen, slots = text.last(min(P, window)), min(size, min(P, window) + window)
-    logits_B1V, cache = sampler.model.prefill(params, seen.ids_BS, seen.positions(), slots, True)
+    (B, P), window = text.ids_BS.shape, sampler.window or size
+    read = min(P, window)
+    logits_B1V, cache = read_prompts(sampler.model, params, text.last(read), min(size, read + window))
     text = text._replace(ids_BS=jnp.pad(text.ids_BS, ((0, 0), (0, size - P))))
-    return _append(sampler, SamplerState(text, cache, limit_B < 1, jnp.int32(0), key_B, limit_B), logits_B1V, cache)
+    return append(sampler, SamplerState(text, cache, jnp.zeros(B, bool), jnp.int32(0), key_B), logits_B1V)
 
 
 def decode_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.Array) -> SamplerState:
-    """Generate up to `steps` more tokens per row, fewer if all rows end.
+    """Generate up to `steps` more tokens per row, fewer if all rows end or the text buffer is full.
 
     Args:
         sampler: model, sampling parameters and stop ids.
@@ -117,32 +79,52 @@ def decode_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.
         state: returned by `prefill` or this function.
         steps: int32 scalar. Not static, so one program serves all values.
     """
-    last, window = state.made + steps, sampler.window
 
-    def going(state: SamplerState) -> jax.Array:
-        return (state.made < last) & ~jnp.all(state.done_B)
+    def step(state: SamplerState) -> SamplerState:
+        logits_B1V, cache = extend(sampler.model, params, state.text.last(1).ids_BS, state.cache)
+        return append(sampler, state._replace(cache=cache), logits_B1V)
 
-    def within_window(state: SamplerState) -> jax.Array:
-        return going(state) & (state.text.length - state.text.start_B.min() <= window)
-
-    def cached(state: SamplerState) -> SamplerState:
-        logits_B1V, cache = sampler.model.extend(params, state.text.last(1).ids_BS, state.cache, True)
-        return _append(sampler, state, logits_B1V, cache)
-
-    def recomputed(state: SamplerState) -> SamplerState:
-        seen = state.text.last(window)
-        logits_B1V, _ = sampler.model.prefill(params, seen.ids_BS, seen.positions(), window, True)
-        return _append(sampler, state, logits_B1V, state.cache)
-
-    if not window:
-        return jax.lax.while_loop(going, cached, state)
-    return jax.lax.while_loop(going, recomputed, jax.lax.while_loop(within_window, cached, state))
+    return _repeat(step, state, steps)
 
 
-def _append(sampler: Sampler, state: SamplerState, logits_B1V: jax.Array, cache: Any) -> SamplerState:
-    text, made = state.text, state.made + 1
-    token_B, _ = sample_token(logits_B1V[:, -1], text, state.key_B, state.made, sampler.sampling, sampler.filters)
+def slide_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.Array) -> SamplerState:
+    """Generate as `decode_steps`, but the model reads only the last `window` tokens, as if the text began there.
+
+    With learned positions, a text can exceed the context only in this way. Beyond the window, each token takes a forward
+    pass over the whole window, because the positions of its tokens change.
+    """
+
+    def step(state: SamplerState) -> SamplerState:
+        logits_B1V, _ = read_prompts(sampler.model, params, state.text.last(sampler.window), sampler.window)
+        return append(sampler, state, logits_B1V)
+
+    cached = jnp.clip(sampler.window + 1 - (state.text.length - state.text.start_B.min()), 0, steps)
+    return _repeat(step, decode_steps(sampler, params, state, cached), steps - cached)
+
+
+def _repeat(step: Callable[[SamplerState], SamplerState], state: SamplerState, steps: jax.Array) -> SamplerState:
+    last = state.made + jnp.minimum(steps, state.text.room)
+    return jax.lax.while_loop(lambda state: (state.made < last) & ~jnp.all(state.done_B), step, state)
+
+
+def read_prompts(
+    model: GPT, params: Any, text: TokenBuffer, slots: int, last: bool = True
+) -> tuple[jax.Array, KVCache]:
+    """Return the logits after the last or after each token of a batch, and a cache of `slots` slots."""
+    result: Any = model.apply({"params": params}, text.ids_BS, text.positions(), slots, last, method="prefill")
+    return result
+
+
+def extend(model: GPT, params: Any, ids_BT: jax.Array, cache: KVCache, last: bool = True) -> tuple[jax.Array, KVCache]:
+    """Return the logits after the last or after each of the tokens `ids_BT`, and the cache with these tokens."""
+    result: Any = model.apply({"params": params}, ids_BT, cache, last, method="extend")
+    return result
+
+
+def append(sampler: Sampler, state: SamplerState, logits_B1V: jax.Array) -> SamplerState:
+    """Sample a token of each row from logits, and append it."""
+    text, made = state.text, state.made
+    token_B, _ = sample_token(logits_B1V[:, -1], text, state.key_B, made, sampler.sampling, sampler.filters)
     token_B = jnp.where(state.done_B, text.last(1).ids_BS[:, 0], token_B)
-    ended_B = jnp.isin(token_B, jnp.asarray(sampler.stop_ids, jnp.int32)) | (token_B < 0)
-    done_B = state.done_B | ended_B | (made >= state.limit_B)
-    return state._replace(text=text.append(token_B[:, None]), cache=cache, done_B=done_B, made=made)
+    done_B = state.done_B | jnp.isin(token_B, jnp.asarray(sampler.stop_ids, jnp.int32)) | (token_B < 0)
+    return state._replace(text=text.append(token_B[:, None]), done_B=done_B, made=made + 1)

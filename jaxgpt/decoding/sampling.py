@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxgpt.config import SamplingParams
 from jaxgpt.decoding import filters
@@ -41,6 +43,11 @@ class TokenBuffer(NamedTuple):
         """Return each slot's position, int32 `[B, S]`: 0 for the row's first token, -1 before it."""
         return jnp.maximum(jnp.arange(self.ids_BS.shape[1], dtype=jnp.int32)[None, :] - self.start_B[:, None], -1)
 
+    @property
+    def room(self) -> jax.Array:
+        """Number of unused slots."""
+        return self.ids_BS.shape[1] - self.length
+
     def last(self, n: int) -> TokenBuffer:
         """Return the last n slots, left-padded if there are fewer."""
         first = self.length - n
@@ -55,6 +62,22 @@ class TokenBuffer(NamedTuple):
 
 # (logits_BV, text) -> logits_BV, float32; the logits of removed tokens become -inf
 Filter = Callable[[jax.Array, TokenBuffer], jax.Array]
+
+
+@dataclass(frozen=True)
+class OnlyIds:
+    """A filter that removes ids from the vocabulary; equal filters share compiled programs.
+
+    Attributes:
+        kept: one byte per id, 0 for a removed id; empty: keep all.
+    """
+
+    kept: bytes
+    __name__ = "ids with text"  # the name of the stage
+
+    def __call__(self, logits: jax.Array, text: TokenBuffer | None = None) -> jax.Array:
+        """Set the logits of removed ids to -inf, `[..., V]`."""
+        return jnp.where(np.frombuffer(self.kept, np.bool_), logits, filters.NEVER) if self.kept else logits
 
 
 def _apply(custom: Filter, logits_BV: jax.Array, text: TokenBuffer) -> tuple[str, jax.Array]:

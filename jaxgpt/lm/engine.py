@@ -14,7 +14,7 @@ import numpy as np
 from jaxgpt.config import BeamParams
 from jaxgpt.decoding.beam import BeamSearch, Hypotheses
 from jaxgpt.decoding.lookup import lookup_steps
-from jaxgpt.decoding.sampler import Sampler, SamplerState, decode_steps, prefill
+from jaxgpt.decoding.sampler import Sampler, SamplerState, decode_steps, extend, prefill, slide_steps
 from jaxgpt.decoding.sampling import TokenBuffer
 from jaxgpt.model.cache import grow
 
@@ -33,13 +33,15 @@ def sizes(prompts: Sequence[Sequence[int]], limits: Sequence[int]) -> tuple[int,
 
 
 def left_pad(prompts: Sequence[Sequence[int]], limits: Sequence[int]) -> tuple[TokenBuffer, np.ndarray, int]:
-    """Stack prompts, padded on the left; return the buffer, row limits and slots of the whole text."""
+    """Stack prompts, padded on the left, and repeat the last prompt to fill the batch.
+
+    Returns the buffer, the prompt of each row, and the slots of the whole text.
+    """
     B, P, size = sizes(prompts, limits)
-    ids_BP, start_B, limit_B = np.zeros((B, P), np.int32), np.full(B, P - 1, np.int32), np.zeros(B, np.int32)
-    for row, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
-        start_B[row], limit_B[row] = P - len(prompt), limit
-        ids_BP[row, start_B[row] :] = prompt
-    return TokenBuffer(ids_BP, start_B, np.int32(P)), limit_B, size  # type: ignore[arg-type]
+    prompt_B = np.minimum(np.arange(B), len(prompts) - 1)
+    ids_BP = np.stack([np.pad(np.asarray(prompts[i], np.int32), (P - len(prompts[i]), 0)) for i in prompt_B])
+    start_B = np.array([P - len(prompts[i]) for i in prompt_B], np.int32)
+    return TokenBuffer(ids_BP, start_B, np.int32(P)), prompt_B, size  # type: ignore[arg-type]
 
 
 def start(
@@ -52,18 +54,17 @@ def start(
         params: the weights.
         prompts: ids, at least one per row.
         keys: one key per row.
-        limits: the maximum number of new tokens of each row.
+        limits: the maximum number of new tokens of each row, which the caller enforces.
     """
     assert len(keys) == len(prompts), (keys.shape, len(prompts))  # JAX clamps out-of-range indices
-    text, limit_B, size = left_pad(prompts, limits)
-    rows_B = np.minimum(np.arange(len(limit_B)), len(prompts) - 1)  # rows that pad the batch have limit 0
-    return _compiled(prefill, sampler, static_argnums=4)(params, text, keys[rows_B], limit_B, size)
+    text, prompt_B, size = left_pad(prompts, limits)
+    return _compiled(prefill, sampler, static_argnums=3)(params, text, keys[prompt_B], size)
 
 
 def run(sampler: Sampler, params: Any, state: SamplerState, steps: int) -> SamplerState:
     """Generate up to `steps` more tokens per row; with prompt lookup, a few more. The state is donated."""
-    program = _compiled(lookup_steps if sampler.lookup else decode_steps, sampler, donate_argnums=1)
-    return program(params, state, np.int32(min(steps, 2**30)))
+    generate = lookup_steps if sampler.lookup else slide_steps if sampler.window else decode_steps
+    return _compiled(generate, sampler, donate_argnums=1)(params, state, np.int32(steps))
 
 
 def new_ids(state: SamplerState, since: int = 0) -> np.ndarray:
@@ -107,7 +108,10 @@ def _chunks(same: int, prompt: Sequence[int]) -> list[int]:
 def resume(
     sampler: Sampler, params: Any, state: SamplerState, prompt: Sequence[int], key: jax.Array, limit: int
 ) -> SamplerState:
-    """Start a prompt that shares first tokens (`shared` > 0) with a one-row state, which is donated."""
+    """Start a prompt that shares first tokens (`shared` > 0) with a one-row state, which is donated.
+
+    The text buffer has room for `limit` new tokens.
+    """
     cache, first = state.cache, int(state.text.start_B[0])
     size = round_up(first + len(prompt) + limit)  # the cache grows by doubling, because each size is compiled
     bounds = _chunks(shared(state, prompt), prompt)
@@ -121,20 +125,20 @@ def resume(
     ids_1S[0, first:end] = prompt
     text = TokenBuffer(jnp.asarray(ids_1S), state.text.start_B, jnp.int32(end))
     cache = cache._replace(length=jnp.int32(end - 1))
-    state = SamplerState(text, cache, jnp.zeros(1, bool), jnp.int32(0), key[None], jnp.full(1, limit, jnp.int32))
-    return run(sampler, params, state, 1)
+    return run(sampler, params, SamplerState(text, cache, jnp.zeros(1, bool), jnp.int32(0), key[None]), 1)
 
 
 def search(
     sampler: Sampler, beams: BeamParams, params: Any, prompts: Sequence[Sequence[int]], limits: Sequence[int]
 ) -> Hypotheses:
     """Run beam search on a batch, with `prompts` and `limits` as in `start`; return host arrays."""
-    text, limit_B, size = left_pad(prompts, limits)
-    return jax.device_get(_compiled(BeamSearch.run, BeamSearch(sampler, beams, size))(params, text, limit_B))
+    text, prompt_B, size = left_pad(prompts, limits)
+    search = _compiled(BeamSearch.run, BeamSearch(sampler, beams, size))
+    return jax.device_get(search(params, text, np.asarray(limits, np.int32)[prompt_B]))
 
 
 def _read(sampler: Sampler, params: Any, cache: Any, ids_1T: jax.Array) -> Any:
-    return sampler.model.extend(params, ids_1T, cache, True)[1]
+    return extend(sampler.model, params, ids_1T, cache)[1]
 
 
 @lru_cache(maxsize=128)  # programs that were not used recently are freed: a process can hold only a few hundred

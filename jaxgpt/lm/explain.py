@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -12,11 +13,12 @@ import numpy as np
 from jaxgpt.config import SEED, SamplingParams, TextParams
 from jaxgpt.decoding import TokenBuffer
 from jaxgpt.decoding.filters import inverse_cdf_sample
+from jaxgpt.decoding.sampler import read_prompts
 from jaxgpt.decoding.sampling import DIVERGED, Filter, row_uniform, stages
 from jaxgpt.errors import UserError
 from jaxgpt.lm.arguments import as_filters, make_settings, row_keys
 from jaxgpt.lm.generation import read_request
-from jaxgpt.lm.model import LM, sampler_of
+from jaxgpt.lm.model import LM
 
 
 class Stage(NamedTuple):
@@ -83,10 +85,11 @@ def explain(
     request = read_request(lm, [prompt], TextParams(max_new_tokens=1))
     [ids], lm = request.rows, request.lm
     text = TokenBuffer(jnp.array([ids], jnp.int32), jnp.zeros((1,), jnp.int32), jnp.int32(len(ids)))
-    prefill = jax.jit(sampler_of(lm).model.prefill, static_argnums=(3, 4))
+    sampler = request.sampler(params, as_filters(filters))
     with request.on_device():
-        logits_11V, _ = prefill(lm.params, text.ids_BS, text.positions(), len(ids), True)
-    return explain_choice(logits_11V[:, -1], text, params, row_keys(key, 1)[0], custom=as_filters(filters))
+        read = jax.jit(partial(read_prompts, sampler.model), static_argnums=2)
+        logits_11V, _ = read(lm.params, text, len(ids))
+    return explain_choice(logits_11V[:, -1], text, params, row_keys(key, 1)[0], custom=sampler.filters)
 
 
 def explain_choice(

@@ -149,7 +149,7 @@ class Request(NamedTuple):
         """Return the sampler of the texts."""
         params, window = self.params, self.lm.config.model.block_size if self.params.overflow == "slide" else 0
         sampler = sampler_of(self.lm, sampling, params.stop_ids)
-        return replace(sampler, filters=filters, window=window, lookup=params.lookup)
+        return replace(sampler, filters=sampler.filters + filters, window=window, lookup=params.lookup)
 
     @contextmanager
     def on_device(self, copies: int = 1) -> Iterator[None]:
@@ -209,17 +209,18 @@ def decode(
     an earlier text: the cached prefix that this text shares with the prompt is not computed again.
     """
     params, texts, made = request.lm.params, [request.text(row) for row in range(len(keys))], 0
+    longest = max(request.new)
     with request.on_device():
         if before is None:
             state = engine.start(sampler, params, request.rows, keys, request.new)
         else:
             state = engine.resume(sampler, params, before, request.rows[0], keys[0], request.new[0])
-        if block >= max(request.new):
-            state = engine.run(sampler, params, state, block)
+        if longest > 1 and block >= longest:
+            state = engine.run(sampler, params, state, longest - 1)
     while True:
         fresh_BT, made = engine.new_ids(state, made), int(state.made)
         if progress:
-            progress(made, max(request.new))
+            progress(min(made, longest), longest)
         for row, text in enumerate(texts):
             if text.finish_reason is None:
                 piece = text.add(fresh_BT[row].tolist())
@@ -231,7 +232,8 @@ def decode(
         if len(finished) == len(texts):
             return
         with request.on_device():
-            state = engine.run(sampler, params, engine.finish(state, finished) if finished else state, block)
+            state = engine.finish(state, finished) if finished else state
+            state = engine.run(sampler, params, state, min(block, longest - made))
 
 
 def _beam_search(

@@ -17,7 +17,8 @@ from jaxgpt.checkpoint.run import Run, complete_run, open_run, parse_checkpoint
 from jaxgpt.checkpoint.store import checkpoints, read_params, save_params
 from jaxgpt.config import Config, DataConfig, LoraConfig, ModelConfig
 from jaxgpt.data.tokenizer import Tokenizer
-from jaxgpt.decoding import Decoder, Sampler, SamplingParams
+from jaxgpt.decoding import Sampler, SamplingParams
+from jaxgpt.decoding.sampling import OnlyIds
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.kernels import of_device
 from jaxgpt.kernels.stored import Precision, quantize
@@ -227,13 +228,14 @@ def sampler_of(
 ) -> Sampler:
     """Return a model's sampler; `stop_ids` end a row; `ops` default to the first device's fastest."""
     ops = of_device(jax.local_devices()[0], lm.config.train.compute_dtype) if ops is None else ops
-    return Sampler(Decoder(GPT(lm.config.model, ops), ids_with_text(lm)), sampling or SamplingParams(), stop_ids)
+    filters = (only,) if (only := only_text(lm)).kept else ()
+    return Sampler(GPT(lm.config.model, ops), sampling or SamplingParams(), stop_ids, filters)
 
 
-def ids_with_text(lm: LM) -> bytes:
-    """Return one byte per id, 0 for an id without text (a padded vocabulary); empty: all have a text."""
+def only_text(lm: LM) -> OnlyIds:
+    """Return a filter that removes ids without text (a padded vocabulary)."""
     found = lm.tokenizer.has_text(lm.config.model.vocab_size)
-    return b"" if found.all() else found.tobytes()
+    return OnlyIds(b"" if found.all() else found.tobytes())
 
 
 def check_lm(lm: Any) -> None:

@@ -32,9 +32,9 @@ class BlockInputs(NamedTuple):
 
     visible: Visible
     rotation: Rotation | None
-    cache: tuple[KeysValues, jax.Array | int] | None = None
-    layer: int | jax.Array = 0
-    key: jax.Array | None = None
+    cache: tuple[KeysValues, jax.Array] | None
+    layer: int | jax.Array
+    key: jax.Array | None
 
 
 class Attention(Module):

@@ -182,30 +182,32 @@ class GPT(Module):
             x_BTD = x_BTD + self.named("pos_embed", sinusoidal(position_BT, c.n_embd).astype(x_BTD.dtype))
         x_BTD = constrain(dropout(x_BTD, c.dropout, subkey(key, 0)), ("batch", "length", "width"))
         keys = None if cache is None else Positions(cache.position_BS)
-        of_window = {  # layers with the same window share the mask and the rotation
-            window: BlockInputs(Visible(positions, keys, window), self._rotation(position_BT, window))
+        shared = {  # by the layers of each window
+            window: (Visible(positions, keys, window), self._rotation(position_BT, window))
             for window in sorted(set(c.windows))
         }
+
+        def inputs(layer: int | jax.Array, window: int) -> BlockInputs:
+            cached = None if cache is None else (cache.layers[layer], cache.length - x_BTD.shape[1])
+            return BlockInputs(*shared[window], cached, layer, subkey(key, layer + 1))
+
         layers: list[KeysValues] = []
         stacked: Any = self.get_variable("params", STACKED)
         if stacked is not None:
             assert cache is None, "a cache needs unstacked parameters"
-            [inputs] = of_window.values()  # one window for all layers
-            x_BTD = self._scanned(stacked, x_BTD, inputs, key)
+            [window] = shared  # the layers of a scan have the same window
+            x_BTD = self._scanned(stacked, x_BTD, lambda layer: inputs(layer, window))
         for layer, block in enumerate(self.h if stacked is None else ()):
-            cached = None if cache is None else (cache.layers[layer], cache.length - x_BTD.shape[1])
-            inputs = of_window[c.windows[layer]]._replace(cache=cached, layer=layer, key=subkey(key, layer + 1))
-            x_BTD, kv = block(x_BTD, inputs)
+            x_BTD, kv = block(x_BTD, inputs(layer, c.windows[layer]))
             layers.append(kv)
         return self.ln_f(x_BTD) if c.final_norm else x_BTD, tuple(layers)
 
-    def _scanned(self, stacked: Any, x_BTD: jax.Array, inputs: BlockInputs, key: jax.Array | None) -> jax.Array:
+    def _scanned(self, stacked: Any, x_BTD: jax.Array, inputs: Callable[[jax.Array], BlockInputs]) -> jax.Array:
         block = Block(self.config, self.ops, parent=None)
 
         def run(x_BTD: jax.Array, layer_and_params: tuple[jax.Array, Any]) -> tuple[jax.Array, None]:
             layer, params = layer_and_params
-            layer_inputs = inputs._replace(layer=layer, key=subkey(key, layer + 1))
-            return block.apply({"params": params}, x_BTD, layer_inputs)[0], None
+            return block.apply({"params": params}, x_BTD, inputs(layer))[0], None
 
         if self.remat is not None:
             run = jax.checkpoint(run, policy=self.remat, prevent_cse=False)

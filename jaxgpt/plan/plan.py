@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxgpt.config import Config
-from jaxgpt.decoding import Decoder, Sampler, TokenBuffer
+from jaxgpt.decoding import Sampler, TokenBuffer
 from jaxgpt.decoding.sampler import SamplerState, decode_steps, prefill
 from jaxgpt.errors import UserError
 from jaxgpt.model import GPT
@@ -70,12 +70,11 @@ def compile_decode(config: Config, topology: Topology) -> StepCost:
     config = replace(config, train=replace(config.train, scan_layers=False))  # stacked layers support no cache
     program = Program(config, make_mesh(config.mesh, devices_of(topology)))
     model, mesh, B = config.model, program.mesh, program.microbatches.rows
-    sampler, rules = Sampler(Decoder(GPT(model, program.decoder_ops))), rules_for(model, mesh)
+    sampler, rules = Sampler(GPT(model, program.decoder_ops)), rules_for(model, mesh)
 
     def begin(params: Any) -> SamplerState:
-        keys_B, zeros_B = jax.random.split(jax.random.key(0), B), jnp.zeros(B, jnp.int32)
-        text = TokenBuffer(jnp.zeros((B, 1), jnp.int32), zeros_B, jnp.int32(1))
-        return prefill(sampler, params, text, keys_B, zeros_B, model.block_size)
+        text = TokenBuffer(jnp.zeros((B, 1), jnp.int32), jnp.zeros(B, jnp.int32), jnp.int32(1))
+        return prefill(sampler, params, text, jax.random.split(jax.random.key(0), B), model.block_size)
 
     def placed(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         names = KV_AXES if leaf.ndim == 4 else ("batch", None)[: leaf.ndim]

@@ -18,7 +18,7 @@ from jaxgpt.config import Config
 from jaxgpt.counts import flops_per_token, multiplied_parameters, parameter_count
 from jaxgpt.data import Batches
 from jaxgpt.data.tokens import Tokens
-from jaxgpt.decoding import Decoder, Sampler, SamplingParams
+from jaxgpt.decoding import Sampler, SamplingParams
 from jaxgpt.errors import UserError
 from jaxgpt.kernels import of_device
 from jaxgpt.kernels.stored import quantize
@@ -191,7 +191,7 @@ def _decode(program: Program, bandwidth: float) -> dict[str, Any]:
     dtype = program.config.train.compute_dtype
     weights = map_matrices(lambda w: w.astype(dtype), quantize(init(), config, "float32"), config)
     ops = of_device(program.mesh.devices.flat[0], dtype)
-    sampler = Sampler(Decoder(GPT(config, ops)), SamplingParams(temperature=0))
+    sampler = Sampler(GPT(config, ops), SamplingParams(temperature=0))
     prompt = min(PROMPT, config.block_size // 2)
     new = min(NEW, config.block_size - prompt)
 

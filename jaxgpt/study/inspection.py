@@ -14,12 +14,11 @@ import jinja2
 import numpy as np
 
 from jaxgpt.data.tokenizer import Tokenizer
-from jaxgpt.decoding.sampler import only_text
 from jaxgpt.decoding.sampling import DIVERGED
 from jaxgpt.errors import UserError, plural
 from jaxgpt.lm import LM, generate
 from jaxgpt.lm.arguments import encode_prompt, start_ids
-from jaxgpt.lm.model import ids_with_text
+from jaxgpt.lm.model import only_text
 from jaxgpt.lm.text import UNFINISHED
 from jaxgpt.study.heads import entropy
 from jaxgpt.study.interventions import ablate_heads
@@ -95,7 +94,7 @@ def inspect(lm: LM, prompt: str, *, max_new_tokens: int = 20) -> Inspection:
         UserError: as in `generate`, or if the prompt and `max_new_tokens` exceed 128 tokens or the context length, or the
             weights have diverged.
     """
-    model, has_text = lm.config.model, ids_with_text(lm)
+    model, only = lm.config.model, only_text(lm)
     ids = encode_prompt(lm.tokenizer, model.vocab_size, prompt) or start_ids(lm.tokenizer)
     limit, before = min(INSPECTED_TOKENS, model.block_size), len(ids)
     if before + max_new_tokens > limit:
@@ -109,12 +108,12 @@ def inspect(lm: LM, prompt: str, *, max_new_tokens: int = 20) -> Inspection:
 
     def next_log_p(logits_BTV: jax.Array) -> jax.Array:
         """Return the log probability of each token but the first, `[T - 1, 1]`."""
-        log_p_TV = jax.nn.log_softmax(only_text(logits_BTV, has_text)[0, :-1])
+        log_p_TV = jax.nn.log_softmax(only(logits_BTV)[0, :-1])
         return jnp.take_along_axis(log_p_TV, next_T1, -1)
 
     stream, patterns = stream_names(model), layer_names(model, "attn.pattern")
     out = run(lm, [ids], [*stream, *patterns])
-    log_p = np.asarray(jax.nn.log_softmax(only_text(out.logits, has_text)[0]))
+    log_p = np.asarray(jax.nn.log_softmax(only(out.logits)[0]))
     if np.isnan(log_p).any():
         raise UserError(DIVERGED)
     p, follows = np.exp(log_p), np.asarray(next_log_p(out.logits))

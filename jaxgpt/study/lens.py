@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgpt.config import Config
-from jaxgpt.decoding.sampler import only_text
+from jaxgpt.decoding.sampling import OnlyIds
 from jaxgpt.errors import UserError
 from jaxgpt.lm import LM
-from jaxgpt.lm.model import ids_with_text
+from jaxgpt.lm.model import only_text
 from jaxgpt.settings import as_int
 from jaxgpt.study.run import as_tokens, forward, layer_names, on_tokens, stream_names
 
@@ -52,18 +52,18 @@ def lens(lm: LM, ids: Any, k: int = 5) -> Lens:
         UserError: as in `run`, or if k is not between 1 and the vocabulary size.
     """
     tokens_BT = as_tokens(lm, ids)
-    return on_tokens(_lens, lm, tokens_BT, as_int("k", k, 1, lm.config.model.vocab_size), ids_with_text(lm))
+    return on_tokens(_lens, lm, tokens_BT, as_int("k", k, 1, lm.config.model.vocab_size), only_text(lm))
 
 
 @partial(jax.jit, static_argnums=(0, 3, 4))
-def _lens(config: Config, params: Any, tokens_BT: jax.Array, k: int, has_text: bytes) -> Lens:
+def _lens(config: Config, params: Any, tokens_BT: jax.Array, k: int, only: OnlyIds) -> Lens:
     *_, last = names = tuple(stream_names(config.model))
     out = forward(config, params, tokens_BT, names)
 
     def read(answer_BT: jax.Array, x_BTD: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         # The blocks before the edit do not reach the logits, so they are not computed.
         logits_BTV = forward(config, params, tokens_BT, (), ((last, lambda _: x_BTD),)).logits
-        logits_BTV = only_text(logits_BTV, has_text)
+        logits_BTV = only(logits_BTV)
         _, ids_BTk = jax.lax.top_k(logits_BTV, k)
         answer_BT = jnp.where(answer_BT < 0, ids_BTk[..., 0], answer_BT)
         answer_BT1 = jnp.take_along_axis(logits_BTV, answer_BT[..., None], -1)
@@ -121,12 +121,12 @@ def attribution(lm: LM, ids: Any, answer: int | Sequence[int] | None = None, pos
     B, T = tokens_BT.shape
     at = as_int("position", position, -T, T - 1) % T
     answer_B = None if answer is None else answer_ids(lm.config.model.vocab_size, answer, B)
-    return on_tokens(_attribution, lm, tokens_BT, answer_B, at, ids_with_text(lm))
+    return on_tokens(_attribution, lm, tokens_BT, answer_B, at, only_text(lm))
 
 
 @partial(jax.jit, static_argnums=(0, 5))
 def _attribution(
-    config: Config, params: Any, tokens_BT: jax.Array, answer_B: jax.Array | None, at: jax.Array, has_text: bytes
+    config: Config, params: Any, tokens_BT: jax.Array, answer_B: jax.Array | None, at: jax.Array, only: OnlyIds
 ) -> Attribution:
     config = config.with_model(logit_softcap=0.0)
     heads, mlps = layer_names(config.model, "attn.head_out"), layer_names(config.model, "mlp.out")
@@ -134,7 +134,7 @@ def _attribution(
     scales = {name: x for name, x in out.taps.items() if name.endswith(".scale")}
     parts = {name: out.taps[name] for name in ("embed", "pos_embed", *heads, *mlps) if name in out.taps}
     if answer_B is None:
-        answer_B = jnp.argmax(jnp.take(only_text(out.logits, has_text), at, axis=1), -1)
+        answer_B = jnp.argmax(jnp.take(only(out.logits), at, axis=1), -1)
 
     def logit_of(parts: dict[str, jax.Array]) -> jax.Array:
         edits = tuple((name, lambda _, x=x: x) for name, x in (scales | parts).items())

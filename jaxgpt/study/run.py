@@ -21,13 +21,13 @@ import numpy as np
 
 from jaxgpt.config import SEED, Config, ModelConfig, SamplingParams, TextParams
 from jaxgpt.decoding import TokenBuffer, sample_token
-from jaxgpt.decoding.sampler import only_text
+from jaxgpt.decoding.sampling import OnlyIds
 from jaxgpt.errors import UserError, did_you_mean, short_repr
 from jaxgpt.kernels.stored import dequantize
 from jaxgpt.lm import LM, Generation
 from jaxgpt.lm.arguments import encode_prompt, make_settings, row_keys, start_ids
 from jaxgpt.lm.generation import read_request
-from jaxgpt.lm.model import check_lm, ids_with_text, placed
+from jaxgpt.lm.model import check_lm, only_text, placed
 from jaxgpt.model import GPT
 from jaxgpt.model.scan import STACKED, unstack_layers
 from jaxgpt.ops import Ops
@@ -173,7 +173,7 @@ def generate(
     for made in range(new):
         at = len(row) + made - 1
         last_11V = np.asarray(run(lm, so_far.ids_BS[:, read], (), edits).logits)[:, at : at + 1]
-        token_1 = _next_token(last_11V, so_far, key_1, made, sampling, ids_with_text(lm))
+        token_1 = _next_token(last_11V, so_far, key_1, made, sampling, only_text(lm))
         text.add(token_1.tolist())
         if text.finish_reason:
             break
@@ -205,9 +205,9 @@ _forward = jax.jit(forward, static_argnums=(0, 3, 4))
 
 @partial(jax.jit, static_argnums=(4, 5))
 def _next_token(
-    logits_11V: jax.Array, text: TokenBuffer, key_1: jax.Array, made: int, sampling: SamplingParams, has_text: bytes
+    logits_11V: jax.Array, text: TokenBuffer, key_1: jax.Array, made: int, sampling: SamplingParams, only: OnlyIds
 ) -> jax.Array:
-    return sample_token(only_text(logits_11V, has_text)[:, 0], text, key_1, jnp.int32(made), sampling)[0]
+    return sample_token(only(logits_11V)[:, 0], text, key_1, jnp.int32(made), sampling)[0]
 
 
 @dataclass(frozen=True)

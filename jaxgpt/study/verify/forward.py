@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgpt.decoding import Decoder, Sampler, SamplingParams, TokenBuffer, sample_token
-from jaxgpt.decoding.sampler import decode_steps, prefill
+from jaxgpt.decoding import Sampler, SamplingParams, TokenBuffer, sample_token
+from jaxgpt.decoding.sampler import decode_steps, extend, prefill, read_prompts
 from jaxgpt.lm import engine
 from jaxgpt.ops.attention import document_positions
 from jaxgpt.study.verify.subject import Skipped, Subject, distance
-
-
-def _positions(start_B: Any, tokens: int) -> jax.Array:
-    """Return the positions of left-padded rows, `[B, T]`."""
-    ids_BT = jnp.zeros((len(start_B), tokens), jnp.int32)
-    return TokenBuffer(ids_BT, jnp.asarray(start_B), jnp.int32(tokens)).positions()
 
 
 def cached(s: Subject) -> float:
@@ -26,14 +21,15 @@ def cached(s: Subject) -> float:
 
     The first third of the tokens takes one call, the second third one call per token, and the remainder one call.
     """
-    T, model = s.length, Decoder(s.model)
+    T = s.length
     first, second = max(T // 3, 1), max(2 * T // 3, 1)
-    start = jax.jit(model.prefill, static_argnums=(3, 4))
-    logits, cache = start(s.params, s.tokens[:, :first], _positions([0, 0], first), T + 3, False)
-    parts, extend = [np.asarray(logits)], jax.jit(model.extend, static_argnums=3)
+    read, then = (jax.jit(partial(f, s.model), static_argnums=(2, 3)) for f in (read_prompts, extend))
+    text = TokenBuffer(s.tokens[:, :first], jnp.zeros(2, jnp.int32), jnp.int32(first))
+    logits, cache = read(s.params, text, T + 3, False)
+    parts = [np.asarray(logits)]
     for begin, end in [*((t, t + 1) for t in range(first, second)), (second, T)]:
         if begin < end:
-            logits, cache = extend(s.params, s.tokens[:, begin:end], cache, False)
+            logits, cache = then(s.params, s.tokens[:, begin:end], cache, last=False)
             parts.append(np.asarray(logits))
     return distance(np.concatenate(parts, 1), s.forward(s.params, s.tokens))
 
@@ -42,8 +38,8 @@ def padded(s: Subject) -> float:
     """Compare logits of left-padded prompts of different lengths to the logits of each prompt alone."""
     prompts = [np.asarray(s.tokens[0]).tolist(), np.asarray(s.tokens[1, : max(s.length // 3, 1)]).tolist()]
     text, _, _ = engine.left_pad(prompts, [0, 0])
-    start, P = jax.jit(Decoder(s.model).prefill, static_argnums=(3, 4)), text.ids_BS.shape[1]
-    logits, _ = start(s.params, text.ids_BS, text.positions(), P, False)
+    P = text.ids_BS.shape[1]
+    logits, _ = jax.jit(partial(read_prompts, s.model), static_argnums=(2, 3))(s.params, text, P, False)
     together = [np.asarray(logits[row, P - len(ids) :]) for row, ids in enumerate(prompts)]
     alone = [np.asarray(s.forward(s.params, jnp.asarray([ids], jnp.int32))[0]) for ids in prompts]
     return max(distance(a, b) for a, b in zip(together, alone, strict=True))
@@ -54,24 +50,23 @@ def sampler_loop(s: Subject) -> float:
     P = s.length // 2
     new = s.length - P
     sampling = SamplingParams(temperature=0.8, top_k=min(8, s.config.model.vocab_size))
-    sampler = Sampler(Decoder(s.model), sampling)
+    sampler = Sampler(s.model, sampling)
     text = TokenBuffer(s.tokens[:, :P], jnp.zeros(2, jnp.int32), jnp.int32(P))
-    keys_2, limit_2 = jax.random.split(jax.random.key(0), 2), jnp.full(2, new, jnp.int32)
+    keys_2 = jax.random.split(jax.random.key(0), 2)
 
     def run(params: Any) -> Any:
-        state = prefill(sampler, params, text, keys_2, limit_2, P + new)
+        state = prefill(sampler, params, text, keys_2, P + new)
         return decode_steps(sampler, params, state, jnp.int32(new - 1))
 
     looped = jax.jit(run)(s.params)
-    extend = jax.jit(sampler.model.extend, static_argnums=3)
-    first = jax.jit(sampler.model.prefill, static_argnums=(3, 4))
-    logits, cache = first(s.params, text.ids_BS, text.positions(), P + new, True)
+    read, then = jax.jit(partial(read_prompts, s.model), static_argnums=2), jax.jit(partial(extend, s.model))
+    logits, cache = read(s.params, text, P + new)
     text = text._replace(ids_BS=jnp.pad(text.ids_BS, ((0, 0), (0, new))))
     for made in range(new):
         token_B, _ = sample_token(logits[:, -1], text, keys_2, jnp.int32(made), sampling)
         text = text.append(token_B[:, None])
         if made < new - 1:
-            logits, cache = extend(s.params, token_B[:, None], cache, True)
+            logits, cache = then(s.params, token_B[:, None], cache)
     return distance((looped.text.ids_BS, looped.cache), (text.ids_BS, cache))
 
 
