@@ -64,7 +64,7 @@ lm.generation.generate
           model.gpt.GPT.prefill
             model.gpt.GPT.stack
             model.cache.grow
-        decoding.sampler.append
+        decoding.sampler.sample_next
     lm.engine.run
       decoding.sampler.decode_steps
         decoding.sampler.extend
@@ -74,7 +74,7 @@ lm.generation.generate
               block = model.gpt.Block.__call__
                 model.attention.Attention.__call__
                   model.cache.write
-        decoding.sampler.append
+        decoding.sampler.sample_next
           decoding.sampling.sample_token
             decoding.sampling.warp
               decoding.sampling.stages

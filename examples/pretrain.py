@@ -50,7 +50,7 @@ def main(text: str, steps: int, out: str) -> Outcome:
 
     def objective(params: Any, windows_BT1: jax.Array, key: jax.Array | None) -> RowSums:
         """Compute cross entropy plus PaLM's z-loss, which keeps the normalizer of the softmax near 1."""
-        inputs_BT, targets_BT = split_windows(windows_BT1)
+        inputs_BT, targets_BT, _ = split_windows(windows_BT1)
         logits_BTV = model.apply({"params": params}, inputs_BT, key)
         z_BT = 1e-4 * jnp.where(targets_BT < 0, 0.0, jax.nn.logsumexp(logits_BTV, axis=-1) ** 2)
         count_B = (targets_BT >= 0).sum(-1, dtype=jnp.float32)

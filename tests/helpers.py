@@ -29,6 +29,7 @@ from jaxgpt.kernels.flash import cudnn_attention, splash_attention
 from jaxgpt.lm import LM
 from jaxgpt.model import GPT
 from jaxgpt.model.params import abstract_params
+from jaxgpt.ops.attention import Positions
 from jaxgpt.trainer.metrics import read_metrics
 
 TEXT = "".join(f"{n} times {n} is {n * n}, and {n} plus {n} is {2 * n}.\n" for n in range(400))
@@ -121,10 +122,10 @@ class CountUp:
 
     config = ModelConfig(vocab_size=10, positions="rope")
 
-    def apply(self, _: Any, *args: Any, method: str) -> Any:
-        return getattr(self, method)(*args)
+    def apply(self, _: Any, *args: Any, method: Any) -> Any:
+        return getattr(self, method.__name__)(*args)
 
-    def prefill(self, ids_BT: jax.Array, position_BT: jax.Array, slots: int, last: bool) -> Any:
+    def prefill(self, ids_BT: jax.Array, positions: Positions, slots: int, last: bool) -> Any:
         return self.extend(ids_BT, Counted(jnp.int32(0), jnp.int32(0)), last)
 
     def extend(self, ids_BT: jax.Array, cache: Counted, last: bool) -> tuple[jax.Array, Counted]:

@@ -96,6 +96,11 @@ class Tokenizer(Protocol):
         """Decode ids to text."""
         ...
 
+    def settled(self, ids: list[int]) -> list[int]:
+        """Return the ids without the bytes at their end: a next byte can change the text of all bytes directly before it."""
+        end = next((n for n in range(len(ids), 0, -1) if ids[n - 1] not in self.byte_ids), 0)
+        return ids[:end]
+
     def has_text(self, vocab_size: int) -> np.ndarray:
         """Return whether each id below `vocab_size` has a text, bool `[V]`; padding ids have no text."""
         return np.arange(vocab_size) < self.vocab_size

@@ -38,7 +38,7 @@ def draft_tokens(text: TokenBuffer, ngram: int, count: int) -> tuple[jax.Array, 
         match_S &= jnp.roll(ids_S, -i) == ids_S[length - ngram + i]
     first = jnp.max(jnp.where(match_S, slot_S, -1)) + ngram  # slot of the token after the n-gram
     period = jnp.maximum(length - first, 1)
-    return ids_S[first + jnp.arange(count) % period], match_S.any()
+    return ids_S[first + (jnp.arange(count) % period)], match_S.any()
 
 
 def lookup_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.Array) -> SamplerState:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxgpt.config import SamplingParams
 from jaxgpt.decoding.sampling import Filter, TokenBuffer, sample_token
 from jaxgpt.model import GPT, KVCache
+from jaxgpt.ops.attention import padded_positions
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def prefill(sampler: Sampler, params: Any, text: TokenBuffer, key_B: jax.Array, 
     read = min(P, window)
     logits_B1V, cache = read_prompts(sampler.model, params, text.last(read), min(size, read + window))
     text = text._replace(ids_BS=jnp.pad(text.ids_BS, ((0, 0), (0, size - P))))
-    return append(sampler, SamplerState(text, cache, jnp.zeros(B, bool), jnp.int32(0), key_B), logits_B1V)
+    return sample_next(sampler, SamplerState(text, cache, jnp.zeros(B, bool), jnp.int32(0), key_B), logits_B1V)
 
 
 def decode_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.Array) -> SamplerState:
@@ -82,7 +83,7 @@ def decode_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.
 
     def step(state: SamplerState) -> SamplerState:
         logits_B1V, cache = extend(sampler.model, params, state.text.last(1).ids_BS, state.cache)
-        return append(sampler, state._replace(cache=cache), logits_B1V)
+        return sample_next(sampler, state._replace(cache=cache), logits_B1V)
 
     return _repeat(step, state, steps)
 
@@ -90,13 +91,13 @@ def decode_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.
 def slide_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.Array) -> SamplerState:
     """Generate as `decode_steps`, but the model reads only the last `window` tokens, as if the text began there.
 
-    With learned positions, a text can exceed the context only in this way. Beyond the window, each token takes a forward
-    pass over the whole window, because the positions of its tokens change.
+    With learned positions, a text can exceed the context only in this way. Beyond the window, the cache is not used: each
+    token takes a forward pass over the whole window, because the positions of its tokens change.
     """
 
     def step(state: SamplerState) -> SamplerState:
         logits_B1V, _ = read_prompts(sampler.model, params, state.text.last(sampler.window), sampler.window)
-        return append(sampler, state, logits_B1V)
+        return sample_next(sampler, state, logits_B1V)
 
     cached = jnp.clip(sampler.window + 1 - (state.text.length - state.text.start_B.min()), 0, steps)
     return _repeat(step, decode_steps(sampler, params, state, cached), steps - cached)
@@ -111,17 +112,18 @@ def read_prompts(
     model: GPT, params: Any, text: TokenBuffer, slots: int, last: bool = True
 ) -> tuple[jax.Array, KVCache]:
     """Return the logits after the last or after each token of a batch, and a cache of `slots` slots."""
-    result: Any = model.apply({"params": params}, text.ids_BS, text.positions(), slots, last, method="prefill")
+    positions = padded_positions(text.start_B, text.ids_BS.shape[1])
+    result: Any = model.apply({"params": params}, text.ids_BS, positions, slots, last, method=GPT.prefill)
     return result
 
 
 def extend(model: GPT, params: Any, ids_BT: jax.Array, cache: KVCache, last: bool = True) -> tuple[jax.Array, KVCache]:
     """Return the logits after the last or after each of the tokens `ids_BT`, and the cache with these tokens."""
-    result: Any = model.apply({"params": params}, ids_BT, cache, last, method="extend")
+    result: Any = model.apply({"params": params}, ids_BT, cache, last, method=GPT.extend)
     return result
 
 
-def append(sampler: Sampler, state: SamplerState, logits_B1V: jax.Array) -> SamplerState:
+def sample_next(sampler: Sampler, state: SamplerState, logits_B1V: jax.Array) -> SamplerState:
     """Sample a token of each row from logits, and append it."""
     text, made = state.text, state.made
     token_B, _ = sample_token(logits_B1V[:, -1], text, state.key_B, made, sampler.sampling, sampler.filters)

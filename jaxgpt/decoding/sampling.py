@@ -39,10 +39,6 @@ class TokenBuffer(NamedTuple):
         slot_S = jnp.arange(self.ids_BS.shape[1])
         return (slot_S[None, :] >= self.start_B[:, None]) & (slot_S < self.length)[None, :]
 
-    def positions(self) -> jax.Array:
-        """Return each slot's position, int32 `[B, S]`: 0 for the row's first token, -1 before it."""
-        return jnp.maximum(jnp.arange(self.ids_BS.shape[1], dtype=jnp.int32)[None, :] - self.start_B[:, None], -1)
-
     @property
     def room(self) -> jax.Array:
         """Number of unused slots."""

@@ -36,7 +36,7 @@ class TextStream:
         prompt: Sequence[int] = (),
     ) -> None:
         """Start a row of at most `limit` new ids; `stop_ids` and `stops` end the row and are omitted."""
-        self._decode, self._byte_ids, self._limit = tokenizer.decode, tokenizer.byte_ids, limit
+        self._decode, self._settled_ids, self._limit = tokenizer.decode, tokenizer.settled, limit
         self._stop_ids, self._stops = frozenset(stop_ids), tuple(stops)
         self._prompt = list(prompt)
         self._before = self._decode(self._prompt) if self._prompt else ""
@@ -83,9 +83,7 @@ class TextStream:
 
     def _settled(self) -> str:
         """Return the text that further ids cannot change."""
-        ids = self._prompt + self.ids
-        while ids and ids[-1] in self._byte_ids:  # a new byte can change the text of all bytes directly before it
-            ids.pop()
+        ids = self._settled_ids(self._prompt + self.ids)
         text = self._decode(ids) if ids else ""
         # Up to three bytes of an incomplete character may remain; some decoders return one U+FFFD per byte.
         end = len(text)

@@ -15,6 +15,7 @@ from jaxgpt.model.module import Module
 from jaxgpt.model.norm import Norm
 from jaxgpt.ops.attention import Visible
 from jaxgpt.ops.dropout import dropout
+from jaxgpt.ops.random import subkey
 from jaxgpt.ops.rotary import Rotation, rotate
 from jaxgpt.ops.sharding import constrain
 
@@ -41,9 +42,9 @@ class Attention(Module):
     """Multi-head causal self-attention with grouped keys and values, and an explicit cache."""
 
     @nn.compact
-    def __call__(self, x_BTD: jax.Array, inputs: BlockInputs, key: jax.Array | None) -> tuple[jax.Array, KeysValues]:
+    def __call__(self, x_BTD: jax.Array, inputs: BlockInputs) -> tuple[jax.Array, KeysValues]:
         """Return the output `[B, T, D]`, and the layer's keys and values, cached and new."""
-        c, o = self.config, self.ops
+        c, o, key = self.config, self.ops, subkey(inputs.key, 0)
         q_BTNH = self._project(x_BTD, "q", "heads", c.n_head)
         k_BTKH = self._project(x_BTD, "k", "kv_heads", c.kv_heads)
         v_BTKH = self._project(x_BTD, "v", "kv_heads", c.kv_heads)

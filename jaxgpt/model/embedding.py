@@ -23,6 +23,6 @@ class Embedding(Module):
         """Look up the vectors of ids: `[...]` to `[..., D]`."""
         return self.embedding.take(ids, axis=0).astype(self.ops.dtype)
 
-    def attend(self, x_BTD: jax.Array) -> jax.Array:
+    def logits(self, x_BTD: jax.Array) -> jax.Array:
         """Compute the logits of the tied head, `x E^T`: `[B, T, rows]`."""
         return self.ops.linear(x_BTD, self.embedding.T, None, self.ops.dtype)

@@ -21,7 +21,7 @@ from jaxgpt.model.module import Module
 from jaxgpt.model.norm import Norm
 from jaxgpt.model.scan import STACKED
 from jaxgpt.ops import Ops
-from jaxgpt.ops.attention import NO_TOKEN, Positions, Visible, row_positions
+from jaxgpt.ops.attention import Positions, Visible, row_positions
 from jaxgpt.ops.dropout import dropout
 from jaxgpt.ops.random import subkey
 from jaxgpt.ops.rotary import Llama3Scaling, Rotation, rope_frequencies
@@ -41,7 +41,7 @@ class Block(Module):
         """Return the residual stream `[B, T, D]`, and the layer's keys and values."""
         c, key = self.config, inputs.key
         x_BTD = self.named("resid.pre", x_BTD)
-        out_BTD, kv = Attention(c, self.ops, name="attn")(self._input(x_BTD, "ln_1"), inputs, subkey(key, 0))
+        out_BTD, kv = Attention(c, self.ops, name="attn")(self._input(x_BTD, "ln_1"), inputs)
         y_BTD = self._add(x_BTD, self.named("attn.out", out_BTD), "ln_1", subkey(key, 1))
         y_BTD = self.named("resid.mid", y_BTD)
         if c.mlp != "none":
@@ -123,20 +123,19 @@ class GPT(Module):
         return self.stack(self.embed(tokens_BT), positions or row_positions(T), key=key)[0]
 
     def prefill(
-        self, tokens_BT: jax.Array, position_BT: jax.Array, slots: int, last: bool = False
+        self, tokens_BT: jax.Array, positions: Positions, slots: int, last: bool = False
     ) -> tuple[jax.Array, KVCache]:
         """Compute the logits of prompts, float32 `[B, T, V]`, and a cache with their keys and values.
 
         Args:
             tokens_BT: ids, padded on the left.
-            position_BT: position of each token in its row; `NO_TOKEN` for padding.
+            positions: positions of the tokens, as `padded_positions` or, without padding, `row_positions` returns them.
             slots: number of slots of the cache, at least T.
             last: return the logits of the last position only, `[B, 1, V]`.
         """
-        text_BT = (position_BT != NO_TOKEN).astype(jnp.int32)  # padding is a separate document
-        x_BTD, layers = self.stack(self.embed(tokens_BT), Positions(position_BT, text_BT))
+        x_BTD, layers = self.stack(self.embed(tokens_BT), positions)
         assert layers, "a cache needs unstacked parameters"
-        T = tokens_BT.shape[1]
+        position_BT, T = jnp.broadcast_to(positions.position_BT, tokens_BT.shape), tokens_BT.shape[1]
         cache = grow(KVCache(layers, position_BT, jnp.int32(T)), slots - T)
         return self.head(x_BTD[:, -1:] if last else x_BTD), cache
 
@@ -215,7 +214,7 @@ class GPT(Module):
 
     def head(self, x_BTD: jax.Array) -> jax.Array:
         """Compute logits from hidden states, float32 `[B, T, V]`; a tied head is the transposed token table."""
-        logits_BTV = self.wte.attend(x_BTD) if self.config.tie_embeddings else self.lm_head(x_BTD)
+        logits_BTV = self.wte.logits(x_BTD) if self.config.tie_embeddings else self.lm_head(x_BTD)
         logits_BTV = constrain(logits_BTV, ("batch", "length", "vocab")).astype(jnp.float32)
         cap = self.config.logit_softcap
         return self.named("logits", cap * jnp.tanh(logits_BTV / cap) if cap else logits_BTV)

@@ -64,6 +64,12 @@ def row_positions(tokens: int) -> Positions:
     return Positions(jnp.arange(tokens, dtype=jnp.int32)[None])
 
 
+def padded_positions(start_B: jax.Array, tokens: int) -> Positions:
+    """Return the positions of left-padded rows, 0 at token `start_B`; padding is a separate document."""
+    position_BT = jnp.maximum(jnp.arange(tokens, dtype=jnp.int32)[None] - start_B[:, None], NO_TOKEN)
+    return Positions(position_BT, (position_BT != NO_TOKEN).astype(jnp.int32))
+
+
 def document_positions(document_BT: jax.Array) -> Positions:
     """Return positions that start at 0 in each document; a document must be contiguous in its row."""
     slot_BT = jnp.broadcast_to(jnp.arange(document_BT.shape[1], dtype=jnp.int32), document_BT.shape)

@@ -10,7 +10,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from jaxgpt.ops.attention import document_positions
+from jaxgpt.ops.attention import Positions, document_positions
 from jaxgpt.ops.linear import log_likelihood
 
 
@@ -36,8 +36,7 @@ def next_token_loss(apply_fn: Callable[..., Any], chunk: int = 0) -> Objective:
     """Make the objective of language models: `-log softmax(logits)[target]` of the next token, in nats.
 
     Args:
-        apply_fn: `GPT(config).apply`, or any `(variables, tokens_BT, key) -> logits_BTV`. For windows with documents, the
-            `Positions` of the tokens are a fourth argument.
+        apply_fn: `GPT(config).apply`, or any `(variables, tokens_BT, key, positions) -> logits_BTV`.
         chunk: positions per window to compute logits for at a time, to save memory; needs the model's methods `hidden`
             and `head` (see `chunked`); 0: all.
 
@@ -46,29 +45,30 @@ def next_token_loss(apply_fn: Callable[..., Any], chunk: int = 0) -> Objective:
     """
 
     def objective(params: Any, windows_BT1: jax.Array, key: jax.Array | None) -> RowSums:
-        inputs_BT, targets_BT, *documents = split_windows(windows_BT1)
-        positions = map(document_positions, documents)
+        inputs_BT, targets_BT, positions = split_windows(windows_BT1)
         call = partial(apply_fn, {"params": params})
         if chunk:
-            x_BTD = call(inputs_BT, key, *positions, method="hidden")
+            x_BTD = call(inputs_BT, key, positions, method="hidden")
             losses_BT = chunked(lambda x, y: cross_entropy(call(x, method="head"), y), x_BTD, targets_BT, chunk)
         else:
-            losses_BT = cross_entropy(call(inputs_BT, key, *positions), targets_BT)
+            losses_BT = cross_entropy(call(inputs_BT, key, positions), targets_BT)
         return RowSums(losses_BT.sum(-1), (targets_BT >= 0).sum(-1, dtype=jnp.float32))
 
     return objective
 
 
-def split_windows(windows: jax.Array) -> tuple[jax.Array, ...]:
-    """Split windows into inputs and targets, each `[B, T]`, and document ids, if present.
+def split_windows(windows: jax.Array) -> tuple[jax.Array, jax.Array, Positions | None]:
+    """Split windows into inputs and targets, each `[B, T]`, and positions; None: one document per row.
 
     Args:
         windows: `[B, T + 1]`: T inputs and, shifted by one, T targets; or `[B, T, 3]`: input, target and document id of each
             position. A negative target is not counted. A negative input is replaced with id 0: in the first form,
             targets are also inputs.
     """
-    parts = (windows[:, :-1], windows[:, 1:]) if windows.ndim == 2 else tuple(jnp.moveaxis(windows, -1, 0))
-    return jnp.maximum(parts[0], 0), *parts[1:]
+    if windows.ndim == 2:
+        return jnp.maximum(windows[:, :-1], 0), windows[:, 1:], None
+    inputs_BT, targets_BT, document_BT = jnp.moveaxis(windows, -1, 0)
+    return jnp.maximum(inputs_BT, 0), targets_BT, document_positions(document_BT)
 
 
 def cross_entropy(logits_BTV: jax.Array, targets_BT: jax.Array) -> jax.Array:

@@ -19,6 +19,7 @@ from jaxgpt.decoding.sampler import prefill
 from jaxgpt.lm import engine
 from jaxgpt.lm.model import sampler_of
 from jaxgpt.ops import Ops
+from jaxgpt.ops.attention import padded_positions
 
 GREEDY = SamplingParams(temperature=0)
 
@@ -83,7 +84,8 @@ def test_the_last_tokens_of_a_buffer_keep_their_positions(window: int) -> None:
     assert last.ids_BS.tolist() == [list(range(6 - window, 6)), list(range(14 - window, 14))]
     slots = range(6 - window, 6)
     first = [max(start, 6 - window) for start in (0, 4)]  # as if the text began in the window
-    assert last.positions().tolist() == [[max(slot - start, -1) for slot in slots] for start in first]
+    positions = padded_positions(last.start_B, window).position_BT
+    assert positions.tolist() == [[max(slot - start, -1) for slot in slots] for start in first]
     short = text.last(7)
     assert (short.ids_BS[:, 1:].tolist(), short.start_B.tolist()) == (text.ids_BS[:, :6].tolist(), [1, 5])
     more = text.append(jnp.array([[90, 91], [92, 93]]))

@@ -19,7 +19,7 @@ from jaxgpt.kernels.tiled import tiled_attention
 from jaxgpt.model import GPT
 from jaxgpt.model.scan import stack_layers
 from jaxgpt.ops import Ops
-from jaxgpt.ops.attention import document_positions
+from jaxgpt.ops.attention import Positions
 from jaxgpt.parallel.mesh import make_mesh, use_mesh
 from jaxgpt.train.loss import cross_entropy, next_token_loss, split_windows
 from jaxgpt.train.step import gradients
@@ -66,9 +66,11 @@ def check(config: ModelConfig, ops: Ops = Ops(), lengths: Any = LENGTHS, gradien
     model, params = make(config)
     windows, alone = packed(config, lengths)
 
-    def run(model: GPT, inputs: jax.Array, targets: jax.Array, *document_BT: jax.Array) -> tuple[jax.Array, Any]:
+    def run(
+        model: GPT, inputs: jax.Array, targets: jax.Array, positions: Positions | None = None
+    ) -> tuple[jax.Array, Any]:
         def loss(params: Any) -> tuple[jax.Array, jax.Array]:
-            logits = model.apply({"params": params}, inputs, None, *map(document_positions, document_BT))
+            logits = model.apply({"params": params}, inputs, None, positions)
             return cross_entropy(logits, targets).sum(), logits
 
         grads, logits = jax.jit(jax.grad(loss, has_aux=True) if gradient else lambda p: ((), loss(p)[1]))(params)

@@ -19,7 +19,7 @@ from jaxgpt.train.step import TrainState, init_state, train_step
 BAD = 9  # the model below returns NaN for this id
 
 
-def logits(variables: Any, tokens_BT: jax.Array, key: jax.Array | None) -> jax.Array:
+def logits(variables: Any, tokens_BT: jax.Array, *_: Any) -> jax.Array:
     params = variables["params"]
     logits_BTV: jax.Array = params["wte"]["embedding"][tokens_BT] @ params["h_0"]["kernel"]
     return logits_BTV + jnp.where(tokens_BT == BAD, jnp.nan, 0.0)[..., None]

@@ -118,7 +118,7 @@ def mean_gradients(
 
 
 def test_a_batch_without_targets_has_no_loss_and_no_gradients() -> None:
-    objective = next_token_loss(lambda variables, tokens_BT, key: variables["params"] * jnp.ones((*tokens_BT.shape, 3)))
+    objective = next_token_loss(lambda variables, tokens_BT, *_: variables["params"] * jnp.ones((*tokens_BT.shape, 3)))
     metrics, grad = mean_gradients(objective, jnp.ones(()), jnp.full((2, 9), -1))
     assert (metrics["loss"], grad) == (0, 0)
 
