@@ -37,5 +37,5 @@ def per_device(
 def only_rows_are_divided() -> bool:
     """Return whether the mesh and sharding rules of this context divide only the rows of batches."""
     sizes = jax.sharding.get_abstract_mesh().shape
-    rules = [rule for rule in nn.get_logical_axis_rules() if rule[0] not in ("batch", "lookup")]
+    rules = [rule for rule in nn.get_logical_axis_rules() if rule[0] not in ("batch", "lookup", "matrices")]
     return all(sizes.get(axis, 1) == 1 for _, axes in rules for axis in jax.tree.leaves(axes))

@@ -12,6 +12,7 @@ import pytest
 from helpers import cudnn_on_a_cpu, small, splash_on_a_cpu
 
 from jaxgpt.config import MeshConfig
+from jaxgpt.kernels.devices import only_rows_are_divided
 from jaxgpt.kernels.tiled import tiled_attention
 from jaxgpt.ops.attention import Visible, attend, row_positions
 from jaxgpt.parallel.mesh import Rules, change_rules, make_mesh, use_mesh
@@ -51,3 +52,9 @@ def test_a_kernel_on_a_mesh(K: int, kernel: Any, rules: Rules) -> None:
         assert found[0].sharding.is_equivalent_to(jax.sharding.NamedSharding(mesh, placed), 4)
     for a, b in zip(found, jax.jit(lambda *x: forward_and_backward(attend, *x))(*arrays), strict=True):
         np.testing.assert_allclose(a, b, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("data", "fsdp", "expected"), [(2, 1, True), (1, 2, False)])
+def test_a_data_mesh_divides_only_rows(data: int, fsdp: int, expected: bool) -> None:
+    with use_mesh(make_mesh(MeshConfig(data=data, fsdp=fsdp)), small("gpt2")):
+        assert only_rows_are_divided() is expected

@@ -121,7 +121,7 @@ LOSS = Exercise(
 # step
 
 
-def _apply(variables: Any, tokens_BT: jax.Array, key: Any = None) -> jax.Array:
+def _apply(variables: Any, tokens_BT: jax.Array, key: Any = None, positions: Any = None) -> jax.Array:
     """Predict the next token from the current one."""
     params = variables["params"]
     logits_BTV: jax.Array = jnp.take(params["embedding"], tokens_BT, axis=0) @ params["head"]
