@@ -17,8 +17,9 @@ from jaxgpt.files import cache_dir
 # jit gives NaN or 1e31. `jaxgpt verify` shows whether other versions do.
 MISCOMPILING = ("0.10", "0.11", "0.12")
 SAFE_FLAG = "--xla_cpu_experimental_ynn_fusion_type=-reduce"
-# LLVM compiles a train step in 20% less time without unrolling loops, and steps are as fast (benchmarks/LOG.md).
-QUICK_FLAG = "--xla_backend_extra_options=xla_cpu_disable_loop_unrolling=true"
+# LLVM compiles a train step in 20% less time without unrolling loops, and steps are as fast (benchmarks/LOG.md). jaxlib 0.12
+# compiles while loops without library calls of any size for one thread, unless the limit of the size is 0.
+QUICK_FLAG = "--xla_backend_extra_options=xla_cpu_disable_loop_unrolling=true,xla_cpu_small_while_loop_byte_threshold=0"
 COMPILED_BYTES = 2 * 2**30  # size limit of the cache of compiled programs
 GARBAGE = 50_000  # new objects before a garbage collection
 M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8  # option numbers from malloc.h

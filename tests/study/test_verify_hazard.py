@@ -86,6 +86,16 @@ def test_flags_in_a_file(start, tmp_path: Path) -> None:  # type: ignore[no-unty
     assert start(str(file)) == (str(file), [])
 
 
+def test_large_loops_use_all_cores() -> None:
+    """jaxlib 0.12 compiles them as one kernel by default: every operation, even a matrix product, then runs on one core."""
+    code = (
+        "import jaxgpt, jax; x = jax.numpy.ones((1, 1000)); w = jax.numpy.ones((1000, 1000));"
+        "loop = lambda x, n: jax.lax.while_loop(lambda c: c[1] < n, lambda c: (c[0] @ w, c[1] + 1), (x, 0))[0];"
+        "print('small_call' in jax.jit(loop).lower(x, 3).compile().as_text())"
+    )
+    assert python(code).stdout == "False\n"
+
+
 @pytest.mark.long
 def test_a_backend_started_before_the_import() -> None:
     """It is too late to set flags: there is one warning with the fix, and the row of verify fails."""
