@@ -18,14 +18,10 @@ from jaxgpt.ops.rotary import Rotation, rope_rotation
 
 
 def call_without_inlining(function: Callable[..., Any], *args: Any, small: bool = True) -> Any:
-    """Compute `function(*args)` in an XLA call that is neither inlined nor fused.
+    """Compute `function(*args)` in an XLA call that is neither inlined nor fused; JAX caches module-level functions.
 
-    Optimization barriers do not prevent fusion, because the CPU backend removes them before it fuses.
-
-    Args:
-        function: a module-level function, so that JAX caches its trace.
-        small: whether the call becomes one kernel, on one core. Otherwise its operations use all cores, in an executor that
-            blocks the threads of other devices.
+    A `small` call becomes one kernel, on one core. Otherwise its operations use all cores, in an executor that blocks the
+    threads of other devices. Optimization barriers do not prevent fusion: the CPU backend removes them before it fuses.
     """
     with set_xla_metadata(inlineable="false", **({"xla_cpu_small_call": "true"} if small else {})):
         return jax.jit(function)(*args)

@@ -48,10 +48,7 @@ def cudnn_attention(
 def splash_attention(
     q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, visible: Visible, scale: float, edit: Edit | None = None
 ) -> Array:
-    """Compute attention with Pallas' splash kernel, on each device's rows and heads.
-
-    Sequences are padded at the end to whole tiles; the causal mask hides the padding.
-    """
+    """Compute attention with Pallas' splash kernel on each device's rows and heads; the mask hides padding at the end."""
     from jax.experimental.pallas.ops.tpu import splash_attention as splash  # a slow import, 1 s
 
     if edit or visible.key:

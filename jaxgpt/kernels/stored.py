@@ -14,13 +14,13 @@ import jax
 import jax.numpy as jnp
 
 from jaxgpt.config import ModelConfig
+from jaxgpt.kernels.cpu import call_without_inlining
 from jaxgpt.model.params import Weight, map_weights
 
 Precision = Literal["float32", "bfloat16", "int8"]
 
-# Number and base of the int8 digits: a remainder of at most 0.5 is at most 127 units of the next digit.
-DIGITS, BASE = 3, 254.0
 FEW_ROWS = 8  # maximum number of rows of a product limited by memory bandwidth
+LOOP_ROWS = 2  # maximum number of rows that a loop multiplies faster than a library
 
 _dot = functools.partial(jnp.einsum, "ai,bi->ab")
 
@@ -28,9 +28,7 @@ _dot = functools.partial(jnp.einsum, "ai,bi->ab")
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Stored:
-    """A matrix stored as `[outputs, inputs]`: `W[i, o] = values[o, i] * scale[o]`.
-
-    Supports `x @ w`, `w.T` and `w.take(ids)`.
+    """A matrix stored as `[outputs, inputs]`, `W[i, o] = values[o, i] * scale[o]`, with `x @ w`, `w.T` and `w.take(ids)`.
 
     Attributes:
         values_OI: float32, bfloat16 or int8.
@@ -108,26 +106,35 @@ def _product(x_RI: jax.Array, values_OI: jax.Array) -> jax.Array:
     """Compute `x V^T`, with V `[O, I]` converted to the dtype of x: `[R, I]` to float32 `[R, O]`."""
     values_OI = values_OI.astype(x_RI.dtype)
     if 1 < len(x_RI) <= FEW_ROWS:
-        # XLA's CPU backend copies the right operand, so x, the smaller operand, is on the right. Without the barrier,
-        # XLA swaps the operands again.
+        # XLA's CPU backend copies the right operand, which is the smaller x. Without the barrier, XLA swaps the operands.
         return jax.lax.optimization_barrier(_dot(values_OI, x_RI, preferred_element_type=jnp.float32)).T
     return _dot(x_RI, values_OI, preferred_element_type=jnp.float32)
 
 
 def _product_by_digits(x_RI: jax.Array, values_OI: jax.Array) -> jax.Array:
-    """Compute `x V^T` in integer arithmetic, without widening the int8 weights.
+    """Compute `x V^T` in integer arithmetic, without widening the int8 weights in memory.
 
-    Each row of x is split into three int8 digits in base 254, the first in units of `max |x| / 127`: 23 bits, as many as a
-    float32 mantissa. The digits are multiplied in one exact integer product, and the results are recombined.
+    Each row of x is split into digits, the first in units of `max |x| / most`: two int16 digits for a loop, or three int8
+    digits for a library. Both have 23 bits (to 8,260 inputs), as many as a float32 mantissa. Products of digits are exact.
     """
-    unit_R1 = jnp.maximum(jnp.abs(x_RI).max(-1, keepdims=True), jnp.finfo(jnp.float32).tiny) / 127
+    loop = len(x_RI) <= LOOP_ROWS
+    count, most, dtype = (2, min(2047, 2**31 // (127 * x_RI.shape[1])), jnp.int16) if loop else (3, 127, jnp.int8)
+    unit_R1 = jnp.maximum(jnp.abs(x_RI).max(-1, keepdims=True), jnp.finfo(jnp.float32).tiny) / most
     rest_RI, digits = x_RI / unit_R1, []
-    for _ in range(DIGITS):
+    for _ in range(count):
         digit_RI = jnp.round(rest_RI)
-        digits.append(digit_RI.astype(jnp.int8))
-        rest_RI = BASE * (rest_RI - digit_RI)
-    products = jnp.split(_dot(jnp.concatenate(digits), values_OI, preferred_element_type=jnp.int32), DIGITS)
-    y_RO = jnp.zeros(products[0].shape, jnp.float32)
-    for product_RO in reversed(products):
-        y_RO = y_RO / BASE + product_RO.astype(jnp.float32)
-    return unit_R1 * y_RO
+        digits.append(digit_RI.astype(dtype))
+        rest_RI = 2 * most * (rest_RI - digit_RI)  # at most `most`, because the difference is at most 0.5
+    # If inlined, the loop would compute the digits again for each output.
+    products_XO = call_without_inlining(_integer_product, jnp.concatenate(digits), values_OI, small=False)
+    products = jnp.split(products_XO.astype(jnp.float32), count)
+    return unit_R1 * sum(y_RO / (2.0 * most) ** i for i, y_RO in enumerate(products))
+
+
+def _integer_product(x_XI: jax.Array, values_OI: jax.Array) -> jax.Array:
+    """Compute the int32 product `x V^T`: int8 by a library, int16 by a loop over V that LLVM vectorizes (VNNI)."""
+    if x_XI.dtype == jnp.int8:
+        return _dot(x_XI, values_OI, preferred_element_type=jnp.int32)
+    # At least two sums: XLA converts a single sum to a matrix product, and computes it without vector instructions.
+    terms = tuple(values_OI.astype(jnp.int32) * x_1I for x_1I in x_XI[:, None].astype(jnp.int32))
+    return jnp.stack(jax.lax.reduce(terms, (jnp.int32(0),) * len(terms), lambda a, b: tuple(map(jnp.add, a, b)), (1,)))

@@ -108,7 +108,7 @@ def test_sums_are_float32_whatever_the_dtype(precision: str, rows: int, function
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "int8"])
-@pytest.mark.parametrize(("rows", "inputs"), [(1, 300), (1, 307), (2, 300), (14, 300)])  # 307 is prime
+@pytest.mark.parametrize(("rows", "inputs"), [(1, 300), (1, 307), (1, 20_000), (2, 300), (5, 300), (14, 300)])
 def test_activations_are_not_rounded(precision: str, rows: int, inputs: int) -> None:
     rng = np.random.default_rng(0)
     w = rng.normal(0, 1, (inputs, 50)).astype(np.float32)
@@ -121,6 +121,21 @@ def test_activations_are_not_rounded(precision: str, rows: int, inputs: int) -> 
     found = jax.jit(lambda x, low: x @ low)(jnp.asarray(x), low)
     size = np.abs(x).sum(-1, keepdims=True)
     assert float((np.abs(found - exact) / size).max()) < 1e-6
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_integer_sums_do_not_overflow(rows: int) -> None:
+    x, low = jnp.ones((rows, 60_000)), stored(np.ones((60_000, 2)), "int8")
+    np.testing.assert_allclose(x @ low, 60_000, rtol=1e-6)
+
+
+def test_the_digits_of_a_row_are_computed_once() -> None:
+    """They are not computed again in the loop over the weights, which computes the sums of both digits."""
+    low, x = stored(np.ones((300, 50)), "int8"), jnp.ones((1, 300))
+    text = jax.jit(lambda x, low: jnp.tanh(x) @ low).lower(x, low).compile().as_text() or ""
+    [loop] = [part for part in text.split("\n\n") if "(s32[50]{0}, s32[50]{0}) reduce(" in part]
+    assert "s8[50,300]" in loop
+    assert "round" not in loop
 
 
 def test_other_platforms_multiply_in_float32() -> None:
