@@ -231,9 +231,10 @@ def test_a_conversation_in_a_terminal(tmp_path: Path) -> None:
         os.write(master, text.encode() + b"\n")
 
     wait_for("> ")
-    type_line("/nonsense")
-    wait_for("unknown command /nonsense")
-    wait_for("> ")
+    for line, message in (("/nonsense", "unknown command /nonsense"), ("/save", "/save needs the file")):
+        type_line(line)
+        wait_for(message)
+        wait_for("> ")
     type_line("Hello")
     wait_for("Hello\r\n")  # the terminal's echo
     wait_for()  # the answer

@@ -140,6 +140,8 @@ def _command(line: str, conversation: Chat) -> bool:
             with reported(f"cannot write {file}"):
                 write_atomically(Path(file), dumps({"messages": conversation.messages}, ensure_ascii=False) + "\n")
             note(f"saved {len(conversation.messages)} messages in {file}")
+        case ["/save"]:
+            raise UserError("/save needs the file to write: /save FILE")
         case _:
             raise UserError(f"unknown command {line}: /help lists the commands")
     return True

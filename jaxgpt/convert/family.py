@@ -83,8 +83,10 @@ class Family(NamedTuple):
 
 def engines(family: Family, config: ModelConfig) -> tuple[str, ...]:
     """Return the programs that support an exported model; others may reject it, or ignore options."""
-    untied = family.name == "gpt2" and not config.tie_embeddings  # vLLM does not read an untied head
-    if config.activation not in family.served or untied:
+    # vLLM rejects these scales of attention scores, or ignores them, and does not read an untied GPT-2 head.
+    scaled = config.scale_attn_by_inverse_layer_idx or not config.scale_attn_weights
+    untied = family.name == "gpt2" and not config.tie_embeddings
+    if config.activation not in family.served or scaled or untied:
         return ("transformers",)
     if family.name != "gemma3_text" and any(0 < window < config.block_size for window in config.windows):
         return ("transformers", "vLLM")

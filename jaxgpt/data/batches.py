@@ -47,6 +47,8 @@ class Epochs:
     def __init__(self, split: Split, block_size: int, seed: int, stride: int, name: str) -> None:
         self.count = split.starts(block_size)
         if self.count < 1:
+            if isinstance(split, Packed):
+                raise UserError("every document has a single training id: windows need at least 2")
             raise UserError(
                 f"block_size {block_size} needs at least {block_size + 1} training ids, but there are {len(split)}: lower it"
             )

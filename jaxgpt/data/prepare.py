@@ -87,6 +87,7 @@ def prepare(
         index = _begin(out, params, sources, tokenizer)
         if index["complete"]:
             shards.check_files(out, index, checksums=True)
+            shards.saved_tokenizer(out, index)
             note(f"{out} is complete, and its files match the checksums in {INDEX}")
             return index
         if "tokenizer" not in index:

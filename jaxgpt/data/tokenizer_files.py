@@ -95,13 +95,13 @@ def read_special_tokens(directory: Path, config: Mapping[str, Any] | None = None
     path, template_path = directory / TOKENIZER, directory / TEMPLATE
     generation = read_json(directory / GENERATION) if (directory / GENERATION).is_file() else {}
     for name in IDS:
-        value = (config or {}).get(name) if generation.get(name) is None else generation[name]
+        file, value = GENERATION, generation.get(name)
+        if value is None:
+            file, value = "config.json", (config or {}).get(name)
         if value is None:
             continue
         if any(type(i) is not int for i in (value if isinstance(value, list) else [value])):
-            raise UserError(
-                f"{directory / GENERATION}: {name} must be an integer or a list of integers: {short_repr(value)}"
-            )
+            raise UserError(f"{directory / file}: {name} must be an integer or a list of integers: {short_repr(value)}")
         generation[name] = value
     values = read_json(path) if path.is_file() else {}
     template = values.get("chat_template")

@@ -12,7 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxgpt.config import Config
+from jaxgpt.config import Config, LoraConfig
+from jaxgpt.counts import flops_per_token
 from jaxgpt.decoding import Sampler, TokenBuffer
 from jaxgpt.decoding.sampler import SamplerState, decode_steps, prefill
 from jaxgpt.errors import UserError
@@ -67,7 +68,8 @@ def compile_decode(config: Config, topology: Topology) -> StepCost:
     Raises:
         UserError: if the compiler is not available, or compilation fails.
     """
-    config = replace(config, train=replace(config.train, scan_layers=False))  # stacked layers support no cache
+    # Decoding uses merged weights, unstacked because stacked layers support no cache.
+    config = replace(config, train=replace(config.train, scan_layers=False), lora=LoraConfig())
     program = Program(config, make_mesh(config.mesh, devices_of(topology)))
     model, mesh, B = config.model, program.mesh, program.microbatches.rows
     sampler, rules = Sampler(GPT(model, program.decoder_ops)), rules_for(model, mesh)
@@ -96,7 +98,9 @@ def compile_decode(config: Config, topology: Topology) -> StepCost:
         cost = replace(cost, memory=cost.memory | {"float32 parameters": shard_bytes(weights)})
     # The forward pass is a third of the training FLOPs.
     flops = token_flops(program, model.block_size) / 3 * B / batch_ways(mesh)
-    return replace(cost, model_flops=flops, hbm_bytes=cost.hbm_bytes or sum(counted.values()))
+    useful = flops_per_token(model, weights, model.block_size) / 3 * B / mesh.size
+    moved = cost.hbm_bytes or sum(counted.values())
+    return replace(cost, model_flops=flops, hbm_bytes=moved, useful_share=useful / flops)
 
 
 def _compiled(lower: Callable[[], Any], counted: dict[str, float], program: Program, topology: Topology) -> StepCost:

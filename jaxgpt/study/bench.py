@@ -208,6 +208,8 @@ def _decode(program: Program, bandwidth: float) -> dict[str, Any]:
     compiled = clock()
     firsts, tokens = zip(*(generate() for _ in range(3)), strict=True)
     weight_bytes = jnp.dtype(dtype).itemsize * multiplied_parameters(config, abstract_params(config))
+    if _platform(program.mesh) != "cpu":  # the devices of a CPU share its memory
+        bandwidth /= program.mesh.size
     token = statistics.median(tokens)
     return {
         "prompt": prompt,

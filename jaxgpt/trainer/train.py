@@ -65,7 +65,7 @@ def train(start: Start, report: Report, until: int | None = None) -> Outcome:
     data = same_on_all(lambda: start.data or open_data(config, weights.tokenizer, reading), Data.facts)
     config = completed(config, data, start.run)
     program = start.build(config, base=weights.base)
-    settings, end = config.train, min(until or config.train.steps, config.train.steps)
+    settings, end = config.train, config.train.steps if until is None else min(until, config.train.steps)
 
     with (
         open_for_training(start, program, data, report.note) as (run, last),

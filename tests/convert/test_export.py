@@ -192,6 +192,7 @@ def test_end_tokens_are_written(tmp_path):
         (preset("llama-tiny").model, ["transformers", "vLLM", "llama.cpp"]),
         (preset("gpt2").model, ["transformers", "vLLM", "llama.cpp"]),
         (replace(SMALL, tie_embeddings=False), ["transformers"]),
+        (replace(SMALL, scale_attn_weights=False), ["transformers"]),
         (replace(LLAMA, sliding_window=3), ["transformers", "vLLM"]),
         (GEMMA, ["transformers", "vLLM", "llama.cpp"]),
     ],

@@ -168,7 +168,10 @@ def test_export_writes_back_what_was_read(folders, tmp_path):
 BAD = {
     "an id": ({"generation_config": {"eos_token_id": "2"}}, "eos_token_id must be an integer or a list"),
     "a list of ids": ({"generation_config": {"eos_token_id": [2, 0.5]}}, "eos_token_id must be an integer or a list"),
-    "a boolean": ({"config": {"eos_token_id": True}, "generation_config": None}, "eos_token_id must be an integer"),
+    "a boolean": (
+        {"config": {"eos_token_id": True}, "generation_config": None},
+        "config.json: eos_token_id must be an integer",
+    ),
     "a token": ({"tokenizer_config": {"bos_token": ["<s>"]}}, "bos_token must be a string"),
     "no object": ({"tokenizer_config": []}, "expected an object"),
 }

@@ -236,6 +236,10 @@ def test_a_complete_directory_is_compared_with_its_checksums(params: PreparePara
     Path("out/train_000000.bin").write_bytes(data)
     with pytest.raises(UserError, match=r"train_000000.bin does not match its SHA-256"):
         run(params)
+    Path("out/train_000000.bin").write_bytes(before["train_000000.bin"])
+    Path("out/tokenizer.json").unlink()
+    with pytest.raises(UserError, match=r"tokenizer.json is missing"):
+        run(params)
 
 
 @pytest.mark.parametrize(

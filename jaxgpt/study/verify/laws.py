@@ -20,6 +20,7 @@ import jax
 from jaxgpt.config import Config
 from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.errors import UserError, one_line
+from jaxgpt.kernels.stored import dequantize
 from jaxgpt.lm import LM
 from jaxgpt.model import GPT
 from jaxgpt.model.init import init_params
@@ -88,7 +89,7 @@ def verify(lm: LM, laws: Sequence[Law] = LAWS) -> Iterator[LawResult]:
     if any(leaf.dtype != jax.numpy.float32 for leaf in jax.tree.leaves(lm.params)):
         raise UserError("verify needs float32 weights: load the model with weights='float32'")
     with tempfile.TemporaryDirectory() as directory:
-        subject = Subject(lm, Path(directory))
+        subject = Subject(lm._replace(params=dequantize(lm.params)), Path(directory))
         for law in laws:
             start = time.perf_counter()
             difference, ok, note = _measure(law, subject)
