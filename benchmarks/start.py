@@ -1,10 +1,10 @@
-"""Time to the first output of help, training and sampling, with a cold and a warm cache.
+"""Time of --help, and time to the first train step and sampled character, with a cold and a warm cache.
 
 python benchmarks/start.py                  the default preset, 3 processes of each, medians
 python benchmarks/start.py --repeats 1      a quick check
 
-Cold: without the cache of compiled programs (`JAX_ENABLE_COMPILATION_CACHE=false`). Warm: with the cache filled by an
-earlier process. The time ends when metrics.jsonl has its first line, or `jaxgpt sample --stream` prints a character.
+Cold: without the compilation cache (`JAX_ENABLE_COMPILATION_CACHE=false`). Warm: with the cache filled by an
+earlier process. The time ends when metrics.jsonl has its first loss, or `jaxgpt sample --stream` prints a new character.
 Files are in the page cache.
 """
 
@@ -45,7 +45,7 @@ def main() -> None:
             for kind, cached in (("cold", "false"), ("warm", "true")):
                 env["JAX_ENABLE_COMPILATION_CACHE"] = cached
                 out = root / f"{kind}{repeat}"
-                train = ["train", args.preset, "--out", str(out)]
+                train = ["train", args.preset, "--out", str(out), "--train.log-every", "1"]
                 seconds.setdefault(f"first step, {kind}", []).append(first_step([*command, *train], env, out))
                 streamed = first_character([*command, *sample], env)
                 seconds.setdefault(f"first character, {kind}", []).append(streamed)
@@ -65,7 +65,7 @@ def first_step(command: list[str], env: dict[str, str], out: Path) -> float:
     process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         metrics = out / "metrics.jsonl"
-        while not (metrics.is_file() and metrics.stat().st_size):
+        while not (metrics.is_file() and '"loss"' in metrics.read_text("utf-8")):
             if process.poll() is not None:
                 raise SystemExit(f"{' '.join(command)} ended before its first step")
             time.sleep(0.01)
@@ -76,7 +76,7 @@ def first_step(command: list[str], env: dict[str, str], out: Path) -> float:
 
 
 def first_character(command: list[str], env: dict[str, str]) -> float:
-    """Return the seconds until a character after the prompt is printed."""
+    """Return the seconds until the first character after the prompt; then kill the process."""
     start = time.perf_counter()
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout
