@@ -1,4 +1,4 @@
-"""Settings of a run: frozen dataclasses that validate their values, and conversion to and from JSON.
+"""Settings of runs, generation and data preparation: frozen dataclasses, validation, JSON conversion.
 
 The setting `n_layer` of the section `model` in `config.json` is the option `--model.n-layer` on the command line.
 """
@@ -17,26 +17,26 @@ from jaxgpt.errors import UserError, short_repr
 from jaxgpt.files import parse_json
 from jaxgpt.settings import Section, as_int, setting, similar_setting
 
-MAX_LAYERS = 1024  # maximum n_layer, because each layer is traced; published decoders have at most a few hundred
-MAX_HEAD = 2**16  # maximum head_dim; limits the memory of RoPE's angles, which are computed before the weights
+MAX_LAYERS = 1024  # maximum n_layer, which limits tracing time; published decoders have at most a few hundred
+MAX_HEAD = 2**16  # maximum head_dim; bounds RoPE's frequencies, which are allocated before weights are checked
 MAX_VOCAB = 2**24  # maximum vocab_size; published models have up to about 2**18
 MAX_PARAMETERS = 10**13  # maximum number of parameters, 40 TB in float32
-MAX_BATCH = 2**28  # maximum number of token ids per batch, 1 GB of int32
+MAX_BATCH = 2**28  # maximum number of token ids per jitted call, 1 GiB of int32
 MAX_TOKENS = 2**24  # maximum number of tokens of a generated text; equals the maximum block_size
-MIX_PARTS = 2**20  # maximum sum of the mixture weights after conversion to integers
+MIX_PARTS = 2**20  # maximum sum of integer mixture weights; weights that need a larger sum are rounded
 MAX_ROWS = 2**16  # maximum number of texts generated for one prompt
 
-NEW_TOKENS = 200  # default number of new tokens, if they fit the context
+NEW_TOKENS = 200  # default number of new tokens; fewer if the text must fit the context
 SEED = 1337  # default seed for sampling
 
-# Names of functions in jaxgpt/ops. A program may add functions: docs/own/activation.md, docs/own/norm.md.
+# Names of functions in jaxgpt/ops, except "none". A program may add functions: docs/own/activation.md, docs/own/norm.md.
 NormName = Literal["layernorm", "rmsnorm", "stdnorm", "none"]
 ActivationName = Literal["gelu", "gelu_new", "relu", "relu2", "silu"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(Section):
-    """Model architecture, initialization and dropout. The defaults are GPT-2's choices at a small size."""
+    """Model architecture, initialization and dropout; by default, a small GPT-2 without dropout."""
 
     prefix = "model"
 
@@ -120,7 +120,7 @@ class ModelConfig(Section):
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """The sliding window of each layer; 0: no limit."""
+        """Sliding window of each layer in tokens; 0: no limit."""
         pattern = self.window_pattern
         return tuple(self.sliding_window * (pattern[i % len(pattern)] == "L") for i in range(self.n_layer))
 
@@ -196,8 +196,8 @@ class DataConfig(Section):
     def sources(self) -> list[tuple[DataConfig, int]]:
         """The settings and the integer weight of each source; without `mix`, a single source.
 
-        Integer weights in the exact ratios are used if their sum is at most `MIX_PARTS`. Otherwise, each weight is rounded to
-        a multiple of the sum / `MIX_PARTS`, but not to 0.
+        The weights are multiplied by their common denominator if the sum is then at most `MIX_PARTS`. Otherwise, they are
+        scaled to a sum of `MIX_PARTS`, and each weight is rounded to an integer of at least 1.
         """
         if not self.mix:
             return [(self, 1)]
@@ -289,7 +289,7 @@ class TrainConfig(Section):
     eval_windows: int = setting(0, "validation windows per evaluation, except the last; 0: all", 0)
     eval_batch_size: int = setting(0, "windows per evaluation batch; 0: as in a microbatch of training", 0)
     log_every: int = setting(10, "steps between lines of metrics.jsonl", 1)
-    checkpoint_every: int = setting(0, "steps between checkpoints; 0: at every evaluation", 0)
+    checkpoint_every: int = setting(0, "steps between additional checkpoints; 0: only at evaluations", 0)
     checkpoint_seconds: float = setting(0.0, "also save this many seconds after the last checkpoint; 0: off", 0.0, 1e9)
     keep_last: int = setting(2, "number of most recent checkpoints to keep", 1)
     keep_best: int = setting(1, "number of checkpoints with the lowest validation loss to keep", 0)
@@ -374,7 +374,7 @@ class SamplingParams(Section):
 
 @dataclass(frozen=True)
 class TextParams(Section):
-    """Length and end of a generated text."""
+    """Length and end of a generated text, and prompt lookup."""
 
     max_new_tokens: int | None = setting(
         None, "maximum number of new tokens; default: 200, fewer if the text must fit the context", 1, MAX_TOKENS
@@ -398,7 +398,7 @@ class TextParams(Section):
 
 @dataclass(frozen=True)
 class BeamParams(Section):
-    """Parameters of beam search."""
+    """Parameters of beam search, and the number of texts per prompt."""
 
     num_beams: int = setting(1, "number of beams; 1: sampling; above 1: deterministic beam search", 1, MAX_ROWS)
     num_return_sequences: int = setting(1, "texts to return per prompt: samples, or the best beams", 1, MAX_ROWS)
@@ -419,7 +419,7 @@ class BeamParams(Section):
 
 @dataclass(frozen=True)
 class PrepareParams(Section):
-    """Token shards of `jaxgpt data prepare`."""
+    """Parameters of `jaxgpt data prepare`."""
 
     tokenizer: str = setting("gpt2", "gpt2; bpe: train on a sample of the sources; or path of a tokenizer or run")
     vocab_size: int = setting(32768, "maximum vocabulary size of bpe", 257, MAX_VOCAB)
@@ -465,7 +465,7 @@ class DistributedConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Section):
-    """All settings of a run, saved as `config.json` in the run directory."""
+    """Settings of a run, saved as `config.json` in the run directory."""
 
     prefix = "config"
 
@@ -500,7 +500,7 @@ class Config(Section):
 
     @property
     def window_setting(self) -> str:
-        """The name and value of the setting that defines the window."""
+        """The name and value of the setting that defines the length of the training window."""
         return f"data.window {self.window}" if self.data.window else f"model.block_size {self.window}"
 
     @property
@@ -509,11 +509,11 @@ class Config(Section):
         return self.optim.decay_steps or self.train.steps
 
     def with_model(self, **changes: Any) -> Config:
-        """Replace settings of the model."""
+        """Return a copy with these model settings replaced."""
         return replace(self, model=replace(self.model, **changes))
 
     def with_settings(self, given: Mapping[str, Any]) -> Config:
-        """Change settings, keyed by dotted name: `{"train.steps": 10}`.
+        """Return a copy with changed settings, keyed by dotted name: `{"train.steps": 10}`.
 
         A new data.path removes data.mix, and vice versa.
 
@@ -560,7 +560,7 @@ def from_json(text: bytes | str, where: str = "config.json") -> Config:
     """Parse a `Config`. Missing keys take their defaults; unknown keys are errors.
 
     Raises:
-        UserError: if the text is not a JSON object, or has an unknown key or an invalid value.
+        UserError: if the text is not a JSON object, or has an unknown key, an invalid value or settings that conflict.
     """
     values = parse_json(text, where)
     try:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-MESSAGE_CHARACTERS = 1000  # characters to keep of a long error message
+MESSAGE_CHARACTERS = 1000  # maximum number of characters to keep of an error message
 _BREAKS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 _short = reprlib.Repr()
@@ -20,7 +20,7 @@ _short.maxstring = _short.maxother = _short.maxlong = 80
 
 
 class TrainingFailed(RuntimeError):
-    """The work failed although its input was valid; the command line prints one line and exits with 1."""
+    """An error despite valid input, such as a failed write. The command line prints one line and exits with 1."""
 
 
 class UserError(ValueError):

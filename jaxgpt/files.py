@@ -33,7 +33,7 @@ _SURROGATES = re.compile(r"\\u[dD][89a-fA-F]")
 def cache_dir() -> Path:
     """Return `$JAXGPT_CACHE`, or `jaxgpt` in the user's cache directory.
 
-    The directory can be deleted at any time.
+    Its files are downloaded or compiled again if they are deleted.
     """
     if own := os.environ.get("JAXGPT_CACHE"):
         return Path(own)
@@ -65,11 +65,11 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         raise OSError(e.errno, e.strerror, str(path)) from None  # report this path, not the path of the temporary file
     finally:
         with suppress(OSError):
-            temporary.unlink()  # exists only if the write failed
+            temporary.unlink()  # leftover of a failed write
 
 
 def sync_directory(path: Path) -> None:
-    """Flush the names in a directory to disk, after a rename, if the file system supports this."""
+    """Flush the entries of a directory to disk, after a rename, if the file system supports this."""
     descriptor = os.open(path, os.O_RDONLY)
     with suppress(OSError):
         os.fsync(descriptor)
@@ -98,10 +98,10 @@ def sha256_file(path: Path) -> str:
 
 @contextmanager
 def sole_writer(directory: Path) -> Iterator[None]:
-    """Lock a directory against other callers, until the block or the process ends.
+    """Lock a directory against other writers, until the `with` block or the process ends.
 
-    If another process holds the lock, the `UserError` contains its id, its host and the time when it took the lock. A file
-    system without locks gives no protection.
+    If the directory is locked, the `UserError` contains the id and host of the locking process, and the time of locking. A
+    file system without locks gives no protection.
     """
     path = directory / LOCK
     with reported(f"cannot write to {directory}"):
@@ -138,7 +138,7 @@ def _lock(file: TextIOBase | BufferedIOBase, operation: int) -> None:
 
 
 def fetch(url: str, sha256: str, path: Path, flag: str, timeout: float = 30) -> Path:
-    """Download a file to `path`, unless `path` already has this checksum.
+    """Download a file to `path`, unless `path` already has the checksum `sha256`.
 
     Concurrent processes wait for the download.
 
@@ -174,7 +174,7 @@ def read_bytes(path: Path, limit: int = JSON_BYTES) -> bytes:
 
 
 def beside(path: Path | str) -> list[str]:
-    """Return the other paths in the directory of a path, for `did_you_mean`."""
+    """Return all paths in the directory of a path, for `did_you_mean`."""
     return [str(other) for other in Path(path).parent.glob("*")]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jaxgpt.errors import UserError
 
-TIMEOUT = 3.0  # seconds to wait for the hub to answer
+TIMEOUT = 3.0  # maximum number of seconds to wait for the hub to answer
 HINTS = {  # keyed by exception name of huggingface_hub, subclasses first
     "GatedRepoError": "its owner requires consent: accept the terms on the hub, then log in (hf auth login)",
     "RevisionNotFoundError": "the revision does not exist",
@@ -26,14 +26,14 @@ def download(
     """Return the local directory of a repository at a revision; download it to the hub's cache if needed.
 
     Args:
-        repo: `owner/name`.
+        repo: name of the repository, `owner/name`.
         patterns: files to download, such as `*.json`. The directory may contain more files from other downloads.
         revision: a commit, tag or branch.
-        kind: `model` or `dataset`.
+        kind: type of the repository, `model` or `dataset`.
         ignore: files not to download.
 
     Raises:
-        UserError: if the repository or revision does not exist, needs permission, or is neither in the cache nor reachable.
+        UserError: if the repository or revision does not exist or needs permission, or the download fails.
     """
     from huggingface_hub import snapshot_download
 

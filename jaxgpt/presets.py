@@ -1,4 +1,4 @@
-"""Presets: named configs, each with a description and its expected result.
+"""Presets: named configs, each with a description and, if recorded, an expected result.
 
 Expected results are recorded measurements (docs/performance.md, or the cited source).
 """
@@ -20,8 +20,8 @@ class Preset(NamedTuple):
     """A named config.
 
     Attributes:
-        about: description in one sentence.
-        config: its settings.
+        about: description in one or two sentences.
+        config: settings of the preset.
         expect: result of a recorded run; empty: not recorded.
         options: required options of `jaxgpt train PRESET`.
     """
@@ -57,7 +57,7 @@ def _modern(*, block_size: int, **sizes: int) -> ModelConfig:
     return replace(MODERN, block_size=block_size, sliding_window=block_size, **sizes)  # type: ignore[arg-type]
 
 
-# Muon for the matrices of the blocks, AdamW for the remaining weights; linear decay to zero, as in ADAMW.
+# Muon for the matrices of the blocks, AdamW for the remaining weights; the learning rate decays linearly to zero.
 MUON = OptimConfig(
     name="muon", learning_rate=4e-3, min_lr=0.0, schedule="linear", warmup_steps=50, beta2=0.95, weight_decay=0.0
 )
@@ -131,7 +131,7 @@ PRESETS = {
         ),
         "validation loss 2.77 in 49 seconds of CPU time, and a head with an induction score of 0.46",
     ),
-    # The original has no embedding and no head (it equals `GPT.apply(..., method="stack")`); both are added for training.
+    # The study notes' decoder, `GPT.apply(..., method="stack")`, has no embedding and no head: both are added for training.
     "numpy-minimal": Preset(
         "A minimal NumPy decoder: one head, no biases, ReLU, and post-norm that divides by (std + 1e-5).",
         Config(
@@ -190,7 +190,7 @@ PRESETS = {
             model=replace(NANOGPT, n_layer=4, n_head=4, n_embd=128, block_size=64),
             data=replace(SHAKESPEARE, sampling="random"),
             optim=NANOGPT_OPTIM,
-            # Steps 0 to 2000, both included, as nanoGPT counts; 240 windows are nanoGPT's 20 batches.
+            # Steps 0 to 2000 inclusive, as nanoGPT counts; 240 windows are nanoGPT's 20 batches.
             train=TrainConfig(steps=2001, batch_size=12, steps_per_call=10, eval_every=250, eval_windows=240,
                               eval_batch_size=64),
         ),

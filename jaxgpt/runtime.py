@@ -17,23 +17,23 @@ from jaxgpt.files import cache_dir
 # jit gives NaN or 1e31. `jaxgpt verify` shows whether other versions do.
 MISCOMPILING = ("0.10", "0.11", "0.12")
 SAFE_FLAG = "--xla_cpu_experimental_ynn_fusion_type=-reduce"
-# LLVM compiles a train step in 20% less time without unrolling loops, and steps are as fast (benchmarks/LOG.md). jaxlib 0.12
-# compiles while loops without library calls of any size for one thread, unless the limit of the size is 0.
+# The default preset's step compiles in 14% less time if LLVM does not unroll loops, and runs as fast (benchmarks/LOG.md).
+# jaxlib 0.12 compiles a while loop without library calls for one thread, regardless of its size, unless the threshold is 0.
 QUICK_FLAG = "--xla_backend_extra_options=xla_cpu_disable_loop_unrolling=true,xla_cpu_small_while_loop_byte_threshold=0"
-COMPILED_BYTES = 2 * 2**30  # size limit of the cache of compiled programs
-GARBAGE = 50_000  # new objects before a garbage collection
+COMPILED_BYTES = 2 * 2**30  # maximum size of the persistent compilation cache, in bytes
+GARBAGE = 50_000  # number of new objects that triggers a garbage collection
 M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8  # option numbers from malloc.h
 
 
 class MiscompiledReductions(RuntimeWarning):
-    """XLA's CPU backend fuses reductions, and miscompiles some of them."""
+    """Warning that this jaxlib can miscompile fused reductions in XLA's CPU backend."""
 
 
 def set_compiler_flags() -> None:
-    """Add the flags for a miscompiling jaxlib that XLA_FLAGS lacks; warn if `SAFE_FLAG` is needed but cannot be added.
+    """If jaxlib miscompiles, add `SAFE_FLAG` and `QUICK_FLAG` to XLA_FLAGS, or warn if `SAFE_FLAG` is needed but missing.
 
-    Flags cannot be added after XLA has started, because XLA reads them once, or if XLA_FLAGS is the name of a file. XLA
-    aborts on a flag that its version does not have.
+    Flags cannot be added if XLA_FLAGS is a file name, or after XLA has started, because XLA reads them once. XLA aborts on
+    a flag that its version does not have.
     """
     from jaxlib.version import __version__ as version
 
@@ -55,7 +55,7 @@ def set_compiler_flags() -> None:
 
 
 def keep_compiled() -> None:
-    """Enable JAX's cache of compiled programs. JAX's own environment variables take precedence.
+    """Enable JAX's persistent compilation cache. JAX's own environment variables take precedence.
 
     Compiled CPU programs use the instructions of the CPU that compiled them. JAX does not check this on loading, so each
     kind of CPU has a separate directory.
@@ -64,8 +64,8 @@ def keep_compiled() -> None:
     # The cache key of cuDNN attention contains a pointer, which differs between processes.
     os.environ.setdefault("JAX_REMOVE_CUSTOM_PARTITIONING_PTR_FROM_CACHE_KEY", "true")
     directory = str(cache_dir() / "compiled" / cpu_kind())
-    # Limit only this directory: a directory that other programs have filled without a limit lacks the files that a
-    # limit needs.
+    # Limit only this directory: entries that other programs wrote without a limit lack the access times that JAX's LRU
+    # eviction reads.
     if os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", directory) == directory:
         os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(COMPILED_BYTES))
 
@@ -84,11 +84,11 @@ def cpu_info() -> list[str]:
 
 
 def tune_memory() -> None:
-    """Collect garbage rarely, and use one heap for all threads; call this before threads start.
+    """Collect garbage rarely, and use one malloc arena for all threads; call this before threads start.
 
-    Imports and tracing create millions of long-lived objects; scanning them for garbage takes 10% of the time to the first
-    step. By default, glibc gives each thread a heap of at most 64 MB, and a training step there has 9x the page faults and
-    takes 10% longer. The option of malloc has no effect once a second heap exists.
+    Imports and tracing create millions of long-lived objects; at Python's default rate, scanning them for garbage takes 10% of
+    the time to the first step. By default, glibc gives each thread an arena with heaps of at most 64 MB: a training step
+    then has 8x the page faults and takes 10% longer. The malloc option has no effect once a second arena exists.
     """
     gc.set_threshold(GARBAGE)
     set_malloc({M_ARENA_MAX: 1})
@@ -121,7 +121,7 @@ def quiet_libtpu() -> None:
         "TPU_LOG_DIR": "disabled",
         "TPU_MIN_LOG_LEVEL": "3",
         "TPU_STDERR_LOG_LEVEL": "3",
-        # The lock protects chips, and compiling uses none: several plans can run concurrently.
+        # The lock protects TPU chips, and compiling does not use them: several plans can run concurrently.
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     }
     for name, value in settings.items():

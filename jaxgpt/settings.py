@@ -20,7 +20,7 @@ INT_MAX = 2**31 - 1
 class Limits(NamedTuple):
     """Range of a number; `above` and `below` are exclusive.
 
-    Without limits, a float must be finite; `setting` limits an int to 32 bits.
+    A float must be finite even without limits; `setting` limits an int to 32 bits.
     """
 
     low: float = -INF
@@ -42,8 +42,8 @@ def setting(
 class Section:
     """Base class of settings; a new instance converts and checks its values.
 
-    Each error names the setting, the value and the limits. Numbers of any kind (Python's, NumPy's, 0-d arrays) become
-    `int` and `float`, so that equal settings share a compiled program.
+    The error for a value contains the setting, the value and the limits. Numbers of any kind (Python's, NumPy's, 0-d
+    arrays) become `int` and `float`, so that equal settings share a compiled program.
     """
 
     prefix = ""  # section in names such as train.steps; empty: names without a section
@@ -68,7 +68,7 @@ class Section:
             raise UserError(problem)
 
     def check(self) -> Iterable[str]:
-        """Yield errors about settings that conflict with each other; the first is raised."""
+        """Yield error messages, such as for conflicting settings; the first is raised as `UserError`."""
         return ()
 
 

@@ -18,11 +18,11 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 TWICE = 2.0  # maximum seconds between two presses of Ctrl-C that end the process
 STOPPING = "jaxgpt: stopping after this step, then saving; press Ctrl-C again to stop now, without saving\n"
 _advice: Callable[[], str] = str
-SHOW_CURSOR = b"\r\x1b[2K\x1b[?25h"  # erase the progress line and show the cursor
+SHOW_CURSOR = b"\r\x1b[2K\x1b[?25h"  # escape sequences that erase the progress line and show the cursor
 
 
 def set_advice(advice: Callable[[], str]) -> None:
-    """Set the advice for a process that ends early: the kept checkpoint and the command to resume."""
+    """Set the function that returns advice for an early exit: the kept checkpoint and the resume command."""
     global _advice
     _advice = advice
 
@@ -45,7 +45,7 @@ def stop_on_signal(notice: str = STOPPING, signals: Sequence[int] = SIGNALS) -> 
 
     The first signal writes `notice` to standard error; later signals other than SIGINT have no effect, because a closing
     terminal sends SIGHUP several times. Signals that were ignored before, such as SIGHUP under `nohup`, stay ignored.
-    Outside the main thread, which alone can set handlers, signals keep their effect.
+    Signal handlers can be set only in the main thread; in other threads, signals keep their effect.
     """
     stop = Stop()
 
@@ -56,8 +56,8 @@ def stop_on_signal(notice: str = STOPPING, signals: Sequence[int] = SIGNALS) -> 
             return
         stop.requested = True
         with suppress(OSError, AttributeError, ValueError):  # closed standard error
-            line = f"\n{notice}" if sys.stderr.isatty() else notice  # end the line of ^C or of the progress
-            os.write(sys.stderr.fileno(), line.encode())  # unlike print, safe in a handler
+            line = f"\n{notice}" if sys.stderr.isatty() else notice  # newline after ^C or the progress line
+            os.write(sys.stderr.fileno(), line.encode())  # reentrant, unlike print
 
     main = threading.current_thread() is threading.main_thread()
     numbers = [number for number in signals if main and signal.getsignal(number) is not signal.SIG_IGN]
@@ -76,7 +76,7 @@ def exit_on_second_signal() -> None:
     command drops its incomplete part.
     """
     receiver, sender = socket.socketpair()
-    sender.setblocking(False)  # required of a wakeup descriptor
+    sender.setblocking(False)  # required by signal.set_wakeup_fd
     signal.set_wakeup_fd(sender.detach(), warn_on_full_buffer=False)
 
     def watch() -> None:

@@ -555,6 +555,6 @@ def test_empty_prompts() -> None:
     empty, end = (jaxgpt.generate(words, [prompt], max_new_tokens=5)[0] for prompt in ("", [2]))
     assert empty.ids == end.ids
     for none in (tiny(CharTokenizer("ab")), tiny(WordTokenizer("ab"))):
-        with pytest.raises(UserError, match="no end token or newline to start from"):
+        with pytest.raises(UserError, match="no beginning or end token or newline"):
             jaxgpt.generate(none, [""])
     assert jaxgpt.generate(tiny(), []) == []

@@ -1,14 +1,14 @@
 """Run directory: created and replaced so that no crash loses weights, and locked by its writer.
 
-config.json             settings; written last, so it marks a complete run
+config.json             settings; moved in last, so it marks a complete run
 tokenizer.json
-generation_config.json  special tokens, if the tokenizer has any; also tokenizer_config.json
+generation_config.json  ids of special tokens, if any; tokenizer_config.json: their text and the chat template
 checkpoints/            see store.py
 metrics.jsonl           losses and speed of logged steps, and evaluations
-baselines.json          losses of n-gram models
+baselines.json          losses of the uniform and the n-gram models, bytes of text per token
 loss.png
 .lock                   locked by the writing process
-.new/, .replaced/       the new run while it is written, and the old run while `--overwrite` replaces it
+.new/, .replaced/       a new run while it is written; an old run while a new run replaces it
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Run:
         return load_tokenizer(self.path / "tokenizer.json")
 
     def exists(self) -> bool:
-        """Return whether the directory contains a run; raise `UserError` after an interrupted replacement."""
+        """Return whether the directory contains a run; raise `UserError` if only its `.replaced` contains a run."""
         exists, replaced = (self.path / "config.json").exists(), self.path / REPLACED
         if not exists and (replaced / "config.json").exists():
             fix = f"move the files of {replaced} back into {self.path}, or delete {replaced}"
@@ -75,13 +75,13 @@ def open_run(path: Path) -> Run:
     """Open an existing run. Raises `UserError` if `path` is not a run."""
     run = Run(path)
     if not path.is_dir():
-        raise UserError(f"no run at {path}{runs_near(path)}: expected a directory written by `jaxgpt train`")
+        raise UserError(f"no run at {path}{runs_near(path)}: expected a run directory, as written by `jaxgpt train`")
     missing = [name for name in NEEDED if not (path / name).exists()]
     if run.exists() and not missing:
         return run
     if any(path.glob("*.safetensors")):
         base = " --init-from BASE" if (path / "adapter_config.json").exists() else ""
-        raise UserError(f"{path} is a model of another library, not a run: use jaxgpt import {path} RUN{base}")
+        raise UserError(f"{path} is a model of a different library, not a run: use jaxgpt import {path} RUN{base}")
     if missing == ["checkpoints"]:
         fix = f"restore it, or start again from step 0: jaxgpt train {path / 'config.json'} --out NEW"
         raise UserError(f"{run.checkpoints} is missing: {fix}")
@@ -89,7 +89,7 @@ def open_run(path: Path) -> Run:
 
 
 def runs_near(path: Path) -> str:
-    """Return " (did you mean RUN?)", or the newest runs next to a path and in runs/, or ""."""
+    """Return a hint for a path without a run: a similar run, otherwise the newest runs, or ""."""
     directories = {file.parent for home in (path.parent, Path("runs")) for file in home.glob("*/config.json")}
     found = [run for run in directories if (run / "checkpoints").is_dir()]
     runs = [str(run) for run in sorted(found, key=lambda run: -(run / "config.json").stat().st_mtime)]
@@ -98,10 +98,11 @@ def runs_near(path: Path) -> str:
 
 @contextmanager
 def new_run(out: str, config: Config, tokenizer: Tokenizer, overwrite: bool = False) -> Iterator[Run]:
-    """Create a run in `out`, or under the first unused name of `runs/PRESET`, `runs/PRESET-2`, ...
+    """Create a run in `out`; empty: the first unused name of `runs/PRESET`, `runs/PRESET-2`, ...
 
-    The run is locked in the context. A process killed at any moment leaves no run, or a run that can be resumed; if it is
-    killed while it moves files, the replaced run can be restored (`Run.exists`). Raises the errors of `check_free`.
+    The run is locked in the context. A process killed at any moment leaves no run, the old run, or a new run that can be
+    resumed. If it was moving files, the old run can be restored (`Run.exists`). Raises `UserError` as in `check_free`, or if
+    the directory is locked or cannot be written.
     """
     path = Path(out) if out else _new_directory(config.preset)
     with _locked(path, overwrite):
@@ -125,10 +126,10 @@ def check_free(path: Path, overwrite: bool) -> None:
         raise UserError(f"cannot store a run at {path}: Orbax cannot read a path with {match[0]!r}: {fix}")
     if Run(path).exists():
         if not overwrite:
-            replace = "replace it with --overwrite (in Python: overwrite=True)"
+            replace = "replace it with --overwrite (in Python: overwrite=True); jaxgpt import needs a different path"
             raise UserError(f"{path} already holds a run: resume it with --resume, or {replace}")
-    elif (path / "checkpoints").exists() and not (path / NEW).exists():  # NEW: a killed process left both
-        raise UserError(f"{path} holds checkpoints but no config.json: restore it, or choose a different --out")
+    elif (path / "checkpoints").exists() and not (path / NEW).exists():  # NEW: left by an interrupted move
+        raise UserError(f"{path} holds checkpoints but no config.json: restore it, or choose a different path")
 
 
 def _new_directory(preset: str) -> Path:
@@ -143,7 +144,7 @@ def _new_directory(preset: str) -> Path:
 
 @contextmanager
 def _locked(path: Path, overwrite: bool) -> Iterator[None]:
-    """Lock the directory of a run, created if missing; on exit, delete a new, empty directory."""
+    """Lock the directory of a run, created if missing; on exit, delete it if created and empty."""
     if created := not path.exists():
         with reported(f"cannot write the run to {path}"):
             path.mkdir(parents=True, exist_ok=True)
@@ -158,7 +159,7 @@ def _locked(path: Path, overwrite: bool) -> Iterator[None]:
 
 @contextmanager
 def _draft(path: Path, config: Config, tokenizer: Tokenizer) -> Iterator[Run]:
-    """Yield a draft of a run with its settings; at the end, it replaces the run in `path`, if any."""
+    """Yield a draft of a run with settings and tokenizer; then move it to `path`, replacing any run there."""
     draft, replaced = path / NEW, path / REPLACED
     with reported(f"cannot write the run to {path}"):
         try:

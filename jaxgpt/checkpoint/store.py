@@ -1,9 +1,9 @@
 """Checkpoints of a run: written in the background, sealed by one file, listed, checked and restored.
 
-checkpoints/300/params/         weights; Orbax stores each part separately, so that sampling reads only the weights
+checkpoints/300/params/         weights or adapters; Orbax stores each part separately, so that sampling reads a single part
                 opt_state/      state of the optimizer
                 skip/           statistics for skipping updates, if enabled
-                ema/            EMA of the weights, if enabled
+                ema/            EMA of params, if enabled
                 checkpoint.json `Info`, with the SHA-256 of every file
 checkpoints/310.partial*/       being written or deleted; a complete checkpoint is renamed to its step
 checkpoints/290.damaged/        damaged checkpoints, renamed by a resume, which also deletes partial checkpoints
@@ -49,10 +49,10 @@ class Info:
 
     step: int  # number of steps taken
     val_loss: float | None = None  # loss over the windows shared by all evaluations of the run; None: not evaluated
-    tokens: int = 0  # number of tokens trained on
+    tokens: int = 0  # number of tokens in the windows trained on
     temporary: bool = False  # written when training stops or by a timer, and kept until the next checkpoint
     about: Mapping[str, Any] = field(default_factory=dict)  # config, versions, data and base digests, best loss so far
-    sha256: Mapping[str, str] = field(default_factory=dict)  # file digests, keyed by path; also of checkpoint.json
+    sha256: Mapping[str, str] = field(default_factory=dict)  # file digests, keyed by path, including checkpoint.json
 
     def config(self) -> Config:
         """Return the settings of the run when the checkpoint was written."""
@@ -72,11 +72,11 @@ class Saver:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._thread.shutdown()
-        if kind is None:  # otherwise the first error is reported
+        if kind is None:  # an error of the block has precedence
             self.wait()
 
     def save(self, state: TrainState, info: Info) -> None:
-        """Wait for the previous write, then write a state in the background; on return, it may be donated."""
+        """Wait for the previous write, then write a state in the background; the caller may donate it."""
         from orbax.checkpoint import v1 as ocp
 
         self.wait()
@@ -105,7 +105,7 @@ class Saver:
                 writing.result()
 
     def _finish(self, written: Callable[[], None], path: Path, info: Info) -> None:
-        """Wait for all processes, seal the checkpoint and delete old ones, in the background thread."""
+        """Wait until all processes have written; then, in process 0, seal the checkpoint and prune."""
         written()
         if is_leader():
             seal(path, info)
@@ -115,7 +115,7 @@ class Saver:
 
 
 def prune(directory: Path, train: TrainConfig) -> None:
-    """Delete the checkpoints that `kept` omits."""
+    """Delete the checkpoints that `kept` omits, except those with a damaged checkpoint.json."""
     infos = checkpoints(directory)
     for step in infos.keys() - kept(infos, train):
         unwanted = directory / str(step)
@@ -124,7 +124,7 @@ def prune(directory: Path, train: TrainConfig) -> None:
 
 @contextmanager
 def _failed_writes() -> Iterator[None]:
-    """Raise an error of Orbax or of the file system as `TrainingFailed`, in one line."""
+    """Convert exceptions to one-line `TrainingFailed` errors, except peer failures."""
     try:
         yield
     except Exception as e:
@@ -175,7 +175,7 @@ def _render(info: Info) -> str:
 
 
 def read_info(path: Path) -> Info:
-    """Read the checkpoint.json of a checkpoint; raise `UserError` if it has changed."""
+    """Read the checkpoint.json of a checkpoint; raise `UserError` if it is unreadable or has changed."""
     text = read_bytes(path / SEAL)
     with suppress(AttributeError, RecursionError, TypeError, ValueError):  # not JSON, or not an `Info`
         info = Info(**parse_json(text, SEAL))
@@ -206,12 +206,14 @@ def resolve_step(directory: Path, which: str) -> int:
     """
     steps = saved_steps(directory)
     if not steps:
-        raise UserError(f"no complete checkpoint in {directory}: the first is written at the first evaluation")
+        raise UserError(f"no complete checkpoint in {directory}: training saves at evaluations and when it stops")
     if which == "best":
         infos = checkpoints(directory)
         if damaged := set(steps) - infos.keys():
             path = directory / str(max(damaged)) / SEAL
-            raise UserError(f"{path} is damaged: restore it, or choose a step with --checkpoint")
+            raise UserError(
+                f"{path} is damaged: restore it, or choose a step with --checkpoint, or --init-from RUN/checkpoints/STEP"
+            )
         losses = [(info.val_loss, step) for step, info in infos.items() if info.val_loss is not None]
         return min(losses)[1] if losses else steps[-1]
     names = {"last": steps[-1]} | {str(step): step for step in steps}
@@ -234,7 +236,7 @@ def kept_checkpoint_message(directory: Path) -> str:
 
 
 def find_damage(path: Path, parts: tuple[str, ...] = PARTS) -> str:
-    """Return the first damaged file in `parts` of a checkpoint with the reason, or "" if all match."""
+    """Describe the first damaged file, at the top level or in `parts` of a checkpoint, or return ""."""
     try:
         digests = read_info(path).sha256
     except UserError as e:
@@ -269,7 +271,7 @@ def latest_valid(directory: Path, note: Callable[[str], None]) -> Info | None:
         return read_info(directory / str(step))
     if damaged:
         reasons = "; ".join(f"{step}: {reason}" for step, reason in damaged.items())
-        fix = f"restore one, or start again from step 0: jaxgpt train {directory.parent} --out NEW"
+        fix = f"restore a checkpoint, or start again from step 0: jaxgpt train {directory.parent} --out NEW"
         raise UserError(f"no valid checkpoint in {directory}: {reasons}; {fix}")
     return None
 
@@ -292,7 +294,7 @@ def read_params(directory: Path, which: str, like: Any, part: str = "params") ->
     path = directory / str(step)
     if damage := find_damage(path, (part,)):
         others = [other for other in checkpoints(directory) if other != step]
-        fix = f"try --checkpoint {others[-1]}" if others else "there is no other checkpoint"
+        fix = f"try --checkpoint {others[-1]}" if others else "there is no other intact checkpoint"
         raise UserError(f"checkpoint {path} is damaged: {damage}; {fix}")
     return _load(path, part, like), step
 
@@ -303,11 +305,11 @@ def _parts(state: TrainState) -> dict[str, Any]:
 
 
 def _load(path: Path, part: str, like: Any) -> Any:
-    """Restore one part of a checkpoint. Raises `UserError` if its arrays differ from `like`."""
+    """Restore one part of a checkpoint. Raises `UserError` if it cannot be read or does not match `like`."""
     from orbax.checkpoint import v1 as ocp
 
     try:
-        # If Orbax finds a wrong shape while it reads arrays, its threads remain and fail when the process exits.
+        # Check shapes first: if Orbax finds a wrong shape while it reads arrays, its threads fail at process exit.
         _check_shapes(ocp.checkpointables_metadata(path.absolute()).metadata.get(part, {}), like)
         return ocp.load_checkpointables(path.absolute(), {part: like})[part]
     except Exception as e:

@@ -20,8 +20,8 @@ from jaxgpt.runtime import keep_compiled, skip_missing_tpus, tune_memory
 from jaxgpt.signals import INTERRUPTED, advice, exit_on_second_signal
 
 # Exit codes. jaxgpt/signals.py defines two more, UNFINISHED and INTERRUPTED.
-FAILED, BAD_INPUT = 1, 2  # the work failed; bad usage or input
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # disk or quota full: neither bad input nor a bug
+FAILED, BAD_INPUT = 1, 2  # failed command; bad usage or input
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errno: disk or quota full, or file too large
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -74,11 +74,11 @@ def entry(*before: str) -> None:
     """
     tune_memory()
     skip_missing_tpus()
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # hide XLA's warnings about slow compilation
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # hide XLA's logs, such as warnings about slow compilation
     exit_on_second_signal()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # replace characters that the terminal's encoding lacks
-    with suppress(OSError, RuntimeError):  # without a writable home directory, compile each time
+        sys.stdout.reconfigure(errors="backslashreplace")  # escape characters that the encoding lacks
+    with suppress(OSError, RuntimeError):  # without a home directory, compile each time
         keep_compiled()
     code = main([*before, *sys.argv[1:]])
     # Only `train` imports `join`. With several processes, a failed process does not wait for the others.

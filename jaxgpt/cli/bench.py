@@ -24,8 +24,8 @@ def bench(
 ) -> int:
     """Measure training and generation speed, the peak rates of this machine, and time by kind of work.
 
-    Training steps use random token ids. The breakdown is the device time by kind of
-    compiled instruction, from a profiler trace. MFU = tokens/s x (6 P + 12 L N H T)
+    Training steps use random token ids. Time by kind of work is the device time of
+    compiled instructions in a profiler trace. MFU = tokens/s x (6 P + 12 L N H T)
     / peak, where peak is the rate of matrix products measured here in the run's
     compute dtype; with LoRA, 4 P + 2 A replaces 6 P (docs/training.md has the
     symbols). The memory limit of decoding assumes that each weight matrix is read
@@ -37,7 +37,7 @@ def bench(
 
     Args:
         target: preset or run
-        seconds: measure training steps for this many seconds
+        seconds: measure training steps for about this many seconds
         decode: also measure generation
         trace: keep the profiler trace in this directory, for XProf and Perfetto
     """

@@ -78,7 +78,7 @@ def chat(
 
 
 def _talk(model: str, conversation: Chat, answer: Callable[[str, int], Iterator[Any]]) -> int:
-    """Answer each line of standard input; return 2 if a line from a pipe could not be answered."""
+    """Answer each line of standard input, or run it as a command; return 2 if a line of a pipe or file failed."""
     terminal, answers, code = sys.stdin.isatty(), 0, 0
     if terminal:
         print(f"{model}: /help lists the commands", file=sys.stderr)
@@ -108,7 +108,7 @@ def _print(pieces: Iterator[Any]) -> None:
 
 
 def _lines(terminal: bool) -> Iterator[str]:
-    """Yield the non-empty lines of standard input."""
+    """Yield the lines of standard input, stripped; skip blank lines."""
     while True:
         try:
             line = input("> " if terminal else "").strip()

@@ -13,13 +13,13 @@ from jaxgpt.config import PrepareParams
 from jaxgpt.errors import UserError, plural
 
 WINDOW = 1024  # tokens per window, for counting validation windows
-MIN_WINDOWS = 50  # validation windows below which losses are too noisy to compare runs
+MIN_WINDOWS = 50  # minimum number of validation windows; with fewer, losses are too noisy to compare runs
 
 
 def data_prepare(
     *sources: str, out: str, json: Json = False, params: Annotated[PrepareParams, FLAT] = PrepareParams()
 ) -> int:
-    """Tokenize documents into shards of token ids for jaxgpt, nanoGPT and llm.c, with an index.
+    """Tokenize documents into shards of token ids for jaxgpt, and for llm.c or nanoGPT, with an index.
 
     Memory use is bounded. To continue a killed command, run it again: interruptions
     do not change the output. Train on the result with jaxgpt train --data.path DIR.
@@ -40,11 +40,11 @@ def data_prepare(
     first = -1
 
     def report(index: Mapping[str, Any], read: int, total: int) -> None:
-        """Show the numbers of documents and tokens so far, and the progress since this command started."""
+        """Show the numbers of documents and tokens so far, and the progress since the first call."""
         nonlocal first
         if first < 0:
             activity.stage("tokenizing")
-            first = read  # bytes read before an interruption
+            first = read  # bytes read before an interruption, and in the first batch
         documents, tokens = (sum(split[key] for split in index["splits"].values()) for key in ("documents", "tokens"))
         activity.name = f"{plural(documents, 'document')}, {plural(tokens, 'token')}"
         activity(read - first, max(total - first, 0))

@@ -18,9 +18,10 @@ def data_report(target: str, /, *, json: Json = False, settings: GivenSettings =
     """Describe the data of a preset, run or path; a path is read as by `jaxgpt train --data.path PATH`.
 
     The report lists tokens, documents, duplicates, the overlap between validation
-    and training tokens, and baselines for a loss: cross entropies of the validation
-    tokens under a uniform distribution and under unigram, bigram and trigram models
-    of the training tokens, and the size of the validation text after gzip.
+    and training tokens, and baselines: the validation loss of a uniform distribution
+    and of n-gram models (n up to 3) of the training tokens, and the gzip size of the
+    first MiB of validation text.
+    If nothing is held out, baselines use the training data instead.
 
     jaxgpt data report shakespeare
     jaxgpt data report my.txt --data.tokenizer bpe
@@ -29,7 +30,7 @@ def data_report(target: str, /, *, json: Json = False, settings: GivenSettings =
     Args:
         target: preset, run, or path of the data
     """
-    # A run has both files; a directory of text may contain one of them.
+    # A run has config.json and tokenizer.json; a directory of text may contain one of these files.
     is_run = target not in PRESETS and all(Path(target, name).is_file() for name in ("config.json", "tokenizer.json"))
     if target in PRESETS or is_run:
         base = named_config(target)

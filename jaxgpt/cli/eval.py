@@ -33,7 +33,7 @@ def eval(
 
     Args:
         run: run to evaluate
-        path: text, directory, token files or conversations; empty: the validation split of the run
+        path: text, directory, token files or conversations; empty: the run's validation split (if none, training text)
     """
     from jaxgpt.parallel.host import use_cores
 

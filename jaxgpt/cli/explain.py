@@ -36,7 +36,7 @@ def explain(
     Args:
         run: run with the model
         prompt: text to continue; empty: start a new text
-        show: number of most probable tokens to list
+        show: maximum number of most probable tokens to list
     """
     import numpy as np
 

@@ -33,7 +33,7 @@ def import_(
     Args:
         source: directory with safetensors files, a .gguf file, or the name of a model on the Hugging Face Hub
         out: run directory to write
-        revision: commit, tag or branch of a model on the Hub; empty: the pinned commit, or main
+        revision: commit, tag or branch of a model on the Hub; empty: for gpt2 a pinned commit, otherwise main
         init_from: run of the base model, or RUN/checkpoints/STEP, if SOURCE is an adapter
         tokenizer: gpt2, byte, ids, or a path; empty: the tokenizer in SOURCE
         accept_option: unsupported options of config.json to ignore; the error lists them
@@ -52,7 +52,7 @@ def import_(
     if adapter and not init_from:
         raise UserError(f"{source} is a LoRA adapter: pass the run of its base model with --init-from RUN")
     if init_from and not adapter:
-        raise UserError(f"--init-from applies to LoRA adapters, but {source} has no {CONFIG}: omit it")
+        raise UserError(f"--init-from applies to LoRA adapters, but {source} has no {CONFIG}: omit --init-from")
     if adapter and (tokenizer or accept_option):
         raise UserError("an adapter has the settings of its base: omit --tokenizer and --accept-option")
     with progress("importing"):

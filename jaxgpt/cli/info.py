@@ -72,7 +72,7 @@ def state_of(run: Run, config: Config) -> dict[str, Any]:
         "tokens": max([line.get("tokens", 0) for line in steps] + [each.tokens for each in infos.values()], default=0),
         "seconds": max((line.get("elapsed_seconds", 0.0) for line in steps), default=0.0),
         "checkpoints": [{"step": step, "val_loss": each.val_loss} for step, each in infos.items()],
-        # Losses of checkpoints are means over this many windows; 0 if no evaluation of the run used more windows.
+        # Number of windows in the loss of a checkpoint; 0 (not printed) if no evaluation of the run used more.
         "windows": windows if any(line.get("val_windows", 0) > windows for line in lines) else 0,
         "damaged": damaged,
         "best": resolve_step(run.checkpoints, "best") if infos and not damaged else None,
@@ -105,7 +105,7 @@ def _run_facts(results: dict[str, Any], config: Config) -> dict[str, Any]:
 
 
 def _module_rows(modules: dict[str, int], n_layer: int) -> list[list[str]]:
-    """Return a row for each module, indented by depth; only the first of the identical layers."""
+    """Return a row for each module, indented by depth; all layers have equal sizes, so only h_0 is listed."""
     rows = []
     for name, count in modules.items():
         if name == "h_0":

@@ -25,8 +25,9 @@ def inspect(
 ) -> int:
     """Show what a model computes for a text: predictions by token and layer, attention and norms.
 
-    With --html, write one page that needs no network: point at a token to see the
-    tokens that it attends to in the selected head.
+    The table shows the predictions; --json adds the logit lens, norms and a summary
+    of each head. With --html, write one page that needs no network: point at a
+    token to see the tokens that it attends to in the selected head.
 
     jaxgpt inspect runs/shakespeare --prompt ROMEO:
     jaxgpt inspect runs/shakespeare --prompt ROMEO: --html page.html
@@ -57,7 +58,7 @@ def inspect(
 
 
 def table(found: Inspection) -> list[str]:
-    """Return the lines of a table of the predictions."""
+    """Format the predictions as the lines of a table."""
     lines = [f"{'':>4} {'after':<16} {'next':>6} {'rank':>6} {'entropy':>8}  most probable"]
     for i, token in enumerate(found.tokens):
         last = i == len(found.next_rank)

@@ -27,7 +27,7 @@ from jaxgpt.signals import SIGNALS, UNFINISHED
 
 HERE = "127.0.0.1"
 STDERR_LINES = 200  # lines of standard error to keep per process
-PATIENCE = 90  # seconds after the first failure before the remaining processes are killed
+PATIENCE = 90  # seconds from the first nonzero exit code until the remaining processes are killed
 
 
 def launch(
@@ -65,7 +65,7 @@ def launch(
 
 
 class _Fleet:
-    """Child processes; they exit when the launcher dies and closes their standard input."""
+    """Child processes; they stop if the launcher dies, because this closes their standard input."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -103,7 +103,7 @@ class _Fleet:
             self._forward(self.forwarded, None)
 
     def wait(self) -> int:
-        """Wait for all processes; return the highest exit code, counting 1 for a process killed by a signal."""
+        """Wait for all processes, print failures, and return the highest exit code; a killed process counts as 1."""
         deadline = math.inf
         while any(process.poll() is None for process in self.processes):
             if any(process.poll() for process in self.processes):
@@ -120,7 +120,7 @@ class _Fleet:
         return max(code if code >= 0 else 1 for code in codes)
 
     def _read(self, index: int, lines: IO[str]) -> None:
-        """Keep the standard error of a process; print the standard error of process 0."""
+        """Keep the last lines of a process's standard error; print all lines of process 0."""
         for line in lines:
             self.errors[index].append(line)
             if index == 0:
@@ -134,7 +134,7 @@ class _Fleet:
             process.send_signal(number)
 
     def _print_failures(self, codes: Sequence[int]) -> None:
-        """Print the processes killed by a signal, and the errors that process 0 did not print."""
+        """Print the processes killed by a signal, and the errors that process 0 did not print; set `crashed`."""
         printed = set(self.errors[0])
         for index, code in enumerate(codes):
             if code < 0 and not self.forwarded:

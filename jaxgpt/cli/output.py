@@ -18,7 +18,7 @@ from rich.segment import Segment, Segments
 from rich.text import Text
 
 ERROR_OF_DATA = "+- is the standard error over windows of text, excluding variation between seeds"
-DELAY = 2.0  # seconds before a command shows progress
+DELAY = 2.0  # seconds before a command shows progress on a terminal
 EVERY = 10.0  # seconds between progress lines if the stream is not a terminal
 
 
@@ -95,7 +95,7 @@ class Activity:
         self.done, self.total = done, total
 
     def __str__(self) -> str:
-        """Format the name, the completed fraction, and the elapsed and remaining time, if known."""
+        """Format the name, the completed fraction if known, the elapsed time, and the remaining time if known."""
         elapsed, done, total = (
             time.monotonic() - self.started,
             self.done,
@@ -111,7 +111,7 @@ class Activity:
 
 @contextmanager
 def progress(name: str) -> Iterator[Activity]:
-    """Show the progress of the block on standard error if the block takes longer than `DELAY` seconds.
+    """Show the progress of the block on standard error; on a terminal, after `DELAY` seconds.
 
     Nothing is written to standard output, which may hold the JSON of `--json`. Do not nest; use `Activity.stage`.
     """
@@ -124,7 +124,7 @@ def progress(name: str) -> Iterator[Activity]:
 def line_shown(line: Callable[[], str], console: Console, delay: float = 0.0) -> Iterator[None]:
     """Show a line during the block, after `delay` seconds.
 
-    On a terminal, the line is updated in place; otherwise, a line is printed every `EVERY` seconds.
+    On a terminal, the line is updated in place; otherwise, a line is printed every `EVERY` seconds after the delay.
     """
     ended = threading.Event()
 

@@ -35,7 +35,7 @@ class Settings(TypedDict, total=False):
 
 
 def shown(default: Any) -> str | None:
-    """Format the default of an option; empty and disabled defaults are not shown."""
+    """Format the default of an option; None: do not show it, because it is empty, 0 or False."""
     return repr(default).strip("'") if default and default != ("",) else None
 
 
@@ -55,7 +55,7 @@ Special = Annotated[bool, Parameter(help="encode special tokens in the prompt, s
 
 
 def parse(words: Sequence[str]) -> tuple[Callable[..., Any], BoundArguments]:
-    """Return the function of a command, or the help printer, and its arguments.
+    """Parse words into the function of a command, or the help printer, and its arguments.
 
     Raises:
         UserError: if a command, option or argument is unknown, missing or invalid.
@@ -75,7 +75,7 @@ def parse(words: Sequence[str]) -> tuple[Callable[..., Any], BoundArguments]:
 
 
 def make_app(words: Sequence[str]) -> App:
-    """Return the parser; its help shows the defaults of a preset, and only full setting names."""
+    """Build the parser; its help shows the defaults of the preset in `words`, and only full setting names."""
     _declare_settings(next((word for word in words if word in PRESETS), DEFAULT), {"-h", "--help"}.isdisjoint(words))
     app = App(
         name="jaxgpt",
@@ -98,7 +98,7 @@ def make_app(words: Sequence[str]) -> App:
 
 
 def _declare_settings(base: str, short: bool) -> None:
-    """Declare an option for each setting; the help shows the values of a preset as defaults."""
+    """Declare an option for each setting; the help shows the values of the preset `base` as defaults."""
     sections = [section for section in vars(preset(base)).values() if isinstance(section, Section)]
     count = Counter(name for section in sections for name in (section.prefix, *(each.name for each in fields(section))))
     for section in sections:

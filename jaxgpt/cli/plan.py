@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from jaxgpt.plan.topology import Topology
 
 GIB = 2**30
-CLOSE = 0.45  # suggest compiling above this fraction of memory: programs need up to twice the estimate
+CLOSE = 0.45  # minimum fraction of memory for the advice to compile; a program needs up to twice its estimate
 
 
 def plan(
@@ -35,9 +35,9 @@ def plan(
     """Plan a run for hardware you do not have: memory per device, communication, a bound on speed.
 
     The first table is an estimate. If the compiler is installed (TPUs: pip install
-    -e '.[tpu]'; H100, H200: '.[cuda13]'; Linux, x86-64, no accelerator needed), the
-    training step is also compiled for the topology, and a second table shows the
-    compiler's numbers. The exit code is 1 if the run does not fit.
+    -e '.[tpu]', x86-64; one machine of H100 or H200: '.[cuda13]'; Linux; no
+    accelerator needed), the training step is also compiled, and a second table
+    shows the compiler's numbers. The exit code is 1 if the run does not fit.
 
     A topology is a chip and a grid: v4:2x2x2, v5e:2x4, v5p:4x4x4, v6e:4x8,
     tpu7x:2x2x1; or the name of a Google Cloud slice: v5e-8, v5litepod-16, v6e-8
@@ -61,7 +61,8 @@ def plan(
     config = with_vocab(with_settings(named_config(target), settings))
     if config.train.epochs:
         raise UserError(
-            f"train.epochs {config.train.epochs:g} needs the data, which plan does not read: use --train.steps instead"
+            f"train.epochs {config.train.epochs:g} needs the number of tokens, which plan does not count: "
+            "use --train.steps N --train.epochs 0"
         )
     # A plan needs no devices of this machine. Without this variable, an installed libtpu would search for TPUs.
     os.environ["JAX_PLATFORMS"] = "cpu"
@@ -166,7 +167,7 @@ def _head(target: str, config: Config, topology: Topology, remark: str) -> dict[
 def _si(value: float) -> str:
     """Format 1.5e9 as `1.5 G`."""
     for unit, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        # Without the factor, a value just below the unit would be formatted as 1e+03 of the smaller unit.
+        # Without the factor 0.9995, 999.9 M would be formatted as 1e+03 M.
         if value >= 0.9995 * size:
             return f"{value / size:.3g} {unit}"
     return f"{value:.3g} "

@@ -27,7 +27,7 @@ def plot(*runs: str, out: str = "losses.png", x: Literal["all", "step", "tokens"
     Prints a table of the runs: the lowest validation loss, its bits per byte of
     text and its step, tokens/s, and the settings that differ. Use bits per byte
     to compare runs with different tokenizers. Training losses, each of a single
-    batch, are pale lines; validation losses are marked by dots. The baselines are
+    batch, are thin lines; validation losses are marked by dots. The baselines are
     the uniform and n-gram losses that training stores in the run; they are omitted
     if they differ between runs.
 
@@ -73,7 +73,7 @@ def draw_run(run: Run, title: str) -> None:
     """Draw the losses of a run and the baselines of its data as loss.png.
 
     Raises:
-        UserError: if the run has no losses yet.
+        UserError: if the run has no losses yet, or baselines.json is damaged.
     """
     # The first import of matplotlib on a machine scans all fonts and logs a message.
     logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)

@@ -30,5 +30,5 @@ def presets(*, json: Json = False) -> int:
 
 
 def size(name: str) -> int | None:
-    """Return the number of parameters of a preset; None for `finetune`: its model is replaced."""
+    """Return the number of parameters of a preset; None for `finetune`, which uses the --init-from model."""
     return None if name == "finetune" else with_vocab(preset(name)).model.parameters

@@ -31,8 +31,8 @@ from jaxgpt.trainer.program import Program
 from jaxgpt.trainer.report import Report
 from jaxgpt.trainer.train import Outcome
 
-LINE, WORDS, LETTERS = 256, 4, 40  # tokens decoded to find a line; maximum words and characters of a prompt
-PLOT_EVERY = 30.0  # minimum seconds between drawings of loss.png; each takes 0.1 s
+LINE, WORDS, LETTERS = 256, 4, 40  # tokens decoded to find a line; maximum words and characters of the default prompt
+PLOT_EVERY = 30.0  # minimum seconds between drawings of loss.png during a run; each takes 0.1 s
 
 
 class TrainReport(Report):
@@ -141,7 +141,7 @@ class TrainReport(Report):
         return {}
 
     def _line(self) -> str:
-        """Return the progress line: step, loss, and the current activity or the speed and remaining time."""
+        """Return the progress line: step, loss, and the activity or the learning rate, speed and remaining time."""
         metrics = self._metrics
         parts = [f"step {self._step:>5}/{self._total}"] if self._total else []
         if metrics:
@@ -206,10 +206,10 @@ class TrainReport(Report):
 
 
 def first_prompt(config: Config, tokenizer: Tokenizer, split: Split) -> list[int]:
-    """Return the ids of `train.prompt`, truncated if it exceeds the context.
+    """Return the ids of `train.prompt`, truncated to half the context if they exceed the context.
 
     By default, the prompt is the beginning of the validation data: the first words
-    of a line, or the text before the first answer.
+    of a line or, for conversations, the text before the first target.
     """
     prompt, context = config.train.prompt, config.model.block_size
     if prompt == TrainConfig.prompt:

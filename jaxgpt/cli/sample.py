@@ -91,7 +91,7 @@ def sample(
 
 
 def _training_data(lm: LM, target: str, checkpoint: str, progress: Progress) -> Data:
-    """Read the training data of a run, which must not have changed since the checkpoint."""
+    """Open the data of a run; raise `UserError` if the data has changed since the checkpoint."""
     from jaxgpt.checkpoint.run import Run
     from jaxgpt.checkpoint.store import read_info, resolve_step
     from jaxgpt.data import open_data
@@ -113,11 +113,11 @@ def _print_memorized(spans: Sequence[Memorized], validation: float | None) -> No
         print(f"longest span of sample {number} in the training data: {size}, at {span.location or 'no location'}")
         print(aligned({f"  {label}": repr(getattr(span, label)) for label in ("text", "before", "after")}))
     if validation is not None:
-        print(f"for comparison, validation text of this length: {validation:g} tokens (median of {PIECES} pieces)")
+        print(f"median longest span of {PIECES} validation texts as long as the longest sample: {validation:g} tokens")
 
 
 def _stream(lm: LM, prompt: str, prompt_input: Any, settings: dict[str, Any]) -> Generation:
-    """Print a sample as it is generated."""
+    """Print a prompt and a sample as it is generated; return the sample."""
     from jaxgpt.lm import stream
 
     print(prompt, end="", flush=True)

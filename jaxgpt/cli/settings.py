@@ -35,7 +35,7 @@ def named_config(target: str) -> Config:
 
 
 def with_settings(base: Config, settings: Mapping[str, Any]) -> Config:
-    """Override a config with the settings of a command line, and resolve the matrices that LoRA adapts.
+    """Override a config with the settings of a command line, and resolve `lora.targets`.
 
     Raises:
         UserError: if a setting is invalid, or settings conflict.
@@ -51,18 +51,17 @@ def with_settings(base: Config, settings: Mapping[str, Any]) -> Config:
 def with_weights(base: Config, init_from: str, settings: Mapping[str, Any], keep: bool) -> Config:
     """Return a config that starts from the weights of `init_from`, with their model and tokenizer.
 
-    With `keep`, the settings that affect no weight come from `base`: dropout and, unless positions are learned, the context
-    length.
+    With `keep`, dropout and, unless positions are learned, the context length come from `base`.
 
     Raises:
-        UserError: if a setting changes the model (except these settings) or the tokenizer.
+        UserError: if `init_from` does not exist, or a setting is invalid or changes the tokenizer or any other model setting.
     """
     from jaxgpt.checkpoint.run import open_run, parse_checkpoint
     from jaxgpt.checkpoint.store import weights_at
 
     directory, _ = parse_checkpoint(init_from)
     model = open_run(directory).config().model
-    free = ["dropout"] if model.positions == "learned" else ["dropout", "block_size"]  # settings that affect no weight
+    free = ["dropout"] if model.positions == "learned" else ["dropout", "block_size"]  # settings that may differ
     own = {name: getattr(base.model, name) for name in free} if keep else {}
     # Absolute paths stay valid if the run is used from a different directory.
     data = replace(base.data, tokenizer=str((directory / "tokenizer.json").absolute()))
@@ -77,7 +76,7 @@ def with_weights(base: Config, init_from: str, settings: Mapping[str, Any], keep
 
 
 def with_vocab(config: Config) -> Config:
-    """Set the vocabulary size of a config from its data."""
+    """Set the vocabulary size of a config from its data, unless the size is set."""
     from jaxgpt.data.open import vocab_size
 
     return config.with_model(vocab_size=vocab_size(config))

@@ -39,7 +39,7 @@ def train(
         out: run directory; empty: a new directory under runs/
         resume: resume the target run or the run in --out; with a preset or file, start a new run if --out has no run
         overwrite: delete the run in --out and start a new run there
-        init_from: initialize the weights from this run or RUN/checkpoints/STEP; empty: as in the target run, or randomly
+        init_from: initialize the weights from this run or RUN/checkpoints/STEP; empty: as in the target, or randomly
     """
     base, given = named_config(target), target not in ("", *PRESETS)
     source = target if given and Path(target).is_dir() else ""  # the run to repeat or to resume
@@ -108,7 +108,7 @@ def repeated(base: Config, source: Path, init_from: str, settings: Mapping[str, 
     if weights := init_from or base.init_from:
         return with_weights(base, weights, settings, keep=True)
     if base.model.vocab_size == Run(source).tokenizer().vocab_size:
-        base = base.with_model(vocab_size=0)  # set by the tokenizer of the new data
+        base = base.with_model(vocab_size=0)  # 0: determined by the tokenizer of the new run
     return started(base, settings)
 
 
@@ -118,7 +118,7 @@ def resumed(path: Path, preset: str, init_from: str, settings: Mapping[str, Any]
 
     run = open_run(path)
     old = run.config()
-    run.tokenizer()  # raises an error if the tokenizer is damaged, even if the run is finished
+    run.tokenizer()  # integrity check of the tokenizer, even for a finished run
     if preset not in ("", old.preset):
         raise UserError(f"{path} is a run of {old.preset!r}, not {preset!r}: omit the preset, or change --out")
     (weights, step), (used, its_step) = parse_checkpoint(init_from), parse_checkpoint(old.init_from)

@@ -27,10 +27,10 @@ class Family(NamedTuple):
         settings: settings common to all models of the family.
         only: options with a single supported value, and this value.
         fills: settings that an export can add to any model: they add biases of 0 or gains of 1, or have no effect.
-        read: converts the other options to settings, given the config so far.
+        read: function that converts the other options to settings, given the config from `options` and `settings`.
         write: the inverse of `read`.
         served: activations that vLLM and llama.cpp support in this family, according to their source code.
-        form_of: returns `form` for the content of a config.json and its model config, if it depends on them.
+        form_of: function from the content of config.json and the model config to the form of an import; None: `form`.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Family(NamedTuple):
 
 
 def engines(family: Family, config: ModelConfig) -> tuple[str, ...]:
-    """Return the programs that support an exported model; others may reject it, or ignore options."""
+    """Return the programs that support an exported model; other programs may reject it, or ignore options."""
     # vLLM rejects these scales of attention scores, or ignores them, and does not read an untied GPT-2 head.
     scaled = config.scale_attn_by_inverse_layer_idx or not config.scale_attn_weights
     untied = family.name == "gpt2" and not config.tie_embeddings
@@ -94,7 +94,7 @@ def engines(family: Family, config: ModelConfig) -> tuple[str, ...]:
 
 
 def canonical(config: ModelConfig) -> ModelConfig:
-    """Set sizes explicitly, and reset window and RoPE settings without effect, to compare configs."""
+    """Convert a config to a canonical form for comparison: explicit sizes, unique window and RoPE settings."""
     pattern = period("".join("L" if window else "G" for window in config.windows))
     same = config.rope_factor == 1.0 and config.rope_local_theta == config.rope_theta
     rope = linear(config.block_size) if config.rope_factor != 1.0 and is_linear(config) else {}

@@ -1,4 +1,4 @@
-"""Read and write safetensors one tensor at a time, so that memory never holds two copies of a model."""
+"""Read and write safetensors one tensor at a time, so that memory need not hold two copies of a model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Stored(NamedTuple):
     """The file, type and shape of a tensor."""
 
     file: Path
-    dtype: str  # as in the file's header, such as BF16
+    dtype: str  # type in the file's header, such as BF16
     shape: tuple[int, ...]
 
 
@@ -38,7 +38,7 @@ class Weights:
     """
 
     def __init__(self, path: Path) -> None:
-        """Read the headers. Raises `UserError` if files are missing or truncated, or share a tensor."""
+        """Read the headers. Raises `UserError` if files are missing, damaged or pickles, or a tensor is in two files."""
         self.path = path
         self.tensors: dict[str, Stored] = {}
         for file in _find(path):
@@ -63,7 +63,7 @@ class Weights:
         return tensor
 
     def check(self, shapes: Mapping[str, tuple[int, ...]], ignore: Callable[[str], bool]) -> None:
-        """Raise `UserError` if a tensor is missing, unexpected, or of the wrong shape or type (`FLOATS`)."""
+        """Raise `UserError` if a tensor is missing, unexpected, of the wrong shape, or of a type not in `FLOATS`."""
         missing = [name for name in shapes if name not in self.tensors]
         if missing:
             raise UserError(
@@ -85,7 +85,7 @@ class Weights:
 def write_safetensors(
     path: Path, shapes: Mapping[str, tuple[int, ...]], tensors: Iterable[tuple[str, np.ndarray]]
 ) -> None:
-    """Write float32 tensors in the order of `shapes`, with only one tensor in memory at a time.
+    """Write float32 tensors in the order of `shapes`, one at a time: `tensors` may be a generator.
 
     The format is the length of the header in 8 bytes, a JSON header, and the elements (huggingface/safetensors, README).
     """
@@ -158,7 +158,7 @@ def _find(path: Path) -> list[Path]:
                 f"with safetensors.torch.save_model or transformers' save_pretrained"
             )
     if not files:
-        raise UserError(f"{path} has no weights: expected {SINGLE} or its shards")
+        raise UserError(f"{path} has no weights: expected {SINGLE} or other .safetensors files")
     return files
 
 

@@ -68,7 +68,7 @@ def _read_rope(o: Options, block_size: int) -> dict[str, Any]:
     """Read the options of RoPE: `rope_parameters` (transformers 5) or older options (transformers 4)."""
     new = o.read("rope_parameters", {})
     if not all(kind in llama.LETTERS and isinstance(rope, dict) for kind, rope in new.items()):
-        raise o.refuse("rope_parameters", new, f"it must have an object for each of {', '.join(llama.LETTERS)}")
+        raise o.refuse("rope_parameters", new, f"it must contain only objects named {' or '.join(llama.LETTERS)}")
     full = {"rope_theta": o.read("rope_theta", GLOBAL_THETA)}
     full = merged_rope(o, full, new.get("full_attention", {}))
     local = {"rope_theta": o.read("rope_local_base_freq", LOCAL_THETA)} | new.get("sliding_attention", {})

@@ -68,14 +68,14 @@ class GgufWeights(Weights):
     """
 
     def __init__(self, path: Path) -> None:
-        """Read the header. Raises `UserError` if the file is malformed, or the gguf package is missing."""
+        """Read the header. Raises `UserError` if the file is malformed or big-endian, or the gguf package is missing."""
         try:
             import gguf
         except ImportError:
             raise UserError("GGUF files need the gguf package: pip install 'jaxgpt[gguf]'") from None
 
         class Reader(gguf.GGUFReader):
-            """A reader that raises an error beyond the end of the file; gguf's reader returns short arrays."""
+            """A reader that rejects a truncated file; gguf's reader returns shorter arrays."""
 
             def _get(self, offset: int, dtype: Any, count: int = 1, *order: Any, **named: Any) -> np.ndarray:
                 array: np.ndarray = super()._get(offset, dtype, count, *order, **named)
@@ -93,7 +93,7 @@ class GgufWeights(Weights):
             raise UserError(f"{path} is big-endian: convert it to little-endian")
         self.path, self.stored = path, {tensor.name: tensor for tensor in reader.tensors}
         shapes = {name: tuple(tensor.shape.tolist()[::-1]) for name, tensor in self.stored.items()}
-        self.tensors = {name: Stored(path, "F32", shape) for name, shape in shapes.items()}  # as dequantized
+        self.tensors = {name: Stored(path, "F32", shape) for name, shape in shapes.items()}  # after dequantizing
         self.heads: dict[str, int] = {}
 
     def _load(self, name: str) -> np.ndarray:
@@ -103,7 +103,7 @@ class GgufWeights(Weights):
         tensor = self.stored[name]
         try:
             with np.errstate(all="ignore"):  # `read` rejects non-finite numbers
-                # A copy: dequantizing F32 returns its input, and weights must not share memory with the file.
+                # Copy the data: dequantizing F32 returns its input, and weights must not share memory with the file.
                 out = np.asarray(dequantize(np.array(tensor.data), tensor.tensor_type), np.float32)
         except NotImplementedError:
             kind = tensor.tensor_type.name
@@ -125,7 +125,7 @@ def open_gguf(path: Path, accept: Collection[str] = ()) -> tuple[ModelConfig, Gg
         )
     values = {k.removeprefix("llama."): v for k, v in weights.metadata.items() if k.startswith("llama.")}
     embedding = weights.tensors.get(FORM.tied)
-    if embedding and embedding.shape and embedding.shape[0]:  # the vocabulary may be padded
+    if embedding and embedding.shape and embedding.shape[0]:  # the embedding may exceed llama.vocab_size
         values["vocab_size"] = embedding.shape[0]
     if "rope.freq_base" in values:
         values["rope_theta"] = values.pop("rope.freq_base")

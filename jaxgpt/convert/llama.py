@@ -15,7 +15,7 @@ from jaxgpt.convert.rope import read_rope, write_rope
 from jaxgpt.convert.tensors import HEAD, Format, WeightRow, matrix, norm
 
 PREFIX = "model."
-LETTERS = {"full_attention": "G", "sliding_attention": "L"}  # layer types, as in model.window_pattern
+LETTERS = {"full_attention": "G", "sliding_attention": "L"}  # map from layer_types to letters of window_pattern
 NORMS = {"input_layernorm": "ln_1", "post_attention_layernorm": "ln_2"}
 OLMO_NORMS = {"post_attention_layernorm": "ln_1_out", "post_feedforward_layernorm": "ln_2_out"}
 OPTIONS: dict[str, tuple[str, Any]] = {  # with the defaults of LlamaConfig
@@ -38,7 +38,7 @@ def make_form(norms: Mapping[str, str], offset: float = 0.0, q_gain: float = 1.0
 
     Args:
         norms: map from the names of a layer's norms in transformers to their names in jaxgpt.
-        offset: added to a stored gain: 1 if gains are stored as differences from 1.
+        offset: number added to stored gains; 1 if gains are stored as differences from 1.
         q_gain: factor of the query norm's gain.
     """
     layer = f"{PREFIX}layers.{{}}."
@@ -62,7 +62,7 @@ def with_defaults(**defaults: Any) -> dict[str, tuple[str, Any]]:
 
 def _write(config: ModelConfig) -> dict[str, Any]:
     rope = write_rope(config)
-    values: dict[str, Any] = {"rope_parameters": rope, "rope_theta": config.rope_theta}  # the latter for transformers 4
+    values: dict[str, Any] = {"rope_parameters": rope, "rope_theta": config.rope_theta}  # rope_theta: transformers 4
     if config.rope_factor != 1.0:
         values["rope_scaling"] = {name: value for name, value in rope.items() if name != "rope_theta"}
     return values
@@ -76,7 +76,7 @@ def _read_llama(options: Options, config: ModelConfig) -> dict[str, Any]:
 
 
 def _read_qwen(options: Options, config: ModelConfig) -> dict[str, Any]:
-    """Read the sliding window; with `use_sliding_window`, layers from `max_window_layers` have it."""
+    """Read RoPE and, with `use_sliding_window`, the sliding window; default: layers starting at `max_window_layers`."""
     window, begin = options.read("sliding_window", 4096), options.read("max_window_layers", 28)
     if not options.read("use_sliding_window", False):
         window = 0
@@ -97,7 +97,7 @@ def _write_qwen(config: ModelConfig) -> dict[str, Any]:
 
 
 def read_windows(options: Options, n_layer: int, window: int, pattern: str) -> dict[str, Any]:
-    """Return the settings of the sliding window, from `layer_types` or from a pattern."""
+    """Return the settings of the sliding window, from `layer_types` or, by default, from `pattern`."""
     if kinds := options.read("layer_types", []):
         if len(kinds) != n_layer or any(kind not in [*LETTERS] for kind in kinds):
             raise options.refuse(

@@ -44,7 +44,7 @@ class Converted(NamedTuple):
     """The result of an import or export."""
 
     family: str  # a name in `FAMILIES`, nanogpt or lora
-    parameters: int  # number of parameters
+    parameters: int  # number of parameters; lora: number of parameters of the adapters
     max_logit_change: float = 0.0  # largest logit difference between the model and its exported files; 0 for an import
     engines: tuple[str, ...] = ()  # programs that support the exported model; others may reject or silently change it
 
@@ -67,13 +67,13 @@ def import_model(source: Path, target: Path, tokenizer: str = "", accept: Collec
     """Write a run directory from a transformers or nanoGPT directory, or a GGUF file, without PyTorch.
 
     Args:
-        source: the file, or the directory: config.json, safetensors, and the files of a tokenizer.
+        source: the file, or the directory with config.json, safetensors, and the files of a tokenizer.
         target: a new path; the run is created atomically.
         tokenizer: byte, gpt2, ids or a path; empty: the tokenizer in `source`.
         accept: unsupported options of config.json to ignore.
 
     Raises:
-        UserError: if `target` exists, or a file or tensor is missing, unsupported, or of the wrong shape or type.
+        UserError: if `target` exists, `source` is incomplete, damaged or unsupported, or the tokenizer does not fit the model.
     """
     check_new(target)
     family, model, form, weights = open_model(source, accept)
@@ -92,14 +92,14 @@ def imported_config(target: Path, model: ModelConfig, **settings: Any) -> Config
 
 
 def export_model(run: str | Path, target: Path, checkpoint: str = "best") -> Converted:
-    """Write a directory that transformers reads with `from_pretrained`.
+    """Export a run to a directory for transformers' `from_pretrained`.
 
     Args:
         target: a new path; the directory is created atomically, after a comparison of its logits with the run's.
         checkpoint: `best` (lowest validation loss), `last`, or a step.
 
     Raises:
-        UserError: if the run does not exist, `target` exists, or a setting has no equivalent in transformers.
+        UserError: if the run or checkpoint does not exist, `target` exists, or a setting has no equivalent in transformers.
         RuntimeError: if the exported model computes different logits.
     """
     with new_directory(target) as directory:
@@ -179,7 +179,7 @@ def _family_for(model: ModelConfig) -> Family:
 
 
 def _tokenizer(source: Path, named: str, model: ModelConfig, weights: Weights) -> Tokenizer:
-    """Return the named or the source's tokenizer; from a directory, with its special tokens."""
+    """Return the tokenizer `named`, or the tokenizer in the source; add the special tokens of a directory."""
     if named in ("char", "word", "bpe"):
         raise UserError(f"--tokenizer {named} is built from a text: pass the tokenizer.json that was built from it")
     if isinstance(weights, gguf.GgufWeights):

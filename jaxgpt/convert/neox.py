@@ -28,11 +28,11 @@ TABLE = (
 
 
 def _read(options: Options, config: ModelConfig) -> dict[str, Any]:
-    """Read dropout and RoPE: `rope_parameters`, or transformers 4's `rotary_emb_base` and `rotary_pct`."""
+    """Check dropout, and read RoPE: `rope_parameters`, or transformers 4's `rotary_emb_base` and `rotary_pct`."""
     o = options
     o.only("attention_dropout", config.dropout)
     old = {"rope_theta": o.read("rotary_emb_base", 10_000.0), "partial_rotary_factor": o.read("rotary_pct", 0.25)}
-    for name, value in old.items():  # transformers 4 may write the same values again, under these names
+    for name, value in old.items():  # transformers 4 may also write rope_theta and partial_rotary_factor
         o.only(name, value)
     inner = o.inner("rope_parameters", old | o.read("rope_parameters", {}))
     inner.only("rope_type", "default")

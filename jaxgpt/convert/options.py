@@ -1,4 +1,4 @@
-"""Read the options of a foreign config.json: each is used, known to be harmless, or rejected."""
+"""Read the options of a foreign config.json: each option is used, harmless, accepted by the caller, or rejected."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from jaxgpt.errors import UserError, short_repr
 
 # Options that do not change the logits of a trained model: names, ids of special tokens, and settings for training,
-# generation, classifiers, the writing program, and the computation of scores (here always float32, scaled once).
+# generation, classifiers, the writing program, and the computation of attention scores (here always float32).
 # Options that begin with an underscore, added by transformers, do not change the logits either.
 HARMLESS = frozenset(
     """
@@ -33,7 +33,7 @@ HARMLESS = frozenset(
     """.split()
 )
 
-# Options that change the logits unless they have this value.
+# Options that may change the logits unless they have this value.
 NEUTRAL: dict[str, Any] = {
     "add_cross_attention": False,
     "chunk_size_feed_forward": 0,
@@ -93,7 +93,7 @@ class Options:
         """Read an option; its type must match its default.
 
         An absent or null option has the default, except that null means 0 for an integer, as in `ModelConfig`. For a
-        required option, `default` is its type. Raises `UserError` if a required option is missing, or for a wrong type.
+        required option, `default` is its type. Raises `UserError` if a required option is missing, or the type is wrong.
         """
         kind = default if isinstance(default, type) else type(default)
         if name in self._null and kind is int:

@@ -58,7 +58,7 @@ class Module(NamedTuple):
 
     @property
     def target(self) -> str:
-        """Names of this module's matrices in `lora.targets`."""
+        """Names of this module's matrices, joined by + as in `lora.targets`."""
         return "+".join(self.outputs)
 
     @property
@@ -76,7 +76,7 @@ def resolve_targets(model: ModelConfig, lora: LoraConfig) -> str:
     """Map `lora.targets` to the model's matrix names.
 
     Names of transformers modules match as in PEFT: `c_proj` is every module of that name, `attn.c_proj` only in attention.
-    `all-linear` is every matrix of the blocks. Raises `UserError` if a matrix does not exist, or is selected twice.
+    `all-linear` is every matrix of the blocks. Raises `UserError` if a matrix does not exist, or occurs twice in the result.
     """
     model = replace(model, vocab_size=model.vocab_size or 1)  # 0: unknown until the data is read
     own, theirs = matrices(abstract_params(model)), {}
@@ -99,7 +99,7 @@ def resolve_targets(model: ModelConfig, lora: LoraConfig) -> str:
             )
         targets += names
     joined = ",".join(dict.fromkeys(targets))
-    abstract_trained(model, replace(lora, targets=joined))  # raises the errors of init_lora
+    abstract_trained(model, replace(lora, targets=joined))  # check of the targets, with the errors of init_lora
     return joined
 
 
@@ -123,8 +123,8 @@ def import_adapter(source: Path, target: Path, init_from: str) -> Converted:
 def export_adapter(run: str | Path, target: Path, checkpoint: str = "best", base: str = "") -> Converted:
     """Write the adapters of a run as a directory for PEFT's `from_pretrained`, without their base.
 
-    Arguments and errors are as in `export_model`. `base` is the name or directory of the base in transformers, recorded
-    for PEFT; empty: the path of the base's checkpoint, `init_from`.
+    Arguments and errors are as in `export_model`; a run without adapters is an error. `base` is the name or directory of the
+    base in transformers, recorded for PEFT; empty: the path of the base's checkpoint, `init_from`.
     """
     with new_directory(target) as directory:
         config, params, adapters = load_adapters(run, checkpoint)

@@ -63,7 +63,7 @@ def write_rope(config: ModelConfig) -> dict[str, Any]:
 
 
 def linear(block_size: int) -> dict[str, Any]:
-    """Express linear scaling as Llama 3 scaling: all wavelengths, 2 pi or more, exceed context / low = 1."""
+    """Express linear scaling as Llama 3 scaling: all wavelengths, at least 2 pi, exceed context / low_freq_factor = 1."""
     return {
         "rope_low_freq_factor": float(block_size),
         "rope_high_freq_factor": 2.0 * block_size,
@@ -72,5 +72,5 @@ def linear(block_size: int) -> dict[str, Any]:
 
 
 def is_linear(config: ModelConfig) -> bool:
-    """Return whether a model's Llama 3 scaling is linear: it stretches all wavelengths, including 2 pi."""
+    """Return whether a model's Llama 3 scaling is linear: it stretches all wavelengths, including the shortest, 2 pi."""
     return config.rope_low_freq_factor >= config.rope_original_context / (2 * math.pi)

@@ -1,7 +1,7 @@
 """Read and write weights as another system's flat tensors, with one table for both directions.
 
 A leaf is named by its path, `h_0/attn/q_proj/kernel`. A `WeightRow` lists the leaves of a tensor, concatenated along its output
-axis. Matrices here are `[in, out]`; PyTorch stores `[out, in]`.
+axis or alternating by head. Matrices here are `[in, out]`; torch.nn.Linear stores `[out, in]`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jaxgpt.model import GPT
 from jaxgpt.model.params import flatten_params, weights
 
 HEAD = "lm_head.weight"
-# Suffixes of masks and constants in older files, which are skipped.
+# Suffixes of the masks and constants to skip in older files.
 BUFFERS = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
 TOLERANCE = 1e-5  # maximum change of a logit by an export, relative to the largest absolute logit if above 1
 STRAY = "_orig_mod."  # prefix that torch.compile adds to names
@@ -35,8 +35,8 @@ class WeightRow(NamedTuple):
     leaves: tuple[str, ...]  # paths of the jaxgpt leaves, in storage order
     output_first: bool = False  # whether the matrix is stored as `[out, in]`, as in torch.nn.Linear
     by_head: bool = False  # whether the leaves alternate by head along the output axis instead of being concatenated
-    offset: float = 0.0  # added to the stored tensor: 1 for a gain stored as its difference from 1
-    factor: float = 1.0  # multiplies the tensor after `offset` was added
+    offset: float = 0.0  # number added to the stored tensor; 1 for a gain stored as its difference from 1
+    factor: float = 1.0  # factor of the tensor after adding `offset`
     heads: int = 0  # number of heads of the model, set by `expand` if `by_head`
 
 
@@ -53,7 +53,7 @@ class Format(NamedTuple):
 
 
 def matrix(name: str, *leaves: str, output_first: bool = True, by_head: bool = False) -> WeightTable:
-    """Return the rows of a block's matrix and bias: `matrix("layers.{}.mlp.up_proj", "mlp/up_proj")`."""
+    """Return the `WeightRow`s of a block's matrix and its bias: `matrix("layers.{}.mlp.up_proj", "mlp/up_proj")`."""
     kernels, biases = (tuple(f"h_{{}}/{leaf}/{part}" for leaf in leaves) for part in ("kernel", "bias"))
     return (
         WeightRow(f"{name}.weight", kernels, output_first=output_first, by_head=by_head),
@@ -137,18 +137,18 @@ def check_weights(weights: Weights, config: ModelConfig, form: Format) -> dict[s
 
 
 def load_weights(weights: Weights, config: ModelConfig, form: Format) -> Any:
-    """Load a model's weights on the first device, with at most one additional tensor in memory."""
+    """Load a model's weights on the first device, one tensor at a time."""
     names, shapes = check_weights(weights, config, form), leaf_shapes(config)
     leaves: dict[str, jax.Array] = {}
     for row in expand(form.table, config):
         for path, leaf in to_leaves(row, weights.read(names[row.name]), shapes).items():
-            # Blocking, and contiguous: a pending transfer or a view would keep the whole tensor in memory.
+            # Block, and copy views of a tensor: a pending transfer or a view would keep the whole tensor in memory.
             leaves[path] = jax.block_until_ready(jax.device_put(np.ascontiguousarray(leaf), jax.devices()[0]))
     return unflatten_dict(leaves, sep="/")
 
 
 def save_weights(path: Path, params: Any, config: ModelConfig, form: Format) -> None:
-    """Write weights as a model of `config`; missing gains are 1, biases 0, gates copies of up_proj."""
+    """Write weights to a safetensors file, for `config`; missing gains are 1, biases 0, gates copies of up_proj."""
     rows, shapes = expand(form.table, config), leaf_shapes(config)
     ours = flatten_params(params)
     tensors = ((row.name, to_tensor(row, {leaf: _leaf(ours, leaf, shapes) for leaf in row.leaves})) for row in rows)
@@ -165,7 +165,7 @@ def probe_logits(config: ModelConfig, params: Any) -> np.ndarray:
 
 
 def check_change(before: np.ndarray, after: np.ndarray) -> float:
-    """Return the largest logit difference between a model and its export; raise above `TOLERANCE`."""
+    """Return the largest logit difference between a model and its export; raise an error above `TOLERANCE`."""
     change = float(np.abs(before - after).max())
     if not change <= TOLERANCE * max(1.0, float(np.abs(before).max())):
         raise TrainingFailed(f"the logits of the exported model differ by {change:.2e}: its files were deleted")

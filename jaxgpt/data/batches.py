@@ -40,7 +40,7 @@ class Epochs:
     """The windows of one source in the order of a run: every epoch uses each window once.
 
     Attributes:
-        count: number of positions at which a window can start.
+        count: number of possible window starts.
         per_epoch: number of windows per epoch.
     """
 
@@ -59,7 +59,7 @@ class Epochs:
         self.per_epoch = (self.count - self._phases) // self._stride + 1
 
     def starts(self, rows: np.ndarray) -> np.ndarray:
-        """Return the window start of each row, int64; rows are numbered from the start of the run."""
+        """Return the window start of each row, int64; `rows` are indices among all rows of this source."""
         epochs, positions = np.divmod(rows, self.per_epoch)
         starts = np.empty(len(rows), np.int64)
         for epoch in np.unique(epochs).tolist():
@@ -73,14 +73,14 @@ class Epochs:
 class Batches:
     """The batches of a training run.
 
-    Sampling `epoch`: windows start `stride` apart; every epoch uses each window once, in a different order. Without a
-    stride, windows start T apart, at an offset drawn for every epoch, so that window boundaries change.
+    Sampling `epoch`: every epoch uses each window once, in a different order. Windows start `stride` apart. Without a
+    stride, they start T apart, at an offset drawn for every epoch. Windows of `Packed` data are the same in every epoch.
     Sampling `random`: every window starts at an independent random position, as in nanoGPT.
 
-    In a mixture, each source has separate epochs: the rows of a source (`Mixture.source_of_rows`) are its next windows.
+    In a mixture, each source has separate epochs. `Mixture.source_of_rows` assigns each row to a source.
 
     Attributes:
-        first: index of the first row of step 0; not 0 after a resume with a different batch size.
+        first: index of the first row of step 0; not 0 if a resume has changed the batch size.
         per_epoch: number of windows per epoch, over all sources.
     """
 
@@ -136,17 +136,17 @@ def batches(
 
     Args:
         ids: token ids, one-dimensional, of any integer type; a memory map is read window by window.
-        block_size: inputs of each window (T).
-        batch_size: windows of each batch (B).
+        block_size: number of inputs per window (T).
+        batch_size: number of windows per batch (B).
         seed: seed of the order and positions of windows.
-        sampling: `epoch` uses every window once per epoch; `random` draws each position independently.
+        sampling: `epoch` uses every window once per epoch; `random` draws the start of each window independently.
         stride: ids between the starts of windows of an epoch; 0: T, with an offset drawn for each epoch.
 
     Returns:
         A function of the step that returns int32 `[B, T + 1]`: T inputs and, shifted by one, T targets, as for `train_step`.
 
     Raises:
-        UserError: if the ids are not a row of T + 1 or more nonnegative integers, or an argument or step is invalid.
+        UserError: if `ids` is not a vector of at least T + 1 integers in [0, 2**31), or an argument or step is invalid.
     """
     row = ids if isinstance(ids, np.memmap) else np.asarray(ids)
     if row.ndim != 1 or row.dtype.kind not in "iu":

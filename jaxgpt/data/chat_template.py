@@ -17,7 +17,7 @@ from jaxgpt.errors import UserError, short_repr
 
 RENDERED = 1 << 24  # maximum characters of a rendered conversation
 ROLES = ("system", "user", "assistant", "tool")
-MARK = secrets.token_hex(16)  # encloses the assistant's text; random, so that no message contains it
+MARK = secrets.token_hex(16)  # delimiter of the assistant's text; random, so that no message contains it
 
 Message = Mapping[str, Any]
 
@@ -33,7 +33,7 @@ def check_messages(messages: Any) -> list[dict[str, Any]]:
     """Check and copy a conversation: a list of messages with `role` and `content`, as in chat APIs.
 
     Raises:
-        UserError: if `messages` is empty or not a list, or a message has an unknown role or no text.
+        UserError: if `messages` is empty or not a list, or a message has an unknown role or no string as content.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence) or not messages:
         raise UserError(
@@ -56,7 +56,7 @@ class ChatTemplate:
 
     Args:
         source: Jinja source.
-        variables: other variables of the template: `bos_token`, `eos_token`, ...
+        variables: variables of the template in addition to `messages`: `bos_token`, `eos_token`, ...
         date: date for templates that include it, such as `2024-07-26`; empty: today.
     """
 
@@ -67,7 +67,7 @@ class ChatTemplate:
         """Render a conversation.
 
         Args:
-            messages: `[{"role": "user", "content": "Hi"}, ...]`.
+            messages: conversation, `[{"role": "user", "content": "Hi"}, ...]`.
             add_generation_prompt: end with the header of an assistant message.
 
         Raises:
@@ -94,13 +94,13 @@ class ChatTemplate:
     def assistant_spans(self, messages: Sequence[Message]) -> Rendered:
         """Render a complete conversation, and locate the assistant's text, the targets of training.
 
-        If the template has no `{% generation %}`, each prefix of the conversation is rendered. The text of a message is
-        the difference between two renderings, without trailing white space: the prefix that ends with this message, and
-        the prefix before it with the generation prompt.
+        If the template has no `{% generation %}`, the text of an assistant message is the difference between two renderings,
+        without trailing white space. One rendering ends with this message; the other has the earlier messages and the
+        generation prompt.
 
         Raises:
-            UserError: as in `render`, or, without `{% generation %}`, if the first message has the role assistant, or if the
-                template changes earlier messages when later messages follow.
+            UserError: as in `render`, or, without `{% generation %}`, if the first message has the role assistant, or if
+                adding a message changes the rendered text before it.
         """
         whole = self.render(messages, add_generation_prompt=False)
         if whole.spans:
@@ -123,7 +123,7 @@ class ChatTemplate:
 
     @cached_property
     def _template(self) -> jinja2.Template:
-        """The compiled template, with transformers' extensions: `generation`, loop controls, functions."""
+        """The compiled template, with the tags, functions and filter that transformers provides."""
         extensions = [Generation, loopcontrols]
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
         environment.filters["tojson"] = _to_json
@@ -153,4 +153,6 @@ def _raise(message: str) -> None:
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, **options)  # unlike Jinja's filter, does not escape <, > and &
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, **options
+    )  # without escapes of <, > and &, unlike Jinja's filter

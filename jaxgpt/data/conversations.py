@@ -27,7 +27,7 @@ class Conversation(NamedTuple):
     """An encoded conversation."""
 
     ids: np.ndarray  # int32
-    is_target: np.ndarray  # whether the assistant wrote each id, bool
+    is_target: np.ndarray  # whether each id is in the assistant's text, the completion or its end-of-text id, bool
 
 
 def load_conversations(
@@ -101,7 +101,7 @@ def encode_conversation(value: Any, tokenizer: Tokenizer, template: ChatTemplate
     the tokenizer's beginning-of-text ids (if any), the prompt, the completion and the end-of-text id (if any).
 
     Raises:
-        UserError: if the value has neither form, uses tools or weights != 1, has no assistant message, or cannot be rendered.
+        UserError: if the value has neither form, has tools or weights != 1, has no assistant message, or cannot be encoded.
     """
     match value:
         case {"tools": [_, *_]}:

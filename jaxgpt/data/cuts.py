@@ -1,7 +1,7 @@
 """Places to cut a long text without changing its ids, so that pieces can be encoded in parallel.
 
 A cut at p is safe if the ids of the text are the ids of `text[:p]` followed by the ids of `text[p:]`. For BPE on words found
-by a pattern, this holds if a word ends at p regardless of the text after p, and the match before p does not look ahead.
+by a pattern, this holds if a word ends at p, and the words before p are the same without the text after p.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ LLAMA3 = tuple(
     for numbers in (r"\p{N}{1,3}", r"\p{N}")
 )
 
-# Python's \s is a superset of the library's, so (?<=\S) is strict. A space always ends a word, and the only lookahead,
-# `\s+(?!\S)`, cannot apply before it. `IDEOGRAPH_END` is safe because no pattern joins a letter to a following non-letter.
+# Python's \s is a superset of the library's, so Python's \S is a \S of the library. A space after \S ends a word, and the only
+# lookahead, `\s+(?!\S)`, matches only white space. `IDEOGRAPH_END`: no pattern joins a letter to a following non-letter.
 SPACE = r"(?<=\S)(?= )"
 IDEOGRAPH_END = r"(?<=[\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5])(?=[\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f])"
 ANYWHERE = re.compile("")
 WHITESPACE = re.compile(r"\s")  # white space as in `str.split`
 # GPT-2: only words of white space contain a newline.
 GPT2_CUTS = re.compile(rf"{SPACE}|(?<=\S)(?=\n)|{IDEOGRAPH_END}")
-# Llama 3: punctuation and `\s*[\r\n]+` include all newlines that follow; a letter or punctuation after them begins a word.
+# Llama 3: words of punctuation and `\s*[\r\n]+` include all newlines that follow; a \S after the newlines begins a word.
 LLAMA3_CUTS = re.compile(rf"{SPACE}|(?<=\n)(?=\S)|{IDEOGRAPH_END}")
 
-Cuts = re.Pattern[str] | None  # matches at safe cuts; None: no safe cut is known
+Cuts = re.Pattern[str] | None  # pattern that matches at safe cuts; None: no cut is known to be safe
 
 
 def cut(text: str, cuts: Cuts) -> list[str]:
@@ -61,9 +61,9 @@ def word_pattern(value: Mapping[str, Any]) -> str:
 
 
 def known_cuts(tokenizer_json: str) -> Cuts:
-    """Return the safe cuts of a tokenizer.json with a known word pattern, otherwise None.
+    """Return the safe cuts of a tokenizer.json, or None if no cut is known to be safe.
 
-    NFC never combines characters across these cuts; a cut is unsafe with any other normalization.
+    NFC never combines characters across these cuts; a cut may be unsafe with other normalizations.
     """
     value = json.loads(tokenizer_json)
     pattern = word_pattern(value)

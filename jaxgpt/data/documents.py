@@ -31,8 +31,8 @@ LINES = (".jsonl", ".ndjson")
 FILES = [f"*{kind}{packed}" for kind in (".txt", *LINES) for packed in ("", *OPEN)] + ["*.parquet"]  # default patterns
 BLOCK = 1 << 20  # characters of a text file to read at a time
 ROWS = 64  # rows of a table to read at a time
-UNCUT = 1 << 21  # maximum characters of a text file without a place to cut them; encoding them takes 0.4 GB
-TRAIN = b"\xff" * 32  # used instead of the first document's digest: selects training for any `val_fraction`
+UNCUT = 1 << 21  # maximum characters of a text file without a safe cut; encoding them takes 0.4 GB
+TRAIN = b"\xff" * 32  # digest assigned to the first document; selects training for any `val_fraction`
 CONVERT = "convert it to UTF-8 text, JSON Lines (.jsonl) or Parquet (.parquet)"
 
 
@@ -50,7 +50,7 @@ class Piece(NamedTuple):
 
     where: str  # file, and line or row, for messages
     content: str | bytes | UserError | None  # text or JSON object; the error of an unreadable document; None: a null
-    field: str = ""  # field of the JSON object with the text; empty: the content is the text
+    field: str = ""  # field with the text in the JSON object; empty: the content is the text
     first: bool = True  # whether the document starts with this piece
     last: bool = True  # whether the document ends with this piece
     digest: bytes = b""  # SHA-256 that selects the split of the document; empty: computed from the text
@@ -107,7 +107,7 @@ def find_source(name: str) -> Source:
 
 
 def read_pieces(sources: Sequence[Source], params: PrepareParams, cuts: Cuts) -> Iterator[Piece]:
-    """Yield all documents, with long texts cut at `cuts`. The first document is always for training."""
+    """Yield all documents, with long text files cut at `cuts`. The first document is always for training."""
     read = documents = 0
     for path in (path for source in sources for path in source.files):
         for piece in _read_file(path, params.field, cuts):
@@ -159,7 +159,7 @@ def _read_file(path: Path, field: str, cuts: Cuts) -> Iterator[Piece]:
 
 
 def _read_text(file: BinaryIO, where: str, cuts: Cuts) -> Iterator[Piece]:
-    """Yield a text in pieces of about `BLOCK` characters. The SHA-256 of its beginning selects the split."""
+    """Yield a text in pieces of about `BLOCK` characters; the digest of the first block selects the split."""
     rest, first, digest = "", True, b""
     with io.TextIOWrapper(file, "utf-8-sig", newline="") as text:
         while block := text.read(BLOCK):

@@ -17,7 +17,7 @@ UNSUPPORTED = "dropout continuing_subword_prefix end_of_word_suffix byte_fallbac
 
 
 def fast_encoder(tokenizer: Tokenizer) -> Callable[[str], np.ndarray] | None:
-    """Return a faster `tokenizer.encode`; None without tiktoken, or if its ids would differ."""
+    """Return a faster `tokenizer.encode`; None without tiktoken, or if its ids may differ."""
     if not find_spec("tiktoken") or not isinstance(tokenizer, SubwordTokenizer):
         return None
     import tiktoken
@@ -25,7 +25,7 @@ def fast_encoder(tokenizer: Tokenizer) -> Callable[[str], np.ndarray] | None:
     value = json.loads(tokenizer.to_json())
     if not word_pattern(value) or not (ranks := _ranks(tokenizer, value)):
         return None
-    special = {EOS_NAMES[0]: max(ranks.values()) + 1}  # required by tiktoken; `encode` treats its name as ordinary text
+    special = {EOS_NAMES[0]: max(ranks.values()) + 1}  # a special token speeds up tiktoken; its name is encoded as text
     encoding = tiktoken.Encoding("jaxgpt", pat_str=word_pattern(value), mergeable_ranks=ranks, special_tokens=special)
 
     def encode(text: str) -> np.ndarray:
@@ -38,12 +38,12 @@ def fast_encoder(tokenizer: Tokenizer) -> Callable[[str], np.ndarray] | None:
 
 
 def _ranks(tokenizer: SubwordTokenizer, value: dict[str, Any]) -> dict[bytes, int]:
-    """Return the token ids, keyed by the tokens' bytes, or {} if tiktoken would merge differently.
+    """Return the token ids, keyed by the tokens' bytes, or {} if tiktoken may merge differently.
 
-    `tokenizers` merges a pair of tokens if the pair is listed, tiktoken if their concatenation is a token. The results
-    are equal if `tokenizers` encodes the text of every token to this token alone. Proof: take the first pair (x, y) that only
-    tiktoken merges, into a token t. So far, no merge crossed the ends of t, so encoding t alone also reaches (x, y).
-    The result of this encoding is t alone, so `tokenizers` also merges (x, y): the pair is listed.
+    `tokenizers` merges a pair of tokens if the pair is listed, tiktoken if their concatenation is a token. The results are
+    equal if pairs are listed in the order of ids, and `tokenizers` encodes the text of every token to this token alone. Proof:
+    take the first pair (x, y) that only tiktoken merges, into a token t. So far, no merge crossed the ends of t, so encoding t
+    alone also reaches (x, y). The result is t alone, so `tokenizers` also merges (x, y): the pair is listed.
     """
     model, plain = value["model"], all(token["special"] for token in value["added_tokens"])
     if not plain or value["normalizer"] or model["type"] != "BPE" or any(map(model.get, UNSUPPORTED)):

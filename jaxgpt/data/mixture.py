@@ -33,9 +33,9 @@ class Mixture:
     def source_of_rows(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Assign the rows of a run to the sources.
 
-        For shares a, b and c, the first n rows contain round(n a) rows of the first source and m others; round(m b / (b + c))
-        of the m rows come from the second source, and so on. These formulas give the number of rows of each source
-        before any row; shares are exact to about one row at any time, and sources alternate as evenly as possible.
+        For shares a, b and c, the first n rows contain round(n a) rows of the first source. The second source provides
+        round(m b / (b + c)) of the m remaining rows, and so on. These formulas give the number of rows of each source
+        before any row; each number differs from the exact share by at most half a row per source.
 
         Returns:
             The index of the source of each row, and the number of earlier rows of that source.
@@ -63,7 +63,7 @@ class Mixture:
         return np.concatenate([np.zeros(0, np.int32), *parts])
 
     def starts(self, block_size: int) -> int:
-        """Count the positions at which a complete window can start."""
+        """Count the possible starts of complete windows."""
         return sum(source.starts(block_size) for source in self.sources)
 
     def eval_starts(self, block_size: int, stride: int) -> np.ndarray:

@@ -29,14 +29,14 @@ class Data:
     """Training and validation data."""
 
     train: Split
-    val: Split  # equal to `train` if nothing is held out
-    held_out: bool  # whether `val` is held out
+    val: Split  # validation split; same as `train` if nothing is held out
+    held_out: bool  # whether `train` excludes `val`
     tokenizer: Tokenizer
     source: str  # one-line description
     fingerprint: str  # SHA-256 of the text, conversations file, ids (`Tokens.fingerprint`) or fingerprints of `parts`
     name: str = ""  # path of the data, or name of the built-in text; empty for a mixture
     parts: tuple[Data, ...] = ()  # data of each source of a mixture
-    text: Text | None = None  # None for token files, conversations and mixtures
+    text: Text | None = None  # text before tokenization; None for token files, conversations and mixtures
 
     @property
     def is_conversations(self) -> bool:
@@ -65,7 +65,7 @@ class Data:
 
         Raises:
             UserError: if a split other than conversations has fewer than T + 1 ids, or the training ids lack the
-                document ends that `data.documents` needs.
+                end-of-text ids that `data.documents` needs.
         """
         needed, setting = config.window + 1, config.data.documents
         for part in self.parts or (self,):
@@ -145,15 +145,15 @@ def encode_text(tokenizer: Tokenizer, text: str, progress: Progress = no_progres
 
 
 def with_path(config: Config, path: str) -> Config:
-    """Return a config that evaluates on `path` (its validation files, if any); `config` if it is empty."""
+    """Return a config that evaluates on `path`, or its validation files; `config` if `path` is empty."""
     return replace(config, data=replace(config.data, path=path, mix=(), train_fraction=1.0)) if path else config
 
 
 def vocab_size(config: Config) -> int:
-    """Return the vocabulary size of a config's model. Shakespeare's characters need no download.
+    """Return the vocabulary size of a config's model. Shakespeare with the char tokenizer needs no download.
 
     Raises:
-        UserError: if the size depends on data that cannot be read.
+        UserError: if the tokenizer that determines the size cannot be made.
     """
     data = config.data
     if config.model.vocab_size:
@@ -164,7 +164,7 @@ def vocab_size(config: Config) -> int:
 
 
 def _open_mixture(config: Config, tokenizer: Tokenizer, progress: Progress) -> Data:
-    """Open each source. Validation ignores the weights: losses for different weights are comparable."""
+    """Open a mixture. Validation ignores the weights, so losses for different weights are comparable."""
     sources, weights = zip(*config.data.sources, strict=True)
     parts = tuple(open_data(replace(config, data=each), tokenizer, progress) for each in sources)
     if len({part.train.segmented for part in parts}) > 1:
@@ -179,7 +179,7 @@ def _open_mixture(config: Config, tokenizer: Tokenizer, progress: Progress) -> D
 
 
 def _tokenizer(config: Config, given: Tokenizer | None = None) -> Tokenizer:
-    """Return the first available tokenizer: prepared, `given`, by name, or built from all sources."""
+    """Return `given`, otherwise the tokenizer of a prepared directory, otherwise make `data.tokenizer`."""
     data = config.data
     sources, texts = [each for each, _ in data.sources], list[str]()
     for each in sources:

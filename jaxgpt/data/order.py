@@ -13,11 +13,11 @@ ROUNDS = 8  # rounds of the Feistel network in `permute`
 
 
 def shuffled(positions: np.ndarray, n: int, seed: int, epoch: int, source: str = "") -> np.ndarray:
-    """Return the numbers at `positions` in an epoch's permutation of 0, ..., n - 1, int64.
+    """Return the elements at `positions` of an epoch's permutation of 0, ..., n - 1, int64.
 
-    Up to `SORTED` items, the order is the cached argsort of n random numbers. For more items, and for the sources of a
-    mixture, `permute` computes it, with memory only for the requested positions. The rule must not change between versions,
-    because runs resume within an epoch. `source` is the name of a source in a mixture, or empty.
+    For up to `SORTED` items outside a mixture, the order is the cached argsort of n random numbers. Otherwise, `permute`
+    computes it, with memory only for the requested positions. The rule must not change between versions, because runs
+    resume within an epoch. `source` is the name of a source in a mixture, or empty.
     """
     if n > SORTED or source:
         return permute(positions, n, draw(seed, "order" + source, epoch, ROUNDS))

@@ -19,11 +19,11 @@ class Packed:
     """Pieces of a text packed into windows, with segment ids; the start of a window is its index."""
 
     tokens: Tokens  # all ids
-    is_target: np.ndarray | None  # whether each id is a target, bool; None: all are
+    is_target: np.ndarray | None  # whether each id is a target, bool; None: all ids
     begins: np.ndarray  # position of the first input of each piece, in the order of the windows, int64 [n]
     lengths: np.ndarray  # number of inputs of each piece, int32 [n]; each input predicts the next id
     bounds: np.ndarray  # window i has the pieces bounds[i]:bounds[i + 1], int64 [windows + 1]
-    documents: int  # number of documents, before any was split into pieces
+    documents: int  # number of documents or conversations, before any was split into pieces
     segmented = True
 
     @staticmethod
@@ -82,11 +82,11 @@ class Packed:
         return out
 
     def prompt(self) -> np.ndarray:
-        """Return the ids before the first target of the first conversation; documents: an empty array."""
+        """Return the ids before the first target of the first conversation; for documents, an empty array."""
         return self.take(0, 0 if self.is_target is None else int(np.argmax(self.is_target)))
 
     def fill(self, block_size: int) -> float:
-        """Return the fraction of the positions of all windows that contain a token."""
+        """Return the fraction of positions, over all windows, that are not padding."""
         return int(self.lengths.sum(dtype=np.int64)) / max(self.starts(block_size) * block_size, 1)
 
 

@@ -2,7 +2,7 @@
 
 Documents are a numbered sequence of pieces (`documents.Piece`). index.json records the number of pieces written, and the
 length of each shard at that moment. After an interruption, the shards are truncated to these lengths and encoding continues
-with the next piece, so the output is the same as without the interruption.
+with the next piece. The output is the same as without the interruption.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from jaxgpt.files import sha256_file, sole_writer
 from jaxgpt.runtime import cores
 
 BPE_SAMPLE = 200_000_000  # bytes of text to train a BPE tokenizer on
-BATCH = 1 << 20  # bytes of documents that a thread encodes at a time
-SAVE_EVERY = 30.0  # seconds between writes of index.json while no shard is complete
+BATCH = 1 << 20  # minimum bytes or characters of a batch that a thread encodes, except the last batch
+SAVE_EVERY = 30.0  # minimum seconds between writes of index.json, unless a shard is completed
 SKIPPED = 10  # maximum number of skipped documents listed in the index
 ANY_VALUE = ("workers", "on_error")  # parameters that do not affect the written bytes
 
@@ -41,10 +41,10 @@ ANY_VALUE = ("workers", "on_error")  # parameters that do not affect the written
 class Encoded(NamedTuple):
     """The ids of a piece."""
 
-    ids: bytes  # in the type of the shards
+    ids: bytes  # ids in the dtype of the shards
     split: str  # train or val
     size: int  # bytes of text
-    first: bool  # whether a document starts with this piece
+    first: bool  # whether a document, unless skipped, starts with this piece
     read: int  # bytes of the sources read from disk so far
     skipped: str = ""  # error of a piece that cannot be read or encoded; empty: no error
 
@@ -69,10 +69,11 @@ def prepare(
 
     Raises:
         UserError: if the sources, parameters or directory cannot be used, or (with `on_error` fail) a document is unreadable.
+        OSError: if a file cannot be written.
     """
     for name in names:
         if Path(name).resolve() in [out.resolve(), *out.resolve().parents]:
-            raise UserError(f"--out {out} is inside the source {name}: choose a different --out")
+            raise UserError(f"--out {out} is the source {name} or inside it: choose a different --out")
     sources = [find_source(name) for name in names]
     tokenizer = None if params.tokenizer == "bpe" else _named_tokenizer(params.tokenizer)
     vocab_size = tokenizer.vocab_size if tokenizer else params.vocab_size
@@ -80,9 +81,9 @@ def prepare(
         raise UserError(f"nanoGPT's 16-bit ids cannot hold a vocabulary of {vocab_size:,}: use --format llm.c")
     with reported(f"cannot write to {out}"):
         out.mkdir(parents=True, exist_ok=True)
-        others = any(not path.name.startswith(".") for path in out.iterdir())  # hidden: the lock, an interrupted write
+        others = any(not path.name.startswith(".") for path in out.iterdir())  # lock and temporary files are hidden
     if others and shards.read_index(out) is None:
-        raise UserError(f"{out} is not empty and was not written by jaxgpt data prepare: choose a different --out")
+        raise UserError(f"{out} has files, but not from this version of jaxgpt data prepare: choose a different --out")
     with sole_writer(out):
         index = _begin(out, params, sources, tokenizer)
         if index["complete"]:
@@ -153,7 +154,7 @@ def _named_tokenizer(name: str) -> Tokenizer:
 
 
 def _begin(out: Path, params: PrepareParams, sources: Sequence[Source], tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """Read the index, or create it. Parameters may change until the index records the first document."""
+    """Read the index, or create it and delete .bin files; parameters may change until the first piece is recorded."""
     settings: dict[str, Any] = {name: value for name, value in asdict(params).items() if name not in ANY_VALUE}
     settings["sources"] = [source._asdict() | {"files": len(source.files)} for source in sources]
     settings["tokenizer_sha256"] = hashlib.sha256(tokenizer.to_json().encode()).hexdigest() if tokenizer else ""
@@ -187,7 +188,7 @@ def _shown(value: Any) -> str:
 
 
 def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Group pieces into batches of `BATCH` bytes or characters, or slightly more."""
+    """Group pieces into batches; a batch ends when it has at least `BATCH` bytes or characters."""
     batch, size = list[Piece](), 0
     for piece in pieces:
         batch.append(piece)
@@ -219,9 +220,9 @@ def _in_order(
 def _encoder(tokenizer: Tokenizer, params: PrepareParams) -> Callable[[Sequence[Piece]], list[Encoded]]:
     """Return a function that encodes pieces, and selects the split of each document.
 
-    A document is for validation if the first 64 bits of its SHA-256 are below `val_fraction * 2**64`. An unreadable document
-    has no ids; if only part of a document is unreadable, its other pieces are written. The function runs in threads:
-    `tokenizers` and tiktoken release the GIL while they encode.
+    A document is for validation if the first 64 bits of `Piece.digest`, or otherwise of the SHA-256 of its text, are below
+    `val_fraction * 2**64`. An unreadable document has no ids; if only part of a document is unreadable, its other pieces are
+    written. The function runs in threads: `tokenizers` and tiktoken release the GIL while they encode.
     """
     encode = fast_encoder(tokenizer) or tokenizer.encode
     end = np.array([tokenizer.eos_id], shards.token_dtype(tokenizer.vocab_size))

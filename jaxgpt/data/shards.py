@@ -1,7 +1,7 @@
 """Token shards: write and read a directory with the ids of documents, their tokenizer, and an index.
 
 train_000000.bin, ...   ids (llm.c's format), or train.bin (nanoGPT's); the same for val
-tokenizer.json          the tokenizer, and the files that define its special tokens
+tokenizer.json          the tokenizer; next to it, the files that define its special tokens
 index.json              settings, counts, checksums; updated with the shards; at the end, "complete": true
 """
 
@@ -25,9 +25,9 @@ from jaxgpt.files import read_json, sha256_file, write_json
 INDEX, TOKENIZER_FILE = "index.json", "tokenizer.json"
 KIND = "jaxgpt token shards, version 4"
 SPLITS = ("train", "val")
-FIX = f"prepare the data again, or delete {INDEX} to read the .bin files without it"
-BUFFER = 1 << 20  # bytes to write at a time
-# Text that distinguishes tokenizers.
+FIX = f"prepare the data in an empty directory, or delete {INDEX} to read the .bin files without it"
+BUFFER = 1 << 20  # buffer size of a shard's file in bytes
+# Text to compare tokenizers with equal vocabularies and merges.
 PROBE = "It's 1,234 o'clock\n\n\tin the  café -- don't <|endoftext|> 東京 we'll\r\n"
 
 
@@ -40,8 +40,8 @@ class ShardWriter:
     """Write the shards of one split.
 
     In llm.c's format, every shard except the last has exactly `shard_tokens` ids: documents continue in the next shard.
-    nanoGPT's format is one file without a header. Every write updates the entry of the split in `index`, which records
-    where an interrupted command continues.
+    nanoGPT's format is one file without a header. Every write updates the entry of the split in `index`, the resume
+    position of an interrupted command.
     """
 
     def __init__(self, directory: Path, index: Mapping[str, Any], split: str) -> None:
@@ -73,7 +73,7 @@ class ShardWriter:
             os.fsync(self._file.fileno())
 
     def finish(self) -> None:
-        """Complete the unfinished shard, if any: write its header, and record its checksum."""
+        """Complete the unfinished shard, if any: write its header (llm.c's format), and record its checksum."""
         if self._file is None:
             return
         if self._offset:
@@ -145,7 +145,7 @@ def saved_tokenizer(directory: Path, index: Mapping[str, Any]) -> Tokenizer:
     """Load the tokenizer of a directory; raise `UserError` if the file is missing or has changed."""
     path = directory / TOKENIZER_FILE
     if not path.is_file() or sha256_file(path) != index["tokenizer"]["sha256"]:
-        raise UserError(f"{path} is missing or does not match {INDEX}: prepare the data again")
+        raise UserError(f"{path} is missing or does not match {INDEX}: prepare the data in an empty directory")
     return load_tokenizer(path)
 
 
@@ -164,7 +164,7 @@ def check_files(directory: Path, index: Mapping[str, Any], checksums: bool = Fal
 
 
 def prepared_tokenizer(path: Path, given: Tokenizer | None = None) -> Tokenizer | None:
-    """Return the tokenizer of a directory written by `jaxgpt data prepare`, or None for any other path.
+    """Return `given` or the tokenizer of a directory written by `data prepare`; None for any other path.
 
     Raises:
         UserError: if the directory is unfinished, its files differ from the index, or `given` produces different ids.

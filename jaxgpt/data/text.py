@@ -1,4 +1,4 @@
-"""Texts: Python's standard library, small built-in texts, or the user's file or directory."""
+"""Texts: Python's standard library, Tiny Shakespeare, built-in texts, or a file or directory."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from jaxgpt.errors import UserError, plural, reported
 from jaxgpt.files import cache_dir, fetch
 
 NO_TEXT = "no text is specified: add --data.path FILE"
-TEXT_BYTES = 2 * 10**8  # size limit of a text, which is read into memory
-DOCUMENTS = (".jsonl", ".ndjson", ".parquet", ".gz", ".xz", ".bz2")  # suffixes of files for `jaxgpt data prepare`
+TEXT_BYTES = 2 * 10**8  # maximum size in bytes of a text, which is read into memory
+DOCUMENTS = (".jsonl", ".ndjson", ".parquet", ".gz", ".xz", ".bz2")  # suffixes rejected here, for `jaxgpt data prepare`
 
-# Modules that every Python since 3.11 has as ASCII source; the text has them in this order.
+# Modules with ASCII source in every Python since 3.11, in the order of their concatenation.
 PYTHON_MODULES = """
 abc argparse ast base64 bdb bisect calendar cmd code codecs codeop collections/__init__ colorsys compileall configparser
 contextlib copy copyreg csv dataclasses difflib dis doctest enum filecmp fileinput fnmatch genericpath getpass gettext glob
@@ -39,7 +39,7 @@ SHAKESPEARE_CHARACTERS = 65  # number of distinct characters, known without the 
 # The two questions of StatQuest's decoder-only transformer, each followed by its answer.
 STATQUEST = "what is statquest <EOS> awesome <EOS>\nstatquest is what <EOS> awesome <EOS>\n"
 
-# Each line has a random string twice. The string's length varies, so the copy is not at a fixed offset.
+# Each line is a random string and its copy. The string's length varies, so the copy is not at a fixed offset.
 REPEATS_LINES, REPEATS_LENGTHS = 20_000, range(5, 26)
 
 Progress = Callable[[int, int], None]  # called with (done, total)
@@ -55,11 +55,11 @@ class Text:
 
     data: bytes
     source: str = ""  # one-line description
-    files: tuple[tuple[str, int], ...] = ()  # name and size in bytes of each concatenated file; () for one file
+    files: tuple[tuple[str, int], ...] = ()  # name and size in bytes of each concatenated file; () for other texts
 
     @staticmethod
     def of(parts: Mapping[str, bytes], source: str) -> Text:
-        """Concatenate files, keyed by name; a newline ends each file."""
+        """Concatenate files, keyed by name; append a newline to each file that does not end with a newline."""
         parts = {name: part if part.endswith(b"\n") else part + b"\n" for name, part in parts.items()}
         return Text(b"".join(parts.values()), source, tuple((name, len(part)) for name, part in parts.items()))
 
@@ -75,7 +75,7 @@ class Text:
 
 
 def read_text(config: DataConfig) -> Text:
-    """Read the text of a config.
+    """Read the text that `data.path` or `data.dataset` specifies.
 
     Raises:
         UserError: if the text is missing, empty, too large or not UTF-8, or cannot be downloaded.
@@ -97,7 +97,7 @@ def read_text(config: DataConfig) -> Text:
 
 
 def repeats() -> str:
-    """Generate lines that contain a random string twice: only the second copy is predictable."""
+    """Generate lines of a random string and its copy: only the copy is predictable."""
     rng, lines = Random(0), []
     for _ in range(REPEATS_LINES):
         word = "".join(rng.choices(ascii_letters, k=rng.choices(REPEATS_LENGTHS)[0]))
@@ -117,7 +117,7 @@ def read_path(path: Path) -> Text:
     """Read a text file, or all visible text files of a directory, sorted by path; skip other files.
 
     Raises:
-        UserError: if the file is empty or not text, the text is too large, or the directory has no text files.
+        UserError: if a file cannot be read, a single file is empty or not text, or a directory has too much or no text.
     """
     if not path.is_dir():
         if not (data := _read_file(path)):
@@ -152,11 +152,11 @@ def visible_files(directory: Path) -> Iterator[Path]:
 
 
 class NotText(UserError):
-    """A file is not UTF-8 text."""
+    """The error for a file that is not plain UTF-8 text."""
 
 
 def _read_file(path: Path) -> bytes:
-    """Read a UTF-8 file, without its byte-order mark; raise `NotText` if the content is not text."""
+    """Read a UTF-8 file, without its byte-order mark; raise `NotText` if the file is not plain text."""
     if path.suffix.lower() in DOCUMENTS:
         raise NotText(f"{path} holds documents or compressed data, not plain text: {_prepare(path)}")
     if not path.is_file():  # reading a named pipe would block

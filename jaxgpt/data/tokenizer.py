@@ -25,9 +25,9 @@ Ids = Sequence[int] | np.ndarray
 class SpecialTokens:
     """Special tokens of a model: the contents of two files, which export writes back."""
 
-    # Content of generation_config.json, with the ids of config.json that it lacks.
+    # Content of generation_config.json; missing ids are filled in from config.json.
     generation: Mapping[str, Any] = field(default_factory=dict)
-    # Tokens and chat template of tokenizer_config.json.
+    # Tokens of tokenizer_config.json, and the chat template of this file or of chat_template.jinja.
     tokenizer: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -47,18 +47,18 @@ class SpecialTokens:
 
     @property
     def chat_template(self) -> str | None:
-        """The chat template."""
+        """Jinja source of the chat template; None: the model has no template."""
         return self.tokenizer.get("chat_template")
 
 
 class Tokenizer(Protocol):
     """The interface of a tokenizer, with default implementations."""
 
-    vocab_size: int  # V; all ids are smaller
+    vocab_size: int  # V, the largest id plus 1
     special: SpecialTokens = SpecialTokens()  # from the files of the tokenizer or model; empty for built-in tokenizers
     separator: str = ""  # separator between two texts; if it is not empty, decoding does not restore white space
-    cuts: Cuts = ANYWHERE  # places to cut a text without changing its ids
-    byte_ids: Collection[int] = ()  # ids of single bytes; consecutive byte ids are decoded to characters together
+    cuts: Cuts = ANYWHERE  # pattern of places to cut a text without changing its ids; None: no known place
+    byte_ids: Collection[int] = ()  # ids of tokens <0x00> to <0xFF>, if decoding joins these bytes to characters
 
     @property
     def bos_ids(self) -> tuple[int, ...]:
@@ -77,14 +77,14 @@ class Tokenizer(Protocol):
         return next(iter(self.end_ids), None)
 
     def _usual_end(self) -> tuple[int, ...]:
-        """Return the id of the first token found by a usual name, or ()."""
+        """Return the id of the first usual end-of-text token in the vocabulary as a tuple, or ()."""
         return ()
 
     def encode(self, text: str) -> np.ndarray:
         """Encode a text to int32 ids. The names of special tokens are ordinary text.
 
         Raises:
-            UserError: if the text has characters or words outside the vocabulary.
+            UserError: if the text has an unpaired surrogate, or characters or words outside the vocabulary.
         """
         ...
 
@@ -97,7 +97,7 @@ class Tokenizer(Protocol):
         ...
 
     def settled(self, ids: list[int]) -> list[int]:
-        """Return the ids without the bytes at their end: a next byte can change the text of all bytes directly before it."""
+        """Return the ids without trailing byte tokens: a next byte can change how all of them decode."""
         end = next((n for n in range(len(ids), 0, -1) if ids[n - 1] not in self.byte_ids), 0)
         return ids[:end]
 
@@ -106,7 +106,7 @@ class Tokenizer(Protocol):
         return np.arange(vocab_size) < self.vocab_size
 
     def name(self, i: int) -> str:
-        """Return a name for a token that is not complete characters: its bytes, such as `<0xC3>`."""
+        """Return a name for a token with incomplete characters: its bytes, such as `<0xC3>`."""
         return self.decode([i])
 
     def to_json(self) -> str:
@@ -183,7 +183,7 @@ class CharTokenizer(WordTokenizer):
     def __init__(self, characters: Iterable[str]) -> None:
         super().__init__(sorted(set(characters)))
         points = np.array([ord(c) for c in self.words], np.int64)
-        self._by_point = np.full(points.max(initial=0) + 2, -1, np.int32)  # the last entry is for higher code points
+        self._by_point = np.full(points.max(initial=0) + 2, -1, np.int32)  # last entry: higher code points
         self._by_point[points] = np.arange(len(points))
 
     def encode(self, text: str) -> np.ndarray:
@@ -200,7 +200,7 @@ class CharTokenizer(WordTokenizer):
 
 
 class SubwordTokenizer(Tokenizer):
-    """A tokenizer of the `tokenizers` library: GPT-2's BPE, a BPE trained here, or an imported tokenizer."""
+    """A tokenizer of the `tokenizers` library: GPT-2's BPE, a BPE from `train_bpe`, or an imported tokenizer."""
 
     def __init__(self, library: Any) -> None:
         library.encode_special_tokens = True  # names of special tokens in a text are ordinary text
@@ -210,10 +210,10 @@ class SubwordTokenizer(Tokenizer):
             library.model.dropout = None  # BPE dropout is for training; encoding must be deterministic
         self.library = library
         self.cuts = known_cuts(library.to_str())
-        # Tokenizers like Llama 2's have tokens <0x00> to <0xFF>. If decoding returns such a name, bytes are not joined.
+        # Tokenizers like Llama 2's have tokens <0x00> to <0xFF>. If one decodes to its name, decoding does not combine bytes.
         named = {library.token_to_id(f"<0x{byte:02X}>") for byte in range(256)} - {None}
         self.byte_ids = frozenset(named if named and not self.decode([min(named)]).startswith("<0x") else ())
-        self.vocab_size = max(library.get_vocab().values(), default=-1) + 1  # including gaps
+        self.vocab_size = max(library.get_vocab().values(), default=-1) + 1  # including unused ids
 
     @property
     def bos_ids(self) -> tuple[int, ...]:
@@ -269,7 +269,7 @@ class SubwordTokenizer(Tokenizer):
 
 
 def encode_spans(tokenizer: Tokenizer, text: str, spans: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
-    """Encode as `encode_special` does; return the ids, and whether each has characters in `spans`, bool."""
+    """Encode as `encode_special` does; return the ids, and a boolean mask of the ids that overlap `spans`."""
     if isinstance(tokenizer, SubwordTokenizer):
         encoding = tokenizer.encode_offsets(text)
         inside, offsets = np.zeros(len(encoding.ids), bool), np.array(encoding.offsets, np.int64).reshape(-1, 2)
@@ -283,7 +283,7 @@ def encode_spans(tokenizer: Tokenizer, text: str, spans: Sequence[tuple[int, int
 
 
 def call_tokenizers(function: Callable[[], T], what: str) -> T:
-    """Call `tokenizers`, and convert its exceptions, including Rust panics, to a UserError."""
+    """Call `tokenizers` or tiktoken, and convert their exceptions, including Rust panics, to a UserError."""
     try:
         return function()
     except BaseException as e:
@@ -293,7 +293,7 @@ def call_tokenizers(function: Callable[[], T], what: str) -> T:
 
 
 def byte_level(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Any:
-    """Build the library's byte-level BPE, which splits words by GPT-2's pattern."""
+    """Build the library's byte-level BPE, which splits text into words by GPT-2's pattern."""
     from tokenizers import Tokenizer as LibraryTokenizer
     from tokenizers import decoders, models, pre_tokenizers
 
@@ -319,7 +319,7 @@ def _ids_of(value: Any) -> list[int]:
 def _utf8(text: str) -> bytes:
     try:
         return text.encode()
-    except UnicodeEncodeError as e:  # a non-UTF-8 byte of a command-line argument
+    except UnicodeEncodeError as e:  # such as a non-UTF-8 byte of a command-line argument
         raise UserError(
             f"the text has {text[e.start]!r} at position {e.start}, which is not a valid character: remove it"
         ) from None

@@ -26,12 +26,12 @@ from jaxgpt.errors import UserError, did_you_mean, short_repr
 from jaxgpt.files import parse_json, read_bytes, read_json, write_atomically, write_json
 from jaxgpt.hub import download
 
-FROM_TEXT = ("char", "word", "bpe")  # tokenizers that are made from the text
+FROM_TEXT = ("char", "word", "bpe")  # tokenizers built from the training text
 TOKENIZERS = (*FROM_TEXT, "byte", "gpt2", "ids")
 GENERATION, TOKENIZER = "generation_config.json", "tokenizer_config.json"
-TEMPLATE = "chat_template.jinja"  # file of the chat template since transformers 5
+TEMPLATE = "chat_template.jinja"  # file of a chat template, used instead of the template in tokenizer_config.json
 IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
-FILE_BYTES = 1 << 27  # size limit of a tokenizer file: 4x the largest published file
+FILE_BYTES = 1 << 27  # maximum size of a tokenizer file in bytes: 4x the largest published file
 GPT2_REPO, GPT2_REVISION = "openai-community/gpt2", "607a30d783dfa663caf39e06633721c8d4cfcd7e"
 
 
@@ -41,10 +41,10 @@ def make_tokenizer(
     """Make the tokenizer that `data.tokenizer` specifies; raise `UserError` if it cannot be made.
 
     Args:
-        kind: char, word, byte, gpt2, bpe, ids, or the path of a tokenizer.json or its directory.
+        kind: name (char, word, byte, gpt2, bpe, ids), or the path of a tokenizer.json or its directory.
         text: one or several texts to build char, word or bpe from.
-        vocab_size: maximum vocabulary size of bpe.
-        model_vocab_size: vocabulary size of ids; token i is the decimal number i.
+        vocab_size: maximum vocabulary size, for kind bpe.
+        model_vocab_size: vocabulary size, for kind ids, where token i is the decimal number i.
     """
     texts = [text] if isinstance(text, str) else text
     match kind:
@@ -74,7 +74,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 
 def save_tokenizer(directory: Path, tokenizer: Tokenizer) -> None:
-    """Write tokenizer.json and the files that define its special tokens, each atomically."""
+    """Write tokenizer.json and the files that define its special tokens, each atomically; delete stale files."""
     write_atomically(directory / "tokenizer.json", tokenizer.to_json())
     for name, values in ((GENERATION, tokenizer.special.generation), (TOKENIZER, tokenizer.special.tokenizer)):
         if values:
@@ -141,7 +141,7 @@ def without_ids_from(tokenizer: Tokenizer, vocab_size: int) -> Tokenizer:
 
 
 def train_bpe(texts: Iterable[Sequence[str]], vocab_size: int) -> SubwordTokenizer:
-    """Train a byte-level BPE of at most `vocab_size` tokens (257 or more), with bytes and end-of-text."""
+    """Train a byte-level BPE of at most `vocab_size` tokens; minimum 257: all bytes and end-of-text."""
     from tokenizers import pre_tokenizers, trainers
 
     if vocab_size < 257:
@@ -177,7 +177,7 @@ def _from_json(path: Path) -> Tokenizer:
 
 
 def _check_ids(value: Any) -> None:
-    """Check the ids before loading: saving a vocabulary, the library loops up to the largest id."""
+    """Check that ids are distinct and below `MAX_VOCAB`; the library's export loops up to the largest id."""
     vocab = value["model"]["vocab"]
     ids = list(vocab.values()) if isinstance(vocab, dict) else []
     if len(set(ids)) < len(ids):

@@ -1,4 +1,4 @@
-"""Token ids: splits that batches are read from, and memory-mapped token files."""
+"""Token ids: training and validation splits, and memory-mapped token files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SPLIT_WORDS = {"val": {"val", "valid", "validation"}, "train": {"train", "traini
 LLMC: dict[int, tuple[int, np.dtype[Any]]] = {
     20240520: (1, np.dtype("<u2")),
     20240801: (7, np.dtype("<u4")),
-}  # magic: (version, type)
+}  # magic number: (version, dtype of the ids)
 
 
 class Split(Protocol):
@@ -79,7 +79,7 @@ class Tokens:
         """Return a copy of the n ids from index `start`, int32.
 
         Raises:
-            UserError: if an id is outside the vocabulary. JAX would silently use a different id.
+            UserError: if an id is outside the vocabulary. JAX would not raise an error.
         """
         out, end = np.empty(n, np.int32), 0
         for piece in self.pieces(start, n):
@@ -116,7 +116,7 @@ class Tokens:
         return len(self) - block_size
 
     def eval_starts(self, block_size: int, stride: int) -> range:
-        """Return the starts of the windows of a whole split, `stride` apart.
+        """Return the starts of the evaluation windows that cover the split, `stride` apart.
 
         An incomplete last window is dropped, unless it is the whole split.
         """
@@ -143,7 +143,7 @@ class Tokens:
 
 
 def split_of(path: Path) -> str:
-    """Return the split named by a word in a token file's name, `train` or `val`, or "".
+    """Classify a token file by the words in its name: return `train`, `val` or "".
 
     `train.bin`, `fineweb_val_000000.bin` and `retrieval-train.bin` match; `constraint.bin` does not.
     """
@@ -188,8 +188,8 @@ def open_splits(path: Path, train_fraction: float, vocab_size: int) -> tuple[Tok
 def open_tokens(path: Path) -> np.ndarray:
     """Memory-map the ids of a file; raise `UserError` if it is empty, damaged or of odd size.
 
-    nanoGPT's format is little-endian uint16 without a header. llm.c's has a header of 256 int32 that begins with magic,
-    version and number of ids, followed by uint16 ids (GPT-2) or uint32 ids (Llama 3).
+    nanoGPT's format is little-endian uint16 without a header. llm.c's has a header of 256 int32 (magic, version, number
+    of ids, unused values), followed by uint16 ids (GPT-2) or uint32 ids (Llama 3).
     """
     with reported(f"cannot read {path}"), path.open("rb") as file:
         size, head = os.fstat(file.fileno()).st_size, file.read(4 * HEADER)

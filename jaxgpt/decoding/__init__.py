@@ -1,4 +1,4 @@
-"""Decoding: from logits to the next token. Filters, sampling, the sampler and beam search."""
+"""Decoding: from prompts to new tokens. Filters, sampling, the sampler, prompt lookup and beam search."""
 
 from jaxgpt.config import BeamParams, SamplingParams
 from jaxgpt.decoding.sampler import Sampler

@@ -1,7 +1,7 @@
 """Beam search: extend several sequences per prompt and keep the most probable sequences at each step.
 
-Follows `GenerationMixin._beam_search` of transformers 5 for finished sequences, the stopping criterion, and the length
-penalty. Results and scores match transformers.
+Finished sequences, stopping criterion and length penalty follow transformers 5 (`GenerationMixin._beam_search`).
+Up to rounding, texts and scores match transformers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from jaxgpt.config import BeamParams
 from jaxgpt.decoding.sampler import Sampler, extend, read_prompts
 from jaxgpt.decoding.sampling import TokenBuffer, warp
 
-WORST = -1.0e9  # score below every log p, and finite so that sums stay comparable
+WORST = -1.0e9  # score offset of a beam that must not be continued; finite, because 0 times -inf is NaN
 NO_SCORE = -jnp.inf  # score of an entry without a finished sequence
 
 
@@ -43,15 +43,15 @@ class BeamState(NamedTuple):
     """The state of the search between steps.
 
     Attributes:
-        ids_BWS: int32, running sequences, prompt included.
-        score_BW: float32, log p of each running sequence.
+        ids_BWS: int32, running (unfinished) sequences, prompt included.
+        score_BW: float32, log p of each running sequence; below `WORST / 2` if it must not be continued.
         best: finished sequences.
-        active_B: whether a running sequence can still become one of the best.
+        active_B: false once no running sequence is expected to become one of the best (see the end of `step`).
         cache: KV cache of B * W rows.
         logits_BWV: logits of the next ids.
-        made: int32 scalar, ids generated so far.
+        made: int32 scalar, number of ids generated so far.
         start_B: int32, the slot of each prompt's first id.
-        limit_B: int32, the maximum number of new ids.
+        limit_B: int32, the maximum number of new ids of each prompt.
     """
 
     ids_BWS: jax.Array
@@ -70,8 +70,8 @@ class BeamSearch:
     """Beam search as pure functions: `prefill`, then `step` while `open`.
 
     Attributes:
-        sampler: the model, repetition penalty, n-grams, custom filters, and ids that end a sequence; temperature is 1, and
-            top-k, top-p and min-p are off.
+        sampler: the model, repetition penalty, n-grams, custom filters, and ids that end a sequence; temperature must be
+            1, and top-k, top-p and min-p off.
         beams: beam search parameters.
         size: slots for the whole text, prompt included.
     """
@@ -81,17 +81,17 @@ class BeamSearch:
     size: int
 
     def run(self, params: Any, text: TokenBuffer, limit_B: jax.Array) -> Hypotheses:
-        """Run the whole search; arguments as in `prefill`."""
+        """Run the search, and return the best finished sequences; arguments as in `prefill`."""
         start = self.prefill(params, text, limit_B)
         return jax.lax.while_loop(self.open, lambda state: self.step(params, state), start).best
 
     def prefill(self, params: Any, text: TokenBuffer, limit_B: jax.Array) -> BeamState:
-        """Compute the cache of the prompts.
+        """Prefill the cache with the prompts, and return the initial state.
 
         Args:
             params: the weights.
-            text: the prompts, which fill `text.ids_BS`.
-            limit_B: int32, the maximum number of new ids.
+            text: the prompts, padded on the left, without unused slots.
+            limit_B: int32, the maximum number of new ids of each prompt.
         """
         (B, P), W = text.ids_BS.shape, self.beams.num_beams
         logits_B1V, cache = read_prompts(self.sampler.model, params, text, self.size)
@@ -121,7 +121,7 @@ class BeamSearch:
         return go_on & ~jnp.all(state.best.exists_BW) if self.beams.early_stopping is True else go_on
 
     def candidates(self, state: BeamState) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-        """Find the C best continuations by one id; at least W do not end, unless all ids are stop ids.
+        """Find the C best one-token continuations; at least W add no stop id, unless all ids are stop ids.
 
         Returns:
             For each candidate: log p, the index of the continued beam, and the next id, all `[B, C]`; and all
@@ -133,8 +133,8 @@ class BeamSearch:
         text = TokenBuffer(state.ids_BWS.reshape(B * W, -1), jnp.repeat(state.start_B, W), P + state.made)
         log_p = jax.nn.log_softmax(state.logits_BWV, axis=-1).reshape(B * W, V)
         log_p = warp(log_p, text, self.sampler.sampling, self.sampler.filters).reshape(B, W, V)
-        # A row at its limit waits for the other rows. Its logits are not read: past the last
-        # learned position they are NaN.
+        # A row at its limit waits for the other rows, with log p 0: past the last learned
+        # position, its logits are NaN.
         log_p = jnp.where((state.made < state.limit_B)[:, None, None], log_p, 0.0)
         score_BC, flat_BC = jax.lax.top_k((log_p + state.score_BW[:, :, None]).reshape(B, W * V), C)
         beam_BC, id_BC = flat_BC // V, (flat_BC % V).astype(jnp.int32)
@@ -153,15 +153,15 @@ class BeamSearch:
         def score(log_p: jax.Array, length: jax.Array) -> jax.Array:
             return log_p / length.astype(jnp.float32) ** weigh
 
-        # The best W unfinished candidates.
+        # Select the best W unfinished candidates.
         score_BW, next_BW = jax.lax.top_k(top_BC + ends_BC.astype(jnp.float32) * WORST, W)
         beam_BW, token_BW = gather_beams(beam_BC, next_BW), gather_beams(id_BC, next_BW)
         ids_BWS = jnp.concatenate(
             [gather_beams(state.ids_BWS[:, :, :P], beam_BW), gather_beams(ids_BCn, next_BW)], axis=-1
         )
 
-        # A sequence finishes only if it is among the W best candidates and does not continue a finished sequence.
-        finishes_BC = ends_BC & (jnp.arange(C) < W)[None, :] & ~(top_BC < WORST / 2)  # NaN passes, to be reported
+        # A sequence finishes only if it is among the W best candidates, and its score includes neither `WORST` nor -inf.
+        finishes_BC = ends_BC & (jnp.arange(C) < W)[None, :] & ~(top_BC < WORST / 2)  # NaN passes, and is reported
         closed_B1 = ~state.active_B[:, None]
         if self.beams.early_stopping is True:
             closed_B1 = closed_B1 | state.best.exists_BW.all(-1, keepdims=True)
@@ -173,7 +173,7 @@ class BeamSearch:
             best_BW,
         )
 
-        # Whether the best running sequence can still beat the worst finished sequence.
+        # Stop a row if its best running sequence is not expected to beat its worst finished sequence.
         far = self.beams.early_stopping == "never" and weigh > 0
         farthest_B = jnp.maximum(state.limit_B, 1) if far else jnp.full((B,), made)
         worst_BW = jnp.where(best.exists_BW, best_BW.min(-1, keepdims=True), NO_SCORE)

@@ -1,4 +1,4 @@
-"""Logit filters: pure functions `[B, V] -> [B, V]`. The logit of a removed token becomes -inf."""
+"""Logit filters, `[B, V] -> [B, V]`, which set the logits of removed tokens to -inf; inverse CDF sampling."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import jax.numpy as jnp
 
 NEVER = -jnp.inf
 SORTED = 256  # number of top tokens that top-p sorts first
-COLD = 0.01  # below this temperature, subtract the maximum before dividing
-TINY = float(jnp.finfo(jnp.float32).tiny)  # smallest normal number; most devices flush smaller numbers to zero
+COLD = 0.01  # minimum temperature of a plain division; below it, the maximum is subtracted first
+TINY = float(jnp.finfo(jnp.float32).tiny)  # smallest normal float32; compiled code may flush smaller numbers to zero
 
 
 def penalize_repeats(logits_BV: jax.Array, ids_BS: jax.Array, seen_BS: jax.Array, penalty: float) -> jax.Array:
@@ -17,8 +17,8 @@ def penalize_repeats(logits_BV: jax.Array, ids_BS: jax.Array, seen_BS: jax.Array
     Args:
         logits_BV: float32.
         ids_BS: int32, the text.
-        seen_BS: bool, which slots of `ids_BS` hold tokens.
-        penalty: 1 has no effect, below 1 encourages repetition.
+        seen_BS: bool, mask of the slots of `ids_BS` that hold tokens.
+        penalty: factor; above 1 discourages repetition, 1 has no effect, below 1 encourages repetition.
 
     Source: Keskar et al. 2019 (CTRL), section 4.1.
     """
@@ -31,14 +31,14 @@ def forbid_repeated_ngrams(
 ) -> jax.Array:
     """Forbid tokens that would repeat an n-gram of the text.
 
-    The last n - 1 tokens are compared with all earlier tokens, one token of the n-gram at a time, until no position
-    matches. The comparison is a loop on the device, so the size of the program does not depend on n.
+    A loop compares the last n - 1 tokens with all earlier positions, one token per iteration, and ends early if no
+    position matches. The loop is not unrolled, so the size of the program does not depend on n.
 
     Args:
         logits_BV: float32.
         ids_BS: int32, the text, with the last token of every row at `length - 1`.
         start_B: int32, the slot of each row's first token.
-        length: int32 scalar, number of slots in use.
+        length: int32 scalar, number of slots in use, including left padding.
         n: size of the n-gram; 1 forbids every token of the text.
 
     Source: Paulus et al. 2017, section 2.5.
@@ -76,7 +76,7 @@ def divide_by_temperature(logits_BV: jax.Array, temperature: float) -> jax.Array
     0.
     """
     if temperature >= COLD:
-        # Bounded, so that 1 / temperature does not become 0 and turn the -inf of a removed token into NaN.
+        # The bound keeps 1 / temperature above 0: 0 times the -inf of a removed token would be NaN.
         return logits_BV / min(temperature, 1 / TINY)
     max_B1 = _max(logits_BV)
     return jnp.where(logits_BV >= max_B1, 0.0, logits_BV - max_B1) / max(temperature, TINY)
@@ -91,8 +91,8 @@ def keep_top_k(logits_BV: jax.Array, k: int) -> jax.Array:
 def keep_top_p(logits_BV: jax.Array, p: float) -> jax.Array:
     """Keep the smallest set of tokens with total probability >= p, at least one token.
 
-    Ties at the boundary keep the largest ids. Only the top `SORTED` tokens are sorted, or 16 times as
-    many if their probabilities do not reach p, and so on.
+    Ties at the boundary keep the largest ids. The top `SORTED` tokens are sorted first, then 16x
+    as many each time, until their total probability reaches p in every row.
 
     Source: Holtzman et al. 2020 (nucleus sampling).
     """
@@ -100,7 +100,7 @@ def keep_top_p(logits_BV: jax.Array, p: float) -> jax.Array:
     total_B1 = jax.nn.logsumexp(logits_BV, axis=-1, keepdims=True)
 
     def among_top(k: int) -> jax.Array:
-        # Reversed, because top_k takes the first of ties.
+        # Reverse the ids, because top_k keeps the first of ties.
         value_Bk, back_Bk = jax.lax.top_k(logits_BV[:, ::-1], k)
         probability_Bk = jnp.exp(value_Bk - total_B1)
         sum_Bk = jnp.cumsum(probability_Bk, axis=-1)
@@ -117,7 +117,7 @@ def keep_top_p(logits_BV: jax.Array, p: float) -> jax.Array:
 
 
 def keep_min_p(logits_BV: jax.Array, p: float) -> jax.Array:
-    """Drop tokens below p x the top probability. Source: Nguyen et al. 2024 (min-p)."""
+    """Drop tokens with a probability below p times the maximum. Source: Nguyen et al. 2024 (min-p)."""
     probability_BV = jax.nn.softmax(logits_BV, axis=-1)
     return jnp.where(probability_BV < p * probability_BV.max(-1, keepdims=True), NEVER, logits_BV)
 
@@ -130,7 +130,7 @@ def inverse_cdf_sample(logits_BV: jax.Array, uniform_B: jax.Array) -> jax.Array:
 
     Args:
         logits_BV: float32; -inf for removed tokens; at least one token must remain.
-        uniform_B: float32 in [0, 1).
+        uniform_B: float32, random numbers in [0, 1).
 
     Returns:
         int32 `[B]`.
@@ -138,8 +138,8 @@ def inverse_cdf_sample(logits_BV: jax.Array, uniform_B: jax.Array) -> jax.Array:
     B, V = logits_BV.shape
     width = 256
     max_B1 = _max(logits_BV)
-    # Set the weight of the maximum to 1 instead of exp(l - max): if the compiler fuses the division by the temperature
-    # with this subtraction, l is more precise than max, and for large logits the weight would be 0 or infinite.
+    # Set the weight of the maximum to 1 instead of exp(l - max), which could be 0 or infinite for large logits: if the
+    # compiler fuses the division by the temperature with the subtraction, l is more precise than max.
     weight_BV = jnp.where(logits_BV >= max_B1, 1.0, jnp.exp(logits_BV - max_B1))
     weight_BGW = jnp.pad(weight_BV, ((0, 0), (0, -V % width))).reshape(B, -1, width)
     groups_BG = weight_BGW.sum(-1)
@@ -151,15 +151,15 @@ def inverse_cdf_sample(logits_BV: jax.Array, uniform_B: jax.Array) -> jax.Array:
 
 
 def _max(logits_BV: jax.Array) -> jax.Array:
-    """Return the largest logit of each row, `[B, 1]`; finite even if all are -inf."""
+    """Return the largest logit of each row, `[B, 1]`; the lowest finite float32 if all are -inf."""
     return jnp.max(logits_BV, axis=-1, keepdims=True, initial=jnp.finfo(jnp.float32).min)
 
 
 def _first_above(weight_BN: jax.Array, target_B: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return the first index at which the sum exceeds the target, and the target minus the sum before it.
+    """Return the first index with a cumulative sum above the target, and the target minus the sum before it.
 
-    Sums are rounded, and a parallel prefix sum may even decrease. Therefore an index without weight is never returned,
-    and if no sum exceeds the target, the index of the last positive weight is returned.
+    Sums are rounded, and a parallel prefix sum may even decrease. Therefore only indices of positive weights are returned,
+    and the last such index if no sum exceeds the target; 0 if no weight is positive.
     """
     slot_1N, positive_BN = jnp.arange(weight_BN.shape[-1])[None, :], weight_BN > 0
     last_B1 = jnp.max(jnp.where(positive_BN, slot_1N, 0), axis=-1, keepdims=True)

@@ -1,8 +1,9 @@
-"""Prompt-lookup decoding: draft the tokens after an earlier n-gram, and verify them in one pass.
+"""Prompt lookup: draft the tokens after an earlier match of the last n-gram; verify them in one pass.
 
-A pass reads the weights once, regardless of its number of tokens, so each accepted token saves nearly a whole pass.
-Token i of a row is sampled with `fold_in(key, i)`, regardless of the draft. A drafted token is accepted if it equals
-the sampled token. Except for rounding, the text equals the text of `decode_steps`, and the sampling distribution is unchanged.
+A pass reads the weights once, regardless of its number of tokens. If decoding is memory-bound, each accepted
+token saves nearly a whole pass. New token i of a row is sampled with `fold_in(key, i)`, regardless of the draft. A drafted
+token is accepted if it and all drafted tokens before it equal the sampled tokens. Except for rounding, the text equals the
+text of `decode_steps`, and the sampling distribution is unchanged.
 
 Saxena, "Prompt Lookup Decoding" (2023); Leviathan et al., "Fast Inference from Transformers via Speculative Decoding" (2023).
 """
@@ -17,14 +18,14 @@ import jax.numpy as jnp
 from jaxgpt.decoding.sampler import Sampler, SamplerState, decode_steps, extend
 from jaxgpt.decoding.sampling import TokenBuffer, sample_token
 
-DRAFT = 7  # number of drafted tokens per verifying pass, which also reads the last token: 8
+DRAFT = 7  # number of drafted tokens per verification pass; with the last token of the text, the pass reads 8 tokens
 
 
 def draft_tokens(text: TokenBuffer, ngram: int, count: int) -> tuple[jax.Array, jax.Array]:
     """Find the latest earlier occurrence of the last `ngram` tokens; return the tokens after it.
 
     Args:
-        text: one row.
+        text: the tokens so far, one row.
         ngram: number of tokens that must match.
         count: number of tokens to draft. If fewer tokens follow, they are repeated periodically.
 
@@ -42,19 +43,20 @@ def draft_tokens(text: TokenBuffer, ngram: int, count: int) -> tuple[jax.Array, 
 
 
 def lookup_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.Array) -> SamplerState:
-    """Generate the tokens that `decode_steps` generates, in fewer passes where the text repeats itself.
+    """Generate the tokens that `decode_steps` generates, in fewer passes if drafted tokens are accepted.
 
     Args:
-        sampler: model, sampling parameters and stop ids; a draft follows an earlier n-gram of `lookup` tokens.
+        sampler: model, sampling parameters, stop ids, filters, and `lookup`, the length of the n-grams.
         params: the weights.
-        state: state of one row, returned by `prefill` or this function.
-        steps: int32 scalar, number of tokens to generate; fewer if the row ends, or up to `DRAFT` more.
+        state: state of one row, as returned by `prefill` or this function.
+        steps: int32 scalar, number of tokens to generate; fewer if the row ends or the text buffer is full; with an
+            accepted draft, up to `DRAFT` more.
     """
     assert state.text.ids_BS.shape[0] == 1, "rows accept different numbers of tokens, and the cache has one length"
     target, config = state.made + jnp.minimum(steps, state.text.room), sampler.model.config
 
     def fits(text: TokenBuffer) -> jax.Array:
-        # Learned positions after the context have no embedding.
+        # Positions beyond the context have no learned embedding.
         context = config.block_size if config.positions == "learned" else text.ids_BS.shape[1]
         return (text.room > DRAFT) & (text.length - text.start_B[0] + DRAFT < context)
 
@@ -75,7 +77,7 @@ def lookup_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.
         accepted = jnp.cumprod(token_T[:-1] == draft_G).sum()  # one more token is sampled after the accepted tokens
         ended_T = jnp.isin(token_T, jnp.asarray(sampler.stop_ids, jnp.int32)) | (token_T < 0)
         count = jnp.minimum(accepted, jnp.where(ended_T.any(), jnp.argmax(ended_T), DRAFT)).astype(jnp.int32) + 1
-        # The slots after the accepted tokens are masked until later tokens overwrite them.
+        # The cache slots after the accepted tokens are masked until later tokens overwrite them.
         text = text.append(token_T[None])._replace(length=text.length + count)
         cache, done_1 = after._replace(length=cache.length + count), ended_T[count - 1][None]
         return state._replace(text=text, cache=cache, done_B=done_1, made=state.made + count)

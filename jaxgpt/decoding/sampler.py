@@ -20,12 +20,12 @@ class Sampler:
     """A model and the settings of generation. Equal samplers share compiled programs.
 
     Attributes:
-        model: the model.
+        model: the GPT, without weights.
         sampling: sampling parameters.
         stop_ids: ids that end a row.
-        filters: custom filters, applied before the temperature; compared by identity.
-        window: maximum number of tokens that the model reads in `slide_steps`; 0: no limit.
-        lookup: number of tokens that must match to draft the next tokens in `lookup_steps`; 0: no drafts.
+        filters: filters applied before the temperature; functions are compared by identity, `OnlyIds` by value.
+        window: maximum number of tokens that `prefill` and `slide_steps` read; 0: no limit; `slide_steps` needs a window.
+        lookup: number of tokens that must match to draft the next tokens in `lookup_steps`, which needs at least 1.
     """
 
     model: GPT
@@ -40,11 +40,11 @@ class SamplerState(NamedTuple):
     """The state of the sampler between steps.
 
     Attributes:
-        text: the tokens so far; the last token of each row is not yet in the cache.
-        cache: KV cache of the model.
+        text: the tokens so far.
+        cache: KV cache of the tokens except the last of each row; not updated beyond the window of `slide_steps`.
         done_B: bool, rows that have ended; they repeat their last token, and their logits are not used.
         made: int32 scalar, number of tokens generated so far.
-        key_B: sampling keys; token i of a row is sampled with `fold_in(key, i)`.
+        key_B: sampling keys; new token i of a row is sampled with `fold_in(key, i)`.
     """
 
     text: TokenBuffer
@@ -58,11 +58,11 @@ def prefill(sampler: Sampler, params: Any, text: TokenBuffer, key_B: jax.Array, 
     """Compute the cache of the prompts and sample the first token of each row.
 
     Args:
-        sampler: model, sampling parameters and stop ids.
+        sampler: model, sampling parameters, stop ids, filters and window.
         params: the weights.
-        text: the prompts, which fill `text.ids_BS`.
-        key_B: sampling keys.
-        size: slots for the whole text, prompt included. With a window, the cache has at most `window` slots after the prompt.
+        text: the prompts, padded on the left, without unused slots.
+        key_B: sampling keys, one per row.
+        size: slots for the whole text, prompt included. With a window, the cache has at most 2 * `window` slots.
     """
     (B, P), window = text.ids_BS.shape, sampler.window or size
     read = min(P, window)
@@ -75,9 +75,9 @@ def decode_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.
     """Generate up to `steps` more tokens per row, fewer if all rows end or the text buffer is full.
 
     Args:
-        sampler: model, sampling parameters and stop ids.
+        sampler: model, sampling parameters, stop ids and filters.
         params: the weights.
-        state: returned by `prefill` or this function.
+        state: as returned by `prefill` or this function.
         steps: int32 scalar. Not static, so one program serves all values.
     """
 
@@ -89,7 +89,7 @@ def decode_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.
 
 
 def slide_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.Array) -> SamplerState:
-    """Generate as `decode_steps`, but the model reads only the last `window` tokens, as if the text began there.
+    """Generate as `decode_steps`, but the model reads only the last `window` tokens, as if the text began with them.
 
     With learned positions, a text can exceed the context only in this way. Beyond the window, the cache is not used: each
     token takes a forward pass over the whole window, because the positions of its tokens change.
@@ -111,20 +111,20 @@ def _repeat(step: Callable[[SamplerState], SamplerState], state: SamplerState, s
 def read_prompts(
     model: GPT, params: Any, text: TokenBuffer, slots: int, last: bool = True
 ) -> tuple[jax.Array, KVCache]:
-    """Return the logits after the last or after each token of a batch, and a cache of `slots` slots."""
+    """Run the model on prompts; return the logits of the last (`last`) or all tokens, and a cache of `slots` slots."""
     positions = padded_positions(text.start_B, text.ids_BS.shape[1])
     result: Any = model.apply({"params": params}, text.ids_BS, positions, slots, last, method=GPT.prefill)
     return result
 
 
 def extend(model: GPT, params: Any, ids_BT: jax.Array, cache: KVCache, last: bool = True) -> tuple[jax.Array, KVCache]:
-    """Return the logits after the last or after each of the tokens `ids_BT`, and the cache with these tokens."""
+    """Run the model on the next tokens; return the logits of the last (`last`) or all tokens, and the extended cache."""
     result: Any = model.apply({"params": params}, ids_BT, cache, last, method=GPT.extend)
     return result
 
 
 def sample_next(sampler: Sampler, state: SamplerState, logits_B1V: jax.Array) -> SamplerState:
-    """Sample a token of each row from logits, and append it."""
+    """Sample the next token of each row from logits, and append it; rows that have ended repeat their last token."""
     text, made = state.text, state.made
     token_B, _ = sample_token(logits_B1V[:, -1], text, state.key_B, made, sampler.sampling, sampler.filters)
     token_B = jnp.where(state.done_B, text.last(1).ids_BS[:, 0], token_B)

@@ -22,12 +22,12 @@ DIVERGED = "the model's logits are NaN: the weights have diverged or are damaged
 
 
 class TokenBuffer(NamedTuple):
-    """The tokens so far.
+    """The tokens so far: a buffer of B rows with S slots.
 
     Attributes:
         ids_BS: int32, token ids; the last token of every row is at `length - 1`.
         start_B: int32, slot of the first token of each row.
-        length: int32 scalar, number of slots in use.
+        length: int32 scalar, number of slots in use, including left padding.
     """
 
     ids_BS: jax.Array
@@ -35,7 +35,7 @@ class TokenBuffer(NamedTuple):
     length: jax.Array
 
     def seen_BS(self) -> jax.Array:  # noqa: N802
-        """Return which slots hold tokens, bool `[B, S]`."""
+        """Return a boolean mask of the slots that hold tokens, `[B, S]`."""
         slot_S = jnp.arange(self.ids_BS.shape[1])
         return (slot_S[None, :] >= self.start_B[:, None]) & (slot_S < self.length)[None, :]
 
@@ -45,13 +45,13 @@ class TokenBuffer(NamedTuple):
         return self.ids_BS.shape[1] - self.length
 
     def last(self, n: int) -> TokenBuffer:
-        """Return the last n slots, left-padded if there are fewer."""
+        """Return the last n slots in use, left-padded if fewer are in use."""
         first = self.length - n
         ids_Bn = self.ids_BS.take(first + jnp.arange(n), axis=1, mode="clip")
         return TokenBuffer(ids_Bn, jnp.maximum(self.start_B - first, 0), jnp.int32(n))
 
     def append(self, ids_BT: jax.Array) -> TokenBuffer:
-        """Write tokens into the next slots."""
+        """Write tokens into the next slots, which must exist: JAX shifts an update beyond the end."""
         ids_BS = jax.lax.dynamic_update_slice(self.ids_BS, ids_BT, (jnp.int32(0), self.length))
         return TokenBuffer(ids_BS, self.start_B, self.length + ids_BT.shape[1])
 
@@ -69,7 +69,7 @@ class OnlyIds:
     """
 
     kept: bytes
-    __name__ = "ids with text"  # the name of the stage
+    __name__ = "ids with text"  # name of the filter in `stages`
 
     def __call__(self, logits: jax.Array, text: TokenBuffer | None = None) -> jax.Array:
         """Set the logits of removed ids to -inf, `[..., V]`."""
@@ -135,7 +135,7 @@ def warp(logits_BV: jax.Array, text: TokenBuffer, sampling: SamplingParams, cust
 
 
 def row_uniform(key_B: jax.Array, index: jax.typing.ArrayLike) -> jax.Array:
-    """Return the random number for token `index` of each row: float32 `[B]` in [0, 1), even under x64."""
+    """Return the random number for token `index` of each row: float32 `[B]` in [0, 1), even with `jax_enable_x64`."""
     return jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, index), dtype=jnp.float32))(key_B)
 
 
@@ -149,12 +149,12 @@ def sample_token(
 ) -> tuple[jax.Array, jax.Array]:
     """Sample the next token of each row. Every row has a separate key, so rows are independent.
 
-    Uses inverse CDF sampling: the token is the first with a cumulative probability above a random number. The method needs
+    Above temperature 0, the token is the first with a cumulative probability above a random number (inverse CDF). This needs
     one random number per row instead of one per token of the vocabulary, and can be verified by hand.
 
     Returns:
         token_B: int32 `[B]`; `ALL_REMOVED` if every token is removed, `NOT_A_NUMBER` if a logit is NaN.
-        log_p_B: logarithm of the token's probability after all filters, float32 `[B]`.
+        log_p_B: logarithm of the token's probability after all filters, float32 `[B]`; NaN without a token.
     """
     warped_BV = warp(logits_BV, text, sampling, custom)
     if sampling.draws:

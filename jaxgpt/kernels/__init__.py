@@ -46,7 +46,7 @@ KERNELS = {"cpu": ("tiled", cpu.attend), "gpu": ("cudnn", cudnn_attention), "tpu
 
 
 def choose_attention(config: Config, device: jax.Device) -> tuple[Attend, str]:
-    """Return the attention that `train.attention` selects on a device, and a note, or "".
+    """Return the attention function for a device, and a note if `auto` falls back to a slow function, or "".
 
     Raises:
         UserError: if a kernel is selected by name and cannot run.

@@ -1,4 +1,4 @@
-"""Operations that XLA's CPU backend vectorizes without copies (measured in benchmarks/LOG.md)."""
+"""Operations in forms that XLA's CPU backend vectorizes (measured in benchmarks/LOG.md)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jaxgpt.ops.rotary import Rotation, rope_rotation
 
 
 def call_without_inlining(function: Callable[..., Any], *args: Any, small: bool = True) -> Any:
-    """Compute `function(*args)` in an XLA call that is neither inlined nor fused; JAX caches module-level functions.
+    """Compute `function(*args)` in an XLA call without inlining or fusion; JAX caches traces of module-level functions.
 
     A `small` call becomes one kernel, on one core. Otherwise its operations use all cores, in an executor that blocks the
     threads of other devices. Optimization barriers do not prevent fusion: the CPU backend removes them before it fuses.
@@ -33,7 +33,7 @@ def transposed_copy(x_RI: Array) -> Array:
     The CPU backend copies transposed left operands of matrix products and fuses that copy with the operation that produces x.
     The fusion computes x column by column, which is up to 20x slower.
     """
-    # XLA multiplies in float32 if it sees that a bfloat16 operand was transposed; it does not look behind a reshape.
+    # XLA multiplies in float32 if a bfloat16 operand is a transposition; a reshape in between prevents this.
     x = x_RI[None] if x_RI.dtype == jnp.bfloat16 else x_RI
     x_IR: Array = call_without_inlining(jnp.matrix_transpose, x).reshape(x_RI.shape[::-1])
     return x_IR
@@ -56,7 +56,7 @@ product.defvjp(lambda x, w: (x @ w, (x, w)), _product_backward)
 def linear(x: Array, w: Any, b: Array | None, dtype: Any) -> Array:
     """Compute `ops.linear.linear`, with the custom VJP of `product`.
 
-    Stored weights use the definition, as do all weights if a mesh divides weights or sequences: the transposition could then
+    Stored weights use the definition, as do all weights if a mesh shards weights or sequences. The transposition could then
     need data from other devices, which a small call cannot access.
     """
     if not isinstance(w, Array) or not only_rows_are_divided():

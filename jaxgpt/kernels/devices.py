@@ -24,7 +24,7 @@ def per_device(
         return local(q_BTNH, k_BKSH, v_BKHS, document_BT)
     rows, heads, kv_heads = (rules.get(name) for name in ("batch", "heads", "kv_heads"))
     if heads != kv_heads:
-        # The mesh divides the query heads but not the key heads: repeat the key heads to match.
+        # The mesh shards the query heads but not the key/value heads: repeat the key/value heads to match.
         each = q_BTNH.shape[2] // k_BKSH.shape[1]
         k_BKSH, v_BKHS = (jnp.repeat(x, each, axis=1) for x in (k_BKSH, v_BKHS))
     queries, by_head = PartitionSpec(rows, None, heads), PartitionSpec(rows, heads)
@@ -35,7 +35,7 @@ def per_device(
 
 
 def only_rows_are_divided() -> bool:
-    """Return whether the mesh and sharding rules of this context divide only the rows of batches."""
+    """Return whether the current mesh and sharding rules shard only the rows of batches."""
     sizes = jax.sharding.get_abstract_mesh().shape
     rules = [rule for rule in nn.get_logical_axis_rules() if rule[0] not in ("batch", "lookup", "matrices")]
     return all(sizes.get(axis, 1) == 1 for _, axes in rules for axis in jax.tree.leaves(axes))

@@ -1,7 +1,7 @@
-"""Fused causal attention without stored T x T scores: cuDNN on GPUs, splash attention on TPUs.
+"""Fused causal attention without stored T x T scores: cuDNN on NVIDIA GPUs, splash attention on TPUs.
 
-Both kernels compute `attend` within a sequence, tile by tile with a running softmax (Dao et al. 2022). Calls with a
-cache or an edit of the scores use the definition.
+Both kernels compute `attend` within a sequence, tile by tile with a running softmax (Dao et al. 2022). Calls with
+the keys of a cache (`visible.key`), or with `edit`, use the definition.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ _named = _policies.save_only_these_names("attention")
 
 
 def _attention_and(products: Callable[..., Any]) -> Callable[..., Any]:
-    """Make the policy that saves the results of attention kernels, and other results as `products` does."""
+    """Make a policy that saves the results of attention kernels, and otherwise follows the policy `products`."""
 
     def policy(primitive: Any, *avals: Any, **params: Any) -> Any:
         # Results of kernels are saved by name. The results of cuDNN attention, which its backward pass needs, have no name.
@@ -34,7 +34,7 @@ POLICIES: dict[str, Callable[..., Any] | None] = {
 
 
 def check_remat(policy: str, device: jax.Device) -> None:
-    """Raise `UserError` if programs on a device cannot keep arrays where a policy stores them."""
+    """Raise `UserError` if a device lacks the pinned host memory that the policy `offload` needs."""
     if policy == "offload" and "pinned_host" not in {memory.kind for memory in device.addressable_memories()}:
         raise UserError(
             f"train.remat offload needs pinned host memory, which {device.platform} devices lack: use --train.remat dots"

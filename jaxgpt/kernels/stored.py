@@ -1,6 +1,6 @@
-"""Weights stored for decoding: transposed, and optionally in lower precision.
+"""Weights stored for decoding: as `[outputs, inputs]`, and optionally in lower precision.
 
-Stored weights support the same products as arrays. Products with few rows are limited by memory bandwidth. XLA's CPU backend
+Stored weights support the products of the model. Products with few rows are limited by memory bandwidth. XLA's CPU backend
 reads a matrix stored as `[outputs, inputs]` faster than `[inputs, outputs]`, and int8 weights without converting them.
 """
 
@@ -28,12 +28,12 @@ _dot = functools.partial(jnp.einsum, "ai,bi->ab")
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Stored:
-    """A matrix stored as `[outputs, inputs]`, `W[i, o] = values[o, i] * scale[o]`, with `x @ w`, `w.T` and `w.take(ids)`.
+    """A matrix stored as `[outputs, inputs]`, `W[i, o] = values[o, i] * scale[o]`: `x @ w`, `w.T`, `w.take(ids, axis=0)`.
 
     Attributes:
-        values_OI: float32, bfloat16 or int8.
-        scale_O: float32; ones, except for int8.
-        transposed: true for `W` itself, `[in, out]`; false for its transpose, as a table of embeddings `[V, D]` is stored.
+        values_OI: stored weights, float32, bfloat16 or int8.
+        scale_O: float32, quantization scale of each output; ones, except for int8.
+        transposed: true: the matrix is `W`, `[in, out]`; false: `W^T`, `[out, in]`, such as the embedding table `[V, D]`.
     """
 
     values_OI: jax.Array
@@ -75,7 +75,7 @@ class Stored:
 
 
 def quantize(params: Any, model: ModelConfig, precision: Precision) -> Any:
-    """Convert the matrices and the token table of a model to `Stored`.
+    """Convert the matrices and the token embeddings of a model to `Stored`.
 
     int8: `values = round(w / scale)` with `scale = max |w| / 127` over an output channel (a row of the table). Biases, norms
     and learned positions are unchanged.
@@ -115,7 +115,7 @@ def _product_by_digits(x_RI: jax.Array, values_OI: jax.Array) -> jax.Array:
     """Compute `x V^T` in integer arithmetic, without widening the int8 weights in memory.
 
     Each row of x is split into digits, the first in units of `max |x| / most`: two int16 digits for a loop, or three int8
-    digits for a library. Both have 23 bits (to 8,260 inputs), as many as a float32 mantissa. Products of digits are exact.
+    digits for a library. Both splits have 23 bits (up to 8,260 inputs), like a float32 mantissa. Products of digits are exact.
     """
     loop = len(x_RI) <= LOOP_ROWS
     count, most, dtype = (2, min(2047, 2**31 // (127 * x_RI.shape[1])), jnp.int16) if loop else (3, 127, jnp.int8)
@@ -135,6 +135,6 @@ def _integer_product(x_XI: jax.Array, values_OI: jax.Array) -> jax.Array:
     """Compute the int32 product `x V^T`: int8 by a library, int16 by a loop over V that LLVM vectorizes (VNNI)."""
     if x_XI.dtype == jnp.int8:
         return _dot(x_XI, values_OI, preferred_element_type=jnp.int32)
-    # At least two sums: XLA converts a single sum to a matrix product, and computes it without vector instructions.
+    # Compute at least two sums: XLA converts a single sum to a matrix product without vector instructions.
     terms = tuple(values_OI.astype(jnp.int32) * x_1I for x_1I in x_XI[:, None].astype(jnp.int32))
     return jnp.stack(jax.lax.reduce(terms, (jnp.int32(0),) * len(terms), lambda a, b: tuple(map(jnp.add, a, b)), (1,)))

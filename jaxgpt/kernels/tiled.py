@@ -37,7 +37,7 @@ def tiled_attention(q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, visible: Visibl
     return per_device(local, scaled, k_BKSH, v_BKHS, visible.query.document_BT)
 
 
-@functools.partial(jax.jit, static_argnames="window")  # traced once for all layers
+@functools.partial(jax.jit, static_argnames="window")  # traced once per shape and window
 def _local(q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, document_BT: Array | None, window: int) -> Array:
     B, T, N, H = q_BTNH.shape
     q, k, v = (x.reshape(-1, T, H) for x in (q_BTNH.swapaxes(1, 2), k_BKSH, v_BKHS.swapaxes(2, 3)))
@@ -71,7 +71,7 @@ def _forward(window: int, q: Any, k: Any, v: Any, document_NT: Any) -> tuple[Arr
 def _backward(window: int, residuals: tuple[Any, ...], dout: Array) -> tuple[Array | None, ...]:
     q, k, v, document_NT, out, lse = residuals
     each_k, each_v = _for_each_query(q, k, v)
-    # Transposed outside the loop: inside, XLA would fuse the transposition with the product.
+    # Transpose the keys outside the loop: inside, XLA would fuse the transposition with the product.
     arrays = (q, each_k, each_v, out, lse, dout, each_k.swapaxes(1, 2), document_NT)
     dq, dk, dv = _over_heads(functools.partial(_backward_heads, window), arrays)
     dk, dv = (x.reshape(len(k), -1, *x.shape[1:]).sum(1).astype(k.dtype) for x in (dk, dv))
@@ -95,7 +95,7 @@ def _over_heads(function: Callable[..., Any], arrays: tuple[Any, ...]) -> Any:
 
 
 def _forward_heads(window: int, arrays: tuple[Any, ...]) -> tuple[Array, Array]:
-    """Return the output and each query's log-sum-exp."""
+    """Compute attention for a group of heads; return the output and each query's log-sum-exp."""
     q_NTH, k_NSH, v_NSH, document_NT = arrays
     slot, outs, lses = jnp.arange(k_NSH.shape[1]), [], []
     for a, e, first, _ in tiles(len(slot), window):
@@ -114,7 +114,7 @@ def _forward_heads(window: int, arrays: tuple[Any, ...]) -> tuple[Array, Array]:
 
 
 def _backward_heads(window: int, arrays: tuple[Any, ...]) -> tuple[Array, Array, Array]:
-    """Return dq, dk, dv. Scores are `[N, S, T]`, so that no product has to transpose them."""
+    """Compute dq, dk and dv for a group of heads. Scores are `[N, S, T]`, so that no product has to transpose them."""
     q_NTH, k_NSH, v_NSH, out_NTH, lse_NT, dout_NTH, k_NHS, document_NT = arrays
     dtype = q_NTH.dtype
     delta_NT = _product("NTH,NTH->NT", dout_NTH, out_NTH)

@@ -1,4 +1,4 @@
-"""Validate the arguments of generation: prompts, lengths, settings, stop ids and keys."""
+"""Validate and convert the arguments of generation: prompts, lengths, settings, filters and keys."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def as_tuple(value: Any) -> tuple[Any, ...]:
 def as_prompts(prompts: Any) -> list[Any]:
     """Return a list of prompts; a string or a sequence of ids is one prompt.
 
-    Raises `UserError` for a value that is neither a string nor a sequence.
+    Raises `UserError` for a single value that is not a string, such as a number or a dict.
     """
     rows = [prompts] if isinstance(prompts, str) else as_list(prompts)
     if rows is None:
@@ -57,12 +57,12 @@ def as_prompts(prompts: Any) -> list[Any]:
 
 
 def encode_prompt(tokenizer: Tokenizer, vocab_size: int, prompt: Any, special: bool = False) -> list[int]:
-    """Encode a prompt, a string or ids, for a model of `vocab_size` ids; [] for "" (see `start_ids`).
+    """Encode a prompt, a string or ids, for a model of `vocab_size` ids; [] for a string without tokens.
 
-    A string is preceded by the tokenizer's `bos_ids`, unless it begins with them. With `special`, names of special tokens in
-    a string are encoded as their ids.
+    The tokenizer's `bos_ids` are prepended to the ids of a string, unless the ids begin with `bos_ids` or are []. With
+    `special`, names of special tokens in a string are encoded as their ids.
 
-    Raises `UserError` for a value that is neither a string nor a non-empty sequence, or an id outside the vocabulary.
+    Raises `UserError` for text or ids outside the vocabulary, an empty list, or a value that is not a prompt.
     """
     if isinstance(prompt, str):
         ids = (tokenizer.encode_special if special else tokenizer.encode)(prompt).tolist()
@@ -80,14 +80,14 @@ def encode_prompt(tokenizer: Tokenizer, vocab_size: int, prompt: Any, special: b
 
 
 def as_filters(filters: Any) -> tuple[Filter, ...]:
-    """Check custom filters: hashable functions, because compiled programs are cached by their identity."""
+    """Return custom filters as a tuple; they must be hashable, as part of the cache key of compiled programs."""
     if not isinstance(filters, (list, tuple)) or not all(callable(f) and f.__hash__ for f in filters):
         raise UserError("filters must be a list of hashable functions (logits_BV, text) -> logits_BV")
     return tuple(filters)
 
 
 def start_ids(tokenizer: Tokenizer) -> list[int]:
-    """Return the ids before a new text: `bos_ids`, otherwise beginning token, end token or newline."""
+    """Return the ids for an empty prompt: `bos_ids`, or the first found of beginning token, end token and newline."""
     if tokenizer.bos_ids:
         return list(tokenizer.bos_ids)
     for i in (tokenizer.special.bos_id, tokenizer.eos_id):
@@ -96,18 +96,18 @@ def start_ids(tokenizer: Tokenizer) -> list[int]:
     with suppress(UserError):
         if newline := tokenizer.encode("\n").tolist():
             return list(newline)
-    raise UserError("the prompt is empty, and this tokenizer has no end token or newline to start from: pass a prompt")
+    raise UserError("the prompt is empty, and this tokenizer has no beginning or end token or newline: pass a prompt")
 
 
 def max_new(model: ModelConfig, length: int, text: TextParams) -> int:
-    """Return the maximum number of new tokens; raise `UserError` if the limits leave no room."""
+    """Return the maximum number of new tokens; raise `UserError` if the text exceeds `max_length` or the context."""
     bounded = text.overflow == "error" or (text.overflow == "auto" and model.positions != "rope")
     fitting = max(model.block_size - length + 1, 0)  # including the last token, which is not an input
     if text.max_length is not None:
         new = text.max_length - length
         if new < 1:
             raise UserError(
-                f"the prompt of {length} tokens leaves no room for new tokens: raise max_length {text.max_length}"
+                f"max_length {text.max_length} leaves no room after a prompt of {length} tokens: raise it above {length}"
             )
     else:
         new = text.max_new_tokens or (min(NEW_TOKENS, max(fitting - 1, 1)) if bounded else NEW_TOKENS)
@@ -115,7 +115,7 @@ def max_new(model: ModelConfig, length: int, text: TextParams) -> int:
         fix = f"generate at most {fitting}" if fitting else "shorten the prompt"
         raise UserError(
             f"a prompt of {length} tokens and {new} new tokens exceed the context length of {model.block_size}: "
-            f"{fix}, or use overflow slide, which drops the beginning of the text"
+            f"{fix}, or use overflow slide, which drops the beginning of the input"
         )
     return new
 

@@ -25,9 +25,9 @@ class Chat:
 
     Attributes:
         messages: the messages so far, dicts with `role` and `content`.
-        reused: number of the last prompt's first tokens that were cached in the previous turn; 0 if the cache saves no
+        reused: length in tokens of the last prompt's prefix in the cache of the previous turn; 0 if it saves no
             computation.
-        prompt_tokens: number of tokens of the last prompt.
+        prompt_tokens: number of tokens of the last prompt, the rendered messages.
     """
 
     def __init__(self, lm: LM, messages: Sequence[Message] = ()) -> None:
@@ -35,10 +35,10 @@ class Chat:
 
         Args:
             lm: a model with a chat template.
-            messages: `[{"role": "system", "content": "Be brief."}, ...]`.
+            messages: the messages so far, `[{"role": "system", "content": "Be brief."}, ...]`.
 
         Raises:
-            UserError: if the model has no chat template, or the messages are malformed.
+            UserError: if `lm` is not an LM with a chat template, or the messages are malformed.
         """
         check_lm(lm)
         special = lm.tokenizer.special
@@ -49,7 +49,7 @@ class Chat:
             )
         self._template = ChatTemplate(special.chat_template, special.names)
         self._lm = for_decoding(lm)
-        self._state: SamplerState | None = None  # state after the last answer
+        self._state: SamplerState | None = None  # state after the last piece; None: nothing to reuse
         self.messages = check_messages(messages) if messages else []
         self.prompt_tokens = self.reused = 0
 
@@ -64,11 +64,12 @@ class Chat:
     ) -> Generator[Piece, None, None]:
         """Answer a message; yield the answer in pieces. The last piece has `done` set.
 
-        The message and the answer are added to `messages`, except after an error. Closing the iterator early keeps the
-        answer generated so far. Takes the keyword arguments of `chat`.
+        When the iterator ends, the message and the answer are added to `messages`, except after an error. Closing the
+        iterator after the first piece adds the message and the pieces so far. Takes the keyword arguments of `chat`.
 
         Raises:
-            UserError: if the conversation leaves no context for an answer, the template rejects it, or an argument is invalid.
+            UserError: if the conversation leaves no context for an answer, the template rejects the messages, an argument is
+                invalid, the memory is not enough, or a logit is NaN.
         """
         [params] = make_settings(sampling, SamplingParams)
         messages, context = [*self.messages, {"role": "user", "content": text}], self._lm.config.model.block_size
@@ -98,7 +99,7 @@ class Chat:
             answer = None
             raise
         finally:
-            if answer is not None:  # kept even if the generator was closed or interrupted
+            if answer is not None:  # even a partial answer of a closed or interrupted generator
                 self.messages = [*messages, {"role": "assistant", "content": answer}]
 
 
@@ -113,12 +114,12 @@ def chat(
 ) -> Generation:
     """Answer the last message of a conversation.
 
-    `chat(lm, [{"role": "user", "content": "Hi"}]).text`. For several turns, `jaxgpt.lm.Chat` keeps the key/value cache between
-    turns.
+    Example: `chat(lm, [{"role": "user", "content": "Hi"}]).text`. For several turns, `jaxgpt.lm.Chat` keeps the key/value
+    cache between turns.
 
     Args:
         lm: model with a chat template.
-        messages: dicts with a `role` (system, user, assistant) and a `content`; the last is the user's.
+        messages: dicts with a `role` (system, user, assistant, tool) and a `content`; the last is the user's.
         max_new_tokens: maximum number of tokens of the answer; None: 512. The end of the context also ends the answer.
         stop: strings that end the answer, excluded from it. The model's own end tokens always end the answer.
         key: a seed, or a `jax.random.key`.
@@ -126,7 +127,7 @@ def chat(
 
     Raises:
         UserError: if the model has no chat template, the template rejects the messages, the messages leave no context for
-            an answer, or an argument is invalid.
+            an answer, an argument is invalid, the memory is not enough, or a logit is NaN.
     """
     *before, last = check_messages(messages)
     if last["role"] != "user":

@@ -1,4 +1,4 @@
-"""Run the sampler on any prompts with few compiled programs: sizes are rounded up to powers of two."""
+"""Run the sampler on any prompts with few compiled programs: numbers of rows and slots are rounded up."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def round_up(n: int, least: int = 1) -> int:
 
 
 def sizes(prompts: Sequence[Sequence[int]], limits: Sequence[int]) -> tuple[int, int, int]:
-    """Return the sizes of a batch: rows, slots of the prompts, slots of the whole text."""
+    """Return the sizes of a batch: numbers of rows, of slots for a prompt, and of slots for a whole text."""
     P = round_up(max(map(len, prompts)), 8)
     return round_up(len(prompts)), P, P + round_up(max(limits), 64)
 
@@ -35,7 +35,7 @@ def sizes(prompts: Sequence[Sequence[int]], limits: Sequence[int]) -> tuple[int,
 def left_pad(prompts: Sequence[Sequence[int]], limits: Sequence[int]) -> tuple[TokenBuffer, np.ndarray, int]:
     """Stack prompts, padded on the left, and repeat the last prompt to fill the batch.
 
-    Returns the buffer, the prompt of each row, and the slots of the whole text.
+    Returns the buffer, the index of the prompt of each row, and the number of slots for the whole text.
     """
     B, P, size = sizes(prompts, limits)
     prompt_B = np.minimum(np.arange(B), len(prompts) - 1)
@@ -50,11 +50,11 @@ def start(
     """Compute the cache of prompts, and sample the first token of each.
 
     Args:
-        sampler: the sampler.
+        sampler: the model, and settings of generation.
         params: the weights.
-        prompts: ids, at least one per row.
-        keys: one key per row.
-        limits: the maximum number of new tokens of each row, which the caller enforces.
+        prompts: ids of each prompt, at least one.
+        keys: one key per prompt.
+        limits: maximum number of new tokens of each prompt, which sizes the text buffer; the caller must end the rows.
     """
     assert len(keys) == len(prompts), (keys.shape, len(prompts))  # JAX clamps out-of-range indices
     text, prompt_B, size = left_pad(prompts, limits)
@@ -62,7 +62,7 @@ def start(
 
 
 def run(sampler: Sampler, params: Any, state: SamplerState, steps: int) -> SamplerState:
-    """Generate up to `steps` more tokens per row; with prompt lookup, a few more. The state is donated."""
+    """Generate up to `steps` more tokens per row; with prompt lookup, up to `DRAFT` more. The state is donated."""
     generate = lookup_steps if sampler.lookup else slide_steps if sampler.window else decode_steps
     return _compiled(generate, sampler, donate_argnums=1)(params, state, np.int32(steps))
 
@@ -70,7 +70,7 @@ def run(sampler: Sampler, params: Any, state: SamplerState, steps: int) -> Sampl
 def new_ids(state: SamplerState, since: int = 0) -> np.ndarray:
     """Return the new tokens at index `since` and later, int32 `[B, n]`.
 
-    A negative token, `sampling.ALL_REMOVED` or `NOT_A_NUMBER`, also ends a row. Tokens after the end of a row are undefined.
+    A stop id, a negative token (`sampling.ALL_REMOVED` or `NOT_A_NUMBER`) or `finish` ends a row; later tokens are undefined.
     """
     end = int(state.text.length)
     ids_BS = np.array(state.text.ids_BS)  # a copy: the next call donates the buffer
@@ -85,8 +85,8 @@ def finish(state: SamplerState, rows: Sequence[int]) -> SamplerState:
 
 
 def shared(state: SamplerState, prompt: Sequence[int]) -> int:
-    """Count a prompt's first tokens that a one-row state has cached; 0 if `resume` saves nothing."""
-    if any(leaf.is_deleted() for leaf in jax.tree.leaves(state)):  # donated to a call that was interrupted
+    """Return the length of the prompt's prefix in the cache of a one-row state; 0 if `resume` saves no computation."""
+    if any(leaf.is_deleted() for leaf in jax.tree.leaves(state)):  # state donated to an interrupted call
         return 0
     start, length = int(state.text.start_B[0]), int(state.cache.length)
     cached = np.asarray(state.text.ids_BS)[0, start:length].tolist()
@@ -98,7 +98,7 @@ def shared(state: SamplerState, prompt: Sequence[int]) -> int:
 def _chunks(same: int, prompt: Sequence[int]) -> list[int]:
     """Return the bounds of the chunks in which `resume` reads a prompt with `same` cached tokens.
 
-    The last token is not read. The first chunk is rounded up to a power of two: it starts earlier, at tokens already cached.
+    The last token is in no chunk. The first chunk is extended, by cached tokens before it, to a power of two.
     """
     end = len(prompt) - 1
     ends = [*range(end, same, -CHUNK)][::-1]
@@ -108,12 +108,12 @@ def _chunks(same: int, prompt: Sequence[int]) -> list[int]:
 def resume(
     sampler: Sampler, params: Any, state: SamplerState, prompt: Sequence[int], key: jax.Array, limit: int
 ) -> SamplerState:
-    """Start a prompt that shares first tokens (`shared` > 0) with a one-row state, which is donated.
+    """Start a prompt from a one-row state with a prefix of the prompt in its cache (`shared` > 0); donate the state.
 
-    The text buffer has room for `limit` new tokens.
+    As in `start`, the first token is sampled. The text buffer has room for `limit` new tokens.
     """
     cache, first = state.cache, int(state.text.start_B[0])
-    size = round_up(first + len(prompt) + limit)  # the cache grows by doubling, because each size is compiled
+    size = round_up(first + len(prompt) + limit)  # rounded up, because each size is compiled
     bounds = _chunks(shared(state, prompt), prompt)
     cache = cache if cache.size >= size else _grow(cache, size - cache.size)
     for begin, end in pairwise(bounds):
@@ -131,7 +131,7 @@ def resume(
 def search(
     sampler: Sampler, beams: BeamParams, params: Any, prompts: Sequence[Sequence[int]], limits: Sequence[int]
 ) -> Hypotheses:
-    """Run beam search on a batch, with `prompts` and `limits` as in `start`; return host arrays."""
+    """Run beam search on prompts, with at most `limits` new ids for each prompt; return host arrays."""
     text, prompt_B, size = left_pad(prompts, limits)
     search = _compiled(BeamSearch.run, BeamSearch(sampler, beams, size))
     return jax.device_get(search(params, text, np.asarray(limits, np.int32)[prompt_B]))
@@ -141,7 +141,7 @@ def _read(sampler: Sampler, params: Any, cache: Any, ids_1T: jax.Array) -> Any:
     return extend(sampler.model, params, ids_1T, cache)[1]
 
 
-@lru_cache(maxsize=128)  # programs that were not used recently are freed: a process can hold only a few hundred
+@lru_cache(maxsize=128)  # maximum number of programs in memory: XLA's CPU backend fails at a few hundred
 def _compiled(function: Callable[..., Any], sampler: Any, **jit: Any) -> Any:
     return jax.jit(partial(function, sampler), **jit)
 

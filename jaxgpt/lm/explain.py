@@ -25,11 +25,11 @@ class Stage(NamedTuple):
     """The effect of one filter.
 
     Attributes:
-        name: name and parameter of the filter.
-        removed: number of tokens the filter removed.
-        removed_mass: total probability of these tokens before the filter.
-        moved_mass: probability shifted among the remaining tokens, half the sum of absolute changes after renormalization.
-        left: number of remaining tokens.
+        name: name of the filter, and its parameter, if any.
+        removed: number of tokens that the filter removed, except tokens of probability 0.
+        removed_mass: total probability of the removed tokens before the filter.
+        moved_mass: probability moved among the remaining tokens, half the sum of |changes| of their normalized probabilities.
+        left: number of remaining tokens, except tokens of probability 0.
     """
 
     name: str
@@ -43,13 +43,13 @@ class Choice(NamedTuple):
     """The explanation of one sampled token.
 
     Attributes:
-        stages: the filters, in order.
+        stages: the effects of the enabled filters, in order.
         probability_V: probability of each token after all filters, float64, sum 1.
         uniform: the random number; None for greedy decoding.
-        before: total probability of the tokens with smaller ids. The random number is between `before` and
+        before: total probability of the tokens with smaller ids. Up to rounding, `uniform` is between `before` and
             `before + probability_V[token]`.
         token: the sampled id.
-        key: data of the row's key; its `fold_in` with 0, the index of the new token, is the key of `uniform`.
+        key: data of the row's key; its `fold_in` with the index of the new token, 0 in `explain`, is the key of `uniform`.
     """
 
     stages: list[Stage]
@@ -79,7 +79,7 @@ def explain(
 
     Raises:
         UserError: if an argument is invalid, a logit is NaN, the filters remove every token, or the prompt exceeds the
-            context of a model without RoPE.
+            memory, or the context of a model without RoPE.
     """
     [params] = make_settings(sampling, SamplingParams)
     request = read_request(lm, [prompt], TextParams(max_new_tokens=1))

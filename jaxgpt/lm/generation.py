@@ -31,21 +31,21 @@ from jaxgpt.lm.text import FinishReason, TextStream
 from jaxgpt.parallel.host import device_memory
 from jaxgpt.settings import as_int
 
-STREAM_BLOCK = 4  # tokens generated between two pieces of a stream
-BLOCK = 32  # tokens per call; stop strings, progress and Ctrl-C are handled between calls
-BEAMS_IGNORE = ("temperature", "top_k", "top_p", "min_p", "lookup", "stop", "overflow")  # no effect in beam search
+STREAM_BLOCK = 4  # default tokens per call in `stream`
+BLOCK = 32  # tokens per call in `generate`; stop strings, progress and Ctrl-C are handled between calls
+BEAMS_IGNORE = ("temperature", "top_k", "top_p", "min_p", "lookup", "stop", "overflow")  # settings rejected with beams
 
 
 class Generation(NamedTuple):
     """The text generated after one prompt.
 
     Attributes:
-        text: the new text; `prompt + text` is the complete text.
-        ids: the new ids, without the stop id or the ids of the stop string.
+        text: the new text; for a string prompt, `prompt + text` is the complete text.
+        ids: the new ids, without the stop id; at a stop string, only the ids that `text` needs.
         finish_reason: `stop` at an end token, a stop id or a stop string; `length` at the maximum number of tokens;
             `exhausted` where no_repeat_ngram_size or custom filters forbid every token.
-        score: `log p / length ** length_penalty` of a beam over all its tokens, including the end token; None for
-            sampled text.
+        score: `log p / length ** length_penalty` of a beam over its new tokens, including the end token; None without
+            beams.
     """
 
     text: str
@@ -59,8 +59,8 @@ class Piece(NamedTuple):
 
     Attributes:
         row: index of the text in the list that `generate` returns.
-        text: the next part, complete characters only.
-        done: the complete text, set in the last piece; None in earlier pieces.
+        text: the next part of the text; only the last piece may be empty, or end in an incomplete character.
+        done: the complete `Generation`, set in the last piece of the text; None in earlier pieces.
     """
 
     row: int
@@ -88,13 +88,14 @@ def generate(
         filters: pure functions `(logits_BV, text) -> logits_BV`, with `text` a `TokenBuffer`, applied before the temperature.
             -inf forbids a token. Define each filter once: every new function is compiled.
         key: a seed or a `jax.random.key`, folded with the index of each text; or an array of keys, one per text.
-        progress: called with the number of tokens generated so far and the maximum, for the longest text; not with beams.
+        progress: callback with the number of new tokens and the maximum, for the longest text; not called with beams.
         **settings: fields of `TextParams` (max_new_tokens, max_length, stop, stop_ids, overflow, lookup), of `SamplingParams`
             (temperature, top_k, top_p, min_p, repetition_penalty, no_repeat_ngram_size) and of `BeamParams` (num_beams,
             num_return_sequences, length_penalty, early_stopping). `jaxgpt sample --help` describes them.
 
     Raises:
-        UserError: if an argument is invalid, a text exceeds the context (`overflow`) or the memory, or a logit is NaN.
+        UserError: if an argument is invalid, a text exceeds the context (`overflow`) or the memory, a logit is NaN, or beam
+            search finds too few texts.
     """
     text, sampling, beams = make_settings(settings, TextParams, SamplingParams, BeamParams)
     request = read_request(lm, prompts, text, beams.num_return_sequences if beams.num_beams == 1 else 1)
@@ -120,7 +121,7 @@ def stream(
     """Continue each prompt and yield its text in pieces.
 
     The concatenated pieces of a row are the text that `generate` returns. Takes the arguments of `generate` except `progress`
-    and the settings of beams. `block` is the number of tokens generated between two pieces; None: all.
+    and `BeamParams`. After the first token, `block` tokens are generated per call; None: all tokens in one call.
     """
     text, sampling = make_settings(settings, TextParams, SamplingParams)
     block = 2**31 - 1 if block is None else as_int("block", block, 1, 2**31 - 1)
@@ -135,18 +136,18 @@ class Request(NamedTuple):
     """Texts to generate."""
 
     lm: LM
-    rows: list[list[int]]  # ids that the model reads; for an empty prompt, ids that precede a new text
-    prompts: list[list[int]]  # ids decoded together with the new ids of each row; [] for an empty prompt
+    rows: list[list[int]]  # ids that the model reads; for an empty prompt, `start_ids`
+    prompts: list[list[int]]  # ids decoded together with the new ids; [] for an empty prompt or a `Chat`
     new: list[int]  # maximum number of new tokens of each row
     params: TextParams  # length and end of the texts; `stop_ids` includes the end tokens
 
     def text(self, row: int) -> TextStream:
-        """Return a stream for the text of a row."""
+        """Return a new `TextStream` for a row."""
         params = self.params
         return TextStream(self.lm.tokenizer, self.new[row], params.stop_ids, params.stop, prompt=self.prompts[row])
 
     def sampler(self, sampling: SamplingParams, filters: tuple[Filter, ...] = ()) -> Sampler:
-        """Return the sampler of the texts."""
+        """Return a sampler with the model's filters (`only_text`), followed by `filters`."""
         params, window = self.params, self.lm.config.model.block_size if self.params.overflow == "slide" else 0
         sampler = sampler_of(self.lm, sampling, params.stop_ids)
         return replace(sampler, filters=sampler.filters + filters, window=window, lookup=params.lookup)
@@ -162,8 +163,9 @@ class Request(NamedTuple):
         width = jnp.dtype(self.lm.config.train.compute_dtype).itemsize
         needed = copies * rows * (2 * c.n_layer * slots * c.kv_heads * c.head_width * width + 4 * size)
         error = UserError(
-            f"not enough memory: {copies * rows:,} rows of {size:,} tokens take {needed / 1e9:,.1f} GB, but the device has "
-            f"{device_memory() / 1e9:,.0f} GB; lower max_new_tokens, num_beams or num_return_sequences, or pass fewer prompts"
+            f"not enough memory: {copies * rows:,} rows of {size:,} tokens take {needed / 1e9:,.1f} GB besides the "
+            f"weights, and the device has {device_memory() / 1e9:,.0f} GB; lower max_new_tokens, num_beams or "
+            f"num_return_sequences, or pass fewer prompts"
         )
         if needed > device_memory():
             raise error
@@ -177,7 +179,7 @@ class Request(NamedTuple):
 
 
 def read_request(lm: LM, prompts: Prompts, params: TextParams, sequences: int = 1) -> Request:
-    """Encode each prompt `sequences` times, and check lengths, stop ids and stop strings."""
+    """Encode each prompt `sequences` times, and check lengths, stop ids, stop strings and lookup."""
     lm, model, tokenizer = for_decoding(lm), lm.config.model, lm.tokenizer
     encoded = [encode_prompt(tokenizer, model.vocab_size, prompt) for prompt in as_prompts(prompts)]
     encoded = [ids for ids in encoded for _ in range(sequences)]
@@ -203,10 +205,10 @@ def decode(
     progress: Callable[[int, int], None] | None = None,
     before: SamplerState | None = None,
 ) -> Iterator[tuple[Piece, SamplerState]]:
-    """Generate one token of each text, then `block` per call; yield only at the end if `block` suffices.
+    """Generate one token of each text, then `block` per call; yield only at the end if `block` covers all tokens.
 
-    Yields each piece with the state after its tokens; the next call donates the state. `before` is the state after
-    an earlier text: the cached prefix that this text shares with the prompt is not computed again.
+    Yields each piece with the current state, which later iterations may donate. `before` is the state after an earlier text:
+    `engine.resume` reuses its cache for the tokens that the prompt shares with the earlier text.
     """
     params, texts, made = request.lm.params, [request.text(row) for row in range(len(keys))], 0
     longest = max(request.new)
@@ -246,7 +248,7 @@ def _beam_search(
             raise UserError(f"{name} {given[name]} has no effect in beam search: omit it, or set num_beams {W} to 1")
     if W * V >= 2**31:
         raise UserError(f"num_beams {W} is too many for a vocabulary of {V}: at most {2**31 // V}")
-    with request.on_device(2 * W):  # twice: reordering copies the beams
+    with request.on_device(2 * W):  # twice the beams: reordering copies their caches
         sampler = request.sampler(replace(sampling, temperature=1.0), filters)
         found = engine.search(sampler, beams, lm.params, request.rows, request.new)
     out = []

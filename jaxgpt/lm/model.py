@@ -35,7 +35,7 @@ class LM(NamedTuple):
     """A trained model, from `load` or built as `LM(config, params, tokenizer)`.
 
     Attributes:
-        config: settings of the run.
+        config: model and training settings; after `load`, from the run.
         params: weights, or their EMA if the run has one: nested dicts of arrays (or of `Stored`, see `load`).
         tokenizer: converts text to ids and back.
         source: run and step that the model was loaded from; empty: built in Python.
@@ -64,13 +64,13 @@ def load(path: str | Path, checkpoint: str | int = "best", weights: Precision | 
     After merging, the config has no adapters.
 
     Args:
-        path: run directory of `jaxgpt train` or `jaxgpt import`.
+        path: run directory of `jaxgpt train`, `jaxgpt import` or `save`.
         checkpoint: `best` (lowest validation loss, otherwise the last), `last`, or a step.
-        weights: store the matrices for decoding in this precision (float32, bfloat16 or int8), as `jaxgpt sample` does: faster
+        weights: precision of matrices stored for decoding (float32, bfloat16 or int8), as in `jaxgpt sample`: faster
             on a CPU, and less memory below float32. None: arrays, as trained.
 
     Raises:
-        UserError: if the run, checkpoint or base does not exist, or the precision is not supported.
+        UserError: if the run, checkpoint or base is missing, damaged or does not match, or an argument is invalid.
     """
     if weights is not None and weights not in get_args(Precision):
         raise UserError(f"weights {short_repr(weights)} is not supported: use one of {', '.join(get_args(Precision))}")
@@ -94,7 +94,7 @@ def load_adapters(path: str | Path, checkpoint: str) -> tuple[Config, Any, Any]:
 def load_base(path: str | Path, model: ModelConfig) -> tuple[FrozenBase, Tokenizer]:
     """Read the base weights of adapters, and their tokenizer, from a run or RUN/checkpoints/STEP.
 
-    If the run has adapters, they are merged into its weights. Raises `UserError` if the architecture differs.
+    Adapters of this run are merged with their own base. Raises `UserError` if the architecture differs from `model`.
     """
     _, params, tokenizer, _ = load(*parse_checkpoint(str(path)))
     if difference := _difference(params, model):
@@ -142,7 +142,7 @@ def base_of(run: Run, config: Config) -> tuple[FrozenBase, Tokenizer]:
 
 
 def checksum(tree: Any) -> str:
-    """Compute the SHA-256 of weights, not of files: export and import do not change the digest."""
+    """Compute the SHA-256 of weights: paths, dtypes, shapes and values, regardless of the files that store them."""
     digest = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         array = np.asarray(leaf)
@@ -188,8 +188,8 @@ def _difference(params: Any, model: ModelConfig) -> str:
 def save(lm: LM, path: str | Path, *, overwrite: bool = False) -> None:
     """Write a model as a run directory for `load` and the commands (sample, eval, export, ...).
 
-    The directory is written atomically. Its only checkpoint is of step 0, without optimizer state: start training from
-    it with `--init-from`, not with `--resume`.
+    The run appears at `path` when it is complete. Its only checkpoint is of step 0, without optimizer state: start training
+    from it with `--init-from`, not with `--resume`.
 
     Args:
         lm: the model. Its weights are float32, per layer (`h_0`, `h_1`, ...) or stacked (`h`). A config without settings of
@@ -199,7 +199,7 @@ def save(lm: LM, path: str | Path, *, overwrite: bool = False) -> None:
 
     Raises:
         UserError: if the weights do not match `lm.config.model`, the tokenizer has more ids than the model, or `path`
-            exists or cannot be written.
+            holds a run (without `overwrite`) or cannot be written.
         TrainingFailed: if the checkpoint cannot be written, for example because the disk is full.
     """
     check_lm(lm)
@@ -226,14 +226,14 @@ def save(lm: LM, path: str | Path, *, overwrite: bool = False) -> None:
 def sampler_of(
     lm: LM, sampling: SamplingParams | None = None, stop_ids: tuple[int, ...] = (), ops: Ops | None = None
 ) -> Sampler:
-    """Return a model's sampler; `stop_ids` end a row; `ops` default to the first device's fastest."""
+    """Return a model's sampler; `stop_ids` end a row; `ops` default to `of_device` for the first local device."""
     ops = of_device(jax.local_devices()[0], lm.config.train.compute_dtype) if ops is None else ops
     filters = (only,) if (only := only_text(lm)).kept else ()
     return Sampler(GPT(lm.config.model, ops), sampling or SamplingParams(), stop_ids, filters)
 
 
 def only_text(lm: LM) -> OnlyIds:
-    """Return a filter that removes ids without text (a padded vocabulary)."""
+    """Return a filter that removes ids without text, such as the padding of a vocabulary."""
     found = lm.tokenizer.has_text(lm.config.model.vocab_size)
     return OnlyIds(b"" if found.all() else found.tobytes())
 
@@ -250,7 +250,7 @@ def check_lm(lm: Any) -> None:
 def for_decoding(lm: LM) -> LM:
     """Check that an argument is an LM, and prepare its weights: unstacked and converted.
 
-    Matrices get the dtype of their products, so that steps do not convert them again; the logits are bit-for-bit
+    Float32 matrices and tables get the compute dtype, so that steps do not convert them again; the logits are bit-for-bit
     unchanged.
     """
     check_lm(lm)
@@ -263,7 +263,7 @@ def for_decoding(lm: LM) -> LM:
 def placed(lm: LM, rows: int) -> AbstractContextManager[None]:
     """Return a context with the mesh of the weights, if they are on several devices.
 
-    The rows of a batch are divided along data and fsdp if that divides their number; otherwise, they are replicated.
+    The `rows` of a batch are sharded over data and fsdp if the product of their sizes divides `rows`, otherwise replicated.
     """
     sharding = getattr(jax.tree.leaves(lm.params)[0], "sharding", None)
     if isinstance(sharding, jax.sharding.NamedSharding) and sharding.mesh.size > 1:

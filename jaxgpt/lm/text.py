@@ -17,13 +17,13 @@ FinishReason = Literal["stop", "length", "exhausted"]
 class TextStream:
     """Incrementally decoded text of one row, independent of how the ids are split over calls.
 
-    Prompt and new ids are decoded together, because a decoder may strip the first space of a text, or combine bytes from both
-    into one character. The new text is the part after the text of the prompt.
+    Prompt and new ids are decoded together: a decoder may strip the first space of a text, or combine bytes across the
+    boundary into one character. The new text is the part after the text of the prompt.
 
     Attributes:
-        ids: new ids so far; at the end, without the stop id or the ids of the stop string.
+        ids: new ids so far; at the end, without the stop id; at a stop string, only the ids that `text` needs.
         text: text returned so far.
-        finish_reason: None while generation continues.
+        finish_reason: as in `Generation`; None while generation continues.
     """
 
     def __init__(
@@ -104,5 +104,5 @@ class TextStream:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest suffix of the text that is a prefix of the stop string."""
+    """Return the length of the longest suffix of the text that is a proper prefix of the stop string."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

@@ -26,9 +26,9 @@ class BlockInputs(NamedTuple):
     Attributes:
         visible: the keys that each token attends to.
         rotation: cosine and sine of each position's angles; None without RoPE.
-        cache: the layer's cached keys and values, and the slot to write to; None without a cache.
+        cache: the layer's cached keys and values, and the first slot to write to; None without a cache.
         layer: index of the layer, from 0.
-        key: key of the layer's dropout masks; None disables dropout.
+        key: random key of the layer's dropout masks; None disables dropout.
     """
 
     visible: Visible
@@ -39,11 +39,11 @@ class BlockInputs(NamedTuple):
 
 
 class Attention(Module):
-    """Multi-head causal self-attention with grouped keys and values, and an explicit cache."""
+    """Multi-head causal self-attention, optionally with grouped queries (GQA), and an explicit cache."""
 
     @nn.compact
     def __call__(self, x_BTD: jax.Array, inputs: BlockInputs) -> tuple[jax.Array, KeysValues]:
-        """Return the output `[B, T, D]`, and the layer's keys and values, cached and new."""
+        """Apply attention; return the output `[B, T, D]`, and the layer's keys and values, cached and new."""
         c, o, key = self.config, self.ops, subkey(inputs.key, 0)
         q_BTNH = self._project(x_BTD, "q", "heads", c.n_head)
         k_BTKH = self._project(x_BTD, "k", "kv_heads", c.kv_heads)

@@ -25,7 +25,7 @@ class KVCache(NamedTuple):
 
     Attributes:
         layers: one entry per layer.
-        position_BS: position of the token in each slot; `NO_TOKEN` for padding and unused slots. Slots from `length` on are
+        position_BS: position of the token in each slot; `NO_TOKEN` for padding and unused slots. Slots starting at `length` are
             masked until they are overwritten: their positions are `NO_TOKEN` or later than those of all queries.
         length: int32 scalar, the slot of the next token.
     """
@@ -40,7 +40,7 @@ class KVCache(NamedTuple):
         return self.position_BS.shape[1]
 
     def append(self, tokens: int) -> tuple[Positions, KVCache]:
-        """Return the positions of the next tokens, and the cache with these positions filled."""
+        """Reserve `tokens` slots; return their positions, and the cache with updated positions and length."""
         last_B1 = jax.lax.dynamic_slice_in_dim(self.position_BS, self.length - 1, 1, 1)
         new_BT = last_B1 + 1 + jnp.arange(tokens, dtype=jnp.int32)[None]
         position_BS = jax.lax.dynamic_update_slice_in_dim(self.position_BS, new_BT, self.length, 1)
@@ -53,7 +53,7 @@ def grow(cache: KVCache, slots: int) -> KVCache:
     def pad(x: jax.Array, axis: int, value: int = 0) -> jax.Array:
         return jnp.pad(x, [(0, slots if i == axis else 0) for i in range(x.ndim)], constant_values=value)
 
-    # Zeros, because an attention weight of 0 times an uninitialized NaN is NaN.
+    # Pad with zeros, because an attention weight of 0 times an uninitialized NaN is NaN.
     layers = tuple(KeysValues(pad(k_BKSH, 2), pad(v_BKHS, 3)) for k_BKSH, v_BKHS in cache.layers)
     return KVCache(layers, pad(cache.position_BS, 1, NO_TOKEN), cache.length)
 

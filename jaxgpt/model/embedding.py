@@ -9,7 +9,7 @@ from jaxgpt.model.module import Module
 
 
 class Embedding(Module):
-    """A table `[rows, D]`; row `i` is the vector of id `i`."""
+    """A table `[rows, D]`; row `i` is the vector of token id or position `i`."""
 
     rows: int
     axes: tuple[str, str]
@@ -20,7 +20,7 @@ class Embedding(Module):
         self.embedding = self.weight("embedding", nn.initializers.normal(std), shape, self.axes)
 
     def __call__(self, ids: jax.Array) -> jax.Array:
-        """Look up the vectors of ids: `[...]` to `[..., D]`."""
+        """Look up the embeddings of ids: `[...]` to `[..., D]`."""
         return self.embedding.take(ids, axis=0).astype(self.ops.dtype)
 
     def logits(self, x_BTD: jax.Array) -> jax.Array:

@@ -33,12 +33,12 @@ class Block(Module):
     """Compute `y = x + attn(norm(x))`, then `y + mlp(norm(y))` (parallel: `y + mlp(norm(x))`).
 
     `norm_position` places the norms of each sublayer f: `x + f(norm(x))` (pre), `x + norm(f(x))` (output),
-    `x + norm(f(norm(x)))` (both), `norm(x + f(x))` (post).
+    `x + norm(f(norm(x)))` (both), `norm(x + f(x))` (post). Without an MLP, the result is y.
     """
 
     @nn.compact
     def __call__(self, x_BTD: jax.Array, inputs: BlockInputs) -> tuple[jax.Array, KeysValues]:
-        """Return the residual stream `[B, T, D]`, and the layer's keys and values."""
+        """Apply the block to the residual stream `[B, T, D]`; return the result, and the layer's keys and values."""
         c, key = self.config, inputs.key
         x_BTD = self.named("resid.pre", x_BTD)
         out_BTD, kv = Attention(c, self.ops, name="attn")(self._input(x_BTD, "ln_1"), inputs)
@@ -53,7 +53,7 @@ class Block(Module):
         return self._norm(x_BTD, name) if self.config.norm_position in ("pre", "both") else x_BTD
 
     def _add(self, x_BTD: jax.Array, out_BTD: jax.Array, name: str, key: jax.Array | None) -> jax.Array:
-        """Add the output of a sublayer to the residual stream."""
+        """Add a sublayer's output to the residual stream, with dropout and the norms after the sublayer."""
         position = self.config.norm_position
         out_BTD = self._norm(out_BTD, f"{name}_out") if position in ("output", "both") else out_BTD
         x_BTD = x_BTD + dropout(out_BTD, self.config.dropout, key)
@@ -72,8 +72,8 @@ class GPT(Module):
 
     Attributes:
         config: the architecture, with `vocab_size` set.
-        ops: functions that compute each operation; `Ops()`: the definitions.
-        remat: policy of `jax.checkpoint` for the blocks: the results that the forward pass saves; None: all results.
+        ops: functions that compute each operation; `Ops()`: the reference definitions.
+        remat: `jax.checkpoint` policy of the blocks, which selects the residuals to save; None: save all residuals.
     """
 
     ops: Ops = Ops()
@@ -100,7 +100,7 @@ class GPT(Module):
 
         Args:
             tokens_BT: ids below `vocab_size`.
-            key: key of the dropout masks; None disables dropout.
+            key: random key of the dropout masks; None disables dropout.
             positions: position and document of each token, as `document_positions` returns them; None: one document per row.
                 The logits of a document do not depend on the other documents of its row.
 
@@ -131,7 +131,7 @@ class GPT(Module):
             tokens_BT: ids, padded on the left.
             positions: positions of the tokens, as `padded_positions` or, without padding, `row_positions` returns them.
             slots: number of slots of the cache, at least T.
-            last: return the logits of the last position only, `[B, 1, V]`.
+            last: whether to return the logits of the last position only, `[B, 1, V]`.
         """
         x_BTD, layers = self.stack(self.embed(tokens_BT), positions)
         assert layers, "a cache needs unstacked parameters"
@@ -140,22 +140,22 @@ class GPT(Module):
         return self.head(x_BTD[:, -1:] if last else x_BTD), cache
 
     def extend(self, tokens_BT: jax.Array, cache: KVCache, last: bool = False) -> tuple[jax.Array, KVCache]:
-        """Compute the logits of T tokens after the cache, float32 `[B, T, V]`, and the extended cache.
+        """Compute the logits of T tokens that follow the cached tokens, float32 `[B, T, V]`, and the extended cache.
 
         Args:
-            tokens_BT: ids.
-            cache: returned by `prefill` or `extend`, with at least T empty slots.
-            last: return the logits of the last position only, `[B, 1, V]`.
+            tokens_BT: ids of the tokens to append.
+            cache: returned by `prefill` or `extend`, with at least T slots starting at `length`.
+            last: whether to return the logits of the last position only, `[B, 1, V]`.
         """
         tokens, extended = cache.append(tokens_BT.shape[1])
         x_BTD, layers = self.stack(self.embed(tokens_BT), tokens, extended)
         return self.head(x_BTD[:, -1:] if last else x_BTD), extended._replace(layers=layers)
 
     def embed(self, tokens_BT: jax.Array) -> jax.Array:
-        """Look up the embeddings of tokens, `[B, T, D]`.
+        """Look up the embeddings of tokens, `[B, T, D]`, multiplied by `sqrt(D)` with `embed_scale`.
 
-        If the table's columns are sharded, each device looks up its columns for all tokens of its fsdp group: exchanging
-        ids and vectors is cheaper than gathering the table and its gradient.
+        If the table's columns are sharded, each device looks up its columns for the tokens of all devices along
+        the mesh axis fsdp. Devices exchange ids and embeddings instead of gathering the table and its gradient.
         """
         tokens_BT = constrain(tokens_BT, ("lookup", "length"))
         x_BTD = constrain(self.wte(tokens_BT), ("lookup", "length", "embed"))
@@ -170,9 +170,9 @@ class GPT(Module):
         Args:
             x_BTD: embeddings.
             positions: positions of the tokens.
-            cache: a cache that already has these positions (`append`); None: attend among the given tokens. Stacked weights
-                support no cache, and return no keys and values.
-            key: key of the dropout masks; None disables dropout.
+            cache: a cache already extended by `positions` (`append`); None: attend only to the given tokens. Stacked
+                weights support no cache, and return no keys and values.
+            key: random key of the dropout masks; None disables dropout.
         """
         c, position_BT = self.config, jnp.maximum(positions.position_BT, 0)
         if c.positions == "learned":
@@ -181,7 +181,7 @@ class GPT(Module):
             x_BTD = x_BTD + self.named("pos_embed", sinusoidal(position_BT, c.n_embd).astype(x_BTD.dtype))
         x_BTD = constrain(dropout(x_BTD, c.dropout, subkey(key, 0)), ("batch", "length", "width"))
         keys = None if cache is None else Positions(cache.position_BS)
-        shared = {  # by the layers of each window
+        shared = {  # inputs that all layers with the same window share, keyed by window
             window: (Visible(positions, keys, window), self._rotation(position_BT, window))
             for window in sorted(set(c.windows))
         }

@@ -32,10 +32,10 @@ def boxed_params(model: nn.Module, seed: jax.typing.ArrayLike) -> Any:
 
 
 def isolated(init: nn.initializers.Initializer) -> nn.initializers.Initializer:
-    """Isolate an initializer from the derivation of its key, for the compiler.
+    """Put an optimization barrier between the derivation of a key and the initializer that uses it.
 
-    Otherwise the compiler fuses each key's derivation with the random numbers drawn from it, so initializers of equal
-    shapes become different programs, and compiling all of them takes minutes.
+    Otherwise the compiler fuses each key's derivation with the initializer. Initializers of equal shapes then become
+    different programs, and compiling all of them takes minutes.
     """
 
     def from_key_data(key: jax.Array, *args: Any) -> Any:
@@ -51,9 +51,9 @@ def initializers(
 ) -> tuple[nn.initializers.Initializer, nn.initializers.Initializer]:
     """Return the initializers of a kernel and its bias.
 
-    `gpt2`: N(0, std^2), for residual projections N(0, std^2 / (2 L)); biases zero (Radford et al. 2019, section 2.3).
-    `zero-proj`: the same with zero residual projections, which initially add nothing to the residual stream.
-    `torch`: both uniform in +-1 / sqrt(fan_in), as in `torch.nn.Linear`.
+    `gpt2`: N(0, s^2), s = `init_std`; residual projections N(0, s^2 / (2 L)); biases zero (Radford et al. 2019, section 2.3).
+    `zero-proj`: `gpt2` with zero residual projections, which initially add nothing to the residual stream.
+    `torch`: kernel and bias uniform in +-1 / sqrt(fan_in), as in `torch.nn.Linear`.
     """
     if config.init == "torch":
         bound = 1 / math.sqrt(fan_in)

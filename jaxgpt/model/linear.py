@@ -26,7 +26,7 @@ class Linear(Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Apply the layer."""
+        """Apply the layer to the last axis of x."""
         kernel_init, bias_init = initializers(self.config, self.shape[0], self.residual)
         w = self.weight("kernel", kernel_init, self.shape, self.axes)
         b = self.weight("bias", bias_init, self.shape[1:], self.axes[1:]) if self.bias else None

@@ -1,4 +1,4 @@
-"""LoRA: low-rank adapters of frozen weights, as functions of trees (Hu et al. 2022, section 4)."""
+"""LoRA: low-rank adapters of frozen weights, as functions of parameter trees (Hu et al. 2022, section 4)."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def init_lora(key: jax.Array, params: Any, rank: int, targets: Sequence[str] = T
 
     Args:
         key: a random key.
-        params: the weights per layer. If they are in linen's boxes, so are the adapters, with the logical axes of the weights.
+        params: the weights, with unstacked layers. If weights are in linen's boxes, so are the adapters.
         rank: r, the inner dimension of the product A B.
-        targets: the matrices to adapt, such as "q_proj". "q_proj+k_proj+v_proj" adapts matrices of the same input with one
-            A, as an adapter of GPT-2's fused matrix does.
+        targets: the matrices to adapt, such as "q_proj". "q_proj+k_proj+v_proj" adapts matrices with the same input through
+            one shared A, as an adapter of GPT-2's fused matrix does.
 
     Returns:
-        Nested dicts like `params`, with `{"a": [inputs, r], "b": {"q_proj": [r, outputs]}}` for each target in each layer.
+        Nested dicts like `params`, with `{"a": [inputs, r], "b": {"q_proj": [r, outputs]}}` at each target.
 
     Raises:
         UserError: if `rank` is below 1, a target is not a matrix of the model, or its matrices have different inputs.
@@ -59,7 +59,7 @@ def init_lora(key: jax.Array, params: Any, rank: int, targets: Sequence[str] = T
 
 
 def merge(params: Any, adapters: Any, alpha: float = 16.0) -> Any:
-    """Compute the adapted weights, `W + (alpha / r) A B`; weights without an adapter are unchanged.
+    """Merge adapters into the weights: `W + (alpha / r) A B`; weights without an adapter are unchanged.
 
     Args:
         params: the frozen weights, per layer or stacked (`model/scan.py`).
@@ -94,7 +94,7 @@ def matrices(params: Any) -> list[str]:
 
 
 def model_adapters(key: jax.Array, params: Any, lora: LoraConfig) -> Any:
-    """Initialize the adapters that a config describes."""
+    """Initialize the adapters of a config; its targets must be names of the model's matrices."""
     return init_lora(key, params, lora.rank, lora.targets.split(","))
 
 

@@ -1,4 +1,4 @@
-"""The MLP of a block, applied to each token separately."""
+"""The MLP of a block, applied to each token separately. Source of the gated MLP: Shazeer 2020."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from jaxgpt.ops.sharding import constrain
 
 
 class MLP(Module):
-    """Compute `act(x W_up) W_down`, or gated: `(act(x W_gate) * (x W_up)) W_down` (Shazeer 2020)."""
+    """Compute `act(x W_up) W_down`, or gated `(act(x W_gate) * (x W_up)) W_down`; `bias` adds biases."""
 
     @nn.compact
     def __call__(self, x_BTD: jax.Array) -> jax.Array:
-        """Return the output `[B, T, D]`."""
+        """Apply the MLP: `[B, T, D]` to `[B, T, D]`."""
         c, o, act = self.config, self.ops, functools.partial(self.ops.activate, self.config.activation)
         widen = functools.partial(Linear, c, o, (c.n_embd, c.mlp_width), ("embed", "mlp"), c.bias)
         h_BTF = widen(name="up_proj")(x_BTD)

@@ -29,7 +29,7 @@ class Module(nn.Module):
     def weight(
         self, name: str, init: nn.initializers.Initializer, shape: tuple[int, ...], axes: tuple[str, ...]
     ) -> Any:
-        """Declare a weight with the logical names of its axes, or return the given array or stored weight.
+        """Declare a weight with the logical names of its axes, or return the array or stored weight given to `apply`.
 
         Raises:
             ValueError: if the given weight has a different shape.

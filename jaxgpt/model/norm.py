@@ -1,4 +1,4 @@
-"""Normalization with a learned scale and bias."""
+"""Normalization, optionally with a learned gain and bias."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jaxgpt.model.module import Module
 
 
 class Norm(Module):
-    """Normalize in float32; `norm_affine`: with a learned scale and, if `bias` (not RMSNorm), a bias.
+    """Normalize in float32; `norm_affine`: apply a learned gain and, with `bias` and except in RMSNorm, a bias.
 
     Attributes:
         kind: name of the norm; "": `config.norm`. The norm `none` returns its input.

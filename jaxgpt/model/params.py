@@ -22,7 +22,7 @@ class Weight(NamedTuple):
     """Shape and logical axes of a weight, as its module declares them.
 
     Attributes:
-        shape: shape per layer.
+        shape: shape without the layer axis of stacked weights.
         axes: logical name of each axis, for the sharding table.
     """
 
@@ -44,8 +44,8 @@ class Weight(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def weights(config: ModelConfig) -> dict[str, Weight]:
-    """Map paths such as "h_0/attn/q_proj/kernel" to the `Weight` of a model, in order of first use."""
-    one, first = replace(config, n_layer=1), dict[str, Weight]()  # one block: all have the same shapes
+    """Map the path of every weight, such as "h_0/attn/q_proj/kernel", to its `Weight`, in order of first use."""
+    one, first = replace(config, n_layer=1), dict[str, Weight]()  # one block: all blocks have the same shapes
 
     def declare() -> None:
         # Record the order here, within the trace: tree functions, such as eval_shape's flattening, sort names.

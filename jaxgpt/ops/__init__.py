@@ -1,4 +1,4 @@
-"""Functions of arrays, and `Ops`: the implementation of each operation of a decoder, as one value."""
+"""Functions of arrays, and `Ops`: a tuple of the functions that compute the operations of a decoder."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class Norm(Protocol):
 
 
 class Ops(NamedTuple):
-    """The functions that compute each operation; the defaults are their definitions.
+    """The functions that compute each operation; the defaults are the reference definitions.
 
     `jaxgpt.kernels.best` selects faster equivalents. Models with equal configs, operations and remat policies are equal and
-    share compiled programs. Therefore an entry must be a module-level function, or an object with `__call__` that compares by
-    value.
+    share compiled programs. Functions compare by identity, so an entry should be a module-level function, or an object with
+    `__call__` that compares by value.
 
     Attributes:
         dtype: dtype of matrix products and of the residual stream; trained parameters, norms, softmax and loss are float32.

@@ -1,4 +1,4 @@
-"""Activation functions of the MLP, and a table of their names."""
+"""Activation functions of the MLP, and a registry of the functions by name."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class Positions(NamedTuple):
     """The position of each token, and its document.
 
     Attributes:
-        position_BT: position in the document, starting at 0; `NO_TOKEN` for left padding. `[1, T]` if all rows are equal.
+        position_BT: position in the document, starting at 0; `NO_TOKEN` for left padding. `[1, T]`: equal in all rows.
         document_BT: id of the token's document; None: one document per row.
     """
 
@@ -34,7 +34,7 @@ class Positions(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Visible:
-    """The keys that a query attends to: tokens of the same document, not later, within the window.
+    """The keys that a query attends to: tokens of its document, up to its position, within the window.
 
     Attributes:
         query: positions of the queries.
@@ -80,7 +80,7 @@ def document_positions(document_BT: jax.Array) -> Positions:
 def attend(
     q_BTNH: jax.Array, k_BKSH: jax.Array, v_BKHS: jax.Array, visible: Visible, scale: float, edit: Edit | None = None
 ) -> jax.Array:
-    """Compute `softmax(scale q k^T) v` over the visible keys, the softmax in float32: `[B, T, N, H]`.
+    """Compute `softmax(scale q k^T) v` over the visible keys, with the softmax in float32: `[B, T, N, H]`.
 
     With fewer key heads than query heads, query head n uses key head `n // (N / K)`. A query without visible keys (padding)
     attends to all keys equally.
@@ -88,7 +88,7 @@ def attend(
     Args:
         q_BTNH: queries.
         k_BKSH: keys.
-        v_BKHS: values. Both products sum over the last axis of both operands.
+        v_BKHS: values. Both matrix products contract the last axis of each operand.
         visible: the keys that each query attends to.
         scale: factor of the scores, usually `1 / sqrt(H)`.
         edit: called with "scores" and the masked scores `[B, N, T, S]`, then with "pattern" and the attention weights.

@@ -1,4 +1,4 @@
-"""Dropout as a function of a key: unrolled, remat and scanned blocks draw the same masks."""
+"""Dropout as a function of a random key: unrolled, remat and scanned blocks draw the same masks."""
 
 from __future__ import annotations
 

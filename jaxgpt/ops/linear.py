@@ -15,7 +15,7 @@ def linear(x: jax.Array, w: Any, b: jax.Array | None, dtype: Any) -> jax.Array:
         x: inputs.
         w: weight `[in, out]`, an array or a stored weight that implements `x @ w`.
         b: bias `[out]`, or None.
-        dtype: dtype of the product and of the result.
+        dtype: dtype of the result, and of the product if w is an array.
     """
     y = (x.astype(dtype) @ w.astype(dtype)).astype(dtype)
     # Broadcast in float32, so that the gradient of b, a sum over all tokens, is accumulated in float32.

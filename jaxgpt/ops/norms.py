@@ -1,6 +1,6 @@
 """Normalization over the last axis, of float32 inputs.
 
-`edit` receives the factor of each row as "scale" (std_norm: the divisor).
+`edit` receives the factor of each vector, `[..., 1]`, as "scale" (`std_norm`: the divisor).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def rms_norm(x: jax.Array, eps: float, edit: Edit = unedited) -> jax.Array:
 
 
 def std_norm(x: jax.Array, eps: float, edit: Edit = unedited) -> jax.Array:
-    """Compute `(x - mean) / (std + eps)`, as many NumPy implementations do."""
+    """Compute `(x - mean) / (std + eps)`, with `std = sqrt(mean((x - mean)^2))`."""
     x = x - x.mean(-1, keepdims=True)
     variance = jnp.square(x).mean(-1, keepdims=True)
     # The gradient of sqrt is infinite at 0, the variance of a row of equal values, so sqrt receives 1 there.

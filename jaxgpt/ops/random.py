@@ -12,13 +12,13 @@ def named_key(seed: jax.typing.ArrayLike, name: str, index: jax.typing.ArrayLike
 
     Args:
         seed: an integer, which may be traced.
-        name: such as "init" or "dropout"; keys with different names are independent.
-        index: usually the step.
+        name: purpose of the key, such as "init" or "dropout"; keys with different names are independent.
+        index: distinguishes keys of the same name; usually the step.
     """
     key = jax.random.fold_in(jax.random.key(seed), zlib.crc32(name.encode()) & 0x7FFFFFFF)
     return jax.random.fold_in(key, index)
 
 
 def subkey(key: jax.Array | None, index: int | jax.Array) -> jax.Array | None:
-    """Derive the key of one of several consumers: `fold_in(key, index)`, or None for None."""
+    """Derive the key of one of several consumers: `fold_in(key, index)`; None if `key` is None."""
     return None if key is None else jax.random.fold_in(key, index)

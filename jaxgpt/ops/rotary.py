@@ -21,7 +21,7 @@ class Llama3Scaling(NamedTuple):
         high: wavelengths below `original_context / high` are unchanged.
         original_context: the context length before scaling, in tokens.
 
-    Source: Llama Team 2024, section 3.2 (long context).
+    Source: `apply_scaling` in models/llama3/model.py of https://github.com/meta-llama/llama-models.
     """
 
     factor: float = 1.0
@@ -60,7 +60,7 @@ def rotate(x_BTNH: jax.Array, rotation: Rotation) -> jax.Array:
     """Rotate pairs `(x[i], x[i + R/2])`, so that `q . k` depends only on the relative position.
 
     `y1 = x1 cos a - x2 sin a`, `y2 = x2 cos a + x1 sin a`, where x1 and x2 are the halves of the first R channels of a head
-    ("rotate half"); the other channels are unchanged.
+    ("rotate half"), and a is the vector of the R/2 angles. The other channels are unchanged.
     """
     chex.assert_rank([x_BTNH, *rotation], [4, 3, 3])
     cos, sin = (each[:, :, None, :] for each in rotation)

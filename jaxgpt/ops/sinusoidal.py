@@ -13,7 +13,7 @@ def sinusoidal(positions_BT: jax.Array, width: int) -> jax.Array:
     `out[2i] = sin(p / 10000^(2i/D))`, `out[2i+1] = cos(p / 10000^(2i/D))`
 
     Args:
-        positions_BT: token positions, from 0.
+        positions_BT: token positions p, from 0.
         width: D, even.
 
     Returns:

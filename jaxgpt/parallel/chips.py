@@ -17,16 +17,16 @@ class Chip(NamedTuple):
     flops: float  # peak of bfloat16 products, FLOP/s
     hbm: float  # device memory in bytes; TPU: memory available to a program
     hbm_bandwidth: float  # bytes/s
-    link: float  # bandwidth to other devices of a slice, over all links in one direction, bytes/s
+    link: float  # bandwidth to other devices of a slice or machine, all links, one direction, bytes/s
     network: float  # bandwidth to other slices or hosts, bytes/s
-    machine: int = 0  # maximum number of devices that links connect in one machine; 0: no limit
+    machine: int = 0  # maximum number of linked devices in one machine; 0: no limit
     tpu: bool = False  # whether libtpu can compile for this chip
     per_chip: int = 1  # JAX devices per chip
     options: tuple[tuple[str, str], ...] = ()  # additional options of libtpu's topology
 
 
 # TPU rates: docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e,tpu7x}, "System architecture" (2026-11). The documents
-# specify link bandwidth in both directions; the table has one direction. v4's network is not documented and is assumed to
+# specify bidirectional link bandwidth; the table has one direction. v4's network is not documented and is assumed to
 # equal v5e's. TPU memory: the amount available according to the out-of-memory messages of libtpu 0.0.42. A TPU7x chip
 # is two devices. NVIDIA: data sheets of A100 80GB SXM, H100 SXM, H200 SXM, HGX B200, L4 and L40S, bfloat16 without
 # sparsity. NVLink bandwidth is in one direction; the network is one port per GPU: 200 Gb/s for A100, 400 Gb/s for

@@ -17,15 +17,15 @@ from jaxgpt.runtime import M_ARENA_MAX, M_MMAP_MAX, M_TRIM_THRESHOLD, cores, cpu
 
 GLIBC_KEEPS = 32 * 2**20  # maximum bytes of a block that glibc can keep after it is freed
 ACTIVATIONS = 120  # bytes of temporaries per token, layer and unit of width: about 30 float32 arrays
-LARGE = 50_000_000  # parameters of a large model, without embeddings because the vocabulary may be unknown
+LARGE = 50_000_000  # minimum parameters of a large model, without token table and head: the vocabulary may be unknown
 
 
 def use_cores(mesh: MeshConfig, processes: int = 1, model: ModelConfig | None = None) -> None:
     """Make every CPU core a device, unless the mesh has a fixed size or would replicate a large model.
 
-    A mesh without -1 sets the number of devices. For a large model, a -1 of data adds no devices, because a copy of the
-    weights on each device costs more than parallel matrix products save. `processes` share the mesh. The call has no
-    effect if the environment sets the number of devices, or JAX has already used a device in this process.
+    A mesh without -1 sets the number of devices. For a large model, a -1 of data adds no devices, because updating a copy
+    of the weights on each device takes more time than splitting the batch saves. The mesh spans `processes`
+    processes. The number of devices is unchanged if the environment sets it, or JAX has already used a device.
     """
     skip_missing_tpus()
     if "JAX_NUM_CPU_DEVICES" in os.environ or "host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
@@ -79,7 +79,7 @@ def precision_note(dtype: str, device: jax.Device) -> str:
 
 
 def device_memory() -> int:
-    """Return the memory in bytes of this process's first device: an accelerator's, or the host's."""
+    """Return the memory in bytes of this process's first device; for a CPU, the host's memory."""
     stats = jax.local_devices()[0].memory_stats() or {}
     return stats.get("bytes_limit") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 

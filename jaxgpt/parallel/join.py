@@ -26,10 +26,10 @@ SAMPLING = 86_400  # seconds that finished processes wait for process 0, which s
 
 @contextlib.contextmanager
 def joined(config: DistributedConfig) -> Iterator[None]:
-    """Join the processes of the settings or the scheduler, if several, before JAX first uses a device.
+    """Join the processes set by the config or a scheduler, if several, before JAX first uses a device.
 
-    A process that fails exits without waiting for the other processes. The others exit when they detect the failure:
-    immediately if they wait for the process, otherwise after `heartbeat_seconds`, when XLA terminates them.
+    A process that fails exits without waiting for the other processes. The remaining processes exit immediately if
+    they wait for the failed process or process 0 failed; otherwise XLA ends them after `heartbeat_seconds`.
 
     Raises:
         UserError: if JAX cannot join the processes; after `join_seconds`, the process exits instead.
@@ -89,11 +89,11 @@ def _place(config: DistributedConfig) -> tuple[int, int]:
     """Return the number of processes, and the index of this process."""
     if config.num_processes:
         return config.num_processes, config.process_id
-    # mpirun inside a Slurm job sets both pairs of variables. JAX also reads the pair of mpirun first.
+    # In a Slurm job, processes of mpirun have the variables of mpirun and Slurm. Like JAX, read mpirun's first.
     for number, index in (("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), ("SLURM_NTASKS", "SLURM_PROCID")):
         if _number(number) > 1:
             return _number(number), _number(index)
-    return jax.process_count(), jax.process_index()  # starts the accelerators' backend
+    return jax.process_count(), jax.process_index()  # `jax.process_count` starts the backend
 
 
 def _number(name: str) -> int:

@@ -26,8 +26,8 @@ T = TypeVar("T")
 
 AXES = ("data", "fsdp", "tensor")
 
-# Logical axis -> mesh axes. Weights: an axis of width D, except in norms, is split by fsdp; heads, MLP and vocabulary by
-# tensor. Activations: the batch is split by data and fsdp, and the width only while embeddings are looked up.
+# Logical axis -> mesh axes. Weights: an axis of width D, except in norms, is sharded over fsdp; heads, MLP and vocabulary over
+# tensor. Activations: the batch is sharded over data and fsdp; in the embedding lookup, over data, and the width over fsdp.
 Rules = Mapping[str, tuple[str, ...]]
 RULES: Rules = {
     "batch": ("data", "fsdp"),
@@ -42,7 +42,7 @@ RULES: Rules = {
     "mlp": ("tensor",),
     "position": (),
     "norm": (),
-    "rank": (),  # rank axis of adapters; the other axis is split as in the weight
+    "rank": (),  # rank axis of adapters; the other axis is sharded as in the weight
     "layers": (),
     "matrix_shards": ("fsdp",),  # Muon: stacked matrices before resharding
     "matrices": ("fsdp", "data", "tensor"),  # Muon: complete matrices, divided among devices
@@ -57,9 +57,9 @@ class Microbatches(NamedTuple):
 
 
 def microbatches(train: TrainConfig, ways: int) -> Microbatches:
-    """Split a batch of B windows over `ways` groups of devices and, in each, into equal microbatches.
+    """Split a batch of B windows over `ways` groups of devices, and in each group into equal microbatches.
 
-    A device computes at most `m = ceil(B / train.accumulation)` windows at a time. Its share of the batch is
+    A group computes at most `m = ceil(B / train.accumulation)` windows at a time. Its share of the batch is
     `s = ceil(B / ways)` windows, in at least `n = ceil(s / m)` microbatches. Up to `2 n - 1` microbatches are used if they
     can then be equal without padding. Otherwise, and if B is not a multiple of `ways`, the batch is padded to
     `accumulation * rows` windows. Padding has no targets, so it changes neither the mean loss nor its gradient.
@@ -75,16 +75,16 @@ def resolve(config: Config, n_devices: int, processes: int = 1, tpu: bool = Fals
 
     A -1 of `fsdp` or `tensor` becomes the largest divisor of the number of remaining devices that also divides `n_embd`
     (fsdp), or `n_head` and the MLP's width (tensor). A -1 of `data` becomes the number of devices still remaining, except
-    devices that would only compute padding: a batch of 12 windows on 8 devices uses 6 devices, with 2 windows each.
+    devices that would only compute padding. For example, a batch of 12 windows on 8 devices uses 6, with 2 windows each.
     With several processes and on TPUs, `data` includes the devices that only compute padding.
 
     Args:
-        config: a mesh, a batch and a model.
-        processes: number of processes that share the `n_devices`; all of their devices must be used.
+        config: settings of the mesh to resolve, the batch and the model.
+        processes: number of processes that share the `n_devices`; several processes must use all devices.
         tpu: whether the devices are TPUs; their compiler needs a mesh of all devices, or of a divisor of their number.
 
     Returns:
-        The sizes, and a note about idle devices, padding and work that is not divided, or "".
+        The sizes, and a note about idle devices, padding and replicated computation, or "".
 
     Raises:
         UserError: if the mesh needs more devices than exist, does not divide a width or number of heads, or leaves devices
@@ -169,7 +169,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
     if config.data % len(slices) or len({len(group) for group in slices.values()}) > 1:
         sizes = " + ".join(str(len(group)) for group in slices.values())
         raise UserError(
-            f"mesh.data {config.data} cannot be split over {len(slices)} slices ({sizes} devices), each of which holds a copy "
+            f"mesh.data {config.data} cannot be split over {len(slices)} slices ({sizes} devices), and each slice holds a copy "
             f"of the weights: use equal slices, and --mesh.data {len(slices)} --mesh.fsdp -1"
         )
     inside = (config.data // len(slices), *shape[1:])
@@ -182,7 +182,7 @@ def _on_torus(shape: tuple[int, ...], devices: list[Any]) -> np.ndarray:
     try:
         return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
     except (AssertionError, NotImplementedError, ValueError):
-        # The devices are a part of a torus, or the shape does not fit its sides.
+        # The devices are a part of a torus, or the shape does not match its dimensions.
         return np.array(devices).reshape(shape)
 
 
@@ -205,10 +205,10 @@ def change_rules(changes: Rules) -> Rules:
 
 
 def rules_for(model: ModelConfig, mesh: Mesh, rules: Rules = RULES, rows: int = 0) -> dict[str, tuple[str, ...]]:
-    """Return the table for one model: an axis is not split if the mesh does not divide its length.
+    """Return the table for one model: an axis is not sharded if the mesh does not divide its length.
 
-    An example is a vocabulary of 65 characters on two devices. The rows of a batch are not split either if the mesh
-    does not divide `rows`; 0: the mesh divides them.
+    An example is a vocabulary of 65 characters with mesh.tensor 2. The rows of a batch are not sharded either if the
+    mesh does not divide `rows`; 0: the mesh divides them.
     """
     sizes = {"vocab": model.vocab_size, "heads": model.n_head, "kv_heads": model.kv_heads, "head_dim": model.head_width}
     sizes |= {"embed": model.n_embd, "width": model.n_embd, "norm": model.n_embd, "mlp": model.mlp_width}
@@ -222,7 +222,7 @@ def spec(names: tuple[str | None, ...], rules: Rules) -> PartitionSpec:
     """Map the logical axes of an array to mesh axes.
 
     Raises:
-        UserError: if two axes of the array would be split along the same axis of the mesh.
+        UserError: if two axes of the array would be sharded over the same mesh axis.
     """
     ways = [rules[name] if name else () for name in names]
     used = [axis for way in ways for axis in way]
@@ -243,7 +243,7 @@ def shardings(boxed: Any, model: ModelConfig, mesh: Mesh, rules: Rules = RULES) 
 
 
 def shardings_like(tree: Any, boxed: Any, model: ModelConfig, mesh: Mesh, rules: Rules = RULES) -> Any:
-    """Return the sharding of every leaf of a tree, such as a train state, by its parameter.
+    """Return the sharding of every leaf of a tree, such as a train state, from the matching parameter.
 
     A leaf has the sharding of a parameter with its shape if the leaf's path ends with the path of the parameter in `boxed`.
     Other leaves are replicated: counters, and optimizer state of other shapes (Adafactor's row and column means).
@@ -265,24 +265,24 @@ def _keys(path: tuple[Any, ...]) -> tuple[str, ...]:
 
 
 def batch_ways(mesh: Any) -> int:
-    """Return the number of parts into which the rows of a batch are split."""
+    """Return the number of shards of a batch's rows."""
     return int(mesh.shape["data"] * mesh.shape["fsdp"])
 
 
 def batch_sharding(mesh: Mesh, several: bool = False) -> NamedSharding:
-    """Return the sharding of a batch `[B, ...]`, or of several `[K, B, ...]`, split by rows."""
+    """Return the sharding of a batch `[B, ...]`, or of several batches `[K, B, ...]`, sharded by rows."""
     rows = spec(("batch",), RULES)
     return NamedSharding(mesh, PartitionSpec(None, *rows) if several else rows)
 
 
 def put(mesh: Mesh, batches: Sequence[Any], shape: tuple[int, ...], several: bool = False) -> jax.Array:
-    """Put batches of windows on the devices of a mesh, split by rows.
+    """Put batches of windows on the devices of a mesh, sharded by rows.
 
-    Only rows of this process's devices are read, each once. Rows that a batch lacks are filled with -1: windows of -1 have no
+    Only rows of this process's devices are read, each once. Missing rows of a batch are filled with -1: windows of -1 have no
     targets and zero weight.
 
     Args:
-        batches: arrays or `Windows`, each `[B, T + 1]` or `[B, T, 3]`; slicing reads the rows.
+        batches: arrays or `Windows`, each `[B, ...]`, such as `[B, T + 1]` or `[B, T, 3]`; slicing reads the rows.
         shape: shape of the result: `[rows, ...]` for one batch; `[K, rows, ...]` for 0 to K batches, if `several`.
 
     Returns:
@@ -306,16 +306,16 @@ def put(mesh: Mesh, batches: Sequence[Any], shape: tuple[int, ...], several: boo
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Return the sharding of an array with a copy on every device."""
+    """Return the sharding of a replicated array."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def block_on_cpu_mesh(mesh: Mesh, out: T) -> T:
     """Block on a result on a mesh of several CPU devices; on other meshes, return it immediately.
 
-    XLA runs the devices of a CPU on one thread pool. With two programs in flight, one device of each can hold all threads and
-    wait in a collective for a device that finds none; XLA aborts after 40 seconds. One program at a time cannot deadlock, and
-    costs nothing, because host and devices share their cores.
+    XLA runs the devices of a CPU on one thread pool. With two programs in flight, devices that wait in a collective can hold
+    all threads, so that the awaited devices never run; XLA aborts after 40 seconds. One program at a time cannot deadlock,
+    and costs nothing, because host and devices share their cores.
     """
     if mesh.devices.size > 1 and mesh.devices.flat[0].platform == "cpu":
         jax.block_until_ready(out)
@@ -324,12 +324,12 @@ def block_on_cpu_mesh(mesh: Mesh, out: T) -> T:
 
 @contextmanager
 def use_mesh(mesh: Mesh, model: ModelConfig, rules: Rules = RULES, rows: int = 0) -> Iterator[None]:
-    """Map logical axes to mesh axes in this context, with the arguments of `rules_for`."""
+    """Set JAX's mesh and the rules of logical axes in this context, with the arguments of `rules_for`."""
     table = [(name, axes or None) for name, axes in rules_for(model, mesh, rules, rows).items()]
     with jax.set_mesh(mesh), nn.logical_axis_rules(table):
         yield
 
 
 def sizes_of(config: MeshConfig) -> dict[str, int]:
-    """Return the number of devices along each axis, in the order of `AXES`."""
+    """Return the size of each axis, possibly -1, in the order of `AXES`."""
     return {f.name: getattr(config, f.name) for f in fields(config)}

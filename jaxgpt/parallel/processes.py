@@ -1,7 +1,7 @@
 """Coordination of the processes of a run.
 
-Every process runs the same program and calls these functions in the same order, after `use_cores`. Process 0, the leader, makes
-the decisions, writes metrics and prints. A single process is its own leader.
+Every process runs the same program, and calls the functions that communicate in the same order, after `use_cores`. Process 0,
+the leader, creates or opens the run, writes metrics and prints. A single process is its own leader.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from jaxgpt.parallel.mesh import block_on_cpu_mesh, replicated
 
 T = TypeVar("T")
 
-# Parts of the errors of JAX, gloo and Orbax when the connection to another process breaks.
+# Matches error messages of JAX, gloo and Orbax after the connection to another process breaks.
 BROKEN = re.compile("Gloo|Connection|Socket closed|UNAVAILABLE|[Cc]oordination service|heartbeat|timed out|[Bb]arrier")
 
-_count, _index = 1, 0  # number of processes, index; `jax.process_count()` would start the backend
+_count, _index = 1, 0  # number of processes, index of this process; `jax.process_count()` would start the backend
 
 
 def set_place(count: int, index: int) -> None:
@@ -94,15 +94,15 @@ def is_peer_failure(error: Exception) -> bool:
 
 
 def gather_to_host(tree: Any) -> Any:
-    """Copy arrays split over several processes to every host; all must call it. One process: no copy."""
+    """Copy arrays sharded over processes to every host; all processes must call it. One process: no copy."""
     return tree if _count == 1 else multihost_utils.process_allgather(tree, tiled=True)
 
 
 class Poll:
-    """Exchange requests between processes; except on CPU meshes, without waiting for the latest exchange.
+    """Exchange requests between processes, without waiting for the latest exchange except on CPU meshes.
 
     Requests are small integers; the maximum over processes is used. All processes receive the same answer from the same
-    call of `ask`, `lag` calls later, so they act on it at the same step. A single process receives its own request
+    call of `ask`, `lag` calls after the requests, so they act on it at the same step. A single process receives its own request
     immediately. JAX's `reached_preemption_sync_point` reacts to SIGTERM only: neither to Ctrl-C nor to a timer.
     """
 
@@ -112,7 +112,7 @@ class Poll:
         self._answers: deque[jax.Array] = deque()
 
     def ask(self, request: int) -> int:
-        """Send a request; return the largest of all processes `lag` calls ago (0 in the first calls)."""
+        """Send a request; return the largest of all processes `lag` calls ago (0 in the first calls and after `forget`)."""
         if _count == 1:
             return request
         n = self.mesh.devices.size
@@ -131,7 +131,7 @@ def _gather(value: Any) -> list[Any]:
     devices = Counter(device.process_index for device in jax.devices())
     if len(set(devices.values())) > 1:  # `process_allgather` needs equal numbers of devices
         raise UserError(
-            f"the processes have {sorted(devices.values())} devices: set the same JAX_NUM_CPU_DEVICES in all"
+            f"the processes have {sorted(devices.values())} devices: start all with the same number (CPUs: JAX_NUM_CPU_DEVICES)"
         )
     data = np.frombuffer(json.dumps(value).encode(), np.uint8)
     sizes = multihost_utils.process_allgather(np.int32(data.size))

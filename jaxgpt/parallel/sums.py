@@ -10,14 +10,14 @@ import jax
 from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec
 
-SMALL = 1 << 18  # maximum number of elements of arrays that are all-reduced together
+SMALL = 1 << 18  # arrays of at most this many elements are all-reduced as one array
 
 
 def over_data(sums: Callable[..., Any]) -> Callable[..., Any]:
-    """Compute `sums(params, rows)` on each device's rows; all-reduce over the mesh axis "data".
+    """Wrap `sums(params, rows)`: compute it on each device's rows, and all-reduce over the mesh axis "data".
 
     Arrays of up to `SMALL` elements are added as one array, because each array costs one synchronization of the devices.
-    No other mesh axis may divide the parameters or the rows.
+    The parameters must be replicated, and the rows sharded over "data" only.
     """
 
     def on_device(params: Any, rows: Any) -> Any:

@@ -25,14 +25,14 @@ class StepCost:
     """The cost of one step on one device."""
 
     memory: dict[str, float]  # bytes by kind
-    available: float  # bytes of memory that a program can use
+    available: float  # bytes of device memory; on a TPU, bytes available to a program
     model_flops: float  # FLOPs of this device by the formula for the model, without recomputation
     hbm_bytes: float  # bytes read from and written to memory
     traffic: dict[str, Traffic]  # collectives by kind
     compiled_flops: float = 0.0  # FLOPs counted by the compiler; 0 for an estimate
-    compiled: bool = False  # whether the numbers are the compiler's; otherwise they are estimates
-    useful_share: float = 1.0  # equal share of the model's FLOPs / model_flops; below 1: padding, or repeated products
-    loops_once: bool = False  # whether compiled_flops and hbm_bytes count some loop bodies only once
+    compiled: bool = False  # whether the step was compiled; otherwise, its cost is estimated
+    useful_share: float = 1.0  # fraction of model_flops without padding and products that other devices repeat
+    loops_once: bool = False  # whether the program has loops; the compiler counts FLOPs and bytes of a loop body once
     out_of_memory: bool = False  # whether memory is exhausted; then hbm_bytes, traffic and compiled_flops are unknown
 
     @property
@@ -44,7 +44,7 @@ class StepCost:
         return not self.out_of_memory and self.total <= self.available
 
     def seconds(self, chip: Chip) -> dict[str, float]:
-        """Compute lower bounds on the time of compute, memory, links and network, each at its peak rate."""
+        """Compute lower bounds, in seconds, on the time of compute, memory, links and network at their peak rates."""
         return {
             "compute": self.model_flops / chip.flops,
             "memory": self.hbm_bytes / chip.hbm_bandwidth,
@@ -53,9 +53,9 @@ class StepCost:
         }
 
     def bounds(self, chip: Chip) -> dict[str, float]:
-        """Compute the roofline: time if all four parts overlap (`max`) or none do (`sum`), with MFU.
+        """Compute the roofline: maximum (full overlap) and sum (no overlap) of the lower bounds in seconds, and MFU.
 
-        Source: Williams, Waterman and Patterson 2009. MFU: `model_flops / (peak x seconds)` (PaLM, appendix B).
+        Source: Williams, Waterman and Patterson 2009. MFU: `useful_share * model_flops / (chip.flops * seconds)` (PaLM, appendix B).
         """
         seconds = self.seconds(chip)
         overlapped, serial = max(seconds.values()), sum(seconds.values())
@@ -67,7 +67,7 @@ class StepCost:
         }
 
     def to_json(self, chip: Chip) -> dict[str, Any]:
-        """Return all numbers as JSON; after `out_of_memory`, the numbers of the program are null."""
+        """Return all numbers as JSON; with `out_of_memory`, the unknown numbers and the times are null."""
         times = {"seconds": self.seconds(chip), "bounds": self.bounds(chip)}
         unknown = ("hbm_bytes", "traffic", "compiled_flops", "loops_once", *times) if self.out_of_memory else ()
         return asdict(self) | {"fits": self.fits, "total": self.total} | times | dict.fromkeys(unknown)

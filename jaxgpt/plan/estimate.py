@@ -26,7 +26,7 @@ def resolve_mesh(config: Config, topology: Topology) -> tuple[Config, str]:
     """Return the config with its mesh resolved for a topology, and a note about the mesh for the user.
 
     Raises:
-        UserError: if the mesh does not match the topology, its slices, the batch or the model.
+        UserError: if the mesh does not match the topology, its slices or the model.
     """
     mesh, note = resolve(config, topology.n_devices, tpu=topology.chip.tpu)
     if mesh.data % topology.slices:
@@ -38,16 +38,16 @@ def resolve_mesh(config: Config, topology: Topology) -> tuple[Config, str]:
 
 
 class _Counts(NamedTuple):
-    """Costs of a step on one device. Each number grows linearly with the number of layers."""
+    """Costs of a step on one device. Each number is an affine function of the number of layers."""
 
     memory: dict[str, float]  # bytes by kind
     flops: tuple[float, float]  # the results of `step_flops`
-    weights: float  # elements that one device multiplies
-    gradients: float  # elements of the gradients of these weights
+    weights: float  # number of elements of all weights, gathered along fsdp and sharded along tensor
+    gradients: float  # number of elements of the gradients, gathered and sharded like the weights
 
 
 def estimate(config: Config, topology: Topology) -> StepCost:
-    """Estimate the cost of a training step; memory of parameters and optimizer is exact but for padding.
+    """Estimate the cost of a training step; memory of parameters and optimizer is exact except for padding.
 
     Activations: the residuals of the backward pass, found by tracing; with rematerialization, plus the residuals of one
     recomputed block. A compiled program needs less memory if it recomputes cheap operations, and more if it pads arrays.
@@ -96,7 +96,7 @@ def suggestions(config: Config, topology: Topology) -> list[tuple[str, float]]:
 
 
 def _combination(config: Config, topology: Topology) -> list[tuple[str, float]]:
-    """Return the flags and bytes of the fitting combination with the shortest roofline time, or []."""
+    """Return flags and bytes of the fitting mesh, remat and microbatches with the shortest roofline time, or []."""
     fitting = []
     for on, run in [("", config), *_meshes(config, topology)]:
         for saved, changed in [("", run), *_remats(run, "dots", "full")]:
@@ -114,7 +114,7 @@ def _combination(config: Config, topology: Topology) -> list[tuple[str, float]]:
 
 
 def _meshes(config: Config, topology: Topology) -> list[tuple[str, Config]]:
-    """Return flags that split weights over a complete slice, and the config with this mesh, or []."""
+    """Return flags that shard weights over a complete slice, and the config with this mesh, or []."""
     mesh = config.mesh
     wide = replace(mesh, data=topology.slices, fsdp=mesh.fsdp * mesh.data // topology.slices)
     try:
@@ -125,7 +125,7 @@ def _meshes(config: Config, topology: Topology) -> list[tuple[str, Config]]:
 
 
 def _remats(config: Config, *kinds: Literal["dots", "offload", "full"]) -> list[tuple[str, Config]]:
-    """Return the flags of the kinds of rematerialization, and the config with each kind."""
+    """Return the flag and the config of each kind of rematerialization in `kinds` except the current kind."""
     others = [kind for kind in kinds if kind != config.train.remat]
     return [(f"--train.remat {kind}", replace(config, train=replace(config.train, remat=kind))) for kind in others]
 
@@ -136,7 +136,7 @@ def _windows(config: Config) -> int:
 
 
 def _with_windows(flags: str, config: Config, windows: int) -> tuple[str, Config]:
-    """Add the flags for at most this number of windows per device and microbatch."""
+    """Limit the windows per device and microbatch to this number: add the flag, and change the config."""
     count = math.ceil(config.train.batch_size / windows)
     changed = replace(config, train=replace(config.train, accumulation=count))
     return f"{flags} --train.accumulation {count}".strip(), changed
@@ -182,9 +182,9 @@ def shard_bytes(tree: Any) -> float:
 def _implied_traffic(program: Program, topology: Topology, counts: _Counts) -> dict[str, Traffic]:
     """Estimate the collectives of a step from the sharding table, in the compute dtype.
 
-    Per microbatch, over fsdp: weights are gathered twice, gradients are scattered, and embeddings are exchanged forward and
-    backward (an untied token table is not gathered); over data: gradients are summed; over tensor: activations are summed four
-    times per block.
+    Per microbatch, over fsdp: weights are gathered twice, gradients are reduce-scattered, and embeddings are exchanged
+    forward and backward (an untied token table is not gathered). Over data: gradients are all-reduced. Over tensor:
+    activations are all-reduced four times per block.
     """
     config, mesh, part = program.config, program.config.mesh, one_device(program).config
     width, count = jnp.dtype(config.train.compute_dtype).itemsize, program.microbatches.accumulation
@@ -197,7 +197,7 @@ def _implied_traffic(program: Program, topology: Topology, counts: _Counts) -> d
         Collective("reduce-scatter", (grads - table * (not config.lora.rank)) / mesh.fsdp, mesh.fsdp, count),
         Collective("all-to-all", block, mesh.fsdp, 2 * count),
         Collective("all-reduce", grads / mesh.fsdp, within, count),
-        # Between slices, each device sums its shard of the gradients of its slice.
+        # Between slices, each device all-reduces one shard of the gradients, already summed within its slice.
         Collective("all-reduce", grads / mesh.fsdp / within, topology.slices, count, True),
         Collective("all-reduce", block, mesh.tensor, 4 * config.model.n_layer * count),
     )

@@ -1,7 +1,7 @@
 """Read instructions, loops, collectives and their bytes from the HLO text of a compiled program.
 
-A collective in a loop is multiplied by the trip count: the compiler's annotation, or derived from a counter that starts at 0
-and takes constant steps to a constant. If neither is known, the collective counts once.
+A collective in a loop counts once per iteration. The trip count is the compiler's annotation, or derived from a counter with
+a constant step and limit, assumed to start at 0. If neither is known, the collective counts once.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Instruction(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Source path, such as `jit(train_step)/jvp(GPT)/.../h_0/attn/q_proj/dot_general`, or ""."""
+        """Source path, such as `jit(train)/jvp(GPT)/.../h_0/attn/attn._project/q_proj/dot_general`, or ""."""
         return self.find(r'op_name="([^"]*)"')
 
     def find(self, pattern: str) -> str:
@@ -72,7 +72,7 @@ class Collective(NamedTuple):
     """A collective of a program."""
 
     kind: str  # one of `COLLECTIVES`
-    bytes: float  # size of the result on one device
+    bytes: float  # bytes of the result on one device
     group: int  # number of participating devices; between slices, number of slices
     times: int = 1  # number of executions
     between_slices: bool = False  # whether the network between slices is used, not the links within a slice

@@ -53,7 +53,7 @@ def compile_step(config: Config, topology: Topology, ops: Ops | None = None, rul
     if not (moved or cost.out_of_memory):  # the GPU compiler does not count memory traffic
         moved = estimate(config, topology).hbm_bytes
     elif count > 1 and not cost.out_of_memory:
-        # Microbatches run in a loop, and the compiler counts its body once: multiply all traffic but the state's.
+        # The compiler counts one iteration of the loop over microbatches: multiply all traffic except the state's by `count`.
         fixed = 2 * (sum(counted.values()) - counted["batch"])
         moved = fixed + count * max(moved - fixed, 0.0)
     computed, useful = step_flops(program)
@@ -84,7 +84,7 @@ def compile_decode(config: Config, topology: Topology) -> StepCost:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
     dtype, weights = config.train.compute_dtype, program.abstract_weights
-    params = map_matrices(lambda w: w.update(dtype=dtype), weights, model)  # as `for_decoding`
+    params = map_matrices(lambda w: w.update(dtype=dtype), weights, model)  # as in `for_decoding`
     with use_mesh(mesh, model):
         state = jax.tree.map(placed, jax.eval_shape(begin, params))
 
@@ -96,7 +96,7 @@ def compile_decode(config: Config, topology: Topology) -> StepCost:
     cost = _compiled(lowered, counted, program, topology)
     if dtype != "float32":
         cost = replace(cost, memory=cost.memory | {"float32 parameters": shard_bytes(weights)})
-    # The forward pass is a third of the training FLOPs.
+    # Without adapters, the forward pass is a third of the training FLOPs.
     flops = token_flops(program, model.block_size) / 3 * B / batch_ways(mesh)
     useful = flops_per_token(model, weights, model.block_size) / 3 * B / mesh.size
     moved = cost.hbm_bytes or sum(counted.values())
@@ -104,7 +104,7 @@ def compile_decode(config: Config, topology: Topology) -> StepCost:
 
 
 def _compiled(lower: Callable[[], Any], counted: dict[str, float], program: Program, topology: Topology) -> StepCost:
-    """Compile a program and read its cost, or the cost in the compiler's message if memory is exhausted."""
+    """Compile a program and read its cost; if memory is exhausted, read the bytes in the compiler's message."""
     arguments = sum(counted.values())
     try:
         with _no_compilation_cache():

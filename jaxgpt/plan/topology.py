@@ -1,7 +1,7 @@
 """Hardware topologies: parse their names, and return devices to compile for.
 
 libtpu (`pip install -e '.[tpu]'`, Linux on x86-64) compiles for TPUs and needs no TPU. JAX's CUDA plugin (`'.[cuda13]'`)
-compiles for H100 and H200 and needs no GPU. Without a compiler, and for other chips, only estimates are available.
+compiles for one H100 or H200 machine and needs no GPU. Without a compiler, and for other chips, only estimates are available.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jaxgpt.parallel.chips import CHIPS, Chip
 from jaxgpt.runtime import quiet_libtpu
 
 # Google Cloud's slice names, such as v5litepod-8, consist of a version and a number: TensorCores for v4 and v5p (two per chip),
-# chips for v5e and v6e. The table lacks numbers that several 3D grids share: write a grid, such as 4x4x12.
+# chips for v5e and v6e. Some slices are not in the table: write their grid, such as 4x4x12.
 # docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e}, "Configurations"
 _FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 _CUBIC = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16", "8x16x16", "16x16x16")
@@ -71,7 +71,7 @@ def parse_topology(text: str, slices: int = 1) -> Topology:
     Specifications of the chip may follow, as in `custom:8,peak=312T,hbm=80G,bandwidth=2039G`.
 
     Raises:
-        UserError: if the syntax, chip or slice is invalid, or a GPU grid exceeds a machine, or a TPU grid has partial hosts.
+        UserError: if syntax, chip, slice or `slices` is invalid, a GPU grid exceeds a machine, or a TPU grid has partial hosts.
     """
     place, _, numbers = text.partition(",")
     name, _, grid = _of_cloud(place).partition(":")
@@ -84,7 +84,7 @@ def parse_topology(text: str, slices: int = 1) -> Topology:
             f"topology {short_repr(text)} needs peak, hbm and bandwidth: use custom:8,peak=312T,hbm=80G,bandwidth=2039G"
         )
     if not re.fullmatch(r"[1-9]\d{0,4}(x[1-9]\d{0,4}){0,2}", grid):
-        raise UserError(f"topology {short_repr(text)} has no grid; expected {_FORM}")
+        raise UserError(f"topology {short_repr(text)} has no valid grid; expected {_FORM}")
     if slices < 1:
         raise UserError(f"--slices must be at least 1, not {slices}")
     shape = tuple(map(int, grid.split("x")))
@@ -124,13 +124,13 @@ def _of_cloud(text: str) -> str:
         unit = "chips" if cores == 1 else "TensorCores, two per chip"
         raise UserError(
             f"unknown slice {short_repr(text)}: {version}-N has N = {', '.join(sizes)} ({unit}); "
-            f"for a different grid, use, for example, {name}:{grids[-1]}"
+            f"for a different size, write the grid, as in {name}:{grids[-1]}"
         )
     return f"{name}:{sizes[size]}"
 
 
 def compiler_missing(topology: Topology) -> str:
-    """Return why this machine cannot compile for a topology, including the fix, or ""."""
+    """Return why this machine cannot compile for a topology, with a fix if one exists, or ""."""
     if topology.name in HOPPER:
         if topology.slices > 1:
             return "only estimates are available for several GPU machines"

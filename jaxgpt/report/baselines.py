@@ -18,12 +18,12 @@ from jaxgpt.data import Data, Mixture, Packed, Split, Tokens
 from jaxgpt.errors import UserError
 from jaxgpt.files import read_json
 
-MAX_BASE = 2**21 - 1  # largest base of a trigram key that fits in an int64
+MAX_BASE = 2**21 - 1  # largest base with a cube that fits in an int64
 COUNTED = 1 << 23  # maximum number of training tokens in which n-grams are counted; needs 0.7 GB
 EVALUATED = 1 << 22  # maximum number of held-out tokens for cross entropies
-QUICK = 1 << 22  # replaces both limits when a run starts, to save time
+QUICK = 1 << 22  # maximum number of tokens per split when a run starts, to save time
 SAMPLED = 1 << 20  # tokens per block of a sample
-COMPRESSED = 1 << 20  # bytes of held-out text to compress
+COMPRESSED = 1 << 20  # maximum bytes of held-out text to compress
 DECODED = 1 << 18  # tokens to decode at a time
 
 
@@ -41,7 +41,7 @@ def baselines(data: Data) -> dict[str, Any] | None:
 
 
 def read_baselines(run: Path) -> dict[str, Any]:
-    """Read a run's baselines: `losses` in nats per token ({} without a file) and `bytes_per_token`.
+    """Read a run's `losses` in nats per token and `bytes_per_token`; without a file, only empty `losses`.
 
     Raises:
         UserError: if baselines.json is damaged.
@@ -55,13 +55,13 @@ def read_baselines(run: Path) -> dict[str, Any]:
 
 
 def fit_ngrams(train: Split, val: Split, vocab_size: int, counted: int, evaluated: int) -> dict[str, Any] | None:
-    """Count n-grams in up to `counted` training ids; evaluate on up to `evaluated` validation ids.
+    """Fit n-gram models on up to `counted` training ids; evaluate on up to `evaluated` validation ids.
 
     A mixture counts the ids of all sources regardless of their weights.
 
     Returns:
-        A dictionary for JSON: `losses` of the uniform, unigram, bigram and trigram model in nats per token, and the numbers
-        of trigrams counted and evaluated. None if a split has no trigram.
+        A dictionary for JSON: `losses` of the uniform, unigram, bigram and trigram models in nats per token;
+        `counted_tokens` and `evaluated_tokens`, the numbers of trigrams. None if a split has no trigram.
     """
     fitted = np.concatenate([_trigrams(train, vocab_size, *block) for block in sample(len(train), counted)])
     tested = np.concatenate([_trigrams(val, vocab_size, *block) for block in sample(len(val), evaluated)])
@@ -72,7 +72,7 @@ def fit_ngrams(train: Split, val: Split, vocab_size: int, counted: int, evaluate
 
 
 def bytes_per_token(data: Data, limit: int = 1 << 62) -> float:
-    """Return bytes of text per validation token (at most `limit`); conversations, word tokenizers: 0."""
+    """Return bytes of text per validation token, in up to `limit` tokens per source; 0: word tokenizer or conversations."""
     if data.parts:
         parts = [part for part in data.parts if part.held_out or not data.held_out]
         ratios = [bytes_per_token(part, limit) for part in parts]
@@ -98,7 +98,7 @@ def sample(length: int, limit: int) -> list[tuple[int, int]]:
 
 
 def _trigrams(split: Split, base: int, start: int, n: int) -> np.ndarray:
-    """Return the keys of the trigrams within one segment that end in a target; unsegmented: all keys."""
+    """Return keys of trigrams in n ids from `start`, within documents; in conversations, ending in a target."""
     if isinstance(split, Mixture):
         parts = split.parts(start, n)
         return np.concatenate([_trigrams(split.sources[index], base, *block) for index, *block in parts])
@@ -129,7 +129,7 @@ class Counts(NamedTuple):
         return Counts(*np.unique(keys, return_counts=True))
 
     def contexts(self, base: int) -> tuple[Counts, Counts]:
-        """Count, for each context of the n-grams, its occurrences and its different continuations."""
+        """Count the occurrences and the distinct continuations of each context of the n-grams."""
         keys = self.keys // base
         first = np.flatnonzero(np.diff(keys, prepend=-1))
         numbers = np.add.reduceat(self.counts, first), np.diff(first, append=len(keys))
@@ -142,7 +142,7 @@ class Counts(NamedTuple):
 
 
 def trigrams(ids: np.ndarray, base: int) -> np.ndarray:
-    """Return the key of the trigram that ends at each id but the first two, int64."""
+    """Return the keys of all trigrams of consecutive ids in order, int64."""
     if base > MAX_BASE:
         raise UserError(f"the vocabulary is too large to count trigrams: {base:,}; the limit is {MAX_BASE:,}")
     ids = ids.astype(np.int64)
@@ -164,7 +164,7 @@ def probabilities(training: np.ndarray, keys: np.ndarray, base: int) -> Iterator
     Args:
         training: trigrams of the training text, at least one.
         keys: trigrams to evaluate.
-        base: V, the number of ids that share the probability.
+        base: vocabulary size V, the base of the trigram keys.
     """
     p: np.ndarray = (Counts.of(training % base).lookup(keys % base) + 1) / (len(training) + base)
     yield p

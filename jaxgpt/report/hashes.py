@@ -12,7 +12,7 @@ from jaxgpt.data.text import Progress
 
 GRAM = 13  # tokens per n-gram; two texts rarely share an n-gram of this length by chance
 ODD = 0x9E3779B97F4A7C15  # multiplier of hashes: the increment of splitmix64
-SPREAD = 8  # table entries per hash: most hashes outside a set are excluded by one lookup
+SPREAD = 8  # minimum table entries per hash: most hashes outside a set are excluded by one lookup
 
 
 class HashSet:
@@ -22,11 +22,11 @@ class HashSet:
         self.hashes = np.unique(hashes)  # sorted
         bits = max((SPREAD * len(self.hashes)).bit_length(), 1)
         self._shift = np.uint64(64 - bits)
-        self._used = np.zeros(1 << bits, bool)  # indexed by the first bits of a hash
+        self._used = np.zeros(1 << bits, bool)  # indexed by the most significant bits of a hash
         self._used[self.hashes >> self._shift] = True
 
     def find(self, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the indices of `hashes` found in the set, ascending, and their indices in `self.hashes`."""
+        """Return indices of `hashes` in the set, ascending, and the index in `self.hashes` of each such hash."""
         candidates = np.flatnonzero(self._used[hashes >> self._shift])
         ranks = np.minimum(np.searchsorted(self.hashes, hashes[candidates]), len(self.hashes) - 1)
         equal = self.hashes[ranks] == hashes[candidates]
@@ -58,7 +58,7 @@ class Grams:
 
 
 def overlap(hashes: np.ndarray, training: Iterable[np.ndarray]) -> float:
-    """Return the fraction of `hashes` (at least one) found in the training hashes, read once in blocks."""
+    """Return the fraction of `hashes` (not empty) found in the training hashes; reads `training` once."""
     wanted = HashSet(hashes)
     found = np.zeros(len(wanted.hashes), bool)
     for block in training:

@@ -18,7 +18,7 @@ from jaxgpt.data.text import Progress, no_progress
 from jaxgpt.errors import UserError
 from jaxgpt.report.hashes import Grams, HashSet, blocks
 
-SEARCHED = 1 << 18  # ids to search at a time: their hashes fit in the CPU's cache
+SEARCHED = 1 << 18  # minimum ids to search at a time: their hashes fit in the CPU's cache
 CONTEXT = 40  # tokens to show before and after a span
 PIECES = 8  # pieces of the validation text to compare with
 
@@ -35,9 +35,9 @@ class Match(NamedTuple):
 class Memorized:
     """The longest span of a sample that occurs in the training data."""
 
-    tokens: int  # length of the span; 0 if no token of the sample occurs
+    tokens: int  # length of the span in tokens; 0 if no token of the sample occurs
     of: int  # length of the sample in tokens
-    characters: int = 0  # length of the span
+    characters: int = 0  # length of the span in characters
     text: str = ""  # text of the span
     start: int = 0  # index of the span's first token in the sample
     token: int = 0  # index of the span's first token in the training ids
@@ -49,8 +49,8 @@ class Memorized:
 def longest_matches(samples: Sequence[ArrayLike], corpus: Any, progress: Progress = no_progress) -> list[Match]:
     """Find the longest span of each sample that occurs in a corpus, in one pass over the corpus.
 
-    A match longer than the current matches contains an n-gram that is one token longer than the shortest current match.
-    The hashes of each block are compared with those n-grams of all samples; longer n-grams are tried only after a hit.
+    A match longer than a sample's current match contains an n-gram one token longer than the shortest current match.
+    The hashes of each block are compared with those n-grams of the samples; longer n-grams are tried only after a hit.
     Equal hashes are verified token by token, so the result is exact.
 
     Args:
@@ -61,7 +61,7 @@ def longest_matches(samples: Sequence[ArrayLike], corpus: Any, progress: Progres
         A match for each sample; its length is 0 if no id of the sample occurs.
 
     Raises:
-        UserError: if a sample is not a one-dimensional array of integers.
+        UserError: if a sample is not a one-dimensional array of integers, or an id of the corpus is invalid.
     """
     rows = [Grams(_row(sample)) for sample in samples]
     split: Split = Tokens([np.asarray(corpus)]) if hasattr(corpus, "__array__") else corpus
@@ -90,8 +90,8 @@ def find_memorized(
     """Find the longest span of each sample in the training data of a run.
 
     Returns:
-        The spans; and, for comparison, the median length in tokens of the longest spans of `PIECES` pieces of the validation
-        text, each as long as the longest sample. The median is None if fewer tokens than one piece are held out.
+        The spans and, for comparison, the median span length in tokens of `PIECES` pieces of the validation text, each as
+        long as the longest sample. The median is None if fewer tokens than one piece are held out.
     """
     n, pieces = max(map(len, samples), default=0), list[np.ndarray]()
     if data.held_out and 0 < n <= len(data.val):
@@ -102,7 +102,7 @@ def find_memorized(
 
 
 def _improve(best: Match, sample: Grams, block: Grams, begin: int) -> Match:
-    """Return the longest match in a block, or `best`; the block begins at `begin` in the corpus."""
+    """Return the longest match in the block at `begin` in the corpus, or `best` if no match is longer."""
     while match := _find(best.length + 1, sample, block):
         start, position = match
         n = min(len(sample) - start, len(block) - position)

@@ -21,7 +21,7 @@ READ = 1 << 20  # tokens to process at a time
 def report_on(data: Data, progress: Progress = no_progress) -> dict[str, Any]:
     """Describe data that is not a mixture.
 
-    Reads all ids up to four times. N-grams are counted in at most `COUNTED` training tokens, and evaluated on at most
+    Reads all ids several times. N-grams are counted in at most `COUNTED` training tokens, and evaluated on at most
     `EVALUATED` held-out tokens, or on training tokens if nothing is held out.
 
     Args:
@@ -33,7 +33,7 @@ def report_on(data: Data, progress: Progress = no_progress) -> dict[str, Any]:
         tokens are held out.
 
     Raises:
-        UserError: if an id is outside the vocabulary, or there are too few tokens.
+        UserError: if an id is outside the vocabulary, the vocabulary is above `MAX_BASE`, or there are too few tokens.
     """
     train, val = _plain(data.train), _plain(data.val)
     splits = [train, val] if data.held_out else [train]
@@ -74,12 +74,12 @@ def report_on(data: Data, progress: Progress = no_progress) -> dict[str, Any]:
 
 
 def _plain(split: Split) -> Split:
-    """Return the ids of packed documents in document order."""
+    """Return the ids of packed documents in document order; return other splits unchanged."""
     return split.tokens if isinstance(split, Packed) and split.is_target is None else split
 
 
 def _held_out_grams(val: Split) -> np.ndarray:
-    """Return the hashes of the validation n-grams; in conversations, only n-grams that end in a target."""
+    """Hash n-grams of up to `EVALUATED` validation ids; in conversations, n-grams that end in a target."""
     parts = []
     for start, n in sample(len(val), EVALUATED):
         hashes = Grams(val.take(start, n)).of(GRAM)
@@ -117,7 +117,7 @@ def _line_hashes(text: Text) -> np.ndarray:
 
 
 def _counts(name: str, hashes: np.ndarray | None) -> dict[str, int | None]:
-    """Return the number of items, and the number of items that equal an earlier item."""
+    """Return the number of items, and the number of duplicates."""
     if hashes is None:
         return {name: None, f"duplicate_{name}": None}
     return {name: len(hashes), f"duplicate_{name}": len(hashes) - len(np.unique(hashes))}

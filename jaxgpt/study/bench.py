@@ -32,18 +32,18 @@ from jaxgpt.trainer.failures import compile_lowered
 from jaxgpt.trainer.program import Program, build
 from jaxgpt.trainer.record import LAG
 
-PROMPT, NEW = 16, 128  # tokens of the prompt and of the generated text, if the context length allows
-TRACED = 1.0  # seconds of steps in a trace, at least 2 and at most 10 calls
+PROMPT, NEW = 16, 128  # maximum number of prompt tokens and of new tokens; fewer in a short context
+TRACED = 1.0  # target duration of a trace in seconds; minimum 2 calls, maximum 10 calls
 WIDTHS = {"cpu": (1024, 2048)}  # matrix widths to try; accelerators need larger matrices to reach their peak
 BANDWIDTH_BYTES = {"cpu": 2**29}  # bytes read by all devices together; the devices of a CPU share its memory
-SECONDS = 0.3  # seconds per measurement
-QUEUED = 10  # calls per timed sample on an accelerator, where dispatching and blocking take as long as one call
+SECONDS = 0.3  # minimum seconds per measurement
+QUEUED = 10  # calls per timed sample on an accelerator, where dispatching and blocking can take as long as a call
 
 
 def bench(
     config: Config, seconds: float, decode: bool = True, trace: str = "", say: Callable[[str], Any] = str
 ) -> dict[str, Any]:
-    """Measure startup, training steps, input, decoding and the machine's limits, on random ids.
+    """Measure startup, training steps on random ids, input, decoding and the machine's limits.
 
     `MFU = tokens/s F / peak`, with F the FLOPs per token (`flops_per_token`): `6 P + 12 L N H T`, or with adapters
     `4 P + 2 A + 12 L N H T`. The peak is measured here, in matrix products of the compute dtype.
@@ -59,7 +59,7 @@ def bench(
         The fields of `jaxgpt bench --json`, except `name`. Times are in seconds; times of repeated work are medians.
 
     Raises:
-        UserError: if the mesh does not match the devices, or the context length is too short to generate.
+        UserError: if the mesh does not match the devices, the step cannot be compiled, or the context is too short to generate.
     """
     if decode and config.model.block_size < 3:
         raise UserError(
@@ -77,10 +77,10 @@ def bench(
     steps.run(1, each=1)
     start["first_step"] = clock()
     say(f"training for {seconds:g} s")
-    steps.run(1)  # warm-up: compiles the multi-step call
+    steps.run(1)  # warm-up: a call of `train.steps_per_call` steps
     clock()
     steps.run(3)
-    # Average three calls: the time of a single call omits steps that end while the host prepares a batch.
+    # Average three calls: the time of a call is too short if its steps end while the host prepares a batch.
     expected = clock() / 3
     times = steps.run(max(round(seconds / expected), 5))
     step = statistics.median(times)
@@ -127,7 +127,7 @@ def bench(
 
 
 class _Clock:
-    """Returns the seconds since its last call."""
+    """Returns the seconds since its last call; at the first call, since its creation."""
 
     def __init__(self) -> None:
         self._last = time.perf_counter()
@@ -148,7 +148,7 @@ class _Steps:
         self.batches = Batches.of(config, Tokens([ids], end_ids=(0,) if config.data.segmented else ()))
         self.step = 0
         self.each = config.train.steps_per_call
-        self.input_seconds: list[float] = []  # per step, to prepare its batch on the host
+        self.input_seconds: list[float] = []  # seconds per step to prepare a batch and put it on the devices
 
     def batch(self, each: int = 1) -> jax.Array:
         """Return the input of the next call, for `each` steps."""
@@ -157,7 +157,7 @@ class _Steps:
     def run(self, calls: int, each: int = 0) -> list[float]:
         """Run `calls` calls of `each` training steps; return the seconds per step of each call.
 
-        If `each` is 0, a call has `train.steps_per_call` steps.
+        If `each` is 0, a call has `train.steps_per_call` steps. With more than 3 calls, the first and the last 2 are omitted.
         """
         each = each or self.each
         pending: deque[Any] = deque()
@@ -245,7 +245,7 @@ def read_bandwidth(mesh: Mesh) -> float:
 
 
 def _normal(sharding: NamedSharding, shape: tuple[int, ...], dtype: str) -> jax.Array:
-    """Return random numbers.
+    """Return a sharded array of standard normal random numbers.
 
     GPUs multiply arrays of ones with less power, and therefore at a higher clock rate.
     """

@@ -42,7 +42,7 @@ class Inspection(NamedTuple):
     source: str  # run and step of the model (`LM.source`)
     ids: list[int]  # `[T]`
     tokens: list[str]  # texts of the ids
-    prompt: int  # number of tokens of the prompt; the remaining tokens are generated greedily
+    prompt: int  # length of the prompt in tokens; the remaining tokens are generated greedily
     top_ids: np.ndarray  # the most probable next tokens after each token, `[T, k]`
     top_probabilities: np.ndarray
     top_tokens: list[list[str]]
@@ -50,7 +50,7 @@ class Inspection(NamedTuple):
     next_probability: np.ndarray  # probability of the actual next token, `[T - 1]`
     next_rank: np.ndarray  # rank of the actual next token, 1 for the most probable token, `[T - 1]`
     attention: np.ndarray  # `[L, N, T, T]`
-    lens_tokens: list[list[str]]  # the most probable next token as read from each layer, `[L + 1][T]`
+    lens_tokens: list[list[str]]  # the logit lens: the most probable next token at each layer, `[L + 1][T]`
     lens_probabilities: np.ndarray
     norms: np.ndarray  # Euclidean norms of the residual stream, `[L + 1, T]`
     without: np.ndarray | None  # increase of the loss per token with each head ablated, `[L, N]`; None: not computed
@@ -146,7 +146,7 @@ def inspect(lm: LM, prompt: str, *, max_new_tokens: int = 20) -> Inspection:
 
 
 def html(inspection: Inspection, title: str) -> str:
-    """Return an inspection as one HTML page that needs no network.
+    """Return an inspection as a self-contained HTML page.
 
     `title` is the heading, such as the name of the model.
     """
@@ -157,7 +157,7 @@ def html(inspection: Inspection, title: str) -> str:
     L, N, T, _ = inspection.attention.shape
     made = f", {T - inspection.prompt} generated greedily (underlined)" if inspection.prompt < T else ""
     model = f"{inspection.source}: " * bool(inspection.source) + f"{plural(L, 'layer')} of {plural(N, 'head')}"
-    row, column = np.tril_indices(T)  # entries of the attention maps, stored as bytes
+    row, column = np.tril_indices(T)  # lower triangle: the stored entries of the attention maps
     weights = np.rint(255 * inspection.attention[:, :, row, column]).astype(np.uint8)
     # The template escapes all text of the model and the user.
     environment = jinja2.Environment(
@@ -197,9 +197,9 @@ def token_text(tokenizer: Tokenizer, i: int, first: int | None = None) -> str:
 
 
 def visible(text: str, space: str = " ") -> str:
-    """Return a text with visible line breaks and tabs, and escapes for unprintable characters.
+    """Return a text with visible line breaks and tabs, `space` for spaces, and escapes for unprintable characters.
 
-    Characters that change the direction of text count as unprintable, because they could rearrange the page.
+    Bidirectional control characters count as unprintable, because they could rearrange the page.
     """
     special = SPACES | {" ": space}
     return "".join(special.get(c) or (c if c.isprintable() else c.encode("unicode_escape").decode()) for c in text)

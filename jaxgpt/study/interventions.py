@@ -1,4 +1,4 @@
-"""Measure the effect of removing parts of a model (ablation) or patching them from a different run."""
+"""Measure the effect of removing heads (ablation) or inserting a clean prompt's activations (patching)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from jaxgpt.study.lens import answer_ids
 from jaxgpt.study.run import Edits, as_tokens, forward, layer_names, on_tokens, run
 
 Metric = Callable[[jax.Array], jax.Array]  # a pure function of logits [B, T, V], such as LogitDifference
-AT_ONCE = 32  # edited runs computed as one batch
+AT_ONCE = 32  # maximum number of edited forward passes in one batch
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class LogitDifference:
     """The mean over rows of `logits[:, position, right] - logits[:, position, wrong]`.
 
     Attributes:
-        right: an id, or one id per row; a sequence is stored as a tuple.
-        wrong: as `right`.
-        position: position of the logits.
+        right: id of the correct token, or one id per row; a sequence is stored as a tuple.
+        wrong: id of the incorrect token, or one id per row.
+        position: position of the compared logits; negative: counted from the end.
 
     Raises:
         UserError: when called, if a position or id is out of range, or the number of ids is neither 1 nor the number of
@@ -48,7 +48,7 @@ class LogitDifference:
             object.__setattr__(self, name, tuple(ids.reshape(-1).tolist()) if ids.ndim else ids.item())
 
     def __call__(self, logits_BTV: jax.Array) -> jax.Array:
-        """Compute the difference of two logits."""
+        """Compute the mean difference of the two logits."""
         B, T, V = logits_BTV.shape
         logits_BV = logits_BTV[:, as_int("position", self.position, -T, T - 1)]
 
@@ -100,7 +100,7 @@ def ablate_heads(lm: LM, ids: Any, metric: Metric, replacement: Literal["zero", 
 
 
 class Patching(NamedTuple):
-    """The effect of patching single activations of a clean run into a corrupted run.
+    """The effect of patching single activations of a clean prompt into a corrupted prompt.
 
     Attributes:
         clean: the metric of the clean prompt.
@@ -122,13 +122,13 @@ def patch(
     site: str = "resid.pre",
     over: Literal["positions", "heads"] = "positions",
 ) -> Patching:
-    """Run a corrupted prompt with one activation of a clean prompt, by layer and position or head.
+    """Compute a metric of a corrupted prompt with one clean activation, by layer and position or head.
 
     Args:
         clean: a text, or ids `[B, T]`.
         corrupted: a text or ids with the same shape.
         metric: a function of the logits `[B, T, V]` that returns a scalar, such as `LogitDifference(right, wrong)`.
-        site: the activation of each layer: resid.pre, resid.mid, attn.out, mlp.out, attn.head_out, attn.q, ...
+        site: name of the activation to patch in each layer: resid.pre, resid.mid, attn.out, mlp.out, attn.head_out, attn.q, ...
         over: patch one position at a time, or, for activations of heads, one head at all positions.
 
     Raises:
@@ -141,7 +141,7 @@ def patch(
     if clean_BT.shape != corrupted_BT.shape:
         raise UserError(
             f"the clean ids have shape {list(clean_BT.shape)} and the corrupted ids {list(corrupted_BT.shape)}: patching "
-            f"needs prompts of the same number of tokens"
+            f"needs equal numbers of rows and of tokens"
         )
     if over not in ("positions", "heads"):
         raise UserError(f"over must be positions or heads: {short_repr(over)}")
@@ -164,12 +164,12 @@ def _sweep(
     axis: int,
     metric: Metric,
 ) -> tuple[jax.Array, jax.Array]:
-    """Compute a metric, and the metric with each slice of each activation replaced by `values`.
+    """Compute a metric, and the metric with each slice of each activation in turn replaced with the slice of `values`.
 
-    A slice has one index of `axis`.
+    A slice contains all elements at one index of `axis`.
 
     Returns:
-        A scalar, and `[len(names), n]`, n the size of the axis.
+        The metric without edits, and the metrics of the edited models, `[len(names), n]` for an axis of size n.
     """
     n = values[0].shape[axis]
 

@@ -70,8 +70,8 @@ def _lens(config: Config, params: Any, tokens_BT: jax.Array, k: int, only: OnlyI
         probability_BTk = jnp.take_along_axis(jax.nn.softmax(logits_BTV), ids_BTk, -1)
         return answer_BT, (ids_BTk, probability_BTk, (logits_BTV > answer_BT1).sum(-1))
 
-    # Read the output of the last block first, with the same program: in bfloat16, a different program may return a
-    # different answer.
+    # Read the last block's output first, with the same compiled program as the other layers: in bfloat16, a different
+    # program may return a different answer.
     none_BT = jnp.full(tokens_BT.shape, -1, jnp.int32)
     stream = jnp.stack([out.taps[name] for name in names])
     answer_BT, (ids, probabilities, rank) = jax.lax.scan(read, none_BT, stream, reverse=True)
@@ -87,7 +87,7 @@ class Attribution(NamedTuple):
         position: direct contribution of the position embedding, `[B]`; 0 without position embeddings.
         heads: direct contribution of each head, `[L, B, N]`.
         mlps: direct contribution of each MLP, `[L, B]`; 0 without MLPs.
-        bias: contribution of the biases of attention, norms and head, `[B]`.
+        bias: contribution of the biases of attention outputs, norms and head, `[B]`.
     """
 
     logit: jax.Array
@@ -105,17 +105,17 @@ class Attribution(NamedTuple):
 def attribution(lm: LM, ids: Any, answer: int | Sequence[int] | None = None, position: int = -1) -> Attribution:
     """Compute the direct contribution of heads and MLPs to a logit, with fixed scales of all norms.
 
-    With fixed scales and without the responses of later layers, the logit is an affine function of the outputs of embeddings,
-    heads and MLPs. A part's contribution is its value times the gradient; the bias is the logit if all parts are zero. For the
-    difference of two logits, subtract two attributions. Source: Elhage et al. 2021.
+    With fixed scales (normalizing factors, not gains) and without the responses of later layers, the logit is an affine
+    function of the outputs of embeddings, heads and MLPs. A part's contribution is its value times the gradient; the bias is
+    the logit if all parts are zero. For the difference of two logits, subtract two attributions. Source: Elhage et al. 2021.
 
     Args:
         ids: a text, or ids `[B, T]`.
-        answer: the id with the logit to explain, or one id per row; None: the most probable id.
+        answer: the id of the attributed logit, or one id per row; None: the most probable id.
         position: the position of the logit.
 
     Raises:
-        UserError: as in `run`, or if an answer is outside the vocabulary, or the position outside the text.
+        UserError: as in `run`, or if an answer or the position is out of range, or the number of answers is wrong.
     """
     tokens_BT = as_tokens(lm, ids)
     B, T = tokens_BT.shape

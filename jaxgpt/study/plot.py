@@ -1,7 +1,7 @@
 """Draw arrays as figures: attention, logit lens, patching, and the losses of runs.
 
-Each function takes arrays and returns a matplotlib `Figure`, which needs no display: `figure.savefig("a.png")` or `"a.svg"`.
-The first call imports matplotlib.
+`attention`, `lens`, `patching` and `losses` return a matplotlib `Figure`, which needs no display: `figure.savefig("a.png")`
+or `"a.svg"`. The first call imports matplotlib.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ STYLE: dict[Any, Any] = {
 }
 GRAY = "#6b7280"
 LABEL = 0.045  # height of a label, relative to the axes
-TICK = 0.17  # width of an axis label in inches
-LARGEST = 48.0, 18.0  # maximum size of a figure in inches
+TICK = 0.17  # minimum distance of tick labels in inches
+LARGEST = 48.0, 18.0  # maximum width and height of a matrix figure in inches
 RUNS = "#3069b3 #d07a2d #3c8c5f #9a4f9e #8a6d3b #c04a4a #4aa3a8 #6b7280".split()
 TOKEN_CHARACTERS = 14
 TRAINING: dict[str, Any] = {"linewidth": 1, "alpha": 0.4}  # style of training losses next to validation losses
@@ -51,7 +51,7 @@ UNITS = ((3600, "hours"), (60, "minutes"), (1, "seconds"))
 
 @contextmanager
 def _style() -> Iterator[None]:
-    """Draw with `STYLE`, regardless of the user's settings of matplotlib."""
+    """Draw with `STYLE`, regardless of the user's matplotlib settings."""
     import matplotlib
 
     with matplotlib.rc_context(STYLE):
@@ -95,9 +95,9 @@ def lens(
     """Draw a logit lens: the prediction of each layer after each token, the first layer at the top.
 
     Args:
-        probabilities: probability of the prediction, `[L, T]`.
+        probabilities: probability of the prediction, `[L + 1, T]`.
         tokens: the text of each token, `[T]`.
-        words: the token predicted by each layer at each position, `[L][T]`, to write into the cells.
+        words: the token predicted by each layer at each position, `[L + 1][T]`, to write into the cells.
     """
     numbers, names = np.asarray(probabilities, np.float64), ("token", "layer", "probability")
     figure = _cells(numbers, tokens, None, names, title, width=0.85 if words else 0.4)
@@ -115,9 +115,9 @@ def patching(
     """Draw the effect of patching at each layer and position: negative in blue, positive in red.
 
     Args:
-        effect: a number for each layer and position, `[L, T]`.
+        effect: effect of patching each layer and position, `[L, T]`.
         tokens: the text of each token, `[T]`.
-        label: meaning of the numbers.
+        label: label of the color bar.
     """
     numbers = np.asarray(effect, np.float64)
     most = float(np.nanmax(np.abs(numbers), initial=0.0)) or 1.0
@@ -164,7 +164,7 @@ def losses(
             look, place = looks[name], partial(_place, runs[name], kind, divide if kind == "seconds" else 1)
             axes.plot(place(train[0]), train[1], **look, **(TRAINING if val.size else {"linewidth": 1}))
             axes.plot(place(val[0]), val[1], **look, **VALIDATION)
-            # The settings that changed when the run was resumed, by step.
+            # Mark the steps at which a resumed run changed settings.
             changed = {line["step"]: line["changed"] for line in runs[name] if line.get("changed")}
             for step, settings in changed.items():
                 text = ", ".join(f"{setting.rpartition('.')[2]} {new}" for setting, (_, new) in settings.items())
@@ -200,7 +200,7 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def drawable(text: str) -> str:
-    """Make white space visible, escape unprintable characters, and replace missing glyphs with boxes."""
+    """Make line breaks and tabs visible, escape unprintable characters, and replace missing glyphs with boxes."""
     from matplotlib import get_data_path
     from matplotlib.font_manager import get_font
 
@@ -222,7 +222,7 @@ def draw_baselines(axes: Axes, losses: Mapping[str, float], labels: bool = True)
     low, high = axes.get_ylim()
     height = -math.inf
     for name, loss in sorted(losses.items(), key=lambda item: item[1]) if labels else ():
-        height = max(loss, height + LABEL * (high - low))  # move the label up if it would overlap the previous label
+        height = max(loss, height + LABEL * (high - low))  # at least one label height above the previous label
         axes.annotate(
             drawable(f"{name} {loss:.2f}"), (1, height), xycoords=("axes fraction", "data"), xytext=(4, 0),
             textcoords="offset points", va="center", fontsize=8, color=GRAY, annotation_clip=False,
@@ -242,7 +242,7 @@ def _column(lines: Sequence[Mapping[str, Any]], field: str) -> np.ndarray:
 
 
 def _place(lines: Sequence[Mapping[str, Any]], kind: str, unit: float, steps: Any) -> Any:
-    """Return the positions of step counts on an axis. The line of step s is recorded after s + 1 steps."""
+    """Return the positions of step counts on an axis. The training line of step s is recorded after s + 1 steps."""
     if kind == "step":
         return steps
     step, values = _column(lines, AXES[kind])
@@ -258,9 +258,9 @@ def _cells(
     width: float = 0.3,
     limits: tuple[float, float] = (0.0, 1.0),
 ) -> Figure:
-    """Draw a matrix, the first row at the top, in cells of a width in inches.
+    """Draw a matrix as a heatmap, the first row at the top, with cells `width` inches wide.
 
-    columns, rows: labels; None: indices. names: labels of the horizontal axis, the vertical axis and the color bar.
+    columns, rows: labels; rows None: indices. names: labels of the horizontal axis, the vertical axis and the color bar.
     """
     rows = [str(i) for i in range(len(values))] if rows is None else rows
     if values.shape != (len(rows), len(columns)):

@@ -70,27 +70,26 @@ def run(lm: LM, ids: Any, taps: Sequence[str] = (), edits: Mapping[str, Edit] | 
     the identity of the edits: define each edit once, or call `run` in a jitted function of the values that change.
 
     Args:
-        lm: the model. Quantized weights are converted to float32 arrays of the same values, and stacked weights are
-            unstacked.
+        lm: the model. Quantized weights are dequantized to float32, and stacked weights are unstacked.
         ids: a text, or token ids as an integer array `[B, T]` or nested lists.
         taps: names of activations to return, as `names(lm)` lists them; `*` matches any part of a name: `h.*.attn.pattern`.
         edits: dict of functions, keyed by activation name, which may also contain `*`.
 
     Raises:
-        UserError: if a name matches no activation, an edit changes a shape or dtype, or the ids are outside the
-            vocabulary or longer than the context length.
+        UserError: if a name matches no activation, an edit changes a shape or dtype, or the ids are not integers
+            `[B, T]`, are outside the vocabulary, or exceed the context length.
     """
     taps = (taps,) if isinstance(taps, str) else tuple(taps)
     return on_tokens(_forward, lm, ids, taps, tuple((edits or {}).items()))
 
 
 class Captured(NamedTuple):
-    """Logits and activations of one forward pass, named as in transformers.
+    """Logits, hidden states and attention maps of one forward pass, as in transformers.
 
     Attributes:
         logits: `[B, T, V]`.
         hidden: L + 1 arrays `[B, T, D]`: the input of the first block, then the output of each block, the last after the
-            final norm, if any. The same as transformers' `output_hidden_states`.
+            final norm, if any. Matches transformers' `hidden_states`.
         attentions: L arrays `[B, N, T, T]`, float32: rows sum to 1 and are 0 above the diagonal.
     """
 
@@ -129,7 +128,7 @@ class Generated(NamedTuple):
 
     Attributes:
         ids: the ids of the prompt and of the generated text.
-        generation: as `jaxgpt.generate` returns it.
+        generation: text, ids and finish reason of the generated part, as from `jaxgpt.generate`.
         logits: `[1, T, V]`, at each of the ids; the last id is omitted if it exceeds the context length.
         taps: dict of the requested activations, keyed by name, at the same ids.
     """
@@ -191,8 +190,8 @@ def on_tokens(compute: Callable[..., Result], lm: LM, ids: Any, *args: Any) -> R
 
 
 def forward(config: Config, params: Any, tokens_BT: jax.Array, taps: Taps = (), edits: Edits = ()) -> ForwardPass:
-    """Run the model with an observer: `run` without its checks and without jit."""
-    # Dequantized, because an int8 product rounds its input, so gradients would be wrong.
+    """Run the model with an observer: `run` without the checks of ids, the mesh and jit."""
+    # Dequantize, because int8 products round their inputs, and gradients would be wrong.
     params = dequantize(unstack_layers(params, config.model.n_layer) if STACKED in params else params)
     observer = Observer(edits, taps)
     ops = Ops(jnp.dtype(config.train.compute_dtype), edit=observer if edits or taps else None)
@@ -221,7 +220,7 @@ class Observer:
 
     def __call__(self, path: str, x: jax.Array) -> jax.Array:
         """Apply the matching edits to an activation, and record it if it is tapped."""
-        # `h.3.attn.q` for q in h_3/attn, `resid.pre.3` for resid.pre in h_3
+        # Name q in h_3/attn `h.3.attn.q`, and resid.pre in h_3 `resid.pre.3`.
         name = re.sub(r"^h_(\d+)\.", r"h.\1.", path.replace("/", "."))
         name = re.sub(r"^h\.(\d+)\.(resid\.\w+)$", r"\2.\1", name)
         self.seen.append(name)
@@ -248,7 +247,7 @@ class Observer:
 def as_tokens(lm: LM, ids: Any) -> jax.Array:
     """Convert a text or ids to an int32 array `[B, T]`.
 
-    Raises `UserError` if ids have a different shape, are outside the vocabulary, or are longer than the context.
+    Raises `UserError` if ids are not integers `[B, T]`, are outside the vocabulary, or exceed the context length.
     """
     check_lm(lm)
     model = lm.config.model

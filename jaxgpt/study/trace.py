@@ -16,7 +16,7 @@ from jaxgpt.plan.hlo import COLLECTIVES, Computation, Instruction, read_computat
 
 WORK = {
     "products": "matrix products with weights: projections, MLP, head",
-    "attention": "scores, softmax, mixing",
+    "attention": "norms and RoPE of queries and keys, scores, softmax, mixing",
     "elementwise": "norms, activations, residuals, embeddings, loss, copies",
     "optimizer": "gradient norm, update, EMA",
     "communication": "collectives, including waiting for the slowest device",
@@ -24,10 +24,10 @@ WORK = {
 
 
 def instruction_kinds(program: str) -> dict[str, str]:
-    """Classify every instruction of a compiled training step (`compiled.as_text()`) as one of `WORK`.
+    """Classify the instructions of a compiled training step (`compiled.as_text()`) by the kinds of `WORK`.
 
-    A fusion has the kind of its matrix product, otherwise of its first instruction with a source path. Paths of
-    the differentiated part contain `jvp`; everything else is the optimizer.
+    A fusion has the kind of its matrix product; without a product, the kind of its own source path or of its first instruction
+    with a path. Paths of the differentiated part contain `jvp`; other paths count as optimizer.
     """
     computations, _ = read_computations(program)
     kinds = {}
@@ -35,7 +35,7 @@ def instruction_kinds(program: str) -> dict[str, str]:
         work = {name: _path_and_product(instruction, computations) for name, instruction in body.items()}
         with_path = {name for name, (path, _) in work.items() if path}
         for name, (path, product) in work.items():
-            # The loop over the steps of a call has no kind: its time outside its instructions is overhead.
+            # Loops over steps and microbatches have no kind: their time outside their instructions counts as idle.
             if body[name].opcode == "while" and "jvp(" not in path:
                 continue
             # The CPU compiler splits the products of attention and drops their source paths: use the paths of neighbors.
@@ -45,7 +45,7 @@ def instruction_kinds(program: str) -> dict[str, str]:
 
 
 def record_trace(work: Callable[[], Any], directory: str = "") -> jax.profiler.ProfileData:
-    """Profile `work`, which must block until its devices are done; keep the trace if requested."""
+    """Profile `work`, which must block until its devices are done; keep the trace if `directory` is given."""
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0
     with tempfile.TemporaryDirectory() as temporary:
@@ -79,8 +79,8 @@ def device_time(profile: jax.profiler.ProfileData, kind_of: Mapping[str, str], d
 
 
 def own_times(events: Iterable[tuple[float, float, str]]) -> Iterator[tuple[str, float]]:
-    """Yield (name, own time) of each event (start, end, name) of a thread; nested events are subtracted."""
-    open_events: list[list[Any]] = []  # stack of [end, name, own time]
+    """Yield (name, self time) of each event (start, end, name) of a thread; self time excludes nested events."""
+    open_events: list[list[Any]] = []  # stack of [end, name, self time]
     for start, end, name in sorted(events, key=lambda event: (event[0], -event[1])):
         while open_events and open_events[-1][0] <= start:
             yield (done := open_events.pop())[1], done[2]
@@ -103,7 +103,7 @@ def _lines(profile: jax.profiler.ProfileData) -> Iterator[Any]:
 def _instruction(event: Any, kind_of: Mapping[str, str]) -> str:
     """Return the name of an event's instruction; "" for other events.
 
-    For GPU kernels, a statistic contains the name.
+    For GPU kernels, the statistic `hlo_op` contains the name.
     """
     name = event.name.split(" = ")[0].lstrip("%")
     if name in kind_of:
@@ -114,7 +114,7 @@ def _instruction(event: Any, kind_of: Mapping[str, str]) -> str:
 def _path_and_product(instruction: Instruction, computations: Mapping[str, Computation]) -> tuple[str, bool]:
     """Return the source path of an instruction, and whether it is a product.
 
-    A fusion has the path of its first product, otherwise of its first instruction with a path.
+    A fusion has its first product's path; without a product, its own path or the path of its first instruction with a path.
     """
     called = instruction.called if instruction.opcode in ("fusion", "call") else []
     fused = [instruction, *(each for name in called for each in computations.get(name, {}).values())]

@@ -20,7 +20,7 @@ def clip_by_global_norm(highest: jax.typing.ArrayLike) -> optax.GradientTransfor
     """Scale gradients by `min(1, highest / norm)`, as `optax.clip_by_global_norm` does."""
 
     def clip(grads: Any, _: Any) -> Any:
-        # The compiler fuses a multiplication with the next operation; a division would write the gradients to memory first.
+        # Some compilers fuse a product with the next operations; a division would write the gradients to memory first.
         factor = jnp.minimum(1.0, highest / jnp.sqrt(squared_norms(grads).sum()))
         return jax.tree.map(lambda g: g * factor.astype(g.dtype), grads)
 

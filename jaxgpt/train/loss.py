@@ -28,7 +28,7 @@ class RowSums(NamedTuple):
     others: Mapping[str, jax.Array] = {}
 
 
-# (params, batch, dropout key or None) -> RowSums. A batch is any tree of arrays with the same first axis.
+# (params, batch, dropout key or None) -> RowSums. A batch is any tree of arrays with rows as their first axis.
 Objective = Callable[[Any, Any, jax.Array | None], RowSums]
 
 
@@ -62,8 +62,8 @@ def split_windows(windows: jax.Array) -> tuple[jax.Array, jax.Array, Positions |
 
     Args:
         windows: `[B, T + 1]`: T inputs and, shifted by one, T targets; or `[B, T, 3]`: input, target and document id of each
-            position. A negative target is not counted. A negative input is replaced with id 0: in the first form,
-            targets are also inputs.
+            position. A negative target is not counted. A negative input is replaced with id 0: it is padding,
+            or in `[B, T + 1]`, the negative target of the previous position.
     """
     if windows.ndim == 2:
         return jnp.maximum(windows[:, :-1], 0), windows[:, 1:], None

@@ -1,4 +1,4 @@
-"""Learning-rate schedules, weight decay masks, and optimizers by name, from optax."""
+"""Learning-rate schedules, weight decay masks, and optimizers by name, built with optax."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from jaxgpt.train.muon import muon
 
 
 class Rates(NamedTuple):
-    """The rates of a schedule; `range` is computed in float64, and rounded to float32 in the step.
+    """The rates of a schedule; `range` is computed in float64 before it is rounded to float32.
 
     Attributes:
-        peak: highest rate.
-        low: lowest rate.
+        peak: rate after warm-up.
+        low: rate after decay.
         range: `peak - low`.
     """
 
@@ -32,7 +32,7 @@ class Rates(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """Values of `config.optim` that are arguments of the step: new values need no recompilation.
+    """Hyperparameters in `config.optim` that are arguments of the step: new values need no recompilation.
 
     Betas and epsilons are constants of the program: as float32 arguments, their rounding would change `1 - beta` and
     every moment.
@@ -65,16 +65,16 @@ def schedule(config: Config, rates: Rates | None = None) -> optax.Schedule:
     """Make the learning-rate schedule that `config.optim` describes.
 
     Warm-up: `peak (step + 1) / (warmup + 1)` before step `warmup`. Then, with p from 0 to 1 between `warmup` and
-    `decay_steps`:
+    `decay_steps` (0: `train.steps`):
     cosine `low + (peak - low) (1 + cos(pi p)) / 2`; linear `peak - (peak - low) p`; wsd: `peak`, falling linearly to
-    `low` over the last `cooldown_steps`; constant `peak`.
+    `low` over the `cooldown_steps` before `decay_steps` (0: a fifth of `decay_steps`); constant `peak`.
 
     Args:
         config: settings of the run; reads `optim`, and `train.steps` if `optim.decay_steps` is 0.
         rates: learning rates, which may be traced; None: `optim.learning_rate` and `optim.min_lr`.
 
     Returns:
-        A function from the step (int or int32 array) to the rate, a float32 scalar.
+        A function from steps (int or int32 array) to rates, float32 of the same shape.
     """
     o, (peak, low, span) = config.optim, rates or numbers_of(config.optim).rate
     warmup, end = o.warmup_steps, config.decay_steps
@@ -98,7 +98,7 @@ def schedule(config: Config, rates: Rates | None = None) -> optax.Schedule:
 
 
 def decay_mask(params: Any, model: ModelConfig) -> Any:
-    """Mark the weights that decay: matrices, tables and adapters, but not the scales and biases."""
+    """Mark the weights that decay: matrices, tables and adapters, but not gains and biases."""
     return map_weights(lambda weight, leaf: weight.kind != "vector" if weight else leaf.ndim > 1, params, model)
 
 
@@ -108,7 +108,7 @@ def groups(params: Any, model: ModelConfig) -> Any:
 
 
 def make_optimizer(config: Config, numbers: Numbers | None = None) -> optax.GradientTransformation:
-    """Make the optimizer of `config.optim`: clip by the global norm (0: off), then update with optax.
+    """Make the optimizer of `config.optim`: clip by the global norm (`grad_clip`; 0: off), then update with optax.
 
     With learning rate `r` (`schedule`), decoupled weight decay `d` (for `decay_mask`'s weights, otherwise 0) and
     gradient `g`:
@@ -117,15 +117,15 @@ def make_optimizer(config: Config, numbers: Numbers | None = None) -> optax.Grad
     - muon: `train/muon.py` for the matrices of the blocks (`groups`), AdamW for all others (Jordan et al. 2024).
     - lion: `w <- w - r (sign(beta1 m + (1 - beta1) g) + d w)`, `m <- beta2 m + (1 - beta2) g` (Chen et al. 2023).
     - sgd: `w <- w - r (m + d w)`, `m <- beta1 m + g` (Sutskever et al. 2013).
-    - adafactor: `w <- w - r (max(rms(w), 1e-3) clip(g / sqrt(v)) + d w)`, `v` factored into row and column means where two
-      axes are at least 128 long, `beta2 = 1 - t^-0.8`, no momentum (Shazeer & Stern 2018).
+    - adafactor: `w <- w - r (max(rms(w), 1e-3) u / max(rms(u), 1) + d w)`, `u = g / sqrt(v)`, `v` factored into row and column
+      means where two axes are at least 128 long, `beta2 = 1 - t^-0.8` at update t, no momentum (Shazeer & Stern 2018).
 
-    `optim.momentum_dtype` is the dtype of `m`. Second moments are always float32: they change by a fraction `1 - beta2` per
-    step, which bfloat16, with a resolution of 1/256, can round away.
+    `optim.momentum_dtype` is the dtype of `m`. Second moments are always float32: a step adds
+    `(1 - beta2) (g^2 - v)`, which bfloat16, with relative rounding errors of up to 1/256, can round away.
 
     Args:
-        config: settings of the run; reads `optim`, and `train.steps` for the schedule.
-        numbers: numbers to use instead of the values in `config.optim`; may be traced.
+        config: settings of the run; reads `optim`, `model` (kinds of weights), and `train.steps` for the schedule.
+        numbers: hyperparameters to use instead of the values in `config.optim`; may be traced.
     """
     numbers = numbers or numbers_of(config.optim)
     o, decay = config.optim, numbers.weight_decay

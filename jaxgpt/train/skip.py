@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-HORIZON = 50  # number of steps in the running means; the first 50 finite steps never count as spikes
+HORIZON = 50  # number of finite steps that the running means average; the first 50 never count as spikes
 
 
 class SkipStatistics(NamedTuple):
@@ -17,7 +17,7 @@ class SkipStatistics(NamedTuple):
         in_a_row: int32, updates skipped since the last applied update.
         total: int32, updates skipped.
         seen: int32, updates with a finite loss and gradient, applied or skipped.
-        loss: running mean, in nats per token.
+        loss: running mean of the loss.
         grad_norm: running mean of the global norm.
     """
 
@@ -29,7 +29,7 @@ class SkipStatistics(NamedTuple):
 
 
 def init_statistics() -> SkipStatistics:
-    """Return the statistics before the first step."""
+    """Return the initial statistics."""
     # One array per field, because donated buffers must not alias.
     counts, means = (jnp.zeros((), jnp.int32) for _ in range(3)), (jnp.zeros((), jnp.float32) for _ in range(2))
     return SkipStatistics(*counts, *means)
@@ -43,13 +43,13 @@ def should_apply(
     Unlike with `optax.apply_if_finite`, bad updates are never applied, regardless of how many are skipped in a row.
 
     The means follow `m <- m + (min(x, spike_factor m) - m) / min(n, HORIZON)` at finite update n, with x instead of the
-    minimum if `n <= HORIZON` or `spike_factor` is 0. A spike moves the means little; a lasting level is eventually accepted.
+    minimum if `n <= HORIZON` or `spike_factor` is 0. A spike moves the means little; a lasting increase is eventually accepted.
 
     Args:
         statistics: statistics of the previous steps.
-        loss: loss of the batch.
+        loss: mean loss of the batch; must be positive for a `spike_factor` above 0.
         grad_norm: global norm of the gradient.
-        spike_factor: largest accepted ratio to the running means; 0: skip only non-finite updates.
+        spike_factor: maximum ratio to each running mean after `HORIZON` finite updates; 0: skip only non-finite updates.
 
     Returns:
         A boolean scalar, and the new statistics.

@@ -15,7 +15,7 @@ from jaxgpt.train.clip import squared_norms
 from jaxgpt.train.loss import Objective, RowSums
 from jaxgpt.train.skip import SkipStatistics, init_statistics, should_apply
 
-# Transforms (params, batch) -> sums over rows into a function that also adds the sums over devices
+# Transforms a function (params, batch) -> sums over rows into a function that also all-reduces the sums over devices.
 OverDevices = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
@@ -45,7 +45,7 @@ class TrainState(NamedTuple):
 def init_state(
     params: Any, optimizer: optax.GradientTransformation, ema: bool = False, skip: bool = False
 ) -> TrainState:
-    """Make the state before the first step.
+    """Make the initial state.
 
     Args:
         params: trained parameters (weights or adapters), float32.
@@ -70,8 +70,8 @@ def gradients(
 ) -> tuple[dict[str, jax.Array], Any]:
     """Compute the mean loss, the means of the objective's other sums, and the loss gradient.
 
-    Sums are added over microbatches and devices and divided once by the count, so without dropout, the number of
-    microbatches or devices changes the result only by rounding.
+    Sums are added over microbatches and devices, and divided once by the count. Without dropout, the number of microbatches
+    or devices therefore changes the result only by rounding.
     """
     sums = partial(gradient_sums, key=key, objective=objective, accumulation=accumulation)
     grads, (loss, count, others) = (over_devices(sums) if over_devices else sums)(params, batch)
@@ -130,12 +130,12 @@ def train_step(
     has the structure, shapes and dtypes of `state`, which can therefore be donated (`donate_argnums=0`).
 
     Args:
-        state: returned by `init_state` with the same optimizer, or by this function.
+        state: current state, from `init_state` with the same optimizer or from the previous step.
         batch: argument of the objective: any tree of arrays with rows as their first axis.
         objective: `next_token_loss(...)`, or any `Objective`.
-        optimizer: any optax transformation. Its `update` receives the loss as `value`.
+        optimizer: an optax transformation. Its `update` receives one extra argument, the loss as `value`.
         dropout_seed: seed of the dropout masks, which are a function of (seed, step, microbatch); None: no dropout.
-        accumulation: number of microbatches; divides the number of rows. Without dropout, it changes results only by rounding.
+        accumulation: number of microbatches; must divide the rows. Without dropout, it changes results only by rounding.
         over_devices: transformation that all-reduces the sums and their gradient over devices; None: the compiler
             inserts the all-reduce.
         ema_decay: `ema <- ema_decay ema + (1 - ema_decay) params`; 0: the state has no EMA.

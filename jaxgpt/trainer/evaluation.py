@@ -16,7 +16,7 @@ from jaxgpt.parallel.mesh import batch_ways, put
 from jaxgpt.trainer.prefetch import prefetched
 from jaxgpt.trainer.program import Program
 
-AHEAD = 2  # batches dispatched before blocking on the oldest
+AHEAD = 2  # batches dispatched after a batch before blocking on it
 
 
 class Evaluation(NamedTuple):
@@ -28,7 +28,7 @@ class Evaluation(NamedTuple):
         windows: number of windows.
         tokens: number of predicted tokens, each counted once.
         ranking: mean loss over the windows common to all evaluations of a run, for comparing its checkpoints.
-        deviations: `(loss_sum - loss * count) / mean(count)`, `[windows]`; `stderr` is the error of their mean.
+        deviations: `(loss_sum - loss * count) / mean(count)`, `[windows]`; `stderr` is the standard error of their mean.
         seconds: duration.
     """
 
@@ -62,7 +62,7 @@ def evaluate(
         program: the compiled functions.
         params: trained parameters or their EMA, on their devices.
         tokens: the split.
-        interrupted: called before each batch; if it returns True (in all processes alike), the result is None.
+        interrupted: called before each batch, with equal results in all processes; True: stop and return None.
         all_windows: evaluate all windows instead of `train.eval_windows`.
         progress: called with the number of evaluated windows and the total.
 
@@ -90,7 +90,7 @@ def evaluate(
             if interrupted():
                 return None
             sums.append(program.eval(params, rows))
-            if len(sums) > AHEAD:  # bounds the number of queued batches
+            if len(sums) > AHEAD:  # limit on the number of queued batches
                 jax.block_until_ready(sums[-AHEAD - 1])
                 progress((len(sums) - AHEAD) * batch_size, len(windows))
     losses, counts = (np.concatenate(each)[: len(windows)] for each in zip(*jax.device_get(sums), strict=True))
@@ -105,10 +105,10 @@ def evenly_spaced(n: int, count: int) -> np.ndarray:
 
 
 def summarize(sums: np.ndarray, counts: np.ndarray, shared: np.ndarray | slice = slice(None)) -> Evaluation:
-    """Compute the mean over all tokens, `loss`, and its standard error.
+    """Compute the mean loss over all tokens, and its standard error.
 
     `stderr = std(sums - loss counts) / mean(counts) / sqrt(windows)`; for equal counts, `std(window means) / sqrt(windows)`.
-    `sums` and `counts` are the loss and the tokens of each window, and `shared` the windows for `ranking`.
+    `sums` and `counts` are the summed loss and the number of tokens of each window, and `shared` the indices for `ranking`.
 
     Raises:
         UserError: if no token of the shared windows is counted.

@@ -1,4 +1,4 @@
-"""Failures of a run in one line: divergence, full memory or disk, compiler errors."""
+"""Failures: explain divergence, exhausted memory, I/O and compiler errors in one line."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def explain_failure(program: Program, error: jax.errors.JaxRuntimeError) -> str:
 def first_non_finite(model: ModelConfig, params: Any, squared_norms: Sequence[float] | np.ndarray) -> str:
     """Describe the first non-finite gradient of the backward pass; return "" if all are finite.
 
-    The description has the path of this gradient and the number of non-finite gradients. If no gradient is finite, as when the
-    loss is NaN, it has neither.
+    It contains this gradient's path and the number of non-finite gradients, unless no gradient is finite, as when the loss
+    is NaN.
 
     Args:
         model: the architecture.
@@ -91,7 +91,7 @@ def first_non_finite(model: ModelConfig, params: Any, squared_norms: Sequence[fl
     places = {LEAF.sub("", path): place for place, path in enumerate(weights(model))}
 
     def place(path: str) -> tuple[int, str]:
-        """Return a sort key: module position in the forward pass (stacked layers: the first), path."""
+        """Return a sort key: position of the module in the forward pass (stacked: first layer), and path."""
         return places.get(LEAF.sub("", re.sub(r"^h/", "h_0/", path)), len(places)), path
 
     return f"first in the backward pass in the gradient of {max(bad, key=place)} ({len(bad)} of {len(paths)} gradients)"

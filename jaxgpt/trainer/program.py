@@ -57,7 +57,7 @@ class Several(NamedTuple):
 class Program(States):
     """Training and evaluation of a config on a mesh, compiled at the first call.
 
-    Frozen weights and the numbers of the optimizer are arguments of the compiled functions: new values need no compilation.
+    Frozen weights and optimizer hyperparameters are arguments of the compiled functions: new values need no recompilation.
 
     Attributes:
         objective: objective of training and evaluation, as in `build`.
@@ -71,7 +71,7 @@ class Program(States):
 
     @property
     def microbatches(self) -> Microbatches:
-        """The microbatches of a step."""
+        """Number of microbatches of a step, and rows per microbatch."""
         return microbatches(self.config.train, batch_ways(self.mesh))
 
     def batch(self, steps: int = 1) -> Any:
@@ -169,12 +169,12 @@ class Program(States):
 
     @property
     def numbers(self) -> Numbers:
-        """The numbers of the optimizer, such as the learning rate."""
+        """The optimizer hyperparameters that are arguments of the step, such as the learning rate."""
         return jax.tree.map(np.float32, numbers_of(self.config.optim))
 
     @cached_property
     def _numbers(self) -> Numbers:
-        """The numbers of the optimizer, on every device."""
+        """`numbers`, replicated over the devices."""
         return jax.jit(lambda numbers: numbers, out_shardings=replicated(self.mesh))(self.numbers)
 
     @cached_property
@@ -205,7 +205,7 @@ class Program(States):
         return use_mesh(self.mesh, self.config.model, self.rules)
 
     def _sums_by_device(self) -> bool:
-        """Return whether to use `over_data`: several data-parallel CPU devices, no dropout."""
+        """Return whether to use `over_data`: several CPU devices with replicated weights, and no dropout."""
         mesh = self.mesh
         if isinstance(mesh, AbstractMesh) or mesh.devices.flat[0].platform != "cpu" or self.config.model.dropout:
             return False
@@ -239,19 +239,19 @@ def build(
     """Build the program of a config on the available devices.
 
     Args:
-        config: settings of the run; the vocabulary is known.
+        config: settings of the run, with `model.vocab_size` set.
         optimizer: optax transformation to use instead of `config.optim`, which then sets only `ema_decay` and the skipping
-            of updates. The metrics have no `lr`. With `train.scan_layers`, the optimizer receives one array
+            of updates. The metrics then have no `lr`. With `train.scan_layers`, the optimizer receives one array
             for each weight of a block, stacked over the layers.
         rules: changes to the sharding table (`jaxgpt.parallel.mesh.RULES`), from logical axis to mesh axes: `{"length":
-            ("tensor",)}` splits the activations between blocks along the sequence. Losses match a single device.
+            ("tensor",)}` shards the activations between blocks along the sequence. Losses match a single device up to rounding.
         base: with `lora.rank`, the weights per layer that the adapters change; None: random weights.
         model: module to train instead of `GPT(config.model, ...)`, with weights of the same names.
         objective: objective to use instead of `next_token_loss`.
         ops: operations to use instead of `jaxgpt.kernels.best(config, mesh)`.
 
     Raises:
-        UserError: if a rule has an unknown axis, or splits an array twice along one mesh axis; or if the mesh or a
+        UserError: if a rule has an unknown axis, or shards an array twice over the same mesh axis; or if the mesh or a
             setting does not fit the devices, the batch or the model.
     """
     sizes, note = resolve(config, jax.device_count(), process_count(), jax.default_backend() == "tpu")
@@ -267,7 +267,7 @@ def build(
     table = change_rules(rules or {})
     program = Program(config, mesh, optimizer, model, table, objective=objective, ops=ops, note=note)
     if rules:
-        _ = program.abstract_state, program.abstract_frozen  # validates the rules by applying them to every array
+        _ = program.abstract_state, program.abstract_frozen  # validation of the rules on every array
     if base is not None:
         program.put_base(base)
     return program

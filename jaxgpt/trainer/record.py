@@ -28,8 +28,8 @@ from jaxgpt.trainer.report import Report
 from jaxgpt.trainer.start import out_of_patience
 
 SAVE, STOP = 1, 2  # requests between two calls; the maximum over processes is used
-LAG = 2  # calls dispatched before blocking on the metrics of the oldest
-WINDOW = 10.0  # seconds over which the speed is measured; at least one call
+LAG = 2  # calls dispatched after a call before blocking on its metrics
+WINDOW = 10.0  # averaging window of the speed in seconds; minimum one call
 
 
 class Record:
@@ -39,7 +39,7 @@ class Record:
 
     Attributes:
         done: steps taken, including steps in flight.
-        evaluated: step of the last evaluation, including the evaluation of `last`; 0: no evaluation.
+        evaluated: step of the last evaluation since the start or resume, or of `last` if evaluated; 0: no evaluation.
         best: lowest validation loss (`Evaluation.ranking`) and its step; infinite before the first evaluation.
     """
 
@@ -78,7 +78,7 @@ class Record:
         train = self.config.train
         while len(self._in_flight) > leave:
             steps, arrays = self._in_flight.popleft()
-            per_step = metrics_of_steps(arrays, len(steps))  # blocks until the call has ended
+            per_step = metrics_of_steps(arrays, len(steps))  # blocking until the call has ended
             speed, left = self.speed.call_ended(steps.stop)
             for step, values in zip(steps, per_step, strict=True):
                 squared_norms = values.pop("grad_squares")
@@ -108,19 +108,19 @@ class Record:
     def save(self, state: Any, val_loss: float | None = None, *, temporary: bool = False) -> None:
         """Check the metrics of all steps so far, then write a checkpoint in the background.
 
-        If the checkpoint is already written, add the loss to it.
+        If the checkpoint is already written, add the validation loss to it.
         """
         self.read()
         best = {"best": self.best} if math.isfinite(self.best[0]) else {}
         info = Info(self.done, val_loss, self.tokens(self.done), temporary, self.about | best)
         if self._saved != self.done:
-            self.report.stage("saving a checkpoint")  # blocks on the previous checkpoint and a copy of the state
+            self.report.stage("saving a checkpoint")  # blocking on the previous checkpoint and a copy of the state
             self.saver.save(self.program.to_checkpoint(state), info)
             self.report.stage("")
             self._saved = self.done
             self._saved_at = time.perf_counter()
             self.poll.forget()
-        elif val_loss is not None:  # the run was stopped during this evaluation, and resumed
+        elif val_loss is not None:  # for example, the run was stopped during this evaluation, and resumed
             self.saver.save_info(info)
 
     @contextmanager
@@ -140,7 +140,7 @@ class Record:
             raise error
 
     def out_of_patience(self) -> bool:
-        """Return whether `train.patience` ends the run."""
+        """Return whether early stopping (`train.patience`) ends the run."""
         return out_of_patience(self.best, self.evaluated, self.config.train)
 
     def ask(self, stop: bool) -> int:
@@ -150,7 +150,7 @@ class Record:
         return self.poll.ask(STOP if stop else SAVE if due else 0)
 
     def tokens(self, done: int) -> int:
-        """Return the number of tokens trained on after `done` steps, even if a resume changed the batch size."""
+        """Return the number of tokens in the windows of `done` steps, even if a resume changed the batch size."""
         return self.first.tokens + (done - self.first.step) * self.speed.tokens_per_step
 
     def _check(self, step: int, metrics: dict[str, float], squared_norms: Any) -> None:

@@ -14,13 +14,13 @@ class Report(Protocol):
     """Receives the events of a run, in every process. A subclass overrides the events that it uses."""
 
     def started(self, program: Program, data: Data, run: Run, step: int) -> None:
-        """Called before the step is compiled, with the step at which training starts or resumes."""
+        """Called before the train step is compiled; training starts or resumes at `step`."""
 
     def stage(self, name: str, done: int = 0, total: int = 0) -> None:
-        """Called when work other than training steps starts ("evaluating") or advances; with "" when it ends."""
+        """Called when a stage such as "evaluating" starts or advances; `name` is "" when it ends."""
 
     def compiled(self, seconds: float) -> None:
-        """Called when the step is compiled and the state exists, with the elapsed seconds."""
+        """Called when the train step is compiled and the state exists, with the elapsed seconds."""
 
     def progress(self, metrics: dict[str, float]) -> None:
         """Called for every step, once its metrics have been read.

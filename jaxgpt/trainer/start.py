@@ -52,7 +52,7 @@ class Start(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """Weights that exist before training.
+    """Initial or frozen weights, and the tokenizer.
 
     Attributes:
         params: initial weights per layer; None: random weights, or the weights of the run's checkpoint.
@@ -70,7 +70,7 @@ class Weights(NamedTuple):
 
 
 def check(start: Start) -> None:
-    """Run all checks that do not need the data.
+    """Check the directory of the run before weights and data are read.
 
     Raises:
         UserError: if `out` holds a run (unless `overwrite`) or the weights to start from, or if the run to resume has no
@@ -108,7 +108,7 @@ def read_weights(start: Start) -> Weights:
 
 
 def completed(config: Config, data: Data, run: Run | None = None) -> Config:
-    """Set the vocabulary size; with `train.epochs`, also `train.steps`, including the steps of `run`."""
+    """Check the data; set the vocabulary size and, with `train.epochs`, the steps including the steps of `run`."""
     config, train = config.with_model(vocab_size=config.model.vocab_size or data.tokenizer.vocab_size), config.train
     data.check(config)
     if not train.epochs:
@@ -210,14 +210,14 @@ def why_finished(run: Run, config: Config) -> str:
 
 
 def prune_finished(run: Run) -> None:
-    """Delete the checkpoints that a finished run does not keep, left by a process killed at its end."""
+    """Delete checkpoints that a finished run does not keep: a kill at the end of the run leaves them."""
     if is_leader():
         with suppress(UserError), sole_writer(run.path):  # a different process may still write
             prune(run.checkpoints, max(checkpoints(run.checkpoints).items())[1].config().train)
 
 
 def out_of_patience(best: Sequence[float], evaluated: int, train: TrainConfig) -> bool:
-    """Return whether the last `train.patience` evaluations, up to `evaluated`, did not improve `best`."""
+    """Return whether the last `train.patience` evaluations, up to step `evaluated`, did not improve `best`."""
     return bool(train.patience) and evaluated - best[1] >= train.patience * train.eval_every
 
 

@@ -35,7 +35,7 @@ class Fresh(NamedTuple):
     Attributes:
         frozen: weights that adapters change; `()` if all weights are trained.
         trained: parameters to train: weights or adapters.
-        state: state before the first step, without boxes.
+        state: initial state, without boxes.
     """
 
     frozen: Any
@@ -53,11 +53,11 @@ class States:
     With `train.scan_layers`, the layers of both trees are stacked (`model/scan.py`); in checkpoints, they are separate.
 
     Attributes:
-        config: settings of the run; the vocabulary is known.
+        config: settings of the run, with `model.vocab_size` set.
         mesh: the devices; for estimates, which compile nothing, an `AbstractMesh`.
-        optimizer: as in `build`, like the next two attributes.
-        model: module to train.
-        rules: the sharding table.
+        optimizer: as in `build`.
+        model: as in `build`.
+        rules: the complete sharding table.
         base: the frozen weights that the adapters change, on their devices; None: random weights.
     """
 
@@ -123,13 +123,13 @@ class States:
         return self._compute(lambda trees: self.merged(*trees), (self.frozen, params), self.abstract_frozen)
 
     def init(self, params: Any = None) -> TrainState:
-        """Make the state before the first step from weights per layer; None: random weights."""
+        """Make the initial state from weights per layer; None: from random weights."""
         if params is None:
             return self._compute(lambda seed: self.fresh(seed).state, self.config.train.seed, self.abstract_state)
         return self._compute(lambda params: self._stacked(self._first_state(params)), params, self.abstract_state)
 
     def restore(self, directory: Path, step: int) -> TrainState:
-        """Restore the state of a checkpoint; raise `UserError` if it is damaged or does not match."""
+        """Restore the state of a checkpoint; raise `UserError` if it cannot be read or does not match."""
         state = store.restore(directory, step, self.abstract_checkpoint)
         return self._compute(stack_layers, state, self.abstract_state) if self.config.train.scan_layers else state
 

@@ -43,7 +43,7 @@ class Outcome(NamedTuple):
 
 
 def train(start: Start, report: Report, until: int | None = None) -> Outcome:
-    """Train until the last step, `until`, a signal, or the end of `train.patience`.
+    """Train until the last step, `until`, a signal, or early stopping (`train.patience`).
 
     Every process of a run must call this function with the same arguments.
 
@@ -53,10 +53,10 @@ def train(start: Start, report: Report, until: int | None = None) -> Outcome:
         until: stop and save at this step, as on a signal; None: the last step.
 
     Raises:
-        UserError: if the data, the weights or the run cannot be read, or do not match.
+        UserError: if settings, data, weights or the run are invalid or do not match, or the train step cannot be compiled.
         TrainingFailed: if loss or gradients diverge, memory is exhausted, the data become unreadable, or writing fails.
     """
-    use_cores(start.config.mesh, process_count(), start.config.model)  # must precede JAX's first use of a device
+    use_cores(start.config.mesh, process_count(), start.config.model)  # before JAX's first use of a device
     keep_memory(start.config)
     config = same_on_all(lambda: start.config, lambda _: start.facts())
     on_leader(lambda: check(start))
@@ -76,7 +76,7 @@ def train(start: Start, report: Report, until: int | None = None) -> Outcome:
         report.started(program, data, run, first)
         with compiling(program, report):
             state = program.restore(run.checkpoints, first) if last else program.init(weights.params)
-        weights = Weights()  # frees the host copies
+        weights = Weights()  # release of the host copies
         calls = prefetched(batches_of(program, data, last), plan_calls(first, end, settings, last))
         saver, file = Saver(run.checkpoints, settings), MetricsFile(run.metrics, last)
         record = Record(program, data, saver, file, report, last)
@@ -89,9 +89,9 @@ def train(start: Start, report: Report, until: int | None = None) -> Outcome:
                     record.save(state, temporary=True)
                 if steps:
                     state, metrics = program.step(state, batches)
-                    record.steps(steps, metrics)  # reads the metrics of two calls ago
+                    record.steps(steps, metrics)  # including a read of the metrics of two calls ago
                 if is_evaluated(steps.stop, settings):
-                    record.read()  # raises an error if the run has diverged
+                    record.read()  # error if the run has diverged
                     all_windows, progress = steps.stop == settings.steps, partial(report.stage, "evaluating")
                     params, interrupted = state.eval_params, lambda: record.ask(stop.requested) == STOP
                     result = evaluate(program, params, data.val, interrupted, all_windows, progress)
@@ -106,7 +106,7 @@ def train(start: Start, report: Report, until: int | None = None) -> Outcome:
 
 @contextmanager
 def compiling(program: Program, report: Report) -> Iterator[None]:
-    """Compile the train step in a thread while the block initializes the state.
+    """Compile the train step in a thread while the `with` block initializes or restores the state.
 
     On exit, the context waits for the compiler, and raises its error unless the block has raised an error.
     """
@@ -137,7 +137,7 @@ def plan_calls(first: int, end: int, train: TrainConfig, last: Info | None) -> I
     """Yield the steps of each call: up to `train.steps_per_call`, ending at evaluations and checkpoints.
 
     The first step is a separate call, so that the measured speed excludes its overhead. An empty range comes first if
-    the run was stopped during the evaluation of its `last` checkpoint.
+    the `last` checkpoint still needs its evaluation, for example after a stop during the evaluation.
     """
     if first and last and last.val_loss is None and is_evaluated(first, train):
         yield range(first, first)

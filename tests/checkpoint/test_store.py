@@ -247,7 +247,7 @@ def test_a_checkpoint_without_its_seal_is_kept(three: Path) -> None:
     assert (FOLDER / "3.damaged/params").is_dir()
     for step in (1, 2):
         (FOLDER / str(step) / SEAL).unlink()
-    with pytest.raises(UserError, match=r"no valid checkpoint in checkpoints: 2: cannot read .*; restore one"):
+    with pytest.raises(UserError, match=r"no valid checkpoint in checkpoints: 2: cannot read .*; restore a checkpoint"):
         latest_valid(FOLDER, print)
     assert (FOLDER / "2/params").is_dir()
 

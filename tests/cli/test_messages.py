@@ -114,14 +114,14 @@ data prepare --out out -> missing argument: the documents to tokenize
 data prepare src more --out out -> no such file or directory: more
 data prepare src --out out --shard-tokens 0 -> shard_tokens must be at least 1
 data prepare src --out out --on-error ignore -> --on-error
-data prepare src --out src --tokenizer bpe -> --out src is inside the source src
+data prepare src --out src --tokenizer bpe -> --out src is the source src or inside it
 data prepare src --out text.txt --tokenizer bpe -> cannot write to text.txt: File exists
-data prepare src --out run --tokenizer bpe -> is not empty and was not written by jaxgpt data prepare
+data prepare src --out run --tokenizer bpe -> run has files, but not from this version of jaxgpt data prepare
 data report text.txt --data.path text.txt -> text.txt is the path of the data: omit --data.path and --data.mix
 data report nosuch -> no preset, run, file or directory 'nosuch'; jaxgpt presets lists the presets
 data report ids.bin --data.tokenizer ids -> data report needs the tokenizer of the ids: pass --data.tokenizer gpt2 or PATH
 import hf new --revision x -> --revision applies to models on the Hub, but hf is a local path
-import hf new --init-from run -> --init-from applies to LoRA adapters, but hf has no adapter_config.json: omit it
+import hf new --init-from run -> --init-from applies to LoRA adapters, but hf has no adapter_config.json: omit --init-from
 import run new -> run is already a run: it does not need to be imported
 import peft new -> peft is a LoRA adapter: pass the run of its base model
 import peft new --init-from run --tokenizer gpt2 -> omit --tokenizer and --accept-option
@@ -139,7 +139,7 @@ plan python-char --topology v9:2x4 -> unknown chip 'v9'
 plan python-char --topology v5e:2x4 --mesh.data 3 -> use --mesh.data -1
 plan python-char --topology v5e:2x4 --mesh.tensor 8 -> 4: use --mesh.data -1 --mesh.fsdp -1 --mesh.tensor 1
 plan python-char --topology v5e:2x4 --mesh.fsdp 16 -> needs 16 devices (fsdp 16), but only 8 exist
-plan shakespeare --topology v5e:1 --train.epochs 1 -> train.epochs 1 needs the data, which plan does not read
+plan shakespeare --topology v5e:1 --train.epochs 1 -> train.epochs 1 needs the number of tokens, which plan does not count
 plan shakespeare --topology a100:1 --decode -> --decode needs the compiler:
 plot -> missing argument: the runs to draw, as in jaxgpt plot runs/shakespeare
 plot run --out a.gif -> --out a.gif must end in .png, .svg or .pdf
@@ -152,16 +152,16 @@ sample run --num-beams 2 --temperature 1 -> temperature 1.0 has no effect in bea
 sample run --check-memorized -> no text is specified
 """
 RUNS = """
-info hf -> hf is a model of another library, not a run: use jaxgpt import hf RUN
+info hf -> hf is a model of a different library, not a run: use jaxgpt import hf RUN
 info peft -> use jaxgpt import peft RUN --init-from BASE
 info . -> . is not a run: it has no config.json
 info taken -> taken is not a run: it has no tokenizer.json (expected: config.json, tokenizer.json, checkpoints)
 import folder new -> cannot read folder/config.json: it is not a file
 info lost -> lost/checkpoints is missing: restore it, or start again from step 0: jaxgpt train lost/config.json
-eval runn -> no run at runn (did you mean run?): expected a directory written by `jaxgpt train`
+eval runn -> no run at runn (did you mean run?): expected a run directory, as written by `jaxgpt train`
 eval run --checkpoint 7 -> no checkpoint '7' in run/checkpoints: use best, last or one of 0
-eval empty -> no complete checkpoint in empty/checkpoints: the first is written at the first evaluation
-eval damaged --checkpoint 0 -> there is no other checkpoint
+eval empty -> no complete checkpoint in empty/checkpoints: training saves at evaluations and when it stops
+eval damaged --checkpoint 0 -> there is no other intact checkpoint
 eval damaged -> damaged/checkpoints/0/checkpoint.json is damaged: restore it, or choose a step with --checkpoint
 eval other -> other/checkpoints/0 does not match the run's settings: params (
 chat run --once '' -> --once is empty (an unset variable?): set it, or omit it
@@ -170,7 +170,7 @@ inspect run --html src -> cannot write src: it is a directory
 plot run --out nowhere/a.png -> cannot write nowhere/a.png: No such file or directory
 train run -> run is a run: repeat its settings with --out NEW, or resume it with --resume
 train run --out run -> holds a run: resume it with --resume, or replace it with --overwrite (in Python: overwrite=True)
-train --data.path text.txt --out stray -> stray holds checkpoints but no config.json: restore it, or choose a different --out
+train --data.path text.txt --out stray -> stray holds checkpoints but no config.json: restore it, or choose a different path
 train --resume --out stray -> stray is not a run: it has no config.json
 train --data.path text.txt --out replaced -> replacing replaced was interrupted: move the files of replaced/.replaced
 train --data.path text.txt --out 'a [b]' -> cannot read a path with '[': use a different path; mount a bucket

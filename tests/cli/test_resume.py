@@ -211,7 +211,7 @@ def damaged_checkpoints(run: Path) -> None:
         (
             damaged_checkpoints,
             "no valid checkpoint in run/checkpoints: 4: checkpoint.json has changed since it was written; 2: params/_METADATA "
-            "has changed since it was written; restore one, or start again from step 0: jaxgpt train run --out NEW",
+            "has changed since it was written; restore a checkpoint, or start again from step 0: jaxgpt train run --out NEW",
         ),
         (
             lambda run: shutil.rmtree(run / "checkpoints"),

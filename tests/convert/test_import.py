@@ -243,7 +243,7 @@ BAD_FAMILIES = {
     "both ways": (gemma.FAMILY, {"use_bidirectional_attention": True}, "use_bidirectional_attention True"),
     "scalar": (gemma.FAMILY, {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar 0.0 .* must be above 0"),
     "pattern": (gemma.FAMILY, {"sliding_window_pattern": 0}, "sliding_window_pattern 0 .* at least 1"),
-    "rope of one kind": (gemma.FAMILY, {"rope_parameters": {"rope_theta": 1e4}}, "object for each of full_attention"),
+    "rope of one kind": (gemma.FAMILY, {"rope_parameters": {"rope_theta": 1e4}}, "objects named full_attention"),
     "scaled windows": (
         gemma.FAMILY,
         {"rope_parameters": {LOCAL: {"rope_type": "linear", "factor": 2.0}}},

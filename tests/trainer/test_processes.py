@@ -340,9 +340,7 @@ def test_processes_need_equal_numbers_of_devices(monkeypatch: pytest.MonkeyPatch
     devices = [SimpleNamespace(process_index=index) for index in (0, 0, 1)]
     monkeypatch.setattr(room.jax, "devices", lambda: devices)
     monkeypatch.setattr(room, "_count", 2)
-    with pytest.raises(
-        UserError, match=r"the processes have \[1, 2\] devices: set the same JAX_NUM_CPU_DEVICES in all"
-    ):
+    with pytest.raises(UserError, match=r"the processes have \[1, 2\] devices: start all with the same number"):
         room.same_on_all(lambda: 1, lambda _: {})
 
 

@@ -1,4 +1,4 @@
-"""Laws of the forward pass: cache, padding, the sampler's loop, causality, the tied head."""
+"""Laws of the forward pass: cache, padding, the sampler's loop, causality, documents, the tied head."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The laws of `jaxgpt verify` with their tolerances, and their results.
 
-Tolerances are relative to the largest number compared (`distance`). float32 rounds by 6e-8; sums of a few hundred
-terms, added in a different order, differ by 1e-7 to 1e-6 of their size.
+Tolerances are relative to the largest magnitude in each array (`distance`). The relative rounding error of float32 is
+6e-8; sums of a few hundred terms in a different order have relative differences of 1e-7 to 1e-6.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class LawResult(NamedTuple):
     tolerance: float  # the largest difference that passes
     ok: bool | None  # whether the law holds; None if the law does not apply
     seconds: float  # wall-clock time
-    note: str = ""  # reason why the law was skipped or failed
+    note: str = ""  # reason why the law was skipped or failed, or the law's fix
 
 
 LAWS = (
@@ -87,7 +87,7 @@ def verify(lm: LM, laws: Sequence[Law] = LAWS) -> Iterator[LawResult]:
     Raises `UserError` if the weights are not float32.
     """
     if any(leaf.dtype != jax.numpy.float32 for leaf in jax.tree.leaves(lm.params)):
-        raise UserError("verify needs float32 weights: load the model with weights='float32'")
+        raise UserError("verify needs float32 weights: load the model with weights=None")
     with tempfile.TemporaryDirectory() as directory:
         subject = Subject(lm._replace(params=dequantize(lm.params)), Path(directory))
         for law in laws:
@@ -97,7 +97,7 @@ def verify(lm: LM, laws: Sequence[Law] = LAWS) -> Iterator[LawResult]:
 
 
 def _measure(law: Law, subject: Subject) -> tuple[float | None, bool | None, str]:
-    """Return the difference of a law, whether it holds, and the reason if not."""
+    """Return the difference of a law, whether it holds, and the note of its `LawResult`."""
     if subject.length < law.tokens:
         return None, None, f"needs a context length of at least {law.tokens}, not {subject.length}"
     try:

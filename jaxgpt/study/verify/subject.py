@@ -21,10 +21,10 @@ from jaxgpt.model import GPT
 from jaxgpt.train import step
 from jaxgpt.train.loss import next_token_loss
 
-LENGTH = 48  # tokens per row of a forward pass, if the context length allows
+LENGTH = 48  # maximum tokens per row of a forward pass; fewer in a short context
 ROWS = 8  # rows of a batch for gradients, divisible among 8 devices
-BATCH_LENGTH = 24  # tokens per row of a batch for gradients
-FLOOR = 1e-3  # smallest scale of a leaf, relative to the largest number of its tree
+BATCH_LENGTH = 24  # maximum tokens per row of a batch for gradients; fewer in a short context
+FLOOR = 1e-3  # minimum scale of a leaf, relative to the largest magnitude in its tree
 
 
 class Skipped(Exception):
@@ -35,7 +35,7 @@ class Skipped(Exception):
 class Subject:
     """The model under test, and the tokens and results that several laws share."""
 
-    lm: LM  # with float32 weights on one device
+    lm: LM  # model with float32 weights on one device
     directory: Path  # an empty directory for exports and checkpoints
 
     @cached_property
@@ -63,12 +63,12 @@ class Subject:
 
     @property
     def length(self) -> int:
-        """T, tokens per row."""
+        """Tokens per row of a forward pass."""
         return min(LENGTH, self.config.model.block_size)
 
     @cached_property
     def tokens(self) -> jax.Array:
-        """Fixed ids `[2, T]`."""
+        """Fixed ids `[2, length]`."""
         return self.random_ids((2, self.length))
 
     @cached_property
@@ -115,14 +115,14 @@ class Subject:
 
 
 def distance(found: Any, expected: Any) -> float:
-    """Compute the largest difference between two trees of arrays, relative to the size of the numbers.
+    """Compute the largest relative difference between two trees of arrays.
 
-    `max_leaf ( max |a - b| / max(max_leaf |b|, FLOOR max_tree |b|) )`
+    `max_leaf ( max |a - b| / max(max |b|, FLOOR max_tree |b|) )`, with a from `found` and b from `expected`.
 
-    The floor is for leaves that are zero in theory, such as the gradient of the keys' bias: they hold only rounding error.
+    The floor is for leaves that are zero in theory, such as the keys' bias gradient without RoPE: they hold rounding error.
 
     Returns:
-        0 if the trees are equal; infinity if a number is non-finite or shapes differ.
+        0 if the trees are equal; infinity if an element is non-finite or shapes differ.
     """
     leaves = ([np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(tree)] for tree in (found, expected))
     pairs = list(zip(*leaves, strict=True))

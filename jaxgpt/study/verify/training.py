@@ -29,7 +29,7 @@ from jaxgpt.trainer.program import Program
 
 
 def remat(s: Subject, policy: Literal["dots", "full"]) -> float:
-    """Compare the gradients with and without rematerialization."""
+    """Compare loss and gradient with and without rematerialization."""
     return distance(s.compiled_gradient(s.model.clone(remat=POLICIES[policy])), s.plain_gradient)
 
 
@@ -54,7 +54,7 @@ def accumulation(s: Subject) -> float:
 
 
 def compiled(s: Subject) -> float:
-    """Compare the compiled loss and gradient to the same operations executed one by one."""
+    """Compare the compiled loss and gradient to the same operations executed without jit."""
     compiled = s.plain_gradient  # compiled here, before jit is disabled
     with jax.disable_jit():
         return distance(compiled, s.gradient(s.model, s.params, s.windows))
@@ -91,7 +91,7 @@ def devices(s: Subject) -> float:
 def resumed(s: Subject) -> float:
     """Train four steps; repeat the last two from the checkpoint of step 2, and compare the final states.
 
-    Dropout and an EMA are enabled, so that all parts of a state matter.
+    Dropout and an EMA are enabled, so that a resume must restore every part of the state.
     """
     config = s.config.with_model(dropout=0.1)
     train = replace(config.train, batch_size=ROWS)
@@ -113,7 +113,7 @@ def resumed(s: Subject) -> float:
 
 
 def _split(config: Config, n_devices: int) -> MeshConfig:
-    """Return a mesh of up to 8 devices that uses as many mesh axes as the model's shapes allow."""
+    """Return a mesh of up to 8 devices that uses as many mesh axes as the devices and the model's shapes allow."""
     n = max(n for n in (2, 4, 8) if n <= n_devices)
     for fsdp, tensor in ((2, 2), (2, 1), (1, 2)):
         with suppress(UserError):
