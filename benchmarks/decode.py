@@ -1,17 +1,17 @@
 """Speed of generation compared with transformers or llama.cpp.
 
-All sides have the same shape and random weights, and alternate in one process.
+All models have the same shape, with random weights; the sides alternate in one process.
 
 python benchmarks/decode.py                     GPT-2's 124M shape, batch 1 and 8, 16 + 128 tokens
 python benchmarks/decode.py --layers 2 --repeats 2 --batches 1    a quick check
-python benchmarks/decode.py --peers llama.cpp --kinds float32 int8    CPU; needs xllamacpp and gguf, and a quiet machine
+python benchmarks/decode.py --peers llama.cpp --kinds float32 int8    CPU; needs xllamacpp and gguf, and an idle machine
 python benchmarks/decode.py --shape smollm2-135m     a Llama with grouped-query attention
 python benchmarks/decode.py --compiled          also compare with transformers' static cache under torch.compile (GPU)
 
-All sides use the GPU if there is one, and share its memory. Figures are medians. A failed side is skipped, and its
-error is printed. A line of JSON with the results so far is printed after the first two calls of each side and after
-every later round. Needs torch. The limit is the read bandwidth divided by the bytes of weights read per token; the
-bandwidth is measured in the same run, between the sides.
+jaxgpt and transformers use the GPU if there is one, and share its memory. Speeds and bandwidth are medians. A failed
+side is skipped, and its error is printed. A line of JSON with the results so far is printed after the first two calls
+of each side and after every later round. Needs torch, and transformers for that peer. The limit of the speed is the
+read bandwidth divided by the bytes of float32 weights read per token; the bandwidth is measured between the sides.
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ SHAPES: dict[str, dict[str, Any]] = {  # settings of the model
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--shape", choices=SHAPES, default="gpt2")
-    parser.add_argument("--layers", type=int, default=0, help="0: the number of the shape")
+    parser.add_argument("--layers", type=int, default=0, help="number of layers; 0: as in --shape")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--prompt", type=int, default=16)
     parser.add_argument("--new", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--devices", type=int, default=1, help="CPU devices over which our weights are split")
+    parser.add_argument("--devices", type=int, default=1, help="number of CPU devices to shard jaxgpt's weights over")
     parser.add_argument("--kinds", nargs="+", default=["float32", "bfloat16", "int8"])
     parser.add_argument("--peers", nargs="+", choices=("transformers", "llama.cpp"), default=["transformers"])
     parser.add_argument(
         "--compiled", action="store_true", help="also measure transformers with a static cache, compiled"
     )
-    parser.add_argument("--top-k", type=int, default=0, help="top-k on both sides; 0: greedy")
+    parser.add_argument("--top-k", type=int, default=0, help="top-k in jaxgpt and transformers; 0: greedy")
     parser.add_argument(
-        "--long", type=int, default=0, help="also compare the time of a token after 16 and after this number of tokens"
+        "--long", type=int, default=0, help="also measure jaxgpt's time per token at first and near this token; 0: no"
     )
     args = parser.parse_args()
     cores = len(os.sched_getaffinity(0))
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the GPU is shared
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # GPU memory shared by the sides
 
     import jaxgpt  # noqa: F401, I001  (before jax: it sets a flag)
 
@@ -247,7 +247,7 @@ def read_bandwidth(tensor: Any) -> float:
 
 
 def placed(config: Any, devices: int) -> Any:
-    """Return the mesh of the jaxgpt run."""
+    """Return a context manager that sets jaxgpt's mesh, or a null context on one device."""
     from contextlib import nullcontext
 
     from jaxgpt.config import MeshConfig

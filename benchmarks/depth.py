@@ -1,4 +1,4 @@
-"""Compilation time of the train step by number of layers, in seconds, unrolled and scanned.
+"""Time of init and first step, including compilation, by depth, with scanned and unrolled layers.
 
 python benchmarks/depth.py                      4, 12 and 48 layers, 32 wide; a minute or two
 python benchmarks/depth.py --depths 4 --json    a quick check

@@ -28,7 +28,7 @@ MESHES = {
     "fsdp 8": MeshConfig(data=1, fsdp=8),
     "data 2 x fsdp 2 x tensor 2": MeshConfig(data=2, fsdp=2, tensor=2),
 }
-SIDE = 8  # parts along each axis; their product is the number of devices
+SIDE = 8  # rows and columns of each array, a multiple of the number of devices
 
 
 def main() -> None:

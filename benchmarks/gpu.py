@@ -1,23 +1,22 @@
-"""Run all tests and benchmarks on a GPU, in resumable parts of less than 8 minutes, in any order.
+"""Run tests and benchmarks on a GPU, in resumable parts of at most 8 minutes, in any order.
 
 python benchmarks/gpu.py --out results                   run the parts without a result in that directory
 python benchmarks/gpu.py --out results train-124m-16     run these parts, even if they have a result
-python benchmarks/gpu.py --out results --list            list parts and results; run nothing
-python benchmarks/gpu.py --out results --toy             run all at toy size, to check the script on a CPU
+python benchmarks/gpu.py --out results --list            print the results so far; run nothing
+python benchmarks/gpu.py --out results --toy             run at toy size, to check the script on a CPU
 
 Needs jax with CUDA, flax, optax, chex, orbax-checkpoint, filelock, torch and transformers; pytest and hypothesis for
 `tests-*`; for `recipe` and `recipe-torch` the text of tinyshakespeare (--text FILE). jaxgpt need not be installed, and
-nothing is downloaded. Each part runs in a separate process on the first GPU (of CUDA_VISIBLE_DEVICES, if set), and
-saves PART.json, which contains the results or, after a failure, the error, the end of the output and the results so
-far. A part without a complete result is run again next time. The repeated part reuses compiled programs from the
-directory `cache` of the results, so its times with compilation are shorter. Afterwards, all results are printed as a
-table and as one line of JSON.
+nothing is downloaded. Each part runs in a separate process on the first GPU (of CUDA_VISIBLE_DEVICES, if set).
+PART.json contains its results or, after a failure, the error, the end of the output and the results so far. A part
+without a complete result is run again next time. A repeated part loads compiled programs from the subdirectory `cache`
+of --out, which shortens its compilation times. Afterwards, all results are printed as a table and as one line of JSON.
 
-If nvidia-smi finds a GPU, JAX must use it: a part fails if one of its libraries computes on a CPU. For training,
-compare with `torch-compiled`; benchmarks/train_step.py gives the reason.
+If nvidia-smi finds a GPU, it must be used, except with --toy: a part fails if one of its libraries computes on a CPU.
+For training, compare with `torch-compiled`; benchmarks/train_step.py gives the reason.
 
-MFU: tokens/s x (6 x weights in products + 12 L D T) FLOPs / peak, without halving attention for the causal mask. The
-peak is from the data sheet of a known GPU, otherwise the best rate of large matrix products in the same run.
+MFU: tokens/s x (6 x weights in matrix products + 12 L D T) FLOPs / peak, without halving attention for the causal mask.
+The peak is from the data sheet of a known GPU, otherwise the best rate of large matrix products in the same run.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 LIMIT = 480  # time limit of a part in seconds
 PEERS = ["torch-compiled", "transformers-compiled"]
-# Arguments of pytest, without tests of several devices. Tests compile without optimization except with --long; cuDNN
-# attention is tested both ways.
+# pytest arguments that exclude tests on several devices. Tests compile without optimization except with --long; cuDNN
+# attention is tested with and without --long.
 ONE_DEVICE = ["-k", "not mesh and not device and not sharded and not gradient_of_a_bias_in_bfloat16"]
 TESTS = {
     "tests-ops": ["tests/ops", "tests/kernels", *ONE_DEVICE],
@@ -125,7 +124,7 @@ def main() -> None:
 
 
 def run(command: list[str], out: Path, toy: bool) -> dict[str, Any]:
-    """Run the script of a part in a separate process group, and return its last line of JSON."""
+    """Run the script of a part in a new process group; return its last line of JSON, or its error and output."""
     gpu = gpu_name()
     began = time.monotonic()
     process = subprocess.Popen(
@@ -169,7 +168,7 @@ def environment(cache: Path, require_gpu: bool) -> dict[str, str]:
         "TORCHINDUCTOR_CACHE_DIR": str(cache / "torch"),
     }
     if require_gpu:
-        ours["JAX_PLATFORMS"] = "cuda,cpu"  # otherwise JAX falls back to the CPU if CUDA does not start
+        ours["JAX_PLATFORMS"] = "cuda,cpu"  # no fallback to the CPU if CUDA does not start
     env = os.environ | ours
     env["CUDA_VISIBLE_DEVICES"] = env.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     env["PYTHONPATH"] = os.pathsep.join([str(ROOT), env.get("PYTHONPATH", "")])
@@ -191,7 +190,7 @@ def last_json(lines: list[str]) -> dict[str, Any] | None:
 
 
 def gpu_name() -> str:
-    """Return name, driver version and memory of the first GPU, from nvidia-smi; "" without a GPU."""
+    """Return name, driver version and memory of the machine's first GPU, from nvidia-smi; "" without a GPU."""
     query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=30)
@@ -217,7 +216,7 @@ def sheet_peak(device: str) -> float:
 
 
 def table(results: dict[str, dict[str, Any]]) -> list[str]:
-    """Return one line or more for each part that has been run."""
+    """Format the results as a table, with one or more lines for each part that has been run."""
     lines = []
     for name, outcome in results.items():
         if "error" in outcome:
@@ -237,7 +236,7 @@ def table_of_training(result: dict[str, Any], device: str) -> list[str]:
         if "error" in row
         else f"{side:22} {row['tokens_per_second']:>11,} tokens/s  {row['milliseconds']:9.2f} ms  "
         f"MFU {flops / row['milliseconds'] * 1e3 / peak if peak else 0:5.1%}  {row['peak_bytes'] / 2**30:5.1f} GiB  "
-        f"{row['ours_is_faster_by'] or 0:.2f} x ours"
+        f"{row['ours_is_faster_by'] or 0:.2f} x jaxgpt's time"
         for side, row in result[shape]["sides"].items()
     ]
 
@@ -269,7 +268,7 @@ TABLES: dict[str, Callable[[dict[str, Any], str], list[str]]] = {
 
 
 def run_verify(toy: bool, text: str) -> dict[str, Any]:
-    """Check the laws of `jaxgpt verify` on this device, with two kinds of models.
+    """Check the laws of `jaxgpt verify` on this device, with a GPT-2 and, except with --toy, a Llama.
 
     float32 products have full precision.
     """
@@ -293,11 +292,11 @@ def run_verify(toy: bool, text: str) -> dict[str, Any]:
 
 
 def run_tests(name: str, toy: bool, text: str) -> dict[str, Any]:
-    """Run the tests of operations, model and decoding on this device, in full float32."""
+    """Run a group of `TESTS` on this device, with full precision in float32 products."""
     del text
     arguments = ["tests/kernels/test_stored.py"] if toy and name != "tests-cudnn" else TESTS[name]
     env = os.environ | {"JAX_DEFAULT_MATMUL_PRECISION": "highest", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    env |= {} if toy else {"JAX_PLATFORMS": "cuda,cpu"}  # otherwise tests/conftest.py sets "cpu"
+    env |= {} if toy else {"JAX_PLATFORMS": "cuda,cpu"}  # instead of "cpu" from tests/conftest.py
     said = ""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
@@ -334,7 +333,7 @@ def run_profile(toy: bool, text: str) -> dict[str, Any]:
     notes: dict[str, str] = {}
 
     def device_time_or_note(*args: Any) -> dict[str, float]:
-        """Return no rows if a trace cannot be read, so that the throughput is still reported."""
+        """Return times by kind; none if the trace is unreadable, so that the throughput is still reported."""
         try:
             return device_time(*args)
         except ValueError as e:
@@ -385,7 +384,7 @@ def run_recipe(toy: bool, text: str) -> dict[str, Any]:
 
 
 def run_recipe_torch(toy: bool, text: str) -> dict[str, Any]:
-    """Train the same recipe on the same batches in PyTorch, compiled (eager at toy size)."""
+    """Train the recipe of `run_recipe` on its batches in PyTorch, compiled (eager at toy size)."""
     import numpy as np
     import torch
     from torch_gpt import TorchGPT, put
@@ -451,7 +450,7 @@ def shakespeare(text: str, toy: bool) -> tuple[Any, int]:
 def race(config: Any, ids: Any, step: Callable[[Any], None], evaluate: Callable[[Any], float], toy: bool) -> Any:
     """Train on the batches of the recipe; evaluate every 250 steps on 200 x 64 windows, as nanoGPT does.
 
-    Records the wall-clock time including compilation, and the time of training without the first 10 steps and evaluations.
+    Record the wall-clock time including compilation, and the training time without evaluations and the first 10 steps.
     """
     import numpy as np
 
@@ -467,12 +466,12 @@ def race(config: Any, ids: Any, step: Callable[[Any], None], evaluate: Callable[
     found: dict[str, Any] = {}
     for i in range(steps):
         if i == 10:
-            evaluate(held_out.at(0)[:])  # blocks on the steps so far
+            evaluate(held_out.at(0)[:])  # blocking on the warm-up steps
             warm = time.perf_counter()
             training = 0.0
         step(batches.at(i)[:])
         if (i + 1) % every == 0 or i + 1 == steps:
-            evaluate(held_out.at(0)[:])  # blocks on the steps
+            evaluate(held_out.at(0)[:])  # blocking on the previous steps
             if i >= 10:
                 training += time.perf_counter() - warm
             loss = float(np.mean([evaluate(held_out.at(n)[:]) for n in range(evaluations)]))

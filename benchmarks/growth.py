@@ -4,9 +4,9 @@ python benchmarks/growth.py                     exponents, four sizes per dimens
 python benchmarks/growth.py --seconds 0.2 --sizes 2      a quick check
 python benchmarks/growth.py --memory            peak memory of two steps of GPT-2 124M, 4 x 1,024, compared with PyTorch
 
-An exponent is the slope of a line fitted to the logarithms of size and time, or of size and FLOPs (6 P + 12 L N H T per
-token). Each size runs in a separate process with float32 and AdamW; the time is the median of its steps. Memory is the
-peak resident memory of the process, including weights, optimizer, compiler and libraries.
+An exponent is the slope of a line fitted to the logarithms of size and time, or of size and FLOPs (`Shape.flops`). Each
+size runs in a separate process with float32 and AdamW; the time is the median of its steps. Memory is the peak resident
+memory of the process, including weights, optimizer, compiler and libraries.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--sizes", type=int, default=4)
-    parser.add_argument("--seconds", type=float, default=2.0, help="measured time per size")
+    parser.add_argument("--seconds", type=float, default=2.0, help="seconds of measurement per size")
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--layers", type=int, default=12, help="for --memory")
     parser.add_argument("--side", default="", help=argparse.SUPPRESS)
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def exponents(way: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Return the times along one dimension, and the exponents of time and FLOPs."""
+    """Measure step times along one dimension; return them with the exponents of time and FLOPs."""
     shapes = WAYS[way][: args.sizes]
     sizes = [getattr(shape, "layers" if way == "depth" else way) for shape in shapes]
     times = []
@@ -79,14 +79,14 @@ def exponents(way: str, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def slope(sizes: list[int], values: list[float] | list[int]) -> float:
-    """Return the slope of the least-squares line through the logarithms."""
+    """Fit a line to log(values) over log(sizes) by least squares; return its slope."""
     xs, ys = [math.log(size) for size in sizes], [math.log(value) for value in values]
     middle, height = sum(xs) / len(xs), sum(ys) / len(ys)
     return sum((x - middle) * (y - height) for x, y in zip(xs, ys, strict=True)) / sum((x - middle) ** 2 for x in xs)
 
 
 def memory(layers: int) -> dict[str, Any]:
-    """Return the peak memory of each side in GiB."""
+    """Measure the peak memory of each side in GiB."""
     found = {}
     for side in SIDES:
         found[side] = alone(side, LONG._replace(layers=layers), "--memory")
@@ -101,7 +101,7 @@ def alone(side: str, shape: Shape, *flags: str) -> float:
 
 
 def step_seconds(shape: Shape, seconds: float) -> float:
-    """Return the median time of the steps in `seconds`, at least five, after three warm-up steps."""
+    """Time at least five steps, for `seconds`, after three warm-up steps; return the median in seconds."""
     work = ours(shape)
     for _ in range(3):
         work()
@@ -114,7 +114,7 @@ def step_seconds(shape: Shape, seconds: float) -> float:
 
 
 def resident(side: str, shape: Shape) -> float:
-    """Return the peak memory of this process after two steps, in GiB."""
+    """Run two steps; return the peak memory of this process in GiB."""
     work = peer("torch", shape, "") if side == "torch" else ours(shape, **SIDES[side])
     work()
     work()

@@ -1,12 +1,12 @@
-"""Cost of disabling XLA's fused reductions: step times with and without the flag.
+"""Cost of disabling XLA's fused reductions: step times with the reductions off and on.
 
 Some fused reductions are miscompiled (docs/verify.md).
 
 python benchmarks/hazard.py                     the default preset's shape, 3 processes per setting, alternating
 python benchmarks/hazard.py --rounds 1 --steps 3    a quick check
 
-Each process builds the preset as `python train.py` does, runs a few warm-up steps, then times each remaining step. The
-figure of a process is its median; the output is the median and the range over the processes.
+Each process builds the preset, runs three warm-up steps on random ids, then times each remaining step. The result of a
+process is its median step time; the output is the median and the range over the processes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import time
 from importlib.metadata import version
 
 FLAG = "--xla_cpu_experimental_ynn_fusion_type="
-WAYS = {"off": f"{FLAG}-reduce", "on": f"{FLAG}+reduce"}  # fused reductions
+WAYS = {"off": f"{FLAG}-reduce", "on": f"{FLAG}+reduce"}  # XLA_FLAGS for fused reductions
 
 
 def main() -> None:
@@ -63,11 +63,11 @@ def main() -> None:
     for way, median in medians.items():
         times = figures["milliseconds"][way]
         print(f"fused reductions {way:3}  {1000 * median:7.1f} ms a step  ({min(times)} to {max(times)})")
-    print(f"the flag costs {100 * figures['cost']:+.1f}%")
+    print(f"disabling fused reductions costs {100 * figures['cost']:+.1f}%")
 
 
 def one(preset_name: str, steps: int) -> float:
-    """Return the median seconds of a step, in this process."""
+    """Train a preset in this process; return the median step time in seconds."""
     import numpy as np
 
     from jaxgpt.cli.settings import with_vocab

@@ -1,6 +1,6 @@
 """llama.cpp as a peer of benchmarks/decode.py: a GGUF file with random weights, and a server.
 
-Needs `pip install xllamacpp gguf`. The threads of llama.cpp spin while they wait: measure on a quiet machine.
+Needs `pip install xllamacpp gguf`. The threads of llama.cpp spin while they wait: measure on an idle machine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CONTEXT = 1024
 def write_gguf(file: Path, config: ModelConfig, kind: str) -> None:
     """Write a GPT-2, or with RoPE a Llama, with random weights as a GGUF file.
 
-    The matrices are float32 or, for `int8`, Q8_0 (int8 in blocks of 32).
+    Matrices and the token table are float32 or, for `int8`, Q8_0 (int8 in blocks of 32).
     """
     import gguf
 

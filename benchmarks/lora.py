@@ -1,10 +1,10 @@
 """Compare LoRA with merged weights to LoRA with two products: `python benchmarks/lora.py`.
 
-Training uses merged weights.
+`jaxgpt train` uses merged weights.
 
-merged:       y = x (W + s A B). A B is computed once per step, and the gradient of W + s A B is a full matrix.
-two products: y = x W + s (x A) B. No gradient is a full matrix, but each matrix needs two more products, and their
-              low-rank outputs are kept for the backward pass.
+merged:       y = x (W + s A B). A B is computed once per forward pass; the gradient of W + s A B is a full matrix.
+two products: y = x W + s (x A) B. No gradient is a full matrix, but each adapted matrix needs two more products, and
+              x A is kept for the backward pass.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python benchmarks/memory.py [--steps 1000] [--calls 10 1] [--n-layer 6 --n-embd 384 --batch-size 8 --block-size 256]
 
-Prints a line for every tenth of the steps, and the peak in MiB. Linux only.
+Prints minimum and maximum of the resident memory in each tenth of the run, and its peak, in MiB. Linux only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jaxgpt.trainer.metrics import read_metrics
 
 
 def measure(settings: list[str], steps: int, each: int, out: Path) -> list[tuple[int, int]]:
-    """Train in a process; return its resident memory in MiB by the number of steps taken."""
+    """Train in a separate process; return (steps done, resident MiB), sampled every second."""
     fixed = f"--train.steps {steps} --train.steps-per-call {each} --train.log-every 1"
     options = [*settings, *fixed.split(), "--train.eval-windows", "8", "--train.sample-tokens", "0", "--out", str(out)]
     command = [sys.executable, "-m", "jaxgpt", "train", "nanogpt-cpu", "--data.dataset", "python", *options]

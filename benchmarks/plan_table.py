@@ -1,4 +1,4 @@
-"""Print the tables of docs/scaling.md: training steps compiled for absent hardware.
+"""Print the TPU tables of docs/scaling.md: training steps compiled for absent hardware.
 
 All rows take about an hour on two cores.
 
@@ -25,7 +25,7 @@ LLAMA = (
     "--model.vocab-size 32000 --model.block-size 2048 --model.no-tie-embeddings --train.compute-dtype bfloat16 "
     "--train.remat dots"
 )
-# Constant work per chip, 8 windows of 1,024 tokens: chips, their grid, and the number of chips that share the weights.
+# Weak scaling, 8 windows of 1,024 tokens per chip: number of chips, their topology, and size of the fsdp axis.
 WEAK = {8: ("2x2x2", 8), 64: ("4x4x4", 16), 512: ("8x8x8", 32), 4096: ("16x16x16", 64)}
 PLANS = {
     f"weak-{n}": f"{GPT2} --topology v5p:{grid} --mesh.fsdp {fsdp} --train.batch-size {8 * n}"
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def plans(rows: list[dict[str, Any]]) -> str:
-    """Print one line per program."""
+    """Return the table of programs as Markdown, one row per program."""
     lines = [
         "| program | topology | mesh (data x fsdp x tensor) | GiB per device: state + temporaries, of available | fits | "
         "TFLOPs | GB sent | step by roofline, ms | MFU by roofline |",
@@ -91,7 +91,7 @@ def plans(rows: list[dict[str, Any]]) -> str:
 
 
 def weak(rows: list[dict[str, Any]]) -> str:
-    """Print weak scaling: constant work per chip, increasing number of chips."""
+    """Return the table of weak scaling: constant work per chip, increasing number of chips."""
     lines = [
         "| chips | mesh (data x fsdp) | TFLOPs per chip (model, compiler) | parameters and optimizer per chip, MB | "
         "temporaries per chip, GiB | sent per chip, GB |",

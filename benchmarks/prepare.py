@@ -6,8 +6,8 @@ encode:   one process, documents in memory: `tokenizers`, tiktoken, and the enco
 pipeline: from a JSON Lines file to shards: jaxgpt with one thread per core, and tiktoken in a pool of one process per
           core. The parent process of the pool parses the lines and fills the shards, as in the scripts of llm.c.
 
-TOKENIZER is GPT-2's tokenizer.json, or the directory of its two files. Without a file, the documents are the sources
-of Python's standard library and installed packages.
+TOKENIZER is GPT-2's tokenizer.json or its directory. Without SRC.jsonl, the documents are the Python
+files below the directory of the standard library, up to about --megabytes.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from jaxgpt.data.prepare import prepare
 from jaxgpt.data.tokenizer import byte_vocab
 from jaxgpt.data.tokenizer_files import load_tokenizer
 
-WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"  # GPT-2's, as in tiktoken
+WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"  # GPT-2's split pattern
 END, SHARD = 50256, 10**8
-encoding: Any = None  # set in a process of the pool
+encoding: Any = None  # tiktoken encoding in a process of the pool
 
 
 def load_tiktoken(path: str) -> Any:
@@ -62,14 +62,14 @@ def tokenize(text: str) -> np.ndarray:
 
 
 def texts_of(path: Path) -> Iterator[str]:
-    """Read the documents."""
+    """Yield the texts of a JSON Lines file."""
     with path.open(encoding="utf-8") as file:
         for line in file:
             yield json.loads(line)["text"]
 
 
 def peer(tokenizer: str, source: Path, out: Path, workers: int) -> int:
-    """Tokenize with a pool of processes and fill shards."""
+    """Tokenize with tiktoken in a pool of processes, and write shards; return the number of tokens."""
     shard, filled, total = np.empty(SHARD, np.uint16), 0, 0
     with multiprocessing.get_context("spawn").Pool(workers, start, (tokenizer,)) as pool:
         for ids in pool.imap(tokenize, texts_of(source), chunksize=16):
@@ -86,7 +86,7 @@ def peer(tokenizer: str, source: Path, out: Path, workers: int) -> int:
 
 
 def write_corpus(path: Path, megabytes: int) -> None:
-    """Write the Python sources of this installation as JSON Lines."""
+    """Write Python sources below the standard library's directory as JSON Lines, about `megabytes`."""
     left = megabytes * 10**6
     with path.open("w", encoding="utf-8") as out:
         for file in sorted(Path(sysconfig.get_paths()["stdlib"]).rglob("*.py")):
@@ -109,7 +109,7 @@ def cpu_seconds() -> float:
 def rounds(repeats: int, size: int, sides: dict[str, Callable[[], int]]) -> None:
     """Alternate the sides, and print each median speed and its ratio to tiktoken's.
 
-    The speed per CPU second hardly depends on other work on the machine.
+    The speed per CPU second is almost independent of the load of the machine.
     """
     speeds: dict[str, list[tuple[float, float, float]]] = {name: [] for name in sides}
     for _ in range(repeats):

@@ -3,10 +3,10 @@
 python benchmarks/quality.py --data FILE                    5 seeds, the peer once, then the curve
 python benchmarks/quality.py --data FILE --seeds 1 --curve 0 --peer 0    a quick check
 
-Each figure covers a complete process: start, compilation (cold: without the cache of compiled programs), training, and
-the loss of the complete validation split. The peer is benchmarks/torch_gpt.py with the 2,000 steps of nanoGPT's README
-for a CPU. The peer runs eagerly, which is faster than compiled at this size, and evaluates only once, at the end, as
-jaxgpt does here; nanoGPT itself also estimates the loss on 20 batches of each split every 250 steps.
+Each time covers a complete process: start, compilation (cold: without the compilation cache), training, and the loss
+of the complete validation split. The peer is benchmarks/torch_gpt.py with the 2,000 steps of nanoGPT's README
+for a CPU. The peer runs eagerly, which is faster than compiled at this size. Peer and jaxgpt evaluate only once,
+at the end; nanoGPT itself also estimates the loss on 20 batches of each split every 250 steps.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
-TARGET = 1.898  # final loss of nanoGPT's CPU recipe on the complete validation split
-# Mapping from a loss to the fastest changes of shakespeare-fast found to reach it.
+TARGET = 1.898  # nats per character: final loss of nanoGPT's CPU recipe, complete validation split
+# Target losses in nats per character, and the fastest options found for shakespeare-fast to reach them.
 CURVE = {
     1.88: "",
     1.70: "--model.n-layer 3 --model.n-embd 96 --train.steps 420 --train.batch-size 28 "
@@ -41,8 +41,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", required=True, help="tinyshakespeare.txt")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--peer", type=int, default=1, help="processes of the peer")
-    parser.add_argument("--curve", type=int, default=1, help="1: also run the losses of the curve")
+    parser.add_argument("--peer", type=int, default=1, help="number of runs of the peer")
+    parser.add_argument("--curve", type=int, default=1, help="1: also measure the times to the losses of `CURVE`")
     parser.add_argument("--plot", default="", help="file for a plot of the results")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -52,7 +52,7 @@ def main() -> None:
     results: dict[str, list[tuple[float, float]]] = {}
     for seed in range(args.seeds):
         command = ["shakespeare-fast", "--train.seed", str(seed)]
-        ours(command, args.data)  # fills the cache
+        ours(command, args.data)  # run that fills the compilation cache
         for kind, cached in (("cold", False), ("warm", True)):
             results.setdefault(f"shakespeare-fast, {kind}", []).append(ours(command, args.data, cached))
     for _ in range(args.peer):
@@ -61,7 +61,7 @@ def main() -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         results.setdefault("nanoGPT's recipe, torch", []).append((time.perf_counter() - start, float(done.stdout)))
     for loss, flags in CURVE.items() if args.curve else ():
-        every = ["--train.eval-every", "100000"]  # evaluate only once, at the end
+        every = ["--train.eval-every", "100000"]  # a single evaluation, at the end
         results[f"to {loss:.2f}"] = [ours(["shakespeare-fast", *flags.split(), *every], args.data, cached=False)]
     if args.plot:
         plot(results, args.plot)
@@ -70,7 +70,7 @@ def main() -> None:
         seconds, losses = [s for s, _ in runs], [loss for _, loss in runs]
         median = statistics.median(seconds)
         print(
-            f"{name:26} {median:6.1f} s ({min(seconds):.1f} to {max(seconds):.1f}), {median / slow:.2f} of the peer; "
+            f"{name:26} {median:6.1f} s ({min(seconds):.1f} to {max(seconds):.1f}), {median / slow:.2f} x the peer's; "
             f"loss {statistics.median(losses):.4f} ({min(losses):.4f} to {max(losses):.4f})"
         )
     packages = {name: version(name) for name in ("jax", "jaxlib", "torch")}
@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def plot(results: dict[str, list[tuple[float, float]]], path: str) -> None:
-    """Plot the loss over the seconds of complete processes, on a logarithmic time axis."""
+    """Plot the validation loss over the wall time of complete processes, on a logarithmic time axis."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -111,7 +111,7 @@ def plot(results: dict[str, list[tuple[float, float]]], path: str) -> None:
 
 
 def ours(flags: list[str], data: str, cached: bool = True) -> tuple[float, float]:
-    """Return the seconds of a complete process, and the last validation loss."""
+    """Train in a new process; return its wall time in seconds and the last validation loss."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         command = [sys.executable, "-m", "jaxgpt", "train", *flags, "--data.path", data, "--out", str(out)]

@@ -2,7 +2,7 @@
 
 python benchmarks/reader.py                  200 M random tokens in 1 and 10 files, in random order and in epochs
 python benchmarks/reader.py --tokens 1e7 --seconds 0.2       a quick check
-python benchmarks/reader.py --sparse 1e10    speed and memory of an epoch of a sparse file, which takes no disk space
+python benchmarks/reader.py --sparse 1e10    speed and memory of reading a sparse file, which takes no disk space
 
 The files are uint16 ids as nanoGPT writes them, memory-mapped and in the page cache. `mask` adds the targets and
 segment ids of documents, `pack` packs complete documents into windows. One thread reads. `batch` is the number of
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="seconds per repeat of a row")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--batch", type=int, nargs="+", default=[64, 512])
-    parser.add_argument("--sparse", type=float, default=0, help="number of tokens of a sparse file; read one epoch")
+    parser.add_argument("--sparse", type=float, default=0, help="tokens of a sparse file, read in epoch order")
     args = parser.parse_args()
     print(
         f"{_processor()}, {len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}, NumPy {np.__version__}"
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def table(folder: Path, n: int, args: argparse.Namespace) -> None:
-    """Measure every combination of files, order, documents and batch size."""
+    """Print the read speed for each combination of files, order, documents and batch size."""
     rng = np.random.default_rng(0)
     for files in (1, 10):
         for i in range(files):
@@ -78,7 +78,7 @@ def table(folder: Path, n: int, args: argparse.Namespace) -> None:
 
 
 def sparse(folder: Path, n: int, args: argparse.Namespace) -> None:
-    """Read windows of an epoch of a sparse file."""
+    """Print the speed and memory of reading a sparse file in epoch order."""
     path = folder / "train.bin"
     with path.open("wb") as file:
         file.truncate(2 * n)

@@ -1,9 +1,9 @@
-"""Speed of an imported chat model: decoding, prompt lookup, and the next answer of a chat.
+"""Speed of an imported chat model: decoding, prompt lookup, and time to first token in a chat.
 
 python benchmarks/real_model.py runs/smollm2    (a model with <|im_start|> in its chat template)
 
-The sides of a comparison alternate in one process on the same cores, without streaming; results are medians. Needs torch
-and transformers.
+The sides of a comparison alternate in one process on the same cores; results are medians. Only the chat streams. Needs
+torch and transformers.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def alternate(runs: dict[str, Callable[[], int]], repeats: int) -> dict[str, float]:
-    """Return the tokens per second of each function; a function returns its number of tokens."""
+    """Alternate functions that return their number of tokens; return the median tokens/s of each."""
     for run in runs.values():
         run()  # compile
     speeds: dict[str, list[float]] = {name: [] for name in runs}

@@ -2,8 +2,8 @@
 
 Usage: `python benchmarks/replay.py DIR [--steps N] [--json]`
 
-DIR contains the recipe of the run (recipe.json), the initial weights (init.safetensors) and the window offsets (offsets.npz).
-Prints the losses at each recorded evaluation.
+DIR contains the recipe of the run (recipe.json, with the path of the text), the initial weights (init.safetensors) and the
+window offsets (offsets.npz). Prints the losses at each recorded evaluation.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Recording:
     """A validated recording of a run.
 
     Attributes:
-        config: its recipe.
-        params: its initial weights.
+        config: config from the recipe.
+        params: initial weights.
         splits: the ids of training and validation.
         split_n: the split of each draw.
         offsets_nB: offsets of the windows of each draw.
@@ -59,14 +59,14 @@ class Recording:
 
 
 def open_recording(path: Path, steps: int) -> Recording:
-    """Read a recording.
+    """Read and validate a recording.
 
     Args:
         path: directory with recipe.json, init.safetensors and offsets.npz; the recipe names the text.
         steps: steps to replay; 0: all.
 
     Raises:
-        UserError: if a file is missing, or the files do not match.
+        UserError: if a file or setting is missing or invalid, or the files do not match.
     """
     for name in ("recipe.json", "init.safetensors", "offsets.npz"):
         if not (path / name).is_file():
@@ -86,11 +86,11 @@ def open_recording(path: Path, steps: int) -> Recording:
     last = min(steps or config.train.steps - 1, config.train.steps - 1)
     micro = config.train.batch_size // config.train.accumulation
     if offsets_nB.ndim != 2 or offsets_nB.shape[1] != micro or split_n.shape != offsets_nB.shape[:1]:
-        raise UserError(f"{path}: offsets of shape {offsets_nB.shape} do not fit batches of {micro}")
+        raise UserError(f"{path}: offsets of shape {offsets_nB.shape} do not fit microbatches of {micro}")
     for number, tokens in enumerate(splits):
         starts = offsets_nB[split_n == number]
         if starts.size and not 0 <= starts.min() <= starts.max() < len(tokens) - config.model.block_size:
-            raise UserError(f"{path}: offset {starts.max()} is beyond the {len(tokens)} ids of split {number}")
+            raise UserError(f"{path}: window at offset {starts.max()} exceeds the {len(tokens)} ids of split {number}")
     params = jax.device_get(load_weights(Weights(path / "init.safetensors"), config.model, NANOGPT))
     return Recording(config, params, splits, split_n, offsets_nB, eval_iters, last)
 

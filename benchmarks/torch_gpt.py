@@ -10,7 +10,7 @@ from torch.nn import functional
 
 
 def put(batch: torch.Tensor, device: str) -> torch.Tensor:
-    """Copy a batch to the device, from pinned memory, because other copies block on the previous steps."""
+    """Copy a batch from pinned memory: copies from pageable memory block on the previous steps."""
     return batch.pin_memory().to(device, non_blocking=True) if device == "cuda" else batch
 
 

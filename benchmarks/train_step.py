@@ -8,21 +8,21 @@ python benchmarks/train_step.py --nanogpt DIR               also nanoGPT's model
 python benchmarks/train_step.py --shape gpt2-gpu --dtype bfloat16     on a GPU: GPT-2's 124M, 16 x 1,024 tokens
 python benchmarks/train_step.py --shape gpt2-xl-gpu --dtype bfloat16 --peers torch-compiled --in-turn   1.5B, 8 x 1,024
 
-Every side is a separate process that compiles and warms up before the first round; only one side computes at a time. All
-sides use the GPU if there is one (PyTorch with TF32, autocast for bfloat16, and flash attention), and share its memory.
-With --in-turn, a side starts after the previous side has ended, for models that fit into the memory only once. The
-shapes for GPUs read the loss every 10 steps, the other shapes after each step. A round of a side takes about --seconds
-seconds; the output is the median and the range over the rounds. Peers: `torch` (benchmarks/torch_gpt.py) and
-`transformers` (GPT2LMHeadModel), each eager and compiled, with PyTorch's fused AdamW and clipping by the global norm, as
-in the jaxgpt step. The row of a failed side contains its error. A line of JSON with the results so far is printed after
-the first round of each side and after every later round.
+Every side is a separate process that compiles and warms up before its first round; only one side computes at a time. All
+sides use the GPU if there is one (PyTorch with TF32, or autocast and flash attention for bfloat16), and share its memory.
+With --in-turn, a side starts after the previous side has ended, for models too large for two sides in memory. A round
+of a side takes about --seconds seconds; the output is the median and the range over the rounds. With GPU shapes,
+the loss is read every 10 steps, with toy every 2, otherwise after each call: one step, or 10 in jaxgpt's nanogpt-cpu.
+Peers: `torch` (benchmarks/torch_gpt.py) and `transformers` (GPT2LMHeadModel), each eager and compiled, with PyTorch's
+fused AdamW and clipping by the global norm, as in the jaxgpt step. The row of a failed side contains its error. A line
+of JSON with the results so far is printed after the first round of each side and after every later round.
 
 On a GPU, compare with `torch-compiled`: `transformers-compiled` has no flash attention with PyTorch 2.13, because
 transformers passes an explicit mask while it is compiled. With bfloat16, the residual stream is float32 in PyTorch's autocast
 and bfloat16 in jaxgpt, which therefore reads and writes fewer bytes.
 
-MFU: 6 x weights in products + 12 L D T FLOPs per token, without halving attention for the causal mask, relative to the
-best rate of matrix products in either library.
+MFU: 6 x weights in matrix products + 12 L D T FLOPs per token, without halving attention for the causal mask, relative
+to the best rate of matrix products in either library.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Shape(NamedTuple):
 
     @property
     def flops(self) -> int:
-        """The FLOPs of a step by the formula above."""
+        """The FLOPs of a step by the MFU formula of the module docstring."""
         weights = self.layers * 12 * self.width**2 + self.vocab * self.width
         return (6 * weights + 12 * self.layers * self.width * self.context) * self.batch * self.context
 
@@ -91,7 +91,7 @@ def main() -> None:
     parser.add_argument("--nanogpt", default="", help="path of a checkout of nanoGPT")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=2.0, help="seconds per round of a side")
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of products")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="dtype of matrix products")
     parser.add_argument("--in-turn", action="store_true", help="run the sides sequentially instead of alternating")
     parser.add_argument("--side", default="", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -147,7 +147,7 @@ def compare(name: str, sides: list[str], args: argparse.Namespace) -> Iterator[d
 def medians(
     shape: Shape, answers: dict[str, list[float]], memory: dict[str, float], errors: dict[str, str]
 ) -> dict[str, Any]:
-    """Return the row of each side with an answer or an error."""
+    """Compute the medians and MFU; return a row for each side with an answer or an error."""
     peak = max((statistics.median(answers[side]) for side in PEAKS if answers[side]), default=0.0)
     rows: dict[str, dict[str, Any]] = {}
     for side, times in answers.items():
@@ -181,20 +181,20 @@ def show(name: str, found: dict[str, Any]) -> None:
         print(
             f"  {side:22} {row['milliseconds']:8.2f} ms ({low:.2f} to {high:.2f})  "
             f"{row['tokens_per_second']:8,} tokens/s  {row['mfu'] or 0:4.0%} of peak  "
-            f"{row['peak_bytes'] / 2**30:5.1f} GiB  {row['ours_is_faster_by'] or 0:5.2f} x ours"
+            f"{row['peak_bytes'] / 2**30:5.1f} GiB  {row['ours_is_faster_by'] or 0:5.2f} x jaxgpt's time"
         )
 
 
 class SideError(Exception):
-    """A side did not start, or has ended."""
+    """Error: a side did not start, or ended early."""
 
 
 class Side:
-    """A process of one side, compiled and warm."""
+    """A process that measures one side, after compilation and warm-up."""
 
     def __init__(self, side: str, flags: list[str]) -> None:
         command = [sys.executable, "-W", "ignore", __file__, "--side", side, *flags]
-        # Do not preallocate a GPU that all sides share.
+        # Do not preallocate GPU memory, because all sides share it.
         env = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
         self.device = self._line()
@@ -266,7 +266,7 @@ def work_of(side: str, shape: Shape, nanogpt: str, dtype: str) -> Iterator[str |
 
 
 def about() -> dict[str, Any]:
-    """Return the cores, and the versions of Python and of the installed packages."""
+    """Return the number of cores, and the versions of Python, jax, jaxlib, torch and transformers."""
     found: dict[str, Any] = {"python": platform.python_version(), "cores": len(os.sched_getaffinity(0))}
     for name in ("jax", "jaxlib", "torch", "transformers"):
         with contextlib.suppress(PackageNotFoundError):
@@ -323,7 +323,7 @@ def peak_jax(dtype: str) -> tuple[Callable[[], Any], int]:
 
 
 def peak_torch(dtype: str) -> tuple[Callable[[], Any], int]:
-    """Return the same as `peak_jax`, in PyTorch."""
+    """Return a function that computes large matrix products in PyTorch, and its FLOPs."""
     import torch
 
     device = torch_device()
@@ -347,7 +347,7 @@ def torch_device() -> str:
 
 
 def ours(shape: Shape, **train: Any) -> Callable[[], Any]:
-    """Return a function that runs one jitted call of `jaxgpt train`, from host batches to losses.
+    """Return a function that runs `shape.calls` calls of the jitted train step, from host batches to losses.
 
     `train` contains fields of `TrainConfig`.
     """
@@ -387,7 +387,7 @@ def ours(shape: Shape, **train: Any) -> Callable[[], Any]:
 
 
 def peer(side: str, shape: Shape, nanogpt: str, dtype: str = "float32") -> Callable[[], Any]:
-    """Return PyTorch's step: forward, backward, clipping, AdamW."""
+    """Return a function that takes `shape.calls` steps in PyTorch: forward, backward, clipping, AdamW."""
     import torch
     from torch_gpt import put
 

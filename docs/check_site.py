@@ -1,11 +1,11 @@
 """Check the built site: `python docs/check_site.py build/site`. The exit code is 1 if a check fails.
 
-- The site is smaller than 20 MB.
+- The site has at most 20 MB.
 - Every link inside the site leads to a file, and every #fragment to an id of that file.
 - The site contains the search page and its index, so that the search works without a network.
 - Nothing is loaded from other hosts: no script, style sheet, font, image or frame.
 - No page, notebook or search index contains a path of this machine, such as the source directory of the build.
-- Links to other hosts have a host name and the scheme https or http. They are not opened: CI has no network.
+- Links to other hosts have a host name and the scheme https or http. They are not opened, so the check needs no network.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LOADS = {
     "embed": "src",
 }
 LOCAL = re.compile(r"(?<![\w.:/-])/(?:home|root|tmp|work|Users|var/folders|mnt/data)/[\w.-]+")
-# A reference of a style sheet to another host.
+# A reference from a style sheet to another host.
 FOREIGN = re.compile(r"(?:url\(|@import )['\"]?((?:https?:)?//[^'\")]+)")
 
 

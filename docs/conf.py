@@ -29,9 +29,9 @@ html_title = "jaxgpt"
 version = release = jaxgpt.__version__
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 exclude_patterns = ["*.py"]
-html_baseurl = ""  # address of the site; "": unknown
+html_baseurl = ""  # URL of the site; "": unknown
 
-smartquotes = False  # keep the -- of options as two hyphens
+smartquotes = False  # two hyphens, not a dash, in options such as --out
 
 html_theme = "furo"
 html_copy_source = False
@@ -71,7 +71,7 @@ nitpicky = False
 
 
 def setup(app: Any) -> None:
-    """Render formulas as MathML; leave the fields of named tuples to the docstrings of their classes."""
+    """Render formulas as MathML, connect the hooks below, and omit fields that class docstrings describe."""
     app.add_html_math_renderer("mathml", (_math, None), (_math_block, None))
     _quiet_kernels()
     app.connect("source-read", _note_missing_torch)
@@ -82,7 +82,7 @@ def setup(app: Any) -> None:
 
 
 def _quiet_kernels() -> None:
-    """Start kernels that log errors only.
+    """Set the log level of the notebook kernels to ERROR.
 
     Their warnings concern the transport, which is local, and the build prints its own progress.
     """
@@ -109,7 +109,7 @@ def _insert_calls(app: Any, page: str, source: list[str]) -> None:
 
 
 def _link_notebook(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
-    """Offer each page of the course as a notebook, below its title."""
+    """Link each course page with cells to its notebook, below the title."""
     if (
         page.startswith("course/")
         and doctree is not None

@@ -35,7 +35,7 @@ last step, and 130 after Ctrl-C (in `train`, after a second Ctrl-C).
 
 
 def reference() -> str:
-    """Return the text of the page."""
+    """Return the Markdown text of docs/reference.md."""
     return "\n".join(_lines()) + "\n"
 
 
@@ -136,7 +136,7 @@ def _word(value: Any) -> str:
 
 
 def _kind(hint: Any) -> str:
-    """Return the kind of a value; "" for a switch."""
+    """Return the text in the value column for a type hint; "": the option is a switch."""
     if get_origin(hint) is Literal:
         return f"{{{','.join(get_args(hint))}}}"
     kinds = [KINDS.get(hint, "")] if not get_args(hint) else [_kind(each) for each in get_args(hint)]

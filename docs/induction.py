@@ -1,4 +1,4 @@
-"""Plot the loss of a run of the preset `induction`, and the scores of the heads at each checkpoint.
+"""Plot a run of the preset `induction`: the loss, and scores of heads at each checkpoint.
 
 python train.py induction && python docs/induction.py runs/induction docs/induction.png
 """

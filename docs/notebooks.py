@@ -1,4 +1,4 @@
-"""Convert the pages of the course to Jupyter notebooks, which install jaxgpt if it is missing.
+"""Convert course pages to notebooks with a first cell that installs jaxgpt and jaxgpt_course if missing.
 
 `python -m sphinx` writes the notebooks next to the pages, with a wheel of jaxgpt and jaxgpt_course for the first cell.
 For notebooks that run on Colab without changes, pass the address of the site to the build:
@@ -32,11 +32,11 @@ def notebook(text: str, wheel: str, base: str = "") -> dict[str, Any]:
 
     Args:
         text: the page, in MyST Markdown.
-        wheel: the file name of a wheel of jaxgpt, next to the notebook.
-        base: address of the page's directory on the site; "": unknown, so links lead to notebooks only.
+        wheel: file name of a wheel of jaxgpt and jaxgpt_course, next to the notebook.
+        base: address of the page's directory on the site; "": unknown, so links to site pages become plain text.
     """
     where = "" if base else "\n# The wheel is next to this notebook on the site: keep both in one directory."
-    install = f"""# Install jaxgpt where it is missing, such as on Colab.{where}
+    install = f"""# Install jaxgpt and jaxgpt_course where jaxgpt_course is missing, such as on Colab.{where}
 import importlib.util
 
 if importlib.util.find_spec("jaxgpt_course") is None:
@@ -64,7 +64,7 @@ def _cell(kind: str, source: str, number: int, hidden: bool = False) -> dict[str
     cell = {"cell_type": kind, "id": f"cell-{number}", "metadata": {}, "source": source.splitlines(keepends=True)}
     if kind == "code":
         cell |= {"execution_count": None, "outputs": []}
-        if hidden:  # in Jupyter, in Colab
+        if hidden:  # code hidden in Jupyter and Colab
             cell["metadata"] = {"jupyter": {"source_hidden": True}, "cellView": "form"}
     return cell
 
@@ -102,7 +102,7 @@ def write(pages: Path, target: Path, base: str = "") -> list[Path]:
 
 
 def build_wheel(target: Path) -> str:
-    """Build a wheel of jaxgpt, without a network, and return its file name."""
+    """Build a wheel of jaxgpt and jaxgpt_course, without a network, and return its file name."""
     for old in target.glob("jaxgpt-*.whl"):
         old.unlink()
     with tempfile.TemporaryDirectory() as folder:

@@ -20,7 +20,7 @@ def main(site: str, picture: str) -> None:
         page = browser.new_page(viewport={"width": 1200, "height": 800})
         page.goto((Path(site) / PAGE).resolve().as_uri())
         page.evaluate("section => document.querySelector(section).scrollIntoView()", SECTION)
-        page.wait_for_timeout(500)  # until the sidebar has scrolled as well
+        page.wait_for_timeout(500)  # time for the sidebar to scroll, in ms
         page.screenshot(path=picture)
         browser.close()
 

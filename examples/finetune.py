@@ -1,4 +1,4 @@
-"""Fine-tune adapters (LoRA) of a run on a text, and compare the losses; the parts can be replaced.
+"""Fine-tune LoRA adapters of a run on a text, and print validation losses; data, optimizer and report can be replaced.
 
 python examples/finetune.py RUN TEXT [--steps 50] [--out runs/tuned]
 """
@@ -25,7 +25,7 @@ from jaxgpt.trainer.train import Outcome, Start, train
 
 
 class Losses(Report):
-    """Collect the validation losses by step, starting with the loss of the base."""
+    """Collect and print the validation losses by step, starting with the loss of the base model."""
 
     def __init__(self) -> None:
         self.by_step: dict[int, float] = {}

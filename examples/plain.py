@@ -1,7 +1,7 @@
 """A decoder-only transformer in one file of jax.numpy: weights, logits, loss, AdamW, sampling.
 
-Read this file first. It computes the same numbers as the package (tests/test_plain.py), without the parts that make the package
-fast, general and safe; docs/code.md continues from here. Each character is a token.
+Read this file first. It computes the same functions as the package (tests/test_plain.py), without the parts that make the
+package fast, general and safe; docs/code.md continues from here. Each character is a token.
 
 python examples/plain.py [TEXT]    # train on a file, by default this one, and print a sample
 
@@ -41,7 +41,7 @@ class Config(NamedTuple):
 
 
 class State(NamedTuple):
-    """The state of training: weights, the two averages of AdamW, and the number of steps taken."""
+    """Train state: weights, the first and second moments of AdamW, and the number of steps taken."""
 
     params: Any
     m: Any
@@ -86,13 +86,13 @@ def linear(x: jax.Array, p: Any) -> jax.Array:
 
 
 def norm(x: jax.Array, p: Any) -> jax.Array:
-    """Shift and scale each vector to mean 0 and variance 1, then multiply by a scale and add a bias."""
+    """Apply layer norm: normalize each vector to mean 0 and variance 1, then apply scale and bias."""
     x = x - x.mean(-1, keepdims=True)
     return x / jnp.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * p["scale"] + p["bias"]
 
 
 def attend(q_BTNH: jax.Array, k_BTNH: jax.Array, v_BTNH: jax.Array) -> jax.Array:
-    """Average the values of the positions up to each position, weighted by softmax(q k / sqrt(H))."""
+    """Compute causal attention: average the values up to each position with weights softmax(q k / sqrt(H))."""
     T, H = q_BTNH.shape[1], q_BTNH.shape[3]
     scores_BNTT = jnp.einsum("btnh,bsnh->bnts", q_BTNH, k_BTNH) / H**0.5
     scores_BNTT = jnp.where(jnp.tri(T, dtype=bool), scores_BNTT, -jnp.inf)  # the causal mask
@@ -114,7 +114,7 @@ def logits(c: Config, params: Any, ids_BT: jax.Array) -> jax.Array:
     x_BTD = params["wte"]["embedding"][ids_BT] + params["wpe"]["embedding"][: ids_BT.shape[1]]
     for layer in range(c.n_layer):
         x_BTD = block(c, x_BTD, params[f"h_{layer}"])
-    return norm(x_BTD, params["ln_f"]) @ params["wte"]["embedding"].T  # the head is the token table
+    return norm(x_BTD, params["ln_f"]) @ params["wte"]["embedding"].T  # tied output head: the token table
 
 
 # Training: (state, batch) -> state.
@@ -134,7 +134,7 @@ def learning_rate(c: Config, step: jax.Array) -> jax.Array:
 
 
 def init_state(c: Config, key: jax.Array) -> State:
-    """Make the state before the first step."""
+    """Create the initial train state."""
     params = init_params(c, key)
     zeros = jax.tree.map(jnp.zeros_like, params)
     return State(params, zeros, zeros, jnp.int32(0))
@@ -151,15 +151,15 @@ def train_step(c: Config, state: State, windows_BT1: jax.Array) -> tuple[State, 
     v = jax.tree.map(lambda v, g: c.beta2 * v + (1 - c.beta2) * g**2, state.v, grads)
 
     def update(w: jax.Array, m: jax.Array, v: jax.Array) -> jax.Array:
-        m, v = m / (1 - c.beta1**step), v / (1 - c.beta2**step)  # corrects the bias of averages that start at 0
-        decay = c.weight_decay if w.ndim > 1 else 0  # only matrices and tables decay
+        m, v = m / (1 - c.beta1**step), v / (1 - c.beta2**step)  # bias correction
+        decay = c.weight_decay if w.ndim > 1 else 0  # weight decay of matrices and tables only
         return w - rate * (m / (jnp.sqrt(v) + 1e-8) + decay * w)
 
     return State(jax.tree.map(update, state.params, m, v), m, v, step), value
 
 
 def batch(c: Config, ids: jax.Array, step: int) -> jax.Array:
-    """Draw the windows of a step, `[B, T + 1]`: a function of the step."""
+    """Sample the windows of a step, `[B, T + 1]`, with a key derived from the step."""
     key = jax.random.fold_in(jax.random.key(0), step)
     first_B = jax.random.randint(key, (c.batch_size,), 0, len(ids) - c.block_size)
     return ids[first_B[:, None] + jnp.arange(c.block_size + 1)]

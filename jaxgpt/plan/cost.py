@@ -55,7 +55,8 @@ class StepCost:
     def bounds(self, chip: Chip) -> dict[str, float]:
         """Compute the roofline: maximum (full overlap) and sum (no overlap) of the lower bounds in seconds, and MFU.
 
-        Source: Williams, Waterman and Patterson 2009. MFU: `useful_share * model_flops / (chip.flops * seconds)` (PaLM, appendix B).
+        Source: Williams, Waterman and Patterson 2009; MFU, `useful_share * model_flops / (chip.flops * seconds)`: PaLM,
+        appendix B.
         """
         seconds = self.seconds(chip)
         overlapped, serial = max(seconds.values()), sum(seconds.values())

@@ -1,7 +1,7 @@
 """Exercises of the course with their checks, and a drawing of a model's architecture.
 
 jaxgpt_course.exercises()                    # the functions to write
-jaxgpt_course.check("attention", my_attend)  # the correct inputs, or the error and its likely cause
+jaxgpt_course.check("attention", my_attend)  # the inputs with correct results, or the error and its likely cause
 jaxgpt_course.score(globals())               # checks of all exercises
 jaxgpt_course.architecture(config)           # SVG
 """

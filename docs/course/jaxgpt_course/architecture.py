@@ -13,11 +13,11 @@ from jaxgpt.errors import UserError
 from jaxgpt.model.params import abstract_params, flatten_params
 
 WIDTH = 400
-STREAM = 40  # x of the residual stream
-LEFT, BRANCH, RIGHT = 16, 76, 300  # boxes on the stream start at LEFT, boxes of a sublayer at BRANCH
+STREAM = 40  # x coordinate of the residual stream
+LEFT, BRANCH, RIGHT = 16, 76, 300  # boxes on the stream start at LEFT, boxes next to it at BRANCH; all end at RIGHT
 NUMBERS = WIDTH - 12  # right edge of the parameter counts
-GAP, LINE = 14, 15  # between boxes, between lines of text
-PLUS = 9  # radius of a sum
+GAP, LINE = 14, 15  # distances between boxes and between lines of text
+PLUS = 9  # radius of the circle of a sum
 
 # Lines and text have the color of the page around the figure; fills are transparent, so they suit light and dark pages.
 # A page that shows the file as an image cannot set a color, hence `svg:root`.
@@ -75,7 +75,7 @@ def architecture(config: ModelConfig, title: str = "") -> str:
     """Draw the model of a config as an SVG image.
 
     The figure shows the residual stream from ids to logits, the sublayers that read it and add to it, and the shape, options
-    and number of parameters of each part. It takes its colors from the page around it, in light and dark.
+    and number of parameters of each part. Lines and text take the color of the surrounding page.
 
     Args:
         config: the architecture, with `vocab_size` set.
@@ -89,7 +89,7 @@ def architecture(config: ModelConfig, title: str = "") -> str:
     """
     if not config.vocab_size:
         raise UserError("model.vocab_size is 0: set it to the vocabulary size of the tokenizer")
-    one = flatten_params(abstract_params(replace(config, n_layer=1)))  # all blocks are equal
+    one = flatten_params(abstract_params(replace(config, n_layer=1)))  # equal shapes in all blocks
     sizes = {name: math.prod(leaf.shape) for name, leaf in one.items()}
     draw = _Drawing()
     if title:
@@ -229,8 +229,8 @@ class _Drawing:
 
     Attributes:
         y: lower end of the drawing so far.
-        under: frames, and the wires below the boxes.
-        over: boxes and text.
+        under: elements drawn first, behind the boxes: frames and wires.
+        over: elements drawn last: boxes, arrowheads, sums and text.
     """
 
     def __init__(self) -> None:
@@ -240,7 +240,7 @@ class _Drawing:
         self._frame = 0.0
 
     def text(self, x: float, text: str, style: str, anchor: str = "") -> None:
-        """Write a line with its baseline at y."""
+        """Write a line of text with its baseline at y."""
         place = f' text-anchor="{anchor}"' if anchor else ""
         self.over.append(f'<text x="{x:g}" y="{self.y:g}" class="{style}"{place}>{html.escape(text)}</text>')
 
@@ -289,13 +289,13 @@ class _Drawing:
         )
 
     def into_plus(self, y: float, start: str) -> None:
-        """Draw a wire from a path to a sum on the stream, from the right."""
+        """Draw a sum on the stream, and a wire to its right side that begins with the SVG path `start`."""
         self.wire(f"{start}H{STREAM + PLUS + 4}")
         self.over.append(f'<path class="a" d="M{STREAM + PLUS} {y:g}l7 -4v8z"/>')
         self.plus(y)
 
     def beside(self, part: Part) -> None:
-        """Draw a box that is added to the stream."""
+        """Draw a box next to the stream, and a sum that adds its output."""
         start, self.y = self.y, self.y + GAP
         top = self.y
         self.box(part, BRANCH)
@@ -304,7 +304,7 @@ class _Drawing:
         self.wire(f"M{STREAM} {start:g}V{middle - PLUS:g}M{STREAM} {middle + PLUS:g}V{self.y:g}")
 
     def branch(self, parts: Sequence[Part], source: float | None) -> None:
-        """Draw a sublayer: boxes that read the stream, at y or at `source` above it, and add to it."""
+        """Draw a sublayer: boxes that read the stream at `source` (None: at y), and add to it below the boxes."""
         start, middle = self.y, (BRANCH + RIGHT) / 2
         self.y += 12
         if source is None:

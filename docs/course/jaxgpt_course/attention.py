@@ -35,9 +35,7 @@ def softmax(scores_TS: Any) -> Any:
 
 def _rows_sum_to_one(weights_TS: Array, scores_TS: Array) -> str | None:
     if np.isnan(weights_TS).any():
-        return (
-            "some weights are NaN: subtract the maximum of each row before the exponential, which overflows or is 0 / 0"
-        )
+        return "some weights are NaN: subtract the maximum of each row before the exponential, to prevent overflow and 0 / 0"
     if (weights_TS < 0).any():
         return "some weights are negative: the exponential is missing"
     wrong = np.flatnonzero(np.abs(weights_TS.sum(-1) - 1) > 1e-3)
@@ -49,7 +47,7 @@ def _rows_sum_to_one(weights_TS: Array, scores_TS: Array) -> str | None:
 SOFTMAX = Exercise(
     name="softmax",
     page="attention",
-    statement="Compute the softmax of each row of scores [T, S]: positive weights that sum to 1 over the last axis, "
+    statement="Compute the softmax of each row of scores [T, S]: non-negative weights that sum to 1 over the last axis, "
     "proportional to exp(score). Scores may be large, or -inf.",
     returns=("weights_TS",),
     reference=softmax,
@@ -174,7 +172,7 @@ def _head(
 
 
 def _far_below_the_future(T: int) -> tuple[Array, Array, Array]:
-    """Make scores of 0 at future positions and far below 0 at other positions.
+    """Make queries and keys with scores of 0 at future positions and far below 0 at other positions.
 
     The values are the identity, so the output equals the weights.
     """
@@ -320,7 +318,7 @@ def _layer_norm(
 
 
 def _block_with(**options: Any) -> Callable[..., Any]:
-    """Make a block with a different norm."""
+    """Make a block from the options of `_layer_norm`."""
 
     def block(x: Any, attend: Callable[[Any], Any], mlp: Callable[[Any], Any]) -> Any:
         y = x + attend(_layer_norm(x, **options))

@@ -1,4 +1,4 @@
-"""Compare a learner's function with the reference: return the first error and its most likely cause."""
+"""Compare a learner's function with the reference: return the most specific error and its likely cause."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Score:
     """The results of all exercises, which print as a table.
 
     Attributes:
-        results: one per exercise, in the order of the course.
+        results: a result per exercise, in the order of the course.
     """
 
     results: tuple[Result, ...]
@@ -85,7 +85,7 @@ class Score:
 
 
 class _Failed(NamedTuple):
-    """A call without a comparable result."""
+    """The reason for a failed check, and the exception that caused it, if any."""
 
     why: str
     error: Exception | None = None
@@ -110,7 +110,7 @@ def check(name: str, function: Callable[..., Any]) -> Result:
         function: function with the parameters of the exercise, in the same order; their names may differ.
 
     Returns:
-        The result: `passed` and a one-line `message`.
+        The result: `passed`, a one-line `message`, and the `error` that the function raised, if any.
     """
     by_name = {key: exercise for exercise in _EXERCISES for key in (exercise.name, *exercise.aliases)}
     exercise = by_name.get(name.lower()) if isinstance(name, str) else None
@@ -179,7 +179,7 @@ def _mistaken(exercise: Exercise, index: int) -> list[Any]:
 
 
 def _compare(exercise: Exercise, function: Callable[..., Any]) -> _Failed | None:
-    """Call the function with all inputs. Return the most specific error."""
+    """Compare the function with the reference on all inputs; return the most specific error, or None."""
     expected, inputs = _expected(exercise), _inputs(exercise)
     results = {label: _run(exercise, function, args, expected[label]) for label, args in inputs.items()}
     first = next(iter(inputs))
@@ -210,14 +210,14 @@ def _compare(exercise: Exercise, function: Callable[..., Any]) -> _Failed | None
 def _run(exercise: Exercise, function: Callable[..., Any], args: tuple[Any, ...], expected: Any) -> Any:
     """Call a function with NumPy arrays or, if this fails, with JAX arrays.
 
-    Returns the result in the expected structure.
+    Returns the result in the expected structure, or `_Failed`.
     """
     failed = None
     for convert in (np.array, jnp.asarray):
         given = jax.tree.map(lambda x: convert(x) if isinstance(x, np.ndarray) else x, args)  # noqa: B023
         try:
             result = _arrays(exercise, function(*given), expected)
-        except Exception as error:  # anything may be wrong with a learner's function
+        except Exception as error:  # a learner's function may raise any exception
             new = _Failed(_raised(function, error), error)
             # With NumPy arrays, a function for JAX arrays fails at `x.at`: this error hides its actual mistake.
             if failed is None or ("numpy.ndarray" in str(failed.error) and type(error) is not type(failed.error)):
@@ -248,7 +248,7 @@ def _raised(function: Callable[..., Any], error: Exception) -> str:
 
 
 def _arrays(exercise: Exercise, result: Any, expected: Any) -> Any:
-    """Convert the leaves of a result to arrays; `_Failed` if its structure is not the expected one."""
+    """Convert the leaves of a result to arrays, or return `_Failed` if the structure is wrong."""
     result = tuple(result) if isinstance(result, list) and isinstance(expected, tuple) else result
     structure: Any = jax.tree.structure(expected)
     names = ", ".join(exercise.returns)
@@ -268,7 +268,7 @@ def _arrays(exercise: Exercise, result: Any, expected: Any) -> Any:
     for leaf in leaves:
         try:
             arrays.append(np.asarray(leaf))
-        except ValueError:  # lists of different lengths
+        except ValueError:  # ragged lists
             arrays.append(np.array(None))
         if _kind(arrays[-1]) not in _KINDS:
             return _Failed(f"the function returns {short_repr(leaf)} in place of an array of numbers: expected {names}")
@@ -344,7 +344,7 @@ def _shapes(exercise: Exercise, result: Any, expected: Any) -> _Failed | None:
 
 
 def _values(exercise: Exercise, result: Any, expected: Any) -> str:
-    """Describe the largest difference."""
+    """Describe the largest difference in the first array that differs."""
     for (name, a), (_, b) in zip(_leaves(exercise, result), _leaves(exercise, expected), strict=True):
         if _close(a, b):
             continue

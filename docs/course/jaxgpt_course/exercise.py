@@ -1,4 +1,4 @@
-"""The parts of an exercise."""
+"""Exercise: the statement, reference function, inputs, known mistakes and laws."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-# (result, *arguments) -> description of the error, or None. The result has the structure of the reference's result, with
-# NumPy arrays as leaves.
+# A law maps (result, *arguments) to a description of the error, or None. The result has the structure of the reference's
+# result, with NumPy arrays as leaves.
 Law = Callable[..., str | None]
 
 
@@ -23,12 +23,12 @@ class Exercise:
         page: course page that explains the computation, such as "attention".
         statement: description of the computation. Letters are dimensions, as everywhere in jaxgpt.
         returns: names of the results.
-        reference: reference function, built from jaxgpt's functions, with the name and parameters to use.
-        inputs: returns a dict of the arguments of each call, keyed by a short description. Arrays are NumPy arrays.
+        reference: correct function, composed of jaxgpt, JAX and Optax functions; defines the name and parameters to use.
+        inputs: function that returns the arguments of each call, keyed by a short description. Arrays are NumPy arrays.
         mistakes: typical wrong answers, as pairs of a one-line explanation and a function. If a learner's results match
             the results of the function, `check` returns the explanation.
-        laws: properties of the result. For any other wrong answer, `check` returns the violated property.
-        aliases: other names for `check`.
+        laws: properties of the result. For other wrong values, `check` returns the first violated property, if any.
+        aliases: other names of the exercise, for `check`.
     """
 
     name: str

@@ -20,7 +20,7 @@ Array = np.ndarray
 
 
 def _model(seed: int) -> Callable[[Any], Array]:
-    """Make a causal model of 11 tokens whose logits depend on all tokens so far."""
+    """Make a causal model with a vocabulary of 11; its logits depend on all tokens so far."""
     table_VD, head_DV = normal(seed, 11, 6), normal(seed + 1, 6, 11)
 
     def model(ids_T: Any) -> Any:
@@ -152,7 +152,7 @@ def _is_the_smallest_set(out_V: Array, logits_V: Array, p: float) -> str | None:
     if p_V[kept_V].min() < p_V[~kept_V].max(initial=0):
         return f"the function keeps token {np.where(kept_V, p_V, 2).argmin()} and removes a more probable one"
     if p_V[kept_V].sum() < p - 1e-6:
-        return f"the tokens that are kept have a probability of {p_V[kept_V].sum():.3f}, less than p = {p:g}: keep one more"
+        return f"the tokens that are kept have a probability of {p_V[kept_V].sum():.3f}, less than p = {p:g}: keep more tokens"
     if p_V[kept_V].sum() - p_V[kept_V].min() > p + 1e-6:
         return f"the function keeps {kept_V.sum()} tokens, but fewer reach p = {p:g}: stop when the sum reaches p"
     return None
@@ -169,7 +169,7 @@ TOP_P = Exercise(
     inputs=lambda: {
         "p = 0.7": (normal(0, 6), 0.7),
         "p = 0.9, 300 tokens": (2 * normal(1, 300), 0.9),
-        "p = 0.5, one token has 0.9": (np.array([0.3, 5.0, 1.0, 0.1, -0.4, 0.7], np.float32), 0.5),
+        "p = 0.5, one token has 0.95": (np.array([0.3, 5.0, 1.0, 0.1, -0.4, 0.7], np.float32), 0.5),
         "p = 1": (normal(2, 6), 1.0),
         "p = 0.001": (normal(3, 6), 0.001),
         "p = 0.8, a token is removed already": (np.array([0.5, -np.inf, 1.0, 0.2, -0.1, 0.9], np.float32), 0.8),
@@ -269,7 +269,7 @@ SAMPLE = Exercise(
         ),
         ("all tokens are kept: keep the nucleus of p before the draw", _sample(keep=lambda p_V, p: p_V >= 0)),
         (
-            "the probabilities of the nucleus are not divided by their sum: u would fall beyond the last one",
+            "the probabilities of the nucleus are not divided by their sum: u can exceed the sum, so that no id is found",
             _sample(weigh=lambda kept_V, scaled_V: np.where(kept_V > -np.inf, _softmax(scaled_V), 0)),
         ),
         *(
@@ -288,7 +288,7 @@ SAMPLE = Exercise(
             _sample(choose=lambda p_V, u: np.argsort(-p_V)[(np.cumsum(np.sort(p_V)[::-1]) > u).argmax()]),
         ),
         (
-            "the function returns the last id below u: the first one whose cumulative probability exceeds u",
+            "the function returns the id before the right one: return the first id whose cumulative probability exceeds u",
             _sample(choose=lambda p_V, u: max((np.cumsum(p_V) > u).argmax() - 1, 0)),
         ),
     ),
@@ -319,7 +319,7 @@ def _extend(
     old_cache: bool = False,
     keys_for_values: bool = False,
 ) -> Callable[..., Any]:
-    """Make a decoding step with a cache and one deliberate bug."""
+    """Make a decoding step with a cache, correct by default; an argument adds a deliberate bug."""
 
     def extend(q_H: Array, k_H: Array, v_H: Array, cache: Any, length: int) -> Any:
         k_SH, v_SH = (x.copy() for x in cache)
@@ -353,7 +353,7 @@ def _only_its_slot_changes(result: Any, q_H: Array, k_H: Array, v_H: Array, cach
 
 
 def _cache(seed: int, S: int, H: int, length: int) -> tuple[Any, ...]:
-    """Make the arguments of one call. Unused slots hold values of an earlier text."""
+    """Make the arguments of one call. Unused slots hold random values."""
     q_H, k_H, v_H = normal(seed, 3, H)
     k_SH, v_SH = normal(seed + 1, 2, S, H)
     return q_H, k_H, v_H, (k_SH, v_SH), length

@@ -16,7 +16,7 @@ Array = np.ndarray
 
 @jax.jit
 def product(x_BD: Any, up_PDF: Any, down_PFD: Any, bias_D: Any) -> Any:
-    """Compute each device's part, in `vmap` with the name of the mesh axis, and all-reduce the parts."""
+    """Compute each device's partial sum in `vmap` over the named mesh axis, and all-reduce the partial sums."""
 
     def device(up_DF: Any, down_FD: Any) -> Any:
         part_BD = jax.nn.relu(jnp.asarray(x_BD) @ up_DF) @ down_FD

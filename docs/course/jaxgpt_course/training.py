@@ -36,7 +36,7 @@ def _log_p(logits_TV: Array, targets_T: Array, axis: int = -1) -> Array:
 
 
 def _of_counted(reduce: Callable[[Array], Any], axis: int = -1) -> Callable[..., Any]:
-    """Make a loss from the log probabilities of the targets that count."""
+    """Make a loss from the log probabilities of the targets other than -1."""
     return lambda logits, targets: reduce(_log_p(logits, targets, axis)[targets >= 0])
 
 
@@ -122,7 +122,7 @@ LOSS = Exercise(
 
 
 def _apply(variables: Any, tokens_BT: jax.Array, key: Any = None, positions: Any = None) -> jax.Array:
-    """Predict the next token from the current one."""
+    """Compute the logits of the next token from the current token only."""
     params = variables["params"]
     logits_BTV: jax.Array = jnp.take(params["embedding"], tokens_BT, axis=0) @ params["head"]
     return logits_BTV
@@ -130,12 +130,12 @@ def _apply(variables: Any, tokens_BT: jax.Array, key: Any = None, positions: Any
 
 _OBJECTIVE = next_token_loss(_apply)
 _PARAMS = {"embedding": normal(0, _V, _D), "head": normal(1, _D, _V)}
-_OPTIMIZER = optax.adamw(0.03, weight_decay=0.1)  # enough to show which parameters it decays
+_OPTIMIZER = optax.adamw(0.03, weight_decay=0.1)  # weight decay, which needs the parameters in `update`
 
 
 @jax.jit
 def _sums(params: Any, windows_BT1: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Compute the sum of the losses of a batch, and the number of tokens that count."""
+    """Compute the sum of the losses of a batch, and the number of targets other than -1."""
     sums = _OBJECTIVE(params, jnp.asarray(windows_BT1), None)
     return sums.loss_B.sum(), sums.count_B.sum()
 
@@ -162,7 +162,7 @@ def _step(
     sign: float = 1.0,
     fresh: bool = False,
 ) -> Callable[..., Any]:
-    """Make a train step with one deliberate bug."""
+    """Make a train step, correct by default; an argument adds a deliberate bug."""
 
     def step(state: Any, batch: Any, loss: Callable[..., Any], optimizer: Any) -> Any:
         params, old = state
@@ -176,7 +176,7 @@ def _step(
 
 
 def _states() -> dict[str, tuple[Any, ...]]:
-    """Make the state before the first step, and a state in the middle of training with nonzero moments."""
+    """Make the arguments of the first step, and of the third step, with nonzero moments."""
     first: Any = (_PARAMS, jax.tree.map(np.asarray, _OPTIMIZER.init(_PARAMS)))
     batches = np.random.default_rng(0).integers(0, _V, (3, 4, 6)).astype(np.int32)
     later: Any = first
@@ -278,11 +278,11 @@ def _mean_of_means(sums: Array, counts: Array) -> Any:
 def _is_finite(result: Any, *arguments: Any) -> str | None:
     if all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(result)):
         return None
-    return "a microbatch without tokens makes it NaN (0 / 0): add up the sums and the counts, and divide once"
+    return "a result is not finite (a microbatch without tokens gives 0 / 0): add up the sums and the counts, and divide once"
 
 
 def _microbatches(*counts: int) -> list[Array]:
-    """Make microbatches of 2 windows with the given counts of tokens with a target; other targets are -1."""
+    """Make a microbatch of 2 windows for each number of targets in `counts`; other targets are -1."""
     rng = np.random.default_rng(sum(counts))
     batches = []
     for count in counts:
@@ -406,7 +406,7 @@ ADAM = Exercise(
         ),
         ("v is not corrected: divide it by 1 - 0.99^t", _adam(corrected=lambda t: (1 - _B1**t, 1.0))),
         ("m is not corrected: divide it by 1 - 0.9^t", _adam(corrected=lambda t: (1.0, 1 - _B2**t))),
-        ("both are corrected by 0.9^t: v by 1 - 0.99^t", _adam(corrected=lambda t: (1 - _B1**t, 1 - _B1**t))),
+        ("both are divided by 1 - 0.9^t: divide v by 1 - 0.99^t", _adam(corrected=lambda t: (1 - _B1**t, 1 - _B1**t))),
         (
             "the corrected averages are returned: return the uncorrected m and v, because the next step averages them",
             _adam(stored=True),
