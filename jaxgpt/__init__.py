@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 set_compiler_flags()
 
-# Imported on first access, so that `import jaxgpt` is fast and initializes no device.
+# These names are imported on first access, so that `import jaxgpt` is fast and initializes no device.
 _NAMES = {
     "config": "Config ModelConfig OptimConfig TrainConfig",
     "data.batches": "batches",

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: written in the background, sealed by one file, listed, checked and restored.
+"""Checkpoints of a run: write in the background, commit with checkpoint.json, list, verify and restore.
 
 checkpoints/300/params/         weights or adapters; Orbax stores each part separately, so that sampling reads a single part
                 opt_state/      state of the optimizer
