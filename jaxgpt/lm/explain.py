@@ -28,7 +28,7 @@ class Stage(NamedTuple):
         name: name of the filter, and its parameter, if any.
         removed: number of tokens that the filter removed, except tokens of probability 0.
         removed_mass: total probability of the removed tokens before the filter.
-        moved_mass: probability moved among the remaining tokens, half the sum of |changes| of their normalized probabilities.
+        moved_mass: total variation distance of the remaining tokens' normalized probabilities before and after the filter.
         left: number of remaining tokens, except tokens of probability 0.
     """
 
@@ -45,7 +45,7 @@ class Choice(NamedTuple):
     Attributes:
         stages: the effects of the enabled filters, in order.
         probability_V: probability of each token after all filters, float64, sum 1.
-        uniform: the random number; None for greedy decoding.
+        uniform: the random number in [0, 1); None for greedy decoding.
         before: total probability of the tokens with smaller ids. Up to rounding, `uniform` is between `before` and
             `before + probability_V[token]`.
         token: the sampled id.
