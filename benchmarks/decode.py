@@ -1,6 +1,6 @@
 """Speed of generation compared with transformers or llama.cpp.
 
-All models have the same shape, with random weights; the sides alternate in one process.
+All models have the same shape, with random weights; the sides (a library and a dtype) alternate in one process.
 
 python benchmarks/decode.py                     GPT-2's 124M shape, batch 1 and 8, 16 + 128 tokens
 python benchmarks/decode.py --layers 2 --repeats 2 --batches 1    a quick check
@@ -10,8 +10,8 @@ python benchmarks/decode.py --compiled          also compare with transformers' 
 
 jaxgpt and transformers use the GPU if there is one, and share its memory. Speeds and bandwidth are medians. A failed
 side is skipped, and its error is printed. A line of JSON with the results so far is printed after the first two calls
-of each side and after every later round. Needs torch, and transformers for that peer. The limit of the speed is the
-read bandwidth divided by the bytes of float32 weights read per token; the bandwidth is measured between the sides.
+of each side and after every later round. Needs torch; the default peer needs transformers. The speed limit is batch size x
+read bandwidth / bytes of float32 weights read per step; the bandwidth is measured between the sides.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import Any
 from train_step import QUEUED, about, device_name, torch_device
 
 LLAMA = {"positions": "rope", "norm": "rmsnorm", "mlp": "gated", "activation": "silu", "bias": False}
-SHAPES: dict[str, dict[str, Any]] = {  # settings of the model
+SHAPES: dict[str, dict[str, Any]] = {  # model settings of each --shape
     "gpt2": {"n_layer": 12, "n_head": 12, "n_embd": 768},
     "gpt2-xl": {"n_layer": 48, "n_head": 25, "n_embd": 1600},
     "smollm2-135m": {"n_layer": 30, "n_head": 9, "n_kv_head": 3, "n_embd": 576, "n_inner": 1536, "vocab_size": 49152}
@@ -171,7 +171,7 @@ def main() -> None:
         if "llama.cpp" in args.peers:
             kinds_of_both = [kind for kind in args.kinds if kind != "bfloat16"]
             sides |= {f"llama.cpp {kind}": functools.partial(llama_cpp, kind, batch) for kind in kinds_of_both}
-        if args.compiled:  # last, because it may take longest to start
+        if args.compiled:  # the last side: compilation may take longest
             sides[f"transformers {kinds[-1]} compiled"] = functools.partial(theirs, kinds[-1], batch, compiled=True)
         runs: dict[str, Callable[[], Any]] = {}
         seconds: dict[str, list[float]] = {name: [] for name in sides}
@@ -234,7 +234,7 @@ def main() -> None:
 
 
 def read_bandwidth(tensor: Any) -> float:
-    """Return the bytes per second read by a sum.
+    """Measure the read bandwidth of a sum, in bytes per second.
 
     On a GPU, several sums are timed together, because dispatching and blocking take as long as one sum.
     """

@@ -12,11 +12,11 @@ PART.json contains its results or, after a failure, the error, the end of the ou
 without a complete result is run again next time. A repeated part loads compiled programs from the subdirectory `cache`
 of --out, which shortens its compilation times. Afterwards, all results are printed as a table and as one line of JSON.
 
-If nvidia-smi finds a GPU, it must be used, except with --toy: a part fails if one of its libraries computes on a CPU.
-For training, compare with `torch-compiled`; benchmarks/train_step.py gives the reason.
+Except with --toy, a part fails if nvidia-smi finds a GPU but one of the part's libraries computes on a CPU.
+Compare training with `torch-compiled`: `transformers-compiled` has no flash attention (see benchmarks/train_step.py).
 
-MFU: tokens/s x (6 x weights in matrix products + 12 L D T) FLOPs / peak, without halving attention for the causal mask.
-The peak is from the data sheet of a known GPU, otherwise the best rate of large matrix products in the same run.
+MFU: tokens/s x (6 x weights in matrix products + 12 x layers x width x context) / peak FLOP/s, without halving attention
+for the causal mask. The peak is from the data sheet of a known GPU, otherwise the best measured rate of matrix products.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def environment(cache: Path, require_gpu: bool) -> dict[str, str]:
         "TORCHINDUCTOR_CACHE_DIR": str(cache / "torch"),
     }
     if require_gpu:
-        ours["JAX_PLATFORMS"] = "cuda,cpu"  # no fallback to the CPU if CUDA does not start
+        ours["JAX_PLATFORMS"] = "cuda,cpu"  # no fallback to the CPU if CUDA initialization fails
     env = os.environ | ours
     env["CUDA_VISIBLE_DEVICES"] = env.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     env["PYTHONPATH"] = os.pathsep.join([str(ROOT), env.get("PYTHONPATH", "")])
@@ -208,7 +208,7 @@ def cpu_name() -> str:
 
 
 def sheet_peak(device: str) -> float:
-    """Return the bfloat16 FLOP/s of a GPU from its data sheet; 0: unknown."""
+    """Return the peak bfloat16 FLOP/s of a GPU from its data sheet; 0: unknown."""
     from jaxgpt.parallel.chips import CHIPS
 
     name = device.split(",")[0].strip()  # PCIe and NVL boards have different rates from SXM boards
@@ -270,7 +270,7 @@ TABLES: dict[str, Callable[[dict[str, Any], str], list[str]]] = {
 def run_verify(toy: bool, text: str) -> dict[str, Any]:
     """Check the laws of `jaxgpt verify` on this device, with a GPT-2 and, except with --toy, a Llama.
 
-    float32 products have full precision.
+    The default precision of float32 matrix products is "highest".
     """
     del text
     os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "highest")
@@ -292,7 +292,7 @@ def run_verify(toy: bool, text: str) -> dict[str, Any]:
 
 
 def run_tests(name: str, toy: bool, text: str) -> dict[str, Any]:
-    """Run a group of `TESTS` on this device, with full precision in float32 products."""
+    """Run a group of `TESTS` on this device, with "highest" precision in float32 matrix products."""
     del text
     arguments = ["tests/kernels/test_stored.py"] if toy and name != "tests-cudnn" else TESTS[name]
     env = os.environ | {"JAX_DEFAULT_MATMUL_PRECISION": "highest", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
@@ -324,7 +324,7 @@ def run_tests(name: str, toy: bool, text: str) -> dict[str, Any]:
 
 
 def run_profile(toy: bool, text: str) -> dict[str, Any]:
-    """Measure the time of a step of the 124M model by kind of operation (`jaxgpt bench`)."""
+    """Measure tokens/s, MFU and time by kind of operation of the 124M training step (`jaxgpt bench`)."""
     del text
     from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig
     from jaxgpt.study import bench
@@ -333,7 +333,7 @@ def run_profile(toy: bool, text: str) -> dict[str, Any]:
     notes: dict[str, str] = {}
 
     def device_time_or_note(*args: Any) -> dict[str, float]:
-        """Return times by kind; none if the trace is unreadable, so that the throughput is still reported."""
+        """Return the share of each kind; {} if the trace is unreadable, so that the throughput is still reported."""
         try:
             return device_time(*args)
         except ValueError as e:
@@ -384,7 +384,7 @@ def run_recipe(toy: bool, text: str) -> dict[str, Any]:
 
 
 def run_recipe_torch(toy: bool, text: str) -> dict[str, Any]:
-    """Train the recipe of `run_recipe` on its batches in PyTorch, compiled (eager at toy size)."""
+    """Train the model of `run_recipe` on the same batches in PyTorch, compiled (eager at toy size)."""
     import numpy as np
     import torch
     from torch_gpt import TorchGPT, put

@@ -86,7 +86,7 @@ def slope(sizes: list[int], values: list[float] | list[int]) -> float:
 
 
 def memory(layers: int) -> dict[str, Any]:
-    """Measure the peak memory of each side in GiB."""
+    """Measure the peak memory of each entry of `SIDES` in GiB."""
     found = {}
     for side in SIDES:
         found[side] = alone(side, LONG._replace(layers=layers), "--memory")
@@ -95,13 +95,13 @@ def memory(layers: int) -> dict[str, Any]:
 
 
 def alone(side: str, shape: Shape, *flags: str) -> float:
-    """Measure a side in a separate process; return its seconds per step or, with --memory, its GiB."""
+    """Measure an entry of `SIDES` in a separate process; return seconds per step or, with --memory, GiB."""
     command = [sys.executable, "-W", "ignore", __file__, "--side", side, "--shape", json.dumps(shape), *flags]
     return float(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()[-1])
 
 
 def step_seconds(shape: Shape, seconds: float) -> float:
-    """Time at least five steps, for `seconds`, after three warm-up steps; return the median in seconds."""
+    """Time steps for `seconds`, at least five, after three warm-up steps; return the median in seconds."""
     work = ours(shape)
     for _ in range(3):
         work()

@@ -17,7 +17,7 @@ CONTEXT = 1024
 
 
 def write_gguf(file: Path, config: ModelConfig, kind: str) -> None:
-    """Write a GPT-2, or with RoPE a Llama, with random weights as a GGUF file.
+    """Write a GGUF file with random weights: a Llama if the config has RoPE, otherwise a GPT-2.
 
     Matrices and the token table are float32 or, for `int8`, Q8_0 (int8 in blocks of 32).
     """

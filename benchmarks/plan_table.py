@@ -91,7 +91,7 @@ def plans(rows: list[dict[str, Any]]) -> str:
 
 
 def weak(rows: list[dict[str, Any]]) -> str:
-    """Return the table of weak scaling: constant work per chip, increasing number of chips."""
+    """Return the table of weak scaling as Markdown: 8 windows per chip, increasing number of chips."""
     lines = [
         "| chips | mesh (data x fsdp) | TFLOPs per chip (model, compiler) | parameters and optimizer per chip, MB | "
         "temporaries per chip, GiB | sent per chip, GB |",

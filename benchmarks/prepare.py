@@ -1,4 +1,4 @@
-"""Compare data preparation with tiktoken on the same cores.
+"""Compare the speed of jaxgpt's data preparation with tiktoken's on the same cores.
 
 Usage: `python benchmarks/prepare.py TOKENIZER [SRC.jsonl]`
 
@@ -7,7 +7,7 @@ pipeline: from a JSON Lines file to shards: jaxgpt with one thread per core, and
           core. The parent process of the pool parses the lines and fills the shards, as in the scripts of llm.c.
 
 TOKENIZER is GPT-2's tokenizer.json or its directory. Without SRC.jsonl, the documents are the Python
-files below the directory of the standard library, up to about --megabytes.
+files below the standard library's directory, up to about --megabytes MB.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from jaxgpt.data.tokenizer_files import load_tokenizer
 
 WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"  # GPT-2's split pattern
 END, SHARD = 50256, 10**8
-encoding: Any = None  # tiktoken encoding in a process of the pool
+encoding: Any = None  # the tiktoken encoding of a pool worker
 
 
 def load_tiktoken(path: str) -> Any:
@@ -51,13 +51,13 @@ def load_tiktoken(path: str) -> Any:
 
 
 def start(path: str) -> None:
-    """Initialize a process of the pool."""
+    """Initialize a pool worker: build its tiktoken encoding."""
     global encoding
     encoding = load_tiktoken(path)
 
 
 def tokenize(text: str) -> np.ndarray:
-    """Encode a document in a process of the pool."""
+    """Encode a document in a pool worker; return the end-of-text id and the ids of the document."""
     return np.array([END, *encoding.encode_ordinary(text)], np.uint16)
 
 
@@ -86,7 +86,7 @@ def peer(tokenizer: str, source: Path, out: Path, workers: int) -> int:
 
 
 def write_corpus(path: Path, megabytes: int) -> None:
-    """Write Python sources below the standard library's directory as JSON Lines, about `megabytes`."""
+    """Write Python sources below the standard library's directory as JSON Lines, about `megabytes` MB."""
     left = megabytes * 10**6
     with path.open("w", encoding="utf-8") as out:
         for file in sorted(Path(sysconfig.get_paths()["stdlib"]).rglob("*.py")):
@@ -107,7 +107,7 @@ def cpu_seconds() -> float:
 
 
 def rounds(repeats: int, size: int, sides: dict[str, Callable[[], int]]) -> None:
-    """Alternate the sides, and print each median speed and its ratio to tiktoken's.
+    """Time each side in turn, `repeats` times; print its median speed and the ratio to tiktoken's.
 
     The speed per CPU second is almost independent of the load of the machine.
     """

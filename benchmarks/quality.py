@@ -1,6 +1,6 @@
 """Time to a validation loss on tinyshakespeare, compared with nanoGPT's CPU recipe in PyTorch.
 
-python benchmarks/quality.py --data FILE                    5 seeds, the peer once, then the curve
+python benchmarks/quality.py --data FILE                    5 seeds, the peer once, then the losses of CURVE
 python benchmarks/quality.py --data FILE --seeds 1 --curve 0 --peer 0    a quick check
 
 Each time covers a complete process: start, compilation (cold: without the compilation cache), training, and the loss
@@ -111,7 +111,7 @@ def plot(results: dict[str, list[tuple[float, float]]], path: str) -> None:
 
 
 def ours(flags: list[str], data: str, cached: bool = True) -> tuple[float, float]:
-    """Train in a new process; return its wall time in seconds and the last validation loss."""
+    """Train jaxgpt in a new process; return its wall time in seconds and the last validation loss."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         command = [sys.executable, "-m", "jaxgpt", "train", *flags, "--data.path", data, "--out", str(out)]

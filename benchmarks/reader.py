@@ -1,12 +1,12 @@
 """Speed of reading batches of windows from token files, in tokens per second, without a model.
 
-python benchmarks/reader.py                  200 M random tokens in 1 and 10 files, in random order and in epochs
+python benchmarks/reader.py                  200 M random tokens in 1 and 10 files; random and epoch sampling
 python benchmarks/reader.py --tokens 1e7 --seconds 0.2       a quick check
 python benchmarks/reader.py --sparse 1e10    speed and memory of reading a sparse file, which takes no disk space
 
-The files are uint16 ids as nanoGPT writes them, memory-mapped and in the page cache. `mask` adds the targets and
-segment ids of documents, `pack` packs complete documents into windows. One thread reads. `batch` is the number of
-windows of 1,024 tokens.
+The files are uint16 ids as nanoGPT writes them, memory-mapped and in the page cache. `flow` concatenates documents,
+`mask` also returns targets and segment ids, `pack` packs documents into windows. One thread reads. `batch` is the
+number of windows per batch, each of 1,024 tokens.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 python benchmarks/real_model.py runs/smollm2    (a model with <|im_start|> in its chat template)
 
-The sides of a comparison alternate in one process on the same cores; results are medians. Only the chat streams. Needs
-torch and transformers.
+The sides of a comparison alternate in one process on the same cores; results are medians. Only the chat
+benchmark streams its tokens. Needs torch and transformers.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def alternate(runs: dict[str, Callable[[], int]], repeats: int) -> dict[str, float]:
-    """Alternate functions that return their number of tokens; return the median tokens/s of each."""
+    """Time functions in turn, each returning its number of generated tokens; return the median tokens/s of each."""
     for run in runs.values():
         run()  # compile
     speeds: dict[str, list[float]] = {name: [] for name in runs}

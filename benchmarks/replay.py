@@ -1,4 +1,4 @@
-"""Replay a training run recorded from a different trainer.
+"""Replay a training run recorded from a different trainer, in nanoGPT's format.
 
 Usage: `python benchmarks/replay.py DIR [--steps N] [--json]`
 
@@ -40,13 +40,13 @@ class Recording:
     """A validated recording of a run.
 
     Attributes:
-        config: config from the recipe.
+        config: settings of the run, converted from the recipe.
         params: initial weights.
-        splits: the ids of training and validation.
-        split_n: the split of each draw.
+        splits: token ids of the training and validation splits.
+        split_n: index in `splits` of each draw.
         offsets_nB: offsets of the windows of each draw.
-        eval_iters: draws of each split in one evaluation.
-        last: the last step to replay.
+        eval_iters: number of draws from each split in an evaluation.
+        last: step at which the replay ends, before its update.
     """
 
     config: Config
@@ -63,7 +63,7 @@ def open_recording(path: Path, steps: int) -> Recording:
 
     Args:
         path: directory with recipe.json, init.safetensors and offsets.npz; the recipe names the text.
-        steps: steps to replay; 0: all.
+        steps: maximum number of steps to replay; 0: all.
 
     Raises:
         UserError: if a file or setting is missing or invalid, or the files do not match.
@@ -142,8 +142,8 @@ def replay(recording: Recording) -> Iterator[dict[str, float]]:
 
     An evaluation precedes the update of its step.
 
-    Draws are in nanoGPT's order: a training batch before the loop; at every evaluation first `eval_iters` batches
-    of training, then of validation; and after every forward pass the next training batch.
+    Batches are drawn in nanoGPT's order: a training batch before the loop; at each evaluation `eval_iters` training batches,
+    then as many validation batches; after each forward pass the next training batch.
     """
     draws = _Draws(recording)
     program = build(recording.config)
@@ -160,7 +160,7 @@ def replay(recording: Recording) -> Iterator[dict[str, float]]:
         for _ in range(accumulation):
             pieces.append(batch)
             batch = draws.next(TRAIN)
-        # Row r of a batch goes to microbatch r % A.
+        # Row r of a batch belongs to microbatch r % accumulation.
         windows = np.stack(pieces, axis=1).reshape(-1, batch.shape[1])
         state, _ = program.step(state, program.put(windows))
 

@@ -1,6 +1,6 @@
 """Time of --help, and time to the first train step and sampled character, with a cold and a warm cache.
 
-python benchmarks/start.py                  the default preset, 3 processes of each, medians
+python benchmarks/start.py                  the default preset, medians of 3 processes per measurement
 python benchmarks/start.py --repeats 1      a quick check
 
 Cold: without the compilation cache (`JAX_ENABLE_COMPILATION_CACHE=false`). Warm: with the cache filled by an
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def first_step(command: list[str], env: dict[str, str], out: Path) -> float:
-    """Return the seconds until the first step's metrics are written; then kill the process."""
+    """Run a command until the first step's metrics are written; return the wall time in seconds."""
     start = time.perf_counter()
     process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
@@ -76,7 +76,7 @@ def first_step(command: list[str], env: dict[str, str], out: Path) -> float:
 
 
 def first_character(command: list[str], env: dict[str, str]) -> float:
-    """Return the seconds until the first character after the prompt; then kill the process."""
+    """Run a command until it prints a character after the prompt; return the wall time in seconds."""
     start = time.perf_counter()
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout

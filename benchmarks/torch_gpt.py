@@ -1,4 +1,4 @@
-"""The peer of the training benchmarks: GPT-2's decoder in plain PyTorch, written for speed."""
+"""GPT-2 in plain PyTorch, optimized for speed: the baseline of the training benchmarks."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch.nn import functional
 
 
 def put(batch: torch.Tensor, device: str) -> torch.Tensor:
-    """Copy a batch from pinned memory: copies from pageable memory block on the previous steps."""
+    """Copy a batch to a GPU from pinned memory: copies from pageable memory block on the previous steps."""
     return batch.pin_memory().to(device, non_blocking=True) if device == "cuda" else batch
 
 
 class Block(nn.Module):
-    """`x + attn(norm(x))`, then `x + mlp(norm(x))`, with PyTorch's fused causal attention."""
+    """A pre-norm block with PyTorch's fused causal attention: `x + attn(norm(x))`, then `x + mlp(norm(x))`."""
 
     def __init__(self, width: int, heads: int, bias: bool, dropout: float) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Block(nn.Module):
 
 
 class TorchGPT(nn.Module):
-    """Token and position embeddings, blocks, a norm, and the tied head."""
+    """GPT-2: token and position embeddings, blocks, the final norm, and the tied output head."""
 
     def __init__(
         self, vocab: int, context: int, layers: int, heads: int, width: int, bias: bool, dropout: float = 0.0

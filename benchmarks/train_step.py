@@ -1,18 +1,18 @@
 """Time of a training step compared with PyTorch, on the same shapes and cores.
 
 python benchmarks/train_step.py                             nanoGPT's CPU shape
-python benchmarks/train_step.py --shape medium gpt2         6 layers of 384; GPT-2's 124M
+python benchmarks/train_step.py --shape medium gpt2         6 layers of width 384; GPT-2 124M
 python benchmarks/train_step.py --shape default             the shape of the default preset
 python benchmarks/train_step.py --rounds 2 --seconds 1 --peers torch     a quick check
 python benchmarks/train_step.py --nanogpt DIR               also nanoGPT's model.py, from a checkout
-python benchmarks/train_step.py --shape gpt2-gpu --dtype bfloat16     on a GPU: GPT-2's 124M, 16 x 1,024 tokens
-python benchmarks/train_step.py --shape gpt2-xl-gpu --dtype bfloat16 --peers torch-compiled --in-turn   1.5B, 8 x 1,024
+python benchmarks/train_step.py --shape gpt2-gpu --dtype bfloat16     on a GPU: GPT-2 124M, 16 x 1,024 tokens
+python benchmarks/train_step.py --shape gpt2-xl-gpu --dtype bfloat16 --peers torch-compiled --in-turn   1.5B, 8 x 1,024 tokens
 
-Every side is a separate process that compiles and warms up before its first round; only one side computes at a time. All
-sides use the GPU if there is one (PyTorch with TF32, or autocast and flash attention for bfloat16), and share its memory.
-With --in-turn, a side starts after the previous side has ended, for models too large for two sides in memory. A round
-of a side takes about --seconds seconds; the output is the median and the range over the rounds. With GPU shapes,
-the loss is read every 10 steps, with toy every 2, otherwise after each call: one step, or 10 in jaxgpt's nanogpt-cpu.
+Every side (jaxgpt or a peer) is a separate process that compiles and warms up before its first round; only one side
+computes at a time. All sides use the GPU if there is one (PyTorch with TF32, or autocast and flash attention for bfloat16), and
+share its memory. With --in-turn, a side starts after the previous side has ended, for models too large for two sides in memory.
+A round of a side takes about --seconds seconds; the output is the median and the range over the rounds. The loss is read every
+10 steps with GPU shapes, every 2 with toy, and otherwise every step; with nanogpt-cpu, jaxgpt reads it every 10 steps.
 Peers: `torch` (benchmarks/torch_gpt.py) and `transformers` (GPT2LMHeadModel), each eager and compiled, with PyTorch's
 fused AdamW and clipping by the global norm, as in the jaxgpt step. The row of a failed side contains its error. A line
 of JSON with the results so far is printed after the first round of each side and after every later round.
@@ -21,8 +21,8 @@ On a GPU, compare with `torch-compiled`: `transformers-compiled` has no flash at
 transformers passes an explicit mask while it is compiled. With bfloat16, the residual stream is float32 in PyTorch's autocast
 and bfloat16 in jaxgpt, which therefore reads and writes fewer bytes.
 
-MFU: 6 x weights in matrix products + 12 L D T FLOPs per token, without halving attention for the causal mask, relative
-to the best rate of matrix products in either library.
+MFU: 6 x weights in matrix products + 12 x layers x width x context FLOPs per token, without halving attention for the causal
+mask, relative to the best rate of matrix products in either library.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def main() -> None:
 
 
 def compare(name: str, sides: list[str], args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Yield the medians of one shape so far, after the first round of each side and each later round.
+    """Yield the medians of one shape so far, after the first round of each side and after each later round.
 
     A side starts, compiles and warms up before its first round. A failed side is skipped in later rounds.
     """
@@ -186,7 +186,7 @@ def show(name: str, found: dict[str, Any]) -> None:
 
 
 class SideError(Exception):
-    """Error: a side did not start, or ended early."""
+    """Raised if a side does not start, or ends early."""
 
 
 class Side:
@@ -302,7 +302,7 @@ def peak_bytes(side: str) -> int:
 
 
 def peak_jax(dtype: str) -> tuple[Callable[[], Any], int]:
-    """Return a function that computes large matrix products, and its FLOPs.
+    """Return a function that computes large matrix products in JAX, and its FLOPs.
 
     The matrices are random, because GPUs multiply ones at a higher clock rate.
     """
@@ -347,7 +347,7 @@ def torch_device() -> str:
 
 
 def ours(shape: Shape, **train: Any) -> Callable[[], Any]:
-    """Return a function that runs `shape.calls` calls of the jitted train step, from host batches to losses.
+    """Return a function that runs `shape.calls` calls of the jitted train step, including creation and transfer of batches.
 
     `train` contains fields of `TrainConfig`.
     """

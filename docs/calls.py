@@ -13,7 +13,7 @@ from typing import Any
 
 import jaxgpt
 
-PACKAGE = Path(jaxgpt.__file__).resolve().parents[1]  # the clone, or site-packages
+PACKAGE = Path(jaxgpt.__file__).resolve().parents[1]  # parent directory of jaxgpt: the clone, or site-packages
 
 TREES = {
     "tokens to update": """
@@ -117,7 +117,7 @@ def shown(name: str) -> str:
 
 
 def render(title: str) -> str:
-    """Return a tree as a block of text."""
+    """Return the call tree of a title as a Markdown code block."""
     rows = [(f"{'  ' * depth}{shown(name)}", place(name)) for depth, name in calls(TREES[title])]
     width = max(len(name) for name, _ in rows) + 2
     return "\n".join(["```text", *(f"{name:{width}}{where}" for name, where in rows), "```"])

@@ -4,7 +4,7 @@
 - Every link inside the site leads to a file, and every #fragment to an id of that file.
 - The site contains the search page and its index, so that the search works without a network.
 - Nothing is loaded from other hosts: no script, style sheet, font, image or frame.
-- No page, notebook or search index contains a path of this machine, such as the source directory of the build.
+- No text file of the site contains a path of this machine, such as the source directory of the build.
 - Links to other hosts have a host name and the scheme https or http. They are not opened, so the check needs no network.
 """
 

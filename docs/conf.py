@@ -45,17 +45,17 @@ copybutton_prompt_text = "$ "
 nb_execution_mode = "cache"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 300
-# This page compares with PyTorch, which the extra `docs` does not install. Without PyTorch, a note replaces the outputs.
+# NEEDS_TORCH is a page with PyTorch code. The extra `docs` does not install PyTorch; without it, a note replaces outputs.
 NEEDS_TORCH = "course/originals"
 TORCH = find_spec("torch") is not None
 nb_execution_excludepatterns = [] if TORCH else [f"{NEEDS_TORCH}*"]
 nb_merge_streams = True
 nb_render_markdown_format = "gfm"
-html_math_renderer = "mathml"  # browsers display it without a script
+html_math_renderer = "mathml"  # rendered by browsers without JavaScript
 myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_heading_anchors = 4
 
-default_role = "literal"  # docstrings mark code with single backquotes, as Markdown does
+default_role = "literal"  # role of single backquotes in docstrings: code, as in Markdown
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 autodoc_typehints = "signature"
@@ -92,7 +92,7 @@ def _quiet_kernels() -> None:
     spec = {"argv": command, "display_name": "Python 3", "language": "python"}
     (kernel / "kernel.json").write_text(json.dumps(spec))
     os.environ["JUPYTER_PATH"] = os.pathsep.join([str(kernel.parents[1]), os.environ.get("JUPYTER_PATH", "")])
-    logging.getLogger("traitlets").setLevel(logging.WARNING)  # hide the messages of the kernels' client
+    logging.getLogger("traitlets").setLevel(logging.WARNING)  # no messages of the kernels' client
 
 
 def _note_missing_torch(app: Any, page: str, source: list[str]) -> None:

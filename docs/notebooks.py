@@ -1,7 +1,7 @@
 """Convert course pages to notebooks with a first cell that installs jaxgpt and jaxgpt_course if missing.
 
 `python -m sphinx` writes the notebooks next to the pages, with a wheel of jaxgpt and jaxgpt_course for the first cell.
-For notebooks that run on Colab without changes, pass the address of the site to the build:
+For notebooks that run on Colab without changes, pass the URL of the site to the build:
 `python -m sphinx -D html_baseurl=https://example.org/jaxgpt/ docs build/site`.
 """
 
@@ -33,7 +33,7 @@ def notebook(text: str, wheel: str, base: str = "") -> dict[str, Any]:
     Args:
         text: the page, in MyST Markdown.
         wheel: file name of a wheel of jaxgpt and jaxgpt_course, next to the notebook.
-        base: address of the page's directory on the site; "": unknown, so links to site pages become plain text.
+        base: URL of the page's directory on the site; "": unknown, so links to site pages become plain text.
     """
     where = "" if base else "\n# The wheel is next to this notebook on the site: keep both in one directory."
     install = f"""# Install jaxgpt and jaxgpt_course where jaxgpt_course is missing, such as on Colab.{where}
@@ -70,7 +70,7 @@ def _cell(kind: str, source: str, number: int, hidden: bool = False) -> dict[str
 
 
 def _links(text: str, base: str) -> str:
-    """Link to the notebooks of other course pages, and to pages of the site if its address is known."""
+    """Link to the notebooks of other course pages, and to pages of the site if its URL is known."""
 
     def link(match: re.Match[str]) -> str:
         words, page, anchor = match[1], match[2], match[3] or ""

@@ -1,4 +1,4 @@
-"""Fine-tune LoRA adapters of a run on a text, and print validation losses; data, optimizer and report can be replaced.
+"""Fine-tune a run with LoRA adapters on a text, and print validation losses; data, optimizer and report can be replaced.
 
 python examples/finetune.py RUN TEXT [--steps 50] [--out runs/tuned]
 """

@@ -146,7 +146,7 @@ class ModelConfig(Section):
 
     @property
     def parameters(self) -> int:
-        """Number of parameters of the model, without token table and head if `vocab_size` is 0."""
+        """Number of model parameters, without token embedding and output head if `vocab_size` is 0."""
         D, F, V, bias = self.n_embd, self.mlp_width, self.vocab_size, int(self.bias)
         heads, gain = self.n_head * self.head_width, int(self.norm_affine)
         norm = gain * D * (1 + (bias and self.norm != "rmsnorm")) * (self.norm != "none")
@@ -509,7 +509,7 @@ class Config(Section):
         return self.optim.decay_steps or self.train.steps
 
     def with_model(self, **changes: Any) -> Config:
-        """Return a copy with these model settings replaced."""
+        """Return a copy with changed model settings."""
         return replace(self, model=replace(self.model, **changes))
 
     def with_settings(self, given: Mapping[str, Any]) -> Config:

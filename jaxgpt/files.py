@@ -140,9 +140,8 @@ def _lock(file: TextIOBase | BufferedIOBase, operation: int) -> None:
 def fetch(url: str, sha256: str, path: Path, flag: str, timeout: float = 30) -> Path:
     """Download a file to `path`, unless `path` already has the checksum `sha256`.
 
-    Concurrent processes wait for the download.
-
-    The `UserError` of a failed download recommends the option `flag` for a local copy. `timeout` is in seconds.
+    Concurrent processes wait for the download. The `UserError` of a failed download recommends the option `flag` for a local
+    copy. `timeout` is in seconds.
     """
     from http.client import HTTPException  # imported late, because `--help` needs no HTTP
     from urllib.request import urlopen

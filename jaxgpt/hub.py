@@ -27,10 +27,10 @@ def download(
 
     Args:
         repo: name of the repository, `owner/name`.
-        patterns: files to download, such as `*.json`. The directory may contain more files from other downloads.
+        patterns: glob patterns of the files, such as `*.json`. The directory may contain more files from other downloads.
         revision: a commit, tag or branch.
         kind: type of the repository, `model` or `dataset`.
-        ignore: files not to download.
+        ignore: glob patterns of files not to download.
 
     Raises:
         UserError: if the repository or revision does not exist or needs permission, or the download fails.

@@ -12,7 +12,7 @@ from jaxgpt.config import Config, DataConfig, MeshConfig, ModelConfig, OptimConf
 from jaxgpt.errors import UserError, did_you_mean
 
 DEFAULT = "python-char"
-PYTHON = DataConfig(dataset="python", train_fraction=0.985)  # a small split keeps evaluation short
+PYTHON = DataConfig(dataset="python", train_fraction=0.985)  # a small validation split keeps evaluation short
 SHAKESPEARE = DataConfig(dataset="shakespeare")
 
 
@@ -48,7 +48,7 @@ def command(name: str) -> str:
     return f"jaxgpt train {name} {PRESETS[name].options}".rstrip()
 
 
-# jaxgpt's recipe for small models.
+# This is jaxgpt's architecture for small models.
 MODERN = ModelConfig(positions="rope", norm="rmsnorm", qk_norm=True, activation="relu2", bias=False, init="zero-proj")
 
 
@@ -57,7 +57,7 @@ def _modern(*, block_size: int, **sizes: int) -> ModelConfig:
     return replace(MODERN, block_size=block_size, sliding_window=block_size, **sizes)  # type: ignore[arg-type]
 
 
-# Muon for the matrices of the blocks, AdamW for the remaining weights; the learning rate decays linearly to zero.
+# Muon updates the matrices of the blocks, and AdamW the remaining weights; the learning rate decays linearly to zero.
 MUON = OptimConfig(
     name="muon", learning_rate=4e-3, min_lr=0.0, schedule="linear", warmup_steps=50, beta2=0.95, weight_decay=0.0
 )
@@ -70,7 +70,7 @@ NANOGPT_OPTIM = OptimConfig(
     learning_rate=1e-3, min_lr=1e-4, warmup_steps=100, decay_steps=2000, beta2=0.99, weight_decay=0.1, grad_clip=1.0
 )
 
-# nanoGPT's recipe: 480 windows of 1,024 tokens per step (491,520 tokens), in microbatches of 12 per device.
+# This is nanoGPT's recipe: 480 windows of 1,024 tokens per step (491,520 tokens), in microbatches of 12 per device.
 GPT2 = Config(
     model=ModelConfig(vocab_size=50257, block_size=1024, n_layer=12, n_head=12, n_embd=768),
     data=DataConfig(dataset="none", tokenizer="gpt2", sampling="random"),

@@ -145,9 +145,7 @@ def _number(value: Any, kind: type) -> float | None:
 def _broken(value: float, limits: Limits) -> str:
     """Return the limits, such as "at least 0 and below 1", if `value` violates them; otherwise "".
 
-    NaN violates all limits.
-
-    A large limit is omitted unless violated, because it is far from any sensible value.
+    NaN violates all limits. A large limit is omitted unless violated, because it is far from any sensible value.
     """
     low, high, above, below = limits
     if low <= value <= high and above < value < below:

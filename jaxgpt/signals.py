@@ -45,7 +45,7 @@ def stop_on_signal(notice: str = STOPPING, signals: Sequence[int] = SIGNALS) -> 
 
     The first signal writes `notice` to standard error; later signals other than SIGINT have no effect, because a closing
     terminal sends SIGHUP several times. Signals that were ignored before, such as SIGHUP under `nohup`, stay ignored.
-    Signal handlers can be set only in the main thread; in other threads, signals keep their effect.
+    Signal handlers can be set only in the main thread; in other threads, the handlers stay unchanged.
     """
     stop = Stop()
 

@@ -144,7 +144,7 @@ def _new_directory(preset: str) -> Path:
 
 @contextmanager
 def _locked(path: Path, overwrite: bool) -> Iterator[None]:
-    """Lock the directory of a run, created if missing; on exit, delete it if created and empty."""
+    """Create the directory of a run if missing, and lock it; on exit, delete a created directory that is still empty."""
     if created := not path.exists():
         with reported(f"cannot write the run to {path}"):
             path.mkdir(parents=True, exist_ok=True)

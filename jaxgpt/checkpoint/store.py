@@ -49,8 +49,8 @@ class Info:
 
     step: int  # number of steps taken
     val_loss: float | None = None  # loss over the windows shared by all evaluations of the run; None: not evaluated
-    tokens: int = 0  # number of tokens in the windows trained on
-    temporary: bool = False  # written when training stops or by a timer, and kept until the next checkpoint
+    tokens: int = 0  # number of tokens in the windows of all training steps so far
+    temporary: bool = False  # whether written by a timer or when training stops; deleted after the next checkpoint
     about: Mapping[str, Any] = field(default_factory=dict)  # config, versions, data and base digests, best loss so far
     sha256: Mapping[str, str] = field(default_factory=dict)  # file digests, keyed by path, including checkpoint.json
 
@@ -105,7 +105,7 @@ class Saver:
                 writing.result()
 
     def _finish(self, written: Callable[[], None], path: Path, info: Info) -> None:
-        """Wait until all processes have written; then, in process 0, seal the checkpoint and prune."""
+        """Wait until all processes have written; then, in process 0, commit the checkpoint and prune."""
         written()
         if is_leader():
             seal(path, info)
@@ -283,7 +283,7 @@ def restore(directory: Path, step: int, like: TrainState) -> TrainState:
 
     path, sharding, wanted = directory / str(step), like.step.sharding, _parts(like)
     parts = {name: _load(path, name, part) for name, part in wanted.items() if name != "skip" or (path / name).is_dir()}
-    if "skip" in wanted and "skip" not in parts:  # no statistics yet if skipping starts on resume
+    if "skip" in wanted and "skip" not in parts:  # no statistics in the checkpoint if a resume enables skipping
         parts["skip"] = jax.device_put(init_statistics(), sharding)
     return TrainState(step=jax.device_put(np.int32(step), sharding), **parts)
 

@@ -16,7 +16,7 @@ from jaxgpt.presets import PRESETS, preset
 if TYPE_CHECKING:
     from jaxgpt.checkpoint.run import Run
 
-OF_DATA = ("model.vocab_size", "init_from")  # determined by the data and by --init-from, so not listed as changed
+OF_DATA = ("model.vocab_size", "init_from")  # settings determined by the data and --init-from, not listed as changed
 
 
 def info(target: str, /, *, json: Json = False) -> int:
@@ -45,7 +45,7 @@ def info(target: str, /, *, json: Json = False) -> int:
         from jaxgpt.checkpoint.run import open_run
 
         run = open_run(Path(target))
-        run.tokenizer()  # raises an error if the tokenizer is damaged
+        run.tokenizer()  # error if the tokenizer is damaged
         results |= {"run": state_of(run, config)}
         facts |= _run_facts(results, config)
     modules = columns(_module_rows(results["modules"], config.model.n_layer))
@@ -72,7 +72,7 @@ def state_of(run: Run, config: Config) -> dict[str, Any]:
         "tokens": max([line.get("tokens", 0) for line in steps] + [each.tokens for each in infos.values()], default=0),
         "seconds": max((line.get("elapsed_seconds", 0.0) for line in steps), default=0.0),
         "checkpoints": [{"step": step, "val_loss": each.val_loss} for step, each in infos.items()],
-        # Number of windows in the loss of a checkpoint; 0 (not printed) if no evaluation of the run used more.
+        # `windows` counts the windows in a checkpoint's loss; it is 0 (not printed) if no evaluation of the run used more.
         "windows": windows if any(line.get("val_windows", 0) > windows for line in lines) else 0,
         "damaged": damaged,
         "best": resolve_step(run.checkpoints, "best") if infos and not damaged else None,

@@ -26,7 +26,7 @@ from jaxgpt.runtime import cores
 from jaxgpt.signals import SIGNALS, UNFINISHED
 
 HERE = "127.0.0.1"
-STDERR_LINES = 200  # lines of standard error to keep per process
+STDERR_LINES = 200  # maximum lines of standard error to keep per process
 PATIENCE = 90  # seconds from the first nonzero exit code until the remaining processes are killed
 
 

@@ -28,7 +28,7 @@ def print_json(value: dict[str, Any]) -> None:
 
 
 def print_result(json: bool, values: dict[str, Any], text: str | Mapping[str, str | Sequence[str]]) -> int:
-    """Print the result of a command as a JSON object, as text or as `aligned` facts; return 0."""
+    """Print the result of a command as JSON, as text or as `aligned` facts; return the exit status 0."""
     if json:
         print_json(values)
     else:
@@ -113,7 +113,7 @@ class Activity:
 def progress(name: str) -> Iterator[Activity]:
     """Show the progress of the block on standard error; on a terminal, after `DELAY` seconds.
 
-    Nothing is written to standard output, which may hold the JSON of `--json`. Do not nest; use `Activity.stage`.
+    Nothing is written to standard output, which may hold the JSON of `--json`. Do not nest blocks; use `Activity.stage`.
     """
     activity = Activity(name)
     with line_shown(activity.__str__, Console(stderr=True), DELAY):

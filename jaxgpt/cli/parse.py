@@ -93,7 +93,7 @@ def make_app(words: Sequence[str]) -> App:
         usage = f"Usage: jaxgpt {name} [ARGUMENTS] [OPTIONS]"
         parent.command(f"jaxgpt.cli.{function}:{function}", name=last, usage=usage)
         if [word for word in words if not word.startswith("-")] in ([], group):
-            parent[last]  # import the command: the list of commands shows the first line of each docstring
+            parent[last]  # import of the command: the list of commands shows the first line of each docstring
     return app
 
 

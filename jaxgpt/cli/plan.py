@@ -118,7 +118,7 @@ def plan(
 
 
 def table(cost: StepCost, topology: Topology, steps: int = 0) -> str:
-    """Format the cost of a step on one device, and the time of a run of `steps` steps; 0: omit the time."""
+    """Format the per-device cost of a step, and the time of `steps` steps; 0: omit the time."""
     facts: dict[str, str | list[str]] = {kind: f"{size / GIB:9.3f} GiB" for kind, size in cost.memory.items()}
     verdict = "fits" if cost.fits else "DOES NOT FIT"
     if not cost.compiled and cost.fits and cost.total > CLOSE * cost.available:
@@ -165,7 +165,7 @@ def _head(target: str, config: Config, topology: Topology, remark: str) -> dict[
 
 
 def _si(value: float) -> str:
-    """Format 1.5e9 as `1.5 G`."""
+    """Format a number with an SI prefix: 1.5e9 as `1.5 G`."""
     for unit, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         # Without the factor 0.9995, 999.9 M would be formatted as 1e+03 M.
         if value >= 0.9995 * size:

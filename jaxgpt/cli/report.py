@@ -141,7 +141,7 @@ class TrainReport(Report):
         return {}
 
     def _line(self) -> str:
-        """Return the progress line: step, loss, and the activity or the learning rate, speed and remaining time."""
+        """Return the progress line: step, loss, then the activity, or learning rate, MFU, speed and time left."""
         metrics = self._metrics
         parts = [f"step {self._step:>5}/{self._total}"] if self._total else []
         if metrics:
@@ -206,7 +206,7 @@ class TrainReport(Report):
 
 
 def first_prompt(config: Config, tokenizer: Tokenizer, split: Split) -> list[int]:
-    """Return the ids of `train.prompt`, truncated to half the context if they exceed the context.
+    """Return the ids of `train.prompt`, truncated to half the context length if they exceed it.
 
     By default, the prompt is the beginning of the validation data: the first words
     of a line or, for conversations, the text before the first target.

@@ -83,7 +83,7 @@ def with_vocab(config: Config) -> Config:
 
 
 def differing(file: Config, run: Config, settings: Mapping[str, Any]) -> str:
-    """Return the names of the settings of a file that a resumed run does not use, or ""."""
+    """Return the names of the settings in `file` that a resumed `run` ignores because its values differ, or ""."""
     set_by_run = {"model.vocab_size", "init_from", "data.tokenizer", *settings}
     set_by_run |= {"train.steps", "train.epochs"} if file.train.epochs else set()
     return ", ".join(name for name in changes(file, run) if name not in set_by_run)

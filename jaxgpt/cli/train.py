@@ -91,7 +91,7 @@ def train(
 
 
 def started(base: Config, settings: Mapping[str, Any]) -> Config:
-    """Return the settings of a run with random weights."""
+    """Return the settings of a run with random initial weights."""
     if base.preset == "finetune" or settings.get("lora.rank", base.lora.rank):
         name = "finetune" if base.preset == "finetune" else "--lora.rank"
         raise UserError(f"{name} needs the weights of a run: add --init-from RUN")

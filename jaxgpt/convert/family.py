@@ -83,7 +83,7 @@ class Family(NamedTuple):
 
 def engines(family: Family, config: ModelConfig) -> tuple[str, ...]:
     """Return the programs that support an exported model; other programs may reject it, or ignore options."""
-    # vLLM rejects these scales of attention scores, or ignores them, and does not read an untied GPT-2 head.
+    # vLLM rejects or ignores non-default scales of attention scores, and does not read an untied GPT-2 head.
     scaled = config.scale_attn_by_inverse_layer_idx or not config.scale_attn_weights
     untied = family.name == "gpt2" and not config.tie_embeddings
     if config.activation not in family.served or scaled or untied:

@@ -21,7 +21,7 @@ NORMS = {
     "pre_feedforward_layernorm": "ln_2",
     "post_feedforward_layernorm": "ln_2_out",
 }
-OPTIONS = llama.with_defaults(  # with the defaults of Gemma3TextConfig
+OPTIONS = llama.with_defaults(  # defaults of Gemma3TextConfig
     vocab_size=262_208,
     hidden_size=2304,
     intermediate_size=9216,

@@ -93,7 +93,7 @@ class GgufWeights(Weights):
             raise UserError(f"{path} is big-endian: convert it to little-endian")
         self.path, self.stored = path, {tensor.name: tensor for tensor in reader.tensors}
         shapes = {name: tuple(tensor.shape.tolist()[::-1]) for name, tensor in self.stored.items()}
-        self.tensors = {name: Stored(path, "F32", shape) for name, shape in shapes.items()}  # after dequantizing
+        self.tensors = {name: Stored(path, "F32", shape) for name, shape in shapes.items()}  # type after dequantizing
         self.heads: dict[str, int] = {}
 
     def _load(self, name: str) -> np.ndarray:

@@ -18,7 +18,7 @@ PREFIX = "model."
 LETTERS = {"full_attention": "G", "sliding_attention": "L"}  # map from layer_types to letters of window_pattern
 NORMS = {"input_layernorm": "ln_1", "post_attention_layernorm": "ln_2"}
 OLMO_NORMS = {"post_attention_layernorm": "ln_1_out", "post_feedforward_layernorm": "ln_2_out"}
-OPTIONS: dict[str, tuple[str, Any]] = {  # with the defaults of LlamaConfig
+OPTIONS: dict[str, tuple[str, Any]] = {  # option: (setting, default of LlamaConfig)
     "vocab_size": ("vocab_size", 32000),
     "hidden_size": ("n_embd", 4096),
     "intermediate_size": ("n_inner", 11008),
@@ -62,7 +62,7 @@ def with_defaults(**defaults: Any) -> dict[str, tuple[str, Any]]:
 
 def _write(config: ModelConfig) -> dict[str, Any]:
     rope = write_rope(config)
-    values: dict[str, Any] = {"rope_parameters": rope, "rope_theta": config.rope_theta}  # rope_theta: transformers 4
+    values: dict[str, Any] = {"rope_parameters": rope, "rope_theta": config.rope_theta}  # rope_theta for transformers 4
     if config.rope_factor != 1.0:
         values["rope_scaling"] = {name: value for name, value in rope.items() if name != "rope_theta"}
     return values
@@ -76,7 +76,7 @@ def _read_llama(options: Options, config: ModelConfig) -> dict[str, Any]:
 
 
 def _read_qwen(options: Options, config: ModelConfig) -> dict[str, Any]:
-    """Read RoPE and, with `use_sliding_window`, the sliding window; default: layers starting at `max_window_layers`."""
+    """Read RoPE and, with `use_sliding_window`, the sliding window, by default of layers starting at `max_window_layers`."""
     window, begin = options.read("sliding_window", 4096), options.read("max_window_layers", 28)
     if not options.read("use_sliding_window", False):
         window = 0

@@ -46,7 +46,7 @@ class Converted(NamedTuple):
     family: str  # a name in `FAMILIES`, nanogpt or lora
     parameters: int  # number of parameters; lora: number of parameters of the adapters
     max_logit_change: float = 0.0  # largest logit difference between the model and its exported files; 0 for an import
-    engines: tuple[str, ...] = ()  # programs that support the exported model; others may reject or silently change it
+    engines: tuple[str, ...] = ()  # programs that support the exported model; others may reject it, or ignore options
 
 
 def fetch_model(name: str, revision: str = "") -> tuple[Path, str]:

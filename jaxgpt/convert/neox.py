@@ -28,7 +28,7 @@ TABLE = (
 
 
 def _read(options: Options, config: ModelConfig) -> dict[str, Any]:
-    """Check dropout, and read RoPE: `rope_parameters`, or transformers 4's `rotary_emb_base` and `rotary_pct`."""
+    """Check dropout, and read the RoPE settings from `rope_parameters` or the options of transformers 4."""
     o = options
     o.only("attention_dropout", config.dropout)
     old = {"rope_theta": o.read("rotary_emb_base", 10_000.0), "partial_rotary_factor": o.read("rotary_pct", 0.25)}

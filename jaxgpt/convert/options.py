@@ -33,7 +33,7 @@ HARMLESS = frozenset(
     """.split()
 )
 
-# Options that may change the logits unless they have this value.
+# Mapping from options that may change the logits to the only value that leaves them unchanged.
 NEUTRAL: dict[str, Any] = {
     "add_cross_attention": False,
     "chunk_size_feed_forward": 0,
@@ -122,7 +122,7 @@ class Options:
             raise UserError(f"{what}: {self._fix([name])}")
 
     def skip(self, *names: str) -> None:
-        """Drop options without effect."""
+        """Drop options that have no effect in this config."""
         for name in names:
             self._left.pop(name, None)
 

@@ -37,13 +37,13 @@ from jaxgpt.model.params import abstract_params
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 
-# Options that do not change what an adapter computes. init_lora_weights may change the base, and is checked separately.
+# Harmless options do not change what an adapter computes. init_lora_weights may change the base, and is checked separately.
 HARMLESS = """
     auto_mapping base_model_name_or_path eva_config exclude_modules fan_in_fan_out inference_mode init_lora_weights
     lora_dropout megatron_core peft_version qalora_group_size revision target_modules
 """.split()
 MERGE = "merge the adapter with PEFT (merge_and_unload), and import the merged model"
-# Initializations of the adapters that do not change the weights of the base.
+# These initializations of the adapters do not change the weights of the base.
 KEEPS_BASE = (True, False, "gaussian", "eva", "orthogonal")
 
 
@@ -123,8 +123,8 @@ def import_adapter(source: Path, target: Path, init_from: str) -> Converted:
 def export_adapter(run: str | Path, target: Path, checkpoint: str = "best", base: str = "") -> Converted:
     """Write the adapters of a run as a directory for PEFT's `from_pretrained`, without their base.
 
-    Arguments and errors are as in `export_model`; a run without adapters is an error. `base` is the name or directory of the
-    base in transformers, recorded for PEFT; empty: the path of the base's checkpoint, `init_from`.
+    Arguments and errors are as in `export_model`; also raises `UserError` if the run has no adapters. `base` is the name or
+    directory of the base in transformers, recorded for PEFT; empty: the path of the base's checkpoint, `init_from`.
     """
     with new_directory(target) as directory:
         config, params, adapters = load_adapters(run, checkpoint)
@@ -137,7 +137,7 @@ def export_adapter(run: str | Path, target: Path, checkpoint: str = "best", base
 
 
 def write_adapter(directory: Path, config: Config, adapters: Any, base: str) -> None:
-    """Write adapters as PEFT does.
+    """Write adapters to a directory in PEFT's format.
 
     All modules get the same rank; lower ranks are padded with zeros. Adapters of one fused module, such as q_proj and v_proj in
     GPT-2's c_attn, are merged into one adapter: the ranks add up, and B is block-diagonal.
@@ -222,7 +222,7 @@ def read_config(path: Path) -> tuple[int, float]:
 
 
 def _modules(model: ModelConfig) -> list[Module]:
-    """Return the modules of a model in transformers; raise `UserError` if no family has its matrices."""
+    """Return the transformers modules of a model's matrices; raise `UserError` if no family has its matrices."""
     family, exported = exported_form(model)
     kernels = {leaf: shape for leaf, shape in leaf_shapes(model).items() if leaf.endswith("/kernel")}
     rows = [row for row in expand(family.form.table, exported) if row.leaves[0].endswith("/kernel")]

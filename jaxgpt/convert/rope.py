@@ -47,7 +47,7 @@ def rope_settings(options: Options, rope: dict[str, Any], block_size: int) -> di
 
 
 def write_rope(config: ModelConfig) -> dict[str, Any]:
-    """Convert the settings to `rope_parameters` (of the global layers, for Gemma 3)."""
+    """Convert a model's RoPE settings to `rope_parameters` (of the global layers, for Gemma 3)."""
     rope: dict[str, Any] = {"rope_theta": config.rope_theta, "rope_type": "default"}
     if config.rope_factor == 1.0:
         return rope

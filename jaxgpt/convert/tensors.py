@@ -36,7 +36,7 @@ class WeightRow(NamedTuple):
     output_first: bool = False  # whether the matrix is stored as `[out, in]`, as in torch.nn.Linear
     by_head: bool = False  # whether the leaves alternate by head along the output axis instead of being concatenated
     offset: float = 0.0  # number added to the stored tensor; 1 for a gain stored as its difference from 1
-    factor: float = 1.0  # factor of the tensor after adding `offset`
+    factor: float = 1.0  # number multiplied with the tensor after adding `offset`
     heads: int = 0  # number of heads of the model, set by `expand` if `by_head`
 
 
@@ -177,5 +177,5 @@ def _leaf(ours: Mapping[str, Any], path: str, shapes: Mapping[str, tuple[int, ..
         return np.asarray(ours[path], np.float32)
     gate = path.replace("/gate_proj/", "/up_proj/")
     if gate != path:
-        return np.asarray(ours[gate], np.float32)  # ReLU squared: relu(u)^2 = relu(u) u
+        return np.asarray(ours[gate], np.float32)  # ReLU squared: relu(u)^2 = relu(u) * u
     return np.full(shapes[path], float(path.endswith("/scale")), np.float32)

@@ -20,7 +20,7 @@ from jaxgpt.settings import INT_MAX, as_int
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows of inputs and targets (`Split.windows`); indexing with a slice reads only these rows."""
+    """Windows of inputs and targets (`Split.windows`); slicing reads only the selected rows."""
 
     split: Split
     starts_B: np.ndarray  # start of each window in the split, int64 [B]
@@ -73,8 +73,8 @@ class Epochs:
 class Batches:
     """The batches of a training run.
 
-    Sampling `epoch`: every epoch uses each window once, in a different order. Windows start `stride` apart. Without a
-    stride, they start T apart, at an offset drawn for every epoch. Windows of `Packed` data are the same in every epoch.
+    Sampling `epoch`: every epoch uses each window once, in a different order. Windows start `stride` ids apart; with
+    stride 0, T ids apart, at an offset drawn for every epoch. Windows of `Packed` data are the same in every epoch.
     Sampling `random`: every window starts at an independent random position, as in nanoGPT.
 
     In a mixture, each source has separate epochs. `Mixture.source_of_rows` assigns each row to a source.
@@ -105,7 +105,7 @@ class Batches:
 
     @staticmethod
     def of(config: Config, split: Split, first: int = 0) -> Batches:
-        """Return the batches of a config."""
+        """Return the batches of a run with this config."""
         train, data = config.train, config.data
         return Batches(split, config.window, train.batch_size, train.seed, data.sampling, data.stride, first)
 

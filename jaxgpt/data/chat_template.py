@@ -15,7 +15,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from jaxgpt.errors import UserError, short_repr
 
-RENDERED = 1 << 24  # maximum characters of a rendered conversation
+RENDERED = 1 << 24  # maximum number of characters of a rendered conversation
 ROLES = ("system", "user", "assistant", "tool")
 MARK = secrets.token_hex(16)  # delimiter of the assistant's text; random, so that no message contains it
 

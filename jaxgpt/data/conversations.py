@@ -27,7 +27,7 @@ class Conversation(NamedTuple):
     """An encoded conversation."""
 
     ids: np.ndarray  # int32
-    is_target: np.ndarray  # whether each id is in the assistant's text, the completion or its end-of-text id, bool
+    is_target: np.ndarray  # bool: whether an id is in the assistant's text or completion, or ends the completion
 
 
 def load_conversations(

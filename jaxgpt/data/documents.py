@@ -84,7 +84,7 @@ class Piece(NamedTuple):
 
 
 def find_source(name: str) -> Source:
-    """List the files of a path or of `hf:OWNER/NAME[/PATTERN]`; raise `UserError` if no file matches.
+    """List non-empty files of a path or `hf:OWNER/NAME[/PATTERN]`; raise `UserError` if no file is found.
 
     The files of a Hugging Face dataset that match the pattern (default: `FILES`) are downloaded to the Hub's cache.
     """

@@ -13,13 +13,12 @@ from jaxgpt.data.tokens import Split
 class Mixture:
     """Sources of windows, each with a weight.
 
-    The ids and window starts of the sources are concatenated: the start s within source i becomes s plus the
-    number of ids of the sources before source i.
+    The ids of the sources are concatenated: the window start s of source i becomes `offsets[i] + s`.
 
     Attributes:
         sources: splits, either all or none with segment ids.
         weights: positive integers; source i has the share `weights[i] / sum(weights)` of the training windows.
-        offsets: the first start of each source, and the total number of ids.
+        offsets: index of the first id of each source, and the total number of ids.
     """
 
     def __init__(self, sources: Sequence[Split], weights: Sequence[int]) -> None:
@@ -33,9 +32,9 @@ class Mixture:
     def source_of_rows(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Assign the rows of a run to the sources.
 
-        For shares a, b and c, the first n rows contain round(n a) rows of the first source. The second source provides
-        round(m b / (b + c)) of the m remaining rows, and so on. These formulas give the number of rows of each source
-        before any row; each number differs from the exact share by at most half a row per source.
+        For shares a, b and c, the first n rows contain `round(n * a)` rows of the first source. The second source provides
+        `round(m * b / (b + c))` of the m remaining rows, and so on. These formulas give the number of rows of each source
+        before any row. Each number differs from the exact share by at most half a row per source.
 
         Returns:
             The index of the source of each row, and the number of earlier rows of that source.

@@ -21,7 +21,7 @@ from jaxgpt.data.tokens import Split, Tokens, is_token_path, open_splits
 from jaxgpt.errors import UserError
 from jaxgpt.files import missing
 
-TOGETHER = 64  # pieces of a text to encode per call; `tokenizers` uses all cores
+TOGETHER = 64  # number of pieces of a text to encode per call; `tokenizers` uses all cores
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def open_data(config: Config, tokenizer: Tokenizer | None = None, progress: Prog
 
     Args:
         config: config of a run or preset; its `data`, `model.vocab_size` and `window` are used.
-        tokenizer: tokenizer of an existing run; None: the tokenizer of the data, or `data.tokenizer`.
+        tokenizer: tokenizer of an existing run; None: the tokenizer of a prepared directory, or `data.tokenizer`.
         progress: called with (done, total), in characters of a text or lines of conversations.
 
     Raises:

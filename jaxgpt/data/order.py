@@ -9,14 +9,14 @@ import zlib
 import numpy as np
 
 SORTED = 1 << 20  # maximum number of items of a cached permutation (8 MB)
-ROUNDS = 8  # rounds of the Feistel network in `permute`
+ROUNDS = 8  # number of rounds of the Feistel network in `permute`
 
 
 def shuffled(positions: np.ndarray, n: int, seed: int, epoch: int, source: str = "") -> np.ndarray:
     """Return the elements at `positions` of an epoch's permutation of 0, ..., n - 1, int64.
 
     For up to `SORTED` items outside a mixture, the order is the cached argsort of n random numbers. Otherwise, `permute`
-    computes it, with memory only for the requested positions. The rule must not change between versions, because runs
+    computes it, with memory only for the requested positions. The order must not change between versions, because runs
     resume within an epoch. `source` is the name of a source in a mixture, or empty.
     """
     if n > SORTED or source:

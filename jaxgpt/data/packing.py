@@ -1,4 +1,4 @@
-"""Pack documents and conversations into windows, without splitting any that fit."""
+"""Pack documents and conversations into windows; only documents longer than a window are split."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Packed:
     ) -> Packed:
         """Pack pieces of 1 to T inputs, deterministically: every epoch has the same windows.
 
-        A piece of T inputs is a window; shorter pieces are packed by best fit, at most `PACKED_PIECES` at a time.
+        A piece of T inputs fills a window; shorter pieces are packed by best fit, at most `PACKED_PIECES` at a time.
         """
         full, short = np.flatnonzero(lengths == block_size), np.flatnonzero(lengths < block_size)
         order, counts = [full], [np.ones(len(full), np.int64)]
@@ -93,7 +93,7 @@ class Packed:
 def pack_documents(tokens: Tokens, block_size: int) -> Packed:
     """Pack the documents of `tokens` into windows; documents of more than T + 1 ids are split.
 
-    The last id of a document predicts nothing and is not an input.
+    The last id of a document has no target and is not an input.
     """
     bounds = np.unique(np.concatenate([[0], *(ends + 1 for ends in tokens.ends()), [len(tokens)]]))
     inputs = np.diff(bounds) - 1

@@ -1,4 +1,4 @@
-"""Tokenize documents to shards of ids, on all cores and in bounded memory.
+"""Tokenize documents into shards of ids, on all cores and in bounded memory.
 
 Documents are a numbered sequence of pieces (`documents.Piece`). index.json records the number of pieces written, and the
 length of each shard at that moment. After an interruption, the shards are truncated to these lengths and encoding continues
@@ -31,7 +31,7 @@ from jaxgpt.errors import UserError, plural, reported, short_repr
 from jaxgpt.files import sha256_file, sole_writer
 from jaxgpt.runtime import cores
 
-BPE_SAMPLE = 200_000_000  # bytes of text to train a BPE tokenizer on
+BPE_SAMPLE = 200_000_000  # approximate bytes of text that a BPE tokenizer is trained on
 BATCH = 1 << 20  # minimum bytes or characters of a batch that a thread encodes, except the last batch
 SAVE_EVERY = 30.0  # minimum seconds between writes of index.json, unless a shard is completed
 SKIPPED = 10  # maximum number of skipped documents listed in the index
@@ -44,7 +44,7 @@ class Encoded(NamedTuple):
     ids: bytes  # ids in the dtype of the shards
     split: str  # train or val
     size: int  # bytes of text
-    first: bool  # whether a document, unless skipped, starts with this piece
+    first: bool  # whether a document starts with this piece; False if all of it is skipped
     read: int  # bytes of the sources read from disk so far
     skipped: str = ""  # error of a piece that cannot be read or encoded; empty: no error
 
@@ -56,16 +56,16 @@ def prepare(
     report: Callable[[Mapping[str, Any], int, int], None] = lambda index, read, total: None,
     note: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Tokenize documents to shards of ids with an index, and return the index.
+    """Tokenize documents into shards of ids with an index, and return the index.
 
     A call with the same arguments continues an interrupted call; if the directory is complete, the call compares
     its files with their checksums.
 
     Args:
         names: files, directories or Hugging Face datasets (`hf:OWNER/NAME[/PATTERN]`).
-        out: directory to write; new, empty, or from an earlier call with the same parameters.
-        report: called with the index, and the bytes of the sources read so far and in total.
-        note: called with messages.
+        out: output directory: new, empty, or from an earlier call with the same parameters.
+        report: progress callback; receives the index, the bytes of the sources read so far, and their total bytes.
+        note: callback for one-line messages to the user.
 
     Raises:
         UserError: if the sources, parameters or directory cannot be used, or (with `on_error` fail) a document is unreadable.
@@ -220,7 +220,7 @@ def _in_order(
 def _encoder(tokenizer: Tokenizer, params: PrepareParams) -> Callable[[Sequence[Piece]], list[Encoded]]:
     """Return a function that encodes pieces, and selects the split of each document.
 
-    A document is for validation if the first 64 bits of `Piece.digest`, or otherwise of the SHA-256 of its text, are below
+    A document is for validation if the first 64 bits of `Piece.digest` (if empty, of the SHA-256 of its text) are below
     `val_fraction * 2**64`. An unreadable document has no ids; if only part of a document is unreadable, its other pieces are
     written. The function runs in threads: `tokenizers` and tiktoken release the GIL while they encode.
     """

@@ -32,7 +32,7 @@ PROBE = "It's 1,234 o'clock\n\n\tin the  café -- don't <|endoftext|> 東京 we'
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
-    """Return the type of ids in files: uint16 if all ids fit, otherwise uint32."""
+    """Return the dtype of the ids in shards: uint16 if all ids fit, otherwise uint32."""
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
 
 

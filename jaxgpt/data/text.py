@@ -117,7 +117,7 @@ def read_path(path: Path) -> Text:
     """Read a text file, or all visible text files of a directory, sorted by path; skip other files.
 
     Raises:
-        UserError: if a file cannot be read, a single file is empty or not text, or a directory has too much or no text.
+        UserError: if a file cannot be read, a single file is not text, or the text is empty or too large.
     """
     if not path.is_dir():
         if not (data := _read_file(path)):

@@ -1,4 +1,4 @@
-"""Tokenizers: bytes, characters, words, and wrappers of the `tokenizers` library."""
+"""Tokenizers: bytes, words, characters, and a wrapper of the `tokenizers` library."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ class SubwordTokenizer(Tokenizer):
             library.model.dropout = None  # BPE dropout is for training; encoding must be deterministic
         self.library = library
         self.cuts = known_cuts(library.to_str())
-        # Tokenizers like Llama 2's have tokens <0x00> to <0xFF>. If one decodes to its name, decoding does not combine bytes.
+        # Llama 2 and others have byte tokens <0x00> to <0xFF>. If they decode to their names, decoding does not combine bytes.
         named = {library.token_to_id(f"<0x{byte:02X}>") for byte in range(256)} - {None}
         self.byte_ids = frozenset(named if named and not self.decode([min(named)]).startswith("<0x") else ())
         self.vocab_size = max(library.get_vocab().values(), default=-1) + 1  # including unused ids
@@ -319,7 +319,7 @@ def _ids_of(value: Any) -> list[int]:
 def _utf8(text: str) -> bytes:
     try:
         return text.encode()
-    except UnicodeEncodeError as e:  # such as a non-UTF-8 byte of a command-line argument
+    except UnicodeEncodeError as e:  # an unpaired surrogate, such as a non-UTF-8 byte of a command-line argument
         raise UserError(
             f"the text has {text[e.start]!r} at position {e.start}, which is not a valid character: remove it"
         ) from None

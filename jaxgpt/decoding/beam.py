@@ -70,8 +70,8 @@ class BeamSearch:
     """Beam search as pure functions: `prefill`, then `step` while `open`.
 
     Attributes:
-        sampler: the model, repetition penalty, n-grams, custom filters, and ids that end a sequence; temperature must be
-            1, and top-k, top-p and min-p off.
+        sampler: the model, repetition penalty, `no_repeat_ngram_size`, custom filters, and ids that end a sequence;
+            temperature must be 1, and top-k, top-p and min-p must be off.
         beams: beam search parameters.
         size: slots for the whole text, prompt included.
     """

@@ -123,7 +123,7 @@ def keep_min_p(logits_BV: jax.Array, p: float) -> jax.Array:
 
 
 def inverse_cdf_sample(logits_BV: jax.Array, uniform_B: jax.Array) -> jax.Array:
-    """Return the first id with a cumulative probability above the random number (inverse CDF).
+    """Sample by inverse CDF: return the first id with a cumulative probability above the random number.
 
     Sums run over groups of 256 ids, then over the groups: a sequential float32 sum of 50,000 small numbers would lose the
     last numbers to rounding.
@@ -133,7 +133,7 @@ def inverse_cdf_sample(logits_BV: jax.Array, uniform_B: jax.Array) -> jax.Array:
         uniform_B: float32, random numbers in [0, 1).
 
     Returns:
-        int32 `[B]`.
+        Token ids, int32 `[B]`.
     """
     B, V = logits_BV.shape
     width = 256

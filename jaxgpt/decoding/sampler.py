@@ -40,10 +40,10 @@ class SamplerState(NamedTuple):
     """The state of the sampler between steps.
 
     Attributes:
-        text: the tokens so far.
+        text: prompts and generated tokens.
         cache: KV cache of the tokens except the last of each row; not updated beyond the window of `slide_steps`.
         done_B: bool, rows that have ended; they repeat their last token, and their logits are not used.
-        made: int32 scalar, number of tokens generated so far.
+        made: int32 scalar, number of tokens generated so far per row.
         key_B: sampling keys; new token i of a row is sampled with `fold_in(key, i)`.
     """
 
@@ -62,7 +62,7 @@ def prefill(sampler: Sampler, params: Any, text: TokenBuffer, key_B: jax.Array, 
         params: the weights.
         text: the prompts, padded on the left, without unused slots.
         key_B: sampling keys, one per row.
-        size: slots for the whole text, prompt included. With a window, the cache has at most 2 * `window` slots.
+        size: number of slots of the text buffer, including the prompt. With a window, the cache has at most 2 * `window` slots.
     """
     (B, P), window = text.ids_BS.shape, sampler.window or size
     read = min(P, window)
@@ -77,8 +77,8 @@ def decode_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.
     Args:
         sampler: model, sampling parameters, stop ids and filters.
         params: the weights.
-        state: as returned by `prefill` or this function.
-        steps: int32 scalar. Not static, so one program serves all values.
+        state: state after `prefill` or a previous call.
+        steps: maximum number of new tokens per row, int32 scalar. Not static, so one program serves all values.
     """
 
     def step(state: SamplerState) -> SamplerState:

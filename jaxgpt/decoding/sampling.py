@@ -14,7 +14,7 @@ from jaxgpt.config import SamplingParams
 from jaxgpt.decoding import filters
 from jaxgpt.errors import UserError
 
-# Returned instead of a token id if no token can be sampled:
+# These values are returned instead of a token id if no token can be sampled.
 ALL_REMOVED = -1  # every token is removed
 NOT_A_NUMBER = -2  # a logit is NaN
 
@@ -51,7 +51,7 @@ class TokenBuffer(NamedTuple):
         return TokenBuffer(ids_Bn, jnp.maximum(self.start_B - first, 0), jnp.int32(n))
 
     def append(self, ids_BT: jax.Array) -> TokenBuffer:
-        """Write tokens into the next slots, which must exist: JAX shifts an update beyond the end."""
+        """Write tokens into the next slots, which must exist: JAX clamps the start index of an update."""
         ids_BS = jax.lax.dynamic_update_slice(self.ids_BS, ids_BT, (jnp.int32(0), self.length))
         return TokenBuffer(ids_BS, self.start_B, self.length + ids_BT.shape[1])
 
@@ -149,8 +149,8 @@ def sample_token(
 ) -> tuple[jax.Array, jax.Array]:
     """Sample the next token of each row. Every row has a separate key, so rows are independent.
 
-    Above temperature 0, the token is the first with a cumulative probability above a random number (inverse CDF). This needs
-    one random number per row instead of one per token of the vocabulary, and can be verified by hand.
+    At temperature 0, the token is the most probable; above 0, the first with a cumulative probability above a random number
+    (inverse CDF). This needs one random number per row, not one per token of the vocabulary, and can be verified by hand.
 
     Returns:
         token_B: int32 `[B]`; `ALL_REMOVED` if every token is removed, `NOT_A_NUMBER` if a logit is NaN.

@@ -31,6 +31,6 @@ _KEPT: dict[Activation, Activation] = {f: keeping_input(f) for f in (gelu, gelu_
 
 
 def activate(name: str, x: jax.Array) -> jax.Array:
-    """Compute `ops.activations.activate`."""
+    """Apply the named activation, as `ops.activations.activate`; GELU and SiLU save only their input."""
     f = ACTIVATIONS[name]
     return _KEPT.get(f, f)(x)

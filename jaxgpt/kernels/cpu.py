@@ -18,10 +18,11 @@ from jaxgpt.ops.rotary import Rotation, rope_rotation
 
 
 def call_without_inlining(function: Callable[..., Any], *args: Any, small: bool = True) -> Any:
-    """Compute `function(*args)` in an XLA call without inlining or fusion; JAX caches traces of module-level functions.
+    """Compute `function(*args)` in an XLA call without inlining or fusion.
 
-    A `small` call becomes one kernel, on one core. Otherwise its operations use all cores, in an executor that blocks the
-    threads of other devices. Optimization barriers do not prevent fusion: the CPU backend removes them before it fuses.
+    Pass a module-level function: JAX then caches its trace. A `small` call becomes one kernel, on one core. Otherwise its
+    operations use all cores, in an executor that blocks the threads of other devices. Optimization barriers do not prevent
+    fusion: the CPU backend removes them before it fuses.
     """
     with set_xla_metadata(inlineable="false", **({"xla_cpu_small_call": "true"} if small else {})):
         return jax.jit(function)(*args)
@@ -41,7 +42,7 @@ def transposed_copy(x_RI: Array) -> Array:
 
 @jax.custom_vjp
 def product(x: Array, w: Array) -> Array:
-    """Compute `x W`, with the gradient of W from a materialized `x^T`."""
+    """Compute `x @ w`; the gradient of w uses a materialized copy of `x^T`."""
     return x @ w
 
 

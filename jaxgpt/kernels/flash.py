@@ -1,7 +1,7 @@
 """Fused causal attention without stored T x T scores: cuDNN on NVIDIA GPUs, splash attention on TPUs.
 
 Both kernels compute `attend` within a sequence, tile by tile with a running softmax (Dao et al. 2022). Calls with
-the keys of a cache (`visible.key`), or with `edit`, use the definition.
+the keys of a cache (`visible.key`), or with `edit`, fall back to `attend`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def cudnn_attention(
 ) -> Array:
     """Compute attention with cuDNN on each device's rows and heads (`jax.nn.dot_product_attention`).
 
-    Calls with document ids, which cuDNN attention does not support, use the definition.
+    Calls with document ids, which cuDNN attention does not support, fall back to `attend`.
     """
     if edit or visible.key or visible.query.document_BT is not None:
         return attend(q_BTNH, k_BKSH, v_BKHS, visible, scale, edit)

@@ -1,6 +1,6 @@
 """Weights stored for decoding: as `[outputs, inputs]`, and optionally in lower precision.
 
-Stored weights support the products of the model. Products with few rows are limited by memory bandwidth. XLA's CPU backend
+`Stored` supports the model's products and lookups. Products with few rows are limited by memory bandwidth. XLA's CPU backend
 reads a matrix stored as `[outputs, inputs]` faster than `[inputs, outputs]`, and int8 weights without converting them.
 """
 
@@ -124,7 +124,7 @@ def _product_by_digits(x_RI: jax.Array, values_OI: jax.Array) -> jax.Array:
     for _ in range(count):
         digit_RI = jnp.round(rest_RI)
         digits.append(digit_RI.astype(dtype))
-        rest_RI = 2 * most * (rest_RI - digit_RI)  # at most `most`, because the difference is at most 0.5
+        rest_RI = 2 * most * (rest_RI - digit_RI)  # magnitude at most `most`, because the rounding error is at most 0.5
     # If inlined, the loop would compute the digits again for each output.
     products_XO = call_without_inlining(_integer_product, jnp.concatenate(digits), values_OI, small=False)
     products = jnp.split(products_XO.astype(jnp.float32), count)

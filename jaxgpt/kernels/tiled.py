@@ -137,6 +137,6 @@ def _backward_heads(window: int, arrays: tuple[Any, ...]) -> tuple[Array, Array,
 
 
 def _mask(query: Array, key: Array, window: int) -> Array:
-    """Compute the causal mask of one sequence in the layout of the scores: a transposition is slower."""
+    """Compute the causal mask of one sequence in the layout of the scores, because transposing it is slower."""
     distance = query - key
     return (distance >= 0) & (distance < window) if window else distance >= 0

@@ -87,7 +87,7 @@ def as_filters(filters: Any) -> tuple[Filter, ...]:
 
 
 def start_ids(tokenizer: Tokenizer) -> list[int]:
-    """Return the ids for an empty prompt: `bos_ids`, or the first found of beginning token, end token and newline."""
+    """Return the ids for an empty prompt: `bos_ids`, otherwise the beginning token, the end token or a newline."""
     if tokenizer.bos_ids:
         return list(tokenizer.bos_ids)
     for i in (tokenizer.special.bos_id, tokenizer.eos_id):
@@ -100,7 +100,7 @@ def start_ids(tokenizer: Tokenizer) -> list[int]:
 
 
 def max_new(model: ModelConfig, length: int, text: TextParams) -> int:
-    """Return the maximum number of new tokens; raise `UserError` if the text exceeds `max_length` or the context."""
+    """Return the maximum number of new tokens; raise `UserError` if `max_length` or the context is too short."""
     bounded = text.overflow == "error" or (text.overflow == "auto" and model.positions != "rope")
     fitting = max(model.block_size - length + 1, 0)  # including the last token, which is not an input
     if text.max_length is not None:
@@ -121,7 +121,7 @@ def max_new(model: ModelConfig, length: int, text: TextParams) -> int:
 
 
 def row_keys(key: Any, rows: int) -> jax.Array:
-    """Return a key for each row: the given keys, or a single key or seed folded with the row's index."""
+    """Return a key for each row: the given keys, or a single key or seed with the row's index folded in."""
     keys = as_keys(key)
     if keys.shape == (rows,):
         return keys

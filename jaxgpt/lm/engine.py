@@ -27,7 +27,7 @@ def round_up(n: int, least: int = 1) -> int:
 
 
 def sizes(prompts: Sequence[Sequence[int]], limits: Sequence[int]) -> tuple[int, int, int]:
-    """Return the sizes of a batch: numbers of rows, of slots for a prompt, and of slots for a whole text."""
+    """Return the number of rows, of slots for a prompt and of slots for the whole text."""
     P = round_up(max(map(len, prompts)), 8)
     return round_up(len(prompts)), P, P + round_up(max(limits), 64)
 
@@ -53,8 +53,8 @@ def start(
         sampler: the model, and settings of generation.
         params: the weights.
         prompts: ids of each prompt, at least one.
-        keys: one key per prompt.
-        limits: maximum number of new tokens of each prompt, which sizes the text buffer; the caller must end the rows.
+        keys: one random key per prompt.
+        limits: maximum number of new tokens of each prompt, for the size of the text buffer; the caller must end the rows.
     """
     assert len(keys) == len(prompts), (keys.shape, len(prompts))  # JAX clamps out-of-range indices
     text, prompt_B, size = left_pad(prompts, limits)
@@ -62,7 +62,7 @@ def start(
 
 
 def run(sampler: Sampler, params: Any, state: SamplerState, steps: int) -> SamplerState:
-    """Generate up to `steps` more tokens per row; with prompt lookup, up to `DRAFT` more. The state is donated."""
+    """Generate up to `steps` new tokens per row (prompt lookup: `steps + DRAFT`). The state is donated."""
     generate = lookup_steps if sampler.lookup else slide_steps if sampler.window else decode_steps
     return _compiled(generate, sampler, donate_argnums=1)(params, state, np.int32(steps))
 

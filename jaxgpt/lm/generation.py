@@ -43,7 +43,7 @@ class Generation(NamedTuple):
         text: the new text; for a string prompt, `prompt + text` is the complete text.
         ids: the new ids, without the stop id; at a stop string, only the ids that `text` needs.
         finish_reason: `stop` at an end token, a stop id or a stop string; `length` at the maximum number of tokens;
-            `exhausted` where no_repeat_ngram_size or custom filters forbid every token.
+            `exhausted` if no_repeat_ngram_size or custom filters forbid every token.
         score: `log p / length ** length_penalty` of a beam over its new tokens, including the end token; None without
             beams.
     """
@@ -133,13 +133,13 @@ def stream(
 
 
 class Request(NamedTuple):
-    """Texts to generate."""
+    """Encoded prompts and settings of the texts to generate."""
 
     lm: LM
     rows: list[list[int]]  # ids that the model reads; for an empty prompt, `start_ids`
     prompts: list[list[int]]  # ids decoded together with the new ids; [] for an empty prompt or a `Chat`
     new: list[int]  # maximum number of new tokens of each row
-    params: TextParams  # length and end of the texts; `stop_ids` includes the end tokens
+    params: TextParams  # length and stop settings; `stop_ids` includes the end tokens
 
     def text(self, row: int) -> TextStream:
         """Return a new `TextStream` for a row."""

@@ -36,7 +36,7 @@ class LM(NamedTuple):
 
     Attributes:
         config: model and training settings; after `load`, from the run.
-        params: weights, or their EMA if the run has one: nested dicts of arrays (or of `Stored`, see `load`).
+        params: weights, or their EMA if the run computes it, as nested dicts of arrays (or of `Stored`, see `load`).
         tokenizer: converts text to ids and back.
         source: run and step that the model was loaded from; empty: built in Python.
     """
@@ -70,7 +70,7 @@ def load(path: str | Path, checkpoint: str | int = "best", weights: Precision | 
             on a CPU, and less memory below float32. None: arrays, as trained.
 
     Raises:
-        UserError: if the run, checkpoint or base is missing, damaged or does not match, or an argument is invalid.
+        UserError: if the run, checkpoint or base is missing or damaged, the base does not match, or an argument is invalid.
     """
     if weights is not None and weights not in get_args(Precision):
         raise UserError(f"weights {short_repr(weights)} is not supported: use one of {', '.join(get_args(Precision))}")

@@ -21,7 +21,7 @@ class TextStream:
     boundary into one character. The new text is the part after the text of the prompt.
 
     Attributes:
-        ids: new ids so far; at the end, without the stop id; at a stop string, only the ids that `text` needs.
+        ids: new ids so far, without a stop id; after a stop string, the shortest prefix with all of `text`.
         text: text returned so far.
         finish_reason: as in `Generation`; None while generation continues.
     """
@@ -45,7 +45,7 @@ class TextStream:
         self.finish_reason: FinishReason | None = None
 
     def add(self, ids: Iterable[int]) -> str:
-        """Append ids; return the new text that can no longer change. Raises `UserError` for `NOT_A_NUMBER`."""
+        """Append ids; return the new text that can no longer change. Raises `UserError` if an id is `NOT_A_NUMBER`."""
         if self.finish_reason:
             return ""
         for i in ids:

@@ -24,9 +24,9 @@ class KVCache(NamedTuple):
     """Keys and values of the tokens so far.
 
     Attributes:
-        layers: one entry per layer.
+        layers: keys and values of each layer.
         position_BS: position of the token in each slot; `NO_TOKEN` for padding and unused slots. Slots starting at `length` are
-            masked until they are overwritten: their positions are `NO_TOKEN` or later than those of all queries.
+            masked until they are overwritten: their positions are `NO_TOKEN` or later than all query positions.
         length: int32 scalar, the slot of the next token.
     """
 

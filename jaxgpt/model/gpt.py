@@ -144,7 +144,7 @@ class GPT(Module):
 
         Args:
             tokens_BT: ids of the tokens to append.
-            cache: returned by `prefill` or `extend`, with at least T slots starting at `length`.
+            cache: cache of the preceding tokens, from `prefill` or `extend`, with at least T free slots.
             last: whether to return the logits of the last position only, `[B, 1, V]`.
         """
         tokens, extended = cache.append(tokens_BT.shape[1])

@@ -49,9 +49,9 @@ def isolated(init: nn.initializers.Initializer) -> nn.initializers.Initializer:
 def initializers(
     config: ModelConfig, fan_in: int, residual: bool
 ) -> tuple[nn.initializers.Initializer, nn.initializers.Initializer]:
-    """Return the initializers of a kernel and its bias.
+    """Return the initializers of a kernel and its bias, as `config.init` specifies.
 
-    `gpt2`: N(0, s^2), s = `init_std`; residual projections N(0, s^2 / (2 L)); biases zero (Radford et al. 2019, section 2.3).
+    `gpt2`: N(0, s^2), s = `init_std`; residual projections N(0, s^2 / (2 * n_layer)); biases 0 (Radford et al. 2019, sec. 2.3).
     `zero-proj`: `gpt2` with zero residual projections, which initially add nothing to the residual stream.
     `torch`: kernel and bias uniform in +-1 / sqrt(fan_in), as in `torch.nn.Linear`.
     """

@@ -23,8 +23,8 @@ def init_lora(key: jax.Array, params: Any, rank: int, targets: Sequence[str] = T
     """Initialize adapters: `A ~ U(-1/sqrt(I), 1/sqrt(I))` with I inputs; B = 0, so W is unchanged.
 
     Args:
-        key: a random key.
-        params: the weights, with unstacked layers. If weights are in linen's boxes, so are the adapters.
+        key: random key for the values of A.
+        params: the weights to adapt, with unstacked layers. If weights are in linen's boxes, so are the adapters.
         rank: r, the inner dimension of the product A B.
         targets: the matrices to adapt, such as "q_proj". "q_proj+k_proj+v_proj" adapts matrices with the same input through
             one shared A, as an adapter of GPT-2's fused matrix does.

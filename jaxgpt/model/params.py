@@ -31,7 +31,7 @@ class Weight(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """`matrix` `[in, out]`, `table` (tokens) `[V, D]`, `positions` `[context, D]`, or `vector`."""
+        """The kind of weight: `matrix` `[in, out]`, `table` (tokens) `[V, D]`, `positions` `[context, D]`, or `vector`."""
         if len(self.axes) == 1:
             return "vector"
         return {"vocab": "table", "position": "positions"}.get(self.axes[0], "matrix")

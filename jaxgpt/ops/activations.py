@@ -14,12 +14,12 @@ Activation = Callable[[jax.Array], jax.Array]
 
 
 def gelu(x: jax.Array) -> jax.Array:
-    """Compute `x Phi(x)`, with Phi the standard normal CDF. Source: Hendrycks & Gimpel 2016."""
+    """Compute `x * Phi(x)`, with Phi the standard normal CDF. Source: Hendrycks & Gimpel 2016."""
     return 0.5 * x * (1 + jax.lax.erf(x * math.sqrt(0.5)))
 
 
 def gelu_new(x: jax.Array) -> jax.Array:
-    """Compute `0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`, GPT-2's approximation of `gelu`."""
+    """Compute `0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))`, GPT-2's approximation of `gelu`."""
     return jax.nn.gelu(x, approximate=True)
 
 

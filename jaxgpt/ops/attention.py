@@ -13,7 +13,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-# (name, array) -> array: reads a named activation and returns the array to use instead.
+# An edit, (name, array) -> array, receives a named activation and returns the array to use instead.
 Edit = Callable[[str, jax.Array], jax.Array]
 
 NO_TOKEN = -1  # position of padding and of empty cache slots
@@ -80,7 +80,7 @@ def document_positions(document_BT: jax.Array) -> Positions:
 def attend(
     q_BTNH: jax.Array, k_BKSH: jax.Array, v_BKHS: jax.Array, visible: Visible, scale: float, edit: Edit | None = None
 ) -> jax.Array:
-    """Compute `softmax(scale q k^T) v` over the visible keys, with the softmax in float32: `[B, T, N, H]`.
+    """Compute `softmax(scale * q k^T) v` over the visible keys, with the softmax in float32: `[B, T, N, H]`.
 
     With fewer key heads than query heads, query head n uses key head `n // (N / K)`. A query without visible keys (padding)
     attends to all keys equally.

@@ -23,7 +23,7 @@ def linear(x: jax.Array, w: Any, b: jax.Array | None, dtype: Any) -> jax.Array:
 
 
 def log_likelihood(logits_BTV: jax.Array, ids_BT: jax.Array) -> jax.Array:
-    """Compute `logit[id] - log sum_v exp(logit[v])` in nats: `[B, T]`, in the dtype of the logits."""
+    """Compute the log probability of each id, in nats: `[B, T]`, in the dtype of the logits."""
     hits_BTV = ids_BT[..., None] == jax.lax.broadcasted_iota(ids_BT.dtype, logits_BTV.shape, 2)
     return jnp.where(hits_BTV, logits_BTV, 0.0).sum(-1) - jax.nn.logsumexp(logits_BTV, axis=-1)
 

@@ -1,6 +1,6 @@
 """Normalization over the last axis, of float32 inputs.
 
-`edit` receives the factor of each vector, `[..., 1]`, as "scale" (`std_norm`: the divisor).
+`edit` receives the normalizing factor of each vector, `[..., 1]`, as "scale" (`std_norm`: the divisor).
 """
 
 from __future__ import annotations

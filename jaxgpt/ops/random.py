@@ -11,7 +11,7 @@ def named_key(seed: jax.typing.ArrayLike, name: str, index: jax.typing.ArrayLike
     """Derive a key by name: `fold_in(fold_in(key(seed), crc32(name) mod 2^31), index)`.
 
     Args:
-        seed: an integer, which may be traced.
+        seed: the seed that all keys are derived from, an integer; may be traced.
         name: purpose of the key, such as "init" or "dropout"; keys with different names are independent.
         index: distinguishes keys of the same name; usually the step.
     """

@@ -16,7 +16,7 @@ class Llama3Scaling(NamedTuple):
     """RoPE scaling of Llama 3: stretch long wavelengths, for contexts longer than the trained context.
 
     Attributes:
-        factor: multiplies long wavelengths; 1 disables scaling.
+        factor: multiplier of long wavelengths; 1 disables scaling.
         low: wavelengths above `original_context / low` are multiplied by `factor`.
         high: wavelengths below `original_context / high` are unchanged.
         original_context: the context length before scaling, in tokens.
@@ -33,7 +33,7 @@ class Llama3Scaling(NamedTuple):
 def rope_frequencies(width: int, theta: float, scaling: Llama3Scaling) -> np.ndarray:
     """Compute the frequencies of RoPE, `f_i = theta^(-2i/R)`, with R = `width` rotated channels.
 
-    With scaling: `k f + (1 - k) f / factor`, where `k = clip((C / w - low) / (high - low), 0, 1)`, w is the wavelength
+    With scaling: `k * f + (1 - k) * f / factor`, where `k = clip((C / w - low) / (high - low), 0, 1)`, w is the wavelength
     `2 pi / f` and C the original context.
 
     Returns:

@@ -44,7 +44,7 @@ def use_cores(mesh: MeshConfig, processes: int = 1, model: ModelConfig | None = 
 def missing_platform() -> str:
     """Return why the backend in JAX_PLATFORMS does not start, or ""; call this after a failure.
 
-    The check starts the backend.
+    The check tries to start the backend.
     """
     if asked := os.environ.get("JAX_PLATFORMS"):
         try:
@@ -64,8 +64,8 @@ def keep_memory(config: Config) -> None:
     devices = min(max(jax.config.values["jax_num_cpu_devices"], 1), config.train.batch_size)
     tokens = microbatches(config.train, devices).rows * config.window / cores()
     if tokens * config.model.n_embd * config.model.n_layer * ACTIVATIONS > GLIBC_KEEPS:
-        # Allocate all blocks in the heap, and do not return them to the kernel. One heap for all threads: the command
-        # line already sets this.
+        # Allocate all blocks in the heap, and do not return them to the kernel. Use one heap for all threads, as
+        # the command line already does.
         set_malloc({M_MMAP_MAX: 0, M_TRIM_THRESHOLD: -1, M_ARENA_MAX: 1})
 
 
@@ -90,7 +90,7 @@ def quick_compile_options(mesh: Mesh) -> dict[str, bool | str | int | float] | N
         case "cpu":
             return {"xla_backend_optimization_level": 1}
         case "gpu":
-            # One kernel, compiled once, computes the initial weights of each shape. The disabled pass would merge
-            # these calls into one large kernel, which compiles slowly.
+            # Initial weights of the same shape share one compiled kernel. The disabled pass would merge the calls of
+            # all these kernels into one large kernel, which compiles slowly.
             return {"xla_disable_hlo_passes": "multi_output_fusion"}
     return None

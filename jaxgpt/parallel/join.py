@@ -20,8 +20,8 @@ from jaxgpt.parallel.processes import is_leader, is_peer_failure, process_count,
 from jaxgpt.signals import advice, set_advice
 
 LAST_WORDS = 2  # seconds for other processes to report the same error; XLA ends them when process 0 exits
-GRACE = 60  # seconds for saving after the launcher has exited
-SAMPLING = 86_400  # seconds that finished processes wait for process 0, which samples at the end of a run
+GRACE = 60  # maximum seconds for saving after the launcher has exited
+SAMPLING = 86_400  # maximum seconds that finished processes wait for process 0, which samples at the end of a run
 
 
 @contextlib.contextmanager

@@ -45,7 +45,7 @@ RULES: Rules = {
     "rank": (),  # rank axis of adapters; the other axis is sharded as in the weight
     "layers": (),
     "matrix_shards": ("fsdp",),  # Muon: stacked matrices before resharding
-    "matrices": ("fsdp", "data", "tensor"),  # Muon: complete matrices, divided among devices
+    "matrices": ("fsdp", "data", "tensor"),  # Muon: stack of complete matrices, sharded over all devices
 }
 
 
@@ -60,8 +60,8 @@ def microbatches(train: TrainConfig, ways: int) -> Microbatches:
     """Split a batch of B windows over `ways` groups of devices, and in each group into equal microbatches.
 
     A group computes at most `m = ceil(B / train.accumulation)` windows at a time. Its share of the batch is
-    `s = ceil(B / ways)` windows, in at least `n = ceil(s / m)` microbatches. Up to `2 n - 1` microbatches are used if they
-    can then be equal without padding. Otherwise, and if B is not a multiple of `ways`, the batch is padded to
+    `s = ceil(B / ways)` windows, in at least `n = ceil(s / m)` microbatches. Up to `2 * n - 1` microbatches are used if they
+    can then be equal without padding. Otherwise, or if B is not a multiple of `ways`, the batch is padded to
     `accumulation * rows` windows. Padding has no targets, so it changes neither the mean loss nor its gradient.
     """
     share = math.ceil(train.batch_size / ways)
@@ -190,7 +190,7 @@ def change_rules(changes: Rules) -> Rules:
     """Return the sharding table with some rules replaced.
 
     Raises:
-        UserError: if a rule is for an unknown axis, changes the batch, or is not a tuple of distinct mesh axes.
+        UserError: if a rule is for an unknown axis, changes the rule of `batch`, or is not a tuple of distinct mesh axes.
     """
     for name, axes in changes.items():
         if name == "batch" and axes != RULES[name]:  # data loading and loss sums depend on this row layout
@@ -207,8 +207,8 @@ def change_rules(changes: Rules) -> Rules:
 def rules_for(model: ModelConfig, mesh: Mesh, rules: Rules = RULES, rows: int = 0) -> dict[str, tuple[str, ...]]:
     """Return the table for one model: an axis is not sharded if the mesh does not divide its length.
 
-    An example is a vocabulary of 65 characters with mesh.tensor 2. The rows of a batch are not sharded either if the
-    mesh does not divide `rows`; 0: the mesh divides them.
+    An example is a vocabulary of 65 characters with mesh.tensor 2. `rows` is the number of rows of a batch, which
+    are not sharded either if the mesh does not divide it; 0: the mesh divides it.
     """
     sizes = {"vocab": model.vocab_size, "heads": model.n_head, "kv_heads": model.kv_heads, "head_dim": model.head_width}
     sizes |= {"embed": model.n_embd, "width": model.n_embd, "norm": model.n_embd, "mlp": model.mlp_width}
@@ -286,7 +286,7 @@ def put(mesh: Mesh, batches: Sequence[Any], shape: tuple[int, ...], several: boo
         shape: shape of the result: `[rows, ...]` for one batch; `[K, rows, ...]` for 0 to K batches, if `several`.
 
     Returns:
-        int32 of that shape; float32 for a batch of floating-point numbers.
+        A sharded array of that shape: int32, or float32 for a batch of floating-point numbers.
     """
     axis = int(several)
     real = any(jnp.issubdtype(getattr(batch, "dtype", np.int32), jnp.floating) for batch in batches)
@@ -324,7 +324,7 @@ def block_on_cpu_mesh(mesh: Mesh, out: T) -> T:
 
 @contextmanager
 def use_mesh(mesh: Mesh, model: ModelConfig, rules: Rules = RULES, rows: int = 0) -> Iterator[None]:
-    """Set JAX's mesh and the rules of logical axes in this context, with the arguments of `rules_for`."""
+    """Set JAX's mesh and Flax's logical axis rules in this context; arguments as in `rules_for`."""
     table = [(name, axes or None) for name, axes in rules_for(model, mesh, rules, rows).items()]
     with jax.set_mesh(mesh), nn.logical_axis_rules(table):
         yield

@@ -23,7 +23,7 @@ from jaxgpt.parallel.mesh import block_on_cpu_mesh, replicated
 
 T = TypeVar("T")
 
-# Matches error messages of JAX, gloo and Orbax after the connection to another process breaks.
+# This pattern matches error messages of JAX, gloo and Orbax after the connection to another process breaks.
 BROKEN = re.compile("Gloo|Connection|Socket closed|UNAVAILABLE|[Cc]oordination service|heartbeat|timed out|[Bb]arrier")
 
 _count, _index = 1, 0  # number of processes, index of this process; `jax.process_count()` would start the backend
@@ -60,7 +60,7 @@ def on_leader(make: Callable[[], T]) -> T:
 
 
 def same_on_all(make: Callable[[], T], facts: Callable[[T], Mapping[str, Any]]) -> T:
-    """Call a function in every process, and check that the `facts` of its results are equal.
+    """Call a function in every process and return its result; the `facts` of all results must be equal.
 
     Raises:
         UserError: in every process, if `make` raises it in any process, or a fact differs; the message has both values.
@@ -94,12 +94,12 @@ def is_peer_failure(error: Exception) -> bool:
 
 
 def gather_to_host(tree: Any) -> Any:
-    """Copy arrays sharded over processes to every host; all processes must call it. One process: no copy."""
+    """Copy arrays sharded over processes to every host; all processes must call it. A single process makes no copy."""
     return tree if _count == 1 else multihost_utils.process_allgather(tree, tiled=True)
 
 
 class Poll:
-    """Exchange requests between processes, without waiting for the latest exchange except on CPU meshes.
+    """Exchange requests between processes, without blocking on the latest exchange, except on CPU meshes.
 
     Requests are small integers; the maximum over processes is used. All processes receive the same answer from the same
     call of `ask`, `lag` calls after the requests, so they act on it at the same step. A single process receives its own request
@@ -122,14 +122,14 @@ class Poll:
         return int(self._answers.popleft()) if len(self._answers) > self.lag else 0
 
     def forget(self) -> None:
-        """Drop the pending answers, after their requests have been fulfilled."""
+        """Drop the pending answers; call this after their requests have been fulfilled."""
         self._answers.clear()
 
 
 def _gather(value: Any) -> list[Any]:
     """Exchange JSON values: return the values of all processes, in order."""
     devices = Counter(device.process_index for device in jax.devices())
-    if len(set(devices.values())) > 1:  # `process_allgather` needs equal numbers of devices
+    if len(set(devices.values())) > 1:  # `process_allgather` needs equal numbers of devices per process
         raise UserError(
             f"the processes have {sorted(devices.values())} devices: start all with the same number (CPUs: JAX_NUM_CPU_DEVICES)"
         )

@@ -10,13 +10,13 @@ import jax
 from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec
 
-SMALL = 1 << 18  # arrays of at most this many elements are all-reduced as one array
+SMALL = 1 << 18  # maximum elements of arrays that are concatenated for one all-reduce
 
 
 def over_data(sums: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap `sums(params, rows)`: compute it on each device's rows, and all-reduce over the mesh axis "data".
 
-    Arrays of up to `SMALL` elements are added as one array, because each array costs one synchronization of the devices.
+    Arrays of up to `SMALL` elements are concatenated, because the all-reduce of each array costs one synchronization.
     The parameters must be replicated, and the rows sharded over "data" only.
     """
 

@@ -24,11 +24,11 @@ class Traffic:
 class StepCost:
     """The cost of one step on one device."""
 
-    memory: dict[str, float]  # bytes by kind
+    memory: dict[str, float]  # bytes by kind, such as parameters or activations
     available: float  # bytes of device memory; on a TPU, bytes available to a program
-    model_flops: float  # FLOPs of this device by the formula for the model, without recomputation
+    model_flops: float  # model FLOPs that this device computes, without recomputation
     hbm_bytes: float  # bytes read from and written to memory
-    traffic: dict[str, Traffic]  # collectives by kind
+    traffic: dict[str, Traffic]  # collectives by kind, such as all-reduce
     compiled_flops: float = 0.0  # FLOPs counted by the compiler; 0 for an estimate
     compiled: bool = False  # whether the step was compiled; otherwise, its cost is estimated
     useful_share: float = 1.0  # fraction of model_flops without padding and products that other devices repeat

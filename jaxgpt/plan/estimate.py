@@ -55,7 +55,7 @@ def estimate(config: Config, topology: Topology) -> StepCost:
     twice per microbatch. Communication: the collectives that the sharding table implies. The config's mesh must be resolved.
     """
     layers = config.model.n_layer
-    one, two = (_counts(config, n) for n in (1, 2))  # faster to trace than all layers
+    one, two = (_counts(config, n) for n in (1, 2))  # one and two layers, faster to trace than all layers
     counts = jax.tree.map(lambda first, both: first + (layers - 1) * (both - first), one, two)
     memory = {kind: counts.memory[kind] for kind in KINDS if kind in counts.memory}
     if config.train.remat != "none":
@@ -82,7 +82,7 @@ def _counts(config: Config, layers: int) -> _Counts:
 def suggestions(config: Config, topology: Topology) -> list[tuple[str, float]]:
     """Return flags that reduce memory, with the estimated bytes per device, smallest first.
 
-    If no single option fits, the first item is the fastest combination that fits, if any.
+    If no single option fits in device memory, the first item is the fastest combination that fits, if any.
     """
     options = [*_meshes(config, topology), *_remats(config, "dots", "offload", "full")]
     if (half := _windows(config) // 2) > 0:
@@ -136,7 +136,7 @@ def _windows(config: Config) -> int:
 
 
 def _with_windows(flags: str, config: Config, windows: int) -> tuple[str, Config]:
-    """Limit the windows per device and microbatch to this number: add the flag, and change the config."""
+    """Limit the windows per device and microbatch to `windows`: add the --train.accumulation flag, and change the config."""
     count = math.ceil(config.train.batch_size / windows)
     changed = replace(config, train=replace(config.train, accumulation=count))
     return f"{flags} --train.accumulation {count}".strip(), changed
@@ -155,7 +155,7 @@ def argument_bytes(program: Program) -> dict[str, float]:
 
 
 def step_flops(program: Program) -> tuple[float, float]:
-    """Compute the FLOPs of a step on one device by the formula for the model.
+    """Compute the FLOPs of a step on one device with `flops_per_token`.
 
     Returns:
         The FLOPs that the device computes, including padding and products that other devices repeat, and its equal share
@@ -183,7 +183,7 @@ def _implied_traffic(program: Program, topology: Topology, counts: _Counts) -> d
     """Estimate the collectives of a step from the sharding table, in the compute dtype.
 
     Per microbatch, over fsdp: weights are gathered twice, gradients are reduce-scattered, and embeddings are exchanged
-    forward and backward (an untied token table is not gathered). Over data: gradients are all-reduced. Over tensor:
+    (all-to-all) forward and backward; an untied token table is not gathered. Over data: gradients are all-reduced. Over tensor:
     activations are all-reduced four times per block.
     """
     config, mesh, part = program.config, program.config.mesh, one_device(program).config

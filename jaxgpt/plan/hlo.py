@@ -26,7 +26,7 @@ class Instruction(NamedTuple):
 
     name: str
     shape: str  # text of the result's shape
-    opcode: str  # for example dot, fusion or all-reduce-start
+    opcode: str  # operation, such as dot, fusion or all-reduce-start
     rest: str  # text after the opcode: operands and attributes
     root: bool  # whether the instruction returns the result of its computation
 
@@ -72,7 +72,7 @@ class Collective(NamedTuple):
     """A collective of a program."""
 
     kind: str  # one of `COLLECTIVES`
-    bytes: float  # bytes of the result on one device
+    bytes: float  # bytes of the result per device
     group: int  # number of participating devices; between slices, number of slices
     times: int = 1  # number of executions
     between_slices: bool = False  # whether the network between slices is used, not the links within a slice
@@ -81,10 +81,9 @@ class Collective(NamedTuple):
     def sent(self) -> float:
         """Bytes that each device sends per execution with a ring algorithm.
 
-        The ring algorithm is optimal for long messages.
-
-        For a result of n bytes and g devices: `n (g - 1) / g` for all-gather and all-to-all, `n (g - 1)` for reduce-scatter,
-        `2 n (g - 1) / g` for all-reduce, n for collective-permute.
+        The ring algorithm is optimal for long messages. For a result of n bytes and g devices, each device sends
+        `n * (g - 1) / g` for all-gather and all-to-all, `n * (g - 1)` for reduce-scatter, `2 * n * (g - 1) / g` for
+        all-reduce, and n for collective-permute.
 
         Source: Thakur, Rabenseifner and Gropp 2005, section 4.
         """
@@ -136,8 +135,8 @@ def array_bytes(shape: str) -> list[float]:
 def group_size(line: str, devices: int) -> int:
     """Return the number of devices that participate in a collective, from any of XLA's notations.
 
-    `{{0,1},{2,3}}`; `{}`, all `devices` of the program; `[2,2]<=[4]`; `mesh['a'=2,'b'=4] {'b'}`, with split axes such as
-    `'a':(1)2`; and `source_target_pairs={{0,1},{1,0}}`, counting each device once.
+    Notations are `{{0,1},{2,3}}`; `{}`, all `devices` of the program; `[2,2]<=[4]`; `mesh['a'=2,'b'=4] {'b'}`, with split
+    axes such as `'a':(1)2`; and `source_target_pairs={{0,1},{1,0}}`, counting each device once.
     """
     if pairs := re.search(r"source_target_pairs=\{(\{.*?\})\}", line):
         return len(set(re.findall(r"\d+", pairs[1])))
@@ -174,7 +173,7 @@ def _trip_count(loop: Instruction, computations: dict[str, Computation]) -> int:
 
 
 def _constant(body: Computation, name: str) -> int:
-    """Return the value of a constant, or 0."""
+    """Return the value of an integer constant, or 0 if the instruction is a different one."""
     value = re.match(r"-?\d+(?=\))", body[name].rest) if name in body and body[name].opcode == "constant" else None
     return int(value[0]) if value else 0
 

@@ -1,4 +1,4 @@
-"""Compile the train step and the sampler for hardware you do not have, and read their cost."""
+"""Compile the train step and a decoding step for hardware you do not have, and read their cost."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Baselines of a loss: cross entropies of n-gram models, and the size after gzip.
 
-An n-gram is written as one integer, its key: `(a * base + b) * base + c` for the trigram (a, b, c) of ids below `base`. The
+An n-gram is encoded as one integer, its key: `(a * base + b) * base + c` for the trigram (a, b, c) of ids below `base`. The
 key of its last m tokens is `key % base**m`; the key of its context, all tokens but the last, is `key // base`.
 """
 
@@ -19,7 +19,7 @@ from jaxgpt.errors import UserError
 from jaxgpt.files import read_json
 
 MAX_BASE = 2**21 - 1  # largest base with a cube that fits in an int64
-COUNTED = 1 << 23  # maximum number of training tokens in which n-grams are counted; needs 0.7 GB
+COUNTED = 1 << 23  # maximum number of training tokens in which n-grams are counted; needs 0.7 GB of memory
 EVALUATED = 1 << 22  # maximum number of held-out tokens for cross entropies
 QUICK = 1 << 22  # maximum number of tokens per split when a run starts, to save time
 SAMPLED = 1 << 20  # tokens per block of a sample
@@ -85,7 +85,7 @@ def bytes_per_token(data: Data, limit: int = 1 << 62) -> float:
 
 
 def compressed_bits(data: Data) -> float:
-    """Return the bits per byte of the beginning of the validation text after gzip (DEFLATE, level 9)."""
+    """Compress the first `COMPRESSED` bytes of validation text (DEFLATE, level 9); return bits per byte."""
     text = data.decode(data.val, 0, COMPRESSED).encode()[:COMPRESSED]
     return 8 * len(zlib.compress(text, 9, wbits=-15)) / len(text)
 
@@ -153,11 +153,11 @@ def trigrams(ids: np.ndarray, base: int) -> np.ndarray:
 def probabilities(training: np.ndarray, keys: np.ndarray, base: int) -> Iterator[np.ndarray]:
     """Yield each trigram's last-token probability under unigram, bigram and trigram models, float64.
 
-    The models are interpolated (Witten and Bell, 1991). n is the number of occurrences in the training trigrams, N the number
-    of these trigrams, and t(context) the number of different tokens after a context:
+    The models are interpolated (Witten and Bell, 1991). n(gram) is the number of occurrences in the training trigrams, N the
+    number of these trigrams, and t(context) the number of different tokens after a context:
 
         p_1(c)           = (n(c) + 1) / (N + V)
-        p_k(c | context) = (n(context c) + t(context) p_{k-1}(c | shorter context)) / (n(context) + t(context))
+        p_k(c | context) = (n(context c) + t(context) * p_{k-1}(c | shorter context)) / (n(context) + t(context))
 
     A context that does not occur has the probabilities of the shorter context.
 

@@ -26,7 +26,7 @@ class HashSet:
         self._used[self.hashes >> self._shift] = True
 
     def find(self, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return indices of `hashes` in the set, ascending, and the index in `self.hashes` of each such hash."""
+        """Return ascending indices of the `hashes` that are in the set, and the index of each in `self.hashes`."""
         candidates = np.flatnonzero(self._used[hashes >> self._shift])
         ranks = np.minimum(np.searchsorted(self.hashes, hashes[candidates]), len(self.hashes) - 1)
         equal = self.hashes[ranks] == hashes[candidates]

@@ -1,6 +1,6 @@
 """Find the longest span of a generated text that occurs verbatim in the training data.
 
-The training ids are read once, in blocks: memory is bounded by a block and the samples.
+The training ids are read once, in blocks: memory depends only on the sizes of a block and of the samples.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from jaxgpt.data.text import Progress, no_progress
 from jaxgpt.errors import UserError
 from jaxgpt.report.hashes import Grams, HashSet, blocks
 
-SEARCHED = 1 << 18  # minimum ids to search at a time: their hashes fit in the CPU's cache
-CONTEXT = 40  # tokens to show before and after a span
-PIECES = 8  # pieces of the validation text to compare with
+SEARCHED = 1 << 18  # minimum number of ids to search at a time: their hashes fit in the CPU's cache
+CONTEXT = 40  # maximum number of tokens to show before and after a span
+PIECES = 8  # number of pieces of the validation text, for comparison
 
 
 class Match(NamedTuple):
@@ -145,7 +145,7 @@ def _memorized(ids: Sequence[int], match: Match, data: Data) -> Memorized:
 
 
 def _line(span: str, data: Data) -> str:
-    """Return file and line of the first occurrence of a span in a text, or "" without an occurrence."""
+    """Return file and line of the first occurrence of a span in a text, or "" if it does not occur."""
     wanted = span.strip("\ufffd").encode()  # a span of byte ids may begin and end within a character
     index = data.text.data.find(wanted) if data.text and wanted else -1
     if data.text is None or index < 0:

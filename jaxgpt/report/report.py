@@ -28,9 +28,10 @@ def report_on(data: Data, progress: Progress = no_progress) -> dict[str, Any]:
         progress: called in each of several passes with the number of tokens processed so far and the total.
 
     Returns:
-        A dictionary for JSON. Undefined values are None: `bytes_per_token` and `bits_per_byte` for conversations and word
-        tokenizers, `documents` for token files without end tokens, `lines` for data that is not text, and `overlap` if too few
-        tokens are held out.
+        A JSON-serializable dictionary: `source`, numbers of tokens (`*_tokens`), `bytes_per_token`, `vocabulary` and
+        `vocabulary_used`, `documents` and `lines` (with `duplicate_*`), `overlap`, and `baselines` (`loss`, `bits_per_byte`).
+        Undefined values are None: `bytes_per_token` and `bits_per_byte` for conversations and word tokenizers, `documents`
+        for token files without end tokens, `lines` for data that is not text, and `overlap` if too few tokens are held out.
 
     Raises:
         UserError: if an id is outside the vocabulary, the vocabulary is above `MAX_BASE`, or there are too few tokens.
@@ -111,7 +112,7 @@ def _document_hashes(data: Data, splits: list[Split]) -> np.ndarray | None:
 
 
 def _line_hashes(text: Text) -> np.ndarray:
-    """Return the hash of each line with a visible character."""
+    """Return the hash of each non-blank line, without surrounding whitespace."""
     lines = map(bytes.strip, io.BytesIO(text.data))
     return np.frombuffer(array("q", (hash(line) for line in lines if line)), np.int64)
 

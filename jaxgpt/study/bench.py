@@ -45,7 +45,7 @@ def bench(
 ) -> dict[str, Any]:
     """Measure startup, training steps on random ids, input, decoding and the machine's limits.
 
-    `MFU = tokens/s F / peak`, with F the FLOPs per token (`flops_per_token`): `6 P + 12 L N H T`, or with adapters
+    `MFU = tokens/s x F / peak`, with F the FLOPs per token (`flops_per_token`): `6 P + 12 L N H T`, or with adapters
     `4 P + 2 A + 12 L N H T`. The peak is measured here, in matrix products of the compute dtype.
 
     Args:
@@ -56,7 +56,7 @@ def bench(
         say: callback for the name of each stage, called when the stage starts.
 
     Returns:
-        The fields of `jaxgpt bench --json`, except `name`. Times are in seconds; times of repeated work are medians.
+        The fields of `jaxgpt bench --json`, except `name`. Times are in seconds; times of repeated measurements are medians.
 
     Raises:
         UserError: if the mesh does not match the devices, the step cannot be compiled, or the context is too short to generate.

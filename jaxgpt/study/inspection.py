@@ -26,7 +26,7 @@ from jaxgpt.study.lens import lens
 from jaxgpt.study.run import layer_names, run, stream_names
 
 INSPECTED_TOKENS = 128  # maximum number of tokens of an inspected text
-TOP = 5  # number of most probable tokens shown at each position
+TOP = 5  # maximum number of most probable tokens shown at each position
 DOT = "\N{MIDDLE DOT}"
 SPACES = {"\n": "\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}", "\t": "\N{RIGHTWARDS ARROW TO BAR}"}
 ABLATION = 10**12  # maximum FLOPs of ablating each head in turn: about a minute on two cores
@@ -49,16 +49,17 @@ class Inspection(NamedTuple):
     entropy: np.ndarray  # entropy of the next token after each token, `[T]`
     next_probability: np.ndarray  # probability of the actual next token, `[T - 1]`
     next_rank: np.ndarray  # rank of the actual next token, 1 for the most probable token, `[T - 1]`
-    attention: np.ndarray  # `[L, N, T, T]`
+    attention: np.ndarray  # attention weights of each query over the keys, `[L, N, T, T]`
     lens_tokens: list[list[str]]  # the logit lens: the most probable next token at each layer, `[L + 1][T]`
     lens_probabilities: np.ndarray
     norms: np.ndarray  # Euclidean norms of the residual stream, `[L + 1, T]`
     without: np.ndarray | None  # increase of the loss per token with each head ablated, `[L, N]`; None: not computed
 
     def heads(self) -> list[dict[str, Any]]:
-        """Summarize each head: mean attention to the token itself, the previous and the first token.
+        """Summarize each head: mean attention to the token itself (`same`), the `previous` and the `first` token.
 
-        The means omit the first query, unless it is the only one. Also returns the mean entropy and, if computed, `without`.
+        The means omit the first query, unless it is the only one. The dicts also have `layer`, `head`, the mean `entropy` and,
+        if computed, `without`.
         """
         several = len(self.ids) > 1
         own, before = (np.diagonal(self.attention, offset, 2, 3) for offset in (0, -1))

@@ -122,11 +122,11 @@ def patch(
     site: str = "resid.pre",
     over: Literal["positions", "heads"] = "positions",
 ) -> Patching:
-    """Compute a metric of a corrupted prompt with one clean activation, by layer and position or head.
+    """Patch activations of a clean prompt into a corrupted prompt, one at a time, and compute a metric.
 
     Args:
-        clean: a text, or ids `[B, T]`.
-        corrupted: a text or ids with the same shape.
+        clean: prompt that provides the activations: a text, or ids `[B, T]`.
+        corrupted: prompt to patch: a text, or ids with the same shape.
         metric: a function of the logits `[B, T, V]` that returns a scalar, such as `LogitDifference(right, wrong)`.
         site: name of the activation to patch in each layer: resid.pre, resid.mid, attn.out, mlp.out, attn.head_out, attn.q, ...
         over: patch one position at a time, or, for activations of heads, one head at all positions.

@@ -61,7 +61,7 @@ def _lens(config: Config, params: Any, tokens_BT: jax.Array, k: int, only: OnlyI
     out = forward(config, params, tokens_BT, names)
 
     def read(answer_BT: jax.Array, x_BTD: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-        # The blocks before the edit do not reach the logits, so they are not computed.
+        # The blocks before the edit do not affect the logits, so they are not computed.
         logits_BTV = forward(config, params, tokens_BT, (), ((last, lambda _: x_BTD),)).logits
         logits_BTV = only(logits_BTV)
         _, ids_BTk = jax.lax.top_k(logits_BTV, k)
@@ -112,7 +112,7 @@ def attribution(lm: LM, ids: Any, answer: int | Sequence[int] | None = None, pos
     Args:
         ids: a text, or ids `[B, T]`.
         answer: the id of the attributed logit, or one id per row; None: the most probable id.
-        position: the position of the logit.
+        position: the position of the logit; negative: counted from the end.
 
     Raises:
         UserError: as in `run`, or if an answer or the position is out of range, or the number of answers is wrong.

@@ -37,14 +37,14 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
 }
 GRAY = "#6b7280"
-LABEL = 0.045  # height of a label, relative to the axes
+LABEL = 0.045  # height of a baseline label, as a fraction of the axes' height
 TICK = 0.17  # minimum distance of tick labels in inches
 LARGEST = 48.0, 18.0  # maximum width and height of a matrix figure in inches
 RUNS = "#3069b3 #d07a2d #3c8c5f #9a4f9e #8a6d3b #c04a4a #4aa3a8 #6b7280".split()
 TOKEN_CHARACTERS = 14
 TRAINING: dict[str, Any] = {"linewidth": 1, "alpha": 0.4}  # style of training losses next to validation losses
 VALIDATION: dict[str, Any] = {"linewidth": 1.6, "marker": "o", "markersize": 3.5}
-# Mapping from axis names to fields of metrics.jsonl.
+# AXES maps axis names to fields of metrics.jsonl.
 AXES = {"step": "step", "tokens": "tokens", "seconds": "elapsed_seconds"}
 UNITS = ((3600, "hours"), (60, "minutes"), (1, "seconds"))
 

@@ -113,7 +113,7 @@ def layer_names(config: ModelConfig, activation: str) -> list[str]:
 
 
 def stream_names(config: ModelConfig) -> list[str]:
-    """Return the names of the residual stream: the input of each block, and the output of the last block."""
+    """Return the activation names of the residual stream: the input of each block, and the output of the last block."""
     return [*layer_names(config, "resid.pre"), f"resid.post.{config.n_layer - 1}"]
 
 
@@ -129,7 +129,7 @@ class Generated(NamedTuple):
     Attributes:
         ids: the ids of the prompt and of the generated text.
         generation: text, ids and finish reason of the generated part, as from `jaxgpt.generate`.
-        logits: `[1, T, V]`, at each of the ids; the last id is omitted if it exceeds the context length.
+        logits: `[1, T, V]`, at each of the ids; the last id is omitted if its position exceeds the context.
         taps: dict of the requested activations, keyed by name, at the same ids.
     """
 
@@ -157,7 +157,7 @@ def generate(
         prompt: a text or ids.
         taps: names of activations to return, as for `run`.
         edits: as for `run`.
-        key: a seed or a `jax.random.key`.
+        key: random key of the samples: a seed or a `jax.random.key`.
         **settings: fields of `TextParams` (`overflow` and `lookup` have no effect) and `SamplingParams`.
 
     Raises:
@@ -167,7 +167,7 @@ def generate(
     params, sampling = make_settings(settings, TextParams, SamplingParams)
     request = read_request(lm, [prompt], replace(params, overflow="error"))
     [row], [new], [text], key_1 = request.rows, request.new, [request.text(0)], row_keys(key, 1)
-    read = slice(lm.config.model.block_size)  # a last id past the context is not an input
+    read = slice(lm.config.model.block_size)  # without a last id past the context
     so_far = TokenBuffer(jnp.pad(jnp.asarray([row]), ((0, 0), (0, new))), jnp.zeros(1, jnp.int32), jnp.int32(len(row)))
     for made in range(new):
         at = len(row) + made - 1

@@ -58,8 +58,8 @@ def record_trace(work: Callable[[], Any], directory: str = "") -> jax.profiler.P
 def device_time(profile: jax.profiler.ProfileData, kind_of: Mapping[str, str], devices: int) -> dict[str, float]:
     """Compute the share of each kind of work, and of `idle`, in the device time of a program's trace.
 
-    `kind_of` maps the name of each instruction to its kind. Time on the `devices` of this process without an instruction is
-    idle. Raises `ValueError` if the trace contains no instruction of the program.
+    `kind_of` maps the name of each instruction to its kind; `devices` is the number of devices of this process. Time without
+    an instruction is idle. Raises `ValueError` if the trace contains no instruction of the program.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # jaxlib 0.12 issues this warning on reading `event.stats`
@@ -131,7 +131,7 @@ def _is_product(instruction: Instruction) -> bool:
 
 
 def _near(name: str, body: Computation, with_path: Collection[str]) -> set[str]:
-    """Return an instruction, its operands and users, and the neighbors of those without a path."""
+    """Return an instruction, its operands and users, and the neighbors of each neighbor without a path."""
     near, without_path = {name}, {name}
     for _ in range(2):
         operands = {each for other in without_path for each in body[other].operands if each in body}

@@ -21,8 +21,8 @@ from jaxgpt.config import ModelConfig
 from jaxgpt.model.params import weight_at
 from jaxgpt.ops.sharding import constrain
 
-# Logical axes of a stack of matrices while it is resharded to one device per matrix, one collective at a time; the
-# compiler does not find this schedule.
+# These logical axes reshard a stack of matrices to one device per matrix, one collective at a time; the compiler does not
+# find this schedule.
 TO_DEVICES = ("matrix_shards", None, None), ("matrices", None, None)
 EPS = 1e-8  # added to the norm of a matrix before the division
 QUINTIC = (3.4445, -4.7750, 2.0315)  # a, b, c: a x + b x^3 + c x^5 is steep at 0, and 0.68 to 1.2 for x in [0.22, 1.2]
@@ -36,10 +36,10 @@ def muon(
     momentum_dtype: Any,
     model: ModelConfig,
 ) -> optax.GradientTransformation:
-    """Make Muon: `w <- w - rate (orthogonal(m) + decay w)`, with m the Nesterov momentum (`nesterov`).
+    """Make Muon: `w <- w - rate * (orthogonal(m) + decay * w)`, with m the Nesterov momentum (`nesterov`).
 
     Args:
-        learning_rate: the schedule.
+        learning_rate: learning-rate schedule.
         steps: number of Newton-Schulz iterations.
         momentum: decay of the momentum.
         weight_decay: decoupled weight decay, multiplied by the learning rate.
@@ -57,7 +57,8 @@ def muon(
 def nesterov(decay: float, dtype: Any) -> optax.GradientTransformation:
     """Compute the Nesterov momentum of `optax.contrib.scale_by_muon`, without its orthogonalization.
 
-    `m <- decay m + (1 - decay) g`; output of step t: `decay m / (1 - decay^(t + 1)) + (1 - decay) g / (1 - decay^t)` (t >= 1).
+    `m <- decay * m + (1 - decay) * g`; the output of step t >= 1 is
+    `decay * m / (1 - decay^(t + 1)) + (1 - decay) * g / (1 - decay^t)`.
     """
 
     def update(grads: Any, state: MuonState, _: Any = None) -> tuple[Any, MuonState]:
@@ -79,9 +80,8 @@ def orthogonal(updates: Any, steps: int, model: ModelConfig) -> Any:
     """Orthogonalize matrices approximately, and scale them by `sqrt(max(1, out / in))`.
 
     Each matrix is divided by its Frobenius norm; then `steps` times, `X <- a X + (b A + c A^2) X` with `A = X X^T`, or
-    `X <- a X + X (b A + c A^2)` with `A = X^T X` if that A is smaller.
-    Matrices of the same shape, up to transposition, are stacked and sharded over the devices: computing all matrices on
-    each device would take a large part of a step.
+    `X <- a X + X (b A + c A^2)` with `A = X^T X` if that A is smaller. Matrices of the same shape, up to transposition, are
+    stacked and sharded over the devices: orthogonalizing all of them on each device would take a large part of a step.
     """
     paths, tree = jax.tree_util.tree_flatten_with_path(updates)
     leaves = [leaf for _, leaf in paths]

@@ -41,7 +41,7 @@ class Numbers(NamedTuple):
         rate: learning rates.
         muon_rate: learning rates of Muon's matrices.
         weight_decay: decoupled weight decay.
-        grad_clip: largest global norm; not used if `config.optim.grad_clip` is 0.
+        grad_clip: maximum global norm of the gradient; not used if `config.optim.grad_clip` is 0.
     """
 
     rate: Rates
@@ -64,9 +64,9 @@ def numbers_of(optim: OptimConfig) -> Numbers:
 def schedule(config: Config, rates: Rates | None = None) -> optax.Schedule:
     """Make the learning-rate schedule that `config.optim` describes.
 
-    Warm-up: `peak (step + 1) / (warmup + 1)` before step `warmup`. Then, with p from 0 to 1 between `warmup` and
+    Warm-up: `peak * (step + 1) / (warmup + 1)` before step `warmup`. Then, with p from 0 to 1 between `warmup` and
     `decay_steps` (0: `train.steps`):
-    cosine `low + (peak - low) (1 + cos(pi p)) / 2`; linear `peak - (peak - low) p`; wsd: `peak`, falling linearly to
+    cosine `low + (peak - low) * (1 + cos(pi * p)) / 2`; linear `peak - (peak - low) * p`; wsd: `peak`, falling linearly to
     `low` over the `cooldown_steps` before `decay_steps` (0: a fifth of `decay_steps`); constant `peak`.
 
     Args:
@@ -113,15 +113,15 @@ def make_optimizer(config: Config, numbers: Numbers | None = None) -> optax.Grad
     With learning rate `r` (`schedule`), decoupled weight decay `d` (for `decay_mask`'s weights, otherwise 0) and
     gradient `g`:
 
-    - adamw: `w <- w - r (m / (sqrt(v) + eps) + d w)`, bias-corrected moments `m`, `v` (Loshchilov & Hutter 2019).
+    - adamw: `w <- w - r * (m / (sqrt(v) + eps) + d * w)`, bias-corrected moments `m`, `v` (Loshchilov & Hutter 2019).
     - muon: `train/muon.py` for the matrices of the blocks (`groups`), AdamW for all others (Jordan et al. 2024).
-    - lion: `w <- w - r (sign(beta1 m + (1 - beta1) g) + d w)`, `m <- beta2 m + (1 - beta2) g` (Chen et al. 2023).
-    - sgd: `w <- w - r (m + d w)`, `m <- beta1 m + g` (Sutskever et al. 2013).
-    - adafactor: `w <- w - r (max(rms(w), 1e-3) u / max(rms(u), 1) + d w)`, `u = g / sqrt(v)`, `v` factored into row and column
-      means where two axes are at least 128 long, `beta2 = 1 - t^-0.8` at update t, no momentum (Shazeer & Stern 2018).
+    - lion: `w <- w - r * (sign(beta1 * m + (1 - beta1) * g) + d * w)`, `m <- beta2 * m + (1 - beta2) * g` (Chen et al. 2023).
+    - sgd: `w <- w - r * (m + d * w)`, `m <- beta1 * m + g` (Sutskever et al. 2013).
+    - adafactor: `w <- w - r * (max(rms(w), 1e-3) * u / max(rms(u), 1) + d * w)`, `u = g / sqrt(v)`, `v` factored into row and
+      column means where two axes are at least 128 long, `beta2 = 1 - t^-0.8` at update t, no momentum (Shazeer & Stern 2018).
 
     `optim.momentum_dtype` is the dtype of `m`. Second moments are always float32: a step adds
-    `(1 - beta2) (g^2 - v)`, which bfloat16, with relative rounding errors of up to 1/256, can round away.
+    `(1 - beta2) * (g^2 - v)`, which bfloat16, with relative rounding errors of up to 1/256, can round away.
 
     Args:
         config: settings of the run; reads `optim`, `model` (kinds of weights), and `train.steps` for the schedule.
@@ -159,8 +159,8 @@ def make_optimizer(config: Config, numbers: Numbers | None = None) -> optax.Grad
 def per_layer(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
     """Apply a transformation to each layer of stacked weights (`train.scan_layers`) separately.
 
-    Needed for transformations that reduce over a complete weight, such as Adafactor: they would reduce a stacked leaf
-    over all layers. The state is stacked as well.
+    Transformations that reduce over a complete weight, such as Adafactor, need this. Otherwise, they would reduce a
+    stacked leaf over all layers. The state is stacked as well.
     """
 
     def axes(tree: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-HORIZON = 50  # number of finite steps that the running means average; the first 50 never count as spikes
+HORIZON = 50  # effective number of finite updates in the running means; the first 50 never count as spikes
 
 
 class SkipStatistics(NamedTuple):
@@ -18,7 +18,7 @@ class SkipStatistics(NamedTuple):
         total: int32, updates skipped.
         seen: int32, updates with a finite loss and gradient, applied or skipped.
         loss: running mean of the loss.
-        grad_norm: running mean of the global norm.
+        grad_norm: running mean of the global norm of the gradient.
     """
 
     in_a_row: jax.Array
@@ -30,7 +30,7 @@ class SkipStatistics(NamedTuple):
 
 def init_statistics() -> SkipStatistics:
     """Return the initial statistics."""
-    # One array per field, because donated buffers must not alias.
+    # Make one array per field, because donated buffers must not alias.
     counts, means = (jnp.zeros((), jnp.int32) for _ in range(3)), (jnp.zeros((), jnp.float32) for _ in range(2))
     return SkipStatistics(*counts, *means)
 
@@ -38,11 +38,11 @@ def init_statistics() -> SkipStatistics:
 def should_apply(
     statistics: SkipStatistics, loss: jax.Array, grad_norm: jax.Array, spike_factor: float
 ) -> tuple[jax.Array, SkipStatistics]:
-    """Return whether loss and norm are finite and at most `spike_factor` times their running means.
+    """Return whether an update is finite and not a spike, and the new statistics.
 
     Unlike with `optax.apply_if_finite`, bad updates are never applied, regardless of how many are skipped in a row.
 
-    The means follow `m <- m + (min(x, spike_factor m) - m) / min(n, HORIZON)` at finite update n, with x instead of the
+    The means follow `m <- m + (min(x, spike_factor * m) - m) / min(n, HORIZON)` at finite update n, with x instead of the
     minimum if `n <= HORIZON` or `spike_factor` is 0. A spike moves the means little; a lasting increase is eventually accepted.
 
     Args:

@@ -15,7 +15,7 @@ from jaxgpt.train.clip import squared_norms
 from jaxgpt.train.loss import Objective, RowSums
 from jaxgpt.train.skip import SkipStatistics, init_statistics, should_apply
 
-# Transforms a function (params, batch) -> sums over rows into a function that also all-reduces the sums over devices.
+# A transformation of a function (params, batch) -> sums over rows: the result also all-reduces the sums over devices.
 OverDevices = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
@@ -27,7 +27,7 @@ class TrainState(NamedTuple):
         params: trained parameters (weights or adapters), float32.
         opt_state: state of the optax optimizer.
         ema: exponential moving average (EMA) of `params`, or None.
-        skip: statistics of the previous steps, to skip bad updates, or None.
+        skip: running statistics that decide whether an update is skipped, or None.
     """
 
     step: jax.Array
@@ -38,14 +38,14 @@ class TrainState(NamedTuple):
 
     @property
     def eval_params(self) -> Any:
-        """The parameters to evaluate and sample: the EMA if the state has one."""
+        """The parameters to evaluate and sample: the EMA if it is not None, otherwise `params`."""
         return self.params if self.ema is None else self.ema
 
 
 def init_state(
     params: Any, optimizer: optax.GradientTransformation, ema: bool = False, skip: bool = False
 ) -> TrainState:
-    """Make the initial state.
+    """Make the initial train state.
 
     Args:
         params: trained parameters (weights or adapters), float32.
@@ -87,7 +87,7 @@ def gradient_sums(
     """Compute the gradient of the summed loss, in microbatches, and the objective's sums over all rows.
 
     Raises:
-        ValueError: if the number of microbatches does not divide the rows.
+        ValueError: if the number of microbatches does not divide the number of rows.
     """
 
     def total(params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, RowSums]:
@@ -135,17 +135,17 @@ def train_step(
         objective: `next_token_loss(...)`, or any `Objective`.
         optimizer: an optax transformation. Its `update` receives one extra argument, the loss as `value`.
         dropout_seed: seed of the dropout masks, which are a function of (seed, step, microbatch); None: no dropout.
-        accumulation: number of microbatches; must divide the rows. Without dropout, it changes results only by rounding.
+        accumulation: number of equal microbatches of the rows. Without dropout, it changes results only by rounding.
         over_devices: transformation that all-reduces the sums and their gradient over devices; None: the compiler
             inserts the all-reduce.
-        ema_decay: `ema <- ema_decay ema + (1 - ema_decay) params`; 0: the state has no EMA.
+        ema_decay: decay of the EMA, `ema <- ema_decay * ema + (1 - ema_decay) * params`; 0: the state has no EMA.
         spike_factor: as in `should_apply`, if the state has statistics to skip bad updates. A skipped update changes neither
             `params` nor the EMA nor the optimizer state, including its schedules.
 
     Returns:
         The new state, and the metrics: `loss` (mean before the update) and the objective's other means, `grad_norm` (before
         clipping), `grad_squares` (squared norm of each gradient, `[leaves]`) and, if the state has statistics to skip bad
-        updates, `skipped` and `skipped_in_a_row`.
+        updates, the counts `skipped` (in total) and `skipped_in_a_row`.
 
     Raises:
         ValueError: if `over_devices` is combined with dropout, `accumulation` does not divide the number of rows, or

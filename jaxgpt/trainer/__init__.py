@@ -1,1 +1,1 @@
-"""The host's side of training: config to compiled functions, the loop, evaluation, metrics."""
+"""Host side of training: compile functions from a config, run the loop, evaluate, record metrics."""

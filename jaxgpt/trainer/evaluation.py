@@ -16,20 +16,20 @@ from jaxgpt.parallel.mesh import batch_ways, put
 from jaxgpt.trainer.prefetch import prefetched
 from jaxgpt.trainer.program import Program
 
-AHEAD = 2  # batches dispatched after a batch before blocking on it
+AHEAD = 2  # number of later batches dispatched before blocking on a batch
 
 
 class Evaluation(NamedTuple):
     """The mean loss over the tokens of the evaluated windows, with its standard error.
 
     Attributes:
-        loss: nats per token.
+        loss: mean loss, nats per token.
         stderr: standard error of the loss over windows; NaN for a single window.
         windows: number of windows.
         tokens: number of predicted tokens, each counted once.
         ranking: mean loss over the windows common to all evaluations of a run, for comparing its checkpoints.
         deviations: `(loss_sum - loss * count) / mean(count)`, `[windows]`; `stderr` is the standard error of their mean.
-        seconds: duration.
+        seconds: wall time of the evaluation.
     """
 
     loss: float
@@ -107,7 +107,7 @@ def evenly_spaced(n: int, count: int) -> np.ndarray:
 def summarize(sums: np.ndarray, counts: np.ndarray, shared: np.ndarray | slice = slice(None)) -> Evaluation:
     """Compute the mean loss over all tokens, and its standard error.
 
-    `stderr = std(sums - loss counts) / mean(counts) / sqrt(windows)`; for equal counts, `std(window means) / sqrt(windows)`.
+    `stderr = std(sums - loss * counts) / mean(counts) / sqrt(windows)`; for equal counts, `std(window means) / sqrt(windows)`.
     `sums` and `counts` are the summed loss and the number of tokens of each window, and `shared` the indices for `ranking`.
 
     Raises:

@@ -27,7 +27,7 @@ class Diverged(TrainingFailed):
 
 @contextmanager
 def failures(run: Run, program: Program) -> Iterator[None]:
-    """Raise divergence, I/O errors and exhausted memory as `TrainingFailed`, with the kept checkpoint."""
+    """Raise divergence, I/O errors and exhausted memory as `TrainingFailed`, with the step of the kept checkpoint."""
     advice = ""
     try:
         yield
@@ -74,8 +74,8 @@ def explain_failure(program: Program, error: jax.errors.JaxRuntimeError) -> str:
 def first_non_finite(model: ModelConfig, params: Any, squared_norms: Sequence[float] | np.ndarray) -> str:
     """Describe the first non-finite gradient of the backward pass; return "" if all are finite.
 
-    It contains this gradient's path and the number of non-finite gradients, unless no gradient is finite, as when the loss
-    is NaN.
+    The description contains the gradient's path and the number of non-finite gradients, unless no gradient is finite, as when
+    the loss is NaN.
 
     Args:
         model: the architecture.

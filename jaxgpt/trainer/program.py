@@ -75,7 +75,7 @@ class Program(States):
         return microbatches(self.config.train, batch_ways(self.mesh))
 
     def batch(self, steps: int = 1) -> Any:
-        """Return the abstract, padded batch `[rows, T + 1]` of a step, or `Several`: `[K, rows, T + 1]`.
+        """Return the abstract, padded batch `[rows, T + 1]` of a step, or for K > 1 steps, `Several`: `[K, rows, T + 1]`.
 
         With segment ids, windows are `[T, 3]` (see `train.loss.split_windows`).
         """
@@ -114,8 +114,8 @@ class Program(States):
     def step(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
         """Take one optimizer step on the result of `put`, or a step on each batch of `put_batches`.
 
-        The given state is donated. Returns the next state and the metrics; for several steps, metrics are `[K, ...]`,
-        and zero beyond the last step.
+        The given state is donated. Returns the next state, the metrics of `train_step` and, without a custom optimizer, `lr`.
+        For several steps, metrics are `[K, ...]`, and zero beyond the last step.
         """
         return self._call(self._train, state, batch, self._numbers)
 
@@ -129,7 +129,7 @@ class Program(States):
         # JAX's cache.
         place = replicated(self.mesh)
         numbers = jax.tree.map(lambda x: jax.ShapeDtypeStruct((), x.dtype, sharding=place), self.numbers)
-        function, frozen = self._train, self.abstract_frozen  # computed outside the mesh
+        function, frozen = self._train, self.abstract_frozen  # computed outside the mesh context
         with self._on_mesh():
             return function.lower(state, batch, numbers, frozen)
 
@@ -196,7 +196,7 @@ class Program(States):
 
     def _call(self, function: Any, *args: Any) -> Any:
         """Call a compiled function on the mesh, with the frozen weights as its last argument."""
-        frozen = self.frozen  # computed outside the mesh
+        frozen = self.frozen  # computed outside the mesh context
         with self._on_mesh():
             return block_on_cpu_mesh(self.mesh, function(*args, frozen))
 
@@ -245,7 +245,7 @@ def build(
             for each weight of a block, stacked over the layers.
         rules: changes to the sharding table (`jaxgpt.parallel.mesh.RULES`), from logical axis to mesh axes: `{"length":
             ("tensor",)}` shards the activations between blocks along the sequence. Losses match a single device up to rounding.
-        base: with `lora.rank`, the weights per layer that the adapters change; None: random weights.
+        base: with `lora.rank`, the frozen weights, with unstacked layers; None: random weights.
         model: module to train instead of `GPT(config.model, ...)`, with weights of the same names.
         objective: objective to use instead of `next_token_loss`.
         ops: operations to use instead of `jaxgpt.kernels.best(config, mesh)`.

@@ -144,7 +144,7 @@ class Record:
         return out_of_patience(self.best, self.evaluated, self.config.train)
 
     def ask(self, stop: bool) -> int:
-        """Request to stop, or to save if a checkpoint is due; return the answer of `Poll.ask`."""
+        """Request to stop, or to save if due; return the maximum request of all processes (`Poll.ask`)."""
         seconds = self.config.train.checkpoint_seconds
         due = bool(seconds) and time.perf_counter() - self._saved_at > seconds
         return self.poll.ask(STOP if stop else SAVE if due else 0)

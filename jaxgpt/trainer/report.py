@@ -20,7 +20,7 @@ class Report(Protocol):
         """Called when a stage such as "evaluating" starts or advances; `name` is "" when it ends."""
 
     def compiled(self, seconds: float) -> None:
-        """Called when the train step is compiled and the state exists, with the elapsed seconds."""
+        """Called when the step is compiled and the state exists, `seconds` after compilation started."""
 
     def progress(self, metrics: dict[str, float]) -> None:
         """Called for every step, once its metrics have been read.

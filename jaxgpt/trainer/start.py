@@ -108,7 +108,7 @@ def read_weights(start: Start) -> Weights:
 
 
 def completed(config: Config, data: Data, run: Run | None = None) -> Config:
-    """Check the data; set the vocabulary size and, with `train.epochs`, the steps including the steps of `run`."""
+    """Check the data; set the vocabulary size and, with `train.epochs`, the number of steps, including steps taken by `run`."""
     config, train = config.with_model(vocab_size=config.model.vocab_size or data.tokenizer.vocab_size), config.train
     data.check(config)
     if not train.epochs:
@@ -148,7 +148,7 @@ def open_for_training(
 
 def _reopen(run: Run, program: Program, data: Data, note: Callable[[str], None]) -> Info | None:
     """Return the checkpoint to continue from (None: train from step 0), and write the changed settings."""
-    shutil.rmtree(run.path / REPLACED, ignore_errors=True)  # left by a killed process
+    shutil.rmtree(run.path / REPLACED, ignore_errors=True)  # remains of a killed process
     config, last = program.config, latest_valid(run.checkpoints, note)
     old = last.config() if last else run.config()
     check_resume(old, config, last.step if last else 0)

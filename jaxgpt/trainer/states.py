@@ -33,7 +33,7 @@ class Fresh(NamedTuple):
     """Random weights, in linen's boxes with logical axes, and the initial state.
 
     Attributes:
-        frozen: weights that adapters change; `()` if all weights are trained.
+        frozen: base weights of the adapters; `()` if all weights are trained.
         trained: parameters to train: weights or adapters.
         state: initial state, without boxes.
     """
@@ -55,10 +55,10 @@ class States:
     Attributes:
         config: settings of the run, with `model.vocab_size` set.
         mesh: the devices; for estimates, which compile nothing, an `AbstractMesh`.
-        optimizer: as in `build`.
-        model: as in `build`.
+        optimizer: as in `build`; None: from the config.
+        model: as in `build`; None: from the config.
         rules: the complete sharding table.
-        base: the frozen weights that the adapters change, on their devices; None: random weights.
+        base: the frozen base weights of the adapters, on their devices; None: random weights.
     """
 
     config: Config

@@ -49,7 +49,7 @@ def train(start: Start, report: Report, until: int | None = None) -> Outcome:
 
     Args:
         start: settings, and the directory of a new run or the run to resume.
-        report: receives the events.
+        report: receiver of the events of the run.
         until: stop and save at this step, as on a signal; None: the last step.
 
     Raises:
@@ -76,7 +76,7 @@ def train(start: Start, report: Report, until: int | None = None) -> Outcome:
         report.started(program, data, run, first)
         with compiling(program, report):
             state = program.restore(run.checkpoints, first) if last else program.init(weights.params)
-        weights = Weights()  # release of the host copies
+        weights = Weights()  # release of the host copies of the weights
         calls = prefetched(batches_of(program, data, last), plan_calls(first, end, settings, last))
         saver, file = Saver(run.checkpoints, settings), MetricsFile(run.metrics, last)
         record = Record(program, data, saver, file, report, last)
@@ -123,7 +123,7 @@ def compiling(program: Program, report: Report) -> Iterator[None]:
 
 
 def batches_of(program: Program, data: Data, last: Info | None) -> Callable[[range], Any]:
-    """Return a function that puts the batches of a range of steps on the devices; None for no steps.
+    """Return a function that puts the batches of a range of steps on the devices, or returns None for an empty range.
 
     A run resumed with a different batch size continues after the windows that it has used.
     """

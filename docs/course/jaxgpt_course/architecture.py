@@ -62,7 +62,7 @@ class Part(NamedTuple):
         title: name of the part.
         details: lines below the title.
         kind: CSS class of the color: embed, norm, linear or mix.
-        parameters: number of parameters, or a word instead; None: no parameters.
+        parameters: number of parameters, or text in its place, such as "tied"; None: no parameters.
     """
 
     title: str
@@ -309,7 +309,7 @@ class _Drawing:
         self.y += 12
         if source is None:
             self.wire(f"M{STREAM} {self.y:g}H{middle - 6:g}q6 0 6 6v2")
-        else:  # same source as the first sublayer
+        else:  # parallel residual: same source as the first sublayer
             down = STREAM + 24
             self.wire(f"M{down} {source + 12:g}V{self.y - 6:g}q0 6 6 6H{middle - 6:g}q6 0 6 6v2")
         self.y += 4

@@ -181,7 +181,7 @@ def _far_below_the_future(T: int) -> tuple[Array, Array, Array]:
 
 
 def _weights_are_causal(out_TH: Array, q_TH: Array, k_TH: Array, v_TH: Array) -> str | None:
-    """Check the weights: they equal the output if the values are the identity."""
+    """Return what is wrong with the weights (the output, if the values are the identity), or None."""
     if np.isnan(out_TH).any():
         return (
             "some results are NaN: does the softmax subtract the maximum of each row, does position 0 see itself, and are "
@@ -318,7 +318,7 @@ def _layer_norm(
 
 
 def _block_with(**options: Any) -> Callable[..., Any]:
-    """Make a block from the options of `_layer_norm`."""
+    """Make a pre-norm block; `options` are passed to `_layer_norm`."""
 
     def block(x: Any, attend: Callable[[Any], Any], mlp: Callable[[Any], Any]) -> Any:
         y = x + attend(_layer_norm(x, **options))

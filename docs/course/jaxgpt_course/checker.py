@@ -166,7 +166,7 @@ def _inputs(exercise: Exercise) -> Mapping[str, tuple[Any, ...]]:
 
 @cache
 def _expected(exercise: Exercise) -> dict[str, Any]:
-    """Compute the results of the reference, by description of the input."""
+    """Compute the results of the reference, keyed by the description of the input."""
     return {label: jax.tree.map(np.asarray, exercise.reference(*args)) for label, args in _inputs(exercise).items()}
 
 
@@ -219,7 +219,7 @@ def _run(exercise: Exercise, function: Callable[..., Any], args: tuple[Any, ...]
             result = _arrays(exercise, function(*given), expected)
         except Exception as error:  # a learner's function may raise any exception
             new = _Failed(_raised(function, error), error)
-            # With NumPy arrays, a function for JAX arrays fails at `x.at`: this error hides its actual mistake.
+            # With NumPy arrays, a function for JAX arrays fails at `x.at`; this error would hide its actual mistake.
             if failed is None or ("numpy.ndarray" in str(failed.error) and type(error) is not type(failed.error)):
                 failed = new
             continue
@@ -237,7 +237,7 @@ def _unchanged(before: Any, after: Any) -> bool:
 
 
 def _raised(function: Callable[..., Any], error: Exception) -> str:
-    """Describe an exception in one line: line number of the learner's code, beginning of the message."""
+    """Describe an exception in one line: type, line of the learner's code, beginning of the message."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_HERE)]
     lines = [frame.lineno for frame in frames if code is not None and frame.filename == code.co_filename]

@@ -21,13 +21,13 @@ class Exercise:
     Attributes:
         name: name of the exercise, for `check`.
         page: course page that explains the computation, such as "attention".
-        statement: description of the computation. Letters are dimensions, as everywhere in jaxgpt.
+        statement: description of the computation. Capital letters are dimensions, as everywhere in jaxgpt.
         returns: names of the results.
         reference: correct function, composed of jaxgpt, JAX and Optax functions; defines the name and parameters to use.
         inputs: function that returns the arguments of each call, keyed by a short description. Arrays are NumPy arrays.
         mistakes: typical wrong answers, as pairs of a one-line explanation and a function. If a learner's results match
             the results of the function, `check` returns the explanation.
-        laws: properties of the result. For other wrong values, `check` returns the first violated property, if any.
+        laws: checks of properties of the result. For other wrong values, `check` returns the first violated property, if any.
         aliases: other names of the exercise, for `check`.
     """
 

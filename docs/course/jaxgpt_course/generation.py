@@ -353,7 +353,7 @@ def _only_its_slot_changes(result: Any, q_H: Array, k_H: Array, v_H: Array, cach
 
 
 def _cache(seed: int, S: int, H: int, length: int) -> tuple[Any, ...]:
-    """Make the arguments of one call. Unused slots hold random values."""
+    """Make the arguments of one call of `extend`. Unused slots hold random values."""
     q_H, k_H, v_H = normal(seed, 3, H)
     k_SH, v_SH = normal(seed + 1, 2, S, H)
     return q_H, k_H, v_H, (k_SH, v_SH), length

@@ -16,7 +16,7 @@ Array = np.ndarray
 
 @jax.jit
 def product(x_BD: Any, up_PDF: Any, down_PFD: Any, bias_D: Any) -> Any:
-    """Compute each device's partial sum in `vmap` over the named mesh axis, and all-reduce the partial sums."""
+    """Compute an MLP sharded over a named `vmap` axis, which simulates the devices, with one all-reduce."""
 
     def device(up_DF: Any, down_FD: Any) -> Any:
         part_BD = jax.nn.relu(jnp.asarray(x_BD) @ up_DF) @ down_FD

@@ -36,7 +36,7 @@ def _log_p(logits_TV: Array, targets_T: Array, axis: int = -1) -> Array:
 
 
 def _of_counted(reduce: Callable[[Array], Any], axis: int = -1) -> Callable[..., Any]:
-    """Make a loss from the log probabilities of the targets other than -1."""
+    """Make a loss that applies `reduce` to the log probabilities of the targets other than -1."""
     return lambda logits, targets: reduce(_log_p(logits, targets, axis)[targets >= 0])
 
 
@@ -258,7 +258,7 @@ def _parts(params: Any, microbatches: Sequence[Any], loss_sum: Callable[..., Any
 def _combined(
     of_loss: Callable[[Array, Array], Any], of_grads: Callable[[Array, Array], Any] | None = None
 ) -> Callable[..., Any]:
-    """Make an accumulation from a function that combines sums and counts `[microbatches]`."""
+    """Make an accumulation from functions that combine sums and counts over microbatches, for the loss and the gradient."""
 
     def accumulate(params: Any, microbatches: Sequence[Any], loss_sum: Callable[..., Any]) -> Any:
         (totals, grads), counts = _parts(params, microbatches, loss_sum)
@@ -360,7 +360,7 @@ def _adam(
     stored: bool = False,
     result: Callable[[Array, Array, float], Array] = lambda w, update, rate: w - update,
 ) -> Callable[..., Any]:
-    """Make an Adam step with one deliberate bug."""
+    """Make an Adam step, correct by default; an argument adds a deliberate bug."""
 
     def adam(w: Array, g: Array, m: Array, v: Array, t: int, rate: float) -> Any:
         m, v = m_of(m, g), v_of(v, g)

@@ -71,7 +71,7 @@ def sampler_loop(s: Subject) -> float:
 
 
 def causal(s: Subject) -> float:
-    """Change the token at t and compare the logits before t.
+    """Compare the logits before position t with and without a change of the token at t.
 
     Raises `RuntimeError` if the logits at t do not change.
     """
@@ -95,7 +95,7 @@ def documents(s: Subject) -> float:
 
 
 def tied(s: Subject) -> float:
-    """Compare logits, and the gradient of the token table, to the values computed from `hidden E^T`.
+    """Compare logits, and the gradient of the token table E, to the values computed from `hidden @ E.T`.
 
     The gradient is compared only in rows of tokens outside the input: other rows also have a gradient from the lookup.
     """

@@ -36,7 +36,7 @@ GRADIENTS = 1e-4  # tolerance for forward and backward passes, including leaves 
 class Law(NamedTuple):
     """An equivalence of two computations."""
 
-    name: str  # left side = right side
+    name: str  # the law, written as "left side = right side"
     measure: Callable[[Subject], float]  # difference of the two sides; raises `Skipped` if the law does not apply
     tolerance: float  # the largest difference that passes
     tokens: int = 1  # minimum context length

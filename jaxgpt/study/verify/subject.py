@@ -117,7 +117,7 @@ class Subject:
 def distance(found: Any, expected: Any) -> float:
     """Compute the largest relative difference between two trees of arrays.
 
-    `max_leaf ( max |a - b| / max(max |b|, FLOOR max_tree |b|) )`, with a from `found` and b from `expected`.
+    `max_leaf ( max |a - b| / max(max |b|, FLOOR * max_tree |b|) )`, with a from `found` and b from `expected`.
 
     The floor is for leaves that are zero in theory, such as the keys' bias gradient without RoPE: they hold rounding error.
 
