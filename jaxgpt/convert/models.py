@@ -95,7 +95,7 @@ def export_model(run: str | Path, target: Path, checkpoint: str = "best") -> Con
     """Export a run to a directory for transformers' `from_pretrained`.
 
     Args:
-        target: a new path; the directory is created atomically, after a comparison of its logits with the run's.
+        target: a new path; the directory is created atomically, after checking that the exported model's logits match.
         checkpoint: `best` (lowest validation loss), `last`, or a step.
 
     Raises:

@@ -26,7 +26,7 @@ def shuffled(positions: np.ndarray, n: int, seed: int, epoch: int, source: str =
 
 
 def permute(positions: np.ndarray, n: int, keys: np.ndarray) -> np.ndarray:
-    """Map `positions` by a pseudorandom permutation of 0, ..., n - 1, computing each number separately.
+    """Apply a pseudorandom permutation of 0, ..., n - 1 to `positions`, without storing the permutation.
 
     A number is written as `left * b + right` with `left < a` and `right < b`, where a and b are about sqrt(n). The rounds of
     a Feistel network change the two halves in turn:

@@ -102,7 +102,7 @@ class Tokenizer(Protocol):
         return ids[:end]
 
     def has_text(self, vocab_size: int) -> np.ndarray:
-        """Return whether each id below `vocab_size` has a text, bool `[V]`; padding ids have no text."""
+        """Return a boolean mask `[V]` of the ids below `vocab_size` that have a text; padding ids have none."""
         return np.arange(vocab_size) < self.vocab_size
 
     def name(self, i: int) -> str:

@@ -127,7 +127,7 @@ def bench(
 
 
 class _Clock:
-    """Returns the seconds since its last call; at the first call, since its creation."""
+    """A stopwatch: each call returns the seconds since the previous call, or the first since its creation."""
 
     def __init__(self) -> None:
         self._last = time.perf_counter()

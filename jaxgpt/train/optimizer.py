@@ -67,7 +67,7 @@ def schedule(config: Config, rates: Rates | None = None) -> optax.Schedule:
     Warm-up: `peak * (step + 1) / (warmup + 1)` before step `warmup`. Then, with p from 0 to 1 between `warmup` and
     `decay_steps` (0: `train.steps`):
     cosine `low + (peak - low) * (1 + cos(pi * p)) / 2`; linear `peak - (peak - low) * p`; wsd: `peak`, falling linearly to
-    `low` over the `cooldown_steps` before `decay_steps` (0: a fifth of `decay_steps`); constant `peak`.
+    `low` over `cooldown_steps` (0: a fifth of `decay_steps`) until `decay_steps`; constant `peak`.
 
     Args:
         config: settings of the run; reads `optim`, and `train.steps` if `optim.decay_steps` is 0.

@@ -20,7 +20,7 @@ GAP, LINE = 14, 15  # distances between boxes and between lines of text
 PLUS = 9  # radius of the circle of a sum
 
 # Lines and text have the color of the page around the figure; fills are transparent, so they suit light and dark pages.
-# A page that shows the file as an image cannot set a color, hence `svg:root`.
+# A page that shows the file as an image cannot set its colors, so `svg:root` sets them in dark mode.
 STYLE = """
 .jaxgpt-arch{max-width:100%;height:auto;font:13px system-ui,-apple-system,"Segoe UI",Helvetica,Arial,sans-serif}
 .jaxgpt-arch text{fill:currentColor}
