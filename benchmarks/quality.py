@@ -1,6 +1,6 @@
 """Time to a validation loss on tinyshakespeare, compared with nanoGPT's CPU recipe in PyTorch.
 
-python benchmarks/quality.py --data FILE                    5 seeds, the peer once, then the losses of CURVE
+python benchmarks/quality.py --data FILE                    5 seeds, one run of the peer, and the times to the losses in CURVE
 python benchmarks/quality.py --data FILE --seeds 1 --curve 0 --peer 0    a quick check
 
 Each time covers a complete process: start, compilation (cold: without the compilation cache), training, and the loss

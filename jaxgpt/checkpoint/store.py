@@ -315,7 +315,7 @@ def _load(path: Path, part: str, like: Any) -> Any:
     except Exception as e:
         if is_peer_failure(e) or "RESOURCE_EXHAUSTED" in str(e):
             raise
-        cause = e.__cause__ or e  # Orbax's own error only lists the known kinds of files
+        cause = e.__cause__ or e  # Orbax's error does not contain the mismatch, but its cause does
         raise UserError(f"{path} does not match the run's settings: {part} ({one_line(cause, 200)})") from None
 
 

@@ -121,7 +121,7 @@ def stream(
     """Continue each prompt and yield its text in pieces.
 
     The concatenated pieces of a row are the text that `generate` returns. Takes the arguments of `generate` except `progress`
-    and `BeamParams`. After the first token, `block` tokens are generated per call; None: all tokens in one call.
+    and the fields of `BeamParams`. After the first token, `block` tokens are generated per call; None: all tokens in one call.
     """
     text, sampling = make_settings(settings, TextParams, SamplingParams)
     block = 2**31 - 1 if block is None else as_int("block", block, 1, 2**31 - 1)

@@ -44,7 +44,7 @@ RULES: Rules = {
     "norm": (),
     "rank": (),  # rank axis of adapters; the other axis is sharded as in the weight
     "layers": (),
-    "matrix_shards": ("fsdp",),  # Muon: stacked matrices before resharding
+    "matrix_shards": ("fsdp",),  # Muon: stacked matrices, an intermediate step of resharding
     "matrices": ("fsdp", "data", "tensor"),  # Muon: stack of complete matrices, sharded over all devices
 }
 

@@ -188,7 +188,7 @@ def check_resume(old: Config, new: Config, step: int = 0) -> None:
 
 
 def why_finished(run: Run, config: Config) -> str:
-    """Return why a run is finished, or "". With `train.epochs`, always "": the steps depend on the data.
+    """Return why a run is finished, or "". It is "" with `train.epochs`: the number of steps depends on the data.
 
     Raises:
         UserError: as in `check_resume`.

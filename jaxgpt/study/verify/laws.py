@@ -30,7 +30,7 @@ from jaxgpt.study.verify.subject import Skipped, Subject
 
 EQUAL = 0.0  # tolerance for the same program or the same bytes
 SUMS = 1e-5  # tolerance for sums in a different order, in a forward pass
-GRADIENTS = 1e-4  # tolerance for forward and backward passes, including leaves with cancelling terms (see FLOOR)
+GRADIENTS = 1e-4  # tolerance for forward and backward passes, including gradients that are zero in theory
 
 
 class Law(NamedTuple):
