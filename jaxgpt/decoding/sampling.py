@@ -62,13 +62,9 @@ Filter = Callable[[jax.Array, TokenBuffer], jax.Array]
 
 @dataclass(frozen=True)
 class OnlyIds:
-    """A filter that removes ids from the vocabulary; equal filters share compiled programs.
+    """A filter that removes ids from the vocabulary; equal filters share compiled programs."""
 
-    Attributes:
-        kept: one byte per id, 0 for a removed id; empty: keep all.
-    """
-
-    kept: bytes
+    kept: bytes  # one byte per id, 0 for a removed id; empty: keep all
     __name__ = "ids with text"  # name of the filter in `stages`
 
     def __call__(self, logits: jax.Array, text: TokenBuffer | None = None) -> jax.Array:

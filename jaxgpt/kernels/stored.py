@@ -1,7 +1,6 @@
 """Weights stored for decoding: as `[outputs, inputs]`, and optionally in lower precision.
 
-`Stored` supports the model's products and lookups. Products with few rows are limited by memory bandwidth. XLA's CPU backend
-reads a matrix stored as `[outputs, inputs]` faster than `[inputs, outputs]`, and int8 weights without converting them.
+Products with few rows are limited by memory bandwidth; XLA's CPU backend reads `[outputs, inputs]` faster, and int8 directly.
 """
 
 from __future__ import annotations
