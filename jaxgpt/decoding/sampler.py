@@ -23,7 +23,7 @@ class Sampler:
         model: the GPT, without weights.
         sampling: sampling parameters.
         stop_ids: ids that end a row.
-        filters: filters applied before the temperature; functions are compared by identity, `OnlyIds` by value.
+        filters: filters applied before the temperature; functions are compared by identity.
         window: maximum number of tokens that `prefill` and `slide_steps` read; 0: no limit; `slide_steps` needs a window.
         lookup: number of tokens that must match to draft the next tokens in `lookup_steps`, which needs at least 1.
     """

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxgpt.config import SamplingParams
 from jaxgpt.decoding import filters
@@ -58,18 +56,6 @@ class TokenBuffer(NamedTuple):
 
 # (logits_BV, text) -> logits_BV, float32; the logits of removed tokens become -inf
 Filter = Callable[[jax.Array, TokenBuffer], jax.Array]
-
-
-@dataclass(frozen=True)
-class OnlyIds:
-    """A filter that removes ids from the vocabulary; equal filters share compiled programs."""
-
-    kept: bytes  # one byte per id, 0 for a removed id; empty: keep all
-    __name__ = "ids with text"  # name of the filter in `stages`
-
-    def __call__(self, logits: jax.Array, text: TokenBuffer | None = None) -> jax.Array:
-        """Set the logits of removed ids to -inf, `[..., V]`."""
-        return jnp.where(np.frombuffer(self.kept, np.bool_), logits, filters.NEVER) if self.kept else logits
 
 
 def _apply(custom: Filter, logits_BV: jax.Array, text: TokenBuffer) -> tuple[str, jax.Array]:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxgpt.checkpoint.run import Run, complete_run, open_run, parse_checkpoint
 from jaxgpt.checkpoint.store import checkpoints, read_params, save_params
 from jaxgpt.config import Config, DataConfig, LoraConfig, ModelConfig
 from jaxgpt.data.tokenizer import Tokenizer
-from jaxgpt.decoding import Sampler, SamplingParams
-from jaxgpt.decoding.sampling import OnlyIds
+from jaxgpt.decoding import Sampler, SamplingParams, TokenBuffer
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.kernels import of_device
 from jaxgpt.kernels.stored import Precision, quantize
@@ -230,6 +230,18 @@ def sampler_of(
     ops = of_device(jax.local_devices()[0], lm.config.train.compute_dtype) if ops is None else ops
     filters = (only,) if (only := only_text(lm)).kept else ()
     return Sampler(GPT(lm.config.model, ops), sampling or SamplingParams(), stop_ids, filters)
+
+
+@dataclass(frozen=True)
+class OnlyIds:
+    """A filter that removes ids from the vocabulary; equal filters share compiled programs."""
+
+    kept: bytes  # one byte per id, 0 for a removed id; empty: keep all
+    __name__ = "ids with text"  # name of the filter in `stages`
+
+    def __call__(self, logits: jax.Array, text: TokenBuffer | None = None) -> jax.Array:
+        """Set the logits of removed ids to -inf, `[..., V]`."""
+        return jnp.where(np.frombuffer(self.kept, np.bool_), logits, -jnp.inf) if self.kept else logits
 
 
 def only_text(lm: LM) -> OnlyIds:

@@ -11,10 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgpt.config import Config
-from jaxgpt.decoding.sampling import OnlyIds
 from jaxgpt.errors import UserError
 from jaxgpt.lm import LM
-from jaxgpt.lm.model import only_text
+from jaxgpt.lm.model import OnlyIds, only_text
 from jaxgpt.settings import as_int
 from jaxgpt.study.run import as_tokens, forward, layer_names, on_tokens, stream_names
 
