@@ -23,13 +23,14 @@ def cached(s: Subject) -> float:
     """
     T = s.length
     first, second = max(T // 3, 1), max(2 * T // 3, 1)
-    read, then = (jax.jit(partial(f, s.model), static_argnums=(2, 3)) for f in (read_prompts, extend))
+    read = jax.jit(partial(read_prompts, s.model), static_argnums=(2, 3))
+    then = jax.jit(partial(extend, s.model), static_argnums=3)
     text = TokenBuffer(s.tokens[:, :first], jnp.zeros(2, jnp.int32), jnp.int32(first))
     logits, cache = read(s.params, text, T + 3, False)
     parts = [np.asarray(logits)]
     for begin, end in [*((t, t + 1) for t in range(first, second)), (second, T)]:
         if begin < end:
-            logits, cache = then(s.params, s.tokens[:, begin:end], cache, last=False)
+            logits, cache = then(s.params, s.tokens[:, begin:end], cache, False)
             parts.append(np.asarray(logits))
     return distance(np.concatenate(parts, 1), s.forward(s.params, s.tokens))
 
