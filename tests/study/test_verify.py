@@ -148,7 +148,7 @@ def compiled_to_something_else(right: Any) -> Any:
 
 
 def loop_draws_with_another_number(right: Any) -> Any:
-    return lambda logits, text, keys, made, sampling: right(logits, text, keys, made + 1, sampling)
+    return lambda logits, text, keys, made, *others: right(logits, text, keys, made + 1, *others)
 
 
 def resume_loses_the_moments(right: Any) -> Any:
@@ -188,7 +188,7 @@ FILES = named("checkpoint read = written", "export read = written")
 BROKEN: list[tuple[Callable[[Any], Any], Any, str, set[str], tuple[Law, ...]]] = [
     (mask_sees_the_next_token, Visible, "mask", {"logits ignore later tokens", "cached = uncached"}, FORWARD),
     (cache_written_one_slot_late, attention, "write", {"cached = uncached"}, FORWARD),
-    (head_apart_from_the_table, embedding.Embedding, "attend", {"tied head = token table"}, FORWARD),
+    (head_apart_from_the_table, embedding.Embedding, "logits", {"tied head = token table"}, FORWARD),
     (rows_begin_one_slot_early, engine, "left_pad", {"padded batch = single prompts"}, FORWARD),
     (
         positions_run_through_documents, forward, "document_positions", {"packed documents = each alone"},
