@@ -72,7 +72,7 @@ def continued(
     else:
         state = engine.start(sampler, lm.params, [prompt], keys, [limit])
     while state.made < limit:
-        state = engine.run(sampler, lm.params, state, 4)
+        state = engine.run(sampler, lm.params, state, min(4, limit - int(state.made)))
     return engine.new_ids(state)[0].tolist(), reused, state
 
 
