@@ -102,7 +102,7 @@ class Tokenizer(Protocol):
         return ids[:end]
 
     def has_text(self, vocab_size: int) -> np.ndarray:
-        """Return a boolean mask `[V]` of the ids below `vocab_size` that have a text; padding ids have none."""
+        """Return a boolean mask `[V]` of the ids below `vocab_size` that have a text, unlike padding ids."""
         return np.arange(vocab_size) < self.vocab_size
 
     def name(self, i: int) -> str:

@@ -133,8 +133,8 @@ def search(
 ) -> Hypotheses:
     """Run beam search on prompts, with at most `limits` new ids for each prompt; return host arrays."""
     text, prompt_B, size = left_pad(prompts, limits)
-    search = _compiled(BeamSearch.run, BeamSearch(sampler, beams, size))
-    return jax.device_get(search(params, text, np.asarray(limits, np.int32)[prompt_B]))
+    limit_B = np.asarray(limits, np.int32)[prompt_B]
+    return jax.device_get(_compiled(BeamSearch.run, BeamSearch(sampler, beams, size))(params, text, limit_B))
 
 
 def _read(sampler: Sampler, params: Any, cache: Any, ids_1T: jax.Array) -> Any:

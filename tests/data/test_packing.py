@@ -52,6 +52,12 @@ def test_documents_are_packed_whole(sizes: list[int], ended: bool, seed: int, cu
     assert packed.fill(T) == pytest.approx(sum(map(len, expected)) / max(len(rows) * T, 1))
 
 
+def test_documents_of_one_id_have_no_windows() -> None:
+    packed = pack_documents(Tokens([np.full(9, END, np.uint8)], 10, (END,)), 4)
+    with pytest.raises(UserError, match="every document has a single training id"):
+        Batches(packed, 4, 2, 0)
+
+
 def test_packing_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces are packed in parts, each piece once."""
     monkeypatch.setattr(packing, "PACKED_PIECES", 7)

@@ -58,6 +58,14 @@ def test_tokens_do_not_depend_on_steps_per_call() -> None:
         assert generated(STUB, None, [[4], [7]], 5, steps).tolist() == [[5, 6, 7, 8, 9], [8, 9, 0, 1, 2]]
 
 
+@pytest.mark.parametrize("sampler", [STUB, replace(STUB, lookup=2), replace(STUB, window=100)])
+def test_steps_end_with_the_text_buffer(sampler: Sampler) -> None:
+    state = engine.start(sampler, None, [list(range(8))], jax.random.split(jax.random.key(0), 1), [3])
+    state = engine.run(sampler, None, state, 1000)
+    assert state.text.ids_BS.tolist() == [[i % 10 for i in range(state.text.ids_BS.shape[1])]]
+    assert state.text.room == 0
+
+
 def test_samplers_are_values() -> None:
     """Equal samplers share compiled programs, including samplers of models that are built twice."""
     lm, text = lm_of("gpt2"), TokenBuffer(jnp.ones((1, 4), jnp.int32), jnp.zeros(1, jnp.int32), jnp.int32(4))

@@ -340,7 +340,8 @@ def test_the_tpu_compiler_agrees() -> None:
         assert sent[kind].sent == pytest.approx(implied[kind].sent, rel=1e-3)
     # With enough memory, some gathered weights are kept for the backward pass; norms are gathered as well.
     assert implied["all-gather"].sent / 2 < sent["all-gather"].sent < implied["all-gather"].sent
-    token = compile_decode(run, topology)
+    token, adapted = (compile_decode(replace(run, lora=LoraConfig(rank=rank)), topology) for rank in (0, 2))
+    assert (token.model_flops, token.useful_share) == (adapted.model_flops, adapted.useful_share)
     slots = 2 * 128  # two rows per device, 128 tokens each
     # Keys and values in bfloat16, the position of each slot, and the length.
     assert token.memory["cache"] == 2 * 2 * 256 * slots + 4 * slots + 4

@@ -287,6 +287,12 @@ def test_lower_precision_raises() -> None:
         next(verify(lm._replace(params=jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), lm.params))))
 
 
+def test_stored_float32_weights_are_converted() -> None:
+    lm = tiny()
+    params = kernels.stored.quantize(lm.params, lm.config.model, "float32")
+    assert rows(lm._replace(params=params), named("tied head = token table"))["tied head = token table"].ok
+
+
 @pytest.mark.long
 def test_a_context_of_one_token() -> None:
     """Laws that need more tokens are skipped; the others hold."""
