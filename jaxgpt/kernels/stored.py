@@ -1,6 +1,6 @@
 """Weights stored for decoding: as `[outputs, inputs]`, and optionally in lower precision.
 
-Products with few rows are limited by memory bandwidth; XLA's CPU backend reads `[outputs, inputs]` faster, and int8 directly.
+Few-row products are memory-bound: XLA's CPU backend reads `[outputs, inputs]` faster, and int8 without converting it first.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def isolated(init: nn.initializers.Initializer) -> nn.initializers.Initializer:
     """Put an optimization barrier between the derivation of a key and the initializer that uses it.
 
     Otherwise the compiler fuses each key's derivation with the initializer. Initializers of equal shapes then become
-    different programs, and compiling all of them takes minutes.
+    different programs, and with some compilers, compiling all of them takes minutes.
     """
 
     def from_key_data(key: jax.Array, *args: Any) -> Any:
