@@ -101,8 +101,8 @@ def new_run(out: str, config: Config, tokenizer: Tokenizer, overwrite: bool = Fa
     """Create a run in `out`; empty: the first unused name of `runs/PRESET`, `runs/PRESET-2`, ...
 
     The run is locked in the context. A process killed at any moment leaves no run, the old run, or a new run that can be
-    resumed. If it was moving files, the old run can be restored (`Run.exists`). Raises `UserError` as in `check_free`, or if
-    the directory is locked or cannot be written.
+    resumed. If the process was moving files, the old run can be restored (`Run.exists`). Raises `UserError` as in
+    `check_free`, or if the directory is locked or cannot be written.
     """
     path = Path(out) if out else _new_directory(config.preset)
     with _locked(path, overwrite):

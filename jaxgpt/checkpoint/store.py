@@ -5,7 +5,7 @@ checkpoints/300/params/         weights or adapters; Orbax stores each part sepa
                 skip/           statistics for skipping updates, if enabled
                 ema/            EMA of params, if enabled
                 checkpoint.json `Info`, with the SHA-256 of every file
-checkpoints/310.partial*/       being written or deleted; a complete checkpoint is renamed to its step
+checkpoints/310.partial*/       checkpoint being written or deleted; a complete checkpoint is renamed to its step
 checkpoints/290.damaged/        damaged checkpoints, renamed by a resume, which also deletes partial checkpoints
 """
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:  # Orbax and optax are slow to import, so they are imported in
 
 SEAL, PARTIAL = "checkpoint.json", ".partial"
 PARTS = ("params", "opt_state", "skip", "ema")
-logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax logs the errors that it raises
+logging.getLogger("absl").setLevel(logging.CRITICAL)  # no duplicate logs of errors that Orbax raises
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Saver:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._thread.shutdown()
-        if kind is None:  # an error of the block has precedence
+        if kind is None:  # precedence of an error in the block
             self.wait()
 
     def save(self, state: TrainState, info: Info) -> None:
@@ -144,14 +144,14 @@ def kept(infos: Mapping[int, Info], train: TrainConfig) -> set[int]:
 
 
 def save_params(directory: Path, params: Any, about: Mapping[str, Any]) -> None:
-    """Write weights without an optimizer as the checkpoint of step 0, with little additional memory."""
+    """Write weights without optimizer state as the checkpoint of step 0, with little additional memory."""
     from orbax.checkpoint import v1 as ocp
 
     from jaxgpt.train.step import TrainState
 
     options = ocp.Context()
-    options.array.saving.use_compression = False  # compression copies the weights, and saves only 8% of the space
-    options.memory.deepcopy_host_arrays = False  # weights are constant during the write
+    options.array.saving.use_compression = False  # compression: a copy of the weights for only 8% less space
+    options.memory.deepcopy_host_arrays = False  # constant weights during the write
     with options, Saver(directory, TrainConfig()) as saver:
         saver.save(TrainState(jnp.zeros((), jnp.int32), params, None), Info(0, about=about))
 
@@ -199,7 +199,7 @@ def checkpoints(directory: Path) -> dict[int, Info]:
 
 
 def resolve_step(directory: Path, which: str) -> int:
-    """Resolve `last`, `best` (lowest validation loss, otherwise the last) or a number to a step.
+    """Resolve `last`, `best` (lowest validation loss; without losses: the last) or a number to a step.
 
     Raises:
         UserError: if the checkpoint does not exist, or the best is unknown because a checkpoint.json is damaged.
@@ -252,9 +252,9 @@ def find_damage(path: Path, parts: tuple[str, ...] = PARTS) -> str:
 
 
 def latest_valid(directory: Path, note: Callable[[str], None]) -> Info | None:
-    """Return the last intact checkpoint, or None; rename and report newer, damaged checkpoints.
+    """Return the `Info` of the last intact checkpoint; rename and report newer, damaged checkpoints.
 
-    If all checkpoints are damaged, they keep their names, and a `UserError` lists the reasons. Deletes partial checkpoints.
+    Without checkpoints, returns None. If all are damaged, renames nothing and raises `UserError`. Deletes partial checkpoints.
     """
     for path in directory.glob(f"*{PARTIAL}*"):
         shutil.rmtree(path, ignore_errors=True)
@@ -315,7 +315,7 @@ def _load(path: Path, part: str, like: Any) -> Any:
     except Exception as e:
         if is_peer_failure(e) or "RESOURCE_EXHAUSTED" in str(e):
             raise
-        cause = e.__cause__ or e  # Orbax's error does not contain the mismatch, but its cause does
+        cause = e.__cause__ or e  # the mismatch, which Orbax's error omits
         raise UserError(f"{path} does not match the run's settings: {part} ({one_line(cause, 200)})") from None
 
 

@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(str(e), FAILED if isinstance(e, TrainingFailed) else BAD_INPUT)
     except KeyboardInterrupt:
         return _fail(f"interrupted{f': {text}' if (text := advice()) else ''}", INTERRUPTED)
-    except BrokenPipeError:  # the reader closed the pipe, as in `jaxgpt sample ... | head`
+    except BrokenPipeError:  # pipe closed by its reader, as in `jaxgpt sample ... | head`
         sys.stdout = None  # keep Python from flushing the closed pipe at exit
         return 0
     except OSError as e:
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if e.filename is None:
             raise
         return _fail(f"cannot access {e.filename}: {e.strerror}", BAD_INPUT)
-    except (RuntimeError, AssertionError) as e:  # no accelerator was found, or XLA failed
+    except (RuntimeError, AssertionError) as e:  # missing accelerator, or failure of XLA
         import jax
 
         from jaxgpt.parallel.host import missing_platform

@@ -62,7 +62,7 @@ def chat(
     conversation = Chat(lm, [{"role": "system", "content": system}] if system else [])
 
     def answer(text: str, number: int = 0) -> Iterator[Any]:
-        key = (seed + number) % 2**32  # the seed increases by 1 with each answer
+        key = (seed + number) % 2**32  # the seed plus the number of previous answers
         return conversation.answer(text, max_new_tokens=max_new_tokens, stop=stop, key=key, **vars(sampling))
 
     if json:

@@ -72,7 +72,7 @@ def state_of(run: Run, config: Config) -> dict[str, Any]:
         "tokens": max([line.get("tokens", 0) for line in steps] + [each.tokens for each in infos.values()], default=0),
         "seconds": max((line.get("elapsed_seconds", 0.0) for line in steps), default=0.0),
         "checkpoints": [{"step": step, "val_loss": each.val_loss} for step, each in infos.items()],
-        # `windows` counts the windows in a checkpoint's loss; it is 0 (not printed) if no evaluation of the run used more.
+        # `windows` counts the windows in a checkpoint's loss; 0 (not printed): no evaluation used more windows.
         "windows": windows if any(line.get("val_windows", 0) > windows for line in lines) else 0,
         "damaged": damaged,
         "best": resolve_step(run.checkpoints, "best") if infos and not damaged else None,

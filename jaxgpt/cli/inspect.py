@@ -26,8 +26,8 @@ def inspect(
     """Show what a model computes for a text: predictions by token and layer, attention and norms.
 
     The table shows the predictions; --json adds the logit lens, norms and a summary
-    of each head. With --html, write one page that needs no network: point at a
-    token to see the tokens that it attends to in the selected head.
+    of each head. With --html, write a self-contained page: point at a token to see
+    the tokens that it attends to in the selected head.
 
     jaxgpt inspect runs/shakespeare --prompt ROMEO:
     jaxgpt inspect runs/shakespeare --prompt ROMEO: --html page.html

@@ -99,7 +99,7 @@ class _Fleet:
             self.processes.append(process)
             self.readers.append(threading.Thread(target=self._read, args=(index, process.stderr), daemon=True))
             self.readers[-1].start()
-        if self.forwarded:  # a signal arrived before all processes had started
+        if self.forwarded:  # a signal before all processes had started
             self._forward(self.forwarded, None)
 
     def wait(self) -> int:

@@ -28,7 +28,7 @@ def print_json(value: dict[str, Any]) -> None:
 
 
 def print_result(json: bool, values: dict[str, Any], text: str | Mapping[str, str | Sequence[str]]) -> int:
-    """Print the result of a command as JSON, as text or as `aligned` facts; return the exit status 0."""
+    """Print the result of a command as JSON, as text or as `aligned` facts; return the exit code 0."""
     if json:
         print_json(values)
     else:
@@ -134,7 +134,7 @@ def line_shown(line: Callable[[], str], console: Console, delay: float = 0.0) ->
     def show() -> None:
         if ended.wait(delay):
             return
-        with suppress(OSError):  # the stream was closed
+        with suppress(OSError):  # closed stream
             if console.is_terminal and not console.is_dumb_terminal and not console.quiet:
                 # By default, rich would redirect standard output to a console that writes to standard error.
                 out = not console.stderr

@@ -42,8 +42,8 @@ def shown(default: Any) -> str | None:
 EVERY = Parameter(
     consume_multiple=True, allow_repeating=True, negative_bool=(), negative_iterable=(), show_default=shown
 )
-FLAT = Parameter(name="*")  # each field of a class is a top-level option: --top-k
-ON = Parameter(negative_bool="no-")  # --no-NAME turns the option off
+FLAT = Parameter(name="*")  # fields of a class as top-level options: --top-k
+ON = Parameter(negative_bool="no-")  # --no-NAME to turn the option off
 GivenSettings = Annotated[Settings, FLAT]
 NO_SETTINGS = Settings()
 Json = Annotated[bool, Parameter(help="print one JSON object instead of text")]

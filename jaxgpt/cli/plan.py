@@ -34,10 +34,10 @@ def plan(
 ) -> int:
     """Plan a run for hardware you do not have: memory per device, communication, a bound on speed.
 
-    The first table is an estimate. If the compiler is installed (TPUs: pip install
-    -e '.[tpu]', x86-64; one machine of H100 or H200: '.[cuda13]'; Linux; no
-    accelerator needed), the training step is also compiled, and a second table
-    shows the compiler's numbers. The exit code is 1 if the run does not fit.
+    The first table is an estimate. With a compiler, the training step is also
+    compiled, and a second table shows the compiler's numbers. Compilers need Linux
+    but no accelerator: pip install -e '.[tpu]' for TPUs (x86-64), '.[cuda13]' for
+    one machine of H100 or H200. The exit code is 1 if the run does not fit.
 
     A topology is a chip and a grid: v4:2x2x2, v5e:2x4, v5p:4x4x4, v6e:4x8,
     tpu7x:2x2x1; or the name of a Google Cloud slice: v5e-8, v5litepod-16, v6e-8

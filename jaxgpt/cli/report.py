@@ -31,7 +31,7 @@ from jaxgpt.trainer.program import Program
 from jaxgpt.trainer.report import Report
 from jaxgpt.trainer.train import Outcome
 
-LINE, WORDS, LETTERS = 256, 4, 40  # tokens decoded to find a line; maximum words and characters of the default prompt
+LINE, WORDS, LETTERS = 256, 4, 40  # maxima: tokens decoded to find a line; words and characters of the default prompt
 PLOT_EVERY = 30.0  # minimum seconds between drawings of loss.png during a run; each takes 0.1 s
 
 
@@ -135,7 +135,7 @@ class TrainReport(Report):
         }
 
     def _baselines(self) -> dict[str, float]:
-        """Return the baselines of the run; {} if the file is missing or damaged."""
+        """Return the baselines of the run; {} if baselines.json is missing or damaged."""
         with suppress(UserError):
             return dict(read_baselines(self.run.path)["losses"])
         return {}
@@ -187,7 +187,7 @@ class TrainReport(Report):
     def _draw(self) -> None:
         """Draw loss.png; print a note if drawing fails."""
         try:
-            with suppress(UserError):  # no losses yet
+            with suppress(UserError):  # no losses yet, or damaged baselines.json
                 draw_run(self.run, f"{self.program.config.preset}: {self.run.path}")
         except Exception as e:
             self.note(f"cannot draw {self.run.path / 'loss.png'}: {e}")
@@ -206,7 +206,7 @@ class TrainReport(Report):
 
 
 def first_prompt(config: Config, tokenizer: Tokenizer, split: Split) -> list[int]:
-    """Return the ids of `train.prompt`, truncated to half the context length if they exceed it.
+    """Return the ids of `train.prompt`; if they exceed the context, truncate them to half its length.
 
     By default, the prompt is the beginning of the validation data: the first words
     of a line or, for conversations, the text before the first target.

@@ -97,7 +97,7 @@ def started(base: Config, settings: Mapping[str, Any]) -> Config:
         raise UserError(f"{name} needs the weights of a run: add --init-from RUN")
     preset = PRESETS.get(base.preset)
     if {"data.path", "data.mix"} & settings.keys() and preset and preset.config.train.prompt == base.train.prompt:
-        settings = {"train.prompt": TrainConfig.prompt, **settings}  # a preset's prompt fits only its text
+        settings = {"train.prompt": TrainConfig.prompt, **settings}  # the default prompt for a different text
     return with_settings(base, settings)
 
 

@@ -24,8 +24,8 @@ VERDICTS = {True: "ok", False: "FAILED", None: "skipped"}
 def verify(target: str = "", /, *, checkpoint: Checkpoint = "best", json: Json = False) -> int:
     """Check that equivalent computations agree on this machine, for example with and without a KV cache.
 
-    Uses the weights of a run, after checking the files of its checkpoints, or
-    random weights. The exit code is 1 if a check fails.
+    Uses the weights of a run, after checking the files of its checkpoints; without
+    a run, uses random weights. The exit code is 1 if a check fails.
 
     jaxgpt verify
     jaxgpt verify llama-tiny
