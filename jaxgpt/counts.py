@@ -13,7 +13,7 @@ from jaxgpt.train.optimizer import make_optimizer
 
 
 def model_counts(config: Config) -> dict[str, Any]:
-    """Compute parameter counts, FLOPs and bytes from shapes; the vocabulary size must be set."""
+    """Compute parameter counts, FLOPs per token and bytes from shapes; the vocabulary size must be set."""
     params = abstract_params(config.model)
     return {
         "parameters": parameter_count(params),
@@ -41,7 +41,7 @@ def parameter_table(params: Any) -> dict[str, int]:
 
 
 def multiplied_parameters(config: ModelConfig, params: Any) -> int:
-    """Count the parameters in matrix products: matrices, and the table of a tied head."""
+    """Count the parameters in matrix products: matrices, and a tied token embedding."""
     kinds = ("matrix", "table") if config.tie_embeddings else ("matrix",)
     leaves = jax.tree_util.tree_leaves_with_path(params)
     return sum(leaf.size for path, leaf in leaves if (w := weight_at(path, config)) and w.kind in kinds)
@@ -64,7 +64,7 @@ def flops_per_token(config: ModelConfig, params: Any, T: int, lora: LoraConfig |
 
 
 def state_bytes(config: Config, params: Any) -> dict[str, int]:
-    """Compute the bytes of each part of a training state and of its gradients, without replication."""
+    """Compute the bytes of each part of a train state and of its gradients, without replication."""
     trained = abstract_trained(config.model, config.lora)
     trees = {"parameters": (params, trained) if config.lora.rank else params, "gradients": trained}
     trees["optimizer"] = jax.eval_shape(make_optimizer(config).init, trained)

@@ -26,7 +26,7 @@ class Family(NamedTuple):
         options: map from an option of config.json to its setting and the default in transformers' config class.
         settings: settings common to all models of the family.
         only: options with a single supported value, and this value.
-        fills: settings that an export can add to any model: they add biases of 0 or gains of 1, or have no effect.
+        fills: settings that an export can add to any model: they add biases of 0 or gains of 1, or have no effect on logits.
         read: function that converts the other options to settings, given the config from `options` and `settings`.
         write: the inverse of `read`.
         served: activations that vLLM and llama.cpp support in this family, according to their source code.

@@ -63,8 +63,8 @@ class GgufWeights(Weights):
     Attributes:
         metadata: dict of values, keyed by name.
         stored: dict of `gguf.ReaderTensor`, keyed by name.
-        heads: number of heads of the "q" and "k" tensors. Their rows are reordered as in transformers: llama.cpp interleaves
-            the two halves of each head.
+        heads: dict of numbers of heads, keyed by "q" and "k". `read` reorders the rows of query and key tensors as in
+            transformers: llama.cpp interleaves the two halves of each head.
     """
 
     def __init__(self, path: Path) -> None:
@@ -102,7 +102,7 @@ class GgufWeights(Weights):
 
         tensor = self.stored[name]
         try:
-            with np.errstate(all="ignore"):  # `read` rejects non-finite numbers
+            with np.errstate(all="ignore"):  # non-finite numbers, rejected by `read`
                 # Copy the data: dequantizing F32 returns its input, and weights must not share memory with the file.
                 out = np.asarray(dequantize(np.array(tensor.data), tensor.tensor_type), np.float32)
         except NotImplementedError:
@@ -125,7 +125,7 @@ def open_gguf(path: Path, accept: Collection[str] = ()) -> tuple[ModelConfig, Gg
         )
     values = {k.removeprefix("llama."): v for k, v in weights.metadata.items() if k.startswith("llama.")}
     embedding = weights.tensors.get(FORM.tied)
-    if embedding and embedding.shape and embedding.shape[0]:  # the embedding may exceed llama.vocab_size
+    if embedding and embedding.shape and embedding.shape[0]:  # embedding possibly larger than llama.vocab_size
         values["vocab_size"] = embedding.shape[0]
     if "rope.freq_base" in values:
         values["rope_theta"] = values.pop("rope.freq_base")
@@ -150,7 +150,7 @@ def _rope_scaling(weights: GgufWeights) -> dict[str, Any]:
             plain, scaled = (rope_frequencies(width, theta, each) for each in (Llama3Scaling(), scaling))
             if np.allclose(divisors, plain / scaled, rtol=1e-4):
                 return {"rope_scaling": write_rope(ModelConfig(rope_theta=theta, rope_factor=scaling.factor))}
-    raise UserError(f"{weights.path}: tensor {ROPE_FREQS} is not supported: it is not Llama 3 scaling")
+    raise UserError(f"{weights.path}: tensor {ROPE_FREQS} is not supported: expected the default Llama 3 scaling")
 
 
 def read_tokenizer(weights: GgufWeights) -> SubwordTokenizer:
@@ -185,7 +185,7 @@ def _library_tokenizer(tokens: list[str], merges: list[str], types: list[int], p
 
     pairs = [(a, b) for a, b in (merge.split(" ", 1) for merge in merges)]
     library = byte_level({token: i for i, token in enumerate(tokens)}, pairs)
-    library.model.ignore_merges = pre == "llama-bpe"  # as in llama.cpp: a word in the vocabulary is one token
+    library.model.ignore_merges = pre == "llama-bpe"  # as in llama.cpp: one token for a word in the vocabulary
     if pre == "smollm":
         library.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(True), library.pre_tokenizer])
     elif pre != "gpt-2":
@@ -205,7 +205,7 @@ def _special_tokens(path: Path, ggml: Mapping[str, Any], tokens: list[str], temp
     ids = {name: ggml[key] for name, each in keys.items() if ggml.get(key := f"{each}_token_id") is not None}
     for name, i in ids.items():
         if type(i) is not int or not 0 <= i < len(tokens):
-            raise UserError(f"{path}: {keys[name]}_token_id must be an id below {len(tokens)}: {short_repr(i)}")
+            raise UserError(f"{path}: {GGML}{keys[name]}_token_id must be an id below {len(tokens)}: {short_repr(i)}")
     generation: dict[str, Any] = {f"{name}_token_id": ids[name] for name in ("bos", "pad") if name in ids}
     if ends := list(dict.fromkeys(ids[name] for name in ("eos", "eot") if name in ids)):
         generation["eos_token_id"] = ends if len(ends) > 1 else ends[0]

@@ -46,14 +46,14 @@ class Converted(NamedTuple):
     family: str  # a name in `FAMILIES`, nanogpt or lora
     parameters: int  # number of parameters; lora: number of parameters of the adapters
     max_logit_change: float = 0.0  # largest logit difference between the model and its exported files; 0 for an import
-    engines: tuple[str, ...] = ()  # programs that support the exported model; others may reject it, or ignore options
+    engines: tuple[str, ...] = ()  # programs that support the exported model; empty for imports and adapters
 
 
 def fetch_model(name: str, revision: str = "") -> tuple[Path, str]:
     """Return the local directory and commit of a hub repository, downloaded to the hub's cache if needed.
 
     `name` is `owner/name`, or the bare name of one of OpenAI's four GPT-2 models. `revision` is a commit, tag or branch;
-    empty: the pinned commit if there is one, otherwise main. Raises `UserError` if the name is invalid, or the download
+    empty: the commit in `PINNED`, otherwise main. Raises `UserError` if the name is invalid, or the download
     fails.
     """
     repo = ALIASES.get(name, name)
@@ -67,7 +67,7 @@ def import_model(source: Path, target: Path, tokenizer: str = "", accept: Collec
     """Write a run directory from a transformers or nanoGPT directory, or a GGUF file, without PyTorch.
 
     Args:
-        source: the file, or the directory with config.json, safetensors, and the files of a tokenizer.
+        source: a GGUF file, or a directory with config.json, safetensors files and, if `tokenizer` is empty, tokenizer.json.
         target: a new path; the run is created atomically.
         tokenizer: byte, gpt2, ids or a path; empty: the tokenizer in `source`.
         accept: unsupported options of config.json to ignore.

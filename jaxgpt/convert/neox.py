@@ -32,7 +32,7 @@ def _read(options: Options, config: ModelConfig) -> dict[str, Any]:
     o = options
     o.only("attention_dropout", config.dropout)
     old = {"rope_theta": o.read("rotary_emb_base", 10_000.0), "partial_rotary_factor": o.read("rotary_pct", 0.25)}
-    for name, value in old.items():  # transformers 4 may also write rope_theta and partial_rotary_factor
+    for name, value in old.items():  # duplicates that transformers 4 may add: rope_theta and partial_rotary_factor
         o.only(name, value)
     inner = o.inner("rope_parameters", old | o.read("rope_parameters", {}))
     inner.only("rope_type", "default")

@@ -8,7 +8,7 @@ from typing import Any
 from jaxgpt.errors import UserError, short_repr
 
 # Options that do not change the logits of a trained model: names, ids of special tokens, and settings for training,
-# generation, classifiers, the writing program, and the computation of attention scores (here always float32).
+# generation, classifiers, library versions, and the computation of attention scores (here always float32).
 # Options that begin with an underscore, added by transformers, do not change the logits either.
 HARMLESS = frozenset(
     """
@@ -33,7 +33,7 @@ HARMLESS = frozenset(
     """.split()
 )
 
-# Mapping from options that may change the logits to the only value that leaves them unchanged.
+# Map from options that may change the logits to the only value that leaves the logits unchanged.
 NEUTRAL: dict[str, Any] = {
     "add_cross_attention": False,
     "chunk_size_feed_forward": 0,
@@ -71,7 +71,7 @@ class Options:
     """The options of a config.json. Each option is read once; `done` rejects unread options."""
 
     def __init__(self, values: Mapping[str, Any], where: str, accept: Collection[str] = (), advice: str = "") -> None:
-        """Drop the harmless options, and check the neutral options.
+        """Drop the harmless options, and check the options in `NEUTRAL`.
 
         Args:
             values: the content of config.json.

@@ -80,7 +80,7 @@ def resolve_targets(model: ModelConfig, lora: LoraConfig) -> str:
     """
     model = replace(model, vocab_size=model.vocab_size or 1)  # 0: unknown until the data is read
     own, theirs = matrices(abstract_params(model)), {}
-    with suppress(UserError):  # no transformers family fits the model
+    with suppress(UserError):  # error if no transformers family fits the model
         modules = _modules(replace(model, n_layer=1))
         theirs = {module.name.split(".0.", 1)[1]: module.target for module in modules if module.parents}
     targets: list[str] = []
@@ -174,7 +174,7 @@ def read_adapter(directory: Path, model: ModelConfig) -> tuple[LoraConfig, Any]:
     """Read the adapters of a PEFT directory; raise `UserError` for unsupported features or models."""
     rank, alpha = read_config(directory / CONFIG)
     weights, modules = Weights(directory), []
-    with suppress(UserError):  # no transformers family fits the model
+    with suppress(UserError):  # error if no transformers family fits the model
         modules = _modules(model)
     targets = list(dict.fromkeys(m.target for m in modules if not weights.tensors.keys().isdisjoint(m.tensors)))
     if not targets:
@@ -214,7 +214,7 @@ def read_config(path: Path) -> tuple[int, float]:
         raise options.refuse("r", rank, "it must be at least 1")
     if not alpha > 0:
         raise options.refuse("lora_alpha", alpha, "it must be above 0")
-    if options.read("use_rslora", False):  # the scale is alpha / sqrt(r) instead of alpha / r
+    if options.read("use_rslora", False):  # scale alpha / sqrt(r) instead of alpha / r
         alpha *= math.sqrt(rank)
     options.skip(*HARMLESS)
     options.done()
@@ -222,7 +222,7 @@ def read_config(path: Path) -> tuple[int, float]:
 
 
 def _modules(model: ModelConfig) -> list[Module]:
-    """Return the transformers modules of a model's matrices; raise `UserError` if no family has its matrices."""
+    """Return the transformers modules of a model's matrices; raise `UserError` if no family fits the model."""
     family, exported = exported_form(model)
     kernels = {leaf: shape for leaf, shape in leaf_shapes(model).items() if leaf.endswith("/kernel")}
     rows = [row for row in expand(family.form.table, exported) if row.leaves[0].endswith("/kernel")]

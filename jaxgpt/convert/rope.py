@@ -41,7 +41,7 @@ def rope_settings(options: Options, rope: dict[str, Any], block_size: int) -> di
         }
     if kind == "linear":
         settings |= linear(block_size)
-    inner.skip("original_max_position_embeddings")  # only Llama 3 scaling uses this option
+    inner.skip("original_max_position_embeddings")  # option used only by Llama 3 scaling
     inner.done()
     return settings
 

@@ -46,7 +46,7 @@ WeightTable = tuple[WeightRow, ...]
 class Format(NamedTuple):
     """Names and layout of the tensors of a family of models."""
 
-    table: WeightTable  # the tensors, and the leaves in each
+    table: WeightTable  # leaves of each tensor
     prefix: str  # prefix of most names; files may omit it
     tied: str  # name of the token embedding, which a tied head equals
     head: str = HEAD  # name of the head

@@ -53,7 +53,7 @@ class Epochs:
                 f"block_size {block_size} needs at least {block_size + 1} training ids, but there are {len(split)}: lower it"
             )
         self._seed, self._name = seed, name
-        stride = 1 if isinstance(split, Packed) else stride  # the start of a packed window is its index
+        stride = 1 if isinstance(split, Packed) else stride  # starts of packed windows: their indices
         self._stride = stride or block_size
         self._phases = 1 if stride else min(block_size, self.count)  # number of possible offsets of an epoch
         self.per_epoch = (self.count - self._phases) // self._stride + 1

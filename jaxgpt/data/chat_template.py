@@ -99,8 +99,8 @@ class ChatTemplate:
         generation prompt.
 
         Raises:
-            UserError: as in `render`, or, without `{% generation %}`, if the first message has the role assistant, or if
-                adding a message changes the rendered text before it.
+            UserError: as in `render`; without `{% generation %}`: if the first message has the role assistant, or adding a
+                message changes earlier text.
         """
         whole = self.render(messages, add_generation_prompt=False)
         if whole.spans:
@@ -118,7 +118,7 @@ class ChatTemplate:
                     f"the assistant's text in message {number + 1} cannot be located: the chat template changes earlier "
                     f"text when a message is added; use a template with {{% generation %}}"
                 )
-            spans.append((len(before), max(len(before), len(after.rstrip()))))  # the span of an empty message is empty
+            spans.append((len(before), max(len(before), len(after.rstrip()))))  # empty span for an empty message
         return Rendered(whole.text, spans)
 
     @cached_property
