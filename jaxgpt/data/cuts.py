@@ -61,7 +61,7 @@ def word_pattern(value: Mapping[str, Any]) -> str:
 
 
 def known_cuts(tokenizer_json: str) -> Cuts:
-    """Return the safe cuts of a tokenizer.json, or None if no cut is known to be safe.
+    """Return the pattern of safe cuts for a tokenizer.json, or None if no cut is known to be safe.
 
     NFC never combines characters across these cuts; a cut may be unsafe with other normalizations.
     """
@@ -69,7 +69,7 @@ def known_cuts(tokenizer_json: str) -> Cuts:
     pattern = word_pattern(value)
     if not pattern or (value["normalizer"] or {}).get("type") not in (None, "NFC"):
         return None
-    # Added tokens are matched before the text is split into words, so they may span a cut.
+    # Added tokens that are not special are matched before the text is split into words, so they may span a cut.
     added = [token for token in value["added_tokens"] if not token["special"]]
     if any(token["rstrip"] or any(map(str.isspace, token["content"])) for token in added):
         return None

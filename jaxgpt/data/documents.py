@@ -1,7 +1,7 @@
 """Read documents in a fixed order and bounded memory, from files and Hugging Face datasets.
 
-The suffix determines the format. `.jsonl` and `.ndjson`: one object per line; `.parquet`: a table; `.json`: an error. Any
-other file is one document of UTF-8 text. Text and JSON Lines may be compressed: `.gz`, `.xz`, `.bz2`.
+The suffix determines the format. `.jsonl`, `.ndjson`: one document per line, a JSON object; `.parquet`: one document per row;
+`.json`: an error. Any other file is one document of UTF-8 text. Text and JSON Lines may be compressed: `.gz`, `.xz`, `.bz2`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HUB = "hf:"  # prefix of the name of a Hugging Face dataset
 OPEN: dict[str, Callable[[Any], Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 LINES = (".jsonl", ".ndjson")
 FILES = [f"*{kind}{packed}" for kind in (".txt", *LINES) for packed in ("", *OPEN)] + ["*.parquet"]  # default patterns
-BLOCK = 1 << 20  # characters of a text file to read at a time
+BLOCK = 1 << 20  # characters of a text file to read at a time; buffer size of a Parquet file in bytes
 ROWS = 64  # rows of a table to read at a time
 UNCUT = 1 << 21  # maximum characters of a text file without a safe cut; encoding them takes 0.4 GB
 TRAIN = b"\xff" * 32  # digest assigned to the first document; selects training for any `val_fraction`
@@ -39,7 +39,7 @@ CONVERT = "convert it to UTF-8 text, JSON Lines (.jsonl) or Parquet (.parquet)"
 class Source(NamedTuple):
     """A file, a directory or a Hugging Face dataset."""
 
-    name: str  # path or `hf:NAME`, as given
+    name: str  # path or `hf:OWNER/NAME[/PATTERN]`, as given
     files: tuple[Path, ...]  # sorted, without empty files
     size: int  # total bytes on disk
     fingerprint: str  # SHA-256 of names, sizes and modification times of the files
@@ -49,7 +49,7 @@ class Piece(NamedTuple):
     """A document, or part of a text file. Workers call `text` to parse it."""
 
     where: str  # file, and line or row, for messages
-    content: str | bytes | UserError | None  # text or JSON object; the error of an unreadable document; None: a null
+    content: str | bytes | UserError | None  # text or JSON object; error of an unreadable document; None: Parquet null
     field: str = ""  # field with the text in the JSON object; empty: the content is the text
     first: bool = True  # whether the document starts with this piece
     last: bool = True  # whether the document ends with this piece
@@ -67,7 +67,7 @@ class Piece(NamedTuple):
                 raise UserError(f"{self.where}: expected an object, found {type(record).__name__}")
             if self.field not in record:
                 raise UserError(
-                    f"{self.where}: no field {self.field!r} in {short_repr([*record])}: choose one with --field"
+                    f"{self.where}: no field {self.field!r} in {short_repr([*record])}: choose a field with --field"
                 )
             value = record[self.field]
         if isinstance(value, bytes):
@@ -195,7 +195,7 @@ def _read_parquet(file: BinaryIO, where: str, field: str) -> Iterator[Piece]:
         raise UserError(f"{where} has no column {field!r}: choose one of {short_repr(names)} with --field")
     number = 0
     for batch in table.iter_batches(ROWS, columns=[field]):
-        for value in batch.column(0).cast("binary").to_pylist():  # `Piece.text` rejects invalid UTF-8
+        for value in batch.column(0).cast("binary").to_pylist():  # undecoded, for the UTF-8 check in `Piece.text`
             yield Piece(f"{where}, row {number}", value)
             number += 1
 

@@ -25,13 +25,13 @@ def fast_encoder(tokenizer: Tokenizer) -> Callable[[str], np.ndarray] | None:
     value = json.loads(tokenizer.to_json())
     if not word_pattern(value) or not (ranks := _ranks(tokenizer, value)):
         return None
-    special = {EOS_NAMES[0]: max(ranks.values()) + 1}  # a special token speeds up tiktoken; its name is encoded as text
+    special = {EOS_NAMES[0]: max(ranks.values()) + 1}  # special token to speed up tiktoken; its name is encoded as text
     encoding = tiktoken.Encoding("jaxgpt", pat_str=word_pattern(value), mergeable_ranks=ranks, special_tokens=special)
 
     def encode(text: str) -> np.ndarray:
         try:
             return call_tokenizers(lambda: encoding.encode_to_numpy(text, disallowed_special=()), "this text")
-        except UserError:  # the text exceeds a limit of tiktoken's regular expressions
+        except UserError:  # text that exceeds a limit of tiktoken's regular expressions
             return tokenizer.encode(text)
 
     return encode
@@ -40,7 +40,7 @@ def fast_encoder(tokenizer: Tokenizer) -> Callable[[str], np.ndarray] | None:
 def _ranks(tokenizer: SubwordTokenizer, value: dict[str, Any]) -> dict[bytes, int]:
     """Return the token ids, keyed by the tokens' bytes, or {} if tiktoken may merge differently.
 
-    `tokenizers` merges a pair of tokens if the pair is listed, tiktoken if their concatenation is a token. The results are
+    `tokenizers` merges a pair of tokens if `merges` lists the pair, tiktoken if their concatenation is a token. The results are
     equal if pairs are listed in the order of their merged tokens' ids, and `tokenizers` encodes the text of every token to this
     token alone. Proof: take the first pair (x, y) that only tiktoken merges, into a token t. So far, no merge crossed the ends
     of t, so encoding t alone reaches (x, y). The result is t alone, so `tokenizers` also merges (x, y): the pair is listed.
@@ -51,7 +51,7 @@ def _ranks(tokenizer: SubwordTokenizer, value: dict[str, Any]) -> dict[bytes, in
     bytes_of, merged = byte_vocab(), [a + b for a, b in model["merges"]]
     ids = {name: model["vocab"].get(name, -1) for name in [*bytes_of, *merged]}
     alone = [[token.id for token in tokenizer.library.model.tokenize(name)] for name in ids]
-    in_order = merged == sorted(set(merged), key=ids.__getitem__)  # tiktoken merges in the order of ids
+    in_order = merged == sorted(set(merged), key=ids.__getitem__)  # order of tiktoken's merges: increasing ids
     if alone != [[i] for i in ids.values()] or not in_order or not bytes_of.keys() >= set("".join(merged)):
         return {}
     return {bytes(map(bytes_of.__getitem__, name)): i for name, i in ids.items()}

@@ -34,7 +34,7 @@ class Mixture:
 
         For shares a, b and c, the first n rows contain `round(n * a)` rows of the first source. The second source provides
         `round(m * b / (b + c))` of the m remaining rows, and so on. The source of a row follows from its index,
-        without iterating over earlier rows. Each number differs from the exact share by at most half a row per source.
+        without iterating over earlier rows. Each number of rows differs from the exact share by at most half a row per source.
 
         Returns:
             The index of the source of each row, and the number of earlier rows of that source.

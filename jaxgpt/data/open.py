@@ -145,7 +145,7 @@ def encode_text(tokenizer: Tokenizer, text: str, progress: Progress = no_progres
 
 
 def with_path(config: Config, path: str) -> Config:
-    """Return a config that evaluates on `path`, or its validation files; `config` if `path` is empty."""
+    """Return a config that evaluates on `path`, only on its validation files if any; `config` if `path` is empty."""
     return replace(config, data=replace(config.data, path=path, mix=(), train_fraction=1.0)) if path else config
 
 

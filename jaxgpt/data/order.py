@@ -17,7 +17,7 @@ def shuffled(positions: np.ndarray, n: int, seed: int, epoch: int, source: str =
 
     For up to `SORTED` items outside a mixture, the order is the cached argsort of n random numbers. Otherwise, `permute`
     computes it, with memory only for the requested positions. The order must not change between versions, because runs
-    resume within an epoch. `source` is the name of a source in a mixture, or empty.
+    resume within an epoch. `source` selects the order of a source in a mixture; empty: no mixture.
     """
     if n > SORTED or source:
         return permute(positions, n, draw(seed, "order" + source, epoch, ROUNDS))
@@ -31,7 +31,7 @@ def permute(positions: np.ndarray, n: int, keys: np.ndarray) -> np.ndarray:
     A number is written as `left * b + right` with `left < a` and `right < b`, where a and b are about sqrt(n). The rounds of
     a Feistel network change the two halves in turn:
 
-        left = (left + mix(right, key)) mod a,    right = (right + mix(left, key)) mod b
+        left = (left + mix(right + key)) mod a,    right = (right + mix(left + key)) mod b
 
     Each round is invertible, so the rounds permute the numbers below `a * b`. A result of n or more is permuted again until it
     is below n (cycle walking; Black and Rogaway, Ciphers with Arbitrary Finite Domains, 2002). `a * b < n + 2 sqrt(n) + 1`,

@@ -22,7 +22,7 @@ class Packed:
     is_target: np.ndarray | None  # whether each id is a target, bool; None: all ids
     begins: np.ndarray  # position of the first input of each piece, in the order of the windows, int64 [n]
     lengths: np.ndarray  # number of inputs of each piece, int32 [n]; each input predicts the next id
-    bounds: np.ndarray  # window i has the pieces bounds[i]:bounds[i + 1], int64 [windows + 1]
+    bounds: np.ndarray  # index of the first piece of each window, and the number of pieces, int64 [windows + 1]
     documents: int  # number of documents or conversations, before any was split into pieces
     segmented = True
 
@@ -66,7 +66,7 @@ class Packed:
         return range(self.starts(block_size))
 
     def windows(self, starts: np.ndarray, block_size: int) -> np.ndarray:
-        """Read windows, int32 `[B, T, 3]`: input, target (-1: none) and segment id (-1: padding)."""
+        """Read windows, int32 `[B, T, 3]`: input, target (-1: no target) and segment id (-1: padding)."""
         out = np.full((len(starts), block_size, 3), (0, -1, -1), np.int32)
         for row, window in zip(out, starts.tolist(), strict=True):
             end = 0

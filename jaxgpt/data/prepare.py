@@ -44,7 +44,7 @@ class Encoded(NamedTuple):
     ids: bytes  # ids in the dtype of the shards
     split: str  # train or val
     size: int  # bytes of text
-    first: bool  # whether a document starts with this piece; False if all of it is skipped
+    first: bool  # whether a document starts with this piece; False if the complete document is skipped
     read: int  # bytes of the sources read from disk so far
     skipped: str = ""  # error of a piece that cannot be read or encoded; empty: no error
 
@@ -112,7 +112,7 @@ def prepare(
         try:
             with closing(encoded):
                 _write(out, index, encoded, lambda read: report(index, read, total))
-        except OSError as e:  # for example, if the disk is full
+        except OSError as e:  # for example, a full disk
             raise OSError(e.errno, e.strerror, e.filename or str(out)) from None
         return index
 

@@ -1,4 +1,4 @@
-"""Texts: Python's standard library, Tiny Shakespeare, built-in texts, or a file or directory."""
+"""Texts: Python's standard library, Tiny Shakespeare and other built-in texts, or a file or directory."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ STATQUEST = "what is statquest <EOS> awesome <EOS>\nstatquest is what <EOS> awes
 # Each line is a random string and its copy. The string's length varies, so the copy is not at a fixed offset.
 REPEATS_LINES, REPEATS_LENGTHS = 20_000, range(5, 26)
 
-Progress = Callable[[int, int], None]  # called with (done, total)
+Progress = Callable[[int, int], None]  # progress callback, called with (done, total)
 
 
 def no_progress(done: int, total: int) -> None:
@@ -159,7 +159,7 @@ def _read_file(path: Path) -> bytes:
     """Read a UTF-8 file, without its byte-order mark; raise `NotText` if the file is not plain text."""
     if path.suffix.lower() in DOCUMENTS:
         raise NotText(f"{path} holds documents or compressed data, not plain text: {_prepare(path)}")
-    if not path.is_file():  # reading a named pipe would block
+    if not path.is_file():  # for example, a named pipe, which would block
         raise UserError(f"{path} is neither a file nor a directory: choose a text file or a directory")
     with reported(f"cannot read {path}"), path.open("rb") as file:
         data = file.read(TEXT_BYTES + 1)

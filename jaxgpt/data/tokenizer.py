@@ -55,7 +55,7 @@ class Tokenizer(Protocol):
     """The interface of a tokenizer, with default implementations."""
 
     vocab_size: int  # V, the largest id plus 1
-    special: SpecialTokens = SpecialTokens()  # from the files of the tokenizer or model; empty for built-in tokenizers
+    special: SpecialTokens = SpecialTokens()  # special tokens from tokenizer or model files; empty: built-in tokenizer
     separator: str = ""  # separator between two texts; if it is not empty, decoding does not restore white space
     cuts: Cuts = ANYWHERE  # pattern of places to cut a text without changing its ids; None: no known place
     byte_ids: Collection[int] = ()  # ids of tokens <0x00> to <0xFF>, if decoding joins these bytes to characters
@@ -97,12 +97,12 @@ class Tokenizer(Protocol):
         ...
 
     def settled(self, ids: list[int]) -> list[int]:
-        """Return the ids without trailing byte tokens: a next byte can change how all of them decode."""
+        """Return the ids without trailing byte tokens, because the next byte can change their text."""
         end = next((n for n in range(len(ids), 0, -1) if ids[n - 1] not in self.byte_ids), 0)
         return ids[:end]
 
     def has_text(self, vocab_size: int) -> np.ndarray:
-        """Return a boolean mask `[V]` of the ids below `vocab_size` that have a text, unlike padding ids."""
+        """Return a boolean mask `[vocab_size]` of the ids that have a text, unlike padding ids."""
         return np.arange(vocab_size) < self.vocab_size
 
     def name(self, i: int) -> str:
@@ -203,11 +203,11 @@ class SubwordTokenizer(Tokenizer):
     """A tokenizer of the `tokenizers` library: GPT-2's BPE, a BPE from `train_bpe`, or an imported tokenizer."""
 
     def __init__(self, library: Any) -> None:
-        library.encode_special_tokens = True  # names of special tokens in a text are ordinary text
+        library.encode_special_tokens = True  # names of special tokens in a text, encoded as ordinary text
         library.no_truncation()
         library.no_padding()
         if getattr(library.model, "dropout", None):
-            library.model.dropout = None  # BPE dropout is for training; encoding must be deterministic
+            library.model.dropout = None  # no BPE dropout, for deterministic encoding
         self.library = library
         self.cuts = known_cuts(library.to_str())
         # Llama 2 and others have byte tokens <0x00> to <0xFF>. If they decode to their names, decoding does not combine bytes.
@@ -269,7 +269,7 @@ class SubwordTokenizer(Tokenizer):
 
 
 def encode_spans(tokenizer: Tokenizer, text: str, spans: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
-    """Encode as `encode_special` does; return the ids, and a boolean mask of the ids that overlap `spans`."""
+    """Encode as `encode_special` does; return ids and a boolean mask of ids that overlap character ranges `spans`."""
     if isinstance(tokenizer, SubwordTokenizer):
         encoding = tokenizer.encode_offsets(text)
         inside, offsets = np.zeros(len(encoding.ids), bool), np.array(encoding.offsets, np.int64).reshape(-1, 2)

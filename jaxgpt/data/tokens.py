@@ -118,7 +118,7 @@ class Tokens:
     def eval_starts(self, block_size: int, stride: int) -> range:
         """Return the starts of the evaluation windows that cover the split, `stride` apart.
 
-        An incomplete last window is dropped, unless it is the whole split.
+        An incomplete last window is dropped, unless it is the only window.
         """
         starts = self.starts(block_size)
         return range(0, starts, stride) if starts > 0 else range(int(len(self) > 1))

@@ -312,7 +312,7 @@ LONG, LINES = b"caf\xc3\xa9 " * 100, b'{"text": "a"}\n{"text": "b"}\n'
 BAD = [  # file, content, message, and number of readable characters
     ("b.jsonl", b'{"text": "a"\n', r"b.jsonl, line 1: not valid JSON \(Expecting", ""),
     ("b.jsonl", b'{"text": "a"}\n[1]\n', "b.jsonl, line 2: expected an object, found list", "a"),
-    ("b.jsonl", b'\n{"body": "a"}\n', r"line 2: no field 'text' in \['body'\]: choose one with --field", ""),
+    ("b.jsonl", b'\n{"body": "a"}\n', r"line 2: no field 'text' in \['body'\]: choose a field with --field", ""),
     ("b.json", LINES, r"b.json: a .json file is not read: write one object per line, in a .jsonl file", ""),
     ("b.jsonl", b'{"text": 3}', "b.jsonl, line 1: the field 'text' must be a string, not 3", ""),
     ("b.jsonl", b'{"text": "a\\u0000"}', r"b.jsonl, line 1: not text \(it has a NUL", ""),
