@@ -38,7 +38,7 @@ class UserError(ValueError):
 
 @contextmanager
 def reported(what: str) -> Iterator[None]:
-    """Turn an `OSError` into a `UserError`, such as "cannot read a.txt: Permission denied"."""
+    """Turn an `OSError` into a `UserError` that begins with `what`, such as "cannot read a.txt"."""
     try:
         yield
     except OSError as e:

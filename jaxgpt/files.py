@@ -86,7 +86,7 @@ def check_writable(path: Path) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value as indented JSON, atomically; non-finite numbers raise an error."""
+    """Write a value as indented JSON, atomically; non-finite numbers raise `ValueError`."""
     write_atomically(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
@@ -178,7 +178,7 @@ def beside(path: Path | str) -> list[str]:
 
 
 def missing(path: Path | str, fix: str = "") -> UserError:
-    """Return the error for a path that does not exist; it suggests a similar path in the same directory."""
+    """Return the error for a missing path, with a similar path in the same directory, if any, and `fix`."""
     return UserError(f"no such file or directory: {path}{did_you_mean(str(path), beside(path))}{fix}")
 
 

@@ -47,7 +47,7 @@ def download(
             ignore_patterns=[*ignore],
             local_files_only=not reachable(),
         )
-    except Exception as e:  # the hub's client raises its own and the network's errors
+    except Exception as e:  # errors of the hub's client and of the network
         classes = {kind.__name__ for kind in type(e).__mro__}
         hint = next((hint for kind, hint in HINTS.items() if kind in classes), "")
         reason = hint or f"{type(e).__name__}: {' '.join(str(e).split())[:200]}"

@@ -14,11 +14,11 @@ class Chip(NamedTuple):
 
     title: str  # common name
     kinds: tuple[str, ...]  # values of JAX's `device_kind`
-    flops: float  # peak of bfloat16 products, FLOP/s
+    flops: float  # peak bfloat16 FLOP/s
     hbm: float  # device memory in bytes; TPU: memory available to a program
     hbm_bandwidth: float  # bytes/s
     link: float  # bandwidth to other devices of a slice or machine, all links, one direction, bytes/s
-    network: float  # bandwidth to other slices or hosts, bytes/s
+    network: float  # bandwidth to other slices or machines, bytes/s
     machine: int = 0  # maximum number of linked devices in one machine; 0: no limit
     tpu: bool = False  # whether libtpu can compile for this chip
     per_chip: int = 1  # JAX devices per chip

@@ -71,7 +71,7 @@ def _give_up(coordinator: str | None, seconds: int) -> NoReturn:
     """Report that the processes have not joined, and exit."""
     print(
         f"jaxgpt: cannot join the other processes through {coordinator or 'the coordinator of the scheduler'} within "
-        f"{seconds} s: check that all of them run and can reach its port",
+        f"{seconds} s: check that all processes run and can reach the coordinator's port",
         file=sys.stderr,
         flush=True,
     )

@@ -61,8 +61,8 @@ def microbatches(train: TrainConfig, ways: int) -> Microbatches:
 
     A group computes at most `m = ceil(B / train.accumulation)` windows at a time. Its share of the batch is
     `s = ceil(B / ways)` windows, in at least `n = ceil(s / m)` microbatches. Up to `2 * n - 1` microbatches are used if they
-    can then be equal without padding. Otherwise, or if B is not a multiple of `ways`, the batch is padded to
-    `accumulation * rows` windows. Padding has no targets, so it changes neither the mean loss nor its gradient.
+    can then be equal without padding. Otherwise, or if B is not a multiple of `ways`, the batch is padded to the
+    result's `accumulation * rows` windows. Padding has no targets, so it changes neither the mean loss nor its gradient.
     """
     share = math.ceil(train.batch_size / ways)
     fewest = math.ceil(share / math.ceil(train.batch_size / train.accumulation))
@@ -193,8 +193,10 @@ def change_rules(changes: Rules) -> Rules:
         UserError: if a rule is for an unknown axis, changes the rule of `batch`, or is not a tuple of distinct mesh axes.
     """
     for name, axes in changes.items():
-        if name == "batch" and axes != RULES[name]:  # data loading and loss sums depend on this row layout
-            raise UserError(f"the rule of batch must be {RULES[name]}, not {short_repr(axes)}: use --mesh.fsdp 1")
+        if name == "batch" and axes != RULES[name]:  # row layout of data loading and loss sums
+            raise UserError(
+                f"the rule of batch must be {RULES[name]}, not {short_repr(axes)}: to shard over data only, use --mesh.fsdp 1"
+            )
         if name not in RULES:
             raise UserError(
                 f"no logical axis {short_repr(name)}{did_you_mean(name, RULES)}: use one of {', '.join(RULES)}"
@@ -207,8 +209,7 @@ def change_rules(changes: Rules) -> Rules:
 def rules_for(model: ModelConfig, mesh: Mesh, rules: Rules = RULES, rows: int = 0) -> dict[str, tuple[str, ...]]:
     """Return the table for one model: an axis is not sharded if the mesh does not divide its length.
 
-    An example is a vocabulary of 65 characters with mesh.tensor 2. `rows` is the number of rows of a batch, which
-    are not sharded either if the mesh does not divide it; 0: the mesh divides it.
+    An example is a vocabulary of 65 characters with mesh.tensor 2. `rows` is the length of the batch axis; 0: always sharded.
     """
     sizes = {"vocab": model.vocab_size, "heads": model.n_head, "kv_heads": model.kv_heads, "head_dim": model.head_width}
     sizes |= {"embed": model.n_embd, "width": model.n_embd, "norm": model.n_embd, "mlp": model.mlp_width}
@@ -228,7 +229,7 @@ def spec(names: tuple[str | None, ...], rules: Rules) -> PartitionSpec:
     used = [axis for way in ways for axis in way]
     if len(used) != len(set(used)):
         split = " and ".join(f"{name} by {', '.join(way)}" for name, way in zip(names, ways, strict=True) if way)
-        raise UserError(f"the sharding rules split one array twice along the same mesh axis: {split}")
+        raise UserError(f"the sharding rules shard several axes of an array over the same mesh axis: {split}")
     return PartitionSpec(*[way or None for way in ways])
 
 

@@ -112,7 +112,7 @@ class Poll:
         self._answers: deque[jax.Array] = deque()
 
     def ask(self, request: int) -> int:
-        """Send a request; return the largest of all processes `lag` calls ago (0 in the first calls and after `forget`)."""
+        """Send a request; return the largest request from `lag` calls ago (0 in the first calls and after `forget`)."""
         if _count == 1:
             return request
         n = self.mesh.devices.size

@@ -10,7 +10,7 @@ import jax
 from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec
 
-SMALL = 1 << 18  # maximum elements of arrays that are concatenated for one all-reduce
+SMALL = 1 << 18  # maximum elements of each array that is concatenated for one all-reduce
 
 
 def over_data(sums: Callable[..., Any]) -> Callable[..., Any]:

@@ -119,7 +119,7 @@ def _meshes(config: Config, topology: Topology) -> list[tuple[str, Config]]:
     wide = replace(mesh, data=topology.slices, fsdp=mesh.fsdp * mesh.data // topology.slices)
     try:
         changed, _ = resolve_mesh(replace(config, mesh=wide), topology)
-    except UserError:  # the width may not be divisible by the mesh axis
+    except UserError:  # such as an n_embd that fsdp does not divide
         return []
     return [(f"--mesh.data {wide.data} --mesh.fsdp {wide.fsdp}", changed)] if wide != mesh else []
 
@@ -182,9 +182,9 @@ def shard_bytes(tree: Any) -> float:
 def _implied_traffic(program: Program, topology: Topology, counts: _Counts) -> dict[str, Traffic]:
     """Estimate the collectives of a step from the sharding table, in the compute dtype.
 
-    Per microbatch, over fsdp: weights are gathered twice, gradients are reduce-scattered, and embeddings are exchanged
-    (all-to-all) forward and backward; an untied token table is not gathered. Over data: gradients are all-reduced. Over tensor:
-    activations are all-reduced four times per block.
+    Each collective runs in every microbatch. Over fsdp: weights are gathered twice, gradients are reduce-scattered, and
+    embeddings are exchanged (all-to-all) forward and backward. An untied token table is not gathered. Over data: gradients are
+    all-reduced. Over tensor: activations are all-reduced four times per block.
     """
     config, mesh, part = program.config, program.config.mesh, one_device(program).config
     width, count = jnp.dtype(config.train.compute_dtype).itemsize, program.microbatches.accumulation

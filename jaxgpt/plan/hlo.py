@@ -173,7 +173,7 @@ def _trip_count(loop: Instruction, computations: dict[str, Computation]) -> int:
 
 
 def _constant(body: Computation, name: str) -> int:
-    """Return the value of an integer constant, or 0 if the instruction is a different one."""
+    """Return the value of an integer constant, or 0 for other instructions."""
     value = re.match(r"-?\d+(?=\))", body[name].rest) if name in body and body[name].opcode == "constant" else None
     return int(value[0]) if value else 0
 

@@ -40,7 +40,7 @@ def one_device(program: Program) -> Program:
     """
     config, model, tensor = program.config, program.config.model, program.mesh.shape["tensor"]
     rules = rules_for(model, program.mesh, program.rules)
-    if not model.attn_proj:  # heads are not sharded: they are added to the complete residual stream
+    if not model.attn_proj:  # unsharded heads, added to the complete residual stream
         rules |= {"heads": (), "kv_heads": ()}
 
     def part(axis: str, size: int) -> int:

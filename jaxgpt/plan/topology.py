@@ -81,7 +81,7 @@ def parse_topology(text: str, slices: int = 1) -> Topology:
     chip = CHIPS.get(name, CUSTOM)._replace(**_numbers(numbers))
     if not (chip.flops and chip.hbm and chip.hbm_bandwidth):
         raise UserError(
-            f"topology {short_repr(text)} needs peak, hbm and bandwidth: use custom:8,peak=312T,hbm=80G,bandwidth=2039G"
+            f"topology {short_repr(text)} needs peak, hbm and bandwidth, as in custom:8,peak=312T,hbm=80G,bandwidth=2039G"
         )
     if not re.fullmatch(r"[1-9]\d{0,4}(x[1-9]\d{0,4}){0,2}", grid):
         raise UserError(f"topology {short_repr(text)} has no valid grid; expected {_FORM}")
@@ -93,7 +93,7 @@ def parse_topology(text: str, slices: int = 1) -> Topology:
         fix = f"--topology {name}:{part} --slices {slices * size // part}"
         raise UserError(f"{name}:{grid} exceeds the {chip.machine} GPUs that are linked in one machine: use {fix}")
     rows, columns = (*shape, 1)[:2]
-    if chip.tpu and size > 1 and (rows % 2 or columns % 2):  # only single chips and grids of whole hosts exist
+    if chip.tpu and size > 1 and (rows % 2 or columns % 2):  # valid grids: a single chip, or complete hosts
         near = "x".join(map(str, (rows + rows % 2, columns + columns % 2, *shape[2:])))
         raise UserError(f"{name} hosts have 2x2 chips, so a {grid} grid is not possible; use {name}:{near}")
     return Topology(name, chip, shape, slices)
@@ -106,8 +106,8 @@ def _numbers(text: str) -> dict[str, Any]:
         match = re.fullmatch(r"([a-z]+)=(\d{1,6}(?:\.\d{1,6})?)([GTP])", part)
         if not match or match[1] not in NUMBERS or not float(match[2]):
             raise UserError(
-                f"topology number {short_repr(part)} is not one of {', '.join(NUMBERS)} with a value such as 312T or 80G "
-                "(FLOP/s, bytes, bytes/s)"
+                f"invalid topology number {short_repr(part)}: use one of {', '.join(NUMBERS)} with a value, such as peak=312T "
+                "or hbm=80G (FLOP/s, bytes, bytes/s)"
             )
         found[NUMBERS[match[1]]] = float(match[2]) * UNITS[match[3]]
     return found

@@ -142,7 +142,7 @@ def test_axes_that_the_mesh_does_not_divide_are_not_sharded() -> None:
 
 def test_colliding_axes_raise() -> None:
     assert spec(("embed", "mlp"), RULES) == PartitionSpec(("fsdp",), ("tensor",))
-    with pytest.raises(UserError, match="one array twice along the same mesh axis: heads by tensor and mlp by tensor"):
+    with pytest.raises(UserError, match="axes of an array over the same mesh axis: heads by tensor and mlp by tensor"):
         spec(("heads", "mlp"), RULES)
 
 

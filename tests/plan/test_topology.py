@@ -55,9 +55,9 @@ def test_the_suggested_grid_is_valid(name: str, rows: int, columns: int) -> None
         ("h100-8", "unknown chip 'h100-8'"),
         ("h100:32", "use --topology h100:8 --slices 4$"),
         ("a100:4x3", "use --topology a100:6 --slices 2$"),
-        ("custom:8", "needs peak, hbm and bandwidth: use custom:8,peak=312T,hbm=80G,bandwidth=2039G$"),
+        ("custom:8", "needs peak, hbm and bandwidth, as in custom:8,peak=312T,hbm=80G,bandwidth=2039G$"),
         ("custom:8,peak=0T,hbm=80G,bandwidth=2039G", "topology number 'peak=0T'"),
-        ("h100:8,memory=94G", "topology number 'memory=94G' is not one of peak, hbm, bandwidth, link, network"),
+        ("h100:8,memory=94G", "topology number 'memory=94G': use one of peak, hbm, bandwidth, link, network"),
     ],
 )
 def test_bad_names_raise_one_line(text: str, says: str) -> None:
