@@ -53,7 +53,7 @@ MODERN = ModelConfig(positions="rope", norm="rmsnorm", qk_norm=True, activation=
 
 
 def _modern(*, block_size: int, **sizes: int) -> ModelConfig:
-    # The window has no effect in training. Beyond the context, it limits attention to distances seen in training.
+    # The sliding window has no effect in training. Beyond the context, it limits attention to distances seen in training.
     return replace(MODERN, block_size=block_size, sliding_window=block_size, **sizes)  # type: ignore[arg-type]
 
 
@@ -70,7 +70,7 @@ NANOGPT_OPTIM = OptimConfig(
     learning_rate=1e-3, min_lr=1e-4, warmup_steps=100, decay_steps=2000, beta2=0.99, weight_decay=0.1, grad_clip=1.0
 )
 
-# This is nanoGPT's recipe: 480 windows of 1,024 tokens per step (491,520 tokens), in microbatches of 12 per device.
+# This is nanoGPT's recipe: 480 windows of 1,024 tokens per step (491,520 tokens), in microbatches of at most 12 per device.
 GPT2 = Config(
     model=ModelConfig(vocab_size=50257, block_size=1024, n_layer=12, n_head=12, n_embd=768),
     data=DataConfig(dataset="none", tokenizer="gpt2", sampling="random"),
@@ -190,7 +190,7 @@ PRESETS = {
             model=replace(NANOGPT, n_layer=4, n_head=4, n_embd=128, block_size=64),
             data=replace(SHAKESPEARE, sampling="random"),
             optim=NANOGPT_OPTIM,
-            # Steps 0 to 2000 inclusive, as nanoGPT counts; 240 windows are nanoGPT's 20 batches.
+            # nanoGPT runs steps 0 to 2000 inclusive, and evaluates on 20 batches of 12 windows.
             train=TrainConfig(steps=2001, batch_size=12, steps_per_call=10, eval_every=250, eval_windows=240,
                               eval_batch_size=64),
         ),

@@ -40,10 +40,10 @@ def set_compiler_flags() -> None:
     if not version.startswith(tuple(f"{known}." for known in MISCOMPILING)):
         return
     flags = os.environ.get("XLA_FLAGS", "").strip()
-    file = Path(flags) if flags and not flags.startswith("-") else None  # XLA reads flags from a file of this name
+    file = Path(flags) if flags and not flags.startswith("-") else None  # name of a file with XLA's flags
     known = file.read_text() if file and file.is_file() else flags
     missing = [flag for flag in (SAFE_FLAG, QUICK_FLAG) if flag.split("=")[0] not in known]
-    bridge = sys.modules.get("jax._src.xla_bridge")  # JAX has no public function to query started backends
+    bridge = sys.modules.get("jax._src.xla_bridge")  # private module, without a public equivalent
     started = bridge is not None and bridge.backends_are_initialized()
     if not started and not file:
         os.environ["XLA_FLAGS"] = " ".join([flags, *missing]).strip()

@@ -124,7 +124,7 @@ def similar_setting(name: str, known: Iterable[str]) -> str:
 
 
 def check_text(name: str, value: str) -> None:
-    """Raise `UserError` if a string has a NUL or a lone surrogate (from a non-UTF-8 byte)."""
+    """Raise `UserError` if a string has a NUL or an unpaired surrogate (from a non-UTF-8 byte)."""
     if any(c == "\0" or "\ud800" <= c <= "\udfff" for c in value):
         raise UserError(f"{name} {short_repr(value)} contains a NUL or an unpaired surrogate")
 

@@ -28,7 +28,7 @@ def set_advice(advice: Callable[[], str]) -> None:
 
 
 def advice() -> str:
-    """Return the advice for a process that ends early, or ""."""
+    """Return the advice for a process that ends early; "" before `set_advice`."""
     return _advice()
 
 

@@ -1,4 +1,4 @@
-"""Baselines of a loss: cross entropies of n-gram models, and the size after gzip.
+"""Baselines of a loss: cross entropies of n-gram models, and the gzip size of the text.
 
 An n-gram is encoded as one integer, its key: `(a * base + b) * base + c` for the trigram (a, b, c) of ids below `base`. The
 key of its last m tokens is `key % base**m`; the key of its context, all tokens but the last, is `key // base`.
@@ -30,8 +30,8 @@ DECODED = 1 << 18  # tokens to decode at a time
 def baselines(data: Data) -> dict[str, Any] | None:
     """Compute the baselines of a run's loss in a few seconds, on at most `QUICK` tokens of each split.
 
-    Returns the result of `fit_ngrams` and the bytes of text per token; None for conversations, too little data or a
-    vocabulary above `MAX_BASE`.
+    Returns the result of `fit_ngrams` with `bytes_per_token`; None for conversations, too little data or a vocabulary
+    above `MAX_BASE`.
     """
     size = data.tokenizer.vocab_size
     if any(part.is_conversations for part in data.parts or (data,)) or size > MAX_BASE:
@@ -118,7 +118,7 @@ def _trigrams(split: Split, base: int, start: int, n: int) -> np.ndarray:
 
 
 class Counts(NamedTuple):
-    """Distinct keys in ascending order, and the number of occurrences of each; int64."""
+    """Distinct keys in ascending order, and the count of each; int64."""
 
     keys: np.ndarray
     counts: np.ndarray
@@ -162,8 +162,8 @@ def probabilities(training: np.ndarray, keys: np.ndarray, base: int) -> Iterator
     A context that does not occur has the probabilities of the shorter context.
 
     Args:
-        training: trigrams of the training text, at least one.
-        keys: trigrams to evaluate.
+        training: keys of the training trigrams, at least one.
+        keys: keys of the trigrams to evaluate.
         base: vocabulary size V, the base of the trigram keys.
     """
     p: np.ndarray = (Counts.of(training % base).lookup(keys % base) + 1) / (len(training) + base)

@@ -28,8 +28,8 @@ def report_on(data: Data, progress: Progress = no_progress) -> dict[str, Any]:
         progress: called in each of several passes with the number of tokens processed so far and the total.
 
     Returns:
-        A JSON-serializable dictionary: `source`, numbers of tokens (`*_tokens`), `bytes_per_token`, `vocabulary` and
-        `vocabulary_used`, `documents` and `lines` (with `duplicate_*`), `overlap`, and `baselines` (`loss`, `bits_per_byte`).
+        A dictionary for JSON: `source`, numbers of tokens (`*_tokens`), `bytes_per_token`, `vocabulary` and `vocabulary_used`,
+        `documents` and `lines` (with `duplicate_*`), `overlap`, and `baselines` (`loss` in nats per token, `bits_per_byte`).
         Undefined values are None: `bytes_per_token` and `bits_per_byte` for conversations and word tokenizers, `documents`
         for token files without end tokens, `lines` for data that is not text, and `overlap` if too few tokens are held out.
 
@@ -91,7 +91,7 @@ def _held_out_grams(val: Split) -> np.ndarray:
 
 
 def _document_hashes(data: Data, splits: list[Split]) -> np.ndarray | None:
-    """Return the hash of each conversation, document, or (without end tokens) file; None: unknown."""
+    """Return the hash of each conversation, document, or (without end tokens) file; None: unknown boundaries."""
     hashes, has_ends = array("q"), data.is_conversations
     for split in splits:
         if isinstance(split, Packed):

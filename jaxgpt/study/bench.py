@@ -127,7 +127,7 @@ def bench(
 
 
 class _Clock:
-    """A stopwatch: each call returns the seconds since the previous call, or the first since its creation."""
+    """A stopwatch: each call returns the seconds since the previous call, or since its creation."""
 
     def __init__(self) -> None:
         self._last = time.perf_counter()
@@ -208,7 +208,7 @@ def _decode(program: Program, bandwidth: float) -> dict[str, Any]:
     compiled = clock()
     firsts, tokens = zip(*(generate() for _ in range(3)), strict=True)
     weight_bytes = jnp.dtype(dtype).itemsize * multiplied_parameters(config, abstract_params(config))
-    if _platform(program.mesh) != "cpu":  # the devices of a CPU share its memory
+    if _platform(program.mesh) != "cpu":  # separate memory per device
         bandwidth /= program.mesh.size
     token = statistics.median(tokens)
     return {

@@ -55,7 +55,7 @@ def induction_score(pattern_BNTS: jax.Array, tokens_BT: jax.Array) -> jax.Array:
     The mean is over queries with an earlier occurrence. Source: Olsson et al. 2022.
     """
     T = tokens_BT.shape[1]
-    before_BTS = tokens_BT[:, :, None] == jnp.roll(tokens_BT, 1, 1)[:, None, :]  # token s - 1 equals the query's token
+    before_BTS = tokens_BT[:, :, None] == jnp.roll(tokens_BT, 1, 1)[:, None, :]  # token s - 1 equal to the query token
     at = jnp.arange(T)
     follows_BTS = before_BTS & ((at[None, :] <= at[:, None]) & (at[None, :] > 0))[None]
     repeated_BT = follows_BTS.any(-1)

@@ -39,7 +39,7 @@ class Inspection(NamedTuple):
     and losses are in nats.
     """
 
-    source: str  # run and step of the model (`LM.source`)
+    source: str  # run and step of the model (`LM.source`); empty: built in Python
     ids: list[int]  # `[T]`
     tokens: list[str]  # texts of the ids
     prompt: int  # length of the prompt in tokens; the remaining tokens are generated greedily
@@ -58,8 +58,8 @@ class Inspection(NamedTuple):
     def heads(self) -> list[dict[str, Any]]:
         """Summarize each head: mean attention to the token itself (`same`), the `previous` and the `first` token.
 
-        The means omit the first query, unless it is the only one. The dicts also have `layer`, `head`, the mean `entropy` and,
-        if computed, `without`.
+        The means omit the first query, unless it is the only query. The dicts also have `layer`, `head`, the mean `entropy`
+        and, if computed, `without`.
         """
         several = len(self.ids) > 1
         own, before = (np.diagonal(self.attention, offset, 2, 3) for offset in (0, -1))

@@ -19,7 +19,7 @@ from jaxgpt.settings import as_int
 from jaxgpt.study.lens import answer_ids
 from jaxgpt.study.run import Edits, as_tokens, forward, layer_names, on_tokens, run
 
-Metric = Callable[[jax.Array], jax.Array]  # a pure function of logits [B, T, V], such as LogitDifference
+Metric = Callable[[jax.Array], jax.Array]  # a pure function from logits [B, T, V] to a scalar, such as LogitDifference
 AT_ONCE = 32  # maximum number of edited forward passes in one batch
 
 

@@ -25,7 +25,7 @@ class Lens(NamedTuple):
 
     Attributes:
         ids: the k most probable tokens, `[L + 1, B, T, k]`.
-        probabilities: their probabilities, `[L + 1, B, T, k]`.
+        probabilities: probabilities of `ids`, `[L + 1, B, T, k]`.
         answer: the model's most probable token, `[B, T]`.
         rank: rank of the answer, 0 for the most probable token, `[L + 1, B, T]`.
         first: the first layer at which the answer is the most probable token, `[B, T]`.
@@ -160,12 +160,12 @@ def _attribution(
 
 
 def answer_ids(V: int, answer: Any, rows: int) -> jax.Array:
-    """Convert one id, or one per row, to int32 `[B]`.
+    """Convert one id, or one id per row, to int32 `[B]`.
 
     Raises `UserError` for a wrong number of ids, or an id outside the vocabulary.
     """
     ids = np.asarray(answer).reshape(-1).tolist()
     if len(ids) not in (1, rows):
-        raise UserError(f"{len(ids)} answers for {rows} rows of ids: pass one id, or one per row")
+        raise UserError(f"{len(ids)} answers for {rows} rows of ids: pass one id, or one id per row")
     ids = [as_int("an answer", i, 0, V - 1) for i in ids]
     return jnp.asarray(ids * (rows // len(ids)), jnp.int32)
