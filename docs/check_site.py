@@ -2,7 +2,7 @@
 
 - The site has at most 20 MB.
 - Every link inside the site leads to a file, and every #fragment to an id of that file.
-- The site contains the search page and its index, so that the search works without a network.
+- The site contains index.html, the search page and its index, so that the search works without a network.
 - Nothing is loaded from other hosts: no script, style sheet, font, image or frame.
 - No text file of the site contains a path of this machine, such as the source directory of the build.
 - Links to other hosts have a host name and the scheme https or http. They are not opened, so the check needs no network.
@@ -27,7 +27,7 @@ LOADS = {
     "embed": "src",
 }
 LOCAL = re.compile(r"(?<![\w.:/-])/(?:home|root|tmp|work|Users|var/folders|mnt/data)/[\w.-]+")
-# A reference from a style sheet to another host.
+# Match references from a style sheet to other hosts.
 FOREIGN = re.compile(r"(?:url\(|@import )['\"]?((?:https?:)?//[^'\")]+)")
 
 

@@ -166,7 +166,7 @@ def generate(
     params, sampling = make_settings(settings, TextParams, SamplingParams)
     request = read_request(lm, [prompt], replace(params, overflow="error"))
     [row], [new], [text], key_1 = request.rows, request.new, [request.text(0)], row_keys(key, 1)
-    read = slice(lm.config.model.block_size)  # without a last id past the context
+    read = slice(lm.config.model.block_size)  # ids within the context
     so_far = TokenBuffer(jnp.pad(jnp.asarray([row]), ((0, 0), (0, new))), jnp.zeros(1, jnp.int32), jnp.int32(len(row)))
     for made in range(new):
         at = len(row) + made - 1
@@ -189,7 +189,7 @@ def on_tokens(compute: Callable[..., Result], lm: LM, ids: Any, *args: Any) -> R
 
 
 def forward(config: Config, params: Any, tokens_BT: jax.Array, taps: Taps = (), edits: Edits = ()) -> ForwardPass:
-    """Run the model with an observer: `run` without the checks of ids, the mesh and jit."""
+    """Run the model with an observer: `run` without jit, the mesh and the checks of ids."""
     # Dequantize, because int8 products round their inputs, and gradients would be wrong.
     params = dequantize(unstack_layers(params, config.model.n_layer) if STACKED in params else params)
     observer = Observer(edits, taps)
@@ -214,12 +214,12 @@ class Observer:
 
     edits: Edits = ()
     taps: Taps = ()
-    taken: OrderedDict[str, jax.Array] = field(default_factory=OrderedDict, compare=False)  # jit would sort a dict
+    taken: OrderedDict[str, jax.Array] = field(default_factory=OrderedDict, compare=False)  # order preserved by jit
     seen: list[str] = field(default_factory=list, compare=False)
 
     def __call__(self, path: str, x: jax.Array) -> jax.Array:
         """Apply the matching edits to an activation, and record it if it is tapped."""
-        # Name q in h_3/attn `h.3.attn.q`, and resid.pre in h_3 `resid.pre.3`.
+        # Convert the path `h_3/attn/q` to the name `h.3.attn.q`, and `h_3/resid.pre` to `resid.pre.3`.
         name = re.sub(r"^h_(\d+)\.", r"h.\1.", path.replace("/", "."))
         name = re.sub(r"^h\.(\d+)\.(resid\.\w+)$", r"\2.\1", name)
         self.seen.append(name)
@@ -239,7 +239,7 @@ class Observer:
         for wanted in (*self.taps, *(name for name, _ in self.edits)):
             if not any(fnmatchcase(name, wanted) for name in self.seen):
                 near = did_you_mean(wanted, self.seen)
-                raise UserError(f"no activation {short_repr(wanted)}{near}: jaxgpt.study.names(lm) lists them")
+                raise UserError(f"no activation {short_repr(wanted)}{near}: jaxgpt.study.names(lm) lists all names")
         return self.taken
 
 

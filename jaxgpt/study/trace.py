@@ -62,7 +62,7 @@ def device_time(profile: jax.profiler.ProfileData, kind_of: Mapping[str, str], d
     an instruction is idle. Raises `ValueError` if the trace contains no instruction of the program.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # jaxlib 0.12 issues this warning on reading `event.stats`
+        warnings.simplefilter("ignore", DeprecationWarning)  # warning of jaxlib 0.12 on reading `event.stats`
         lines = [
             [(e.start_ns, e.end_ns, kind_of[name]) for e in line.events if (name := _instruction(e, kind_of))]
             for line in _lines(profile)
@@ -101,7 +101,7 @@ def _lines(profile: jax.profiler.ProfileData) -> Iterator[Any]:
 
 
 def _instruction(event: Any, kind_of: Mapping[str, str]) -> str:
-    """Return the name of an event's instruction; "" for other events.
+    """Return the name of an event's instruction; "" if `kind_of` does not contain it.
 
     For GPU kernels, the statistic `hlo_op` contains the name.
     """
@@ -123,7 +123,7 @@ def _path_and_product(instruction: Instruction, computations: Mapping[str, Compu
 
 
 def _is_product(instruction: Instruction) -> bool:
-    if instruction.opcode == "dot":  # unless it is the gradient of a bias: a sum over tokens, as a product with ones
+    if instruction.opcode == "dot":  # a product, except a bias gradient: a sum over tokens as a product with ones
         return not re.match(r"\w+\[\d+,1\]", instruction.shape)
     return instruction.opcode == "convolution" or (
         instruction.opcode == "custom-call" and "dot_general" in instruction.path

@@ -28,7 +28,7 @@ class Evaluation(NamedTuple):
         windows: number of windows.
         tokens: number of predicted tokens, each counted once.
         ranking: mean loss over the windows common to all evaluations of a run, for comparing its checkpoints.
-        deviations: `(loss_sum - loss * count) / mean(count)`, `[windows]`; `stderr` is the standard error of their mean.
+        deviations: `(loss_sum - loss * count) / mean(count)` of each window; `stderr` is the standard error of their mean.
         seconds: wall time of the evaluation.
     """
 
@@ -99,7 +99,7 @@ def evaluate(
 
 
 def evenly_spaced(n: int, count: int) -> np.ndarray:
-    """Return `count` indices of n windows (0: all), evenly spaced, ascending."""
+    """Return up to `count` (0: all) of the indices of n windows, evenly spaced, ascending."""
     count = min(count or n, n)
     return np.arange(count) * n // max(count, 1)
 

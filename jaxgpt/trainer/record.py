@@ -120,7 +120,7 @@ class Record:
             self._saved = self.done
             self._saved_at = time.perf_counter()
             self.poll.forget()
-        elif val_loss is not None:  # for example, the run was stopped during this evaluation, and resumed
+        elif val_loss is not None:  # for example, a resume after a stop during this evaluation
             self.saver.save_info(info)
 
     @contextmanager
@@ -131,7 +131,7 @@ class Record:
             yield
         except (OSError, UserError) as e:
             error = e if isinstance(e, OSError) else TrainingFailed(str(e))
-        if not error or process_count() == 1:  # a checkpoint needs all processes
+        if not error or process_count() == 1:  # no checkpoint without the other processes
             self.save(state(), temporary=True)
             self.report.stage("saving a checkpoint")
             self.saver.wait()

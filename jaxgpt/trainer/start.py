@@ -55,7 +55,7 @@ class Weights(NamedTuple):
     """Initial or frozen weights, and the tokenizer.
 
     Attributes:
-        params: initial weights per layer; None: random weights, or the weights of the run's checkpoint.
+        params: initial weights per layer; None: random initialization, or the run's checkpoint.
         base: frozen weights that the adapters change, per layer; None: all weights are trained.
         tokenizer: tokenizer of the weights or of the resumed run; None: the tokenizer of the data.
     """
@@ -113,7 +113,7 @@ def completed(config: Config, data: Data, run: Run | None = None) -> Config:
     data.check(config)
     if not train.epochs:
         return config
-    windows = round(train.epochs * Batches.of(config, data.train).per_epoch, 6)  # 1.1 * 10 is 11.000000000000002
+    windows = round(train.epochs * Batches.of(config, data.train).per_epoch, 6)  # 1.1 * 10 = 11.000000000000002
     last = max(checkpoints(run.checkpoints).items(), default=(0, Info(0)))[1] if run else Info(0)
     steps = last.step + math.ceil((windows - last.tokens // config.window) / train.batch_size)
     return replace(config, train=replace(train, steps=max(steps, 1), epochs=0.0))
@@ -142,7 +142,7 @@ def open_for_training(
 
     with ExitStack() as lock:
         path, last = on_leader(on_disk)
-        run = same_on_all(lambda: open_run(Path(path)), lambda _: {})  # every process must see the directory
+        run = same_on_all(lambda: open_run(Path(path)), lambda _: {})  # check that every process can read the directory
         yield run, Info(**last) if last else None
 
 
@@ -188,7 +188,7 @@ def check_resume(old: Config, new: Config, step: int = 0) -> None:
 
 
 def why_finished(run: Run, config: Config) -> str:
-    """Return why a run is finished, or "". It is "" with `train.epochs`: the number of steps depends on the data.
+    """Return why a run is finished, or "". The result is "" with `train.epochs`: the number of steps depends on the data.
 
     Raises:
         UserError: as in `check_resume`.
@@ -212,7 +212,7 @@ def why_finished(run: Run, config: Config) -> str:
 def prune_finished(run: Run) -> None:
     """Delete checkpoints that a finished run does not keep: a kill at the end of the run leaves them."""
     if is_leader():
-        with suppress(UserError), sole_writer(run.path):  # a different process may still write
+        with suppress(UserError), sole_writer(run.path):  # error if a different process still writes
             prune(run.checkpoints, max(checkpoints(run.checkpoints).items())[1].config().train)
 
 

@@ -58,7 +58,7 @@ class States:
         optimizer: as in `build`; None: from the config.
         model: as in `build`; None: from the config.
         rules: the complete sharding table.
-        base: the frozen base weights of the adapters, on their devices; None: random weights.
+        base: the frozen base weights of the adapters, on their devices; None: random weights, or no adapters.
     """
 
     config: Config
@@ -123,7 +123,7 @@ class States:
         return self._compute(lambda trees: self.merged(*trees), (self.frozen, params), self.abstract_frozen)
 
     def init(self, params: Any = None) -> TrainState:
-        """Make the initial state from weights per layer; None: from random weights."""
+        """Make the initial state from parameters per layer; None: from random parameters."""
         if params is None:
             return self._compute(lambda seed: self.fresh(seed).state, self.config.train.seed, self.abstract_state)
         return self._compute(lambda params: self._stacked(self._first_state(params)), params, self.abstract_state)

@@ -40,7 +40,7 @@ class Subject:
 
     @cached_property
     def config(self) -> Config:
-        """The run's config with float32, without dropout, remat, microbatches, layer scan and loss chunks."""
+        """The run's config in float32, with attention auto, no dropout, remat, microbatches, layer scan or loss chunks."""
         config = self.lm.config.with_model(dropout=0.0)
         plain: dict[str, Any] = {"remat": "none", "accumulation": 1, "scan_layers": False, "loss_chunk": 0}
         train = replace(config.train, attention="auto", compute_dtype="float32", **plain)
@@ -52,7 +52,7 @@ class Subject:
 
     @cached_property
     def model(self) -> GPT:
-        """The model with the operations that training uses on this device."""
+        """The model with the operations that training uses by default on this device."""
         return GPT(self.config.model, best(self.config))
 
     @cached_property

@@ -67,7 +67,7 @@ def devices(s: Subject) -> float:
     usual `lr * g / |g|` would turn rounding errors of vanishing gradients into full-size updates.
     """
     found = jax.devices()
-    with suppress(RuntimeError):  # JAX_PLATFORMS may exclude the CPU
+    with suppress(RuntimeError):  # error if JAX_PLATFORMS excludes the CPU
         found = found if len(found) > 1 else jax.devices("cpu")
     if len(found) < 2:
         raise Skipped("needs at least 2 devices: set JAX_NUM_CPU_DEVICES=8")
@@ -122,7 +122,7 @@ def _split(config: Config, n_devices: int) -> MeshConfig:
 
 
 def fused_reductions(s: Subject) -> float:
-    """Compare `sum_j (E C)_ij E_ij` and the sum over i, for a constant matrix C, to NumPy in float64.
+    """Compare `sum_j (E C)_ij E_ij` and the sum over i, for random E and constant C, to NumPy in float64.
 
     XLA's CPU backend can miscompile these fused reductions.
     """
