@@ -65,7 +65,7 @@ python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 88
 python_display_short_literal_types = True
 napoleon_numpy_docstring = False
-napoleon_use_ivar = True  # fields are described once, in the docstring of their class
+napoleon_use_ivar = True  # one description per field, in the docstring of its class
 napoleon_use_rtype = False
 nitpicky = False
 
@@ -92,7 +92,7 @@ def _quiet_kernels() -> None:
     spec = {"argv": command, "display_name": "Python 3", "language": "python"}
     (kernel / "kernel.json").write_text(json.dumps(spec))
     os.environ["JUPYTER_PATH"] = os.pathsep.join([str(kernel.parents[1]), os.environ.get("JUPYTER_PATH", "")])
-    logging.getLogger("traitlets").setLevel(logging.WARNING)  # no messages of the kernels' client
+    logging.getLogger("traitlets").setLevel(logging.WARNING)  # no INFO messages of the kernels' client
 
 
 def _note_missing_torch(app: Any, page: str, source: list[str]) -> None:
