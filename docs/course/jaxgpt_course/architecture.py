@@ -14,12 +14,12 @@ from jaxgpt.model.params import abstract_params, flatten_params
 
 WIDTH = 400
 STREAM = 40  # x coordinate of the residual stream
-LEFT, BRANCH, RIGHT = 16, 76, 300  # boxes on the stream start at LEFT, boxes next to it at BRANCH; all end at RIGHT
+LEFT, BRANCH, RIGHT = 16, 76, 300  # left edges of boxes on the stream and next to it; right edge of all boxes
 NUMBERS = WIDTH - 12  # right edge of the parameter counts
 GAP, LINE = 14, 15  # distances between boxes and between lines of text
 PLUS = 9  # radius of the circle of a sum
 
-# Lines and text have the color of the page around the figure; fills are transparent, so they suit light and dark pages.
+# Lines and text have the text color of the surrounding page; fills are transparent, so they suit light and dark pages.
 # A page that shows the file as an image cannot set its colors, so `svg:root` sets them in dark mode.
 STYLE = """
 .jaxgpt-arch{max-width:100%;height:auto;font:13px system-ui,-apple-system,"Segoe UI",Helvetica,Arial,sans-serif}
@@ -75,11 +75,11 @@ def architecture(config: ModelConfig, title: str = "") -> str:
     """Draw the model of a config as an SVG image.
 
     The figure shows the residual stream from ids to logits, the sublayers that read it and add to it, and the shape, options
-    and number of parameters of each part. Lines and text take the color of the surrounding page.
+    and number of parameters of each part. Lines and text have the text color of the surrounding page.
 
     Args:
         config: the architecture, with `vocab_size` set.
-        title: heading of the figure.
+        title: heading of the figure; "": no heading.
 
     Returns:
         An `<svg>` element, which is also a complete file: `Path("gpt2.svg").write_text(jaxgpt_course.architecture(config))`.

@@ -28,7 +28,7 @@ _EXERCISES = (
     *(EMBEDDING, SOFTMAX, MASK, ATTENTION, BLOCK, LOSS, STEP, ADAM, ROPE),
     *(ACCUMULATION, GREEDY, TOP_P, SAMPLE, CACHE, PRODUCT),
 )
-_RTOL, _ATOL = 1e-4, 1e-5  # float32 sums in a different order differ by about 1e-6
+_RTOL, _ATOL = 1e-4, 1e-5  # tolerances above the differences of reordered float32 sums, about 1e-6
 _KINDS = {"booleans": jnp.bool_, "integers": jnp.integer, "floats": jnp.floating}
 _HERE = os.path.dirname(__file__)  # noqa: PTH120
 
@@ -69,7 +69,7 @@ class Score:
     """The results of all exercises, which print as a table.
 
     Attributes:
-        results: a result per exercise, in the order of the course.
+        results: a result per exercise, in the order of `exercises()`.
     """
 
     results: tuple[Result, ...]
@@ -92,7 +92,7 @@ class _Failed(NamedTuple):
 
 
 def exercises() -> tuple[Exercise, ...]:
-    """Return the exercises in the order of the course; an exercise prints its signature and statement."""
+    """Return all exercises; an exercise prints its signature and statement."""
     return _EXERCISES
 
 
@@ -102,8 +102,8 @@ def check(name: str, function: Callable[..., Any]) -> Result:
     The function may use NumPy or jax.numpy, and need not be compatible with `jax.jit`. It is called with NumPy arrays, and if
     it raises an error, once more with JAX arrays, so that both `x[0] = y` and `x.at[0].set(y)` work.
 
-    An unknown name, an object that is not a function, and a function that raises an error all return a failed result:
-    `check` itself raises no error.
+    For an unknown name, an object that is not a function, and a function that raises an error, `check` returns a failed result
+    and raises no error.
 
     Args:
         name: name of the exercise, such as "attention"; `exercises()` lists all.
@@ -133,7 +133,7 @@ def score(functions: Mapping[str, Any]) -> Score:
     """Check all exercises.
 
     Args:
-        functions: the learner's functions by name, such as `globals()`. A missing name counts as not solved.
+        functions: functions keyed by their name in the signature, such as `globals()`. A missing name counts as not solved.
     """
 
     def result(exercise: Exercise) -> Result:
@@ -149,7 +149,7 @@ def _arguments(exercise: Exercise, function: Callable[..., Any]) -> _Failed | No
     """Check that the function takes as many arguments as the exercise has."""
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some builtins have no signature
+    except (TypeError, ValueError):  # a builtin without a signature
         return None
     try:
         signature.bind(*exercise.parameters)
@@ -217,7 +217,7 @@ def _run(exercise: Exercise, function: Callable[..., Any], args: tuple[Any, ...]
         given = jax.tree.map(lambda x: convert(x) if isinstance(x, np.ndarray) else x, args)  # noqa: B023
         try:
             result = _arrays(exercise, function(*given), expected)
-        except Exception as error:  # a learner's function may raise any exception
+        except Exception as error:  # any exception of the learner's function
             new = _Failed(_raised(function, error), error)
             # With NumPy arrays, a function for JAX arrays fails at `x.at`; this error would hide its actual mistake.
             if failed is None or ("numpy.ndarray" in str(failed.error) and type(error) is not type(failed.error)):
