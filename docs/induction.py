@@ -22,7 +22,7 @@ STEPS = range(50, 1001, 50)
 
 
 def main(run: str, picture: str) -> None:
-    """Score the heads on repeated random tokens, and draw two panels."""
+    """Score the heads on repeated random tokens, and plot the losses and scores of a run to a file."""
     lines = [json.loads(line) for line in (Path(run) / "metrics.jsonl").read_text().splitlines()]
     losses = np.array([(line["step"], line["loss"]) for line in lines if "loss" in line])
     models = [jaxgpt.load(run, step) for step in STEPS]

@@ -70,7 +70,7 @@ def _cell(kind: str, source: str, number: int, hidden: bool = False) -> dict[str
 
 
 def _links(text: str, base: str) -> str:
-    """Link to the notebooks of other course pages, and to pages of the site if its URL is known."""
+    """Point links to the notebooks of course pages and to other site pages (without `base`: plain text)."""
 
     def link(match: re.Match[str]) -> str:
         words, page, anchor = match[1], match[2], match[3] or ""
@@ -82,7 +82,7 @@ def _links(text: str, base: str) -> str:
 
 
 def write(pages: Path, target: Path, base: str = "") -> list[Path]:
-    """Write the notebooks of all pages with cells, and the wheel, to a directory.
+    """Write the wheel and the notebooks of all pages with cells, and return the paths of the notebooks.
 
     Args:
         pages: directory of the pages.
@@ -106,7 +106,7 @@ def build_wheel(target: Path) -> str:
     for old in target.glob("jaxgpt-*.whl"):
         old.unlink()
     with tempfile.TemporaryDirectory() as folder:
-        # Build a copy: setuptools writes to the source directory and would include files of earlier builds.
+        # Build from a copy: setuptools writes to the source directory and would include files of earlier builds.
         for name in ("pyproject.toml", "README.md", "LICENSE"):
             shutil.copy(ROOT / name, folder)
         for package in (ROOT / "jaxgpt", ROOT / "docs" / "course" / "jaxgpt_course"):
