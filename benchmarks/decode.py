@@ -2,7 +2,7 @@
 
 All models have the same shape, with random weights; the sides (a library and a dtype) alternate in one process.
 
-python benchmarks/decode.py                     GPT-2's 124M shape, batch 1 and 8, 16 + 128 tokens
+python benchmarks/decode.py                     GPT-2's 124M shape, batch 1 and 8, prompts of 16 tokens, 128 new tokens
 python benchmarks/decode.py --layers 2 --repeats 2 --batches 1    a quick check
 python benchmarks/decode.py --peers llama.cpp --kinds float32 int8    CPU; needs xllamacpp and gguf, and an idle machine
 python benchmarks/decode.py --shape smollm2-135m     a Llama with grouped-query attention
@@ -56,7 +56,7 @@ def main() -> None:
     )
     parser.add_argument("--top-k", type=int, default=0, help="top-k in jaxgpt and transformers; 0: greedy")
     parser.add_argument(
-        "--long", type=int, default=0, help="also measure jaxgpt's time per token at first and near this token; 0: no"
+        "--long", type=int, default=0, help="also generate this many tokens with jaxgpt; time the first and last; 0: no"
     )
     args = parser.parse_args()
     cores = len(os.sched_getaffinity(0))

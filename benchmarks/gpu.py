@@ -12,7 +12,7 @@ PART.json contains its results or, after a failure, the error, the end of the ou
 without a complete result is run again next time. A repeated part loads compiled programs from the subdirectory `cache`
 of --out, which shortens its compilation times. Afterwards, all results are printed as a table and as one line of JSON.
 
-Except with --toy, a part fails if nvidia-smi finds a GPU but one of the part's libraries computes on a CPU.
+A part fails if one of its libraries computes on a CPU although there is a GPU; with --toy, all libraries may use the CPU.
 Compare training with `torch-compiled`: `transformers-compiled` has no flash attention (see benchmarks/train_step.py).
 
 MFU: tokens/s x (6 x weights in matrix products + 12 x layers x width x context) / peak FLOP/s, without halving attention
@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", help="parts to run; default: parts without a result")
     parser.add_argument("--out", type=Path, help="directory of the results")
     parser.add_argument("--toy", action="store_true")
-    parser.add_argument("--text", default="", help="tinyshakespeare as a text file")
+    parser.add_argument("--text", default="", help="text file of tinyshakespeare, for recipe and recipe-torch")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--minutes", type=float, default=1e9, help="minutes after which no part starts")
     parser.add_argument("--run", choices=RUNS, help=argparse.SUPPRESS)
@@ -124,7 +124,7 @@ def main() -> None:
 
 
 def run(command: list[str], out: Path, toy: bool) -> dict[str, Any]:
-    """Run the script of a part in a new process group; return its last line of JSON, or its error and output."""
+    """Run a part in a new process group; return `command`, `seconds`, `device`, and `result` or `error`."""
     gpu = gpu_name()
     began = time.monotonic()
     process = subprocess.Popen(
@@ -211,7 +211,7 @@ def sheet_peak(device: str) -> float:
     """Return the peak bfloat16 FLOP/s of a GPU from its data sheet; 0: unknown."""
     from jaxgpt.parallel.chips import CHIPS
 
-    name = device.split(",")[0].strip()  # PCIe and NVL boards have different rates from SXM boards
+    name = device.split(",")[0].strip()  # full name: different rates of PCIe, NVL and SXM boards
     return next((chip.flops for chip in CHIPS.values() if name in chip.kinds), 0.0)
 
 
@@ -333,7 +333,7 @@ def run_profile(toy: bool, text: str) -> dict[str, Any]:
     notes: dict[str, str] = {}
 
     def device_time_or_note(*args: Any) -> dict[str, float]:
-        """Return the share of each kind; {} if the trace is unreadable, so that the throughput is still reported."""
+        """Return `device_time(*args)`; {} if the trace is unreadable, so that the throughput is reported."""
         try:
             return device_time(*args)
         except ValueError as e:

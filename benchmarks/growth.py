@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=2.0, help="seconds of measurement per size")
     parser.add_argument("--memory", action="store_true")
-    parser.add_argument("--layers", type=int, default=12, help="for --memory")
+    parser.add_argument("--layers", type=int, default=12, help="number of layers with --memory")
     parser.add_argument("--side", default="", help=argparse.SUPPRESS)
     parser.add_argument("--shape", type=json.loads, default=BASE, help=argparse.SUPPRESS)
     args = parser.parse_args()

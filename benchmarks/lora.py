@@ -53,7 +53,7 @@ def two_products(adapters: Any) -> Callable[..., Any]:
 
 
 def main() -> None:
-    """Print time and temporary memory of the loss and its gradient, for all weights and for each form of LoRA."""
+    """Print time and temporary memory of the loss and gradient, for all weights and each form of LoRA."""
     model = GPT(MODEL, of_device(jax.local_devices()[0]))
     params = init_params(model)
     ids = jnp.asarray(np.random.default_rng(0).integers(0, MODEL.vocab_size, (B, MODEL.block_size + 1)), jnp.int32)
@@ -86,7 +86,7 @@ def main() -> None:
         compiled[label] = partial(call, trained, params, ids), call.memory_analysis().temp_size_in_bytes
         jax.block_until_ready(compiled[label][0]())
     seconds: dict[str, list[float]] = {label: [] for label in rows}
-    for _ in range(REPEATS):  # interleave the rows, so that changes in the machine's speed affect all rows
+    for _ in range(REPEATS):  # interleaved rows: changes in the machine's speed affect all rows
         for label, (run, _) in compiled.items():
             began = time.perf_counter()
             jax.block_until_ready(run())

@@ -54,10 +54,10 @@ def main() -> None:
         for low, high in pairwise(marks):
             if within := [size for done, size in sizes if low < done <= high]:
                 print(
-                    f"{each:>3} per call  steps {low + 1:>5} to {high:>5}  {min(within):>6} to {max(within):>6} MiB",
+                    f"{each:>3} steps per call  steps {low + 1:>5} to {high:>5}  {min(within):>6} to {max(within):>6} MiB",
                     flush=True,
                 )
-        print(f"{each:>3} per call  peak {max(size for _, size in sizes)} MiB", flush=True)
+        print(f"{each:>3} steps per call  peak {max(size for _, size in sizes)} MiB", flush=True)
 
 
 if __name__ == "__main__":

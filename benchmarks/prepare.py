@@ -41,7 +41,7 @@ encoding: Any = None  # the tiktoken encoding of a pool worker
 
 
 def load_tiktoken(path: str) -> Any:
-    """Build tiktoken's GPT-2 encoding from files, because tiktoken would download its own."""
+    """Build tiktoken's GPT-2 encoding from a tokenizer.json, because tiktoken would download its files."""
     import tiktoken
 
     vocab = json.loads(load_tokenizer(Path(path)).to_json())["model"]["vocab"]
@@ -86,7 +86,7 @@ def peer(tokenizer: str, source: Path, out: Path, workers: int) -> int:
 
 
 def write_corpus(path: Path, megabytes: int) -> None:
-    """Write Python sources below the standard library's directory as JSON Lines, about `megabytes` MB."""
+    """Write about `megabytes` MB of Python files from the standard library's directory as JSON Lines."""
     left = megabytes * 10**6
     with path.open("w", encoding="utf-8") as out:
         for file in sorted(Path(sysconfig.get_paths()["stdlib"]).rglob("*.py")):

@@ -24,7 +24,7 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
-TARGET = 1.898  # nats per character: final loss of nanoGPT's CPU recipe, complete validation split
+TARGET = 1.898  # final loss of nanoGPT's CPU recipe on the complete validation split, in nats per character
 # Target losses in nats per character, and the fastest options found for shakespeare-fast to reach them.
 CURVE = {
     1.88: "",
@@ -70,7 +70,7 @@ def main() -> None:
         seconds, losses = [s for s, _ in runs], [loss for _, loss in runs]
         median = statistics.median(seconds)
         print(
-            f"{name:26} {median:6.1f} s ({min(seconds):.1f} to {max(seconds):.1f}), {median / slow:.2f} x the peer's; "
+            f"{name:26} {median:6.1f} s ({min(seconds):.1f} to {max(seconds):.1f}), {median / slow:.2f} x the peer's time; "
             f"loss {statistics.median(losses):.4f} ({min(losses):.4f} to {max(losses):.4f})"
         )
     packages = {name: version(name) for name in ("jax", "jaxlib", "torch")}
@@ -111,7 +111,7 @@ def plot(results: dict[str, list[tuple[float, float]]], path: str) -> None:
 
 
 def ours(flags: list[str], data: str, cached: bool = True) -> tuple[float, float]:
-    """Train jaxgpt in a new process; return its wall time in seconds and the last validation loss."""
+    """Run `jaxgpt train` in a new process; return its wall time in seconds and the last validation loss."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         command = [sys.executable, "-m", "jaxgpt", "train", *flags, "--data.path", data, "--out", str(out)]

@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="seconds per repeat of a row")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--batch", type=int, nargs="+", default=[64, 512])
-    parser.add_argument("--sparse", type=float, default=0, help="tokens of a sparse file, read in epoch order")
+    parser.add_argument("--sparse", type=float, default=0, help="number of tokens of a sparse file to read; 0: no")
     args = parser.parse_args()
     print(
         f"{_processor()}, {len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}, NumPy {np.__version__}"

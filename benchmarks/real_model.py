@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def alternate(runs: dict[str, Callable[[], int]], repeats: int) -> dict[str, float]:
-    """Time functions in turn, each returning its number of generated tokens; return the median tokens/s of each."""
+    """Time functions that return their number of generated tokens, in turn; return their median tokens/s."""
     for run in runs.values():
         run()  # compile
     speeds: dict[str, list[float]] = {name: [] for name in runs}
@@ -135,8 +135,8 @@ def chat(lm: Any, repeats: int) -> dict[str, float]:
             tokens = talk.prompt_tokens
     found = {name: statistics.median(values[1:]) for name, values in times.items()}
     print(
-        f"first token of answer {len(QUESTIONS)}, after {tokens} tokens: {found['kept']:.3f} s; if the conversation is "
-        f"read again {found['read again']:.3f} s, {found['read again'] / found['kept']:.1f} x"
+        f"first token of answer {len(QUESTIONS)}, after {tokens} tokens: {found['kept']:.3f} s; without the cache "
+        f"of the earlier turns {found['read again']:.3f} s, {found['read again'] / found['kept']:.1f} x"
     )
     return found | {"prompt_tokens": tokens}
 

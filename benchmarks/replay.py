@@ -43,7 +43,7 @@ class Recording:
         config: settings of the run, converted from the recipe.
         params: initial weights.
         splits: token ids of the training and validation splits.
-        split_n: index in `splits` of each draw.
+        split_n: index in `splits` of each draw, a microbatch of windows.
         offsets_nB: offsets of the windows of each draw.
         eval_iters: number of draws from each split in an evaluation.
         last: step at which the replay ends, before its update.
@@ -62,7 +62,7 @@ def open_recording(path: Path, steps: int) -> Recording:
     """Read and validate a recording.
 
     Args:
-        path: directory with recipe.json, init.safetensors and offsets.npz; the recipe names the text.
+        path: directory with recipe.json, init.safetensors and offsets.npz; the recipe contains the path of the text.
         steps: maximum number of steps to replay; 0: all.
 
     Raises:
@@ -86,7 +86,7 @@ def open_recording(path: Path, steps: int) -> Recording:
     last = min(steps or config.train.steps - 1, config.train.steps - 1)
     micro = config.train.batch_size // config.train.accumulation
     if offsets_nB.ndim != 2 or offsets_nB.shape[1] != micro or split_n.shape != offsets_nB.shape[:1]:
-        raise UserError(f"{path}: offsets of shape {offsets_nB.shape} do not fit microbatches of {micro}")
+        raise UserError(f"{path}: offsets of shape {offsets_nB.shape} do not fit microbatches of {micro} windows")
     for number, tokens in enumerate(splits):
         starts = offsets_nB[split_n == number]
         if starts.size and not 0 <= starts.min() <= starts.max() < len(tokens) - config.model.block_size:
@@ -103,7 +103,7 @@ def config_from_recipe(o: Options, vocab_size: int) -> Config:
     Raises:
         UserError: if a setting is missing or invalid.
     """
-    o.only("dropout", 0.0)  # the masks of a run with dropout are not recorded
+    o.only("dropout", 0.0)  # no dropout masks in a recording
     accumulation = o.read("gradient_accumulation_steps", int)
     return Config(
         preset="replay",
@@ -175,7 +175,7 @@ class _Draws:
         r = self.recording
         if self.place >= len(r.split_n) or r.split_n[self.place] != split:
             raise UserError(
-                f"draw {self.place} of the recording is not the {('training', 'validation')[split]} batch due"
+                f"draw {self.place} of the recording is missing or not a {('training', 'validation')[split]} batch"
             )
         starts = r.offsets_nB[self.place]
         self.place += 1

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 
 def put(batch: torch.Tensor, device: str) -> torch.Tensor:
-    """Copy a batch to a GPU from pinned memory: copies from pageable memory block on the previous steps."""
+    """Copy a batch to a GPU from pinned memory, without blocking on previous steps; CPU: no copy."""
     return batch.pin_memory().to(device, non_blocking=True) if device == "cuda" else batch
 
 

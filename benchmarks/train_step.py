@@ -205,7 +205,7 @@ class Side:
         If `seconds` is 0, return the peak memory so far, in bytes.
         """
         assert self._process.stdin
-        with contextlib.suppress(BrokenPipeError):  # the process has ended: `_line` raises
+        with contextlib.suppress(BrokenPipeError):  # ended process, reported by `_line`
             self._process.stdin.write(f"{seconds}\n")
             self._process.stdin.flush()
         return float(self._line())
@@ -347,7 +347,7 @@ def torch_device() -> str:
 
 
 def ours(shape: Shape, **train: Any) -> Callable[[], Any]:
-    """Return a function that runs `shape.calls` calls of the jitted train step, including creation and transfer of batches.
+    """Return a function that creates batches and runs `shape.calls` calls of the jitted train step.
 
     `train` contains fields of `TrainConfig`.
     """

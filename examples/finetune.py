@@ -1,4 +1,4 @@
-"""Fine-tune a run with LoRA adapters on a text, and print validation losses; data, optimizer and report can be replaced.
+"""Fine-tune a run with LoRA adapters on a text; data, optimizer and report can be replaced.
 
 python examples/finetune.py RUN TEXT [--steps 50] [--out runs/tuned]
 """
@@ -31,7 +31,7 @@ class Losses(Report):
         self.by_step: dict[int, float] = {}
 
     def started(self, program: Program, data: Data, run: Run, step: int) -> None:
-        base = evaluate(program, program.init().params, data.val)  # new adapters have no effect
+        base = evaluate(program, program.init().params, data.val)  # adapters without effect before the first step
         assert base is not None
         self.evaluated(0, base)
 
@@ -48,7 +48,7 @@ def main(run: str, text: str, steps: int, out: str) -> tuple[Outcome, Losses]:
         init_from=str(weights_at(run).absolute()),
         data=DataConfig(path=text, tokenizer=str(Path(run, "tokenizer.json").absolute())),
         lora=LoraConfig(rank=4, targets="q_proj,v_proj"),
-        optim=OptimConfig(),  # the base's settings may select Muon, which rejects adapters
+        optim=OptimConfig(),  # defaults instead of the base's settings: no support for adapters in Muon
         train=TrainConfig(steps=steps, batch_size=8, eval_every=25),
     )
     data = open_data(config, base.tokenizer)

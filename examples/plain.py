@@ -117,7 +117,7 @@ def logits(c: Config, params: Any, ids_BT: jax.Array) -> jax.Array:
     return norm(x_BTD, params["ln_f"]) @ params["wte"]["embedding"].T  # tied output head: the token table
 
 
-# Training: (state, batch) -> state.
+# Training: (state, batch) -> (state, loss).
 
 
 def loss(c: Config, params: Any, windows_BT1: jax.Array) -> jax.Array:

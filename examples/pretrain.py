@@ -43,7 +43,7 @@ def main(text: str, steps: int, out: str) -> Outcome:
         model=ModelConfig(block_size=64, n_layer=2, n_head=2, n_embd=64, positions="rope", norm="rmsnorm", bias=False),
         train=TrainConfig(steps=steps, batch_size=16, eval_every=50, eval_windows=64),
     )
-    data = open_data(config)  # or a custom `Data`; `train` and `val` need the methods of `jaxgpt.data.Split`
+    data = open_data(config)  # or a custom `Data`, with the protocol `jaxgpt.data.Split` for `train` and `val`
     config = config.with_model(vocab_size=data.tokenizer.vocab_size)
 
     model = GPT(config.model, best(config))  # or a subclass, with custom operations

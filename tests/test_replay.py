@@ -94,7 +94,7 @@ def test_another_recording(capsys: pytest.CaptureFixture[str]) -> None:
             r"tensor transformer.wpe.weight has shape \(6, 9\), expected \(6, 8\)",
         ),
         ({"transformer.more": (1,)}, "tensor transformer.more is unexpected"),
-        ({"recipe": {"eval_iters": 3}}, "draw 3 of the recording is not the training batch due"),
+        ({"recipe": {"eval_iters": 3}}, "draw 3 of the recording is missing or not a training batch"),
     ],
 )
 def test_an_inconsistent_recording_raises_one_line(
