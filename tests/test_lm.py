@@ -176,7 +176,7 @@ def test_matrices_are_converted_once_before_decoding(tie: bool) -> None:
     ready, prefill = for_decoding(lm), partial(read_prompts, sampler_of(lm).model)
     dtypes = {leaf.ndim > 1: str(leaf.dtype) for leaf in jax.tree.leaves(ready.params)}
     assert dtypes == {True: "bfloat16", False: "float32"}
-    text = TokenBuffer(jnp.arange(10)[None], jnp.zeros(1, jnp.int32), jnp.int32(10))
+    text = TokenBuffer(jnp.arange(10)[None], jnp.int32(10))
     found, expected = (prefill(each.params, text, 10, False)[0] for each in (ready, lm))
     assert (found == expected).all()
 

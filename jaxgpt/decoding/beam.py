@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxgpt.config import BeamParams
+from jaxgpt.decoding.buffer import TokenBuffer
 from jaxgpt.decoding.sampler import Sampler, extend, read_prompts
-from jaxgpt.decoding.sampling import TokenBuffer, warp
+from jaxgpt.decoding.sampling import warp
 
-WORST = -1.0e9  # score offset of a beam that must not be continued; finite, because 0 times -inf is NaN
-NO_SCORE = -jnp.inf  # score of an entry without a finished sequence
+NO_SCORE = -jnp.inf  # score of a beam that must not be continued, and of an entry without a finished sequence
 
 
 class Hypotheses(NamedTuple):
@@ -44,13 +44,12 @@ class BeamState(NamedTuple):
 
     Attributes:
         ids_BWS: int32, running (unfinished) sequences, prompt included.
-        score_BW: float32, log p of each running sequence; below `WORST / 2` if it must not be continued.
+        score_BW: float32, log p of each running sequence; `NO_SCORE` if it must not be continued.
         best: finished sequences.
         active_B: false once no running sequence is expected to become one of the best (see the end of `step`).
         cache: KV cache of B * W rows.
         logits_BWV: logits of the next ids.
         made: int32 scalar, number of ids generated so far.
-        start_B: int32, the slot of each prompt's first id.
         limit_B: int32, the maximum number of new ids of each prompt.
     """
 
@@ -61,7 +60,6 @@ class BeamState(NamedTuple):
     cache: Any
     logits_BWV: jax.Array
     made: jax.Array
-    start_B: jax.Array
     limit_B: jax.Array
 
 
@@ -101,7 +99,7 @@ class BeamSearch:
             jnp.zeros((B, W), jnp.int32),
             jnp.full((B, W), NO_SCORE, jnp.float32),
         )
-        log_p_W = jnp.where(jnp.arange(W) == 0, jnp.float32(0), jnp.float32(WORST))
+        log_p_W = jnp.where(jnp.arange(W) == 0, jnp.float32(0), NO_SCORE)
         return BeamState(
             ids_BWS=jnp.repeat(ids_BS[:, None], W, 1),
             # At first all beams are equal, so only the first may be continued.
@@ -111,7 +109,6 @@ class BeamSearch:
             cache=jax.tree.map(lambda x: jnp.repeat(x, W, 0) if x.ndim else x, cache),
             logits_BWV=jnp.repeat(logits_B1V, W, 1),
             made=jnp.int32(0),
-            start_B=jnp.asarray(text.start_B),
             limit_B=jnp.asarray(limit_B),
         )
 
@@ -130,7 +127,7 @@ class BeamSearch:
         B, W, V = state.logits_BWV.shape
         P = self.size - state.best.ids_BWn.shape[-1]
         C = min(max(2, 1 + len(self.sampler.stop_ids)), V) * W
-        text = TokenBuffer(state.ids_BWS.reshape(B * W, -1), jnp.repeat(state.start_B, W), P + state.made)
+        text = TokenBuffer(state.ids_BWS.reshape(B * W, -1), P + state.made)
         log_p = jax.nn.log_softmax(state.logits_BWV, axis=-1).reshape(B * W, V)
         log_p = warp(log_p, text, self.sampler.sampling, self.sampler.filters).reshape(B, W, V)
         # A row at its limit waits for the other rows, with log p 0: past the last learned
@@ -154,14 +151,14 @@ class BeamSearch:
             return log_p / length.astype(jnp.float32) ** weigh
 
         # Select the best W unfinished candidates.
-        score_BW, next_BW = jax.lax.top_k(top_BC + ends_BC.astype(jnp.float32) * WORST, W)
+        score_BW, next_BW = jax.lax.top_k(jnp.where(ends_BC, NO_SCORE, top_BC), W)
         beam_BW, token_BW = gather_beams(beam_BC, next_BW), gather_beams(id_BC, next_BW)
         ids_BWS = jnp.concatenate(
             [gather_beams(state.ids_BWS[:, :, :P], beam_BW), gather_beams(ids_BCn, next_BW)], axis=-1
         )
 
-        # A sequence finishes only if it is among the W best candidates, and its score includes neither `WORST` nor -inf.
-        finishes_BC = ends_BC & (jnp.arange(C) < W)[None, :] & ~(top_BC < WORST / 2)  # NaN passes, and is reported
+        # A sequence finishes only if it is among the W best candidates. A score of NaN passes, and is reported.
+        finishes_BC = ends_BC & (jnp.arange(C) < W)[None, :] & (top_BC != NO_SCORE)
         closed_B1 = ~state.active_B[:, None]
         if self.beams.early_stopping is True:
             closed_B1 = closed_B1 | state.best.exists_BW.all(-1, keepdims=True)
@@ -176,8 +173,7 @@ class BeamSearch:
         # Stop a row if its best running sequence is not expected to beat its worst finished sequence.
         far = self.beams.early_stopping == "never" and weigh > 0
         farthest_B = jnp.maximum(state.limit_B, 1) if far else jnp.full((B,), made)
-        worst_BW = jnp.where(best.exists_BW, best_BW.min(-1, keepdims=True), NO_SCORE)
-        active_B = state.active_B & jnp.any(score(score_BW[:, :1], farthest_B[:, None]) > worst_BW, axis=-1)
+        active_B = state.active_B & (score(score_BW[:, 0], farthest_B) > best_BW.min(-1))
 
         flat = (jnp.arange(B)[:, None] * W + beam_BW).reshape(-1)
         cache = jax.tree.map(lambda x: x[flat] if x.ndim == 4 else x, state.cache)

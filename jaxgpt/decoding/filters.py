@@ -5,30 +5,29 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from jaxgpt.decoding.buffer import TokenBuffer
+
 NEVER = -jnp.inf
 SORTED = 256  # number of top tokens that top-p sorts first
 COLD = 0.01  # minimum temperature of a plain division; below it, the maximum is subtracted first
 TINY = float(jnp.finfo(jnp.float32).tiny)  # smallest normal float32; compiled code may flush smaller numbers to zero
 
 
-def penalize_repeats(logits_BV: jax.Array, ids_BS: jax.Array, seen_BS: jax.Array, penalty: float) -> jax.Array:
+def penalize_repeats(logits_BV: jax.Array, text: TokenBuffer, penalty: float) -> jax.Array:
     """Penalize tokens that occur in the text: `l / penalty` if l > 0, otherwise `l * penalty`.
 
     Args:
         logits_BV: float32.
-        ids_BS: int32, the text.
-        seen_BS: bool, mask of the slots of `ids_BS` that hold tokens.
+        text: the tokens so far.
         penalty: factor; above 1 discourages repetition, 1 has no effect, below 1 encourages repetition.
 
     Source: Keskar et al. 2019 (CTRL), section 4.1.
     """
-    seen_BV = _marks(logits_BV, ids_BS, seen_BS)
+    seen_BV = _marks(logits_BV, text.ids_BS, text.seen_BS())
     return jnp.where(seen_BV, jnp.where(logits_BV < 0, logits_BV * penalty, logits_BV / penalty), logits_BV)
 
 
-def forbid_repeated_ngrams(
-    logits_BV: jax.Array, ids_BS: jax.Array, start_B: jax.Array, length: jax.Array, n: int
-) -> jax.Array:
+def forbid_repeated_ngrams(logits_BV: jax.Array, text: TokenBuffer, n: int) -> jax.Array:
     """Forbid tokens that would repeat an n-gram of the text.
 
     A loop compares the last n - 1 tokens with all earlier positions, one token per iteration, and ends early if no
@@ -36,18 +35,15 @@ def forbid_repeated_ngrams(
 
     Args:
         logits_BV: float32.
-        ids_BS: int32, the text, with the last token of every row at `length - 1`.
-        start_B: int32, the slot of each row's first token.
-        length: int32 scalar, number of slots in use, including left padding.
+        text: the tokens so far.
         n: size of the n-gram; 1 forbids every token of the text.
 
     Source: Paulus et al. 2017, section 2.5.
     """
-    S = ids_BS.shape[1]
+    (ids_BS, length), S = text, text.ids_BS.shape[1]
     if n > S:  # no n-gram in the text
         return logits_BV
-    slot_S = jnp.arange(S, dtype=jnp.int32)
-    fits_BS = (slot_S[None, :] >= start_B[:, None]) & (slot_S <= length - n)[None, :]
+    fits_BS = (ids_BS >= 0) & (jnp.arange(S) <= length - n)[None, :]
 
     def go_on(carry: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
         i, matches_BS, _ = carry

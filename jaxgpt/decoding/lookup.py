@@ -15,8 +15,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxgpt.decoding.buffer import TokenBuffer
 from jaxgpt.decoding.sampler import Sampler, SamplerState, decode_steps, extend
-from jaxgpt.decoding.sampling import TokenBuffer, sample_token
+from jaxgpt.decoding.sampling import sample_token
 
 DRAFT = 7  # number of drafted tokens per verification pass; with the last token of the text, the pass reads 8 tokens
 
@@ -32,9 +33,9 @@ def draft_tokens(text: TokenBuffer, ngram: int, count: int) -> tuple[jax.Array, 
     Returns:
         The draft, int32 `[count]`, and whether an earlier occurrence exists, a bool scalar.
     """
-    ids_S, start, length = text.ids_BS[0], text.start_B[0], text.length
+    ids_S, length = text.ids_BS[0], text.length
     slot_S = jnp.arange(ids_S.shape[0])
-    match_S = (slot_S >= start) & (slot_S + ngram < length)
+    match_S = (ids_S >= 0) & (slot_S + ngram < length)
     for i in range(ngram):
         match_S &= jnp.roll(ids_S, -i) == ids_S[length - ngram + i]
     first = jnp.max(jnp.where(match_S, slot_S, -1)) + ngram  # slot of the token after the n-gram
@@ -58,7 +59,7 @@ def lookup_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.
     def fits(text: TokenBuffer) -> jax.Array:
         # Positions beyond the context have no learned embedding.
         context = config.block_size if config.positions == "learned" else text.ids_BS.shape[1]
-        return (text.room > DRAFT) & (text.length - text.start_B[0] + DRAFT < context)
+        return (text.room > DRAFT) & (text.tokens_B()[0] + DRAFT <= context)
 
     def plain(state: SamplerState, _: jax.Array) -> SamplerState:
         return decode_steps(sampler, params, state, jnp.int32(1))

@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxgpt.config import SamplingParams
-from jaxgpt.decoding.sampling import Filter, TokenBuffer, sample_token
+from jaxgpt.decoding.buffer import TokenBuffer
+from jaxgpt.decoding.sampling import Filter, sample_token
 from jaxgpt.model import GPT, KVCache
 from jaxgpt.ops.attention import padded_positions
 
@@ -24,7 +25,7 @@ class Sampler:
         sampling: sampling parameters.
         stop_ids: ids that end a row.
         filters: filters applied before the temperature; functions are compared by identity.
-        window: maximum number of tokens that `prefill` and `slide_steps` read; 0: no limit; `slide_steps` needs a window.
+        context: maximum number of tokens that `prefill` and `slide_steps` read; 0: no limit; `slide_steps` needs a limit.
         lookup: number of tokens that must match to draft the next tokens in `lookup_steps`, which needs at least 1.
     """
 
@@ -32,7 +33,7 @@ class Sampler:
     sampling: SamplingParams = SamplingParams()
     stop_ids: tuple[int, ...] = ()
     filters: tuple[Filter, ...] = ()
-    window: int = 0
+    context: int = 0
     lookup: int = 0
 
 
@@ -41,7 +42,7 @@ class SamplerState(NamedTuple):
 
     Attributes:
         text: prompts and generated tokens.
-        cache: KV cache of the tokens except the last of each row; not updated beyond the window of `slide_steps`.
+        cache: KV cache of the tokens except the last of each row; not updated beyond the context of `slide_steps`.
         done_B: bool, rows that have ended; they repeat their last token, and their logits are not used.
         made: int32 scalar, number of tokens generated so far per row.
         key_B: sampling keys; new token i of a row is sampled with `fold_in(key, i)`.
@@ -58,15 +59,15 @@ def prefill(sampler: Sampler, params: Any, text: TokenBuffer, key_B: jax.Array, 
     """Compute the cache of the prompts and sample the first token of each row.
 
     Args:
-        sampler: model, sampling parameters, stop ids, filters and window.
+        sampler: model, sampling parameters, stop ids, filters and context.
         params: the weights.
         text: the prompts, padded on the left, without unused slots.
         key_B: sampling keys, one per row.
-        size: number of slots of the text buffer, including the prompt. With a window, the cache has at most 2 * `window` slots.
+        size: number of slots of the text buffer, including the prompt. With a `context`, the cache has at most twice as many slots.
     """
-    (B, P), window = text.ids_BS.shape, sampler.window or size
-    read = min(P, window)
-    logits_B1V, cache = read_prompts(sampler.model, params, text.last(read), min(size, read + window))
+    (B, P), context = text.ids_BS.shape, sampler.context or size
+    read = min(P, context)
+    logits_B1V, cache = read_prompts(sampler.model, params, text.last(read), min(size, read + context))
     text = text._replace(ids_BS=jnp.pad(text.ids_BS, ((0, 0), (0, size - P))))
     return sample_next(sampler, SamplerState(text, cache, jnp.zeros(B, bool), jnp.int32(0), key_B), logits_B1V)
 
@@ -89,17 +90,17 @@ def decode_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.
 
 
 def slide_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.Array) -> SamplerState:
-    """Generate as `decode_steps`, but the model reads only the last `window` tokens, as if the text began with them.
+    """Generate as `decode_steps`, but the model reads only the last `context` tokens, as if the text began with them.
 
-    With learned positions, a text can exceed the context only in this way. Beyond the window, the cache is not used: each
-    token takes a forward pass over the whole window, because the positions of its tokens change.
+    With learned positions, a text can exceed the model's context only in this way. Beyond the context, the cache is not used:
+    each token takes a forward pass over the whole context, because the positions of its tokens change.
     """
 
     def step(state: SamplerState) -> SamplerState:
-        logits_B1V, _ = read_prompts(sampler.model, params, state.text.last(sampler.window), sampler.window)
+        logits_B1V, _ = read_prompts(sampler.model, params, state.text.last(sampler.context), sampler.context)
         return sample_next(sampler, state, logits_B1V)
 
-    cached = jnp.clip(sampler.window + 1 - (state.text.length - state.text.start_B.min()), 0, steps)
+    cached = jnp.clip(sampler.context + 1 - state.text.tokens_B().max(), 0, steps)
     return _repeat(step, decode_steps(sampler, params, state, cached), steps - cached)
 
 
@@ -112,8 +113,8 @@ def read_prompts(
     model: GPT, params: Any, text: TokenBuffer, slots: int, last: bool = True
 ) -> tuple[jax.Array, KVCache]:
     """Run the model on prompts; return the logits of the last (`last`) or all tokens, and a cache of `slots` slots."""
-    positions = padded_positions(text.start_B, text.ids_BS.shape[1])
-    result: Any = model.apply({"params": params}, text.ids_BS, positions, slots, last, method=GPT.prefill)
+    ids_BT, positions = jnp.maximum(text.ids_BS, 0), padded_positions(text.ids_BS)
+    result: Any = model.apply({"params": params}, ids_BT, positions, slots, last, method=GPT.prefill)
     return result
 
 

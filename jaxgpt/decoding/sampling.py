@@ -1,57 +1,20 @@
-"""Sample the next token from logits: the token buffer, and the filters in their order."""
+"""Sample the next token from logits: the filters in their order, then one random number per row."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxgpt.config import SamplingParams
 from jaxgpt.decoding import filters
+from jaxgpt.decoding.buffer import TokenBuffer
 from jaxgpt.errors import UserError
+from jaxgpt.ops.attention import NO_TOKEN
 
-# These values are returned instead of a token id if no token can be sampled.
-ALL_REMOVED = -1  # every token is removed
-NOT_A_NUMBER = -2  # a logit is NaN
-
+NOT_A_NUMBER = -2  # id instead of a token if a logit is NaN; `NO_TOKEN` (-1) if every token is removed
 DIVERGED = "the model's logits are NaN: the weights have diverged or are damaged; choose an earlier checkpoint"
-
-
-class TokenBuffer(NamedTuple):
-    """The tokens so far: a buffer of B rows with S slots.
-
-    Attributes:
-        ids_BS: int32, token ids; the last token of every row is at `length - 1`.
-        start_B: int32, slot of the first token of each row.
-        length: int32 scalar, number of slots in use, including left padding.
-    """
-
-    ids_BS: jax.Array
-    start_B: jax.Array
-    length: jax.Array
-
-    def seen_BS(self) -> jax.Array:  # noqa: N802
-        """Return a boolean mask of the slots that hold tokens, `[B, S]`."""
-        slot_S = jnp.arange(self.ids_BS.shape[1])
-        return (slot_S[None, :] >= self.start_B[:, None]) & (slot_S < self.length)[None, :]
-
-    @property
-    def room(self) -> jax.Array:
-        """Number of unused slots."""
-        return self.ids_BS.shape[1] - self.length
-
-    def last(self, n: int) -> TokenBuffer:
-        """Return the last n slots in use, left-padded if fewer are in use."""
-        first = self.length - n
-        ids_Bn = self.ids_BS.take(first + jnp.arange(n), axis=1, mode="clip")
-        return TokenBuffer(ids_Bn, jnp.maximum(self.start_B - first, 0), jnp.int32(n))
-
-    def append(self, ids_BT: jax.Array) -> TokenBuffer:
-        """Write tokens into the next slots, which must exist: JAX clamps the start index of an update."""
-        ids_BS = jax.lax.dynamic_update_slice(self.ids_BS, ids_BT, (jnp.int32(0), self.length))
-        return TokenBuffer(ids_BS, self.start_B, self.length + ids_BT.shape[1])
 
 
 # (logits_BV, text) -> logits_BV, float32; the logits of removed tokens become -inf
@@ -82,12 +45,10 @@ def stages(
     """
     s = sampling
     if s.repetition_penalty != 1:
-        logits_BV = filters.penalize_repeats(logits_BV, text.ids_BS, text.seen_BS(), s.repetition_penalty)
+        logits_BV = filters.penalize_repeats(logits_BV, text, s.repetition_penalty)
         yield f"repetition penalty {s.repetition_penalty:g}", logits_BV
     if s.no_repeat_ngram_size:
-        logits_BV = filters.forbid_repeated_ngrams(
-            logits_BV, text.ids_BS, text.start_B, text.length, s.no_repeat_ngram_size
-        )
+        logits_BV = filters.forbid_repeated_ngrams(logits_BV, text, s.no_repeat_ngram_size)
         yield f"no-repeat n-gram {s.no_repeat_ngram_size}", logits_BV
     for each in custom:
         name, logits_BV = _apply(each, logits_BV, text)
@@ -135,7 +96,7 @@ def sample_token(
     (inverse CDF). This needs one random number per row, not one per token of the vocabulary, and can be verified by hand.
 
     Returns:
-        token_B: int32 `[B]`; `ALL_REMOVED` if every token is removed, `NOT_A_NUMBER` if a logit is NaN.
+        token_B: int32 `[B]`; `NO_TOKEN` if every token is removed, `NOT_A_NUMBER` if a logit is NaN.
         log_p_B: logarithm of the token's probability after all filters, float32 `[B]`; NaN without a token.
     """
     warped_BV = warp(logits_BV, text, sampling, custom)
@@ -146,5 +107,5 @@ def sample_token(
     logit_B = jnp.take_along_axis(warped_BV, token_B[:, None], axis=-1)[:, 0]
     log_p_B = logit_B - jax.nn.logsumexp(warped_BV, axis=-1)
     max_B = jnp.max(warped_BV, axis=-1)  # NaN if any logit is NaN
-    token_B = jnp.where(jnp.isneginf(max_B), jnp.int32(ALL_REMOVED), token_B)
+    token_B = jnp.where(jnp.isneginf(max_B), jnp.int32(NO_TOKEN), token_B)
     return jnp.where(jnp.isnan(max_B), jnp.int32(NOT_A_NUMBER), token_B), log_p_B

@@ -13,10 +13,11 @@ import numpy as np
 
 from jaxgpt.config import BeamParams
 from jaxgpt.decoding.beam import BeamSearch, Hypotheses
+from jaxgpt.decoding.buffer import TokenBuffer
 from jaxgpt.decoding.lookup import lookup_steps
 from jaxgpt.decoding.sampler import Sampler, SamplerState, decode_steps, extend, prefill, slide_steps
-from jaxgpt.decoding.sampling import TokenBuffer
 from jaxgpt.model.cache import grow
+from jaxgpt.ops.attention import NO_TOKEN
 
 CHUNK = 512  # maximum number of tokens that `resume` adds to a cache in one call
 
@@ -39,9 +40,8 @@ def left_pad(prompts: Sequence[Sequence[int]], limits: Sequence[int]) -> tuple[T
     """
     B, P, size = sizes(prompts, limits)
     prompt_B = np.minimum(np.arange(B), len(prompts) - 1)
-    ids_BP = np.stack([np.pad(np.asarray(prompts[i], np.int32), (P - len(prompts[i]), 0)) for i in prompt_B])
-    start_B = np.array([P - len(prompts[i]) for i in prompt_B], np.int32)
-    return TokenBuffer(ids_BP, start_B, np.int32(P)), prompt_B, size  # type: ignore[arg-type]
+    rows = [np.pad(prompts[i], (P - len(prompts[i]), 0), constant_values=NO_TOKEN) for i in prompt_B]
+    return TokenBuffer(np.array(rows, np.int32), np.int32(P)), prompt_B, size  # type: ignore[arg-type]
 
 
 def start(
@@ -63,14 +63,14 @@ def start(
 
 def run(sampler: Sampler, params: Any, state: SamplerState, steps: int) -> SamplerState:
     """Generate up to `steps` new tokens per row (prompt lookup: `steps + DRAFT`). The state is donated."""
-    generate = lookup_steps if sampler.lookup else slide_steps if sampler.window else decode_steps
+    generate = lookup_steps if sampler.lookup else slide_steps if sampler.context else decode_steps
     return _compiled(generate, sampler, donate_argnums=1)(params, state, np.int32(steps))
 
 
 def new_ids(state: SamplerState, since: int = 0) -> np.ndarray:
     """Return the new tokens at index `since` and later, int32 `[B, n]`.
 
-    A stop id, a negative token (`sampling.ALL_REMOVED` or `NOT_A_NUMBER`) or `finish` ends a row; later tokens are undefined.
+    A stop id, a negative token (`NO_TOKEN` or `NOT_A_NUMBER`) or `finish` ends a row; later tokens are undefined.
     """
     end = int(state.text.length)
     ids_BS = np.array(state.text.ids_BS)  # a copy: the next call donates the buffer
@@ -88,17 +88,21 @@ def shared(state: SamplerState, prompt: Sequence[int]) -> int:
     """Return the length of the prompt's prefix in the cache of a one-row state; 0 if `resume` saves no computation."""
     if any(leaf.is_deleted() for leaf in jax.tree.leaves(state)):  # state donated to an interrupted call
         return 0
-    start, length = int(state.text.start_B[0]), int(state.cache.length)
-    cached = np.asarray(state.text.ids_BS)[0, start:length].tolist()
+    cached = np.asarray(state.text.ids_BS)[0, _first(state) : int(state.cache.length)].tolist()
     differ = (i for i, (a, b) in enumerate(zip(cached, prompt, strict=False)) if a != b)
     same = min(next(differ, min(len(cached), len(prompt))), len(prompt) - 1)
     return same if _chunks(same, prompt)[0] > 0 else 0
 
 
-def _chunks(same: int, prompt: Sequence[int]) -> list[int]:
-    """Return the bounds of the chunks in which `resume` reads a prompt with `same` cached tokens.
+def _first(state: SamplerState) -> int:
+    """Return the slot of the first token of a one-row state."""
+    return int(state.text.length - state.text.tokens_B()[0])
 
-    The last token is in no chunk. The first chunk is extended, by cached tokens before it, to a power of two.
+
+def _chunks(same: int, prompt: Sequence[int]) -> list[int]:
+    """Return the bounds of the chunks in which `resume` reads the prompt, except its last token; `same` tokens are cached.
+
+    All chunks except the first have `CHUNK` tokens. The size of the first is a power of two; it may begin with cached tokens.
     """
     end = len(prompt) - 1
     ends = [*range(end, same, -CHUNK)][::-1]
@@ -108,11 +112,12 @@ def _chunks(same: int, prompt: Sequence[int]) -> list[int]:
 def resume(
     sampler: Sampler, params: Any, state: SamplerState, prompt: Sequence[int], key: jax.Array, limit: int
 ) -> SamplerState:
-    """Start a prompt from a one-row state with a prefix of the prompt in its cache (`shared` > 0); donate the state.
+    """Start a prompt from a one-row state with a prefix of the prompt in its cache (`shared` > 0); donate its cache.
 
-    As in `start`, the first token is sampled. The text buffer has room for `limit` new tokens.
+    As in `start`, the first token is sampled. The text buffer has room for `limit` new tokens. The sampler must have no
+    `context`: only then, a token has the same slot in text and cache.
     """
-    cache, first = state.cache, int(state.text.start_B[0])
+    cache, first = state.cache, _first(state)
     size = round_up(first + len(prompt) + limit)  # rounded up, because each size is compiled
     bounds = _chunks(shared(state, prompt), prompt)
     cache = cache if cache.size >= size else _grow(cache, size - cache.size)
@@ -121,9 +126,9 @@ def resume(
         cache = cache._replace(length=jnp.int32(first + begin))
         cache = _compiled(_read, sampler, donate_argnums=1)(params, cache, ids_1T)
     end = first + len(prompt)
-    ids_1S = np.zeros((1, cache.size), np.int32)
+    ids_1S = np.full((1, cache.size), NO_TOKEN, np.int32)
     ids_1S[0, first:end] = prompt
-    text = TokenBuffer(jnp.asarray(ids_1S), state.text.start_B, jnp.int32(end))
+    text = TokenBuffer(jnp.asarray(ids_1S), jnp.int32(end))
     cache = cache._replace(length=jnp.int32(end - 1))
     return run(sampler, params, SamplerState(text, cache, jnp.zeros(1, bool), jnp.int32(0), key[None]), 1)
 
@@ -142,8 +147,8 @@ def _read(sampler: Sampler, params: Any, cache: Any, ids_1T: jax.Array) -> Any:
 
 
 @lru_cache(maxsize=128)  # maximum number of programs in memory: XLA's CPU backend fails at a few hundred
-def _compiled(function: Callable[..., Any], sampler: Any, **jit: Any) -> Any:
-    return jax.jit(partial(function, sampler), **jit)
+def _compiled(function: Callable[..., Any], settings: Any, **jit: Any) -> Any:
+    return jax.jit(partial(function, settings), **jit)
 
 
 _grow = jax.jit(grow, static_argnums=1)

@@ -84,7 +84,7 @@ def explain(
     [params] = make_settings(sampling, SamplingParams)
     request = read_request(lm, [prompt], TextParams(max_new_tokens=1))
     [ids], lm = request.rows, request.lm
-    text = TokenBuffer(jnp.array([ids], jnp.int32), jnp.zeros((1,), jnp.int32), jnp.int32(len(ids)))
+    text = TokenBuffer(jnp.array([ids], jnp.int32), jnp.int32(len(ids)))
     sampler = request.sampler(params, as_filters(filters))
     with request.on_device():
         read = jax.jit(partial(read_prompts, sampler.model), static_argnums=2)

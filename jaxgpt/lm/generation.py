@@ -148,9 +148,9 @@ class Request(NamedTuple):
 
     def sampler(self, sampling: SamplingParams, filters: tuple[Filter, ...] = ()) -> Sampler:
         """Return a sampler with the model's filters (`only_text`), followed by `filters`."""
-        params, window = self.params, self.lm.config.model.block_size if self.params.overflow == "slide" else 0
+        params, context = self.params, self.lm.config.model.block_size if self.params.overflow == "slide" else 0
         sampler = sampler_of(self.lm, sampling, params.stop_ids)
-        return replace(sampler, filters=sampler.filters + filters, window=window, lookup=params.lookup)
+        return replace(sampler, filters=sampler.filters + filters, context=context, lookup=params.lookup)
 
     @contextmanager
     def on_device(self, copies: int = 1) -> Iterator[None]:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 # An edit, (name, array) -> array, receives a named activation and returns the array to use instead.
 Edit = Callable[[str, jax.Array], jax.Array]
 
-NO_TOKEN = -1  # position of padding and of empty cache slots
+NO_TOKEN = -1  # id and position of padding, and position of empty cache slots
 
 
 class Positions(NamedTuple):
@@ -64,10 +64,10 @@ def row_positions(tokens: int) -> Positions:
     return Positions(jnp.arange(tokens, dtype=jnp.int32)[None])
 
 
-def padded_positions(start_B: jax.Array, tokens: int) -> Positions:
-    """Return the positions of left-padded rows, 0 at token `start_B`; padding is a separate document."""
-    position_BT = jnp.maximum(jnp.arange(tokens, dtype=jnp.int32)[None] - start_B[:, None], NO_TOKEN)
-    return Positions(position_BT, (position_BT != NO_TOKEN).astype(jnp.int32))
+def padded_positions(ids_BT: jax.Array) -> Positions:
+    """Return the positions of left-padded rows of ids, where padding is negative; padding is a separate document."""
+    token_BT = (ids_BT >= 0).astype(jnp.int32)
+    return Positions(jnp.cumsum(token_BT, axis=1) - 1, token_BT)
 
 
 def document_positions(document_BT: jax.Array) -> Positions:

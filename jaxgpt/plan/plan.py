@@ -75,7 +75,7 @@ def compile_decode(config: Config, topology: Topology) -> StepCost:
     sampler, rules = Sampler(GPT(model, program.decoder_ops)), rules_for(model, mesh)
 
     def begin(params: Any) -> SamplerState:
-        text = TokenBuffer(jnp.zeros((B, 1), jnp.int32), jnp.zeros(B, jnp.int32), jnp.int32(1))
+        text = TokenBuffer(jnp.zeros((B, 1), jnp.int32), jnp.int32(1))
         return prefill(sampler, params, text, jax.random.split(jax.random.key(0), B), model.block_size)
 
     def placed(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:

@@ -167,7 +167,7 @@ def generate(
     request = read_request(lm, [prompt], replace(params, overflow="error"))
     [row], [new], [text], key_1 = request.rows, request.new, [request.text(0)], row_keys(key, 1)
     read = slice(lm.config.model.block_size)  # ids within the context
-    so_far = TokenBuffer(jnp.pad(jnp.asarray([row]), ((0, 0), (0, new))), jnp.zeros(1, jnp.int32), jnp.int32(len(row)))
+    so_far = TokenBuffer(jnp.pad(jnp.asarray([row]), ((0, 0), (0, new))), jnp.int32(len(row)))
     for made in range(new):
         at = len(row) + made - 1
         last_11V = np.asarray(run(lm, so_far.ids_BS[:, read], (), edits).logits)[:, at : at + 1]

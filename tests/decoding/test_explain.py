@@ -14,7 +14,7 @@ from jaxgpt.lm.explain import explain_choice
 
 sample_token = jax.jit(sample_token_, static_argnums=4)
 
-PAST = TokenBuffer(jnp.array([[3, 5, 3]]), jnp.array([0]), jnp.int32(3))
+PAST = TokenBuffer(jnp.array([[3, 5, 3]]), jnp.int32(3))
 
 
 @pytest.mark.parametrize(

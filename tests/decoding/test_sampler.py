@@ -58,7 +58,7 @@ def test_tokens_do_not_depend_on_steps_per_call() -> None:
         assert generated(STUB, None, [[4], [7]], 5, steps).tolist() == [[5, 6, 7, 8, 9], [8, 9, 0, 1, 2]]
 
 
-@pytest.mark.parametrize("sampler", [STUB, replace(STUB, lookup=2), replace(STUB, window=100)])
+@pytest.mark.parametrize("sampler", [STUB, replace(STUB, lookup=2), replace(STUB, context=100)])
 def test_steps_end_with_the_text_buffer(sampler: Sampler) -> None:
     state = engine.start(sampler, None, [list(range(8))], jax.random.split(jax.random.key(0), 1), [3])
     state = engine.run(sampler, None, state, 1000)
@@ -68,7 +68,7 @@ def test_steps_end_with_the_text_buffer(sampler: Sampler) -> None:
 
 def test_samplers_are_values() -> None:
     """Equal samplers share compiled programs, including samplers of models that are built twice."""
-    lm, text = lm_of("gpt2"), TokenBuffer(jnp.ones((1, 4), jnp.int32), jnp.zeros(1, jnp.int32), jnp.int32(4))
+    lm, text = lm_of("gpt2"), TokenBuffer(jnp.ones((1, 4), jnp.int32), jnp.int32(4))
     keys = jax.random.split(jax.random.key(0), 1)
     traced = jax.jit(chex.assert_max_traces(prefill, n=2), static_argnums=(0, 4))
     for temperature in (0.5, 0.7):
@@ -87,15 +87,16 @@ def test_samplers_are_values() -> None:
 
 @pytest.mark.parametrize("window", [3, 5])
 def test_the_last_tokens_of_a_buffer_keep_their_positions(window: int) -> None:
-    text = TokenBuffer(jnp.arange(16).reshape(2, 8), jnp.array([0, 4]), jnp.int32(6))
+    rows = [[0, 1, 2, 3, 4, 5], [-1, -1, -1, -1, 12, 13]]
+    text = TokenBuffer(jnp.array([[*row, 7, 7] for row in rows]), jnp.int32(6))
+    assert text.tokens_B().tolist() == [6, 2]
     last = text.last(window)
-    assert last.ids_BS.tolist() == [list(range(6 - window, 6)), list(range(14 - window, 14))]
+    assert last.ids_BS.tolist() == [row[-window:] for row in rows]
     slots = range(6 - window, 6)
     first = [max(start, 6 - window) for start in (0, 4)]  # as if the text began in the window
-    positions = padded_positions(last.start_B, window).position_BT
+    positions = padded_positions(last.ids_BS).position_BT
     assert positions.tolist() == [[max(slot - start, -1) for slot in slots] for start in first]
-    short = text.last(7)
-    assert (short.ids_BS[:, 1:].tolist(), short.start_B.tolist()) == (text.ids_BS[:, :6].tolist(), [1, 5])
+    assert text.last(7).ids_BS.tolist() == [[-1, *row] for row in rows]
     more = text.append(jnp.array([[90, 91], [92, 93]]))
     assert (more.length, more.ids_BS[:, 6:].tolist()) == (8, [[90, 91], [92, 93]])
 
@@ -108,7 +109,7 @@ def test_beams_go_on_past_several_stop_ids() -> None:
             return jnp.broadcast_to(-jnp.arange(8.0), (len(tokens), 1, 8)), cache
 
     beam = BeamSearch(Sampler(Same(), SamplingParams(temperature=1), (0, 1, 2, 3)), BeamParams(2), 4)
-    text = TokenBuffer(jnp.zeros((1, 1), jnp.int32), jnp.zeros(1, jnp.int32), jnp.int32(1))
+    text = TokenBuffer(jnp.zeros((1, 1), jnp.int32), jnp.int32(1))
 
     @jax.jit
     def step() -> jax.Array:

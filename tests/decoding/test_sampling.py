@@ -22,11 +22,10 @@ warp = jax.jit(warp_, static_argnums=(2, 3))
 def buffer(*rows: list[int], size: int = 0) -> TokenBuffer:
     """Make a buffer of left-padded rows with `size` empty slots after them."""
     longest = max(map(len, rows))
-    ids = np.full((len(rows), longest + size), 7, np.int32)  # tokens outside a row must not count
+    ids = np.full((len(rows), longest + size), 7, np.int32)  # tokens after a row must not count
     for out, row in zip(ids, rows, strict=True):
-        out[longest - len(row) : longest] = row
-    start = jnp.array([longest - len(row) for row in rows], jnp.int32)
-    return TokenBuffer(jnp.asarray(ids), start, jnp.int32(longest))
+        out[:longest] = [-1] * (longest - len(row)) + row
+    return TokenBuffer(jnp.asarray(ids), jnp.int32(longest))
 
 
 def kept(logits_BV: jax.Array) -> list[list[int]]:
@@ -235,11 +234,14 @@ def test_no_token_and_nan_are_distinguished_from_ids(temperature: float) -> None
 def test_ngrams_equal_a_plain_loop() -> None:
     sizes = (1, 2, 3, 4, 7, 30)
     rng = np.random.default_rng(0)
-    forbid = jax.jit(lambda *args: [filters.forbid_repeated_ngrams(jnp.zeros((4, 5)), *args, n) for n in sizes])
+    forbid = jax.jit(
+        lambda *args: [filters.forbid_repeated_ngrams(jnp.zeros((4, 5)), TokenBuffer(*args), n) for n in sizes]
+    )
     for length in (1, 3, 12, 16):
         ids = rng.integers(0, rng.integers(1, 4), (4, 16)).astype(np.int32)
-        start = np.minimum(rng.integers(0, 8, 4), length - 1).astype(np.int32)
-        for n, out in zip(sizes, forbid(ids, start, np.int32(length)), strict=True):
+        start = np.minimum(rng.integers(0, 8, 4), length - 1)
+        ids = np.where(np.arange(16) < start[:, None], -1, ids).astype(np.int32)
+        for n, out in zip(sizes, forbid(ids, np.int32(length)), strict=True):
             for row in range(4):
                 text = ids[row, start[row] : length].tolist()
                 grams = [text[i : i + n] for i in range(len(text) - n + 1)]

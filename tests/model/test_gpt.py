@@ -50,7 +50,7 @@ def prefill(
     model: GPT, params: object, tokens: jax.Array, start_B: jax.Array, slots: int, last: bool = False
 ) -> tuple[jax.Array, KVCache]:
     """Compute prompts that begin at slot `start_B`, after padding."""
-    positions = padded_positions(start_B, tokens.shape[1])
+    positions = padded_positions(jnp.where(jnp.arange(tokens.shape[1])[None] < start_B[:, None], -1, tokens))
     result: Any = model.apply({"params": params}, tokens, positions, slots, last, method="prefill")
     return result
 

@@ -46,9 +46,8 @@ def theirs(scores: np.ndarray, ids: list[list[int]], p: SamplingParams) -> np.nd
 
 def ours(scores: np.ndarray, ids: list[list[int]], p: SamplingParams) -> np.ndarray:
     size = len(ids[0])
-    padded = jnp.pad(jnp.array(ids, jnp.int32), ((0, 0), (2, 3)), constant_values=1)
-    start = jnp.full((len(ids),), 2, jnp.int32)
-    return np.asarray(WARP(jnp.asarray(scores), TokenBuffer(padded, start, jnp.int32(size + 2)), p))
+    padded = jnp.pad(jnp.array(ids, jnp.int32), ((0, 0), (2, 3)), constant_values=((0, 0), (-1, 1)))
+    return np.asarray(WARP(jnp.asarray(scores), TokenBuffer(padded, jnp.int32(size + 2)), p))
 
 
 SETTINGS = {

@@ -97,7 +97,9 @@ def head_apart_from_the_table(_: Any) -> Any:
 def rows_begin_one_slot_early(right: Any) -> Any:
     def left_pad(*args: Any) -> tuple[Any, ...]:
         text, *others = right(*args)
-        return text._replace(start_B=np.maximum(text.start_B - 1, 0)), *others
+        ids_BP = np.array(text.ids_BS)
+        ids_BP[:, :-1][ids_BP[:, 1:] >= 0] = np.maximum(ids_BP[:, :-1], 0)[ids_BP[:, 1:] >= 0]
+        return text._replace(ids_BS=ids_BP), *others
 
     return left_pad
 

@@ -25,7 +25,7 @@ def cached(s: Subject) -> float:
     first, second = max(T // 3, 1), max(2 * T // 3, 1)
     read = jax.jit(partial(read_prompts, s.model), static_argnums=(2, 3))
     then = jax.jit(partial(extend, s.model), static_argnums=3)
-    text = TokenBuffer(s.tokens[:, :first], jnp.zeros(2, jnp.int32), jnp.int32(first))
+    text = TokenBuffer(s.tokens[:, :first], jnp.int32(first))
     logits, cache = read(s.params, text, T + 3, False)
     parts = [np.asarray(logits)]
     for begin, end in [*((t, t + 1) for t in range(first, second)), (second, T)]:
@@ -52,7 +52,7 @@ def sampler_loop(s: Subject) -> float:
     new = s.length - P
     sampling = SamplingParams(temperature=0.8, top_k=min(8, s.config.model.vocab_size))
     sampler = Sampler(s.model, sampling)
-    text = TokenBuffer(s.tokens[:, :P], jnp.zeros(2, jnp.int32), jnp.int32(P))
+    text = TokenBuffer(s.tokens[:, :P], jnp.int32(P))
     keys_2 = jax.random.split(jax.random.key(0), 2)
 
     def run(params: Any) -> Any:

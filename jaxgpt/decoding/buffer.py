@@ -1,0 +1,45 @@
+"""The token buffer: prompts and generated tokens, as filters and the sampler read them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxgpt.ops.attention import NO_TOKEN
+
+
+class TokenBuffer(NamedTuple):
+    """The tokens so far: a buffer of B rows with S slots.
+
+    Attributes:
+        ids_BS: int32, token ids; the last token of every row is at `length - 1`, and padding on the left is `NO_TOKEN`.
+        length: int32 scalar, number of slots in use, including left padding.
+    """
+
+    ids_BS: jax.Array
+    length: jax.Array
+
+    def seen_BS(self) -> jax.Array:  # noqa: N802
+        """Return a boolean mask of the slots that hold tokens, `[B, S]`."""
+        return (self.ids_BS >= 0) & (jnp.arange(self.ids_BS.shape[1]) < self.length)[None, :]
+
+    def tokens_B(self) -> jax.Array:  # noqa: N802
+        """Return the number of tokens of each row, int32 `[B]`."""
+        return self.seen_BS().sum(1, dtype=jnp.int32)
+
+    @property
+    def room(self) -> jax.Array:
+        """Number of unused slots."""
+        return self.ids_BS.shape[1] - self.length
+
+    def last(self, n: int) -> TokenBuffer:
+        """Return the last n slots in use, left-padded if fewer are in use."""
+        slot_n = self.length - n + jnp.arange(n)
+        return TokenBuffer(jnp.where(slot_n < 0, NO_TOKEN, self.ids_BS.take(slot_n, axis=1, mode="clip")), jnp.int32(n))
+
+    def append(self, ids_BT: jax.Array) -> TokenBuffer:
+        """Write tokens into the next slots, which must exist: JAX clamps the start index of an update."""
+        ids_BS = jax.lax.dynamic_update_slice(self.ids_BS, ids_BT, (jnp.int32(0), self.length))
+        return TokenBuffer(ids_BS, self.length + ids_BT.shape[1])
