@@ -31,20 +31,21 @@ trainer.train.train
               model.gpt.GPT.embed
                 wte = model.embedding.Embedding.__call__
               model.gpt.GPT.stack
-                block = model.gpt.Block.__call__
-                  model.gpt.Block._input
-                    model.gpt.Block._norm
-                      model.norm.Norm.__call__
-                        ops.norms.norm
-                  model.attention.Attention.__call__
-                    model.attention.Attention._project
-                      model.linear.Linear.__call__
-                        ops.linear.linear
-                    ops.rotary.rotate
-                    ops.attention.attend
-                      ops.attention.Visible.mask
-                  model.mlp.MLP.__call__
-                    ops.activations.activate
+                model.gpt.GPT.blocks
+                  block = model.gpt.Block.__call__
+                    model.gpt.Block._input
+                      model.gpt.Block._norm
+                        model.norm.Norm.__call__
+                          ops.norms.norm
+                    model.attention.Attention.__call__
+                      model.attention.Attention._project
+                        model.linear.Linear.__call__
+                          ops.linear.linear
+                      ops.rotary.rotate
+                      ops.attention.attend
+                        ops.attention.Visible.mask
+                    model.mlp.MLP.__call__
+                      ops.activations.activate
             model.gpt.GPT.head
           train.loss.cross_entropy
             ops.linear.log_likelihood
@@ -71,9 +72,10 @@ lm.generation.generate
           model.gpt.GPT.extend
             model.cache.KVCache.append
             model.gpt.GPT.stack
-              block = model.gpt.Block.__call__
-                model.attention.Attention.__call__
-                  model.cache.write
+              model.gpt.GPT.blocks
+                block = model.gpt.Block.__call__
+                  model.attention.Attention.__call__
+                    model.cache.write
         decoding.sampler.sample_next
           decoding.sampling.sample_token
             decoding.sampling.warp

@@ -33,9 +33,9 @@ class BlockInputs(NamedTuple):
 
     visible: Visible
     rotation: Rotation | None
-    cache: tuple[KeysValues, jax.Array] | None
-    layer: int | jax.Array
-    key: jax.Array | None
+    cache: tuple[KeysValues, jax.Array] | None = None
+    layer: int | jax.Array = 0
+    key: jax.Array | None = None
 
 
 class Attention(Module):
@@ -69,7 +69,7 @@ class Attention(Module):
         out_BTE = self.named("head_out", out_BTNH).reshape(*x_BTD.shape[:2], -1)
         if c.attn_proj:
             shape = (c.n_head * c.head_width, c.n_embd)
-            out_BTE = Linear(c, o, shape, ("heads", "embed"), c.bias, residual=True, name="o_proj")(out_BTE)
+            out_BTE = Linear(c, o, shape, ("heads", "embed"), c.bias, name="o_proj")(out_BTE)
         return out_BTE, kv
 
     def _normed(self, x_BTNH: jax.Array, name: str) -> jax.Array:

@@ -19,7 +19,6 @@ from jaxgpt.model.linear import Linear
 from jaxgpt.model.mlp import MLP
 from jaxgpt.model.module import Module
 from jaxgpt.model.norm import Norm
-from jaxgpt.model.scan import STACKED
 from jaxgpt.ops import Ops
 from jaxgpt.ops.attention import Positions, Visible, row_positions
 from jaxgpt.ops.dropout import dropout
@@ -68,7 +67,7 @@ class GPT(Module):
 
     A GPT holds no weights, so call it through `apply`: `GPT(config).apply({"params": params}, tokens_BT)` returns
     `logits_BTV`, with `params` from `init_params` or a trained model. `method="prefill"` also returns a cache, which
-    `method="extend"` extends. Stacked weights (`stack_layers`) run as a scan over one block, without a cache.
+    `method="extend"` extends.
 
     Attributes:
         config: the architecture, with `vocab_size` set.
@@ -134,7 +133,6 @@ class GPT(Module):
             last: whether to return the logits of the last position only, `[B, 1, V]`.
         """
         x_BTD, layers = self.stack(self.embed(tokens_BT), positions)
-        assert layers, "a cache needs unstacked parameters"
         position_BT, T = jnp.broadcast_to(positions.position_BT, tokens_BT.shape), tokens_BT.shape[1]
         cache = grow(KVCache(layers, position_BT, jnp.int32(T)), slots - T)
         return self.head(x_BTD[:, -1:] if last else x_BTD), cache
@@ -170,8 +168,7 @@ class GPT(Module):
         Args:
             x_BTD: embeddings.
             positions: positions of the tokens.
-            cache: a cache already extended by `positions` (`append`); None: attend only to the given tokens. Stacked
-                weights support no cache, and return no keys and values.
+            cache: a cache already extended by `positions` (`append`); None: attend only to the given tokens.
             key: random key of the dropout masks; None disables dropout.
         """
         c, position_BT = self.config, jnp.maximum(positions.position_BT, 0)
@@ -181,36 +178,27 @@ class GPT(Module):
             x_BTD = x_BTD + self.named("pos_embed", sinusoidal(position_BT, c.n_embd).astype(x_BTD.dtype))
         x_BTD = constrain(dropout(x_BTD, c.dropout, subkey(key, 0)), ("batch", "length", "width"))
         keys = None if cache is None else Positions(cache.position_BS)
-        shared = {  # inputs that all layers with the same window share, keyed by window
-            window: (Visible(positions, keys, window), self._rotation(position_BT, window))
+        shared = {  # by window, so that layers share the cosines
+            window: BlockInputs(Visible(positions, keys, window), self._rotation(position_BT, window))
             for window in sorted(set(c.windows))
         }
 
         def inputs(layer: int | jax.Array, window: int) -> BlockInputs:
             cached = None if cache is None else (cache.layers[layer], cache.length - x_BTD.shape[1])
-            return BlockInputs(*shared[window], cached, layer, subkey(key, layer + 1))
+            return shared[window]._replace(cache=cached, layer=layer, key=subkey(key, layer + 1))
 
-        layers: list[KeysValues] = []
-        stacked: Any = self.get_variable("params", STACKED)
-        if stacked is not None:
-            assert cache is None, "a cache needs unstacked parameters"
-            [window] = shared  # the layers of a scan have the same window
-            x_BTD = self._scanned(stacked, x_BTD, lambda layer: inputs(layer, window))
-        for layer, block in enumerate(self.h if stacked is None else ()):
-            x_BTD, kv = block(x_BTD, inputs(layer, c.windows[layer]))
+        x_BTD, layers = self.blocks(x_BTD, inputs)
+        return self.ln_f(x_BTD) if c.final_norm else x_BTD, layers
+
+    def blocks(
+        self, x_BTD: jax.Array, inputs: Callable[[int | jax.Array, int], BlockInputs]
+    ) -> tuple[jax.Array, tuple[KeysValues, ...]]:
+        """Apply the blocks: `[B, T, D]`, and each layer's keys and values; `inputs` maps layer and window to block inputs."""
+        layers = []
+        for layer, block in enumerate(self.h):
+            x_BTD, kv = block(x_BTD, inputs(layer, self.config.windows[layer]))
             layers.append(kv)
-        return self.ln_f(x_BTD) if c.final_norm else x_BTD, tuple(layers)
-
-    def _scanned(self, stacked: Any, x_BTD: jax.Array, inputs: Callable[[jax.Array], BlockInputs]) -> jax.Array:
-        block = Block(self.config, self.ops, parent=None)
-
-        def run(x_BTD: jax.Array, layer_and_params: tuple[jax.Array, Any]) -> tuple[jax.Array, None]:
-            layer, params = layer_and_params
-            return block.apply({"params": params}, x_BTD, inputs(layer))[0], None
-
-        if self.remat is not None:
-            run = jax.checkpoint(run, policy=self.remat, prevent_cse=False)
-        return jax.lax.scan(run, x_BTD, (jnp.arange(self.config.n_layer), stacked))[0]
+        return x_BTD, tuple(layers)
 
     def head(self, x_BTD: jax.Array) -> jax.Array:
         """Compute logits from hidden states, float32 `[B, T, V]`; a tied head is the transposed token table."""
@@ -223,9 +211,8 @@ class GPT(Module):
         c = self.config
         if c.positions != "rope":
             return None
+        factors = c.rope_factor, c.rope_low_freq_factor, c.rope_high_freq_factor, c.rope_original_context
+        theta, scaling = c.rope_theta, Llama3Scaling(*factors)
         if window and c.rope_local_theta:
-            frequencies = rope_frequencies(c.rotary_width, c.rope_local_theta, Llama3Scaling())
-        else:
-            factors = c.rope_factor, c.rope_low_freq_factor, c.rope_high_freq_factor, c.rope_original_context
-            frequencies = rope_frequencies(c.rotary_width, c.rope_theta, Llama3Scaling(*factors))
-        return self.ops.rotation(position_BT, frequencies)
+            theta, scaling = c.rope_local_theta, Llama3Scaling()
+        return self.ops.rotation(position_BT, rope_frequencies(c.rotary_width, theta, scaling))

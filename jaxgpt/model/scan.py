@@ -1,20 +1,42 @@
-"""Convert between the two layouts of the blocks' weights.
+"""Stacked layers: a GPT that runs a scan over one block, and conversion between the two layouts of the blocks' weights.
 
 Unstacked (`h_0`, `h_1`, ...) is the layout of checkpoints, exports and decoding. Stacked is one `h` with a leading
-layer axis in each leaf: `GPT` runs it as a `lax.scan` over one block, so that compile time hardly depends on the
-number of layers.
+layer axis in each leaf.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxgpt.model.attention import BlockInputs
+from jaxgpt.model.gpt import GPT, Block
+
 STACKED = "h"
 LAYERS = {nn.PARTITION_NAME: "layers"}  # logical name of the layer axis in linen's boxes
+
+
+class ScannedGPT(GPT):
+    """A GPT with stacked weights, without a cache; its compile time hardly depends on the number of layers."""
+
+    def blocks(
+        self, x_BTD: jax.Array, inputs: Callable[[int | jax.Array, int], BlockInputs]
+    ) -> tuple[jax.Array, tuple[()]]:
+        """Apply the blocks in a scan; all layers must have the same window."""
+        block, [window] = Block(self.config, self.ops, parent=None), set(self.config.windows)
+
+        def run(x_BTD: jax.Array, layer_and_params: tuple[jax.Array, Any]) -> tuple[jax.Array, None]:
+            layer, params = layer_and_params
+            return block.apply({"params": params}, x_BTD, inputs(layer, window))[0], None
+
+        if self.remat is not None:
+            run = jax.checkpoint(run, policy=self.remat, prevent_cse=False)
+        layers: Any = jnp.arange(self.config.n_layer), self.get_variable("params", STACKED)
+        return jax.lax.scan(run, x_BTD, layers)[0], ()
 
 
 def layer_name(layer: int) -> str:

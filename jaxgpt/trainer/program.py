@@ -21,6 +21,7 @@ from jaxgpt.kernels import best, choose_attention
 from jaxgpt.kernels.remat import POLICIES, check_remat
 from jaxgpt.lm.model import FrozenBase
 from jaxgpt.model import GPT
+from jaxgpt.model.scan import ScannedGPT
 from jaxgpt.ops import Ops
 from jaxgpt.ops.attention import attend
 from jaxgpt.parallel.host import precision_note
@@ -141,7 +142,8 @@ class Program(States):
     def bound_objective(self, frozen: Any = ()) -> Objective:
         """Return the objective, by default the next-token loss, as a function of the `params` of a state."""
         config = self.config
-        model = self.model or GPT(config.model, self.decoder_ops, POLICIES[config.train.remat])
+        gpt = ScannedGPT if config.train.scan_layers else GPT
+        model = self.model or gpt(config.model, self.decoder_ops, POLICIES[config.train.remat])
         objective = self.objective or next_token_loss(model.apply, config.train.loss_chunk)
         return lambda params, *batch_and_key: objective(self.merged(frozen, params), *batch_and_key)
 
@@ -246,7 +248,8 @@ def build(
         rules: changes to the sharding table (`jaxgpt.parallel.mesh.RULES`), from logical axis to mesh axes: `{"length":
             ("tensor",)}` shards the activations between blocks along the sequence. Losses match a single device up to rounding.
         base: with `lora.rank`, the frozen weights, with unstacked layers; None: random weights.
-        model: module to train instead of `GPT(config.model, ...)`, with weights of the same names.
+        model: module to train instead of `GPT(config.model, ...)`, with weights of the same names; with `train.scan_layers`,
+            a `ScannedGPT` (`model/scan.py`).
         objective: objective to use instead of `next_token_loss`.
         ops: operations to use instead of `jaxgpt.kernels.best(config, mesh)`.
 

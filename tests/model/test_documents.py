@@ -17,7 +17,7 @@ from jaxgpt.kernels import CPU
 from jaxgpt.kernels.remat import POLICIES
 from jaxgpt.kernels.tiled import tiled_attention
 from jaxgpt.model import GPT
-from jaxgpt.model.scan import stack_layers
+from jaxgpt.model.scan import ScannedGPT, stack_layers
 from jaxgpt.ops import Ops
 from jaxgpt.ops.attention import Positions
 from jaxgpt.parallel.mesh import make_mesh, use_mesh
@@ -115,7 +115,7 @@ def test_accumulation_and_scanned_layers_keep_documents_apart() -> None:
     model, params = make(config)
     windows, _ = packed(config, (*LENGTHS, (12,), (1,) * 12))
     metrics, grads = jax.jit(mean_gradient(model))(params, windows)
-    scanned = GPT(config, TILED, POLICIES["dots"])
+    scanned = ScannedGPT(config, TILED, POLICIES["dots"])
     found = jax.jit(mean_gradient(scanned, accumulation=2))(stack_layers(params), windows)
     assert_close(found, (metrics, stack_layers(grads)), 1e-5)
 

@@ -20,7 +20,7 @@ from jaxgpt.kernels.remat import POLICIES
 from jaxgpt.lm import load
 from jaxgpt.model import GPT
 from jaxgpt.model.params import flatten_params
-from jaxgpt.model.scan import stack_layers, unstack_layers
+from jaxgpt.model.scan import ScannedGPT, stack_layers, unstack_layers
 from jaxgpt.ops import Ops
 from jaxgpt.parallel.mesh import make_mesh, resolve
 from jaxgpt.study.verify.subject import ROWS, Skipped, Subject, distance
@@ -43,7 +43,8 @@ def scanned(s: Subject) -> float:
     c = s.config.model
     if len(set(c.windows)) > 1:
         raise Skipped(f"needs the same sliding window in all layers: model.window_pattern is {c.window_pattern}")
-    stacked = jax.jit(lambda params, windows: s.gradient(s.model, params, windows))
+    model = ScannedGPT(c, s.model.ops)
+    stacked = jax.jit(lambda params, windows: s.gradient(model, params, windows))
     loss, gradient = stacked(stack_layers(s.params), s.windows)
     return distance((loss, unstack_layers(gradient, c.n_layer)), s.plain_gradient)
 
