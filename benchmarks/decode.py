@@ -206,10 +206,9 @@ def main() -> None:
             f"batch {batch}: memory read at {row['read_gb_per_second']:.1f} GB/s, limit {limit:.0f} tokens/s in float32"
         )
         for name, value in row["tokens_per_second"].items():
-            ratio = row[f"over_{args.peers[0]}"].get(name, 0)
-            print(
-                f"  {name:30} {value:7.1f} tokens/s, {ratio:.2f} x {args.peers[0]} float32, {value / limit:.0%} of the limit"
-            )
+            ratio = row[f"over_{args.peers[0]}"].get(name)
+            versus = f"{ratio:.2f} x {args.peers[0]} float32, " if ratio else ""
+            print(f"  {name:30} {value:7.1f} tokens/s, {versus}{value / limit:.0%} of the limit")
         for name, error in errors.items():
             print(f"  {name:30} {error}")
     if args.long:

@@ -89,8 +89,9 @@ def open_recording(path: Path, steps: int) -> Recording:
         raise UserError(f"{path}: offsets of shape {offsets_nB.shape} do not fit microbatches of {micro} windows")
     for number, tokens in enumerate(splits):
         starts = offsets_nB[split_n == number]
-        if starts.size and not 0 <= starts.min() <= starts.max() < len(tokens) - config.model.block_size:
-            raise UserError(f"{path}: window at offset {starts.max()} exceeds the {len(tokens)} ids of split {number}")
+        outside = starts[(starts < 0) | (starts >= len(tokens) - config.model.block_size)]
+        if outside.size:
+            raise UserError(f"{path}: window at offset {outside[0]} exceeds the {len(tokens)} ids of split {number}")
     params = jax.device_get(load_weights(Weights(path / "init.safetensors"), config.model, NANOGPT))
     return Recording(config, params, splits, split_n, offsets_nB, eval_iters, last)
 

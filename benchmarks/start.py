@@ -83,7 +83,7 @@ def first_character(command: list[str], env: dict[str, str]) -> float:
         seen = b""
         while len(seen) <= len("def "):
             if not (byte := os.read(process.stdout.fileno(), 1)):
-                break
+                raise SystemExit(f"no text from: {' '.join(command)}")
             seen += byte
         seconds = time.perf_counter() - start
         process.kill()

@@ -92,10 +92,11 @@ def _checked(name: str, value: Any, kind: Any, limits: Limits) -> Any:
             raise UserError(f"{name} must be {allowed}, not {short_repr(value)}")
         return number
     elif kind == tuple[str, ...]:
-        if not isinstance(value, tuple) or not all(isinstance(word, str) for word in value):
+        if not isinstance(value, tuple | list) or not all(isinstance(word, str) for word in value):
             raise UserError(f"{name} must be a list of strings, not {short_repr(value)}")
         for word in value:
             check_text(name, word)
+        return tuple(value)
     elif isinstance(kind, type) and type(value) is not kind:
         raise UserError(f"{name} must be of type {kind.__name__}, not {short_repr(value)}")
     elif isinstance(value, str):
@@ -126,7 +127,7 @@ def similar_setting(name: str, known: Iterable[str]) -> str:
 def check_text(name: str, value: str) -> None:
     """Raise `UserError` if a string has a NUL or an unpaired surrogate (from a non-UTF-8 byte)."""
     if any(c == "\0" or "\ud800" <= c <= "\udfff" for c in value):
-        raise UserError(f"{name} {short_repr(value)} contains a NUL or an unpaired surrogate")
+        raise UserError(f"{name} {short_repr(value)} contains a NUL or an unpaired surrogate: use UTF-8 text")
 
 
 def _number(value: Any, kind: type) -> float | None:

@@ -13,10 +13,10 @@ from helpers import nodes, repository
 
 # From the bottom up; docs/code.md describes each.
 ORDER = """
-    errors files hub signals runtime provenance settings config presets
+    errors files hub signals runtime settings config presets
     ops model train decoding
-    counts kernels data parallel checkpoint lm trainer
-    report convert plan study cli
+    provenance counts kernels data report parallel checkpoint lm trainer
+    convert plan study cli
 """.split()
 LEVEL = {room: level for level, room in enumerate(ORDER)}
 CORE = ("ops", "model", "train", "decoding")

@@ -128,6 +128,12 @@ def test_numbers_of_numpy_are_converted() -> None:
     assert [type(x) for x in (converted.temperature, converted.top_k, converted.top_p)] == [float, int, float]
 
 
+def test_lists_of_strings_become_tuples() -> None:
+    """Settings are hashable, so that equal settings share a compiled program."""
+    assert DataConfig(mix=["a=1"]) == DataConfig(mix=("a=1",))  # type: ignore[arg-type]
+    assert hash(DataConfig(mix=["a=1"])) == hash(DataConfig(mix=("a=1",)))  # type: ignore[arg-type]
+
+
 def test_an_unknown_setting_has_a_suggestion() -> None:
     with pytest.raises(UserError, match=r"ModelConfig has no setting 'n_layers' \(did you mean n_layer\?\)"):
         ModelConfig(n_layers=2)  # type: ignore[call-arg]

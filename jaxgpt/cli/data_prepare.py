@@ -29,7 +29,7 @@ def data_prepare(
 
     Args:
         sources: text file (one document), directory of files, .jsonl or .parquet file (one document per line or row), or
-            hf:OWNER/NAME, a Hugging Face dataset; text and JSON Lines may be compressed (.gz, .xz, .bz2)
+            hf:OWNER/NAME[/PATTERN], a Hugging Face dataset; text and JSON Lines may be compressed (.gz, .xz, .bz2)
         out: directory to write to
     """
     if not sources:

@@ -81,6 +81,7 @@ def save_tokenizer(directory: Path, tokenizer: Tokenizer) -> None:
             write_json(directory / name, values)
         else:
             (directory / name).unlink(missing_ok=True)
+    (directory / TEMPLATE).unlink(missing_ok=True)  # the template is in tokenizer_config.json
 
 
 def read_special_tokens(directory: Path, config: Mapping[str, Any] | None = None) -> SpecialTokens:

@@ -63,7 +63,7 @@ def prefill(sampler: Sampler, params: Any, text: TokenBuffer, key_B: jax.Array, 
         params: the weights.
         text: the prompts, padded on the left, without unused slots.
         key_B: sampling keys, one per row.
-        size: number of slots of the text buffer, including the prompt. With a `context`, the cache has at most twice as many slots.
+        size: number of slots of the text buffer, including the prompt; the cache has at most 2 * `context` slots, if set.
     """
     (B, P), context = text.ids_BS.shape, sampler.context or size
     read = min(P, context)

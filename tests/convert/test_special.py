@@ -68,6 +68,7 @@ def test_a_later_run_takes_them_over(folders, tmp_path):
     """As with `--init-from`, the tokenizer is named by its path; the directory had the metadata of a different run."""
     run = folders[1]
     again = make_tokenizer(str(run / "tokenizer.json"), "", 0, 0)
+    (tmp_path / "chat_template.jinja").write_text("a different template")
     config = Run(run).config()
     write_settings(Run(tmp_path), config, again)
     assert load_tokenizer(tmp_path).special == again.special
