@@ -48,14 +48,14 @@ def cudnn_attention(
 def splash_attention(
     q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, visible: Visible, scale: float, edit: Edit | None = None
 ) -> Array:
-    """Compute attention with Pallas' splash kernel on each device's rows and heads; the mask hides padding at the end."""
+    """Compute attention with Pallas' splash kernel on each device's rows and heads."""
     from jax.experimental.pallas.ops.tpu import splash_attention as splash  # a slow import, 1 s
 
     if edit or visible.key:
         return attend(q_BTNH, k_BKSH, v_BKHS, visible, scale, edit)
     T, window, document_BT = q_BTNH.shape[1], visible.window, visible.query.document_BT
     tile = min(TILE, LANES * math.ceil(T / LANES))
-    fill = (0, -T % tile)
+    fill = (0, -T % tile)  # padding at the end, hidden by the causal mask
     q_BTNH = jnp.pad(q_BTNH * jnp.asarray(scale, q_BTNH.dtype), ((0, 0), fill, (0, 0), (0, 0)))
     k_BKSH, v_BKHS = jnp.pad(k_BKSH, ((0, 0), (0, 0), fill, (0, 0))), jnp.pad(v_BKHS, ((0, 0), (0, 0), (0, 0), fill))
     if document_BT is not None:

@@ -17,7 +17,7 @@ def _attention_and(products: Callable[..., Any]) -> Callable[..., Any]:
     """Make a policy that saves the results of attention kernels, and otherwise follows the policy `products`."""
 
     def policy(primitive: Any, *avals: Any, **params: Any) -> Any:
-        # Results of kernels are saved by name. The results of cuDNN attention, which its backward pass needs, have no name.
+        # Kernels name their results, except cuDNN attention: match its primitive, because its backward pass needs the results.
         kernel = primitive.name == "dot_product_attention_fwd_wrapper" or _named(primitive, *avals, **params)
         return kernel or products(primitive, *avals, **params)
 

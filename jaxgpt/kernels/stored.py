@@ -27,7 +27,7 @@ _dot = functools.partial(jnp.einsum, "ai,bi->ab")
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Stored:
-    """A matrix stored as `[outputs, inputs]`, `W[i, o] = values[o, i] * scale[o]`: `x @ w`, `w.T`, `w.take(ids, axis=0)`.
+    """A matrix `W[i, o] = values[o, i] * scale[o]`; supports `x @ W`, `W.T` and `W.T.take(ids, axis=0)`.
 
     Attributes:
         values_OI: stored weights, float32, bfloat16 or int8.
@@ -113,8 +113,8 @@ def _product(x_RI: jax.Array, values_OI: jax.Array) -> jax.Array:
 def _product_by_digits(x_RI: jax.Array, values_OI: jax.Array) -> jax.Array:
     """Compute `x V^T` in integer arithmetic, without widening the int8 weights in memory.
 
-    Each row of x is split into digits, the first in units of `max |x| / most`: two int16 digits for a loop, or three int8
-    digits for a library. Both splits have 23 bits (up to 8,260 inputs), like a float32 mantissa. Products of digits are exact.
+    Rows of x are split into digits in `[-most, most]`, the first in units of `max |x| / most`. A loop uses two int16 digits,
+    a library three int8 digits: 23 bits (up to 8,260 inputs), like a float32 mantissa. Products of digits are exact.
     """
     loop = len(x_RI) <= LOOP_ROWS
     count, most, dtype = (2, min(2047, 2**31 // (127 * x_RI.shape[1])), jnp.int16) if loop else (3, 127, jnp.int8)

@@ -1,4 +1,4 @@
-"""The model: linen modules that own the parameters and call `ops`, and the key/value cache."""
+"""The model: linen modules that declare the parameters and call `ops`, and the key/value cache."""
 
 from jaxgpt.model.cache import KVCache
 from jaxgpt.model.gpt import GPT

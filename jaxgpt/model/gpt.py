@@ -98,7 +98,7 @@ class GPT(Module):
         """Compute the logits of the next token at each position, float32 `[B, T, V]`.
 
         Args:
-            tokens_BT: ids below `vocab_size`.
+            tokens_BT: token ids, from 0 to `vocab_size - 1`.
             key: random key of the dropout masks; None disables dropout.
             positions: position and document of each token, as `document_positions` returns them; None: one document per row.
                 The logits of a document do not depend on the other documents of its row.
@@ -117,7 +117,7 @@ class GPT(Module):
         """Compute the final hidden states `[B, T, D]`, the input of `head`. Arguments as for `__call__`."""
         chex.assert_rank(tokens_BT, 2)
         T, c = tokens_BT.shape[1], self.config
-        if c.positions == "learned" and c.block_size < T:  # an out-of-range lookup returns NaN
+        if c.positions == "learned" and c.block_size < T:  # instead of NaN from an out-of-range lookup
             raise ValueError(f"{T} tokens do not fit the context of {c.block_size} (model.block_size)")
         return self.stack(self.embed(tokens_BT), positions or row_positions(T), key=key)[0]
 
@@ -127,7 +127,7 @@ class GPT(Module):
         """Compute the logits of prompts, float32 `[B, T, V]`, and a cache with their keys and values.
 
         Args:
-            tokens_BT: ids, padded on the left.
+            tokens_BT: token ids, padded on the left with any valid id, such as 0.
             positions: positions of the tokens, as `padded_positions` or, without padding, `row_positions` returns them.
             slots: number of slots of the cache, at least T.
             last: whether to return the logits of the last position only, `[B, 1, V]`.

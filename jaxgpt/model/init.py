@@ -18,7 +18,7 @@ def init_params(model: nn.Module, seed: jax.typing.ArrayLike = 0) -> Any:
 
     Args:
         model: the model, with `config.vocab_size` set.
-        seed: an integer, which may be traced.
+        seed: seed of the initial weights, an integer; may be traced.
 
     Returns:
         Nested dicts of float32 arrays: `{"wte": {"embedding": [V, D]}, "h_0": {"attn": {...}, "mlp": {...}, ...}, ...}`.

@@ -62,8 +62,8 @@ def merge(params: Any, adapters: Any, alpha: float = 16.0) -> Any:
     """Merge adapters into the weights: `W + (alpha / r) A B`; weights without an adapter are unchanged.
 
     Args:
-        params: the frozen weights, per layer or stacked (`model/scan.py`).
-        adapters: as returned by `init_lora`, in the same layout.
+        params: the frozen weights, unstacked or stacked (`model/scan.py`).
+        adapters: result of `init_lora`, in the layout of `params`.
         alpha: numerator of the scale `alpha / r`.
 
     Raises:

@@ -25,22 +25,22 @@ class Module(nn.Module):
     config: ModelConfig
     ops: Ops
 
-    @nn.nowrap  # linen does not wrap this helper, so method interceptors skip it
+    @nn.nowrap  # a helper that linen's method interceptors skip
     def weight(
         self, name: str, init: nn.initializers.Initializer, shape: tuple[int, ...], axes: tuple[str, ...]
     ) -> Any:
-        """Declare a weight with the logical names of its axes, or return the array or stored weight given to `apply`.
+        """Declare a weight with logical axes in `init`; return the given array or stored weight in `apply`.
 
         Raises:
             ValueError: if the given weight has a different shape.
         """
         if not self.has_variable("params", name):
             return self.param(name, nn.with_logical_partitioning(isolated(init), axes), shape, jnp.float32)
-        given: Any = nn.unbox(self.get_variable("params", name))  # `param` would reject a stored weight
+        given: Any = nn.unbox(self.get_variable("params", name))  # not `param`, which rejects stored weights
         if given.shape != shape:
             raise ValueError(f"{'/'.join((*self.path, name))} has shape {given.shape}; expected {shape}")
         return jnp.asarray(given) if isinstance(given, np.ndarray) else given
 
     def named(self, name: str, x: jax.Array) -> jax.Array:
-        """Return x, or the array that `ops.edit` returns for it."""
+        """Name the activation x: return the result of `ops.edit(path, x)`, or x if `ops.edit` is None."""
         return x if self.ops.edit is None else self.ops.edit("/".join((*self.path, name)), x)

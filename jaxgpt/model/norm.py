@@ -9,7 +9,7 @@ from jaxgpt.model.module import Module
 
 
 class Norm(Module):
-    """Normalize in float32; with `norm_affine`, apply a learned gain and, with `bias` and except in RMSNorm, a bias.
+    """Normalize in float32; with `norm_affine`, apply a gain and, with `bias`, a bias (not in RMSNorm).
 
     Attributes:
         kind: name of the norm; "": `config.norm`. The norm `none` returns its input.

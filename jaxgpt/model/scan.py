@@ -1,4 +1,4 @@
-"""Stacked layers: a GPT that runs a scan over one block, and conversion between the two layouts of the blocks' weights.
+"""Stacked layers: a GPT that scans over the layers, and conversion between the two layouts of the blocks' weights.
 
 Unstacked (`h_0`, `h_1`, ...) is the layout of checkpoints, exports and decoding. Stacked is one `h` with a leading
 layer axis in each leaf.

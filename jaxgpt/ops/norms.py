@@ -1,4 +1,4 @@
-"""Normalization over the last axis, of float32 inputs.
+"""Normalization over the last axis, in float32.
 
 `edit` receives the normalizing factor of each vector, `[..., 1]`, as "scale" (`std_norm`: the divisor).
 """

@@ -13,7 +13,7 @@ def named_key(seed: jax.typing.ArrayLike, name: str, index: jax.typing.ArrayLike
     Args:
         seed: the seed that all keys are derived from, an integer; may be traced.
         name: purpose of the key, such as "init" or "dropout"; keys with different names are independent.
-        index: distinguishes keys of the same name; usually the step.
+        index: integer that distinguishes keys of the same name, usually the step.
     """
     key = jax.random.fold_in(jax.random.key(seed), zlib.crc32(name.encode()) & 0x7FFFFFFF)
     return jax.random.fold_in(key, index)

@@ -25,7 +25,7 @@ from jaxgpt.ops.sharding import constrain
 # find this schedule.
 TO_DEVICES = ("matrix_shards", None, None), ("matrices", None, None)
 EPS = 1e-8  # added to the norm of a matrix before the division
-QUINTIC = (3.4445, -4.7750, 2.0315)  # a, b, c: a x + b x^3 + c x^5 is steep at 0, and 0.68 to 1.2 for x in [0.22, 1.2]
+QUINTIC = (3.4445, -4.7750, 2.0315)  # a, b, c of a x + b x^3 + c x^5: steep at 0, and 0.68 to 1.2 for x in [0.22, 1.2]
 
 
 def muon(

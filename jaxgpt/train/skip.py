@@ -42,14 +42,14 @@ def should_apply(
 
     Unlike with `optax.apply_if_finite`, bad updates are never applied, regardless of how many are skipped in a row.
 
-    The means follow `m <- m + (min(x, spike_factor * m) - m) / min(n, HORIZON)` at finite update n, with x instead of the
+    A mean m of x follows `m <- m + (min(x, spike_factor * m) - m) / min(n, HORIZON)` at finite update n, with x instead of the
     minimum if `n <= HORIZON` or `spike_factor` is 0. A spike moves the means little; a lasting increase is eventually accepted.
 
     Args:
         statistics: statistics of the previous steps.
         loss: mean loss of the batch; must be positive for a `spike_factor` above 0.
         grad_norm: global norm of the gradient.
-        spike_factor: maximum ratio to each running mean after `HORIZON` finite updates; 0: skip only non-finite updates.
+        spike_factor: maximum ratio of loss and norm to their means after `HORIZON` finite updates; 0: skip no spikes.
 
     Returns:
         A boolean scalar, and the new statistics.

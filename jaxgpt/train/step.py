@@ -27,7 +27,7 @@ class TrainState(NamedTuple):
         params: trained parameters (weights or adapters), float32.
         opt_state: state of the optax optimizer.
         ema: exponential moving average (EMA) of `params`, or None.
-        skip: running statistics that decide whether an update is skipped, or None.
+        skip: running statistics that decide whether an update is skipped; None: apply every update.
     """
 
     step: jax.Array
@@ -126,7 +126,7 @@ def train_step(
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """Take one optimizer step: a pure function `(state, batch) -> (state, metrics)`.
 
-    `step = jax.jit(partial(train_step, objective=next_token_loss(model.apply), optimizer=optimizer))`. The new state
+    Compile with `jax.jit(partial(train_step, objective=next_token_loss(model.apply), optimizer=optimizer))`. The new state
     has the structure, shapes and dtypes of `state`, which can therefore be donated (`donate_argnums=0`).
 
     Args:
@@ -156,7 +156,7 @@ def train_step(
             f"ema_decay {ema_decay:g} and spike_factor {spike_factor:g} do not match the state: set ema and skip of init_state"
         )
     if over_devices and dropout_seed is not None:
-        raise ValueError("over_devices does not support dropout: all devices would draw the same masks; use None")
+        raise ValueError("over_devices does not support dropout (equal masks on all devices); use over_devices=None")
     key = None if dropout_seed is None else named_key(dropout_seed, "dropout", state.step)
     metrics, grads = gradients(
         state.params, batch, key, objective=objective, accumulation=accumulation, over_devices=over_devices
