@@ -45,11 +45,11 @@ class BeamState(NamedTuple):
     Attributes:
         ids_BWS: int32, running (unfinished) sequences, prompt included.
         score_BW: float32, log p of each running sequence; `NO_SCORE` if it must not be continued.
-        best: finished sequences.
-        active_B: false once no running sequence is expected to become one of the best (see the end of `step`).
+        best: best finished sequences so far.
+        active_B: bool, false once no running sequence is expected to become one of the best (see the end of `step`).
         cache: KV cache of B * W rows.
         logits_BWV: logits of the next ids.
-        made: int32 scalar, number of ids generated so far.
+        made: int32 scalar, number of ids generated so far per sequence.
         limit_B: int32, the maximum number of new ids of each prompt.
     """
 
@@ -71,7 +71,7 @@ class BeamSearch:
         sampler: the model, repetition penalty, `no_repeat_ngram_size`, custom filters, and ids that end a sequence;
             temperature must be 1, and top-k, top-p and min-p must be off.
         beams: beam search parameters.
-        size: slots for the whole text, prompt included.
+        size: number of slots for the whole text, prompt included.
     """
 
     sampler: Sampler
@@ -130,8 +130,8 @@ class BeamSearch:
         text = TokenBuffer(state.ids_BWS.reshape(B * W, -1), P + state.made)
         log_p = jax.nn.log_softmax(state.logits_BWV, axis=-1).reshape(B * W, V)
         log_p = warp(log_p, text, self.sampler.sampling, self.sampler.filters).reshape(B, W, V)
-        # A row at its limit waits for the other rows, with log p 0: past the last learned
-        # position, its logits are NaN.
+        # Rows at their limit get log p 0 until the other rows finish: past the last learned
+        # position, their logits are NaN.
         log_p = jnp.where((state.made < state.limit_B)[:, None, None], log_p, 0.0)
         score_BC, flat_BC = jax.lax.top_k((log_p + state.score_BW[:, :, None]).reshape(B, W * V), C)
         beam_BC, id_BC = flat_BC // V, (flat_BC % V).astype(jnp.int32)
@@ -157,12 +157,12 @@ class BeamSearch:
             [gather_beams(state.ids_BWS[:, :, :P], beam_BW), gather_beams(ids_BCn, next_BW)], axis=-1
         )
 
-        # A sequence finishes only if it is among the W best candidates. A score of NaN passes, and is reported.
+        # A sequence finishes only if it is among the W best candidates. NaN scores are kept for the caller to report.
         finishes_BC = ends_BC & (jnp.arange(C) < W)[None, :] & (top_BC != NO_SCORE)
         closed_B1 = ~state.active_B[:, None]
         if self.beams.early_stopping is True:
             closed_B1 = closed_B1 | state.best.exists_BW.all(-1, keepdims=True)
-        new_BC = score(top_BC, made) + jnp.where(closed_B1 | ~finishes_BC, NO_SCORE, 0.0)  # NaN stays NaN
+        new_BC = score(top_BC, made) + jnp.where(closed_B1 | ~finishes_BC, NO_SCORE, 0.0)  # a sum, which preserves NaN
         best_BW, from_BW = jax.lax.top_k(jnp.concatenate([state.best.score_BW, new_BC], axis=1), W)
         best = Hypotheses(
             gather_beams(jnp.concatenate([state.best.ids_BWn, ids_BCn], axis=1), from_BW),

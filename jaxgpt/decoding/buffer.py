@@ -14,7 +14,7 @@ class TokenBuffer(NamedTuple):
     """The tokens so far: a buffer of B rows with S slots.
 
     Attributes:
-        ids_BS: int32, token ids; the last token of every row is at `length - 1`, and padding on the left is `NO_TOKEN`.
+        ids_BS: int32, token ids; left padding is `NO_TOKEN`, every row ends at slot `length - 1`, later slots are undefined.
         length: int32 scalar, number of slots in use, including left padding.
     """
 

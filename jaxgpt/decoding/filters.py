@@ -9,7 +9,7 @@ from jaxgpt.decoding.buffer import TokenBuffer
 
 NEVER = -jnp.inf
 SORTED = 256  # number of top tokens that top-p sorts first
-COLD = 0.01  # minimum temperature of a plain division; below it, the maximum is subtracted first
+COLD = 0.01  # minimum temperature of a plain division; below it, the maximum logit is subtracted first
 TINY = float(jnp.finfo(jnp.float32).tiny)  # smallest normal float32; compiled code may flush smaller numbers to zero
 
 
@@ -134,8 +134,8 @@ def inverse_cdf_sample(logits_BV: jax.Array, uniform_B: jax.Array) -> jax.Array:
     B, V = logits_BV.shape
     width = 256
     max_B1 = _max(logits_BV)
-    # Set the weight of the maximum to 1 instead of exp(l - max), which could be 0 or infinite for large logits: if the
-    # compiler fuses the division by the temperature with the subtraction, l is more precise than max.
+    # Set the weight of the maximum to 1: for large logits, exp(l - max) could be 0 or infinite. If the compiler fuses the
+    # division by the temperature with the subtraction, l is more precise than max.
     weight_BV = jnp.where(logits_BV >= max_B1, 1.0, jnp.exp(logits_BV - max_B1))
     weight_BGW = jnp.pad(weight_BV, ((0, 0), (0, -V % width))).reshape(B, -1, width)
     groups_BG = weight_BGW.sum(-1)

@@ -31,7 +31,7 @@ def draft_tokens(text: TokenBuffer, ngram: int, count: int) -> tuple[jax.Array, 
         count: number of tokens to draft. If fewer tokens follow, they are repeated periodically.
 
     Returns:
-        The draft, int32 `[count]`, and whether an earlier occurrence exists, a bool scalar.
+        The draft, int32 `[count]`, and whether an earlier occurrence exists, a bool scalar; if not, the draft is undefined.
     """
     ids_S, length = text.ids_BS[0], text.length
     slot_S = jnp.arange(ids_S.shape[0])
@@ -75,7 +75,7 @@ def lookup_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.
             return sample_token(logits_V[None], seen, state.key_B, index, sampler.sampling, sampler.filters)[0][0]
 
         token_T = jax.vmap(sample)(logits_1TV[0], jnp.arange(DRAFT + 1))
-        accepted = jnp.cumprod(token_T[:-1] == draft_G).sum()  # one more token is sampled after the accepted tokens
+        accepted = jnp.cumprod(token_T[:-1] == draft_G).sum()  # excluding the next sampled token
         ended_T = jnp.isin(token_T, jnp.asarray(sampler.stop_ids, jnp.int32)) | (token_T < 0)
         count = jnp.minimum(accepted, jnp.where(ended_T.any(), jnp.argmax(ended_T), DRAFT)).astype(jnp.int32) + 1
         # The cache slots after the accepted tokens are masked until later tokens overwrite them.

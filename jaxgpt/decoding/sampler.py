@@ -26,7 +26,7 @@ class Sampler:
         stop_ids: ids that end a row.
         filters: filters applied before the temperature; functions are compared by identity.
         context: maximum number of tokens that `prefill` and `slide_steps` read; 0: no limit; `slide_steps` needs a limit.
-        lookup: number of tokens that must match to draft the next tokens in `lookup_steps`, which needs at least 1.
+        lookup: length of the n-grams that `lookup_steps` matches, at least 1; 0: no prompt lookup.
     """
 
     model: GPT
@@ -63,7 +63,7 @@ def prefill(sampler: Sampler, params: Any, text: TokenBuffer, key_B: jax.Array, 
         params: the weights.
         text: the prompts, padded on the left, without unused slots.
         key_B: sampling keys, one per row.
-        size: number of slots of the text buffer, including the prompt; the cache has at most 2 * `context` slots, if set.
+        size: number of slots of the text buffer, prompt included. With a `context`, the cache has at most `2 * context` slots.
     """
     (B, P), context = text.ids_BS.shape, sampler.context or size
     read = min(P, context)

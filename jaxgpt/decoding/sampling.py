@@ -71,7 +71,7 @@ def stages(
 
 
 def warp(logits_BV: jax.Array, text: TokenBuffer, sampling: SamplingParams, custom: Sequence[Filter] = ()) -> jax.Array:
-    """Apply all filters; the logits of removed tokens become -inf. Float32 `[B, V]` in and out."""
+    """Apply all filters; the logits of removed tokens become -inf. Input and output are float32 `[B, V]`."""
     for _, warped_BV in stages(logits_BV, text, sampling, custom):
         logits_BV = warped_BV
     return logits_BV

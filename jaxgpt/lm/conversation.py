@@ -25,7 +25,7 @@ class Chat:
 
     Attributes:
         messages: the messages so far, dicts with `role` and `content`.
-        reused: length in tokens of the last prompt's prefix in the cache of the previous turn; 0 if it saves no
+        reused: length in tokens of the last prompt's prefix in the cache of the previous turn; 0 if reuse saves no
             computation.
         prompt_tokens: number of tokens of the last prompt, the rendered messages.
     """
@@ -76,12 +76,12 @@ class Chat:
         ids = self._lm.tokenizer.encode_special(self._template.render(messages).text).tolist()
         if len(ids) >= context:
             raise UserError(
-                f"the conversation has {len(ids):,} tokens, and the model's context is {context:,}: shorten it, or start a "
-                f"new one (/reset in jaxgpt chat)"
+                f"the conversation has {len(ids):,} tokens, and the model's context is {context:,}: shorten the "
+                f"messages, or start a new conversation (/reset in jaxgpt chat)"
             )
         longest = ANSWER_TOKENS if max_new_tokens is None else as_int("max_new_tokens", max_new_tokens, 1, MAX_TOKENS)
         request = read_request(self._lm, [ids], TextParams(min(longest, context - len(ids)), stop=as_tuple(stop)))
-        request = request._replace(prompts=[[]])  # an answer is decoded separately from the text before it
+        request = request._replace(prompts=[[]])  # no ids to decode together with the answer
         return self._pieces(messages, request, params, row_keys(key, 1))
 
     def _pieces(

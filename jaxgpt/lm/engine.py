@@ -47,7 +47,7 @@ def left_pad(prompts: Sequence[Sequence[int]], limits: Sequence[int]) -> tuple[T
 def start(
     sampler: Sampler, params: Any, prompts: Sequence[Sequence[int]], keys: jax.Array, limits: Sequence[int]
 ) -> SamplerState:
-    """Compute the cache of prompts, and sample the first token of each.
+    """Compute the cache of prompts, and sample the first token after each prompt.
 
     Args:
         sampler: the model, and settings of generation.
@@ -56,7 +56,7 @@ def start(
         keys: one random key per prompt.
         limits: maximum number of new tokens of each prompt, for the size of the text buffer; the caller must end the rows.
     """
-    assert len(keys) == len(prompts), (keys.shape, len(prompts))  # JAX clamps out-of-range indices
+    assert len(keys) == len(prompts), (keys.shape, len(prompts))  # a check, because JAX clamps out-of-range indices
     text, prompt_B, size = left_pad(prompts, limits)
     return _compiled(prefill, sampler, static_argnums=3)(params, text, keys[prompt_B], size)
 
@@ -146,7 +146,7 @@ def _read(sampler: Sampler, params: Any, cache: Any, ids_1T: jax.Array) -> Any:
     return extend(sampler.model, params, ids_1T, cache)[1]
 
 
-@lru_cache(maxsize=128)  # maximum number of programs in memory: XLA's CPU backend fails at a few hundred
+@lru_cache(maxsize=128)  # maximum number of jitted functions: XLA's CPU backend fails at a few hundred programs
 def _compiled(function: Callable[..., Any], settings: Any, **jit: Any) -> Any:
     return jax.jit(partial(function, settings), **jit)
 

@@ -44,7 +44,7 @@ class Generation(NamedTuple):
         ids: the new ids, without the stop id; at a stop string, only the ids that `text` needs.
         finish_reason: `stop` at an end token, a stop id or a stop string; `length` at the maximum number of tokens;
             `exhausted` if no_repeat_ngram_size or custom filters forbid every token.
-        score: `log p / length ** length_penalty` of a beam over its new tokens, including the end token; None without
+        score: `log p / length ** length_penalty` of a beam over its new tokens, including the stop id; None without
             beams.
     """
 
@@ -244,7 +244,7 @@ def _beam_search(
     lm, W, V = request.lm, beams.num_beams, request.lm.config.model.vocab_size
     given, default = vars(sampling) | vars(request.params), vars(SamplingParams()) | vars(TextParams())
     for name in BEAMS_IGNORE:
-        if given[name] not in (default[name], "error"):  # beam search supports overflow "error"
+        if given[name] not in (default[name], "error"):  # overflow "error", which beam search supports
             raise UserError(f"{name} {given[name]} has no effect in beam search: omit it, or set num_beams {W} to 1")
     if W * V >= 2**31:
         raise UserError(f"num_beams {W} is too many for a vocabulary of {V}: at most {2**31 // V}")

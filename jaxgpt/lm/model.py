@@ -65,7 +65,7 @@ def load(path: str | Path, checkpoint: str | int = "best", weights: Precision | 
 
     Args:
         path: run directory of `jaxgpt train`, `jaxgpt import` or `save`.
-        checkpoint: `best` (lowest validation loss, otherwise the last), `last`, or a step.
+        checkpoint: `best` (lowest validation loss; without losses: the last), `last`, or a step.
         weights: precision of matrices stored for decoding (float32, bfloat16 or int8), as in `jaxgpt sample`: faster
             on a CPU, and less memory below float32. None: arrays, as trained.
 
@@ -106,7 +106,7 @@ def load_base(path: str | Path, model: ModelConfig) -> tuple[FrozenBase, Tokeniz
 
 
 def base_checkpoint(run: Run, config: Config) -> Path | None:
-    """Return the base checkpoint of a run's adapters: at its recorded path, or next to the run; or None."""
+    """Return the base checkpoint of a run's adapters: at its recorded path, or next to the run; None if missing."""
     recorded, step = parse_checkpoint(config.init_from)
     places = [path / "checkpoints" / step for path in (recorded, run.path.absolute().parent / recorded.name)]
     return next(filter(Path.is_dir, places), None)
@@ -192,8 +192,8 @@ def save(lm: LM, path: str | Path, *, overwrite: bool = False) -> None:
     from it with `--init-from`, not with `--resume`.
 
     Args:
-        lm: the model. Its weights are float32, per layer (`h_0`, `h_1`, ...) or stacked (`h`). A config without settings of
-            the data (`DataConfig()`, and no preset) is written with the dataset `none`: `eval` then needs `--data.path`.
+        lm: the model. Its weights are float32, per layer (`h_0`, `h_1`, ...) or stacked (`h`). A config without data
+            settings (`DataConfig()`, and no preset) is written with the dataset `none`: `eval` then needs `--data.path`.
         path: directory to write; its parents are created.
         overwrite: replace a run at `path`. Other files in its directory are kept.
 
@@ -273,7 +273,7 @@ def for_decoding(lm: LM) -> LM:
 
 
 def placed(lm: LM, rows: int) -> AbstractContextManager[None]:
-    """Return a context with the mesh of the weights, if they are on several devices.
+    """Return a context manager with the mesh of the weights, if they are on several devices.
 
     The `rows` of a batch are sharded over data and fsdp if the product of their sizes divides `rows`, otherwise replicated.
     """

@@ -98,7 +98,7 @@ class TextStream:
             shorter = self._new(n)
             if shorter.startswith(text):
                 fewest = n
-            elif len(shorter) < len(text):  # no shorter prefix can match
+            elif len(shorter) < len(text):  # no match among shorter prefixes
                 break
         del self.ids[fewest:]
 
