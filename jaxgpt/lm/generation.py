@@ -191,8 +191,8 @@ def read_request(lm: LM, prompts: Prompts, params: TextParams, sequences: int = 
     ends = {i for i in tokenizer.end_ids if i < model.vocab_size}
     if params.lookup and (len(rows) > 1 or params.overflow == "slide"):
         raise UserError(
-            f"lookup {params.lookup} needs a single prompt, a single sequence, and no overflow slide: omit it, or generate "
-            f"the texts one by one"
+            f"lookup {params.lookup} needs a single prompt, a single sequence, and no overflow slide: omit lookup, or "
+            f"generate each text separately, without overflow slide"
         )
     return Request(lm, rows, encoded, new, replace(params, stop_ids=tuple(sorted(given | ends))))
 
