@@ -55,7 +55,7 @@ class Run:
         return load_tokenizer(self.path / "tokenizer.json")
 
     def exists(self) -> bool:
-        """Return whether the directory contains a run; raise `UserError` if only its `.replaced` contains a run."""
+        """Return whether the directory contains a run; raise `UserError` if only `.replaced` contains a run."""
         exists, replaced = (self.path / "config.json").exists(), self.path / REPLACED
         if not exists and (replaced / "config.json").exists():
             fix = f"move the files of {replaced} back into {self.path}, or delete {replaced}"
@@ -144,7 +144,7 @@ def _new_directory(preset: str) -> Path:
 
 @contextmanager
 def _locked(path: Path, overwrite: bool) -> Iterator[None]:
-    """Create the directory of a run if missing, and lock it; on exit, delete a created directory that is still empty."""
+    """Create the directory of a run if missing, and lock it; on exit, delete it if it is new and empty."""
     if created := not path.exists():
         with reported(f"cannot write the run to {path}"):
             path.mkdir(parents=True, exist_ok=True)

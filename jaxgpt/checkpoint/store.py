@@ -1,4 +1,4 @@
-"""Checkpoints of a run: write in the background, commit with checkpoint.json, list, verify and restore.
+"""Checkpoints of a run: write in the background, commit, list, verify and restore.
 
 checkpoints/300/params/         weights or adapters; Orbax stores each part separately, so that sampling reads a single part
                 opt_state/      state of the optimizer
@@ -35,7 +35,7 @@ from jaxgpt.errors import TrainingFailed, UserError, one_line
 from jaxgpt.files import parse_json, read_bytes, sha256_file, sync_directory, write_atomically
 from jaxgpt.parallel.processes import is_leader, is_peer_failure
 
-if TYPE_CHECKING:  # Orbax and optax are slow to import, so they are imported in the functions that need them
+if TYPE_CHECKING:  # Orbax and optax: slow imports, deferred to the functions that need them
     from jaxgpt.train.step import TrainState
 
 SEAL, PARTIAL = "checkpoint.json", ".partial"
@@ -51,7 +51,7 @@ class Info:
     val_loss: float | None = None  # loss over the windows shared by all evaluations of the run; None: not evaluated
     tokens: int = 0  # number of tokens in the windows of all training steps so far
     temporary: bool = False  # whether written by a timer or when training stops; deleted after the next checkpoint
-    about: Mapping[str, Any] = field(default_factory=dict)  # config, versions, data and base digests, best loss so far
+    about: Mapping[str, Any] = field(default_factory=dict)  # config, versions, data and base-model digests, best loss
     sha256: Mapping[str, str] = field(default_factory=dict)  # file digests, keyed by path, including checkpoint.json
 
     def config(self) -> Config:
@@ -136,7 +136,7 @@ def _failed_writes() -> Iterator[None]:
 
 
 def kept(infos: Mapping[int, Info], train: TrainConfig) -> set[int]:
-    """Return the steps to keep: the newest step, and the last, best and periodic steps of `train.keep_*`."""
+    """Return the steps to keep: the newest step, even if temporary, and steps selected by `train.keep_*`."""
     lasting = sorted(step for step, info in infos.items() if not info.temporary)
     best = sorted((loss, step) for step in lasting if (loss := infos[step].val_loss) is not None)
     every = [step for step in lasting if train.keep_every and step % train.keep_every == 0]

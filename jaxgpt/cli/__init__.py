@@ -25,7 +25,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errno: disk or quota full, o
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code: 0 for success, or one of the exit codes above."""
+    """Run a command and return its exit code: 0, `FAILED`, `BAD_INPUT`, `UNFINISHED` or `INTERRUPTED`."""
     try:
         command, arguments = parse(sys.argv[1:] if argv is None else argv)
         if "run" in arguments.arguments:  # report a wrong path before the command imports JAX

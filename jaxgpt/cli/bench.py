@@ -26,10 +26,10 @@ def bench(
 
     Training steps use random token ids. Time by kind of work is the device time of
     compiled instructions in a profiler trace. MFU = tokens/s x (6 P + 12 L N H T)
-    / peak, where peak is the rate of matrix products measured here in the run's
-    compute dtype; with LoRA, 4 P + 2 A replaces 6 P (docs/training.md has the
-    symbols). The memory limit of decoding assumes that each weight matrix is read
-    once per token at the measured bandwidth.
+    / peak; with LoRA, 4 P + 2 A replaces 6 P (symbols: see docs/training.md).
+    Here, peak is the measured rate of matrix products in the run's compute dtype.
+    The memory limit of decoding assumes that each weight matrix is read once per
+    token at the measured bandwidth.
 
     jaxgpt bench shakespeare
     jaxgpt bench runs/shakespeare --seconds 20

@@ -78,7 +78,7 @@ def chat(
 
 
 def _talk(model: str, conversation: Chat, answer: Callable[[str, int], Iterator[Any]]) -> int:
-    """Answer each line of standard input, or run it as a command; return 2 if a line of a pipe or file failed."""
+    """Answer each input line, or run it as a command; return 2 if a line of a pipe or file failed."""
     terminal, answers, code = sys.stdin.isatty(), 0, 0
     if terminal:
         print(f"{model}: /help lists the commands", file=sys.stderr)

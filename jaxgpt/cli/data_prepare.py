@@ -13,7 +13,7 @@ from jaxgpt.config import PrepareParams
 from jaxgpt.errors import UserError, plural
 
 WINDOW = 1024  # tokens per window, for counting validation windows
-MIN_WINDOWS = 50  # minimum number of validation windows; with fewer, losses are too noisy to compare runs
+MIN_WINDOWS = 50  # minimum number of validation windows for comparing runs by their loss
 
 
 def data_prepare(

@@ -19,8 +19,8 @@ def data_report(target: str, /, *, json: Json = False, settings: GivenSettings =
 
     The report lists tokens, documents, duplicates, the overlap between validation
     and training tokens, and baselines. Baselines are the validation loss of a uniform
-    distribution and of n-gram models (n up to 3) of the training tokens, and the gzip
-    size of the first MiB of validation text.
+    distribution and of n-gram models (n up to 3) of the training tokens. gzip is a
+    further baseline: the compressed size of the first MiB of validation text.
     If nothing is held out, baselines use the training data instead.
 
     jaxgpt data report shakespeare

@@ -33,7 +33,7 @@ def eval(
 
     Args:
         run: run to evaluate
-        path: text, directory, token files or conversations; empty: the run's validation split, or training text without a split
+        path: text, directory, token files or conversations; empty: the run's validation data or, without a split, training data
     """
     from jaxgpt.parallel.host import use_cores
 

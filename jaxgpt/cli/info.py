@@ -45,7 +45,7 @@ def info(target: str, /, *, json: Json = False) -> int:
         from jaxgpt.checkpoint.run import open_run
 
         run = open_run(Path(target))
-        run.tokenizer()  # error if the tokenizer is damaged
+        run.tokenizer()  # integrity check of the tokenizer
         results |= {"run": state_of(run, config)}
         facts |= _run_facts(results, config)
     modules = columns(_module_rows(results["modules"], config.model.n_layer))

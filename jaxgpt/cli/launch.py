@@ -27,7 +27,7 @@ from jaxgpt.signals import SIGNALS, UNFINISHED
 
 HERE = "127.0.0.1"
 STDERR_LINES = 200  # maximum lines of standard error to keep per process
-PATIENCE = 90  # seconds from the first nonzero exit code until the remaining processes are killed
+PATIENCE = 90  # seconds between the first nonzero exit code and SIGKILL for the remaining processes
 
 
 def launch(
@@ -73,7 +73,7 @@ class _Fleet:
         self.readers = list[threading.Thread]()
         self.errors = [deque[str](maxlen=STDERR_LINES) for _ in range(count)]
         self.forwarded = 0  # the last forwarded signal; 0: none
-        self.crashed = False  # whether a process was killed and no process printed how to resume
+        self.crashed = False  # whether a process was killed and no process printed the resume command
 
     def start(self, command: Sequence[str], devices: int) -> None:
         """Start the processes and forward signals to them."""
@@ -103,7 +103,7 @@ class _Fleet:
             self._forward(self.forwarded, None)
 
     def wait(self) -> int:
-        """Wait for all processes, print failures, and return the highest exit code; a killed process counts as 1."""
+        """Wait for all processes, print failures, and return the highest exit code (1 for a killed process)."""
         deadline = math.inf
         while any(process.poll() is None for process in self.processes):
             if any(process.poll() for process in self.processes):

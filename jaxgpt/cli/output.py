@@ -19,7 +19,7 @@ from rich.text import Text
 
 ERROR_OF_DATA = "+- is the standard error over windows of text, excluding variation between seeds"
 DELAY = 2.0  # seconds before a command shows progress on a terminal
-EVERY = 10.0  # seconds between progress lines if the stream is not a terminal
+EVERY = 10.0  # seconds between progress lines without a terminal
 
 
 def print_json(value: dict[str, Any]) -> None:

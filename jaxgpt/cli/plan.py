@@ -40,12 +40,12 @@ def plan(
     one machine of H100 or H200. The exit code is 1 if the run does not fit.
 
     A topology is a chip and a grid: v4:2x2x2, v5e:2x4, v5p:4x4x4, v6e:4x8,
-    tpu7x:2x2x1; or the name of a Google Cloud slice: v5e-8, v5litepod-16, v6e-8
-    (chips), v5p-128, v4-32 (TensorCores, two per chip). GPUs are a100, b200, h100,
-    h200, l4, l40s and mi300x, at most 8 per machine: h100:8 --slices 4 is four
-    machines. For any other device, use custom with its specifications:
-    custom:8,peak=312T,hbm=80G,bandwidth=2039G,link=300G,network=25G (FLOP/s, bytes,
-    bytes/s).
+    tpu7x:2x2x1. It may also be a Google Cloud slice, named by its number of chips
+    (v5e-8, v5litepod-16, v6e-8) or of TensorCores, two per chip (v5p-128, v4-32).
+    GPUs are a100, b200, h100, h200, l4, l40s and mi300x, at most 8 per machine:
+    h100:8 --slices 4 is four machines. For any other device, use custom with its
+    specifications in FLOP/s, bytes and bytes/s:
+    custom:8,peak=312T,hbm=80G,bandwidth=2039G,link=300G,network=25G
 
     jaxgpt plan gpt2 --topology v5e-8
     jaxgpt plan gpt2-xl --topology v5p:4x4x4 --mesh.fsdp -1

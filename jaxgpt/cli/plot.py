@@ -51,7 +51,7 @@ def plot(*runs: str, out: str = "losses.png", x: Literal["all", "step", "tokens"
     opened = {name: open_run(Path(name)) for name in runs}
     for name, run in opened.items():
         if not run.metrics.is_file():
-            raise UserError(f"{name} has no metrics.jsonl: it was imported or saved, not trained")
+            raise UserError(f"{name} has no metrics.jsonl: it was imported or saved from Python, not trained")
     from jaxgpt.report.baselines import read_baselines
     from jaxgpt.study.plot import losses, save
     from jaxgpt.trainer.metrics import read_metrics

@@ -120,7 +120,7 @@ class TrainReport(Report):
                 with progress("compiling the sampler, and sampling"):
                     text = self._sample(params, ids)
                 self.console.write(f"\n--- a sample, after {prompt!r} ---\n{text}\n---\n")
-        except UserError as e:  # for example, out of memory; the run is already complete
+        except UserError as e:  # for example, out of memory, which must not fail a complete run
             self.note(f"cannot sample: {e}")
         return prompt
 
@@ -208,8 +208,8 @@ class TrainReport(Report):
 def first_prompt(config: Config, tokenizer: Tokenizer, split: Split) -> list[int]:
     """Return the ids of `train.prompt`; if they exceed the context, truncate them to half its length.
 
-    By default, the prompt is the beginning of the validation data: the first words
-    of a line or, for conversations, the text before the first target.
+    The default prompt consists of the first words of a line of the validation data
+    or, for conversations, the text before the first target.
     """
     prompt, context = config.train.prompt, config.model.block_size
     if prompt == TrainConfig.prompt:

@@ -61,7 +61,7 @@ def with_weights(base: Config, init_from: str, settings: Mapping[str, Any], keep
 
     directory, _ = parse_checkpoint(init_from)
     model = open_run(directory).config().model
-    free = ["dropout"] if model.positions == "learned" else ["dropout", "block_size"]  # settings that may differ
+    free = ["dropout"] if model.positions == "learned" else ["dropout", "block_size"]  # overridable model settings
     own = {name: getattr(base.model, name) for name in free} if keep else {}
     # Absolute paths stay valid if the run is used from a different directory.
     data = replace(base.data, tokenizer=str((directory / "tokenizer.json").absolute()))
@@ -83,7 +83,7 @@ def with_vocab(config: Config) -> Config:
 
 
 def differing(file: Config, run: Config, settings: Mapping[str, Any]) -> str:
-    """Return the names of the settings in `file` that a resumed `run` ignores because its values differ, or ""."""
+    """Return the names of the settings in `file` that a resumed `run` ignores, or ""."""
     set_by_run = {"model.vocab_size", "init_from", "data.tokenizer", *settings}
     set_by_run |= {"train.steps", "train.epochs"} if file.train.epochs else set()
     return ", ".join(name for name in changes(file, run) if name not in set_by_run)

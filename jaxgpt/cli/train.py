@@ -64,7 +64,7 @@ def train(
             if resume and (run.exists() or not target):
                 config = resumed(run.path, base.preset if target and not source else "", init_from, settings)
                 if given and not source and (unused := differing(base, config, settings)):
-                    report.note(f"{out} keeps its settings, and ignores these of {target}: {unused}")
+                    report.note(f"{out} keeps its settings, and ignores these settings of {target}: {unused}")
                 if reason := why_finished(run, config):
                     prune_finished(run)
                     report.note(reason)

@@ -144,7 +144,7 @@ plan shakespeare --topology a100:1 --decode -> --decode needs the compiler:
 plot -> missing argument: the runs to draw, as in jaxgpt plot runs/shakespeare
 plot run --out a.gif -> --out a.gif must end in .png, .svg or .pdf
 plot runn -> no run at runn (did you mean run?)
-plot run -> run has no metrics.jsonl: it was imported or saved, not trained
+plot run -> run has no metrics.jsonl: it was imported or saved from Python, not trained
 sample run --stream --json -> --stream prints one sample: pass one --prompt, without --json
 sample run --prompt "question question" -> 17 tokens
 sample run --prompt aZ -> character 'Z'

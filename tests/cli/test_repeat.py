@@ -67,7 +67,7 @@ def test_a_file_of_settings_starts_a_run_and_resumes_it(trained: list[Config]) -
     assert trained[-1].train.steps == 9
     changed = replace(run_config, optim=replace(run_config.optim, learning_rate=0.5))
     Path("my.json").write_text(to_json(changed))
-    assert "new keeps its settings, and ignores these of my.json: optim.learning_rate" in jaxgpt(*args).err
+    assert "new keeps its settings, and ignores these settings of my.json: optim.learning_rate" in jaxgpt(*args).err
     Path("my.json").write_text('{"lora": {"rank": 2}}')
     done = jaxgpt("train", "my.json", "--out", "other")
     assert (done.code, len(trained)) == (2, 3)
