@@ -17,16 +17,16 @@ from jaxgpt.errors import UserError, short_repr
 from jaxgpt.files import parse_json
 from jaxgpt.settings import Section, as_int, setting, similar_setting
 
-MAX_LAYERS = 1024  # maximum n_layer, to limit tracing time; published decoders have at most a few hundred layers
-MAX_HEAD = 2**16  # maximum head_dim; bounds the number of RoPE frequencies, allocated before weights are checked
-MAX_VOCAB = 2**24  # maximum vocab_size; published models have up to about 2**18
+MAX_LAYERS = 1024  # maximum n_layer, to limit tracing time; published decoders: at most a few hundred
+MAX_HEAD = 2**16  # maximum head_dim, to limit the RoPE frequencies allocated before weights are checked
+MAX_VOCAB = 2**24  # maximum vocab_size; published models: at most about 2**18
 MAX_PARAMETERS = 10**13  # maximum number of parameters, 40 TB in float32
 MAX_BATCH = 2**28  # maximum number of token ids per jitted call, 1 GiB of int32
 MAX_TOKENS = 2**24  # maximum number of tokens of a generated text; equals the maximum block_size
-MIX_PARTS = 2**20  # maximum sum of integer mixture weights; weights that need a larger sum are rounded
+MIX_PARTS = 2**20  # maximum sum of the integer mixture weights, up to rounding
 MAX_ROWS = 2**16  # maximum num_beams and num_return_sequences
 
-NEW_TOKENS = 200  # default max_new_tokens; fewer if the text must fit the context
+NEW_TOKENS = 200  # default max_new_tokens, reduced if the text must fit the context
 SEED = 1337  # default seed for sampling
 
 # Names in the registries of jaxgpt/ops, and "none". A program may add functions: docs/own/activation.md, docs/own/norm.md.

@@ -51,8 +51,8 @@ def flops_per_token(config: ModelConfig, params: Any, T: int, lora: LoraConfig |
     """Compute the floating-point operations of training on one token: `6 P + 12 L N H T`.
 
     P: number of parameters in matrix products, each with 2 operations forward and 4 backward. The second term is attention
-    over T tokens in L layers of N heads of width H, without a deduction for the causal mask or sliding windows (PaLM,
-    appendix B). With adapters, `4 P + 2 A` replaces `6 P`: only the adapted matrices, with A parameters, have a gradient.
+    over T tokens in L layers of N heads of width H (PaLM, appendix B). The causal mask and sliding windows are not deducted.
+    With adapters, `4 P + 2 A` replaces `6 P`: only the adapted matrices, with A parameters, have a gradient.
     """
     count = gradients = multiplied_parameters(config, params)
     if lora is not None and lora.rank:

@@ -94,7 +94,7 @@ def engines(family: Family, config: ModelConfig) -> tuple[str, ...]:
 
 
 def canonical(config: ModelConfig) -> ModelConfig:
-    """Convert a config to a canonical form for comparison: explicit sizes, unique window and RoPE settings."""
+    """Convert a config to its canonical form: explicit sizes, unique window and RoPE settings."""
     pattern = period("".join("L" if window else "G" for window in config.windows))
     same = config.rope_factor == 1.0 and config.rope_local_theta == config.rope_theta
     rope = linear(config.block_size) if config.rope_factor != 1.0 and is_linear(config) else {}

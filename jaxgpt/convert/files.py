@@ -16,7 +16,7 @@ from jaxgpt.errors import UserError, one_line, reported
 from jaxgpt.files import sole_writer
 
 SINGLE = "model.safetensors"
-SECOND_COPY = "consolidated*"  # pattern of Mistral's own files, next to the transformers files
+SECOND_COPY = "consolidated*"  # glob pattern of Mistral's own weight files, duplicates of the transformers files
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 FLOATS = ("F32", "F16", "BF16")
 
@@ -38,7 +38,7 @@ class Weights:
     """
 
     def __init__(self, path: Path) -> None:
-        """Read the headers. Raises `UserError` if files are missing, damaged or pickles, or a tensor is in two files."""
+        """Read the headers. Raises `UserError` for missing or damaged files, pickles, or duplicate tensors."""
         self.path = path
         self.tensors: dict[str, Stored] = {}
         for file in _find(path):
@@ -63,7 +63,7 @@ class Weights:
         return tensor
 
     def check(self, shapes: Mapping[str, tuple[int, ...]], ignore: Callable[[str], bool]) -> None:
-        """Raise `UserError` if a tensor is missing, unexpected, of the wrong shape, or of a type not in `FLOATS`."""
+        """Raise `UserError` if a tensor is missing or unexpected, or has a wrong shape or unsupported type."""
         missing = [name for name in shapes if name not in self.tensors]
         if missing:
             raise UserError(

@@ -41,7 +41,7 @@ TABLE = (
 FORM = Format(TABLE, "", "token_embd.weight", "output.weight")
 
 LLAMA = llama.LLAMA._replace(
-    options={  # metadata keys; the prefix "llama." is removed
+    options={  # metadata keys without the prefix "llama."
         "vocab_size": ("vocab_size", int),
         "context_length": ("block_size", 2048),
         "block_count": ("n_layer", int),
@@ -68,7 +68,7 @@ class GgufWeights(Weights):
     """
 
     def __init__(self, path: Path) -> None:
-        """Read the header. Raises `UserError` if the file is malformed or big-endian, or the gguf package is missing."""
+        """Read the header. Raises `UserError` for a malformed or big-endian file, or a missing gguf package."""
         try:
             import gguf
         except ImportError:
@@ -139,7 +139,7 @@ def open_gguf(path: Path, accept: Collection[str] = ()) -> tuple[ModelConfig, Gg
 
 
 def _rope_scaling(weights: GgufWeights) -> dict[str, Any]:
-    """Convert the tensor of frequency divisors to the option of Llama 3 scaling; remove the tensor."""
+    """Convert the tensor of RoPE frequency divisors to the option `rope_scaling`, and remove the tensor."""
     if ROPE_FREQS not in weights.tensors:
         return {}
     divisors, theta = weights.read(ROPE_FREQS).reshape(-1), weights.metadata.get("llama.rope.freq_base", 10_000.0)

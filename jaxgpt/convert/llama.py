@@ -76,7 +76,7 @@ def _read_llama(options: Options, config: ModelConfig) -> dict[str, Any]:
 
 
 def _read_qwen(options: Options, config: ModelConfig) -> dict[str, Any]:
-    """Read RoPE and, with `use_sliding_window`, the sliding window, from `layer_types` or `max_window_layers`."""
+    """Read RoPE and, if `use_sliding_window` is true, the sliding window."""
     window, begin = options.read("sliding_window", 4096), options.read("max_window_layers", 28)
     if not options.read("use_sliding_window", False):
         window = 0

@@ -53,8 +53,7 @@ def fetch_model(name: str, revision: str = "") -> tuple[Path, str]:
     """Return the local directory and commit of a hub repository, downloaded to the hub's cache if needed.
 
     `name` is `owner/name`, or the bare name of one of OpenAI's four GPT-2 models. `revision` is a commit, tag or branch;
-    empty: the commit in `PINNED`, otherwise main. Raises `UserError` if the name is invalid, or the download
-    fails.
+    empty: the commit in `PINNED`, otherwise main. Raises `UserError` if the name is invalid, or the download fails.
     """
     repo = ALIASES.get(name, name)
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", repo):

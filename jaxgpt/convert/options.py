@@ -1,4 +1,4 @@
-"""Read the options of a foreign config.json: each option is used, harmless, accepted by the caller, or rejected."""
+"""Read the options of an imported config.json, and reject unknown and unsupported options."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 from jaxgpt.errors import UserError, short_repr
 
-# Options that do not change the logits of a trained model: names, ids of special tokens, and settings for training,
-# generation, classifiers, library versions, and the computation of attention scores (here always float32).
+# Options that do not change the logits of a trained model: names, library versions, ids of special tokens, settings for
+# training, generation and classifiers, and the precision of attention scores (here always float32).
 # Options that begin with an underscore, added by transformers, do not change the logits either.
 HARMLESS = frozenset(
     """
@@ -90,7 +90,7 @@ class Options:
             self.only(name, value)
 
     def read(self, name: str, default: Any) -> Any:
-        """Read an option; its type must match its default.
+        """Read an option; its type must match the type of its default.
 
         An absent or null option has the default, except that null means 0 for an integer, as in `ModelConfig`. For a
         required option, `default` is its type. Raises `UserError` if a required option is missing, or the type is wrong.

@@ -1,6 +1,6 @@
 """PEFT adapters: a directory with adapter_config.json and adapter_model.safetensors.
 
-PEFT names an adapter after the transformers module that it changes, so the table of the model's family maps names and shapes:
+PEFT names an adapter after the transformers module that it changes, so the model family's table of tensors also maps adapters.
 `lora_A.weight` is A transposed, `[r, inputs]`, and `lora_B.weight` is B transposed, `[outputs, r]`. GPT-2's fused `c_attn`
 has one A for queries, keys and values.
 """
@@ -37,13 +37,13 @@ from jaxgpt.model.params import abstract_params
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 
-# Harmless options do not change what an adapter computes. init_lora_weights may change the base, and is checked separately.
+# Harmless options do not change the output of an adapter. init_lora_weights may change the base, and is checked separately.
 HARMLESS = """
     auto_mapping base_model_name_or_path eva_config exclude_modules fan_in_fan_out inference_mode init_lora_weights
     lora_dropout megatron_core peft_version qalora_group_size revision target_modules
 """.split()
 MERGE = "merge the adapter with PEFT (merge_and_unload), and import the merged model"
-# These initializations of the adapters do not change the weights of the base.
+# These values of init_lora_weights do not change the weights of the base.
 KEEPS_BASE = (True, False, "gaussian", "eva", "orthogonal")
 
 
@@ -139,8 +139,8 @@ def export_adapter(run: str | Path, target: Path, checkpoint: str = "best", base
 def write_adapter(directory: Path, config: Config, adapters: Any, base: str) -> None:
     """Write adapters to a directory in PEFT's format.
 
-    All modules get the same rank; lower ranks are padded with zeros. Adapters of one fused module, such as q_proj and v_proj in
-    GPT-2's c_attn, are merged into one adapter: the ranks add up, and B is block-diagonal.
+    All modules get the same rank; lower ranks are padded with zeros. Adapters of one fused module, such as GPT-2's c_attn, are
+    merged into one adapter: the ranks add up, and B is block-diagonal.
     """
     found = {module.name: (module, each) for module in _modules(config.model) if (each := module.adapters(adapters))}
     r = config.lora.rank
@@ -179,8 +179,8 @@ def read_adapter(directory: Path, model: ModelConfig) -> tuple[LoraConfig, Any]:
     targets = list(dict.fromkeys(m.target for m in modules if not weights.tensors.keys().isdisjoint(m.tensors)))
     if not targets:
         raise UserError(
-            f"{weights.path}: none of its {len(weights.tensors)} tensors adapts a matrix of the base: pass the run of the "
-            f"model that the adapter was trained on with --init-from"
+            f"{weights.path}: none of its {len(weights.tensors)} tensors adapts a matrix of the base: set --init-from "
+            f"to the run of the model that the adapter was trained on"
         )
     modules = [module for module in modules if module.target in targets]
     expected: dict[str, tuple[int, ...]] = {}
@@ -222,7 +222,7 @@ def read_config(path: Path) -> tuple[int, float]:
 
 
 def _modules(model: ModelConfig) -> list[Module]:
-    """Return the transformers modules of a model's matrices; raise `UserError` if no family fits the model."""
+    """Return the transformers modules of a model's matrices; raise `UserError` if no family fits."""
     family, exported = exported_form(model)
     kernels = {leaf: shape for leaf, shape in leaf_shapes(model).items() if leaf.endswith("/kernel")}
     rows = [row for row in expand(family.form.table, exported) if row.leaves[0].endswith("/kernel")]

@@ -16,7 +16,7 @@ def read_rope(options: Options, config: ModelConfig) -> dict[str, Any]:
 
 
 def merged_rope(options: Options, old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """Merge the RoPE options: `new` (`rope_parameters`) overrides `old`, and must agree with `rope_scaling`."""
+    """Merge RoPE options: `new` (`rope_parameters`) overrides `old`, and must agree with `rope_scaling`."""
     scaling = options.read("rope_scaling", {})
     rope: dict[str, Any] = old | scaling | new
     if any(rope[name] != value for name, value in scaling.items()):
@@ -63,7 +63,7 @@ def write_rope(config: ModelConfig) -> dict[str, Any]:
 
 
 def linear(block_size: int) -> dict[str, Any]:
-    """Express linear scaling as Llama 3 scaling: all wavelengths, at least 2 pi, exceed context / low_freq_factor = 1."""
+    """Express linear scaling as Llama 3 scaling of wavelengths above 1; the shortest wavelength is 2 pi."""
     return {
         "rope_low_freq_factor": float(block_size),
         "rope_high_freq_factor": 2.0 * block_size,
@@ -72,5 +72,5 @@ def linear(block_size: int) -> dict[str, Any]:
 
 
 def is_linear(config: ModelConfig) -> bool:
-    """Return whether a model's Llama 3 scaling is linear: it stretches all wavelengths, including the shortest, 2 pi."""
+    """Return whether a model's Llama 3 scaling is linear: it scales even the shortest wavelength, 2 pi."""
     return config.rope_low_freq_factor >= config.rope_original_context / (2 * math.pi)

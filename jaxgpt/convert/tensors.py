@@ -1,4 +1,4 @@
-"""Read and write weights as another system's flat tensors, with one table for both directions.
+"""Read and write weights with another system's names and layout; import and export share a table.
 
 A leaf is named by its path, `h_0/attn/q_proj/kernel`. A `WeightRow` lists the leaves of a tensor, concatenated along its output
 axis or alternating by head. Matrices here are `[in, out]`; torch.nn.Linear stores `[out, in]`.
@@ -47,13 +47,13 @@ class Format(NamedTuple):
     """Names and layout of the tensors of a family of models."""
 
     table: WeightTable  # leaves of each tensor
-    prefix: str  # prefix of most names; files may omit it
+    prefix: str  # prefix of most names, optional in files
     tied: str  # name of the token embedding, which a tied head equals
     head: str = HEAD  # name of the head
 
 
 def matrix(name: str, *leaves: str, output_first: bool = True, by_head: bool = False) -> WeightTable:
-    """Return the `WeightRow`s of a block's matrix and its bias: `matrix("layers.{}.mlp.up_proj", "mlp/up_proj")`."""
+    """Return the rows of a block's matrix and its bias: `matrix("layers.{}.mlp.up_proj", "mlp/up_proj")`."""
     kernels, biases = (tuple(f"h_{{}}/{leaf}/{part}" for leaf in leaves) for part in ("kernel", "bias"))
     return (
         WeightRow(f"{name}.weight", kernels, output_first=output_first, by_head=by_head),
@@ -148,7 +148,7 @@ def load_weights(weights: Weights, config: ModelConfig, form: Format) -> Any:
 
 
 def save_weights(path: Path, params: Any, config: ModelConfig, form: Format) -> None:
-    """Write weights to a safetensors file, for `config`; missing gains are 1, biases 0, gates copies of up_proj."""
+    """Write weights to a safetensors file; add gains of 1, biases of 0 and gates that only `config` has."""
     rows, shapes = expand(form.table, config), leaf_shapes(config)
     ours = flatten_params(params)
     tensors = ((row.name, to_tensor(row, {leaf: _leaf(ours, leaf, shapes) for leaf in row.leaves})) for row in rows)
@@ -165,7 +165,7 @@ def probe_logits(config: ModelConfig, params: Any) -> np.ndarray:
 
 
 def check_change(before: np.ndarray, after: np.ndarray) -> float:
-    """Return the largest logit difference between a model and its export; raise an error above `TOLERANCE`."""
+    """Return the largest change of a logit by an export; raise an error above `TOLERANCE`."""
     change = float(np.abs(before - after).max())
     if not change <= TOLERANCE * max(1.0, float(np.abs(before).max())):
         raise TrainingFailed(f"the logits of the exported model differ by {change:.2e}: its files were deleted")

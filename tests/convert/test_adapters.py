@@ -166,7 +166,7 @@ def test_tensors_that_do_not_fit_are_refused(written: Path, case: str) -> None:
         message = "none of its 8 tensors adapts a matrix"
     if case == "family":
         base = run_folder(Path("base"), replace(LLAMA, activation="relu2", mlp="plain"))
-        message = "none of its 8 tensors adapts a matrix of the base: pass the run of the model that the adapter was"
+        message = "none of its 8 tensors adapts a matrix of the base: set --init-from to the run of the model"
     if case == "missing":
         save_file({n: t for n, t in tensors.items() if n != name}, file)
     if case == "extra":
