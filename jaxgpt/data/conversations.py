@@ -18,7 +18,7 @@ from jaxgpt.data.tokens import Tokens
 from jaxgpt.errors import UserError, plural, reported, short_repr
 from jaxgpt.files import parse_json
 
-DATE = "2024-07-26"  # date for templates that include it; fixed, because a batch is a function of (seed, step)
+DATE = "2024-07-26"  # date for templates that include it, fixed for deterministic encoding
 PAIR = '{"prompt": "Hi", "completion": "Hello"}'
 EXAMPLE = '{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}'
 
@@ -27,7 +27,7 @@ class Conversation(NamedTuple):
     """An encoded conversation."""
 
     ids: np.ndarray  # int32
-    is_target: np.ndarray  # bool: whether an id is in the assistant's text or completion, or ends the completion
+    is_target: np.ndarray  # bool; True for ids of the assistant's text, or of a completion and its end-of-text id
 
 
 def load_conversations(

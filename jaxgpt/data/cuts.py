@@ -1,7 +1,7 @@
 """Places to cut a long text without changing its ids, so that pieces can be encoded in parallel.
 
 A cut at p is safe if the ids of the text are the ids of `text[:p]` followed by the ids of `text[p:]`. For BPE on words found
-by a pattern, this holds if a word ends at p, and the words before p are the same without the text after p.
+by a pattern, this holds if the cut does not change the words.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LLAMA3 = tuple(
     for numbers in (r"\p{N}{1,3}", r"\p{N}")
 )
 
-# Python's \s is a superset of \s in tokenizers, so Python's \S is a \S there. A space after \S ends a word, and the only
+# Python's \s is a superset of \s in tokenizers, so Python's \S is a \S there. A word ends between \S and a space, and the only
 # lookahead, `\s+(?!\S)`, matches only white space. `IDEOGRAPH_END`: no pattern joins a letter to a following non-letter.
 SPACE = r"(?<=\S)(?= )"
 IDEOGRAPH_END = r"(?<=[\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5])(?=[\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f])"

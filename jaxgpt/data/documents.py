@@ -30,7 +30,7 @@ OPEN: dict[str, Callable[[Any], Any]] = {".gz": gzip.open, ".xz": lzma.open, ".b
 LINES = (".jsonl", ".ndjson")
 FILES = [f"*{kind}{packed}" for kind in (".txt", *LINES) for packed in ("", *OPEN)] + ["*.parquet"]  # default patterns
 BLOCK = 1 << 20  # characters of a text file to read at a time; buffer size of a Parquet file in bytes
-ROWS = 64  # rows of a table to read at a time
+ROWS = 64  # rows of a Parquet file to read at a time
 UNCUT = 1 << 21  # maximum characters of a text file without a safe cut; encoding them takes 0.4 GB
 TRAIN = b"\xff" * 32  # digest assigned to the first document; selects training for any `val_fraction`
 CONVERT = "convert it to UTF-8 text, JSON Lines (.jsonl) or Parquet (.parquet)"
@@ -195,7 +195,7 @@ def _read_parquet(file: BinaryIO, where: str, field: str) -> Iterator[Piece]:
         raise UserError(f"{where} has no column {field!r}: choose one of {short_repr(names)} with --field")
     number = 0
     for batch in table.iter_batches(ROWS, columns=[field]):
-        for value in batch.column(0).cast("binary").to_pylist():  # undecoded, for the UTF-8 check in `Piece.text`
+        for value in batch.column(0).cast("binary").to_pylist():  # bytes, for the UTF-8 check in `Piece.text`
             yield Piece(f"{where}, row {number}", value)
             number += 1
 

@@ -30,7 +30,7 @@ class Mixture:
         return self.offsets[-1]
 
     def source_of_rows(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Assign the rows of a run to the sources.
+        """Assign rows of batches to the sources; `rows` are indices among all rows of a run.
 
         For shares a, b and c, the first n rows contain `round(n * a)` rows of the first source. The second source provides
         `round(m * b / (b + c))` of the m remaining rows, and so on. The source of a row follows from its index,

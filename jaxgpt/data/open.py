@@ -145,12 +145,12 @@ def encode_text(tokenizer: Tokenizer, text: str, progress: Progress = no_progres
 
 
 def with_path(config: Config, path: str) -> Config:
-    """Return a config that evaluates on `path`, only on its validation files if any; `config` if `path` is empty."""
+    """Return a config that evaluates on `path` (only validation files, if any); empty path: `config`."""
     return replace(config, data=replace(config.data, path=path, mix=(), train_fraction=1.0)) if path else config
 
 
 def vocab_size(config: Config) -> int:
-    """Return the vocabulary size of a config's model. Shakespeare with the char tokenizer needs no download.
+    """Return the model's vocabulary size. Shakespeare with the char tokenizer needs no download.
 
     Raises:
         UserError: if the tokenizer that determines the size cannot be made.
@@ -168,7 +168,7 @@ def _open_mixture(config: Config, tokenizer: Tokenizer, progress: Progress) -> D
     sources, weights = zip(*config.data.sources, strict=True)
     parts = tuple(open_data(replace(config, data=each), tokenizer, progress) for each in sources)
     if len({part.train.segmented for part in parts}) > 1:
-        raise UserError("data.mix has conversations and other data: add --data.documents mask")
+        raise UserError("data.mix has conversations, so other documents must be masked: add --data.documents mask")
     held_out = any(part.held_out for part in parts)
     val = [part.val for part in parts if part.held_out or not held_out]
     shares = zip(weights, parts, strict=True)

@@ -31,7 +31,7 @@ from jaxgpt.errors import UserError, plural, reported, short_repr
 from jaxgpt.files import sha256_file, sole_writer
 from jaxgpt.runtime import cores
 
-BPE_SAMPLE = 200_000_000  # approximate bytes of text that a BPE tokenizer is trained on
+BPE_SAMPLE = 200_000_000  # approximate bytes of text for training a BPE tokenizer
 BATCH = 1 << 20  # minimum bytes or characters of a batch that a thread encodes, except the last batch
 SAVE_EVERY = 30.0  # minimum seconds between writes of index.json, unless a shard is completed
 SKIPPED = 10  # maximum number of skipped documents listed in the index
@@ -81,7 +81,7 @@ def prepare(
         raise UserError(f"nanoGPT's 16-bit ids cannot hold a vocabulary of {vocab_size:,}: use --format llm.c")
     with reported(f"cannot write to {out}"):
         out.mkdir(parents=True, exist_ok=True)
-        others = any(not path.name.startswith(".") for path in out.iterdir())  # lock and temporary files are hidden
+        others = any(not path.name.startswith(".") for path in out.iterdir())  # hidden files: lock and temporary files
     if others and shards.read_index(out) is None:
         raise UserError(f"{out} has files, but not from this version of jaxgpt data prepare: choose a different --out")
     with sole_writer(out):
@@ -154,7 +154,7 @@ def _named_tokenizer(name: str) -> Tokenizer:
 
 
 def _begin(out: Path, params: PrepareParams, sources: Sequence[Source], tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """Read the index, or create it and delete .bin files; parameters may change until the first piece is recorded."""
+    """Read the index, or create it and delete .bin files. Parameters may change before the first piece."""
     settings: dict[str, Any] = {name: value for name, value in asdict(params).items() if name not in ANY_VALUE}
     settings["sources"] = [source._asdict() | {"files": len(source.files)} for source in sources]
     settings["tokenizer_sha256"] = hashlib.sha256(tokenizer.to_json().encode()).hexdigest() if tokenizer else ""

@@ -164,7 +164,7 @@ def check_files(directory: Path, index: Mapping[str, Any], checksums: bool = Fal
 
 
 def prepared_tokenizer(path: Path, given: Tokenizer | None = None) -> Tokenizer | None:
-    """Return `given`, otherwise the tokenizer of a directory written by `data prepare`; None for any other path.
+    """Return `given`, otherwise the tokenizer of a prepared directory; None for any other path.
 
     Raises:
         UserError: if the directory is unfinished, its files differ from the index, or `given` produces different ids.

@@ -18,7 +18,7 @@ from jaxgpt.files import cache_dir, fetch
 
 NO_TEXT = "no text is specified: add --data.path FILE"
 TEXT_BYTES = 2 * 10**8  # maximum size in bytes of a text, which is read into memory
-DOCUMENTS = (".jsonl", ".ndjson", ".parquet", ".gz", ".xz", ".bz2")  # suffixes rejected here, for `jaxgpt data prepare`
+DOCUMENTS = (".jsonl", ".ndjson", ".parquet", ".gz", ".xz", ".bz2")  # suffixes of files for `jaxgpt data prepare`
 
 # Modules with ASCII source in every Python since 3.11, in the order of their concatenation.
 PYTHON_MODULES = """

@@ -15,8 +15,8 @@ from jaxgpt.data.cuts import ANYWHERE, WHITESPACE, Cuts, cut, known_cuts
 from jaxgpt.errors import UserError
 
 T = TypeVar("T")
-TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")  # special tokens that chat templates can use
-EOS_NAMES = ("<|endoftext|>", "<|end_of_text|>", "<EOS>", "</s>")  # usual end-of-text tokens; the first found is used
+TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")  # names of special tokens in chat templates
+EOS_NAMES = ("<|endoftext|>", "<|end_of_text|>", "<EOS>", "</s>")  # usual end-of-text tokens, in order of precedence
 
 Ids = Sequence[int] | np.ndarray
 
@@ -55,8 +55,8 @@ class Tokenizer(Protocol):
     """The interface of a tokenizer, with default implementations."""
 
     vocab_size: int  # V, the largest id plus 1
-    special: SpecialTokens = SpecialTokens()  # special tokens from tokenizer or model files; empty: built-in tokenizer
-    separator: str = ""  # separator between two texts; if it is not empty, decoding does not restore white space
+    special: SpecialTokens = SpecialTokens()  # special tokens from tokenizer or model files; empty: no such files
+    separator: str = ""  # separator between two texts; non-empty: decoding does not restore white space
     cuts: Cuts = ANYWHERE  # pattern of places to cut a text without changing its ids; None: no known place
     byte_ids: Collection[int] = ()  # ids of tokens <0x00> to <0xFF>, if decoding joins these bytes to characters
 
@@ -200,7 +200,7 @@ class CharTokenizer(WordTokenizer):
 
 
 class SubwordTokenizer(Tokenizer):
-    """A tokenizer of the `tokenizers` library: GPT-2's BPE, a BPE from `train_bpe`, or an imported tokenizer."""
+    """A tokenizer of the `tokenizers` library: GPT-2's BPE, a trained BPE or an imported tokenizer."""
 
     def __init__(self, library: Any) -> None:
         library.encode_special_tokens = True  # names of special tokens in a text, encoded as ordinary text
@@ -269,7 +269,7 @@ class SubwordTokenizer(Tokenizer):
 
 
 def encode_spans(tokenizer: Tokenizer, text: str, spans: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
-    """Encode as `encode_special` does; return ids and a boolean mask of ids that overlap character ranges `spans`."""
+    """Encode like `encode_special`; return ids and a mask of ids that overlap character ranges `spans`."""
     if isinstance(tokenizer, SubwordTokenizer):
         encoding = tokenizer.encode_offsets(text)
         inside, offsets = np.zeros(len(encoding.ids), bool), np.array(encoding.offsets, np.int64).reshape(-1, 2)

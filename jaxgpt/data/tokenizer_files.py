@@ -74,14 +74,14 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 
 def save_tokenizer(directory: Path, tokenizer: Tokenizer) -> None:
-    """Write tokenizer.json and the files that define its special tokens, each atomically; delete stale files."""
+    """Write tokenizer.json and the files of its special tokens, each atomically; delete stale files."""
     write_atomically(directory / "tokenizer.json", tokenizer.to_json())
     for name, values in ((GENERATION, tokenizer.special.generation), (TOKENIZER, tokenizer.special.tokenizer)):
         if values:
             write_json(directory / name, values)
         else:
             (directory / name).unlink(missing_ok=True)
-    (directory / TEMPLATE).unlink(missing_ok=True)  # the template is in tokenizer_config.json
+    (directory / TEMPLATE).unlink(missing_ok=True)  # file that would override the template in tokenizer_config.json
 
 
 def read_special_tokens(directory: Path, config: Mapping[str, Any] | None = None) -> SpecialTokens:
@@ -146,7 +146,7 @@ def train_bpe(texts: Iterable[Sequence[str]], vocab_size: int) -> SubwordTokeniz
     from tokenizers import pre_tokenizers, trainers
 
     if vocab_size < 257:
-        raise UserError(f"data.vocab_size {vocab_size} is too small: bytes and the end token need 257 ids")
+        raise UserError(f"data.vocab_size {vocab_size} is too small: bytes and the end-of-text token need 257 ids")
     tokenizer = byte_level({}, [])
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,

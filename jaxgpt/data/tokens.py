@@ -42,7 +42,7 @@ class Tokens:
 
     Attributes:
         parts: arrays; their concatenation is the sequence.
-        vocab_size: size of the vocabulary; reading an id outside is an error.
+        vocab_size: size of the vocabulary; reading an id outside it is an error.
         end_ids: ids that end a document; empty: documents are not separated.
     """
 
@@ -83,7 +83,7 @@ class Tokens:
         """
         out, end = np.empty(n, np.int32), 0
         for piece in self.pieces(start, n):
-            ids = np.asarray(piece)  # 3x faster than operations on a memory map
+            ids = np.asarray(piece)  # plain array, for 3x faster operations than on a memory map
             if not 0 <= int(ids.min()) <= int(ids.max()) < self.vocab_size:
                 wrong = int(ids[(ids < 0) | (ids >= self.vocab_size)][0])
                 where = f"{piece.filename}: " if isinstance(piece, np.memmap) else ""
@@ -171,7 +171,7 @@ def open_splits(path: Path, train_fraction: float, vocab_size: int) -> tuple[Tok
         files = _token_files(path)
         if not files["train"]:
             raise UserError(
-                f"no token file in {path} has the word 'train' in its name: rename them to train.bin and val.bin"
+                f"no token file in {path} has the word 'train' in its name: rename the files to train.bin and val.bin"
             )
     train, val = (Tokens([open_tokens(p) for p in files[split]], vocab_size) for split in ("train", "val"))
     for part in (*train.parts, *val.parts):
@@ -188,8 +188,8 @@ def open_splits(path: Path, train_fraction: float, vocab_size: int) -> tuple[Tok
 def open_tokens(path: Path) -> np.ndarray:
     """Memory-map the ids of a file; raise `UserError` if it is empty, damaged or of odd size.
 
-    nanoGPT's format is little-endian uint16 without a header. llm.c's has a header of 256 int32 (magic, version, number
-    of ids, unused values), followed by uint16 ids (GPT-2) or uint32 ids (Llama 3).
+    nanoGPT's format is little-endian uint16 without a header. llm.c's format has a header of 256 int32 (magic, version,
+    number of ids, unused values), followed by uint16 ids (GPT-2) or uint32 ids (Llama 3).
     """
     with reported(f"cannot read {path}"), path.open("rb") as file:
         size, head = os.fstat(file.fileno()).st_size, file.read(4 * HEADER)

@@ -94,7 +94,7 @@ def test_a_folder_without_training_files(tmp_path: Path) -> None:
     assert is_token_path(tmp_path / "weights.bin")
     write(tmp_path / "val.bin", "nanogpt")
     assert is_token_path(tmp_path)
-    with pytest.raises(UserError, match=r"rename them to train\.bin and val\.bin"):
+    with pytest.raises(UserError, match=r"rename the files to train\.bin and val\.bin"):
         open_splits(tmp_path, 0.9, 65_536)
 
 
