@@ -20,7 +20,7 @@ _short.maxstring = _short.maxother = _short.maxlong = 80
 
 
 class TrainingFailed(RuntimeError):
-    """An error despite valid input, such as a failed write. The command line prints one line and exits with 1."""
+    """An error despite valid input, such as a failed write. Commands print one line and exit with 1."""
 
 
 class UserError(ValueError):

@@ -62,7 +62,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         temporary.replace(target)
         sync_directory(target.parent)
     except OSError as e:
-        raise OSError(e.errno, e.strerror, str(path)) from None  # report this path, not the path of the temporary file
+        raise OSError(e.errno, e.strerror, str(path)) from None  # the caller's path, not the temporary file's
     finally:
         with suppress(OSError):
             temporary.unlink()  # leftover of a failed write
@@ -80,7 +80,7 @@ def check_writable(path: Path) -> None:
     """Check that a file can be written, before its content is computed. Raises `UserError` otherwise."""
     if path.is_dir():
         raise UserError(f"cannot write {path}: it is a directory")
-    if path.is_file() or not path.exists():  # pipes and devices are not checked
+    if path.is_file() or not path.exists():  # no check of pipes and devices
         with reported(f"cannot write {path}"), TemporaryFile(dir=Path(os.path.realpath(path)).parent):
             pass
 
@@ -100,7 +100,7 @@ def sha256_file(path: Path) -> str:
 def sole_writer(directory: Path) -> Iterator[None]:
     """Lock a directory against other writers, until the `with` block or the process ends.
 
-    If the directory is locked, the `UserError` contains the id and host of the locking process, and the time of locking. A
+    If the directory is locked, raise a `UserError` with the id and host of the locking process, and the time of locking. A
     file system without locks gives no protection.
     """
     path = directory / LOCK
@@ -162,7 +162,7 @@ def fetch(url: str, sha256: str, path: Path, flag: str, timeout: float = 30) -> 
 
 
 def read_bytes(path: Path, limit: int = JSON_BYTES) -> bytes:
-    """Read a regular file of at most `limit` bytes; raise `UserError` if it cannot be read."""
+    """Read a regular file; raise `UserError` if the file is larger than `limit` bytes or cannot be read."""
     with reported(f"cannot read {path}"):
         if path.exists() and not path.is_file():
             raise UserError(f"cannot read {path}: it is not a file")
@@ -183,7 +183,7 @@ def missing(path: Path | str, fix: str = "") -> UserError:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object from a file; raise `UserError` if it is unreadable or has no JSON object."""
+    """Read a JSON object from a file; raise `UserError` if the file is unreadable or not a JSON object."""
     value = parse_json(read_bytes(path), str(path))
     if not isinstance(value, dict):
         raise UserError(f"{path}: expected an object, found {type(value).__name__}")

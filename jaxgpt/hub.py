@@ -10,7 +10,7 @@ from pathlib import Path
 from jaxgpt.errors import UserError
 
 TIMEOUT = 3.0  # maximum number of seconds to wait for the hub to answer
-HINTS = {  # keyed by exception name of huggingface_hub, subclasses first
+HINTS = {  # keyed by huggingface_hub exception name, subclasses first
     "GatedRepoError": "its owner requires consent: accept the terms on the hub, then log in (hf auth login)",
     "RevisionNotFoundError": "the revision does not exist",
     "RepositoryNotFoundError": "the repository does not exist, or needs a login (hf auth login)",
@@ -27,7 +27,7 @@ def download(
 
     Args:
         repo: name of the repository, `owner/name`.
-        patterns: glob patterns of the files, such as `*.json`. The directory may contain more files from other downloads.
+        patterns: glob patterns of files to download, such as `*.json`. The directory may contain files from other downloads.
         revision: a commit, tag or branch.
         kind: type of the repository, `model` or `dataset`.
         ignore: glob patterns of files not to download.

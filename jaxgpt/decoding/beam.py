@@ -17,7 +17,7 @@ from jaxgpt.decoding.buffer import TokenBuffer
 from jaxgpt.decoding.sampler import Sampler, extend, read_prompts
 from jaxgpt.decoding.sampling import warp
 
-NO_SCORE = -jnp.inf  # score of a beam that must not be continued, and of an entry without a finished sequence
+NO_SCORE = -jnp.inf  # score of a beam that must not be continued, and of an empty entry of `Hypotheses`
 
 
 class Hypotheses(NamedTuple):
@@ -68,8 +68,8 @@ class BeamSearch:
     """Beam search as pure functions: `prefill`, then `step` while `open`.
 
     Attributes:
-        sampler: the model, repetition penalty, `no_repeat_ngram_size`, custom filters, and ids that end a sequence;
-            temperature must be 1, and top-k, top-p and min-p must be off.
+        sampler: model, repetition penalty, `no_repeat_ngram_size`, custom filters and stop ids. The temperature must be 1;
+            top-k, top-p and min-p must be off.
         beams: beam search parameters.
         size: number of slots for the whole text, prompt included.
     """
@@ -139,7 +139,7 @@ class BeamSearch:
         return score_BC, beam_BC, id_BC, ids_BCn
 
     def step(self, params: Any, state: BeamState) -> BeamState:
-        """Keep the best W unfinished candidates and the best W finished sequences."""
+        """Extend the beams by one token; keep the best W running and the best W finished sequences."""
         top_BC, beam_BC, id_BC, ids_BCn = self.candidates(state)
         (B, C), W, V = id_BC.shape, self.beams.num_beams, state.logits_BWV.shape[-1]
         P, weigh = self.size - ids_BCn.shape[-1], self.beams.length_penalty

@@ -1,4 +1,4 @@
-"""Logit filters, `[B, V] -> [B, V]`, which set the logits of removed tokens to -inf; inverse CDF sampling."""
+"""Logit filters (`[B, V] -> [B, V]`; removed tokens get -inf), and inverse CDF sampling."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jaxgpt.decoding.buffer import TokenBuffer
 
 NEVER = -jnp.inf
 SORTED = 256  # number of top tokens that top-p sorts first
-COLD = 0.01  # minimum temperature of a plain division; below it, the maximum logit is subtracted first
+COLD = 0.01  # minimum temperature for division without subtraction of the maximum logit
 TINY = float(jnp.finfo(jnp.float32).tiny)  # smallest normal float32; compiled code may flush smaller numbers to zero
 
 
@@ -17,7 +17,7 @@ def penalize_repeats(logits_BV: jax.Array, text: TokenBuffer, penalty: float) ->
     """Penalize tokens that occur in the text: `l / penalty` if l > 0, otherwise `l * penalty`.
 
     Args:
-        logits_BV: float32.
+        logits_BV: logits of the next token, float32.
         text: the tokens so far.
         penalty: factor; above 1 discourages repetition, 1 has no effect, below 1 encourages repetition.
 
@@ -30,11 +30,11 @@ def penalize_repeats(logits_BV: jax.Array, text: TokenBuffer, penalty: float) ->
 def forbid_repeated_ngrams(logits_BV: jax.Array, text: TokenBuffer, n: int) -> jax.Array:
     """Forbid tokens that would repeat an n-gram of the text.
 
-    A loop compares the last n - 1 tokens with all earlier positions, one token per iteration, and ends early if no
+    A loop searches all earlier positions for the last n - 1 tokens, one token per iteration, and ends early if no
     position matches. The loop is not unrolled, so the size of the program does not depend on n.
 
     Args:
-        logits_BV: float32.
+        logits_BV: logits of the next token, float32.
         text: the tokens so far.
         n: size of the n-gram; 1 forbids every token of the text.
 
@@ -50,7 +50,7 @@ def forbid_repeated_ngrams(logits_BV: jax.Array, text: TokenBuffer, n: int) -> j
         return (i < n - 1) & matches_BS.any()
 
     def compare(carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
-        i, matches_BS, ahead_BS = carry  # ahead_BS[:, s] is ids_BS[:, s + i]
+        i, matches_BS, ahead_BS = carry  # ahead_BS: ids_BS rolled left by i
         suffix_B1 = jax.lax.dynamic_slice_in_dim(ids_BS, length - n + 1 + i, 1, 1)
         return i + 1, matches_BS & (ahead_BS == suffix_B1), jnp.roll(ahead_BS, -1, 1)
 
@@ -67,9 +67,8 @@ def keep_argmax(logits_BV: jax.Array) -> jax.Array:
 def divide_by_temperature(logits_BV: jax.Array, temperature: float) -> jax.Array:
     """Divide logits by the temperature.
 
-    Below `COLD`, compute the equivalent `(l - max l) / temperature`: at a low temperature, `l / temperature` loses the
-    differences between the top tokens to rounding, and finally overflows. After the subtraction, the maximum is exactly
-    0.
+    Below `COLD`, compute the equivalent `(l - max l) / temperature`: `l / temperature` would lose the differences between
+    the top tokens to rounding, or overflow. After the subtraction, the maximum is exactly 0.
     """
     if temperature >= COLD:
         # The bound keeps 1 / temperature above 0: 0 times the -inf of a removed token would be NaN.
@@ -121,7 +120,7 @@ def keep_min_p(logits_BV: jax.Array, p: float) -> jax.Array:
 def inverse_cdf_sample(logits_BV: jax.Array, uniform_B: jax.Array) -> jax.Array:
     """Sample by inverse CDF: return the first id with a cumulative probability above the random number.
 
-    Sums run over groups of 256 ids, then over the groups: a sequential float32 sum of 50,000 small numbers would lose the
+    Sums run over groups of 256 ids, then over the groups. A sequential float32 sum of 50,000 small numbers would lose the
     last numbers to rounding.
 
     Args:
@@ -152,7 +151,7 @@ def _max(logits_BV: jax.Array) -> jax.Array:
 
 
 def _first_above(weight_BN: jax.Array, target_B: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return the first index with a cumulative sum above the target, and the target minus the sum before it.
+    """Return the first index with cumulative sum above the target, and the target minus the sum before it.
 
     Sums are rounded, and a parallel prefix sum may even decrease. Therefore only indices of positive weights are returned,
     and the last such index if no sum exceeds the target; 0 if no weight is positive.

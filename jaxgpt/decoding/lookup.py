@@ -28,7 +28,7 @@ def draft_tokens(text: TokenBuffer, ngram: int, count: int) -> tuple[jax.Array, 
     Args:
         text: the tokens so far, one row.
         ngram: number of tokens that must match.
-        count: number of tokens to draft. If fewer tokens follow, they are repeated periodically.
+        count: number of tokens to draft. If fewer tokens follow the occurrence, they are repeated periodically.
 
     Returns:
         The draft, int32 `[count]`, and whether an earlier occurrence exists, a bool scalar; if not, the draft is undefined.
@@ -50,8 +50,8 @@ def lookup_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.
         sampler: model, sampling parameters, stop ids, filters, and `lookup`, the length of the n-grams.
         params: the weights.
         state: state of one row, as returned by `prefill` or this function.
-        steps: int32 scalar, number of tokens to generate; fewer if the row ends or the text buffer is full; with an
-            accepted draft, up to `DRAFT` more.
+        steps: int32 scalar, number of tokens to generate; fewer if the row ends or the text buffer is full.
+            Accepted drafts can exceed `steps` by up to `DRAFT` tokens.
     """
     assert state.text.ids_BS.shape[0] == 1, "rows accept different numbers of tokens, and the cache has one length"
     target, config = state.made + jnp.minimum(steps, state.text.room), sampler.model.config

@@ -42,7 +42,7 @@ class SamplerState(NamedTuple):
 
     Attributes:
         text: prompts and generated tokens.
-        cache: KV cache of the tokens except the last of each row; not updated beyond the context of `slide_steps`.
+        cache: KV cache of the tokens except the last of each row; not updated by `slide_steps` beyond the context.
         done_B: bool, rows that have ended; they repeat their last token, and their logits are not used.
         made: int32 scalar, number of tokens generated so far per row.
         key_B: sampling keys; new token i of a row is sampled with `fold_in(key, i)`.
@@ -56,7 +56,7 @@ class SamplerState(NamedTuple):
 
 
 def prefill(sampler: Sampler, params: Any, text: TokenBuffer, key_B: jax.Array, size: int) -> SamplerState:
-    """Compute the cache of the prompts and sample the first token of each row.
+    """Compute the cache of the prompts and sample the first new token of each row.
 
     Args:
         sampler: model, sampling parameters, stop ids, filters and context.
@@ -90,7 +90,7 @@ def decode_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.
 
 
 def slide_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.Array) -> SamplerState:
-    """Generate as `decode_steps`, but the model reads only the last `context` tokens, as if the text began with them.
+    """Generate as `decode_steps`, but read only the last `context` tokens, as if the text began with them.
 
     With learned positions, a text can exceed the model's context only in this way. Beyond the context, the cache is not used:
     each token takes a forward pass over the whole context, because the positions of its tokens change.
@@ -112,20 +112,20 @@ def _repeat(step: Callable[[SamplerState], SamplerState], state: SamplerState, s
 def read_prompts(
     model: GPT, params: Any, text: TokenBuffer, slots: int, last: bool = True
 ) -> tuple[jax.Array, KVCache]:
-    """Run the model on prompts; return the logits of the last (`last`) or all tokens, and a cache of `slots` slots."""
+    """Run the model on prompts; return logits (if `last`, only the last) and a cache of `slots` slots."""
     ids_BT, positions = jnp.maximum(text.ids_BS, 0), padded_positions(text.ids_BS)
     result: Any = model.apply({"params": params}, ids_BT, positions, slots, last, method=GPT.prefill)
     return result
 
 
 def extend(model: GPT, params: Any, ids_BT: jax.Array, cache: KVCache, last: bool = True) -> tuple[jax.Array, KVCache]:
-    """Run the model on the next tokens; return the logits of the last (`last`) or all tokens, and the extended cache."""
+    """Run the model on the next tokens; return logits (if `last`, only the last) and the extended cache."""
     result: Any = model.apply({"params": params}, ids_BT, cache, last, method=GPT.extend)
     return result
 
 
 def sample_next(sampler: Sampler, state: SamplerState, logits_B1V: jax.Array) -> SamplerState:
-    """Sample the next token of each row from logits, and append it; rows that have ended repeat their last token."""
+    """Sample and append the next token of each row; rows that have ended repeat their last token."""
     text, made = state.text, state.made
     token_B, _ = sample_token(logits_B1V[:, -1], text, state.key_B, made, sampler.sampling, sampler.filters)
     token_B = jnp.where(state.done_B, text.last(1).ids_BS[:, 0], token_B)

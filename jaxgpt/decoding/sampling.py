@@ -17,7 +17,7 @@ NOT_A_NUMBER = -2  # id instead of a token if a logit is NaN; `NO_TOKEN` (-1) if
 DIVERGED = "the model's logits are NaN: the weights have diverged or are damaged; choose an earlier checkpoint"
 
 
-# (logits_BV, text) -> logits_BV, float32; the logits of removed tokens become -inf
+# A filter maps (logits_BV, text) to new float32 logits_BV, with -inf for removed tokens.
 Filter = Callable[[jax.Array, TokenBuffer], jax.Array]
 
 
@@ -78,7 +78,7 @@ def warp(logits_BV: jax.Array, text: TokenBuffer, sampling: SamplingParams, cust
 
 
 def row_uniform(key_B: jax.Array, index: jax.typing.ArrayLike) -> jax.Array:
-    """Return the random number for token `index` of each row: float32 `[B]` in [0, 1), even with `jax_enable_x64`."""
+    """Return each row's uniform random number for new token `index`: float32 `[B]` in [0, 1)."""
     return jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, index), dtype=jnp.float32))(key_B)
 
 
@@ -93,7 +93,7 @@ def sample_token(
     """Sample the next token of each row. Every row has a separate key, so rows are independent.
 
     At temperature 0, the token is the most probable; above 0, the first with a cumulative probability above a random number
-    (inverse CDF). This needs one random number per row, not one per token of the vocabulary, and can be verified by hand.
+    (inverse CDF). The method needs one random number per row, not per token of the vocabulary, and can be verified by hand.
 
     Returns:
         token_B: int32 `[B]`; `NO_TOKEN` if every token is removed, `NOT_A_NUMBER` if a logit is NaN.

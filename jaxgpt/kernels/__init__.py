@@ -41,12 +41,12 @@ def of_device(device: jax.Device, dtype: str = "float32") -> Ops:
     return (CPU if device.platform == "cpu" else PLAIN)._replace(dtype=jnp.dtype(dtype))
 
 
-# Mapping from each platform to its kernel: the name in `train.attention`, and the function for `Ops.attend`.
+# `KERNELS` maps each platform to its attention kernel: the name in `train.attention`, and the function for `Ops.attend`.
 KERNELS = {"cpu": ("tiled", cpu.attend), "gpu": ("cudnn", cudnn_attention), "tpu": ("splash", splash_attention)}
 
 
 def choose_attention(config: Config, device: jax.Device) -> tuple[Attend, str]:
-    """Return the attention function for a device, and a note if `auto` falls back to a slow function, or "".
+    """Return a device's attention function, and a note if `auto` falls back to a slow function, or "".
 
     Raises:
         UserError: if a kernel is selected by name and cannot run.
@@ -66,7 +66,7 @@ def choose_attention(config: Config, device: jax.Device) -> tuple[Attend, str]:
 
 
 def _lack(name: str, config: Config, device: jax.Device) -> str:
-    """Return the requirement of a platform's kernel that a config or device does not meet, or ""."""
+    """Return why a platform's kernel cannot run with a config on a device, or ""."""
     if config.model.dropout:
         return f"does not support dropout (model.dropout {config.model.dropout:g})"
     if name != "cudnn":

@@ -11,8 +11,8 @@ from jaxgpt.ops.activations import ACTIVATIONS, Activation, gelu, gelu_new, silu
 def keeping_input(f: Activation) -> Activation:
     """Define the derivative of an `f` with `f(x) - f(-x) = x` as `1 - f'(-x)`, in float32 or better.
 
-    GELU and SiLU are such functions. The backward pass recomputes erf, tanh or the sigmoid at -x. If it used their
-    values at x, XLA would save the values in the forward pass: a second array of the MLP's width for every layer.
+    GELU and SiLU are such functions. The backward pass recomputes erf, tanh or the sigmoid at -x. If it used
+    values at x, XLA would save them in the forward pass: a second array of the MLP's width for every layer.
     """
     function = jax.custom_jvp(f)
 

@@ -31,7 +31,7 @@ def call_without_inlining(function: Callable[..., Any], *args: Any, small: bool 
 def transposed_copy(x_RI: Array) -> Array:
     """Return a materialized copy of `x^T`.
 
-    The CPU backend copies transposed left operands of matrix products and fuses that copy with the operation that produces x.
+    The CPU backend copies the transposed left operand of a product, and fuses the copy with the operation that produces x.
     The fusion computes x column by column, which is up to 20x slower.
     """
     # XLA multiplies in float32 if a bfloat16 operand is a transposition; a reshape in between prevents this.
@@ -57,8 +57,8 @@ product.defvjp(lambda x, w: (x @ w, (x, w)), _product_backward)
 def linear(x: Array, w: Any, b: Array | None, dtype: Any) -> Array:
     """Compute `ops.linear.linear`, with the custom VJP of `product`.
 
-    Stored weights use the definition, as do all weights if a mesh shards weights or sequences. The transposition could then
-    need data from other devices, which a small call cannot access.
+    Stored weights use `ops.linear.linear` itself, as do all weights if a mesh shards weights or sequences. The
+    transposition could then need data from other devices, which a small call cannot access.
     """
     if not isinstance(w, Array) or not only_rows_are_divided():
         return products.linear(x, w, b, dtype)
@@ -77,7 +77,7 @@ def attend(
 ) -> Array:
     """Compute `ops.attention.attend`: long sequences in tiles, single tokens in a call without inlining.
 
-    Other calls use the definition. If inlined, the attention of a token would make XLA copy the cache before the write.
+    Other calls use `attention.attend`. If inlined, the attention of a token would make XLA copy the cache before the write.
     """
     if edit is None and visible.key is None and q_BTNH.shape[1] >= SHORTEST:
         return tiled_attention(q_BTNH, k_BKSH, v_BKHS, visible, scale)

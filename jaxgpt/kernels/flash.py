@@ -16,7 +16,7 @@ from jaxgpt.kernels.devices import per_device
 from jaxgpt.ops import Array
 from jaxgpt.ops.attention import Edit, Visible, attend
 
-LANES = 128  # vector width of a TPU; tile sizes are multiples of the width
+LANES = 128  # vector width of a TPU, a divisor of all tile sizes
 TILE = 1024  # maximum number of queries or keys in a tile
 
 

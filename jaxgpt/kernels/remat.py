@@ -14,7 +14,7 @@ _named = _policies.save_only_these_names("attention")
 
 
 def _attention_and(products: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a policy that saves the results of attention kernels, and otherwise follows the policy `products`."""
+    """Make a policy that saves the results of attention kernels, and otherwise follows `products`."""
 
     def policy(primitive: Any, *avals: Any, **params: Any) -> Any:
         # Kernels name their results, except cuDNN attention: match its primitive, because its backward pass needs the results.
@@ -24,7 +24,7 @@ def _attention_and(products: Callable[..., Any]) -> Callable[..., Any]:
     return policy
 
 
-# Mapping from each value of `train.remat` to its policy; None saves everything.
+# `POLICIES` maps each value of `train.remat` to its policy; None saves everything.
 POLICIES: dict[str, Callable[..., Any] | None] = {
     "none": None,
     "dots": _attention_and(_policies.dots_with_no_batch_dims_saveable),

@@ -1,6 +1,6 @@
 """Weights stored for decoding: as `[outputs, inputs]`, and optionally in lower precision.
 
-Few-row products are memory-bound: XLA's CPU backend reads `[outputs, inputs]` faster, and int8 without converting it first.
+Products with few rows are memory-bound. On CPUs, `[outputs, inputs]` is read faster, and int8 is not widened in memory.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Stored:
 def quantize(params: Any, model: ModelConfig, precision: Precision) -> Any:
     """Convert the matrices and the token embeddings of a model to `Stored`.
 
-    int8: `values = round(w / scale)` with `scale = max |w| / 127` over an output channel (a row of the table). Biases, norms
+    int8: `values = round(w / scale)` with `scale = max |w| / 127` per output (per row of the embedding table). Biases, norms
     and learned positions are unchanged.
 
     Source: Dettmers et al. 2022, section 2.1.
@@ -105,7 +105,7 @@ def _product(x_RI: jax.Array, values_OI: jax.Array) -> jax.Array:
     """Compute `x V^T`, with V `[O, I]` converted to the dtype of x: `[R, I]` to float32 `[R, O]`."""
     values_OI = values_OI.astype(x_RI.dtype)
     if 1 < len(x_RI) <= FEW_ROWS:
-        # XLA's CPU backend copies the right operand, which is the smaller x. Without the barrier, XLA swaps the operands.
+        # XLA's CPU backend copies the right operand, here the smaller, x. Without the barrier, XLA swaps the operands.
         return jax.lax.optimization_barrier(_dot(values_OI, x_RI, preferred_element_type=jnp.float32)).T
     return _dot(x_RI, values_OI, preferred_element_type=jnp.float32)
 
@@ -131,7 +131,7 @@ def _product_by_digits(x_RI: jax.Array, values_OI: jax.Array) -> jax.Array:
 
 
 def _integer_product(x_XI: jax.Array, values_OI: jax.Array) -> jax.Array:
-    """Compute the int32 product `x V^T`: int8 by a library, int16 by a loop over V that LLVM vectorizes (VNNI)."""
+    """Compute the int32 product `x V^T`: int8 by a library, int16 by a loop that LLVM vectorizes (VNNI)."""
     if x_XI.dtype == jnp.int8:
         return _dot(x_XI, values_OI, preferred_element_type=jnp.int32)
     # Compute at least two sums: XLA converts a single sum to a matrix product without vector instructions.

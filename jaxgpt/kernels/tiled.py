@@ -1,7 +1,7 @@
 """Tiled causal attention in plain XLA operations, without stored T x T scores: default on CPUs.
 
 The forward pass computes one tile of queries at a time, with the keys it attends to, and saves each query's log-sum-exp,
-`lse = log(sum(exp(scores)))`. The backward pass computes one tile of keys at a time, with the queries that attend to it, and
+`lse = log(sum(exp(scores)))`. The backward pass computes one tile of keys at a time, with the queries that attend to it. It
 recomputes the weights as `exp(scores - lse)` (Dao 2023, section 3.1). Only the scores of one tile of a few heads are in memory.
 """
 
@@ -20,7 +20,7 @@ from jaxgpt.kernels.devices import per_device
 from jaxgpt.ops import Array
 from jaxgpt.ops.attention import Visible
 
-SHORTEST = 128  # minimum number of tokens; shorter sequences are faster without tiles (measured in float32)
+SHORTEST = 128  # minimum sequence length in tokens for a speedup from tiles (measured in float32)
 TILE = 256  # tokens per tile, within the limits of `TILES`
 TILES = 2, 8  # smallest and largest number of tiles; every tile adds code to compile
 SCORES = 2**15  # maximum scores per group of several heads (128 KiB); groups amortize the overhead of each operation
@@ -114,7 +114,7 @@ def _forward_heads(window: int, arrays: tuple[Any, ...]) -> tuple[Array, Array]:
 
 
 def _backward_heads(window: int, arrays: tuple[Any, ...]) -> tuple[Array, Array, Array]:
-    """Compute dq, dk and dv for a group of heads. Scores are `[N, S, T]`, so that no product has to transpose them."""
+    """Compute dq, dk and dv for a group of heads, with scores `[N, S, T]` to avoid transpositions."""
     q_NTH, k_NSH, v_NSH, out_NTH, lse_NT, dout_NTH, k_NHS, document_NT = arrays
     dtype = q_NTH.dtype
     delta_NT = _product("NTH,NTH->NT", dout_NTH, out_NTH)
@@ -137,6 +137,6 @@ def _backward_heads(window: int, arrays: tuple[Any, ...]) -> tuple[Array, Array,
 
 
 def _mask(query: Array, key: Array, window: int) -> Array:
-    """Compute the causal mask of one sequence in the layout of the scores, because transposing it is slower."""
+    """Compute the causal mask of one sequence in the layout of the scores; transposing it is slower."""
     distance = query - key
     return (distance >= 0) & (distance < window) if window else distance >= 0

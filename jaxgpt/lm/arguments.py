@@ -80,14 +80,14 @@ def encode_prompt(tokenizer: Tokenizer, vocab_size: int, prompt: Any, special: b
 
 
 def as_filters(filters: Any) -> tuple[Filter, ...]:
-    """Return custom filters as a tuple; they must be hashable, as part of the cache key of compiled programs."""
+    """Return custom filters as a tuple; they must be hashable, as part of a cache key."""
     if not isinstance(filters, (list, tuple)) or not all(callable(f) and f.__hash__ for f in filters):
         raise UserError("filters must be a list of hashable functions (logits_BV, text) -> logits_BV")
     return tuple(filters)
 
 
 def start_ids(tokenizer: Tokenizer) -> list[int]:
-    """Return the ids for an empty prompt: `bos_ids`, otherwise the beginning token, the end token or a newline."""
+    """Return the ids for an empty prompt: `bos_ids`, otherwise the beginning token, end token or newline."""
     if tokenizer.bos_ids:
         return list(tokenizer.bos_ids)
     for i in (tokenizer.special.bos_id, tokenizer.eos_id):
@@ -100,7 +100,7 @@ def start_ids(tokenizer: Tokenizer) -> list[int]:
 
 
 def max_new(model: ModelConfig, length: int, text: TextParams) -> int:
-    """Return the maximum number of new tokens; raise `UserError` if `max_length` or the context is too short."""
+    """Return the maximum number of new tokens; raise `UserError` if `max_length` or context is too short."""
     bounded = text.overflow == "error" or (text.overflow == "auto" and model.positions != "rope")
     fitting = max(model.block_size - length + 1, 0)  # including the last token, which is not an input
     if text.max_length is not None:

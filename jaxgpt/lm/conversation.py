@@ -25,7 +25,7 @@ class Chat:
 
     Attributes:
         messages: the messages so far, dicts with `role` and `content`.
-        reused: length in tokens of the last prompt's prefix in the cache of the previous turn; 0 if reuse saves no
+        reused: number of leading tokens of the last prompt in the cache of the previous turn; 0 if reuse saves no
             computation.
         prompt_tokens: number of tokens of the last prompt, the rendered messages.
     """
@@ -68,8 +68,8 @@ class Chat:
         iterator after the first piece adds the message and the pieces so far. Takes the keyword arguments of `chat`.
 
         Raises:
-            UserError: if the conversation leaves no context for an answer, the template rejects the messages, an argument is
-                invalid, the memory is not enough, or a logit is NaN.
+            UserError: if the conversation fills the context, the template rejects the messages, an argument is invalid,
+                memory is insufficient, or a logit is NaN.
         """
         [params] = make_settings(sampling, SamplingParams)
         messages, context = [*self.messages, {"role": "user", "content": text}], self._lm.config.model.block_size
@@ -126,8 +126,8 @@ def chat(
         **sampling: fields of `SamplingParams`.
 
     Raises:
-        UserError: if the model has no chat template, the template rejects the messages, the messages leave no context for
-            an answer, an argument is invalid, the memory is not enough, or a logit is NaN.
+        UserError: if the chat template is missing or rejects the messages, the messages fill the context, an argument is
+            invalid, memory is insufficient, or a logit is NaN.
     """
     *before, last = check_messages(messages)
     if last["role"] != "user":

@@ -54,7 +54,7 @@ def start(
         params: the weights.
         prompts: ids of each prompt, at least one.
         keys: one random key per prompt.
-        limits: maximum number of new tokens of each prompt, for the size of the text buffer; the caller must end the rows.
+        limits: maximum number of new tokens of each prompt, for the text buffer size; the caller must end rows (`finish`).
     """
     assert len(keys) == len(prompts), (keys.shape, len(prompts))  # a check, because JAX clamps out-of-range indices
     text, prompt_B, size = left_pad(prompts, limits)
@@ -85,7 +85,7 @@ def finish(state: SamplerState, rows: Sequence[int]) -> SamplerState:
 
 
 def shared(state: SamplerState, prompt: Sequence[int]) -> int:
-    """Return the length of the prompt's prefix in the cache of a one-row state; 0 if `resume` saves no computation."""
+    """Return the number of leading prompt tokens in a one-row cache; 0 if `resume` saves no computation."""
     if any(leaf.is_deleted() for leaf in jax.tree.leaves(state)):  # state donated to an interrupted call
         return 0
     cached = np.asarray(state.text.ids_BS)[0, _first(state) : int(state.cache.length)].tolist()
@@ -100,7 +100,7 @@ def _first(state: SamplerState) -> int:
 
 
 def _chunks(same: int, prompt: Sequence[int]) -> list[int]:
-    """Return the bounds of the chunks in which `resume` reads the prompt, except its last token; `same` tokens are cached.
+    """Return the chunk bounds of a prompt without its last token, for `resume`; `same` tokens are cached.
 
     All chunks except the first have `CHUNK` tokens. The size of the first is a power of two; it may begin with cached tokens.
     """
@@ -112,13 +112,13 @@ def _chunks(same: int, prompt: Sequence[int]) -> list[int]:
 def resume(
     sampler: Sampler, params: Any, state: SamplerState, prompt: Sequence[int], key: jax.Array, limit: int
 ) -> SamplerState:
-    """Start a prompt from a one-row state with a prefix of the prompt in its cache (`shared` > 0); donate its cache.
+    """Start a prompt from a one-row state that caches a prefix of it (`shared` > 0); donate the cache.
 
-    As in `start`, the first token is sampled. The text buffer has room for `limit` new tokens. The sampler must have no
+    As in `start`, the first new token is sampled. The text buffer has room for `limit` new tokens. The sampler must have no
     `context`: only then, a token has the same slot in text and cache.
     """
     cache, first = state.cache, _first(state)
-    size = round_up(first + len(prompt) + limit)  # rounded up, because each size is compiled
+    size = round_up(first + len(prompt) + limit)  # rounded up, to limit the number of compiled programs
     bounds = _chunks(shared(state, prompt), prompt)
     cache = cache if cache.size >= size else _grow(cache, size - cache.size)
     for begin, end in pairwise(bounds):
