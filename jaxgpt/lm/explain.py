@@ -28,7 +28,7 @@ class Stage(NamedTuple):
         name: name of the filter, and its parameter, if any.
         removed: number of tokens that the filter removed, except tokens of probability 0.
         removed_mass: total probability of the removed tokens before the filter.
-        moved_mass: total variation distance of the remaining tokens' normalized probabilities before and after the filter.
+        moved_mass: total variation distance between the remaining tokens' normalized probabilities before and after the filter.
         left: number of remaining tokens, except tokens of probability 0.
     """
 
@@ -46,10 +46,10 @@ class Choice(NamedTuple):
         stages: the effects of the enabled filters, in order.
         probability_V: probability of each token after all filters, float64, sum 1.
         uniform: the random number in [0, 1); None for greedy decoding.
-        before: total probability of the tokens with smaller ids. Up to rounding, `uniform` is between `before` and
+        before: total probability of the tokens with ids below `token`. Up to rounding, `uniform` is between `before` and
             `before + probability_V[token]`.
         token: the sampled id.
-        key: data of the row's key; its `fold_in` with the index of the new token, 0 in `explain`, is the key of `uniform`.
+        key: data of the row's key. `uniform` is drawn with `fold_in(key, i)` for the new token i; i = 0 in `explain`.
     """
 
     stages: list[Stage]
@@ -78,8 +78,8 @@ def explain(
         **sampling: fields of `SamplingParams`.
 
     Raises:
-        UserError: if an argument is invalid, a logit is NaN, the filters remove every token, or the prompt exceeds the
-            memory, or the context of a model without RoPE.
+        UserError: if an argument is invalid, the prompt exceeds the memory or (without RoPE) the context, a logit is NaN, or
+            the filters remove every token.
     """
     [params] = make_settings(sampling, SamplingParams)
     request = read_request(lm, [prompt], TextParams(max_new_tokens=1))
@@ -110,7 +110,7 @@ def explain_choice(
     effects = []
     for name, logits_1V in stages(logits_1V, text, sampling, custom):  # noqa: B020
         if np.isneginf(np.asarray(logits_1V)).all():
-            raise UserError(f"{name} forbids every token: let it keep some (0 disables no_repeat_ngram_size)")
+            raise UserError(f"{name} forbids every token: filter fewer tokens, or set no_repeat_ngram_size to 0")
         after_V = _probability(logits_1V)
         gone_V = (before_V > 0) & np.isneginf(np.asarray(logits_1V)[0])
         lost = float(before_V[gone_V].sum())

@@ -32,7 +32,7 @@ from jaxgpt.parallel.host import device_memory
 from jaxgpt.settings import as_int
 
 STREAM_BLOCK = 4  # default tokens per call in `stream`
-BLOCK = 32  # tokens per call in `generate`; stop strings, progress and Ctrl-C are handled between calls
+BLOCK = 32  # tokens per call in `generate`, which handles stop strings, progress and Ctrl-C between calls
 BEAMS_IGNORE = ("temperature", "top_k", "top_p", "min_p", "lookup", "stop", "overflow")  # settings rejected with beams
 
 
@@ -79,8 +79,8 @@ def generate(
 ) -> list[Generation]:
     """Continue each prompt; except for rounding, a text does not depend on the other texts.
 
-    Always returns a list: one `Generation` per prompt and sequence, in the order of the prompts. A string, or a sequence of
-    ids, is one prompt.
+    Always returns a list: `num_return_sequences` generations per prompt (default: 1), in the order of the prompts. A string,
+    or a sequence of ids, is one prompt.
 
     Args:
         lm: model.
@@ -205,10 +205,10 @@ def decode(
     progress: Callable[[int, int], None] | None = None,
     before: SamplerState | None = None,
 ) -> Iterator[tuple[Piece, SamplerState]]:
-    """Generate one token of each text, then `block` per call; yield only at the end if `block` covers all tokens.
+    """Generate one token of each text, then `block` tokens per call, and yield the new pieces.
 
-    Yields each piece with the current state, which later iterations may donate. `before` is the state after an earlier text:
-    `engine.resume` reuses its cache for the tokens that the prompt shares with the earlier text.
+    Yields each piece with the current state, which later iterations may donate; if `block` covers all tokens, each text is one
+    piece. `before` is the state after an earlier text: `engine.resume` reuses its cache for the shared prefix of the prompt.
     """
     params, texts, made = request.lm.params, [request.text(row) for row in range(len(keys))], 0
     longest = max(request.new)

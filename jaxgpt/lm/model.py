@@ -67,10 +67,10 @@ def load(path: str | Path, checkpoint: str | int = "best", weights: Precision | 
         path: run directory of `jaxgpt train`, `jaxgpt import` or `save`.
         checkpoint: `best` (lowest validation loss; without losses: the last), `last`, or a step.
         weights: precision of matrices stored for decoding (float32, bfloat16 or int8), as in `jaxgpt sample`: faster
-            on a CPU, and less memory below float32. None: arrays, as trained.
+            on a CPU; bfloat16 and int8 take less memory. None: arrays, as trained.
 
     Raises:
-        UserError: if the run, checkpoint or base is missing or damaged, the base does not match, or an argument is invalid.
+        UserError: if an argument is invalid, the run, checkpoint or base is missing or damaged, or the base has changed.
     """
     if weights is not None and weights not in get_args(Precision):
         raise UserError(f"weights {short_repr(weights)} is not supported: use one of {', '.join(get_args(Precision))}")
@@ -94,7 +94,7 @@ def load_adapters(path: str | Path, checkpoint: str) -> tuple[Config, Any, Any]:
 def load_base(path: str | Path, model: ModelConfig) -> tuple[FrozenBase, Tokenizer]:
     """Read the base weights of adapters, and their tokenizer, from a run or RUN/checkpoints/STEP.
 
-    Adapters of this run are merged with their own base. Raises `UserError` if the architecture differs from `model`.
+    The adapters of a LoRA run are first merged with its base. Raises `UserError` if the architecture differs from `model`.
     """
     _, params, tokenizer, _ = load(*parse_checkpoint(str(path)))
     if difference := _difference(params, model):
@@ -106,7 +106,7 @@ def load_base(path: str | Path, model: ModelConfig) -> tuple[FrozenBase, Tokeniz
 
 
 def base_checkpoint(run: Run, config: Config) -> Path | None:
-    """Return the base checkpoint of a run's adapters: at its recorded path, or next to the run; None if missing."""
+    """Return the base checkpoint of a run's adapters (recorded path or next to the run); None if missing."""
     recorded, step = parse_checkpoint(config.init_from)
     places = [path / "checkpoints" / step for path in (recorded, run.path.absolute().parent / recorded.name)]
     return next(filter(Path.is_dir, places), None)
@@ -142,7 +142,7 @@ def base_of(run: Run, config: Config) -> tuple[FrozenBase, Tokenizer]:
 
 
 def checksum(tree: Any) -> str:
-    """Compute the SHA-256 of weights: paths, dtypes, shapes and values, regardless of the files that store them."""
+    """Compute the SHA-256 of weights: their paths in the tree, dtypes, shapes and values."""
     digest = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         array = np.asarray(leaf)
@@ -192,7 +192,7 @@ def save(lm: LM, path: str | Path, *, overwrite: bool = False) -> None:
     from it with `--init-from`, not with `--resume`.
 
     Args:
-        lm: the model. Its weights are float32, per layer (`h_0`, `h_1`, ...) or stacked (`h`). A config without data
+        lm: the model. Its weights must be float32, per layer (`h_0`, `h_1`, ...) or stacked (`h`). A config without data
             settings (`DataConfig()`, and no preset) is written with the dataset `none`: `eval` then needs `--data.path`.
         path: directory to write; its parents are created.
         overwrite: replace a run at `path`. Other files in its directory are kept.
@@ -208,13 +208,13 @@ def save(lm: LM, path: str | Path, *, overwrite: bool = False) -> None:
     if model.vocab_size < max(tokenizer.vocab_size, 1):
         raise UserError(
             f"the tokenizer has {tokenizer.vocab_size} ids, and model.vocab_size is {model.vocab_size}: use a config and "
-            f"an embedding that are at least as large"
+            f"weights for at least as many ids"
         )
     params = nn.unbox(params)
     if STACKED in params:
         params = unstack_layers(params, model.n_layer)
     if difference := _difference(params, model):
-        raise UserError(f"{difference} of lm.config: pass the config of the training, and convert weights with astype")
+        raise UserError(f"{difference} of lm.config: pass the training config, or convert the weights with astype")
     # Otherwise `load` would look for an EMA, or for adapters.
     config = replace(config, optim=replace(config.optim, ema_decay=0.0), lora=LoraConfig())
     if not config.preset and config.data == DataConfig():
@@ -226,7 +226,7 @@ def save(lm: LM, path: str | Path, *, overwrite: bool = False) -> None:
 def sampler_of(
     lm: LM, sampling: SamplingParams | None = None, stop_ids: tuple[int, ...] = (), ops: Ops | None = None
 ) -> Sampler:
-    """Return a model's sampler; `stop_ids` end a row; `ops` default to `of_device` for the first local device."""
+    """Return a model's sampler; by default, `ops` comes from `of_device` for the first local device."""
     ops = of_device(jax.local_devices()[0], lm.config.train.compute_dtype) if ops is None else ops
     filters = (only,) if (only := only_text(lm)).kept else ()
     return Sampler(GPT(lm.config.model, ops), sampling or SamplingParams(), stop_ids, filters)

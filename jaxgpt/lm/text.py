@@ -45,7 +45,7 @@ class TextStream:
         self.finish_reason: FinishReason | None = None
 
     def add(self, ids: Iterable[int]) -> str:
-        """Append ids; return the new text that can no longer change. Raises `UserError` if an id is `NOT_A_NUMBER`."""
+        """Append ids; return the new text that can no longer change; raise `UserError` for `NOT_A_NUMBER`."""
         if self.finish_reason:
             return ""
         for i in ids:

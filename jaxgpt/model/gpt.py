@@ -37,7 +37,7 @@ class Block(Module):
 
     @nn.compact
     def __call__(self, x_BTD: jax.Array, inputs: BlockInputs) -> tuple[jax.Array, KeysValues]:
-        """Apply the block to the residual stream `[B, T, D]`; return the result, and the layer's keys and values."""
+        """Apply the block; return the new residual stream `[B, T, D]`, and the layer's keys and values."""
         c, key = self.config, inputs.key
         x_BTD = self.named("resid.pre", x_BTD)
         out_BTD, kv = Attention(c, self.ops, name="attn")(self._input(x_BTD, "ln_1"), inputs)
@@ -117,7 +117,7 @@ class GPT(Module):
         """Compute the final hidden states `[B, T, D]`, the input of `head`. Arguments as for `__call__`."""
         chex.assert_rank(tokens_BT, 2)
         T, c = tokens_BT.shape[1], self.config
-        if c.positions == "learned" and c.block_size < T:  # instead of NaN from an out-of-range lookup
+        if c.positions == "learned" and c.block_size < T:  # an error instead of NaN from an out-of-range lookup
             raise ValueError(f"{T} tokens do not fit the context of {c.block_size} (model.block_size)")
         return self.stack(self.embed(tokens_BT), positions or row_positions(T), key=key)[0]
 
@@ -138,7 +138,7 @@ class GPT(Module):
         return self.head(x_BTD[:, -1:] if last else x_BTD), cache
 
     def extend(self, tokens_BT: jax.Array, cache: KVCache, last: bool = False) -> tuple[jax.Array, KVCache]:
-        """Compute the logits of T tokens that follow the cached tokens, float32 `[B, T, V]`, and the extended cache.
+        """Compute the logits of T further tokens, float32 `[B, T, V]`, and the extended cache.
 
         Args:
             tokens_BT: ids of the tokens to append.
@@ -178,7 +178,7 @@ class GPT(Module):
             x_BTD = x_BTD + self.named("pos_embed", sinusoidal(position_BT, c.n_embd).astype(x_BTD.dtype))
         x_BTD = constrain(dropout(x_BTD, c.dropout, subkey(key, 0)), ("batch", "length", "width"))
         keys = None if cache is None else Positions(cache.position_BS)
-        shared = {  # by window, so that layers share the cosines
+        shared = {  # block inputs by window, so that layers share the RoPE cosines
             window: BlockInputs(Visible(positions, keys, window), self._rotation(position_BT, window))
             for window in sorted(set(c.windows))
         }
@@ -193,7 +193,7 @@ class GPT(Module):
     def blocks(
         self, x_BTD: jax.Array, inputs: Callable[[int | jax.Array, int], BlockInputs]
     ) -> tuple[jax.Array, tuple[KeysValues, ...]]:
-        """Apply the blocks: `[B, T, D]`, and each layer's keys and values; `inputs` maps layer and window to block inputs."""
+        """Apply the blocks with `inputs(layer, window)`: `[B, T, D]`, and each layer's keys and values."""
         layers = []
         for layer, block in enumerate(self.h):
             x_BTD, kv = block(x_BTD, inputs(layer, self.config.windows[layer]))

@@ -1,4 +1,4 @@
-"""LoRA: low-rank adapters of frozen weights, as functions of parameter trees (Hu et al. 2022, section 4)."""
+"""LoRA: low-rank adapters of frozen weights, as functions of parameter trees (Hu et al. 2022, sec. 4)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def init_lora(key: jax.Array, params: Any, rank: int, targets: Sequence[str] = T
         Nested dicts like `params`, with `{"a": [inputs, r], "b": {"q_proj": [r, outputs]}}` at each target.
 
     Raises:
-        UserError: if `rank` is below 1, a target is not a matrix of the model, or its matrices have different inputs.
+        UserError: if `rank` is below 1, a target is not a matrix of the model, or combined matrices have different inputs.
     """
     rank, used = as_int("rank", rank, 1, 2**31 - 1), set()
 
@@ -102,7 +102,7 @@ def abstract_trained(model: ModelConfig, lora: LoraConfig) -> Any:
     """Return the shapes and dtypes of a run's trainable parameters: weights, or adapters.
 
     Raises:
-        UserError: as in `init_lora`.
+        UserError: if `init_lora` rejects `lora.targets`.
     """
     params = abstract_params(model)
     if not lora.rank:

@@ -13,7 +13,7 @@ from jaxgpt.ops.sharding import constrain
 
 
 class MLP(Module):
-    """Compute `act(x @ W_up) @ W_down`, or gated `(act(x @ W_gate) * (x @ W_up)) @ W_down`; `bias` adds biases."""
+    """Compute `act(x W_up) W_down`, or gated `(act(x W_gate) * (x W_up)) W_down`; `bias` adds biases."""
 
     @nn.compact
     def __call__(self, x_BTD: jax.Array) -> jax.Array:

@@ -31,7 +31,7 @@ class Weight(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The kind of weight: `matrix` `[in, out]`, `table` (tokens) `[V, D]`, `positions` `[context, D]`, or `vector`."""
+        """Kind: `matrix` `[in, out]`, `table` (tokens) `[V, D]`, `positions` `[context, D]`, or `vector`."""
         if len(self.axes) == 1:
             return "vector"
         return {"vocab": "table", "position": "positions"}.get(self.axes[0], "matrix")
@@ -44,8 +44,8 @@ class Weight(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def weights(config: ModelConfig) -> dict[str, Weight]:
-    """Map the path of every weight, such as "h_0/attn/q_proj/kernel", to its `Weight`, in order of first use."""
-    one, first = replace(config, n_layer=1), dict[str, Weight]()  # one block: all blocks have the same shapes
+    """Map each weight's path, such as "h_0/attn/q_proj/kernel", to its `Weight`, in order of first use."""
+    one, first = replace(config, n_layer=1), dict[str, Weight]()  # one block, because all blocks have the same shapes
 
     def declare() -> None:
         # Record the order here, within the trace: tree functions, such as eval_shape's flattening, sort names.

@@ -1,4 +1,4 @@
-"""Stacked layers: a GPT that scans over the layers, and conversion between the two layouts of the blocks' weights.
+"""Stacked layers: a GPT that scans over layers, and conversion between the two layouts of weights.
 
 Unstacked (`h_0`, `h_1`, ...) is the layout of checkpoints, exports and decoding. Stacked is one `h` with a leading
 layer axis in each leaf.
@@ -21,7 +21,7 @@ LAYERS = {nn.PARTITION_NAME: "layers"}  # logical name of the layer axis in line
 
 
 class ScannedGPT(GPT):
-    """A GPT with stacked weights, without a cache; its compile time hardly depends on the number of layers."""
+    """A GPT with stacked weights and no cache; its compile time hardly depends on the number of layers."""
 
     def blocks(
         self, x_BTD: jax.Array, inputs: Callable[[int | jax.Array, int], BlockInputs]

@@ -19,7 +19,7 @@ def gelu(x: jax.Array) -> jax.Array:
 
 
 def gelu_new(x: jax.Array) -> jax.Array:
-    """Compute `0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))`, GPT-2's approximation of `gelu`."""
+    """Compute `0.5 * x * (1 + tanh(sqrt(2/pi) * (x + 0.044715 * x^3)))`, GPT-2's approximation of `gelu`."""
     return jax.nn.gelu(x, approximate=True)
 
 

@@ -1,6 +1,6 @@
 """Causal attention: positions, visibility, and the reference definition for all kernels.
 
-Letters in names: B batch, T query positions, S key/value positions, N heads, K key/value heads, H head width.
+Letters in names: B batch, T query positions, S key/value positions, N heads, K key/value heads, G = N / K, H head width.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Visible:
     Attributes:
         query: positions of the queries.
         key: positions of the keys; None: queries and keys are the same tokens. Kernels then mask by the order of the tokens, so
-            each document must be consecutive tokens from position 0, and padding must be a separate document.
+            each document must be consecutive tokens from position 0, and padding a separate document.
         window: maximum number of tokens that a query attends to, including itself; 0: no limit.
     """
 
@@ -65,7 +65,7 @@ def row_positions(tokens: int) -> Positions:
 
 
 def padded_positions(ids_BT: jax.Array) -> Positions:
-    """Return the positions of left-padded rows of ids, where padding is negative; padding is a separate document."""
+    """Return the positions of left-padded rows; padding has negative ids and is a separate document."""
     token_BT = (ids_BT >= 0).astype(jnp.int32)
     return Positions(jnp.cumsum(token_BT, axis=1) - 1, token_BT)
 
@@ -80,7 +80,7 @@ def document_positions(document_BT: jax.Array) -> Positions:
 def attend(
     q_BTNH: jax.Array, k_BKSH: jax.Array, v_BKHS: jax.Array, visible: Visible, scale: float, edit: Edit | None = None
 ) -> jax.Array:
-    """Compute `softmax(scale * q k^T) v` over the visible keys, with the softmax in float32: `[B, T, N, H]`.
+    """Compute `softmax(scale * q k^T) v` over the visible keys, with a float32 softmax: `[B, T, N, H]`.
 
     With fewer key heads than query heads, query head n uses key head `n // (N / K)`. A query without visible keys (padding)
     attends to all keys equally.

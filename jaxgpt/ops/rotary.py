@@ -13,7 +13,7 @@ Rotation = tuple[jax.Array, jax.Array]  # cosine and sine of the angles, each [B
 
 
 class Llama3Scaling(NamedTuple):
-    """RoPE scaling of Llama 3: stretch long wavelengths, for contexts longer than the trained context.
+    """Llama 3 RoPE scaling: stretch long wavelengths, for contexts longer than the trained context.
 
     Attributes:
         factor: multiplier of long wavelengths; 1 disables scaling.

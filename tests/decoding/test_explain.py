@@ -54,8 +54,8 @@ def test_a_stage_that_forbids_every_token_is_named_with_its_remedy() -> None:
 
     once = SamplingParams(no_repeat_ngram_size=1)
     cases = [
-        (once, (), jnp.where(jnp.arange(9) == 3, 0.0, -jnp.inf)[None], "no-repeat n-gram 1 forbids .*0 disables"),
-        (once, (keep_none,), jnp.zeros((1, 9)), "keep_none forbids every token: let it keep some"),
+        (once, (), jnp.where(jnp.arange(9) == 3, 0.0, -jnp.inf)[None], "no-repeat n-gram 1 forbids .*ngram_size to 0"),
+        (once, (keep_none,), jnp.zeros((1, 9)), "keep_none forbids every token: filter fewer tokens"),
     ]
     for sampling, custom, logits, message in cases:
         with pytest.raises(UserError, match=message):
