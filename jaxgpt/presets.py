@@ -12,7 +12,7 @@ from jaxgpt.config import Config, DataConfig, MeshConfig, ModelConfig, OptimConf
 from jaxgpt.errors import UserError, did_you_mean
 
 DEFAULT = "python-char"
-PYTHON = DataConfig(dataset="python", train_fraction=0.985)  # a small validation split keeps evaluation short
+PYTHON = DataConfig(dataset="python", train_fraction=0.985)  # small validation split, for short evaluation
 SHAKESPEARE = DataConfig(dataset="shakespeare")
 
 

@@ -48,7 +48,7 @@ def versions() -> dict[str, str]:
 
 
 def _commit() -> str:
-    """Return the git commit of the current directory, with -dirty if tracked files changed; "" if git fails."""
+    """Return the current directory's git commit, with -dirty if tracked files changed; "" if git fails."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     with suppress(OSError, subprocess.SubprocessError):
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()

@@ -26,12 +26,12 @@ class Chip(NamedTuple):
 
 
 # TPU rates: docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e,tpu7x}, "System architecture" (2026-11). The documents
-# specify bidirectional link bandwidth; the table has one direction. v4's network is not documented and is assumed to
-# equal v5e's. TPU memory: the amount available according to the out-of-memory messages of libtpu 0.0.42. A TPU7x chip
-# is two devices. NVIDIA: data sheets of A100 80GB SXM, H100 SXM, H200 SXM, HGX B200, L4 and L40S, bfloat16 without
-# sparsity. NVLink bandwidth is in one direction; the network is one port per GPU: 200 Gb/s for A100, 400 Gb/s for
-# H100, H200 and B200. L4 and L40S have no NVLink: PCIe 4.0 x16, and a port of 100 Gb/s is assumed. AMD: data sheet of
-# MI300X; seven Infinity Fabric links of 64 GB/s, and a port of 400 Gb/s.
+# specify bidirectional link bandwidth; the table lists the bandwidth in one direction. v4's network bandwidth is not
+# documented and is assumed to equal v5e's. TPU memory: the amount available according to the out-of-memory messages of
+# libtpu 0.0.42. A TPU7x chip is two devices. NVIDIA: data sheets of A100 80GB SXM, H100 SXM, H200 SXM, HGX B200, L4 and
+# L40S, bfloat16 without sparsity. NVLink bandwidth is in one direction; the network is one port per GPU: 200 Gb/s for
+# A100, 400 Gb/s for H100, H200 and B200. L4 and L40S have no NVLink: the table lists PCIe 4.0 x16, and assumes a port of
+# 100 Gb/s. AMD: data sheet of MI300X; seven Infinity Fabric links of 64 GB/s, and a port of 400 Gb/s.
 # fmt: off
 CHIPS = {
     "v4": Chip("TPU v4", ("TPU v4",), 275e12, 30.75 * GIB, 1228e9, 300e9, 3.1e9, tpu=True,

@@ -1,4 +1,4 @@
-"""The host's cores as devices, and its memory. Call `use_cores` before JAX first uses a device."""
+"""The host: use its CPU cores as devices, and keep freed memory. Call `use_cores` before JAX first uses a device."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ LARGE = 50_000_000  # minimum parameters of a large model, without token table a
 def use_cores(mesh: MeshConfig, processes: int = 1, model: ModelConfig | None = None) -> None:
     """Make every CPU core a device, unless the mesh has a fixed size or would replicate a large model.
 
-    A mesh without -1 sets the number of devices. For a large model, a -1 of data adds no devices, because updating a copy
-    of the weights on each device takes more time than splitting the batch saves. The mesh spans `processes`
-    processes. The number of devices is unchanged if the environment sets it, or JAX has already used a device.
+    A mesh without -1 sets the number of devices. For a large model, a -1 of data adds no devices: updating a copy of the
+    weights on each device takes more time than splitting the batch saves. The mesh spans `processes` processes. The
+    number of devices is unchanged if the environment sets it, or JAX has already used a device.
     """
     skip_missing_tpus()
     if "JAX_NUM_CPU_DEVICES" in os.environ or "host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
@@ -35,21 +35,21 @@ def use_cores(mesh: MeshConfig, processes: int = 1, model: ModelConfig | None = 
     if -1 in sizes:
         large = model is not None and replace(model, vocab_size=0).parameters >= LARGE
         devices = max(devices, 1 if large and -1 not in (mesh.fsdp, mesh.tensor) else cores())
-    if devices > 1024:  # every device starts a few threads
+    if devices > 1024:  # cost: a few threads per device
         devices = cores()  # `resolve` then reports how many devices the mesh needs
-    with contextlib.suppress(RuntimeError):  # JAX has already used a device
+    with contextlib.suppress(RuntimeError):  # raised if JAX has already used a device
         jax.config.update("jax_num_cpu_devices", devices)
 
 
 def missing_platform() -> str:
-    """Return why the backend in JAX_PLATFORMS does not start, or ""; call this after a failure.
+    """Return why the backend in JAX_PLATFORMS does not start, or "".
 
-    The check tries to start the backend.
+    Call this only after JAX has failed, because it tries to start the backend.
     """
     if asked := os.environ.get("JAX_PLATFORMS"):
         try:
             jax.devices()
-        except (RuntimeError, AssertionError) as e:  # AssertionError: a plugin is not installed
+        except (RuntimeError, AssertionError) as e:  # AssertionError: missing plugin
             why = one_line(e, 200) or "jaxlib was installed without it"
             return f"JAX_PLATFORMS={asked} cannot be used ({why}); install jaxgpt[cuda13] or jaxgpt[tpu], or unset it"
     return ""

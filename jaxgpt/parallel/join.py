@@ -52,7 +52,7 @@ def joined(config: DistributedConfig) -> Iterator[None]:
             )
             exit_process(1)
         if type(e).__module__.startswith("jaxgpt") or (isinstance(e, OSError) and e.errno):
-            raise  # the command line reports the error and exits
+            raise  # reported by the command line
         traceback.print_exc()
         exit_process(1)
 
@@ -102,7 +102,7 @@ def _number(name: str) -> int:
 
 
 def _initialize(config: DistributedConfig) -> None:
-    # JAX would replace the SIGTERM handler of jaxgpt/signals.py.
+    # The preemption service would replace the SIGTERM handler of jaxgpt/signals.py.
     jax.config.update("jax_enable_preemption_service", False)
     named: dict[str, Any] = {}  # empty: JAX finds the scheduler's coordinator
     if config.num_processes:

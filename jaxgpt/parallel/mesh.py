@@ -44,7 +44,7 @@ RULES: Rules = {
     "norm": (),
     "rank": (),  # rank axis of adapters; the other axis is sharded as in the weight
     "layers": (),
-    "matrix_shards": ("fsdp",),  # Muon: stacked matrices, an intermediate step of resharding
+    "matrix_shards": ("fsdp",),  # Muon: stack of matrices, in an intermediate step of resharding
     "matrices": ("fsdp", "data", "tensor"),  # Muon: stack of complete matrices, sharded over all devices
 }
 
@@ -73,18 +73,18 @@ def microbatches(train: TrainConfig, ways: int) -> Microbatches:
 def resolve(config: Config, n_devices: int, processes: int = 1, tpu: bool = False) -> tuple[MeshConfig, str]:
     """Resolve each -1 in a mesh.
 
-    A -1 of `fsdp` or `tensor` becomes the largest divisor of the number of remaining devices that also divides `n_embd`
-    (fsdp), or `n_head` and the MLP's width (tensor). A -1 of `data` becomes the number of devices still remaining, except
-    devices that would only compute padding. For example, a batch of 12 windows on 8 devices uses 6, with 2 windows each.
-    With several processes and on TPUs, `data` includes the devices that only compute padding.
+    A -1 of `fsdp` becomes the greatest common divisor of `n_embd` and the number of remaining devices. For `tensor`, `n_head`
+    and the MLP's width replace `n_embd`. A -1 of `data` becomes the number of devices still remaining, except devices that
+    would only compute padding. For example, a batch of 12 windows on 8 devices uses 6, with 2 windows each. With several
+    processes or on TPUs, `data` includes the devices that only compute padding.
 
     Args:
         config: settings of the mesh to resolve, the batch and the model.
-        processes: number of processes that share the `n_devices`; several processes must use all devices.
+        processes: number of processes that share the `n_devices` devices; several processes must use all devices.
         tpu: whether the devices are TPUs; their compiler needs a mesh of all devices, or of a divisor of their number.
 
     Returns:
-        The sizes, and a note about idle devices, padding and replicated computation, or "".
+        The mesh without -1, and a note about idle devices, padding and replicated computation, or "".
 
     Raises:
         UserError: if the mesh needs more devices than exist, does not divide a width or number of heads, or leaves devices
@@ -193,7 +193,7 @@ def change_rules(changes: Rules) -> Rules:
         UserError: if a rule is for an unknown axis, changes the rule of `batch`, or is not a tuple of distinct mesh axes.
     """
     for name, axes in changes.items():
-        if name == "batch" and axes != RULES[name]:  # row layout of data loading and loss sums
+        if name == "batch" and axes != RULES[name]:  # rule required by data loading and loss sums
             raise UserError(
                 f"the rule of batch must be {RULES[name]}, not {short_repr(axes)}: to shard over data only, use --mesh.fsdp 1"
             )
@@ -209,7 +209,7 @@ def change_rules(changes: Rules) -> Rules:
 def rules_for(model: ModelConfig, mesh: Mesh, rules: Rules = RULES, rows: int = 0) -> dict[str, tuple[str, ...]]:
     """Return the table for one model: an axis is not sharded if the mesh does not divide its length.
 
-    An example is a vocabulary of 65 characters with mesh.tensor 2. `rows` is the length of the batch axis; 0: always sharded.
+    For example, mesh.tensor 2 does not shard a vocabulary of 65 characters. `rows`: length of the batch; 0: always sharded.
     """
     sizes = {"vocab": model.vocab_size, "heads": model.n_head, "kv_heads": model.kv_heads, "head_dim": model.head_width}
     sizes |= {"embed": model.n_embd, "width": model.n_embd, "norm": model.n_embd, "mlp": model.mlp_width}
@@ -315,7 +315,7 @@ def block_on_cpu_mesh(mesh: Mesh, out: T) -> T:
     """Block on a result on a mesh of several CPU devices; on other meshes, return it immediately.
 
     XLA runs the devices of a CPU on one thread pool. With two programs in flight, devices that wait in a collective can hold
-    all threads, so that the awaited devices never run; XLA aborts after 40 seconds. One program at a time cannot deadlock,
+    all threads, so that the awaited devices never run. XLA aborts after 40 seconds. One program at a time cannot deadlock,
     and costs nothing, because host and devices share their cores.
     """
     if mesh.devices.size > 1 and mesh.devices.flat[0].platform == "cpu":

@@ -1,7 +1,7 @@
 """Coordination of the processes of a run.
 
-Every process runs the same program, and calls the functions that communicate in the same order, after `use_cores`. Process 0,
-the leader, creates or opens the run, writes metrics and prints. A single process is its own leader.
+Every process runs the same program, and calls communicating functions in the same order, after `use_cores`. Process 0, the
+leader, creates or opens the run, writes metrics and prints. A single process is its own leader.
 """
 
 from __future__ import annotations
@@ -94,15 +94,15 @@ def is_peer_failure(error: Exception) -> bool:
 
 
 def gather_to_host(tree: Any) -> Any:
-    """Copy arrays sharded over processes to every host; all processes must call it. A single process makes no copy."""
+    """Copy arrays sharded over several processes to every host; all processes must call this."""
     return tree if _count == 1 else multihost_utils.process_allgather(tree, tiled=True)
 
 
 class Poll:
     """Exchange requests between processes, without blocking on the latest exchange, except on CPU meshes.
 
-    Requests are small integers; the maximum over processes is used. All processes receive the same answer from the same
-    call of `ask`, `lag` calls after the requests, so they act on it at the same step. A single process receives its own request
+    Requests are small integers; the answer is their maximum over processes. All processes receive it from the same call of
+    `ask`, `lag` calls after the requests, so they act on it at the same step. A single process receives its own request
     immediately. JAX's `reached_preemption_sync_point` reacts to SIGTERM only: neither to Ctrl-C nor to a timer.
     """
 
@@ -112,7 +112,7 @@ class Poll:
         self._answers: deque[jax.Array] = deque()
 
     def ask(self, request: int) -> int:
-        """Send a request; return the largest request from `lag` calls ago (0 in the first calls and after `forget`)."""
+        """Send a request; return the largest request from `lag` calls ago (initially and after `forget`, 0)."""
         if _count == 1:
             return request
         n = self.mesh.devices.size
@@ -129,7 +129,7 @@ class Poll:
 def _gather(value: Any) -> list[Any]:
     """Exchange JSON values: return the values of all processes, in order."""
     devices = Counter(device.process_index for device in jax.devices())
-    if len(set(devices.values())) > 1:  # `process_allgather` needs equal numbers of devices per process
+    if len(set(devices.values())) > 1:  # not supported by `process_allgather`
         raise UserError(
             f"the processes have {sorted(devices.values())} devices: start all with the same number (CPUs: JAX_NUM_CPU_DEVICES)"
         )

@@ -10,11 +10,11 @@ import jax
 from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec
 
-SMALL = 1 << 18  # maximum elements of each array that is concatenated for one all-reduce
+SMALL = 1 << 18  # maximum number of elements of each array to concatenate for one all-reduce
 
 
 def over_data(sums: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `sums(params, rows)`: compute it on each device's rows, and all-reduce over the mesh axis "data".
+    """Wrap `sums(params, rows)`: call it on each device's rows, and all-reduce its results over "data".
 
     Arrays of up to `SMALL` elements are concatenated, because the all-reduce of each array costs one synchronization.
     The parameters must be replicated, and the rows sharded over "data" only.

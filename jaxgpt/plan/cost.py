@@ -44,7 +44,7 @@ class StepCost:
         return not self.out_of_memory and self.total <= self.available
 
     def seconds(self, chip: Chip) -> dict[str, float]:
-        """Compute lower bounds, in seconds, on the time of compute, memory, links and network at their peak rates."""
+        """Compute lower bounds, in seconds, on compute, memory, link and network time at peak rates."""
         return {
             "compute": self.model_flops / chip.flops,
             "memory": self.hbm_bytes / chip.hbm_bandwidth,
@@ -53,7 +53,7 @@ class StepCost:
         }
 
     def bounds(self, chip: Chip) -> dict[str, float]:
-        """Compute the roofline: maximum (full overlap) and sum (no overlap) of the lower bounds in seconds, and MFU.
+        """Compute the roofline: maximum (overlapped) and sum (serial) of lower bounds in seconds, and MFU.
 
         Source: Williams, Waterman and Patterson 2009; MFU, `useful_share * model_flops / (chip.flops * seconds)`: PaLM,
         appendix B.

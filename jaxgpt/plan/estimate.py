@@ -47,7 +47,7 @@ class _Counts(NamedTuple):
 
 
 def estimate(config: Config, topology: Topology) -> StepCost:
-    """Estimate the cost of a training step; memory of parameters and optimizer is exact except for padding.
+    """Estimate a training step's cost; memory of parameters and optimizer is exact except for padding.
 
     Activations: the residuals of the backward pass, found by tracing; with rematerialization, plus the residuals of one
     recomputed block. A compiled program needs less memory if it recomputes cheap operations, and more if it pads arrays.
@@ -96,7 +96,7 @@ def suggestions(config: Config, topology: Topology) -> list[tuple[str, float]]:
 
 
 def _combination(config: Config, topology: Topology) -> list[tuple[str, float]]:
-    """Return flags and bytes of the fitting mesh, remat and microbatches with the shortest roofline time, or []."""
+    """Return flags and bytes of the fastest mesh, remat and microbatches that fit in memory, or []."""
     fitting = []
     for on, run in [("", config), *_meshes(config, topology)]:
         for saved, changed in [("", run), *_remats(run, "dots", "full")]:
@@ -136,7 +136,7 @@ def _windows(config: Config) -> int:
 
 
 def _with_windows(flags: str, config: Config, windows: int) -> tuple[str, Config]:
-    """Limit the windows per device and microbatch to `windows`: add the --train.accumulation flag, and change the config."""
+    """Limit microbatches to `windows` per device: add --train.accumulation to the flags and the config."""
     count = math.ceil(config.train.batch_size / windows)
     changed = replace(config, train=replace(config.train, accumulation=count))
     return f"{flags} --train.accumulation {count}".strip(), changed

@@ -50,7 +50,7 @@ def compile_step(config: Config, topology: Topology, ops: Ops | None = None, rul
     counted, count = argument_bytes(program), program.microbatches.accumulation
     cost = _compiled(lambda: program.lower(program.abstract_state, program.batch()), counted, program, topology)
     moved = cost.hbm_bytes
-    if not (moved or cost.out_of_memory):  # the GPU compiler does not count memory traffic
+    if not (moved or cost.out_of_memory):  # GPUs: memory traffic not counted by the compiler
         moved = estimate(config, topology).hbm_bytes
     elif count > 1 and not cost.out_of_memory:
         # The compiler counts one iteration of the loop over microbatches: multiply all traffic except the state's by `count`.
@@ -104,7 +104,7 @@ def compile_decode(config: Config, topology: Topology) -> StepCost:
 
 
 def _compiled(lower: Callable[[], Any], counted: dict[str, float], program: Program, topology: Topology) -> StepCost:
-    """Compile a program and read its cost; if memory is exhausted, read the bytes in the compiler's message."""
+    """Compile a program and read its cost; if out of memory, read the bytes from the compiler's message."""
     arguments = sum(counted.values())
     try:
         with _no_compilation_cache():

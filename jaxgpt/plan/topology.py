@@ -40,8 +40,8 @@ _HOPPER = (
     'platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 8 }} device_description_str: "{kind}"'
 )
 _FORM = "a chip and a grid, such as v5e:2x4, v5p:4x4x4 or h100:8, or a Google Cloud slice, such as v5e-8 or v5p-128"
-# Mapping from the specifications in a topology to fields of `Chip`:
-# custom:8,peak=312T,hbm=80G,bandwidth=2039G,link=300G,network=25G
+# Mapping from the specifications in a topology, such as
+# custom:8,peak=312T,hbm=80G,bandwidth=2039G,link=300G,network=25G, to fields of `Chip`.
 NUMBERS = {"peak": "flops", "hbm": "hbm", "bandwidth": "hbm_bandwidth", "link": "link", "network": "network"}
 UNITS = {"G": 1e9, "T": 1e12, "P": 1e15}
 CUSTOM = Chip("custom chip", (), 0.0, 0.0, 0.0, 32e9, 12.5e9)  # defaults of a custom chip: links and network of an L4
@@ -107,7 +107,7 @@ def _numbers(text: str) -> dict[str, Any]:
         if not match or match[1] not in NUMBERS or not float(match[2]):
             raise UserError(
                 f"invalid topology number {short_repr(part)}: use one of {', '.join(NUMBERS)} with a value, such as peak=312T "
-                "or hbm=80G (FLOP/s, bytes, bytes/s)"
+                "or hbm=80G (peak in FLOP/s, hbm in bytes, bandwidths in bytes/s)"
             )
         found[NUMBERS[match[1]]] = float(match[2]) * UNITS[match[3]]
     return found

@@ -19,7 +19,7 @@ from jaxgpt.errors import UserError
 from jaxgpt.files import read_json
 
 MAX_BASE = 2**21 - 1  # largest base with a cube that fits in an int64
-COUNTED = 1 << 23  # maximum number of training tokens in which n-grams are counted; needs 0.7 GB of memory
+COUNTED = 1 << 23  # maximum number of training tokens for n-gram counts; needs 0.7 GB of memory
 EVALUATED = 1 << 22  # maximum number of held-out tokens for cross entropies
 QUICK = 1 << 22  # maximum number of tokens per split when a run starts, to save time
 SAMPLED = 1 << 20  # tokens per block of a sample
@@ -41,7 +41,7 @@ def baselines(data: Data) -> dict[str, Any] | None:
 
 
 def read_baselines(run: Path) -> dict[str, Any]:
-    """Read a run's `losses` in nats per token and `bytes_per_token`; without a file, only empty `losses`.
+    """Read a run's baselines.json, the result of `baselines`; without the file, return empty `losses`.
 
     Raises:
         UserError: if baselines.json is damaged.
@@ -72,7 +72,7 @@ def fit_ngrams(train: Split, val: Split, vocab_size: int, counted: int, evaluate
 
 
 def bytes_per_token(data: Data, limit: int = 1 << 62) -> float:
-    """Return bytes of text per validation token, in up to `limit` tokens per source; 0: word tokenizer or conversations."""
+    """Return bytes per validation token (up to `limit` per source); 0: word tokenizer or conversations."""
     if data.parts:
         parts = [part for part in data.parts if part.held_out or not data.held_out]
         ratios = [bytes_per_token(part, limit) for part in parts]
@@ -98,7 +98,7 @@ def sample(length: int, limit: int) -> list[tuple[int, int]]:
 
 
 def _trigrams(split: Split, base: int, start: int, n: int) -> np.ndarray:
-    """Return keys of trigrams in n ids from `start`, within documents; in conversations, ending in a target."""
+    """Return trigram keys in n ids from `start`, within documents; in conversations, ending in a target."""
     if isinstance(split, Mixture):
         parts = split.parts(start, n)
         return np.concatenate([_trigrams(split.sources[index], base, *block) for index, *block in parts])

@@ -12,7 +12,7 @@ from jaxgpt.data.text import Progress
 
 GRAM = 13  # tokens per n-gram; two texts rarely share an n-gram of this length by chance
 ODD = 0x9E3779B97F4A7C15  # multiplier of hashes: the increment of splitmix64
-SPREAD = 8  # minimum table entries per hash: most hashes outside a set are excluded by one lookup
+SPREAD = 8  # minimum number of table entries per hash, for one lookup to exclude most hashes outside a set
 
 
 class HashSet:
@@ -26,7 +26,7 @@ class HashSet:
         self._used[self.hashes >> self._shift] = True
 
     def find(self, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return ascending indices of the `hashes` that are in the set, and the index of each in `self.hashes`."""
+        """Return ascending indices of the `hashes` in the set, and the index of each in `self.hashes`."""
         candidates = np.flatnonzero(self._used[hashes >> self._shift])
         ranks = np.minimum(np.searchsorted(self.hashes, hashes[candidates]), len(self.hashes) - 1)
         equal = self.hashes[ranks] == hashes[candidates]

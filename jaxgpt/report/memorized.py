@@ -50,7 +50,7 @@ def longest_matches(samples: Sequence[ArrayLike], corpus: Any, progress: Progres
     """Find the longest span of each sample that occurs in a corpus, in one pass over the corpus.
 
     A match longer than a sample's current match contains an n-gram one token longer than the shortest current match.
-    The hashes of each block are compared with those n-grams of the samples; longer n-grams are tried only after a hit.
+    Each block is searched for the hashes of the samples' n-grams of this length; longer n-grams are tried only after a hit.
     Equal hashes are verified token by token, so the result is exact.
 
     Args:
@@ -91,7 +91,7 @@ def find_memorized(
 
     Returns:
         The spans and, for comparison, the median span length in tokens of `PIECES` pieces of the validation text, each as
-        long as the longest sample. The median is None if fewer tokens than one piece are held out.
+        long as the longest sample. The median is None if the samples are empty, or the held-out text is shorter than a piece.
     """
     n, pieces = max(map(len, samples), default=0), list[np.ndarray]()
     if data.held_out and 0 < n <= len(data.val):
@@ -146,7 +146,7 @@ def _memorized(ids: Sequence[int], match: Match, data: Data) -> Memorized:
 
 def _line(span: str, data: Data) -> str:
     """Return file and line of the first occurrence of a span in a text, or "" if it does not occur."""
-    wanted = span.strip("\ufffd").encode()  # a span of byte ids may begin and end within a character
+    wanted = span.strip("\ufffd").encode()  # without partial characters at the ends of a span of byte ids
     index = data.text.data.find(wanted) if data.text and wanted else -1
     if data.text is None or index < 0:
         return ""
