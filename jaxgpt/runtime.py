@@ -18,7 +18,7 @@ from jaxgpt.files import cache_dir
 MISCOMPILING = ("0.10", "0.11", "0.12")
 SAFE_FLAG = "--xla_cpu_experimental_ynn_fusion_type=-reduce"
 # The default preset's step compiles in 14% less time if LLVM does not unroll loops, and runs as fast (benchmarks/LOG.md).
-# jaxlib 0.12 compiles a while loop without library calls for one thread, regardless of its size, unless the threshold is 0.
+# Unless the threshold is 0, jaxlib 0.12 compiles while loops without library calls to single-threaded code, even large loops.
 QUICK_FLAG = "--xla_backend_extra_options=xla_cpu_disable_loop_unrolling=true,xla_cpu_small_while_loop_byte_threshold=0"
 COMPILED_BYTES = 2 * 2**30  # maximum size of the persistent compilation cache, in bytes
 GARBAGE = 50_000  # number of new objects that triggers a garbage collection
@@ -30,7 +30,7 @@ class MiscompiledReductions(RuntimeWarning):
 
 
 def set_compiler_flags() -> None:
-    """If jaxlib miscompiles, add `SAFE_FLAG` and `QUICK_FLAG` to XLA_FLAGS, or warn if `SAFE_FLAG` is needed but missing.
+    """If jaxlib miscompiles, add `SAFE_FLAG` and `QUICK_FLAG`; warn if `SAFE_FLAG` is needed but missing.
 
     Flags cannot be added if XLA_FLAGS is a file name, or after XLA has started, because XLA reads them once. XLA aborts on
     a flag that its version does not have.
@@ -87,7 +87,7 @@ def tune_memory() -> None:
     """Collect garbage rarely, and use one malloc arena for all threads; call this before threads start.
 
     Imports and tracing create millions of long-lived objects; at Python's default rate, scanning them for garbage takes 10% of
-    the time to the first step. By default, glibc gives each thread an arena with heaps of at most 64 MB: a training step
+    the time to the first step. By default, glibc gives each thread an arena with heaps of at most 64 MB. A training step
     then has 8x the page faults and takes 10% longer. The malloc option has no effect once a second arena exists.
     """
     gc.set_threshold(GARBAGE)

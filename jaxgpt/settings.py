@@ -42,8 +42,8 @@ def setting(
 class Section:
     """Base class of settings; a new instance converts and checks its values.
 
-    The error for a value contains the setting, the value and the limits. Numbers of any kind (Python's, NumPy's, 0-d
-    arrays) become `int` and `float`, so that equal settings share a compiled program.
+    The error for an invalid value contains the setting, the value, and the expected type or limits. Numbers of any kind
+    (Python's, NumPy's, 0-d arrays) become `int` and `float`, so that equal settings share a compiled program.
     """
 
     prefix = ""  # section in names such as train.steps; empty: names without a section
@@ -105,14 +105,14 @@ def _checked(name: str, value: Any, kind: Any, limits: Limits) -> Any:
 
 
 def as_int(name: str, value: Any, low: int, high: int) -> int:
-    """Convert an integer of any type to an `int` in `[low, high]`; bools and floats are errors."""
+    """Convert an integer of any type to `int`; bools, floats and values outside `[low, high]` are errors."""
     return int(_checked(name, value, int, Limits(low, high)))
 
 
 def similar_setting(name: str, known: Iterable[str]) -> str:
     """Return a suggestion such as " (did you mean train.steps?)", a list of a section's settings, or "".
 
-    Names are dotted names or options (--train.steps).
+    `name` and `known` are dotted names (train.steps) or options (--train.steps).
     """
     section, _, last = name.lstrip("-").rpartition(".")
     parts = {each: each.lstrip("-").rpartition(".") for each in known}

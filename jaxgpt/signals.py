@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 INTERRUPTED = 130  # exit code after SIGINT, by convention
-UNFINISHED = 75  # exit code of a training run that stopped before it finished (EX_TEMPFAIL): resume it
+UNFINISHED = 75  # exit code of a stopped training run that can be resumed (EX_TEMPFAIL)
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 TWICE = 2.0  # maximum seconds between two presses of Ctrl-C that end the process
 STOPPING = "jaxgpt: stopping after this step, then saving; press Ctrl-C again to stop now, without saving\n"

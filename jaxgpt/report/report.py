@@ -21,8 +21,8 @@ READ = 1 << 20  # tokens to process at a time
 def report_on(data: Data, progress: Progress = no_progress) -> dict[str, Any]:
     """Describe data that is not a mixture.
 
-    Reads all ids several times. N-grams are counted in at most `COUNTED` training tokens, and evaluated on at most
-    `EVALUATED` held-out tokens, or on training tokens if nothing is held out.
+    Reads all ids several times. N-gram models are fitted on at most `COUNTED` training tokens. They are evaluated on at most
+    `EVALUATED` held-out tokens; on training tokens if no tokens are held out.
 
     Args:
         progress: called in each of several passes with the number of tokens processed so far and the total.
@@ -34,7 +34,7 @@ def report_on(data: Data, progress: Progress = no_progress) -> dict[str, Any]:
         for token files without end tokens, `lines` for data that is not text, and `overlap` if too few tokens are held out.
 
     Raises:
-        UserError: if an id is outside the vocabulary, the vocabulary is above `MAX_BASE`, or there are too few tokens.
+        UserError: if an id is outside the vocabulary, the vocabulary is above `baselines.MAX_BASE`, or tokens are too few.
     """
     train, val = _plain(data.train), _plain(data.val)
     splits = [train, val] if data.held_out else [train]
@@ -80,7 +80,7 @@ def _plain(split: Split) -> Split:
 
 
 def _held_out_grams(val: Split) -> np.ndarray:
-    """Hash n-grams of up to `EVALUATED` validation ids; in conversations, n-grams that end in a target."""
+    """Hash n-grams in at most `EVALUATED` validation ids (conversations: n-grams that end in a target)."""
     parts = []
     for start, n in sample(len(val), EVALUATED):
         hashes = Grams(val.take(start, n)).of(GRAM)
@@ -91,7 +91,7 @@ def _held_out_grams(val: Split) -> np.ndarray:
 
 
 def _document_hashes(data: Data, splits: list[Split]) -> np.ndarray | None:
-    """Return the hash of each conversation, document, or (without end tokens) file; None: unknown boundaries."""
+    """Return hashes of conversations or documents (without end tokens: files); None: unknown boundaries."""
     hashes, has_ends = array("q"), data.is_conversations
     for split in splits:
         if isinstance(split, Packed):

@@ -37,7 +37,7 @@ TRACED = 1.0  # target duration of a trace in seconds; minimum 2 calls, maximum 
 WIDTHS = {"cpu": (1024, 2048)}  # matrix widths to try; accelerators need larger matrices to reach their peak
 BANDWIDTH_BYTES = {"cpu": 2**29}  # bytes read by all devices together; the devices of a CPU share its memory
 SECONDS = 0.3  # minimum seconds per measurement
-QUEUED = 10  # calls per timed sample on an accelerator, where dispatching and blocking can take as long as a call
+QUEUED = 10  # calls per timed sample on an accelerator, to amortize the time of dispatching and blocking
 
 
 def bench(
@@ -45,8 +45,8 @@ def bench(
 ) -> dict[str, Any]:
     """Measure startup, training steps on random ids, input, decoding and the machine's limits.
 
-    `MFU = tokens/s x F / peak`, with F the FLOPs per token (`flops_per_token`): `6 P + 12 L N H T`, or with adapters
-    `4 P + 2 A + 12 L N H T`. The peak is measured here, in matrix products of the compute dtype.
+    `MFU = tokens/s x F / peak`, with F the FLOPs per token (`flops_per_token`). The peak is measured here, in matrix
+    products of the compute dtype.
 
     Args:
         config: settings of the run, with `model.vocab_size` set.
@@ -176,7 +176,7 @@ class _Steps:
         for metrics in pending:
             jax.block_until_ready(metrics)
             times.append(clock() / each)
-        # Omit the first call, which started on idle devices, and the last calls, which may have ended before they were read.
+        # Omit the first call, which started on idle devices, and the last calls, which may end before the host blocks on them.
         return times[1:-LAG] if len(times) > LAG + 1 else times
 
 

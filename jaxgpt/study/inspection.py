@@ -42,7 +42,7 @@ class Inspection(NamedTuple):
     source: str  # run and step of the model (`LM.source`); empty: built in Python
     ids: list[int]  # `[T]`
     tokens: list[str]  # texts of the ids
-    prompt: int  # length of the prompt in tokens; the remaining tokens are generated greedily
+    prompt: int  # number of prompt tokens, before the greedily generated tokens
     top_ids: np.ndarray  # the most probable next tokens after each token, `[T, k]`
     top_probabilities: np.ndarray
     top_tokens: list[list[str]]
@@ -56,7 +56,7 @@ class Inspection(NamedTuple):
     without: np.ndarray | None  # increase of the loss per token with each head ablated, `[L, N]`; None: not computed
 
     def heads(self) -> list[dict[str, Any]]:
-        """Summarize each head: mean attention to the token itself (`same`), the `previous` and the `first` token.
+        """Summarize each head: mean attention to the current (`same`), the `previous` and the `first` token.
 
         The means omit the first query, unless it is the only query. The dicts also have `layer`, `head`, the mean `entropy`
         and, if computed, `without`.
@@ -198,7 +198,7 @@ def token_text(tokenizer: Tokenizer, i: int, first: int | None = None) -> str:
 
 
 def visible(text: str, space: str = " ") -> str:
-    """Return a text with visible line breaks and tabs, `space` for spaces, and escapes for unprintable characters.
+    """Make line breaks, tabs and unprintable characters visible, and replace spaces with `space`.
 
     Bidirectional control characters count as unprintable, because they could rearrange the page.
     """

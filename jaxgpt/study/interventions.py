@@ -1,4 +1,4 @@
-"""Measure the effect of removing heads (ablation) or inserting a clean prompt's activations (patching)."""
+"""Measure the effect of removing heads (ablation), or of replacing activations (patching)."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def ablate_heads(lm: LM, ids: Any, metric: Metric, replacement: Literal["zero", 
         replacement: value that replaces the head's output: zero, or the output's mean over the rows and positions of `ids`.
 
     Raises:
-        UserError: if an argument is invalid, as in `run`, the replacement is unknown, or the metric is not a scalar.
+        UserError: as in `run`, or if the replacement is unknown, or the metric is not a scalar.
     """
     check_lm(lm)
     if replacement not in ("zero", "mean"):
@@ -164,7 +164,7 @@ def _sweep(
     axis: int,
     metric: Metric,
 ) -> tuple[jax.Array, jax.Array]:
-    """Compute a metric, and the metric with each slice of each activation in turn replaced with the slice of `values`.
+    """Compute a metric without edits, and with single slices of `values` patched into the activations.
 
     A slice contains all elements at one index of `axis`.
 

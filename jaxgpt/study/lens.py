@@ -45,7 +45,7 @@ def lens(lm: LM, ids: Any, k: int = 5) -> Lens:
 
     Args:
         ids: a text, or ids `[B, T]`.
-        k: number of most probable tokens.
+        k: number of most probable tokens to return.
 
     Raises:
         UserError: as in `run`, or if k is not between 1 and the vocabulary size.
@@ -104,9 +104,9 @@ class Attribution(NamedTuple):
 def attribution(lm: LM, ids: Any, answer: int | Sequence[int] | None = None, position: int = -1) -> Attribution:
     """Compute the direct contribution of heads and MLPs to a logit, with fixed scales of all norms.
 
-    With fixed scales (normalizing factors, not gains) and without the responses of later layers, the logit is an affine
-    function of the outputs of embeddings, heads and MLPs. A part's contribution is its value times the gradient; the bias is
-    the logit if all parts are zero. For the difference of two logits, subtract two attributions. Source: Elhage et al. 2021.
+    Scales are normalizing factors, not gains. With fixed scales and without the responses of later layers, the logit is affine
+    in the outputs of embeddings, heads and MLPs. A part's contribution is its value times the gradient; the bias is the logit
+    if all parts are zero. For the difference of two logits, subtract two attributions. Source: Elhage et al. 2021.
 
     Args:
         ids: a text, or ids `[B, T]`.

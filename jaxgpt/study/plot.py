@@ -200,7 +200,7 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def drawable(text: str) -> str:
-    """Make line breaks and tabs visible, escape unprintable characters, and replace missing glyphs with boxes."""
+    """Make characters visible as in `visible`, and replace characters without a glyph with boxes."""
     from matplotlib import get_data_path
     from matplotlib.font_manager import get_font
 
@@ -242,7 +242,7 @@ def _column(lines: Sequence[Mapping[str, Any]], field: str) -> np.ndarray:
 
 
 def _place(lines: Sequence[Mapping[str, Any]], kind: str, unit: float, steps: Any) -> Any:
-    """Return the positions of step counts on an axis. The training line of step s is recorded after s + 1 steps."""
+    """Convert steps to positions on an axis. The training line of step s is recorded after s + 1 steps."""
     if kind == "step":
         return steps
     step, values = _column(lines, AXES[kind])

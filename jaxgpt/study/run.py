@@ -63,8 +63,8 @@ def names(lm: LM, shape: tuple[int, int] | None = None) -> dict[str, jax.ShapeDt
 def run(lm: LM, ids: Any, taps: Sequence[str] = (), edits: Mapping[str, Edit] | None = None) -> ForwardPass:
     """Compute logits and activations in one forward pass, with edits of activations.
 
-    An edit is a pure function of an activation, traced with the model: `{"h.3.mlp.out": lambda x: 0 * x}`. Attention is the
-    reference implementation, which names its scores and pattern. The result is differentiable, including with respect to
+    An edit is a pure function of an activation, traced with the model: `{"h.3.mlp.out": lambda x: 0 * x}`. Attention uses the
+    reference implementation, which exposes its scores and pattern. The result is differentiable, including with respect to
     arrays that an edit closes over, and `run` can be called under `jax.vmap`, `jax.grad` and `jax.jit`. Programs are cached by
     the identity of the edits: define each edit once, or call `run` in a jitted function of the values that change.
 
@@ -76,7 +76,7 @@ def run(lm: LM, ids: Any, taps: Sequence[str] = (), edits: Mapping[str, Edit] | 
 
     Raises:
         UserError: if a name matches no activation, an edit changes a shape or dtype, or the ids are not integers
-            `[B, T]`, are outside the vocabulary, or exceed the context length.
+            `[B, T]` within the vocabulary and context length.
     """
     taps = (taps,) if isinstance(taps, str) else tuple(taps)
     return on_tokens(_forward, lm, ids, taps, tuple((edits or {}).items()))
@@ -112,7 +112,7 @@ def layer_names(config: ModelConfig, activation: str) -> list[str]:
 
 
 def stream_names(config: ModelConfig) -> list[str]:
-    """Return the activation names of the residual stream: the input of each block, and the output of the last block."""
+    """Return names of residual stream activations: each block's input, and the last block's output."""
     return [*layer_names(config, "resid.pre"), f"resid.post.{config.n_layer - 1}"]
 
 

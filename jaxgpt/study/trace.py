@@ -26,8 +26,8 @@ WORK = {
 def instruction_kinds(program: str) -> dict[str, str]:
     """Classify the instructions of a compiled training step (`compiled.as_text()`) by the kinds of `WORK`.
 
-    A fusion has the kind of its matrix product; without a product, the kind of its own source path or of its first instruction
-    with a path. Paths of the differentiated part contain `jvp`; other paths count as optimizer.
+    A fusion has the kind of its first matrix product; without a product, the kind of its first source path. Paths
+    of the differentiated part contain `jvp`; other paths count as optimizer.
     """
     computations, _ = read_computations(program)
     kinds = {}
@@ -79,7 +79,7 @@ def device_time(profile: jax.profiler.ProfileData, kind_of: Mapping[str, str], d
 
 
 def own_times(events: Iterable[tuple[float, float, str]]) -> Iterator[tuple[str, float]]:
-    """Yield (name, self time) of each event (start, end, name) of a thread; self time excludes nested events."""
+    """Yield name and self time (without nested events) of each event (start, end, name) of a thread."""
     open_events: list[list[Any]] = []  # stack of [end, name, self time]
     for start, end, name in sorted(events, key=lambda event: (event[0], -event[1])):
         while open_events and open_events[-1][0] <= start:

@@ -36,8 +36,8 @@ GRADIENTS = 1e-4  # tolerance for forward and backward passes, including gradien
 class Law(NamedTuple):
     """An equivalence of two computations."""
 
-    name: str  # the law, written as "left side = right side"
-    measure: Callable[[Subject], float]  # difference of the two sides; raises `Skipped` if the law does not apply
+    name: str  # name of the law, such as "cached = uncached"
+    measure: Callable[[Subject], float]  # difference of the results, or exception `Skipped` if the law does not apply
     tolerance: float  # the largest difference that passes
     tokens: int = 1  # minimum context length
     fix: str = ""  # advice for the user if the law fails
@@ -47,11 +47,11 @@ class LawResult(NamedTuple):
     """The result of a law."""
 
     name: str
-    difference: float | None  # difference of the two sides; None: non-finite, or not measured
+    difference: float | None  # difference of the results; None: non-finite, or not measured
     tolerance: float  # the largest difference that passes
-    ok: bool | None  # whether the law holds; None if the law does not apply
+    ok: bool | None  # whether the law holds; None: skipped
     seconds: float  # wall-clock time
-    note: str = ""  # reason why the law was skipped or failed, or the law's fix
+    note: str = ""  # reason for the skip or failure, or the law's fix
 
 
 LAWS = (
