@@ -28,7 +28,7 @@ class RowSums(NamedTuple):
     others: Mapping[str, jax.Array] = {}
 
 
-# (params, batch, dropout key or None) -> RowSums. A batch is any tree of arrays with rows as their first axis.
+# An objective maps (params, batch, dropout key or None) to RowSums. A batch is any tree of arrays with rows as first axis.
 Objective = Callable[[Any, Any, jax.Array | None], RowSums]
 
 
@@ -37,8 +37,8 @@ def next_token_loss(apply_fn: Callable[..., Any], chunk: int = 0) -> Objective:
 
     Args:
         apply_fn: `GPT(config).apply`, or any `(variables, tokens_BT, key, positions) -> logits_BTV`.
-        chunk: positions per window to compute logits for at a time, to save memory; needs the model's methods `hidden`
-            and `head` (see `chunked`); 0: all.
+        chunk: positions of each window per chunk of logits, to save memory (see `chunked`); 0: all. Chunks need the
+            model's methods `hidden` and `head`.
 
     Returns:
         An objective for batches of windows (see `split_windows`).
@@ -83,8 +83,8 @@ def chunked(
 ) -> jax.Array:
     """Compute `losses(x_BTD, targets_BT)` for `chunk` positions of each row at a time.
 
-    The backward pass recomputes a chunk's logits: memory holds B x chunk x V logits instead of B x T x V, at the cost
-    of one more product with the head. The last chunk is padded with targets that are not counted.
+    Memory holds B x chunk x V logits instead of B x T x V. The backward pass recomputes the logits, at the cost of one
+    more product with the head. The last chunk is padded with targets that are not counted.
     """
     B, T, D = x_BTD.shape
     chunk = min(chunk, T)

@@ -71,7 +71,7 @@ def nesterov(decay: float, dtype: Any) -> optax.GradientTransformation:
 
     def init(params: Any) -> MuonState:
         state = scale_by_muon(ns_coeffs=QUINTIC, mu_dtype=dtype).init(params)
-        return state._replace(ns_coeffs=state.ns_coeffs.astype(jnp.float32))  # not float64 under x64
+        return state._replace(ns_coeffs=state.ns_coeffs.astype(jnp.float32))  # no float64 under x64
 
     return optax.GradientTransformation(init, update)
 
@@ -81,7 +81,7 @@ def orthogonal(updates: Any, steps: int, model: ModelConfig) -> Any:
 
     Each matrix is divided by its Frobenius norm; then `steps` times, `X <- a X + (b A + c A^2) X` with `A = X X^T`, or
     `X <- a X + X (b A + c A^2)` with `A = X^T X` if that A is smaller. Matrices of the same shape, up to transposition, are
-    stacked and sharded over the devices: orthogonalizing all of them on each device would take a large part of a step.
+    stacked and sharded over the devices. Orthogonalizing all matrices on each device would take a large part of a step.
     """
     paths, tree = jax.tree_util.tree_flatten_with_path(updates)
     leaves = [leaf for _, leaf in paths]

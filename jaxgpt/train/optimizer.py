@@ -66,8 +66,8 @@ def schedule(config: Config, rates: Rates | None = None) -> optax.Schedule:
 
     Warm-up: `peak * (step + 1) / (warmup + 1)` before step `warmup`. Then, with p from 0 to 1 between `warmup` and
     `decay_steps` (0: `train.steps`):
-    cosine `low + (peak - low) * (1 + cos(pi * p)) / 2`; linear `peak - (peak - low) * p`; wsd: `peak`, falling linearly to
-    `low` over `cooldown_steps` (0: a fifth of `decay_steps`) until `decay_steps`; constant `peak`.
+    cosine: `low + (peak - low) * (1 + cos(pi * p)) / 2`; linear: `peak - (peak - low) * p`; wsd: `peak`, falling linearly to
+    `low` over `cooldown_steps` (0: a fifth of `decay_steps`) until `decay_steps`; constant: `peak`.
 
     Args:
         config: settings of the run; reads `optim`, and `train.steps` if `optim.decay_steps` is 0.
@@ -108,7 +108,7 @@ def groups(params: Any, model: ModelConfig) -> Any:
 
 
 def make_optimizer(config: Config, numbers: Numbers | None = None) -> optax.GradientTransformation:
-    """Make the optimizer of `config.optim`: clip by the global norm (`grad_clip`; 0: off), then update with optax.
+    """Make the optimizer of `config.optim`: clip by global norm (`grad_clip`; 0: off), then update.
 
     With learning rate `r` (`schedule`), decoupled weight decay `d` (for `decay_mask`'s weights, otherwise 0) and
     gradient `g`:

@@ -38,7 +38,7 @@ class TrainState(NamedTuple):
 
     @property
     def eval_params(self) -> Any:
-        """The parameters to evaluate and sample: the EMA if it is not None, otherwise `params`."""
+        """The parameters for evaluation and sampling: the EMA if it is not None, otherwise `params`."""
         return self.params if self.ema is None else self.ema
 
 
@@ -48,7 +48,7 @@ def init_state(
     """Make the initial train state.
 
     Args:
-        params: trained parameters (weights or adapters), float32.
+        params: initial values of the trained parameters (weights or adapters), float32.
         optimizer: any optax transformation.
         ema: whether to keep an EMA of `params`.
         skip: whether to skip bad updates (`should_apply`).
@@ -144,8 +144,8 @@ def train_step(
 
     Returns:
         The new state, and the metrics: `loss` (mean before the update) and the objective's other means, `grad_norm` (before
-        clipping), `grad_squares` (squared norm of each gradient, `[leaves]`) and, if the state has statistics to skip bad
-        updates, the counts `skipped` (in total) and `skipped_in_a_row`.
+        clipping) and `grad_squares` (squared norm of each gradient, `[leaves]`). If the state has statistics to skip bad
+        updates, the metrics include the counts `skipped` (in total) and `skipped_in_a_row`.
 
     Raises:
         ValueError: if `over_devices` is combined with dropout, `accumulation` does not divide the number of rows, or

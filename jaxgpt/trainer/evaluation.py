@@ -67,7 +67,7 @@ def evaluate(
         progress: called with the number of evaluated windows and the total.
 
     Raises:
-        UserError: if all targets in the windows that every evaluation of the run shares are masked.
+        UserError: if all targets are masked in the windows common to all evaluations of a run.
     """
     began = time.perf_counter()
     config, mesh = program.config, program.mesh

@@ -18,7 +18,7 @@ from jaxgpt.model.params import flatten_params, weights
 from jaxgpt.parallel.processes import is_peer_failure
 from jaxgpt.trainer.program import Program
 
-LEAF = re.compile(r"(\+[^/]+)?/(a|b/[^/]+|[^/]+)$")  # end of a path: weight, or adapter of one or several matrices
+LEAF = re.compile(r"(\+[^/]+)?/(a|b/[^/]+|[^/]+)$")  # end of a path, after the module: weight or adapter
 
 
 class Diverged(TrainingFailed):
@@ -27,7 +27,7 @@ class Diverged(TrainingFailed):
 
 @contextmanager
 def failures(run: Run, program: Program) -> Iterator[None]:
-    """Raise divergence, I/O errors and exhausted memory as `TrainingFailed`, with the step of the kept checkpoint."""
+    """Raise divergence, I/O errors and exhausted memory as `TrainingFailed`, with the last saved step."""
     advice = ""
     try:
         yield

@@ -76,7 +76,7 @@ class Program(States):
         return microbatches(self.config.train, batch_ways(self.mesh))
 
     def batch(self, steps: int = 1) -> Any:
-        """Return the abstract, padded batch `[rows, T + 1]` of a step, or for K > 1 steps, `Several`: `[K, rows, T + 1]`.
+        """Return an abstract, padded batch `[rows, T + 1]`; for K > 1 steps, `Several` of `[K, rows, T + 1]`.
 
         With segment ids, windows are `[T, 3]` (see `train.loss.split_windows`).
         """
@@ -103,7 +103,7 @@ class Program(States):
         return jax.tree.map(put_rows, batch)
 
     def put_batches(self, batches: Sequence[Any]) -> Any:
-        """Put batches for one call of `step`, 1 to `train.steps_per_call`, on their devices."""
+        """Put 1 to `train.steps_per_call` batches for one call of `step` on their devices."""
         most = self.config.train.steps_per_call
         if not 0 < len(batches) <= most:
             raise UserError(f"expected 1 to {most} batches per call (train.steps_per_call), not {len(batches)}")
@@ -254,8 +254,8 @@ def build(
         ops: operations to use instead of `jaxgpt.kernels.best(config, mesh)`.
 
     Raises:
-        UserError: if a rule has an unknown axis, or shards an array twice over the same mesh axis; or if the mesh or a
-            setting does not fit the devices, the batch or the model.
+        UserError: if a rule is invalid (see `change_rules`), or a rule, the mesh or a setting does not fit the devices, the
+            batch or the model.
     """
     sizes, note = resolve(config, jax.device_count(), process_count(), jax.default_backend() == "tpu")
     mesh = make_mesh(sizes)

@@ -28,7 +28,7 @@ from jaxgpt.trainer.report import Report
 from jaxgpt.trainer.start import out_of_patience
 
 SAVE, STOP = 1, 2  # requests between two calls; the maximum over processes is used
-LAG = 2  # calls dispatched after a call before blocking on its metrics
+LAG = 2  # number of later calls dispatched before blocking on the metrics of a call
 WINDOW = 10.0  # averaging window of the speed in seconds; minimum one call
 
 
@@ -125,7 +125,7 @@ class Record:
 
     @contextmanager
     def closing(self, state: Callable[[], Any]) -> Iterator[None]:
-        """Context manager: save the last state at the end; in a single process, also on I/O or data errors."""
+        """Context manager: save the last state at the end; in a single process, even after I/O or data errors."""
         error: Exception | None = None
         try:
             yield
@@ -192,7 +192,7 @@ class Speed:
         self._calls: deque[tuple[float, int]] = deque()  # end of recent calls, minus excluded seconds; steps done
 
     def call_ended(self, done: int) -> tuple[dict[str, float], dict[str, float]]:
-        """Record that a call has ended with `done` steps.
+        """Record the end of a call, after `done` steps of the run.
 
         Returns two dictionaries: `tokens_per_second` and, if known, `mfu`; and `seconds_left` at the mean speed since
         the first call, including evaluations. Both dictionaries are empty for the first call.

@@ -55,8 +55,8 @@ class Weights(NamedTuple):
     """Initial or frozen weights, and the tokenizer.
 
     Attributes:
-        params: initial weights per layer; None: random initialization, or the run's checkpoint.
-        base: frozen weights that the adapters change, per layer; None: all weights are trained.
+        params: initial weights, with unstacked layers; None: random initialization, or the run's checkpoint.
+        base: frozen base weights of the adapters, with unstacked layers; None: all weights are trained.
         tokenizer: tokenizer of the weights or of the resumed run; None: the tokenizer of the data.
     """
 
@@ -73,8 +73,8 @@ def check(start: Start) -> None:
     """Check the directory of the run before weights and data are read.
 
     Raises:
-        UserError: if `out` holds a run (unless `overwrite`) or the weights to start from, or if the run to resume has no
-            optimizer state or is locked by another process.
+        UserError: if `out` holds a run (unless `overwrite`) or the initial weights, or the run to resume is locked or has no
+            optimizer state.
     """
     if run := start.run:
         with sole_writer(run.path):
@@ -108,7 +108,7 @@ def read_weights(start: Start) -> Weights:
 
 
 def completed(config: Config, data: Data, run: Run | None = None) -> Config:
-    """Check the data; set the vocabulary size and, with `train.epochs`, the number of steps, including steps taken by `run`."""
+    """Check the data; set the vocabulary size and, with `train.epochs`, the total number of steps."""
     config, train = config.with_model(vocab_size=config.model.vocab_size or data.tokenizer.vocab_size), config.train
     data.check(config)
     if not train.epochs:
@@ -128,8 +128,8 @@ def open_for_training(
     Yields the run, and the checkpoint to resume from; None: train from step 0.
 
     Raises:
-        UserError: if a run cannot be created in `out`, the run is locked by another process, or the run cannot be resumed
-            with these settings and data.
+        UserError: if a run cannot be created in `out`, is locked by another process, or cannot be resumed with these
+            settings and data.
     """
 
     def on_disk() -> tuple[str, dict[str, Any] | None]:
@@ -142,7 +142,7 @@ def open_for_training(
 
     with ExitStack() as lock:
         path, last = on_leader(on_disk)
-        run = same_on_all(lambda: open_run(Path(path)), lambda _: {})  # check that every process can read the directory
+        run = same_on_all(lambda: open_run(Path(path)), lambda _: {})  # error if a process cannot read the directory
         yield run, Info(**last) if last else None
 
 
@@ -188,7 +188,7 @@ def check_resume(old: Config, new: Config, step: int = 0) -> None:
 
 
 def why_finished(run: Run, config: Config) -> str:
-    """Return why a run is finished, or "". The result is "" with `train.epochs`: the number of steps depends on the data.
+    """Return why a run is finished, or ""; always "" with `train.epochs`: the steps depend on the data.
 
     Raises:
         UserError: as in `check_resume`.
@@ -217,7 +217,7 @@ def prune_finished(run: Run) -> None:
 
 
 def out_of_patience(best: Sequence[float], evaluated: int, train: TrainConfig) -> bool:
-    """Return whether the last `train.patience` evaluations, up to step `evaluated`, did not improve `best`."""
+    """Return whether the last `train.patience` evaluations up to step `evaluated` did not improve `best`."""
     return bool(train.patience) and evaluated - best[1] >= train.patience * train.eval_every
 
 

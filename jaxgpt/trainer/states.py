@@ -101,7 +101,7 @@ class States:
 
     @cached_property
     def abstract_checkpoint(self) -> TrainState:
-        """Shapes, dtypes and shardings of the state in a checkpoint, which has a tree per layer."""
+        """Shapes, dtypes and shardings of the state in a checkpoint, with unstacked layers."""
         return self._abstract(*jax.eval_shape(self._unstacked, (self._shapes.state, self._shapes.trained)))
 
     @cached_property
@@ -123,27 +123,27 @@ class States:
         return self._compute(lambda trees: self.merged(*trees), (self.frozen, params), self.abstract_frozen)
 
     def init(self, params: Any = None) -> TrainState:
-        """Make the initial state from parameters per layer; None: from random parameters."""
+        """Make the initial state from parameters with unstacked layers; None: from random parameters."""
         if params is None:
             return self._compute(lambda seed: self.fresh(seed).state, self.config.train.seed, self.abstract_state)
         return self._compute(lambda params: self._stacked(self._first_state(params)), params, self.abstract_state)
 
     def restore(self, directory: Path, step: int) -> TrainState:
-        """Restore the state of a checkpoint; raise `UserError` if it cannot be read or does not match."""
+        """Restore a checkpoint's state; raise `UserError` if it cannot be read or does not match the config."""
         state = store.restore(directory, step, self.abstract_checkpoint)
         return self._compute(stack_layers, state, self.abstract_state) if self.config.train.scan_layers else state
 
     def to_checkpoint(self, state: TrainState) -> TrainState:
-        """Return a state with a tree per layer: a copy with `train.scan_layers`, otherwise the state itself."""
+        """Return a state with unstacked layers: a copy with `train.scan_layers`, otherwise the state itself."""
         return block_on_cpu_mesh(self.mesh, self._to_checkpoint(state)) if self.config.train.scan_layers else state
 
     def put_params(self, params: Any) -> Any:
-        """Put weights per layer on their devices, for `eval`."""
+        """Put weights with unstacked layers on their devices, for `eval`."""
         shardings = shardings_of(self.abstract_state.params)
         return block_on_cpu_mesh(self.mesh, jax.device_put(self._stacked(params), shardings))
 
     def put_base(self, base: FrozenBase) -> None:
-        """Put the frozen weights per layer on their devices, instead of random weights."""
+        """Put frozen weights with unstacked layers on their devices, instead of random weights."""
         self.frozen = self._compute(self._stacked, base.params, self.abstract_frozen)
         self.base = base._replace(params=self.frozen)
 

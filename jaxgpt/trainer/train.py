@@ -53,7 +53,7 @@ def train(start: Start, report: Report, until: int | None = None) -> Outcome:
         until: stop and save at this step, as on a signal; None: the last step.
 
     Raises:
-        UserError: if settings, data, weights or the run are invalid or do not match, or the train step cannot be compiled.
+        UserError: if settings, data, weights or the run are invalid or inconsistent, or the train step cannot be compiled.
         TrainingFailed: if loss or gradients diverge, memory is exhausted, the data become unreadable, or writing fails.
     """
     use_cores(start.config.mesh, process_count(), start.config.model)  # before JAX's first use of a device
@@ -89,7 +89,7 @@ def train(start: Start, report: Report, until: int | None = None) -> Outcome:
                     record.save(state, temporary=True)
                 if steps:
                     state, metrics = program.step(state, batches)
-                    record.steps(steps, metrics)  # including a read of the metrics of two calls ago
+                    record.steps(steps, metrics)  # with a blocking read of the metrics from two calls ago
                 if is_evaluated(steps.stop, settings):
                     record.read()  # error if the run has diverged
                     all_windows, progress = steps.stop == settings.steps, partial(report.stage, "evaluating")
@@ -123,7 +123,7 @@ def compiling(program: Program, report: Report) -> Iterator[None]:
 
 
 def batches_of(program: Program, data: Data, last: Info | None) -> Callable[[range], Any]:
-    """Return a function that puts the batches of a range of steps on the devices, or returns None for an empty range.
+    """Return a function from a range of steps to their batches on the devices; None for an empty range.
 
     A run resumed with a different batch size continues after the windows that it has used.
     """

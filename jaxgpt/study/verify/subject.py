@@ -22,7 +22,7 @@ from jaxgpt.train import step
 from jaxgpt.train.loss import next_token_loss
 
 LENGTH = 48  # maximum tokens per row of a forward pass; fewer in a short context
-ROWS = 8  # rows of a batch for gradients, divisible among 8 devices
+ROWS = 8  # rows of a batch for gradients, shardable over 2, 4 or 8 devices
 BATCH_LENGTH = 24  # maximum tokens per row of a batch for gradients; fewer in a short context
 FLOOR = 1e-3  # minimum scale of a leaf, relative to the largest magnitude in its tree
 
@@ -40,7 +40,7 @@ class Subject:
 
     @cached_property
     def config(self) -> Config:
-        """The run's config in float32, with attention auto, no dropout, remat, microbatches, layer scan or loss chunks."""
+        """The float32 config with attention auto, without dropout, remat, accumulation, scan or loss chunks."""
         config = self.lm.config.with_model(dropout=0.0)
         plain: dict[str, Any] = {"remat": "none", "accumulation": 1, "scan_layers": False, "loss_chunk": 0}
         train = replace(config.train, attention="auto", compute_dtype="float32", **plain)
@@ -73,7 +73,7 @@ class Subject:
 
     @cached_property
     def windows(self) -> jax.Array:
-        """Windows `[8, T + 1]` for gradients; two are shorter, so that token counts differ."""
+        """Windows `[8, T + 1]` for gradients; the first two are padded, so that token counts of rows differ."""
         T = min(BATCH_LENGTH, self.config.model.block_size)
         return self.random_ids((ROWS, T + 1)).at[0, 1 + T // 3 :].set(-1).at[1, 1 + T // 2 :].set(-1)
 

@@ -34,7 +34,7 @@ def remat(s: Subject, policy: Literal["dots", "full"]) -> float:
 
 
 def operations(s: Subject) -> float:
-    """Compare loss and gradient between the operations that training uses and their definitions."""
+    """Compare loss and gradient between the operations that training uses and the reference definitions."""
     return distance(s.plain_gradient, s.compiled_gradient(GPT(s.config.model, Ops())))
 
 
@@ -50,13 +50,13 @@ def scanned(s: Subject) -> float:
 
 
 def accumulation(s: Subject) -> float:
-    """Compare one batch to four microbatches with different token counts: mean loss and gradient."""
+    """Compare loss and gradient between one batch and four microbatches with different token counts."""
     return distance(s.compiled_gradient(s.model, accumulation=4), s.plain_gradient)
 
 
 def compiled(s: Subject) -> float:
-    """Compare the compiled loss and gradient to the same operations executed without jit."""
-    compiled = s.plain_gradient  # compiled here, before jit is disabled
+    """Compare loss and gradient with and without jit."""
+    compiled = s.plain_gradient  # result with jit, computed before jit is disabled
     with jax.disable_jit():
         return distance(compiled, s.gradient(s.model, s.params, s.windows))
 
@@ -114,7 +114,7 @@ def resumed(s: Subject) -> float:
 
 
 def _split(config: Config, n_devices: int) -> MeshConfig:
-    """Return a mesh of up to 8 devices that uses as many mesh axes as the devices and the model's shapes allow."""
+    """Return a mesh of up to 8 devices that uses as many axes as the device count and the model allow."""
     n = max(n for n in (2, 4, 8) if n <= n_devices)
     for fsdp, tensor in ((2, 2), (2, 1), (1, 2)):
         with suppress(UserError):
