@@ -74,8 +74,8 @@ class Part(NamedTuple):
 def architecture(config: ModelConfig, title: str = "") -> str:
     """Draw the model of a config as an SVG image.
 
-    The figure shows the residual stream from ids to logits, the sublayers that read it and add to it, and the shape, options
-    and number of parameters of each part. Lines and text have the text color of the surrounding page.
+    The figure shows the residual stream from ids to logits, with the sublayers that read it and add to it. Each part has its
+    shape, options and number of parameters. Lines and text have the text color of the surrounding page.
 
     Args:
         config: the architecture, with `vocab_size` set.

@@ -181,7 +181,7 @@ def _far_below_the_future(T: int) -> tuple[Array, Array, Array]:
 
 
 def _weights_are_causal(out_TH: Array, q_TH: Array, k_TH: Array, v_TH: Array) -> str | None:
-    """Return what is wrong with the weights (the output, if the values are the identity), or None."""
+    """Return why the weights (the output, if the values are the identity) are wrong, or None."""
     if np.isnan(out_TH).any():
         return (
             "some results are NaN: does the softmax subtract the maximum of each row, does position 0 see itself, and are "

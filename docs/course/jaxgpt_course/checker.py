@@ -1,4 +1,4 @@
-"""Compare a learner's function with the reference: return the most specific error and its likely cause."""
+"""Compare a learner's function with the reference, and return the error and its likely cause."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _EXERCISES = (
     *(EMBEDDING, SOFTMAX, MASK, ATTENTION, BLOCK, LOSS, STEP, ADAM, ROPE),
     *(ACCUMULATION, GREEDY, TOP_P, SAMPLE, CACHE, PRODUCT),
 )
-_RTOL, _ATOL = 1e-4, 1e-5  # tolerances above the differences of reordered float32 sums, about 1e-6
+_RTOL, _ATOL = 1e-4, 1e-5  # tolerances above the rounding errors of float32 sums, about 1e-6
 _KINDS = {"booleans": jnp.bool_, "integers": jnp.integer, "floats": jnp.floating}
 _HERE = os.path.dirname(__file__)  # noqa: PTH120
 
@@ -97,13 +97,12 @@ def exercises() -> tuple[Exercise, ...]:
 
 
 def check(name: str, function: Callable[..., Any]) -> Result:
-    """Check a learner's function: call it with ordinary and extreme inputs; compare with the reference.
+    """Compare a learner's function with the reference for ordinary and extreme inputs.
 
     The function may use NumPy or jax.numpy, and need not be compatible with `jax.jit`. It is called with NumPy arrays, and if
     it raises an error, once more with JAX arrays, so that both `x[0] = y` and `x.at[0].set(y)` work.
 
-    For an unknown name, an object that is not a function, and a function that raises an error, `check` returns a failed result
-    and raises no error.
+    `check` raises no error: it returns a failed result if the name is unknown, or `function` is not callable or fails.
 
     Args:
         name: name of the exercise, such as "attention"; `exercises()` lists all.
@@ -133,7 +132,7 @@ def score(functions: Mapping[str, Any]) -> Score:
     """Check all exercises.
 
     Args:
-        functions: functions keyed by their name in the signature, such as `globals()`. A missing name counts as not solved.
+        functions: functions by name (see `Exercise.signature`), such as `globals()`. A missing function counts as not solved.
     """
 
     def result(exercise: Exercise) -> Result:

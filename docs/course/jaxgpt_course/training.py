@@ -258,7 +258,7 @@ def _parts(params: Any, microbatches: Sequence[Any], loss_sum: Callable[..., Any
 def _combined(
     of_loss: Callable[[Array, Array], Any], of_grads: Callable[[Array, Array], Any] | None = None
 ) -> Callable[..., Any]:
-    """Make an accumulation from functions that combine sums and counts over microbatches, for the loss and the gradient."""
+    """Make an accumulation from functions that combine the sums and counts of all microbatches."""
 
     def accumulate(params: Any, microbatches: Sequence[Any], loss_sum: Callable[..., Any]) -> Any:
         (totals, grads), counts = _parts(params, microbatches, loss_sum)
