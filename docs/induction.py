@@ -44,7 +44,7 @@ def main(run: str, picture: str) -> None:
     below.legend(fontsize="small")
     figure.savefig(picture, dpi=110)
     layer, head = np.unravel_index(induction[-1].argmax(), induction.shape[1:])
-    print(f"induction score of layer {layer} head {head}: {induction[:, layer, head].round(2).tolist()}")
+    print(f"induction scores of layer {layer} head {head} by step: {induction[:, layer, head].round(2).tolist()}")
     print(f"scores at step {STEPS[-1]}: induction\n{induction[-1].round(2)}\nprevious token\n{previous[-1].round(2)}")
 
 

@@ -1,4 +1,4 @@
-"""Convert course pages to notebooks with a first cell that installs jaxgpt and jaxgpt_course if missing.
+"""Convert course pages to notebooks that install jaxgpt and jaxgpt_course if missing.
 
 `python -m sphinx` writes the notebooks next to the pages, with a wheel of jaxgpt and jaxgpt_course for the first cell.
 For notebooks that run on Colab without changes, pass the URL of the site to the build:
@@ -70,7 +70,7 @@ def _cell(kind: str, source: str, number: int, hidden: bool = False) -> dict[str
 
 
 def _links(text: str, base: str) -> str:
-    """Point links to the notebooks of course pages and to other site pages (without `base`: plain text)."""
+    """Link course pages to their notebooks, and other pages to the site (without `base`: plain text)."""
 
     def link(match: re.Match[str]) -> str:
         words, page, anchor = match[1], match[2], match[3] or ""
