@@ -11,7 +11,7 @@ python benchmarks/decode.py --compiled          also compare with transformers' 
 jaxgpt and transformers use the GPU if there is one, and share its memory. Speeds and bandwidth are medians. A failed
 side is skipped, and its error is printed. A line of JSON with the results so far is printed after the first two calls
 of each side and after every later round. Needs torch; the default peer needs transformers. The speed limit is batch size x
-read bandwidth / bytes of float32 weights read per step; the bandwidth is measured between the sides.
+read bandwidth / bytes of float32 weights read per step; the bandwidth is measured before each timed call.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main() -> None:
     )
     parser.add_argument("--top-k", type=int, default=0, help="top-k in jaxgpt and transformers; 0: greedy")
     parser.add_argument(
-        "--long", type=int, default=0, help="also generate this many tokens with jaxgpt; time the first and last; 0: no"
+        "--long", type=int, default=0, help="tokens of an additional jaxgpt text, timed at its start and end; 0: off"
     )
     args = parser.parse_args()
     cores = len(os.sched_getaffinity(0))
@@ -171,7 +171,7 @@ def main() -> None:
         if "llama.cpp" in args.peers:
             kinds_of_both = [kind for kind in args.kinds if kind != "bfloat16"]
             sides |= {f"llama.cpp {kind}": functools.partial(llama_cpp, kind, batch) for kind in kinds_of_both}
-        if args.compiled:  # the last side: compilation may take longest
+        if args.compiled:  # the last side, because of its compilation time
             sides[f"transformers {kinds[-1]} compiled"] = functools.partial(theirs, kinds[-1], batch, compiled=True)
         runs: dict[str, Callable[[], Any]] = {}
         seconds: dict[str, list[float]] = {name: [] for name in sides}

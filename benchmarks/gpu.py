@@ -1,12 +1,12 @@
 """Run tests and benchmarks on a GPU, in resumable parts of at most 8 minutes, in any order.
 
 python benchmarks/gpu.py --out results                   run the parts without a result in that directory
-python benchmarks/gpu.py --out results train-124m-16     run these parts, even if they have a result
+python benchmarks/gpu.py --out results train-124m-16     run this part, even if it has a result
 python benchmarks/gpu.py --out results --list            print the results so far; run nothing
 python benchmarks/gpu.py --out results --toy             run at toy size, to check the script on a CPU
 
-Needs jax with CUDA, flax, optax, chex, orbax-checkpoint, filelock, torch and transformers; pytest and hypothesis for
-`tests-*`; for `recipe` and `recipe-torch` the text of tinyshakespeare (--text FILE). jaxgpt need not be installed, and
+Needs jax with CUDA, flax, optax, chex, orbax-checkpoint, filelock, torch and transformers. `tests-*` also need pytest
+and hypothesis; `recipe` and `recipe-torch` need the text of tinyshakespeare (--text FILE). jaxgpt need not be installed, and
 nothing is downloaded. Each part runs in a separate process on the first GPU (of CUDA_VISIBLE_DEVICES, if set).
 PART.json contains its results or, after a failure, the error, the end of the output and the results so far. A part
 without a complete result is run again next time. A repeated part loads compiled programs from the subdirectory `cache`
@@ -176,7 +176,7 @@ def environment(cache: Path, require_gpu: bool) -> dict[str, str]:
 
 
 def last_json(lines: list[str]) -> dict[str, Any] | None:
-    """Return the last line that is a JSON object, or None.
+    """Return the JSON object in the last line that contains one, or None.
 
     Libraries may print later lines, and the last line of a stopped part may be truncated.
     """
@@ -190,7 +190,7 @@ def last_json(lines: list[str]) -> dict[str, Any] | None:
 
 
 def gpu_name() -> str:
-    """Return name, driver version and memory of the machine's first GPU, from nvidia-smi; "" without a GPU."""
+    """Return name, driver version and memory of the first GPU, from nvidia-smi; "" without a GPU."""
     query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=30)
@@ -211,7 +211,7 @@ def sheet_peak(device: str) -> float:
     """Return the peak bfloat16 FLOP/s of a GPU from its data sheet; 0: unknown."""
     from jaxgpt.parallel.chips import CHIPS
 
-    name = device.split(",")[0].strip()  # full name: different rates of PCIe, NVL and SXM boards
+    name = device.split(",")[0].strip()  # full name, because of the different rates of PCIe, NVL and SXM boards
     return next((chip.flops for chip in CHIPS.values() if name in chip.kinds), 0.0)
 
 
@@ -296,7 +296,7 @@ def run_tests(name: str, toy: bool, text: str) -> dict[str, Any]:
     del text
     arguments = ["tests/kernels/test_stored.py"] if toy and name != "tests-cudnn" else TESTS[name]
     env = os.environ | {"JAX_DEFAULT_MATMUL_PRECISION": "highest", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    env |= {} if toy else {"JAX_PLATFORMS": "cuda,cpu"}  # instead of "cpu" from tests/conftest.py
+    env |= {} if toy else {"JAX_PLATFORMS": "cuda,cpu"}  # default of tests/conftest.py: "cpu"
     said = ""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"

@@ -101,7 +101,7 @@ def alone(side: str, shape: Shape, *flags: str) -> float:
 
 
 def step_seconds(shape: Shape, seconds: float) -> float:
-    """Time steps for `seconds`, at least five, after three warm-up steps; return the median in seconds."""
+    """Time at least five steps, for `seconds`, after three warm-up steps; return the median in seconds."""
     work = ours(shape)
     for _ in range(3):
         work()

@@ -80,7 +80,7 @@ def write_gguf(file: Path, config: ModelConfig, kind: str) -> None:
 
 
 class LlamaCpp:
-    """A llama.cpp server in this process, with one slot per text."""
+    """A llama.cpp server in this process, with one slot per prompt."""
 
     def __init__(self, file: Path, batch: int) -> None:
         import xllamacpp

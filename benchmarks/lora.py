@@ -34,7 +34,7 @@ RANK, ALPHA, B, REPEATS = 8, 16.0, 8, 5
 
 
 def two_products(adapters: Any) -> Callable[..., Any]:
-    """Return a method interceptor for Flax Linen that adds `s (x A) B` to the output of each adapted matrix."""
+    """Return a Flax Linen method interceptor that adds `s (x A) B` to the output of each adapted matrix."""
 
     def add(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
         y = call(*args, **kwargs)
@@ -86,7 +86,7 @@ def main() -> None:
         compiled[label] = partial(call, trained, params, ids), call.memory_analysis().temp_size_in_bytes
         jax.block_until_ready(compiled[label][0]())
     seconds: dict[str, list[float]] = {label: [] for label in rows}
-    for _ in range(REPEATS):  # interleaved rows: changes in the machine's speed affect all rows
+    for _ in range(REPEATS):  # interleaved rows, so that changes in the machine's speed affect all rows
         for label, (run, _) in compiled.items():
             began = time.perf_counter()
             jax.block_until_ready(run())

@@ -19,7 +19,7 @@ from jaxgpt.trainer.metrics import read_metrics
 
 
 def measure(settings: list[str], steps: int, each: int, out: Path) -> list[tuple[int, int]]:
-    """Train in a separate process; return (steps done, resident MiB), sampled every second."""
+    """Train in a separate process; return (steps done, resident MiB) pairs, sampled every second."""
     fixed = f"--train.steps {steps} --train.steps-per-call {each} --train.log-every 1"
     options = [*settings, *fixed.split(), "--train.eval-windows", "8", "--train.sample-tokens", "0", "--out", str(out)]
     command = [sys.executable, "-m", "jaxgpt", "train", "nanogpt-cpu", "--data.dataset", "python", *options]

@@ -6,7 +6,7 @@ python benchmarks/plan_table.py                        all rows
 python benchmarks/plan_table.py --only gpt2-v5e weak   rows with these name prefixes
 
 Needs `pip install -e '.[tpu]'` on Linux, x86-64. Every row is one `jaxgpt plan ... --json`; the commands are also printed.
-Compiled rows are kept in --results, so an interrupted run resumes.
+Finished rows are kept in --results, so an interrupted run resumes.
 """
 
 from __future__ import annotations

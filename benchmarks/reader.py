@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="seconds per repeat of a row")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--batch", type=int, nargs="+", default=[64, 512])
-    parser.add_argument("--sparse", type=float, default=0, help="number of tokens of a sparse file to read; 0: no")
+    parser.add_argument("--sparse", type=float, default=0, help="number of tokens of a sparse file to read; 0: off")
     args = parser.parse_args()
     print(
         f"{_processor()}, {len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}, NumPy {np.__version__}"
@@ -60,7 +60,7 @@ def table(folder: Path, n: int, args: argparse.Namespace) -> None:
                     ids = rng.integers(0, END, min(CHUNK, n // files - start), np.uint16)
                     ids[rng.random(len(ids)) < 1 / DOCUMENT] = END
                     ids.tofile(file)
-    print(f"{n:,} tokens; memory before reading {_resident():.0f} MB, mapped files {_mapped():.0f} MB\n")
+    print(f"{n:,} tokens; memory before reading {_resident():.0f} MB, memory-mapped files {_mapped():.0f} MB\n")
     print("files  documents  order   batch   M tokens/s")
     for files in (1, 10):
         parts = [open_tokens(folder / f"{files}_{i}.bin") for i in range(files)]
@@ -74,7 +74,7 @@ def table(folder: Path, n: int, args: argparse.Namespace) -> None:
                     speeds = [speed(batches, args.seconds, i) / 1e6 for i in range(args.repeats)]
                     spread = f"{statistics.median(speeds):6.0f} ({min(speeds):.0f} to {max(speeds):.0f})"
                     print(f"{files:5}  {documents:9}  {order:6} {size:6}   {spread}", flush=True)
-    print(f"\npeak of memory that is not a mapped file {_resident(peak=True) - _mapped():.0f} MB")
+    print(f"\npeak memory without memory-mapped files {_resident(peak=True) - _mapped():.0f} MB")
 
 
 def sparse(folder: Path, n: int, args: argparse.Namespace) -> None:

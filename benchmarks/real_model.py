@@ -94,8 +94,8 @@ def decode(lm: Any, run: str, new: int, repeats: int) -> dict[str, float]:
         return len(out.ids)
 
     found = alternate({"transformers": theirs, "jaxgpt": ours}, repeats)
-    print(f"decoding, batch 1, float32: {found['jaxgpt']:.1f} tokens/s, transformers {found['transformers']:.1f}: "
-          f"{found['jaxgpt'] / found['transformers']:.2f} x")  # fmt: skip
+    print(f"decoding, batch 1, float32: {found['jaxgpt']:.1f} tokens/s, "
+          f"{found['jaxgpt'] / found['transformers']:.2f} x transformers ({found['transformers']:.1f})")  # fmt: skip
     return found
 
 
@@ -111,8 +111,8 @@ def lookup(lm: Any, name: str, prompt: str, new: int, repeats: int) -> dict[str,
 
     found = alternate({"plain": lambda: run(0), "lookup": lambda: run(3)}, repeats)
     assert len(set(texts)) == 1, "lookup must not change the text"
-    print(f"lookup 3, {name}: {found['lookup']:.1f} tokens/s, {found['plain']:.1f} without: "
-          f"{found['lookup'] / found['plain']:.2f} x")  # fmt: skip
+    print(f"lookup 3, {name}: {found['lookup']:.1f} tokens/s, "
+          f"{found['lookup'] / found['plain']:.2f} x plain decoding ({found['plain']:.1f})")  # fmt: skip
     return found
 
 
@@ -136,7 +136,7 @@ def chat(lm: Any, repeats: int) -> dict[str, float]:
     found = {name: statistics.median(values[1:]) for name, values in times.items()}
     print(
         f"first token of answer {len(QUESTIONS)}, after {tokens} tokens: {found['kept']:.3f} s; without the cache "
-        f"of the earlier turns {found['read again']:.3f} s, {found['read again'] / found['kept']:.1f} x"
+        f"of the earlier turns {found['read again']:.3f} s, {found['read again'] / found['kept']:.1f} x as long"
     )
     return found | {"prompt_tokens": tokens}
 

@@ -66,7 +66,7 @@ def open_recording(path: Path, steps: int) -> Recording:
         steps: maximum number of steps to replay; 0: all.
 
     Raises:
-        UserError: if a file or setting is missing or invalid, or the files do not match.
+        UserError: if a file or setting is missing or invalid, or the files do not match each other.
     """
     for name in ("recipe.json", "init.safetensors", "offsets.npz"):
         if not (path / name).is_file():
@@ -91,7 +91,7 @@ def open_recording(path: Path, steps: int) -> Recording:
         starts = offsets_nB[split_n == number]
         outside = starts[(starts < 0) | (starts >= len(tokens) - config.model.block_size)]
         if outside.size:
-            raise UserError(f"{path}: window at offset {outside[0]} exceeds the {len(tokens)} ids of split {number}")
+            raise UserError(f"{path}: window at offset {outside[0]} is outside the {len(tokens)} ids of split {number}")
     params = jax.device_get(load_weights(Weights(path / "init.safetensors"), config.model, NANOGPT))
     return Recording(config, params, splits, split_n, offsets_nB, eval_iters, last)
 
@@ -143,8 +143,8 @@ def replay(recording: Recording) -> Iterator[dict[str, float]]:
 
     An evaluation precedes the update of its step.
 
-    Batches are drawn in nanoGPT's order: a training batch before the loop; at each evaluation `eval_iters` training batches,
-    then as many validation batches; after each forward pass the next training batch.
+    Batches are drawn in nanoGPT's order: a training batch before the loop and a training batch after each forward pass. Each
+    evaluation draws `eval_iters` training batches, then as many validation batches.
     """
     draws = _Draws(recording)
     program = build(recording.config)

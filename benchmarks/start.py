@@ -1,4 +1,4 @@
-"""Time of --help, and time to the first train step and sampled character, with a cold and a warm cache.
+"""Time of --help, first train step and first sampled character, with a cold and a warm cache.
 
 python benchmarks/start.py                  the default preset, medians of 3 processes per measurement
 python benchmarks/start.py --repeats 1      a quick check

@@ -15,7 +15,7 @@ def put(batch: torch.Tensor, device: str) -> torch.Tensor:
 
 
 class Block(nn.Module):
-    """A pre-norm block with PyTorch's fused causal attention: `x + attn(norm(x))`, then `x + mlp(norm(x))`."""
+    """A pre-norm block with fused causal attention: `x + attn(norm(x))`, then `x + mlp(norm(x))`."""
 
     def __init__(self, width: int, heads: int, bias: bool, dropout: float) -> None:
         super().__init__()

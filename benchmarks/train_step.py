@@ -8,11 +8,11 @@ python benchmarks/train_step.py --nanogpt DIR               also nanoGPT's model
 python benchmarks/train_step.py --shape gpt2-gpu --dtype bfloat16     on a GPU: GPT-2 124M, 16 x 1,024 tokens
 python benchmarks/train_step.py --shape gpt2-xl-gpu --dtype bfloat16 --peers torch-compiled --in-turn   1.5B, 8 x 1,024 tokens
 
-Every side (jaxgpt or a peer) is a separate process that compiles and warms up before its first round; only one side
+Every side (jaxgpt or a peer) is a separate process that compiles and warms up before its first round. Only one side
 computes at a time. All sides use the GPU if there is one (PyTorch with TF32, or autocast and flash attention for bfloat16), and
 share its memory. With --in-turn, a side starts after the previous side has ended, for models too large for two sides in memory.
 A round of a side takes about --seconds seconds; the output is the median and the range over the rounds. The loss is read every
-10 steps with GPU shapes, every 2 with toy, and otherwise every step; with nanogpt-cpu, jaxgpt reads it every 10 steps.
+10 steps with GPU shapes, every 2 with toy, and otherwise every step. With nanogpt-cpu, jaxgpt reads it every 10 steps.
 Peers: `torch` (benchmarks/torch_gpt.py) and `transformers` (GPT2LMHeadModel), each eager and compiled, with PyTorch's
 fused AdamW and clipping by the global norm, as in the jaxgpt step. The row of a failed side contains its error. A line
 of JSON with the results so far is printed after the first round of each side and after every later round.
@@ -21,8 +21,8 @@ On a GPU, compare with `torch-compiled`: `transformers-compiled` has no flash at
 transformers passes an explicit mask while it is compiled. With bfloat16, the residual stream is float32 in PyTorch's autocast
 and bfloat16 in jaxgpt, which therefore reads and writes fewer bytes.
 
-MFU: 6 x weights in matrix products + 12 x layers x width x context FLOPs per token, without halving attention for the causal
-mask, relative to the best rate of matrix products in either library.
+MFU: tokens/s x (6 x weights in matrix products + 12 x layers x width x context) / peak FLOP/s, without halving attention
+for the causal mask. The peak is the best measured rate of matrix products in either library.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ from typing import Any, NamedTuple
 class Shape(NamedTuple):
     """Sizes of a model and its training.
 
-    `batch` is the number of windows, `steps_per_call` the number of optimizer steps in a jaxgpt call, and `calls` the number
-    of calls after which each side reads the loss.
+    `batch` is the number of windows, and `steps_per_call` the number of optimizer steps in a jaxgpt call. Each side reads the
+    loss after `calls` calls; a call of a peer is one step.
     """
 
     layers: int
@@ -113,7 +113,7 @@ def main() -> None:
 
 
 def compare(name: str, sides: list[str], args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Yield the medians of one shape so far, after the first round of each side and after each later round.
+    """Yield the medians of one shape so far, after each side's first round and after each later round.
 
     A side starts, compiles and warms up before its first round. A failed side is skipped in later rounds.
     """

@@ -5,7 +5,7 @@ package fast, general and safe; docs/code.md continues from here. Each character
 
 python examples/plain.py [TEXT]    # train on a file, by default this one, and print a sample
 
-The letters at the end of a name are dimensions: B batch, T positions, D width, N heads, H head width, V vocabulary.
+The letters at the end of a name are dimensions: B batch, T positions, D width, N heads, H head width, V vocabulary; T1: T + 1.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def norm(x: jax.Array, p: Any) -> jax.Array:
 
 
 def attend(q_BTNH: jax.Array, k_BTNH: jax.Array, v_BTNH: jax.Array) -> jax.Array:
-    """Compute causal attention: average the values up to each position with weights softmax(q k^T / sqrt(H))."""
+    """Compute causal attention: average values up to each position with weights softmax(q k^T / sqrt(H))."""
     T, H = q_BTNH.shape[1], q_BTNH.shape[3]
     scores_BNTT = jnp.einsum("btnh,bsnh->bnts", q_BTNH, k_BTNH) / H**0.5
     scores_BNTT = jnp.where(jnp.tri(T, dtype=bool), scores_BNTT, -jnp.inf)  # the causal mask

@@ -30,7 +30,7 @@ class Lines(Report):
 
     def progress(self, metrics: dict[str, float]) -> None:
         if metrics["step"] % 10 == 0:
-            print(f"step {metrics['step']:4.0f}  loss {metrics['loss']:.3f}  gradient {metrics['grad_norm']:.2f}")
+            print(f"step {metrics['step']:4.0f}  loss {metrics['loss']:.3f}  gradient norm {metrics['grad_norm']:.2f}")
 
     def evaluated(self, step: int, result: Evaluation) -> None:
         print(f"step {step:4}  validation loss {result}")
