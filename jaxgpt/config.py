@@ -383,7 +383,7 @@ class TextParams(Section):
         None, "maximum number of tokens including the prompt, instead of max_new_tokens", 1, MAX_TOKENS
     )
     stop: tuple[str, ...] = setting((), "end the text before the first of these strings")
-    stop_ids: tuple[int, ...] = setting((), "end the text before the first of these ids; end tokens always end it")
+    stop_ids: tuple[int, ...] = setting((), "end the text before the first of these ids; end-of-text ids always end it")
     overflow: Literal["auto", "error", "slide"] = setting(
         "auto", "beyond the context, error: fail; slide: slide the window; auto: continue with RoPE, otherwise fail"
     )

@@ -559,6 +559,6 @@ def test_empty_prompts() -> None:
     empty, end = (jaxgpt.generate(words, [prompt], max_new_tokens=5)[0] for prompt in ("", [2]))
     assert empty.ids == end.ids
     for none in (tiny(CharTokenizer("ab")), tiny(WordTokenizer("ab"))):
-        with pytest.raises(UserError, match="no beginning or end token or newline"):
+        with pytest.raises(UserError, match="no beginning-of-text or end-of-text token"):
             jaxgpt.generate(none, [""])
     assert jaxgpt.generate(tiny(), []) == []

@@ -176,6 +176,7 @@ class BeamSearch:
         active_B = state.active_B & (score(score_BW[:, 0], farthest_B) > best_BW.min(-1))
 
         flat = (jnp.arange(B)[:, None] * W + beam_BW).reshape(-1)
+        # Positions are not reordered, because the beams of a prompt share them.
         cache = jax.tree.map(lambda x: x[flat] if x.ndim == 4 else x, state.cache)
         logits, cache = extend(self.sampler.model, params, token_BW.reshape(B * W, 1), cache)
         return state._replace(

@@ -87,7 +87,7 @@ def as_filters(filters: Any) -> tuple[Filter, ...]:
 
 
 def start_ids(tokenizer: Tokenizer) -> list[int]:
-    """Return the ids for an empty prompt: `bos_ids`, otherwise the beginning token, end token or newline."""
+    """Return the ids for an empty prompt: `bos_ids`, otherwise the beginning-of-text id, end-of-text id or newline."""
     if tokenizer.bos_ids:
         return list(tokenizer.bos_ids)
     for i in (tokenizer.special.bos_id, tokenizer.eos_id):
@@ -96,7 +96,9 @@ def start_ids(tokenizer: Tokenizer) -> list[int]:
     with suppress(UserError):
         if newline := tokenizer.encode("\n").tolist():
             return list(newline)
-    raise UserError("the prompt is empty, and this tokenizer has no beginning or end token or newline: pass a prompt")
+    raise UserError(
+        "the prompt is empty, and this tokenizer has no beginning-of-text or end-of-text token and no newline: pass a prompt"
+    )
 
 
 def max_new(model: ModelConfig, length: int, text: TextParams) -> int:

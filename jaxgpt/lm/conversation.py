@@ -121,7 +121,7 @@ def chat(
         lm: model with a chat template.
         messages: dicts with a `role` (system, user, assistant, tool) and a `content`; the last is the user's.
         max_new_tokens: maximum number of tokens of the answer; None: 512. The end of the context also ends the answer.
-        stop: strings that end the answer, excluded from it. The model's own end tokens always end the answer.
+        stop: strings that end the answer, excluded from it. The model's end-of-text ids always end the answer.
         key: a seed, or a `jax.random.key`.
         **sampling: fields of `SamplingParams`.
 

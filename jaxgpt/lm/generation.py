@@ -42,7 +42,7 @@ class Generation(NamedTuple):
     Attributes:
         text: the new text; for a string prompt, `prompt + text` is the complete text.
         ids: the new ids, without the stop id; at a stop string, only the ids that `text` needs.
-        finish_reason: `stop` at an end token, a stop id or a stop string; `length` at the maximum number of tokens;
+        finish_reason: `stop` at an end-of-text id, a stop id or a stop string; `length` at the maximum number of tokens;
             `exhausted` if no_repeat_ngram_size or custom filters forbid every token.
         score: `log p / length ** length_penalty` of a beam over its new tokens, including the stop id; None without
             beams.
@@ -139,7 +139,7 @@ class Request(NamedTuple):
     rows: list[list[int]]  # ids that the model reads; for an empty prompt, `start_ids`
     prompts: list[list[int]]  # ids decoded together with the new ids; [] for an empty prompt or a `Chat`
     new: list[int]  # maximum number of new tokens of each row
-    params: TextParams  # length and stop settings; `stop_ids` includes the end tokens
+    params: TextParams  # length and stop settings; `stop_ids` includes the end-of-text ids
 
     def text(self, row: int) -> TextStream:
         """Return a new `TextStream` for a row."""

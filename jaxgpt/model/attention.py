@@ -66,11 +66,11 @@ class Attention(Module):
 
         edited = o.edit is not None or (key is not None and c.dropout > 0)
         out_BTNH = o.attend(q_BTNH, *kv, inputs.visible, scale, edit if edited else None)
-        out_BTE = self.named("head_out", out_BTNH).reshape(*x_BTD.shape[:2], -1)
+        out = self.named("head_out", out_BTNH).reshape(*x_BTD.shape[:2], -1)
         if c.attn_proj:
             shape = (c.n_head * c.head_width, c.n_embd)
-            out_BTE = Linear(c, o, shape, ("heads", "embed"), c.bias, name="o_proj")(out_BTE)
-        return out_BTE, kv
+            out = Linear(c, o, shape, ("heads", "embed"), c.bias, name="o_proj")(out)
+        return out, kv
 
     def _normed(self, x_BTNH: jax.Array, name: str) -> jax.Array:
         norm = Norm(self.config, self.ops, "rmsnorm", name=name)

@@ -31,7 +31,7 @@ def report_on(data: Data, progress: Progress = no_progress) -> dict[str, Any]:
         A dictionary for JSON: `source`, numbers of tokens (`*_tokens`), `bytes_per_token`, `vocabulary` and `vocabulary_used`,
         `documents` and `lines` (with `duplicate_*`), `overlap`, and `baselines` (`loss` in nats per token, `bits_per_byte`).
         Undefined values are None: `bytes_per_token` and `bits_per_byte` for conversations and word tokenizers, `documents`
-        for token files without end tokens, `lines` for data that is not text, and `overlap` if too few tokens are held out.
+        for token files without end-of-text ids, `lines` for data that is not text, and `overlap` if too few tokens are held out.
 
     Raises:
         UserError: if an id is outside the vocabulary, the vocabulary is above `baselines.MAX_BASE`, or tokens are too few.
@@ -91,7 +91,7 @@ def _held_out_grams(val: Split) -> np.ndarray:
 
 
 def _document_hashes(data: Data, splits: list[Split]) -> np.ndarray | None:
-    """Return hashes of conversations or documents (without end tokens: files); None: unknown boundaries."""
+    """Return hashes of conversations or documents (without end-of-text ids: files); None: unknown boundaries."""
     hashes, has_ends = array("q"), data.is_conversations
     for split in splits:
         if isinstance(split, Packed):

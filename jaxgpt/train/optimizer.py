@@ -116,7 +116,7 @@ def make_optimizer(config: Config, numbers: Numbers | None = None) -> optax.Grad
     - adamw: `w <- w - r * (m / (sqrt(v) + eps) + d * w)`, bias-corrected moments `m`, `v` (Loshchilov & Hutter 2019).
     - muon: `train/muon.py` for the matrices of the blocks (`groups`), AdamW for all others (Jordan et al. 2024).
     - lion: `w <- w - r * (sign(beta1 * m + (1 - beta1) * g) + d * w)`, `m <- beta2 * m + (1 - beta2) * g` (Chen et al. 2023).
-    - sgd: `w <- w - r * (m + d * w)`, `m <- beta1 * m + g` (Sutskever et al. 2013).
+    - sgd: `m <- beta1 * m + g`, then `w <- w - r * (m + d * w)` (Sutskever et al. 2013).
     - adafactor: `w <- w - r * (max(rms(w), 1e-3) * u / max(rms(u), 1) + d * w)`, `u = g / sqrt(v)`, `v` factored into row and
       column means where two axes are at least 128 long, `beta2 = 1 - t^-0.8` at update t, no momentum (Shazeer & Stern 2018).
 
@@ -145,7 +145,7 @@ def make_optimizer(config: Config, numbers: Numbers | None = None) -> optax.Grad
             update = optax.lion(rate, o.beta1, o.beta2, momentum_dtype, decay, decays)
         case "sgd":
             momentum = optax.sgd(rate, o.beta1, accumulator_dtype=momentum_dtype)
-            decayed = optax.add_decayed_weights(lambda step: decay * -rate(step), decays)
+            decayed = optax.add_decayed_weights(lambda step: -decay * rate(step), decays)  # updates are negative
             update = optax.chain(momentum, decayed)
         case "adafactor":
             # optax does not multiply weight_decay_rate by the learning rate; multiply here, as the other optimizers do.

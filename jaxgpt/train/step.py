@@ -91,7 +91,7 @@ def gradient_sums(
     """
 
     def total(params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, RowSums]:
-        sums: RowSums = jax.tree.map(lambda x: x.sum(0), objective(params, batch, key))
+        sums: RowSums = jax.tree.map(lambda x: x.sum(0), objective(params, batch, key))  # scalars
         return sums.loss_B, sums
 
     grad: Callable[..., tuple[Any, RowSums]] = jax.grad(total, has_aux=True)
