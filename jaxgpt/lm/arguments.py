@@ -97,7 +97,7 @@ def start_ids(tokenizer: Tokenizer) -> list[int]:
         if newline := tokenizer.encode("\n").tolist():
             return list(newline)
     raise UserError(
-        "the prompt is empty, and this tokenizer has no beginning-of-text or end-of-text token and no newline: pass a prompt"
+        "the prompt is empty, and the tokenizer has no beginning-of-text or end-of-text token or newline: pass a prompt"
     )
 
 

@@ -31,7 +31,7 @@ def report_on(data: Data, progress: Progress = no_progress) -> dict[str, Any]:
         A dictionary for JSON: `source`, numbers of tokens (`*_tokens`), `bytes_per_token`, `vocabulary` and `vocabulary_used`,
         `documents` and `lines` (with `duplicate_*`), `overlap`, and `baselines` (`loss` in nats per token, `bits_per_byte`).
         Undefined values are None: `bytes_per_token` and `bits_per_byte` for conversations and word tokenizers, `documents`
-        for token files without end-of-text ids, `lines` for data that is not text, and `overlap` if too few tokens are held out.
+        for token files without end-of-text ids, `lines` for other data than text, and `overlap` if too few tokens are held out.
 
     Raises:
         UserError: if an id is outside the vocabulary, the vocabulary is above `baselines.MAX_BASE`, or tokens are too few.
