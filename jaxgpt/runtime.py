@@ -9,6 +9,7 @@ import os
 import platform
 import sys
 import warnings
+from functools import lru_cache
 from pathlib import Path
 
 from jaxgpt.files import cache_dir
@@ -77,10 +78,16 @@ def cpu_kind() -> str:
     return f"{platform.machine()}-{hashlib.sha256(about.encode()).hexdigest()[:12]}"
 
 
+@lru_cache
 def cpu_info() -> list[str]:
     """Return the lines of /proc/cpuinfo about the first core; [] if the file does not exist."""
     file = Path("/proc/cpuinfo")
     return file.read_text().split("\n\n")[0].splitlines() if file.is_file() else []
+
+
+def cpu_supports(instructions: str) -> bool:
+    """Return whether the CPU has an instruction set, such as "amx_bf16" (a flag of /proc/cpuinfo)."""
+    return any(line.startswith("flags") and instructions in line.split() for line in cpu_info())
 
 
 def tune_memory() -> None:

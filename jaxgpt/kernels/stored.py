@@ -1,7 +1,4 @@
-"""Weights stored for decoding: as `[outputs, inputs]`, and optionally in lower precision.
-
-Products with few rows are memory-bound. On CPUs, `[outputs, inputs]` is read faster, and int8 is not widened in memory.
-"""
+"""Weights stored for decoding: as `[outputs, inputs]`, which CPUs read faster, and optionally in lower precision."""
 
 from __future__ import annotations
 
@@ -15,6 +12,7 @@ import jax.numpy as jnp
 from jaxgpt.config import ModelConfig
 from jaxgpt.kernels.cpu import call_without_inlining
 from jaxgpt.model.params import Weight, map_weights
+from jaxgpt.runtime import cpu_supports
 
 Precision = Literal["float32", "bfloat16", "int8"]
 
@@ -66,10 +64,11 @@ class Stored:
     def __rmatmul__(self, x: jax.Array) -> jax.Array:
         """Compute `x W`: `[..., in]` to `[..., out]` in float32."""
         assert self.transposed, "multiply by table.T"
-        values_OI = self.values_OI
-        x_RI = x.reshape(-1, x.shape[-1]).astype(x.dtype if values_OI.dtype == x.dtype else jnp.float32)
-        on_cpu = _product_by_digits if values_OI.dtype == jnp.int8 and len(x_RI) <= FEW_ROWS else _product
-        y_RO = jax.lax.platform_dependent(x_RI, values_OI, cpu=on_cpu, default=_product) * self.scale_O[None]
+        x_RI = x.reshape(-1, x.shape[-1]).astype(x.dtype if self.values_OI.dtype == x.dtype else jnp.float32)
+        # Since JAX 0.12, three int8 products are faster than one float32 product on CPUs with VNNI instructions.
+        digits = len(x_RI) <= FEW_ROWS or (jax.__version_info__ >= (0, 12) and cpu_supports("avx512_vnni"))
+        on_cpu = _product_by_digits if digits and self.values_OI.dtype == jnp.int8 else _product
+        y_RO = jax.lax.platform_dependent(x_RI, self.values_OI, cpu=on_cpu, default=_product) * self.scale_O[None]
         return y_RO.reshape(*x.shape[:-1], -1)
 
 
@@ -97,8 +96,7 @@ def quantize(params: Any, model: ModelConfig, precision: Precision) -> Any:
 
 def dequantize(params: Any) -> Any:
     """Convert each `Stored` weight to a float32 array."""
-    is_stored = lambda w: isinstance(w, Stored)  # noqa: E731
-    return jax.tree.map(lambda w: w.dense() if is_stored(w) else w, params, is_leaf=is_stored)
+    return jax.tree.map(lambda w: getattr(w, "dense", lambda: w)(), params, is_leaf=lambda w: isinstance(w, Stored))
 
 
 def _product(x_RI: jax.Array, values_OI: jax.Array) -> jax.Array:

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jaxgpt.config import Config, MeshConfig, ModelConfig
 from jaxgpt.errors import one_line
 from jaxgpt.parallel.mesh import microbatches, sizes_of
-from jaxgpt.runtime import M_ARENA_MAX, M_MMAP_MAX, M_TRIM_THRESHOLD, cores, cpu_info, set_malloc, skip_missing_tpus
+from jaxgpt.runtime import M_ARENA_MAX, M_MMAP_MAX, M_TRIM_THRESHOLD, cores, cpu_supports, set_malloc, skip_missing_tpus
 
 GLIBC_KEEPS = 32 * 2**20  # maximum bytes of a block that glibc can keep after it is freed
 ACTIVATIONS = 120  # bytes of temporaries per token, layer and unit of width: about 30 float32 arrays
@@ -72,10 +72,10 @@ def keep_memory(config: Config) -> None:
 def precision_note(dtype: str, device: jax.Device) -> str:
     """Return advice if a run uses float32 on a CPU that multiplies bfloat16 faster; otherwise ""."""
     # Before 0.12, JAX converts bfloat16 operands to float32 on a CPU.
-    if dtype != "float32" or device.platform != "cpu" or jax.__version_info__ < (0, 12):
+    converted = jax.__version_info__ < (0, 12)
+    if dtype != "float32" or device.platform != "cpu" or converted or not cpu_supports("amx_bf16"):
         return ""
-    amx = any(line.startswith("flags") and "amx_bf16" in line.split() for line in cpu_info())
-    return "steps are faster in bfloat16 on this CPU: --train.compute-dtype bfloat16" if amx else ""
+    return "steps are faster in bfloat16 on this CPU: --train.compute-dtype bfloat16"
 
 
 def device_memory() -> int:

@@ -143,3 +143,11 @@ def test_other_platforms_multiply_in_float32() -> None:
     for platform, digits in (("cpu", True), ("tpu", False), ("cuda", False)):
         lowered = jax.jit(lambda x, low: x @ low).trace(x, low).lower(lowering_platforms=(platform,))
         assert ("xi32>" in lowered.as_text()) == digits, platform
+
+
+def test_prompts_are_multiplied_in_int8_where_it_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    low, x = stored(np.ones((300, 50)), "int8"), jnp.ones((14, 300))
+    for minor, instructions, faster in ((12, "avx512_vnni", True), (12, "avx2", False), (10, "avx512_vnni", False)):
+        monkeypatch.setattr(jax, "__version_info__", (0, minor, 0))
+        monkeypatch.setattr("jaxgpt.kernels.stored.cpu_supports", instructions.__eq__)
+        assert ("xi32>" in jax.jit(lambda x, low: x @ low).lower(x, low).as_text()) == faster

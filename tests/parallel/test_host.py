@@ -106,7 +106,7 @@ def test_no_backend_starts_before_memory_is_kept() -> None:
 def test_bfloat16_is_advised_where_it_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     def note(dtype: str, minor: int, flags: str) -> str:
         monkeypatch.setattr(jax, "__version_info__", (0, minor, 0))
-        monkeypatch.setattr(host, "cpu_info", lambda: [f"flags\t: {flags}"])
+        monkeypatch.setattr(runtime, "cpu_info", lambda: [f"flags\t: {flags}"])
         return host.precision_note(dtype, jax.devices()[0])
 
     assert "--train.compute-dtype bfloat16" in note("float32", 12, "fpu amx_bf16")
