@@ -231,7 +231,7 @@ def test_a_conversation_in_a_terminal(tmp_path: Path) -> None:
         os.write(master, text.encode() + b"\n")
 
     wait_for("> ")
-    for line, message in (("/nonsense", "unknown command /nonsense"), ("/save", "/save needs the file")):
+    for line, message in (("/nonsense", "unknown command /nonsense"), ("/save", "/save needs a file")):
         type_line(line)
         wait_for(message)
         wait_for("> ")

@@ -141,7 +141,7 @@ def _command(line: str, conversation: Chat) -> bool:
                 write_atomically(Path(file), dumps({"messages": conversation.messages}, ensure_ascii=False) + "\n")
             note(f"saved {len(conversation.messages)} messages in {file}")
         case ["/save"]:
-            raise UserError("/save needs the file to write: /save FILE")
+            raise UserError("/save needs a file name: use /save FILE")
         case _:
             raise UserError(f"unknown command {line}: /help lists the commands")
     return True

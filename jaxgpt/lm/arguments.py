@@ -87,7 +87,7 @@ def as_filters(filters: Any) -> tuple[Filter, ...]:
 
 
 def start_ids(tokenizer: Tokenizer) -> list[int]:
-    """Return the ids for an empty prompt: `bos_ids`, otherwise the beginning-of-text id, end-of-text id or newline."""
+    """Return the ids of an empty prompt: `bos_ids`, or the beginning- or end-of-text id, or a newline."""
     if tokenizer.bos_ids:
         return list(tokenizer.bos_ids)
     for i in (tokenizer.special.bos_id, tokenizer.eos_id):

@@ -1,4 +1,4 @@
-"""The host: use its CPU cores as devices, and keep freed memory. Call `use_cores` before JAX first uses a device."""
+"""The host: use its CPU cores as devices, and keep freed memory, both before JAX first uses a device."""
 
 from __future__ import annotations
 

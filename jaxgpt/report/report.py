@@ -91,7 +91,7 @@ def _held_out_grams(val: Split) -> np.ndarray:
 
 
 def _document_hashes(data: Data, splits: list[Split]) -> np.ndarray | None:
-    """Return hashes of conversations or documents (without end-of-text ids: files); None: unknown boundaries."""
+    """Return hashes of conversations, documents or files; None: unknown boundaries."""
     hashes, has_ends = array("q"), data.is_conversations
     for split in splits:
         if isinstance(split, Packed):
