@@ -1,4 +1,4 @@
-"""Run tests and benchmarks on a GPU, in independent parts of at most 8 minutes; a rerun skips complete parts.
+"""Run tests and benchmarks on a GPU, in parts of at most 8 minutes; a rerun skips complete parts.
 
 python benchmarks/gpu.py --out results                   run the parts without a result in that directory
 python benchmarks/gpu.py --out results train-124m-16     run this part, even if it has a result

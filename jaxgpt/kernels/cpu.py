@@ -1,4 +1,4 @@
-"""Operations in forms that avoid slow fusions and copies in XLA's CPU backend (measured in benchmarks/LOG.md)."""
+"""Operations without slow fusions and copies in XLA's CPU backend (measured in benchmarks/LOG.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights stored for decoding: `[outputs, inputs]`, which CPUs read faster, optionally in int8 or bfloat16."""
+"""Weights stored for decoding: `[out, in]`, which CPUs read faster, optionally in int8 or bfloat16."""
 
 from __future__ import annotations
 
