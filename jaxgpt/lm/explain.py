@@ -118,8 +118,8 @@ def explain_choice(
         moved = float(np.abs(after_V - kept_V / max(kept_V.sum(), 1e-300)).sum() / 2)
         effects.append(Stage(name, int(gone_V.sum()), lost, moved, int((after_V > 0).sum())))
         before_V = after_V
-    number = row_uniform(key[None], index) if sampling.draws else None
-    token = int(before_V.argmax() if number is None else inverse_cdf_sample(logits_1V, number)[0])
+    number = jax.jit(row_uniform)(key[None], index) if sampling.draws else None
+    token = int(before_V.argmax() if number is None else jax.jit(inverse_cdf_sample)(logits_1V, number)[0])
     return Choice(
         effects,
         before_V,
