@@ -33,7 +33,7 @@ from jaxgpt.settings import as_int
 
 STREAM_BLOCK = 4  # default tokens per call in `stream`
 BLOCK = 32  # tokens per call in `generate`, which handles stop strings, progress and Ctrl-C between calls
-BEAMS_IGNORE = ("temperature", "top_k", "top_p", "min_p", "lookup", "stop", "overflow")  # settings rejected with beams
+BEAMS_REJECT = ("temperature", "top_k", "top_p", "min_p", "lookup", "stop", "overflow")  # settings rejected with beams
 
 
 class Generation(NamedTuple):
@@ -243,7 +243,7 @@ def _beam_search(
 ) -> list[Generation]:
     lm, W, V = request.lm, beams.num_beams, request.lm.config.model.vocab_size
     given, default = vars(sampling) | vars(request.params), vars(SamplingParams()) | vars(TextParams())
-    for name in BEAMS_IGNORE:
+    for name in BEAMS_REJECT:
         if given[name] not in (default[name], "error"):  # overflow "error", which beam search supports
             raise UserError(f"{name} {given[name]} has no effect in beam search: omit it, or set num_beams {W} to 1")
     if W * V >= 2**31:

@@ -46,7 +46,7 @@ class Ops(NamedTuple):
 
     Attributes:
         dtype: dtype of matrix products and of the residual stream; trained parameters, norms, softmax and loss are float32.
-        linear: `x W + b`; W is an array `[in, out]`, or a stored weight that implements `astype` and `x @ W`.
+        linear: `x W + b`; W is an array `[in, out]`, or a stored weight, such as `kernels.stored.Stored`.
         norm: normalization by name, with scale and bias.
         activate: activation function by name.
         rotation: cosine and sine of the RoPE angles of positions.

@@ -48,7 +48,7 @@ class Visible:
     window: int = field(default=0, metadata={"static": True})
 
     def mask(self) -> jax.Array:
-        """Return the attention mask, bool `[B, 1, T, S]`: true where the query attends to the key."""
+        """Return the attention mask, bool `[B or 1, 1, T, S]`: true where the query attends to the key."""
         query, key = self.query, self.key or self.query
         distance_BTS = query.position_BT[:, :, None] - key.position_BT[:, None, :]
         mask_BTS = (distance_BTS >= 0) & (key.position_BT != NO_TOKEN)[:, None, :]

@@ -13,7 +13,7 @@ def linear(x: jax.Array, w: Any, b: jax.Array | None, dtype: Any) -> jax.Array:
 
     Args:
         x: inputs.
-        w: weight `[in, out]`, an array or a stored weight that implements `astype` and `x @ w`.
+        w: weight `[in, out]`, an array or a stored weight, such as `kernels.stored.Stored`.
         b: bias `[out]`, or None.
         dtype: dtype of the result, and of the product if w is an array.
     """

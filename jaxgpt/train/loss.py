@@ -44,8 +44,8 @@ def next_token_loss(apply_fn: Callable[..., Any], chunk: int = 0) -> Objective:
         An objective for batches of windows (see `split_windows`).
     """
 
-    def objective(params: Any, windows_BT1: jax.Array, key: jax.Array | None) -> RowSums:
-        inputs_BT, targets_BT, positions = split_windows(windows_BT1)
+    def objective(params: Any, windows: jax.Array, key: jax.Array | None) -> RowSums:
+        inputs_BT, targets_BT, positions = split_windows(windows)
         call = partial(apply_fn, {"params": params})
         if chunk:
             x_BTD = call(inputs_BT, key, positions, method="hidden")
