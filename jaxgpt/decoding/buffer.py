@@ -14,8 +14,8 @@ class TokenBuffer(NamedTuple):
     """The tokens so far: a buffer of B rows with S slots.
 
     Attributes:
-        ids_BS: int32, token ids; every row ends at slot `length - 1`, later slots are undefined. Negative ids are not tokens: left padding
-            (`NO_TOKEN`), and the results of `sample_token` without a token.
+        ids_BS: int32, token ids; every row ends at slot `length - 1`, and later slots are undefined. Negative ids are not
+            tokens: left padding (`NO_TOKEN`), and results of `sample_token` without a token.
         length: int32 scalar, number of slots in use, including left padding.
     """
 
