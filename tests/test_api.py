@@ -158,16 +158,16 @@ def without(params: Any, name: str) -> Any:
         (lambda lm: lm._replace(params=without(lm.params, "wpe")), "weight wpe/embedding is missing"),
         (
             lambda lm: lm._replace(params=lm.params | {"wte2": jnp.ones(3)}),
-            r"weight wte2 is float32 \[3\], and unknown",
+            r"weight wte2 is float32 \[3\], but unknown",
         ),
         (lambda lm: lm._replace(config=lm.config.with_model(n_inner=32)), r"weight h_0/mlp/\S+ is float32 \[.*64"),
         (
             lambda lm: lm._replace(config=lm.config.with_model(n_layer=1)),
-            r"weight h_1/\S+ is float32 \[\d+\], and unknown",
+            r"weight h_1/\S+ is float32 \[\d+\], but unknown",
         ),
         (
             lambda lm: lm._replace(params=jax.tree.map(lambda w: w.astype(jnp.bfloat16), lm.params)),
-            r"is bfloat16 \[.*, and float32",
+            r"is bfloat16 \[.*, but float32",
         ),
         (
             lambda lm: lm._replace(params=lm.params | {"ln_f": {"scale": 1.0, "bias": 0.0}}),

@@ -122,7 +122,7 @@ def check_free(path: Path, overwrite: bool) -> None:
     """Raise `UserError` if a run cannot be created in a directory; unrelated files are allowed."""
     # Orbax expands glob patterns, and treats a few prefixes as remote file systems.
     if match := re.search(r"[*?[\\]|(gs|s3|az):(?=/)", f"{path.absolute()}/"):
-        fix = "use a different path; mount a bucket as a directory, as with gcsfuse"
+        fix = "use a different path; for a bucket, mount it as a directory, as with gcsfuse"
         raise UserError(f"cannot store a run at {path}: Orbax cannot read a path with {match[0]!r}: {fix}")
     if Run(path).exists():
         if not overwrite:

@@ -294,7 +294,7 @@ def read_params(directory: Path, which: str, like: Any, part: str = "params") ->
     path = directory / str(step)
     if damage := find_damage(path, (part,)):
         others = [other for other in checkpoints(directory) if other != step]
-        fix = f"try --checkpoint {others[-1]}" if others else "there is no other intact checkpoint"
+        fix = f"try --checkpoint {others[-1]}, or --init-from RUN/checkpoints/{others[-1]}" if others else "restore it"
         raise UserError(f"checkpoint {path} is damaged: {damage}; {fix}")
     return _load(path, part, like), step
 
@@ -316,7 +316,7 @@ def _load(path: Path, part: str, like: Any) -> Any:
         if is_peer_failure(e) or "RESOURCE_EXHAUSTED" in str(e):
             raise
         cause = e.__cause__ or e  # the mismatch, which Orbax's error omits
-        raise UserError(f"{path} does not match the run's settings: {part} ({one_line(cause, 200)})") from None
+        raise UserError(f"{path} is damaged or does not match the settings: {part} ({one_line(cause, 200)})") from None
 
 
 def _check_shapes(saved: Any, like: Any) -> None:

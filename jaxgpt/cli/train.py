@@ -50,7 +50,7 @@ def train(
     if source and not (out or resume):
         raise UserError(f"{source} is a run: repeat its settings with --out NEW, or resume it with --resume")
     if source and resume and out and Path(out) != Path(source):
-        raise UserError(f"--out {out} cannot be resumed with the settings of {source}: omit --out or {source}")
+        raise UserError(f"--resume continues one run, not both {source} and --out {out}: omit one of them")
 
     from jaxgpt.checkpoint.run import Run
     from jaxgpt.cli.report import TrainReport

@@ -45,7 +45,7 @@ class Weights:
             with _opened(file) as f:
                 for name in f.keys():  # noqa: SIM118 - not a mapping
                     if name in self.tensors:
-                        raise UserError(f"tensor {name} is in both {self.tensors[name].file.name} and {file.name}")
+                        raise UserError(f"{name} is in both {self.tensors[name].file.name} and {file.name}: remove one")
                     piece = f.get_slice(name)
                     self.tensors[name] = Stored(file, piece.get_dtype(), tuple(piece.get_shape()))
 

@@ -107,7 +107,7 @@ class GgufWeights(Weights):
                 out = np.asarray(dequantize(np.array(tensor.data), tensor.tensor_type), np.float32)
         except NotImplementedError:
             kind = tensor.tensor_type.name
-            raise UserError(f"{self.path}: tensor {name} has the unsupported type {kind}") from None
+            raise UserError(f"{self.path}: tensor {name} has unsupported type {kind}: use a Q8_0 or F16 file") from None
         for part, heads in self.heads.items():
             if f".attn_{part}." in name:
                 split = out.reshape(heads, out.shape[0] // heads // 2, 2, *out.shape[1:])
@@ -150,7 +150,7 @@ def _rope_scaling(weights: GgufWeights) -> dict[str, Any]:
             plain, scaled = (rope_frequencies(width, theta, each) for each in (Llama3Scaling(), scaling))
             if np.allclose(divisors, plain / scaled, rtol=1e-4):
                 return {"rope_scaling": write_rope(ModelConfig(rope_theta=theta, rope_factor=scaling.factor))}
-    raise UserError(f"{weights.path}: tensor {ROPE_FREQS} is not supported: expected the default Llama 3 scaling")
+    raise UserError(f"{weights.path}: {ROPE_FREQS} is not the default Llama 3 scaling: import a safetensors directory")
 
 
 def read_tokenizer(weights: GgufWeights) -> SubwordTokenizer:

@@ -194,7 +194,7 @@ def _tokenizer(source: Path, named: str, model: ModelConfig, weights: Weights) -
     try:
         tokenizer = load_tokenizer(source)
     except UserError as e:
-        raise UserError(f"{e}; or {fix}") from None
+        raise UserError(f"{e}; {fix}") from None
     tokenizer.special = special
     return tokenizer
 

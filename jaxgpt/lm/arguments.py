@@ -82,7 +82,7 @@ def encode_prompt(tokenizer: Tokenizer, vocab_size: int, prompt: Any, special: b
 def as_filters(filters: Any) -> tuple[Filter, ...]:
     """Return custom filters as a tuple; they must be hashable, as part of a cache key."""
     if not isinstance(filters, (list, tuple)) or not all(callable(f) and f.__hash__ for f in filters):
-        raise UserError("filters must be a list of hashable functions (logits_BV, text) -> logits_BV")
+        raise UserError(f"filters must be a list of hashable functions (logits, text) -> logits: {short_repr(filters)}")
     return tuple(filters)
 
 

@@ -245,7 +245,7 @@ def _beam_search(
     given, default = vars(sampling) | vars(request.params), vars(SamplingParams()) | vars(TextParams())
     for name in BEAMS_REJECT:
         if given[name] not in (default[name], "error"):  # overflow "error", which beam search supports
-            raise UserError(f"{name} {given[name]} has no effect in beam search: omit it, or set num_beams {W} to 1")
+            raise UserError(f"{name} {given[name]} has no effect in beam search: omit it, or set num_beams to 1")
     if W * V >= 2**31:
         raise UserError(f"num_beams {W} is too many for a vocabulary of {V}: at most {2**31 // V}")
     with request.on_device(2 * W):  # twice the beams: reordering copies their caches

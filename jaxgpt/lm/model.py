@@ -181,7 +181,7 @@ def _difference(params: Any, model: ModelConfig) -> str:
     )
     for name in expected | found:
         if found.get(name) != expected.get(name):
-            return f"weight {name} is {found.get(name, 'missing')}, and {expected.get(name, 'unknown')} in the model"
+            return f"weight {name} is {found.get(name, 'missing')}, but {expected.get(name, 'unknown')} in the model"
     return ""
 
 

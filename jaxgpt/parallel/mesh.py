@@ -170,7 +170,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
         sizes = " + ".join(str(len(group)) for group in slices.values())
         raise UserError(
             f"mesh.data {config.data} cannot be split over {len(slices)} slices ({sizes} devices), and each slice holds a copy "
-            f"of the weights: use equal slices, and --mesh.data {len(slices)} --mesh.fsdp -1"
+            f"of the weights: use --mesh.data {len(slices)} --mesh.fsdp -1"
         )
     inside = (config.data // len(slices), *shape[1:])
     grid = np.concatenate([_on_torus(inside, group) for group in slices.values()])
@@ -229,7 +229,7 @@ def spec(names: tuple[str | None, ...], rules: Rules) -> PartitionSpec:
     used = [axis for way in ways for axis in way]
     if len(used) != len(set(used)):
         split = " and ".join(f"{name} by {', '.join(way)}" for name, way in zip(names, ways, strict=True) if way)
-        raise UserError(f"the sharding rules shard several axes of an array over the same mesh axis: {split}")
+        raise UserError(f"the rules shard several axes of an array over the same mesh axis: {split}; set one to ()")
     return PartitionSpec(*[way or None for way in ways])
 
 

@@ -166,6 +166,6 @@ def answer_ids(V: int, answer: Any, rows: int) -> jax.Array:
     """
     ids = np.asarray(answer).reshape(-1).tolist()
     if len(ids) not in (1, rows):
-        raise UserError(f"{len(ids)} answers for {rows} rows of ids: pass one id, or one id per row")
+        raise UserError(f"{len(ids)} answers for {rows} rows of ids: pass one answer, or one answer per row")
     ids = [as_int("an answer", i, 0, V - 1) for i in ids]
     return jnp.asarray(ids * (rows // len(ids)), jnp.int32)

@@ -179,7 +179,7 @@ def test_the_state_of_another_optimizer_raises_one_line(three: Path) -> None:
     other = TrainState(jnp.asarray(3), state(3).params, [state(3).opt_state], None)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with pytest.raises(UserError, match="3 does not match the run's settings: opt_state"):
+        with pytest.raises(UserError, match="3 is damaged or does not match the settings: opt_state"):
             restore(three, 3, other)
         gc.collect()
     assert not [w for w in caught if "never awaited" in str(w.message)]

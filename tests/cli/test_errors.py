@@ -127,7 +127,7 @@ def test_weights_of_another_shape_are_one_line() -> None:
     write_settings(run, run.config().with_model(n_embd=16), run.tokenizer())
     result = shell(f"{JAXGPT} eval run")
     assert (result.returncode, result.stderr.count(b"\n")) == (2, 1), result.stderr
-    assert result.stderr.startswith(b"jaxgpt: run/checkpoints/0 does not match the run's settings: params (")
+    assert result.stderr.startswith(b"jaxgpt: run/checkpoints/0 is damaged or does not match the settings: params (")
 
 
 def test_the_console_prints_text_verbatim(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -161,9 +161,9 @@ info lost -> lost/checkpoints is missing: restore it, or start again from step 0
 eval runn -> no run at runn (did you mean run?): expected a run directory, as written by `jaxgpt train`
 eval run --checkpoint 7 -> no checkpoint '7' in run/checkpoints: use best, last or one of 0
 eval empty -> no complete checkpoint in empty/checkpoints: training saves at evaluations and when it stops
-eval damaged --checkpoint 0 -> there is no other intact checkpoint
+eval damaged --checkpoint 0 -> checkpoint.json has changed since it was written; restore it
 eval damaged -> damaged/checkpoints/0/checkpoint.json is damaged: restore it, or choose a step with --checkpoint
-eval other -> other/checkpoints/0 does not match the run's settings: params (
+eval other -> other/checkpoints/0 is damaged or does not match the settings: params (
 chat run --once '' -> --once is empty (an unset variable?): set it, or omit it
 inspect run --html nowhere/a.html -> cannot write nowhere/a.html: No such file or directory
 inspect run --html src -> cannot write src: it is a directory
@@ -177,7 +177,7 @@ train --data.path text.txt --out 'a [b]' -> cannot read a path with '[': use a d
 train --resume -> --resume needs a run directory: jaxgpt train --resume --out DIR
 train --resume --out run --overwrite -> --resume and --overwrite are mutually exclusive: omit one of them
 train --resume --out nowhere -> no run at nowhere
-train run --resume --out hf -> --out hf cannot be resumed with the settings of run: omit --out or run
+train run --resume --out hf -> --resume continues one run, not both run and --out hf: omit one of them
 train gpt2 --resume --out run -> run is a run of 'test', not 'gpt2': omit the preset, or change --out
 train --resume --out run --init-from hf -> run started from random weights; omit it, or start a new run
 train --resume --out run --lora.rank 8 -> start a new run: jaxgpt train finetune --init-from run --lora.rank 8

@@ -365,7 +365,7 @@ def test_a_missing_and_a_damaged_tokenizer_have_their_own_messages(tmp_path):
     with pytest.raises(UserError, match=r"hf has no tokenizer\.json: choose a tokenizer with --tokenizer"):
         import_model(folder, tmp_path / "run")
     (folder / "tokenizer.json").write_text("{")
-    with pytest.raises(UserError, match=r"tokenizer\.json.*; or choose a tokenizer with --tokenizer"):
+    with pytest.raises(UserError, match=r"tokenizer\.json.*; choose a tokenizer with --tokenizer"):
         import_model(folder, tmp_path / "run")
 
 

@@ -326,7 +326,7 @@ def test_a_peer_failure_while_reading_is_not_a_damaged_checkpoint(monkeypatch: p
     empty = SimpleNamespace(metadata={"params": {}})
     monkeypatch.setattr("orbax.checkpoint.v1.checkpointables_metadata", lambda path: empty)
     monkeypatch.setattr("orbax.checkpoint.v1.load_checkpointables", fail)
-    with pytest.raises(UserError, match="1 does not match the run's settings: params"):
+    with pytest.raises(UserError, match="1 is damaged or does not match the settings: params"):
         checkpoint._load(Path("1"), "params", None)
     monkeypatch.setattr(room, "_count", 2)
     with pytest.raises(JaxRuntimeError):
