@@ -9,6 +9,7 @@ from helpers import jaxgpt, repository
 
 from jaxgpt.cli.settings import with_vocab
 from jaxgpt.counts import model_counts as figures
+from jaxgpt.errors import UserError
 from jaxgpt.presets import PRESETS, command, preset
 
 LARGE = ("gpt2-medium", "gpt2-large", "gpt2-xl")  # larger versions of gpt2, slow to trace
@@ -69,3 +70,8 @@ def test_expected_results_were_recorded(name: str) -> None:
     [loss] = re.findall(r"loss (\d\.\d+)", expect)
     [record] = re.findall(r"^(\d\.\d+)", recorded)
     assert round(float(record), 2) == float(loss)
+
+
+def test_an_unknown_preset_has_a_suggestion() -> None:
+    with pytest.raises(UserError, match=r"no preset 'shakspeare' \(did you mean shakespeare\?\): use one of"):
+        preset("shakspeare")

@@ -12,6 +12,7 @@ import os
 import random
 import shutil
 import struct
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -325,6 +326,13 @@ BAD = [  # file, content, message, and number of readable characters
     ("b.jsonl.gz", b"plain", "cannot read b.jsonl.gz: Not a gzipped file", ""),
     ("b.jsonl.gz", gzip.compress(LINES * 9, mtime=0)[:-9], "cannot read b.jsonl.gz: Compressed file ended", "ab" * 9),
 ]
+
+
+def test_parquet_without_pyarrow(params: PrepareParams, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    Path("a.parquet").write_bytes(b"PAR1")
+    with pytest.raises(UserError, match=r"a\.parquet needs the package pyarrow: pip install 'jaxgpt\[data\]'"):
+        run(params, names=["a.parquet"])
 
 
 @pytest.mark.parametrize(("name", "data", "message", "between"), BAD)

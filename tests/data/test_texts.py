@@ -85,6 +85,11 @@ def test_files_that_are_not_text(name: str, content: bytes, message: str, tmp_pa
     assert read_path(tmp_path) == Text(b"text\n", f"1 text file in {tmp_path}; skipped 2 other files", (("b.txt", 5),))
 
 
+def test_no_text() -> None:
+    with pytest.raises(UserError, match=r"no text is specified: add --data\.path FILE"):
+        read_text(DataConfig(dataset="none"))
+
+
 def test_empty_and_large_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.txt").touch()
     with pytest.raises(UserError, match=r"a\.txt is empty"):
