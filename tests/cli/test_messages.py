@@ -173,7 +173,7 @@ train run --out run -> holds a run: resume it with --resume, or replace it with 
 train --data.path text.txt --out stray -> stray holds checkpoints but no config.json: restore it, or choose a different path
 train --resume --out stray -> stray is not a run: it has no config.json
 train --data.path text.txt --out replaced -> replacing replaced was interrupted: move the files of replaced/.replaced
-train --data.path text.txt --out 'a [b]' -> cannot read a path with '[': use a different path; mount a bucket
+train --data.path text.txt --out 'a [b]' -> cannot read a path with '[': use a different path; for a bucket, mount it
 train --resume -> --resume needs a run directory: jaxgpt train --resume --out DIR
 train --resume --out run --overwrite -> --resume and --overwrite are mutually exclusive: omit one of them
 train --resume --out nowhere -> no run at nowhere
