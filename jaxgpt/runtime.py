@@ -58,8 +58,8 @@ def set_compiler_flags() -> None:
 def keep_compiled() -> None:
     """Enable JAX's persistent compilation cache. JAX's own environment variables take precedence.
 
-    Compiled CPU programs use the instructions of the CPU that compiled them. JAX does not check this on loading, so each
-    kind of CPU has a separate directory.
+    Compiled CPU programs use the instructions of the CPU that compiled them. On a CPU without these instructions, JAX only
+    logs an error and loads the program, which can crash, so each kind of CPU has a separate directory.
     """
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     # The cache key of cuDNN attention contains a pointer, which differs between processes.

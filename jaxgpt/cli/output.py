@@ -111,7 +111,7 @@ class Activity:
 
 @contextmanager
 def progress(name: str) -> Iterator[Activity]:
-    """Show the progress of the block on standard error; on a terminal, after `DELAY` seconds.
+    """Show the progress of the block on standard error, after `DELAY` seconds.
 
     Nothing is written to standard output, which may hold the JSON of `--json`. Do not nest blocks; use `Activity.stage`.
     """

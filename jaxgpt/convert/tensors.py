@@ -53,7 +53,7 @@ class Format(NamedTuple):
 
 
 def matrix(name: str, *leaves: str, output_first: bool = True, by_head: bool = False) -> WeightTable:
-    """Return the rows of a block's matrix and its bias: `matrix("layers.{}.mlp.up_proj", "mlp/up_proj")`."""
+    """Return the `WeightRow`s of a block's matrix and its bias: `matrix("layers.{}.mlp.up_proj", "mlp/up_proj")`."""
     kernels, biases = (tuple(f"h_{{}}/{leaf}/{part}" for leaf in leaves) for part in ("kernel", "bias"))
     return (
         WeightRow(f"{name}.weight", kernels, output_first=output_first, by_head=by_head),
@@ -62,7 +62,7 @@ def matrix(name: str, *leaves: str, output_first: bool = True, by_head: bool = F
 
 
 def norm(name: str, leaf: str, offset: float = 0.0, factor: float = 1.0) -> WeightTable:
-    """Return the rows of a norm's gain and bias."""
+    """Return the `WeightRow`s of a norm's gain and bias."""
     return (
         WeightRow(f"{name}.weight", (f"{leaf}/scale",), offset=offset, factor=factor),
         WeightRow(f"{name}.bias", (f"{leaf}/bias",)),

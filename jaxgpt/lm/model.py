@@ -99,8 +99,8 @@ def load_base(path: str | Path, model: ModelConfig) -> tuple[FrozenBase, Tokeniz
     _, params, tokenizer, _ = load(*parse_checkpoint(str(path)))
     if difference := _difference(params, model):
         raise UserError(
-            f"{path} is not the base of these adapters: its architecture differs ({difference}); restore it, or choose a "
-            f"different path"
+            f"{path} is not the base of these adapters: its architecture differs ({difference}); restore the "
+            f"original base"
         )
     return FrozenBase(params, checksum(params)), tokenizer
 
