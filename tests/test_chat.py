@@ -101,6 +101,17 @@ def test_the_cache_changes_no_token(settings: dict[str, Any], sampling: Sampling
             prompt = [*prompt[:300], (prompt[300] + 1) % 16, *prompt[301:560]]
 
 
+def test_a_text_that_ended_without_a_token_can_be_shared() -> None:
+    """The first answer ends because every token is forbidden; all tokens of the prompt are equal."""
+    lm, greedy = tiny(block_size=64, n_layer=1, n_embd=16), SamplingParams(0.0)
+    V = lm.config.model.vocab_size
+    made, _, before = continued(lm, None, [3] * 30, V, SamplingParams(0.0, no_repeat_ngram_size=1))
+    assert made[-1] == -1
+    prompt = [*[3] * 30, *made[:-1], 5]
+    got, reused, _ = continued(lm, before, prompt, 8, greedy)
+    assert (got, reused) == (continued(lm, None, prompt, 8, greedy)[0], len(prompt) - 1)
+
+
 @pytest.mark.ci
 @pytest.mark.parametrize("positions", ["learned", pytest.param("rope", marks=pytest.mark.long)])
 def test_any_part_of_an_earlier_text_can_be_shared(positions: str) -> None:

@@ -65,9 +65,9 @@ class Stored:
         """Compute `x W`: `[..., in]` to `[..., out]` in float32."""
         assert self.transposed, "multiply by table.T"
         x_RI = x.reshape(-1, x.shape[-1]).astype(x.dtype if self.values_OI.dtype == x.dtype else jnp.float32)
-        # Since JAX 0.12, three int8 products are faster than one float32 product on CPUs with VNNI instructions.
-        digits = len(x_RI) <= FEW_ROWS or (jax.__version_info__ >= (0, 12) and cpu_supports("avx512_vnni"))
-        on_cpu = _product_by_digits if digits and self.values_OI.dtype == jnp.int8 else _product
+        # Since JAX 0.12, three int8 products are faster than a float32 product with VNNI. 2^17 inputs fit an int32 sum.
+        few = len(x_RI) <= FEW_ROWS or (jax.__version_info__ >= (0, 12) and cpu_supports("avx512_vnni"))
+        on_cpu = _product_by_digits if few and self.values_OI.dtype == jnp.int8 and x.shape[-1] <= 2**17 else _product
         y_RO = jax.lax.platform_dependent(x_RI, self.values_OI, cpu=on_cpu, default=_product) * self.scale_O[None]
         return y_RO.reshape(*x.shape[:-1], -1)
 
@@ -108,8 +108,9 @@ def _product(x_RI: jax.Array, values_OI: jax.Array) -> jax.Array:
     return _dot(x_RI, values_OI, preferred_element_type=jnp.float32)
 
 
+@jax.custom_jvp
 def _product_by_digits(x_RI: jax.Array, values_OI: jax.Array) -> jax.Array:
-    """Compute `x V^T` in integer arithmetic, without widening the int8 weights in memory.
+    """Compute `x V^T` in integer arithmetic, without widening int8 weights. The derivative is `_product`.
 
     Rows of x are split into digits in `[-most, most]`, the first in units of `max |x| / most`. A loop uses two int16 digits,
     a library three int8 digits: 23 bits (up to 8,260 inputs), like a float32 mantissa. Products of digits are exact.
@@ -126,6 +127,9 @@ def _product_by_digits(x_RI: jax.Array, values_OI: jax.Array) -> jax.Array:
     products_XO = call_without_inlining(_integer_product, jnp.concatenate(digits), values_OI, small=False)
     products = jnp.split(products_XO.astype(jnp.float32), count)
     return unit_R1 * sum(y_RO / (2.0 * most) ** i for i, y_RO in enumerate(products))
+
+
+_product_by_digits.defjvps(lambda dx_RI, _, x_RI, values_OI: _product(dx_RI, values_OI), None)
 
 
 def _integer_product(x_XI: jax.Array, values_OI: jax.Array) -> jax.Array:

@@ -96,7 +96,7 @@ def shared(state: SamplerState, prompt: Sequence[int]) -> int:
 
 def _first(state: SamplerState) -> int:
     """Return the slot of the first token of a one-row state."""
-    return int(state.text.length - state.text.tokens_B()[0])
+    return int(np.argmax(np.asarray(state.text.ids_BS)[0] >= 0))
 
 
 def _chunks(same: int, prompt: Sequence[int]) -> list[int]:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxgpt.model.attention import BlockInputs
+from jaxgpt.model.cache import KeysValues
 from jaxgpt.model.gpt import GPT, Block
 
 STACKED = "h"
@@ -25,8 +26,10 @@ class ScannedGPT(GPT):
 
     def blocks(
         self, x_BTD: jax.Array, inputs: Callable[[int | jax.Array, int], BlockInputs]
-    ) -> tuple[jax.Array, tuple[()]]:
-        """Apply the blocks in a scan; all layers must have the same window."""
+    ) -> tuple[jax.Array, tuple[KeysValues, ...]]:
+        """Apply the blocks in a scan; all layers must have the same window. `init` declares unstacked weights."""
+        if self.is_initializing():
+            return super().blocks(x_BTD, inputs)
         block, [window] = Block(self.config, self.ops, parent=None), set(self.config.windows)
 
         def run(x_BTD: jax.Array, layer_and_params: tuple[jax.Array, Any]) -> tuple[jax.Array, None]:

@@ -265,6 +265,8 @@ def build(
         raise UserError(
             f"model.dropout {config.model.dropout:g} needs the attention of Ops(); remove attend, or set model.dropout to 0"
         )
+    if config.train.scan_layers and isinstance(model, GPT) and not isinstance(model, ScannedGPT):
+        raise UserError("train.scan_layers needs a ScannedGPT (jaxgpt.model.scan), not a GPT")
     kernel_note = choose_attention(config, device)[1] if ops is None and model is None else ""
     note = "; ".join(filter(None, [note, kernel_note, precision_note(config.train.compute_dtype, device)]))
     table = change_rules(rules or {})

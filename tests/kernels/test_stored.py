@@ -123,10 +123,10 @@ def test_activations_are_not_rounded(precision: str, rows: int, inputs: int) -> 
     assert float((np.abs(found - exact) / size).max()) < 1e-6
 
 
-@pytest.mark.parametrize("rows", [1, 5])
-def test_integer_sums_do_not_overflow(rows: int) -> None:
-    x, low = jnp.ones((rows, 60_000)), stored(np.ones((60_000, 2)), "int8")
-    np.testing.assert_allclose(x @ low, 60_000, rtol=1e-6)
+@pytest.mark.parametrize(("rows", "inputs"), [(1, 60_000), (5, 60_000), (5, 140_000)])
+def test_integer_sums_do_not_overflow(rows: int, inputs: int) -> None:
+    x, low = jnp.ones((rows, inputs)), stored(np.ones((inputs, 2)), "int8")
+    np.testing.assert_allclose(x @ low, inputs, rtol=1e-6)
 
 
 def test_the_digits_of_a_row_are_computed_once() -> None:
@@ -151,3 +151,10 @@ def test_prompts_are_multiplied_in_int8_where_it_is_faster(monkeypatch: pytest.M
         monkeypatch.setattr(jax, "__version_info__", (0, minor, 0))
         monkeypatch.setattr("jaxgpt.kernels.stored.cpu_supports", instructions.__eq__)
         assert ("xi32>" in jax.jit(lambda x, low: x @ low).lower(x, low).as_text()) == faster
+
+
+@pytest.mark.parametrize("rows", [1, 5, 14])
+def test_activations_have_the_gradient_of_the_dequantized_product(rows: int) -> None:
+    low, x = stored(np.random.default_rng(0).normal(size=(30, 20)), "int8"), jnp.ones((rows, 30))
+    found, expected = (jax.grad(lambda x, w=w: ((x @ w) ** 2).sum())(x) for w in (low, low.dense()))
+    np.testing.assert_allclose(found, expected, rtol=1e-4)

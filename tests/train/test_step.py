@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from unittest.mock import Mock
@@ -19,6 +20,7 @@ from helpers import make, random_ids, small
 from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig
 from jaxgpt.errors import UserError
 from jaxgpt.model import GPT
+from jaxgpt.model.scan import ScannedGPT
 from jaxgpt.ops import Ops
 from jaxgpt.ops.random import named_key
 from jaxgpt.parallel.mesh import use_mesh
@@ -252,6 +254,11 @@ def test_operations_and_model_can_be_replaced() -> None:
     config, expected = program("modern", mesh=MeshConfig(data=2)).config, alone("modern", 2)[0]
     for given in ({"ops": Ops()}, {"model": GPT(config.model)}):
         np.testing.assert_allclose(train(build(config, **given), 2)[0], expected, rtol=1e-5)  # type: ignore[arg-type]
+    config = replace(config, train=replace(config.train, scan_layers=True))
+    scanned = build(config, model=ScannedGPT(config.model))
+    np.testing.assert_allclose(train(scanned, 2)[0], expected, rtol=1e-5)
+    with pytest.raises(UserError, match="scan_layers needs a ScannedGPT"):
+        build(config, model=GPT(config.model))
 
 
 def compiled(p: Program) -> str:
