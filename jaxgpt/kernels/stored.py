@@ -65,7 +65,7 @@ class Stored:
         """Compute `x W`: `[..., in]` to `[..., out]` in float32."""
         assert self.transposed, "multiply by table.T"
         x_RI = x.reshape(-1, x.shape[-1]).astype(x.dtype if self.values_OI.dtype == x.dtype else jnp.float32)
-        # Since JAX 0.12, three int8 products are faster than a float32 product with VNNI. 2^17 inputs fit an int32 sum.
+        # Since JAX 0.12, three int8 products with VNNI take less time than a float32 product; int32 sums hold 2^17 inputs.
         few = len(x_RI) <= FEW_ROWS or (jax.__version_info__ >= (0, 12) and cpu_supports("avx512_vnni"))
         on_cpu = _product_by_digits if few and self.values_OI.dtype == jnp.int8 and x.shape[-1] <= 2**17 else _product
         y_RO = jax.lax.platform_dependent(x_RI, self.values_OI, cpu=on_cpu, default=_product) * self.scale_O[None]
@@ -96,7 +96,8 @@ def quantize(params: Any, model: ModelConfig, precision: Precision) -> Any:
 
 def dequantize(params: Any) -> Any:
     """Convert each `Stored` weight to a float32 array."""
-    return jax.tree.map(lambda w: getattr(w, "dense", lambda: w)(), params, is_leaf=lambda w: isinstance(w, Stored))
+    is_stored = lambda w: isinstance(w, Stored)  # noqa: E731
+    return jax.tree.map(lambda w: w.dense() if is_stored(w) else w, params, is_leaf=is_stored)
 
 
 def _product(x_RI: jax.Array, values_OI: jax.Array) -> jax.Array:
@@ -110,10 +111,11 @@ def _product(x_RI: jax.Array, values_OI: jax.Array) -> jax.Array:
 
 @jax.custom_jvp
 def _product_by_digits(x_RI: jax.Array, values_OI: jax.Array) -> jax.Array:
-    """Compute `x V^T` in integer arithmetic, without widening int8 weights. The derivative is `_product`.
+    """Compute `x V^T` in integer arithmetic, without widening int8 weights.
 
     Rows of x are split into digits in `[-most, most]`, the first in units of `max |x| / most`. A loop uses two int16 digits,
     a library three int8 digits: 23 bits (up to 8,260 inputs), like a float32 mantissa. Products of digits are exact.
+    The derivative is that of `_product`: rounding has the derivative 0.
     """
     loop = len(x_RI) <= LOOP_ROWS
     count, most, dtype = (2, min(2047, 2**31 // (127 * x_RI.shape[1])), jnp.int16) if loop else (3, 127, jnp.int8)

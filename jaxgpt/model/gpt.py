@@ -133,6 +133,7 @@ class GPT(Module):
             last: whether to return the logits of the last position only, `[B, 1, V]`.
         """
         x_BTD, layers = self.stack(self.embed(tokens_BT), positions)
+        assert layers, "ScannedGPT has no cache"
         position_BT, T = jnp.broadcast_to(positions.position_BT, tokens_BT.shape), tokens_BT.shape[1]
         cache = grow(KVCache(layers, position_BT, jnp.int32(T)), slots - T)
         return self.head(x_BTD[:, -1:] if last else x_BTD), cache

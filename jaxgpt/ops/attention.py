@@ -67,7 +67,7 @@ def row_positions(tokens: int) -> Positions:
 def padded_positions(ids_BT: jax.Array) -> Positions:
     """Return the positions of left-padded rows; padding has negative ids and is a separate document."""
     token_BT = (ids_BT >= 0).astype(jnp.int32)
-    return Positions(jnp.cumsum(token_BT, axis=1) - 1, token_BT)
+    return Positions(jnp.cumsum(token_BT, axis=1) - 1, token_BT)  # padding: 0 - 1, which is `NO_TOKEN`
 
 
 def document_positions(document_BT: jax.Array) -> Positions:
