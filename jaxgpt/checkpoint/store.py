@@ -305,7 +305,7 @@ def _parts(state: TrainState) -> dict[str, Any]:
 
 
 def _load(path: Path, part: str, like: Any) -> Any:
-    """Restore one part of a checkpoint. Raises `UserError` if the part cannot be read or does not match `like`."""
+    """Restore a part of a checkpoint; raise `UserError` if it is unreadable or does not match `like`."""
     from orbax.checkpoint import v1 as ocp
 
     try:

@@ -72,5 +72,5 @@ def linear(block_size: int) -> dict[str, Any]:
 
 
 def is_linear(config: ModelConfig) -> bool:
-    """Return whether a model's Llama 3 scaling is linear: the full factor applies even to the wavelength 2 pi, the shortest."""
+    """Return whether Llama 3 scaling is linear: the full factor applies even to the shortest wavelength."""
     return config.rope_low_freq_factor >= config.rope_original_context / (2 * math.pi)

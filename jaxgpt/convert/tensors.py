@@ -53,7 +53,7 @@ class Format(NamedTuple):
 
 
 def matrix(name: str, *leaves: str, output_first: bool = True, by_head: bool = False) -> WeightTable:
-    """Return the `WeightRow`s of a block's matrix and its bias: `matrix("layers.{}.mlp.up_proj", "mlp/up_proj")`."""
+    """Return the `WeightRow`s of a matrix and its bias: `matrix("layers.{}.mlp.up_proj", "mlp/up_proj")`."""
     kernels, biases = (tuple(f"h_{{}}/{leaf}/{part}" for leaf in leaves) for part in ("kernel", "bias"))
     return (
         WeightRow(f"{name}.weight", kernels, output_first=output_first, by_head=by_head),
