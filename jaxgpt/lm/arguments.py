@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
+from functools import partial
 from numbers import Number
 from typing import Any
 
@@ -128,16 +129,20 @@ def row_keys(key: Any, rows: int) -> jax.Array:
     if keys.shape == (rows,):
         return keys
     if keys.size == 1:
-        fold_B = jnp.arange(rows, dtype=jnp.uint32)
-        return jax.vmap(lambda i: jax.random.fold_in(keys.reshape(()), i))(fold_B)
+        return _fold_in(keys.reshape(()), rows)
     raise UserError(f"key has shape {keys.shape}: pass one key, or one per text ({rows})")
+
+
+@partial(jax.jit, static_argnums=1)  # one program: each operation outside jit takes 10 ms at its first call
+def _fold_in(key: jax.Array, rows: int) -> jax.Array:
+    return jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(rows, dtype=jnp.uint32))
 
 
 def as_keys(key: Any) -> jax.Array:
     """Convert a seed, or keys of either kind (`jax.random.key` or `jax.random.PRNGKey`), to typed keys."""
     if hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         return key
-    words = jax.random.key_data(jax.random.key(0)).shape
+    words = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0))).shape
     if getattr(key, "dtype", None) == np.uint32 and np.shape(key)[-1:] == words:
         return jax.random.wrap_key_data(jnp.asarray(key))
     return jax.random.key(as_int("key (a seed, or a jax.random.key)", key, 0, 2**32 - 1))

@@ -58,7 +58,7 @@ def start(
     """
     assert len(keys) == len(prompts), (keys.shape, len(prompts))  # a check, because JAX clamps out-of-range indices
     text, prompt_B, size = left_pad(prompts, limits)
-    return _compiled(prefill, sampler, static_argnums=3)(params, text, keys[prompt_B], size)
+    return _compiled(prefill, sampler, static_argnums=3)(params, text, _rows(keys, prompt_B), size)
 
 
 def run(sampler: Sampler, params: Any, state: SamplerState, steps: int) -> SamplerState:
@@ -151,4 +151,5 @@ def _compiled(function: Callable[..., Any], settings: Any, **jit: Any) -> Any:
     return jax.jit(partial(function, settings), **jit)
 
 
+_rows = jax.jit(lambda keys, row_B: keys[row_B])
 _grow = jax.jit(grow, static_argnums=1)

@@ -63,6 +63,7 @@ def induction_score(pattern_BNTS: jax.Array, tokens_BT: jax.Array) -> jax.Array:
     return mass_N / repeated_BT.sum().astype(mass_N.dtype)
 
 
+@jax.jit
 def entropy(pattern_BNTS: jax.Array) -> jax.Array:
     """Compute the entropy of each query's attention weights, in nats, `[B, N, T]`."""
     return jax.scipy.special.entr(pattern_BNTS).sum(-1)

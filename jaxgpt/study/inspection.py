@@ -13,17 +13,20 @@ import jax.numpy as jnp
 import jinja2
 import numpy as np
 
+from jaxgpt.config import Config
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.decoding.sampling import DIVERGED
 from jaxgpt.errors import UserError, plural
 from jaxgpt.lm import LM, generate
 from jaxgpt.lm.arguments import encode_prompt, start_ids
-from jaxgpt.lm.model import only_text
+from jaxgpt.lm.engine import round_up
+from jaxgpt.lm.model import OnlyIds, only_text
 from jaxgpt.lm.text import UNFINISHED
+from jaxgpt.ops.linear import log_likelihood
 from jaxgpt.study.heads import entropy
-from jaxgpt.study.interventions import ablate_heads
-from jaxgpt.study.lens import lens
-from jaxgpt.study.run import layer_names, run, stream_names
+from jaxgpt.study.interventions import sweep
+from jaxgpt.study.lens import read_layers
+from jaxgpt.study.run import forward, layer_names, on_tokens, stream_names
 
 INSPECTED_TOKENS = 128  # maximum number of tokens of an inspected text
 TOP = 5  # maximum number of most probable tokens shown at each position
@@ -105,26 +108,16 @@ def inspect(lm: LM, prompt: str, *, max_new_tokens: int = 20) -> Inspection:
         )
     if max_new_tokens:
         ids = ids + generate(lm, [ids], max_new_tokens=max_new_tokens, temperature=0)[0].ids
-    next_T1 = np.array(ids[1:], np.int32)[:, None]
-
-    def next_log_p(logits_BTV: jax.Array) -> jax.Array:
-        """Return the log probability of each token but the first, `[T - 1, 1]`."""
-        log_p_TV = jax.nn.log_softmax(only(logits_BTV)[0, :-1])
-        return jnp.take_along_axis(log_p_TV, next_T1, -1)
-
-    stream, patterns = stream_names(model), layer_names(model, "attn.pattern")
-    out = run(lm, [ids], [*stream, *patterns])
-    log_p = np.asarray(jax.nn.log_softmax(only(out.logits)[0]))
+    # Pad the text to a power of two: texts of similar lengths then share a compiled program.
+    T, size = len(ids), min(limit, round_up(len(ids), 8))
+    ablate = T > 1 and 2 * model.parameters * size * model.n_layer * model.n_head <= ABLATION
+    found = jax.device_get(on_tokens(_compute, lm, np.pad([ids], ((0, 0), (0, size - T))), np.int32(T), only, ablate))
+    log_p = found.log_p_TV[:T]
     if np.isnan(log_p).any():
         raise UserError(DIVERGED)
-    p, follows = np.exp(log_p), np.asarray(next_log_p(out.logits))
+    p, follows = np.exp(log_p), log_p[np.arange(T - 1), ids[1:]]
     k = min(TOP, int(np.isfinite(log_p[0]).sum()))
     best = np.argsort(-log_p, axis=-1, kind="stable")[:, :k]
-    layers = lens(lm, [ids], 1)
-    without = None
-    if len(ids) > 1 and 2 * model.parameters * len(ids) * model.n_layer * model.n_head <= ABLATION:
-        removed = ablate_heads(lm, [ids], lambda logits_BTV: -next_log_p(logits_BTV).mean())
-        without = np.asarray(removed.ablated - removed.clean)
 
     word = partial(token_text, lm.tokenizer, first=ids[0])
     return Inspection(
@@ -136,13 +129,54 @@ def inspect(lm: LM, prompt: str, *, max_new_tokens: int = 20) -> Inspection:
         top_probabilities=np.take_along_axis(p, best, -1),
         top_tokens=[[word(i) for i in row] for row in best.tolist()],
         entropy=-(p * np.where(p > 0, log_p, 0.0)).sum(-1),
-        next_probability=np.exp(follows[:, 0]),
-        next_rank=1 + (log_p[:-1] > follows).sum(-1),
-        attention=np.stack([np.asarray(out.taps[name][0]) for name in patterns]),
-        lens_tokens=[[word(i) for i in row] for row in layers.ids[:, 0, :, 0].tolist()],
-        lens_probabilities=np.asarray(layers.probabilities)[:, 0, :, 0],
-        norms=np.stack([np.linalg.norm(np.asarray(out.taps[name][0], np.float64), axis=-1) for name in stream]),
-        without=without,
+        next_probability=np.exp(follows),
+        next_rank=1 + (log_p[:-1] > follows[:, None]).sum(-1),
+        attention=found.attention_LNTT[:, :, :T, :T],
+        lens_tokens=[[word(i) for i in row] for row in found.lens_LT[:, :T].tolist()],
+        lens_probabilities=found.lens_p_LT[:, :T],
+        norms=np.linalg.norm(found.stream_LTD[:, :T].astype(np.float64), axis=-1),
+        without=found.without_LN,
+    )
+
+
+class _Computed(NamedTuple):
+    """The arrays of an inspection, with padding."""
+
+    log_p_TV: Any
+    stream_LTD: Any
+    attention_LNTT: Any
+    lens_LT: Any
+    lens_p_LT: Any
+    without_LN: Any
+
+
+@partial(jax.jit, static_argnums=(0, 4, 5))
+def _compute(
+    config: Config, params: Any, tokens_1T: jax.Array, length: jax.Array, only: OnlyIds, ablate: bool
+) -> _Computed:
+    model, T = config.model, tokens_1T.shape[1]
+    stream, patterns = stream_names(model), layer_names(model, "attn.pattern")
+    out = forward(config, params, tokens_1T, (*stream, *patterns))
+    layers = read_layers(config, params, tokens_1T, 1, only)
+    without_LN = None
+    if ablate:
+
+        def loss(logits_1TV: jax.Array) -> jax.Array:
+            """Compute the mean loss of the tokens from the second to the last."""
+            log_p_1T = log_likelihood(only(logits_1TV), jnp.roll(tokens_1T, -1, 1))
+            return -log_p_1T.mean(where=(jnp.arange(T) < length - 1)[None])
+
+        heads = tuple(layer_names(model, "attn.head_out"))
+        zeros = (jnp.zeros((1, T, model.n_head, model.head_width), config.train.compute_dtype),) * model.n_layer
+        clean, ablated_LN = sweep(config, params, tokens_1T, zeros, heads, 2, loss)
+        without_LN = ablated_LN - clean
+    return _Computed(
+        jax.nn.log_softmax(only(out.logits)[0]),
+        jnp.stack([out.taps[name][0] for name in stream]),
+        jnp.stack([out.taps[name][0] for name in patterns]),
+        layers.ids[:, 0, :, 0],
+        layers.probabilities[:, 0, :, 0],
+        without_LN,
     )
 
 

@@ -51,11 +51,11 @@ def lens(lm: LM, ids: Any, k: int = 5) -> Lens:
         UserError: as in `run`, or if k is not between 1 and the vocabulary size.
     """
     tokens_BT = as_tokens(lm, ids)
-    return on_tokens(_lens, lm, tokens_BT, as_int("k", k, 1, lm.config.model.vocab_size), only_text(lm))
+    return on_tokens(read_layers, lm, tokens_BT, as_int("k", k, 1, lm.config.model.vocab_size), only_text(lm))
 
 
 @partial(jax.jit, static_argnums=(0, 3, 4))
-def _lens(config: Config, params: Any, tokens_BT: jax.Array, k: int, only: OnlyIds) -> Lens:
+def read_layers(config: Config, params: Any, tokens_BT: jax.Array, k: int, only: OnlyIds) -> Lens:
     *_, last = names = tuple(stream_names(config.model))
     out = forward(config, params, tokens_BT, names)
 

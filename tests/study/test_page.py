@@ -70,7 +70,7 @@ def test_the_numbers_are_those_of_a_run(lm: LM, found: Inspection) -> None:
     T = len(found.ids)
     assert (found.prompt, len(found.tokens), "".join(found.tokens[: found.prompt])) == (T - 4, T, ODD)
     for layer in range(2):
-        assert np.array_equal(found.attention[layer], out.taps[f"h.{layer}.attn.pattern"][0])
+        np.testing.assert_allclose(found.attention[layer], out.taps[f"h.{layer}.attn.pattern"][0], rtol=1e-5, atol=1e-7)
     p = np.asarray(jax.nn.softmax(out.logits[0]), np.float64)
     np.testing.assert_allclose(found.top_probabilities, -np.sort(-p)[:, :5], rtol=1e-5)
     np.testing.assert_allclose(found.next_probability, p[np.arange(T - 1), found.ids[1:]], rtol=1e-5)
@@ -87,6 +87,9 @@ def test_the_numbers_are_those_of_a_run(lm: LM, found: Inspection) -> None:
     loss = -float(np.asarray(p)[np.arange(T - 1), found.ids[1:]].mean())
     assert heads[5]["without"] == pytest.approx(loss + np.log(found.next_probability).mean(), abs=1e-5)
     json.dumps(found.to_json(), allow_nan=False)
+    for prompt in (ODD[3:], ODD[5:]):
+        inspect(lm, prompt, max_new_tokens=4)
+    assert inspection._compute._cache_size() == 2, "one for `found`, and one for the texts of similar lengths"
 
 
 def test_the_page_holds_the_weights_and_runs_nothing_of_the_text(found: Inspection) -> None:
