@@ -70,12 +70,12 @@ lm.generation.generate
       decoding.sampler.decode_steps
         decoding.sampler.extend
           model.gpt.GPT.extend
-            model.cache.KVCache.append
+            model.cache.KVCache.reserve
             model.gpt.GPT.stack
               model.gpt.GPT.blocks
                 block = model.gpt.Block.__call__
                   model.attention.Attention.__call__
-                    model.cache.write
+                    model.cache.KeysValues.write
         decoding.sampler.sample_next
           decoding.sampling.sample_token
             decoding.sampling.warp

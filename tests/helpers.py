@@ -114,6 +114,8 @@ class Counted(NamedTuple):
 
     passes: jax.Array
     length: jax.Array
+    position_BS: Any = np.zeros((1, 1), np.int32)
+    layers: tuple[()] = ()
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,8 @@ class CountUp:
 
     def extend(self, ids_BT: jax.Array, cache: Counted, last: bool) -> tuple[jax.Array, Counted]:
         read_BT = ids_BT[:, -1:] if last else ids_BT
-        return jax.nn.one_hot((read_BT + 1) % 10, 10) * 100, Counted(cache.passes + 1, cache.length + ids_BT.shape[1])
+        cache = cache._replace(passes=cache.passes + 1, length=cache.length + ids_BT.shape[1])
+        return jax.nn.one_hot((read_BT + 1) % 10, 10) * 100, cache
 
 
 def random_ids(config: ModelConfig, shape: tuple[int, ...], seed: int = 0) -> jax.Array:

@@ -24,12 +24,12 @@ class Hypotheses(NamedTuple):
     """The finished sequences of each prompt, best first.
 
     Attributes:
-        ids_BWn: int32, new ids; ids beyond `length_BW` are undefined.
+        ids_BWS: int32, prompt and new ids; later ids are undefined.
         length_BW: int32, number of new ids, including a stop id; 0 if there is no sequence.
         score_BW: float32, `log p / length ** length_penalty`; `NO_SCORE` if there is no sequence.
     """
 
-    ids_BWn: jax.Array
+    ids_BWS: jax.Array
     length_BW: jax.Array
     score_BW: jax.Array
 
@@ -49,6 +49,7 @@ class BeamState(NamedTuple):
         active_B: bool, false once no running sequence is expected to become one of the best (see the end of `step`).
         cache: KV cache of B * W rows.
         logits_BWV: logits of the next ids.
+        length: int32 scalar, number of ids in use of each sequence, including the prompt.
         made: int32 scalar, number of ids generated so far per sequence.
         limit_B: int32, the maximum number of new ids of each prompt.
     """
@@ -59,6 +60,7 @@ class BeamState(NamedTuple):
     active_B: jax.Array
     cache: Any
     logits_BWV: jax.Array
+    length: jax.Array
     made: jax.Array
     limit_B: jax.Array
 
@@ -93,21 +95,19 @@ class BeamSearch:
         """
         (B, P), W = text.ids_BS.shape, self.beams.num_beams
         logits_B1V, cache = read_prompts(self.sampler.model, params, text, self.size)
-        ids_BS = jnp.pad(text.ids_BS, ((0, 0), (0, self.size - P)))
-        none = Hypotheses(
-            jnp.zeros((B, W, self.size - P), jnp.int32),
-            jnp.zeros((B, W), jnp.int32),
-            jnp.full((B, W), NO_SCORE, jnp.float32),
-        )
+        ids_BWS = jnp.repeat(jnp.pad(text.ids_BS, ((0, 0), (0, self.size - P)))[:, None], W, 1)
+        none = Hypotheses(ids_BWS, jnp.zeros((B, W), jnp.int32), jnp.full((B, W), NO_SCORE, jnp.float32))
+        position_BS, layers = jax.tree.map(lambda x: jnp.repeat(x, W, 0), (cache.position_BS, cache.layers))
         log_p_W = jnp.where(jnp.arange(W) == 0, jnp.float32(0), NO_SCORE)
         return BeamState(
-            ids_BWS=jnp.repeat(ids_BS[:, None], W, 1),
+            ids_BWS=ids_BWS,
             # At first all beams are equal, so only the first may be continued.
             score_BW=jnp.broadcast_to(log_p_W[None, :], (B, W)),
             best=none,
             active_B=jnp.ones((B,), bool),
-            cache=jax.tree.map(lambda x: jnp.repeat(x, W, 0) if x.ndim else x, cache),
+            cache=cache._replace(position_BS=position_BS, layers=layers),
             logits_BWV=jnp.repeat(logits_B1V, W, 1),
+            length=text.length,
             made=jnp.int32(0),
             limit_B=jnp.asarray(limit_B),
         )
@@ -121,63 +121,55 @@ class BeamSearch:
         """Find the C best one-token continuations; at least W add no stop id, unless all ids are stop ids.
 
         Returns:
-            For each candidate: log p, the index of the continued beam, and the next id, all `[B, C]`; and all
-            new ids, `[B, C, n]`.
+            For each candidate: log p, the index of the continued beam, and the next id, all `[B, C]`; and the
+            text, `[B, C, S]`.
         """
         B, W, V = state.logits_BWV.shape
-        P = self.size - state.best.ids_BWn.shape[-1]
         C = min(max(2, 1 + len(self.sampler.stop_ids)), V) * W
-        text = TokenBuffer(state.ids_BWS.reshape(B * W, -1), P + state.made)
+        text = TokenBuffer(state.ids_BWS.reshape(B * W, -1), state.length)
         log_p = jax.nn.log_softmax(state.logits_BWV, axis=-1).reshape(B * W, V)
         log_p = warp(log_p, text, self.sampler.sampling, self.sampler.filters).reshape(B, W, V)
-        # Rows at their limit get log p 0 until the other rows finish: past the last learned
-        # position, their logits are NaN.
-        log_p = jnp.where((state.made < state.limit_B)[:, None, None], log_p, 0.0)
         score_BC, flat_BC = jax.lax.top_k((log_p + state.score_BW[:, :, None]).reshape(B, W * V), C)
         beam_BC, id_BC = flat_BC // V, (flat_BC % V).astype(jnp.int32)
-        ids_BCn = gather_beams(state.ids_BWS[:, :, P:], beam_BC).at[:, :, state.made].set(id_BC)
-        return score_BC, beam_BC, id_BC, ids_BCn
+        ids_BCS = gather_beams(state.ids_BWS, beam_BC).at[:, :, state.length].set(id_BC)
+        return score_BC, beam_BC, id_BC, ids_BCS
 
     def step(self, params: Any, state: BeamState) -> BeamState:
         """Extend the beams by one token; keep the best W running and the best W finished sequences."""
-        top_BC, beam_BC, id_BC, ids_BCn = self.candidates(state)
+        top_BC, beam_BC, id_BC, ids_BCS = self.candidates(state)
         (B, C), W, V = id_BC.shape, self.beams.num_beams, state.logits_BWV.shape[-1]
-        P, weigh = self.size - ids_BCn.shape[-1], self.beams.length_penalty
-        made = state.made + 1
-        stops = jnp.asarray(self.sampler.stop_ids, jnp.int32)
-        ends_BC = jnp.isin(id_BC, stops) | (made >= state.limit_B)[:, None]
+        made, penalty = state.made + 1, self.beams.length_penalty
+        ends_BC = self.sampler.ends(id_BC) | (made >= state.limit_B)[:, None]
 
         def score(log_p: jax.Array, length: jax.Array) -> jax.Array:
-            return log_p / length.astype(jnp.float32) ** weigh
+            return log_p / length.astype(jnp.float32) ** penalty
 
         # Select the best W unfinished candidates.
         score_BW, next_BW = jax.lax.top_k(jnp.where(ends_BC, NO_SCORE, top_BC), W)
-        beam_BW, token_BW = gather_beams(beam_BC, next_BW), gather_beams(id_BC, next_BW)
-        ids_BWS = jnp.concatenate(
-            [gather_beams(state.ids_BWS[:, :, :P], beam_BW), gather_beams(ids_BCn, next_BW)], axis=-1
-        )
+        ids_BWS, beam_BW, token_BW = (gather_beams(x, next_BW) for x in (ids_BCS, beam_BC, id_BC))
 
         # A sequence finishes only if it is among the W best candidates. NaN scores are kept for the caller to report.
         finishes_BC = ends_BC & (jnp.arange(C) < W)[None, :] & (top_BC != NO_SCORE)
         closed_B1 = ~state.active_B[:, None]
         if self.beams.early_stopping is True:
             closed_B1 = closed_B1 | state.best.exists_BW.all(-1, keepdims=True)
-        new_BC = score(top_BC, made) + jnp.where(closed_B1 | ~finishes_BC, NO_SCORE, 0.0)  # a sum, which preserves NaN
+        new_BC = score(top_BC, made) + jnp.where(finishes_BC, 0.0, NO_SCORE)  # a sum, which preserves NaN
+        new_BC = jnp.where(closed_B1, NO_SCORE, new_BC)  # closed rows may be past the context, where logits are NaN
         best_BW, from_BW = jax.lax.top_k(jnp.concatenate([state.best.score_BW, new_BC], axis=1), W)
         best = Hypotheses(
-            gather_beams(jnp.concatenate([state.best.ids_BWn, ids_BCn], axis=1), from_BW),
+            gather_beams(jnp.concatenate([state.best.ids_BWS, ids_BCS], axis=1), from_BW),
             gather_beams(jnp.concatenate([state.best.length_BW, jnp.full((B, C), made)], axis=1), from_BW),
             best_BW,
         )
 
         # Stop a row if its best running sequence is not expected to beat its worst finished sequence.
-        far = self.beams.early_stopping == "never" and weigh > 0
-        farthest_B = jnp.maximum(state.limit_B, 1) if far else jnp.full((B,), made)
-        active_B = state.active_B & (score(score_BW[:, 0], farthest_B) > best_BW.min(-1))
+        longest = self.beams.early_stopping == "never" and penalty > 0
+        length_B = jnp.maximum(state.limit_B, 1) if longest else jnp.full((B,), made)
+        active_B = state.active_B & (score(score_BW[:, 0], length_B) > best_BW.min(-1))
 
         flat = (jnp.arange(B)[:, None] * W + beam_BW).reshape(-1)
-        # Positions are not reordered, because the beams of a prompt share them.
-        cache = jax.tree.map(lambda x: x[flat] if x.ndim == 4 else x, state.cache)
+        # The beams of a prompt have equal positions.
+        cache = state.cache._replace(layers=jax.tree.map(lambda x: x[flat], state.cache.layers))
         logits, cache = extend(self.sampler.model, params, token_BW.reshape(B * W, 1), cache)
         return state._replace(
             ids_BWS=ids_BWS,
@@ -186,6 +178,7 @@ class BeamSearch:
             active_B=active_B,
             cache=cache,
             logits_BWV=logits.reshape(B, W, V),
+            length=state.length + 1,
             made=made,
         )
 

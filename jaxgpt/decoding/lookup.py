@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxgpt.decoding.buffer import TokenBuffer
-from jaxgpt.decoding.sampler import Sampler, SamplerState, decode_steps, extend
+from jaxgpt.decoding.sampler import Sampler, SamplerState, decode_steps, extend, repeat
 from jaxgpt.decoding.sampling import sample_token
 
 DRAFT = 7  # number of drafted tokens per verification pass; with the last token of the text, the pass reads 8 tokens
@@ -54,7 +54,7 @@ def lookup_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.
             Accepted drafts can exceed `steps` by up to `DRAFT` tokens.
     """
     assert state.text.ids_BS.shape[0] == 1, "rows accept different numbers of tokens, and the cache has one length"
-    target, config = state.made + jnp.minimum(steps, state.text.room), sampler.model.config
+    config = sampler.model.config
 
     def fits(text: TokenBuffer) -> jax.Array:
         # Positions beyond the context have no learned embedding.
@@ -75,9 +75,9 @@ def lookup_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.
             return sample_token(logits_V[None], seen, state.key_B, index, sampler.sampling, sampler.filters)[0][0]
 
         token_T = jax.vmap(sample)(logits_1TV[0], jnp.arange(DRAFT + 1))
-        accepted = jnp.cumprod(token_T[:-1] == draft_G).sum()  # excluding the next sampled token
-        ended_T = jnp.isin(token_T, jnp.asarray(sampler.stop_ids, jnp.int32)) | (token_T < 0)
-        count = jnp.minimum(accepted, jnp.where(ended_T.any(), jnp.argmax(ended_T), DRAFT)).astype(jnp.int32) + 1
+        ended_T = sampler.ends(token_T)
+        accepted_G = jnp.cumprod((token_T[:-1] == draft_G) & ~ended_T[:-1])
+        count = accepted_G.sum(dtype=jnp.int32) + 1  # with the token sampled after the accepted tokens
         # The cache slots after the accepted tokens are masked until later tokens overwrite them.
         text = text.append(token_T[None])._replace(length=text.length + count)
         cache, done_1 = after._replace(length=cache.length + count), ended_T[count - 1][None]
@@ -87,4 +87,4 @@ def lookup_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.
         draft_G, found = draft_tokens(state.text, sampler.lookup, DRAFT)
         return jax.lax.cond(found & fits(state.text), verify, plain, state, draft_G)
 
-    return jax.lax.while_loop(lambda state: (state.made < target) & ~state.done_B[0], step, state)
+    return repeat(step, state, steps)

@@ -36,6 +36,10 @@ class Sampler:
     context: int = 0
     lookup: int = 0
 
+    def ends(self, ids: jax.Array) -> jax.Array:
+        """Return whether each id ends its row: a stop id, or no token."""
+        return jnp.isin(ids, jnp.asarray(self.stop_ids, jnp.int32)) | (ids < 0)
+
 
 class SamplerState(NamedTuple):
     """The state of the sampler between steps.
@@ -65,9 +69,10 @@ def prefill(sampler: Sampler, params: Any, text: TokenBuffer, key_B: jax.Array, 
         key_B: sampling keys, one per row.
         size: number of slots of the text buffer, prompt included. With a `context`, the cache has at most `2 * context` slots.
     """
-    (B, P), context = text.ids_BS.shape, sampler.context or size
-    read = min(P, context)
-    logits_B1V, cache = read_prompts(sampler.model, params, text.last(read), min(size, read + context))
+    (B, P), context = text.ids_BS.shape, sampler.context
+    read = min(P, context) if context else P
+    slots = min(size, read + context) if context else size
+    logits_B1V, cache = read_prompts(sampler.model, params, text.last(read), slots)
     text = text._replace(ids_BS=jnp.pad(text.ids_BS, ((0, 0), (0, size - P))))
     return sample_next(sampler, SamplerState(text, cache, jnp.zeros(B, bool), jnp.int32(0), key_B), logits_B1V)
 
@@ -86,7 +91,7 @@ def decode_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.
         logits_B1V, cache = extend(sampler.model, params, state.text.last(1).ids_BS, state.cache)
         return sample_next(sampler, state._replace(cache=cache), logits_B1V)
 
-    return _repeat(step, state, steps)
+    return repeat(step, state, steps)
 
 
 def slide_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.Array) -> SamplerState:
@@ -100,11 +105,13 @@ def slide_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.A
         logits_B1V, _ = read_prompts(sampler.model, params, state.text.last(sampler.context), sampler.context)
         return sample_next(sampler, state, logits_B1V)
 
-    cached = jnp.clip(sampler.context + 1 - state.text.tokens_B().max(), 0, steps)
-    return _repeat(step, decode_steps(sampler, params, state, cached), steps - cached)
+    cached_tokens = state.text.tokens_B().max() - 1
+    cached_steps = jnp.clip(sampler.context - cached_tokens, 0, steps)
+    return repeat(step, decode_steps(sampler, params, state, cached_steps), steps - cached_steps)
 
 
-def _repeat(step: Callable[[SamplerState], SamplerState], state: SamplerState, steps: jax.Array) -> SamplerState:
+def repeat(step: Callable[[SamplerState], SamplerState], state: SamplerState, steps: jax.Array) -> SamplerState:
+    """Call `step` until `steps` more tokens per row exist, all rows end, or the text buffer is full."""
     last = state.made + jnp.minimum(steps, state.text.room)
     return jax.lax.while_loop(lambda state: (state.made < last) & ~jnp.all(state.done_B), step, state)
 
@@ -129,5 +136,5 @@ def sample_next(sampler: Sampler, state: SamplerState, logits_B1V: jax.Array) ->
     text, made = state.text, state.made
     token_B, _ = sample_token(logits_B1V[:, -1], text, state.key_B, made, sampler.sampling, sampler.filters)
     token_B = jnp.where(state.done_B, text.last(1).ids_BS[:, 0], token_B)
-    done_B = state.done_B | jnp.isin(token_B, jnp.asarray(sampler.stop_ids, jnp.int32)) | (token_B < 0)
+    done_B = state.done_B | sampler.ends(token_B)
     return state._replace(text=text.append(token_B[:, None]), done_B=done_B, made=made + 1)

@@ -10,30 +10,13 @@ import jax.numpy as jnp
 from jaxgpt.config import SamplingParams
 from jaxgpt.decoding import filters
 from jaxgpt.decoding.buffer import TokenBuffer
-from jaxgpt.errors import UserError
 from jaxgpt.ops.attention import NO_TOKEN
 
 NOT_A_NUMBER = -2  # id instead of a token if a logit is NaN; `NO_TOKEN` (-1) if every token is removed
 DIVERGED = "the model's logits are NaN: the weights have diverged or are damaged; choose an earlier checkpoint"
 
-
 # A filter maps (logits_BV, text) to new float32 logits_BV, with -inf for removed tokens.
 Filter = Callable[[jax.Array, TokenBuffer], jax.Array]
-
-
-def _apply(custom: Filter, logits_BV: jax.Array, text: TokenBuffer) -> tuple[str, jax.Array]:
-    """Apply a custom filter and check shape and dtype; return its name and the new logits."""
-    name = getattr(custom, "__name__", type(custom).__name__)
-    try:
-        out = custom(logits_BV, text)
-    except jax.errors.TracerArrayConversionError:
-        raise UserError(f"the filter {name} converts its arguments to NumPy arrays: use jax.numpy") from None
-    found, wanted = (f"{a.dtype} {list(a.shape)}" for a in (jnp.asarray(out), logits_BV))
-    if found != wanted:
-        raise UserError(
-            f"the filter {name} returned {found} for logits of {wanted}: shape and dtype must stay the same"
-        )
-    return name, out
 
 
 def stages(
@@ -51,8 +34,8 @@ def stages(
         logits_BV = filters.forbid_repeated_ngrams(logits_BV, text, s.no_repeat_ngram_size)
         yield f"no-repeat n-gram {s.no_repeat_ngram_size}", logits_BV
     for each in custom:
-        name, logits_BV = _apply(each, logits_BV, text)
-        yield name, logits_BV
+        logits_BV = each(logits_BV, text)
+        yield getattr(each, "__name__", type(each).__name__), logits_BV
     if s.temperature == 0:
         yield "greedy", filters.keep_argmax(logits_BV)
         return

@@ -13,7 +13,7 @@ from jaxgpt.errors import UserError
 from jaxgpt.kernels import activations, cpu
 from jaxgpt.kernels.flash import cudnn_attention, splash_attention
 from jaxgpt.kernels.tiled import SHORTEST
-from jaxgpt.ops import Attend, Ops
+from jaxgpt.ops import AttendFn, Ops
 from jaxgpt.ops.attention import attend
 
 PLAIN = Ops(activate=activations.activate)
@@ -45,7 +45,7 @@ def of_device(device: jax.Device, dtype: str = "float32") -> Ops:
 KERNELS = {"cpu": ("tiled", cpu.attend), "gpu": ("cudnn", cudnn_attention), "tpu": ("splash", splash_attention)}
 
 
-def choose_attention(config: Config, device: jax.Device) -> tuple[Attend, str]:
+def choose_attention(config: Config, device: jax.Device) -> tuple[AttendFn, str]:
     """Return a device's attention function, and a note if `auto` falls back to a slow function, or "".
 
     Raises:

@@ -60,8 +60,7 @@ def splash_attention(
     k_BKSH, v_BKHS = jnp.pad(k_BKSH, ((0, 0), (0, 0), fill, (0, 0))), jnp.pad(v_BKHS, ((0, 0), (0, 0), (0, 0), fill))
     if document_BT is not None:
         document_BT = jnp.pad(document_BT, ((0, 0), fill))
-    sides = "block_q", "block_kv", "block_kv_compute", "block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute"
-    tiles: Any = dict.fromkeys(sides, tile)
+    tiles: Any = {f"block_{side}": tile for side in ("q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute")}
 
     def local(q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, document_BT: Array | None) -> Array:
         square = (q_BTNH.shape[1],) * 2

@@ -62,14 +62,14 @@ class Stored:
         return w_OI.T if self.transposed else w_OI
 
     def __rmatmul__(self, x: jax.Array) -> jax.Array:
-        """Compute `x W`: `[..., in]` to `[..., out]` in float32."""
+        """Compute `x W` in float32, rounded to the dtype of x: `[..., in]` to `[..., out]`."""
         assert self.transposed, "multiply by table.T"
         x_RI = x.reshape(-1, x.shape[-1]).astype(x.dtype if self.values_OI.dtype == x.dtype else jnp.float32)
         # Since JAX 0.12, three int8 products with VNNI take less time than a float32 product; int32 sums hold 2^17 inputs.
         few = len(x_RI) <= FEW_ROWS or (jax.__version_info__ >= (0, 12) and cpu_supports("avx512_vnni"))
         on_cpu = _product_by_digits if few and self.values_OI.dtype == jnp.int8 and x.shape[-1] <= 2**17 else _product
         y_RO = jax.lax.platform_dependent(x_RI, self.values_OI, cpu=on_cpu, default=_product) * self.scale_O[None]
-        return y_RO.reshape(*x.shape[:-1], -1)
+        return y_RO.astype(x.dtype).reshape(*x.shape[:-1], -1)
 
 
 def quantize(params: Any, model: ModelConfig, precision: Precision) -> Any:

@@ -24,16 +24,13 @@ SHORTEST = 128  # minimum sequence length in tokens for a speedup from tiles (me
 TILE = 256  # tokens per tile, within the limits of `TILES`
 TILES = 2, 8  # smallest and largest number of tiles; every tile adds code to compile
 SCORES = 2**15  # maximum scores per group of several heads (128 KiB); groups amortize the overhead of each operation
-LOWEST = jnp.finfo(jnp.float32).min
 
 _product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
 
 def tiled_attention(q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, visible: Visible, scale: float) -> Array:
     """Compute `attend` among the tokens of a sequence, a group of heads at a time."""
-    assert visible.key is None
-    scaled = q_BTNH * jnp.asarray(scale, q_BTNH.dtype)
-    local = functools.partial(_local, window=visible.window)
+    scaled, local = q_BTNH * jnp.asarray(scale, q_BTNH.dtype), functools.partial(_local, window=visible.window)
     return per_device(local, scaled, k_BKSH, v_BKHS, visible.query.document_BT)
 
 
@@ -104,7 +101,7 @@ def _forward_heads(window: int, arrays: tuple[Any, ...]) -> tuple[Array, Array]:
         mask = _mask(slot[a:e, None], slot[None, first:e], window)
         if document_NT is not None:
             mask = mask[None] & (document_NT[:, a:e, None] == document_NT[:, None, first:e])
-        scores_NTS = jnp.where(mask, scores_NTS, LOWEST)
+        scores_NTS = jnp.where(mask, scores_NTS, jnp.finfo(jnp.float32).min)
         highest_NT1 = scores_NTS.max(-1, keepdims=True)
         weights_NTS = jnp.exp(scores_NTS - highest_NT1)
         total_NT1 = weights_NTS.sum(-1, keepdims=True)

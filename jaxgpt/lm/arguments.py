@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import partial
 from numbers import Number
 from typing import Any
@@ -15,6 +15,7 @@ import numpy as np
 
 from jaxgpt.config import NEW_TOKENS, ModelConfig, TextParams
 from jaxgpt.data.tokenizer import Tokenizer
+from jaxgpt.decoding.buffer import TokenBuffer
 from jaxgpt.decoding.sampling import Filter
 from jaxgpt.errors import UserError, did_you_mean, short_repr
 from jaxgpt.settings import as_int
@@ -80,11 +81,38 @@ def encode_prompt(tokenizer: Tokenizer, vocab_size: int, prompt: Any, special: b
     ]
 
 
+@dataclass(frozen=True)
+class CheckedFilter:
+    """A custom filter; raises `UserError` if it uses NumPy, or returns logits of another shape or dtype."""
+
+    custom: Filter
+
+    @property
+    def __name__(self) -> str:
+        """Name of the filter in `stages`."""
+        return str(getattr(self.custom, "__name__", type(self.custom).__name__))
+
+    def __call__(self, logits_BV: jax.Array, text: TokenBuffer) -> jax.Array:
+        """Apply the filter."""
+        try:
+            out = jnp.asarray(self.custom(logits_BV, text))
+        except jax.errors.TracerArrayConversionError:
+            raise UserError(
+                f"the filter {self.__name__} converts its arguments to NumPy arrays: use jax.numpy"
+            ) from None
+        found, wanted = (f"{a.dtype} {list(a.shape)}" for a in (out, logits_BV))
+        if found != wanted:
+            raise UserError(
+                f"the filter {self.__name__} returned {found} for logits of {wanted}: shape and dtype must stay the same"
+            )
+        return out
+
+
 def as_filters(filters: Any) -> tuple[Filter, ...]:
     """Return custom filters as a tuple; they must be hashable, as part of a cache key."""
     if not isinstance(filters, (list, tuple)) or not all(callable(f) and f.__hash__ for f in filters):
         raise UserError(f"filters must be a list of hashable functions (logits, text) -> logits: {short_repr(filters)}")
-    return tuple(filters)
+    return tuple(map(CheckedFilter, filters))
 
 
 def start_ids(tokenizer: Tokenizer) -> list[int]:

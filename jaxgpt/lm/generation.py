@@ -251,7 +251,7 @@ def _beam_search(
     with request.on_device(2 * W):  # twice the beams: reordering copies their caches
         sampler = request.sampler(replace(sampling, temperature=1.0), filters)
         found = engine.search(sampler, beams, lm.params, request.rows, request.new)
-    out = []
+    out, (_, P, _) = [], engine.sizes(request.rows, request.new)
     for row in range(len(request.rows)):
         for beam in range(beams.num_return_sequences):
             length, score = int(found.length_BW[row, beam]), float(found.score_BW[row, beam])
@@ -263,6 +263,6 @@ def _beam_search(
                     f"filters keep more tokens, or lower num_return_sequences"
                 )
             text = request.text(row)
-            text.add(found.ids_BWn[row, beam, :length].tolist())
+            text.add(found.ids_BWS[row, beam, P : P + length].tolist())
             out.append(Generation(text.text, text.ids, text.finish_reason or "length", score))
     return out

@@ -9,13 +9,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxgpt.model.cache import KeysValues, write
+from jaxgpt.model.cache import KeysValues
 from jaxgpt.model.linear import Linear
 from jaxgpt.model.module import Module
 from jaxgpt.model.norm import Norm
-from jaxgpt.ops.attention import Visible
+from jaxgpt.ops.attention import Edit, Visible
 from jaxgpt.ops.dropout import dropout
-from jaxgpt.ops.random import subkey
 from jaxgpt.ops.rotary import Rotation, rotate
 from jaxgpt.ops.sharding import constrain
 
@@ -28,7 +27,7 @@ class BlockInputs(NamedTuple):
         rotation: cosine and sine of each position's angles; None without RoPE.
         cache: the layer's cached keys and values, and the first slot to write to; None without a cache.
         layer: index of the layer, from 0.
-        key: random key of the layer's dropout masks; None disables dropout.
+        key: random key of the dropout masks of the layer, or of its attention weights; None disables dropout.
     """
 
     visible: Visible
@@ -44,7 +43,7 @@ class Attention(Module):
     @nn.compact
     def __call__(self, x_BTD: jax.Array, inputs: BlockInputs) -> tuple[jax.Array, KeysValues]:
         """Apply attention; return the output `[B, T, D]`, and the layer's keys and values, cached and new."""
-        c, o, key = self.config, self.ops, subkey(inputs.key, 0)
+        c, o = self.config, self.ops
         q_BTNH = self._project(x_BTD, "q", "heads", c.n_head)
         k_BTKH = self._project(x_BTD, "k", "kv_heads", c.kv_heads)
         v_BTKH = self._project(x_BTD, "v", "kv_heads", c.kv_heads)
@@ -58,19 +57,22 @@ class Attention(Module):
         scale = 1 / math.sqrt(c.head_width) if c.scale_attn_weights else 1.0
 
         kv = KeysValues(k_BTKH.transpose(0, 2, 1, 3), v_BTKH.transpose(0, 2, 3, 1))
-        kv = kv if inputs.cache is None else write(kv, *inputs.cache)
-
-        def edit(name: str, x: jax.Array) -> jax.Array:
-            x = self.named(name, x)
-            return dropout(x, c.dropout, key) if name == "pattern" else x
-
-        edited = o.edit is not None or (key is not None and c.dropout > 0)
-        out_BTNH = o.attend(q_BTNH, *kv, inputs.visible, scale, edit if edited else None)
+        if inputs.cache is not None:
+            cached, slot = inputs.cache
+            kv = cached.write(slot, kv)
+        out_BTNH = o.attend(q_BTNH, *kv, inputs.visible, scale, self._edit(inputs.key))
         out = self.named("head_out", out_BTNH).reshape(*x_BTD.shape[:2], -1)
         if c.attn_proj:
             shape = (c.n_head * c.head_width, c.n_embd)
-            out = Linear(c, o, shape, ("heads", "embed"), c.bias, name="o_proj")(out)
+            out = Linear(c, o, shape, ("heads", "embed"), c.bias, residual=True, name="o_proj")(out)
         return out, kv
+
+    def _edit(self, key: jax.Array | None) -> Edit | None:
+        """Return the edit of scores and pattern: `ops.edit`, then dropout of the pattern; None without both."""
+        rate = 0.0 if key is None else self.config.dropout
+        if self.ops.edit is None and not rate:
+            return None
+        return lambda name, x: dropout(self.named(name, x), rate if name == "pattern" else 0.0, key)
 
     def _normed(self, x_BTNH: jax.Array, name: str) -> jax.Array:
         norm = Norm(self.config, self.ops, "rmsnorm", name=name)

@@ -19,6 +19,14 @@ class KeysValues(NamedTuple):
     k_BKSH: jax.Array
     v_BKHS: jax.Array
 
+    def write(self, slot: jax.Array | int, new: KeysValues) -> KeysValues:
+        """Write the keys and values of T tokens, starting at `slot`.
+
+        The caller must check that the tokens fit: JAX silently shifts an update that would exceed the end.
+        """
+        update = jax.lax.dynamic_update_slice_in_dim
+        return KeysValues(update(self.k_BKSH, new.k_BKSH, slot, 2), update(self.v_BKHS, new.v_BKHS, slot, 3))
+
 
 class KVCache(NamedTuple):
     """Keys and values of the tokens so far.
@@ -39,12 +47,12 @@ class KVCache(NamedTuple):
         """Number of slots."""
         return self.position_BS.shape[1]
 
-    def append(self, tokens: int) -> tuple[Positions, KVCache]:
-        """Reserve `tokens` slots; return their positions, and the cache with updated positions and length."""
+    def reserve(self, count: int) -> tuple[Positions, KVCache]:
+        """Number the next `count` slots; return their positions, and the cache with these positions, to be written."""
         last_B1 = jax.lax.dynamic_slice_in_dim(self.position_BS, self.length - 1, 1, 1)
-        new_BT = last_B1 + 1 + jnp.arange(tokens, dtype=jnp.int32)[None]
+        new_BT = last_B1 + 1 + jnp.arange(count, dtype=jnp.int32)[None]
         position_BS = jax.lax.dynamic_update_slice_in_dim(self.position_BS, new_BT, self.length, 1)
-        return Positions(new_BT), self._replace(position_BS=position_BS, length=self.length + tokens)
+        return Positions(new_BT), self._replace(position_BS=position_BS)
 
 
 def grow(cache: KVCache, slots: int) -> KVCache:
@@ -56,12 +64,3 @@ def grow(cache: KVCache, slots: int) -> KVCache:
     # Pad with zeros, because an attention weight of 0 times an uninitialized NaN is NaN.
     layers = tuple(KeysValues(pad(k_BKSH, 2), pad(v_BKHS, 3)) for k_BKSH, v_BKHS in cache.layers)
     return KVCache(layers, pad(cache.position_BS, 1, NO_TOKEN), cache.length)
-
-
-def write(new: KeysValues, cached: KeysValues, slot: jax.Array | int) -> KeysValues:
-    """Write the keys and values of T tokens into a layer's cache, starting at `slot`.
-
-    The caller must check that the tokens fit: JAX silently shifts an update that would exceed the end.
-    """
-    update = jax.lax.dynamic_update_slice_in_dim
-    return KeysValues(update(cached.k_BKSH, new.k_BKSH, slot, 2), update(cached.v_BKHS, new.v_BKHS, slot, 3))

@@ -38,14 +38,15 @@ class Block(Module):
     @nn.compact
     def __call__(self, x_BTD: jax.Array, inputs: BlockInputs) -> tuple[jax.Array, KeysValues]:
         """Apply the block; return the new residual stream `[B, T, D]`, and the layer's keys and values."""
-        c, key = self.config, inputs.key
+        c, (weights_key, attn_key, mlp_key) = self.config, (subkey(inputs.key, i) for i in range(3))
         x_BTD = self.named("resid.pre", x_BTD)
-        out_BTD, kv = Attention(c, self.ops, name="attn")(self._input(x_BTD, "ln_1"), inputs)
-        y_BTD = self._add(x_BTD, self.named("attn.out", out_BTD), "ln_1", subkey(key, 1))
+        attention = Attention(c, self.ops, name="attn")
+        out_BTD, kv = attention(self._input(x_BTD, "ln_1"), inputs._replace(key=weights_key))
+        y_BTD = self._add(x_BTD, self.named("attn.out", out_BTD), "ln_1", attn_key)
         y_BTD = self.named("resid.mid", y_BTD)
         if c.mlp != "none":
             out_BTD = MLP(c, self.ops, name="mlp")(self._input(x_BTD if c.parallel_residual else y_BTD, "ln_2"))
-            y_BTD = self._add(y_BTD, self.named("mlp.out", out_BTD), "ln_2", subkey(key, 2))
+            y_BTD = self._add(y_BTD, self.named("mlp.out", out_BTD), "ln_2", mlp_key)
         return self.named("resid.post", constrain(y_BTD, ("batch", "length", "width"))), kv
 
     def _input(self, x_BTD: jax.Array, name: str) -> jax.Array:
@@ -59,7 +60,7 @@ class Block(Module):
         return self._norm(x_BTD, name) if position == "post" else x_BTD
 
     def _norm(self, x_BTD: jax.Array, name: str) -> jax.Array:
-        return Norm(self.config, self.ops, name=name)(x_BTD)
+        return Norm(self.config, self.ops, self.config.norm, name=name)(x_BTD)
 
 
 class GPT(Module):
@@ -88,7 +89,7 @@ class GPT(Module):
         block = Block if self.remat is None else nn.remat(Block, policy=self.remat)
         self.h = [block(c, o) for _ in range(c.n_layer)]
         if c.final_norm:
-            self.ln_f = Norm(c, o)
+            self.ln_f = Norm(c, o, c.norm)
         if not c.tie_embeddings:
             self.lm_head = Linear(c, o, (c.n_embd, c.vocab_size), ("embed", "vocab"), c.head_bias)
 
@@ -146,9 +147,10 @@ class GPT(Module):
             cache: cache of the preceding tokens, from `prefill` or `extend`, with at least T free slots.
             last: whether to return the logits of the last position only, `[B, 1, V]`.
         """
-        tokens, extended = cache.append(tokens_BT.shape[1])
-        x_BTD, layers = self.stack(self.embed(tokens_BT), tokens, extended)
-        return self.head(x_BTD[:, -1:] if last else x_BTD), extended._replace(layers=layers)
+        positions, cache = cache.reserve(tokens_BT.shape[1])
+        x_BTD, layers = self.stack(self.embed(tokens_BT), positions, cache)
+        cache = cache._replace(layers=layers, length=cache.length + tokens_BT.shape[1])
+        return self.head(x_BTD[:, -1:] if last else x_BTD), cache
 
     def embed(self, tokens_BT: jax.Array) -> jax.Array:
         """Look up the embeddings of tokens, `[B, T, D]`, multiplied by `sqrt(D)` with `embed_scale`.
@@ -169,7 +171,7 @@ class GPT(Module):
         Args:
             x_BTD: embeddings.
             positions: positions of the tokens.
-            cache: a cache already extended by `positions` (`append`); None: attend only to the given tokens.
+            cache: a cache with slots reserved for the tokens; None: attend only to the given tokens.
             key: random key of the dropout masks; None disables dropout.
         """
         c, position_BT = self.config, jnp.maximum(positions.position_BT, 0)
@@ -185,7 +187,7 @@ class GPT(Module):
         }
 
         def inputs(layer: int | jax.Array, window: int) -> BlockInputs:
-            cached = None if cache is None else (cache.layers[layer], cache.length - x_BTD.shape[1])
+            cached = None if cache is None else (cache.layers[layer], cache.length)
             return shared[window]._replace(cache=cached, layer=layer, key=subkey(key, layer + 1))
 
         x_BTD, layers = self.blocks(x_BTD, inputs)

@@ -14,19 +14,20 @@ class Linear(Module):
 
     Attributes:
         shape: number of inputs and outputs.
-        axes: logical names of the two axes, for the sharding table. Outputs along "embed" are added to the residual stream,
-            which changes the initial weights (`initializers`).
+        axes: logical names of the two axes, for the sharding table.
         bias: whether to add b.
+        residual: whether the output is added to the residual stream, which changes the initial weights (`initializers`).
     """
 
     shape: tuple[int, int]
     axes: tuple[str, str]
     bias: bool
+    residual: bool = False
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """Apply the layer to the last axis of x."""
-        kernel_init, bias_init = initializers(self.config, self.shape[0], residual=self.axes[1] == "embed")
+        kernel_init, bias_init = initializers(self.config, self.shape[0], self.residual)
         w = self.weight("kernel", kernel_init, self.shape, self.axes)
         b = self.weight("bias", bias_init, self.shape[1:], self.axes[1:]) if self.bias else None
         return self.ops.linear(x, w, b, self.ops.dtype)

@@ -26,4 +26,4 @@ class MLP(Module):
         else:
             h_BTF = act(self.named("pre", h_BTF))
         h_BTF = self.named("post", constrain(h_BTF, ("batch", "length", "mlp")))
-        return Linear(c, o, (c.mlp_width, c.n_embd), ("mlp", "embed"), c.bias, name="down_proj")(h_BTF)
+        return Linear(c, o, (c.mlp_width, c.n_embd), ("mlp", "embed"), c.bias, residual=True, name="down_proj")(h_BTF)

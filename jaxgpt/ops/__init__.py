@@ -15,7 +15,7 @@ from jaxgpt.ops.attention import Edit, Visible
 Array = jax.Array
 
 
-class Attend(Protocol):
+class AttendFn(Protocol):
     """The signature of `ops.attention.attend`."""
 
     def __call__(
@@ -23,13 +23,13 @@ class Attend(Protocol):
     ) -> Array: ...
 
 
-class Linear(Protocol):
+class LinearFn(Protocol):
     """The signature of `ops.linear.linear`."""
 
     def __call__(self, x: Array, w: Any, b: Array | None, dtype: Any, /) -> Array: ...
 
 
-class Norm(Protocol):
+class NormFn(Protocol):
     """The signature of `ops.norms.norm`."""
 
     def __call__(
@@ -56,9 +56,9 @@ class Ops(NamedTuple):
     """
 
     dtype: Any = jnp.dtype("float32")
-    linear: Linear = products.linear
-    norm: Norm = norms.norm
+    linear: LinearFn = products.linear
+    norm: NormFn = norms.norm
     activate: Callable[[str, Array], Array] = activations.activate
     rotation: Callable[[Array, Any], rotary.Rotation] = rotary.rope_rotation
-    attend: Attend = attention.attend
+    attend: AttendFn = attention.attend
     edit: Edit | None = None

@@ -17,7 +17,7 @@ def linear(x: jax.Array, w: Any, b: jax.Array | None, dtype: Any) -> jax.Array:
         b: bias `[out]`, or None.
         dtype: dtype of the result, and of the product if w is an array.
     """
-    y = (x.astype(dtype) @ w.astype(dtype)).astype(dtype)
+    y = x.astype(dtype) @ w.astype(dtype)
     # Broadcast in float32, so that the gradient of b, a sum over all tokens, is accumulated in float32.
     return y if b is None else y + jnp.broadcast_to(b, y.shape).astype(dtype)
 

@@ -1,6 +1,6 @@
 """Normalization over the last axis, in float32.
 
-`edit` receives the normalizing factor of each vector, `[..., 1]`, as "scale" (`std_norm`: the divisor).
+`edit` receives the normalizing factor of each vector, `[..., 1]`, as "scale".
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def std_norm(x: jax.Array, eps: float, edit: Edit = unedited) -> jax.Array:
     variance = jnp.square(x).mean(-1, keepdims=True)
     # The gradient of sqrt is infinite at 0, the variance of a row of equal values, so sqrt receives 1 there.
     safe = jnp.where(variance > 0, variance, 1.0)
-    return x / edit("scale", jnp.where(variance > 0, jnp.sqrt(safe), 0.0) + eps)
+    return x * edit("scale", 1 / (jnp.where(variance > 0, jnp.sqrt(safe), 0.0) + eps))
 
 
 NORMS: Registry[Callable[..., jax.Array]] = Registry(layernorm=layer_norm, rmsnorm=rms_norm, stdnorm=std_norm)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
 import jax
 from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec
+
+from jaxgpt.train.loss import Objective
+from jaxgpt.train.step import Sums, gradient_sums
 
 SMALL = 1 << 18  # maximum number of elements of each array to concatenate for one all-reduce
 
@@ -31,3 +35,16 @@ def over_data(sums: Callable[..., Any]) -> Callable[..., Any]:
     specs = PartitionSpec(), PartitionSpec("data")
     # check_vma=False: each device computes the gradients of its own rows. Otherwise JAX would insert one all-reduce per array.
     return jax.shard_map(on_device, in_specs=specs, out_specs=PartitionSpec(), check_vma=False)
+
+
+def sums_by_device(
+    params: Any, batch: Any, key: jax.Array | None, *, objective: Objective, accumulation: int
+) -> tuple[Any, Sums]:
+    """Compute `gradient_sums` of each device's rows, and all-reduce the results: faster on several CPU devices.
+
+    Dropout is not supported, because all devices would draw equal masks.
+    """
+    assert key is None, "dropout masks would be equal on all devices"
+    sums = partial(gradient_sums, key=None, objective=objective, accumulation=accumulation)
+    result: tuple[Any, Sums] = over_data(sums)(params, batch)
+    return result

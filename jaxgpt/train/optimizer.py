@@ -17,51 +17,28 @@ from jaxgpt.train.clip import clip_by_global_norm
 from jaxgpt.train.muon import muon
 
 
-class Rates(NamedTuple):
-    """The rates of a schedule; `range` is computed in float64 before it is rounded to float32.
-
-    Attributes:
-        peak: rate after warm-up.
-        low: rate after decay.
-        range: `peak - low`.
-    """
-
-    peak: jax.typing.ArrayLike
-    low: jax.typing.ArrayLike
-    range: jax.typing.ArrayLike
-
-
 class Numbers(NamedTuple):
     """Hyperparameters in `config.optim` that are arguments of the step: new values need no recompilation.
 
     Betas and epsilons are constants of the program: as float32 arguments, their rounding would change `1 - beta` and
     every moment.
 
-    Attributes:
-        rate: learning rates.
-        muon_rate: learning rates of Muon's matrices.
-        weight_decay: decoupled weight decay.
-        grad_clip: maximum global norm of the gradient; not used if `config.optim.grad_clip` is 0.
+    The fields are those of `config.optim`; `grad_clip` is not used if `config.optim.grad_clip` is 0.
     """
 
-    rate: Rates
-    muon_rate: Rates
-    weight_decay: jax.typing.ArrayLike
-    grad_clip: jax.typing.ArrayLike
+    learning_rate: float | jax.Array
+    min_lr: float | jax.Array
+    muon_ratio: float | jax.Array
+    weight_decay: float | jax.Array
+    grad_clip: float | jax.Array
 
 
 def numbers_of(optim: OptimConfig) -> Numbers:
     """Return the `Numbers` of an optimizer config, as Python floats."""
-
-    def rates(peak: float) -> Rates:
-        low = optim.min_lr / optim.learning_rate * peak
-        return Rates(peak, low, peak - low)
-
-    muon_rates = rates(optim.learning_rate * optim.muon_ratio)
-    return Numbers(rates(optim.learning_rate), muon_rates, optim.weight_decay, optim.grad_clip)
+    return Numbers(*(getattr(optim, name) for name in Numbers._fields))
 
 
-def schedule(config: Config, rates: Rates | None = None) -> optax.Schedule:
+def schedule(config: Config, numbers: Numbers | None = None) -> optax.Schedule:
     """Make the learning-rate schedule that `config.optim` describes.
 
     Warm-up: `peak * (step + 1) / (warmup + 1)` before step `warmup`. Then, with p from 0 to 1 between `warmup` and
@@ -71,12 +48,13 @@ def schedule(config: Config, rates: Rates | None = None) -> optax.Schedule:
 
     Args:
         config: settings of the run; reads `optim`, and `train.steps` if `optim.decay_steps` is 0.
-        rates: learning rates, which may be traced; None: `optim.learning_rate` and `optim.min_lr`.
+        numbers: hyperparameters to use instead of the values in `config.optim`; may be traced.
 
     Returns:
-        A function from steps (int or int32 array) to rates, float32 of the same shape.
+        A function from the number of updates so far (int or int32 array) to rates, float32 of the same shape.
     """
-    o, (peak, low, span) = config.optim, rates or numbers_of(config.optim).rate
+    o = config.optim
+    peak, low, *_ = numbers or numbers_of(o)
     warmup, end = o.warmup_steps, config.decay_steps
     cooldown = min(o.cooldown_steps or max(end // 5, 1), max(end - warmup, 1))
 
@@ -85,11 +63,11 @@ def schedule(config: Config, rates: Rates | None = None) -> optax.Schedule:
         progress = jnp.clip((step - warmup) / max(end - warmup, 1), 0.0, 1.0)
         match o.schedule:
             case "cosine":
-                after = low + span * 0.5 * (1.0 + jnp.cos(jnp.pi * progress))
+                after = low + (peak - low) * 0.5 * (1.0 + jnp.cos(jnp.pi * progress))
             case "linear":
-                after = peak - span * progress
+                after = peak - (peak - low) * progress
             case "wsd":
-                after = peak - span * jnp.clip((step - (end - cooldown)) / cooldown, 0.0, 1.0)
+                after = peak - (peak - low) * jnp.clip((step - (end - cooldown)) / cooldown, 0.0, 1.0)
             case _:
                 after = jnp.full_like(step, peak)
         return jnp.where(step < warmup, peak * (step + 1) / (warmup + 1), after)
@@ -129,7 +107,7 @@ def make_optimizer(config: Config, numbers: Numbers | None = None) -> optax.Grad
     """
     numbers = numbers or numbers_of(config.optim)
     o, decay = config.optim, numbers.weight_decay
-    rate, momentum_dtype = schedule(config, numbers.rate), jnp.dtype(o.momentum_dtype)
+    rate, momentum_dtype = schedule(config, numbers), jnp.dtype(o.momentum_dtype)
     decays, label = partial(decay_mask, model=config.model), partial(groups, model=config.model)
     adamw = partial(
         optax.adamw, rate, o.beta1, o.beta2, o.eps, weight_decay=decay, mask=decays, mu_dtype=momentum_dtype
@@ -138,7 +116,7 @@ def make_optimizer(config: Config, numbers: Numbers | None = None) -> optax.Grad
         case "adamw":
             update = adamw()
         case "muon":
-            muon_rate = schedule(config, numbers.muon_rate)
+            muon_rate = lambda step: numbers.muon_ratio * rate(step)  # noqa: E731
             matrices = muon(muon_rate, o.muon_steps, o.muon_momentum, decay, momentum_dtype, config.model)
             update = optax.partition({"muon": matrices, "adam": adamw()}, label)
         case "lion":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,11 +12,14 @@ import optax
 
 from jaxgpt.ops.random import named_key, subkey
 from jaxgpt.train.clip import squared_norms
-from jaxgpt.train.loss import Objective, RowSums
+from jaxgpt.train.loss import Objective
 from jaxgpt.train.skip import SkipStatistics, init_statistics, should_apply
 
-# A transformation of a function (params, batch) -> sums over rows: the result also all-reduces the sums over devices.
-OverDevices = Callable[[Callable[..., Any]], Callable[..., Any]]
+# Sums over the rows of a batch: loss, count, and the other sums by name, as in `RowSums`.
+Sums = tuple[jax.Array, jax.Array, Mapping[str, jax.Array]]
+
+# The signature of `gradient_sums`: (params, batch, key, objective=, accumulation=) -> (gradient, sums).
+GradientSums = Callable[..., tuple[Any, Sums]]
 
 
 class TrainState(NamedTuple):
@@ -59,44 +62,22 @@ def init_state(
     return TrainState(jnp.zeros((), jnp.int32), params, opt_state, average, init_statistics() if skip else None)
 
 
-def gradients(
-    params: Any,
-    batch: Any,
-    key: jax.Array | None,
-    *,
-    objective: Objective,
-    accumulation: int = 1,
-    over_devices: OverDevices | None = None,
-) -> tuple[dict[str, jax.Array], Any]:
-    """Compute the mean loss, the means of the objective's other sums, and the loss gradient.
-
-    Sums are added over microbatches and devices, and divided once by the count. Without dropout, the number of microbatches
-    or devices therefore changes the result only by rounding.
-    """
-    sums = partial(gradient_sums, key=key, objective=objective, accumulation=accumulation)
-    grads, (loss, count, others) = (over_devices(sums) if over_devices else sums)(params, batch)
-    count = jnp.where(count == 0, 1, count)  # zero loss and gradients without targets
-    inverse = 1 / count
-    means = {"loss": loss / count} | {name: total / count for name, total in others.items()}
-    return means, jax.tree.map(lambda g: g * inverse, grads)
-
-
 def gradient_sums(
     params: Any, batch: Any, key: jax.Array | None, *, objective: Objective, accumulation: int
-) -> tuple[Any, RowSums]:
+) -> tuple[Any, Sums]:
     """Compute the gradient of the summed loss, in microbatches, and the objective's sums over all rows.
 
     Raises:
         ValueError: if the number of microbatches does not divide the number of rows.
     """
 
-    def total(params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, RowSums]:
-        sums: RowSums = jax.tree.map(lambda x: x.sum(0), objective(params, batch, key))  # scalars
-        return sums.loss_B, sums
+    def total(params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, Sums]:
+        loss, count, others = jax.tree.map(lambda x: x.sum(0), objective(params, batch, key))
+        return loss, (loss, count, others)
 
-    grad: Callable[..., tuple[Any, RowSums]] = jax.grad(total, has_aux=True)
+    grad: Callable[..., tuple[Any, Sums]] = jax.grad(total, has_aux=True)
     if accumulation == 1:
-        return grad(params, batch, key)
+        return grad(params, batch, subkey(key, 0))
     rows = len(jax.tree.leaves(batch)[0])
     if rows % accumulation:
         raise ValueError(f"{rows} rows cannot be split into {accumulation} equal microbatches")
@@ -112,6 +93,26 @@ def gradient_sums(
     return jax.lax.scan(add, zeros, (microbatches, jnp.arange(accumulation)))[0]
 
 
+def gradients(
+    params: Any,
+    batch: Any,
+    key: jax.Array | None,
+    *,
+    objective: Objective,
+    accumulation: int = 1,
+    sums: GradientSums = gradient_sums,
+) -> tuple[dict[str, jax.Array], Any]:
+    """Compute the mean loss, the means of the objective's other sums, and the loss gradient.
+
+    Sums are added over microbatches and devices, and divided once by the count. Without dropout, the number of microbatches
+    or devices therefore changes the result only by rounding.
+    """
+    grads, (loss, count, others) = sums(params, batch, key, objective=objective, accumulation=accumulation)
+    inverse = 1 / jnp.where(count == 0, 1, count)  # zero loss and gradients without targets
+    means, grads = jax.tree.map(lambda x: x * inverse, ({"loss": loss, **others}, grads))
+    return means, grads
+
+
 def train_step(
     state: TrainState,
     batch: Any,
@@ -120,7 +121,7 @@ def train_step(
     optimizer: optax.GradientTransformation,
     dropout_seed: int | None = None,
     accumulation: int = 1,
-    over_devices: OverDevices | None = None,
+    sums: GradientSums = gradient_sums,
     ema_decay: float = 0.0,
     spike_factor: float = 0.0,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
@@ -136,8 +137,7 @@ def train_step(
         optimizer: an optax transformation. Its `update` receives one extra argument, the loss as `value`.
         dropout_seed: seed of the dropout masks, which are a function of (seed, step, microbatch); None: no dropout.
         accumulation: number of equal microbatches of the rows. Without dropout, it changes results only by rounding.
-        over_devices: transformation that all-reduces the sums and their gradient over devices; None: the compiler
-            inserts the all-reduce.
+        sums: function to use instead of `gradient_sums`, such as `parallel.sums.sums_by_device`.
         ema_decay: decay of the EMA, `ema <- ema_decay * ema + (1 - ema_decay) * params`; 0: the state has no EMA.
         spike_factor: as in `should_apply`, if the state has statistics to skip bad updates. A skipped update changes neither
             `params` nor the EMA nor the optimizer state, including its schedules.
@@ -148,30 +148,25 @@ def train_step(
         updates, the metrics include the counts `skipped` (in total) and `skipped_in_a_row`.
 
     Raises:
-        ValueError: if `over_devices` is combined with dropout, `accumulation` does not divide the number of rows, or
-            `ema_decay` or `spike_factor` does not match the state.
+        ValueError: if `accumulation` does not divide the number of rows, or `ema_decay` or `spike_factor` does not match the
+            state.
     """
     if bool(ema_decay) != (state.ema is not None) or (spike_factor and state.skip is None):
         raise ValueError(
             f"ema_decay {ema_decay:g} and spike_factor {spike_factor:g} do not match the state: set ema and skip of init_state"
         )
-    if over_devices and dropout_seed is not None:
-        raise ValueError("over_devices does not support dropout (equal masks on all devices); use over_devices=None")
     key = None if dropout_seed is None else named_key(dropout_seed, "dropout", state.step)
-    metrics, grads = gradients(
-        state.params, batch, key, objective=objective, accumulation=accumulation, over_devices=over_devices
-    )
+    metrics, grads = gradients(state.params, batch, key, objective=objective, accumulation=accumulation, sums=sums)
     squares = squared_norms(grads)
     metrics |= {"grad_norm": jnp.sqrt(squares.sum()), "grad_squares": squares}
     update = optax.with_extra_args_support(optimizer).update
     updates, opt_state = update(grads, state.opt_state, state.params, value=metrics["loss"])
-    params = optax.apply_updates(state.params, updates)
-    ema, skip = state.ema, state.skip
-    if ema is not None:
-        ema = jax.tree.map(lambda old, new: ema_decay * old + (1 - ema_decay) * new, ema, params)
-    new = params, opt_state, ema
-    if skip is not None:
-        applied, skip = should_apply(skip, metrics["loss"], metrics["grad_norm"], spike_factor)
-        new = jax.tree.map(partial(jnp.where, applied), new, (state.params, state.opt_state, state.ema))
+    new = state._replace(params=optax.apply_updates(state.params, updates), opt_state=opt_state)
+    if state.ema is not None:
+        average = lambda old, new: ema_decay * old + (1 - ema_decay) * new  # noqa: E731
+        new = new._replace(ema=jax.tree.map(average, state.ema, new.params))
+    if state.skip is not None:
+        applied, skip = should_apply(state.skip, metrics["loss"], metrics["grad_norm"], spike_factor)
+        new = jax.tree.map(partial(jnp.where, applied), new, state)._replace(skip=skip)
         metrics |= {"skipped": skip.total, "skipped_in_a_row": skip.in_a_row}
-    return TrainState(state.step + 1, *new, skip), metrics
+    return new._replace(step=state.step + 1), metrics

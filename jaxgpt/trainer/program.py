@@ -40,10 +40,10 @@ from jaxgpt.parallel.mesh import (
     use_mesh,
 )
 from jaxgpt.parallel.processes import process_count
-from jaxgpt.parallel.sums import over_data
+from jaxgpt.parallel.sums import sums_by_device
 from jaxgpt.train.loss import Objective, next_token_loss
 from jaxgpt.train.optimizer import Numbers, make_optimizer, numbers_of, schedule
-from jaxgpt.train.step import TrainState, train_step
+from jaxgpt.train.step import TrainState, gradient_sums, train_step
 from jaxgpt.trainer.states import States, shardings_of
 
 
@@ -156,7 +156,7 @@ class Program(States):
             optimizer=self.optimizer or make_optimizer(config, numbers),
             dropout_seed=config.train.seed if config.model.dropout else None,
             accumulation=self.microbatches.accumulation,
-            over_devices=over_data if self._sums_by_device() else None,
+            sums=sums_by_device if self._sums_by_device() else gradient_sums,
             ema_decay=config.optim.ema_decay,
             spike_factor=config.optim.spike_factor,
         )
@@ -165,7 +165,7 @@ class Program(States):
             # The optimizer counts its updates: skipped updates do not advance the schedule.
             (_, count), *_ = optax.tree.get_all_with_path(state.opt_state, "count")
             state, metrics = step(state, batch)
-            return state, metrics | {"lr": schedule(config, numbers.rate)(count)}
+            return state, metrics | {"lr": schedule(config, numbers)(count)}
 
         return step if self.optimizer else with_rate
 
@@ -207,7 +207,7 @@ class Program(States):
         return use_mesh(self.mesh, self.config.model, self.rules)
 
     def _sums_by_device(self) -> bool:
-        """Return whether to use `over_data`: several CPU devices with replicated weights, and no dropout."""
+        """Return whether to use `sums_by_device`: several CPU devices with replicated weights, and no dropout."""
         mesh = self.mesh
         if isinstance(mesh, AbstractMesh) or mesh.devices.flat[0].platform != "cpu" or self.config.model.dropout:
             return False

@@ -13,7 +13,7 @@ import pytest
 from jaxgpt.config import MeshConfig
 from jaxgpt.kernels import cpu
 from jaxgpt.kernels.cpu import transposed_copy
-from jaxgpt.model.cache import KeysValues, write
+from jaxgpt.model.cache import KeysValues
 from jaxgpt.ops import attention
 from jaxgpt.ops import linear as definitions
 from jaxgpt.ops.attention import Positions, Visible, row_positions
@@ -80,7 +80,7 @@ def test_attention_from_one_token_copies_no_cache() -> None:
     def temporary_bytes(attend: Callable[..., jax.Array]) -> int:
         def step(cache: KeysValues, slot: jax.Array) -> tuple[KeysValues, jax.Array]:
             new = KeysValues(cache.k_BKSH[:, :, :1] + 1, cache.v_BKHS[..., :1] + 1)
-            cache = write(new, cache, slot)
+            cache = cache.write(slot, new)
             visible = Visible(Positions(slot[None, None]), row_positions(512))
             return cache, attend(q, *cache, visible, 0.3)
 

@@ -271,7 +271,7 @@ def test_every_place_of_dropout_draws_its_own_mask() -> None:
 def test_norms_in_bfloat16_round_once(kind: str) -> None:
     config = small("gpt2", n_embd=64, norm=kind)
     x = (3 * jax.random.normal(jax.random.key(0), (2, 3, 64)) + 1).astype(jnp.bfloat16)
-    rough, wide = (Norm(config, Ops(dtype=dtype)) for dtype in (jnp.bfloat16, jnp.float32))
+    rough, wide = (Norm(config, Ops(dtype=dtype), config.norm) for dtype in (jnp.bfloat16, jnp.float32))
     variables = rough.init(jax.random.key(0), x)
     exact = wide.apply(variables, x.astype(jnp.float32))
     np.testing.assert_array_equal(rough.apply(variables, x), exact.astype(jnp.bfloat16))

@@ -133,8 +133,6 @@ def test_microbatches_divide_the_batch() -> None:
 
 def test_arguments_that_do_not_match_are_rejected() -> None:
     state, objective = init_state(jnp.ones(()), optax.sgd(0.1)), next_token_loss(lambda *_: jnp.zeros(()))
-    with pytest.raises(ValueError, match=r"over_devices does not support dropout .*; use over_devices=None$"):
-        train_step(state, None, objective=objective, optimizer=optax.sgd(0.1), over_devices=lambda f: f, dropout_seed=0)
     for given in ({"ema_decay": 0.9}, {"spike_factor": 3.0}):
         with pytest.raises(ValueError, match="do not match the state: set ema and skip of init_state"):
             train_step(state, None, objective=objective, optimizer=optax.sgd(0.1), **given)
