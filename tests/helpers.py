@@ -128,12 +128,12 @@ class CountUp:
         return getattr(self, method.__name__)(*args)
 
     def prefill(self, ids_BT: jax.Array, positions: Positions, slots: int, last: bool) -> Any:
-        return self.extend(ids_BT, Counted(jnp.int32(0), jnp.int32(0)), last)
+        logits_BTV, cache = self.extend(ids_BT, Counted(jnp.int32(0), jnp.int32(0)))
+        return logits_BTV[:, -1:], cache
 
-    def extend(self, ids_BT: jax.Array, cache: Counted, last: bool) -> tuple[jax.Array, Counted]:
-        read_BT = ids_BT[:, -1:] if last else ids_BT
+    def extend(self, ids_BT: jax.Array, cache: Counted) -> tuple[jax.Array, Counted]:
         cache = cache._replace(passes=cache.passes + 1, length=cache.length + ids_BT.shape[1])
-        return jax.nn.one_hot((read_BT + 1) % 10, 10) * 100, cache
+        return jax.nn.one_hot((ids_BT + 1) % 10, 10) * 100, cache
 
 
 def random_ids(config: ModelConfig, shape: tuple[int, ...], seed: int = 0) -> jax.Array:

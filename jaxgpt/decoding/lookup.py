@@ -67,7 +67,7 @@ def lookup_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.
     def verify(state: SamplerState, draft_G: jax.Array) -> SamplerState:
         text, cache = state.text, state.cache
         drafted = text.append(draft_G[None])
-        logits_1TV, after = extend(sampler.model, params, drafted.last(DRAFT + 1).ids_BS, cache, False)
+        logits_1TV, after = extend(sampler.model, params, drafted.last(DRAFT + 1).ids_BS, cache)
 
         def sample(logits_V: jax.Array, t: jax.Array) -> jax.Array:
             seen = drafted._replace(length=text.length + t)

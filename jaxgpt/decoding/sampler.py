@@ -125,9 +125,9 @@ def read_prompts(
     return result
 
 
-def extend(model: GPT, params: Any, ids_BT: jax.Array, cache: KVCache, last: bool = True) -> tuple[jax.Array, KVCache]:
-    """Run the model on the next tokens; return logits (if `last`, only the last) and the extended cache."""
-    result: Any = model.apply({"params": params}, ids_BT, cache, last, method=GPT.extend)
+def extend(model: GPT, params: Any, ids_BT: jax.Array, cache: KVCache) -> tuple[jax.Array, KVCache]:
+    """Run the model on the next tokens; return their logits and the extended cache."""
+    result: Any = model.apply({"params": params}, ids_BT, cache, method=GPT.extend)
     return result
 
 

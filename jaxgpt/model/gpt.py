@@ -139,18 +139,16 @@ class GPT(Module):
         cache = grow(KVCache(layers, position_BT, jnp.int32(T)), slots - T)
         return self.head(x_BTD[:, -1:] if last else x_BTD), cache
 
-    def extend(self, tokens_BT: jax.Array, cache: KVCache, last: bool = False) -> tuple[jax.Array, KVCache]:
+    def extend(self, tokens_BT: jax.Array, cache: KVCache) -> tuple[jax.Array, KVCache]:
         """Compute the logits of T further tokens, float32 `[B, T, V]`, and the extended cache.
 
         Args:
             tokens_BT: ids of the tokens to append.
             cache: cache of the preceding tokens, from `prefill` or `extend`, with at least T free slots.
-            last: whether to return the logits of the last position only, `[B, 1, V]`.
         """
         positions, cache = cache.reserve(tokens_BT.shape[1])
         x_BTD, layers = self.stack(self.embed(tokens_BT), positions, cache)
-        cache = cache._replace(layers=layers, length=cache.length + tokens_BT.shape[1])
-        return self.head(x_BTD[:, -1:] if last else x_BTD), cache
+        return self.head(x_BTD), cache._replace(layers=layers, length=cache.length + tokens_BT.shape[1])
 
     def embed(self, tokens_BT: jax.Array) -> jax.Array:
         """Look up the embeddings of tokens, `[B, T, D]`, multiplied by `sqrt(D)` with `embed_scale`.

@@ -105,7 +105,7 @@ def test_beams_go_on_past_several_stop_ids() -> None:
     """If the most likely ids all end the text, the search continues with the next most likely."""
 
     class Same(CountUp):
-        def extend(self, tokens: jax.Array, cache: Any, last: bool) -> Any:
+        def extend(self, tokens: jax.Array, cache: Any) -> Any:
             return jnp.broadcast_to(-jnp.arange(8.0), (len(tokens), 1, 8)), cache
 
     beam = BeamSearch(Sampler(Same(), SamplingParams(temperature=1), (0, 1, 2, 3)), BeamParams(2), 4)

@@ -24,13 +24,13 @@ def cached(s: Subject) -> float:
     T = s.length
     first, second = max(T // 3, 1), max(2 * T // 3, 1)
     read = jax.jit(partial(read_prompts, s.model), static_argnums=(2, 3))
-    then = jax.jit(partial(extend, s.model), static_argnums=3)
+    then = jax.jit(partial(extend, s.model))
     text = TokenBuffer(s.tokens[:, :first], jnp.int32(first))
     logits, cache = read(s.params, text, T + 3, False)
     parts = [np.asarray(logits)]
     for begin, end in [*((t, t + 1) for t in range(first, second)), (second, T)]:
         if begin < end:
-            logits, cache = then(s.params, s.tokens[:, begin:end], cache, False)
+            logits, cache = then(s.params, s.tokens[:, begin:end], cache)
             parts.append(np.asarray(logits))
     return distance(np.concatenate(parts, 1), s.forward(s.params, s.tokens))
 
