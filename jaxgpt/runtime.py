@@ -51,7 +51,7 @@ def set_compiler_flags() -> None:
     elif SAFE_FLAG in missing and (not started or sys.modules["jax"].default_backend() == "cpu"):
         reason = "XLA's CPU backend started before jaxgpt was imported" if started else f"XLA_FLAGS is the file {file}"
         wrong = "fused reductions are on, which this version of jaxlib can miscompile to wrong numbers"
-        fix = f"add {SAFE_FLAG} to {file or 'XLA_FLAGS'}"
+        fix = f"add {SAFE_FLAG} to {file or 'XLA_FLAGS'} and restart Python"
         warnings.warn(f"{reason}: {wrong}; {fix}", MiscompiledReductions, stacklevel=3)
 
 

@@ -22,14 +22,14 @@ from pathlib import Path
 
 from jaxgpt.config import Config, from_json, to_json
 from jaxgpt.data.tokenizer import Tokenizer
-from jaxgpt.data.tokenizer_files import GENERATION, TOKENIZER, load_tokenizer, save_tokenizer
+from jaxgpt.data.tokenizer_files import GENERATION, TEMPLATE, TOKENIZER, load_tokenizer, save_tokenizer
 from jaxgpt.errors import UserError, did_you_mean, reported
 from jaxgpt.files import LOCK, read_bytes, sole_writer, write_atomically
 
 NEW, REPLACED = ".new", ".replaced"
 # Files of a run. config.json is moved out first and moved in last: a directory with a config.json contains a complete run.
 NEEDED = ("config.json", "tokenizer.json", "checkpoints")
-FILES = (*NEEDED, GENERATION, TOKENIZER, "metrics.jsonl", "baselines.json", "loss.png")
+FILES = (*NEEDED, GENERATION, TOKENIZER, TEMPLATE, "metrics.jsonl", "baselines.json", "loss.png")
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, cast, get_args
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from jaxgpt.checkpoint.run import Run, complete_run, open_run, parse_checkpoint
 from jaxgpt.checkpoint.store import checkpoints, read_params, save_params
@@ -272,12 +273,18 @@ def for_decoding(lm: LM) -> LM:
     return lm._replace(params=map_matrices(lambda w: w.astype(dtype), params, lm.config.model))
 
 
+def mesh_of(lm: LM) -> Mesh | None:
+    """Return the mesh of the weights if they are on several devices, otherwise None."""
+    sharding = getattr(jax.tree.leaves(lm.params)[0], "sharding", None)
+    if isinstance(sharding, jax.sharding.NamedSharding) and sharding.mesh.size > 1:
+        return cast(Mesh, sharding.mesh)
+    return None
+
+
 def placed(lm: LM, rows: int) -> AbstractContextManager[None]:
     """Return a context manager with the mesh of the weights, if they are on several devices.
 
     The `rows` of a batch are sharded over data and fsdp if the product of their sizes divides `rows`, otherwise replicated.
     """
-    sharding = getattr(jax.tree.leaves(lm.params)[0], "sharding", None)
-    if isinstance(sharding, jax.sharding.NamedSharding) and sharding.mesh.size > 1:
-        return use_mesh(sharding.mesh, lm.config.model, rows=rows)  # type: ignore[arg-type]
-    return nullcontext()
+    mesh = mesh_of(lm)
+    return use_mesh(mesh, lm.config.model, rows=rows) if mesh else nullcontext()

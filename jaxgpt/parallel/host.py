@@ -78,10 +78,10 @@ def precision_note(dtype: str, device: jax.Device) -> str:
     return "steps are faster in bfloat16 on this CPU: --train.compute-dtype bfloat16"
 
 
-def device_memory() -> int:
-    """Return the memory in bytes of this process's first device; for a CPU, the host's memory."""
+def device_memory(devices: int = 1) -> int:
+    """Return the memory in bytes of several devices like this process's first; for CPUs, the host's memory."""
     stats = jax.local_devices()[0].memory_stats() or {}
-    return stats.get("bytes_limit") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return devices * stats.get("bytes_limit", 0) or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def quick_compile_options(mesh: Mesh) -> dict[str, bool | str | int | float] | None:

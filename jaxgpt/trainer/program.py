@@ -263,7 +263,8 @@ def build(
     check_remat(config.train.remat, device)
     if ops is not None and config.model.dropout and ops.attend is not attend:
         raise UserError(
-            f"model.dropout {config.model.dropout:g} needs the attention of Ops(); remove attend, or set model.dropout to 0"
+            f"model.dropout {config.model.dropout:g} needs the attention of Ops(): pass ops._replace(attend=Ops().attend), or "
+            f"set model.dropout to 0"
         )
     if config.train.scan_layers and isinstance(model, GPT) and not isinstance(model, ScannedGPT):
         raise UserError("train.scan_layers needs a ScannedGPT (jaxgpt.model.scan), not a GPT")

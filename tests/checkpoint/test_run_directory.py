@@ -45,6 +45,7 @@ def test_a_run_may_start_among_other_files() -> None:
     for out in (Path("run"), Path("replaced")):
         out.mkdir()
         (out / "slurm.log").touch()
+        (out / "chat_template.jinja").touch()  # it would override the new tokenizer's template
         with new_run(str(out), CONFIG, TOKENIZER, overwrite=out.name == "replaced"):
             assert names(out) == RUN | {LOCK, "slurm.log"}
     Path("old/checkpoints").mkdir(parents=True)
