@@ -27,7 +27,7 @@ class Lens(NamedTuple):
         ids: the k most probable tokens, `[L + 1, B, T, k]`.
         probabilities: probabilities of `ids`, `[L + 1, B, T, k]`.
         answer: the model's most probable token, `[B, T]`.
-        rank: rank of the answer, 0 for the most probable token, `[L + 1, B, T]`.
+        rank: rank of the answer, 1 for the most probable token, `[L + 1, B, T]`.
         first: the first layer at which the answer is the most probable token, `[B, T]`.
     """
 
@@ -67,14 +67,14 @@ def read_layers(config: Config, params: Any, tokens_BT: jax.Array, k: int, only:
         answer_BT = jnp.where(answer_BT < 0, ids_BTk[..., 0], answer_BT)
         answer_BT1 = jnp.take_along_axis(logits_BTV, answer_BT[..., None], -1)
         probability_BTk = jnp.take_along_axis(jax.nn.softmax(logits_BTV), ids_BTk, -1)
-        return answer_BT, (ids_BTk, probability_BTk, (logits_BTV > answer_BT1).sum(-1))
+        return answer_BT, (ids_BTk, probability_BTk, 1 + (logits_BTV > answer_BT1).sum(-1))
 
     # Read the last block's output first, with the same compiled program as the other layers: in bfloat16, a different
     # program may return a different answer.
     none_BT = jnp.full(tokens_BT.shape, -1, jnp.int32)
     stream = jnp.stack([out.taps[name] for name in names])
     answer_BT, (ids, probabilities, rank) = jax.lax.scan(read, none_BT, stream, reverse=True)
-    return Lens(ids, probabilities, answer_BT, rank, jnp.argmax(rank == 0, 0))
+    return Lens(ids, probabilities, answer_BT, rank, jnp.argmax(rank == 1, 0))
 
 
 class Attribution(NamedTuple):

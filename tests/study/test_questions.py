@@ -67,11 +67,11 @@ def test_logit_lens(lm, ids, out):
         top = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
         close(seen.probabilities[layer], -np.sort(-top, -1)[..., :3])
         of_answer = np.take_along_axis(logits, answer[..., None], -1)
-        np.testing.assert_array_equal(seen.rank[layer], (logits > of_answer).sum(-1))
-    assert (seen.rank[L] == 0).all()
-    assert (seen.rank[:L] > 0).any()
+        np.testing.assert_array_equal(seen.rank[layer], 1 + (logits > of_answer).sum(-1))
+    assert (seen.rank[L] == 1).all()
+    assert (seen.rank[:L] > 1).any()
     for b, t in np.ndindex(B, T):
-        assert seen.first[b, t] == np.flatnonzero(seen.rank[:, b, t] == 0)[0]
+        assert seen.first[b, t] == np.flatnonzero(seen.rank[:, b, t] == 1)[0]
 
 
 def test_the_lens_ends_in_its_answer():
@@ -81,8 +81,8 @@ def test_the_lens_ends_in_its_answer():
     lm = jaxgpt.LM(Config(model=config, train=TrainConfig(compute_dtype="bfloat16")), make(config)[1], tokenizer)
     seen = study.lens(lm, random_ids(config, (4, 64)), k=1)
     np.testing.assert_array_equal(seen.ids[-1, ..., 0], seen.answer)
-    assert (seen.rank[-1] == 0).all()
-    assert (np.take_along_axis(np.asarray(seen.rank), np.asarray(seen.first)[None], 0) == 0).all()
+    assert (seen.rank[-1] == 1).all()
+    assert (np.take_along_axis(np.asarray(seen.rank), np.asarray(seen.first)[None], 0) == 1).all()
 
 
 def test_the_lens_leaves_out_ids_without_a_text(lm, ids):
