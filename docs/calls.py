@@ -48,7 +48,7 @@ trainer.train.train
                       ops.activations.activate
             model.gpt.GPT.head
           train.loss.cross_entropy
-            ops.linear.log_likelihood
+            train.loss.log_likelihood
     optimizer = train.optimizer.make_optimizer
       train.optimizer.schedule
       train.clip.clip_by_global_norm

@@ -29,7 +29,6 @@ from jaxgpt.kernels.flash import cudnn_attention, splash_attention
 from jaxgpt.lm import LM
 from jaxgpt.model import GPT
 from jaxgpt.model.params import abstract_params
-from jaxgpt.ops.attention import Positions
 from jaxgpt.trainer.metrics import read_metrics
 
 TEXT = "".join(f"{n} times {n} is {n * n}, and {n} plus {n} is {2 * n}.\n" for n in range(400))
@@ -127,7 +126,7 @@ class CountUp:
     def apply(self, _: Any, *args: Any, method: Any) -> Any:
         return getattr(self, method.__name__)(*args)
 
-    def prefill(self, ids_BT: jax.Array, positions: Positions, slots: int, last: bool) -> Any:
+    def prefill(self, ids_BT: jax.Array, slots: int, last: bool) -> Any:
         logits_BTV, cache = self.extend(ids_BT, Counted(jnp.int32(0), jnp.int32(0)))
         return logits_BTV[:, -1:], cache
 

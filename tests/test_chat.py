@@ -147,7 +147,7 @@ def test_an_interruption_while_a_prompt_is_read_changes_no_later_token(
 ) -> None:
     """The cache is lost while it grows, while the prompt is added to it, or while a token is generated."""
 
-    def interrupt(*args: Any) -> Any:
+    def interrupt(sampler: Any, params: Any, state: Any = None, cache: Any = None) -> Any:
         raise KeyboardInterrupt
 
     lm = talker(1024, end=False)

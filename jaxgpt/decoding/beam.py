@@ -16,6 +16,7 @@ from jaxgpt.config import BeamParams
 from jaxgpt.decoding.buffer import TokenBuffer
 from jaxgpt.decoding.sampler import Sampler, extend, read_prompts
 from jaxgpt.decoding.sampling import warp
+from jaxgpt.model import KVCache
 
 NO_SCORE = -jnp.inf  # score of a beam that must not be continued, and of an empty entry of `Hypotheses`
 
@@ -24,7 +25,7 @@ class Hypotheses(NamedTuple):
     """The finished sequences of each prompt, best first.
 
     Attributes:
-        ids_BWS: int32, prompt and new ids; later ids are undefined.
+        ids_BWS: int32, prompt with its padding, and new ids; later ids are undefined.
         length_BW: int32, number of new ids, including a stop id; 0 if there is no sequence.
         score_BW: float32, `log p / length ** length_penalty`; `NO_SCORE` if there is no sequence.
     """
@@ -58,7 +59,7 @@ class BeamState(NamedTuple):
     score_BW: jax.Array
     best: Hypotheses
     active_B: jax.Array
-    cache: Any
+    cache: KVCache
     logits_BWV: jax.Array
     length: jax.Array
     made: jax.Array
@@ -122,21 +123,21 @@ class BeamSearch:
 
         Returns:
             For each candidate: log p, the index of the continued beam, and the next id, all `[B, C]`; and the
-            text, `[B, C, S]`.
+            ids of the extended text, `[B, C, S]`.
         """
         B, W, V = state.logits_BWV.shape
         C = min(max(2, 1 + len(self.sampler.stop_ids)), V) * W
         text = TokenBuffer(state.ids_BWS.reshape(B * W, -1), state.length)
         log_p = jax.nn.log_softmax(state.logits_BWV, axis=-1).reshape(B * W, V)
         log_p = warp(log_p, text, self.sampler.sampling, self.sampler.filters).reshape(B, W, V)
-        score_BC, flat_BC = jax.lax.top_k((log_p + state.score_BW[:, :, None]).reshape(B, W * V), C)
+        log_p_BC, flat_BC = jax.lax.top_k((log_p + state.score_BW[:, :, None]).reshape(B, W * V), C)
         beam_BC, id_BC = flat_BC // V, (flat_BC % V).astype(jnp.int32)
         ids_BCS = gather_beams(state.ids_BWS, beam_BC).at[:, :, state.length].set(id_BC)
-        return score_BC, beam_BC, id_BC, ids_BCS
+        return log_p_BC, beam_BC, id_BC, ids_BCS
 
     def step(self, params: Any, state: BeamState) -> BeamState:
         """Extend the beams by one token; keep the best W running and the best W finished sequences."""
-        top_BC, beam_BC, id_BC, ids_BCS = self.candidates(state)
+        log_p_BC, beam_BC, id_BC, ids_BCS = self.candidates(state)
         (B, C), W, V = id_BC.shape, self.beams.num_beams, state.logits_BWV.shape[-1]
         made, penalty = state.made + 1, self.beams.length_penalty
         ends_BC = self.sampler.ends(id_BC) | (made >= state.limit_B)[:, None]
@@ -145,16 +146,16 @@ class BeamSearch:
             return log_p / length.astype(jnp.float32) ** penalty
 
         # Select the best W unfinished candidates.
-        score_BW, next_BW = jax.lax.top_k(jnp.where(ends_BC, NO_SCORE, top_BC), W)
+        score_BW, next_BW = jax.lax.top_k(jnp.where(ends_BC, NO_SCORE, log_p_BC), W)
         ids_BWS, beam_BW, token_BW = (gather_beams(x, next_BW) for x in (ids_BCS, beam_BC, id_BC))
 
         # A sequence finishes only if it is among the W best candidates. NaN scores are kept for the caller to report.
-        finishes_BC = ends_BC & (jnp.arange(C) < W)[None, :] & (top_BC != NO_SCORE)
+        finishes_BC = ends_BC & (jnp.arange(C) < W)[None, :] & (log_p_BC != NO_SCORE)
         closed_B1 = ~state.active_B[:, None]
         if self.beams.early_stopping is True:
             closed_B1 = closed_B1 | state.best.exists_BW.all(-1, keepdims=True)
-        new_BC = score(top_BC, made) + jnp.where(finishes_BC, 0.0, NO_SCORE)  # a sum, which preserves NaN
-        new_BC = jnp.where(closed_B1, NO_SCORE, new_BC)  # closed rows may be past the context, where logits are NaN
+        new_BC = score(log_p_BC, made) + jnp.where(finishes_BC, 0.0, NO_SCORE)  # a sum, which preserves NaN
+        new_BC = jnp.where(closed_B1, NO_SCORE, new_BC)  # ignore NaN past the learned positions
         best_BW, from_BW = jax.lax.top_k(jnp.concatenate([state.best.score_BW, new_BC], axis=1), W)
         best = Hypotheses(
             gather_beams(jnp.concatenate([state.best.ids_BWS, ids_BCS], axis=1), from_BW),
@@ -168,7 +169,7 @@ class BeamSearch:
         active_B = state.active_B & (score(score_BW[:, 0], length_B) > best_BW.min(-1))
 
         flat = (jnp.arange(B)[:, None] * W + beam_BW).reshape(-1)
-        # The beams of a prompt have equal positions.
+        # Positions are not reordered, because the beams of a prompt have equal positions.
         cache = state.cache._replace(layers=jax.tree.map(lambda x: x[flat], state.cache.layers))
         logits, cache = extend(self.sampler.model, params, token_BW.reshape(B * W, 1), cache)
         return state._replace(

@@ -22,18 +22,39 @@ class TokenBuffer(NamedTuple):
     ids_BS: jax.Array
     length: jax.Array
 
+    @property
     def seen_BS(self) -> jax.Array:  # noqa: N802
-        """Return a boolean mask of the slots that hold tokens, `[B, S]`."""
+        """Boolean mask of the slots that hold tokens, `[B, S]`."""
         return (self.ids_BS >= 0) & (jnp.arange(self.ids_BS.shape[1]) < self.length)[None, :]
 
+    @property
     def tokens_B(self) -> jax.Array:  # noqa: N802
-        """Return the number of tokens of each row, int32 `[B]`."""
-        return self.seen_BS().sum(1, dtype=jnp.int32)
+        """Number of tokens of each row, int32 `[B]`."""
+        return self.seen_BS.sum(1, dtype=jnp.int32)
 
     @property
     def room(self) -> jax.Array:
         """Number of unused slots."""
         return self.ids_BS.shape[1] - self.length
+
+    def matches(self, n: int) -> jax.Array:
+        """Mark the slots at which the last n tokens also begin earlier, with a token after them: bool `[B, S]`.
+
+        A loop compares one token per iteration, and ends early if no slot matches. It is not unrolled, so the size of the
+        program does not depend on n.
+        """
+        (ids_BS, length), S = self, self.ids_BS.shape[1]
+        earlier_BS = (ids_BS >= 0) & (jnp.arange(S) < length - n)[None, :]
+        if n >= S:
+            return jnp.zeros_like(earlier_BS)
+
+        def compare(carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+            i, matches_BS, ahead_BS = carry  # ahead_BS: ids_BS rolled left by i
+            suffix_B1 = jax.lax.dynamic_slice_in_dim(ids_BS, length - n + i, 1, 1)
+            return i + 1, matches_BS & (ahead_BS == suffix_B1), jnp.roll(ahead_BS, -1, 1)
+
+        start = jnp.int32(0), earlier_BS, ids_BS
+        return jax.lax.while_loop(lambda carry: (carry[0] < n) & carry[1].any(), compare, start)[1]
 
     def last(self, n: int) -> TokenBuffer:
         """Return the last n slots in use, left-padded if fewer are in use."""

@@ -23,15 +23,12 @@ def penalize_repeats(logits_BV: jax.Array, text: TokenBuffer, penalty: float) ->
 
     Source: Keskar et al. 2019 (CTRL), section 4.1.
     """
-    seen_BV = _marks(logits_BV, text.ids_BS, text.seen_BS())
+    seen_BV = _marks(logits_BV, text.ids_BS, text.seen_BS)
     return jnp.where(seen_BV, jnp.where(logits_BV < 0, logits_BV * penalty, logits_BV / penalty), logits_BV)
 
 
 def forbid_repeated_ngrams(logits_BV: jax.Array, text: TokenBuffer, n: int) -> jax.Array:
-    """Forbid tokens that would repeat an n-gram of the text.
-
-    A loop searches all earlier positions for the last n - 1 tokens, one token per iteration, and ends early if no
-    position matches. The loop is not unrolled, so the size of the program does not depend on n.
+    """Forbid tokens that would repeat an n-gram of the text: tokens after earlier occurrences of the last n - 1 tokens.
 
     Args:
         logits_BV: logits of the next token, float32.
@@ -40,22 +37,8 @@ def forbid_repeated_ngrams(logits_BV: jax.Array, text: TokenBuffer, n: int) -> j
 
     Source: Paulus et al. 2017, section 2.5.
     """
-    (ids_BS, length), S = text, text.ids_BS.shape[1]
-    if n > S:  # no n-gram in the text
-        return logits_BV
-    fits_BS = (ids_BS >= 0) & (jnp.arange(S) <= length - n)[None, :]
-
-    def go_on(carry: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
-        i, matches_BS, _ = carry
-        return (i < n - 1) & matches_BS.any()
-
-    def compare(carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
-        i, matches_BS, ahead_BS = carry  # ahead_BS: ids_BS rolled left by i
-        suffix_B1 = jax.lax.dynamic_slice_in_dim(ids_BS, length - n + 1 + i, 1, 1)
-        return i + 1, matches_BS & (ahead_BS == suffix_B1), jnp.roll(ahead_BS, -1, 1)
-
-    _, matches_BS, _ = jax.lax.while_loop(go_on, compare, (jnp.int32(0), fits_BS, ids_BS))
-    return jnp.where(_marks(logits_BV, jnp.roll(ids_BS, -(n - 1), 1), matches_BS), NEVER, logits_BV)
+    after_BS = jnp.roll(text.ids_BS, -(n - 1), 1)
+    return jnp.where(_marks(logits_BV, after_BS, text.matches(n - 1)), NEVER, logits_BV)
 
 
 def keep_argmax(logits_BV: jax.Array) -> jax.Array:

@@ -34,11 +34,8 @@ def draft_tokens(text: TokenBuffer, ngram: int, count: int) -> tuple[jax.Array, 
         The draft, int32 `[count]`, and whether an earlier occurrence exists, a bool scalar; if not, the draft is undefined.
     """
     ids_S, length = text.ids_BS[0], text.length
-    slot_S = jnp.arange(ids_S.shape[0])
-    match_S = (ids_S >= 0) & (slot_S + ngram < length)
-    for i in range(ngram):
-        match_S &= jnp.roll(ids_S, -i) == ids_S[length - ngram + i]
-    first = jnp.max(jnp.where(match_S, slot_S, -1)) + ngram  # slot of the token after the n-gram
+    match_S = text.matches(ngram)[0]
+    first = jnp.max(jnp.where(match_S, jnp.arange(len(ids_S)), -1)) + ngram  # slot of the token after the n-gram
     period = jnp.maximum(length - first, 1)
     return ids_S[first + (jnp.arange(count) % period)], match_S.any()
 
@@ -59,7 +56,7 @@ def lookup_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.
     def fits(text: TokenBuffer) -> jax.Array:
         # Positions beyond the context have no learned embedding.
         context = config.block_size if config.positions == "learned" else text.ids_BS.shape[1]
-        return (text.room > DRAFT) & (text.tokens_B()[0] + DRAFT <= context)
+        return (text.room > DRAFT) & (text.tokens_B[0] + DRAFT <= context)
 
     def plain(state: SamplerState, _: jax.Array) -> SamplerState:
         return decode_steps(sampler, params, state, jnp.int32(1))

@@ -13,7 +13,6 @@ from jaxgpt.config import SamplingParams
 from jaxgpt.decoding.buffer import TokenBuffer
 from jaxgpt.decoding.sampling import Filter, sample_token
 from jaxgpt.model import GPT, KVCache
-from jaxgpt.ops.attention import padded_positions
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class Sampler:
     lookup: int = 0
 
     def ends(self, ids: jax.Array) -> jax.Array:
-        """Return whether each id ends its row: a stop id, or no token."""
+        """Return whether each id ends its row: a stop id, or a negative id."""
         return jnp.isin(ids, jnp.asarray(self.stop_ids, jnp.int32)) | (ids < 0)
 
 
@@ -53,7 +52,7 @@ class SamplerState(NamedTuple):
     """
 
     text: TokenBuffer
-    cache: Any
+    cache: KVCache
     done_B: jax.Array
     made: jax.Array
     key_B: jax.Array
@@ -105,7 +104,7 @@ def slide_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.A
         logits_B1V, _ = read_prompts(sampler.model, params, state.text.last(sampler.context), sampler.context)
         return sample_next(sampler, state, logits_B1V)
 
-    cached_tokens = state.text.tokens_B().max() - 1
+    cached_tokens = state.text.tokens_B.max() - 1
     cached_steps = jnp.clip(sampler.context - cached_tokens, 0, steps)
     return repeat(step, decode_steps(sampler, params, state, cached_steps), steps - cached_steps)
 
@@ -120,8 +119,7 @@ def read_prompts(
     model: GPT, params: Any, text: TokenBuffer, slots: int, last: bool = True
 ) -> tuple[jax.Array, KVCache]:
     """Run the model on prompts; return logits (if `last`, only the last) and a cache of `slots` slots."""
-    ids_BT, positions = jnp.maximum(text.ids_BS, 0), padded_positions(text.ids_BS)
-    result: Any = model.apply({"params": params}, ids_BT, positions, slots, last, method=GPT.prefill)
+    result: Any = model.apply({"params": params}, text.ids_BS, slots, last, method=GPT.prefill)
     return result
 
 

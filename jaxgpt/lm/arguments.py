@@ -83,7 +83,7 @@ def encode_prompt(tokenizer: Tokenizer, vocab_size: int, prompt: Any, special: b
 
 @dataclass(frozen=True)
 class CheckedFilter:
-    """A custom filter; raises `UserError` if it uses NumPy, or returns logits of another shape or dtype."""
+    """A custom filter. Raises `UserError` if it converts its arguments to NumPy, or changes shape or dtype."""
 
     custom: Filter
 

@@ -58,13 +58,13 @@ def start(
     """
     assert len(keys) == len(prompts), (keys.shape, len(prompts))  # a check, because JAX clamps out-of-range indices
     text, prompt_B, size = left_pad(prompts, limits)
-    return _compiled(prefill, sampler, static_argnums=3)(params, text, _rows(keys, prompt_B), size)
+    return _compiled(prefill, sampler, static_argnames="size")(params, text, _rows(keys, prompt_B), size)
 
 
 def run(sampler: Sampler, params: Any, state: SamplerState, steps: int) -> SamplerState:
     """Generate up to `steps` new tokens per row (prompt lookup: `steps + DRAFT`). The state is donated."""
     generate = lookup_steps if sampler.lookup else slide_steps if sampler.context else decode_steps
-    return _compiled(generate, sampler, donate_argnums=1)(params, state, np.int32(steps))
+    return _compiled(generate, sampler, donate_argnames="state")(params, state, np.int32(steps))
 
 
 def new_ids(state: SamplerState, since: int = 0) -> np.ndarray:
@@ -124,7 +124,7 @@ def resume(
     for begin, end in pairwise(bounds):
         ids_1T = np.asarray([prompt[begin:end]], np.int32)
         cache = cache._replace(length=jnp.int32(first + begin))
-        cache = _compiled(_read, sampler, donate_argnums=1)(params, cache, ids_1T)
+        cache = _compiled(_read, sampler, donate_argnames="cache")(params, cache, ids_1T)
     end = first + len(prompt)
     ids_1S = np.full((1, cache.size), NO_TOKEN, np.int32)
     ids_1S[0, first:end] = prompt

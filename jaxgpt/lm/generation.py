@@ -26,7 +26,7 @@ from jaxgpt.lm.arguments import (
     row_keys,
     start_ids,
 )
-from jaxgpt.lm.model import LM, for_decoding, mesh_of, placed, sampler_of
+from jaxgpt.lm.model import LM, cache_shards, for_decoding, placed, sampler_of
 from jaxgpt.lm.text import FinishReason, TextStream
 from jaxgpt.parallel.host import device_memory
 from jaxgpt.settings import as_int
@@ -161,13 +161,13 @@ class Request(NamedTuple):
         c, (rows, _, size) = self.lm.config.model, engine.sizes(self.rows, self.new)
         slots = min(size, 2 * c.block_size) if self.params.overflow == "slide" else size
         width = jnp.dtype(self.lm.config.train.compute_dtype).itemsize
-        mesh = mesh_of(self.lm)
-        memory = device_memory(mesh.size if mesh else 1)
-        needed = copies * rows * (2 * c.n_layer * slots * c.kv_heads * c.head_width * width + 4 * size)
+        shards, devices = cache_shards(self.lm, rows)
+        memory = device_memory(devices)
+        needed = copies * rows * (2 * c.n_layer * slots * c.kv_heads * c.head_width * width + 4 * size) / shards
         error = UserError(
             f"not enough memory: {copies * rows:,} rows of {size:,} tokens take {needed / 1e9:,.1f} GB besides the "
-            f"weights, of {memory / 1e9:,.0f} GB; lower max_new_tokens, num_beams or num_return_sequences, or pass fewer "
-            f"prompts"
+            f"weights, and a device has {memory / 1e9:,.0f} GB; lower max_new_tokens, num_beams or num_return_sequences, "
+            f"or pass fewer prompts"
         )
         if needed > memory:
             raise error

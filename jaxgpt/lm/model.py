@@ -281,6 +281,15 @@ def mesh_of(lm: LM) -> Mesh | None:
     return None
 
 
+def cache_shards(lm: LM, rows: int) -> tuple[int, int]:
+    """Return over how many devices `placed` shards a cache, and the number of devices."""
+    if (mesh := mesh_of(lm)) is None:
+        return 1, 1
+    row_shards, tensor = mesh.shape["data"] * mesh.shape["fsdp"], mesh.shape["tensor"]
+    by_rows, by_heads = rows % row_shards == 0, lm.config.model.kv_heads % tensor == 0
+    return (row_shards if by_rows else 1) * (tensor if by_heads else 1), mesh.size
+
+
 def placed(lm: LM, rows: int) -> AbstractContextManager[None]:
     """Return a context manager with the mesh of the weights, if they are on several devices.
 

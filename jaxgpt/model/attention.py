@@ -27,7 +27,7 @@ class BlockInputs(NamedTuple):
         rotation: cosine and sine of each position's angles; None without RoPE.
         cache: the layer's cached keys and values, and the first slot to write to; None without a cache.
         layer: index of the layer, from 0.
-        key: random key of the dropout masks of the layer, or of its attention weights; None disables dropout.
+        key: random key of the layer's dropout masks; None disables dropout.
     """
 
     visible: Visible
@@ -41,8 +41,13 @@ class Attention(Module):
     """Multi-head causal self-attention, optionally with grouped queries (GQA), and an explicit cache."""
 
     @nn.compact
-    def __call__(self, x_BTD: jax.Array, inputs: BlockInputs) -> tuple[jax.Array, KeysValues]:
-        """Apply attention; return the output `[B, T, D]`, and the layer's keys and values, cached and new."""
+    def __call__(
+        self, x_BTD: jax.Array, inputs: BlockInputs, key: jax.Array | None = None
+    ) -> tuple[jax.Array, KeysValues]:
+        """Apply attention; return the output `[B, T, D]`, and the layer's keys and values, cached and new.
+
+        `key` is the random key of the dropout mask of the attention weights; None: no dropout.
+        """
         c, o = self.config, self.ops
         q_BTNH = self._project(x_BTD, "q", "heads", c.n_head)
         k_BTKH = self._project(x_BTD, "k", "kv_heads", c.kv_heads)
@@ -60,7 +65,7 @@ class Attention(Module):
         if inputs.cache is not None:
             cached, slot = inputs.cache
             kv = cached.write(slot, kv)
-        out_BTNH = o.attend(q_BTNH, *kv, inputs.visible, scale, self._edit(inputs.key))
+        out_BTNH = o.attend(q_BTNH, *kv, inputs.visible, scale, self._edit(key))
         out = self.named("head_out", out_BTNH).reshape(*x_BTD.shape[:2], -1)
         if c.attn_proj:
             shape = (c.n_head * c.head_width, c.n_embd)
@@ -68,11 +73,16 @@ class Attention(Module):
         return out, kv
 
     def _edit(self, key: jax.Array | None) -> Edit | None:
-        """Return the edit of scores and pattern: `ops.edit`, then dropout of the pattern; None without both."""
+        """Return the edit of scores and pattern: `ops.edit`, then dropout of the pattern; None if there is neither."""
         rate = 0.0 if key is None else self.config.dropout
         if self.ops.edit is None and not rate:
             return None
-        return lambda name, x: dropout(self.named(name, x), rate if name == "pattern" else 0.0, key)
+
+        def edit(name: str, x: jax.Array) -> jax.Array:
+            x = self.named(name, x)
+            return dropout(x, rate, key) if name == "pattern" else x
+
+        return edit
 
     def _normed(self, x_BTNH: jax.Array, name: str) -> jax.Array:
         norm = Norm(self.config, self.ops, "rmsnorm", name=name)

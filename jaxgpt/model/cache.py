@@ -48,7 +48,7 @@ class KVCache(NamedTuple):
         return self.position_BS.shape[1]
 
     def reserve(self, count: int) -> tuple[Positions, KVCache]:
-        """Number the next `count` slots; return their positions, and the cache with these positions, to be written."""
+        """Assign positions to the next `count` slots, which the caller then writes; return them, and the cache with them."""
         last_B1 = jax.lax.dynamic_slice_in_dim(self.position_BS, self.length - 1, 1, 1)
         new_BT = last_B1 + 1 + jnp.arange(count, dtype=jnp.int32)[None]
         position_BS = jax.lax.dynamic_update_slice_in_dim(self.position_BS, new_BT, self.length, 1)

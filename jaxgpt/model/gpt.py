@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import chex
@@ -20,7 +20,7 @@ from jaxgpt.model.mlp import MLP
 from jaxgpt.model.module import Module
 from jaxgpt.model.norm import Norm
 from jaxgpt.ops import Ops
-from jaxgpt.ops.attention import Positions, Visible, row_positions
+from jaxgpt.ops.attention import Positions, Visible, padded_positions, row_positions
 from jaxgpt.ops.dropout import dropout
 from jaxgpt.ops.random import subkey
 from jaxgpt.ops.rotary import Llama3Scaling, Rotation, rope_frequencies
@@ -38,10 +38,10 @@ class Block(Module):
     @nn.compact
     def __call__(self, x_BTD: jax.Array, inputs: BlockInputs) -> tuple[jax.Array, KeysValues]:
         """Apply the block; return the new residual stream `[B, T, D]`, and the layer's keys and values."""
-        c, (weights_key, attn_key, mlp_key) = self.config, (subkey(inputs.key, i) for i in range(3))
+        c = self.config
+        pattern_key, attn_key, mlp_key = (subkey(inputs.key, i) for i in range(3))
         x_BTD = self.named("resid.pre", x_BTD)
-        attention = Attention(c, self.ops, name="attn")
-        out_BTD, kv = attention(self._input(x_BTD, "ln_1"), inputs._replace(key=weights_key))
+        out_BTD, kv = Attention(c, self.ops, name="attn")(self._input(x_BTD, "ln_1"), inputs, pattern_key)
         y_BTD = self._add(x_BTD, self.named("attn.out", out_BTD), "ln_1", attn_key)
         y_BTD = self.named("resid.mid", y_BTD)
         if c.mlp != "none":
@@ -122,21 +122,17 @@ class GPT(Module):
             raise ValueError(f"{T} tokens do not fit the context of {c.block_size} (model.block_size)")
         return self.stack(self.embed(tokens_BT), positions or row_positions(T), key=key)[0]
 
-    def prefill(
-        self, tokens_BT: jax.Array, positions: Positions, slots: int, last: bool = False
-    ) -> tuple[jax.Array, KVCache]:
+    def prefill(self, tokens_BT: jax.Array, slots: int, last: bool = False) -> tuple[jax.Array, KVCache]:
         """Compute the logits of prompts, float32 `[B, T, V]`, and a cache with their keys and values.
 
         Args:
-            tokens_BT: token ids, padded on the left with any valid id, such as 0.
-            positions: positions of the tokens, as `padded_positions` or, without padding, `row_positions` returns them.
+            tokens_BT: token ids, padded on the left with negative ids.
             slots: number of slots of the cache, at least T.
             last: whether to return the logits of the last position only, `[B, 1, V]`.
         """
-        x_BTD, layers = self.stack(self.embed(tokens_BT), positions)
-        assert layers, "ScannedGPT has no cache"
-        position_BT, T = jnp.broadcast_to(positions.position_BT, tokens_BT.shape), tokens_BT.shape[1]
-        cache = grow(KVCache(layers, position_BT, jnp.int32(T)), slots - T)
+        positions, T = padded_positions(tokens_BT), tokens_BT.shape[1]
+        x_BTD, layers = self.stack(self.embed(jnp.maximum(tokens_BT, 0)), positions)
+        cache = grow(KVCache(layers, positions.position_BT, jnp.int32(T)), slots - T)
         return self.head(x_BTD[:, -1:] if last else x_BTD), cache
 
     def extend(self, tokens_BT: jax.Array, cache: KVCache) -> tuple[jax.Array, KVCache]:
@@ -179,25 +175,22 @@ class GPT(Module):
             x_BTD = x_BTD + self.named("pos_embed", sinusoidal(position_BT, c.n_embd).astype(x_BTD.dtype))
         x_BTD = constrain(dropout(x_BTD, c.dropout, subkey(key, 0)), ("batch", "length", "width"))
         keys = None if cache is None else Positions(cache.position_BS)
-        shared = {  # block inputs by window, so that layers share the RoPE cosines
-            window: BlockInputs(Visible(positions, keys, window), self._rotation(position_BT, window))
-            for window in sorted(set(c.windows))
-        }
-
-        def inputs(layer: int | jax.Array, window: int) -> BlockInputs:
-            cached = None if cache is None else (cache.layers[layer], cache.length)
-            return shared[window]._replace(cache=cached, layer=layer, key=subkey(key, layer + 1))
-
+        cached = [None] * c.n_layer if cache is None else [(kv, cache.length) for kv in cache.layers]
+        rotations = {window: self._rotation(position_BT, window) for window in sorted(set(c.windows))}
+        inputs = [
+            BlockInputs(
+                Visible(positions, keys, window), rotations[window], cached[layer], layer, subkey(key, layer + 1)
+            )
+            for layer, window in enumerate(c.windows)
+        ]
         x_BTD, layers = self.blocks(x_BTD, inputs)
         return self.ln_f(x_BTD) if c.final_norm else x_BTD, layers
 
-    def blocks(
-        self, x_BTD: jax.Array, inputs: Callable[[int | jax.Array, int], BlockInputs]
-    ) -> tuple[jax.Array, tuple[KeysValues, ...]]:
-        """Apply the blocks with `inputs(layer, window)`: `[B, T, D]`, and each layer's keys and values."""
+    def blocks(self, x_BTD: jax.Array, inputs: Sequence[BlockInputs]) -> tuple[jax.Array, tuple[KeysValues, ...]]:
+        """Apply the blocks: `[B, T, D]`, and each layer's keys and values."""
         layers = []
-        for layer, block in enumerate(self.h):
-            x_BTD, kv = block(x_BTD, inputs(layer, self.config.windows[layer]))
+        for block, each in zip(self.h, inputs, strict=True):
+            x_BTD, kv = block(x_BTD, each)
             layers.append(kv)
         return x_BTD, tuple(layers)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -31,21 +32,6 @@ def boxed_params(model: nn.Module, seed: jax.typing.ArrayLike) -> Any:
     return model.init(named_key(seed, "init"), jnp.zeros((1, 1), jnp.int32))["params"]
 
 
-def isolated(init: nn.initializers.Initializer) -> nn.initializers.Initializer:
-    """Put an optimization barrier between the derivation of a key and the initializer that uses it.
-
-    Otherwise the compiler fuses each key's derivation with the initializer. Initializers of equal shapes then become
-    different programs, and with some compilers, compiling all of them takes minutes.
-    """
-
-    def from_key_data(key: jax.Array, *args: Any) -> Any:
-        # The barrier applies to the key's data, because `JAX_DEBUG_KEY_REUSE` does not support barriers on keys.
-        data = jax.lax.optimization_barrier(jax.random.key_data(key))
-        return init(jax.random.wrap_key_data(data, impl=jax.random.key_impl(key)), *args)
-
-    return from_key_data
-
-
 def initializers(
     config: ModelConfig, fan_in: int, residual: bool
 ) -> tuple[nn.initializers.Initializer, nn.initializers.Initializer]:
@@ -57,12 +43,28 @@ def initializers(
     """
     if config.init == "torch":
         bound = 1 / math.sqrt(fan_in)
-
-        def uniform(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32) -> jax.Array:
-            return jax.random.uniform(key, shape, dtype, -bound, bound)
-
+        uniform = _separate(partial(jax.random.uniform, minval=-bound, maxval=bound))
         return uniform, uniform
     if residual and config.init == "zero-proj":
         return nn.initializers.zeros, nn.initializers.zeros
     std = config.init_std / math.sqrt(2 * config.n_layer) if residual else config.init_std
-    return nn.initializers.normal(std), nn.initializers.zeros
+    return normal(std), nn.initializers.zeros
+
+
+def normal(std: float) -> nn.initializers.Initializer:
+    """Return the initializer N(0, std^2)."""
+    return _separate(nn.initializers.normal(std))
+
+
+def _separate(draw: nn.initializers.Initializer) -> nn.initializers.Initializer:
+    """Keep the compiler from fusing the derivation of each key with the draw, without changing the values.
+
+    Otherwise draws of equal shapes become different programs, and with some compilers, compiling all of them takes minutes.
+    """
+
+    def init(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Any:
+        # The barrier applies to the key's data, because `JAX_DEBUG_KEY_REUSE` does not support barriers on keys.
+        data = jax.lax.optimization_barrier(jax.random.key_data(key))
+        return draw(jax.random.wrap_key_data(data, impl=jax.random.key_impl(key)), shape, dtype)
+
+    return init

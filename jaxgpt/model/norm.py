@@ -28,5 +28,5 @@ class Norm(Module):
             scale = self.weight("scale", nn.initializers.ones, shape, ("norm",))
             if c.bias and self.kind != "rmsnorm":
                 bias = self.weight("bias", nn.initializers.zeros, shape, ("norm",))
-        y = o.norm(self.kind, x, c.norm_eps, scale, bias, self.named if o.edit else None)
+        y = o.norm(self.kind, x, c.norm_eps, scale, bias, None if o.edit is None else self.named)
         return self.named("out", y.astype(o.dtype))

@@ -6,7 +6,7 @@ layer axis in each leaf.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -24,22 +24,26 @@ LAYERS = {nn.PARTITION_NAME: "layers"}  # logical name of the layer axis in line
 class ScannedGPT(GPT):
     """A GPT with stacked weights and no cache; its compile time hardly depends on the number of layers."""
 
-    def blocks(
-        self, x_BTD: jax.Array, inputs: Callable[[int | jax.Array, int], BlockInputs]
-    ) -> tuple[jax.Array, tuple[KeysValues, ...]]:
+    def blocks(self, x_BTD: jax.Array, inputs: Sequence[BlockInputs]) -> tuple[jax.Array, tuple[KeysValues, ...]]:
         """Apply the blocks in a scan; all layers must have the same window. `init` declares unstacked weights."""
         if self.is_initializing():
             return super().blocks(x_BTD, inputs)
-        block, [window] = Block(self.config, self.ops, parent=None), set(self.config.windows)
+        assert len(set(self.config.windows)) == 1, self.config.windows
+        block = Block(self.config, self.ops, parent=None)
 
-        def run(x_BTD: jax.Array, layer_and_params: tuple[jax.Array, Any]) -> tuple[jax.Array, None]:
-            layer, params = layer_and_params
-            return block.apply({"params": params}, x_BTD, inputs(layer, window))[0], None
+        def run(x_BTD: jax.Array, scanned: tuple[Any, jax.Array, jax.Array | None]) -> tuple[jax.Array, None]:
+            params, layer, key = scanned
+            return block.apply({"params": params}, x_BTD, inputs[0]._replace(layer=layer, key=key))[0], None
 
         if self.remat is not None:
             run = jax.checkpoint(run, policy=self.remat, prevent_cse=False)
-        layers: Any = jnp.arange(self.config.n_layer), self.get_variable("params", STACKED)
+        keys: Any = jax.tree.map(lambda *keys: jnp.stack(keys), *(each.key for each in inputs))
+        layers: Any = self.get_variable("params", STACKED), jnp.arange(len(inputs)), keys
         return jax.lax.scan(run, x_BTD, layers)[0], ()
+
+    def prefill(self, *_: Any, **__: Any) -> Any:
+        """Raise `TypeError`: unstack the layers to generate text."""
+        raise TypeError("ScannedGPT has no cache: generate with GPT and the result of unstack_layers")
 
 
 def layer_name(layer: int) -> str:

@@ -79,9 +79,9 @@ def precision_note(dtype: str, device: jax.Device) -> str:
 
 
 def device_memory(devices: int = 1) -> int:
-    """Return the memory in bytes of several devices like this process's first; for CPUs, the host's memory."""
+    """Return the memory in bytes of this process's first device; `devices` on a CPU share the host's memory equally."""
     stats = jax.local_devices()[0].memory_stats() or {}
-    return devices * stats.get("bytes_limit", 0) or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return stats.get("bytes_limit") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // devices
 
 
 def quick_compile_options(mesh: Mesh) -> dict[str, bool | str | int | float] | None:

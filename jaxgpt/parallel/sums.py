@@ -40,7 +40,7 @@ def over_data(sums: Callable[..., Any]) -> Callable[..., Any]:
 def sums_by_device(
     params: Any, batch: Any, key: jax.Array | None, *, objective: Objective, accumulation: int
 ) -> tuple[Any, Sums]:
-    """Compute `gradient_sums` of each device's rows, and all-reduce the results: faster on several CPU devices.
+    """Compute `gradient_sums` of each device's rows, and all-reduce the results once: faster on CPU devices.
 
     Dropout is not supported, because all devices would draw equal masks.
     """

@@ -22,11 +22,11 @@ from jaxgpt.lm.arguments import encode_prompt, start_ids
 from jaxgpt.lm.engine import round_up
 from jaxgpt.lm.model import OnlyIds, only_text
 from jaxgpt.lm.text import UNFINISHED
-from jaxgpt.ops.linear import log_likelihood
 from jaxgpt.study.heads import entropy
 from jaxgpt.study.interventions import sweep
 from jaxgpt.study.lens import read_layers
 from jaxgpt.study.run import forward, layer_names, on_tokens, stream_names
+from jaxgpt.train.loss import log_likelihood
 
 INSPECTED_TOKENS = 128  # maximum number of tokens of an inspected text
 TOP = 5  # maximum number of most probable tokens shown at each position
@@ -108,9 +108,9 @@ def inspect(lm: LM, prompt: str, *, max_new_tokens: int = 20) -> Inspection:
         )
     if max_new_tokens:
         ids = ids + generate(lm, [ids], max_new_tokens=max_new_tokens, temperature=0)[0].ids
-    # Pad the text to a power of two: texts of similar lengths then share a compiled program.
+    # Pad the text to a power of two, within the limit: texts of similar lengths then share a compiled program.
     T, size = len(ids), min(limit, round_up(len(ids), 8))
-    ablate = T > 1 and 2 * model.parameters * size * model.n_layer * model.n_head <= ABLATION
+    ablate = T > 1 and 2 * model.parameters * T * model.n_layer * model.n_head <= ABLATION
     found = jax.device_get(on_tokens(_compute, lm, np.pad([ids], ((0, 0), (0, size - T))), np.int32(T), only, ablate))
     log_p = found.log_p_TV[:T]
     if np.isnan(log_p).any():
@@ -140,7 +140,7 @@ def inspect(lm: LM, prompt: str, *, max_new_tokens: int = 20) -> Inspection:
 
 
 class _Computed(NamedTuple):
-    """The arrays of an inspection, with padding."""
+    """The arrays of an inspection; positions after the text are padding."""
 
     log_p_TV: Any
     stream_LTD: Any

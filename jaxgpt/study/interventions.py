@@ -96,7 +96,7 @@ def ablate_heads(lm: LM, ids: Any, metric: Metric, replacement: Literal["zero", 
     outputs = tuple(run(lm, ids, names).taps.values())
     factor = 1 if replacement == "mean" else 0
     values = tuple(jnp.broadcast_to(factor * x.mean((0, 1)), x.shape) for x in outputs)
-    return Ablation(*on_tokens(sweep, lm, ids, values, tuple(names), 2, metric))
+    return Ablation(*on_tokens(_sweep, lm, ids, values, tuple(names), 2, metric))
 
 
 class Patching(NamedTuple):
@@ -151,10 +151,9 @@ def patch(
     if over == "heads" and values[0].ndim != 4:
         raise UserError(f"{short_repr(site)} has no heads: choose attn.head_out, attn.q, attn.pattern, ...")
     axis = 1 if (over == "heads") == site.endswith((".scores", ".pattern")) else 2  # [B, T, N, H], or [B, N, T, S]
-    return Patching(_measure(metric, out.logits), *on_tokens(sweep, lm, corrupted_BT, values, names, axis, metric))
+    return Patching(_measure(metric, out.logits), *on_tokens(_sweep, lm, corrupted_BT, values, names, axis, metric))
 
 
-@partial(jax.jit, static_argnums=(0, 4, 5, 6))
 def sweep(
     config: Config,
     params: Any,
@@ -185,3 +184,6 @@ def sweep(
 
     cells = jnp.arange(len(names) * n)
     return measure(), jax.lax.map(replaced, cells, batch_size=AT_ONCE).reshape(len(names), n)
+
+
+_sweep = jax.jit(sweep, static_argnums=(0, 4, 5, 6))

@@ -51,11 +51,11 @@ def lens(lm: LM, ids: Any, k: int = 5) -> Lens:
         UserError: as in `run`, or if k is not between 1 and the vocabulary size.
     """
     tokens_BT = as_tokens(lm, ids)
-    return on_tokens(read_layers, lm, tokens_BT, as_int("k", k, 1, lm.config.model.vocab_size), only_text(lm))
+    return on_tokens(_read_layers, lm, tokens_BT, as_int("k", k, 1, lm.config.model.vocab_size), only_text(lm))
 
 
-@partial(jax.jit, static_argnums=(0, 3, 4))
 def read_layers(config: Config, params: Any, tokens_BT: jax.Array, k: int, only: OnlyIds) -> Lens:
+    """Compute `lens` without jit, the mesh and the checks of ids."""
     *_, last = names = tuple(stream_names(config.model))
     out = forward(config, params, tokens_BT, names)
 
@@ -75,6 +75,9 @@ def read_layers(config: Config, params: Any, tokens_BT: jax.Array, k: int, only:
     stream = jnp.stack([out.taps[name] for name in names])
     answer_BT, (ids, probabilities, rank) = jax.lax.scan(read, none_BT, stream, reverse=True)
     return Lens(ids, probabilities, answer_BT, rank, jnp.argmax(rank == 1, 0))
+
+
+_read_layers = jax.jit(read_layers, static_argnums=(0, 3, 4))
 
 
 class Attribution(NamedTuple):

@@ -8,12 +8,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxgpt.ops.linear import squared_norm
-
 
 def squared_norms(grads: Any) -> jax.Array:
     """Compute the squared norm of each gradient, float32 `[leaves]`."""
     return jnp.stack([squared_norm(g) for g in jax.tree.leaves(grads)])
+
+
+def squared_norm(x: jax.Array) -> jax.Array:
+    """Compute the sum of squares of an array, a float32 scalar."""
+    return jnp.square(x.astype(jnp.float32)).sum()
 
 
 def clip_by_global_norm(highest: jax.typing.ArrayLike) -> optax.GradientTransformation:

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 
 from jaxgpt.ops.attention import Positions, document_positions
-from jaxgpt.ops.linear import log_likelihood
 
 
 class RowSums(NamedTuple):
@@ -76,6 +75,12 @@ def cross_entropy(logits_BTV: jax.Array, targets_BT: jax.Array) -> jax.Array:
     chex.assert_equal_shape_prefix([logits_BTV, targets_BT], 2)
     logits_BTV = logits_BTV.astype(jnp.promote_types(logits_BTV.dtype, jnp.float32))
     return jnp.where(targets_BT >= 0, -log_likelihood(logits_BTV, jnp.maximum(targets_BT, 0)), 0.0)
+
+
+def log_likelihood(logits_BTV: jax.Array, ids_BT: jax.Array) -> jax.Array:
+    """Compute the log probability of each id, in nats: `[B, T]`, in the dtype of the logits."""
+    hits_BTV = ids_BT[..., None] == jax.lax.broadcasted_iota(ids_BT.dtype, logits_BTV.shape, 2)
+    return jnp.where(hits_BTV, logits_BTV, 0.0).sum(-1) - jax.nn.logsumexp(logits_BTV, axis=-1)
 
 
 def chunked(

@@ -23,7 +23,7 @@ class Numbers(NamedTuple):
     Betas and epsilons are constants of the program: as float32 arguments, their rounding would change `1 - beta` and
     every moment.
 
-    The fields are those of `config.optim`; `grad_clip` is not used if `config.optim.grad_clip` is 0.
+    The fields are those of `config.optim`, which also decides whether gradients are clipped.
     """
 
     learning_rate: float | jax.Array
@@ -53,8 +53,8 @@ def schedule(config: Config, numbers: Numbers | None = None) -> optax.Schedule:
     Returns:
         A function from the number of updates so far (int or int32 array) to rates, float32 of the same shape.
     """
-    o = config.optim
-    peak, low, *_ = numbers or numbers_of(o)
+    o, numbers = config.optim, numbers or numbers_of(config.optim)
+    peak, low = numbers.learning_rate, numbers.min_lr
     warmup, end = o.warmup_steps, config.decay_steps
     cooldown = min(o.cooldown_steps or max(end // 5, 1), max(end - warmup, 1))
 

@@ -63,7 +63,7 @@ def should_apply(
         clipped = jnp.minimum(values, highest)
     seen = statistics.seen + finite
     weight = 1 / jnp.clip(seen, 1, HORIZON).astype(means.dtype)  # no float64 under x64
-    # A spike, which is finite, changes the means too, by its clipped value.
+    # A spike is finite, so it also moves the means, but only by its clipped value.
     means = jnp.where(finite, means + (clipped - means) * weight, means)
     in_a_row = jnp.where(applied, 0, statistics.in_a_row + 1)
     return applied, SkipStatistics(in_a_row, statistics.total + ~applied, seen, means[0], means[1])

@@ -15,7 +15,7 @@ from jaxgpt.train.clip import squared_norms
 from jaxgpt.train.loss import Objective
 from jaxgpt.train.skip import SkipStatistics, init_statistics, should_apply
 
-# Sums over the rows of a batch: loss, count, and the other sums by name, as in `RowSums`.
+# The fields of `RowSums`, added over the rows of a batch: scalars.
 Sums = tuple[jax.Array, jax.Array, Mapping[str, jax.Array]]
 
 # The signature of `gradient_sums`: (params, batch, key, objective=, accumulation=) -> (gradient, sums).
@@ -100,17 +100,18 @@ def gradients(
     *,
     objective: Objective,
     accumulation: int = 1,
-    sums: GradientSums = gradient_sums,
+    sum_gradients: GradientSums = gradient_sums,
 ) -> tuple[dict[str, jax.Array], Any]:
     """Compute the mean loss, the means of the objective's other sums, and the loss gradient.
 
     Sums are added over microbatches and devices, and divided once by the count. Without dropout, the number of microbatches
     or devices therefore changes the result only by rounding.
     """
-    grads, (loss, count, others) = sums(params, batch, key, objective=objective, accumulation=accumulation)
-    inverse = 1 / jnp.where(count == 0, 1, count)  # zero loss and gradients without targets
-    means, grads = jax.tree.map(lambda x: x * inverse, ({"loss": loss, **others}, grads))
-    return means, grads
+    grads, (loss, count, others) = sum_gradients(params, batch, key, objective=objective, accumulation=accumulation)
+    count = jnp.where(count == 0, 1, count)  # zero loss and gradients without targets
+    means = {name: total / count for name, total in {"loss": loss, **others}.items()}
+    inverse = 1 / count  # a product can be fused with the next operations, see train/clip.py
+    return means, jax.tree.map(lambda g: g * inverse, grads)
 
 
 def train_step(
@@ -121,7 +122,7 @@ def train_step(
     optimizer: optax.GradientTransformation,
     dropout_seed: int | None = None,
     accumulation: int = 1,
-    sums: GradientSums = gradient_sums,
+    sum_gradients: GradientSums = gradient_sums,
     ema_decay: float = 0.0,
     spike_factor: float = 0.0,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
@@ -137,7 +138,8 @@ def train_step(
         optimizer: an optax transformation. Its `update` receives one extra argument, the loss as `value`.
         dropout_seed: seed of the dropout masks, which are a function of (seed, step, microbatch); None: no dropout.
         accumulation: number of equal microbatches of the rows. Without dropout, it changes results only by rounding.
-        sums: function to use instead of `gradient_sums`, such as `parallel.sums.sums_by_device`.
+        sum_gradients: function that computes the sums and their gradient, with the signature of `gradient_sums`, such as
+            `parallel.sums.sums_by_device`, which does not support dropout.
         ema_decay: decay of the EMA, `ema <- ema_decay * ema + (1 - ema_decay) * params`; 0: the state has no EMA.
         spike_factor: as in `should_apply`, if the state has statistics to skip bad updates. A skipped update changes neither
             `params` nor the EMA nor the optimizer state, including its schedules.
@@ -151,20 +153,22 @@ def train_step(
         ValueError: if `accumulation` does not divide the number of rows, or `ema_decay` or `spike_factor` does not match the
             state.
     """
-    if bool(ema_decay) != (state.ema is not None) or (spike_factor and state.skip is None):
-        raise ValueError(
-            f"ema_decay {ema_decay:g} and spike_factor {spike_factor:g} do not match the state: set ema and skip of init_state"
-        )
+    if bool(ema_decay) != (state.ema is not None):
+        raise ValueError(f"ema_decay {ema_decay:g} does not match the state: set ema of init_state")
+    if spike_factor and state.skip is None:
+        raise ValueError(f"spike_factor {spike_factor:g} needs a state with statistics: set skip of init_state")
     key = None if dropout_seed is None else named_key(dropout_seed, "dropout", state.step)
-    metrics, grads = gradients(state.params, batch, key, objective=objective, accumulation=accumulation, sums=sums)
+    metrics, grads = gradients(
+        state.params, batch, key, objective=objective, accumulation=accumulation, sum_gradients=sum_gradients
+    )
     squares = squared_norms(grads)
     metrics |= {"grad_norm": jnp.sqrt(squares.sum()), "grad_squares": squares}
     update = optax.with_extra_args_support(optimizer).update
     updates, opt_state = update(grads, state.opt_state, state.params, value=metrics["loss"])
     new = state._replace(params=optax.apply_updates(state.params, updates), opt_state=opt_state)
     if state.ema is not None:
-        average = lambda old, new: ema_decay * old + (1 - ema_decay) * new  # noqa: E731
-        new = new._replace(ema=jax.tree.map(average, state.ema, new.params))
+        ema = jax.tree.map(lambda mean, x: ema_decay * mean + (1 - ema_decay) * x, state.ema, new.params)
+        new = new._replace(ema=ema)
     if state.skip is not None:
         applied, skip = should_apply(state.skip, metrics["loss"], metrics["grad_norm"], spike_factor)
         new = jax.tree.map(partial(jnp.where, applied), new, state)._replace(skip=skip)

@@ -156,7 +156,7 @@ class Program(States):
             optimizer=self.optimizer or make_optimizer(config, numbers),
             dropout_seed=config.train.seed if config.model.dropout else None,
             accumulation=self.microbatches.accumulation,
-            sums=sums_by_device if self._sums_by_device() else gradient_sums,
+            sum_gradients=sums_by_device if self._sums_by_device() else gradient_sums,
             ema_decay=config.optim.ema_decay,
             spike_factor=config.optim.spike_factor,
         )

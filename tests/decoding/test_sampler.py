@@ -89,7 +89,7 @@ def test_samplers_are_values() -> None:
 def test_the_last_tokens_of_a_buffer_keep_their_positions(window: int) -> None:
     rows = [[0, 1, 2, 3, 4, 5], [-1, -1, -1, -1, 12, 13]]
     text = TokenBuffer(jnp.array([[*row, 7, 7] for row in rows]), jnp.int32(6))
-    assert text.tokens_B().tolist() == [6, 2]
+    assert text.tokens_B.tolist() == [6, 2]
     last = text.last(window)
     assert last.ids_BS.tolist() == [row[-window:] for row in rows]
     slots = range(6 - window, 6)

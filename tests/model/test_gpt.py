@@ -26,7 +26,7 @@ from jaxgpt.model.norm import Norm
 from jaxgpt.model.params import abstract_params, flatten_params, weight_at, weights
 from jaxgpt.model.scan import stack_layers
 from jaxgpt.ops import Ops
-from jaxgpt.ops.attention import Visible, attend, padded_positions, row_positions
+from jaxgpt.ops.attention import Visible, attend, row_positions
 from jaxgpt.ops.dropout import dropout
 from jaxgpt.ops.rotary import Llama3Scaling, rope_frequencies, rope_rotation
 
@@ -48,8 +48,8 @@ def prefill(
     model: GPT, params: object, tokens: jax.Array, start_B: jax.Array, slots: int, last: bool = False
 ) -> tuple[jax.Array, KVCache]:
     """Compute prompts that begin at slot `start_B`, after padding."""
-    positions = padded_positions(jnp.where(jnp.arange(tokens.shape[1])[None] < start_B[:, None], -1, tokens))
-    result: Any = model.apply({"params": params}, tokens, positions, slots, last, method="prefill")
+    padded = jnp.where(jnp.arange(tokens.shape[1])[None] < start_B[:, None], -1, tokens)
+    result: Any = model.apply({"params": params}, padded, slots, last, method="prefill")
     return result
 
 

@@ -192,6 +192,14 @@ def test_a_text_of_one_token_has_no_loss(lm: LM, found: Inspection) -> None:
 
 
 @pytest.mark.ci
+def test_heads_are_ablated_up_to_a_number_of_operations_of_the_text(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, T = lm.config.model, len(lm.tokenizer.encode(ODD))
+    for less in (0, 1):
+        monkeypatch.setattr(inspection, "ABLATION", 2 * model.parameters * T * model.n_layer * model.n_head - less)
+        assert (inspect(lm, ODD, max_new_tokens=0).without is None) == bool(less)
+
+
+@pytest.mark.ci
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Chromium")
 def test_the_page_works_in_a_browser(found: Inspection) -> None:
     """Pointing, clicks and keys work; nothing is logged or requested; the shades are the model's attention."""

@@ -14,9 +14,8 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxgpt.config import MeshConfig
-from jaxgpt.ops.linear import squared_norm
 from jaxgpt.parallel.mesh import make_mesh
-from jaxgpt.train.clip import clip_by_global_norm, squared_norms
+from jaxgpt.train.clip import clip_by_global_norm, squared_norm, squared_norms
 from jaxgpt.train.loss import RowSums
 from jaxgpt.train.step import init_state, train_step
 

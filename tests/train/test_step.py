@@ -134,7 +134,7 @@ def test_microbatches_divide_the_batch() -> None:
 def test_arguments_that_do_not_match_are_rejected() -> None:
     state, objective = init_state(jnp.ones(()), optax.sgd(0.1)), next_token_loss(lambda *_: jnp.zeros(()))
     for given in ({"ema_decay": 0.9}, {"spike_factor": 3.0}):
-        with pytest.raises(ValueError, match="do not match the state: set ema and skip of init_state"):
+        with pytest.raises(ValueError, match=r"set (ema|skip) of init_state$"):
             train_step(state, None, objective=objective, optimizer=optax.sgd(0.1), **given)
 
 

@@ -16,7 +16,7 @@ from jaxgpt.model.lora import init_lora
 from jaxgpt.model.params import abstract_params, flatten_params
 from jaxgpt.model.scan import stack_layers
 from jaxgpt.ops import Ops
-from jaxgpt.ops.linear import squared_norm
+from jaxgpt.train.clip import squared_norm
 from jaxgpt.trainer.failures import first_non_finite
 
 WORDS = "first in the backward pass in the gradient of"
