@@ -23,7 +23,7 @@ class Numbers(NamedTuple):
     Betas and epsilons are constants of the program: as float32 arguments, their rounding would change `1 - beta` and
     every moment.
 
-    The fields are those of `config.optim`, which also decides whether gradients are clipped.
+    Each field is named like its setting in `config.optim`, which also decides whether gradients are clipped.
     """
 
     learning_rate: float | jax.Array
