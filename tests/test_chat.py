@@ -68,7 +68,7 @@ def continued(
     keys, sampler = row_keys(key, 1), sampler_of(lm, sampling)
     reused = engine.shared(before, prompt) if before else 0
     if before and reused:
-        state = engine.resume(sampler, lm.params, before, prompt, keys[0], limit)
+        state = engine.resume(sampler, lm.params, before, reused, prompt, keys[0], limit)
     else:
         state = engine.start(sampler, lm.params, [prompt], keys, [limit])
     while state.made < limit:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxgpt.decoding.buffer import TokenBuffer
 
 NEVER = -jnp.inf
-SORTED = 256  # number of top tokens that top-p sorts first
+WIDTH = 256  # number of ids per group of `_grouped`
 COLD = 0.01  # minimum temperature for division without subtraction of the maximum logit
 TINY = float(jnp.finfo(jnp.float32).tiny)  # smallest normal float32; compiled code may flush smaller numbers to zero
 
@@ -69,29 +69,28 @@ def keep_top_k(logits_BV: jax.Array, k: int) -> jax.Array:
 def keep_top_p(logits_BV: jax.Array, p: float) -> jax.Array:
     """Keep the smallest set of tokens with total probability >= p, at least one token.
 
-    Ties at the boundary keep the largest ids. The top `SORTED` tokens are sorted first, then 16x
-    as many each time, until their total probability reaches p in every row.
+    The set contains the tokens above a threshold, and of the tokens equal to it, those with the largest ids. Bisection finds
+    the highest threshold, as the bits of a float32: their order as integers is that of the probabilities.
 
     Source: Holtzman et al. 2020 (nucleus sampling).
     """
-    V = logits_BV.shape[-1]
-    total_B1 = jax.nn.logsumexp(logits_BV, axis=-1, keepdims=True)
+    probability_BV = jax.nn.softmax(logits_BV, axis=-1)
+    bits_BV = jax.lax.bitcast_convert_type(probability_BV, jnp.int32) & 0x7FFFFFFF  # NaN may have a sign
+    probability_BGW, bits_BGW = _grouped(probability_BV), _grouped(bits_BV)
 
-    def among_top(k: int) -> jax.Array:
-        # Reverse the ids, because top_k keeps the first of ties.
-        value_Bk, back_Bk = jax.lax.top_k(logits_BV[:, ::-1], k)
-        probability_Bk = jnp.exp(value_Bk - total_B1)
-        sum_Bk = jnp.cumsum(probability_Bk, axis=-1)
+    def halve(_: jax.Array, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        low_B, high_B = bounds  # of the threshold
+        middle_B = low_B + (high_B - low_B + 1) // 2
+        kept_BGW = jnp.where(bits_BGW >= middle_B[:, None, None], probability_BGW, 0.0)
+        enough_B = kept_BGW.sum(1).sum(-1) >= p
+        return jnp.where(enough_B, middle_B, low_B), jnp.where(enough_B, high_B, middle_B - 1)
 
-        def keep() -> jax.Array:
-            drop_Bk = (sum_Bk - probability_Bk >= p).at[:, 0].set(False)
-            rows_B1 = jnp.arange(logits_BV.shape[0])[:, None]
-            kept_BV = jnp.zeros(logits_BV.shape, bool).at[rows_B1, V - 1 - back_Bk].set(~drop_Bk)
-            return jnp.where(kept_BV, logits_BV, NEVER)
-
-        return keep() if k == V else jax.lax.cond(jnp.all(sum_Bk[:, -1] >= p), keep, lambda: among_top(min(16 * k, V)))
-
-    return among_top(min(SORTED, V))
+    threshold_B, _ = jax.lax.fori_loop(0, 31, halve, (jnp.zeros(len(bits_BV), jnp.int32), bits_BV.max(-1)))
+    above_BV, equal_BV = bits_BV > threshold_B[:, None], bits_BV == threshold_B[:, None]
+    mass_BV = jnp.where(equal_BV, probability_BV, 0.0)
+    later_BV = jax.lax.cumsum(mass_BV, 1, reverse=True) - mass_BV  # of equal tokens with larger ids
+    more_BV = jnp.where(above_BV, probability_BV, 0.0).sum(-1, keepdims=True) + later_BV
+    return jnp.where(above_BV | (equal_BV & ((more_BV < p) | (more_BV == 0))), logits_BV, NEVER)
 
 
 def keep_min_p(logits_BV: jax.Array, p: float) -> jax.Array:
@@ -103,7 +102,7 @@ def keep_min_p(logits_BV: jax.Array, p: float) -> jax.Array:
 def inverse_cdf_sample(logits_BV: jax.Array, uniform_B: jax.Array) -> jax.Array:
     """Sample by inverse CDF: return the first id with a cumulative probability above the random number.
 
-    Sums run over groups of 256 ids, then over the groups. A sequential float32 sum of 50,000 small numbers would lose the
+    Sums run over groups of `WIDTH` ids, then over the groups. A sequential float32 sum of 50,000 small numbers would lose the
     last numbers to rounding.
 
     Args:
@@ -113,19 +112,23 @@ def inverse_cdf_sample(logits_BV: jax.Array, uniform_B: jax.Array) -> jax.Array:
     Returns:
         Token ids, int32 `[B]`.
     """
-    B, V = logits_BV.shape
-    width = 256
     max_B1 = _max(logits_BV)
     # Set the weight of the maximum to 1: for large logits, exp(l - max) could be 0 or infinite. If the compiler fuses the
     # division by the temperature with the subtraction, l is more precise than max.
     weight_BV = jnp.where(logits_BV >= max_B1, 1.0, jnp.exp(logits_BV - max_B1))
-    weight_BGW = jnp.pad(weight_BV, ((0, 0), (0, -V % width))).reshape(B, -1, width)
+    weight_BGW = _grouped(weight_BV)
     groups_BG = weight_BGW.sum(-1)
     target_B = uniform_B * groups_BG.sum(-1)
     group_B, rest_B = _first_above(groups_BG, target_B)
     inside_BW = jnp.take_along_axis(weight_BGW, group_B[:, None, None], axis=1)[:, 0]
     place_B, _ = _first_above(inside_BW, rest_B)
-    return (group_B * width + place_B).astype(jnp.int32)
+    return (group_B * WIDTH + place_B).astype(jnp.int32)
+
+
+def _grouped(x_BV: jax.Array) -> jax.Array:
+    """Pad with zeros, and split into groups: `[B, G, WIDTH]`."""
+    B, V = x_BV.shape
+    return jnp.pad(x_BV, ((0, 0), (0, -V % WIDTH))).reshape(B, -1, WIDTH)
 
 
 def _max(logits_BV: jax.Array) -> jax.Array:

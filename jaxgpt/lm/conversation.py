@@ -92,11 +92,13 @@ class Chat:
         self.reused = 0 if state is None else engine.shared(state, request.rows[0])
         before, answer = state if self.reused else None, None
         try:
-            for piece, self._state in decode(request, request.sampler(sampling), key_1, STREAM_BLOCK, before=before):
+            pieces = decode(request, request.sampler(sampling), key_1, STREAM_BLOCK, before=before, reused=self.reused)
+            for piece, self._state in pieces:
                 answer = (answer or "") + piece.text
                 yield piece
-        except Exception:
-            answer = None
+        except (Exception, KeyboardInterrupt) as e:
+            self._state = None  # the interrupted call may have consumed it
+            answer = answer if isinstance(e, KeyboardInterrupt) else None
             raise
         finally:
             if answer is not None:  # even a partial answer of a closed or interrupted generator

@@ -86,8 +86,6 @@ def finish(state: SamplerState, rows: Sequence[int]) -> SamplerState:
 
 def shared(state: SamplerState, prompt: Sequence[int]) -> int:
     """Return the number of leading prompt tokens in a one-row cache; 0 if `resume` saves no computation."""
-    if any(leaf.is_deleted() for leaf in jax.tree.leaves(state)):  # state donated to an interrupted call
-        return 0
     cached = np.asarray(state.text.ids_BS)[0, _first(state) : int(state.cache.length)].tolist()
     differ = (i for i, (a, b) in enumerate(zip(cached, prompt, strict=False)) if a != b)
     same = min(next(differ, min(len(cached), len(prompt))), len(prompt) - 1)
@@ -110,16 +108,16 @@ def _chunks(same: int, prompt: Sequence[int]) -> list[int]:
 
 
 def resume(
-    sampler: Sampler, params: Any, state: SamplerState, prompt: Sequence[int], key: jax.Array, limit: int
+    sampler: Sampler, params: Any, state: SamplerState, same: int, prompt: Sequence[int], key: jax.Array, limit: int
 ) -> SamplerState:
-    """Start a prompt from a one-row state that caches a prefix of it (`shared` > 0); donate the cache.
+    """Start a prompt from a one-row state that caches its first `same` tokens (`shared`, above 0); donate the cache.
 
     As in `start`, the first new token is sampled. The text buffer has room for `limit` new tokens. The sampler must have no
     `context`: only then, a token has the same slot in text and cache.
     """
     cache, first = state.cache, _first(state)
     size = round_up(first + len(prompt) + limit)  # rounded up, to limit the number of compiled programs
-    bounds = _chunks(shared(state, prompt), prompt)
+    bounds = _chunks(same, prompt)
     cache = cache if cache.size >= size else _grow(cache, size - cache.size)
     for begin, end in pairwise(bounds):
         ids_1T = np.asarray([prompt[begin:end]], np.int32)

@@ -206,11 +206,12 @@ def decode(
     block: int,
     progress: Callable[[int, int], None] | None = None,
     before: SamplerState | None = None,
+    reused: int = 0,
 ) -> Iterator[tuple[Piece, SamplerState]]:
     """Generate one token of each text, then `block` tokens per call, and yield the new pieces.
 
     Yields each piece with the current state, which later iterations may donate; if `block` covers all tokens, each text is one
-    piece. `before` is the state after an earlier text: `engine.resume` reuses its cache for the shared prefix of the prompt.
+    piece. `before` is the state after an earlier text, whose cache holds the first `reused` tokens of the prompt.
     """
     params, texts, made = request.lm.params, [request.text(row) for row in range(len(keys))], 0
     longest = max(request.new)
@@ -218,7 +219,7 @@ def decode(
         if before is None:
             state = engine.start(sampler, params, request.rows, keys, request.new)
         else:
-            state = engine.resume(sampler, params, before, request.rows[0], keys[0], request.new[0])
+            state = engine.resume(sampler, params, before, reused, request.rows[0], keys[0], request.new[0])
         if longest > 1 and block >= longest:
             state = engine.run(sampler, params, state, longest - 1)
     while True:
@@ -236,7 +237,8 @@ def decode(
         if len(finished) == len(texts):
             return
         with request.on_device():
-            state = engine.finish(state, finished) if finished else state
+            if finished:  # and the rows that fill the batch, copies of the last text
+                state = engine.finish(state, [*finished, *range(len(texts), len(state.done_B))])
             state = engine.run(sampler, params, state, min(block, longest - made))
 
 

@@ -42,12 +42,9 @@ class Attention(Module):
 
     @nn.compact
     def __call__(
-        self, x_BTD: jax.Array, inputs: BlockInputs, key: jax.Array | None = None
+        self, x_BTD: jax.Array, inputs: BlockInputs, pattern_key: jax.Array | None = None
     ) -> tuple[jax.Array, KeysValues]:
-        """Apply attention; return the output `[B, T, D]`, and the layer's keys and values, cached and new.
-
-        `key` is the random key of the dropout mask of the attention weights; None: no dropout.
-        """
+        """Apply attention, with `pattern_key` for dropout; return `[B, T, D]`, and the cached and new keys and values."""
         c, o = self.config, self.ops
         q_BTNH = self._project(x_BTD, "q", "heads", c.n_head)
         k_BTKH = self._project(x_BTD, "k", "kv_heads", c.kv_heads)
@@ -65,7 +62,7 @@ class Attention(Module):
         if inputs.cache is not None:
             cached, slot = inputs.cache
             kv = cached.write(slot, kv)
-        out_BTNH = o.attend(q_BTNH, *kv, inputs.visible, scale, self._edit(key))
+        out_BTNH = o.attend(q_BTNH, *kv, inputs.visible, scale, self._edit(pattern_key))
         out = self.named("head_out", out_BTNH).reshape(*x_BTD.shape[:2], -1)
         if c.attn_proj:
             shape = (c.n_head * c.head_width, c.n_embd)

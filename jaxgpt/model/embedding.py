@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import flax.linen as nn
 import jax
 
-from jaxgpt.model.init import normal
 from jaxgpt.model.module import Module
 
 
@@ -17,7 +17,7 @@ class Embedding(Module):
     def setup(self) -> None:
         std = 1.0 if self.config.init == "torch" else self.config.init_std
         shape = self.rows, self.config.n_embd
-        self.embedding = self.weight("embedding", normal(std), shape, self.axes)
+        self.embedding = self.weight("embedding", nn.initializers.normal(std), shape, self.axes)
 
     def __call__(self, ids: jax.Array) -> jax.Array:
         """Look up the embeddings of ids: `[...]` to `[..., D]`."""

@@ -174,12 +174,16 @@ class GPT(Module):
         elif c.positions == "sinusoidal":
             x_BTD = x_BTD + self.named("pos_embed", sinusoidal(position_BT, c.n_embd).astype(x_BTD.dtype))
         x_BTD = constrain(dropout(x_BTD, c.dropout, subkey(key, 0)), ("batch", "length", "width"))
-        keys = None if cache is None else Positions(cache.position_BS)
+        cached_positions = None if cache is None else Positions(cache.position_BS)
         cached = [None] * c.n_layer if cache is None else [(kv, cache.length) for kv in cache.layers]
         rotations = {window: self._rotation(position_BT, window) for window in sorted(set(c.windows))}
         inputs = [
             BlockInputs(
-                Visible(positions, keys, window), rotations[window], cached[layer], layer, subkey(key, layer + 1)
+                Visible(positions, cached_positions, window),
+                rotations[window],
+                cached[layer],
+                layer,
+                subkey(key, layer + 1),
             )
             for layer, window in enumerate(c.windows)
         ]

@@ -43,21 +43,16 @@ def initializers(
     """
     if config.init == "torch":
         bound = 1 / math.sqrt(fan_in)
-        uniform = _separate(partial(jax.random.uniform, minval=-bound, maxval=bound))
+        uniform = partial(jax.random.uniform, minval=-bound, maxval=bound)
         return uniform, uniform
     if residual and config.init == "zero-proj":
         return nn.initializers.zeros, nn.initializers.zeros
     std = config.init_std / math.sqrt(2 * config.n_layer) if residual else config.init_std
-    return normal(std), nn.initializers.zeros
+    return nn.initializers.normal(std), nn.initializers.zeros
 
 
-def normal(std: float) -> nn.initializers.Initializer:
-    """Return the initializer N(0, std^2)."""
-    return _separate(nn.initializers.normal(std))
-
-
-def _separate(draw: nn.initializers.Initializer) -> nn.initializers.Initializer:
-    """Keep the compiler from fusing the derivation of each key with the draw, without changing the values.
+def separate(draw: nn.initializers.Initializer) -> nn.initializers.Initializer:
+    """Keep the compiler from fusing the derivation of each key with the draw; values do not change.
 
     Otherwise draws of equal shapes become different programs, and with some compilers, compiling all of them takes minutes.
     """

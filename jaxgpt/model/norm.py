@@ -23,10 +23,10 @@ class Norm(Module):
         c, o, shape = self.config, self.ops, x.shape[-1:]
         if self.kind == "none":
             return x
-        scale = bias = None
+        gain = bias = None
         if c.norm_affine:
-            scale = self.weight("scale", nn.initializers.ones, shape, ("norm",))
+            gain = self.weight("scale", nn.initializers.ones, shape, ("norm",))
             if c.bias and self.kind != "rmsnorm":
                 bias = self.weight("bias", nn.initializers.zeros, shape, ("norm",))
-        y = o.norm(self.kind, x, c.norm_eps, scale, bias, None if o.edit is None else self.named)
+        y = o.norm(self.kind, x, c.norm_eps, gain, bias, None if o.edit is None else self.named)
         return self.named("out", y.astype(o.dtype))

@@ -33,7 +33,7 @@ class NormFn(Protocol):
     """The signature of `ops.norms.norm`."""
 
     def __call__(
-        self, kind: str, x: Array, eps: float, scale: Array | None, bias: Array | None, edit: Edit | None, /
+        self, kind: str, x: Array, eps: float, gain: Array | None, bias: Array | None, edit: Edit | None, /
     ) -> Array: ...
 
 
@@ -47,7 +47,7 @@ class Ops(NamedTuple):
     Attributes:
         dtype: dtype of matrix products and of the residual stream; trained parameters, norms, softmax and loss are float32.
         linear: `x W + b`; W is an array `[in, out]`, or a stored weight, such as `kernels.stored.Stored`.
-        norm: normalization by name, with scale and bias.
+        norm: normalization by name, with gain and bias.
         activate: activation function by name.
         rotation: cosine and sine of the RoPE angles of positions.
         attend: `softmax(scale q k^T) v` over the visible keys.

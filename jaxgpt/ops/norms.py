@@ -46,11 +46,11 @@ def norm(
     kind: str,
     x: jax.Array,
     eps: float,
-    scale: jax.Array | None = None,
+    gain: jax.Array | None = None,
     bias: jax.Array | None = None,
     edit: Edit | None = None,
 ) -> jax.Array:
-    """Normalize in float32 by the named norm, then apply `scale` and `bias`, if given: `[..., D]`."""
+    """Normalize in float32 by the named norm, then apply `gain` and `bias`, if given: `[..., D]`."""
     y = NORMS[kind](x.astype(jnp.float32), eps, edit or unedited)
-    y = y if scale is None else y * jnp.broadcast_to(scale, y.shape)
+    y = y if gain is None else y * jnp.broadcast_to(gain, y.shape)
     return y if bias is None else y + jnp.broadcast_to(bias, y.shape)

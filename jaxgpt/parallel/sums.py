@@ -44,7 +44,8 @@ def sums_by_device(
 
     Dropout is not supported, because all devices would draw equal masks.
     """
-    assert key is None, "dropout masks would be equal on all devices"
+    if key is not None:
+        raise ValueError("sums_by_device does not support dropout: all devices would draw equal masks")
     sums = partial(gradient_sums, key=None, objective=objective, accumulation=accumulation)
     result: tuple[Any, Sums] = over_data(sums)(params, batch)
     return result

@@ -35,7 +35,8 @@ class Numbers(NamedTuple):
 
 def numbers_of(optim: OptimConfig) -> Numbers:
     """Return the `Numbers` of an optimizer config, as Python floats."""
-    return Numbers(*(getattr(optim, name) for name in Numbers._fields))
+    o = optim
+    return Numbers(o.learning_rate, o.min_lr, o.muon_ratio, o.weight_decay, o.grad_clip)
 
 
 def schedule(config: Config, numbers: Numbers | None = None) -> optax.Schedule:

@@ -17,7 +17,6 @@ from jaxgpt.train.skip import SkipStatistics, init_statistics, should_apply
 
 # The fields of `RowSums`, added over the rows of a batch: scalars.
 Sums = tuple[jax.Array, jax.Array, Mapping[str, jax.Array]]
-
 # The signature of `gradient_sums`: (params, batch, key, objective=, accumulation=) -> (gradient, sums).
 GradientSums = Callable[..., tuple[Any, Sums]]
 
@@ -108,6 +107,8 @@ def gradients(
     or devices therefore changes the result only by rounding.
     """
     grads, (loss, count, others) = sum_gradients(params, batch, key, objective=objective, accumulation=accumulation)
+    if taken := {"loss", "grad_norm", "grad_squares", "skipped", "skipped_in_a_row"} & others.keys():
+        raise ValueError(f"sums of an objective must not have the names of metrics of the step: {sorted(taken)}")
     count = jnp.where(count == 0, 1, count)  # zero loss and gradients without targets
     means = {name: total / count for name, total in {"loss": loss, **others}.items()}
     inverse = 1 / count  # a product can be fused with the next operations, see train/clip.py
@@ -138,8 +139,7 @@ def train_step(
         optimizer: an optax transformation. Its `update` receives one extra argument, the loss as `value`.
         dropout_seed: seed of the dropout masks, which are a function of (seed, step, microbatch); None: no dropout.
         accumulation: number of equal microbatches of the rows. Without dropout, it changes results only by rounding.
-        sum_gradients: function that computes the sums and their gradient, with the signature of `gradient_sums`, such as
-            `parallel.sums.sums_by_device`, which does not support dropout.
+        sum_gradients: function with the signature of `gradient_sums`, such as `parallel.sums.sums_by_device`.
         ema_decay: decay of the EMA, `ema <- ema_decay * ema + (1 - ema_decay) * params`; 0: the state has no EMA.
         spike_factor: as in `should_apply`, if the state has statistics to skip bad updates. A skipped update changes neither
             `params` nor the EMA nor the optimizer state, including its schedules.
