@@ -69,8 +69,8 @@ def keep_top_k(logits_BV: jax.Array, k: int) -> jax.Array:
 def keep_top_p(logits_BV: jax.Array, p: float) -> jax.Array:
     """Keep the smallest set of tokens with total probability >= p, at least one token.
 
-    The set contains the tokens above a threshold, and of the tokens equal to it, those with the largest ids. Bisection finds
-    the highest threshold, as the bits of a float32: their order as integers is that of the probabilities.
+    The set contains the tokens above a threshold, and of the tokens equal to it, the tokens with the largest ids. Bisection
+    finds the highest threshold, as the bits of a float32, which are ordered like the probabilities.
 
     Source: Holtzman et al. 2020 (nucleus sampling).
     """
@@ -79,7 +79,7 @@ def keep_top_p(logits_BV: jax.Array, p: float) -> jax.Array:
     probability_BGW, bits_BGW = _grouped(probability_BV), _grouped(bits_BV)
 
     def halve(_: jax.Array, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        low_B, high_B = bounds  # of the threshold
+        low_B, high_B = bounds  # the threshold is between them
         middle_B = low_B + (high_B - low_B + 1) // 2
         kept_BGW = jnp.where(bits_BGW >= middle_B[:, None, None], probability_BGW, 0.0)
         enough_B = kept_BGW.sum(1).sum(-1) >= p
@@ -88,7 +88,7 @@ def keep_top_p(logits_BV: jax.Array, p: float) -> jax.Array:
     threshold_B, _ = jax.lax.fori_loop(0, 31, halve, (jnp.zeros(len(bits_BV), jnp.int32), bits_BV.max(-1)))
     above_BV, equal_BV = bits_BV > threshold_B[:, None], bits_BV == threshold_B[:, None]
     mass_BV = jnp.where(equal_BV, probability_BV, 0.0)
-    later_BV = jax.lax.cumsum(mass_BV, 1, reverse=True) - mass_BV  # of equal tokens with larger ids
+    later_BV = jax.lax.cumsum(mass_BV, 1, reverse=True) - mass_BV  # probability of the equal tokens with larger ids
     more_BV = jnp.where(above_BV, probability_BV, 0.0).sum(-1, keepdims=True) + later_BV
     return jnp.where(above_BV | (equal_BV & ((more_BV < p) | (more_BV == 0))), logits_BV, NEVER)
 

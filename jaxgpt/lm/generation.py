@@ -211,7 +211,7 @@ def decode(
     """Generate one token of each text, then `block` tokens per call, and yield the new pieces.
 
     Yields each piece with the current state, which later iterations may donate; if `block` covers all tokens, each text is one
-    piece. `before` is the state after an earlier text, whose cache holds the first `reused` tokens of the prompt.
+    piece. `before` is the state after an earlier text; its cache holds the first `reused` tokens of the prompt.
     """
     params, texts, made = request.lm.params, [request.text(row) for row in range(len(keys))], 0
     longest = max(request.new)

@@ -49,17 +49,3 @@ def initializers(
         return nn.initializers.zeros, nn.initializers.zeros
     std = config.init_std / math.sqrt(2 * config.n_layer) if residual else config.init_std
     return nn.initializers.normal(std), nn.initializers.zeros
-
-
-def separate(draw: nn.initializers.Initializer) -> nn.initializers.Initializer:
-    """Keep the compiler from fusing the derivation of each key with the draw; values do not change.
-
-    Otherwise draws of equal shapes become different programs, and with some compilers, compiling all of them takes minutes.
-    """
-
-    def init(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Any:
-        # The barrier applies to the key's data, because `JAX_DEBUG_KEY_REUSE` does not support barriers on keys.
-        data = jax.lax.optimization_barrier(jax.random.key_data(key))
-        return draw(jax.random.wrap_key_data(data, impl=jax.random.key_impl(key)), shape, dtype)
-
-    return init

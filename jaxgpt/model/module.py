@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgpt.config import ModelConfig
-from jaxgpt.model.init import separate
 from jaxgpt.ops import Ops
 
 
@@ -35,7 +34,7 @@ class Module(nn.Module):
             ValueError: if the given weight has a different shape.
         """
         if not self.has_variable("params", name):
-            return self.param(name, nn.with_logical_partitioning(separate(init), axes), shape, jnp.float32)
+            return self.param(name, nn.with_logical_partitioning(init, axes), shape, jnp.float32)
         given: Any = nn.unbox(self.get_variable("params", name))  # not `param`, which rejects stored weights
         if given.shape != shape:
             raise ValueError(f"{'/'.join((*self.path, name))} has shape {given.shape}; expected {shape}")

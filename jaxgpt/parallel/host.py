@@ -90,7 +90,6 @@ def quick_compile_options(mesh: Mesh) -> dict[str, bool | str | int | float] | N
         case "cpu":
             return {"xla_backend_optimization_level": 1}
         case "gpu":
-            # Initial weights of the same shape share one compiled kernel. The disabled pass would merge the calls of
-            # all these kernels into one large kernel, which compiles slowly.
+            # The disabled pass would merge the kernels of all initial weights into one large kernel, which compiles slowly.
             return {"xla_disable_hlo_passes": "multi_output_fusion"}
     return None
