@@ -104,7 +104,7 @@ def slide_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.A
         logits_B1V, _ = read_prompts(sampler.model, params, state.text.last(sampler.context), sampler.context)
         return sample_next(sampler, state, logits_B1V)
 
-    cached_tokens = jnp.where(state.done_B, 0, state.text.tokens_B).max() - 1
+    cached_tokens = state.text.tokens_B.max() - 1  # also of ended rows: a cache that was not extended is not used again
     cached_steps = jnp.clip(sampler.context - cached_tokens, 0, steps)
     return repeat(step, decode_steps(sampler, params, state, cached_steps), steps - cached_steps)
 

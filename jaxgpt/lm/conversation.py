@@ -96,9 +96,11 @@ class Chat:
             for piece, self._state in pieces:
                 answer = (answer or "") + piece.text
                 yield piece
-        except (Exception, KeyboardInterrupt) as e:
+        except GeneratorExit:  # closed between two calls, which leaves the state intact
+            raise
+        except BaseException as e:
             self._state = None  # the interrupted call may have consumed it
-            answer = answer if isinstance(e, KeyboardInterrupt) else None
+            answer = None if isinstance(e, Exception) else answer
             raise
         finally:
             if answer is not None:  # even a partial answer of a closed or interrupted generator

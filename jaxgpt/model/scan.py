@@ -18,6 +18,7 @@ from jaxgpt.model.cache import KeysValues
 from jaxgpt.model.gpt import GPT, Block
 
 STACKED = "h"
+NO_CACHE = "ScannedGPT has no cache: generate with GPT and the result of unstack_layers"
 LAYERS = {nn.PARTITION_NAME: "layers"}  # logical name of the layer axis in linen's boxes
 
 
@@ -28,6 +29,8 @@ class ScannedGPT(GPT):
         """Apply the blocks in a scan; all layers must have the same window. `init` declares unstacked weights."""
         if self.is_initializing():
             return super().blocks(x_BTD, inputs)
+        if inputs[0].cache is not None:
+            raise TypeError(NO_CACHE)
         assert len(set(self.config.windows)) == 1, self.config.windows
         block = Block(self.config, self.ops, parent=None)
 
@@ -43,7 +46,7 @@ class ScannedGPT(GPT):
 
     def prefill(self, *_: Any, **__: Any) -> Any:
         """Raise `TypeError`: unstack the layers to generate text."""
-        raise TypeError("ScannedGPT has no cache: generate with GPT and the result of unstack_layers")
+        raise TypeError(NO_CACHE)
 
 
 def layer_name(layer: int) -> str:

@@ -87,12 +87,12 @@ def orthogonal(updates: Any, steps: int, model: ModelConfig) -> Any:
     leaves = [leaf for _, leaf in paths]
     axes = [weight.axes for path, _ in paths if (weight := weight_at(path, model))]
     stacks = [_by_width(leaf.reshape(-1, *leaf.shape[-2:]), names) for leaf, names in zip(leaves, axes, strict=True)]
-    alike: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+    alike: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for index, x_MEO in enumerate(stacks):
-        [other] = (name for name in axes[index] if name != "embed")
-        alike[other, x_MEO.shape[1:]].append(index)
+        alike[x_MEO.shape[1:]].append(index)
     results: list[Any] = [None] * len(leaves)
-    for (other, _), indices in alike.items():
+    for indices in alike.values():
+        other = next(name for name in axes[indices[0]] if name != "embed")
         schedule = (None, "embed", other), (None, "embed", None), *TO_DEVICES
         x_MEO = _reshard(jnp.concatenate([stacks[index] for index in indices]), schedule)
         x_MEO /= jnp.linalg.norm(x_MEO, axis=(1, 2), keepdims=True) + EPS

@@ -108,7 +108,7 @@ def gradients(
     """
     grads, (loss, count, others) = sum_gradients(params, batch, key, objective=objective, accumulation=accumulation)
     if taken := {"loss", "grad_norm", "grad_squares", "skipped", "skipped_in_a_row"} & others.keys():
-        raise ValueError(f"sums of an objective must not have the names of metrics of the step: {sorted(taken)}")
+        raise ValueError(f"sums of an objective must not have the names of other metrics: {sorted(taken)}")
     count = jnp.where(count == 0, 1, count)  # zero loss and gradients without targets
     means = {name: total / count for name, total in {"loss": loss, **others}.items()}
     inverse = 1 / count  # a product can be fused with the next operations, see train/clip.py
@@ -150,8 +150,8 @@ def train_step(
         updates, the metrics include the counts `skipped` (in total) and `skipped_in_a_row`.
 
     Raises:
-        ValueError: if `accumulation` does not divide the number of rows, or `ema_decay` or `spike_factor` does not match the
-            state.
+        ValueError: if `accumulation` does not divide the number of rows, `ema_decay` or `spike_factor` does not match the
+            state, or a sum of the objective has the name of another metric.
     """
     if bool(ema_decay) != (state.ema is not None):
         raise ValueError(f"ema_decay {ema_decay:g} does not match the state: set ema of init_state")

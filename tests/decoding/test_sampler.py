@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import chex
@@ -10,12 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import CountUp, every_model, lm_of, make, random_ids
+from helpers import CountUp, every_model, lm_of, make, random_ids, small
 
 from jaxgpt.config import BeamParams
 from jaxgpt.decoding import Sampler, SamplingParams, TokenBuffer
 from jaxgpt.decoding.beam import BeamSearch
-from jaxgpt.decoding.sampler import prefill
+from jaxgpt.decoding.sampler import prefill, slide_steps
 from jaxgpt.lm import engine
 from jaxgpt.lm.model import sampler_of
 from jaxgpt.ops import Ops
@@ -116,3 +117,18 @@ def test_beams_go_on_past_several_stop_ids() -> None:
         return beam.step(None, beam.prefill(None, text, jnp.array([3]))).ids_BWS
 
     assert step()[0, :, 1].tolist() == [4, 5]
+
+
+def test_a_row_slides_alike_after_a_longer_row_has_ended() -> None:
+    """The cache misses the tokens of slid steps, so it is not used again."""
+    config = small("gpt2", n_layer=1, block_size=16, init="torch")
+    model, params = make(config)
+    sampler = Sampler(model, SamplingParams(temperature=1), context=16)
+    keys = jax.random.split(jax.random.key(0), 2)
+    start = jax.jit(partial(prefill, sampler), static_argnums=3)
+    slide = jax.jit(partial(slide_steps, sampler))
+    ids_2P = jnp.array([list(range(16)), [-1] * 13 + [7, 9, 11]], jnp.int32)
+    state = start(params, TokenBuffer(ids_2P, jnp.int32(16)), keys, 48)
+    once, part = slide(params, state, jnp.int32(9)), slide(params, state, jnp.int32(4))
+    twice = slide(params, part._replace(done_B=jnp.array([True, False])), jnp.int32(5))
+    np.testing.assert_array_equal(once.text.ids_BS[1, 16:26], twice.text.ids_BS[1, 16:26])

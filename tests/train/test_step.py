@@ -127,7 +127,7 @@ def test_a_batch_without_targets_has_no_loss_and_no_gradients() -> None:
 
 def test_sums_of_an_objective_replace_no_metric_of_the_step() -> None:
     objective = lambda w, x, _: RowSums(w * x, jnp.ones_like(x), {"loss": x})  # noqa: E731
-    with pytest.raises(ValueError, match=r"must not have the names of metrics of the step: \['loss'\]$"):
+    with pytest.raises(ValueError, match=r"must not have the names of other metrics: \['loss'\]$"):
         gradients(jnp.ones(()), jnp.ones(2), None, objective=objective)
 
 
