@@ -141,14 +141,15 @@ def test_any_part_of_an_earlier_text_can_be_shared(positions: str) -> None:
         assert again == jaxgpt.generate(lm, [[*text, *got, 2]], max_new_tokens=5, temperature=0)[0].ids, name
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("part", ["_grow", "_read", "decode_steps"])
 def test_an_interruption_while_a_prompt_is_read_changes_no_later_token(
-    part: str, monkeypatch: pytest.MonkeyPatch
+    part: str, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The cache is lost while it grows, while the prompt is added to it, or while a token is generated."""
 
     def interrupt(sampler: Any, params: Any, state: Any = None, cache: Any = None) -> Any:
-        raise KeyboardInterrupt
+        raise error
 
     lm = talker(1024, end=False)
     chat = Chat(lm)
@@ -156,7 +157,7 @@ def test_an_interruption_while_a_prompt_is_read_changes_no_later_token(
     said = chat.messages
     with monkeypatch.context() as patch:
         patch.setattr(engine, part, interrupt)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(error):
             list(chat.answer("x" * 100, max_new_tokens=5, temperature=0))
     assert chat.messages == said
     [*_, got] = chat.answer("Again", max_new_tokens=5, temperature=0)

@@ -104,7 +104,8 @@ def slide_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.A
         logits_B1V, _ = read_prompts(sampler.model, params, state.text.last(sampler.context), sampler.context)
         return sample_next(sampler, state, logits_B1V)
 
-    cached_tokens = state.text.tokens_B.max() - 1  # also of ended rows: a cache that was not extended is not used again
+    # Count ended rows too: after a row has slid, the cache lacks tokens and must not be used again.
+    cached_tokens = state.text.tokens_B.max() - 1
     cached_steps = jnp.clip(sampler.context - cached_tokens, 0, steps)
     return repeat(step, decode_steps(sampler, params, state, cached_steps), steps - cached_steps)
 

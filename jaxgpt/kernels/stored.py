@@ -66,8 +66,8 @@ class Stored:
         assert self.transposed, "multiply by table.T"
         x_RI = x.reshape(-1, x.shape[-1]).astype(x.dtype if self.values_OI.dtype == x.dtype else jnp.float32)
         # Since JAX 0.12, three int8 products with VNNI take less time than a float32 product; int32 sums hold 2^17 inputs.
-        few = len(x_RI) <= FEW_ROWS or (jax.__version_info__ >= (0, 12) and cpu_supports("avx512_vnni"))
-        on_cpu = _product_by_digits if few and self.values_OI.dtype == jnp.int8 and x.shape[-1] <= 2**17 else _product
+        fast = len(x_RI) <= FEW_ROWS or (jax.__version_info__ >= (0, 12) and cpu_supports("avx512_vnni"))
+        on_cpu = _product_by_digits if fast and self.values_OI.dtype == jnp.int8 and x.shape[-1] <= 2**17 else _product
         y_RO = jax.lax.platform_dependent(x_RI, self.values_OI, cpu=on_cpu, default=_product) * self.scale_O[None]
         return y_RO.astype(x.dtype).reshape(*x.shape[:-1], -1)
 
@@ -115,7 +115,7 @@ def _product_by_digits(x_RI: jax.Array, values_OI: jax.Array) -> jax.Array:
 
     Rows of x are split into digits in `[-most, most]`, the first in units of `max |x| / most`. A loop uses two int16 digits,
     a library three int8 digits: 23 bits (up to 8,260 inputs), like a float32 mantissa. Products of digits are exact.
-    The derivative is that of `_product`: rounding has the derivative 0.
+    The custom derivative is the derivative of `_product`, because rounding has the derivative 0.
     """
     loop = len(x_RI) <= LOOP_ROWS
     count, most, dtype = (2, min(2047, 2**31 // (127 * x_RI.shape[1])), jnp.int16) if loop else (3, 127, jnp.int8)

@@ -31,3 +31,8 @@ def test_sums_over_devices_do_not_depend_on_how_they_are_sent(monkeypatch: pytes
     expected = {"scalar": rows.sum(), "matrix": [(rows @ w).sum(0), rows.T @ (rows @ w)], "count": np.int32(12)}
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), found, expected)
     assert found["count"].dtype == jnp.int32
+
+
+def test_sums_by_device_reject_dropout() -> None:
+    with pytest.raises(ValueError, match="does not support dropout"):
+        sums.sums_by_device(None, None, jax.random.key(0), objective=lambda *_: None, accumulation=1)  # type: ignore[arg-type,return-value]
