@@ -141,15 +141,14 @@ def test_any_part_of_an_earlier_text_can_be_shared(positions: str) -> None:
         assert again == jaxgpt.generate(lm, [[*text, *got, 2]], max_new_tokens=5, temperature=0)[0].ids, name
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("part", ["_grow", "_read", "decode_steps"])
 def test_an_interruption_while_a_prompt_is_read_changes_no_later_token(
-    part: str, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+    part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The cache is lost while it grows, while the prompt is added to it, or while a token is generated."""
 
     def interrupt(sampler: Any, params: Any, state: Any = None, cache: Any = None) -> Any:
-        raise error
+        raise KeyboardInterrupt
 
     lm = talker(1024, end=False)
     chat = Chat(lm)
@@ -157,7 +156,7 @@ def test_an_interruption_while_a_prompt_is_read_changes_no_later_token(
     said = chat.messages
     with monkeypatch.context() as patch:
         patch.setattr(engine, part, interrupt)
-        with pytest.raises(error):
+        with pytest.raises(KeyboardInterrupt):
             list(chat.answer("x" * 100, max_new_tokens=5, temperature=0))
     assert chat.messages == said
     [*_, got] = chat.answer("Again", max_new_tokens=5, temperature=0)
@@ -316,3 +315,21 @@ def test_encodings_of_a_terminal(run: str) -> None:
     assert (done.returncode, done.stderr) == (2, b"jaxgpt: standard input is not utf-8 text (byte 3)\n")
     done = process("ascii", "sample", "--prompt", "\u00e9")
     assert (done.returncode, done.stdout[:4]) == (0, b"\\xe9"), done.stderr
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_a_call_that_is_interrupted_after_a_piece_loses_its_cache(
+    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, chat = engine.run, Chat(talker(1024, end=False))
+
+    def interrupt(*args: Any) -> Any:
+        run(*args)  # donates the state of the last piece
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "run", interrupt)
+        with pytest.raises(error):
+            list(chat.answer("Hi", max_new_tokens=5, temperature=0))
+    [*_, got] = chat.answer("Again", max_new_tokens=5, temperature=0)
+    assert (chat.reused, got.done is None) == (0, False)
