@@ -262,12 +262,14 @@ def ours(settings: dict[str, Any], devices: int) -> tuple[Any, Any]:
     from jaxgpt.config import MeshConfig, ModelConfig
     from jaxgpt.model import GPT
     from jaxgpt.model.init import boxed_params, init_params
+    from jaxgpt.parallel.host import random_bits_by_kernel
     from jaxgpt.parallel.mesh import make_mesh, shardings
 
     config = ModelConfig(**settings)
     init = functools.partial(init_params, GPT(config))
     if devices == 1:
-        return config, jax.jit(init)()
+        with random_bits_by_kernel(jax.local_devices()[0]):
+            return config, jax.jit(init)()
     boxed = jax.eval_shape(lambda: boxed_params(GPT(config), 0))
     places = shardings(boxed, config, make_mesh(MeshConfig(data=1, tensor=devices)))
     return config, jax.jit(init, out_shardings=places)()

@@ -8,6 +8,7 @@ import gc
 import io
 import json
 import math
+import os
 import resource
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -75,6 +76,10 @@ COMMON = ("gpt2", "torch", "gemma")
 every_model = pytest.mark.parametrize(
     "name", [name if name in COMMON else pytest.param(name, marks=pytest.mark.long) for name in MODELS]
 )
+
+
+# Mark of tests on what XLA's CPU backend makes of a program: benchmarks/gpu.py runs the other tests on a GPU.
+on_cpu = pytest.mark.skipif(os.environ.get("JAX_PLATFORMS") != "cpu", reason="a property of XLA's CPU backend")
 
 
 def small(name: str, **changes: Any) -> ModelConfig:

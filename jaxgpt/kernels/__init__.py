@@ -10,7 +10,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from jaxgpt.config import Config
 from jaxgpt.errors import UserError
-from jaxgpt.kernels import activations, cpu
+from jaxgpt.kernels import activations, cpu, norms
 from jaxgpt.kernels.flash import cudnn_attention, splash_attention
 from jaxgpt.kernels.tiled import SHORTEST
 from jaxgpt.ops import AttendFn, Ops
@@ -18,6 +18,7 @@ from jaxgpt.ops.attention import attend
 
 PLAIN = Ops(activate=activations.activate)
 CPU = PLAIN._replace(linear=cpu.linear, rotation=cpu.rotation, attend=cpu.attend)
+GPU = PLAIN._replace(norm=norms.norm)
 
 
 def best(config: Config, mesh: Mesh | AbstractMesh | None = None) -> Ops:
@@ -38,7 +39,7 @@ def best(config: Config, mesh: Mesh | AbstractMesh | None = None) -> Ops:
 
 def of_device(device: jax.Device, dtype: str = "float32") -> Ops:
     """Return the operations of a device for generation, where `train.attention` does not apply."""
-    return (CPU if device.platform == "cpu" else PLAIN)._replace(dtype=jnp.dtype(dtype))
+    return {"cpu": CPU, "gpu": GPU}.get(device.platform, PLAIN)._replace(dtype=jnp.dtype(dtype))
 
 
 # `KERNELS` maps each platform to its attention kernel: the name in `train.attention`, and the function for `Ops.attend`.

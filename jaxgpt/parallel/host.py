@@ -6,9 +6,11 @@ import contextlib
 import math
 import os
 from dataclasses import replace
+from typing import Any
 
 import jax
-from jax.sharding import Mesh
+from jax._src.config import threefry_gpu_kernel_lowering  # private, without a public equivalent for one thread
+from jax.sharding import AbstractMesh, Mesh
 
 from jaxgpt.config import Config, MeshConfig, ModelConfig
 from jaxgpt.errors import one_line
@@ -86,10 +88,17 @@ def device_memory(devices: int = 1) -> int:
 
 def quick_compile_options(mesh: Mesh) -> dict[str, bool | str | int | float] | None:
     """Return compiler options for programs called once: faster compilation, equal results."""
-    match mesh.devices.flat[0].platform:
-        case "cpu":
-            return {"xla_backend_optimization_level": 1}
-        case "gpu":
-            # The disabled pass would merge the kernels of all initial weights into one large kernel, which compiles slowly.
-            return {"xla_disable_hlo_passes": "multi_output_fusion"}
-    return None
+    return {"xla_backend_optimization_level": 1} if mesh.devices.flat[0].platform == "cpu" else None
+
+
+def random_bits_by_kernel(device: jax.Device) -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which a GPU computes random bits in JAX's kernel, because XLA's code for them compiles slowly."""
+    return threefry_gpu_kernel_lowering(device.platform == "gpu")
+
+
+def step_compile_options(mesh: Mesh | AbstractMesh) -> dict[str, bool | str | int | float] | None:
+    """Return compiler options for training steps."""
+    if isinstance(mesh, AbstractMesh) or mesh.devices.flat[0].platform != "gpu":
+        return None
+    # Do not merge the products of queries, keys and values, because attention would copy its slices of the result.
+    return {"xla_gpu_dot_merger_threshold_mb": 0}

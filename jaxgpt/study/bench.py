@@ -26,6 +26,7 @@ from jaxgpt.lm import engine
 from jaxgpt.model import GPT
 from jaxgpt.model.init import init_params
 from jaxgpt.model.params import abstract_params, map_matrices
+from jaxgpt.parallel.host import random_bits_by_kernel
 from jaxgpt.parallel.mesh import replicated
 from jaxgpt.study.trace import device_time, instruction_kinds, record_trace
 from jaxgpt.trainer.failures import compile_lowered
@@ -85,8 +86,14 @@ def bench(
     times = steps.run(max(round(seconds / expected), 5))
     step = statistics.median(times)
     calls = min(max(round(TRACED / (step * steps.each)), 2), 10)
+    traced = compiled
+    if _platform(program.mesh) == "gpu":
+        # The kernels of a CUDA graph do not have the names of their instructions in a trace.
+        options: Any = {"xla_gpu_graph_min_graph_size": 10**6}
+        traced = lowered.compile(options)
+        steps.take = lambda state, batch: traced(state, batch, program.numbers, program.frozen)
     profile = record_trace(lambda: steps.run(calls), trace)
-    where = device_time(profile, instruction_kinds(compiled.as_text() or ""), len(program.mesh.local_devices))
+    where = device_time(profile, instruction_kinds(traced.as_text() or ""), len(program.mesh.local_devices))
     say("measuring peak FLOP/s and bandwidth")
     mesh, params, memory = program.mesh, program.abstract_weights, compiled.memory_analysis()
     dtype = config.train.compute_dtype
@@ -144,7 +151,7 @@ class _Steps:
         config = program.config
         T, V = config.window, config.model.vocab_size
         ids = np.random.default_rng(0).integers(0, V, max(1 << 20, 4 * T), np.int32)
-        self.program, self.state = program, state
+        self.program, self.take, self.state = program, program.step, state
         self.batches = Batches.of(config, Tokens([ids], end_ids=(0,) if config.data.segmented else ()))
         self.step = 0
         self.each = config.train.steps_per_call
@@ -167,7 +174,7 @@ class _Steps:
             host = _Clock()
             batch = self.batch(each)
             self.input_seconds.append(host() / each)
-            self.state, metrics = self.program.step(self.state, batch)
+            self.state, metrics = self.take(self.state, batch)
             self.step += each
             pending.append(metrics)
             if call >= LAG:
@@ -188,8 +195,10 @@ def _decode(program: Program, bandwidth: float) -> dict[str, Any]:
     config = program.config.model
     one = SingleDeviceSharding(program.mesh.devices.flat[0])
     init = jax.jit(lambda: init_params(GPT(config)), out_shardings=one)
+    with random_bits_by_kernel(program.mesh.devices.flat[0]):
+        params = init()
     dtype = program.config.train.compute_dtype
-    weights = map_matrices(lambda w: w.astype(dtype), quantize(init(), config, "float32"), config)
+    weights = map_matrices(lambda w: w.astype(dtype), quantize(params, config, "float32"), config)
     ops = of_device(program.mesh.devices.flat[0], dtype)
     sampler = Sampler(GPT(config, ops), SamplingParams(temperature=0))
     prompt = min(PROMPT, config.block_size // 2)

@@ -125,9 +125,10 @@ def _path_and_product(instruction: Instruction, computations: Mapping[str, Compu
 def _is_product(instruction: Instruction) -> bool:
     if instruction.opcode == "dot":  # a product, except a bias gradient: a sum over tokens as a product with ones
         return not re.match(r"\w+\[\d+,1\]", instruction.shape)
-    return instruction.opcode == "convolution" or (
-        instruction.opcode == "custom-call" and "dot_general" in instruction.path
+    library = instruction.opcode == "custom-call" and (
+        "dot_general" in instruction.path or "__cublas" in instruction.rest
     )
+    return library or instruction.opcode == "convolution"
 
 
 def _near(name: str, body: Computation, with_path: Collection[str]) -> set[str]:

@@ -24,7 +24,7 @@ from jaxgpt.model import GPT
 from jaxgpt.model.scan import ScannedGPT
 from jaxgpt.ops import Ops
 from jaxgpt.ops.attention import attend
-from jaxgpt.parallel.host import precision_note
+from jaxgpt.parallel.host import precision_note, step_compile_options
 from jaxgpt.parallel.mesh import (
     Microbatches,
     Rules,
@@ -186,7 +186,8 @@ class Program(States):
             return train_steps(state, batch, step) if isinstance(batch, Several) else step(state, batch)
 
         places = shardings_of(self.abstract_state), replicated(self.mesh)
-        return jax.jit(train, out_shardings=places, donate_argnums=0)
+        options = step_compile_options(self.mesh)
+        return jax.jit(train, out_shardings=places, donate_argnums=0, compiler_options=options)
 
     @cached_property
     def _eval(self) -> jax.stages.Wrapped:

@@ -21,7 +21,7 @@ from jaxgpt.model.init import boxed_params
 from jaxgpt.model.lora import merge, model_adapters
 from jaxgpt.model.scan import stack_layers, unstack_layers
 from jaxgpt.ops.random import named_key
-from jaxgpt.parallel.host import quick_compile_options
+from jaxgpt.parallel.host import quick_compile_options, random_bits_by_kernel
 from jaxgpt.parallel.mesh import RULES, Rules, block_on_cpu_mesh, shardings_like
 from jaxgpt.train.optimizer import make_optimizer
 from jaxgpt.train.step import TrainState, init_state
@@ -170,7 +170,8 @@ class States:
         """Call a function once, compiled, with the shardings of `like` for its results."""
         options = quick_compile_options(self.mesh)
         compiled: Callable[[Any], T] = jax.jit(function, out_shardings=shardings_of(like), compiler_options=options)
-        return block_on_cpu_mesh(self.mesh, compiled(argument))
+        with random_bits_by_kernel(self.mesh.devices.flat[0]):
+            return block_on_cpu_mesh(self.mesh, compiled(argument))
 
 
 def shardings_of(tree: Any) -> Any:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import on_cpu
 
 from jaxgpt.config import MeshConfig
 from jaxgpt.kernels import cpu
@@ -73,6 +74,7 @@ def test_the_gradient_of_a_bias_in_bfloat16_is_summed_in_float32(function: Calla
     np.testing.assert_allclose(found.astype(jnp.float32), dy.astype(jnp.float32).sum((0, 1)), rtol=2**-8)
 
 
+@on_cpu
 def test_attention_from_one_token_copies_no_cache() -> None:
     """In a loop, the definition copies the cache; if a new version of XLA does not, the call is unnecessary."""
     k, v, q = jnp.ones((1, 2, 512, 32)), jnp.ones((1, 2, 32, 512)), jnp.ones((1, 1, 4, 32))

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import on_cpu
 
 from jaxgpt.kernels.activations import activate
 
@@ -23,6 +24,7 @@ def test_bfloat16_derivatives_are_rounded_once(name: str) -> None:
     np.testing.assert_array_equal(ours, wide.astype(jnp.bfloat16))
 
 
+@on_cpu
 @every_smooth
 def test_a_layer_keeps_one_array_less_than_with_jax(name: str) -> None:
     x, up, down = jnp.ones((512, 8)), jnp.ones((8, 128)), jnp.ones((128, 8))

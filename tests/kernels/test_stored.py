@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import on_cpu
 
 from jaxgpt import kernels
 from jaxgpt.config import ModelConfig
@@ -131,6 +132,7 @@ def test_integer_sums_do_not_overflow(rows: int, inputs: int) -> None:
     np.testing.assert_allclose(x @ low, inputs, rtol=1e-6)
 
 
+@on_cpu
 def test_the_digits_of_a_row_are_computed_once() -> None:
     """They are not computed again in the loop over the weights, which computes the sums of both digits."""
     low, x = stored(np.ones((300, 50)), "int8"), jnp.ones((1, 300))
@@ -147,6 +149,7 @@ def test_other_platforms_multiply_in_float32() -> None:
         assert ("xi32>" in lowered.as_text()) == digits, platform
 
 
+@on_cpu
 def test_prompts_are_multiplied_in_int8_where_it_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     low, x = stored(np.ones((300, 50)), "int8"), jnp.ones((14, 300))
     for minor, instructions, faster in ((12, "avx512_vnni", True), (12, "avx2", False), (10, "avx512_vnni", False)):

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from helpers import cudnn_on_a_cpu, splash_on_a_cpu
 
-from jaxgpt.kernels import CPU, PLAIN
+from jaxgpt.kernels import CPU, GPU, PLAIN
 from jaxgpt.ops import Ops
 from jaxgpt.ops.activations import ACTIVATIONS
 from jaxgpt.ops.attention import Positions, Visible, attend, document_positions, row_positions
+from jaxgpt.ops.norms import NORMS
 
 long = pytest.mark.long
 
@@ -62,9 +63,20 @@ def test_rotations() -> None:
         np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", NORMS)
+@pytest.mark.parametrize("bias", [False, True])
+def test_norms(kind: str, bias: bool) -> None:
+    x, gain, b = random((3, 5, 24), (24,), (24,))
+
+    def of(function: Any) -> Any:
+        return lambda x, *gains: function(kind, x, 1e-5, *(gain.astype(jnp.float32) for gain in gains[: 1 + bias]))
+
+    assert_equal(of(GPU.norm), of(Ops().norm), 3 * x + 1, gain, b)
+
+
 def test_every_entry_is_tested_here() -> None:
-    changed = {name for name in Ops._fields for ops in (CPU, PLAIN) if getattr(ops, name) is not getattr(Ops(), name)}
-    assert changed == {"linear", "activate", "rotation", "attend"}
+    changed = {name for name in Ops._fields for ops in (CPU, GPU) if getattr(ops, name) is not getattr(Ops(), name)}
+    assert changed == {"linear", "norm", "activate", "rotation", "attend"}
 
 
 def padded(*starts: int, T: int) -> Positions:

@@ -58,10 +58,18 @@ def test_cores_are_devices(
     assert told == {"jax_num_cpu_devices": devices}
 
 
-def test_xla_knows_the_options_of_quick_compilation() -> None:
+def test_xla_knows_the_options_of_compilation() -> None:
     for platform in ("cpu", "gpu"):
         mesh: Any = SimpleNamespace(devices=np.array([SimpleNamespace(platform=platform)]))
-        assert jax.jit(lambda x: x + 1, compiler_options=host.quick_compile_options(mesh))(1.0) == 2
+        for options in (host.quick_compile_options(mesh), host.step_compile_options(mesh)):
+            assert jax.jit(lambda x: x + 1, compiler_options=options)(1.0) == 2
+
+
+def test_gpus_compute_the_random_bits_of_initial_weights_in_a_kernel() -> None:
+    for platform, kernels in (("cpu", 0), ("gpu", 1)):
+        with host.random_bits_by_kernel(SimpleNamespace(platform=platform)):  # type: ignore[arg-type]
+            traced = jax.jit(lambda: jax.random.bits(jax.random.key(0), (8,))).trace()
+            assert traced.lower(lowering_platforms=("cuda",)).as_text().count("@cu_threefry2x32") == kernels
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ import pytest
 from helpers import small
 
 from jaxgpt.config import Config, MeshConfig, TrainConfig
+from jaxgpt.kernels import GPU, best
+from jaxgpt.ops import NormFn, Ops
 from jaxgpt.parallel.mesh import make_mesh
 from jaxgpt.plan.estimate import estimate
 from jaxgpt.plan.hlo import COLLECTIVES, Instruction, array_bytes, read_computations, read_program
@@ -31,10 +33,11 @@ def config(devices: int, **changes: int) -> Config:
     return Config(model=small("gpt2", **sizes), train=train, mesh=MeshConfig(data=1, fsdp=devices))
 
 
-def instructions(devices: int, **changes: int) -> list[Instruction]:
+def instructions(devices: int, norm: NormFn = GPU.norm, **changes: int) -> list[Instruction]:
     """Return the instructions of a step in the order of the schedule, without the instructions in fusions."""
     run = config(devices, **changes)
-    program = Program(run, make_mesh(run.mesh, devices_of(parse_topology(f"h100:{devices}"))))
+    mesh = make_mesh(run.mesh, devices_of(parse_topology(f"h100:{devices}")))
+    program = Program(run, mesh, ops=best(run, mesh)._replace(norm=norm))
     text = program.lower(program.abstract_state, program.batch()).compile().as_text()
     computations, entry = read_computations(text)
     return list(computations[entry].values())
@@ -52,6 +55,17 @@ def test_a_step_has_one_attention_call_a_layer_and_direction_and_no_large_copies
     D, F, V = model.n_embd, model.mlp_width, model.vocab_size
     weights = {f"[{a},{b}]" for a, b in ((D, D), (D, F), (F, D), (V, D), (D, V))}
     assert not [shape for shape in moved if any(size in shape for size in weights)], "transposes of weights"
+
+
+def test_the_gradients_of_norms_store_no_float32_copies() -> None:
+    """With the definition, the gradient of each norm does; if a new XLA needs no copy, `kernels.norms` is unnecessary."""
+
+    def copies(norm: NormFn) -> int:
+        return sum(
+            each.opcode == "fusion" and each.shape.startswith(f"f32[{ROWS},128,256]") for each in instructions(1, norm)
+        )
+
+    assert copies(GPU.norm) <= copies(Ops().norm) - 2 * LAYERS
 
 
 def test_collectives_are_asynchronous_and_weights_are_gathered_during_products() -> None:
