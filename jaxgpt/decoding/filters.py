@@ -9,7 +9,6 @@ from jaxgpt.decoding.buffer import TokenBuffer
 
 NEVER = -jnp.inf
 WIDTH = 256  # number of ids per group of `_grouped`
-COLD = 0.01  # minimum temperature for division without subtraction of the maximum logit
 TINY = float(jnp.finfo(jnp.float32).tiny)  # smallest normal float32; compiled code may flush smaller numbers to zero
 
 
@@ -48,16 +47,9 @@ def keep_argmax(logits_BV: jax.Array) -> jax.Array:
 
 
 def divide_by_temperature(logits_BV: jax.Array, temperature: float) -> jax.Array:
-    """Divide logits by the temperature.
-
-    Below `COLD`, compute the equivalent `(l - max l) / temperature`: `l / temperature` would lose the differences between
-    the top tokens to rounding, or overflow. After the subtraction, the maximum is exactly 0.
-    """
-    if temperature >= COLD:
-        # The bound keeps 1 / temperature above 0: 0 times the -inf of a removed token would be NaN.
-        return logits_BV / min(temperature, 1 / TINY)
-    max_B1 = _max(logits_BV)
-    return jnp.where(logits_BV >= max_B1, 0.0, logits_BV - max_B1) / max(temperature, TINY)
+    """Compute `(l - max l) / temperature`, which has the same probabilities as `l / temperature`, and cannot overflow."""
+    # With these bounds, neither the temperature nor its reciprocal is 0: 0 / 0 and -inf * 0 would be NaN.
+    return _below_max(logits_BV) / min(max(temperature, TINY), 1 / TINY)
 
 
 def keep_top_k(logits_BV: jax.Array, k: int) -> jax.Array:
@@ -113,11 +105,7 @@ def inverse_cdf_sample(logits_BV: jax.Array, uniform_B: jax.Array) -> jax.Array:
     Returns:
         Token ids, int32 `[B]`.
     """
-    max_B1 = _max(logits_BV)
-    # Set the weight of the maximum to 1: for large logits, exp(l - max) could be 0 or infinite. If the compiler fuses the
-    # division by the temperature with the subtraction, l is more precise than max.
-    weight_BV = jnp.where(logits_BV >= max_B1, 1.0, jnp.exp(logits_BV - max_B1))
-    weight_BGW = _grouped(weight_BV)
+    weight_BGW = _grouped(jnp.exp(_below_max(logits_BV)))
     groups_BG = weight_BGW.sum(-1)
     target_B = uniform_B * groups_BG.sum(-1)
     group_B, rest_B = _first_above(groups_BG, target_B)
@@ -132,9 +120,10 @@ def _grouped(x_BV: jax.Array) -> jax.Array:
     return jnp.pad(x_BV, ((0, 0), (0, -V % WIDTH))).reshape(B, -1, WIDTH)
 
 
-def _max(logits_BV: jax.Array) -> jax.Array:
-    """Return the largest logit of each row, `[B, 1]`; the lowest finite float32 if all are -inf."""
-    return jnp.max(logits_BV, axis=-1, keepdims=True, initial=jnp.finfo(jnp.float32).min)
+def _below_max(logits_BV: jax.Array) -> jax.Array:
+    """Compute `l - max l`, exactly 0 for the largest logit of each row, also if it is infinite; -inf for removed tokens."""
+    max_B1 = jnp.max(logits_BV, axis=-1, keepdims=True, initial=jnp.finfo(jnp.float32).min)
+    return jnp.where(logits_BV >= max_B1, 0.0, logits_BV - max_B1)
 
 
 def _first_above(weight_BN: jax.Array, target_B: jax.Array) -> tuple[jax.Array, jax.Array]:
