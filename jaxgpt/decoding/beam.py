@@ -115,8 +115,7 @@ class BeamSearch:
 
     def open(self, state: BeamState) -> jax.Array:
         """Return whether another step can change the result."""
-        go_on = jnp.any(state.active_B) & (state.made < state.limit_B.max())
-        return go_on & ~jnp.all(state.best.exists_BW) if self.beams.early_stopping is True else go_on
+        return jnp.any(state.active_B) & (state.made < state.limit_B.max())
 
     def candidates(self, state: BeamState) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
         """Find the C best one-token continuations; at least W add no stop id, unless all ids are stop ids.
@@ -151,11 +150,8 @@ class BeamSearch:
 
         # A sequence finishes only if it is among the W best candidates. NaN scores are kept for the caller to report.
         finishes_BC = ends_BC & (jnp.arange(C) < W)[None, :] & (log_p_BC != NO_SCORE)
-        closed_B1 = ~state.active_B[:, None]
-        if self.beams.early_stopping is True:
-            closed_B1 = closed_B1 | state.best.exists_BW.all(-1, keepdims=True)
         new_BC = score(log_p_BC, made) + jnp.where(finishes_BC, 0.0, NO_SCORE)  # a sum, which preserves NaN
-        new_BC = jnp.where(closed_B1, NO_SCORE, new_BC)  # ignore NaN past the learned positions
+        new_BC = jnp.where(state.active_B[:, None], new_BC, NO_SCORE)  # ignore NaN past the learned positions
         best_BW, from_BW = jax.lax.top_k(jnp.concatenate([state.best.score_BW, new_BC], axis=1), W)
         best = Hypotheses(
             gather_beams(jnp.concatenate([state.best.ids_BWS, ids_BCS], axis=1), from_BW),
@@ -163,10 +159,13 @@ class BeamSearch:
             best_BW,
         )
 
-        # Stop a row if its best running sequence is not expected to beat its worst finished sequence.
+        # Stop a row if its best running sequence is not expected to beat its worst finished sequence; with
+        # `early_stopping`, once all its sequences are finished.
         longest = self.beams.early_stopping == "never" and penalty > 0
         length_B = jnp.maximum(state.limit_B, 1) if longest else jnp.full((B,), made)
         active_B = state.active_B & (score(score_BW[:, 0], length_B) > best_BW.min(-1))
+        if self.beams.early_stopping is True:
+            active_B = active_B & ~best.exists_BW.all(-1)
 
         flat = (jnp.arange(B)[:, None] * W + beam_BW).reshape(-1)
         # Positions are not reordered, because the beams of a prompt have equal positions.

@@ -81,8 +81,8 @@ def keep_top_p(logits_BV: jax.Array, p: float) -> jax.Array:
     above_BV, equal_BV = bits_BV > threshold_B[:, None], bits_BV == threshold_B[:, None]
     mass_BV = jnp.where(equal_BV, probability_BV, 0.0)
     later_BV = jax.lax.cumsum(mass_BV, 1, reverse=True) - mass_BV  # probability of the equal tokens with larger ids
-    more_BV = jnp.where(above_BV, probability_BV, 0.0).sum(-1, keepdims=True) + later_BV
-    kept_BV = above_BV | (equal_BV & ((more_BV < p) | (more_BV == 0)))  # 0: at least one token
+    before_BV = jnp.where(above_BV, probability_BV, 0.0).sum(-1, keepdims=True) + later_BV
+    kept_BV = above_BV | (equal_BV & ((before_BV < p) | (before_BV == 0)))  # 0: at least one token
     return jnp.where(kept_BV, logits_BV, NEVER)
 
 

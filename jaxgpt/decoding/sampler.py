@@ -105,8 +105,8 @@ def slide_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.A
         return sample_next(sampler, state, logits_B1V)
 
     # Count ended rows too: after a row has slid, the cache lacks tokens and must not be used again.
-    cached_tokens = state.text.tokens_B.max() - 1
-    cached_steps = jnp.clip(sampler.context - cached_tokens, 0, steps)
+    next_read = state.text.tokens_B.max()  # number of tokens that the next step reads
+    cached_steps = jnp.clip(sampler.context + 1 - next_read, 0, steps)
     return repeat(step, decode_steps(sampler, params, state, cached_steps), steps - cached_steps)
 
 
