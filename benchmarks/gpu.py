@@ -5,12 +5,12 @@ python benchmarks/gpu.py --out results train-124m-16     run this part, even if 
 python benchmarks/gpu.py --out results --list            print the results so far; run nothing
 python benchmarks/gpu.py --out results --toy             run at toy size, to check the script on a CPU
 
-Needs jax with CUDA, flax, optax, chex, orbax-checkpoint, filelock, torch and transformers. `tests-*` also need pytest
-and hypothesis; `recipe` and `recipe-torch` need the text of tinyshakespeare (--text FILE). jaxgpt need not be installed, and
-nothing is downloaded. Each part runs in a separate process on the first GPU (of CUDA_VISIBLE_DEVICES, if set).
-PART.json contains its results or, after a failure, the error, the end of the output and the results so far. A part
-without a complete result is run again next time. A repeated part loads compiled programs from the subdirectory `cache`
-of --out, which shortens its compilation times. Afterwards, all results are printed as a table and as one line of JSON.
+Needs torch, transformers, and the dependencies of jaxgpt with the extras `test` and `cuda13`. `recipe` and `recipe-torch` also
+need the text of tinyshakespeare (--text FILE). Nothing is downloaded. Each part runs in a separate process on the first GPU
+(of CUDA_VISIBLE_DEVICES, if set). PART.json contains its results or, after a failure, the error, the end of the output and
+the results so far. A part without a complete result is run again next time. A repeated part loads compiled programs from
+the subdirectory `cache` of --out, which shortens its compilation times. Afterwards, all results are printed as a table and
+as one line of JSON.
 
 A part fails if one of its libraries computes on a CPU although there is a GPU; with --toy, all libraries may use the CPU.
 Compare training with `torch-compiled`: `transformers-compiled` has no flash attention (see benchmarks/train_step.py).
@@ -301,7 +301,11 @@ def run_tests(name: str, toy: bool, text: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-o", "addopts=", "-q", "-p", "no:cacheprovider", *arguments]
-        command += [f"--junitxml={report}"]
+        command += [
+            f"--junitxml={report}",
+            "-n",
+            "0" if toy else "8",
+        ]  # workers share the GPU; most of the time is compilation
         with subprocess.Popen(
             command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
         ) as process:
