@@ -268,7 +268,7 @@ def ours(settings: dict[str, Any], devices: int) -> tuple[Any, Any]:
     config = ModelConfig(**settings)
     init = functools.partial(init_params, GPT(config))
     if devices == 1:
-        with random_bits_by_kernel(jax.local_devices()[0]):
+        with random_bits_by_kernel(make_mesh(MeshConfig(data=1))):
             return config, jax.jit(init)()
     boxed = jax.eval_shape(lambda: boxed_params(GPT(config), 0))
     places = shardings(boxed, config, make_mesh(MeshConfig(data=1, tensor=devices)))

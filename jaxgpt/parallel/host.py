@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 import jax
-from jax._src.config import threefry_gpu_kernel_lowering  # private, without a public equivalent for one thread
 from jax.sharding import AbstractMesh, Mesh
 
 from jaxgpt.config import Config, MeshConfig, ModelConfig
@@ -88,12 +87,25 @@ def device_memory(devices: int = 1) -> int:
 
 def quick_compile_options(mesh: Mesh) -> dict[str, bool | str | int | float] | None:
     """Return compiler options for programs called once: faster compilation, equal results."""
-    return {"xla_backend_optimization_level": 1} if mesh.devices.flat[0].platform == "cpu" else None
+    match mesh.devices.flat[0].platform:
+        case "cpu":
+            return {"xla_backend_optimization_level": 1}
+        case "gpu":
+            # The disabled pass would merge the kernels of all initial weights into one large kernel, which compiles slowly.
+            return {"xla_disable_hlo_passes": "multi_output_fusion"}
+    return None
 
 
-def random_bits_by_kernel(device: jax.Device) -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which a GPU computes random bits in JAX's kernel, because XLA's code for them compiles slowly."""
-    return threefry_gpu_kernel_lowering(device.platform == "gpu")
+def random_bits_by_kernel(mesh: Mesh) -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which GPUs compute random bits in JAX's kernel, because XLA's code for them compiles slowly.
+
+    Not if the mesh shards weights: XLA cannot divide the kernel, and each device would compute the bits of whole weights.
+    """
+    if mesh.devices.flat[0].platform != "gpu" or mesh.shape["data"] != mesh.size:
+        return contextlib.nullcontext()
+    from jax._src.config import threefry_gpu_kernel_lowering  # private, without a public equivalent for one thread
+
+    return threefry_gpu_kernel_lowering(True)
 
 
 def step_compile_options(mesh: Mesh | AbstractMesh) -> dict[str, bool | str | int | float] | None:

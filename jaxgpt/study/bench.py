@@ -89,9 +89,10 @@ def bench(
     traced = compiled
     if _platform(program.mesh) == "gpu":
         # The kernels of a CUDA graph do not have the names of their instructions in a trace.
-        options: Any = {"xla_gpu_graph_min_graph_size": 10**6}
-        traced = lowered.compile(options)
+        say("compiling without CUDA graphs")
+        traced = compile_lowered(program, lowered, {"xla_gpu_graph_min_graph_size": 10**6})
         steps.take = lambda state, batch: traced(state, batch, program.numbers, program.frozen)
+        steps.run(1)  # warm-up
     profile = record_trace(lambda: steps.run(calls), trace)
     where = device_time(profile, instruction_kinds(traced.as_text() or ""), len(program.mesh.local_devices))
     say("measuring peak FLOP/s and bandwidth")
@@ -195,7 +196,7 @@ def _decode(program: Program, bandwidth: float) -> dict[str, Any]:
     config = program.config.model
     one = SingleDeviceSharding(program.mesh.devices.flat[0])
     init = jax.jit(lambda: init_params(GPT(config)), out_shardings=one)
-    with random_bits_by_kernel(program.mesh.devices.flat[0]):
+    with random_bits_by_kernel(program.mesh):
         params = init()
     dtype = program.config.train.compute_dtype
     weights = map_matrices(lambda w: w.astype(dtype), quantize(params, config, "float32"), config)

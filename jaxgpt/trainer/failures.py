@@ -45,10 +45,10 @@ def failures(run: Run, program: Program) -> Iterator[None]:
     raise TrainingFailed(f"{reason}: stopped, {kept_checkpoint_message(run.checkpoints)}{advice}")
 
 
-def compile_lowered(program: Program, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+def compile_lowered(program: Program, lowered: jax.stages.Lowered, options: Any = None) -> jax.stages.Compiled:
     """Compile the result of `Program.lower`. Raises `UserError`, with advice, if the compiler fails."""
     try:
-        return lowered.compile()
+        return lowered.compile(options)
     except jax.errors.JaxRuntimeError as e:
         if is_peer_failure(e):
             raise

@@ -170,7 +170,7 @@ class States:
         """Call a function once, compiled, with the shardings of `like` for its results."""
         options = quick_compile_options(self.mesh)
         compiled: Callable[[Any], T] = jax.jit(function, out_shardings=shardings_of(like), compiler_options=options)
-        with random_bits_by_kernel(self.mesh.devices.flat[0]):
+        with random_bits_by_kernel(self.mesh):
             return block_on_cpu_mesh(self.mesh, compiled(argument))
 
 

@@ -90,7 +90,7 @@ def test_scores_equal_those_of_transformers(kind: str, vocabulary: int) -> None:
             found, expected = np.sort(found), np.sort(expected)
             where = np.isfinite(expected)
         np.testing.assert_array_equal(np.isfinite(found), where, err_msg=str(sampling))
-        # Our temperature also subtracts the maximum, which transformers' rounded logits only allow afterwards.
+        # Ours are relative to the maximum: subtract it from both. The tolerance is transformers' rounding before subtraction.
         rounding = 1e-6 * (1 + np.abs(expected[where]).max())
         expected, found = (x - x.max(-1, keepdims=True) for x in (expected, found))
         np.testing.assert_allclose(found[where], expected[where], rtol=1e-6, atol=rounding, err_msg=str(sampling))
