@@ -121,7 +121,7 @@ def _grouped(x_BV: jax.Array) -> jax.Array:
 
 
 def _below_max(logits_BV: jax.Array) -> jax.Array:
-    """Compute `l - max l`, exactly 0 for the largest logit of each row, also if it is infinite; -inf for removed tokens."""
+    """Compute `l - max l` for each row; the largest logit becomes exactly 0, even if it is infinite."""
     max_B1 = jnp.max(logits_BV, axis=-1, keepdims=True, initial=jnp.finfo(jnp.float32).min)
     return jnp.where(logits_BV >= max_B1, 0.0, logits_BV - max_B1)
 
