@@ -300,12 +300,9 @@ def run_tests(name: str, toy: bool, text: str) -> dict[str, Any]:
     said = ""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-o", "addopts=", "-q", "-p", "no:cacheprovider", *arguments]
-        command += [
-            f"--junitxml={report}",
-            "-n",
-            "0" if toy else "8",
-        ]  # workers share the GPU; most of the time is compilation
+        workers = "0" if toy else "8"  # processes that share the GPU: most of the time is compilation
+        command = [sys.executable, "-m", "pytest", "-o", "addopts=", "-q", "-p", "no:cacheprovider", "-n", workers]
+        command += [f"--junitxml={report}", *arguments]
         with subprocess.Popen(
             command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
         ) as process:

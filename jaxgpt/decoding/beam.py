@@ -47,7 +47,7 @@ class BeamState(NamedTuple):
         ids_BWS: int32, running (unfinished) sequences, prompt included.
         score_BW: float32, log p of each running sequence; `NO_SCORE` if it must not be continued.
         best: best finished sequences so far.
-        active_B: bool, false once no running sequence can become one of the best, or is expected to (see the end of `step`).
+        active_B: bool, false once the search of a row has stopped (see the end of `step`).
         cache: KV cache of B * W rows.
         logits_BWV: logits of the next ids.
         length: int32 scalar, number of ids in use of each sequence, including the prompt.

@@ -47,7 +47,7 @@ def keep_argmax(logits_BV: jax.Array) -> jax.Array:
 
 
 def divide_by_temperature(logits_BV: jax.Array, temperature: float) -> jax.Array:
-    """Compute `(l - max l) / temperature`, which cannot exceed 0, with the probabilities of `l / temperature`."""
+    """Compute `(l - max l) / temperature`: the probabilities of `l / temperature`, without overflow of the top tokens."""
     # With these bounds, neither the temperature nor its reciprocal is 0: 0 / 0 and -inf * 0 would be NaN.
     return _below_max(logits_BV) / min(max(temperature, TINY), 1 / TINY)
 

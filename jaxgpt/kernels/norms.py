@@ -32,7 +32,7 @@ def _(kind: str, eps: float, primals: Any, tangents: Any) -> tuple[Array, Array]
 def norm(
     kind: str, x: Array, eps: float, gain: Array | None = None, bias: Array | None = None, edit: Edit | None = None
 ) -> Array:
-    """Normalize as `ops.norms.norm`."""
+    """Normalize as `ops.norms.norm`; the gradient of the gain, `sum(normed x * dy)` over tokens, is one pass over x and dy."""
     if gain is None or edit or kind not in ("layernorm", "rmsnorm"):
         return norms.norm(kind, x, eps, gain, bias, edit)
     y = _gained(kind, eps, x, gain)

@@ -87,6 +87,16 @@ def test_products_are_classified() -> None:
     assert adamw["optimizer"] == 0 < muon["optimizer"]
 
 
+def test_a_library_product_in_a_gradient_is_a_product() -> None:
+    """The path of a weight's gradient ends with its transposition."""
+    text = """ENTRY %main (a: f32[2,2]) -> f32[2,2] {
+  %a = f32[2,2]{1,0} parameter(0)
+  ROOT %dw.1 = f32[2,2]{1,0} custom-call(%a, %a), custom_call_target="__cublas$gemm", metadata={op_name="PATH"}
+}"""
+    path = "jit(train)/transpose(jvp(GPT))/GPT.blocks/h_0/mlp/up_proj/transpose"
+    assert instruction_kinds(text.replace("PATH", path))["dw.1"] == "products"
+
+
 def profile(planes: dict[str, dict[str, list[tuple[str, int, int]]]]) -> Any:
     """Make a profile of planes of lines of events: name, start and microseconds. GPU kernels have other names."""
 
@@ -195,6 +205,18 @@ def test_idle_time_is_that_of_the_devices_of_the_mesh(monkeypatch: pytest.Monkey
     with pytest.raises(StopIteration):
         bench.bench(Config(model=model, train=TrainConfig(batch_size=2), mesh=MeshConfig(data=2)), 0.0)
     assert seen == [2]
+
+
+@pytest.mark.parametrize("each", [1, 2])
+def test_a_gpu_traces_a_step_without_cuda_graphs(monkeypatch: pytest.MonkeyPatch, each: int) -> None:
+    monkeypatch.setattr(bench, "_platform", lambda mesh: "gpu")
+    monkeypatch.setattr(bench, "WIDTHS", {"gpu": (64,)})
+    monkeypatch.setattr(bench, "BANDWIDTH_BYTES", {"gpu": 2**22})
+    train, stages = TrainConfig(batch_size=2, steps_per_call=each), list[str]()
+    config = Config(model=small("gpt2", n_layer=1), train=train, mesh=MeshConfig(data=1))
+    found = bench.bench(config, 0.0, decode=False, say=stages.append)
+    assert "compiling without CUDA graphs" in stages
+    assert found["where"]["idle"] < 0.9
 
 
 def test_peak_on_any_number_of_devices() -> None:
