@@ -137,7 +137,7 @@ def main() -> None:
         def run() -> Any:
             with placed(config, args.devices):
                 state = engine.start(sampler, low, prompts, keys, [args.new] * batch)
-                return engine.new_ids(engine.run(sampler, low, state, args.new - 1))
+                return engine.new_ids(engine.run(sampler, low, state, args.new))
 
         return run
 

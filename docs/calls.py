@@ -65,18 +65,17 @@ lm.generation.generate
           model.gpt.GPT.prefill
             model.gpt.GPT.stack
             model.cache.grow
-        decoding.sampler.sample_next
     lm.engine.run
       decoding.sampler.decode_steps
-        decoding.sampler.extend
-          model.gpt.GPT.extend
-            model.cache.KVCache.reserve
-            model.gpt.GPT.stack
-              model.gpt.GPT.blocks
-                block = model.gpt.Block.__call__
-                  model.attention.Attention.__call__
-                    model.cache.KeysValues.write
-        decoding.sampler.sample_next
+        decoding.sampler.step
+          decoding.sampler.extend
+            model.gpt.GPT.extend
+              model.cache.KVCache.reserve
+              model.gpt.GPT.stack
+                model.gpt.GPT.blocks
+                  block = model.gpt.Block.__call__
+                    model.attention.Attention.__call__
+                      model.cache.KeysValues.write
           decoding.sampling.sample_token
             decoding.sampling.warp
               decoding.sampling.stages

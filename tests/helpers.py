@@ -121,6 +121,10 @@ class Counted(NamedTuple):
     position_BS: Any = np.zeros((1, 1), np.int32)
     layers: tuple[()] = ()
 
+    @property
+    def size(self) -> int:
+        return 0
+
 
 @dataclass(frozen=True)
 class CountUp:
@@ -131,9 +135,8 @@ class CountUp:
     def apply(self, _: Any, *args: Any, method: Any) -> Any:
         return getattr(self, method.__name__)(*args)
 
-    def prefill(self, ids_BT: jax.Array, slots: int, last: bool) -> Any:
-        logits_BTV, cache = self.extend(ids_BT, Counted(jnp.int32(0), jnp.int32(0)))
-        return logits_BTV[:, -1:], cache
+    def prefill(self, ids_BT: jax.Array, slots: int) -> Any:
+        return self.extend(ids_BT, Counted(jnp.int32(0), jnp.int32(0)))
 
     def extend(self, ids_BT: jax.Array, cache: Counted) -> tuple[jax.Array, Counted]:
         cache = cache._replace(passes=cache.passes + 1, length=cache.length + ids_BT.shape[1])

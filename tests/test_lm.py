@@ -7,7 +7,6 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import fields, replace
-from functools import partial
 from typing import Any
 
 import chex
@@ -21,7 +20,7 @@ from jaxgpt.config import BeamParams, Config, MeshConfig, ModelConfig, SamplingP
 from jaxgpt.data.tokenizer import CharTokenizer, SpecialTokens, Tokenizer, WordTokenizer
 from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.decoding import TokenBuffer
-from jaxgpt.decoding.sampler import decode_steps, prefill, read_prompts
+from jaxgpt.decoding.sampler import decode_steps, prefill
 from jaxgpt.errors import UserError
 from jaxgpt.lm import LM, engine, explain
 from jaxgpt.lm.model import for_decoding, sampler_of
@@ -173,11 +172,10 @@ def test_matrices_are_converted_once_before_decoding(tie: bool) -> None:
     """Matrices get the dtype of their products; the logits of the steps stay equal bit for bit."""
     lm = tiny(n_layer=2, tie_embeddings=tie, bias=True)
     lm = lm._replace(config=replace(lm.config, train=replace(lm.config.train, compute_dtype="bfloat16")))
-    ready, prefill = for_decoding(lm), partial(read_prompts, sampler_of(lm).model)
+    ready, model = for_decoding(lm), sampler_of(lm).model
     dtypes = {leaf.ndim > 1: str(leaf.dtype) for leaf in jax.tree.leaves(ready.params)}
     assert dtypes == {True: "bfloat16", False: "float32"}
-    text = TokenBuffer(jnp.arange(10)[None], jnp.int32(10))
-    found, expected = (prefill(each.params, text, 10, False)[0] for each in (ready, lm))
+    found, expected = (model.apply({"params": each.params}, jnp.arange(10)[None]) for each in (ready, lm))
     assert (found == expected).all()
 
 

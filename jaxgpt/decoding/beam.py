@@ -44,24 +44,20 @@ class BeamState(NamedTuple):
     """The state of the search between steps.
 
     Attributes:
-        ids_BWS: int32, running (unfinished) sequences, prompt included.
+        text: the running (unfinished) sequences, B * W rows.
+        cache: KV cache of the sequences without their last tokens.
         score_BW: float32, log p of each running sequence; `NO_SCORE` if it must not be continued.
         best: best finished sequences so far.
         active_B: bool, false once the search of a row has stopped (see the end of `step`).
-        cache: KV cache of B * W rows.
-        logits_BWV: logits of the next ids.
-        length: int32 scalar, number of ids in use of each sequence, including the prompt.
         made: int32 scalar, number of ids generated so far per sequence.
         limit_B: int32, the maximum number of new ids of each prompt.
     """
 
-    ids_BWS: jax.Array
+    text: TokenBuffer
+    cache: KVCache
     score_BW: jax.Array
     best: Hypotheses
     active_B: jax.Array
-    cache: KVCache
-    logits_BWV: jax.Array
-    length: jax.Array
     made: jax.Array
     limit_B: jax.Array
 
@@ -95,20 +91,21 @@ class BeamSearch:
             limit_B: int32, the maximum number of new ids of each prompt.
         """
         (B, P), W = text.ids_BS.shape, self.beams.num_beams
-        logits_B1V, cache = read_prompts(self.sampler.model, params, text, self.size)
-        ids_BWS = jnp.repeat(jnp.pad(text.ids_BS, ((0, 0), (0, self.size - P)))[:, None], W, 1)
-        none = Hypotheses(ids_BWS, jnp.zeros((B, W), jnp.int32), jnp.full((B, W), NO_SCORE, jnp.float32))
-        position_BS, layers = jax.tree.map(lambda x: jnp.repeat(x, W, 0), (cache.position_BS, cache.layers))
+        cache = read_prompts(self.sampler.model, params, text, self.size)
+        ids_BS = jnp.pad(text.ids_BS, ((0, 0), (0, self.size - P)))
+        ids_XS, position_XS, layers = jax.tree.map(
+            lambda x: jnp.repeat(x, W, axis=0), (ids_BS, cache.position_BS, cache.layers)
+        )
         log_p_W = jnp.where(jnp.arange(W) == 0, jnp.float32(0), NO_SCORE)
         return BeamState(
-            ids_BWS=ids_BWS,
+            text=TokenBuffer(ids_XS, text.length),
+            cache=cache._replace(position_BS=position_XS, layers=layers),
             # At first all beams are equal, so only the first may be continued.
             score_BW=jnp.broadcast_to(log_p_W[None, :], (B, W)),
-            best=none,
+            best=Hypotheses(
+                ids_XS.reshape(B, W, -1), jnp.zeros((B, W), jnp.int32), jnp.full((B, W), NO_SCORE, jnp.float32)
+            ),
             active_B=jnp.ones((B,), bool),
-            cache=cache._replace(position_BS=position_BS, layers=layers),
-            logits_BWV=jnp.repeat(logits_B1V, W, 1),
-            length=text.length,
             made=jnp.int32(0),
             limit_B=jnp.asarray(limit_B),
         )
@@ -117,27 +114,28 @@ class BeamSearch:
         """Return whether another step can change the result."""
         return jnp.any(state.active_B) & (state.made < state.limit_B.max())
 
-    def candidates(self, state: BeamState) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    def candidates(self, state: BeamState, logits_XV: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
         """Find the C best one-token continuations; at least W add no stop id, unless all ids are stop ids.
 
         Returns:
             For each candidate: log p, the index of the continued beam, and the next id, all `[B, C]`; and the
             ids of the extended text, `[B, C, S]`.
         """
-        B, W, V = state.logits_BWV.shape
+        (B, W), V = state.score_BW.shape, logits_XV.shape[-1]
         C = min(max(2, 1 + len(self.sampler.stop_ids)), V) * W
-        text = TokenBuffer(state.ids_BWS.reshape(B * W, -1), state.length)
-        log_p = jax.nn.log_softmax(state.logits_BWV, axis=-1).reshape(B * W, V)
-        log_p = warp(log_p, text, self.sampler.sampling, self.sampler.filters).reshape(B, W, V)
-        log_p_BC, flat_BC = jax.lax.top_k((log_p + state.score_BW[:, :, None]).reshape(B, W * V), C)
+        log_p_XV = jax.nn.log_softmax(logits_XV, axis=-1)
+        log_p_XV = warp(log_p_XV, state.text, self.sampler.sampling, self.sampler.filters)
+        log_p_BWV = log_p_XV.reshape(B, W, V) + state.score_BW[:, :, None]
+        log_p_BC, flat_BC = jax.lax.top_k(log_p_BWV.reshape(B, W * V), C)
         beam_BC, id_BC = flat_BC // V, (flat_BC % V).astype(jnp.int32)
-        ids_BCS = gather_beams(state.ids_BWS, beam_BC).at[:, :, state.length].set(id_BC)
+        ids_BCS = gather_beams(state.text.ids_BS.reshape(B, W, -1), beam_BC).at[:, :, state.text.length].set(id_BC)
         return log_p_BC, beam_BC, id_BC, ids_BCS
 
     def step(self, params: Any, state: BeamState) -> BeamState:
         """Extend the beams by one token; keep the best W running and the best W finished sequences."""
-        log_p_BC, beam_BC, id_BC, ids_BCS = self.candidates(state)
-        (B, C), W, V = id_BC.shape, self.beams.num_beams, state.logits_BWV.shape[-1]
+        logits_X1V, cache = extend(self.sampler.model, params, state.text.last(1).ids_BS, state.cache)
+        log_p_BC, beam_BC, id_BC, ids_BCS = self.candidates(state, logits_X1V[:, -1])
+        (B, C), W = id_BC.shape, self.beams.num_beams
         made, penalty = state.made + 1, self.beams.length_penalty
         ends_BC = self.sampler.ends(id_BC) | (made >= state.limit_B)[:, None]
 
@@ -146,7 +144,8 @@ class BeamSearch:
 
         # Select the best W unfinished candidates.
         score_BW, next_BW = jax.lax.top_k(jnp.where(ends_BC, NO_SCORE, log_p_BC), W)
-        ids_BWS, beam_BW, token_BW = (gather_beams(x, next_BW) for x in (ids_BCS, beam_BC, id_BC))
+        ids_BWS, beam_BW = (gather_beams(x, next_BW) for x in (ids_BCS, beam_BC))
+        from_X = (jnp.arange(B)[:, None] * W + beam_BW).reshape(-1)
 
         # A sequence finishes only if it is among the W best candidates. NaN scores are kept for the caller to report.
         finishes_BC = ends_BC & (jnp.arange(C) < W)[None, :] & (log_p_BC != NO_SCORE)
@@ -167,18 +166,13 @@ class BeamSearch:
         if self.beams.early_stopping is True:
             active_B = active_B & ~best.exists_BW.all(-1)
 
-        flat = (jnp.arange(B)[:, None] * W + beam_BW).reshape(-1)
-        # Positions are not reordered, because the beams of a prompt have equal positions.
-        cache = state.cache._replace(layers=jax.tree.map(lambda x: x[flat], state.cache.layers))
-        logits, cache = extend(self.sampler.model, params, token_BW.reshape(B * W, 1), cache)
         return state._replace(
-            ids_BWS=ids_BWS,
+            text=TokenBuffer(ids_BWS.reshape(B * W, -1), state.text.length + 1),
+            # Positions are not reordered, because the beams of a prompt have equal positions.
+            cache=cache._replace(layers=jax.tree.map(lambda x: x[from_X], cache.layers)),
             score_BW=score_BW,
             best=best,
             active_B=active_B,
-            cache=cache,
-            logits_BWV=logits.reshape(B, W, V),
-            length=state.length + 1,
             made=made,
         )
 

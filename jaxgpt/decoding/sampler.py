@@ -1,9 +1,13 @@
-"""The sampler: prefill the cache with prompts, then generate tokens in a loop on the device."""
+"""The sampler: prefill the cache with prompts, then generate tokens in a loop on the device.
+
+A step reads the last token of each row and samples the next; the cache holds the tokens before it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -45,9 +49,9 @@ class SamplerState(NamedTuple):
 
     Attributes:
         text: prompts and generated tokens.
-        cache: KV cache of the tokens except the last of each row; not updated by `slide_steps` beyond the context.
+        cache: KV cache of the tokens except the last of each row.
         done_B: bool, rows that have ended; they repeat their last token, and their logits are not used.
-        made: int32 scalar, number of tokens generated so far per row.
+        made: int32 scalar, number of tokens generated so far per row; 0 after `prefill`.
         key_B: sampling keys; new token i of a row is sampled with `fold_in(key, i)`.
     """
 
@@ -59,10 +63,10 @@ class SamplerState(NamedTuple):
 
 
 def prefill(sampler: Sampler, params: Any, text: TokenBuffer, key_B: jax.Array, size: int) -> SamplerState:
-    """Compute the cache of the prompts and sample the first new token of each row.
+    """Compute the cache of the prompts, without the last token of each row.
 
     Args:
-        sampler: model, sampling parameters, stop ids, filters and context.
+        sampler: the model, and `context`.
         params: the weights.
         text: the prompts, padded on the left, without unused slots.
         key_B: sampling keys, one per row.
@@ -71,9 +75,9 @@ def prefill(sampler: Sampler, params: Any, text: TokenBuffer, key_B: jax.Array, 
     (B, P), context = text.ids_BS.shape, sampler.context
     read = min(P, context) if context else P
     slots = min(size, read + context) if context else size
-    logits_B1V, cache = read_prompts(sampler.model, params, text.last(read), slots)
+    cache = read_prompts(sampler.model, params, text.last(read), slots)
     text = text._replace(ids_BS=jnp.pad(text.ids_BS, ((0, 0), (0, size - P))))
-    return sample_next(sampler, SamplerState(text, cache, jnp.zeros(B, bool), jnp.int32(0), key_B), logits_B1V)
+    return SamplerState(text, cache, jnp.zeros(B, bool), jnp.int32(0), key_B)
 
 
 def decode_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.Array) -> SamplerState:
@@ -85,29 +89,34 @@ def decode_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.
         state: state after `prefill` or a previous call.
         steps: maximum number of new tokens per row, int32 scalar. Not static, so one program serves all values.
     """
-
-    def step(state: SamplerState) -> SamplerState:
-        logits_B1V, cache = extend(sampler.model, params, state.text.last(1).ids_BS, state.cache)
-        return sample_next(sampler, state._replace(cache=cache), logits_B1V)
-
-    return repeat(step, state, steps)
+    return repeat(partial(step, sampler, params), state, steps)
 
 
 def slide_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.Array) -> SamplerState:
     """Generate as `decode_steps`, but read only the last `context` tokens, as if the text began with them.
 
-    With learned positions, a text can exceed the model's context only in this way. Beyond the context, the cache is not used:
-    each token takes a forward pass over the whole context, because the positions of its tokens change.
+    With learned positions, a text can exceed the model's context only in this way. Beyond the context, each token takes a
+    forward pass over the whole context, because the positions of its tokens change.
     """
 
-    def step(state: SamplerState) -> SamplerState:
-        logits_B1V, _ = read_prompts(sampler.model, params, state.text.last(sampler.context), sampler.context)
-        return sample_next(sampler, state, logits_B1V)
+    def read_again(state: SamplerState) -> SamplerState:
+        cache = read_prompts(sampler.model, params, state.text.last(sampler.context), state.cache.size)
+        return step(sampler, params, state._replace(cache=cache))
 
     # Count ended rows too: after a row has slid, the cache lacks tokens and must not be used again.
     next_read = state.text.tokens_B.max()  # number of tokens that the next step reads
     cached_steps = jnp.clip(sampler.context + 1 - next_read, 0, steps)
-    return repeat(step, decode_steps(sampler, params, state, cached_steps), steps - cached_steps)
+    return repeat(read_again, decode_steps(sampler, params, state, cached_steps), steps - cached_steps)
+
+
+def step(sampler: Sampler, params: Any, state: SamplerState) -> SamplerState:
+    """Read the last token of each row, then sample and append the next; ended rows repeat their last token."""
+    text, last_B1 = state.text, state.text.last(1).ids_BS
+    logits_B1V, cache = extend(sampler.model, params, last_B1, state.cache)
+    token_B, _ = sample_token(logits_B1V[:, -1], text, state.key_B, state.made, sampler.sampling, sampler.filters)
+    token_B = jnp.where(state.done_B, last_B1[:, 0], token_B)
+    done_B = state.done_B | sampler.ends(token_B)
+    return SamplerState(text.append(token_B[:, None]), cache, done_B, state.made + 1, state.key_B)
 
 
 def repeat(step: Callable[[SamplerState], SamplerState], state: SamplerState, steps: jax.Array) -> SamplerState:
@@ -116,24 +125,14 @@ def repeat(step: Callable[[SamplerState], SamplerState], state: SamplerState, st
     return jax.lax.while_loop(lambda state: (state.made < last) & ~jnp.all(state.done_B), step, state)
 
 
-def read_prompts(
-    model: GPT, params: Any, text: TokenBuffer, slots: int, last: bool = True
-) -> tuple[jax.Array, KVCache]:
-    """Run the model on prompts; return logits (if `last`, only the last) and a cache of `slots` slots."""
-    result: Any = model.apply({"params": params}, text.ids_BS, slots, last, method=GPT.prefill)
-    return result
+def read_prompts(model: GPT, params: Any, text: TokenBuffer, slots: int) -> KVCache:
+    """Run the model on prompts without the last token of each row; return a cache of `slots` slots."""
+    ids_BT = text.last(max(text.ids_BS.shape[1], 2)).ids_BS[:, :-1]  # the model reads at least one slot
+    result: Any = model.apply({"params": params}, ids_BT, slots, method=GPT.prefill)
+    return result[1]
 
 
 def extend(model: GPT, params: Any, ids_BT: jax.Array, cache: KVCache) -> tuple[jax.Array, KVCache]:
     """Run the model on the next tokens; return their logits and the extended cache."""
     result: Any = model.apply({"params": params}, ids_BT, cache, method=GPT.extend)
     return result
-
-
-def sample_next(sampler: Sampler, state: SamplerState, logits_B1V: jax.Array) -> SamplerState:
-    """Sample and append the next token of each row; rows that have ended repeat their last token."""
-    text, made = state.text, state.made
-    token_B, _ = sample_token(logits_B1V[:, -1], text, state.key_B, made, sampler.sampling, sampler.filters)
-    token_B = jnp.where(state.done_B, text.last(1).ids_BS[:, 0], token_B)
-    done_B = state.done_B | sampler.ends(token_B)
-    return state._replace(text=text.append(token_B[:, None]), done_B=done_B, made=made + 1)

@@ -29,7 +29,7 @@ def round_up(n: int, least: int = 1) -> int:
 
 def sizes(prompts: Sequence[Sequence[int]], limits: Sequence[int]) -> tuple[int, int, int]:
     """Return the number of rows, of slots for a prompt and of slots for the whole text."""
-    P = round_up(max(map(len, prompts)), 8)
+    P = round_up(max(map(len, prompts)) - 1, 8) + 1  # `prefill` reads all tokens of a prompt except the last
     return round_up(len(prompts)), P, P + round_up(max(limits), 64)
 
 
@@ -47,7 +47,7 @@ def left_pad(prompts: Sequence[Sequence[int]], limits: Sequence[int]) -> tuple[T
 def start(
     sampler: Sampler, params: Any, prompts: Sequence[Sequence[int]], keys: jax.Array, limits: Sequence[int]
 ) -> SamplerState:
-    """Compute the cache of prompts, and sample the first token after each prompt.
+    """Compute the cache of prompts, without their last tokens.
 
     Args:
         sampler: the model, and settings of generation.
@@ -112,8 +112,8 @@ def resume(
 ) -> SamplerState:
     """Start a prompt from a one-row state that caches its first `same` tokens (`shared`, above 0); donate the cache.
 
-    As in `start`, the first new token is sampled. The text buffer has room for `limit` new tokens. The sampler must have no
-    `context`: only then, a token has the same slot in text and cache.
+    As after `start`, the cache holds all tokens except the last. The text buffer has room for `limit` new tokens. The sampler
+    must have no `context`: only then, a token has the same slot in text and cache.
     """
     cache, first = state.cache, _first(state)
     size = round_up(first + len(prompt) + limit)  # rounded up, to limit the number of compiled programs
@@ -128,7 +128,7 @@ def resume(
     ids_1S[0, first:end] = prompt
     text = TokenBuffer(jnp.asarray(ids_1S), jnp.int32(end))
     cache = cache._replace(length=jnp.int32(end - 1))
-    return run(sampler, params, SamplerState(text, cache, jnp.zeros(1, bool), jnp.int32(0), key[None]), 1)
+    return SamplerState(text, cache, jnp.zeros(1, bool), jnp.int32(0), key[None])
 
 
 def search(

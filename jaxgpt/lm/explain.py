@@ -7,18 +7,19 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxgpt.config import SEED, SamplingParams, TextParams
 from jaxgpt.decoding import TokenBuffer
 from jaxgpt.decoding.filters import inverse_cdf_sample
-from jaxgpt.decoding.sampler import read_prompts
+from jaxgpt.decoding.sampler import extend, read_prompts
 from jaxgpt.decoding.sampling import DIVERGED, Filter, row_uniform, stages
 from jaxgpt.errors import UserError
+from jaxgpt.lm import engine
 from jaxgpt.lm.arguments import as_filters, make_settings, row_keys
 from jaxgpt.lm.generation import read_request
 from jaxgpt.lm.model import LM
+from jaxgpt.model import GPT
 
 
 class Stage(NamedTuple):
@@ -83,12 +84,9 @@ def explain(
     """
     [params] = make_settings(sampling, SamplingParams)
     request = read_request(lm, [prompt], TextParams(max_new_tokens=1))
-    [ids], lm = request.rows, request.lm
-    text = TokenBuffer(jnp.array([ids], jnp.int32), jnp.int32(len(ids)))
-    sampler = request.sampler(params, as_filters(filters))
+    text, sampler = engine.left_pad(request.rows, request.new)[0], request.sampler(params, as_filters(filters))
     with request.on_device():
-        read = jax.jit(partial(read_prompts, sampler.model), static_argnums=2)
-        logits_11V, _ = read(lm.params, text, len(ids))
+        logits_11V = jax.jit(partial(_next_logits, sampler.model))(request.lm.params, text)
     return explain_choice(logits_11V[:, -1], text, params, row_keys(key, 1)[0], custom=sampler.filters)
 
 
@@ -128,6 +126,11 @@ def explain_choice(
         token,
         [int(x) for x in jax.random.key_data(key).reshape(-1)],
     )
+
+
+def _next_logits(model: GPT, params: Any, text: TokenBuffer) -> jax.Array:
+    cache = read_prompts(model, params, text, text.ids_BS.shape[1])
+    return extend(model, params, text.last(1).ids_BS, cache)[0]
 
 
 def _probability(logits_1V: jax.Array) -> np.ndarray:

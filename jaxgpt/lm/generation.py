@@ -220,10 +220,13 @@ def decode(
             state = engine.start(sampler, params, request.rows, keys, request.new)
         else:
             state = engine.resume(sampler, params, before, reused, request.rows[0], keys[0], request.new[0])
-        if longest > 1 and block >= longest:
-            state = engine.run(sampler, params, state, longest - 1)
-    while True:
-        fresh_BT, made = engine.new_ids(state, made), int(state.made)
+    steps, finished = block if block >= longest else 1, list[int]()
+    while len(finished) < len(texts):
+        with request.on_device():
+            if finished:  # and the rows that fill the batch, copies of the last text
+                state = engine.finish(state, [*finished, *range(len(texts), len(state.done_B))])
+            state = engine.run(sampler, params, state, min(steps, longest - made))
+        fresh_BT, made, steps = engine.new_ids(state, made), int(state.made), block
         if progress:
             progress(min(made, longest), longest)
         for row, text in enumerate(texts):
@@ -234,12 +237,6 @@ def decode(
                 elif piece:
                     yield Piece(row, piece, None), state
         finished = [row for row, text in enumerate(texts) if text.finish_reason]
-        if len(finished) == len(texts):
-            return
-        with request.on_device():
-            if finished:  # and the rows that fill the batch, copies of the last text
-                state = engine.finish(state, [*finished, *range(len(texts), len(state.done_B))])
-            state = engine.run(sampler, params, state, min(block, longest - made))
 
 
 def _beam_search(

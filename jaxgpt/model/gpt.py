@@ -122,18 +122,17 @@ class GPT(Module):
             raise ValueError(f"{T} tokens do not fit the context of {c.block_size} (model.block_size)")
         return self.stack(self.embed(tokens_BT), positions or row_positions(T), key=key)[0]
 
-    def prefill(self, tokens_BT: jax.Array, slots: int, last: bool = False) -> tuple[jax.Array, KVCache]:
+    def prefill(self, tokens_BT: jax.Array, slots: int) -> tuple[jax.Array, KVCache]:
         """Compute the logits of prompts, float32 `[B, T, V]`, and a cache with their keys and values.
 
         Args:
             tokens_BT: token ids, padded on the left with negative ids.
             slots: number of slots of the cache, at least T.
-            last: whether to return the logits of the last position only, `[B, 1, V]`.
         """
         positions, T = padded_positions(tokens_BT), tokens_BT.shape[1]
         x_BTD, layers = self.stack(self.embed(jnp.maximum(tokens_BT, 0)), positions)
         cache = grow(KVCache(layers, positions.position_BT, jnp.int32(T)), slots - T)
-        return self.head(x_BTD[:, -1:] if last else x_BTD), cache
+        return self.head(x_BTD), cache
 
     def extend(self, tokens_BT: jax.Array, cache: KVCache) -> tuple[jax.Array, KVCache]:
         """Compute the logits of T further tokens, float32 `[B, T, V]`, and the extended cache.

@@ -208,7 +208,8 @@ def _decode(program: Program, bandwidth: float) -> dict[str, Any]:
     def generate() -> tuple[float, float]:
         keys = jax.random.split(jax.random.key(0), 1)
         clock = _Clock()
-        state = jax.block_until_ready(engine.start(sampler, weights, [[0] * prompt], keys, [new]))
+        state = engine.start(sampler, weights, [[0] * prompt], keys, [new])
+        state = jax.block_until_ready(engine.run(sampler, weights, state, 1))
         first = clock()
         jax.block_until_ready(engine.run(sampler, weights, state, new - 1))
         return first, clock() / (new - 1)

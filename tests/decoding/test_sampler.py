@@ -61,7 +61,7 @@ def test_tokens_do_not_depend_on_steps_per_call() -> None:
 
 @pytest.mark.parametrize("sampler", [STUB, replace(STUB, lookup=2), replace(STUB, context=100)])
 def test_steps_end_with_the_text_buffer(sampler: Sampler) -> None:
-    state = engine.start(sampler, None, [list(range(8))], jax.random.split(jax.random.key(0), 1), [3])
+    state = engine.start(sampler, None, [list(range(9))], jax.random.split(jax.random.key(0), 1), [3])
     state = engine.run(sampler, None, state, 1000)
     assert state.text.ids_BS.tolist() == [[i % 10 for i in range(state.text.ids_BS.shape[1])]]
     assert state.text.room == 0
@@ -114,9 +114,9 @@ def test_beams_go_on_past_several_stop_ids() -> None:
 
     @jax.jit
     def step() -> jax.Array:
-        return beam.step(None, beam.prefill(None, text, jnp.array([3]))).ids_BWS
+        return beam.step(None, beam.prefill(None, text, jnp.array([3]))).text.ids_BS
 
-    assert step()[0, :, 1].tolist() == [4, 5]
+    assert step()[:, 1].tolist() == [4, 5]
 
 
 def test_a_row_slides_alike_after_a_longer_row_has_ended() -> None:

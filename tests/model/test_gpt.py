@@ -43,13 +43,11 @@ def extend(model: GPT, params: object, tokens: jax.Array, cache: KVCache) -> tup
     return result
 
 
-@partial(jax.jit, static_argnums=(0, 4, 5))
-def prefill(
-    model: GPT, params: object, tokens: jax.Array, start_B: jax.Array, slots: int, last: bool = False
-) -> tuple[jax.Array, KVCache]:
+@partial(jax.jit, static_argnums=(0, 4))
+def prefill(model: GPT, params: object, tokens: jax.Array, start_B: jax.Array, slots: int) -> tuple[jax.Array, KVCache]:
     """Compute prompts that begin at slot `start_B`, after padding."""
     padded = jnp.where(jnp.arange(tokens.shape[1])[None] < start_B[:, None], -1, tokens)
-    result: Any = model.apply({"params": params}, padded, slots, last, method="prefill")
+    result: Any = model.apply({"params": params}, padded, slots, method="prefill")
     return result
 
 
@@ -165,14 +163,6 @@ def test_a_kernel_reads_left_padded_prompts() -> None:
 @pytest.mark.parametrize("ops", [CPU, pytest.param(Ops(), marks=pytest.mark.ci)], ids=["cpu", "definition"])
 def test_slots_of_a_cache_that_is_set_back_are_never_seen(ops: Ops) -> None:
     check_pieces("gemma", ops, (0, 2), (4, 1, 2, 1, 3), stale=True)
-
-
-def test_last_returns_the_logits_of_the_last_position() -> None:
-    config = small("gemma")
-    model, params = make(config)
-    tokens, start = random_ids(config, (2, 5)), jnp.zeros(2, jnp.int32)
-    every, last = (prefill(model, params, tokens[:, :3], start, 8, last) for last in (False, True))
-    np.testing.assert_allclose(last[0], every[0][:, -1:], atol=1e-6, rtol=0)
 
 
 def test_models_are_values() -> None:

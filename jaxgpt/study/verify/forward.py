@@ -12,8 +12,15 @@ import numpy as np
 from jaxgpt.decoding import Sampler, SamplingParams, TokenBuffer, sample_token
 from jaxgpt.decoding.sampler import decode_steps, extend, prefill, read_prompts
 from jaxgpt.lm import engine
+from jaxgpt.model import GPT, KVCache
 from jaxgpt.ops.attention import document_positions
 from jaxgpt.study.verify.subject import Skipped, Subject, distance
+
+
+def prompt_logits(model: GPT, params: Any, ids_BT: jax.Array, slots: int) -> tuple[jax.Array, KVCache]:
+    """Return the logits of prompts, and a cache."""
+    result: Any = model.apply({"params": params}, ids_BT, slots, method=GPT.prefill)
+    return result
 
 
 def cached(s: Subject) -> float:
@@ -23,10 +30,8 @@ def cached(s: Subject) -> float:
     """
     T = s.length
     first, second = max(T // 3, 1), max(2 * T // 3, 1)
-    read = jax.jit(partial(read_prompts, s.model), static_argnums=(2, 3))
-    then = jax.jit(partial(extend, s.model))
-    text = TokenBuffer(s.tokens[:, :first], jnp.int32(first))
-    logits, cache = read(s.params, text, T + 3, False)
+    read, then = jax.jit(partial(prompt_logits, s.model), static_argnums=2), jax.jit(partial(extend, s.model))
+    logits, cache = read(s.params, s.tokens[:, :first], T + 3)
     parts = [np.asarray(logits)]
     for begin, end in [*((t, t + 1) for t in range(first, second)), (second, T)]:
         if begin < end:
@@ -40,7 +45,7 @@ def padded(s: Subject) -> float:
     prompts = [np.asarray(s.tokens[0]).tolist(), np.asarray(s.tokens[1, : max(s.length // 3, 1)]).tolist()]
     text, _, _ = engine.left_pad(prompts, [0, 0])
     P = text.ids_BS.shape[1]
-    logits, _ = jax.jit(partial(read_prompts, s.model), static_argnums=(2, 3))(s.params, text, P, False)
+    logits, _ = jax.jit(partial(prompt_logits, s.model), static_argnums=2)(s.params, text.ids_BS, P)
     together = [np.asarray(logits[row, P - len(ids) :]) for row, ids in enumerate(prompts)]
     alone = [np.asarray(s.forward(s.params, jnp.asarray([ids], jnp.int32))[0]) for ids in prompts]
     return max(distance(a, b) for a, b in zip(together, alone, strict=True))
@@ -57,17 +62,16 @@ def sampler_loop(s: Subject) -> float:
 
     def run(params: Any) -> Any:
         state = prefill(sampler, params, text, keys_2, P + new)
-        return decode_steps(sampler, params, state, jnp.int32(new - 1))
+        return decode_steps(sampler, params, state, jnp.int32(new))
 
     looped = jax.jit(run)(s.params)
     read, then = jax.jit(partial(read_prompts, s.model), static_argnums=2), jax.jit(partial(extend, s.model))
-    logits, cache = read(s.params, text, P + new)
+    cache = read(s.params, text, P + new)
     text = text._replace(ids_BS=jnp.pad(text.ids_BS, ((0, 0), (0, new))))
     for made in range(new):
+        logits, cache = then(s.params, text.last(1).ids_BS, cache)
         token_B, _ = sample_token(logits[:, -1], text, keys_2, jnp.int32(made), sampling)
         text = text.append(token_B[:, None])
-        if made < new - 1:
-            logits, cache = then(s.params, token_B[:, None], cache)
     return distance((looped.text.ids_BS, looped.cache), (text.ids_BS, cache))
 
 
