@@ -72,8 +72,8 @@ def main() -> None:
 
     from jaxgpt.decoding import Sampler, SamplingParams
     from jaxgpt.kernels import of_device
-    from jaxgpt.kernels.stored import quantize
     from jaxgpt.lm import engine
+    from jaxgpt.lm.weights import quantize
     from jaxgpt.model import GPT
 
     torch.set_num_threads(cores)

@@ -11,7 +11,7 @@ import pytest
 from helpers import small_run
 
 from jaxgpt.config import ModelConfig, OptimConfig
-from jaxgpt.kernels.stored import quantize
+from jaxgpt.lm.weights import quantize
 from jaxgpt.trainer.program import build
 
 

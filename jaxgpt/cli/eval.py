@@ -39,8 +39,8 @@ def eval(
 
     use_cores(MeshConfig())
     from jaxgpt.data import open_data, with_path
-    from jaxgpt.kernels.stored import dequantize, quantize
     from jaxgpt.lm import load
+    from jaxgpt.lm.weights import dequantize, quantize
     from jaxgpt.report.baselines import bytes_per_token
     from jaxgpt.trainer.evaluation import evaluate, loss_difference
     from jaxgpt.trainer.program import build

@@ -7,8 +7,6 @@ from typing import Any
 
 import jax
 
-from jaxgpt.errors import UserError
-
 _policies = jax.checkpoint_policies
 _named = _policies.save_only_these_names("attention")
 
@@ -31,11 +29,3 @@ POLICIES: dict[str, Callable[..., Any] | None] = {
     "offload": _attention_and(_policies.offload_dot_with_no_batch_dims("device", "pinned_host")),
     "full": _policies.nothing_saveable,
 }
-
-
-def check_remat(policy: str, device: jax.Device) -> None:
-    """Raise `UserError` if a device lacks the pinned host memory that the policy `offload` needs."""
-    if policy == "offload" and "pinned_host" not in {memory.kind for memory in device.addressable_memories()}:
-        raise UserError(
-            f"train.remat offload needs pinned host memory, which {device.platform} devices lack: use --train.remat dots"
-        )

@@ -1,20 +1,16 @@
-"""Weights stored for decoding: `[out, in]`, which CPUs read faster, optionally in int8 or bfloat16."""
+"""A matrix stored for decoding: `[out, in]`, which CPUs read faster, in float32, bfloat16 or int8."""
 
 from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxgpt.config import ModelConfig
 from jaxgpt.kernels.cpu import call_without_inlining
-from jaxgpt.model.params import Weight, map_weights
 from jaxgpt.runtime import cpu_supports
-
-Precision = Literal["float32", "bfloat16", "int8"]
 
 FEW_ROWS = 8  # maximum number of rows of a product limited by memory bandwidth
 LOOP_ROWS = 2  # maximum number of rows that a loop multiplies faster than a library
@@ -70,34 +66,6 @@ class Stored:
         on_cpu = _product_by_digits if fast and self.values_OI.dtype == jnp.int8 and x.shape[-1] <= 2**17 else _product
         y_RO = jax.lax.platform_dependent(x_RI, self.values_OI, cpu=on_cpu, default=_product) * self.scale_O[None]
         return y_RO.astype(x.dtype).reshape(*x.shape[:-1], -1)
-
-
-def quantize(params: Any, model: ModelConfig, precision: Precision) -> Any:
-    """Convert the matrices and the token embeddings of a model to `Stored`.
-
-    int8: `values = round(w / scale)` with `scale = max |w| / 127` per output (per row of the embedding table). Biases, norms
-    and learned positions are unchanged.
-
-    Source: Dettmers et al. 2022, section 2.1.
-    """
-
-    def store(weight: Weight | None, w: jax.Array) -> Any:
-        if weight is None or weight.kind not in ("matrix", "table"):
-            return w
-        transposed = weight.kind == "matrix"
-        w_OI = w.T if transposed else w
-        if precision != "int8":
-            return Stored(w_OI.astype(precision), jnp.ones(len(w_OI), jnp.float32), transposed)
-        scale_O = jnp.maximum(jnp.abs(w_OI).max(-1), jnp.finfo(jnp.float32).tiny) / 127
-        return Stored(jnp.round(w_OI / scale_O[:, None]).astype(jnp.int8), scale_O, transposed)
-
-    return map_weights(store, params, model)
-
-
-def dequantize(params: Any) -> Any:
-    """Convert each `Stored` weight to a float32 array."""
-    is_stored = lambda w: isinstance(w, Stored)  # noqa: E731
-    return jax.tree.map(lambda w: w.dense() if is_stored(w) else w, params, is_leaf=is_stored)
 
 
 def _product(x_RI: jax.Array, values_OI: jax.Array) -> jax.Array:

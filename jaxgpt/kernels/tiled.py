@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxgpt.kernels.devices import per_device
@@ -98,9 +99,7 @@ def _forward_heads(window: int, arrays: tuple[Any, ...]) -> tuple[Array, Array]:
     for a, e, first, _ in tiles(len(slot), window):
         k, v = k_NSH[:, first:e], v_NSH[:, first:e]
         scores_NTS = _product("NTH,NSH->NTS", q_NTH[:, a:e], k)
-        mask = _mask(slot[a:e, None], slot[None, first:e], window)
-        if document_NT is not None:
-            mask = mask[None] & (document_NT[:, a:e, None] == document_NT[:, None, first:e])
+        mask = _mask(np.s_[a:e, None], np.s_[None, first:e], slot, document_NT, window)
         scores_NTS = jnp.where(mask, scores_NTS, jnp.finfo(jnp.float32).min)
         highest_NT1 = scores_NTS.max(-1, keepdims=True)
         weights_NTS = jnp.exp(scores_NTS - highest_NT1)
@@ -120,9 +119,7 @@ def _backward_heads(window: int, arrays: tuple[Any, ...]) -> tuple[Array, Array,
     for a, e, _, end in spans:
         q, k, v, dout = q_NTH[:, a:end], k_NSH[:, a:e], v_NSH[:, a:e], dout_NTH[:, a:end]
         lse_N1T, delta_N1T = lse_NT[:, None, a:end], delta_NT[:, None, a:end]
-        mask = _mask(slot[None, a:end], slot[a:e, None], window)
-        if document_NT is not None:
-            mask = mask[None] & (document_NT[:, None, a:end] == document_NT[:, a:e, None])
+        mask = _mask(np.s_[None, a:end], np.s_[a:e, None], slot, document_NT, window)
         scores_NST = _product("NSH,NTH->NST", k, q)
         weights_NST = jnp.where(mask, jnp.exp(scores_NST - lse_N1T), 0.0)
         dscores_NST = (weights_NST * (_product("NSH,NTH->NST", v, dout) - delta_N1T)).astype(dtype)
@@ -133,7 +130,8 @@ def _backward_heads(window: int, arrays: tuple[Any, ...]) -> tuple[Array, Array,
     return jnp.concatenate(sums, 2).swapaxes(1, 2).astype(dtype), jnp.concatenate(dk, 1), jnp.concatenate(dv, 1)
 
 
-def _mask(query: Array, key: Array, window: int) -> Array:
-    """Compute the causal mask of one sequence in the layout of the scores; transposing it is slower."""
-    distance = query - key
-    return (distance >= 0) & (distance < window) if window else distance >= 0
+def _mask(query: Any, key: Any, slot: Array, document_NT: Array | None, window: int) -> Array:
+    """Compute the mask of indexed queries and keys in the layout of the scores; transposing it is slower."""
+    distance = slot[query] - slot[key]
+    mask = (distance >= 0) & (distance < window) if window else distance >= 0
+    return mask if document_NT is None else mask[None] & (document_NT[:, *query] == document_NT[:, *key])

@@ -22,7 +22,7 @@ from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.decoding import Sampler, SamplingParams, TokenBuffer
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.kernels import of_device
-from jaxgpt.kernels.stored import Precision, quantize
+from jaxgpt.lm.weights import Precision, quantize
 from jaxgpt.model import GPT
 from jaxgpt.model.lora import abstract_trained, merge
 from jaxgpt.model.params import abstract_params, flatten_params, map_matrices

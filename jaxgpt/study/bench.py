@@ -21,8 +21,8 @@ from jaxgpt.data.tokens import Tokens
 from jaxgpt.decoding import Sampler, SamplingParams
 from jaxgpt.errors import UserError
 from jaxgpt.kernels import of_device
-from jaxgpt.kernels.stored import quantize
 from jaxgpt.lm import engine
+from jaxgpt.lm.weights import quantize
 from jaxgpt.model import GPT
 from jaxgpt.model.init import init_params
 from jaxgpt.model.params import abstract_params, map_matrices

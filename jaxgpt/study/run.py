@@ -22,11 +22,11 @@ import numpy as np
 from jaxgpt.config import SEED, Config, ModelConfig, SamplingParams, TextParams
 from jaxgpt.decoding import TokenBuffer, sample_token
 from jaxgpt.errors import UserError, did_you_mean, short_repr
-from jaxgpt.kernels.stored import dequantize
 from jaxgpt.lm import LM, Generation
 from jaxgpt.lm.arguments import encode_prompt, make_settings, row_keys, start_ids
 from jaxgpt.lm.generation import read_request
 from jaxgpt.lm.model import OnlyIds, check_lm, only_text, placed
+from jaxgpt.lm.weights import dequantize
 from jaxgpt.model import GPT
 from jaxgpt.model.scan import STACKED, unstack_layers
 from jaxgpt.ops import Ops

@@ -18,7 +18,7 @@ from jax.sharding import AbstractMesh
 from jaxgpt.config import Config
 from jaxgpt.errors import UserError
 from jaxgpt.kernels import best, choose_attention
-from jaxgpt.kernels.remat import POLICIES, check_remat
+from jaxgpt.kernels.remat import POLICIES
 from jaxgpt.lm.model import FrozenBase
 from jaxgpt.model import GPT
 from jaxgpt.model.scan import ScannedGPT
@@ -278,3 +278,11 @@ def build(
     if base is not None:
         program.put_base(base)
     return program
+
+
+def check_remat(policy: str, device: jax.Device) -> None:
+    """Raise `UserError` if a device lacks the pinned host memory that the policy `offload` needs."""
+    if policy == "offload" and "pinned_host" not in {memory.kind for memory in device.addressable_memories()}:
+        raise UserError(
+            f"train.remat offload needs pinned host memory, which {device.platform} devices lack: use --train.remat dots"
+        )

@@ -14,11 +14,10 @@ from jax.sharding import AbstractMesh
 from jaxgpt.config import Config, DataConfig, MeshConfig, TrainConfig
 from jaxgpt.errors import UserError
 from jaxgpt.kernels import CPU, GPU, KERNELS, PLAIN, best, choose_attention, of_device
-from jaxgpt.kernels.remat import check_remat
 from jaxgpt.ops import Ops
 from jaxgpt.ops.attention import attend
 from jaxgpt.parallel.mesh import make_mesh
-from jaxgpt.trainer.program import build
+from jaxgpt.trainer.program import build, check_remat
 
 DEVICE = SimpleNamespace(platform="cpu")
 TPU = SimpleNamespace(platform="tpu")

@@ -13,7 +13,8 @@ from helpers import on_cpu
 
 from jaxgpt import kernels
 from jaxgpt.config import ModelConfig
-from jaxgpt.kernels.stored import Stored, dequantize, quantize
+from jaxgpt.kernels.stored import Stored
+from jaxgpt.lm.weights import dequantize, quantize
 from jaxgpt.model import GPT
 from jaxgpt.model.params import abstract_params, map_matrices, map_weights
 from jaxgpt.ops import Ops

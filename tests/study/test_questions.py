@@ -11,7 +11,7 @@ from jaxgpt import study
 from jaxgpt.config import Config, TrainConfig
 from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.errors import UserError
-from jaxgpt.kernels.stored import quantize
+from jaxgpt.lm.weights import quantize
 from jaxgpt.model.params import flatten_params
 
 B, T, V, L, N, H = 2, 6, 17, 2, 4, 4

@@ -11,7 +11,7 @@ from helpers import COMMON, MODELS, lm_of, random_ids, repository
 import jaxgpt
 from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.errors import UserError
-from jaxgpt.kernels.stored import quantize
+from jaxgpt.lm.weights import quantize
 from jaxgpt.model import GPT
 from jaxgpt.model.module import Module
 from jaxgpt.model.scan import stack_layers

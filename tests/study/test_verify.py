@@ -23,6 +23,7 @@ from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.decoding import sampler
 from jaxgpt.errors import UserError
 from jaxgpt.lm import LM, engine
+from jaxgpt.lm.weights import quantize
 from jaxgpt.model import attention, embedding, gpt
 from jaxgpt.ops import norms
 from jaxgpt.ops.attention import Positions, Visible
@@ -291,7 +292,7 @@ def test_lower_precision_raises() -> None:
 
 def test_stored_float32_weights_are_converted() -> None:
     lm = tiny()
-    params = kernels.stored.quantize(lm.params, lm.config.model, "float32")
+    params = quantize(lm.params, lm.config.model, "float32")
     assert rows(lm._replace(params=params), named("tied head = token table"))["tied head = token table"].ok
 
 

@@ -20,8 +20,8 @@ import jax
 from jaxgpt.config import Config
 from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.errors import UserError, one_line
-from jaxgpt.kernels.stored import dequantize
 from jaxgpt.lm import LM
+from jaxgpt.lm.weights import dequantize
 from jaxgpt.model import GPT
 from jaxgpt.model.init import init_params
 from jaxgpt.runtime import SAFE_FLAG
