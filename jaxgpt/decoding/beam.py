@@ -44,7 +44,7 @@ class BeamState(NamedTuple):
     """The state of the search between steps.
 
     Attributes:
-        text: the running (unfinished) sequences, B * W rows.
+        text: the running (unfinished) sequences, X = B * W rows.
         cache: KV cache of the sequences without their last tokens.
         score_BW: float32, log p of each running sequence; `NO_SCORE` if it must not be continued.
         best: best finished sequences so far.
@@ -151,18 +151,16 @@ class BeamSearch:
         finishes_BC = ends_BC & (jnp.arange(C) < W)[None, :] & (log_p_BC != NO_SCORE)
         new_BC = score(log_p_BC, made) + jnp.where(finishes_BC, 0.0, NO_SCORE)  # a sum, which preserves NaN
         new_BC = jnp.where(state.active_B[:, None], new_BC, NO_SCORE)  # ignore NaN past the learned positions
-        best_BW, from_BW = jax.lax.top_k(jnp.concatenate([state.best.score_BW, new_BC], axis=1), W)
-        best = Hypotheses(
-            gather_beams(jnp.concatenate([state.best.ids_BWS, ids_BCS], axis=1), from_BW),
-            gather_beams(jnp.concatenate([state.best.length_BW, jnp.full((B, C), made)], axis=1), from_BW),
-            best_BW,
-        )
+        new = Hypotheses(ids_BCS, jnp.full((B, C), made), new_BC)
+        both = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), state.best, new)
+        _, best_BW = jax.lax.top_k(both.score_BW, W)
+        best: Hypotheses = jax.tree.map(lambda x: gather_beams(x, best_BW), both)
 
         # Stop a row if its best running sequence is not expected to beat its worst finished sequence; with
         # `early_stopping`, once all its sequences are finished.
         longest = self.beams.early_stopping == "never" and penalty > 0
         length_B = jnp.maximum(state.limit_B, 1) if longest else jnp.full((B,), made)
-        active_B = state.active_B & (score(score_BW[:, 0], length_B) > best_BW.min(-1))
+        active_B = state.active_B & (score(score_BW[:, 0], length_B) > best.score_BW.min(-1))
         if self.beams.early_stopping is True:
             active_B = active_B & ~best.exists_BW.all(-1)
 
