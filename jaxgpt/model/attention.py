@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -19,50 +18,47 @@ from jaxgpt.ops.rotary import Rotation, rotate
 from jaxgpt.ops.sharding import constrain
 
 
-class BlockInputs(NamedTuple):
-    """Inputs of a block besides the residual stream.
-
-    Attributes:
-        visible: the keys that each token attends to.
-        rotation: cosine and sine of each position's angles; None without RoPE.
-        cache: the layer's cached keys and values, and the first slot to write to; None without a cache.
-        layer: index of the layer, from 0.
-        key: random key of the layer's dropout masks; None disables dropout.
-    """
-
-    visible: Visible
-    rotation: Rotation | None
-    cache: tuple[KeysValues, jax.Array] | None = None
-    layer: int | jax.Array = 0
-    key: jax.Array | None = None
-
-
 class Attention(Module):
     """Multi-head causal self-attention, optionally with grouped queries (GQA), and an explicit cache."""
 
     @nn.compact
     def __call__(
-        self, x_BTD: jax.Array, inputs: BlockInputs, pattern_key: jax.Array | None = None
+        self,
+        x_BTD: jax.Array,
+        visible: Visible,
+        rotation: Rotation | None = None,
+        cache: tuple[KeysValues, jax.Array] | None = None,
+        layer: int | jax.Array = 0,
+        key: jax.Array | None = None,
     ) -> tuple[jax.Array, KeysValues]:
-        """Apply attention, with `pattern_key` for dropout; return `[B, T, D]`, and the cached and new keys and values."""
+        """Apply attention; return `[B, T, D]`, and the cached and new keys and values.
+
+        Args:
+            x_BTD: inputs.
+            visible: the keys that each token attends to.
+            rotation: cosine and sine of each position's angles; None without RoPE.
+            cache: the layer's cached keys and values, and the first slot to write to; None without a cache.
+            layer: index of the layer, from 0.
+            key: random key of the dropout of attention weights; None disables dropout.
+        """
         c, o = self.config, self.ops
         q_BTNH = self._project(x_BTD, "q", "heads", c.n_head)
         k_BTKH = self._project(x_BTD, "k", "kv_heads", c.kv_heads)
         v_BTKH = self._project(x_BTD, "v", "kv_heads", c.kv_heads)
         if c.qk_norm:
             q_BTNH, k_BTKH = self._normed(q_BTNH, "q_norm"), self._normed(k_BTKH, "k_norm")
-        if inputs.rotation is not None:
-            q_BTNH = self.named("rot_q", rotate(q_BTNH, inputs.rotation))
-            k_BTKH = self.named("rot_k", rotate(k_BTKH, inputs.rotation))
+        if rotation is not None:
+            q_BTNH = self.named("rot_q", rotate(q_BTNH, rotation))
+            k_BTKH = self.named("rot_k", rotate(k_BTKH, rotation))
         if c.scale_attn_by_inverse_layer_idx:
-            q_BTNH = q_BTNH / jnp.asarray(inputs.layer + 1, o.dtype)
+            q_BTNH = q_BTNH / jnp.asarray(layer + 1, o.dtype)
         scale = 1 / math.sqrt(c.head_width) if c.scale_attn_weights else 1.0
 
         kv = KeysValues(k_BTKH.transpose(0, 2, 1, 3), v_BTKH.transpose(0, 2, 3, 1))
-        if inputs.cache is not None:
-            cached, slot = inputs.cache
+        if cache is not None:
+            cached, slot = cache
             kv = cached.write(slot, kv)
-        out_BTNH = o.attend(q_BTNH, *kv, inputs.visible, scale, self._edit(pattern_key))
+        out_BTNH = o.attend(q_BTNH, *kv, visible, scale, self._edit(key))
         out = self.named("head_out", out_BTNH).reshape(*x_BTD.shape[:2], -1)
         if c.attn_proj:
             shape = (c.n_head * c.head_width, c.n_embd)

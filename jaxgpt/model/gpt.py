@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import chex
@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxgpt.errors import UserError
-from jaxgpt.model.attention import Attention, BlockInputs
+from jaxgpt.model.attention import Attention
 from jaxgpt.model.cache import KeysValues, KVCache, grow
 from jaxgpt.model.embedding import Embedding
 from jaxgpt.model.linear import Linear
@@ -36,12 +36,24 @@ class Block(Module):
     """
 
     @nn.compact
-    def __call__(self, x_BTD: jax.Array, inputs: BlockInputs) -> tuple[jax.Array, KeysValues]:
-        """Apply the block; return the new residual stream `[B, T, D]`, and the layer's keys and values."""
+    def __call__(
+        self,
+        x_BTD: jax.Array,
+        visible: Visible,
+        rotation: Rotation | None = None,
+        cache: tuple[KeysValues, jax.Array] | None = None,
+        layer: int | jax.Array = 0,
+        key: jax.Array | None = None,
+    ) -> tuple[jax.Array, KeysValues]:
+        """Apply the block; return the new residual stream `[B, T, D]`, and the layer's keys and values.
+
+        The arguments are those of `Attention`; `key` is the random key of all dropout masks of the layer.
+        """
         c = self.config
-        pattern_key, attn_key, mlp_key = (subkey(inputs.key, i) for i in range(3))
+        pattern_key, attn_key, mlp_key = (subkey(key, i) for i in range(3))
         x_BTD = self.named("resid.pre", x_BTD)
-        out_BTD, kv = Attention(c, self.ops, name="attn")(self._input(x_BTD, "ln_1"), inputs, pattern_key)
+        attention = Attention(c, self.ops, name="attn")
+        out_BTD, kv = attention(self._input(x_BTD, "ln_1"), visible, rotation, cache, layer, pattern_key)
         y_BTD = self._add(x_BTD, self.named("attn.out", out_BTD), "ln_1", attn_key)
         y_BTD = self.named("resid.mid", y_BTD)
         if c.mlp != "none":
@@ -173,27 +185,24 @@ class GPT(Module):
         elif c.positions == "sinusoidal":
             x_BTD = x_BTD + self.named("pos_embed", sinusoidal(position_BT, c.n_embd).astype(x_BTD.dtype))
         x_BTD = constrain(dropout(x_BTD, c.dropout, subkey(key, 0)), ("batch", "length", "width"))
-        cached_positions = None if cache is None else Positions(cache.position_BS)
-        cached = [None] * c.n_layer if cache is None else [(kv, cache.length) for kv in cache.layers]
         rotations = {window: self._rotation(position_BT, window) for window in sorted(set(c.windows))}
-        inputs = [
-            BlockInputs(
-                Visible(positions, cached_positions, window),
-                rotations[window],
-                cached[layer],
-                layer,
-                subkey(key, layer + 1),
-            )
-            for layer, window in enumerate(c.windows)
-        ]
-        x_BTD, layers = self.blocks(x_BTD, inputs)
+        x_BTD, layers = self.blocks(x_BTD, positions, rotations, cache, key)
         return self.ln_f(x_BTD) if c.final_norm else x_BTD, layers
 
-    def blocks(self, x_BTD: jax.Array, inputs: Sequence[BlockInputs]) -> tuple[jax.Array, tuple[KeysValues, ...]]:
-        """Apply the blocks: `[B, T, D]`, and each layer's keys and values."""
+    def blocks(
+        self,
+        x_BTD: jax.Array,
+        positions: Positions,
+        rotations: Mapping[int, Rotation | None],
+        cache: KVCache | None,
+        key: jax.Array | None,
+    ) -> tuple[jax.Array, tuple[KeysValues, ...]]:
+        """Apply the blocks; `rotations` has one entry per window. Return `[B, T, D]`, and each layer's keys and values."""
         layers = []
-        for block, each in zip(self.h, inputs, strict=True):
-            x_BTD, kv = block(x_BTD, each)
+        for layer, (block, window) in enumerate(zip(self.h, self.config.windows, strict=True)):
+            visible = Visible(positions, None if cache is None else Positions(cache.position_BS), window)
+            cached = None if cache is None else (cache.layers[layer], cache.length)
+            x_BTD, kv = block(x_BTD, visible, rotations[window], cached, layer, subkey(key, layer + 1))
             layers.append(kv)
         return x_BTD, tuple(layers)
 

@@ -6,16 +6,18 @@ layer axis in each leaf.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxgpt.model.attention import BlockInputs
-from jaxgpt.model.cache import KeysValues
+from jaxgpt.model.cache import KeysValues, KVCache
 from jaxgpt.model.gpt import GPT, Block
+from jaxgpt.ops.attention import Positions, Visible
+from jaxgpt.ops.random import subkey
+from jaxgpt.ops.rotary import Rotation
 
 STACKED = "h"
 NO_CACHE = "ScannedGPT has no cache: generate with GPT and the result of unstack_layers"
@@ -25,23 +27,30 @@ LAYERS = {nn.PARTITION_NAME: "layers"}  # logical name of the layer axis in line
 class ScannedGPT(GPT):
     """A GPT with stacked weights and no cache; its compile time hardly depends on the number of layers."""
 
-    def blocks(self, x_BTD: jax.Array, inputs: Sequence[BlockInputs]) -> tuple[jax.Array, tuple[KeysValues, ...]]:
+    def blocks(
+        self,
+        x_BTD: jax.Array,
+        positions: Positions,
+        rotations: Mapping[int, Rotation | None],
+        cache: KVCache | None,
+        key: jax.Array | None,
+    ) -> tuple[jax.Array, tuple[KeysValues, ...]]:
         """Apply the blocks in a scan; all layers must have the same window. `init` declares unstacked weights."""
         if self.is_initializing():
-            return super().blocks(x_BTD, inputs)
-        if inputs[0].cache is not None:
+            return super().blocks(x_BTD, positions, rotations, cache, key)
+        if cache is not None:
             raise TypeError(NO_CACHE)
-        assert len(set(self.config.windows)) == 1, self.config.windows
-        block = Block(self.config, self.ops, parent=None)
+        [(window, rotation)] = rotations.items()
+        block, visible = Block(self.config, self.ops, parent=None), Visible(positions, None, window)
 
-        def run(x_BTD: jax.Array, scanned: tuple[Any, jax.Array, jax.Array | None]) -> tuple[jax.Array, None]:
-            params, layer, key = scanned
-            return block.apply({"params": params}, x_BTD, inputs[0]._replace(layer=layer, key=key))[0], None
+        def run(x_BTD: jax.Array, scanned: tuple[Any, jax.Array]) -> tuple[jax.Array, None]:
+            params, layer = scanned
+            arguments = visible, rotation, None, layer, subkey(key, layer + 1)
+            return block.apply({"params": params}, x_BTD, *arguments)[0], None
 
         if self.remat is not None:
             run = jax.checkpoint(run, policy=self.remat, prevent_cse=False)
-        keys: Any = jax.tree.map(lambda *keys: jnp.stack(keys), *(each.key for each in inputs))
-        layers: Any = self.get_variable("params", STACKED), jnp.arange(len(inputs)), keys
+        layers: Any = self.get_variable("params", STACKED), jnp.arange(self.config.n_layer)
         return jax.lax.scan(run, x_BTD, layers)[0], ()
 
     def prefill(self, *_: Any, **__: Any) -> Any:
