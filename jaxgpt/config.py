@@ -220,8 +220,8 @@ class DataConfig(Section):
         return self.path.lower().endswith((".jsonl", ".ndjson"))
 
     @property
-    def segmented(self) -> bool:
-        """Whether windows have segment ids; windows of conversations always do."""
+    def has_documents(self) -> bool:
+        """Whether windows have document ids; windows of conversations always do."""
         return self.documents != "flow" or any(each.conversations for each, _ in self.sources)
 
 

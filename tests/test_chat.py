@@ -190,6 +190,7 @@ def test_an_answer_that_is_stopped_is_kept_as_far_as_it_came(lm: LM) -> None:
     assert chat.messages == [*HI, {"role": "assistant", "content": text}]
     [*_, last] = chat.answer("Again", max_new_tokens=3)
     assert last.done is not None
+    assert chat.reused  # the state between two calls is intact
 
 
 def test_what_cannot_be_answered_is_one_line(lm: LM) -> None:

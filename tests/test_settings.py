@@ -46,7 +46,7 @@ DERIVED = {
     "mlp_width": {"n_inner"},
     "rotary_width": {"rope_fraction"},
     "windows": {"sliding_window", "window_pattern"},
-    "segmented": {"documents"},
+    "has_documents": {"documents"},
 }
 
 

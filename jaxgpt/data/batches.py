@@ -28,11 +28,11 @@ class Windows:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        window = (self.block_size, 3) if self.split.segmented else (self.block_size + 1,)
+        window = (self.block_size, 3) if self.split.has_documents else (self.block_size + 1,)
         return len(self.starts_B), *window
 
     def __getitem__(self, rows: slice) -> np.ndarray:
-        """Read rows, int32 `[B, T + 1]`, or `[B, T, 3]` with segment ids."""
+        """Read rows, int32 `[B, T + 1]`, or `[B, T, 3]` with document ids."""
         return self.split.windows(self.starts_B[rows], self.block_size)
 
 

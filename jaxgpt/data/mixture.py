@@ -16,7 +16,7 @@ class Mixture:
     The ids of the sources are concatenated: the window start s of source i becomes `offsets[i] + s`.
 
     Attributes:
-        sources: splits, either all or none with segment ids.
+        sources: splits, either all or none with document ids.
         weights: positive integers; source i has the share `weights[i] / sum(weights)` of the training windows.
         offsets: index of the first id of each source, and the total number of ids.
     """
@@ -24,7 +24,7 @@ class Mixture:
     def __init__(self, sources: Sequence[Split], weights: Sequence[int]) -> None:
         self.sources, self.weights = sources, weights
         self.offsets = list(itertools.accumulate(map(len, sources), initial=0))
-        self.segmented = sources[0].segmented
+        self.has_documents = sources[0].has_documents
 
     def __len__(self) -> int:
         return self.offsets[-1]
@@ -71,9 +71,9 @@ class Mixture:
         return np.concatenate([np.asarray(each.eval_starts(block_size, stride)) + first for each, first in pairs])
 
     def windows(self, starts: np.ndarray, block_size: int) -> np.ndarray:
-        """Read the windows at `starts`, int32 `[B, T + 1]`, or `[B, T, 3]` with segment ids."""
+        """Read the windows at `starts`, int32 `[B, T + 1]`, or `[B, T, 3]` with document ids."""
         source = np.searchsorted(self.offsets, starts, side="right") - 1
-        out = np.empty((len(starts), *((block_size, 3) if self.segmented else (block_size + 1,))), np.int32)
+        out = np.empty((len(starts), *((block_size, 3) if self.has_documents else (block_size + 1,))), np.int32)
         for index in np.unique(source).tolist():
             own = source == index
             out[own] = self.sources[index].windows(starts[own] - self.offsets[index], block_size)

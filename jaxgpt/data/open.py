@@ -167,7 +167,7 @@ def _open_mixture(config: Config, tokenizer: Tokenizer, progress: Progress) -> D
     """Open a mixture. Validation ignores the weights, so losses for different weights are comparable."""
     sources, weights = zip(*config.data.sources, strict=True)
     parts = tuple(open_data(replace(config, data=each), tokenizer, progress) for each in sources)
-    if len({part.train.segmented for part in parts}) > 1:
+    if len({part.train.has_documents for part in parts}) > 1:
         raise UserError("data.mix has conversations, so other documents must be masked: add --data.documents mask")
     held_out = any(part.held_out for part in parts)
     val = [part.val for part in parts if part.held_out or not held_out]

@@ -16,7 +16,7 @@ PACKED_PIECES = 1 << 20  # maximum pieces per call of `pack`, to limit its memor
 
 @dataclass(frozen=True)
 class Packed:
-    """Pieces of a text packed into windows, with segment ids; the start of a window is its index."""
+    """Pieces of a text packed into windows, with document ids; the start of a window is its index."""
 
     tokens: Tokens  # all ids
     is_target: np.ndarray | None  # whether each id is a target, bool; None: all ids
@@ -24,7 +24,7 @@ class Packed:
     lengths: np.ndarray  # number of inputs of each piece, int32 [n]; each input predicts the next id
     bounds: np.ndarray  # index of the first piece of each window, and the number of pieces, int64 [windows + 1]
     documents: int  # number of documents or conversations, before any was split into pieces
-    segmented = True
+    has_documents = True
 
     @staticmethod
     def of(
@@ -66,7 +66,7 @@ class Packed:
         return range(self.starts(block_size))
 
     def windows(self, starts: np.ndarray, block_size: int) -> np.ndarray:
-        """Read windows, int32 `[B, T, 3]`: input, target (-1: no target) and segment id (-1: padding)."""
+        """Read windows, int32 `[B, T, 3]`: input, target (-1: no target) and document id (-1: padding)."""
         out = np.full((len(starts), block_size, 3), (0, -1, -1), np.int32)
         for row, window in zip(out, starts.tolist(), strict=True):
             end = 0

@@ -29,7 +29,7 @@ class Split(Protocol):
     """The interface of the token ids of a split; `Tokens` documents the members."""
 
     @property
-    def segmented(self) -> bool: ...
+    def has_documents(self) -> bool: ...
     def __len__(self) -> int: ...
     def take(self, start: int, n: int) -> np.ndarray: ...
     def starts(self, block_size: int) -> int: ...
@@ -55,8 +55,8 @@ class Tokens:
         return self._ends[-1] if self.parts else 0
 
     @property
-    def segmented(self) -> bool:
-        """Whether windows have the shape `[T, 3]` (input, target, segment id) instead of `[T + 1]`."""
+    def has_documents(self) -> bool:
+        """Whether windows have the shape `[T, 3]` (input, target, document id) instead of `[T + 1]`."""
         return bool(self.end_ids)
 
     def pieces(self, start: int, n: int) -> Iterator[np.ndarray]:
@@ -127,7 +127,7 @@ class Tokens:
         """Read the windows at `starts`, int32; -1 beyond the end of the ids.
 
         Returns:
-            `[B, T + 1]`: T inputs and, shifted by one, T targets. With `end_ids`, `[B, T, 3]`: the input, target and segment
+            `[B, T + 1]`: T inputs and, shifted by one, T targets. With `end_ids`, `[B, T, 3]`: the input, target and document
             id of each position. The last input of a document has the target -1: it does not predict the next document.
         """
         rows = np.full((len(starts), block_size + 1), -1, np.int32)
@@ -138,8 +138,8 @@ class Tokens:
             return rows
         inputs, targets = rows[:, :-1], rows[:, 1:]
         ends = np.isin(inputs, self.end_ids)
-        segments = np.cumsum(ends, axis=1, dtype=np.int32) - ends
-        return np.stack([inputs, np.where(ends, -1, targets), segments], axis=-1)
+        documents = np.cumsum(ends, axis=1, dtype=np.int32) - ends
+        return np.stack([inputs, np.where(ends, -1, targets), documents], axis=-1)
 
 
 def split_of(path: Path) -> str:

@@ -103,9 +103,9 @@ def slide_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.A
         cache = read_prompts(sampler.model, params, state.text.last(sampler.context), state.cache.size)
         return step(sampler, params, state._replace(cache=cache))
 
-    # Count ended rows too: after a row has slid, the cache lacks tokens and must not be used again.
-    next_read = state.text.tokens_B.max()  # number of tokens that the next step reads
-    cached_steps = jnp.clip(sampler.context + 1 - next_read, 0, steps)
+    # A step can use the cache while no row has more than `context` tokens. Count ended rows too: after a row has slid, the
+    # cache lacks tokens and must not be used again.
+    cached_steps = jnp.clip(sampler.context + 1 - state.text.tokens_B.max(), 0, steps)
     return repeat(read_again, decode_steps(sampler, params, state, cached_steps), steps - cached_steps)
 
 

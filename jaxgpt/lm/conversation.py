@@ -87,20 +87,20 @@ class Chat:
     def _pieces(
         self, messages: list[dict[str, Any]], request: Request, sampling: SamplingParams, key_1: jax.Array
     ) -> Generator[Piece, None, None]:
-        state, self._state = self._state, None
+        before, self._state = self._state, None
         self.prompt_tokens = len(request.rows[0])
-        self.reused = 0 if state is None else engine.shared(state, request.rows[0])
-        before, answer = state if self.reused else None, None
+        self.reused = 0 if before is None else engine.shared(before, request.rows[0])
+        before, answer = before if self.reused else None, None
         try:
             pieces = decode(request, request.sampler(sampling), key_1, STREAM_BLOCK, before=before, reused=self.reused)
-            for piece, self._state in pieces:
+            for piece, state in pieces:
                 answer = (answer or "") + piece.text
+                self._state = state
                 yield piece
-        except GeneratorExit:  # closed between two calls, which leaves the state intact
-            raise
-        except BaseException as e:
-            self._state = None  # the interrupted call may have consumed it
-            answer = None if isinstance(e, Exception) else answer
+                self._state = None  # the next call consumes the state
+            self._state = state
+        except Exception:
+            answer = None
             raise
         finally:
             if answer is not None:  # even a partial answer of a closed or interrupted generator

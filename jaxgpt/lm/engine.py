@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from itertools import pairwise
 from typing import Any
 
 import jax
@@ -89,7 +88,7 @@ def shared(state: SamplerState, prompt: Sequence[int]) -> int:
     cached = np.asarray(state.text.ids_BS)[0, _first(state) : int(state.cache.length)].tolist()
     differ = (i for i, (a, b) in enumerate(zip(cached, prompt, strict=False)) if a != b)
     same = min(next(differ, min(len(cached), len(prompt))), len(prompt) - 1)
-    return same if _chunks(same, prompt)[0] > 0 else 0
+    return same if same > _again(same, prompt) else 0
 
 
 def _first(state: SamplerState) -> int:
@@ -97,14 +96,10 @@ def _first(state: SamplerState) -> int:
     return int(np.argmax(np.asarray(state.text.ids_BS)[0] >= 0))
 
 
-def _chunks(same: int, prompt: Sequence[int]) -> list[int]:
-    """Return the chunk bounds of a prompt without its last token, for `resume`; `same` tokens are cached.
-
-    All chunks except the first have `CHUNK` tokens. The size of the first is a power of two; it may begin with cached tokens.
-    """
-    end = len(prompt) - 1
-    ends = [*range(end, same, -CHUNK)][::-1]
-    return [ends[0] - round_up(ends[0] - same), *ends] if ends else [end]
+def _again(same: int, prompt: Sequence[int]) -> int:
+    """Return how many of the `same` cached tokens `resume` reads again, to round its first chunk up to a power of two."""
+    rest = (len(prompt) - 1 - same) % CHUNK
+    return round_up(rest) - rest if rest else 0
 
 
 def resume(
@@ -112,22 +107,23 @@ def resume(
 ) -> SamplerState:
     """Start a prompt from a one-row state that caches its first `same` tokens (`shared`, above 0); donate the cache.
 
-    As after `start`, the cache holds all tokens except the last. The text buffer has room for `limit` new tokens. The sampler
-    must have no `context`: only then, a token has the same slot in text and cache.
+    As after `start`, the cache holds all tokens except the last; missing tokens are read in chunks of `CHUNK`, after a smaller
+    first chunk. The text buffer has room for `limit` new tokens. The sampler must have no `context`: only then, a token has the
+    same slot in text and cache.
     """
-    cache, first = state.cache, _first(state)
+    cache, first, end = state.cache, _first(state), len(prompt) - 1
+    begin = same - _again(same, prompt)
     size = round_up(first + len(prompt) + limit)  # rounded up, to limit the number of compiled programs
-    bounds = _chunks(same, prompt)
     cache = cache if cache.size >= size else _grow(cache, size - cache.size)
-    for begin, end in pairwise(bounds):
-        ids_1T = np.asarray([prompt[begin:end]], np.int32)
-        cache = cache._replace(length=jnp.int32(first + begin))
+    cache = cache._replace(length=jnp.int32(first + begin))
+    while begin < end:
+        count = (end - begin) % CHUNK or CHUNK
+        ids_1T = np.asarray([prompt[begin : begin + count]], np.int32)
         cache = _compiled(_read, sampler, donate_argnames="cache")(params, cache, ids_1T)
-    end = first + len(prompt)
+        begin += count
     ids_1S = np.full((1, cache.size), NO_TOKEN, np.int32)
-    ids_1S[0, first:end] = prompt
-    text = TokenBuffer(jnp.asarray(ids_1S), jnp.int32(end))
-    cache = cache._replace(length=jnp.int32(end - 1))
+    ids_1S[0, first : first + len(prompt)] = prompt
+    text = TokenBuffer(jnp.asarray(ids_1S), jnp.int32(first + len(prompt)))
     return SamplerState(text, cache, jnp.zeros(1, bool), jnp.int32(0), key[None])
 
 

@@ -220,7 +220,7 @@ def decode(
             state = engine.start(sampler, params, request.rows, keys, request.new)
         else:
             state = engine.resume(sampler, params, before, reused, request.rows[0], keys[0], request.new[0])
-    steps, finished = block if block >= longest else 1, list[int]()
+    steps, finished = block if block >= longest else 1, list[int]()  # one token first, for a quick first piece
     while len(finished) < len(texts):
         with request.on_device():
             if finished:  # and the rows that fill the batch, copies of the last text

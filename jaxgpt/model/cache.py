@@ -31,6 +31,9 @@ class KeysValues(NamedTuple):
 class KVCache(NamedTuple):
     """Keys and values of the tokens so far.
 
+    `GPT.extend` first reserves slots for new tokens, which sets their positions; then each layer writes its keys and values
+    to these slots, starting at `length`; then `length` increases.
+
     Attributes:
         layers: keys and values of each layer.
         position_BS: position of the token in each slot; `NO_TOKEN` for padding and unused slots. Slots starting at `length` are
@@ -48,7 +51,7 @@ class KVCache(NamedTuple):
         return self.position_BS.shape[1]
 
     def reserve(self, count: int) -> tuple[Positions, KVCache]:
-        """Assign positions to the next `count` slots, which the caller then writes; return them, and the cache with them."""
+        """Assign positions to the next `count` slots; return the positions, and the cache with them."""
         last_B1 = jax.lax.dynamic_slice_in_dim(self.position_BS, self.length - 1, 1, 1)
         new_BT = last_B1 + 1 + jnp.arange(count, dtype=jnp.int32)[None]
         position_BS = jax.lax.dynamic_update_slice_in_dim(self.position_BS, new_BT, self.length, 1)

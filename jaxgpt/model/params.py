@@ -55,9 +55,9 @@ def weights(config: ModelConfig) -> dict[str, Weight]:
     jax.eval_shape(declare)
     block = f"{layer_name(0)}/"
     table = dict[str, Weight]()
-    for in_block, part in groupby(first.items(), lambda item: item[0].startswith(block)):
+    for repeated, part in groupby(first.items(), lambda item: item[0].startswith(block)):
         declared = list(part)
-        for layer in range(config.n_layer if in_block else 1):
+        for layer in range(config.n_layer if repeated else 1):
             table |= {path.replace(block, f"{layer_name(layer)}/", 1): weight for path, weight in declared}
     return table
 

@@ -38,8 +38,8 @@ class Visible:
 
     Attributes:
         query: positions of the queries.
-        key: positions of the keys; None: queries and keys are the same tokens. Kernels then mask by the order of the tokens, so
-            each document must be consecutive tokens from position 0, and padding a separate document.
+        key: positions of the keys; None: queries and keys are the same tokens, with positions from one of the functions below.
+            Their documents are consecutive tokens, so a kernel can mask by the order of the tokens in the row.
         window: maximum number of tokens that a query attends to, including itself; 0: no limit.
     """
 

@@ -61,8 +61,7 @@ def split_windows(windows: jax.Array) -> tuple[jax.Array, jax.Array, Positions |
 
     Args:
         windows: `[B, T + 1]`: T inputs and, shifted by one, T targets; or `[B, T, 3]`: input, target and document id of each
-            position. A negative target is not counted. A negative input is replaced with id 0: it is padding,
-            or in `[B, T + 1]`, the negative target of the previous position.
+            position. A negative target is not counted. Inputs with negative ids are read as id 0.
     """
     if windows.ndim == 2:
         return jnp.maximum(windows[:, :-1], 0), windows[:, 1:], None

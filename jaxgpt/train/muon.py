@@ -92,7 +92,7 @@ def orthogonal(updates: Any, steps: int, model: ModelConfig) -> Any:
         alike[x_MEO.shape[1:]].append(index)
     results: list[Any] = [None] * len(leaves)
     for indices in alike.values():
-        other = next(name for name in axes[indices[0]] if name != "embed")
+        other = next(name for name in axes[indices[0]] if name != "embed")  # heads and MLP widths are sharded alike
         schedule = (None, "embed", other), (None, "embed", None), *TO_DEVICES
         x_MEO = _reshard(jnp.concatenate([stacks[index] for index in indices]), schedule)
         x_MEO /= jnp.linalg.norm(x_MEO, axis=(1, 2), keepdims=True) + EPS

@@ -78,10 +78,10 @@ class Program(States):
     def batch(self, steps: int = 1) -> Any:
         """Return an abstract, padded batch `[rows, T + 1]`; for K > 1 steps, `Several` of `[K, rows, T + 1]`.
 
-        With segment ids, windows are `[T, 3]` (see `train.loss.split_windows`).
+        With document ids, windows are `[T, 3]` (see `train.loss.split_windows`).
         """
         T = self.config.window
-        shape = math.prod(self.microbatches), *((T, 3) if self.config.data.segmented else (T + 1,))
+        shape = math.prod(self.microbatches), *((T, 3) if self.config.data.has_documents else (T + 1,))
         if steps == 1:
             return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=batch_sharding(self.mesh))
         sharding = batch_sharding(self.mesh, several=True)
