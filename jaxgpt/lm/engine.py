@@ -113,7 +113,7 @@ def resume(
     """
     cache, first, end = state.cache, _first(state), len(prompt) - 1
     begin = same - _again(same, prompt)
-    size = round_up(first + len(prompt) + limit)  # rounded up, to limit the number of compiled programs
+    size = first + sizes([prompt], [limit])[2]
     cache = cache if cache.size >= size else _grow(cache, size - cache.size)
     cache = cache._replace(length=jnp.int32(first + begin))
     while begin < end:

@@ -15,6 +15,8 @@ from jaxgpt.train.clip import squared_norms
 from jaxgpt.train.loss import Objective
 from jaxgpt.train.skip import SkipStatistics, init_statistics, should_apply
 
+# Names of metrics of a step, also in `metrics.jsonl`, which the sums of an objective must not have.
+METRICS = "step loss grad_norm grad_squares skipped skipped_in_a_row lr tokens elapsed_seconds tokens_per_second mfu"
 # The fields of `RowSums`, added over the rows of a batch: scalars.
 Sums = tuple[jax.Array, jax.Array, Mapping[str, jax.Array]]
 # The signature of `gradient_sums`: (params, batch, key, objective=, accumulation=) -> (gradient, sums).
@@ -107,7 +109,7 @@ def gradients(
     or devices therefore changes the result only by rounding.
     """
     grads, (loss, count, others) = sum_gradients(params, batch, key, objective=objective, accumulation=accumulation)
-    if taken := {"loss", "grad_norm", "grad_squares", "skipped", "skipped_in_a_row"} & others.keys():
+    if taken := set(METRICS.split()) & others.keys():
         raise ValueError(f"sums of an objective must not have the names of other metrics: {sorted(taken)}")
     count = jnp.where(count == 0, 1, count)  # zero loss and gradients without targets
     means = {name: total / count for name, total in {"loss": loss, **others}.items()}

@@ -125,9 +125,10 @@ def test_a_batch_without_targets_has_no_loss_and_no_gradients() -> None:
     assert (metrics["loss"], grad) == (0, 0)
 
 
-def test_sums_of_an_objective_replace_no_metric_of_the_step() -> None:
-    objective = lambda w, x, _: RowSums(w * x, jnp.ones_like(x), {"loss": x})  # noqa: E731
-    with pytest.raises(ValueError, match=r"must not have the names of other metrics: \['loss'\]$"):
+@pytest.mark.parametrize("name", ["loss", "step", "lr"])
+def test_sums_of_an_objective_replace_no_other_metric(name: str) -> None:
+    objective = lambda w, x, _: RowSums(w * x, jnp.ones_like(x), {name: x})  # noqa: E731
+    with pytest.raises(ValueError, match=rf"must not have the names of other metrics: \['{name}'\]$"):
         gradients(jnp.ones(()), jnp.ones(2), None, objective=objective)
 
 
