@@ -47,7 +47,7 @@ class Block(Module):
     ) -> tuple[jax.Array, KeysValues]:
         """Apply the block; return the new residual stream `[B, T, D]`, and the layer's keys and values.
 
-        The arguments are those of `Attention`; `key` is the random key of all dropout masks of the layer.
+        Arguments as for `Attention`; from `key`, all dropout masks of the layer are drawn.
         """
         c = self.config
         pattern_key, attn_key, mlp_key = (subkey(key, i) for i in range(3))

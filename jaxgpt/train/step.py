@@ -15,7 +15,7 @@ from jaxgpt.train.clip import squared_norms
 from jaxgpt.train.loss import Objective
 from jaxgpt.train.skip import SkipStatistics, init_statistics, should_apply
 
-# Names of metrics of a step, also in `metrics.jsonl`, which the sums of an objective must not have.
+# Metrics of a step and of a line in `metrics.jsonl`; the sums of an objective must have other names.
 METRICS = "step loss grad_norm grad_squares skipped skipped_in_a_row lr tokens elapsed_seconds tokens_per_second mfu"
 # The fields of `RowSums`, added over the rows of a batch: scalars.
 Sums = tuple[jax.Array, jax.Array, Mapping[str, jax.Array]]
