@@ -7,6 +7,7 @@ layer axis in each leaf.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -43,14 +44,14 @@ class ScannedGPT(GPT):
         [(window, rotation)] = rotations.items()
         block, visible = Block(self.config, self.ops, parent=None), Visible(positions, None, window)
 
-        def run(x_BTD: jax.Array, scanned: tuple[Any, jax.Array]) -> tuple[jax.Array, None]:
-            params, layer = scanned
-            arguments = visible, rotation, None, layer, subkey(key, layer + 1)
-            return block.apply({"params": params}, x_BTD, *arguments)[0], None
+        def run(x_BTD: jax.Array, scanned: tuple[Any, jax.Array, jax.Array | None]) -> tuple[jax.Array, None]:
+            params, layer, layer_key = scanned
+            return block.apply({"params": params}, x_BTD, visible, rotation, None, layer, layer_key)[0], None
 
         if self.remat is not None:
             run = jax.checkpoint(run, policy=self.remat, prevent_cse=False)
-        layers: Any = self.get_variable("params", STACKED), jnp.arange(self.config.n_layer)
+        layer_L = jnp.arange(self.config.n_layer)
+        layers: Any = self.get_variable("params", STACKED), layer_L, jax.vmap(partial(subkey, key))(layer_L + 1)
         return jax.lax.scan(run, x_BTD, layers)[0], ()
 
     def prefill(self, *_: Any, **__: Any) -> Any:
