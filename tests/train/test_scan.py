@@ -15,7 +15,7 @@ from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig
 from jaxgpt.model import GPT
 from jaxgpt.model.init import boxed_params
 from jaxgpt.model.params import abstract_params
-from jaxgpt.model.scan import stack_layers, unstack_layers
+from jaxgpt.model.scan import ScannedGPT, stack_layers, unstack_layers
 from jaxgpt.train.optimizer import decay_mask, make_optimizer
 from jaxgpt.trainer.program import Program, build
 
@@ -44,6 +44,15 @@ def assert_same(a: object, b: object, **tolerance: float) -> None:
 
 
 long = pytest.mark.long
+
+
+def test_stacked_layers_have_no_cache() -> None:
+    model, params = make(small("gpt2"))
+    tokens, scanned = random_ids(model.config, (1, 4)), ScannedGPT(model.config)
+    _, cache = model.apply({"params": params}, tokens, 8, method="prefill")  # type: ignore[misc]
+    for method, argument in (("prefill", 8), ("extend", cache)):
+        with pytest.raises(TypeError, match="generate with GPT and the result of unstack_layers"):
+            scanned.apply({"params": stack_layers(params)}, tokens, argument, method=method)
 
 
 def test_unstack_inverts_stack() -> None:
