@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from jaxgpt.decoding.buffer import TokenBuffer
 
 NEVER = -jnp.inf
-WIDTH = 256  # number of ids per group of `_grouped`
 TINY = float(jnp.finfo(jnp.float32).tiny)  # smallest normal float32; compiled code may flush smaller numbers to zero
 
 
@@ -68,7 +67,9 @@ def keep_top_p(logits_BV: jax.Array, p: float) -> jax.Array:
     """
     probability_BV = jax.nn.softmax(logits_BV, axis=-1)
     bits_BV = jax.lax.bitcast_convert_type(probability_BV, jnp.int32) & 0x7FFFFFFF  # NaN may have a sign
-    probability_BGW, bits_BGW = _grouped(probability_BV), _grouped(bits_BV)
+    # Pad and split into groups of 256 ids: sums over the groups, then over the ids of a group, are faster.
+    fill = ((0, 0), (0, -logits_BV.shape[-1] % 256))
+    probability_BGW, bits_BGW = (jnp.pad(x, fill).reshape(len(x), -1, 256) for x in (probability_BV, bits_BV))
 
     def halve(_: jax.Array, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         low_B, high_B = bounds  # the threshold is between them
@@ -95,9 +96,6 @@ def keep_min_p(logits_BV: jax.Array, p: float) -> jax.Array:
 def inverse_cdf_sample(logits_BV: jax.Array, uniform_B: jax.Array) -> jax.Array:
     """Sample by inverse CDF: return the first id with a cumulative probability above the random number.
 
-    Sums run over groups of `WIDTH` ids, then over the groups. A sequential float32 sum of 50,000 small numbers would lose the
-    last numbers to rounding.
-
     Args:
         logits_BV: float32; -inf for removed tokens; at least one token must remain.
         uniform_B: float32, random numbers in [0, 1).
@@ -105,39 +103,16 @@ def inverse_cdf_sample(logits_BV: jax.Array, uniform_B: jax.Array) -> jax.Array:
     Returns:
         Token ids, int32 `[B]`.
     """
-    weight_BGW = _grouped(jnp.exp(_below_max(logits_BV)))
-    groups_BG = weight_BGW.sum(-1)
-    target_B = uniform_B * groups_BG.sum(-1)
-    group_B, rest_B = _first_above(groups_BG, target_B)
-    inside_BW = jnp.take_along_axis(weight_BGW, group_B[:, None, None], axis=1)[:, 0]
-    place_B, _ = _first_above(inside_BW, rest_B)
-    return (group_B * WIDTH + place_B).astype(jnp.int32)
-
-
-def _grouped(x_BV: jax.Array) -> jax.Array:
-    """Pad with zeros, and split into groups: `[B, G, WIDTH]`."""
-    B, V = x_BV.shape
-    return jnp.pad(x_BV, ((0, 0), (0, -V % WIDTH))).reshape(B, -1, WIDTH)
+    weight_BV = jnp.exp(_below_max(logits_BV))
+    # Cumulative sums are rounded, and may even decrease: only sums at remaining tokens are compared with their maximum.
+    sum_BV = jnp.where(weight_BV > 0, jnp.cumsum(weight_BV, axis=-1), 0.0)
+    return jnp.argmax(sum_BV > uniform_B[:, None] * sum_BV.max(-1, keepdims=True), axis=-1).astype(jnp.int32)
 
 
 def _below_max(logits_BV: jax.Array) -> jax.Array:
     """Compute `l - max l` for each row; the largest logit becomes exactly 0, even if it is infinite."""
     max_B1 = jnp.max(logits_BV, axis=-1, keepdims=True, initial=jnp.finfo(jnp.float32).min)
     return jnp.where(logits_BV >= max_B1, 0.0, logits_BV - max_B1)
-
-
-def _first_above(weight_BN: jax.Array, target_B: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return the first index with cumulative sum above the target, and the target minus the sum before it.
-
-    Sums are rounded, and a parallel prefix sum may even decrease. Therefore only indices of positive weights are returned,
-    and the last such index if no sum exceeds the target; 0 if no weight is positive.
-    """
-    slot_1N, positive_BN = jnp.arange(weight_BN.shape[-1])[None, :], weight_BN > 0
-    last_B1 = jnp.max(jnp.where(positive_BN, slot_1N, 0), axis=-1, keepdims=True)
-    above_BN = (jnp.cumsum(weight_BN, axis=-1) > target_B[:, None]) | (slot_1N == last_B1)
-    first_B = jnp.argmax(positive_BN & above_BN, axis=-1)
-    taken_B = jnp.where(slot_1N < first_B[:, None], weight_BN, 0.0).sum(-1)
-    return first_B, jnp.maximum(target_B - taken_B, 0.0)
 
 
 def _marks(logits_BV: jax.Array, ids_BS: jax.Array, which_BS: jax.Array) -> jax.Array:
