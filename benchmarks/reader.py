@@ -5,7 +5,7 @@ python benchmarks/reader.py --tokens 1e7 --seconds 0.2       a quick check
 python benchmarks/reader.py --sparse 1e10    speed and memory of reading a sparse file, which takes no disk space
 
 The files are uint16 ids as nanoGPT writes them, memory-mapped and in the page cache. `flow` concatenates documents,
-`mask` also returns targets and segment ids, `pack` packs documents into windows. One thread reads. `batch` is the
+`mask` also returns targets and document ids, `pack` packs documents into windows. One thread reads. `batch` is the
 number of windows per batch, each of 1,024 tokens.
 """
 

@@ -255,6 +255,12 @@ def test_streamed_pieces_join_to_the_text(kind: str) -> None:
 # --- contexts ------------------------------------------------------------------------------------------------------
 
 
+def test_a_short_text_does_not_slide() -> None:
+    lm, settings = tiny(block_size=256), {"max_new_tokens": 5, "temperature": 0.9}
+    slide, plain = (jaxgpt.generate(lm, [[1, 2, 3], [4]], overflow=how, **settings) for how in ("slide", "error"))  # type: ignore[arg-type]
+    assert slide == plain
+
+
 @pytest.mark.parametrize(
     ("positions", "length"),
     [

@@ -98,6 +98,8 @@ def slide_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.A
     With learned positions, a text can exceed the model's context only in this way. Beyond the context, each token takes a
     forward pass over the whole context, because the positions of its tokens change.
     """
+    if state.text.ids_BS.shape[1] <= sampler.context:  # the buffer cannot hold a text that exceeds the context
+        return decode_steps(sampler, params, state, steps)
 
     def read_again(state: SamplerState) -> SamplerState:
         cache = read_prompts(sampler.model, params, state.text.last(sampler.context), state.cache.size)

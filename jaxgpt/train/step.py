@@ -16,7 +16,10 @@ from jaxgpt.train.loss import Objective
 from jaxgpt.train.skip import SkipStatistics, init_statistics, should_apply
 
 # Metrics of a step and of a line in `metrics.jsonl`; the sums of an objective must have other names.
-METRICS = "step loss grad_norm grad_squares skipped skipped_in_a_row lr tokens elapsed_seconds tokens_per_second mfu"
+METRICS = """
+    step loss grad_norm grad_squares skipped skipped_in_a_row lr tokens elapsed_seconds tokens_per_second mfu
+    val_loss val_stderr val_windows val_seconds changed
+"""
 # The fields of `RowSums`, added over the rows of a batch: scalars.
 Sums = tuple[jax.Array, jax.Array, Mapping[str, jax.Array]]
 # The signature of `gradient_sums`: (params, batch, key, objective=, accumulation=) -> (gradient, sums).
