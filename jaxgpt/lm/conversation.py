@@ -90,7 +90,9 @@ class Chat:
         before, self._state = self._state, None
         self.prompt_tokens = len(request.rows[0])
         self.reused = 0 if before is None else engine.shared(before, request.rows[0])
-        before, answer = before if self.reused else None, None
+        if not self.reused:
+            before = None  # frees the cache
+        answer = None
         try:
             pieces = decode(request, request.sampler(sampling), key_1, STREAM_BLOCK, before=before, reused=self.reused)
             for piece, state in pieces:

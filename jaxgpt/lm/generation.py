@@ -226,7 +226,8 @@ def decode(
             if finished:  # and the rows that fill the batch, copies of the last text
                 state = engine.finish(state, [*finished, *range(len(texts), len(state.done_B))])
             state = engine.run(sampler, params, state, min(steps, longest - made))
-        fresh_BT, made, steps = engine.new_ids(state, made), int(state.made), block
+        fresh_BT = engine.new_ids(state, made)
+        made, steps = int(state.made), block
         if progress:
             progress(min(made, longest), longest)
         for row, text in enumerate(texts):

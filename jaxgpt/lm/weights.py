@@ -1,4 +1,4 @@
-"""Weights stored for decoding: `[out, in]`, which CPUs read faster, in float32, bfloat16 or int8."""
+"""Conversion of a model's weights to `kernels.stored.Stored` for decoding, and back."""
 
 from __future__ import annotations
 

@@ -26,10 +26,10 @@ class Attention(Module):
         self,
         x_BTD: jax.Array,
         visible: Visible,
-        rotation: Rotation | None = None,
-        cache: tuple[KeysValues, jax.Array] | None = None,
-        layer: int | jax.Array = 0,
-        key: jax.Array | None = None,
+        rotation: Rotation | None,
+        cache: tuple[KeysValues, jax.Array] | None,
+        layer: int | jax.Array,
+        key: jax.Array | None,
     ) -> tuple[jax.Array, KeysValues]:
         """Apply attention; return `[B, T, D]`, and the cached and new keys and values.
 

@@ -40,14 +40,14 @@ class Block(Module):
         self,
         x_BTD: jax.Array,
         visible: Visible,
-        rotation: Rotation | None = None,
-        cache: tuple[KeysValues, jax.Array] | None = None,
-        layer: int | jax.Array = 0,
-        key: jax.Array | None = None,
+        rotation: Rotation | None,
+        cache: tuple[KeysValues, jax.Array] | None,
+        layer: int | jax.Array,
+        key: jax.Array | None,
     ) -> tuple[jax.Array, KeysValues]:
         """Apply the block; return the new residual stream `[B, T, D]`, and the layer's keys and values.
 
-        Arguments as for `Attention`; from `key`, all dropout masks of the layer are drawn.
+        Arguments as for `Attention`; `key` is the random key of all dropout masks of the layer.
         """
         c = self.config
         pattern_key, attn_key, mlp_key = (subkey(key, i) for i in range(3))

@@ -59,7 +59,7 @@ def test_tokens_do_not_depend_on_steps_per_call() -> None:
         assert generated(STUB, None, [[4], [7]], 5, steps).tolist() == [[5, 6, 7, 8, 9], [8, 9, 0, 1, 2]]
 
 
-@pytest.mark.parametrize("sampler", [STUB, replace(STUB, lookup=2), replace(STUB, context=100)])
+@pytest.mark.parametrize("sampler", [STUB, replace(STUB, lookup=2), replace(STUB, context=20)])
 def test_steps_end_with_the_text_buffer(sampler: Sampler) -> None:
     state = engine.start(sampler, None, [list(range(9))], jax.random.split(jax.random.key(0), 1), [3])
     state = engine.run(sampler, None, state, 1000)
