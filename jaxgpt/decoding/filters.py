@@ -60,31 +60,21 @@ def keep_top_k(logits_BV: jax.Array, k: int) -> jax.Array:
 def keep_top_p(logits_BV: jax.Array, p: float) -> jax.Array:
     """Keep the smallest set of tokens with total probability >= p, at least one token.
 
-    The set contains the tokens above a threshold, and of the tokens equal to it, the tokens with the largest ids. Bisection
-    finds the highest threshold, as the bits of a float32, which are ordered like the probabilities.
+    Of several tokens with the smallest probability of the set, the largest ids are kept.
 
     Source: Holtzman et al. 2020 (nucleus sampling).
     """
     probability_BV = jax.nn.softmax(logits_BV, axis=-1)
-    bits_BV = jax.lax.bitcast_convert_type(probability_BV, jnp.int32) & 0x7FFFFFFF  # NaN may have a sign
-    # Pad and split into groups of 256 ids: sums over the groups, then over the ids of a group, are faster.
-    fill = ((0, 0), (0, -logits_BV.shape[-1] % 256))
-    probability_BGW, bits_BGW = (jnp.pad(x, fill).reshape(len(x), -1, 256) for x in (probability_BV, bits_BV))
-
-    def halve(_: jax.Array, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        low_B, high_B = bounds  # the threshold is between them
-        middle_B = low_B + (high_B - low_B + 1) // 2
-        kept_BGW = jnp.where(bits_BGW >= middle_B[:, None, None], probability_BGW, 0.0)
-        enough_B = kept_BGW.sum(1).sum(-1) >= p
-        return jnp.where(enough_B, middle_B, low_B), jnp.where(enough_B, high_B, middle_B - 1)
-
-    threshold_B, _ = jax.lax.fori_loop(0, 31, halve, (jnp.zeros(len(bits_BV), jnp.int32), bits_BV.max(-1)))
-    above_BV, equal_BV = bits_BV > threshold_B[:, None], bits_BV == threshold_B[:, None]
-    mass_BV = jnp.where(equal_BV, probability_BV, 0.0)
-    later_BV = jax.lax.cumsum(mass_BV, 1, reverse=True) - mass_BV  # probability of the equal tokens with larger ids
-    before_BV = jnp.where(above_BV, probability_BV, 0.0).sum(-1, keepdims=True) + later_BV
-    kept_BV = above_BV | (equal_BV & ((before_BV < p) | (before_BV == 0)))  # 0: at least one token
-    return jnp.where(kept_BV, logits_BV, NEVER)
+    # Sort the bits: they have the same order, and integers are sorted faster.
+    bits_BV = jnp.sort(jax.lax.bitcast_convert_type(probability_BV, jnp.int32), axis=-1)
+    sorted_BV = jax.lax.bitcast_convert_type(bits_BV, jnp.float32)
+    larger_BV = jax.lax.cumsum(sorted_BV, 1, reverse=True) - sorted_BV  # total probability of the more probable tokens
+    kept_BV = larger_BV < max(p, TINY)
+    least_B1 = jnp.min(jnp.where(kept_BV, sorted_BV, jnp.inf), -1, keepdims=True)
+    ties_B1 = jnp.sum(kept_BV & (sorted_BV == least_B1), -1, keepdims=True)
+    tie_BV = probability_BV == least_B1
+    rank_BV = jax.lax.cumsum(tie_BV.astype(jnp.int32), 1, reverse=True)  # 1: the largest id
+    return jnp.where((probability_BV < least_B1) | (tie_BV & (rank_BV > ties_B1)), NEVER, logits_BV)
 
 
 def keep_min_p(logits_BV: jax.Array, p: float) -> jax.Array:
