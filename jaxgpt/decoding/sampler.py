@@ -68,16 +68,16 @@ def prefill(sampler: Sampler, params: Any, text: TokenBuffer, key_B: jax.Array, 
     Args:
         sampler: the model, and `context`.
         params: the weights.
-        text: the prompts, padded on the left, without unused slots.
+        text: the prompts, padded on the left, without unused slots; rows without tokens have ended.
         key_B: sampling keys, one per row.
-        size: number of slots of the text buffer, prompt included. With a `context`, the cache has at most `2 * context` slots.
+        size: number of slots of the text buffer, prompt included.
     """
-    (B, P), context = text.ids_BS.shape, sampler.context
+    P, context = text.ids_BS.shape[1], sampler.context
     read = min(P, context) if context else P
-    slots = min(size, read + context) if context else size
+    slots = min(size, read + context) if context else size  # until a row slides, it adds at most `context` tokens
     cache = read_prompts(sampler.model, params, text.last(read), slots)
     text = text._replace(ids_BS=jnp.pad(text.ids_BS, ((0, 0), (0, size - P))))
-    return SamplerState(text, cache, jnp.zeros(B, bool), jnp.int32(0), key_B)
+    return SamplerState(text, cache, text.tokens_B == 0, jnp.int32(0), key_B)
 
 
 def decode_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.Array) -> SamplerState:
@@ -105,10 +105,11 @@ def slide_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.A
         cache = read_prompts(sampler.model, params, state.text.last(sampler.context), state.cache.size)
         return step(sampler, params, state._replace(cache=cache))
 
-    # A step can use the cache while no row has more than `context` tokens. Count ended rows too: after a row has slid, the
-    # cache lacks tokens and must not be used again.
-    cached_steps = jnp.clip(sampler.context + 1 - state.text.tokens_B.max(), 0, steps)
-    return repeat(read_again, decode_steps(sampler, params, state, cached_steps), steps - cached_steps)
+    # Use the cache while no row has more than `context` tokens. Count ended rows too: after a row has slid, the cache lacks
+    # tokens and must not be used again.
+    end, fitting = state.made + steps, sampler.context + 1 - state.text.tokens_B.max()
+    state = decode_steps(sampler, params, state, jnp.minimum(steps, fitting))
+    return repeat(read_again, state, end - state.made)
 
 
 def step(sampler: Sampler, params: Any, state: SamplerState) -> SamplerState:

@@ -32,15 +32,13 @@ def sizes(prompts: Sequence[Sequence[int]], limits: Sequence[int]) -> tuple[int,
     return round_up(len(prompts)), P, P + round_up(max(limits), 64)
 
 
-def left_pad(prompts: Sequence[Sequence[int]], limits: Sequence[int]) -> tuple[TokenBuffer, np.ndarray, int]:
-    """Stack prompts, padded on the left, and repeat the last prompt to fill the batch.
-
-    Returns the buffer, the index of the prompt of each row, and the number of slots for the whole text.
-    """
+def left_pad(prompts: Sequence[Sequence[int]], limits: Sequence[int]) -> tuple[TokenBuffer, int]:
+    """Stack prompts, padded on the left; further rows are empty. Return the buffer and the slots for the whole text."""
     B, P, size = sizes(prompts, limits)
-    prompt_B = np.minimum(np.arange(B), len(prompts) - 1)
-    rows = [np.pad(prompts[i], (P - len(prompts[i]), 0), constant_values=NO_TOKEN) for i in prompt_B]
-    return TokenBuffer(np.array(rows, np.int32), np.int32(P)), prompt_B, size  # type: ignore[arg-type]
+    ids_BP = np.full((B, P), NO_TOKEN, np.int32)
+    for row, ids in enumerate(prompts):
+        ids_BP[row, P - len(ids) :] = ids
+    return TokenBuffer(ids_BP, np.int32(P)), size  # type: ignore[arg-type]
 
 
 def start(
@@ -53,11 +51,12 @@ def start(
         params: the weights.
         prompts: ids of each prompt, at least one.
         keys: one random key per prompt.
-        limits: maximum number of new tokens of each prompt, for the text buffer size; the caller must end rows (`finish`).
+        limits: maximum number of new tokens of each prompt, for the text buffer size; rows do not end at their limits.
     """
-    assert len(keys) == len(prompts), (keys.shape, len(prompts))  # a check, because JAX clamps out-of-range indices
-    text, prompt_B, size = left_pad(prompts, limits)
-    return _compiled(prefill, sampler, static_argnames="size")(params, text, _rows(keys, prompt_B), size)
+    text, size = left_pad(prompts, limits)
+    assert len(keys) == len(prompts), (keys.shape, len(prompts))  # a check, because `_resize` repeats keys
+    key_B = _resize(keys, len(text.ids_BS))
+    return _compiled(prefill, sampler, static_argnames="size")(params, text, key_B, size)
 
 
 def run(sampler: Sampler, params: Any, state: SamplerState, steps: int) -> SamplerState:
@@ -69,26 +68,19 @@ def run(sampler: Sampler, params: Any, state: SamplerState, steps: int) -> Sampl
 def new_ids(state: SamplerState, since: int = 0) -> np.ndarray:
     """Return the new tokens at index `since` and later, int32 `[B, n]`.
 
-    A stop id, a negative token (`NO_TOKEN` or `NOT_A_NUMBER`) or `finish` ends a row; later tokens are undefined.
+    A stop id or a negative token (`NO_TOKEN` or `NOT_A_NUMBER`) ends a row; later tokens are undefined.
     """
     end = int(state.text.length)
     ids_BS = np.array(state.text.ids_BS)  # a copy: the next call donates the buffer
     return ids_BS[:, end - int(state.made) + since : end]
 
 
-def finish(state: SamplerState, rows: Sequence[int]) -> SamplerState:
-    """Mark rows as finished, so that they generate no more tokens."""
-    done_B = np.array(state.done_B)
-    done_B[list(rows)] = True
-    return state._replace(done_B=jax.device_put(done_B, state.done_B.sharding))
-
-
 def shared(state: SamplerState, prompt: Sequence[int]) -> int:
-    """Return the number of leading prompt tokens in a one-row cache; 0 if `resume` saves no computation."""
-    cached = np.asarray(state.text.ids_BS)[0, _first(state) : int(state.cache.length)].tolist()
-    differ = (i for i, (a, b) in enumerate(zip(cached, prompt, strict=False)) if a != b)
-    same = min(next(differ, min(len(cached), len(prompt))), len(prompt) - 1)
-    return same if same > _again(same, prompt) else 0
+    """Return the number of leading prompt tokens, except the last, in a one-row cache; 0 if `resume` would read all again."""
+    cached = np.asarray(state.text.ids_BS)[0, _first(state) : int(state.cache.length)]
+    n = min(len(cached), len(prompt) - 1)
+    same = int(np.cumprod(cached[:n] == np.asarray(prompt[:n])).sum())
+    return same if _begin(same, len(prompt) - 1) > 0 else 0
 
 
 def _first(state: SamplerState) -> int:
@@ -96,10 +88,10 @@ def _first(state: SamplerState) -> int:
     return int(np.argmax(np.asarray(state.text.ids_BS)[0] >= 0))
 
 
-def _again(same: int, prompt: Sequence[int]) -> int:
-    """Return how many of the `same` cached tokens `resume` reads again, to round its first chunk up to a power of two."""
-    rest = (len(prompt) - 1 - same) % CHUNK
-    return round_up(rest) - rest if rest else 0
+def _begin(same: int, end: int) -> int:
+    """Return the first token that `resume` reads: before `same`, so that the size of its last chunk is a power of two."""
+    rest = (end - same) % CHUNK
+    return same - (round_up(rest) - rest) if rest else same
 
 
 def resume(
@@ -107,20 +99,17 @@ def resume(
 ) -> SamplerState:
     """Start a prompt from a one-row state that caches its first `same` tokens (`shared`, above 0); donate the cache.
 
-    As after `start`, the cache holds all tokens except the last; missing tokens are read in chunks of `CHUNK`, after a smaller
-    first chunk. The text buffer has room for `limit` new tokens. The sampler must have no `context`: only then, a token has the
-    same slot in text and cache.
+    As after `start`, the cache holds all tokens except the last, and the text buffer has room for `limit` new tokens. Missing
+    tokens are read in chunks. The sampler must have no `context`: only then, a token has the same slot in text and cache.
     """
     cache, first, end = state.cache, _first(state), len(prompt) - 1
-    begin = same - _again(same, prompt)
+    begin = _begin(same, end)
     size = first + sizes([prompt], [limit])[2]
     cache = cache if cache.size >= size else _grow(cache, size - cache.size)
     cache = cache._replace(length=jnp.int32(first + begin))
-    while begin < end:
-        count = (end - begin) % CHUNK or CHUNK
-        ids_1T = np.asarray([prompt[begin : begin + count]], np.int32)
+    for at in range(begin, end, CHUNK):
+        ids_1T = np.asarray([prompt[at : min(at + CHUNK, end)]], np.int32)
         cache = _compiled(_read, sampler, donate_argnames="cache")(params, cache, ids_1T)
-        begin += count
     ids_1S = np.full((1, cache.size), NO_TOKEN, np.int32)
     ids_1S[0, first : first + len(prompt)] = prompt
     text = TokenBuffer(jnp.asarray(ids_1S), jnp.int32(first + len(prompt)))
@@ -131,8 +120,8 @@ def search(
     sampler: Sampler, beams: BeamParams, params: Any, prompts: Sequence[Sequence[int]], limits: Sequence[int]
 ) -> Hypotheses:
     """Run beam search on prompts, with at most `limits` new ids for each prompt; return host arrays."""
-    text, prompt_B, size = left_pad(prompts, limits)
-    limit_B = np.asarray(limits, np.int32)[prompt_B]
+    text, size = left_pad(prompts, limits)
+    limit_B = np.pad(np.asarray(limits, np.int32), (0, len(text.ids_BS) - len(limits)))
     return jax.device_get(_compiled(BeamSearch.run, BeamSearch(sampler, beams, size))(params, text, limit_B))
 
 
@@ -145,5 +134,5 @@ def _compiled(function: Callable[..., Any], settings: Any, **jit: Any) -> Any:
     return jax.jit(partial(function, settings), **jit)
 
 
-_rows = jax.jit(lambda keys, row_B: keys[row_B])
+_resize = jax.jit(jnp.resize, static_argnums=1)
 _grow = jax.jit(grow, static_argnums=1)

@@ -220,11 +220,9 @@ def decode(
             state = engine.start(sampler, params, request.rows, keys, request.new)
         else:
             state = engine.resume(sampler, params, before, reused, request.rows[0], keys[0], request.new[0])
-    steps, finished = block if block >= longest else 1, list[int]()  # one token first, for a quick first piece
-    while len(finished) < len(texts):
+    steps = block if block >= longest else 1  # one token first, for a quick first piece
+    while any(text.finish_reason is None for text in texts):
         with request.on_device():
-            if finished:  # and the rows that fill the batch, copies of the last text
-                state = engine.finish(state, [*finished, *range(len(texts), len(state.done_B))])
             state = engine.run(sampler, params, state, min(steps, longest - made))
         fresh_BT = engine.new_ids(state, made)
         made, steps = int(state.made), block
@@ -237,7 +235,6 @@ def decode(
                     yield Piece(row, piece, Generation(text.text, text.ids, text.finish_reason)), state
                 elif piece:
                     yield Piece(row, piece, None), state
-        finished = [row for row, text in enumerate(texts) if text.finish_reason]
 
 
 def _beam_search(

@@ -54,6 +54,15 @@ def test_an_ended_row_does_not_change() -> None:
     assert out.tolist() == [[5, 6, 6, 6], [8, 9, 0, 1]]
 
 
+def test_rows_that_fill_the_batch_have_ended() -> None:
+    """Three prompts take four rows; all rows have ended once the three prompts have."""
+    rows = [[4], [7, 8], [3]]
+    state = engine.start(replace(STUB, stop_ids=(6,)), None, rows, jax.random.split(jax.random.key(0), 3), [20] * 3)
+    assert state.done_B.tolist() == [False, False, False, True]
+    state = engine.run(replace(STUB, stop_ids=(6,)), None, state, 20)
+    assert engine.new_ids(state).tolist() == [[5, 6, *[6] * 6], [9, *range(7)], [4, 5, 6, *[6] * 5], [-1] * 8]
+
+
 def test_tokens_do_not_depend_on_steps_per_call() -> None:
     for steps in (1, 2, 9):
         assert generated(STUB, None, [[4], [7]], 5, steps).tolist() == [[5, 6, 7, 8, 9], [8, 9, 0, 1, 2]]

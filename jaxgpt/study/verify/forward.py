@@ -43,7 +43,7 @@ def cached(s: Subject) -> float:
 def padded(s: Subject) -> float:
     """Compare logits of left-padded prompts of different lengths to the logits of each prompt alone."""
     prompts = [np.asarray(s.tokens[0]).tolist(), np.asarray(s.tokens[1, : max(s.length // 3, 1)]).tolist()]
-    text, _, _ = engine.left_pad(prompts, [0, 0])
+    text, _ = engine.left_pad(prompts, [0, 0])
     P = text.ids_BS.shape[1]
     logits, _ = jax.jit(partial(prompt_logits, s.model), static_argnums=2)(s.params, text.ids_BS, P)
     together = [np.asarray(logits[row, P - len(ids) :]) for row, ids in enumerate(prompts)]
