@@ -137,7 +137,8 @@ class BeamSearch:
         log_p_BC, beam_BC, id_BC, ids_BCS = self.candidates(state, logits_X1V[:, -1])
         (B, C), W = id_BC.shape, self.beams.num_beams
         made, penalty = state.made + 1, self.beams.length_penalty
-        ends_BC = self.sampler.ends(id_BC) | (made >= state.limit_B)[:, None]
+        # NaN also ends a sequence, which the caller then reports.
+        ends_BC = self.sampler.ends(id_BC) | (made >= state.limit_B)[:, None] | jnp.isnan(log_p_BC)
 
         def score(log_p: jax.Array, length: jax.Array) -> jax.Array:
             return log_p / length.astype(jnp.float32) ** penalty
@@ -147,17 +148,16 @@ class BeamSearch:
         ids_BWS, beam_BW = (gather_beams(x, next_BW) for x in (ids_BCS, beam_BC))
         from_X = (jnp.arange(B)[:, None] * W + beam_BW).reshape(-1)
 
-        # A sequence finishes only if it is among the W best candidates. NaN scores are kept for the caller to report.
-        finishes_BC = ends_BC & (jnp.arange(C) < W)[None, :] & (log_p_BC != NO_SCORE)
-        new_BC = score(log_p_BC, made) + jnp.where(finishes_BC, 0.0, NO_SCORE)  # a sum, which preserves NaN
-        new_BC = jnp.where(state.active_B[:, None], new_BC, NO_SCORE)  # ignore NaN past the learned positions
+        # As in transformers, a sequence finishes only if it is among the W best candidates.
+        finishes_BC = ends_BC & (jnp.arange(C) < W)[None, :] & state.active_B[:, None] & (log_p_BC != NO_SCORE)
+        new_BC = jnp.where(finishes_BC, score(log_p_BC, made), NO_SCORE)
         new = Hypotheses(ids_BCS, jnp.full((B, C), made), new_BC)
         both = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), state.best, new)
         _, best_BW = jax.lax.top_k(both.score_BW, W)
         best: Hypotheses = jax.tree.map(lambda x: gather_beams(x, best_BW), both)
 
-        # Stop a row if its best running sequence is not expected to beat its worst finished sequence; with
-        # `early_stopping`, once all its sequences are finished.
+        # Stop a row if its best running sequence is not expected to beat its worst finished sequence: at its current length,
+        # or with "never" at the length with the highest score. With `early_stopping`, stop once W sequences are finished.
         longest = self.beams.early_stopping == "never" and penalty > 0
         length_B = jnp.maximum(state.limit_B, 1) if longest else jnp.full((B,), made)
         active_B = state.active_B & (score(score_BW[:, 0], length_B) > best.score_BW.min(-1))

@@ -62,9 +62,8 @@ def lookup_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.
         return decode_steps(sampler, params, state, jnp.int32(1))
 
     def verify(state: SamplerState, draft_G: jax.Array) -> SamplerState:
-        text, cache = state.text, state.cache
-        drafted = text.append(draft_G[None])
-        logits_1TV, after = extend(sampler.model, params, drafted.last(DRAFT + 1).ids_BS, cache)
+        text, drafted = state.text, state.text.append(draft_G[None])
+        logits_1TV, cache = extend(sampler.model, params, drafted.last(DRAFT + 1).ids_BS, state.cache)
 
         def sample(logits_V: jax.Array, t: jax.Array) -> jax.Array:
             seen = drafted._replace(length=text.length + t)
@@ -75,10 +74,13 @@ def lookup_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.
         ended_T = sampler.ends(token_T)
         accepted_G = jnp.cumprod((token_T[:-1] == draft_G) & ~ended_T[:-1])
         count = accepted_G.sum(dtype=jnp.int32) + 1  # with the token sampled after the accepted tokens
-        # The cache slots after the accepted tokens are masked until later tokens overwrite them.
-        text = text.append(token_T[None])._replace(length=text.length + count)
-        cache, done_1 = after._replace(length=cache.length + count), ended_T[count - 1][None]
-        return state._replace(text=text, cache=cache, done_B=done_1, made=state.made + count)
+        # Keep `count` tokens: the slots after them are masked until later tokens overwrite them.
+        return state._replace(
+            text=text.append(token_T[None])._replace(length=text.length + count),
+            cache=cache._replace(length=state.cache.length + count),
+            done_B=ended_T[count - 1][None],
+            made=state.made + count,
+        )
 
     def step(state: SamplerState) -> SamplerState:
         draft_G, found = draft_tokens(state.text, sampler.lookup, DRAFT)
