@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import timeit
 from typing import Any
 
 import jax
@@ -77,6 +78,17 @@ def test_top_p_of_a_large_vocabulary_equals_a_full_sort(p: float) -> None:
             size = max(1, int(np.searchsorted(np.cumsum(probability[order]), p) + 1)) if p else 1
             assert abs(len(ids) - size) <= 1  # the boundary itself depends on the last bit
             assert set(order[: size - 1].tolist()) <= set(ids) <= set(order[: size + 1].tolist())
+
+
+def test_xla_still_sorts_integers_faster() -> None:
+    """Otherwise `keep_top_p` can sort the probabilities instead of their bits."""
+    probability = jax.nn.softmax(jax.random.normal(jax.random.key(0), (50_257,)))
+    sort = jax.jit(jnp.sort)
+
+    def seconds(x: jax.Array) -> float:
+        return min(timeit.repeat(lambda: sort(x).block_until_ready(), number=1, repeat=6))
+
+    assert seconds(probability) > 2 * seconds(jax.lax.bitcast_convert_type(probability, jnp.int32))
 
 
 def test_min_p_is_relative_to_the_top_probability() -> None:
