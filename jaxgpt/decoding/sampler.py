@@ -105,10 +105,10 @@ def slide_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.A
         cache = read_prompts(sampler.model, params, state.text.last(sampler.context), state.cache.size)
         return step(sampler, params, state._replace(cache=cache))
 
-    # Use the cache while no row has more than `context` tokens. Count ended rows too: after a row has slid, the cache lacks
-    # tokens and must not be used again.
-    end, fitting = state.made + steps, sampler.context + 1 - state.text.tokens_B.max()
-    state = decode_steps(sampler, params, state, jnp.minimum(steps, fitting))
+    # Use the cache while no row has more than `context` tokens: a step that reads token n of a row appends token n + 1. Count
+    # ended rows too: after a row has slid, the cache lacks tokens and must not be used again.
+    end, longest = state.made + steps, state.text.tokens_B.max()
+    state = decode_steps(sampler, params, state, jnp.minimum(steps, sampler.context + 1 - longest))
     return repeat(read_again, state, end - state.made)
 
 

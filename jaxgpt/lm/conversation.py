@@ -97,9 +97,9 @@ class Chat:
             pieces = decode(request, request.sampler(sampling), key_1, STREAM_BLOCK, before=before, reused=self.reused)
             for piece, state in pieces:
                 answer = (answer or "") + piece.text
-                self._state = state
+                self._state = state  # for the next answer, if the caller closes this one
                 yield piece
-                self._state = None  # the next call consumes the state
+                self._state = None  # donated by the next call
             self._state = state
         except Exception:
             answer = None

@@ -76,7 +76,7 @@ def new_ids(state: SamplerState, since: int = 0) -> np.ndarray:
 
 
 def shared(state: SamplerState, prompt: Sequence[int]) -> int:
-    """Return the number of leading prompt tokens, except the last, in a one-row cache; 0 if `resume` would read all again."""
+    """Return how many leading prompt tokens, except the last, a one-row cache holds; 0 if `resume` would read all again."""
     cached = np.asarray(state.text.ids_BS)[0, _first(state) : int(state.cache.length)]
     n = min(len(cached), len(prompt) - 1)
     same = int(np.cumprod(cached[:n] == np.asarray(prompt[:n])).sum())
@@ -89,7 +89,7 @@ def _first(state: SamplerState) -> int:
 
 
 def _begin(same: int, end: int) -> int:
-    """Return the first token that `resume` reads: before `same`, so that the size of its last chunk is a power of two."""
+    """Return the first token that `resume` reads: before `same`, to round the size of its last chunk up to a power of two."""
     rest = (end - same) % CHUNK
     return same - (round_up(rest) - rest) if rest else same
 
