@@ -69,7 +69,7 @@ def keep_top_p(logits_BV: jax.Array, p: float) -> jax.Array:
     bits_BV = jnp.sort(jax.lax.bitcast_convert_type(probability_BV, jnp.int32), axis=-1)
     sorted_BV = jax.lax.bitcast_convert_type(bits_BV, jnp.float32)
     larger_BV = jax.lax.cumsum(sorted_BV, 1, reverse=True) - sorted_BV  # total probability of the more probable tokens
-    kept_BV = larger_BV < max(p, TINY)
+    kept_BV = larger_BV < jnp.maximum(p, TINY)
     least_B1 = jnp.min(jnp.where(kept_BV, sorted_BV, jnp.inf), -1, keepdims=True)
     ties_B1 = jnp.sum(kept_BV & (sorted_BV == least_B1), -1, keepdims=True)
     tie_BV = probability_BV == least_B1

@@ -88,7 +88,7 @@ def generate(
         filters: pure functions `(logits_BV, text) -> logits_BV`, with `text` a `TokenBuffer`, applied before the temperature.
             -inf forbids a token. Define each filter once: every new function is compiled.
         key: a seed or a `jax.random.key`, folded with the index of each text; or an array of keys, one per text.
-        progress: callback with the number of new tokens and the maximum, for the longest text; not called with beams.
+        progress: callback with the number of sampling steps so far, and the maximum; not called with beams.
         **settings: fields of `TextParams` (max_new_tokens, max_length, stop, stop_ids, overflow, lookup), of `SamplingParams`
             (temperature, top_k, top_p, min_p, repetition_penalty, no_repeat_ngram_size) and of `BeamParams` (num_beams,
             num_return_sequences, length_penalty, early_stopping). `jaxgpt sample --help` describes them.
