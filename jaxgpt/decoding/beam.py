@@ -122,7 +122,7 @@ class BeamSearch:
             ids of the extended text, `[B, C, S]`.
         """
         (B, W), V = state.score_BW.shape, logits_XV.shape[-1]
-        C = min(max(2, 1 + len(self.sampler.stop_ids)), V) * W
+        C = min(max(2, 1 + len(self.sampler.stop_ids)), V) * W  # each beam has a continuation by each stop id
         log_p_XV = jax.nn.log_softmax(logits_XV, axis=-1)
         log_p_XV = warp(log_p_XV, state.text, self.sampler.sampling, self.sampler.filters)
         log_p_BWV = log_p_XV.reshape(B, W, V) + state.score_BW[:, :, None]
@@ -157,7 +157,8 @@ class BeamSearch:
         best: Hypotheses = jax.tree.map(lambda x: gather_beams(x, best_BW), both)
 
         # Stop a row if its best running sequence is not expected to beat its worst finished sequence: at its current length,
-        # or with "never" at the length with the highest score. With `early_stopping`, stop once W sequences are finished.
+        # or with "never" at the length with the highest score, which is the limit if the penalty is positive. With
+        # `early_stopping`, stop once W sequences are finished.
         longest = self.beams.early_stopping == "never" and penalty > 0
         length_B = jnp.maximum(state.limit_B, 1) if longest else jnp.full((B,), made)
         active_B = state.active_B & (score(score_BW[:, 0], length_B) > best.score_BW.min(-1))

@@ -44,9 +44,8 @@ class TokenBuffer(NamedTuple):
         program does not depend on n.
         """
         (ids_BS, length), S = self, self.ids_BS.shape[1]
+        # Slot s has a token after its n tokens, so rolling does not wrap here. If length <= n, no slot matches.
         earlier_BS = (ids_BS >= 0) & (jnp.arange(S) < length - n)[None, :]
-        if n >= S:
-            return jnp.zeros_like(earlier_BS)
 
         def compare(carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
             i, matches_BS, ahead_BS = carry  # ahead_BS: ids_BS rolled left by i

@@ -65,16 +65,17 @@ def keep_top_p(logits_BV: jax.Array, p: float) -> jax.Array:
     Source: Holtzman et al. 2020 (nucleus sampling).
     """
     probability_BV = jax.nn.softmax(logits_BV, axis=-1)
-    # Sort the bits: they have the same order, and integers are sorted faster.
-    bits_BV = jnp.sort(jax.lax.bitcast_convert_type(probability_BV, jnp.int32), axis=-1)
-    sorted_BV = jax.lax.bitcast_convert_type(bits_BV, jnp.float32)
-    larger_BV = jax.lax.cumsum(sorted_BV, 1, reverse=True) - sorted_BV  # total probability of the more probable tokens
-    kept_BV = larger_BV < jnp.maximum(p, TINY)
-    least_B1 = jnp.min(jnp.where(kept_BV, sorted_BV, jnp.inf), -1, keepdims=True)
-    ties_B1 = jnp.sum(kept_BV & (sorted_BV == least_B1), -1, keepdims=True)
+    # Sort the bits: they have the same order, and integers are sorted faster. Ranks R ascend.
+    bits_BR = jnp.sort(jax.lax.bitcast_convert_type(probability_BV, jnp.int32), axis=-1)
+    sorted_BR = jax.lax.bitcast_convert_type(bits_BR, jnp.float32)
+    above_BR = jax.lax.cumsum(sorted_BR, 1, reverse=True) - sorted_BR  # total probability of the higher ranks
+    kept_BR = above_BR < jnp.maximum(p, TINY)
+    # Of the tokens with the least probability that is kept, keep as many as ranks, the largest ids first.
+    least_B1 = jnp.min(jnp.where(kept_BR, sorted_BR, jnp.inf), -1, keepdims=True)
+    ties_B1 = jnp.sum(kept_BR & (sorted_BR == least_B1), -1, keepdims=True)
     tie_BV = probability_BV == least_B1
-    rank_BV = jax.lax.cumsum(tie_BV.astype(jnp.int32), 1, reverse=True)  # 1: the largest id
-    return jnp.where((probability_BV < least_B1) | (tie_BV & (rank_BV > ties_B1)), NEVER, logits_BV)
+    place_BV = jax.lax.cumsum(tie_BV.astype(jnp.int32), 1, reverse=True)  # 1: the largest id
+    return jnp.where((probability_BV < least_B1) | (tie_BV & (place_BV > ties_B1)), NEVER, logits_BV)
 
 
 def keep_min_p(logits_BV: jax.Array, p: float) -> jax.Array:

@@ -29,7 +29,7 @@ class Sampler:
         stop_ids: ids that end a row.
         filters: filters applied before the temperature; functions are compared by identity.
         context: maximum number of tokens that `prefill` and `slide_steps` read; 0: no limit; `slide_steps` needs a limit.
-        lookup: length of the n-grams that `lookup_steps` matches, at least 1; 0: no prompt lookup.
+        lookup: length of the n-grams that `lookup_steps` (one row) matches, at least 1; 0: no prompt lookup.
     """
 
     model: GPT
@@ -50,7 +50,8 @@ class SamplerState(NamedTuple):
     Attributes:
         text: prompts and generated tokens.
         cache: KV cache of the tokens except the last of each row.
-        done_B: bool, rows that have ended; they repeat their last token, and their logits are not used.
+        done_B: bool, rows that have ended at a stop id or negative id; they repeat their last token, and their logits are not
+            used. The caller drops the tokens of a row beyond its own maximum.
         made: int32 scalar, number of tokens generated so far per row; 0 after `prefill`.
         key_B: sampling keys; new token i of a row is sampled with `fold_in(key, i)`.
     """
@@ -74,7 +75,7 @@ def prefill(sampler: Sampler, params: Any, text: TokenBuffer, key_B: jax.Array, 
     """
     P, context = text.ids_BS.shape[1], sampler.context
     read = min(P, context) if context else P
-    slots = min(size, read + context) if context else size  # until a row slides, it adds at most `context` tokens
+    slots = min(size, read + context) if context else size  # `slide_steps` adds at most `context` tokens to the cache
     cache = read_prompts(sampler.model, params, text.last(read), slots)
     text = text._replace(ids_BS=jnp.pad(text.ids_BS, ((0, 0), (0, size - P))))
     return SamplerState(text, cache, text.tokens_B == 0, jnp.int32(0), key_B)
@@ -105,11 +106,11 @@ def slide_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.A
         cache = read_prompts(sampler.model, params, state.text.last(sampler.context), state.cache.size)
         return step(sampler, params, state._replace(cache=cache))
 
-    # Use the cache while no row has more than `context` tokens: a step that reads token n of a row appends token n + 1. Count
-    # ended rows too: after a row has slid, the cache lacks tokens and must not be used again.
-    end, longest = state.made + steps, state.text.tokens_B.max()
-    state = decode_steps(sampler, params, state, jnp.minimum(steps, sampler.context + 1 - longest))
-    return repeat(read_again, state, end - state.made)
+    # Count ended rows too: after a row has slid, the cache lacks tokens and must not be used again.
+    longest = state.text.tokens_B.max()
+    # A step with the cache reads all tokens of a row, which may be `context` or fewer.
+    cached_steps = jnp.clip(sampler.context + 1 - longest, 0, steps)
+    return repeat(read_again, decode_steps(sampler, params, state, cached_steps), steps - cached_steps)
 
 
 def step(sampler: Sampler, params: Any, state: SamplerState) -> SamplerState:
@@ -122,17 +123,17 @@ def step(sampler: Sampler, params: Any, state: SamplerState) -> SamplerState:
     return SamplerState(text.append(token_B[:, None]), cache, done_B, state.made + 1, state.key_B)
 
 
-def repeat(step: Callable[[SamplerState], SamplerState], state: SamplerState, steps: jax.Array) -> SamplerState:
-    """Call `step` until `steps` more tokens per row exist, all rows end, or the text buffer is full."""
+def repeat(advance: Callable[[SamplerState], SamplerState], state: SamplerState, steps: jax.Array) -> SamplerState:
+    """Call `advance` until `steps` more tokens per row exist, all rows end, or the text buffer is full."""
     last = state.made + jnp.minimum(steps, state.text.room)
-    return jax.lax.while_loop(lambda state: (state.made < last) & ~jnp.all(state.done_B), step, state)
+    return jax.lax.while_loop(lambda state: (state.made < last) & ~jnp.all(state.done_B), advance, state)
 
 
 def read_prompts(model: GPT, params: Any, text: TokenBuffer, slots: int) -> KVCache:
     """Run the model on prompts without the last token of each row; return a cache of `slots` slots."""
     ids_BT = text.last(max(text.ids_BS.shape[1], 2)).ids_BS[:, :-1]  # the model reads at least one slot
     result: Any = model.apply({"params": params}, ids_BT, slots, method=GPT.prefill)
-    return result[1]
+    return result[1]  # the compiler removes the logits
 
 
 def extend(model: GPT, params: Any, ids_BT: jax.Array, cache: KVCache) -> tuple[jax.Array, KVCache]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import chex
@@ -179,27 +179,24 @@ class GPT(Module):
             cache: a cache with slots reserved for the tokens; None: attend only to the given tokens.
             key: random key of the dropout masks; None disables dropout.
         """
-        c, position_BT = self.config, jnp.maximum(positions.position_BT, 0)
+        c, position_BT = self.config, positions.position_BT
         if c.positions == "learned":
-            x_BTD = x_BTD + self.named("pos_embed", self.wpe(position_BT))
+            x_BTD = x_BTD + self.named(
+                "pos_embed", self.wpe(jnp.maximum(position_BT, 0))
+            )  # padding: any row of the table
         elif c.positions == "sinusoidal":
             x_BTD = x_BTD + self.named("pos_embed", sinusoidal(position_BT, c.n_embd).astype(x_BTD.dtype))
         x_BTD = constrain(dropout(x_BTD, c.dropout, subkey(key, 0)), ("batch", "length", "width"))
-        rotations = {window: self._rotation(position_BT, window) for window in sorted(set(c.windows))}
-        x_BTD, layers = self.blocks(x_BTD, positions, rotations, cache, key)
+        x_BTD, layers = self.blocks(x_BTD, positions, cache, key)
         return self.ln_f(x_BTD) if c.final_norm else x_BTD, layers
 
     def blocks(
-        self,
-        x_BTD: jax.Array,
-        positions: Positions,
-        rotations: Mapping[int, Rotation | None],
-        cache: KVCache | None,
-        key: jax.Array | None,
+        self, x_BTD: jax.Array, positions: Positions, cache: KVCache | None, key: jax.Array | None
     ) -> tuple[jax.Array, tuple[KeysValues, ...]]:
-        """Apply the blocks; `rotations` has one entry per window. Return `[B, T, D]`, and each layer's keys and values."""
-        layers = []
-        for layer, (block, window) in enumerate(zip(self.h, self.config.windows, strict=True)):
+        """Apply the blocks; return `[B, T, D]`, and each layer's keys and values."""
+        windows, layers = self.config.windows, []
+        rotations = {window: self._rotation(positions, window) for window in sorted(set(windows))}
+        for layer, (block, window) in enumerate(zip(self.h, windows, strict=True)):
             visible = Visible(positions, None if cache is None else Positions(cache.position_BS), window)
             cached = None if cache is None else (cache.layers[layer], cache.length)
             x_BTD, kv = block(x_BTD, visible, rotations[window], cached, layer, subkey(key, layer + 1))
@@ -207,13 +204,17 @@ class GPT(Module):
         return x_BTD, tuple(layers)
 
     def head(self, x_BTD: jax.Array) -> jax.Array:
-        """Compute logits from hidden states, float32 `[B, T, V]`; a tied head is the transposed token table."""
+        """Compute logits from hidden states, in `ops.dtype`, and return them as float32 `[B, T, V]`.
+
+        A tied head is the transposed token table.
+        """
         logits_BTV = self.wte.logits(x_BTD) if self.config.tie_embeddings else self.lm_head(x_BTD)
         logits_BTV = constrain(logits_BTV, ("batch", "length", "vocab")).astype(jnp.float32)
         cap = self.config.logit_softcap
         return self.named("logits", cap * jnp.tanh(logits_BTV / cap) if cap else logits_BTV)
 
-    def _rotation(self, position_BT: jax.Array, window: int) -> Rotation | None:
+    def _rotation(self, positions: Positions, window: int) -> Rotation | None:
+        """Return the rotations of the layers with a window; local and global layers may have different angles."""
         c = self.config
         if c.positions != "rope":
             return None
@@ -221,4 +222,4 @@ class GPT(Module):
         theta, scaling = c.rope_theta, Llama3Scaling(*factors)
         if window and c.rope_local_theta:
             theta, scaling = c.rope_local_theta, Llama3Scaling()
-        return self.ops.rotation(position_BT, rope_frequencies(c.rotary_width, theta, scaling))
+        return self.ops.rotation(positions.position_BT, rope_frequencies(c.rotary_width, theta, scaling))

@@ -6,7 +6,6 @@ layer axis in each leaf.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -18,7 +17,6 @@ from jaxgpt.model.cache import KeysValues, KVCache
 from jaxgpt.model.gpt import GPT, Block
 from jaxgpt.ops.attention import Positions, Visible
 from jaxgpt.ops.random import subkey
-from jaxgpt.ops.rotary import Rotation
 
 STACKED = "h"
 NO_CACHE = "ScannedGPT has no cache: generate with GPT and the result of unstack_layers"
@@ -29,19 +27,15 @@ class ScannedGPT(GPT):
     """A GPT with stacked weights and no cache; its compile time hardly depends on the number of layers."""
 
     def blocks(
-        self,
-        x_BTD: jax.Array,
-        positions: Positions,
-        rotations: Mapping[int, Rotation | None],
-        cache: KVCache | None,
-        key: jax.Array | None,
+        self, x_BTD: jax.Array, positions: Positions, cache: KVCache | None, key: jax.Array | None
     ) -> tuple[jax.Array, tuple[KeysValues, ...]]:
         """Apply the blocks in a scan; all layers must have the same window. `init` declares unstacked weights."""
         if self.is_initializing():
-            return super().blocks(x_BTD, positions, rotations, cache, key)
+            return super().blocks(x_BTD, positions, cache, key)
         if cache is not None:
             raise TypeError(NO_CACHE)
-        [(window, rotation)] = rotations.items()
+        [window] = set(self.config.windows)
+        rotation = self._rotation(positions, window)
         block, visible = Block(self.config, self.ops, parent=None), Visible(positions, None, window)
 
         def run(x_BTD: jax.Array, scanned: tuple[Any, jax.Array, jax.Array | None]) -> tuple[jax.Array, None]:

@@ -71,7 +71,7 @@ def padded_positions(ids_BT: jax.Array) -> Positions:
 
 
 def document_positions(document_BT: jax.Array) -> Positions:
-    """Return positions that start at 0 in each document; a document must be contiguous in its row."""
+    """Return positions that start at 0 in each document; a document is a run of equal ids in its row."""
     slot_BT = jnp.broadcast_to(jnp.arange(document_BT.shape[1], dtype=jnp.int32), document_BT.shape)
     begins_BT = jnp.diff(document_BT, prepend=document_BT[:, :1]) != 0
     return Positions(slot_BT - jax.lax.cummax(jnp.where(begins_BT, slot_BT, 0), axis=1), document_BT)
@@ -82,8 +82,8 @@ def attend(
 ) -> jax.Array:
     """Compute `softmax(scale * q k^T) v` over the visible keys, with a float32 softmax: `[B, T, N, H]`.
 
-    With fewer key heads than query heads, query head n uses key head `n // (N / K)`. A query without visible keys (padding)
-    attends to all keys equally.
+    With fewer key heads than query heads, query head n uses key head `n // (N / K)`. The output of a query without visible
+    keys (padding) is finite and not used: here it attends to all keys equally, in a kernel perhaps to other padding.
 
     Args:
         q_BTNH: queries.
@@ -92,6 +92,7 @@ def attend(
         visible: the keys that each query attends to.
         scale: factor of the scores, usually `1 / sqrt(H)`.
         edit: called with "scores" and the masked scores `[B, N, T, S]`, then with "pattern" and the attention weights.
+            Kernels call this function instead if `edit` is not None.
 
     Source: Vaswani et al. 2017, section 3.2; grouped queries: Ainslie et al. 2023.
     """

@@ -14,7 +14,7 @@ from jaxgpt.ops.attention import Positions, document_positions
 
 
 class RowSums(NamedTuple):
-    """The sums that an objective computes for each row of a batch.
+    """The sums that an objective computes for each row of a batch; training adds the rows, evaluation reports each.
 
     Attributes:
         loss_B: summed loss, float32.

@@ -18,7 +18,7 @@ from jaxgpt.train.muon import muon
 
 
 class Numbers(NamedTuple):
-    """Hyperparameters in `config.optim` that are arguments of the step: new values need no recompilation.
+    """Hyperparameters in `config.optim` that are arguments of the step: configs that differ only in them share a program.
 
     Betas and epsilons are constants of the program: as float32 arguments, their rounding would change `1 - beta` and
     every moment.

@@ -34,7 +34,7 @@ class TrainState(NamedTuple):
         params: trained parameters (weights or adapters), float32.
         opt_state: state of the optax optimizer.
         ema: exponential moving average (EMA) of `params`, or None.
-        skip: running statistics that decide whether an update is skipped; None: apply every update.
+        skip: running statistics that decide whether an update is skipped; None: apply every update, even if it is not finite.
     """
 
     step: jax.Array
@@ -76,6 +76,7 @@ def gradient_sums(
     """
 
     def total(params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, Sums]:
+        # If rows are sharded over devices, the compiler adds this sum and the gradients over the devices.
         loss, count, others = jax.tree.map(lambda x: x.sum(0), objective(params, batch, key))
         return loss, (loss, count, others)
 
@@ -85,7 +86,7 @@ def gradient_sums(
     rows = len(jax.tree.leaves(batch)[0])
     if rows % accumulation:
         raise ValueError(f"{rows} rows cannot be split into {accumulation} equal microbatches")
-    # Row r is in microbatch r % accumulation, so that every device keeps its rows.
+    # Each device holds consecutive rows, and microbatch r % accumulation takes row r, so every device keeps its rows.
     microbatches = jax.tree.map(lambda x: x.reshape(-1, accumulation, *x.shape[1:]).swapaxes(0, 1), batch)
 
     def add(sums: Any, microbatch: tuple[Any, jax.Array]) -> tuple[Any, None]:
@@ -141,13 +142,15 @@ def train_step(
         state: current state, from `init_state` with the same optimizer or from the previous step.
         batch: argument of the objective: any tree of arrays with rows as their first axis.
         objective: `next_token_loss(...)`, or any `Objective`.
-        optimizer: an optax transformation. Its `update` receives one extra argument, the loss as `value`.
+        optimizer: an optax transformation, including clipping. Its `update` receives one extra argument, the loss as `value`.
         dropout_seed: seed of the dropout masks, which are a function of (seed, step, microbatch); None: no dropout.
-        accumulation: number of equal microbatches of the rows. Without dropout, it changes results only by rounding.
+        accumulation: number of equal microbatches of the rows, which `parallel.mesh.microbatches` derives from
+            `train.accumulation`. Without dropout, it changes results only by rounding.
         sum_gradients: function with the signature of `gradient_sums`, such as `parallel.sums.sums_by_device`.
         ema_decay: decay of the EMA, `ema <- ema_decay * ema + (1 - ema_decay) * params`; 0: the state has no EMA.
-        spike_factor: as in `should_apply`, if the state has statistics to skip bad updates. A skipped update changes neither
-            `params` nor the EMA nor the optimizer state, including its schedules.
+        spike_factor: if the state has statistics, skip updates that are not finite, or whose loss or gradient norm exceeds
+            this factor times its running mean (`should_apply`); 0: no spikes. A skipped update changes neither `params` nor the
+            EMA nor the optimizer state, including its schedules.
 
     Returns:
         The new state, and the metrics: `loss` (mean before the update) and the objective's other means, `grad_norm` (before

@@ -63,9 +63,11 @@ def test_rows_that_fill_the_batch_have_ended() -> None:
     assert engine.new_ids(state).tolist() == [[5, 6, *[6] * 6], [9, *range(7)], [4, 5, 6, *[6] * 5], [-1] * 8]
 
 
-def test_tokens_do_not_depend_on_steps_per_call() -> None:
+@pytest.mark.parametrize("context", [0, 4])
+def test_tokens_do_not_depend_on_steps_per_call(context: int) -> None:
     for steps in (1, 2, 9):
-        assert generated(STUB, None, [[4], [7]], 5, steps).tolist() == [[5, 6, 7, 8, 9], [8, 9, 0, 1, 2]]
+        out = generated(replace(STUB, context=context), None, [[4], [7]], 5, steps)
+        assert out.tolist() == [[5, 6, 7, 8, 9], [8, 9, 0, 1, 2]]
 
 
 @pytest.mark.parametrize("sampler", [STUB, replace(STUB, lookup=2), replace(STUB, context=20)])
