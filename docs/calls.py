@@ -51,7 +51,6 @@ trainer.train.train
             train.loss.log_likelihood
     optimizer = train.optimizer.make_optimizer
       train.optimizer.schedule
-      train.clip.clip_by_global_norm
       train.muon.muon
 """,
     "prompt to text": """

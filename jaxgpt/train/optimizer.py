@@ -13,7 +13,6 @@ from jax.tree_util import DictKey
 from jaxgpt.config import Config, ModelConfig, OptimConfig
 from jaxgpt.model.params import map_weights
 from jaxgpt.model.scan import STACKED
-from jaxgpt.train.clip import clip_by_global_norm
 from jaxgpt.train.muon import muon
 
 
@@ -131,7 +130,7 @@ def make_optimizer(config: Config, numbers: Numbers | None = None) -> optax.Grad
             update = per_layer(
                 optax.adafactor(rate, weight_decay_rate=lambda step: decay * rate(step), weight_decay_mask=decays)
             )
-    clip = clip_by_global_norm(numbers.grad_clip) if o.grad_clip else optax.identity()
+    clip = optax.clip_by_global_norm(numbers.grad_clip) if o.grad_clip else optax.identity()
     return optax.chain(clip, update)
 
 

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import optax
 
 from jaxgpt.ops.random import named_key, subkey
-from jaxgpt.train.clip import squared_norms
 from jaxgpt.train.loss import Objective
 from jaxgpt.train.skip import SkipStatistics, init_statistics, should_apply
 
@@ -117,8 +116,13 @@ def gradients(
         raise ValueError(f"sums of an objective must not have the names of other metrics: {sorted(taken)}")
     count = jnp.where(count == 0, 1, count)  # zero loss and gradients without targets
     means = {name: total / count for name, total in {"loss": loss, **others}.items()}
-    inverse = 1 / count  # a product can be fused with the next operations, see train/clip.py
+    inverse = 1 / count  # some compilers fuse a product with the next operations, but write a quotient to memory
     return means, jax.tree.map(lambda g: g * inverse, grads)
+
+
+def squared_norms(grads: Any) -> jax.Array:
+    """Compute the squared norm of each gradient, float32 `[leaves]`."""
+    return jnp.stack([jnp.square(g.astype(jnp.float32)).sum() for g in jax.tree.leaves(grads)])
 
 
 def train_step(

@@ -16,7 +16,7 @@ from jaxgpt.model.lora import init_lora
 from jaxgpt.model.params import abstract_params, flatten_params
 from jaxgpt.model.scan import stack_layers
 from jaxgpt.ops import Ops
-from jaxgpt.train.clip import squared_norm
+from jaxgpt.train.step import squared_norms
 from jaxgpt.trainer.failures import first_non_finite
 
 WORDS = "first in the backward pass in the gradient of"
@@ -61,7 +61,7 @@ def test_the_first_bad_gradient_is_named(module: str, name: str, settings: dict[
     def loss(params: Any) -> jax.Array:
         return GPT(model, Ops(edit=edit)).apply({"params": params}, jnp.arange(4)[None]).var()  # type: ignore[union-attr]
 
-    squares = [float(squared_norm(gradient)) for gradient in jax.tree.leaves(jax.grad(loss)(params))]
+    squares = squared_norms(jax.grad(loss)(params)).tolist()
     assert first_non_finite(model, params, squares).startswith(f"{WORDS} {first}/")
 
 

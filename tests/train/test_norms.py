@@ -1,4 +1,4 @@
-"""Norms of gradients, and clipping."""
+"""Norms of gradients."""
 
 from __future__ import annotations
 
@@ -15,28 +15,15 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxgpt.config import MeshConfig
 from jaxgpt.parallel.mesh import make_mesh
-from jaxgpt.train.clip import clip_by_global_norm, squared_norm, squared_norms
 from jaxgpt.train.loss import RowSums
-from jaxgpt.train.step import init_state, train_step
+from jaxgpt.train.step import init_state, squared_norms, train_step
 
 SHAPES = [(), (1,), (65,), (128,), (130,), (3, 4096), (257, 96), (2, 31, 64)]
 
 
-def tree(seed: int, scale: float = 1.0) -> dict[str, jax.Array]:
+def tree(seed: int) -> dict[str, jax.Array]:
     rng = np.random.default_rng(seed)
-    return {str(i): jnp.asarray(scale * rng.normal(size=shape), jnp.float32) for i, shape in enumerate(SHAPES)}
-
-
-@pytest.mark.parametrize("scale", [0.0, 1e-3, 1.0, 1e3])
-def test_clipping_equals_optax(scale: float) -> None:
-    grads = tree(0, scale)
-    ours, theirs = (
-        jax.jit(lambda grads, clip=clip: clip.update(grads, clip.init(grads))[0])(grads)
-        for clip in (clip_by_global_norm(0.7), optax.clip_by_global_norm(0.7))
-    )
-    np.testing.assert_allclose(squared_norms(grads).sum(), optax.tree.norm(grads, squared=True), rtol=1e-5)
-    for name in grads:
-        np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-5)
+    return {str(i): jnp.asarray(rng.normal(size=shape), jnp.float32) for i, shape in enumerate(SHAPES)}
 
 
 def test_a_step_computes_the_norm_once() -> None:
@@ -48,13 +35,14 @@ def test_a_step_computes_the_norm_once() -> None:
         text = jax.jit(step).lower(init_state(params, optimizer), jnp.ones((2, 3))).compile().as_text()
         return text.count(" reduce(") + text.count(" reduce-window(")
 
-    plain, clipped = reductions(optax.sgd(0.1)), reductions(optax.chain(clip_by_global_norm(1.0), optax.sgd(0.1)))
+    plain, clipped = reductions(optax.sgd(0.1)), reductions(optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1)))
     assert plain == clipped > 0
 
 
 @pytest.mark.parametrize("bad", [jnp.nan, jnp.inf, -jnp.inf])
 def test_norms_tell_which_gradient_is_not_finite(bad: float) -> None:
     grads = tree(1)
+    np.testing.assert_allclose(squared_norms(grads).sum(), optax.tree.norm(grads, squared=True), rtol=1e-5)
     grads["5"] = grads["5"].at[2, 4095].set(bad)
     norms = dict(zip(grads, squared_norms(grads), strict=True))
     assert [name for name, norm in norms.items() if not np.isfinite(norm)] == ["5"]
@@ -67,11 +55,11 @@ def test_norms_move_no_gradients_between_devices(mesh: MeshConfig) -> None:
     x = jnp.asarray(np.random.default_rng(2).normal(size=(1024, 64)), jnp.float32)
     placed = jax.device_put(x, NamedSharding(devices, PartitionSpec("fsdp")))
     with jax.set_mesh(devices):
-        norms = jax.jit(squared_norm)
+        norms = jax.jit(squared_norms)
         text = norms.lower(placed).compile().as_text()
         result: Any = norms(placed)
     moved = re.findall(
         r"= (\w+\[.*?\])\S* (?:all-gather|collective-permute|all-to-all|all-reduce)(?:-start)?\(", text or ""
     )
     assert all(shape in ("f32[]", "f32[1]") for shape in moved), moved
-    np.testing.assert_allclose(result, np.square(x).sum(), rtol=1e-5)
+    np.testing.assert_allclose(result, [np.square(x).sum()], rtol=1e-5)
