@@ -2,6 +2,8 @@
 
 Matrices of the same shape, up to transposition, are stacked and sharded over all devices. Source: Jordan et al. 2024,
 https://kellerjordan.github.io/posts/muon/.
+
+Letters in names: M matrices of a stack, E width of the residual stream, O the other axis.
 """
 
 from __future__ import annotations
@@ -71,7 +73,7 @@ def nesterov(decay: float, dtype: Any) -> optax.GradientTransformation:
 
     def init(params: Any) -> MuonState:
         state = scale_by_muon(ns_coeffs=QUINTIC, mu_dtype=dtype).init(params)
-        return state._replace(ns_coeffs=state.ns_coeffs.astype(jnp.float32))  # no float64 under x64
+        return state._replace(ns_coeffs=state.ns_coeffs.astype(jnp.float32))  # not read; no float64 under x64
 
     return optax.GradientTransformation(init, update)
 

@@ -123,7 +123,7 @@ def make_optimizer(config: Config, numbers: Numbers | None = None) -> optax.Grad
             update = optax.lion(rate, o.beta1, o.beta2, momentum_dtype, decay, decays)
         case "sgd":
             momentum = optax.sgd(rate, o.beta1, accumulator_dtype=momentum_dtype)
-            decayed = optax.add_decayed_weights(lambda step: decay * -rate(step), decays)  # updates are negative
+            decayed = optax.add_decayed_weights(lambda step: decay * -rate(step), decays)  # sgd has applied -rate
             update = optax.chain(momentum, decayed)
         case "adafactor":
             # optax does not multiply weight_decay_rate by the learning rate; multiply here, as the other optimizers do.
