@@ -152,8 +152,8 @@ def train_step(
             `train.accumulation`. Without dropout, it changes results only by rounding.
         sum_gradients: function with the signature of `gradient_sums`, such as `parallel.sums.sums_by_device`.
         ema_decay: decay of the EMA, `ema <- ema_decay * ema + (1 - ema_decay) * params`; 0: the state has no EMA.
-        spike_factor: if the state has statistics, skip updates that are not finite, or whose loss or gradient norm exceeds
-            this factor times its running mean (`should_apply`); 0: no spikes. A skipped update changes neither `params` nor the
+        spike_factor: if the state has statistics, skip non-finite updates, and those whose loss or gradient norm exceeds this
+            factor times its running mean (`should_apply`); 0: no spikes. A skipped update changes neither `params` nor the
             EMA nor the optimizer state, including its schedules.
 
     Returns:
