@@ -123,6 +123,7 @@ def test_any_part_of_an_earlier_text_can_be_shared(positions: str) -> None:
     cases = {
         "nothing": ([7, *prompt], 0),
         "one token": ([3, 7], 1),
+        "one token, with more to read again than that": ([3, *[7] * 11], 0),
         "the first token": ([3], 0),
         "the beginning": (prompt[:5], 4),
         "the prompt": (prompt, len(prompt) - 1),
@@ -139,6 +140,14 @@ def test_any_part_of_an_earlier_text_can_be_shared(positions: str) -> None:
         again, reused, _ = continued(lm, after, [*text, *got, 2], 5, greedy)
         assert reused == len(text) + len(got) - 1
         assert again == jaxgpt.generate(lm, [[*text, *got, 2]], max_new_tokens=5, temperature=0)[0].ids, name
+
+
+def test_a_prompt_is_added_to_a_cache_in_chunks_of_few_sizes() -> None:
+    for same, end in np.random.default_rng(0).integers(1, 3000, (500, 2)).tolist():
+        read = end - engine._begin(same, end) if same < end else 0
+        sizes = [min(engine.CHUNK, read - at) for at in range(0, read, engine.CHUNK)]
+        assert read >= end - same
+        assert all(size == engine.round_up(size) for size in sizes)
 
 
 @pytest.mark.parametrize("part", ["_grow", "_read", "decode_steps"])

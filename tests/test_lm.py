@@ -255,6 +255,15 @@ def test_streamed_pieces_join_to_the_text(kind: str) -> None:
 # --- contexts ------------------------------------------------------------------------------------------------------
 
 
+def test_a_row_beyond_its_maximum_and_the_context_disturbs_no_other() -> None:
+    """The first text ends at `max_length`, but its row is computed on, beyond the learned positions."""
+    lm, settings = tiny(block_size=16), {"max_length": 17, "temperature": 0.0}
+    prompts = [list(range(1, 16)), [1, 2], [3]]
+    together = jaxgpt.generate(lm, prompts, **settings)  # type: ignore[arg-type]
+    assert together == [jaxgpt.generate(lm, [prompt], **settings)[0] for prompt in prompts]  # type: ignore[arg-type]
+    assert [len(each.ids) for each in together] == [2, 15, 16]
+
+
 def test_a_short_text_does_not_slide() -> None:
     lm, settings = tiny(block_size=256), {"max_new_tokens": 5, "temperature": 0.9}
     slide, plain = (jaxgpt.generate(lm, [[1, 2, 3], [4]], overflow=how, **settings) for how in ("slide", "error"))  # type: ignore[arg-type]

@@ -122,7 +122,7 @@ class BeamSearch:
             ids of the extended text, `[B, C, S]`.
         """
         (B, W), V = state.score_BW.shape, logits_XV.shape[-1]
-        C = min(max(2, 1 + len(self.sampler.stop_ids)), V) * W  # each beam has a continuation by each stop id
+        C = min(max(2, 1 + len(self.sampler.stop_ids)), V) * W  # at most len(stop_ids) of a beam's continuations end
         log_p_XV = jax.nn.log_softmax(logits_XV, axis=-1)
         log_p_XV = warp(log_p_XV, state.text, self.sampler.sampling, self.sampler.filters)
         log_p_BWV = log_p_XV.reshape(B, W, V) + state.score_BW[:, :, None]

@@ -66,7 +66,7 @@ class Attention(Module):
         return out, kv
 
     def _edit(self, key: jax.Array | None) -> Edit | None:
-        """Return the edit of scores and pattern: `ops.edit`, then dropout of the pattern; None, for kernels, without both."""
+        """Return the edit of scores and pattern: `ops.edit`, then dropout of the pattern; None: neither, so kernels apply."""
         rate = 0.0 if key is None else self.config.dropout
         if self.ops.edit is None and not rate:
             return None

@@ -181,9 +181,8 @@ class GPT(Module):
         """
         c, position_BT = self.config, positions.position_BT
         if c.positions == "learned":
-            x_BTD = x_BTD + self.named(
-                "pos_embed", self.wpe(jnp.maximum(position_BT, 0))
-            )  # padding: any row of the table
+            # Padding, with the position -1, takes any row of the table.
+            x_BTD = x_BTD + self.named("pos_embed", self.wpe(jnp.maximum(position_BT, 0)))
         elif c.positions == "sinusoidal":
             x_BTD = x_BTD + self.named("pos_embed", sinusoidal(position_BT, c.n_embd).astype(x_BTD.dtype))
         x_BTD = constrain(dropout(x_BTD, c.dropout, subkey(key, 0)), ("batch", "length", "width"))

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import on_cpu
 
 from jaxgpt.decoding import SamplingParams, TokenBuffer, filters
 from jaxgpt.decoding import sample_token as sample_token_
@@ -80,6 +81,7 @@ def test_top_p_of_a_large_vocabulary_equals_a_full_sort(p: float) -> None:
             assert set(order[: size - 1].tolist()) <= set(ids) <= set(order[: size + 1].tolist())
 
 
+@on_cpu
 def test_xla_still_sorts_integers_faster() -> None:
     """Otherwise `keep_top_p` can sort the probabilities instead of their bits."""
     probability = jax.nn.softmax(jax.random.normal(jax.random.key(0), (50_257,)))
