@@ -18,40 +18,44 @@ PACKAGE = Path(jaxgpt.__file__).resolve().parents[1]  # parent directory of jaxg
 TREES = {
     "tokens to update": """
 trainer.train.train
-  trainer.train.batches_of
-    data.batches.Batches.at
-  start.build = trainer.program.build
-  program.step = train.step.train_step
-    train.step.gradients
+  trainer.train.run_loop
+    trainer.feed.batches_of
+      feed.at = trainer.feed.DataFeed.at
+        data.batches.Batches.at
+    start.build = trainer.program.build
+    program.step = trainer.program.Program.pure_step
       train.step.gradient_sums
         objective = train.loss.next_token_loss
-          train.loss.split_windows
-          apply_fn = model.gpt.GPT.__call__
-            model.gpt.GPT.hidden
-              model.gpt.GPT.embed
-                wte = model.embedding.Embedding.__call__
-              model.gpt.GPT.stack
-                model.gpt.GPT.blocks
-                  block = model.gpt.Block.__call__
-                    model.gpt.Block._input
-                      model.gpt.Block._norm
-                        model.norm.Norm.__call__
-                          ops.norms.norm
-                    model.attention.Attention.__call__
-                      model.attention.Attention._project
-                        model.linear.Linear.__call__
-                          ops.linear.linear
-                      ops.rotary.rotate
-                      ops.attention.attend
-                        ops.attention.Visible.mask
-                    model.mlp.MLP.__call__
-                      ops.activations.activate
-            model.gpt.GPT.head
-          train.loss.cross_entropy
-            train.loss.log_likelihood
-    optimizer = train.optimizer.make_optimizer
-      train.optimizer.schedule
-      train.muon.muon
+          train.loss.token_losses
+            train.loss.split_windows
+            apply_fn = model.gpt.GPT.__call__
+              model.gpt.GPT.hidden
+                model.gpt.GPT.embed
+                  wte = model.embedding.Embedding.__call__
+                model.gpt.GPT.stack
+                  model.gpt.GPT.blocks
+                    block = model.gpt.Block.__call__
+                      model.gpt.Block._input
+                        model.gpt.Block._norm
+                          model.norm.Norm.__call__
+                            ops.norms.norm
+                      model.attention.Attention.__call__
+                        model.attention.Attention._project
+                          model.linear.Linear.__call__
+                            ops.linear.linear
+                        ops.rotary.rotate
+                        ops.attention.attend
+                          ops.attention.Visible.mask
+                      model.mlp.MLP.__call__
+                        ops.activations.activate
+              model.gpt.GPT.head
+            train.loss.cross_entropy
+              train.loss.log_likelihood
+      train.step.mean_gradients
+      optimizer = train.optimizer.make_optimizer
+        train.optimizer.schedule
+        train.muon.muon
+      train.step.apply_gradients
 """,
     "prompt to text": """
 lm.generation.generate

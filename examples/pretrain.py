@@ -48,7 +48,7 @@ def main(text: str, steps: int, out: str) -> Outcome:
 
     model = GPT(config.model, best(config))  # or a subclass, with custom operations
 
-    def objective(params: Any, windows_BT1: jax.Array, key: jax.Array | None) -> RowSums:
+    def objective(params: Any, windows_BT1: jax.Array, key: jax.Array | None, frozen: Any) -> RowSums:
         """Compute cross entropy plus PaLM's z-loss, which keeps the normalizer of the softmax near 1."""
         inputs_BT, targets_BT, _ = split_windows(windows_BT1)
         logits_BTV = model.apply({"params": params}, inputs_BT, key)

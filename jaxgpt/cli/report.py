@@ -26,10 +26,9 @@ from jaxgpt.model.scan import unstack_layers
 from jaxgpt.parallel.processes import gather_to_host, is_leader, process_count
 from jaxgpt.report.baselines import baselines, read_baselines
 from jaxgpt.signals import set_advice
-from jaxgpt.trainer.evaluation import Evaluation
+from jaxgpt.trainer.evaluation import Evaluation, Result
 from jaxgpt.trainer.program import Program
-from jaxgpt.trainer.report import Report
-from jaxgpt.trainer.train import Outcome
+from jaxgpt.trainer.report import Outcome, Report
 
 LINE, WORDS, LETTERS = 256, 4, 40  # maxima: tokens decoded to find a line; words and characters of the default prompt
 PLOT_EVERY = 30.0  # minimum seconds between drawings of loss.png during a run; each takes 0.1 s
@@ -79,11 +78,14 @@ class TrainReport(Report):
     def progress(self, metrics: dict[str, float]) -> None:
         self._step, self._metrics = int(metrics["step"]) + 1, metrics
 
-    def evaluated(self, step: int, result: Evaluation) -> None:
-        kind = "validation" if self.data.held_out else "training text"
-        self.console.write(f"step {step:>5}: {kind} loss {result} ({result.tokens:,} tokens)")
-        if step == self._total and math.isfinite(result.stderr):
-            self.console.write(f"            {ERROR_OF_DATA}")
+    def evaluated(self, step: int, result: Result) -> None:
+        if isinstance(result, Evaluation):
+            kind = "validation" if self.data.held_out else "training text"
+            self.console.write(f"step {step:>5}: {kind} loss {result} ({result.tokens:,} tokens)")
+            if step == self._total and math.isfinite(result.stderr):
+                self.console.write(f"            {ERROR_OF_DATA}")
+        else:
+            self.console.write(f"step {step:>5}: {result}")
         if is_leader() and time.monotonic() - self._drawn > PLOT_EVERY:
             self._draw()
 
@@ -98,6 +100,7 @@ class TrainReport(Report):
 
     def finished(self, outcome: Outcome) -> None:
         """Print a sample, the run directory and the next command, or the command that resumes a stopped run."""
+        self._stack.close()  # the progress line
         train = self.program.config.train
         if outcome.stopped:
             self.note(f"stopped and saved at step {outcome.step}; resume with: {self.resume_command}")

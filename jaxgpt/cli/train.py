@@ -58,35 +58,33 @@ def train(
     from jaxgpt.trainer import train as trainer
     from jaxgpt.trainer.start import Start, prune_finished, why_finished
 
-    with joined(distributed):
-        with TrainReport() as report:
-            run = Run(Path(out or source))
-            if resume and (run.exists() or not target):
-                config = resumed(run.path, base.preset if target and not source else "", init_from, settings)
-                if given and not source and (unused := differing(base, config, settings)):
-                    report.note(f"{out} keeps its settings, and ignores these settings of {target}: {unused}")
-                if reason := why_finished(run, config):
-                    prune_finished(run)
-                    report.note(reason)
-                    return 0
-                start = Start(config, run=run)
+    with joined(distributed), TrainReport() as report:
+        run = Run(Path(out or source))
+        if resume and (run.exists() or not target):
+            config = resumed(run.path, base.preset if target and not source else "", init_from, settings)
+            if given and not source and (unused := differing(base, config, settings)):
+                report.note(f"{out} keeps its settings, and ignores these settings of {target}: {unused}")
+            if reason := why_finished(run, config):
+                prune_finished(run)
+                report.note(reason)
+                return 0
+            start = Start(config, run=run)
+        else:
+            if resume:
+                report.note(f"no run at {out} yet: starting a new run")
+            if source:
+                config = repeated(base, Path(source), init_from, settings)
+                weights = f"the weights of {config.init_from}" if config.init_from else "random weights"
+                report.note(f"using the settings of {source}, starting from {weights}")
+            elif weights := init_from or base.init_from:
+                config = with_weights(base, weights, settings, keep=given)
             else:
-                if resume:
-                    report.note(f"no run at {out} yet: starting a new run")
-                if source:
-                    config = repeated(base, Path(source), init_from, settings)
-                    weights = f"the weights of {config.init_from}" if config.init_from else "random weights"
-                    report.note(f"using the settings of {source}, starting from {weights}")
-                elif weights := init_from or base.init_from:
-                    config = with_weights(base, weights, settings, keep=given)
-                else:
-                    config = started(base, settings)
-                start = Start(config, out, overwrite)
-            try:
-                outcome = trainer.train(start, report)
-            except TrainingFailed as e:
-                raise TrainingFailed(f"{e}; resume with: {report.resume_command}") from None
-        report.finished(outcome)
+                config = started(base, settings)
+            start = Start(config, out, overwrite)
+        try:
+            outcome = trainer.train(start, report)
+        except TrainingFailed as e:
+            raise TrainingFailed(f"{e}; resume with: {report.resume_command}") from None
     return UNFINISHED if outcome.stopped else 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -12,7 +12,6 @@ from numpy.typing import ArrayLike
 from jaxgpt.config import Config
 from jaxgpt.data.mixture import Mixture
 from jaxgpt.data.order import draw, shuffled
-from jaxgpt.data.packing import Packed
 from jaxgpt.data.tokens import Split, Tokens
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.settings import INT_MAX, as_int
@@ -20,19 +19,18 @@ from jaxgpt.settings import INT_MAX, as_int
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows of inputs and targets (`Split.windows`); slicing reads only the selected rows."""
+    """Rows of a split (`Split.windows`), a lazy batch: slicing reads only the selected rows."""
 
     split: Split
     starts_B: np.ndarray  # start of each window in the split, int64 [B]
     block_size: int  # T
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        window = (self.block_size, 3) if self.split.has_documents else (self.block_size + 1,)
-        return len(self.starts_B), *window
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.starts_B)
 
-    def __getitem__(self, rows: slice) -> np.ndarray:
-        """Read rows, int32 `[B, T + 1]`, or `[B, T, 3]` with document ids."""
+    def __getitem__(self, rows: slice) -> Any:
+        """Read rows, int32 `[B, T + 1]`, `[B, T, 3]` with document ids, or any tree of arrays `[B, ...]` that the split has."""
         return self.split.windows(self.starts_B[rows], self.block_size)
 
 
@@ -47,13 +45,13 @@ class Epochs:
     def __init__(self, split: Split, block_size: int, seed: int, stride: int, name: str) -> None:
         self.count = split.starts(block_size)
         if self.count < 1:
-            if isinstance(split, Packed):
+            if split.indexed:
                 raise UserError("every document has a single training id: windows need at least 2")
             raise UserError(
                 f"block_size {block_size} needs at least {block_size + 1} training ids, but there are {len(split)}: lower it"
             )
         self._seed, self._name = seed, name
-        stride = 1 if isinstance(split, Packed) else stride  # starts of packed windows: their indices
+        stride = 1 if split.indexed else stride
         self._stride = stride or block_size
         self._phases = 1 if stride else min(block_size, self.count)  # number of possible offsets of an epoch
         self.per_epoch = (self.count - self._phases) // self._stride + 1

@@ -25,6 +25,7 @@ class Mixture:
         self.sources, self.weights = sources, weights
         self.offsets = list(itertools.accumulate(map(len, sources), initial=0))
         self.has_documents = sources[0].has_documents
+        self.indexed = False
 
     def __len__(self) -> int:
         return self.offsets[-1]

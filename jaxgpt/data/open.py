@@ -44,6 +44,11 @@ class Data:
         return isinstance(self.train, Packed) and self.train.is_target is not None
 
     @property
+    def is_examples(self) -> bool:
+        """Whether the rows are separate examples, such as conversations or pairs, instead of parts of texts."""
+        return self.is_conversations or not isinstance(self.train, (Tokens, Packed))
+
+    @property
     def characters(self) -> int:
         """Number of characters of the text; 0 if any part is not text."""
         sizes = [len(part.text.text) if part.text else 0 for part in self.parts or (self,)]
@@ -70,7 +75,7 @@ class Data:
         needed, setting = config.window + 1, config.data.documents
         for part in self.parts or (self,):
             shortest = min(len(part.train), len(part.val))
-            if shortest < needed and not part.is_conversations:
+            if shortest < needed and not part.is_examples:
                 kind = "training" if shortest == len(part.train) else "validation"
                 raise UserError(
                     f"{config.window_setting} needs at least {needed} {kind} tokens, but there are {shortest} in {part.name}: "

@@ -25,6 +25,7 @@ class Packed:
     bounds: np.ndarray  # index of the first piece of each window, and the number of pieces, int64 [windows + 1]
     documents: int  # number of documents or conversations, before any was split into pieces
     has_documents = True
+    indexed = True
 
     @staticmethod
     def of(

@@ -30,11 +30,13 @@ class Split(Protocol):
 
     @property
     def has_documents(self) -> bool: ...
+    @property
+    def indexed(self) -> bool: ...
     def __len__(self) -> int: ...
     def take(self, start: int, n: int) -> np.ndarray: ...
     def starts(self, block_size: int) -> int: ...
     def eval_starts(self, block_size: int, stride: int) -> Sequence[int] | np.ndarray: ...
-    def windows(self, starts: np.ndarray, block_size: int) -> np.ndarray: ...
+    def windows(self, starts: np.ndarray, block_size: int) -> Any: ...
 
 
 class Tokens:
@@ -58,6 +60,11 @@ class Tokens:
     def has_documents(self) -> bool:
         """Whether windows have the shape `[T, 3]` (input, target, document id) instead of `[T + 1]`."""
         return bool(self.end_ids)
+
+    @property
+    def indexed(self) -> bool:
+        """Whether the start of a row is its index, as for packed documents or pairs, instead of a position in the text."""
+        return False
 
     def pieces(self, start: int, n: int) -> Iterator[np.ndarray]:
         """Yield views of the n ids from index `start`, one for each part that overlaps this range."""

@@ -276,34 +276,70 @@ def batch_sharding(mesh: Mesh, several: bool = False) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(None, *rows) if several else rows)
 
 
-def put(mesh: Mesh, batches: Sequence[Any], shape: tuple[int, ...], several: bool = False) -> jax.Array:
-    """Put batches of windows on the devices of a mesh, sharded by rows.
+def row_spec(batch: Any) -> Any:
+    """Return the shapes and dtypes of the rows of a batch on the devices, each `[0, ...]`: a batch without rows.
 
-    Only rows of this process's devices are read, each once. Missing rows of a batch are filled with -1: windows of -1 have no
-    targets and zero weight.
+    A batch is a tree with leaves `[B, ...]`. A leaf is an array, or a lazy batch such as `data.batches.Windows`: its slices
+    are trees of arrays.
+    """
+    return jax.tree.map(_on_device, jax.tree.map(lambda leaf: leaf[0:0], batch))
+
+
+def rows_of(batch: Any) -> int:
+    """Return the number of rows of a batch."""
+    return len(jax.tree.leaves(batch)[0])
+
+
+def put(mesh: Mesh, batches: Sequence[Any], rows: int, steps: int = 0) -> Any:
+    """Put batches on the devices of a mesh, sharded by rows.
+
+    Only rows of this process's devices are read, each once. Missing rows are filled with -1 (booleans: False), and must have
+    zero weight in an objective: windows of -1 have no targets.
 
     Args:
-        batches: arrays or `Windows`, each `[B, ...]`, such as `[B, T + 1]` or `[B, T, 3]`; slicing reads the rows.
-        shape: shape of the result: `[rows, ...]` for one batch; `[K, rows, ...]` for 0 to K batches, if `several`.
+        batches: batches of equal structure, as in `row_spec`, with up to `rows` rows.
+        rows: number of rows of the result, a multiple of `batch_ways`.
+        steps: 0: put the only batch, `[rows, ...]`; K: put 1 to K batches, `[K, rows, ...]`.
 
     Returns:
-        A sharded array of that shape: int32, or float32 for a batch of floating-point numbers.
+        A tree of sharded arrays: int32, float32 for floating-point numbers, or booleans.
     """
-    axis = int(several)
-    real = any(jnp.issubdtype(getattr(batch, "dtype", np.int32), jnp.floating) for batch in batches)
+    spec, tree = jax.tree.flatten(row_spec(batches[0]))
 
     @cache
-    def part(first: int, last: int) -> np.ndarray:
-        out = np.full((*shape[:axis], last - first, *shape[axis + 1 :]), -1, np.float32 if real else np.int32)
-        for rows, batch in zip(out if several else [out], batches, strict=False):
-            filled = batch[first:last]
-            np.copyto(rows[: len(filled)], filled, casting="same_kind")
-        return out
+    def part(first: int, last: int) -> list[np.ndarray]:
+        """Read rows of all batches: `[K, last - first, ...]` for each leaf."""
+        parts = []
+        for leaf in spec:
+            fill = False if leaf.dtype == bool else -1
+            parts.append(np.full((max(steps, 1), last - first, *leaf.shape[1:]), fill, leaf.dtype))
+        for step, batch in enumerate(batches):
+            read = jax.tree.leaves(jax.tree.map(lambda leaf: leaf[first:last], batch))
+            for out, values in zip(parts, read, strict=True):
+                np.copyto(out[step, : len(values)], values, casting="same_kind")
+        return parts if steps else [part[0] for part in parts]
 
-    def shard(index: Any) -> np.ndarray:
-        return part(*index[axis].indices(shape[axis])[:2])
+    def put_leaf(index: int, leaf: Any) -> jax.Array:
+        shape = (rows, *leaf.shape[1:])
+        if steps:
+            shape = (steps, *shape)
+        axis = 1 if steps else 0
 
-    return jax.make_array_from_callback(shape, batch_sharding(mesh, several), shard)
+        def shard(where: Any) -> np.ndarray:
+            first, last, _ = where[axis].indices(rows)
+            return part(first, last)[index]
+
+        return jax.make_array_from_callback(shape, batch_sharding(mesh, several=bool(steps)), shard)
+
+    return jax.tree.unflatten(tree, [put_leaf(index, leaf) for index, leaf in enumerate(spec)])
+
+
+def _on_device(array: Any) -> np.ndarray:
+    """Convert an array without rows to the dtype of its device copy."""
+    array = np.asarray(array)
+    if array.dtype == bool:
+        return array
+    return array.astype(np.float32 if jnp.issubdtype(array.dtype, jnp.floating) else np.int32)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

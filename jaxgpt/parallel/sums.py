@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -38,7 +37,7 @@ def over_data(sums: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def sums_by_device(
-    params: Any, batch: Any, key: jax.Array | None, *, objective: Objective, accumulation: int
+    params: Any, batch: Any, key: jax.Array | None, frozen: Any = (), *, objective: Objective, accumulation: int = 1
 ) -> tuple[Any, Sums]:
     """Compute `gradient_sums` of each device's rows, and all-reduce the results once: faster on CPU devices.
 
@@ -46,6 +45,10 @@ def sums_by_device(
     """
     if key is not None:
         raise ValueError("sums_by_device does not support dropout: all devices would draw equal masks")
-    sums = partial(gradient_sums, key=None, objective=objective, accumulation=accumulation)
-    result: tuple[Any, Sums] = over_data(sums)(params, batch)
+
+    def sums(whole: tuple[Any, Any], rows: Any) -> tuple[Any, Sums]:
+        params, frozen = whole
+        return gradient_sums(params, rows, None, frozen, objective=objective, accumulation=accumulation)
+
+    result: tuple[Any, Sums] = over_data(sums)((params, frozen), batch)
     return result

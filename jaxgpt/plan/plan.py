@@ -27,7 +27,7 @@ from jaxgpt.plan.estimate import argument_bytes, estimate, shard_bytes, step_flo
 from jaxgpt.plan.hlo import read_program
 from jaxgpt.plan.topology import Topology, devices_of
 from jaxgpt.trainer.failures import explain_failure
-from jaxgpt.trainer.program import Program
+from jaxgpt.trainer.program import Program, make_program
 
 KV_AXES = ("batch", "kv_heads", None, None)  # logical axes of keys and values in a cache
 # Skip optimizations that affect speed, but hardly memory and communication. Compilation is 5x faster.
@@ -46,7 +46,9 @@ def compile_step(config: Config, topology: Topology, ops: Ops | None = None, rul
     Raises:
         UserError: if the compiler is not available, compilation fails, or a rule is invalid.
     """
-    program = Program(config, make_mesh(config.mesh, devices_of(topology)), ops=ops, rules=change_rules(rules or {}))
+    program = make_program(
+        config, make_mesh(config.mesh, devices_of(topology)), ops=ops, rules=change_rules(rules or {})
+    )
     counted, count = argument_bytes(program), program.microbatches.accumulation
     cost = _compiled(lambda: program.lower(program.abstract_state, program.batch()), counted, program, topology)
     moved = cost.hbm_bytes
@@ -70,9 +72,9 @@ def compile_decode(config: Config, topology: Topology) -> StepCost:
     """
     # Decoding uses merged weights, unstacked because stacked layers support no cache.
     config = replace(config, train=replace(config.train, scan_layers=False), lora=LoraConfig())
-    program = Program(config, make_mesh(config.mesh, devices_of(topology)))
+    program = make_program(config, make_mesh(config.mesh, devices_of(topology)))
     model, mesh, B = config.model, program.mesh, program.microbatches.rows
-    sampler, rules = Sampler(GPT(model, program.decoder_ops)), rules_for(model, mesh)
+    sampler, rules = Sampler(GPT(model, program.ops)), rules_for(model, mesh)
 
     def begin(params: Any) -> SamplerState:
         text = TokenBuffer(jnp.zeros((B, 1), jnp.int32), jnp.int32(1))

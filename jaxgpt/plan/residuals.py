@@ -15,7 +15,7 @@ from jax.sharding import AbstractMesh
 from jaxgpt.config import Config, MeshConfig
 from jaxgpt.ops.random import named_key
 from jaxgpt.parallel.mesh import AXES, microbatches, rules_for, sizes_of
-from jaxgpt.trainer.program import Program
+from jaxgpt.trainer.program import Program, make_program
 
 ELEMENTWISE = frozenset(
     "abs add add_any and bitcast_convert_type broadcast_in_dim concatenate convert_element_type copy cos div empty2 eq erf "
@@ -28,7 +28,7 @@ ELEMENTWISE = frozenset(
 def abstract_program(config: Config, layers: int = 0) -> Program:
     """Return the program on absent devices with this number of layers; 0: the config's number."""
     config = config.with_model(n_layer=layers) if layers else config
-    return Program(config, cast(Any, AbstractMesh(tuple(sizes_of(config.mesh).values()), AXES)))
+    return make_program(config, cast(Any, AbstractMesh(tuple(sizes_of(config.mesh).values()), AXES)))
 
 
 @cache
@@ -71,7 +71,7 @@ def residual_bytes(program: Program, remat: bool = True) -> float:
     key = named_key(0, "dropout") if program.config.model.dropout > 0 else None
 
     def residuals(params: Any, frozen: Any, windows: jax.Array) -> Any:
-        return jax.vjp(lambda p: run.bound_objective(frozen)(p, windows, key).loss_B.sum(), params)[1]
+        return jax.vjp(lambda p: run.objective(p, windows, key, frozen).loss_B.sum(), params)[1]
 
     arguments = program.abstract_state.params, program.abstract_frozen, program.batch()
     plain = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), arguments)

@@ -10,6 +10,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from jaxgpt.model.lora import merge
 from jaxgpt.ops.attention import Positions, document_positions
 
 
@@ -27,8 +28,9 @@ class RowSums(NamedTuple):
     others: Mapping[str, jax.Array] = {}
 
 
-# An objective maps (params, batch, dropout key or None) to RowSums. A batch is any tree of arrays with rows as first axis.
-Objective = Callable[[Any, Any, jax.Array | None], RowSums]
+# An objective maps (params, batch, dropout key or None, frozen) to RowSums. A batch is any tree of arrays with rows as first
+# axis. `frozen` is any tree of arrays that are read, but not trained, such as a reference model; `()`: no such arrays.
+Objective = Callable[[Any, Any, jax.Array | None, Any], RowSums]
 
 
 def next_token_loss(apply_fn: Callable[..., Any], chunk: int = 0) -> Objective:
@@ -40,20 +42,44 @@ def next_token_loss(apply_fn: Callable[..., Any], chunk: int = 0) -> Objective:
             model's methods `hidden` and `head`.
 
     Returns:
-        An objective for batches of windows (see `split_windows`).
+        An objective for batches of windows (see `split_windows`). It ignores `frozen`.
     """
 
-    def objective(params: Any, windows: jax.Array, key: jax.Array | None) -> RowSums:
-        inputs_BT, targets_BT, positions = split_windows(windows)
-        call = partial(apply_fn, {"params": params})
-        if chunk:
-            x_BTD = call(inputs_BT, key, positions, method="hidden")
-            losses_BT = chunked(lambda x, y: cross_entropy(call(x, method="head"), y), x_BTD, targets_BT, chunk)
-        else:
-            losses_BT = cross_entropy(call(inputs_BT, key, positions), targets_BT)
+    def objective(params: Any, windows: jax.Array, key: jax.Array | None, frozen: Any = ()) -> RowSums:
+        losses_BT, targets_BT = token_losses(apply_fn, params, windows, key, chunk)
         return RowSums(losses_BT.sum(-1), (targets_BT >= 0).sum(-1, dtype=jnp.float32))
 
     return objective
+
+
+def with_adapters(objective: Objective, alpha: float) -> Objective:
+    """Make the objective of adapters: `params` are adapters, `frozen` the weights they change (`model/lora.py`).
+
+    The given objective receives the merged weights as `params`, and the unchanged weights as `frozen`. A preference loss
+    thus has the base of the adapters as its reference, without a second copy.
+    """
+
+    def adapted(params: Any, batch: Any, key: jax.Array | None, frozen: Any) -> RowSums:
+        return objective(merge(frozen, params, alpha), batch, key, frozen)
+
+    return adapted
+
+
+def token_losses(
+    apply_fn: Callable[..., Any], params: Any, windows: jax.Array, key: jax.Array | None = None, chunk: int = 0
+) -> tuple[jax.Array, jax.Array]:
+    """Compute `-log p` of each target, at least float32 `[B, T]`, 0 for negative targets; also return the targets.
+
+    Arguments as for `next_token_loss` and its objective.
+    """
+    inputs_BT, targets_BT, positions = split_windows(windows)
+    call = partial(apply_fn, {"params": params})
+    if chunk:
+        x_BTD = call(inputs_BT, key, positions, method="hidden")
+        losses_BT = chunked(lambda x, y: cross_entropy(call(x, method="head"), y), x_BTD, targets_BT, chunk)
+    else:
+        losses_BT = cross_entropy(call(inputs_BT, key, positions), targets_BT)
+    return losses_BT, targets_BT
 
 
 def split_windows(windows: jax.Array) -> tuple[jax.Array, jax.Array, Positions | None]:
@@ -84,9 +110,9 @@ def log_likelihood(logits_BTV: jax.Array, ids_BT: jax.Array) -> jax.Array:
 
 
 def chunked(
-    losses: Callable[[jax.Array, jax.Array], jax.Array], x_BTD: jax.Array, targets_BT: jax.Array, chunk: int
-) -> jax.Array:
-    """Compute `losses(x_BTD, targets_BT)` for `chunk` positions of each row at a time.
+    function: Callable[[jax.Array, jax.Array], Any], x_BTD: jax.Array, targets_BT: jax.Array, chunk: int
+) -> Any:
+    """Compute `function(x_BTD, targets_BT)`, a tree of arrays `[B, T]`, for `chunk` positions of each row at a time.
 
     Memory holds B x chunk x V logits instead of B x T x V. The backward pass recomputes the logits, at the cost of one
     more product with the head. The last chunk is padded with targets that are not counted.
@@ -96,5 +122,5 @@ def chunked(
     fill = -T % chunk
     x_nBcD = jnp.pad(x_BTD, ((0, 0), (0, fill), (0, 0))).reshape(B, -1, chunk, D).swapaxes(0, 1)
     targets_nBc = jnp.pad(targets_BT, ((0, 0), (0, fill)), constant_values=-1).reshape(B, -1, chunk).swapaxes(0, 1)
-    losses_nBc = jax.lax.map(jax.checkpoint(lambda each: losses(*each)), (x_nBcD, targets_nBc))
-    return losses_nBc.swapaxes(0, 1).reshape(B, -1)[:, :T]
+    results_nBc = jax.lax.map(jax.checkpoint(lambda each: function(*each)), (x_nBcD, targets_nBc))
+    return jax.tree.map(lambda y_nBc: y_nBc.swapaxes(0, 1).reshape(B, -1)[:, :T], results_nBc)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,15 +14,10 @@ from jaxgpt.ops.random import named_key, subkey
 from jaxgpt.train.loss import Objective
 from jaxgpt.train.skip import SkipStatistics, init_statistics, should_apply
 
-# Metrics of a step and of a line in `metrics.jsonl`; the sums of an objective must have other names.
-METRICS = """
-    step loss grad_norm grad_squares skipped skipped_in_a_row lr tokens elapsed_seconds tokens_per_second mfu
-    val_loss val_stderr val_windows val_seconds changed
-"""
+# The metrics that a step adds to the means of the objective's sums, which must have other names.
+STEP_METRICS = ("loss", "grad_norm", "grad_squares", "skipped", "skipped_in_a_row")
 # The fields of `RowSums`, added over the rows of a batch: scalars.
 Sums = tuple[jax.Array, jax.Array, Mapping[str, jax.Array]]
-# The signature of `gradient_sums`: (params, batch, key, objective=, accumulation=) -> (gradient, sums).
-GradientSums = Callable[..., tuple[Any, Sums]]
 
 
 class TrainState(NamedTuple):
@@ -66,7 +61,7 @@ def init_state(
 
 
 def gradient_sums(
-    params: Any, batch: Any, key: jax.Array | None, *, objective: Objective, accumulation: int
+    params: Any, batch: Any, key: jax.Array | None, frozen: Any = (), *, objective: Objective, accumulation: int = 1
 ) -> tuple[Any, Sums]:
     """Compute the gradient of the summed loss, in microbatches, and the objective's sums over all rows.
 
@@ -76,7 +71,7 @@ def gradient_sums(
 
     def total(params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, Sums]:
         # If rows are sharded over devices, the compiler adds this sum and the gradients over the devices.
-        loss, count, others = jax.tree.map(lambda x: x.sum(0), objective(params, batch, key))
+        loss, count, others = jax.tree.map(lambda x: x.sum(0), objective(params, batch, key, frozen))
         return loss, (loss, count, others)
 
     grad: Callable[..., tuple[Any, Sums]] = jax.grad(total, has_aux=True)
@@ -98,26 +93,33 @@ def gradient_sums(
 
 
 def gradients(
-    params: Any,
-    batch: Any,
-    key: jax.Array | None,
-    *,
-    objective: Objective,
-    accumulation: int = 1,
-    sum_gradients: GradientSums = gradient_sums,
+    params: Any, batch: Any, key: jax.Array | None, frozen: Any = (), *, objective: Objective, accumulation: int = 1
 ) -> tuple[dict[str, jax.Array], Any]:
-    """Compute the mean loss, the means of the objective's other sums, and the loss gradient.
+    """Compute the mean loss and the means of the objective's other sums as metrics, and the gradient of the mean loss."""
+    return mean_gradients(*gradient_sums(params, batch, key, frozen, objective=objective, accumulation=accumulation))
 
-    Sums are added over microbatches and devices, and divided once by the count. Without dropout, the number of microbatches
-    or devices therefore changes the result only by rounding.
+
+def mean_gradients(grads: Any, sums: Sums) -> tuple[dict[str, jax.Array], Any]:
+    """Divide the results of `gradient_sums` by the count: the means as metrics, and the gradient of the mean loss.
+
+    Sums are added over microbatches and devices, and divided once. Without dropout, the number of microbatches or devices
+    therefore changes the result only by rounding.
+
+    Raises:
+        ValueError: if a sum of the objective has the name of another metric.
     """
-    grads, (loss, count, others) = sum_gradients(params, batch, key, objective=objective, accumulation=accumulation)
-    if taken := set(METRICS.split()) & others.keys():
-        raise ValueError(f"sums of an objective must not have the names of other metrics: {sorted(taken)}")
+    loss, count, others = sums
+    check_names(others, STEP_METRICS)
     count = jnp.where(count == 0, 1, count)  # zero loss and gradients without targets
     means = {name: total / count for name, total in {"loss": loss, **others}.items()}
     inverse = 1 / count  # some compilers fuse a product with the next operations, but write a quotient to memory
     return means, jax.tree.map(lambda g: g * inverse, grads)
+
+
+def check_names(sums: Iterable[str], taken: Iterable[str]) -> None:
+    """Raise `ValueError` if a sum of an objective has the name of another metric."""
+    if found := set(sums) & set(taken):
+        raise ValueError(f"sums of an objective must not have the names of other metrics: {sorted(found)}")
 
 
 def squared_norms(grads: Any) -> jax.Array:
@@ -125,19 +127,59 @@ def squared_norms(grads: Any) -> jax.Array:
     return jnp.stack([jnp.square(g.astype(jnp.float32)).sum() for g in jax.tree.leaves(grads)])
 
 
+def dropout_key(state: TrainState, seed: int | None) -> jax.Array | None:
+    """Return the random key of the dropout masks of the next step, a function of (seed, step); None: no dropout."""
+    return None if seed is None else named_key(seed, "dropout", state.step)
+
+
+def apply_gradients(
+    state: TrainState,
+    grads: Any,
+    metrics: dict[str, jax.Array],
+    *,
+    optimizer: optax.GradientTransformation,
+    ema_decay: float = 0.0,
+    spike_factor: float = 0.0,
+) -> tuple[TrainState, dict[str, jax.Array]]:
+    """Update the state with the results of `mean_gradients`. Arguments, results and errors as for `train_step`."""
+    if bool(ema_decay) != (state.ema is not None):
+        raise ValueError(f"ema_decay {ema_decay:g} does not match the state: set ema of init_state")
+    if spike_factor and state.skip is None:
+        raise ValueError(f"spike_factor {spike_factor:g} needs a state with statistics: set skip of init_state")
+    squares = squared_norms(grads)
+    metrics |= {"grad_norm": jnp.sqrt(squares.sum()), "grad_squares": squares}
+
+    # The optimizer's update.
+    update = optax.with_extra_args_support(optimizer).update
+    updates, opt_state = update(grads, state.opt_state, state.params, value=metrics["loss"])
+    new = state._replace(params=optax.apply_updates(state.params, updates), opt_state=opt_state)
+
+    # The moving average of the parameters.
+    if state.ema is not None:
+        ema = jax.tree.map(lambda mean, x: ema_decay * mean + (1 - ema_decay) * x, state.ema, new.params)
+        new = new._replace(ema=ema)
+
+    # A bad update changes only the statistics.
+    if state.skip is not None:
+        applied, skip = should_apply(state.skip, metrics["loss"], metrics["grad_norm"], spike_factor)
+        new = jax.tree.map(partial(jnp.where, applied), new, state)._replace(skip=skip)
+        metrics |= {"skipped": skip.total, "skipped_in_a_row": skip.in_a_row}
+    return new._replace(step=state.step + 1), metrics
+
+
 def train_step(
     state: TrainState,
     batch: Any,
+    frozen: Any = (),
     *,
     objective: Objective,
     optimizer: optax.GradientTransformation,
     dropout_seed: int | None = None,
     accumulation: int = 1,
-    sum_gradients: GradientSums = gradient_sums,
     ema_decay: float = 0.0,
     spike_factor: float = 0.0,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-    """Take one optimizer step: a pure function `(state, batch) -> (state, metrics)`.
+    """Take one optimizer step: a pure function `(state, batch, frozen) -> (state, metrics)`.
 
     Compile with `jax.jit(partial(train_step, objective=next_token_loss(model.apply), optimizer=optimizer))`. The new state
     has the structure, shapes and dtypes of `state`, which can therefore be donated (`donate_argnums=0`).
@@ -145,12 +187,12 @@ def train_step(
     Args:
         state: current state, from `init_state` with the same optimizer or from the previous step.
         batch: argument of the objective: any tree of arrays with rows as their first axis.
+        frozen: argument of the objective: any tree of arrays that are read, but not trained.
         objective: `next_token_loss(...)`, or any `Objective`.
         optimizer: an optax transformation, including clipping. Its `update` receives one extra argument, the loss as `value`.
         dropout_seed: seed of the dropout masks, which are a function of (seed, step, microbatch); None: no dropout.
         accumulation: number of equal microbatches of the rows, which `parallel.mesh.microbatches` derives from
             `train.accumulation`. Without dropout, it changes results only by rounding.
-        sum_gradients: function with the signature of `gradient_sums`, such as `parallel.sums.sums_by_device`.
         ema_decay: decay of the EMA, `ema <- ema_decay * ema + (1 - ema_decay) * params`; 0: the state has no EMA.
         spike_factor: if the state has statistics, skip non-finite updates, and those whose loss or gradient norm exceeds this
             factor times its running mean (`should_apply`); 0: no spikes. A skipped update changes neither `params` nor the
@@ -165,24 +207,6 @@ def train_step(
         ValueError: if `accumulation` does not divide the number of rows, `ema_decay` or `spike_factor` does not match the
             state, or a sum of the objective has the name of another metric.
     """
-    if bool(ema_decay) != (state.ema is not None):
-        raise ValueError(f"ema_decay {ema_decay:g} does not match the state: set ema of init_state")
-    if spike_factor and state.skip is None:
-        raise ValueError(f"spike_factor {spike_factor:g} needs a state with statistics: set skip of init_state")
-    key = None if dropout_seed is None else named_key(dropout_seed, "dropout", state.step)
-    metrics, grads = gradients(
-        state.params, batch, key, objective=objective, accumulation=accumulation, sum_gradients=sum_gradients
-    )
-    squares = squared_norms(grads)
-    metrics |= {"grad_norm": jnp.sqrt(squares.sum()), "grad_squares": squares}
-    update = optax.with_extra_args_support(optimizer).update
-    updates, opt_state = update(grads, state.opt_state, state.params, value=metrics["loss"])
-    new = state._replace(params=optax.apply_updates(state.params, updates), opt_state=opt_state)
-    if state.ema is not None:
-        ema = jax.tree.map(lambda mean, x: ema_decay * mean + (1 - ema_decay) * x, state.ema, new.params)
-        new = new._replace(ema=ema)
-    if state.skip is not None:
-        applied, skip = should_apply(state.skip, metrics["loss"], metrics["grad_norm"], spike_factor)
-        new = jax.tree.map(partial(jnp.where, applied), new, state)._replace(skip=skip)
-        metrics |= {"skipped": skip.total, "skipped_in_a_row": skip.in_a_row}
-    return new._replace(step=state.step + 1), metrics
+    key = dropout_key(state, dropout_seed)
+    metrics, grads = gradients(state.params, batch, key, frozen, objective=objective, accumulation=accumulation)
+    return apply_gradients(state, grads, metrics, optimizer=optimizer, ema_decay=ema_decay, spike_factor=spike_factor)

@@ -1,11 +1,12 @@
-"""Evaluation: the loss on a split, or on evenly spaced windows of it, with its standard error."""
+"""Evaluation: evaluators as values; the loss on a split, or on evenly spaced windows of it, with its standard error."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -17,6 +18,45 @@ from jaxgpt.trainer.prefetch import prefetched
 from jaxgpt.trainer.program import Program
 
 AHEAD = 2  # number of later batches dispatched before blocking on a batch
+
+
+class Result(Protocol):
+    """The result of an evaluator."""
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """Numbers for `metrics.jsonl`; NaN and infinities are omitted there."""
+        ...
+
+    @property
+    def ranking(self) -> float:
+        """Lower is better. The first evaluator of a run ranks its checkpoints, and decides about `train.patience`."""
+        ...
+
+
+class Watch(NamedTuple):
+    """The state of the run that an evaluator may need.
+
+    Attributes:
+        final: whether this is the last evaluation of the run, which may take longer.
+        interrupted: called between batches, with equal results in all processes; True: stop and return None.
+        progress: called with the number of evaluated examples and the total.
+    """
+
+    final: bool = True
+    interrupted: Callable[[], bool] = lambda: False
+    progress: Callable[[int, int], None] = lambda done, total: None
+
+
+class Measured(NamedTuple):
+    """The result of a custom evaluator: numbers by name, and their ranking."""
+
+    metrics: Mapping[str, float]
+    ranking: float
+
+    def __str__(self) -> str:
+        """Format the numbers as `accuracy 0.9062, reward 0.8125`."""
+        return ", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
 
 
 class Evaluation(NamedTuple):
@@ -40,9 +80,46 @@ class Evaluation(NamedTuple):
     deviations: np.ndarray
     seconds: float = 0.0
 
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The numbers in `metrics.jsonl`."""
+        return {
+            "val_loss": self.loss,
+            "val_stderr": self.stderr,
+            "val_windows": self.windows,
+            "val_seconds": self.seconds,
+        }
+
     def __str__(self) -> str:
         """Format the loss and its standard error, if known, as `1.4697 +- 0.0068`."""
         return f"{self.loss:.4f}" + (f" +- {self.stderr:.4f}" if math.isfinite(self.stderr) else "")
+
+
+# An evaluator maps (program, params, watch) to a result, or None if interrupted. `params` are the `eval_params` of a state, on
+# their devices. Examples: the loss on a split, the score of a task, a mean reward.
+Evaluator = Callable[[Program, Any, Watch], Result | None]
+
+
+def run_evaluators(evaluators: Sequence[Evaluator], program: Program, params: Any, watch: Watch) -> list[Result] | None:
+    """Return the result of each evaluator, in their order; None if one was interrupted."""
+    results = []
+    for evaluator in evaluators:
+        result = evaluator(program, params, watch)
+        if result is None:
+            return None
+        results.append(result)
+    return results
+
+
+@dataclass(frozen=True)
+class ValidationLoss:
+    """The evaluator of a run by default: the loss on a split; before the last evaluation, on `train.eval_windows`."""
+
+    split: Split
+
+    def __call__(self, program: Program, params: Any, watch: Watch) -> Evaluation | None:
+        """Compute the loss."""
+        return evaluate(program, params, self.split, watch.interrupted, watch.final, watch.progress)
 
 
 def evaluate(
@@ -81,9 +158,9 @@ def evaluate(
     sums: list[tuple[jax.Array, jax.Array]] = []  # loss and count of each window of a batch
     progress(0, len(windows))
 
-    def batch(first: int) -> jax.Array:
+    def batch(first: int) -> Any:
         rows = Windows(tokens, starts[windows[first : first + batch_size]], T)
-        return put(mesh, [rows], (batch_size, *rows.shape[1:]))
+        return put(mesh, [rows], batch_size)
 
     with prefetched(batch, range(0, len(windows), batch_size)) as batches:
         for _, rows in batches:

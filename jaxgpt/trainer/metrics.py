@@ -14,6 +14,11 @@ from jaxgpt.errors import UserError
 from jaxgpt.files import parse_json, write_atomically
 from jaxgpt.parallel.processes import is_leader
 
+# The names that the training loop adds to the metrics of a step; the sums of an objective must have other names.
+HOST_METRICS = """
+    step lr tokens elapsed_seconds tokens_per_second mfu val_loss val_stderr val_windows val_seconds changed seconds_left
+""".split()
+
 
 class MetricsFile:
     """Context manager: append lines to a metrics file and flush each line; only process 0 writes.

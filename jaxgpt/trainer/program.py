@@ -1,31 +1,35 @@
-"""Program: the compiled functions of training and evaluation on a mesh."""
+"""Program: the functions of a run on a mesh: initial state, train step, evaluation, and calls of any function."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from functools import cached_property, partial
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, Mesh
 
+from jaxgpt.checkpoint import store
 from jaxgpt.config import Config
 from jaxgpt.errors import UserError
 from jaxgpt.kernels import best, choose_attention
 from jaxgpt.kernels.remat import POLICIES
-from jaxgpt.lm.model import FrozenBase
 from jaxgpt.model import GPT
-from jaxgpt.model.scan import ScannedGPT
+from jaxgpt.model.lora import merge
+from jaxgpt.model.scan import ScannedGPT, stack_layers, unstack_layers
 from jaxgpt.ops import Ops
 from jaxgpt.ops.attention import attend
 from jaxgpt.parallel.host import precision_note, step_compile_options
 from jaxgpt.parallel.mesh import (
+    RULES,
     Microbatches,
     Rules,
     batch_sharding,
@@ -37,80 +41,191 @@ from jaxgpt.parallel.mesh import (
     put,
     replicated,
     resolve,
+    rows_of,
     use_mesh,
 )
 from jaxgpt.parallel.processes import process_count
 from jaxgpt.parallel.sums import sums_by_device
-from jaxgpt.train.loss import Objective, next_token_loss
+from jaxgpt.train.loss import Objective, next_token_loss, with_adapters
 from jaxgpt.train.optimizer import Numbers, make_optimizer, numbers_of, schedule
-from jaxgpt.train.step import TrainState, gradient_sums, train_step
-from jaxgpt.trainer.states import States, shardings_of
+from jaxgpt.train.step import (
+    TrainState,
+    apply_gradients,
+    check_names,
+    dropout_key,
+    gradient_sums,
+    mean_gradients,
+)
+from jaxgpt.trainer.metrics import HOST_METRICS
+from jaxgpt.trainer.states import Abstract, Fresh, abstract, compute, first_state, fresh, shardings_of, stacked
 
 
 class Several(NamedTuple):
-    """Batches for one call of up to K steps; the call uses the first n batches."""
+    """Batches for one call of up to K steps, as a tree with leaves `[K, rows, ...]`; the call uses the first n batches."""
 
-    windows_KBT1: Any
+    batches: Any
     n: Any
 
 
 @dataclass(eq=False)
-class Program(States):
-    """Training and evaluation of a config on a mesh, compiled at the first call.
+class Program:
+    """The functions of a run on a mesh; `build` makes one. No method changes it.
 
-    Frozen weights and optimizer hyperparameters are arguments of the compiled functions: new values need no recompilation.
+    `frozen` and optimizer hyperparameters are arguments of the compiled functions: new values need no compilation, and no
+    array becomes a constant of a program. Functions are compiled at their first call.
 
     Attributes:
-        objective: objective of training and evaluation, as in `build`.
-        ops: operations of the decoder, as in `build`.
+        config: settings of the run, with `model.vocab_size` set.
+        mesh: the devices.
+        rules: the complete sharding table.
+        ops: operations of the decoder.
+        model: the decoder, without weights.
+        objective: objective of training and evaluation, `(params, batch, key, frozen) -> RowSums`; with adapters, it merges.
+        optimizer: as in `build`; None: from the config.
+        abstract: shapes and shardings of all arrays.
+        fresh: function from a seed to random weights and the initial state.
+        numbers: optimizer hyperparameters that are arguments of the step, replicated over the devices.
+        frozen: argument of the objective, on the devices. None: the devices are absent, and programs are only lowered.
         note: advice about mesh, kernels and settings for the user, or "".
     """
 
-    objective: Objective | None = None
-    ops: Ops | None = None
+    config: Config
+    mesh: Mesh
+    rules: Rules
+    ops: Ops
+    model: GPT
+    objective: Objective
+    optimizer: optax.GradientTransformation | None
+    abstract: Abstract
+    fresh: Callable[[jax.typing.ArrayLike], Fresh]
+    numbers: Numbers
+    frozen: Any = field(default=None, repr=False)
     note: str = ""
+
+    def __post_init__(self) -> None:
+        """Make the jitted functions; tracing and compilation happen at the first call."""
+        everywhere = replicated(self.mesh)
+
+        def train(state: TrainState, batch: Any, numbers: Numbers, frozen: Any) -> Any:
+            step = partial(self.pure_step, numbers=numbers, frozen=frozen)
+            return train_steps(state, batch, step) if isinstance(batch, Several) else step(state, batch)
+
+        def evaluate(params: Any, batch: Any, frozen: Any) -> Any:
+            sums = self.objective(params, batch, None, frozen)
+            return sums.loss_B, sums.count_B
+
+        def unstack(state: TrainState) -> TrainState:
+            return unstack_layers(state, self.config.model.n_layer)
+
+        shardings = shardings_of(self.abstract.state), everywhere
+        options = step_compile_options(self.mesh)
+        self.jitted_step = jax.jit(train, out_shardings=shardings, donate_argnums=0, compiler_options=options)
+        self.jitted_eval = jax.jit(evaluate, out_shardings=everywhere)
+        self._unstack = jax.jit(unstack, out_shardings=shardings_of(self.abstract.checkpoint))
+        self._called: dict[Any, jax.stages.Wrapped] = {}  # the jitted functions of `call`
+
+    # Batches.
 
     @property
     def microbatches(self) -> Microbatches:
         """Number of microbatches of a step, and rows per microbatch."""
         return microbatches(self.config.train, batch_ways(self.mesh))
 
-    def batch(self, steps: int = 1) -> Any:
-        """Return an abstract, padded batch `[rows, T + 1]`; for K > 1 steps, `Several` of `[K, rows, T + 1]`.
-
-        With document ids, windows are `[T, 3]` (see `train.loss.split_windows`).
-        """
-        T = self.config.window
-        shape = math.prod(self.microbatches), *((T, 3) if self.config.data.has_documents else (T + 1,))
-        if steps == 1:
-            return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=batch_sharding(self.mesh))
-        sharding = batch_sharding(self.mesh, several=True)
-        return Several(jax.ShapeDtypeStruct((steps, *shape), jnp.int32, sharding=sharding), steps)
+    def padded_rows(self, rows: int) -> int:
+        """Return the number of rows on the devices: `train.batch_size` rows are padded for `step`, others for `call`."""
+        if rows == self.config.train.batch_size:
+            return math.prod(self.microbatches)
+        ways = batch_ways(self.mesh)
+        return math.ceil(rows / ways) * ways
 
     def put(self, batch: Any) -> Any:
-        """Put windows, or a tree of arrays of rows, on their devices, padded with rows of -1.
-
-        `train.batch_size` rows are padded for `step`, any other number of rows for `eval`.
-        """
-
-        def put_rows(array: Any) -> jax.Array:
-            n, *row = array.shape
-            ways = batch_ways(self.mesh)
-            training = n == self.config.train.batch_size
-            rows = math.prod(self.microbatches) if training else math.ceil(n / ways) * ways
-            return put(self.mesh, [array], (rows, *row))
-
-        return jax.tree.map(put_rows, batch)
+        """Put a batch on the devices, sharded by rows, with `padded_rows`. For batches and padding, see `mesh.put`."""
+        return put(self.mesh, [batch], self.padded_rows(rows_of(batch)))
 
     def put_batches(self, batches: Sequence[Any]) -> Any:
         """Put 1 to `train.steps_per_call` batches for one call of `step` on their devices."""
-        most = self.config.train.steps_per_call
+        train = self.config.train
+        most = train.steps_per_call
         if not 0 < len(batches) <= most:
             raise UserError(f"expected 1 to {most} batches per call (train.steps_per_call), not {len(batches)}")
         if most == 1:
             return self.put(batches[0])
-        shape = self.batch(most).windows_KBT1.shape
-        return Several(put(self.mesh, batches, shape, several=True), len(batches))
+        return Several(put(self.mesh, batches, math.prod(self.microbatches), most), len(batches))
+
+    def batch(self, steps: int = 1, spec: Any = None) -> Any:
+        """Return an abstract, padded batch of a step; for K > 1 steps, `Several` with leaves `[K, rows, ...]`.
+
+        Args:
+            steps: number of batches.
+            spec: shapes and dtypes of the rows, from `mesh.row_spec`; None: windows, `[T + 1]` or with document ids `[T, 3]`
+                (see `train.loss.split_windows`).
+        """
+        if spec is None:
+            T = self.config.window
+            spec = np.zeros((0, T, 3) if self.config.data.has_documents else (0, T + 1), np.int32)
+        rows = math.prod(self.microbatches)
+        shape = (rows,) if steps == 1 else (steps, rows)
+        sharding = batch_sharding(self.mesh, several=steps > 1)
+
+        def leaf(x: Any) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((*shape, *x.shape[1:]), x.dtype, sharding=sharding)
+
+        batches = jax.tree.map(leaf, spec)
+        return batches if steps == 1 else Several(batches, steps)
+
+    # States.
+
+    @property
+    def abstract_state(self) -> TrainState:
+        """Shapes, dtypes and shardings of the state."""
+        return self.abstract.state
+
+    @property
+    def abstract_frozen(self) -> Any:
+        """Shapes, dtypes and shardings of `frozen`."""
+        return self.abstract.frozen
+
+    @property
+    def abstract_weights(self) -> Any:
+        """Shapes, dtypes and shardings of the model's weights."""
+        return self.abstract.weights
+
+    def init(self, params: Any = None) -> TrainState:
+        """Make the initial state from parameters with unstacked layers; None: from random parameters."""
+        if params is None:
+            return compute(self.mesh, lambda seed: self.fresh(seed).state, self.config.train.seed, self.abstract.state)
+
+        def start(params: Any) -> TrainState:
+            return stacked(self.config, first_state(self.config, self.optimizer, params))
+
+        return compute(self.mesh, start, params, self.abstract.state)
+
+    def restore(self, directory: Path, step: int) -> TrainState:
+        """Restore a checkpoint's state; raise `UserError` if it cannot be read or does not match the config."""
+        state = store.restore(directory, step, self.abstract.checkpoint)
+        return compute(self.mesh, stack_layers, state, self.abstract.state) if self.config.train.scan_layers else state
+
+    def to_checkpoint(self, state: TrainState) -> TrainState:
+        """Return a state with unstacked layers: a copy with `train.scan_layers`, otherwise the state itself."""
+        return block_on_cpu_mesh(self.mesh, self._unstack(state)) if self.config.train.scan_layers else state
+
+    def put_params(self, params: Any) -> Any:
+        """Put parameters with unstacked layers on their devices, for `eval`."""
+        shardings = shardings_of(self.abstract.state.params)
+        return block_on_cpu_mesh(self.mesh, jax.device_put(stacked(self.config, params), shardings))
+
+    def weights(self, params: Any) -> Any:
+        """Return the weights of the model from the `params` or the EMA of a state, on their devices."""
+        if not self.config.lora.rank:
+            return params
+
+        def merged(trees: tuple[Any, Any]) -> Any:
+            frozen, adapters = trees
+            return merge(frozen, adapters, self.config.lora.alpha)
+
+        return compute(self.mesh, merged, (self.frozen, params), self.abstract.weights)
+
+    # Calls.
 
     def step(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
         """Take one optimizer step on the result of `put`, or a step on each batch of `put_batches`.
@@ -118,11 +233,26 @@ class Program(States):
         The given state is donated. Returns the next state, the metrics of `train_step` and, without a custom optimizer, `lr`.
         For several steps, metrics are `[K, ...]`, and zero beyond the last step.
         """
-        return self._call(self._train, state, batch, self._numbers)
+        return self._run(self.jitted_step, state, batch, self.numbers, self.frozen)
 
     def eval(self, params: Any, batch: Any) -> tuple[jax.Array, jax.Array]:
-        """Compute the summed loss and the number of tokens of each window, for `params` or an EMA."""
-        return self._call(self._eval, params, batch)
+        """Compute the summed loss and the number of tokens of each row, for `params` or an EMA."""
+        return self._run(self.jitted_eval, params, batch, self.frozen)
+
+    def call(self, function: Callable[[Any, Any], Any], params: Any, batch: Any) -> Any:
+        """Run `function(params, batch)` on the mesh, compiled, and return its results for the rows of the batch.
+
+        Args:
+            function: a pure function of arrays. Each result has the rows of the batch as its first axis. Compiled programs are
+                cached by function: define it once.
+            params: any tree of arrays on the devices, such as the `params` of a state, `frozen`, or `weights(params)`.
+            batch: a batch as for `put`; its padding is removed from the results.
+        """
+        if function not in self._called:
+            self._called[function] = jax.jit(function, out_shardings=replicated(self.mesh))
+        rows = rows_of(batch)
+        results = self._run(self._called[function], params, self.put(batch))
+        return jax.tree.map(lambda x: x[:rows], results)
 
     def lower(self, state: TrainState, batch: Any) -> jax.stages.Lowered:
         """Lower `step` for concrete or abstract arguments, to inspect or compile it."""
@@ -130,111 +260,117 @@ class Program(States):
         # JAX's cache.
         place = replicated(self.mesh)
         numbers = jax.tree.map(lambda x: jax.ShapeDtypeStruct((), x.dtype, sharding=place), self.numbers)
-        function, frozen = self._train, self.abstract_frozen  # computed outside the mesh context
-        with self._on_mesh():
-            return function.lower(state, batch, numbers, frozen)
+        with self.on_mesh():
+            return self.jitted_step.lower(state, batch, numbers, self.abstract.frozen)
 
-    @cached_property
-    def decoder_ops(self) -> Ops:
-        """The operations of the decoder."""
-        return self.ops or best(self.config, self.mesh)
-
-    def bound_objective(self, frozen: Any = ()) -> Objective:
-        """Return the objective, by default the next-token loss, as a function of the `params` of a state."""
+    def pure_step(
+        self, state: TrainState, batch: Any, numbers: Numbers | None = None, frozen: Any = ()
+    ) -> tuple[TrainState, dict[str, jax.Array]]:
+        """Take one step, as `train_step` with the settings of the config; `numbers` by default from the config."""
         config = self.config
-        gpt = ScannedGPT if config.train.scan_layers else GPT
-        model = self.model or gpt(config.model, self.decoder_ops, POLICIES[config.train.remat])
-        objective = self.objective or next_token_loss(model.apply, config.train.loss_chunk)
-        return lambda params, *batch_and_key: objective(self.merged(frozen, params), *batch_and_key)
+        numbers = numbers or host_numbers(config)
 
-    def bound_step(self, frozen: Any = (), numbers: Numbers | None = None) -> Any:
-        """Return the train step `(state, batch) -> (state, metrics)`, with the config's `numbers` by default."""
-        config, numbers = self.config, numbers or self.numbers
-        step = partial(
-            train_step,
-            objective=self.bound_objective(frozen),
-            optimizer=self.optimizer or make_optimizer(config, numbers),
-            dropout_seed=config.train.seed if config.model.dropout else None,
-            accumulation=self.microbatches.accumulation,
-            sum_gradients=sums_by_device if self._sums_by_device() else gradient_sums,
-            ema_decay=config.optim.ema_decay,
-            spike_factor=config.optim.spike_factor,
-        )
+        # Sums over rows; on CPUs with replicated weights, each device adds its own rows first.
+        key = dropout_key(state, config.train.seed if config.model.dropout else None)
+        add = sums_by_device if self._sums_by_device() else gradient_sums
+        accumulation = self.microbatches.accumulation
+        grads, sums = add(state.params, batch, key, frozen, objective=self.objective, accumulation=accumulation)
+        check_names(sums[2], HOST_METRICS)
+        metrics, grads = mean_gradients(grads, sums)
 
-        def with_rate(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
-            # The optimizer counts its updates: skipped updates do not advance the schedule.
+        # The rate of this update. The optimizer counts its updates: skipped updates do not advance the schedule.
+        if self.optimizer is None:
             (_, count), *_ = optax.tree.get_all_with_path(state.opt_state, "count")
-            state, metrics = step(state, batch)
-            return state, metrics | {"lr": schedule(config, numbers)(count)}
+            metrics |= {"lr": schedule(config, numbers)(count)}
 
-        return step if self.optimizer else with_rate
+        optimizer = self.optimizer or make_optimizer(config, numbers)
+        decay, spike = config.optim.ema_decay, config.optim.spike_factor
+        return apply_gradients(state, grads, metrics, optimizer=optimizer, ema_decay=decay, spike_factor=spike)
 
-    @property
-    def numbers(self) -> Numbers:
-        """The optimizer hyperparameters that are arguments of the step, such as the learning rate."""
-        return jax.tree.map(np.float32, numbers_of(self.config.optim))
-
-    @cached_property
-    def _numbers(self) -> Numbers:
-        """`numbers`, replicated over the devices."""
-        return jax.jit(lambda numbers: numbers, out_shardings=replicated(self.mesh))(self.numbers)
-
-    @cached_property
-    def _train(self) -> jax.stages.Wrapped:
-        def train(state: TrainState, batch: Any, numbers: Numbers, frozen: Any) -> Any:
-            step = self.bound_step(frozen, numbers)
-            return train_steps(state, batch, step) if isinstance(batch, Several) else step(state, batch)
-
-        places = shardings_of(self.abstract_state), replicated(self.mesh)
-        options = step_compile_options(self.mesh)
-        return jax.jit(train, out_shardings=places, donate_argnums=0, compiler_options=options)
-
-    @cached_property
-    def _eval(self) -> jax.stages.Wrapped:
-        def evaluate(params: Any, batch: Any, frozen: Any) -> Any:
-            sums = self.bound_objective(frozen)(params, batch, None)
-            return sums.loss_B, sums.count_B
-
-        return jax.jit(evaluate, out_shardings=replicated(self.mesh))
-
-    def _call(self, function: Any, *args: Any) -> Any:
-        """Call a compiled function on the mesh, with the frozen weights as its last argument."""
-        frozen = self.frozen  # computed outside the mesh context
-        with self._on_mesh():
-            return block_on_cpu_mesh(self.mesh, function(*args, frozen))
-
-    def _on_mesh(self) -> AbstractContextManager[None]:
+    def on_mesh(self) -> AbstractContextManager[None]:
         """Map the logical axes of layers to the axes of the mesh within the context."""
         return use_mesh(self.mesh, self.config.model, self.rules)
+
+    def _run(self, function: Any, *args: Any) -> Any:
+        """Call a jitted function on the mesh."""
+        with self.on_mesh():
+            return block_on_cpu_mesh(self.mesh, function(*args))
 
     def _sums_by_device(self) -> bool:
         """Return whether to use `sums_by_device`: several CPU devices with replicated weights, and no dropout."""
         mesh = self.mesh
         if isinstance(mesh, AbstractMesh) or mesh.devices.flat[0].platform != "cpu" or self.config.model.dropout:
             return False
-        weights = self.abstract_state.params, self.abstract_frozen
+        weights = self.abstract.state.params, self.abstract.frozen
         whole = all(each.is_fully_replicated for each in jax.tree.leaves(shardings_of(weights)))
         return whole and 1 < mesh.shape["data"] == mesh.size
 
 
-def train_steps(state: TrainState, batches: Several, step: Any) -> tuple[TrainState, dict[str, jax.Array]]:
-    """Take the n steps of `batches` in a loop compiled once for any n; metrics are zero beyond n."""
-    shapes = jax.eval_shape(step, state, batches.windows_KBT1[0])[1]
-    zeros = jax.tree.map(lambda x: jnp.zeros((len(batches.windows_KBT1), *x.shape), x.dtype), shapes)
+def train_steps(state: TrainState, several: Several, step: Any) -> tuple[TrainState, dict[str, jax.Array]]:
+    """Take the n steps of `several` in a loop compiled once for any n; metrics are zero beyond n."""
+
+    def batch(i: int | jax.Array) -> Any:
+        return jax.tree.map(lambda x: x[i], several.batches)
+
+    K = len(jax.tree.leaves(several.batches)[0])
+    shapes = jax.eval_shape(step, state, batch(0))[1]
+    zeros = jax.tree.map(lambda x: jnp.zeros((K, *x.shape), x.dtype), shapes)
 
     def one(i: jax.Array, carry: tuple[TrainState, Any]) -> tuple[TrainState, Any]:
-        state, metrics = step(carry[0], batches.windows_KBT1[i])
+        state, metrics = step(carry[0], batch(i))
         return state, jax.tree.map(lambda row, x: row.at[i].set(x), carry[1], metrics)
 
-    result: tuple[TrainState, Any] = jax.lax.fori_loop(0, batches.n, one, (state, zeros))
+    result: tuple[TrainState, Any] = jax.lax.fori_loop(0, several.n, one, (state, zeros))
     return result
+
+
+def host_numbers(config: Config) -> Numbers:
+    """Return the optimizer hyperparameters that are arguments of the step, such as the learning rate, float32."""
+    return jax.tree.map(np.float32, numbers_of(config.optim))
+
+
+def make_program(
+    config: Config,
+    mesh: Mesh,
+    *,
+    optimizer: optax.GradientTransformation | None = None,
+    rules: Rules = RULES,
+    frozen: Any = None,
+    model: GPT | None = None,
+    objective: Objective | None = None,
+    ops: Ops | None = None,
+    note: str = "",
+) -> Program:
+    """Make the program of a config on a mesh of present or absent devices. It holds no arrays: see `build`.
+
+    Arguments as for `build`, with the complete sharding table. `frozen` may be abstract.
+    """
+    ops = ops or best(config, mesh)
+
+    # Shapes. Without frozen arrays, adapters have random weights as their base.
+    make = jax.jit(partial(fresh, config=config, model=model, optimizer=optimizer))
+    shapes = jax.eval_shape(make, 0)
+    frozen_shapes: Any = ()
+    if frozen is not None:
+        frozen_shapes = jax.eval_shape(partial(stacked, config), frozen)
+    elif config.lora.rank:
+        frozen_shapes = nn.unbox(shapes.weights)
+    arrays = abstract(config, mesh, rules, shapes, frozen_shapes)
+
+    # Functions.
+    gpt = ScannedGPT if config.train.scan_layers else GPT
+    model = model or gpt(config.model, ops, POLICIES[config.train.remat])
+    objective = objective or next_token_loss(model.apply, config.train.loss_chunk)
+    if config.lora.rank:
+        objective = with_adapters(objective, config.lora.alpha)
+    return Program(config, mesh, rules, ops, model, objective, optimizer, arrays, make, host_numbers(config), note=note)
 
 
 def build(
     config: Config,
     optimizer: optax.GradientTransformation | None = None,
     rules: Rules | None = None,
-    base: FrozenBase | None = None,
+    frozen: Any = None,
     model: GPT | None = None,
     objective: Objective | None = None,
     ops: Ops | None = None,
@@ -248,16 +384,19 @@ def build(
             for each weight of a block, stacked over the layers.
         rules: changes to the sharding table (`jaxgpt.parallel.mesh.RULES`), from logical axis to mesh axes: `{"length":
             ("tensor",)}` shards the activations between blocks along the sequence. Losses match a single device up to rounding.
-        base: with `lora.rank`, the frozen weights, with unstacked layers; None: random weights.
+        frozen: any tree of arrays that the objective reads, but that are not trained, with unstacked layers: with `lora.rank`,
+            the base weights (None: random weights); otherwise, for example, a reference model. An array whose path ends with
+            the path of a weight of the model, and has its shape, is sharded as the weight; all others are replicated.
         model: module to train instead of `GPT(config.model, ...)`, with weights of the same names; with `train.scan_layers`,
             a `ScannedGPT` (`model/scan.py`).
-        objective: objective to use instead of `next_token_loss`.
+        objective: objective to use instead of `next_token_loss`; with `lora.rank`, it receives the merged weights as `params`.
         ops: operations to use instead of `jaxgpt.kernels.best(config, mesh)`.
 
     Raises:
         UserError: if a rule is invalid (see `change_rules`), or a rule, the mesh or a setting does not fit the devices, the
             batch or the model.
     """
+    # The mesh, and settings that do not fit it.
     sizes, note = resolve(config, jax.device_count(), process_count(), jax.default_backend() == "tpu")
     mesh = make_mesh(sizes)
     device = mesh.devices.flat[0]
@@ -271,13 +410,37 @@ def build(
         raise UserError("train.scan_layers needs a ScannedGPT (jaxgpt.model.scan), not a GPT")
     kernel_note = choose_attention(config, device)[1] if ops is None and model is None else ""
     note = "; ".join(filter(None, [note, kernel_note, precision_note(config.train.compute_dtype, device)]))
+
+    # Shapes and functions.
     table = change_rules(rules or {})
-    program = Program(config, mesh, optimizer, model, table, objective=objective, ops=ops, note=note)
-    if rules:
-        _ = program.abstract_state, program.abstract_frozen  # validation of the rules on every array
-    if base is not None:
-        program.put_base(base)
-    return program
+    program = make_program(
+        config,
+        mesh,
+        optimizer=optimizer,
+        rules=table,
+        frozen=frozen,
+        model=model,
+        objective=objective,
+        ops=ops,
+        note=note,
+    )
+
+    return with_arrays(program, frozen)
+
+
+def with_arrays(program: Program, frozen: Any = None) -> Program:
+    """Return a program with its arrays on the devices: `frozen` as in `build`, and the hyperparameters."""
+    config, mesh = program.config, program.mesh
+    like = program.abstract.frozen
+    if not jax.tree.leaves(like):
+        frozen = like
+    elif frozen is None:
+        frozen = compute(mesh, lambda seed: nn.unbox(program.fresh(seed).weights), config.train.seed, like)
+    else:
+        # The given arrays may be on other devices.
+        frozen = block_on_cpu_mesh(mesh, jax.device_put(stacked(config, frozen), shardings_of(like)))
+    numbers = jax.jit(lambda numbers: numbers, out_shardings=replicated(mesh))(host_numbers(config))
+    return replace(program, numbers=numbers, frozen=frozen)
 
 
 def check_remat(policy: str, device: jax.Device) -> None:

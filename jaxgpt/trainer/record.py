@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -20,7 +20,7 @@ from jaxgpt.errors import TrainingFailed, UserError
 from jaxgpt.parallel.chips import peak_flops
 from jaxgpt.parallel.processes import Poll, process_count
 from jaxgpt.provenance import provenance, versions
-from jaxgpt.trainer.evaluation import Evaluation
+from jaxgpt.trainer.evaluation import Result
 from jaxgpt.trainer.failures import Diverged, first_non_finite
 from jaxgpt.trainer.metrics import MetricsFile
 from jaxgpt.trainer.program import Program
@@ -35,16 +35,23 @@ WINDOW = 10.0  # averaging window of the speed in seconds; minimum one call
 class Record:
     """Read the metrics of each step `LAG` calls late, check and write them, and write checkpoints.
 
-    `last` is the checkpoint that training resumes from; None: train from step 0.
+    `last` is the checkpoint that training resumes from; None: train from step 0. `about`: facts for every checkpoint.
 
     Attributes:
         done: steps taken, including steps in flight.
         evaluated: step of the last evaluation since the start or resume, or of `last` if evaluated; 0: no evaluation.
-        best: lowest validation loss (`Evaluation.ranking`) and its step; infinite before the first evaluation.
+        best: lowest ranking of the first evaluator and its step; infinite before the first evaluation.
     """
 
     def __init__(
-        self, program: Program, data: Data, saver: Saver, file: MetricsFile, report: Report, last: Info | None
+        self,
+        program: Program,
+        data: Data,
+        saver: Saver,
+        file: MetricsFile,
+        report: Report,
+        last: Info | None,
+        about: Mapping[str, Any],
     ) -> None:
         config = program.config
         self.program, self.saver, self.file, self.report = program, saver, file, report
@@ -54,9 +61,7 @@ class Record:
         self._saved = last.step if last else None
         self.evaluated = self.done if self.first.val_loss is not None else 0
         self.best = tuple(self.first.about.get("best", (math.inf, self.done)))
-        self.about = {"config": asdict(config), "versions": versions(), "data": data.fingerprint}
-        if program.base is not None:
-            self.about["base"] = program.base.checksum
+        self.about = {"config": asdict(config), "versions": versions(), "data": data.fingerprint, **about}
         changed = changes(last.config(), config) if last else {}
         file.write(step=self.done, **provenance(), changed=changed)
         flops = flops_per_token(config.model, program.abstract_weights, config.window, config.lora)
@@ -90,20 +95,29 @@ class Record:
                     self.file.write(**line)
                 self.report.progress(line | left)
 
-    def evaluation(self, state: Any, result: Evaluation) -> Evaluation:
-        """Write the metrics and checkpoint of an evaluation; the speed excludes evaluating and writing."""
-        began = time.perf_counter() - result.seconds
+    def evaluation(self, state: Any, results: Sequence[Result], began: float) -> Result:
+        """Write the metrics and checkpoint of an evaluation; the speed excludes evaluating and writing.
+
+        Args:
+            state: the evaluated state.
+            results: results of the evaluators; the first ranks the checkpoint.
+            began: time at which the evaluation began.
+
+        Returns:
+            The first result.
+        """
         self.report.stage("")
-        if not math.isfinite(result.loss):
-            raise Diverged(f"validation loss is {result.loss} at step {self.done}")
-        values = {"val_loss": result.loss, "val_stderr": result.stderr, "val_windows": result.windows}
-        self.file.write(step=self.done, **values, val_seconds=result.seconds)
-        self.report.evaluated(self.done, result)
+        metrics = {name: value for result in results for name, value in result.metrics.items()}
+        if not math.isfinite(metrics.get("val_loss", 0.0)):
+            raise Diverged(f"validation loss is {metrics['val_loss']} at step {self.done}")
+        self.file.write(step=self.done, **metrics)
+        for result in results:
+            self.report.evaluated(self.done, result)
         self.evaluated = self.done
-        self.best = min(self.best, (result.ranking, self.done))
-        self.save(state, result.ranking)
+        self.best = min(self.best, (results[0].ranking, self.done))
+        self.save(state, results[0].ranking)
         self.speed.exclude(time.perf_counter() - began)
-        return result
+        return results[0]
 
     def save(self, state: Any, val_loss: float | None = None, *, temporary: bool = False) -> None:
         """Check the metrics of all steps so far, then write a checkpoint in the background.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,9 +20,11 @@ from jaxgpt.data import Batches, Data
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.files import sole_writer
-from jaxgpt.lm.model import FrozenBase, base_of, load, load_base, needed_runs
+from jaxgpt.lm.model import base_of, checksum, load, load_base, needed_runs
 from jaxgpt.parallel.processes import is_leader, on_leader, same_on_all
 from jaxgpt.provenance import versions
+from jaxgpt.trainer.evaluation import Evaluator
+from jaxgpt.trainer.feed import DataFeed, Feed
 from jaxgpt.trainer.program import Program, build
 
 
@@ -36,6 +38,10 @@ class Start(NamedTuple):
         run: the run to resume; None: a new run.
         data: training and validation data; None: `open_data(config)`.
         build: function that returns the program; `partial(build, optimizer=..., objective=...)` replaces parts of it.
+        frozen: argument of the objective, any tree of arrays that are read, but not trained, such as a reference model; a
+            resumed run needs the same arrays. With `lora.rank`, the base of the adapters, and this is `()`.
+        feed: function `(program, data, last checkpoint or None) -> Feed` that returns the batches of the run.
+        evaluators: values that judge the parameters; the first ranks the checkpoints. Empty: the loss on `data.val`.
     """
 
     config: Config
@@ -44,6 +50,9 @@ class Start(NamedTuple):
     run: Run | None = None
     data: Data | None = None
     build: Callable[..., Program] = build
+    frozen: Any = ()
+    feed: Callable[[Program, Data, Info | None], Feed] = DataFeed
+    evaluators: Sequence[Evaluator] = ()
 
     def facts(self) -> dict[str, Any]:
         """Return the values that must be equal in all processes."""
@@ -52,21 +61,27 @@ class Start(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """Initial or frozen weights, and the tokenizer.
+    """Initial weights, frozen arrays, and the tokenizer.
 
     Attributes:
         params: initial weights, with unstacked layers; None: random initialization, or the run's checkpoint.
-        base: frozen base weights of the adapters, with unstacked layers; None: all weights are trained.
+        frozen: base weights of the adapters, or `Start.frozen`, with unstacked layers.
+        checksum: SHA-256 of `frozen`; "": none.
         tokenizer: tokenizer of the weights or of the resumed run; None: the tokenizer of the data.
     """
 
     params: Any = None
-    base: FrozenBase | None = None
+    frozen: Any = ()
+    checksum: str = ""
     tokenizer: Tokenizer | None = None
 
     def facts(self) -> dict[str, Any]:
         """Return the values that must be equal in all processes."""
-        return {"the weights of --init-from": self.base.checksum} if self.base else {}
+        return {"the frozen weights": self.checksum} if self.checksum else {}
+
+    def about(self) -> dict[str, Any]:
+        """Return the facts that every checkpoint records, and a resumed run must match."""
+        return {"base": self.checksum} if self.checksum else {}
 
 
 def check(start: Start) -> None:
@@ -97,14 +112,19 @@ def read_weights(start: Start) -> Weights:
     """Read the initial weights (`init_from`) or the base of adapters, and their tokenizer."""
     config, run = start.config, start.run
     tokenizer = run.tokenizer() if run else None
-    if not config.init_from or (run and not config.lora.rank and checkpoints(run.checkpoints)):
-        return Weights(tokenizer=tokenizer)
     if config.lora.rank:
+        if jax.tree.leaves(start.frozen):
+            raise UserError("with lora.rank, the frozen arrays are the base of the adapters: omit frozen")
+        if not config.init_from:
+            return Weights(frozen=None, tokenizer=tokenizer)
         base, its_tokenizer = base_of(run, config) if run else load_base(config.init_from, config.model)
-        base = base._replace(params=jax.tree.map(np.asarray, base.params))
-        return Weights(base=base, tokenizer=tokenizer or its_tokenizer)
+        return Weights(None, jax.tree.map(np.asarray, base.params), base.checksum, tokenizer or its_tokenizer)
+    frozen = start.frozen
+    known = checksum(frozen) if jax.tree.leaves(frozen) else ""
+    if not config.init_from or (run and checkpoints(run.checkpoints)):
+        return Weights(None, frozen, known, tokenizer)
     _, params, its_tokenizer, _ = load(*parse_checkpoint(config.init_from))
-    return Weights(jax.tree.map(np.asarray, params), tokenizer=tokenizer or its_tokenizer)
+    return Weights(jax.tree.map(np.asarray, params), frozen, known, tokenizer or its_tokenizer)
 
 
 def completed(config: Config, data: Data, run: Run | None = None) -> Config:
@@ -121,7 +141,7 @@ def completed(config: Config, data: Data, run: Run | None = None) -> Config:
 
 @contextmanager
 def open_for_training(
-    start: Start, program: Program, data: Data, note: Callable[[str], None]
+    start: Start, program: Program, data: Data, about: Mapping[str, Any], note: Callable[[str], None]
 ) -> Iterator[tuple[Run, Info | None]]:
     """Create the run or open the run to resume; process 0 locks it for all processes.
 
@@ -137,7 +157,7 @@ def open_for_training(
             run = lock.enter_context(new_run(start.out, program.config, data.tokenizer, start.overwrite))
             return str(run.path), None
         lock.enter_context(sole_writer(start.run.path))
-        last = _reopen(start.run, program, data, note)
+        last = _reopen(start.run, program, data, about, note)
         return str(start.run.path), asdict(last) if last else None
 
     with ExitStack() as lock:
@@ -146,7 +166,9 @@ def open_for_training(
         yield run, Info(**last) if last else None
 
 
-def _reopen(run: Run, program: Program, data: Data, note: Callable[[str], None]) -> Info | None:
+def _reopen(
+    run: Run, program: Program, data: Data, about: Mapping[str, Any], note: Callable[[str], None]
+) -> Info | None:
     """Return the checkpoint to continue from (None: train from step 0), and write the changed settings."""
     shutil.rmtree(run.path / REPLACED, ignore_errors=True)  # remains of a killed process
     config, last = program.config, latest_valid(run.checkpoints, note)
@@ -160,6 +182,8 @@ def _reopen(run: Run, program: Program, data: Data, note: Callable[[str], None])
                 f"the data of {run.path} has changed since step {last.step}: {data.source}; restore it, or train on the new "
                 f"data in a new run: {_finetune(run)}"
             )
+        if last.about.get("base", "") != about.get("base", ""):
+            raise UserError(f"the frozen weights of {run.path} have changed since step {last.step}: restore them")
         note(f"resuming from {run.checkpoints / str(last.step)} at step {last.step}/{config.train.steps}")
     if changed := changes(old, config):
         settings = (f"{name} {short_repr(was)} -> {short_repr(now)}" for name, (was, now) in changed.items())

@@ -74,7 +74,7 @@ def test_windows_are_inputs_and_the_next_ids() -> None:
     batch = batches().at(3)
     ids = batch[:]
     assert ids.dtype == np.int32
-    assert ids.shape == batch.shape == (4, 11)
+    assert ids.shape == (len(batch), 11) == (4, 11)
     assert (np.diff(ids, axis=1) == 1).all()
     assert (batch[1:3] == ids[1:3]).all()
 
@@ -99,7 +99,7 @@ def test_windows_of_documents(ids: list[int], T: int, seed: int) -> None:
     """A document ends with its end id, here 0 or 3; the last of its inputs predicts nothing."""
     plain, documents = Tokens([np.array(ids)]), Tokens([np.array(ids)], end_ids=(0, 3))
     batch = Batches(documents, T, 3, seed).at(0)
-    assert batch.shape == (3, T, 3)
+    assert batch[:].shape == (3, T, 3)
     assert (batch[1:] == batch[:][1:]).all()
     for window, row in zip(batch[:], Batches(plain, T, 3, seed).at(0)[:], strict=True):
         assert window[:, 0].tolist() == row[:-1].tolist()

@@ -20,7 +20,7 @@ from jaxgpt.plan.estimate import estimate
 from jaxgpt.plan.hlo import COLLECTIVES, Instruction, array_bytes, read_computations, read_program
 from jaxgpt.plan.plan import compile_decode, compile_step
 from jaxgpt.plan.topology import compiler_missing, devices_of, parse_topology
-from jaxgpt.trainer.program import Program
+from jaxgpt.trainer.program import make_program
 
 ROWS, LAYERS = 4, 2
 H100 = parse_topology("h100:1")
@@ -37,7 +37,7 @@ def instructions(devices: int, norm: NormFn = GPU.norm, **changes: int) -> list[
     """Return the instructions of a step in the order of the schedule, without the instructions in fusions."""
     run = config(devices, **changes)
     mesh = make_mesh(run.mesh, devices_of(parse_topology(f"h100:{devices}")))
-    program = Program(run, mesh, ops=best(run, mesh)._replace(norm=norm))
+    program = make_program(run, mesh, ops=best(run, mesh)._replace(norm=norm))
     text = program.lower(program.abstract_state, program.batch()).compile().as_text()
     computations, entry = read_computations(text)
     return list(computations[entry].values())

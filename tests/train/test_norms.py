@@ -30,7 +30,9 @@ def test_a_step_computes_the_norm_once() -> None:
     """The metrics and the clipping have the same formula, so the compiler merges them: clipping adds no reduction."""
 
     def reductions(optimizer: optax.GradientTransformation) -> int:
-        step = partial(train_step, objective=lambda w, x, _: RowSums(x @ w["a"] @ w["b"], x[:, 0]), optimizer=optimizer)
+        step = partial(
+            train_step, objective=lambda w, x, *_: RowSums(x @ w["a"] @ w["b"], x[:, 0]), optimizer=optimizer
+        )
         params = {"a": jnp.ones((3, 5)), "b": jnp.ones(5)}
         text = jax.jit(step).lower(init_state(params, optimizer), jnp.ones((2, 3))).compile().as_text()
         return text.count(" reduce(") + text.count(" reduce-window(")

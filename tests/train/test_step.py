@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -23,11 +24,12 @@ from jaxgpt.model import GPT
 from jaxgpt.model.scan import ScannedGPT
 from jaxgpt.ops import Ops
 from jaxgpt.ops.random import named_key
-from jaxgpt.parallel.mesh import use_mesh
+from jaxgpt.parallel.mesh import row_spec, use_mesh
 from jaxgpt.train.loss import RowSums, cross_entropy, next_token_loss, split_windows
 from jaxgpt.train.step import gradients, init_state, train_step
 from jaxgpt.trainer.failures import compile_lowered
-from jaxgpt.trainer.program import Program, build, shardings_of
+from jaxgpt.trainer.program import Program, build
+from jaxgpt.trainer.states import shardings_of
 from jaxgpt.trainer.train import compiling
 
 OTHERS = ("lion", "sgd", "adafactor")
@@ -127,9 +129,10 @@ def test_a_batch_without_targets_has_no_loss_and_no_gradients() -> None:
 
 @pytest.mark.parametrize("name", ["loss", "step", "lr"])
 def test_sums_of_an_objective_replace_no_other_metric(name: str) -> None:
-    objective = lambda w, x, _: RowSums(w * x, jnp.ones_like(x), {name: x})  # noqa: E731
-    with pytest.raises(ValueError, match=rf"must not have the names of other metrics: \['{name}'\]$"):
-        gradients(jnp.ones(()), jnp.ones(2), None, objective=objective)
+    objective = lambda params, x, *_: RowSums(1.0 * (x[:, 0] > 0), jnp.ones(len(x)), {name: x[:, 0]})  # noqa: E731
+    p = build(Config(model=small("statquest"), train=TrainConfig(batch_size=8)), objective=objective)
+    with pytest.raises(ValueError, match=rf"must not have the names of other metrics: \['{name}'\]"):
+        p.lower(p.abstract_state, p.batch())
 
 
 def test_microbatches_divide_the_batch() -> None:
@@ -139,10 +142,10 @@ def test_microbatches_divide_the_batch() -> None:
 
 
 def test_arguments_that_do_not_match_are_rejected() -> None:
-    state, objective = init_state(jnp.ones(()), optax.sgd(0.1)), next_token_loss(lambda *_: jnp.zeros(()))
+    state, objective = init_state(jnp.ones(()), optax.sgd(0.1)), lambda w, x, *_: RowSums(w * x, jnp.ones_like(x))
     for given in ({"ema_decay": 0.9}, {"spike_factor": 3.0}):
         with pytest.raises(ValueError, match=r"set (ema|skip) of init_state$"):
-            train_step(state, None, objective=objective, optimizer=optax.sgd(0.1), **given)
+            train_step(state, jnp.ones(2), objective=objective, optimizer=optax.sgd(0.1), **given)
 
 
 @pytest.mark.parametrize(("data", "accumulation"), [(2, 2), pytest.param(1, 4, marks=pytest.mark.ci)])
@@ -156,7 +159,7 @@ def test_an_objective_of_ones_own(data: int, accumulation: int) -> None:
     reference_B = np.random.default_rng(0).normal(size=8).astype(np.float32)
     batch = {"chosen": random_ids(config, (8, 9)), "rejected": random_ids(config, (8, 9), 1), "reference": reference_B}
 
-    def preference(params: Any, batch: Any, key: None) -> RowSums:
+    def preference(params: Any, batch: Any, key: None, frozen: Any) -> RowSums:
         each = [next_token_loss(model.apply)(params, batch[name], key) for name in ("chosen", "rejected")]
         margin_B = each[1].loss_B - each[0].loss_B - batch["reference"]
         others = {"accuracy": (margin_B > 0).astype(jnp.float32), "margin": margin_B}
@@ -165,12 +168,12 @@ def test_an_objective_of_ones_own(data: int, accumulation: int) -> None:
     train = TrainConfig(batch_size=8, accumulation=accumulation)
     p = build(Config(model=config, train=train, mesh=MeshConfig(data=data)), optax.sgd(0.1), objective=preference)
     state, metrics = p.step(p.init(params), p.put(batch))
-    sums = jax.jit(preference)(params, batch, None)
+    sums = jax.jit(preference)(params, batch, None, ())
     assert {"loss", "accuracy", "margin", "grad_norm", "grad_squares"} == set(metrics)
     for name, each in {**sums.others, "loss": sums.loss_B}.items():
         np.testing.assert_allclose(metrics[name], each.sum() / 0.4, rtol=1e-5)
     assert 0 < 0.05 * metrics["accuracy"] < 1
-    grads = jax.jit(jax.grad(lambda params: preference(params, batch, None).loss_B.sum() / 0.4))(params)
+    grads = jax.jit(jax.grad(lambda params: preference(params, batch, None, ()).loss_B.sum() / 0.4))(params)
     assert_close(state.params, jax.tree.map(lambda w, g: w - 0.1 * g, params, grads))
 
 
@@ -198,7 +201,7 @@ def test_negative_inputs_are_those_of_id_0() -> None:
 def test_a_state_can_be_donated_with_any_optimizer(name: str) -> None:
     """Some optimizers keep the weights themselves in their state, or the same array twice."""
 
-    def objective(params: Any, windows: jax.Array, key: None) -> RowSums:
+    def objective(params: Any, windows: jax.Array, key: None, frozen: Any) -> RowSums:
         losses = (params["a"].sum() * windows[:, :-1] + params["b"] - windows[:, 1:]) ** 2
         return RowSums(losses.sum(-1), jnp.full(len(windows), 4.0))
 
@@ -213,7 +216,7 @@ def test_a_state_can_be_donated_with_any_optimizer(name: str) -> None:
 def test_every_microbatch_draws_its_own_masks() -> None:
     """The mean of many random gradients is near their expectation; the mean of equal gradients would be one of them."""
 
-    def objective(params: jax.Array, rows: jax.Array, key: jax.Array) -> RowSums:
+    def objective(params: jax.Array, rows: jax.Array, key: jax.Array, frozen: Any) -> RowSums:
         losses_B8 = params * jax.random.uniform(key, (len(rows), 8))
         return RowSums(losses_B8.sum(-1), jnp.full(len(rows), 8.0))
 
@@ -289,7 +292,7 @@ def test_one_program_for_all_steps_takes_the_memory_of_the_state() -> None:
         leaf = state.params["wte"]["embedding"]
         state, _ = p.step(state, p.put(windows(p)))
         assert leaf.is_deleted()
-    assert p._train._cache_size() == 1
+    assert p.jitted_step._cache_size() == 1
 
 
 @pytest.mark.parametrize("n", [0, 3])
@@ -317,7 +320,7 @@ def test_the_step_is_compiled_during_initialization(each: int) -> None:
     """The first step, and calls of several steps, reuse the program that another thread compiled from abstract arrays."""
     p = program(mesh=MeshConfig(data=2), steps_per_call=each)
     report = Mock()
-    with compiling(p, report):
+    with compiling(p, SimpleNamespace(spec=row_spec(windows(p))), report):
         state = p.init()
     assert [call.args for call in report.stage.call_args_list] == [("compiling",), ("",)]
     report.compiled.assert_called_once()
@@ -351,7 +354,7 @@ def test_no_random_key_is_used_twice() -> None:
     p = program("torch", dropout=0.5, accumulation=2)
     with jax.debug_key_reuse(True):
         jax.eval_shape(p.fresh, 0)
-        jax.eval_shape(jax.jit(p.bound_step()), p.abstract_state, p.batch())
+        jax.eval_shape(jax.jit(p.pure_step), p.abstract_state, p.batch())
 
 
 @pytest.mark.ci
@@ -469,7 +472,7 @@ def test_tensor_parallel_blocks_sum_twice() -> None:
         p = program(mesh=MeshConfig(data=1, tensor=4), shape={"n_layer": n_layer})
         params = p.abstract_state.params
         with use_mesh(p.mesh, p.config.model):
-            return collectives(p._eval.lower(params, p.put(windows(p)), p.frozen).compile().as_text())
+            return collectives(p.jitted_eval.lower(params, p.put(windows(p)), p.frozen).compile().as_text())
 
     assert forward(2) - forward(1) == Counter({"all-reduce": 2})
 

@@ -49,10 +49,12 @@ def main() -> dict[str, Any]:
         program, asked = build(Config(model=config.model, train=config.train, mesh=mesh)), []
 
         class Batch:
-            shape = 8, 5
+            def __len__(self) -> int:
+                return 8
 
             def __getitem__(self, rows: slice, asked: list[Any] = asked) -> np.ndarray:
-                asked.append([rows.start, rows.stop])
+                if rows.stop > rows.start:  # no rows: the shapes
+                    asked.append([rows.start, rows.stop])
                 return np.arange(40, dtype=np.int32).reshape(8, 5)[rows]
 
         whole = gather_to_host(program.put(Batch()))

@@ -22,9 +22,9 @@ from jaxgpt.config import Config, MeshConfig, OptimConfig
 from jaxgpt.data import Batches, Data, open_data
 from jaxgpt.errors import TrainingFailed, UserError
 from jaxgpt.train.loss import next_token_loss
-from jaxgpt.train.step import METRICS
+from jaxgpt.train.step import STEP_METRICS
 from jaxgpt.trainer.evaluation import evaluate, evenly_spaced, loss_difference, summarize
-from jaxgpt.trainer.metrics import MetricsFile, read_metrics
+from jaxgpt.trainer.metrics import HOST_METRICS, MetricsFile, read_metrics
 from jaxgpt.trainer.program import Program, build
 from jaxgpt.trainer.report import Report
 from jaxgpt.trainer.start import Start
@@ -122,7 +122,7 @@ def test_a_run_writes_checkpoints_and_metrics() -> None:
     assert [line["step"] for line in lines if "loss" in line] == list(range(8))
     assert {line["step"]: line["val_loss"] for line in lines if "val_loss" in line} == losses
     assert {"step", "loss", "lr", "grad_norm", "tokens", "elapsed_seconds"} <= set(lines[1])
-    assert set().union(*lines[1:]) <= set(METRICS.split())
+    assert set().union(*lines[1:]) <= {*STEP_METRICS, *HOST_METRICS}
     assert lines[-2]["tokens"] == 8 * 8 * 16
     with Path("out/metrics.jsonl").open("a") as file:
         file.write('{"step": 8, "loss": 1.0, "elapsed_seconds": null}\n{"step": 8, "lo')

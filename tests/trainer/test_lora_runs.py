@@ -20,11 +20,11 @@ import jaxgpt as api
 from jaxgpt.checkpoint.store import read_info
 from jaxgpt.config import Config, LoraConfig, MeshConfig, OptimConfig, TrainConfig
 from jaxgpt.counts import state_bytes
-from jaxgpt.lm.model import FrozenBase, checksum, load_adapters
+from jaxgpt.lm.model import checksum, load_adapters
 from jaxgpt.model.lora import abstract_trained, merge
 from jaxgpt.model.params import flatten_params
 from jaxgpt.trainer.metrics import read_metrics
-from jaxgpt.trainer.program import Program, build
+from jaxgpt.trainer.program import Program, build, with_arrays
 
 TARGETS = "q_proj,v_proj,o_proj,up_proj"
 
@@ -40,7 +40,7 @@ def program(name: str = "llama", mesh: MeshConfig | None = None, **train: Any) -
         lora=LoraConfig(rank=2, alpha=8.0, targets=TARGETS),
     )
     params = jax.tree.map(np.asarray, make(config.model)[1])
-    return build(config, base=FrozenBase(params, checksum(params))), params
+    return build(config, frozen=params), params
 
 
 def train(p: Program, n: int) -> tuple[list[float], Any]:
@@ -86,7 +86,7 @@ def test_a_base_replaces_frozen_weights_that_were_read() -> None:
     p, params = program.__wrapped__()  # not the cached program, which other tests use
     other = jax.tree.map(lambda x: x + 1, params)
     assert np.array_equal(p.frozen["wte"]["embedding"], params["wte"]["embedding"])
-    p.put_base(FrozenBase(other, checksum(other)))
+    p = with_arrays(p, other)
     assert np.array_equal(p.frozen["wte"]["embedding"], other["wte"]["embedding"])
 
 

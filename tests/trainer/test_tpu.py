@@ -16,7 +16,7 @@ from jax.sharding import AxisType, Mesh
 
 from jaxgpt.config import Config, MeshConfig, ModelConfig, TrainConfig
 from jaxgpt.parallel.mesh import AXES
-from jaxgpt.trainer.program import Program
+from jaxgpt.trainer.program import make_program
 
 LAYERS, HEADS = 2, 4
 B, T = 64, 1024  # the scores of a device exceed its on-chip memory, which the memory analysis does not count
@@ -47,7 +47,7 @@ def compiled(window: int = 0, **train: Any) -> Any:
         train=TrainConfig(**({"batch_size": B, "compute_dtype": "bfloat16"} | train)),
         mesh=MeshConfig(data=2, fsdp=1, tensor=2),
     )
-    p = Program(config, Mesh(devices.reshape(2, 1, 2), AXES, axis_types=(AxisType.Auto,) * 3))
+    p = make_program(config, Mesh(devices.reshape(2, 1, 2), AXES, axis_types=(AxisType.Auto,) * 3))
     return p.lower(p.abstract_state, p.batch()).compile()
 
 

@@ -21,6 +21,7 @@ from jaxgpt.presets import preset
 from jaxgpt.train.step import TrainState
 from jaxgpt.trainer import record as record_module
 from jaxgpt.trainer import train as train_module
+from jaxgpt.trainer.evaluation import Measured, Watch
 from jaxgpt.trainer.record import LAG, SAVE, STOP
 from jaxgpt.trainer.report import Report
 from jaxgpt.trainer.train import Start, is_evaluated, plan_calls, train
@@ -64,7 +65,7 @@ def simulate(case: Case, patch: pytest.MonkeyPatch) -> Any:
             log(("evaluated", step))
 
     class Program:
-        base = mesh = abstract_weights = None
+        mesh = abstract_weights = None
         abstract_state = SimpleNamespace(params={})
 
         def init(self, params: Any) -> Any:
@@ -121,19 +122,21 @@ def simulate(case: Case, patch: pytest.MonkeyPatch) -> Any:
     def open_for_training(*_: Any) -> Iterator[Any]:
         yield SimpleNamespace(checkpoints=Path("none"), metrics=None, path=Path("run")), case.last
 
-    def evaluate(program: Any, params: Any, tokens: Any, interrupted: Any, all_windows: bool, progress: Any) -> Any:
-        assert all_windows == (params.step == case.train.steps)
-        result = SimpleNamespace(loss=1.0, stderr=0.0, windows=1, ranking=1.0, seconds=0.0)
-        return None if interrupted() else result
+    def evaluate(program: Any, params: Any, watch: Watch) -> Any:
+        assert watch.final == (params.step == case.train.steps)
+        return None if watch.interrupted() else Measured({"val_loss": 1.0}, 1.0)
+
+    @contextmanager
+    def batches_of(program: Any, feed: Any, calls: Any) -> Iterator[Any]:
+        yield ((steps, lambda state, steps=steps: steps) for steps in calls)
 
     data = SimpleNamespace(val=None, tokenizer=CONFIG.model, fingerprint="", check=lambda config: None, facts=dict)
     stubs = {
-        "batches_of": lambda *_: lambda steps: steps,
+        "batches_of": batches_of,
         "compiling": lambda *_: nullcontext(),
         "check": lambda start: None,
         "open_for_training": open_for_training,
         "completed": lambda config, data, run: config,
-        "evaluate": evaluate,
         "MetricsFile": File,
         "Saver": Saver,
     }
@@ -144,7 +147,9 @@ def simulate(case: Case, patch: pytest.MonkeyPatch) -> Any:
     patch.setattr(record_module, "Poll", Poll)
     patch.setattr(record_module, "provenance", lambda: {"started": ""})
     try:
-        return train(Start(config, data=data, build=lambda *_, **__: Program()), Simulated(), case.until)  # type: ignore
+        parts = {"build": lambda *_, **__: Program(), "feed": lambda *_: SimpleNamespace(reads_state=False)}
+        start = Start(config, data=data, evaluators=(evaluate,), **parts)  # type: ignore
+        return train(start, Simulated(), case.until)
     except TrainingFailed:
         return None
 

@@ -25,7 +25,7 @@ from jaxgpt.ops import Ops
 from jaxgpt.parallel.mesh import make_mesh, resolve
 from jaxgpt.study.verify.subject import ROWS, Skipped, Subject, distance
 from jaxgpt.train.step import TrainState
-from jaxgpt.trainer.program import Program
+from jaxgpt.trainer.program import make_program, with_arrays
 
 
 def remat(s: Subject, policy: Literal["dots", "full"]) -> float:
@@ -79,7 +79,7 @@ def devices(s: Subject) -> float:
     params = jax.device_get(s.params)
 
     def update(config: Config) -> tuple[Any, Any]:
-        program = Program(config, make_mesh(config.mesh, found))
+        program = with_arrays(make_program(config, make_mesh(config.mesh, found)))
         state, metrics = program.step(program.init(params), program.put(windows))
         change = jax.tree.map(lambda new, old: np.asarray(new) - old, state.params, params)
         return change, jax.device_get((metrics["loss"], metrics["grad_norm"]))
@@ -97,7 +97,7 @@ def resumed(s: Subject) -> float:
     config = s.config.with_model(dropout=0.1)
     train = replace(config.train, batch_size=ROWS)
     config = replace(config, train=train, optim=replace(config.optim, ema_decay=0.9), mesh=MeshConfig(data=1))
-    program = Program(config, make_mesh(config.mesh))
+    program = with_arrays(make_program(config, make_mesh(config.mesh)))
     windows = np.asarray(s.random_ids((4, ROWS, s.windows.shape[1])))
 
     def steps(state: TrainState, batches: np.ndarray) -> TrainState:

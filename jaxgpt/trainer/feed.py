@@ -1,0 +1,72 @@
+"""Feed: the batches of a run, and their preparation ahead of the devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from jaxgpt.checkpoint.store import Info
+from jaxgpt.data import Batches, Data, Windows
+from jaxgpt.parallel.mesh import row_spec
+from jaxgpt.train.step import TrainState
+from jaxgpt.trainer.prefetch import prefetched
+from jaxgpt.trainer.program import Program
+
+# A function from the state before a call to the batches of the call, on the devices.
+Ready = Callable[[TrainState], Any]
+
+
+class Feed(Protocol):
+    """The batches of a run: a pure function of (seed, step), or of (seed, step, state). A resumed run needs no other state.
+
+    Attributes:
+        reads_state: whether `at` reads the state, such as a rollout. If so, batches are not prefetched, and every call takes
+            exactly `train.steps_per_call` steps: its batches may all depend on the state before the call.
+        spec: shapes and dtypes of the rows of a batch, from `row_spec`.
+    """
+
+    reads_state: bool
+    spec: Any
+
+    def at(self, steps: range, state: TrainState | None) -> Sequence[Any]:
+        """Return the batch of each step of a call; `state` is the state before the call if `reads_state`, otherwise None."""
+        ...
+
+
+class DataFeed:
+    """The batches of `data.train`. A run resumed with a different batch size continues after the rows that it has used."""
+
+    reads_state = False
+
+    def __init__(self, program: Program, data: Data, last: Info | None) -> None:
+        config = program.config
+        used = last.tokens // config.window - last.step * config.train.batch_size if last else 0
+        self.batches = Batches.of(config, data.train, used)
+        self.spec = row_spec(Windows(data.train, np.zeros(0, np.int64), config.window))
+
+    def at(self, steps: range, state: TrainState | None = None) -> Sequence[Any]:
+        """Return the batch of each step."""
+        return [self.batches.at(step) for step in steps]
+
+
+@contextmanager
+def batches_of(program: Program, feed: Feed, calls: Iterable[range]) -> Iterator[Iterator[tuple[range, Ready]]]:
+    """Yield an iterator of the calls and their batches, which are prepared in a thread unless they read the state."""
+
+    def put(steps: range, state: TrainState | None = None) -> Any:
+        return program.put_batches(feed.at(steps, state)) if steps else None
+
+    if feed.reads_state:
+        yield ((steps, partial(put, steps)) for steps in calls)
+        return
+    with prefetched(put, calls) as prepared:
+        yield ((steps, partial(_prepared, batches)) for steps, batches in prepared)
+
+
+def _prepared(batches: Any, state: TrainState) -> Any:
+    """Return batches that do not depend on the state."""
+    return batches
