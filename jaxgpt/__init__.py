@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from jaxgpt import study
     from jaxgpt.config import Config, ModelConfig, OptimConfig, TrainConfig
     from jaxgpt.data.batches import batches
-    from jaxgpt.lm import LM, chat, explain, generate, load, save, stream
+    from jaxgpt.lm import LM, chat, explain, generate, load, save, score, stream
     from jaxgpt.model import GPT
     from jaxgpt.model.init import init_params
     from jaxgpt.ops.attention import attend
@@ -34,7 +34,7 @@ set_compiler_flags()
 _NAMES = {
     "config": "Config ModelConfig OptimConfig TrainConfig",
     "data.batches": "batches",
-    "lm": "LM chat explain generate load save stream",
+    "lm": "LM chat explain generate load save score stream",
     "model": "GPT",
     "model.init": "init_params",
     "ops.attention": "attend",

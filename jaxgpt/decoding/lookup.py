@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxgpt.decoding.buffer import TokenBuffer
-from jaxgpt.decoding.sampler import Sampler, SamplerState, decode_steps, extend, repeat
+from jaxgpt.decoding.sampler import Sampler, SamplerState, decode_steps, extend, repeat, write
 from jaxgpt.decoding.sampling import sample_token
 
 DRAFT = 7  # number of drafted tokens per verification pass; with the last token of the text, the pass reads 8 tokens
@@ -65,12 +65,13 @@ def lookup_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.
         text, drafted = state.text, state.text.append(draft_G[None])
         logits_1TV, cache = extend(sampler.model, params, drafted.last(DRAFT + 1).ids_BS, state.cache)
 
-        def sample(logits_V: jax.Array, t: jax.Array) -> jax.Array:
+        def sample(logits_V: jax.Array, t: jax.Array) -> tuple[jax.Array, jax.Array]:
             seen = drafted._replace(length=text.length + t)
             index = state.made + t
-            return sample_token(logits_V[None], seen, state.key_B, index, sampler.sampling, sampler.filters)[0][0]
+            sampled = sample_token(logits_V[None], seen, state.key_B, index, sampler.sampling, sampler.filters)
+            return sampled.token_B[0], sampled.log_p_B[0]
 
-        token_T = jax.vmap(sample)(logits_1TV[0], jnp.arange(DRAFT + 1))
+        token_T, log_p_T = jax.vmap(sample)(logits_1TV[0], jnp.arange(DRAFT + 1))
         ended_T = sampler.ends(token_T)
         accepted_G = jnp.cumprod((token_T[:-1] == draft_G) & ~ended_T[:-1])
         count = accepted_G.sum(dtype=jnp.int32) + 1  # with the token sampled after the accepted tokens
@@ -80,6 +81,7 @@ def lookup_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.
             cache=cache._replace(length=state.cache.length + count),
             done_B=ended_T[count - 1][None],
             made=state.made + count,
+            log_p_BS=write(state.log_p_BS, log_p_T[None], text.length),
         )
 
     def step(state: SamplerState) -> SamplerState:

@@ -54,6 +54,8 @@ class SamplerState(NamedTuple):
             used. The caller drops the tokens of a row beyond its own maximum.
         made: int32 scalar, number of tokens generated so far per row; 0 after `prefill`.
         key_B: sampling keys; new token i of a row is sampled with `fold_in(key, i)`.
+        log_p_BS: float32, logarithm of the model's probability of the token in each slot of `text`, as
+            `Sampled.log_p_B`; 0 in the slots of the prompt, and after the end of a row.
     """
 
     text: TokenBuffer
@@ -61,6 +63,7 @@ class SamplerState(NamedTuple):
     done_B: jax.Array
     made: jax.Array
     key_B: jax.Array
+    log_p_BS: jax.Array
 
 
 def prefill(sampler: Sampler, params: Any, text: TokenBuffer, key_B: jax.Array, size: int) -> SamplerState:
@@ -78,7 +81,8 @@ def prefill(sampler: Sampler, params: Any, text: TokenBuffer, key_B: jax.Array, 
     slots = min(size, read + context) if context else size  # `slide_steps` adds at most `context` tokens to the cache
     cache = read_prompts(sampler.model, params, text.last(read), slots)
     text = text._replace(ids_BS=jnp.pad(text.ids_BS, ((0, 0), (0, size - P))))
-    return SamplerState(text, cache, text.tokens_B == 0, jnp.int32(0), key_B)
+    log_p_BS = jnp.zeros(text.ids_BS.shape, jnp.float32)
+    return SamplerState(text, cache, text.tokens_B == 0, jnp.int32(0), key_B, log_p_BS)
 
 
 def decode_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.Array) -> SamplerState:
@@ -117,10 +121,21 @@ def step(sampler: Sampler, params: Any, state: SamplerState) -> SamplerState:
     """Read the last token of each row, then sample and append the next; ended rows repeat their last token."""
     text, last_B1 = state.text, state.text.last(1).ids_BS
     logits_B1V, cache = extend(sampler.model, params, last_B1, state.cache)
-    token_B, _ = sample_token(logits_B1V[:, -1], text, state.key_B, state.made, sampler.sampling, sampler.filters)
-    token_B = jnp.where(state.done_B, last_B1[:, 0], token_B)
-    done_B = state.done_B | sampler.ends(token_B)
-    return SamplerState(text.append(token_B[:, None]), cache, done_B, state.made + 1, state.key_B)
+    sampled = sample_token(logits_B1V[:, -1], text, state.key_B, state.made, sampler.sampling, sampler.filters)
+    token_B = jnp.where(state.done_B, last_B1[:, 0], sampled.token_B)
+    log_p_B = jnp.where(state.done_B, 0.0, sampled.log_p_B)
+    return state._replace(
+        text=text.append(token_B[:, None]),
+        cache=cache,
+        done_B=state.done_B | sampler.ends(token_B),
+        made=state.made + 1,
+        log_p_BS=write(state.log_p_BS, log_p_B[:, None], text.length),
+    )
+
+
+def write(x_BS: jax.Array, new_BT: jax.Array, slot: jax.Array) -> jax.Array:
+    """Write T values of each row, beginning at a slot."""
+    return jax.lax.dynamic_update_slice(x_BS, new_BT, (jnp.int32(0), slot))
 
 
 def repeat(advance: Callable[[SamplerState], SamplerState], state: SamplerState, steps: jax.Array) -> SamplerState:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -65,6 +66,21 @@ def row_uniform(key_B: jax.Array, index: jax.typing.ArrayLike) -> jax.Array:
     return jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, index), dtype=jnp.float32))(key_B)
 
 
+class Sampled(NamedTuple):
+    """The next token of each row, and its log probabilities, in nats.
+
+    Attributes:
+        token_B: int32; `NO_TOKEN` if every token is removed, `NOT_A_NUMBER` if a logit is NaN.
+        log_p_B: `log softmax(logits)[token]` before all filters and the temperature, float32: the model's log probability,
+            regardless of the sampling parameters. Undefined without a token.
+        drawn_log_p_B: log probability of the token in the distribution after all filters, float32. NaN without a token.
+    """
+
+    token_B: jax.Array
+    log_p_B: jax.Array
+    drawn_log_p_B: jax.Array
+
+
 def sample_token(
     logits_BV: jax.Array,
     text: TokenBuffer,
@@ -72,23 +88,27 @@ def sample_token(
     index: jax.Array,
     sampling: SamplingParams,
     custom: Sequence[Filter] = (),
-) -> tuple[jax.Array, jax.Array]:
+) -> Sampled:
     """Sample the next token of each row. Every row has a separate key, so rows are independent.
 
     At temperature 0, the token is the most probable; above 0, the first with a cumulative probability above a random number
     (inverse CDF). The method needs one random number per row, not per token of the vocabulary, and can be verified by hand.
-
-    Returns:
-        token_B: int32 `[B]`; `NO_TOKEN` if every token is removed, `NOT_A_NUMBER` if a logit is NaN.
-        log_p_B: logarithm of the token's probability after all filters, float32 `[B]`; NaN without a token.
     """
     warped_BV = warp(logits_BV, text, sampling, custom)
     if sampling.draws:
         token_B = filters.inverse_cdf_sample(warped_BV, row_uniform(key_B, index))
     else:
         token_B = jnp.argmax(warped_BV, axis=-1).astype(jnp.int32)
-    logit_B = jnp.take_along_axis(warped_BV, token_B[:, None], axis=-1)[:, 0]
-    log_p_B = logit_B - jax.nn.logsumexp(warped_BV, axis=-1)
+    log_p_B = _log_p(logits_BV, token_B)
+    drawn_log_p_B = _log_p(warped_BV, token_B)  # the compiler removes what the caller does not use
+
     max_B = jnp.max(warped_BV, axis=-1)  # NaN if any logit is NaN
     token_B = jnp.where(jnp.isneginf(max_B), jnp.int32(NO_TOKEN), token_B)
-    return jnp.where(jnp.isnan(max_B), jnp.int32(NOT_A_NUMBER), token_B), log_p_B
+    token_B = jnp.where(jnp.isnan(max_B), jnp.int32(NOT_A_NUMBER), token_B)
+    return Sampled(token_B, log_p_B, drawn_log_p_B)
+
+
+def _log_p(logits_BV: jax.Array, token_B: jax.Array) -> jax.Array:
+    """Compute `log softmax(logits)[token]` of each row, `[B]`."""
+    logit_B = jnp.take_along_axis(logits_BV, token_B[:, None], axis=-1)[:, 0]
+    return logit_B - jax.nn.logsumexp(logits_BV, axis=-1)

@@ -4,5 +4,20 @@ from jaxgpt.lm.conversation import Chat, chat
 from jaxgpt.lm.explain import explain
 from jaxgpt.lm.generation import Generation, Piece, generate, stream
 from jaxgpt.lm.model import LM, load, sampler_of, save
+from jaxgpt.lm.score import Score, score
 
-__all__ = ["LM", "Chat", "Generation", "Piece", "chat", "explain", "generate", "load", "sampler_of", "save", "stream"]
+__all__ = [
+    "LM",
+    "Chat",
+    "Generation",
+    "Piece",
+    "Score",
+    "chat",
+    "explain",
+    "generate",
+    "load",
+    "sampler_of",
+    "save",
+    "score",
+    "stream",
+]

@@ -70,9 +70,17 @@ def new_ids(state: SamplerState, since: int = 0) -> np.ndarray:
 
     A stop id or a negative token (`NO_TOKEN` or `NOT_A_NUMBER`) ends a row; later tokens are undefined.
     """
+    return _new(state.text.ids_BS, state, since)
+
+
+def new_log_p(state: SamplerState, since: int = 0) -> np.ndarray:
+    """Return the log probabilities of `new_ids`, float32 `[B, n]`."""
+    return _new(state.log_p_BS, state, since)
+
+
+def _new(x_BS: jax.Array, state: SamplerState, since: int) -> np.ndarray:
     end = int(state.text.length)
-    ids_BS = np.array(state.text.ids_BS)  # a copy: the next call donates the buffer
-    return ids_BS[:, end - int(state.made) + since : end]
+    return np.array(x_BS)[:, end - int(state.made) + since : end]  # a copy: the next call donates the buffers
 
 
 def shared(state: SamplerState, prompt: Sequence[int]) -> int:
@@ -113,7 +121,8 @@ def resume(
     ids_1S = np.full((1, cache.size), NO_TOKEN, np.int32)
     ids_1S[0, first : first + len(prompt)] = prompt
     text = TokenBuffer(jnp.asarray(ids_1S), jnp.int32(first + len(prompt)))
-    return SamplerState(text, cache, jnp.zeros(1, bool), jnp.int32(0), key[None])
+    log_p_1S = jnp.zeros(ids_1S.shape, jnp.float32)
+    return SamplerState(text, cache, jnp.zeros(1, bool), jnp.int32(0), key[None], log_p_1S)
 
 
 def search(

@@ -46,12 +46,17 @@ class Generation(NamedTuple):
             `exhausted` if no_repeat_ngram_size or custom filters forbid every token.
         score: `log p / length ** length_penalty` of a beam over its new tokens, including the stop id; None without
             beams.
+        log_p: logarithm of the model's probability of each of `ids`, and then of `stop_id`, in nats: before all filters and the
+            temperature, as from `score`; () with beams.
+        stop_id: the end-of-text or stop id that ended the text; None if it ended otherwise, and with beams.
     """
 
     text: str
     ids: list[int]
     finish_reason: FinishReason
     score: float | None = None
+    log_p: Sequence[float] = ()
+    stop_id: int | None = None
 
 
 class Piece(NamedTuple):
@@ -224,15 +229,16 @@ def decode(
     while any(text.finish_reason is None for text in texts):
         with request.on_device():
             state = engine.run(sampler, params, state, min(steps, longest - made))
-        fresh_BT = engine.new_ids(state, made)
+        fresh_BT, log_p_BT = engine.new_ids(state, made), engine.new_log_p(state, made)
         made, steps = int(state.made), block
         if progress:
             progress(min(made, longest), longest)
         for row, text in enumerate(texts):
             if text.finish_reason is None:
-                piece = text.add(fresh_BT[row].tolist())
+                piece = text.add(fresh_BT[row].tolist(), log_p_BT[row].tolist())
                 if text.finish_reason:
-                    yield Piece(row, piece, Generation(text.text, text.ids, text.finish_reason)), state
+                    facts = {"log_p": text.log_p, "stop_id": text.stop_id}
+                    yield Piece(row, piece, Generation(text.text, text.ids, text.finish_reason, **facts)), state
                 elif piece:
                     yield Piece(row, piece, None), state
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Literal
 
 from jaxgpt.data.tokenizer import Tokenizer
@@ -22,6 +23,8 @@ class TextStream:
 
     Attributes:
         ids: new ids so far, without a stop id; after a stop string, the shortest prefix with all of `text`.
+        log_p: log probability of each of `ids`, and of `stop_id`.
+        stop_id: the stop id that ended the row, or None.
         text: text returned so far.
         finish_reason: as in `Generation`; None while generation continues.
     """
@@ -41,18 +44,28 @@ class TextStream:
         self._prompt = list(prompt)
         self._before = self._decode(self._prompt) if self._prompt else ""
         self.ids: list[int] = []
+        self.log_p: list[float] = []
+        self.stop_id: int | None = None
         self.text = ""
         self.finish_reason: FinishReason | None = None
 
-    def add(self, ids: Iterable[int]) -> str:
-        """Append ids; return the new text that can no longer change; raise `UserError` for `NOT_A_NUMBER`."""
+    def add(self, ids: Iterable[int], log_p: Iterable[float] = ()) -> str:
+        """Append ids, and their log probabilities if known; return the new text that can no longer change.
+
+        Raises `UserError` for `NOT_A_NUMBER`.
+        """
         if self.finish_reason:
             return ""
+        known = iter(log_p)
         for i in ids:
             if i == NOT_A_NUMBER:
                 raise UserError(DIVERGED)
-            if i < 0 or i in self._stop_ids:
-                self.finish_reason = "exhausted" if i < 0 else "stop"
+            if i < 0:
+                self.finish_reason = "exhausted"
+                break
+            self.log_p.extend(islice(known, 1))
+            if i in self._stop_ids:
+                self.finish_reason, self.stop_id = "stop", i
                 break
             self.ids.append(i)
             if len(self.ids) == self._limit:
@@ -101,6 +114,8 @@ class TextStream:
             elif len(shorter) < len(text):  # no match among shorter prefixes
                 break
         del self.ids[fewest:]
+        del self.log_p[fewest:]
+        self.stop_id = None
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -205,7 +205,7 @@ _forward = jax.jit(forward, static_argnums=(0, 3, 4))
 def _next_token(
     logits_11V: jax.Array, text: TokenBuffer, key_1: jax.Array, made: int, sampling: SamplingParams, only: OnlyIds
 ) -> jax.Array:
-    return sample_token(only(logits_11V)[:, 0], text, key_1, jnp.int32(made), sampling)[0]
+    return sample_token(only(logits_11V)[:, 0], text, key_1, jnp.int32(made), sampling).token_B
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,9 @@ def test_masses_add_up_and_agree_with_the_sampler(sampling: SamplingParams) -> N
         logits = jax.random.normal(jax.random.key(seed), (1, 60)) * 2
         key = jax.random.key(100 + seed)
         told = explain_choice(logits, PAST, sampling, key, seed)
-        token_1, log_p_1 = sample_token(logits, PAST, key[None], jnp.int32(seed), sampling)
-        assert told.token == int(token_1[0])
-        assert float(log_p_1[0]) == pytest.approx(np.log(told.probability_V[told.token]), abs=1e-5)
+        sampled = sample_token(logits, PAST, key[None], jnp.int32(seed), sampling)
+        assert told.token == int(sampled.token_B[0])
+        assert float(sampled.drawn_log_p_B[0]) == pytest.approx(np.log(told.probability_V[told.token]), abs=1e-5)
         assert told.probability_V.sum() == pytest.approx(1, abs=1e-12)
         left = 60
         for stage in told.stages:

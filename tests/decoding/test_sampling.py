@@ -187,15 +187,16 @@ def test_a_removed_token_is_never_drawn(V: int) -> None:
 
 
 @pytest.mark.parametrize(("sampling", "custom"), CASES, ids=range(len(CASES)))
-def test_the_log_probability_of_a_token_is_that_of_the_filtered_logits(sampling: SamplingParams, custom: Any) -> None:
+def test_log_probabilities_are_of_the_logits_and_of_the_filtered_logits(sampling: SamplingParams, custom: Any) -> None:
     logits = 2 * jax.random.normal(jax.random.key(0), (4, 40))
     rows = buffer([3, 5, 3], [4], [5, 6], [1, 1, 1, 1], size=2)
     keys = jax.random.split(jax.random.key(1), 4)
-    token_B, log_p_B = sample_token(logits, rows, keys, jnp.int32(3), sampling, custom)
+    token_B, log_p_B, drawn_log_p_B = sample_token(logits, rows, keys, jnp.int32(3), sampling, custom)
     expected = jax.nn.log_softmax(warp(logits, rows, sampling, custom), axis=-1)[jnp.arange(4), token_B]
-    assert log_p_B.dtype == jnp.float32
-    np.testing.assert_allclose(log_p_B, expected, atol=1e-5)
-    assert (log_p_B == 0).all() == (sampling.temperature in (0, 0.001))
+    assert drawn_log_p_B.dtype == log_p_B.dtype == jnp.float32
+    np.testing.assert_allclose(drawn_log_p_B, expected, atol=1e-5)
+    assert (drawn_log_p_B == 0).all() == (sampling.temperature in (0, 0.001))
+    np.testing.assert_allclose(log_p_B, jax.nn.log_softmax(logits, axis=-1)[jnp.arange(4), token_B], atol=1e-5)
 
 
 def test_custom_filters_apply_before_the_temperature() -> None:
@@ -238,9 +239,8 @@ def test_draws_at_any_temperature_equal_float64() -> None:
 def test_no_token_and_nan_are_distinguished_from_ids(temperature: float) -> None:
     logits = jnp.array([[0.0, 1.0, 2.0], [-jnp.inf] * 3, [0.0, jnp.nan, 1.0], [jnp.inf, 0.0, 0.0]])
     params = SamplingParams(temperature=temperature, top_k=2, top_p=0.9)
-    ids, _ = sample_token(
-        logits, buffer([0], [0], [0], [0]), jax.random.split(jax.random.key(0), 4), jnp.int32(0), params
-    )
+    keys = jax.random.split(jax.random.key(0), 4)
+    ids = sample_token(logits, buffer([0], [0], [0], [0]), keys, jnp.int32(0), params).token_B
     assert ids.tolist() == [ids[0], -1, -2, 0]
     assert ids[0] >= 0
 

@@ -70,7 +70,7 @@ def sampler_loop(s: Subject) -> float:
     text = text._replace(ids_BS=jnp.pad(text.ids_BS, ((0, 0), (0, new))))
     for made in range(new):
         logits, cache = then(s.params, text.last(1).ids_BS, cache)
-        token_B, _ = sample_token(logits[:, -1], text, keys_2, jnp.int32(made), sampling)
+        token_B = sample_token(logits[:, -1], text, keys_2, jnp.int32(made), sampling).token_B
         text = text.append(token_B[:, None])
     return distance((looped.text.ids_BS, looped.cache), (text.ids_BS, cache))
 

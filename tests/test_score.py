@@ -1,0 +1,150 @@
+"""Log probabilities: the sampler, `score` and the training loss compute the same number for the same token."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import lm_of
+from hypothesis import given
+from hypothesis import strategies as st
+
+import jaxgpt
+from jaxgpt.config import MeshConfig
+from jaxgpt.errors import UserError
+from jaxgpt.kernels import best
+from jaxgpt.lm import LM
+from jaxgpt.lm.weights import quantize
+from jaxgpt.model import GPT
+from jaxgpt.model.init import boxed_params
+from jaxgpt.parallel.mesh import make_mesh, shardings
+from jaxgpt.train.loss import token_losses
+
+PROMPTS = ["1 2 3 1 2", "4", "16 0 9"]
+
+
+@pytest.fixture(scope="module")
+def lm() -> LM:
+    return lm_of("gpt2", block_size=32)
+
+
+def on_mesh(lm: LM, **axes: int) -> LM:
+    mesh = make_mesh(MeshConfig(**{"data": 1, **axes}))
+    boxed = jax.eval_shape(lambda: boxed_params(GPT(lm.config.model), 0))
+    return lm._replace(params=jax.device_put(lm.params, shardings(boxed, lm.config.model, mesh)))
+
+
+def check_generations_equal_scores(lm: LM, prompts: Any, **settings: Any) -> None:
+    outs = jaxgpt.generate(lm, prompts, key=3, **{"max_new_tokens": 9} | settings)
+    whole = [out.ids + [out.stop_id] * (out.stop_id is not None) for out in outs]
+    scores = jaxgpt.score(lm, prompts, whole, batch_tokens=40)
+    for out, score in zip(outs, scores, strict=True):
+        assert len(out.log_p) == len(score.ids)
+        np.testing.assert_allclose(out.log_p, score.log_p, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 1.0, "top_k": 0},
+        {"temperature": 0.6, "top_k": 5, "top_p": 0.9, "repetition_penalty": 1.3},
+        {"temperature": 0},
+        {"stop_ids": (2, 5, 11), "temperature": 2.0},
+        {"overflow": "slide"},
+    ],
+    ids=str,
+)
+def test_the_sampler_and_score_agree_for_any_sampling_parameters(lm: LM, settings: dict[str, Any]) -> None:
+    check_generations_equal_scores(lm, PROMPTS, **settings)
+
+
+@pytest.mark.parametrize("name", ["gemma", "llama", pytest.param("neox", marks=pytest.mark.ci)])
+def test_the_sampler_and_score_agree_for_other_models(name: str) -> None:
+    check_generations_equal_scores(lm_of(name, block_size=32), PROMPTS)
+
+
+def test_prompt_lookup_and_score_agree(lm: LM) -> None:
+    check_generations_equal_scores(lm, ["1 2 3 1 2 3 1 2"], lookup=2, temperature=0.5)
+
+
+def test_the_sampler_and_score_agree_with_int8_weights(lm: LM) -> None:
+    check_generations_equal_scores(lm._replace(params=quantize(lm.params, lm.config.model, "int8")), PROMPTS)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("axes", [{"data": 2}, {"tensor": 2}, {"fsdp": 2, "tensor": 2}], ids=str)
+def test_the_sampler_and_score_agree_on_a_mesh(lm: LM, axes: dict[str, int]) -> None:
+    check_generations_equal_scores(on_mesh(lm, **axes), [*PROMPTS, "7 7"])
+
+
+def test_the_sum_of_the_scores_is_the_training_loss(lm: LM) -> None:
+    ids = np.random.default_rng(0).integers(0, 17, 20).tolist()
+    [score] = jaxgpt.score(lm, [ids[:1]], [ids[1:]])
+    model = GPT(lm.config.model, best(lm.config))
+    losses_BT, _ = token_losses(model.apply, lm.params, jnp.array([ids]))
+    np.testing.assert_allclose(score.log_p, -losses_BT[0], atol=1e-5)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=7), st.sampled_from([1, 20, 1000])
+)
+def test_scores_do_not_depend_on_the_other_texts_of_a_batch(lengths: list[tuple[int, int]], batch_tokens: int) -> None:
+    lm = lm_of("gpt2", block_size=32)
+    rng = np.random.default_rng(len(lengths))
+    contexts = [rng.integers(0, 17, n).tolist() for n, _ in lengths]
+    continuations = [rng.integers(0, 17, n).tolist() for _, n in lengths]
+    together = jaxgpt.score(lm, contexts, continuations, batch_tokens=batch_tokens)
+    for context, ids, score in zip(contexts, continuations, together, strict=True):
+        [alone] = jaxgpt.score(lm, [context], [ids])
+        assert score.ids == ids
+        np.testing.assert_allclose(score.log_p, alone.log_p, atol=1e-5)
+
+
+def test_greedy_decoding_chooses_what_is_best(lm: LM) -> None:
+    [out] = jaxgpt.generate(lm, "1 2 3", temperature=0, max_new_tokens=6)
+    [score] = jaxgpt.score(lm, "1 2 3", [out.ids])
+    assert score.is_best.all()
+    worse = [(i + 1) % 17 for i in out.ids[:1]]
+    assert not jaxgpt.score(lm, "1 2 3", [worse])[0].is_best[0]
+
+
+def test_a_token_across_the_border_of_the_context_is_encoded_alone() -> None:
+    lm = lm_of("gpt2", vocab_size=300)
+    from jaxgpt.data.tokenizer_files import train_bpe
+
+    lm = lm._replace(tokenizer=train_bpe([["hello " * 50]], 262))
+    assert len(lm.tokenizer.encode("hello")) < 5
+    [score] = jaxgpt.score(lm, "he", "llo")
+    assert lm.tokenizer.decode(score.ids) == "llo"
+
+
+@pytest.mark.parametrize(
+    ("contexts", "continuations", "message"),
+    [
+        (["1", "2"], ["1"], "2 contexts and 1 continuations: pass one continuation per context"),
+        ("1", "", "a continuation has no tokens: pass a text or at least one id"),
+        ("1", [[0] * 40], "a text has 1 tokens of context and 40 of continuation, and the model reads at most 32"),
+        ("1", [[17]], "the id at position 0"),
+    ],
+)
+def test_invalid_texts_raise_one_line(lm: LM, contexts: Any, continuations: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        jaxgpt.score(lm, contexts, continuations)
+
+
+def test_models_with_rope_score_beyond_their_context() -> None:
+    lm = lm_of("llama", block_size=8)
+    [score] = jaxgpt.score(lm, "1", [[2] * 20])
+    assert np.isfinite(score.log_p).all()
+
+
+def test_bfloat16_scores_are_float32(lm: LM) -> None:
+    half = lm._replace(config=replace(lm.config, train=replace(lm.config.train, compute_dtype="bfloat16")))
+    [score] = jaxgpt.score(half, "1 2", [[3, 4]])
+    [exact] = jaxgpt.score(lm, "1 2", [[3, 4]])
+    assert score.log_p.dtype == np.float32
+    np.testing.assert_allclose(score.log_p, exact.log_p, atol=0.1)
