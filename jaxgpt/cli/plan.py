@@ -148,14 +148,14 @@ def table(cost: StepCost, topology: Topology, steps: int = 0) -> str:
 
 
 def _head(target: str, config: Config, topology: Topology, remark: str) -> dict[str, str]:
-    from jaxgpt.parallel.mesh import microbatches
+    from jaxgpt.parallel.mesh import microbatches, row_shards, sizes_of
 
     chip, mesh, train = topology.chip, config.mesh, config.train
-    ways = mesh.data * mesh.fsdp
+    ways = row_shards(sizes_of(mesh))
     count, rows = microbatches(train, ways)
     return {
         "run": f"{target} on {topology}: {topology.n_devices:,} x {chip.title}",
-        "mesh": f"data {mesh.data} x fsdp {mesh.fsdp} x tensor {mesh.tensor}",
+        "mesh": " x ".join(f"{axis} {size}" for axis, size in sizes_of(mesh).items()),
         "step": f"{train.batch_size:,} x {config.window:,} = {train.batch_size * config.window:,} tokens, "
         f"{rows // ways} rows per device {count} times, {train.compute_dtype}, remat {train.remat}",
         "device": f"{_si(chip.flops)}FLOP/s, {chip.hbm / GIB:.2f} GiB at {_si(chip.hbm_bandwidth)}B/s, "

@@ -22,16 +22,23 @@ def per_device(
     rules: dict[str, Any] = dict(nn.get_logical_axis_rules())
     if jax.sharding.get_abstract_mesh().empty or not rules:
         return local(q_BTNH, k_BKSH, v_BKHS, document_BT)
-    rows, heads, kv_heads = (rules.get(name) for name in ("batch", "heads", "kv_heads"))
-    if heads != kv_heads:
+    if rules.get("heads") != rules.get("kv_heads"):
         # The mesh shards the query heads but not the key/value heads: repeat the key/value heads to match.
         each = q_BTNH.shape[2] // k_BKSH.shape[1]
         k_BKSH, v_BKHS = (jnp.repeat(x, each, axis=1) for x in (k_BKSH, v_BKHS))
-    queries, by_head = PartitionSpec(rows, None, heads), PartitionSpec(rows, heads)
-    specs = queries, by_head, by_head, PartitionSpec(rows)
+    # Complete sequences: the axis of positions has no name, so its shards are gathered.
+    queries = logical_spec("batch", None, "heads")
+    keys = logical_spec("batch", "heads")
+    specs = queries, keys, keys, logical_spec("batch")
     # check_vma=False: the kernels do not annotate which mesh axes their results vary over.
     divided = jax.shard_map(local, in_specs=specs, out_specs=queries, check_vma=False)
     return divided(q_BTNH, k_BKSH, v_BKHS, document_BT)
+
+
+def logical_spec(*names: str | None) -> PartitionSpec:
+    """Map the logical axes of an array to mesh axes by the current rules; None: not sharded."""
+    rules: dict[str, Any] = dict(nn.get_logical_axis_rules())
+    return PartitionSpec(*[rules.get(name) if name else None for name in names])
 
 
 def only_rows_are_divided() -> bool:

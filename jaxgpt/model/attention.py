@@ -26,10 +26,11 @@ class Attention(Module):
         self,
         x_BTD: jax.Array,
         visible: Visible,
-        rotation: Rotation | None,
-        cache: tuple[KeysValues, jax.Array] | None,
-        layer: int | jax.Array,
-        key: jax.Array | None,
+        rotation: Rotation | None = None,
+        cache: tuple[KeysValues, jax.Array] | None = None,
+        layer: int | jax.Array = 0,
+        key: jax.Array | None = None,
+        tokens_BT: jax.Array | None = None,
     ) -> tuple[jax.Array, KeysValues]:
         """Apply attention; return `[B, T, D]`, and the cached and new keys and values.
 
@@ -40,11 +41,12 @@ class Attention(Module):
             cache: the layer's cached keys and values, and the first slot to write to; None without a cache.
             layer: index of the layer, from 0.
             key: random key of the dropout of attention weights; None disables dropout.
+            tokens_BT: ids of the tokens, for subclasses that read them; None: unknown.
         """
         c, o = self.config, self.ops
         q_BTNH = self._project(x_BTD, "q", "heads", c.n_head)
         k_BTKH = self._project(x_BTD, "k", "kv_heads", c.kv_heads)
-        v_BTKH = self._project(x_BTD, "v", "kv_heads", c.kv_heads)
+        v_BTKH = self.values(x_BTD, tokens_BT)
         if c.qk_norm:
             q_BTNH, k_BTKH = self._normed(q_BTNH, "q_norm"), self._normed(k_BTKH, "k_norm")
         if rotation is not None:
@@ -64,6 +66,10 @@ class Attention(Module):
             shape = (c.n_head * c.head_width, c.n_embd)
             out = Linear(c, o, shape, ("heads", "embed"), c.bias, residual=True, name="o_proj")(out)
         return out, kv
+
+    def values(self, x_BTD: jax.Array, tokens_BT: jax.Array | None) -> jax.Array:
+        """Return the values of the tokens, `[B, T, K, H]`; a subclass may add to them."""
+        return self._project(x_BTD, "v", "kv_heads", self.config.kv_heads)
 
     def _edit(self, key: jax.Array | None) -> Edit | None:
         """Return the edit of scores and pattern: `ops.edit`, then dropout of the pattern; None: neither, so kernels apply."""

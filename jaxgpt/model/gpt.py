@@ -33,17 +33,23 @@ class Block(Module):
 
     `norm_position` places the norms of each sublayer f: `x + f(norm(x))` (pre), `x + norm(f(x))` (output),
     `x + norm(f(norm(x)))` (both), `norm(x + f(x))` (post). Without an MLP, the result is y.
+
+    A subclass may replace the classes `attention` and `mlp`.
     """
+
+    attention = Attention
+    mlp = MLP
 
     @nn.compact
     def __call__(
         self,
         x_BTD: jax.Array,
         visible: Visible,
-        rotation: Rotation | None,
-        cache: tuple[KeysValues, jax.Array] | None,
-        layer: int | jax.Array,
-        key: jax.Array | None,
+        rotation: Rotation | None = None,
+        cache: tuple[KeysValues, jax.Array] | None = None,
+        layer: int | jax.Array = 0,
+        key: jax.Array | None = None,
+        tokens_BT: jax.Array | None = None,
     ) -> tuple[jax.Array, KeysValues]:
         """Apply the block; return the new residual stream `[B, T, D]`, and the layer's keys and values.
 
@@ -51,15 +57,23 @@ class Block(Module):
         """
         c = self.config
         pattern_key, attn_key, mlp_key = (subkey(key, i) for i in range(3))
-        x_BTD = self.named("resid.pre", x_BTD)
-        attention = Attention(c, self.ops, name="attn")
-        out_BTD, kv = attention(self._input(x_BTD, "ln_1"), visible, rotation, cache, layer, pattern_key)
+        x_BTD = self.named("resid.pre", self.residual(x_BTD, tokens_BT))
+
+        attention = self.attention(c, self.ops, name="attn")
+        normed_BTD = self._input(x_BTD, "ln_1")
+        out_BTD, kv = attention(normed_BTD, visible, rotation, cache, layer, pattern_key, tokens_BT)
         y_BTD = self._add(x_BTD, self.named("attn.out", out_BTD), "ln_1", attn_key)
         y_BTD = self.named("resid.mid", y_BTD)
+
         if c.mlp != "none":
-            out_BTD = MLP(c, self.ops, name="mlp")(self._input(x_BTD if c.parallel_residual else y_BTD, "ln_2"))
+            normed_BTD = self._input(x_BTD if c.parallel_residual else y_BTD, "ln_2")
+            out_BTD = self.mlp(c, self.ops, name="mlp")(normed_BTD)
             y_BTD = self._add(y_BTD, self.named("mlp.out", out_BTD), "ln_2", mlp_key)
         return self.named("resid.post", constrain(y_BTD, ("batch", "length", "width"))), kv
+
+    def residual(self, x_BTD: jax.Array, tokens_BT: jax.Array | None) -> jax.Array:
+        """Return the residual stream that the block reads, `[B, T, D]`; a subclass may change it."""
+        return x_BTD
 
     def _input(self, x_BTD: jax.Array, name: str) -> jax.Array:
         return self._norm(x_BTD, name) if self.config.norm_position in ("pre", "both") else x_BTD
@@ -82,11 +96,15 @@ class GPT(Module):
     `logits_BTV`, with `params` from `init_params` or a trained model. `method="prefill"` also returns a cache, which
     `method="extend"` extends.
 
+    A subclass may replace the class `block` of its blocks.
+
     Attributes:
         config: the architecture, with `vocab_size` set.
         ops: functions that compute each operation; `Ops()`: the reference definitions.
         remat: `jax.checkpoint` policy of the blocks, which selects the residuals to save; None: save all residuals.
     """
+
+    block = Block
 
     ops: Ops = Ops()
     remat: Callable[..., Any] | None = None
@@ -98,7 +116,7 @@ class GPT(Module):
         self.wte = Embedding(c, o, c.vocab_size, ("vocab", "embed"))
         if c.positions == "learned":
             self.wpe = Embedding(c, o, c.block_size, ("position", "embed"))
-        block = Block if self.remat is None else nn.remat(Block, policy=self.remat)
+        block = self.block if self.remat is None else nn.remat(self.block, policy=self.remat)
         self.h = [block(c, o) for _ in range(c.n_layer)]
         if c.final_norm:
             self.ln_f = Norm(c, o, c.norm)
@@ -132,7 +150,8 @@ class GPT(Module):
         T, c = tokens_BT.shape[1], self.config
         if c.positions == "learned" and c.block_size < T:  # an error instead of NaN from an out-of-range lookup
             raise ValueError(f"{T} tokens do not fit the context of {c.block_size} (model.block_size)")
-        return self.stack(self.embed(tokens_BT), positions or row_positions(T), key=key)[0]
+        x_BTD, _ = self.stack(self.embed(tokens_BT), positions or row_positions(T), key=key, tokens_BT=tokens_BT)
+        return x_BTD
 
     def prefill(self, tokens_BT: jax.Array, slots: int) -> tuple[jax.Array, KVCache]:
         """Compute the logits of prompts, float32 `[B, T, V]`, and a cache with their keys and values.
@@ -142,7 +161,8 @@ class GPT(Module):
             slots: number of slots of the cache, at least T.
         """
         positions, T = padded_positions(tokens_BT), tokens_BT.shape[1]
-        x_BTD, layers = self.stack(self.embed(jnp.maximum(tokens_BT, 0)), positions)
+        tokens_BT = jnp.maximum(tokens_BT, 0)
+        x_BTD, layers = self.stack(self.embed(tokens_BT), positions, tokens_BT=tokens_BT)
         cache = grow(KVCache(layers, positions.position_BT, jnp.int32(T)), slots - T)
         return self.head(x_BTD), cache
 
@@ -154,7 +174,7 @@ class GPT(Module):
             cache: cache of the preceding tokens, from `prefill` or `extend`, with at least T free slots.
         """
         positions, cache = cache.reserve(tokens_BT.shape[1])
-        x_BTD, layers = self.stack(self.embed(tokens_BT), positions, cache)
+        x_BTD, layers = self.stack(self.embed(tokens_BT), positions, cache, tokens_BT=tokens_BT)
         return self.head(x_BTD), cache._replace(layers=layers, length=cache.length + tokens_BT.shape[1])
 
     def embed(self, tokens_BT: jax.Array) -> jax.Array:
@@ -169,7 +189,12 @@ class GPT(Module):
         return self.named("embed", x_BTD)
 
     def stack(
-        self, x_BTD: jax.Array, positions: Positions, cache: KVCache | None = None, key: jax.Array | None = None
+        self,
+        x_BTD: jax.Array,
+        positions: Positions,
+        cache: KVCache | None = None,
+        key: jax.Array | None = None,
+        tokens_BT: jax.Array | None = None,
     ) -> tuple[jax.Array, tuple[KeysValues, ...]]:
         """Apply position encoding, blocks and final norm: `[B, T, D]`, and each layer's keys and values.
 
@@ -178,27 +203,35 @@ class GPT(Module):
             positions: positions of the tokens.
             cache: a cache with slots reserved for the tokens; None: attend only to the given tokens.
             key: random key of the dropout masks; None disables dropout.
+            tokens_BT: ids of the tokens, for blocks that read them; None: unknown.
         """
-        c, position_BT = self.config, positions.position_BT
+        c = self.config
+        position_BT = positions.position_BT
         if c.positions == "learned":
             # Padding, with the position -1, takes any row of the table.
             x_BTD = x_BTD + self.named("pos_embed", self.wpe(jnp.maximum(position_BT, 0)))
         elif c.positions == "sinusoidal":
             x_BTD = x_BTD + self.named("pos_embed", sinusoidal(position_BT, c.n_embd).astype(x_BTD.dtype))
         x_BTD = constrain(dropout(x_BTD, c.dropout, subkey(key, 0)), ("batch", "length", "width"))
-        x_BTD, layers = self.blocks(x_BTD, positions, cache, key)
+        x_BTD, layers = self.blocks(x_BTD, positions, cache, key, tokens_BT)
         return self.ln_f(x_BTD) if c.final_norm else x_BTD, layers
 
     def blocks(
-        self, x_BTD: jax.Array, positions: Positions, cache: KVCache | None, key: jax.Array | None
+        self,
+        x_BTD: jax.Array,
+        positions: Positions,
+        cache: KVCache | None,
+        key: jax.Array | None,
+        tokens_BT: jax.Array | None = None,
     ) -> tuple[jax.Array, tuple[KeysValues, ...]]:
         """Apply the blocks; return `[B, T, D]`, and each layer's keys and values."""
-        windows, layers = self.config.windows, []
+        windows = self.config.windows
+        layers = []
         rotations = {window: self._rotation(positions, window) for window in sorted(set(windows))}
         for layer, (block, window) in enumerate(zip(self.h, windows, strict=True)):
             visible = Visible(positions, None if cache is None else Positions(cache.position_BS), window)
             cached = None if cache is None else (cache.layers[layer], cache.length)
-            x_BTD, kv = block(x_BTD, visible, rotations[window], cached, layer, subkey(key, layer + 1))
+            x_BTD, kv = block(x_BTD, visible, rotations[window], cached, layer, subkey(key, layer + 1), tokens_BT)
             layers.append(kv)
         return x_BTD, tuple(layers)
 

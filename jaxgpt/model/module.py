@@ -26,9 +26,9 @@ class Module(nn.Module):
 
     @nn.nowrap  # a helper that linen's method interceptors skip
     def weight(
-        self, name: str, init: nn.initializers.Initializer, shape: tuple[int, ...], axes: tuple[str, ...]
+        self, name: str, init: nn.initializers.Initializer, shape: tuple[int, ...], axes: tuple[str | None, ...]
     ) -> Any:
-        """Declare a weight with logical axes in `init`; return the given array or stored weight in `apply`.
+        """Declare a weight with logical axes (None: not sharded) in `init`; return the given array or stored weight in `apply`.
 
         Raises:
             ValueError: if the given weight has a different shape.

@@ -16,6 +16,7 @@ from jaxgpt.config import ModelConfig
 from jaxgpt.model.gpt import GPT
 from jaxgpt.model.init import boxed_params
 from jaxgpt.model.scan import STACKED, layer_name
+from jaxgpt.ops import Ops
 
 
 class Weight(NamedTuple):
@@ -23,18 +24,19 @@ class Weight(NamedTuple):
 
     Attributes:
         shape: shape without the layer axis of stacked weights.
-        axes: logical name of each axis, for the sharding table.
+        axes: logical name of each axis, for the sharding table; None: not sharded.
     """
 
     shape: tuple[int, ...]
-    axes: tuple[str, ...]
+    axes: tuple[str | None, ...]
 
     @property
     def kind(self) -> str:
         """Kind: `matrix` `[in, out]`, `table` (tokens) `[V, D]`, `positions` `[context, D]`, or `vector`."""
         if len(self.axes) == 1:
             return "vector"
-        return {"vocab": "table", "position": "positions"}.get(self.axes[0], "matrix")
+        kinds: dict[str | None, str] = {"vocab": "table", "position": "positions"}
+        return kinds.get(self.axes[0], "matrix")
 
     @property
     def in_block(self) -> bool:
@@ -42,14 +44,25 @@ class Weight(NamedTuple):
         return self.kind == "matrix" and "vocab" not in self.axes
 
 
-@functools.lru_cache(maxsize=64)
-def weights(config: ModelConfig) -> dict[str, Weight]:
+# A model whose weights are described: its config, or the model itself if it is a subclass of GPT with other weights.
+Model = ModelConfig | GPT
+
+
+def weights(model: Model) -> dict[str, Weight]:
     """Map each weight's path, such as "h_0/attn/q_proj/kernel", to its `Weight`, in order of first use."""
-    one, first = replace(config, n_layer=1), dict[str, Weight]()  # one block, because all blocks have the same shapes
+    gpt = GPT(model) if isinstance(model, ModelConfig) else model
+    one = gpt.clone(config=replace(gpt.config, n_layer=1), ops=Ops(), remat=None)
+    return _table(one, gpt.config.n_layer)
+
+
+@functools.lru_cache(maxsize=64)
+def _table(one: GPT, n_layer: int) -> dict[str, Weight]:
+    """Return the table of a model with one block, repeated for `n_layer` blocks: all blocks have the same shapes."""
+    first = dict[str, Weight]()
 
     def declare() -> None:
         # Record the order here, within the trace: tree functions, such as eval_shape's flattening, sort names.
-        boxes = flatten_dict(boxed_params(GPT(one), 0), sep="/")
+        boxes = flatten_dict(boxed_params(one, 0), sep="/")
         first.update({path: Weight(box.value.shape, box.names) for path, box in boxes.items()})
 
     jax.eval_shape(declare)
@@ -57,31 +70,32 @@ def weights(config: ModelConfig) -> dict[str, Weight]:
     table = dict[str, Weight]()
     for repeated, part in groupby(first.items(), lambda item: item[0].startswith(block)):
         declared = list(part)
-        for layer in range(config.n_layer if repeated else 1):
+        for layer in range(n_layer if repeated else 1):
             table |= {path.replace(block, f"{layer_name(layer)}/", 1): weight for path, weight in declared}
     return table
 
 
-def weight_at(path: tuple[Any, ...], config: ModelConfig) -> Weight | None:
+def weight_at(path: tuple[Any, ...], model: Model) -> Weight | None:
     """Return the `Weight` at a path of `jax.tree_util`, or None for other leaves, such as adapters."""
     name = "/".join(key.key for key in path if isinstance(key, jax.tree_util.DictKey))
-    table = weights(config if config.vocab_size else replace(config, vocab_size=1))
-    return table.get(name.replace(f"{STACKED}/", f"{layer_name(0)}/", 1))
+    if isinstance(model, ModelConfig) and not model.vocab_size:
+        model = replace(model, vocab_size=1)  # the kinds of weights do not depend on the size
+    return weights(model).get(name.replace(f"{STACKED}/", f"{layer_name(0)}/", 1))
 
 
-def map_weights(function: Callable[[Weight | None, Any], Any], params: Any, config: ModelConfig) -> Any:
+def map_weights(function: Callable[[Weight | None, Any], Any], params: Any, model: Model) -> Any:
     """Apply `function(weight, leaf)` to every leaf; `weight` is the result of `weight_at`.
 
     A stored weight, which may consist of several arrays, is one leaf.
     """
     return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: function(weight_at(path, config), leaf), params, is_leaf=lambda leaf: hasattr(leaf, "astype")
+        lambda path, leaf: function(weight_at(path, model), leaf), params, is_leaf=lambda leaf: hasattr(leaf, "astype")
     )
 
 
-def map_matrices(function: Callable[[Any], Any], params: Any, config: ModelConfig) -> Any:
+def map_matrices(function: Callable[[Any], Any], params: Any, model: Model) -> Any:
     """Apply a function to all weights except vectors: matrices, and the tables of tokens and positions."""
-    return map_weights(lambda weight, w: function(w) if weight and weight.kind != "vector" else w, params, config)
+    return map_weights(lambda weight, w: function(w) if weight and weight.kind != "vector" else w, params, model)
 
 
 def flatten_params(params: Any) -> dict[str, Any]:
@@ -90,8 +104,8 @@ def flatten_params(params: Any) -> dict[str, Any]:
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
 
-def abstract_params(config: ModelConfig) -> Any:
+def abstract_params(model: Model) -> Any:
     """Return the shapes and dtypes of a model's parameters, without computing them."""
-    table = sorted(weights(config).items())  # in the order of JAX's tree functions
+    table = sorted(weights(model).items())  # in the order of JAX's tree functions
     shapes = {path: jax.ShapeDtypeStruct(weight.shape, jnp.float32) for path, weight in table}
     return unflatten_dict(shapes, sep="/")

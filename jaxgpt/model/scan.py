@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxgpt.model.cache import KeysValues, KVCache
-from jaxgpt.model.gpt import GPT, Block
+from jaxgpt.model.gpt import GPT
 from jaxgpt.ops.attention import Positions, Visible
 from jaxgpt.ops.random import subkey
 
@@ -27,20 +27,27 @@ class ScannedGPT(GPT):
     """A GPT with stacked weights and no cache; its compile time hardly depends on the number of layers."""
 
     def blocks(
-        self, x_BTD: jax.Array, positions: Positions, cache: KVCache | None, key: jax.Array | None
+        self,
+        x_BTD: jax.Array,
+        positions: Positions,
+        cache: KVCache | None,
+        key: jax.Array | None,
+        tokens_BT: jax.Array | None = None,
     ) -> tuple[jax.Array, tuple[KeysValues, ...]]:
         """Apply the blocks in a scan; all layers must have the same window. `init` declares unstacked weights."""
         if self.is_initializing():
-            return super().blocks(x_BTD, positions, cache, key)
+            return super().blocks(x_BTD, positions, cache, key, tokens_BT)
         if cache is not None:
             raise TypeError(NO_CACHE)
         [window] = set(self.config.windows)
         rotation = self._rotation(positions, window)
-        block, visible = Block(self.config, self.ops, parent=None), Visible(positions, None, window)
+        block = self.block(self.config, self.ops, parent=None)
+        visible = Visible(positions, None, window)
 
         def run(x_BTD: jax.Array, scanned: tuple[Any, jax.Array, jax.Array | None]) -> tuple[jax.Array, None]:
             params, layer, layer_key = scanned
-            return block.apply({"params": params}, x_BTD, visible, rotation, None, layer, layer_key)[0], None
+            x_BTD, _ = block.apply({"params": params}, x_BTD, visible, rotation, None, layer, layer_key, tokens_BT)
+            return x_BTD, None
 
         if self.remat is not None:
             run = jax.checkpoint(run, policy=self.remat, prevent_cse=False)

@@ -24,7 +24,8 @@ from jaxgpt.errors import UserError, did_you_mean, short_repr
 
 T = TypeVar("T")
 
-AXES = ("data", "fsdp", "tensor")
+AXES = tuple(axis.name for axis in fields(MeshConfig))  # names of the mesh axes, in the order of the settings
+SMALL = 1 << 16  # arrays with fewer elements are replicated if no rule applies to them
 
 # Logical axis -> mesh axes. Weights: an axis of width D, except in norms, is sharded over fsdp; heads, MLP and vocabulary over
 # tensor. Activations: the batch is sharded over data and fsdp; in the embedding lookup, over data, and the width over fsdp.
@@ -99,8 +100,9 @@ def resolve(config: Config, n_devices: int, processes: int = 1, tpu: bool = Fals
             sizes[axis] = math.gcd(rest, *split.values())
             rest //= sizes[axis]
     if sizes["data"] == -1:
-        share = math.ceil(train.batch_size / (rest * sizes["fsdp"]))  # windows per device
-        sizes["data"] = rest if processes > 1 or tpu else math.ceil(train.batch_size / (share * sizes["fsdp"]))
+        others = math.prod(sizes[axis] for axis in RULES["batch"] if axis != "data")
+        share = math.ceil(train.batch_size / (rest * others))  # windows per device
+        sizes["data"] = rest if processes > 1 or tpu else math.ceil(train.batch_size / (share * others))
 
     used = math.prod(sizes.values())
     shape = " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "data 1"
@@ -129,7 +131,7 @@ def _advice(config: Config, sizes: dict[str, int], idle: str) -> Iterator[str]:
     if idle:
         larger = "a larger --train.batch-size or " if config.mesh.data == -1 else ""
         yield f"{idle}: {larger}a different mesh, such as --mesh.data -1 --mesh.fsdp -1, uses more"
-    count, rows = microbatches(train, sizes["data"] * sizes["fsdp"])
+    count, rows = microbatches(train, row_shards(sizes))
     if padding := count * rows - train.batch_size:
         wasted = f"{padding:,} of {count * rows:,} windows per step are padding"
         yield f"{wasted}: --train.batch-size {count * rows} would use them"
@@ -206,14 +208,23 @@ def change_rules(changes: Rules) -> Rules:
     return {**RULES, **changes}
 
 
-def rules_for(model: ModelConfig, mesh: Mesh, rules: Rules = RULES, rows: int = 0) -> dict[str, tuple[str, ...]]:
+def rules_for(
+    model: ModelConfig, mesh: Mesh, rules: Rules = RULES, rows: int = 0, length: int = 0
+) -> dict[str, tuple[str, ...]]:
     """Return the table for one model: an axis is not sharded if the mesh does not divide its length.
 
-    For example, mesh.tensor 2 does not shard a vocabulary of 65 characters. `rows`: length of the batch; 0: always sharded.
+    For example, mesh.tensor 2 does not shard a vocabulary of 65 characters.
+
+    Args:
+        model: the architecture.
+        mesh: the devices.
+        rules: the complete sharding table.
+        rows: number of rows of a batch; 0: always sharded.
+        length: number of positions of a row; 0: `model.block_size`.
     """
     sizes = {"vocab": model.vocab_size, "heads": model.n_head, "kv_heads": model.kv_heads, "head_dim": model.head_width}
     sizes |= {"embed": model.n_embd, "width": model.n_embd, "norm": model.n_embd, "mlp": model.mlp_width}
-    sizes |= {"length": model.block_size, "position": model.block_size, "layers": model.n_layer}
+    sizes |= {"length": length or model.block_size, "position": model.block_size, "layers": model.n_layer}
     sizes |= {"batch": rows, "lookup": rows}
     ways = {name: math.prod(mesh.shape[a] for a in rules[name]) for name in sizes}
     return {**rules, **{name: () for name in sizes if sizes[name] % ways[name]}}
@@ -223,8 +234,12 @@ def spec(names: tuple[str | None, ...], rules: Rules) -> PartitionSpec:
     """Map the logical axes of an array to mesh axes.
 
     Raises:
-        UserError: if two axes of the array would be sharded over the same mesh axis.
+        UserError: if an axis has no rule, or two axes of the array would be sharded over the same mesh axis.
     """
+    for name in names:
+        if name and name not in rules:
+            near = did_you_mean(name, rules)
+            raise UserError(f"no rule for the logical axis {short_repr(name)}{near}: use None for an unsharded axis")
     ways = [rules[name] if name else () for name in names]
     used = [axis for way in ways for axis in way]
     if len(used) != len(set(used)):
@@ -244,30 +259,58 @@ def shardings(boxed: Any, model: ModelConfig, mesh: Mesh, rules: Rules = RULES) 
 
 
 def shardings_like(tree: Any, boxed: Any, model: ModelConfig, mesh: Mesh, rules: Rules = RULES) -> Any:
-    """Return the sharding of every leaf of a tree, such as a train state, from the matching parameter.
+    """Return the sharding of every leaf of a tree, such as a train state or the weights of a reference model.
 
-    A leaf has the sharding of a parameter with its shape if the leaf's path ends with the path of the parameter in `boxed`.
-    Other leaves are replicated: counters, and optimizer state of other shapes (Adafactor's row and column means).
+    - A leaf in a box (`nn.Partitioned`) is sharded by the logical axes of the box.
+    - A leaf with the shape of a parameter, whose path ends with the path of the parameter in `boxed`, is sharded like it.
+    - Any other leaf with at least `SMALL` elements is sharded along an axis (`spec_of_shape`).
+    - All others are replicated: counters and small vectors.
     """
+    table = rules_for(model, mesh, rules)
     shapes = map(np.shape, jax.tree.leaves(nn.unbox(boxed)))
     places = jax.tree_util.tree_leaves_with_path(shardings(boxed, model, mesh, rules))
     known = {(_keys(path), shape): place for (path, place), shape in zip(places, shapes, strict=True)}
 
     def place(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
+        if isinstance(leaf, nn.Partitioned):
+            return NamedSharding(mesh, spec(leaf.names, table))
         keys = _keys(path)
-        found = (known.get((keys[i:], np.shape(leaf))) for i in range(len(keys)))
-        return next((place for place in found if place), replicated(mesh))
+        for start in range(len(keys)):
+            like = known.get((keys[start:], np.shape(leaf)))
+            if like is not None:
+                return like
+        return NamedSharding(mesh, spec_of_shape(np.shape(leaf), mesh))
 
-    return jax.tree_util.tree_map_with_path(place, tree)
+    return jax.tree_util.tree_map_with_path(place, tree, is_leaf=lambda leaf: isinstance(leaf, nn.Partitioned))
+
+
+def spec_of_shape(shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
+    """Shard an array without logical axes along the largest axis that the mesh divides, over fsdp, tensor or both."""
+    if math.prod(shape) < SMALL:
+        return PartitionSpec()
+    ways = [("fsdp", "tensor"), ("fsdp",), ("tensor",)]
+    ways.sort(key=lambda names: -math.prod(mesh.shape[name] for name in names))
+    for names in ways:
+        count = math.prod(mesh.shape[name] for name in names)
+        divided = [size if size % count == 0 else 0 for size in shape]
+        if count > 1 and any(divided):
+            axis = divided.index(max(divided))
+            return PartitionSpec(*[names if i == axis else None for i in range(len(shape))])
+    return PartitionSpec()
 
 
 def _keys(path: tuple[Any, ...]) -> tuple[str, ...]:
     return tuple(key.key for key in path if isinstance(key, jax.tree_util.DictKey))
 
 
+def row_shards(sizes: Mapping[str, int]) -> int:
+    """Return the number of shards of the rows of a batch, from the size of each mesh axis."""
+    return math.prod(sizes[axis] for axis in RULES["batch"])
+
+
 def batch_ways(mesh: Any) -> int:
-    """Return the number of shards of a batch's rows."""
-    return int(mesh.shape["data"] * mesh.shape["fsdp"])
+    """Return the number of shards of the rows of a batch on a mesh."""
+    return row_shards(mesh.shape)
 
 
 def batch_sharding(mesh: Mesh, several: bool = False) -> NamedSharding:
@@ -360,9 +403,9 @@ def block_on_cpu_mesh(mesh: Mesh, out: T) -> T:
 
 
 @contextmanager
-def use_mesh(mesh: Mesh, model: ModelConfig, rules: Rules = RULES, rows: int = 0) -> Iterator[None]:
+def use_mesh(mesh: Mesh, model: ModelConfig, rules: Rules = RULES, rows: int = 0, length: int = 0) -> Iterator[None]:
     """Set JAX's mesh and Flax's logical axis rules in this context; arguments as in `rules_for`."""
-    table = [(name, axes or None) for name, axes in rules_for(model, mesh, rules, rows).items()]
+    table = [(name, axes or None) for name, axes in rules_for(model, mesh, rules, rows, length).items()]
     with jax.set_mesh(mesh), nn.logical_axis_rules(table):
         yield
 

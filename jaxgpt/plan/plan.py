@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from jaxgpt.config import Config, LoraConfig
 from jaxgpt.counts import flops_per_token
@@ -26,6 +27,7 @@ from jaxgpt.plan.cost import StepCost, traffic_by_kind
 from jaxgpt.plan.estimate import argument_bytes, estimate, shard_bytes, step_flops, token_flops
 from jaxgpt.plan.hlo import read_program
 from jaxgpt.plan.topology import Topology, devices_of
+from jaxgpt.train.loss import Objective
 from jaxgpt.trainer.failures import explain_failure
 from jaxgpt.trainer.program import Program, make_program
 
@@ -34,7 +36,16 @@ KV_AXES = ("batch", "kv_heads", None, None)  # logical axes of keys and values i
 QUICK = {"exec_time_optimization_effort": -1.0}
 
 
-def compile_step(config: Config, topology: Topology, ops: Ops | None = None, rules: Rules | None = None) -> StepCost:
+def compile_step(
+    config: Config,
+    topology: Topology,
+    ops: Ops | None = None,
+    rules: Rules | None = None,
+    *,
+    model: GPT | None = None,
+    optimizer: optax.GradientTransformation | None = None,
+    objective: Objective | None = None,
+) -> StepCost:
     """Compile the train step for a topology and return its cost.
 
     Args:
@@ -42,13 +53,16 @@ def compile_step(config: Config, topology: Topology, ops: Ops | None = None, rul
         topology: the hardware.
         ops: operations to use instead of `jaxgpt.kernels.best(config, mesh)`, as for `jaxgpt.build`.
         rules: changes to the sharding table, as for `jaxgpt.build`.
+        model: module to train, as for `jaxgpt.build`.
+        optimizer: optax transformation, as for `jaxgpt.build`.
+        objective: objective of training on windows, as for `jaxgpt.build`.
 
     Raises:
         UserError: if the compiler is not available, compilation fails, or a rule is invalid.
     """
-    program = make_program(
-        config, make_mesh(config.mesh, devices_of(topology)), ops=ops, rules=change_rules(rules or {})
-    )
+    mesh = make_mesh(config.mesh, devices_of(topology))
+    table = change_rules(rules or {})
+    program = make_program(config, mesh, ops=ops, rules=table, model=model, optimizer=optimizer, objective=objective)
     counted, count = argument_bytes(program), program.microbatches.accumulation
     cost = _compiled(lambda: program.lower(program.abstract_state, program.batch()), counted, program, topology)
     moved = cost.hbm_bytes

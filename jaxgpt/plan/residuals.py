@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh
 
 from jaxgpt.config import Config, MeshConfig
 from jaxgpt.ops.random import named_key
-from jaxgpt.parallel.mesh import AXES, microbatches, rules_for, sizes_of
+from jaxgpt.parallel.mesh import AXES, microbatches, row_shards, rules_for, sizes_of
 from jaxgpt.trainer.program import Program, make_program
 
 ELEMENTWISE = frozenset(
@@ -54,7 +54,7 @@ def one_device(program: Program) -> Program:
         n_inner=part("mlp", model.mlp_width),
         vocab_size=part("vocab", model.vocab_size),
     )
-    ways = config.mesh.data * config.mesh.fsdp
+    ways = row_shards(sizes_of(config.mesh))
     train = replace(config.train, batch_size=microbatches(config.train, ways).rows // ways, accumulation=1)
     return abstract_program(replace(config, train=train, mesh=MeshConfig(data=1, fsdp=1, tensor=1)))
 

@@ -19,8 +19,7 @@ import numpy as np
 import optax
 from optax.contrib import MuonState, scale_by_muon
 
-from jaxgpt.config import ModelConfig
-from jaxgpt.model.params import weight_at
+from jaxgpt.model.params import Model, weight_at
 from jaxgpt.ops.sharding import constrain
 
 # These logical axes reshard a stack of matrices to one device per matrix, one collective at a time; the compiler does not
@@ -36,7 +35,7 @@ def muon(
     momentum: float,
     weight_decay: jax.typing.ArrayLike,
     momentum_dtype: Any,
-    model: ModelConfig,
+    model: Model,
 ) -> optax.GradientTransformation:
     """Make Muon: `w <- w - rate * (orthogonal(m) + decay * w)`, with m the Nesterov momentum (`nesterov`).
 
@@ -78,7 +77,7 @@ def nesterov(decay: float, dtype: Any) -> optax.GradientTransformation:
     return optax.GradientTransformation(init, update)
 
 
-def orthogonal(updates: Any, steps: int, model: ModelConfig) -> Any:
+def orthogonal(updates: Any, steps: int, model: Model) -> Any:
     """Orthogonalize matrices approximately, and scale them by `sqrt(max(1, out / in))`.
 
     Each matrix is divided by its Frobenius norm; then `steps` times, `X <- a X + (b A + c A^2) X` with `A = X X^T`, or
@@ -109,7 +108,7 @@ def orthogonal(updates: Any, steps: int, model: ModelConfig) -> Any:
     return jax.tree.unflatten(tree, results)
 
 
-def _by_width(x_MIO: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+def _by_width(x_MIO: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
     """Transpose matrices, if needed, so that the residual stream's width comes first; an involution."""
     return x_MIO if axes[0] == "embed" else x_MIO.mT
 

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import optax
 from jax.tree_util import DictKey
 
-from jaxgpt.config import Config, ModelConfig, OptimConfig
-from jaxgpt.model.params import map_weights
+from jaxgpt.config import Config, OptimConfig
+from jaxgpt.model.params import Model, map_weights
 from jaxgpt.model.scan import STACKED
 from jaxgpt.train.muon import muon
 
@@ -75,17 +75,19 @@ def schedule(config: Config, numbers: Numbers | None = None) -> optax.Schedule:
     return rate
 
 
-def decay_mask(params: Any, model: ModelConfig) -> Any:
+def decay_mask(params: Any, model: Model) -> Any:
     """Mark the weights that decay: matrices, tables and adapters, but not gains and biases."""
     return map_weights(lambda weight, leaf: weight.kind != "vector" if weight else leaf.ndim > 1, params, model)
 
 
-def groups(params: Any, model: ModelConfig) -> Any:
+def groups(params: Any, model: Model) -> Any:
     """Label the matrices of the blocks `muon`, and all other weights `adam`."""
     return map_weights(lambda weight, _: "muon" if weight and weight.in_block else "adam", params, model)
 
 
-def make_optimizer(config: Config, numbers: Numbers | None = None) -> optax.GradientTransformation:
+def make_optimizer(
+    config: Config, numbers: Numbers | None = None, model: Model | None = None
+) -> optax.GradientTransformation:
     """Make the optimizer of `config.optim`: clip by global norm (`grad_clip`; 0: off), then update.
 
     With learning rate `r` (`schedule`), decoupled weight decay `d` (for `decay_mask`'s weights, otherwise 0) and
@@ -104,11 +106,16 @@ def make_optimizer(config: Config, numbers: Numbers | None = None) -> optax.Grad
     Args:
         config: settings of the run; reads `optim`, `model` (kinds of weights), and `train.steps` for the schedule.
         numbers: hyperparameters to use instead of the values in `config.optim`; may be traced.
+        model: the trained module, if it is a subclass of GPT with weights of its own; None: `config.model`.
     """
     numbers = numbers or numbers_of(config.optim)
-    o, decay = config.optim, numbers.weight_decay
-    rate, momentum_dtype = schedule(config, numbers), jnp.dtype(o.momentum_dtype)
-    decays, label = partial(decay_mask, model=config.model), partial(groups, model=config.model)
+    model = model or config.model
+    o = config.optim
+    decay = numbers.weight_decay
+    rate = schedule(config, numbers)
+    momentum_dtype = jnp.dtype(o.momentum_dtype)
+    decays = partial(decay_mask, model=model)
+    label = partial(groups, model=model)
     adamw = partial(
         optax.adamw, rate, o.beta1, o.beta2, o.eps, weight_decay=decay, mask=decays, mu_dtype=momentum_dtype
     )
@@ -117,7 +124,7 @@ def make_optimizer(config: Config, numbers: Numbers | None = None) -> optax.Grad
             update = adamw()
         case "muon":
             muon_rate = lambda step: numbers.muon_ratio * rate(step)  # noqa: E731
-            matrices = muon(muon_rate, o.muon_steps, o.muon_momentum, decay, momentum_dtype, config.model)
+            matrices = muon(muon_rate, o.muon_steps, o.muon_momentum, decay, momentum_dtype, model)
             update = optax.partition({"muon": matrices, "adam": adamw()}, label)
         case "lion":
             update = optax.lion(rate, o.beta1, o.beta2, momentum_dtype, decay, decays)

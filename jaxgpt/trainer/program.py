@@ -193,10 +193,12 @@ class Program:
     def init(self, params: Any = None) -> TrainState:
         """Make the initial state from parameters with unstacked layers; None: from random parameters."""
         if params is None:
-            return compute(self.mesh, lambda seed: self.fresh(seed).state, self.config.train.seed, self.abstract.state)
+            seed = self.config.train.seed
+            return compute(self.mesh, lambda seed: nn.unbox(self.fresh(seed).state), seed, self.abstract.state)
 
         def start(params: Any) -> TrainState:
-            return stacked(self.config, first_state(self.config, self.optimizer, params))
+            state = first_state(self.config, self.optimizer, self.model, params)
+            return nn.unbox(stacked(self.config, state))
 
         return compute(self.mesh, start, params, self.abstract.state)
 
@@ -283,13 +285,13 @@ class Program:
             (_, count), *_ = optax.tree.get_all_with_path(state.opt_state, "count")
             metrics |= {"lr": schedule(config, numbers)(count)}
 
-        optimizer = self.optimizer or make_optimizer(config, numbers)
+        optimizer = self.optimizer or make_optimizer(config, numbers, self.model)
         decay, spike = config.optim.ema_decay, config.optim.spike_factor
         return apply_gradients(state, grads, metrics, optimizer=optimizer, ema_decay=decay, spike_factor=spike)
 
     def on_mesh(self) -> AbstractContextManager[None]:
         """Map the logical axes of layers to the axes of the mesh within the context."""
-        return use_mesh(self.mesh, self.config.model, self.rules)
+        return use_mesh(self.mesh, self.config.model, self.rules, length=self.config.window)
 
     def _run(self, function: Any, *args: Any) -> Any:
         """Call a jitted function on the mesh."""
@@ -385,8 +387,8 @@ def build(
         rules: changes to the sharding table (`jaxgpt.parallel.mesh.RULES`), from logical axis to mesh axes: `{"length":
             ("tensor",)}` shards the activations between blocks along the sequence. Losses match a single device up to rounding.
         frozen: any tree of arrays that the objective reads, but that are not trained, with unstacked layers: with `lora.rank`,
-            the base weights (None: random weights); otherwise, for example, a reference model. An array whose path ends with
-            the path of a weight of the model, and has its shape, is sharded as the weight; all others are replicated.
+            the base weights (None: random weights); otherwise, for example, a reference model. The arrays are sharded as by
+            `shardings_like`.
         model: module to train instead of `GPT(config.model, ...)`, with weights of the same names; with `train.scan_layers`,
             a `ScannedGPT` (`model/scan.py`).
         objective: objective to use instead of `next_token_loss`; with `lora.rank`, it receives the merged weights as `params`.
@@ -425,7 +427,27 @@ def build(
         note=note,
     )
 
+    program.note = "; ".join(filter(None, [program.note, replicated_note(program.abstract.state.opt_state, mesh)]))
     return with_arrays(program, frozen)
+
+
+def replicated_note(opt_state: Any, mesh: Mesh) -> str:
+    """Return a note if more than a tenth of the bytes of the optimizer state is not sharded over fsdp and tensor, or ""."""
+    if mesh.shape["fsdp"] * mesh.shape["tensor"] == 1:
+        return ""
+    total = 0
+    replicated_bytes = 0
+    for leaf in jax.tree.leaves(opt_state):
+        size = leaf.size * leaf.dtype.itemsize
+        total += size
+        if leaf.sharding.is_fully_replicated:
+            replicated_bytes += size
+    if replicated_bytes <= 0.1 * total:
+        return ""
+    return (
+        f"each device holds {replicated_bytes / total:.0%} of the optimizer state: init may return its arrays in "
+        f"nn.Partitioned, with logical axes"
+    )
 
 
 def with_arrays(program: Program, frozen: Any = None) -> Program:

@@ -31,7 +31,7 @@ class Fresh(NamedTuple):
     Attributes:
         weights: weights of the model.
         trained: parameters to train: the weights, or adapters of them.
-        state: initial state, without boxes.
+        state: initial state; only arrays of the optimizer may be in boxes.
     """
 
     weights: Any
@@ -56,10 +56,13 @@ class Abstract:
     checkpoint: TrainState
 
 
-def first_state(config: Config, optimizer: optax.GradientTransformation | None, params: Any) -> TrainState:
+def first_state(
+    config: Config, optimizer: optax.GradientTransformation | None, model: GPT | None, params: Any
+) -> TrainState:
     """Return the initial state of a run from its parameters."""
     optim = config.optim
-    return init_state(params, optimizer or make_optimizer(config), optim.ema_decay > 0, optim.skips_updates)
+    optimizer = optimizer or make_optimizer(config, model=model)
+    return init_state(params, optimizer, optim.ema_decay > 0, optim.skips_updates)
 
 
 def fresh(
@@ -70,7 +73,8 @@ def fresh(
     trained = weights
     if config.lora.rank:
         trained = model_adapters(named_key(seed, "lora"), weights, config.lora)
-    return stacked(config, Fresh(weights, trained, first_state(config, optimizer, nn.unbox(trained))))
+    state = first_state(config, optimizer, model, nn.unbox(trained))
+    return stacked(config, Fresh(weights, trained, state))
 
 
 def abstract(config: Config, mesh: Mesh, rules: Rules, shapes: Fresh, frozen: Any) -> Abstract:
@@ -81,13 +85,13 @@ def abstract(config: Config, mesh: Mesh, rules: Rules, shapes: Fresh, frozen: An
         mesh: the devices; for estimates, which compile nothing, an `AbstractMesh`.
         rules: the complete sharding table.
         shapes: result of `fresh`, evaluated abstractly.
-        frozen: shapes of the frozen arrays. An array whose path ends with the path of a weight, and has its shape, is sharded
-            as the weight; all others are replicated.
+        frozen: shapes of the frozen arrays, sharded as by `shardings_like`.
     """
 
     def place(tree: T, boxed: Any) -> T:
         shardings = shardings_like(tree, boxed, config.model, mesh, rules)
-        return jax.tree.map(lambda x, each: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=each), tree, shardings)
+        arrays = nn.unbox(tree)
+        return jax.tree.map(lambda x, each: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=each), arrays, shardings)
 
     checkpoint = shapes.state, shapes.trained
     if config.train.scan_layers:
