@@ -90,21 +90,41 @@ def table(
     metrics: Mapping[str, Sequence[Mapping[str, Any]]],
     bytes_per_token: Mapping[str, float],
 ) -> str:
-    """Format a table of runs, the lowest validation loss first. `bytes_per_token` 0: unknown."""
+    """Format a table of runs, the lowest validation loss first. `bytes_per_token` 0: unknown.
+
+    The lowest loss is taken over the evaluations on the most windows of a run. A column with their number is added if it
+    differs between runs, because such losses are not comparable.
+    """
+    from jaxgpt.study.plot import full_evaluations
+
     first = next(iter(settings.values()))
     differ = [key for key in first if any(each[key] != first[key] for each in settings.values())]
+    shown = differ[:SHOWN]
+    bests = {
+        name: min(full_evaluations(lines), key=lambda line: line["val_loss"], default=None)
+        for name, lines in metrics.items()
+    }
+    windows = {best.get("val_windows", 0) for best in bests.values() if best}
+
     rows = []
     for name, lines in metrics.items():
-        evaluated = [line for line in lines if isinstance(line.get("val_loss"), float)]
-        best = min(evaluated, key=lambda line: line["val_loss"], default=None)
-        speeds = [speed for line in lines if isinstance(speed := line.get("tokens_per_second"), float)]
-        loss = [f"{best['val_loss']:.4f}", "", f"{best['step']:,}"] if best else ["", "", ""]
-        if best and bytes_per_token[name]:
-            loss[1] = f"{best['val_loss'] / math.log(2) / bytes_per_token[name]:.4f}"
-        speed = f"{statistics.median(speeds):,.0f}" if speeds else ""
-        rows.append([name, *loss, speed, *(str(settings[name][key]) for key in differ[:SHOWN])])
-    rows.sort(key=lambda row: float(row[1] or "inf"))
-    filled = zip(*[["run", "val loss", "bits/byte", "step", "tokens/s", *differ[:SHOWN]], *rows], strict=True)
-    text = columns([*zip(*(column for column in filled if any(column[1:])), strict=True)])
+        best = bests[name]
+        values = dict.fromkeys(("val loss", "windows", "bits/byte", "step", "tokens/s"), "")
+        if best:
+            values["val loss"] = f"{best['val_loss']:.4f}"
+            values["step"] = f"{best['step']:,}"
+            if len(windows) > 1:
+                values["windows"] = f"{best.get('val_windows', 0):,}"
+            if bytes_per_token[name]:
+                values["bits/byte"] = f"{best['val_loss'] / math.log(2) / bytes_per_token[name]:.4f}"
+        speeds = [line["tokens_per_second"] for line in lines if isinstance(line.get("tokens_per_second"), float)]
+        if speeds:
+            values["tokens/s"] = f"{statistics.median(speeds):,.0f}"
+        rows.append({"run": name, **values, **{key: str(settings[name][key]) for key in shown}})
+    rows.sort(key=lambda row: float(row["val loss"] or "inf"))
+
+    # Columns without any value are omitted.
+    heads = [head for head in rows[0] if any(row[head] for row in rows)]
+    text = columns([tuple(heads), *(tuple(row[head] for head in heads) for row in rows)])
     more = differ[SHOWN:]
     return f"{text}\nfurther settings that differ: {', '.join(more)}" if more else text

@@ -9,11 +9,11 @@ from __future__ import annotations
 import io
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -44,6 +44,12 @@ RUNS = "#3069b3 #d07a2d #3c8c5f #9a4f9e #8a6d3b #c04a4a #4aa3a8 #6b7280".split()
 TOKEN_CHARACTERS = 14
 TRAINING: dict[str, Any] = {"linewidth": 1, "alpha": 0.4}  # style of training losses next to validation losses
 VALIDATION: dict[str, Any] = {"linewidth": 1.6, "marker": "o", "markersize": 3.5}
+FULL: dict[str, Any] = {
+    "linestyle": "none",
+    "marker": "D",
+    "markersize": 5,
+}  # evaluations on the most windows, next to others
+CHANGE: dict[str, Any] = {"linewidth": 0.8, "linestyle": ":"}  # where a resumed run changed settings
 # AXES maps axis names to fields of metrics.jsonl.
 AXES = {"step": "step", "tokens": "tokens", "seconds": "elapsed_seconds"}
 UNITS = ((3600, "hours"), (60, "minutes"), (1, "seconds"))
@@ -134,6 +140,8 @@ def losses(
 ) -> Figure:
     """Draw the training and validation losses of runs against steps, tokens and time.
 
+    Evaluations on the most windows of a run are not connected with evaluations on fewer windows (`train.eval_windows`).
+
     Args:
         runs: dict of the lines of metrics.jsonl (`jaxgpt.trainer.metrics.read_metrics`), keyed by run name.
         x: the horizontal axis; all: three axes side by side.
@@ -143,53 +151,149 @@ def losses(
         UserError: if there are no runs, a run has no losses, or the axis does not exist.
     """
     from matplotlib.lines import Line2D
-    from matplotlib.ticker import EngFormatter
 
-    if x not in (choices := ("all", *AXES)):
+    choices = ("all", *AXES)
+    if x not in choices:
         raise UserError(f"no axis {x!r}{did_you_mean(str(x), choices)}: choose from {', '.join(choices)}")
-    curves = {name: (_column(lines, "loss"), _column(lines, "val_loss")) for name, lines in runs.items()}
-    if empty := [name for name, (train, val) in curves.items() if not train.size + val.size]:
-        raise UserError(f"{empty[0]} has no losses to draw: its metrics.jsonl has no line with a loss")
     if not runs:
         raise UserError("no runs to draw: pass the metrics of at least one run")
-    longest = max(_column(lines, "elapsed_seconds")[1].max(initial=0) for lines in runs.values())
-    divide, unit = next((n, unit) for n, unit in UNITS if longest > 2 * n or n == 1)
-    styles = itertools.cycle(itertools.product(("-", "--", ":", "-."), RUNS))
-    looks: dict[str, Any] = {name: {"ls": dash, "c": color} for name, (dash, color) in zip(runs, styles, strict=False)}
+    curves = {name: Curves.of(lines) for name, lines in runs.items()}
+    for name, curve in curves.items():
+        if not curve.training.size + curve.partial.size + curve.full.size:
+            raise UserError(f"{name} has no losses to draw: its metrics.jsonl has no line with a loss")
+
+    # Every run has a color; after eight runs, the colors repeat with another dash.
+    looks: dict[str, dict[str, Any]] = {}
+    for name, (dash, color) in zip(
+        runs, itertools.cycle(itertools.product(("-", "--", ":", "-."), RUNS)), strict=False
+    ):
+        looks[name] = {"ls": dash, "c": color}
+    changes = _changes(runs)
+
+    # One panel for each kind of axis.
     kinds = list(AXES) if x == "all" else [x]
     figure = new_figure(4.0 * len(kinds) + (3.4 if len(kinds) == 1 else 1.0), 4.2)
     panels: list[Axes] = list(figure.subplots(1, len(kinds), sharey=True, squeeze=False)[0])
+    divide, unit = _time_unit(runs)
     for axes, kind in zip(panels, kinds, strict=True):
-        for name, (train, val) in curves.items():
-            look, place = looks[name], partial(_place, runs[name], kind, divide if kind == "seconds" else 1)
-            axes.plot(place(train[0]), train[1], **look, **(TRAINING if val.size else {"linewidth": 1}))
-            axes.plot(place(val[0]), val[1], **look, **VALIDATION)
-            # Mark the steps at which a resumed run changed settings.
-            changed = {line["step"]: line["changed"] for line in runs[name] if line.get("changed")}
-            for step, settings in changed.items():
-                text = ", ".join(f"{setting.rpartition('.')[2]} {new}" for setting, (_, new) in settings.items())
-                axes.axvline(place(step), color=look["c"], linewidth=0.8, linestyle=":", zorder=0.5)
-                axes.annotate(
-                    drawable(text), (place(step), 1), xycoords=("data", "axes fraction"), xytext=(2, -2),
-                    textcoords="offset points", rotation=90, va="top", fontsize=7, color=GRAY,
-                )  # fmt: skip
-            if val.size and len(curves) == 1:
-                step, loss = val[:, val[1].argmin()]
-                axes.annotate(f"{loss:.3f}", (place(step), loss), (0, 8), textcoords="offset points", ha="center")
-        axes.set_xlabel(f"time ({unit})" if kind == "seconds" else kind)
-        if kind == "tokens":
-            axes.xaxis.set_major_formatter(EngFormatter(sep=" "))
-        axes.grid(alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.margins(x=0.02)
+        for name, curve in curves.items():
+            place = partial(_place, runs[name], kind, divide if kind == "seconds" else 1)
+            _draw_run(axes, curve, place, looks[name], labeled=len(curves) == 1)
+        for number, change in enumerate(changes, 1):
+            place = partial(_place, runs[change.run], kind, divide if kind == "seconds" else 1)
+            _mark_change(axes, number, place(change.step), looks[change.run]["c"])
+        _style_axes(axes, kind, unit)
         draw_baselines(axes, baselines or {}, labels=axes is panels[-1])
     panels[0].set(ylabel="loss (nats per token)", title=drawable(title))
-    names, handles = list(map(drawable, runs)), [Line2D([], [], **looks[name]) for name in runs]
-    if any(train.size and val.size for train, val in curves.values()):
+
+    names = list(map(drawable, runs))
+    handles = [Line2D([], [], **looks[name]) for name in runs]
+    if any(curve.training.size and curve.partial.size + curve.full.size for curve in curves.values()):
         names += ["training (single batch)", "validation"]
         handles += [Line2D([], [], color=GRAY, **look) for look in (TRAINING, VALIDATION)]
-    figure.legend(handles, names, loc="outside upper left", ncols=min(len(names), 4))
+    if any(curve.partial.size and curve.full.size for curve in curves.values()):
+        names.append("validation, most windows")
+        handles.append(Line2D([], [], color=GRAY, **FULL))
+    for number, change in enumerate(changes, 1):
+        names.append(drawable(f"{number}: step {change.step:,}, {change.text}"))
+        handles.append(Line2D([], [], color=looks[change.run]["c"], **CHANGE))
+    figure.legend(handles, names, loc="outside upper left", ncols=min(len(names), 2 if changes else 4))
     return figure
+
+
+class Curves(NamedTuple):
+    """The losses of a run, each steps and values `[2, n]`.
+
+    Attributes:
+        training: training losses.
+        partial: validation losses on fewer windows than `full`.
+        full: validation losses on the largest number of windows in the run: only these are comparable with each other.
+    """
+
+    training: np.ndarray
+    partial: np.ndarray
+    full: np.ndarray
+
+    @staticmethod
+    def of(lines: Sequence[Mapping[str, Any]]) -> Curves:
+        """Read the losses from the lines of metrics.jsonl."""
+        full = full_evaluations(lines)
+        steps = {line["step"] for line in full}
+        partial = [line for line in lines if line["step"] not in steps]
+        return Curves(_column(lines, "loss"), _column(partial, "val_loss"), _column(full, "val_loss"))
+
+
+class Change(NamedTuple):
+    """The settings that a resumed run changed at a step."""
+
+    run: str
+    step: int
+    text: str
+
+
+def full_evaluations(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the lines with a validation loss on the largest number of windows in the run.
+
+    With `train.eval_windows`, evaluations before the last use fewer windows, so their losses differ for this reason alone.
+    """
+    evaluated = [line for line in lines if isinstance(line.get("val_loss"), (int, float))]
+    most = max((line.get("val_windows", 0) for line in evaluated), default=0)
+    return [line for line in evaluated if line.get("val_windows", 0) == most]
+
+
+def _draw_run(axes: Axes, curve: Curves, place: Callable[[Any], Any], look: Mapping[str, Any], labeled: bool) -> None:
+    """Draw the losses of a run; with `labeled`, write the lowest comparable validation loss beside its point."""
+    validated = curve.partial.size + curve.full.size
+    axes.plot(place(curve.training[0]), curve.training[1], **look, **(TRAINING if validated else {"linewidth": 1}))
+    if curve.partial.size:
+        axes.plot(place(curve.partial[0]), curve.partial[1], **look, **VALIDATION)
+        axes.plot(place(curve.full[0]), curve.full[1], color=look["c"], **FULL)
+    else:
+        axes.plot(place(curve.full[0]), curve.full[1], **look, **VALIDATION)
+    if curve.full.size and labeled:
+        step, loss = curve.full[:, curve.full[1].argmin()]
+        axes.annotate(f"{loss:.3f}", (place(step), loss), (0, 8), textcoords="offset points", ha="center")
+
+
+def _changes(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Change]:
+    """List the changes of settings of all runs, the last at each step."""
+    changes: dict[tuple[str, int], Change] = {}
+    for name, lines in runs.items():
+        for line in lines:
+            if line.get("changed"):
+                settings = line["changed"].items()
+                text = ", ".join(f"{setting.rpartition('.')[2]} {new}" for setting, (_, new) in settings)
+                changes[name, line["step"]] = Change(name, line["step"], text)
+    return list(changes.values())
+
+
+def _mark_change(axes: Axes, number: int, x: float, color: str) -> None:
+    """Draw a numbered vertical line where a resumed run changed settings; the legend has the text."""
+    axes.axvline(x, color=color, zorder=0.5, **CHANGE)
+    axes.annotate(
+        str(number), (x, 1), xycoords=("data", "axes fraction"), xytext=(2, -2), textcoords="offset points",
+        va="top", fontsize=7, color=GRAY,
+    )  # fmt: skip
+
+
+def _style_axes(axes: Axes, kind: str, unit: str) -> None:
+    from matplotlib.ticker import EngFormatter
+
+    axes.set_xlabel(f"time ({unit})" if kind == "seconds" else kind)
+    if kind == "tokens":
+        axes.xaxis.set_major_formatter(EngFormatter(sep=" "))
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.margins(x=0.02)
+
+
+def _time_unit(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> tuple[int, str]:
+    """Return the seconds and the name of the largest unit of which the longest run has more than two."""
+    longest = max(_column(lines, "elapsed_seconds")[1].max(initial=0) for lines in runs.values())
+    for seconds, unit in UNITS:
+        if longest > 2 * seconds:
+            return seconds, unit
+    return UNITS[-1]
 
 
 def save(figure: Figure, path: Path) -> None:

@@ -105,14 +105,39 @@ def test_losses_against_steps_tokens_and_time() -> None:
     assert [text.get_text() for text in alone] == ["a"], "no validation losses to tell apart"
     names = plot.losses({"_a": LINES, "_b": LINES[:10], "__": LINES}).legends[0].get_texts()
     assert [text.get_text() for text in names] == ["_a", "_b", "__", *kinds]
-    changed = {"step": 5, "changed": {"optim.learning_rate": [0.1, 0.01], "train.steps": [9, 10]}}
-    marked = plot.losses({"a": [*LINES, changed, {"step": 7, "changed": {}}]})
-    assert [axes.texts[0].get_text() for axes in marked.axes] == ["learning_rate 0.01, steps 10"] * 3
     hours = plot.losses(
         {"a": [line | {"elapsed_seconds": 3600.0 * (line["step"] + 1)} for line in LINES[:10]]}, "seconds"
     )
     assert hours.axes[0].get_xlabel() == "time (hours)"
     assert hours.axes[0].lines[0].get_xdata().tolist() == list(range(10))
+
+
+def test_changed_settings_are_numbered_and_explained_in_the_legend() -> None:
+    first = {"step": 5, "changed": {"optim.learning_rate": [0.1, 0.01], "train.steps": [9, 10]}}
+    second = {"step": 7, "changed": {"train.batch_size": [8, 4]}}
+    figure = plot.losses({"a": [*LINES, first, {"step": 6, "changed": {}}, second]})
+    for axes in figure.axes:
+        assert [text.get_text() for text in axes.texts if text.get_text().isdigit()] == ["1", "2"]
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert legend[-2:] == ["1: step 5, learning_rate 0.01, steps 10", "2: step 7, batch_size 4"]
+
+
+# A run with train.eval_windows: five windows, and all windows at the last step.
+PARTIAL = [
+    {"step": 250, "val_loss": 1.2, "val_windows": 5},
+    {"step": 500, "val_loss": 1.1, "val_windows": 5},
+    {"step": 750, "val_loss": 1.45, "val_windows": 100},
+]
+
+
+def test_evaluations_on_fewer_windows_are_a_separate_curve() -> None:
+    figure = plot.losses({"a": PARTIAL}, "step")
+    [axes] = figure.axes
+    curves = {line.get_marker(): line for line in axes.lines if len(line.get_xdata())}
+    assert curves["o"].get_xdata().tolist() == [250, 500]
+    assert (curves["D"].get_xdata().tolist(), curves["D"].get_linestyle()) == ([750], "None")
+    assert [text.get_text() for text in axes.texts] == ["1.450"]
+    assert figure.legends[0].get_texts()[-1].get_text() == "validation, most windows"
 
 
 @pytest.mark.parametrize(
@@ -146,6 +171,18 @@ def test_the_table_of_runs_shows_what_differs() -> None:
     assert rows[1] == ["a", "3.1000", f"{3.1 / np.log(2) / 4:.4f}", "10", "0.1"]
     many = {name: {f"s{i}": name for i in range(9)} for name in metrics}
     assert table(many, metrics, none).splitlines()[-1] == "further settings that differ: s6, s7, s8"
+
+
+def test_the_table_compares_losses_on_the_most_windows_only() -> None:
+    whole = [{"step": step, "val_loss": loss, "val_windows": 100} for step, loss in ((250, 1.5), (500, 1.4))]
+    settings = dict.fromkeys(("partial", "whole"), {"same": 1})
+    unknown = dict.fromkeys(settings, 0.0)
+    rows = [line.split() for line in table(settings, {"partial": PARTIAL, "whole": whole}, unknown).splitlines()]
+    assert rows == [["run", "val", "loss", "step"], ["whole", "1.4000", "500"], ["partial", "1.4500", "750"]]
+    stopped = {"partial": PARTIAL[:2], "whole": whole}
+    rows = [line.split() for line in table(settings, stopped, unknown).splitlines()]
+    assert rows[0] == ["run", "val", "loss", "windows", "step"]
+    assert rows[1] == ["partial", "1.1000", "5", "500"]
 
 
 def test_the_command_draws_runs() -> None:
