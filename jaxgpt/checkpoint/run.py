@@ -23,7 +23,7 @@ from pathlib import Path
 from jaxgpt.config import Config, from_json, to_json
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokenizer_files import GENERATION, TEMPLATE, TOKENIZER, load_tokenizer, save_tokenizer
-from jaxgpt.errors import UserError, did_you_mean, reported
+from jaxgpt.errors import UserError, nearest, reported
 from jaxgpt.files import LOCK, read_bytes, sole_writer, write_atomically
 
 NEW, REPLACED = ".new", ".replaced"
@@ -92,8 +92,16 @@ def runs_near(path: Path) -> str:
     """Return a hint for a path without a run: a similar run, otherwise the newest runs, or ""."""
     directories = {file.parent for home in (path.parent, Path("runs")) for file in home.glob("*/config.json")}
     found = [run for run in directories if (run / "checkpoints").is_dir()]
-    runs = [str(run) for run in sorted(found, key=lambda run: -(run / "config.json").stat().st_mtime)]
-    return did_you_mean(str(path), runs) or (f" (existing runs: {', '.join(runs[:5])})" if runs else "")
+    newest = sorted(found, key=lambda run: -(run / "config.json").stat().st_mtime)
+
+    # Compare names without their directory: runs/a and runs/b have little in common.
+    similar = nearest(path.name, [run.name for run in newest])
+    if similar:
+        run = next(run for run in newest if run.name == similar[0])
+        return f" (did you mean {run}?)"
+    if newest:
+        return f" (existing runs: {', '.join(map(str, newest[:5]))})"
+    return ""
 
 
 @contextmanager

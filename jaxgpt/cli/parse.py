@@ -26,6 +26,10 @@ COMMANDS = (
     *("data prepare", "data report"),
 )
 
+# Options that other programs have for the choice of devices.
+DEVICE_OPTIONS = ("--platform", "--device", "--devices", "--accelerator", "--gpu", "--gpus", "--cpu", "--tpu")
+DEVICE_HINT = "JAX chooses the devices: set the environment variable JAX_PLATFORMS to cpu, cuda or tpu"
+
 
 class Settings(TypedDict, total=False):
     """The settings on a command line, keyed by dotted name: {"train.steps": 10}.
@@ -64,13 +68,15 @@ def parse(words: Sequence[str]) -> tuple[Callable[..., Any], BoundArguments]:
     try:
         return app.parse_args(words, exit_on_error=False, print_error=False)[:2]
     except CycloptsError as e:
-        name, e.command_chain = " ".join(["jaxgpt", *(e.command_chain or ())]), ()
+        name = " ".join(["jaxgpt", *(e.command_chain or ())])
+        e.command_chain = ()  # otherwise its text begins with the command
         reason = one_line(e)
         if isinstance(e, UnknownOptionError):
             # cyclopts compares complete names, so it would suggest --train.steps for --train.dtype.
             option = (e.token.keyword or e.token.value).partition("=")[0].replace("_", "-")
             known = [each for argument in e.argument_collection for each in argument.names]
-            reason = f"Unknown option: {option}{similar_setting(option, known)}."
+            hint = f" ({DEVICE_HINT})" if option in DEVICE_OPTIONS else similar_setting(option, known)
+            reason = f"Unknown option: {option}{hint}."
         raise UserError(f"{reason} See {name} --help.") from None
 
 

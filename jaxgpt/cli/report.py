@@ -30,6 +30,7 @@ from jaxgpt.trainer.evaluation import Evaluation, Result
 from jaxgpt.trainer.program import Program
 from jaxgpt.trainer.report import Outcome, Report
 
+QUOTES = set("'\"`\\$!")  # characters that make a word hard to read in a command; such words are skipped
 LINE, WORDS, LETTERS = 256, 4, 40  # maxima: tokens decoded to find a line; words and characters of the default prompt
 PLOT_EVERY = 30.0  # minimum seconds between drawings of loss.png during a run; each takes 0.1 s
 
@@ -222,6 +223,7 @@ def first_prompt(config: Config, tokenizer: Tokenizer, split: Split) -> list[int
         lines = tokenizer.decode(ids[ids != tokenizer.eos_id]).split("\n")
         # Skip the first line if possible: it may be incomplete.
         words = next((line.split() for line in lines[1:] if line.strip()), lines[0].split())
+        words = [word for word in words if not QUOTES.intersection(word)] or words
         prompt = " ".join(words[:WORDS])[:LETTERS]
     encoded = tokenizer.encode(prompt).tolist()
     return encoded if len(encoded) <= context else encoded[: max(context // 2, 1)]

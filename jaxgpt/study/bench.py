@@ -200,6 +200,7 @@ def _decode(program: Program, bandwidth: float) -> dict[str, Any]:
         params = init()
     dtype = program.config.train.compute_dtype
     weights = map_matrices(lambda w: w.astype(dtype), quantize(params, config, "float32"), config)
+    del params  # memory holds only the weights that decoding reads
     ops = of_device(program.mesh.devices.flat[0], dtype)
     sampler = Sampler(GPT(config, ops), SamplingParams(temperature=0))
     prompt = min(PROMPT, config.block_size // 2)

@@ -30,6 +30,7 @@ train --vocab-size 3 -> did you mean --model.vocab-size or --data.vocab-size
 train --train.stepz=1 -> did you mean --train.steps
 train --lr=1 -> Unknown option: --lr (did you mean --learning-rate?)
 train -x -> -x
+train --platform gpu -> Unknown option: --platform (JAX chooses the devices: set the environment variable JAX_PLATFORMS
 train a b -> 'b'
 train --data.path '' -> --data.path is empty (an unset variable?): set it, or omit it
 sample x --stop-ids 1 x -> --stop-ids must be an integer, not 'x'

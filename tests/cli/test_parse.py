@@ -157,6 +157,7 @@ def test_a_missing_run_names_those_that_exist() -> None:
         assert "runs/first" in said
         assert "runs/second" in said
     assert "(did you mean runs/second?)" in jaxgpt("eval", "runs/secnd").err
+    assert "did you mean" not in jaxgpt("eval", "runs/nope").err
 
 
 def test_the_name_of_a_preset_means_the_preset() -> None:
