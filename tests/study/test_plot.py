@@ -175,7 +175,7 @@ def test_the_table_of_runs_shows_what_differs() -> None:
 
 def test_the_table_compares_losses_on_the_most_windows_only() -> None:
     whole = [{"step": step, "val_loss": loss, "val_windows": 100} for step, loss in ((250, 1.5), (500, 1.4))]
-    settings = dict.fromkeys(("partial", "whole"), {"same": 1})
+    settings = {name: {"same": 1} for name in ("partial", "whole")}
     unknown = dict.fromkeys(settings, 0.0)
     rows = [line.split() for line in table(settings, {"partial": PARTIAL, "whole": whole}, unknown).splitlines()]
     assert rows == [["run", "val", "loss", "step"], ["whole", "1.4000", "500"], ["partial", "1.4500", "750"]]
