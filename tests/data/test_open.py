@@ -75,7 +75,8 @@ def test_every_kind_obeys_the_laws_of_data(kind: str) -> None:
         ids = rows[..., :2]
         assert -1 <= ids.min() <= ids.max() < found.tokenizer.vocab_size
         assert len(split.take(0, len(split))) == len(split)
-    assert Batches.of(config, found.train).at(3).shape == (config.train.batch_size, *rows.shape[1:])
+    batch = Batches.of(config, found.train).at(3)
+    assert batch[:].shape == (config.train.batch_size, *rows.shape[1:])
     again = open_data(config, found.tokenizer)
     assert again.facts() == found.facts()
     assert again.source == found.source
