@@ -44,7 +44,7 @@ def load_conversations(
         UserError: if the file cannot be read, a line is not a conversation, or no conversation remains.
     """
     source, size = tokenizer.special.chat_template, block_size + 1
-    template = ChatTemplate(source, tokenizer.special.names, DATE) if source else None
+    template = ChatTemplate(source, tokenizer.special.variables, DATE) if source else None
     conversations, sha256 = read_conversations(path, tokenizer, template, progress)
     used = [each for each in conversations if each.is_target[1:size].any()]
     kept = [Conversation(ids[:size], is_target[:size]) for ids, is_target in used]

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from jaxgpt.data.tokenizer import Tokenizer
-from jaxgpt.data.tokenizer_files import load_tokenizer
+from jaxgpt.data.tokenizer_files import load_saved_tokenizer
 from jaxgpt.data.tokens import HEADER, LLMC
 from jaxgpt.errors import UserError
 from jaxgpt.files import read_json, sha256_file, write_json
@@ -146,7 +146,7 @@ def saved_tokenizer(directory: Path, index: Mapping[str, Any]) -> Tokenizer:
     path = directory / TOKENIZER_FILE
     if not path.is_file() or sha256_file(path) != index["tokenizer"]["sha256"]:
         raise UserError(f"{path} is missing or does not match {INDEX}: prepare the data in an empty directory")
-    return load_tokenizer(path)
+    return load_saved_tokenizer(path)
 
 
 def check_files(directory: Path, index: Mapping[str, Any], checksums: bool = False) -> None:

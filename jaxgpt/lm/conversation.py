@@ -47,7 +47,7 @@ class Chat:
                 f"{lm.source or 'the model'} has no chat template: import an instruction-tuned model, or continue "
                 f"text with jaxgpt sample RUN --prompt TEXT"
             )
-        self._template = ChatTemplate(special.chat_template, special.names)
+        self._template = ChatTemplate(special.chat_template, special.variables)
         self._lm = for_decoding(lm)
         self._state: SamplerState | None = None  # state after the last piece; None: nothing to reuse
         self.messages = check_messages(messages) if messages else []

@@ -10,8 +10,8 @@ import jaxgpt
 from jaxgpt.checkpoint.run import Run, write_settings
 from jaxgpt.cli import main
 from jaxgpt.convert.models import export_model, import_model
-from jaxgpt.data.tokenizer import SpecialTokens
-from jaxgpt.data.tokenizer_files import load_tokenizer, make_tokenizer, read_special_tokens
+from jaxgpt.data.special import SpecialTokens, read_special_files
+from jaxgpt.data.tokenizer_files import load_tokenizer, make_tokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.lm.arguments import encode_prompt, start_ids
 
@@ -111,7 +111,7 @@ def test_every_way_of_generating_ends_there(folders):
 def test_generation_config_comes_before_config(tmp_path, generation, config, expected):
     folder = source_folder(tmp_path / "hf", generation_config=generation, config=config)
     values = json.loads((folder / "config.json").read_text())
-    assert read_special_tokens(folder, values).end_ids == expected
+    assert read_special_files(folder, values).tokens.end_ids == expected
 
 
 def test_the_first_token_is_added_where_the_tokenizer_says_so_and_never_twice(folders):
@@ -166,6 +166,28 @@ def test_export_writes_back_what_was_read(folders, tmp_path):
     assert transformers.GenerationConfig.from_pretrained(tmp_path / "out").eos_token_id == [END, 2]
 
 
+def test_tokens_of_the_map_are_the_same_in_transformers_after_export(tmp_path):
+    """Names, tokens without names and named templates, from the files that transformers 4 wrote."""
+    transformers = pytest.importorskip("transformers")
+    names = {"bos_token": "<s>", "eos_token": {"content": "<|im_end|>", "lstrip": False}, "sep_token": "</s>"}
+    source = source_folder(
+        tmp_path / "hf",
+        tokenizer_config={"tokenizer_class": "PreTrainedTokenizerFast", "image_token": "<|im_start|>"},
+        special_tokens_map=names | {"additional_special_tokens": ["<|im_start|>"]},
+    )
+    (source / "additional_chat_templates").mkdir()
+    (source / "additional_chat_templates" / "rag.jinja").write_text("{{ sep_token }}")
+    import_model(source, tmp_path / "run")
+    export_model(tmp_path / "run", tmp_path / "out")
+    one, two = (transformers.AutoTokenizer.from_pretrained(folder) for folder in (source, tmp_path / "out"))
+    assert two.special_tokens_map == one.special_tokens_map
+    assert two.extra_special_tokens == one.extra_special_tokens == ["<|im_start|>"]
+    assert two.chat_template == one.chat_template
+    text = "<s>a b<|im_start|>c</s><|im_end|>"
+    assert two(text).input_ids == one(text).input_ids
+    assert jaxgpt.load(tmp_path / "run").tokenizer.special.names == one.special_tokens_map
+
+
 BAD = {
     "an id": ({"generation_config": {"eos_token_id": "2"}}, "eos_token_id must be an integer or a list"),
     "a list of ids": ({"generation_config": {"eos_token_id": [2, 0.5]}}, "eos_token_id must be an integer or a list"),
@@ -193,10 +215,10 @@ def test_a_bad_template_is_refused(tmp_path, template):
     source = source_folder(tmp_path / "hf", tokenizer_config={"chat_template": template})
     (source / "chat_template.jinja").unlink()
     with pytest.raises(UserError, match="chat_template must be a string"):
-        read_special_tokens(source)
+        read_special_files(source)
     (source / "chat_template.jinja").write_bytes(b"\xff")
     with pytest.raises(UserError, match="not UTF-8"):
-        read_special_tokens(source)
+        read_special_files(source)
 
 
 @pytest.mark.ci
