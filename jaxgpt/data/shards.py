@@ -184,6 +184,14 @@ def prepared_tokenizer(path: Path, given: Tokenizer | None = None) -> Tokenizer 
     return given or own
 
 
+def prepared_bos(path: Path) -> tuple[int, ...] | None:
+    """Return the beginning-of-text ids of each document of a prepared directory; None for any other path."""
+    index = read_index(path) if path.is_dir() else None
+    if index is None:
+        return None
+    return tuple(index["settings"].get("bos_ids", ()))  # jaxgpt 0.1.0 wrote none
+
+
 def same_ids(a: Tokenizer, b: Tokenizer) -> bool:
     """Return whether two tokenizers have equal vocabularies and merges, and encode a probe text equally."""
     one, other = (json.loads(each.to_json())["model"] for each in (a, b))

@@ -188,6 +188,53 @@ def test_tokens_of_the_map_are_the_same_in_transformers_after_export(tmp_path):
     assert jaxgpt.load(tmp_path / "run").tokenizer.special.names == one.special_tokens_map
 
 
+@pytest.mark.parametrize(("rule", "start"), [("auto", True), ("no", False)])
+def test_the_loss_of_a_text_is_that_of_windows_that_begin_with_the_token(folders, tmp_path, capsys, rule, start):
+    transformers = pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    source, run = folders
+    (tmp_path / "a.txt").write_text("ab a b ba ab\n" * 20)
+    assert main(["eval", str(run), "--data.path", str(tmp_path / "a.txt"), "--data.bos", rule, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
+    ids = load_tokenizer(source).encode((tmp_path / "a.txt").read_text())
+    T, losses = LLAMA.block_size, []
+    for k in range(0, len(ids) - T, T):
+        inputs, targets = ids[k : k + T].tolist(), ids[k + 1 : k + T + 1].tolist()
+        if start:
+            inputs[0] = 1
+        with torch.no_grad():
+            logits = model(torch.tensor([inputs])).logits[0]
+        losses.append(torch.nn.functional.cross_entropy(logits, torch.tensor(targets)).item())
+    assert result["windows"] == len(losses)
+    assert result["loss"] == pytest.approx(sum(losses) / len(losses), abs=1e-4)
+    assert f"; {'' if start else 'no '}<s> at the start of each window" in result["text"]
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(("rule", "prompt"), [("auto", [1]), ("no", [])])
+def test_a_fine_tuned_run_keeps_the_rule_for_its_prompts(folders, tmp_path, rule, prompt):
+    (tmp_path / "a.txt").write_text("ab a b ba ab\n" * 20)
+    words = [
+        "train",
+        "finetune",
+        "--init-from",
+        str(folders[1]),
+        "--data.path",
+        str(tmp_path / "a.txt"),
+        "--data.bos",
+        rule,
+    ]
+    size = ["--train.steps", "1", "--train.batch-size", "1", "--data.window", "8", "--train.sample-tokens", "0"]
+    assert main([*words, *size, "--out", str(tmp_path / "run")]) == 0
+    tokenizer = jaxgpt.load(tmp_path / "run").tokenizer
+    assert encode_prompt(tokenizer, V, "a b") == [*prompt, *tokenizer.encode("a b")]
+    export_model(tmp_path / "run", tmp_path / "out")
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert theirs("a b").input_ids == encode_prompt(tokenizer, V, "a b")
+
+
 BAD = {
     "an id": ({"generation_config": {"eos_token_id": "2"}}, "eos_token_id must be an integer or a list"),
     "a list of ids": ({"generation_config": {"eos_token_id": [2, 0.5]}}, "eos_token_id must be an integer or a list"),

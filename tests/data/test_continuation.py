@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from jaxgpt.data.conversations import encode_conversation
-from jaxgpt.data.tokenizer import Tokenizer as OwnTokenizer
 from jaxgpt.data.tokenizer import SubwordTokenizer, encode_continuation
+from jaxgpt.data.tokenizer import Tokenizer as OwnTokenizer
 from jaxgpt.data.tokenizer_files import make_tokenizer
 
 TEXT = "Answer: hello hello, he said. The other's hall is here\n and there (2 of 3)\n\nhell: 10.5 or help me " * 20
