@@ -54,7 +54,8 @@ def test_every_way_to_generate_uses_them(plain: LM) -> None:
     assert jaxgpt.chat(model, HI, **N) == jaxgpt.chat(plain, HI, **N, **SETTINGS)
     names = [stage.name for stage in jaxgpt.explain(model, "ab").stages]
     assert names == [stage.name for stage in jaxgpt.explain(plain, "ab", **SETTINGS).stages]
-    assert jaxgpt.study.generate(model, "ab", **N)[1] == jaxgpt.generate(plain, "ab", **N, **SETTINGS)[0]
+    [wanted] = jaxgpt.generate(plain, "ab", **N, **SETTINGS)
+    assert jaxgpt.study.generate(model, "ab", **N).generation.ids == wanted.ids
 
 
 def test_a_given_setting_wins_and_all_settings_ignore_the_file(plain: LM) -> None:

@@ -168,7 +168,7 @@ def _begin(
 ) -> dict[str, Any]:
     """Read the index, or create it and delete .bin files. Parameters may change before the first piece.
 
-    The index records the ids that the parameter `bos` stands for; the index of jaxgpt 0.1.0, which wrote none, lacks them.
+    The index records the ids of the parameter `bos`. An index of jaxgpt 0.1.0 lacks them: its documents have no such ids.
     """
     settings: dict[str, Any] = {name: value for name, value in asdict(params).items() if name not in ANY_VALUE}
     settings["sources"] = [source._asdict() | {"files": len(source.files)} for source in sources]

@@ -1,4 +1,4 @@
-"""Special tokens of a model: the files of transformers that define them, next to tokenizer.json.
+"""Special tokens of a model, defined in transformers files next to tokenizer.json.
 
 generation_config.json      ids that begin and end a text; for ids that it lacks, config.json; defaults of sampling
 tokenizer_config.json       names of the tokens (`bos_token`, ...), further tokens, added tokens, the chat template
@@ -29,7 +29,7 @@ TEMPLATES = "additional_chat_templates"  # directory
 TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 EXTRA = "extra_special_tokens"  # named tokens of this model only; in files of transformers 5, also a list without names
 EXTRA_BEFORE_5 = "additional_special_tokens"  # a list of tokens without names
-OPTIONS = ("single_word", "lstrip", "rstrip", "normalized", "special")  # of added tokens
+OPTIONS = ("single_word", "lstrip", "rstrip", "normalized", "special")  # fields of an added token
 IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -105,7 +105,7 @@ class SpecialFiles(NamedTuple):
 
 
 def read_special_files(directory: Path, config: Mapping[str, Any] | None = None) -> SpecialFiles:
-    """Read the files of a directory that define special tokens, with the precedence of transformers.
+    """Read the files that define special tokens in a directory, with the same precedence as transformers.
 
     Args:
         directory: the directory of tokenizer.json; each file is optional.
@@ -159,7 +159,7 @@ class _Named(NamedTuple):
     """The tokens that a file defines."""
 
     by_name: dict[str, str | None]
-    fixed: dict[str, str | None]  # those of `by_name` that no other file replaces
+    fixed: dict[str, str | None]  # the part of `by_name` that no other file replaces
     extra: list[str] | None  # tokens without a name; None: the file has no such list
 
 

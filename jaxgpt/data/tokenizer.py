@@ -258,7 +258,7 @@ def encode_spans(tokenizer: Tokenizer, text: str, spans: Sequence[tuple[int, int
 def encode_continuation(tokenizer: Tokenizer, before: str | Ids, text: str) -> np.ndarray:
     """Encode the continuation of a text, so that the ids of both decode to their concatenation.
 
-    The ids are those of `text` in the concatenation, unless a token of the concatenation crosses the boundary. Encoded
+    The continuation has the same ids as in the concatenation, unless a token of the concatenation crosses the boundary. Encoded
     separately, `text` would begin with a space in tokenizers that prepend a space to every text (Llama 2, Mistral), and with
     a new word in WordPiece.
 

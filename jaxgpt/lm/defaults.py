@@ -12,7 +12,7 @@ from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.errors import UserError, short_repr
 
 NAMES = tuple(each.name for each in fields(SamplingParams))
-# Settings of transformers that change which tokens are sampled, with the values that have no effect.
+# Unsupported transformers settings that change the sampled tokens, with the values that have no effect.
 NOT_APPLIED: dict[str, tuple[Any, ...]] = {
     "typical_p": (1,),
     "epsilon_cutoff": (0,),
@@ -42,9 +42,10 @@ class SamplingDefaults(NamedTuple):
     ignored: dict[str, str]
 
     def note(self, given: Collection[str]) -> str:
-        """Return a line that lists the settings in use, if not `given`, and those that are ignored; "" if none."""
+        """Return a line with the settings in use and the ignored settings, except `given` ones; "" if there are none."""
         used = {name: value for name, value in self.values.items() if name not in given}
-        changed = [f"{name} {value:g}" for name, value in used.items() if value != getattr(SamplingParams(), name)]
+        own = vars(SamplingParams())
+        changed = [f"{name} {value:g}" for name, value in used.items() if value != own[name]]
         ignored = [f"{name} {why}" for name, why in self.ignored.items() if name not in given]
         parts = []
         if changed:
@@ -67,9 +68,11 @@ def sampling_defaults(tokenizer: Tokenizer) -> SamplingDefaults:
         if value is None:
             continue
         try:
-            values[name] = getattr(SamplingParams(**{name: value}), name)
+            checked = SamplingParams(**{name: value})
         except UserError as e:
             ignored[name] = f"{short_repr(value)} ({e})"
+            continue
+        values[name] = getattr(checked, name)
 
     do_sample = generation.get("do_sample")
     if do_sample is False:

@@ -58,8 +58,8 @@ def score(lm: LM, contexts: Prompts, continuations: Prompts, *, batch_tokens: in
     Args:
         lm: model.
         contexts: a string or ids, or a list of them; an empty string is the beginning of a text.
-        continuations: one for each context, a string or ids. A string continues the text of the context: its ids are those
-            in the joined text, unless a token of the joined text crosses the boundary.
+        continuations: one for each context, a string or ids. A string continues the text of the context and has the same
+            ids as in the joined text, unless a token of the joined text crosses the boundary.
         batch_tokens: maximum number of positions of a batch, at least one text.
 
     Raises:

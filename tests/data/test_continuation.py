@@ -99,7 +99,7 @@ def check(tokenizer: OwnTokenizer, before: str, text: str) -> None:
     first = tokenizer.encode(before)
     whole = tokenizer.decode(tokenizer.encode(before + text))
     rest = encode_continuation(tokenizer, before, text)
-    if "<unk>" in whole:  # WordPiece: an unknown word of which the parts are known
+    if "<unk>" in whole:  # WordPiece: an unknown word with known parts
         return
     assert tokenizer.decode([*first, *rest]) == whole
     if tokenizer.decode(first) == before:
