@@ -12,7 +12,8 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from jaxgpt.config import Config, DataConfig, ModelConfig, PrepareParams, from_json, to_json
-from jaxgpt.data import open_data
+from jaxgpt.data import cuts, open_data
+from jaxgpt.data import documents as documents_module
 from jaxgpt.data.bos import text_bos, with_bos
 from jaxgpt.data.conversations import encode_conversation
 from jaxgpt.data.prepare import prepare
@@ -109,6 +110,18 @@ def test_each_prepared_document_begins_with_the_token(form: Any, documents: list
     assert index["tokenizer"]["bos"] == "<s>"
     read = open_data(text_config(tmp_path / "out", folder, train_fraction=0.5)) if len(ids) > 60 else None
     assert read is None or read.source.endswith("; <s> before each document")
+
+
+def test_a_text_in_pieces_begins_with_the_token_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents_module, "BLOCK", 50)
+    monkeypatch.setattr(cuts, "PIECE", 20)
+    (tmp_path / "a.txt").write_text(TEXT)
+    folder = saved(byte_tokenizer(START), tmp_path / "tokenizer")
+    index = prepare(
+        [str(tmp_path / "a.txt")], tmp_path / "out", PrepareParams(str(folder), val_fraction=0.0, workers=1)
+    )
+    assert index["pieces"] > 5
+    assert index["splits"]["train"]["tokens"] == len([END, BOS, *TEXT])
 
 
 @pytest.mark.parametrize("rule", ["auto", "no", "yes"])

@@ -93,7 +93,7 @@ def templates(theirs: Any) -> Any:
     return {"default": source} if isinstance(source, str) else source
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", range(300))
 def test_any_combination_of_files_is_read_and_written_as_by_transformers(seed: int, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     source, target = tmp_path / "source", tmp_path / "target"
