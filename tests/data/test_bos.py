@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
+from jaxgpt.cli.report import first_prompt, without_bos
 from jaxgpt.config import Config, DataConfig, ModelConfig, PrepareParams, from_json, to_json
 from jaxgpt.data import cuts, open_data
 from jaxgpt.data import documents as documents_module
@@ -198,7 +199,7 @@ def test_settings_of_0_1_0_mean_the_ids_that_it_trained_on(data: dict[str, Any],
     assert from_json(json.dumps({"data": {"path": "a.txt"}})).data.bos == "auto"  # written by a person
 
 
-def without_bos(index: dict[str, Any]) -> dict[str, Any]:
+def of_0_1_0(index: dict[str, Any]) -> dict[str, Any]:
     """The index of jaxgpt 0.1.0."""
     del index["settings"]["bos_ids"], index["tokenizer"]["bos"]
     return index
@@ -212,7 +213,7 @@ def test_a_directory_of_0_1_0_is_read_and_continued_as_it_was_written(tmp_path: 
     index = prepare([str(source)], out, params)
     save_tokenizer(out, byte_tokenizer(START))  # 0.1.0 kept the tokenizer's rule
     index["tokenizer"]["sha256"] = sha256_file(out / "tokenizer.json")
-    write_index(out, without_bos(index))
+    write_index(out, of_0_1_0(index))
 
     data = open_data(text_config(out, folder))
     assert data.source.endswith("; no <s> before each document, unlike prompts")
@@ -247,3 +248,13 @@ def test_a_trained_bpe_has_no_beginning_of_text_token(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--bos yes: a trained bpe has no beginning-of-text token"):
         prepare([str(tmp_path / "a.txt")], tmp_path / "out", PrepareParams("bpe", bos="yes"))
     assert not (tmp_path / "out").exists()
+
+
+def test_the_sample_at_the_end_of_training_begins_as_the_command_that_is_printed(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(TEXT)
+    tokenizer = byte_tokenizer(START)
+    config = text_config(tmp_path / "a.txt", tmp_path)
+    config = replace(config, train=replace(config.train, prompt="the"))
+    ids = first_prompt(config, tokenizer, open_data(config, tokenizer).val)
+    assert ids == encode_prompt(tokenizer, tokenizer.vocab_size, "the") == [BOS, *tokenizer.encode("the")]
+    assert tokenizer.decode(without_bos(tokenizer, ids)) == "the"
