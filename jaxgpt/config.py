@@ -181,6 +181,9 @@ class DataConfig(Section):
     documents: Literal["flow", "mask", "pack"] = setting(
         "flow", "flow: concatenate; mask: attention and targets end at boundaries; pack: mask, split only if necessary"
     )
+    bos: Literal["auto", "yes", "no"] = setting(
+        "auto", "begin texts, pairs and prompts with the beginning-of-text token; auto: if the tokenizer prepends it"
+    )
 
     def check(self) -> Iterator[str]:
         if self.stride and (self.conversations or self.documents == "pack"):
@@ -429,6 +432,9 @@ class PrepareParams(Section):
     )
     shard_tokens: int = setting(100_000_000, "tokens in each shard of llm.c's format", 1)
     val_fraction: float = setting(0.005, "fraction of the documents for validation", 0.0, below=1.0)
+    bos: Literal["auto", "yes", "no"] = setting(
+        "auto", "beginning-of-text token before each document; auto: if the tokenizer prepends it"
+    )
     field: str = setting("text", "field or column with the text")
     workers: int = setting(0, "threads; 0: one for each core", 0, 4096)
     on_error: Literal["fail", "skip"] = setting("fail", "on unreadable documents: fail, or skip and count them")
@@ -564,10 +570,27 @@ def from_json(text: bytes | str, where: str = "config.json") -> Config:
     """
     values = parse_json(text, where)
     try:
-        config: Config = _build(Config, values)
+        config: Config = _build(Config, _with_bos(values))
     except UserError as e:
         raise UserError(f"{where}: {e}") from None
     return config
+
+
+def _with_bos(values: Any) -> Any:
+    """Add `data.bos` to the settings of a run of jaxgpt 0.1.0, which trained on texts without a beginning-of-text token.
+
+    Pairs had the token, and imported runs have no data, so `auto` is right for these. A file without all sections was not
+    written by jaxgpt.
+    """
+    if not isinstance(values, Mapping) or not {"model", "data", "optim", "train", "mesh"} <= values.keys():
+        return values
+    data = values["data"]
+    if not isinstance(data, Mapping) or "bos" in data:
+        return values
+    path = str(data.get("path", ""))
+    has_text = bool(path or data.get("mix") or data.get("dataset") != "none")
+    is_text = has_text and not path.lower().endswith((".jsonl", ".ndjson"))
+    return {**values, "data": {**data, "bos": "no" if is_text else "auto"}}
 
 
 def _build(cls: Any, values: Any) -> Any:

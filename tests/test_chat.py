@@ -25,7 +25,8 @@ from tokenizers import Tokenizer as HFTokenizer
 import jaxgpt
 from jaxgpt.cli import main
 from jaxgpt.config import SamplingParams
-from jaxgpt.data.tokenizer import ByteTokenizer, SpecialTokens, SubwordTokenizer
+from jaxgpt.data.special import SpecialTokens
+from jaxgpt.data.tokenizer import ByteTokenizer, SubwordTokenizer
 from jaxgpt.decoding.sampler import SamplerState
 from jaxgpt.errors import UserError
 from jaxgpt.lm import LM, Chat, engine

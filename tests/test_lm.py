@@ -17,7 +17,8 @@ import pytest
 
 import jaxgpt
 from jaxgpt.config import BeamParams, Config, MeshConfig, ModelConfig, SamplingParams, TextParams
-from jaxgpt.data.tokenizer import CharTokenizer, SpecialTokens, Tokenizer, WordTokenizer
+from jaxgpt.data.special import SpecialTokens
+from jaxgpt.data.tokenizer import CharTokenizer, Tokenizer, WordTokenizer
 from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.decoding import TokenBuffer
 from jaxgpt.decoding.sampler import decode_steps, prefill

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -9,12 +10,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from folders import llama_tokenizer
 from helpers import lm_of
 from hypothesis import given
 from hypothesis import strategies as st
+from test_lm import tiny
+from tokenizers import Tokenizer
 
 import jaxgpt
 from jaxgpt.config import MeshConfig
+from jaxgpt.data.tokenizer import SubwordTokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.kernels import best
 from jaxgpt.lm import LM
@@ -148,3 +153,19 @@ def test_bfloat16_scores_are_float32(lm: LM) -> None:
     [exact] = jaxgpt.score(lm, "1 2", [[3, 4]])
     assert score.log_p.dtype == np.float32
     np.testing.assert_allclose(score.log_p, exact.log_p, atol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("context", "continuation", "text"),
+    [("ab ", "ab", "ab ab"), ("a", "b", "ab"), ("a", " b", "a b"), ("", "ab", "ab")],
+)
+def test_a_continuation_has_no_space_and_no_start_of_its_own(context: str, continuation: str, text: str) -> None:
+    """The tokenizer prepends `<s>` and a space to each text, as in Llama 2."""
+    library = Tokenizer.from_str(json.dumps(llama_tokenizer(("<|x|>",))))
+    own = SubwordTokenizer(library)
+    [found] = jaxgpt.score(tiny(own), context, continuation)
+    assert own.decode([*own.encode(context), *found.ids]) == text
+    assert found.ids[0] not in own.bos_ids
+    if context:
+        [same] = jaxgpt.score(tiny(own), [[1, *own.encode(context).tolist()]], [found.ids])
+        np.testing.assert_allclose(same.log_p, found.log_p, atol=1e-6)

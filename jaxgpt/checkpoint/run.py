@@ -21,15 +21,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxgpt.config import Config, from_json, to_json
+from jaxgpt.data.special import ADDED, GENERATION, MAP, TEMPLATE, TEMPLATES, TOKENIZER
 from jaxgpt.data.tokenizer import Tokenizer
-from jaxgpt.data.tokenizer_files import GENERATION, TEMPLATE, TOKENIZER, load_tokenizer, save_tokenizer
+from jaxgpt.data.tokenizer_files import load_saved_tokenizer, save_tokenizer
 from jaxgpt.errors import UserError, nearest, reported
 from jaxgpt.files import LOCK, read_bytes, sole_writer, write_atomically
 
 NEW, REPLACED = ".new", ".replaced"
 # Files of a run. config.json is moved out first and moved in last: a directory with a config.json contains a complete run.
 NEEDED = ("config.json", "tokenizer.json", "checkpoints")
-FILES = (*NEEDED, GENERATION, TOKENIZER, TEMPLATE, "metrics.jsonl", "baselines.json", "loss.png")
+OF_TOKENIZER = (GENERATION, TOKENIZER, MAP, ADDED, TEMPLATE, TEMPLATES)
+FILES = (*NEEDED, *OF_TOKENIZER, "metrics.jsonl", "baselines.json", "loss.png")
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Run:
 
     def tokenizer(self) -> Tokenizer:
         """Read the tokenizer of the run."""
-        return load_tokenizer(self.path / "tokenizer.json")
+        return load_saved_tokenizer(self.path / "tokenizer.json")
 
     def exists(self) -> bool:
         """Return whether the directory contains a run; raise `UserError` if only `.replaced` contains a run."""

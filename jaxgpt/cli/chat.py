@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from jaxgpt.cli.output import note, print_json, progress
-from jaxgpt.cli.parse import FLAT, Checkpoint, Json, Seed, Weights
+from jaxgpt.cli.output import note, note_sampling, print_json, progress
+from jaxgpt.cli.parse import NO_SAMPLING, Checkpoint, GivenSampling, Json, Seed, Weights
 from jaxgpt.config import SEED, SamplingParams
 from jaxgpt.errors import UserError, reported
 from jaxgpt.files import write_atomically
@@ -38,7 +38,7 @@ def chat(
     weights: Weights = "float32",
     checkpoint: Checkpoint = "best",
     json: Json = False,
-    sampling: Annotated[SamplingParams, FLAT] = SamplingParams(),
+    sampling: GivenSampling = NO_SAMPLING,
 ) -> int:
     """Chat with a model that has a chat template, such as an imported instruction-tuned model.
 
@@ -55,15 +55,17 @@ def chat(
     """
     if json and not once:
         raise UserError("--json prints the answer to one message: pass the message with --once TEXT")
+    SamplingParams(**sampling)  # check the values before the model is read
     from jaxgpt.lm import Chat, load
 
     with progress("loading"):
         lm = load(run, checkpoint, weights)
     conversation = Chat(lm, [{"role": "system", "content": system}] if system else [])
+    note_sampling(lm, sampling)
 
     def answer(text: str, number: int = 0) -> Iterator[Any]:
         key = (seed + number) % 2**32  # the seed plus the number of previous answers
-        return conversation.answer(text, max_new_tokens=max_new_tokens, stop=stop, key=key, **vars(sampling))
+        return conversation.answer(text, max_new_tokens=max_new_tokens, stop=stop, key=key, **sampling)
 
     if json:
         *_, last = answer(once)

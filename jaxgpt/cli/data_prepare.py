@@ -61,7 +61,9 @@ def _facts(index: dict[str, Any]) -> dict[str, str | list[str]]:
         counts = f"{plural(part['documents'], 'document')}, {plural(part['tokens'], 'token')}"
         size = f"; {part['bytes'] / part['tokens']:.2f} bytes per token" if part["tokens"] else ""
         facts[split] = f"{counts} in {plural(len(part['shards']), 'shard')}{size}"
-    facts["tokenizer"] = f"{index['tokenizer']['name']}, {index['tokenizer']['vocab_size']:,} tokens"
+    tokenizer = index["tokenizer"]
+    bos = f"; {tokenizer['bos']} before each document" if tokenizer.get("bos") else ""
+    facts["tokenizer"] = f"{tokenizer['name']}, {tokenizer['vocab_size']:,} tokens{bos}"
     train, val = (index["splits"][split]["tokens"] for split in ("train", "val"))
     if val:
         few = f"; fewer than {MIN_WINDOWS} windows of {WINDOW:,} tokens: raise --val-fraction to compare runs by their loss"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -19,6 +19,7 @@ def eval(
     /,
     *,
     path: Annotated[str, Parameter(name="--data.path")] = "",
+    bos: Annotated[Literal["auto", "yes", "no"] | None, Parameter(name="--data.bos")] = None,
     weights: Annotated[
         Weights, Parameter(help="round the weights to this type and print the change in loss")
     ] = "float32",
@@ -34,6 +35,7 @@ def eval(
     Args:
         run: run to evaluate
         path: text, directory, token files or conversations; empty: the run's validation data or, without a split, training data
+        bos: begin each window of a text with the beginning-of-text token; by default, as in training
     """
     from jaxgpt.parallel.host import use_cores
 
@@ -48,7 +50,10 @@ def eval(
     with progress("loading") as activity:
         lm = load(run, checkpoint)
         activity.stage("tokenizing")
-        data = open_data(with_path(lm.config, path), lm.tokenizer, activity)
+        config = with_path(lm.config, path)
+        if bos:
+            config = replace(config, data=replace(config.data, bos=bos))
+        data = open_data(config, lm.tokenizer, activity)
         activity.stage("evaluating")
         # The run's mesh, attention kernel and rematerialization may need hardware that this machine lacks.
         train = replace(lm.config.train, attention="auto", remat="none")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from jaxgpt.cli.output import print_result, progress
-from jaxgpt.cli.parse import FLAT, Checkpoint, Count, Json, Seed, Special, Weights
+from jaxgpt.cli.output import note_sampling, print_result, progress
+from jaxgpt.cli.parse import NO_SAMPLING, Checkpoint, Count, GivenSampling, Json, Seed, Special, Weights
 from jaxgpt.config import SEED, SamplingParams
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ def explain(
     weights: Weights = "float32",
     checkpoint: Checkpoint = "best",
     json: Json = False,
-    sampling: Annotated[SamplingParams, FLAT] = SamplingParams(),
+    sampling: GivenSampling = NO_SAMPLING,
 ) -> int:
     """Show how the next token is sampled: the effect of each filter, and the random number.
 
@@ -38,6 +37,7 @@ def explain(
         prompt: text to continue; empty: start a new text
         show: maximum number of most probable tokens to list
     """
+    SamplingParams(**sampling)  # check the values before the model is read
     import numpy as np
 
     from jaxgpt.lm import explain as explain_token
@@ -48,7 +48,8 @@ def explain(
     with progress("loading"):
         lm = load(run, checkpoint, weights)
     ids = encode_prompt(lm.tokenizer, lm.config.model.vocab_size, prompt, special)
-    choice = explain_token(lm, ids or "", key=seed, **asdict(sampling))
+    note_sampling(lm, sampling)
+    choice = explain_token(lm, ids or "", key=seed, **sampling)
 
     def described(token: int) -> dict[str, Any]:
         text = TextStream(lm.tokenizer, 1, prompt=ids).add([token])

@@ -6,16 +6,19 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from json import dumps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import rich.console
 from rich.live import Live
 from rich.segment import Segment, Segments
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from jaxgpt.lm import LM
 
 ERROR_OF_DATA = "+- is the standard error over windows of text, excluding variation between seeds"
 DELAY = 2.0  # seconds before a command shows progress on a terminal
@@ -78,6 +81,15 @@ class Console(rich.console.Console):
 def note(text: str) -> None:
     """Print a line on standard error, separate from machine-readable output."""
     Console(stderr=True).write(f"jaxgpt: {text}")
+
+
+def note_sampling(lm: LM, given: Collection[str], unused: Collection[str] = ()) -> None:
+    """Print the sampling settings that the model recommends, if they are used, in one line."""
+    from jaxgpt.lm.defaults import sampling_defaults
+
+    line = sampling_defaults(lm.tokenizer).note({*given, *unused})
+    if line:
+        note(line)
 
 
 class Activity:

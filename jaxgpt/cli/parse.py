@@ -17,6 +17,7 @@ from cyclopts.argument import ArgumentCollection
 from cyclopts.validators import Number
 
 import jaxgpt
+from jaxgpt.config import SamplingParams
 from jaxgpt.errors import UserError, one_line
 from jaxgpt.presets import DEFAULT, PRESETS, preset
 from jaxgpt.settings import Section, check_text, similar_setting
@@ -38,6 +39,10 @@ class Settings(TypedDict, total=False):
     """
 
 
+class Sampling(TypedDict, total=False):
+    """The fields of `SamplingParams` on a command line; others come from the model, otherwise from `SamplingParams`."""
+
+
 def shown(default: Any) -> str | None:
     """Format the default of an option; None: do not show it, because it is empty, 0 or False."""
     return repr(default).strip("'") if default and default != ("",) else None
@@ -50,12 +55,21 @@ FLAT = Parameter(name="*")  # fields of a class as top-level options: --top-k
 ON = Parameter(negative_bool="no-")  # --no-NAME to turn the option off
 GivenSettings = Annotated[Settings, FLAT]
 NO_SETTINGS = Settings()
+GivenSampling = Annotated[Sampling, FLAT]
+NO_SAMPLING = Sampling()
 Json = Annotated[bool, Parameter(help="print one JSON object instead of text")]
 Checkpoint = Annotated[str, Parameter(help="checkpoint to load: best (lowest validation loss), last, or a step")]
 Weights = Annotated[Literal["float32", "bfloat16", "int8"], Parameter(help="precision of the weights in memory")]
 Seed = Annotated[int, Parameter(help="random seed", validator=Number(gte=0, lt=2**32))]
 Count = Annotated[int, Parameter(validator=Number(gte=0))]
 Special = Annotated[bool, Parameter(help="encode special tokens in the prompt, such as <|im_end|>, as their ids")]
+
+
+for _field in fields(SamplingParams):
+    Sampling.__annotations__[_field.name] = Annotated[
+        get_type_hints(SamplingParams)[_field.name],
+        Parameter(help=_field.metadata["help"], show_default=shown(_field.default) or False),
+    ]
 
 
 def parse(words: Sequence[str]) -> tuple[Callable[..., Any], BoundArguments]:

@@ -22,6 +22,7 @@ from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.files import write_json
 from jaxgpt.lm import LM, generate
+from jaxgpt.lm.arguments import encode_prompt
 from jaxgpt.model.scan import unstack_layers
 from jaxgpt.parallel.processes import gather_to_host, is_leader, process_count
 from jaxgpt.report.baselines import baselines, read_baselines
@@ -119,7 +120,7 @@ class TrainReport(Report):
         prompt = ""
         try:
             ids = first_prompt(self.program.config, self.data.tokenizer, self.data.val)
-            prompt = self.data.tokenizer.decode(ids)
+            prompt = self.data.tokenizer.decode(without_bos(self.data.tokenizer, ids))
             if params is not None:
                 with progress("compiling the sampler, and sampling"):
                     text = self._sample(params, ids)
@@ -206,7 +207,7 @@ class TrainReport(Report):
         if config.model.positions != "rope":
             tokens = min(tokens, config.model.block_size - max(len(ids), 1) + 1)
         [out] = generate(lm, [ids or ""], max_new_tokens=tokens, key=config.train.seed)
-        return tokenizer.decode([*ids, *out.ids])
+        return tokenizer.decode([*without_bos(tokenizer, ids), *out.ids])
 
 
 def first_prompt(config: Config, tokenizer: Tokenizer, split: Split) -> list[int]:
@@ -225,8 +226,14 @@ def first_prompt(config: Config, tokenizer: Tokenizer, split: Split) -> list[int
         words = next((line.split() for line in lines[1:] if line.strip()), lines[0].split())
         words = [word for word in words if not QUOTES.intersection(word)] or words
         prompt = " ".join(words[:WORDS])[:LETTERS]
-    encoded = tokenizer.encode(prompt).tolist()
+    encoded = encode_prompt(tokenizer, tokenizer.vocab_size, prompt)
     return encoded if len(encoded) <= context else encoded[: max(context // 2, 1)]
+
+
+def without_bos(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
+    """Return the ids of a prompt without the ids that `jaxgpt sample` prepends to it."""
+    bos = list(tokenizer.bos_ids)
+    return ids[len(bos) :] if ids[: len(bos)] == bos else ids
 
 
 def sample_command(run: Path, prompt: str) -> str:

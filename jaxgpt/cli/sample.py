@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from jaxgpt.cli.output import aligned, note, print_json, progress
-from jaxgpt.cli.parse import FLAT, Checkpoint, Json, Seed, Special, Weights
+from jaxgpt.cli.output import aligned, note, note_sampling, print_json, progress
+from jaxgpt.cli.parse import FLAT, NO_SAMPLING, Checkpoint, GivenSampling, Json, Seed, Special, Weights
 from jaxgpt.config import SEED, BeamParams, SamplingParams, TextParams
 from jaxgpt.errors import UserError
 
@@ -32,7 +32,7 @@ def sample(
     check_memorized: bool = False,
     json: Json = False,
     text: Annotated[TextParams, FLAT] = TextParams(),
-    sampling: Annotated[SamplingParams, FLAT] = SamplingParams(),
+    sampling: GivenSampling = NO_SAMPLING,
     beams: Annotated[BeamParams, FLAT] = BeamParams(),
 ) -> int:
     """Generate text from a run.
@@ -53,8 +53,10 @@ def sample(
         raise UserError(
             "--stream prints one sample: pass one --prompt, without --json, --num-beams and --num-return-sequences"
         )
+    SamplingParams(**sampling)  # check the values before the model is read
     from jaxgpt.lm import generate, load
     from jaxgpt.lm.arguments import encode_prompt
+    from jaxgpt.lm.generation import BEAMS_REJECT
 
     with progress("loading"):
         lm = load(run, checkpoint, weights)
@@ -62,7 +64,8 @@ def sample(
         with progress("tokenizing") as activity:
             data = _training_data(lm, run, checkpoint, activity)
     inputs = [encode_prompt(lm.tokenizer, lm.config.model.vocab_size, each, special) or "" for each in prompt]
-    settings: dict[str, Any] = asdict(text) | asdict(sampling) | {"key": seed}
+    settings: dict[str, Any] = asdict(text) | {"key": seed} | sampling
+    note_sampling(lm, sampling, () if beams.num_beams == 1 else BEAMS_REJECT)
     if stream:
         outs = [_stream(lm, prompt[0], inputs[0], settings)]
     else:

@@ -19,7 +19,8 @@ from jaxgpt.convert.options import Options
 from jaxgpt.convert.rope import write_rope
 from jaxgpt.convert.tensors import Format, WeightRow, matrix, norm
 from jaxgpt.data.cuts import LLAMA3
-from jaxgpt.data.tokenizer import SpecialTokens, SubwordTokenizer, byte_level, call_tokenizers
+from jaxgpt.data.special import SpecialTokens
+from jaxgpt.data.tokenizer import SubwordTokenizer, byte_level, call_tokenizers
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.ops.rotary import Llama3Scaling, rope_frequencies
 

@@ -13,14 +13,13 @@ from jaxgpt.convert.family import Family, canonical, engines
 from jaxgpt.convert.files import SECOND_COPY, SINGLE, Weights, check_new, new_directory
 from jaxgpt.convert.options import Options
 from jaxgpt.convert.tensors import Format, check_change, load_weights, probe_logits, save_weights
-from jaxgpt.data.tokenizer import SpecialTokens, Tokenizer
+from jaxgpt.data.special import IDS, SpecialTokens, read_special_files
+from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokenizer_files import (
     GPT2_REPO,
     GPT2_REVISION,
-    IDS,
     load_tokenizer,
     make_tokenizer,
-    read_special_tokens,
     save_tokenizer,
     without_ids_from,
 )
@@ -34,7 +33,7 @@ FAMILIES = {family.name: family for family in (gpt2.FAMILY, *OF_LLAMA, neox.FAMI
 
 PATTERNS = (
     "config.json generation_config.json adapter_config.json *.safetensors *.safetensors.index.json tokenizer.json "
-    "tokenizer_config.json chat_template.jinja"
+    "tokenizer_config.json special_tokens_map.json added_tokens.json chat_template.jinja additional_chat_templates/*.jinja"
 ).split()
 PINNED = {GPT2_REPO: GPT2_REVISION}
 ALIASES = {name: f"openai-community/{name}" for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")}
@@ -183,8 +182,9 @@ def _tokenizer(source: Path, named: str, model: ModelConfig, weights: Weights) -
         raise UserError(f"--tokenizer {named} is built from a text: pass the tokenizer.json that was built from it")
     if isinstance(weights, gguf.GgufWeights):
         return make_tokenizer(named, "", 0, model.vocab_size) if named else gguf.read_tokenizer(weights)
-    special = read_special_tokens(source, read_json(source / "config.json"))
+    config = read_json(source / "config.json")
     if named:
+        special = read_special_files(source, config).tokens
         tokenizer = make_tokenizer(named, "", 0, model.vocab_size)
         tokenizer.special = SpecialTokens(special.generation, tokenizer.special.tokenizer)
         return tokenizer
@@ -192,11 +192,9 @@ def _tokenizer(source: Path, named: str, model: ModelConfig, weights: Weights) -
     if not (source / "tokenizer.json").is_file():
         raise UserError(f"{source} has no tokenizer.json: {fix}")
     try:
-        tokenizer = load_tokenizer(source)
+        return load_tokenizer(source, config)
     except UserError as e:
         raise UserError(f"{e}; {fix}") from None
-    tokenizer.special = special
-    return tokenizer
 
 
 def _special_tokens(tokenizer: Tokenizer, block_size: int) -> SpecialTokens:

@@ -56,12 +56,17 @@ class ChatTemplate:
 
     Args:
         source: Jinja source.
-        variables: variables of the template in addition to `messages`: `bos_token`, `eos_token`, ...
+        variables: variables of the template in addition to `messages`: `bos_token`, `eos_token`, ...; empty: a token that
+            the tokenizer declares as null, rendered as empty text, unlike a token that it does not declare.
         date: date for templates that include it, such as `2024-07-26`; empty: today.
     """
 
     def __init__(self, source: str, variables: Mapping[str, str] | None = None, date: str = "") -> None:
-        self.source, self.variables, self.date = source, dict[str, Any](variables or {}), date
+        self.source, self.date = source, date
+        self.variables = dict[str, Any](variables or {})
+        for name, value in self.variables.items():
+            if value == "":
+                self.variables[name] = jinja2.Undefined(name=name)
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> Rendered:
         """Render a conversation.
@@ -125,7 +130,9 @@ class ChatTemplate:
     def _template(self) -> jinja2.Template:
         """The compiled template, with the tags, functions and filter that transformers provides."""
         extensions = [Generation, loopcontrols]
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=extensions, undefined=UndefinedToken
+        )
         environment.filters["tojson"] = _to_json
         environment.globals |= {"raise_exception": _raise, "strftime_now": self._strftime}
         return environment.from_string(self.source)
@@ -146,6 +153,23 @@ class Generation(Extension):
 
     def mark(self, caller: Any) -> str:
         return f"{MARK}{caller()}{MARK}"
+
+
+class UndefinedToken(jinja2.Undefined):
+    """An undefined variable: printing one named like a token (`eos_token`) is an error, testing whether it exists is not.
+
+    Jinja prints undefined variables as empty text, so conversations would lose the ends of their turns without notice.
+    """
+
+    def __str__(self) -> str:
+        name = str(self._undefined_name)
+        is_variable = self._undefined_obj is jinja2.utils.missing
+        if is_variable and name.endswith("_token"):
+            raise jinja2.UndefinedError(
+                f"it prints {name}, which is not a token of the tokenizer; add {name} to tokenizer_config.json, with null "
+                f"as its value for no text"
+            )
+        return super().__str__()
 
 
 def _raise(message: str) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from jaxgpt.data.chat_template import ChatTemplate, check_messages
 from jaxgpt.data.packing import Packed
 from jaxgpt.data.text import Progress, no_progress
-from jaxgpt.data.tokenizer import Tokenizer, encode_spans
+from jaxgpt.data.tokenizer import Tokenizer, encode_continuation, encode_spans
 from jaxgpt.data.tokens import Tokens
 from jaxgpt.errors import UserError, plural, reported, short_repr
 from jaxgpt.files import parse_json
@@ -44,7 +44,7 @@ def load_conversations(
         UserError: if the file cannot be read, a line is not a conversation, or no conversation remains.
     """
     source, size = tokenizer.special.chat_template, block_size + 1
-    template = ChatTemplate(source, tokenizer.special.names, DATE) if source else None
+    template = ChatTemplate(source, tokenizer.special.variables, DATE) if source else None
     conversations, sha256 = read_conversations(path, tokenizer, template, progress)
     used = [each for each in conversations if each.is_target[1:size].any()]
     kept = [Conversation(ids[:size], is_target[:size]) for ids, is_target in used]
@@ -128,10 +128,10 @@ def encode_conversation(value: Any, tokenizer: Tokenizer, template: ChatTemplate
 
 def _encode_pair(prompt: str, completion: str, tokenizer: Tokenizer) -> Conversation:
     before = tokenizer.encode(prompt).tolist()
-    whole = tokenizer.encode(tokenizer.separator.join((prompt, completion))).tolist()
-    # Some tokenizers prepend a space to each text, so the completion's ids are taken from the joined text if possible.
-    answer = whole[len(before) :] if whole[: len(before)] == before else tokenizer.encode(completion).tolist()
-    bos, end = list(tokenizer.bos_ids), [] if tokenizer.eos_id is None else [tokenizer.eos_id]
-    before = before if before[: len(bos)] == bos else bos + before
+    answer = encode_continuation(tokenizer, prompt, completion).tolist()
+    bos = list(tokenizer.bos_ids)
+    if before[: len(bos)] != bos:
+        before = bos + before
+    end = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
     ids = np.array([*before, *answer, *end], np.int32)
     return Conversation(ids, np.arange(len(ids)) >= len(before))

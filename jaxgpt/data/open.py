@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from jaxgpt.config import Config, DataConfig
+from jaxgpt.data.bos import describe, text_bos, with_bos
 from jaxgpt.data.conversations import load_conversations
 from jaxgpt.data.cuts import cut
 from jaxgpt.data.mixture import Mixture
 from jaxgpt.data.packing import Packed, pack_documents
-from jaxgpt.data.shards import prepared_tokenizer
+from jaxgpt.data.shards import prepared_bos, prepared_tokenizer
 from jaxgpt.data.text import NO_TEXT, SHAKESPEARE_CHARACTERS, Progress, Text, no_progress, read_text
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokenizer_files import FROM_TEXT, make_tokenizer
@@ -117,15 +118,23 @@ def open_data(config: Config, tokenizer: Tokenizer | None = None, progress: Prog
     match _kind(data):
         case "conversations":
             train, val, source, fingerprint = load_conversations(path, tokenizer, config.window, fraction, progress)
+            if tokenizer.special.chat_template is None:
+                source += describe(tokenizer, tokenizer.bos_ids, "before each prompt")
         case "token ids":
             size = tokenizer.vocab_size
             train, val, source = open_splits(path, fraction, size)
             fingerprint = Tokens([*train.parts, *val.parts], size).fingerprint()
+            written = prepared_bos(path)
+            if written is not None:
+                source += describe(tokenizer, written, "before each document")
         case _:
             text = read_text(data)
-            ids = Tokens([encode_text(tokenizer, text.text, progress)], tokenizer.vocab_size)
+            bos = text_bos(tokenizer, data.bos)
+            first_id = bos[-1] if bos else None
+            ids = Tokens([encode_text(tokenizer, text.text, progress)], tokenizer.vocab_size, first_id=first_id)
             train, val = ids.split(int(fraction * len(ids)))
-            source, fingerprint = text.source, text.sha256
+            source = text.source + describe(tokenizer, bos[-1:], "at the start of each window")
+            fingerprint = text.sha256
     if data.documents != "flow" and isinstance(train, Tokens) and isinstance(val, Tokens):
         train, val, note = _as_documents(config, train, val, tokenizer.end_ids)
         source += note
@@ -184,12 +193,15 @@ def _open_mixture(config: Config, tokenizer: Tokenizer, progress: Progress) -> D
 
 
 def _tokenizer(config: Config, given: Tokenizer | None = None) -> Tokenizer:
-    """Return `given`, otherwise the tokenizer of a prepared directory, otherwise make `data.tokenizer`."""
+    """Return `given`, otherwise the tokenizer of a prepared directory, otherwise make `data.tokenizer`.
+
+    A tokenizer that is not given, that is, of a new run, follows `data.bos`.
+    """
     data = config.data
     sources, texts = [each for each, _ in data.sources], list[str]()
     for each in sources:
         if each.path and (prepared := prepared_tokenizer(Path(each.path), given)):
-            return prepared
+            return prepared if given else with_bos(prepared, data.bos)
     if given:
         return given
     for each in sources if data.tokenizer in FROM_TEXT else ():
@@ -199,7 +211,8 @@ def _tokenizer(config: Config, given: Tokenizer | None = None) -> Tokenizer:
                 f"from a model with --init-from RUN, or tokenize documents with jaxgpt data prepare"
             )
         texts.append(read_text(each).text)
-    return make_tokenizer(data.tokenizer, texts, data.vocab_size, config.model.vocab_size)
+    made = make_tokenizer(data.tokenizer, texts, data.vocab_size, config.model.vocab_size)
+    return with_bos(made, data.bos)
 
 
 def _kind(data: DataConfig) -> str:

@@ -22,6 +22,7 @@ import numpy as np
 
 from jaxgpt.config import PrepareParams
 from jaxgpt.data import shards
+from jaxgpt.data.bos import document_bos, with_bos
 from jaxgpt.data.documents import Piece, Source, find_source, read_pieces, sample_text
 from jaxgpt.data.fast import fast_encoder
 from jaxgpt.data.shards import INDEX, SPLITS, TOKENIZER_FILE, ShardWriter
@@ -35,7 +36,7 @@ BPE_SAMPLE = 200_000_000  # approximate bytes of text for training a BPE tokeniz
 BATCH = 1 << 20  # minimum bytes or characters of a batch that a thread encodes, except the last batch
 SAVE_EVERY = 30.0  # minimum seconds between writes of index.json, unless a shard is completed
 SKIPPED = 10  # maximum number of skipped documents listed in the index
-ANY_VALUE = ("workers", "on_error")  # parameters that do not affect the written bytes
+ANY_VALUE = ("workers", "on_error", "bos")  # parameters that do not affect the written bytes, or only by bos_ids
 
 
 class Encoded(NamedTuple):
@@ -76,6 +77,12 @@ def prepare(
             raise UserError(f"--out {out} is the source {name} or inside it: choose a different --out")
     sources = [find_source(name) for name in names]
     tokenizer = None if params.tokenizer == "bpe" else _named_tokenizer(params.tokenizer)
+    if tokenizer is None and params.bos == "yes":
+        raise UserError(
+            "--bos yes: a trained bpe has no beginning-of-text token; use --bos auto, or a different tokenizer"
+        )
+    own_sha256 = hashlib.sha256(tokenizer.to_json().encode()).hexdigest() if tokenizer else ""
+    tokenizer = with_bos(tokenizer, params.bos) if tokenizer else None
     vocab_size = tokenizer.vocab_size if tokenizer else params.vocab_size
     if params.format == "nanogpt" and shards.token_dtype(vocab_size).itemsize > 2:
         raise UserError(f"nanoGPT's 16-bit ids cannot hold a vocabulary of {vocab_size:,}: use --format llm.c")
@@ -85,7 +92,8 @@ def prepare(
     if others and shards.read_index(out) is None:
         raise UserError(f"{out} has files, but not from this version of jaxgpt data prepare: choose a different --out")
     with sole_writer(out):
-        index = _begin(out, params, sources, tokenizer)
+        bos_ids = list(document_bos(tokenizer)) if tokenizer else []
+        index = _begin(out, params, sources, own_sha256, bos_ids)
         if index["complete"]:
             shards.check_files(out, index, checksums=True)
             shards.saved_tokenizer(out, index)
@@ -100,6 +108,7 @@ def prepare(
                 "sha256": sha256_file(out / TOKENIZER_FILE),
                 "vocab_size": tokenizer.vocab_size,
                 "end_id": tokenizer.eos_id,
+                "bos": tokenizer.decode(bos_ids),
             }
             shards.write_index(out, index)
         if index["pieces"]:
@@ -108,7 +117,8 @@ def prepare(
         tokenizer = shards.saved_tokenizer(out, index)
         total = sum(source.size for source in sources)
         pieces = islice(read_pieces(sources, params, tokenizer.cuts), index["pieces"], None)
-        encoded = _in_order(_encoder(tokenizer, params), _batches(pieces), params.workers or cores())
+        encode = _encoder(tokenizer, params, index["settings"].get("bos_ids", []))
+        encoded = _in_order(encode, _batches(pieces), params.workers or cores())
         try:
             with closing(encoded):
                 _write(out, index, encoded, lambda read: report(index, read, total))
@@ -153,15 +163,27 @@ def _named_tokenizer(name: str) -> Tokenizer:
     return tokenizer
 
 
-def _begin(out: Path, params: PrepareParams, sources: Sequence[Source], tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """Read the index, or create it and delete .bin files. Parameters may change before the first piece."""
+def _begin(
+    out: Path, params: PrepareParams, sources: Sequence[Source], tokenizer_sha256: str, bos_ids: list[int]
+) -> dict[str, Any]:
+    """Read the index, or create it and delete .bin files. Parameters may change before the first piece.
+
+    The index records the ids of the parameter `bos`. An index of jaxgpt 0.1.0 lacks them: its documents have no such ids.
+    """
     settings: dict[str, Any] = {name: value for name, value in asdict(params).items() if name not in ANY_VALUE}
     settings["sources"] = [source._asdict() | {"files": len(source.files)} for source in sources]
-    settings["tokenizer_sha256"] = hashlib.sha256(tokenizer.to_json().encode()).hexdigest() if tokenizer else ""
+    settings["tokenizer_sha256"] = tokenizer_sha256
+    settings["bos_ids"] = bos_ids
     index = shards.read_index(out)
     if index and (index["pieces"] or index["settings"] == settings):
         for key, value in settings.items():
-            if (was := index["settings"][key]) != value:
+            was = index["settings"].get(key, [])
+            if key == "bos_ids" and was != value:
+                raise UserError(
+                    f"{out} was created with the ids {was} before each document, not {value}: use a different --bos, or a "
+                    f"different --out"
+                )
+            if was != value:
                 raise UserError(
                     f"{out} was created with {key} {_shown(was)}, not {_shown(value)}: use the same value, or a different --out"
                 )
@@ -217,8 +239,10 @@ def _in_order(
             pool.shutdown(cancel_futures=True)
 
 
-def _encoder(tokenizer: Tokenizer, params: PrepareParams) -> Callable[[Sequence[Piece]], list[Encoded]]:
-    """Return a function that encodes pieces, and selects the split of each document.
+def _encoder(
+    tokenizer: Tokenizer, params: PrepareParams, bos_ids: Sequence[int] = ()
+) -> Callable[[Sequence[Piece]], list[Encoded]]:
+    """Return a function that encodes pieces, and selects the split of each document, which begins with `bos_ids`.
 
     A document is for validation if the first 64 bits of `Piece.digest` (if empty, of the SHA-256 of its text) are below
     `val_fraction * 2**64`. An unreadable document has no ids; if only part of a document is unreadable, its other pieces are
@@ -226,6 +250,7 @@ def _encoder(tokenizer: Tokenizer, params: PrepareParams) -> Callable[[Sequence[
     """
     encode = fast_encoder(tokenizer) or tokenizer.encode
     end = np.array([tokenizer.eos_id], shards.token_dtype(tokenizer.vocab_size))
+    bos = np.array(bos_ids, end.dtype)
     val_below = int(params.val_fraction * 2.0**64)
 
     def encoded(piece: Piece) -> Encoded:
@@ -242,7 +267,7 @@ def _encoder(tokenizer: Tokenizer, params: PrepareParams) -> Callable[[Sequence[
         data = text.encode()
         before = piece.first and params.format == "llm.c"
         after = piece.last and params.format == "nanogpt"
-        parts = [end] * before + [ids] + [end] * after
+        parts = [end] * before + [bos] * piece.first + [ids] + [end] * after
         digest = piece.digest or hashlib.sha256(data).digest()
         split = "val" if int.from_bytes(digest[:8], "big") < val_below else "train"
         joined = np.concatenate(parts, dtype=end.dtype, casting="unsafe").tobytes()

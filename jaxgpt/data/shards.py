@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from jaxgpt.data.tokenizer import Tokenizer
-from jaxgpt.data.tokenizer_files import load_tokenizer
+from jaxgpt.data.tokenizer_files import load_saved_tokenizer
 from jaxgpt.data.tokens import HEADER, LLMC
 from jaxgpt.errors import UserError
 from jaxgpt.files import read_json, sha256_file, write_json
@@ -146,7 +146,7 @@ def saved_tokenizer(directory: Path, index: Mapping[str, Any]) -> Tokenizer:
     path = directory / TOKENIZER_FILE
     if not path.is_file() or sha256_file(path) != index["tokenizer"]["sha256"]:
         raise UserError(f"{path} is missing or does not match {INDEX}: prepare the data in an empty directory")
-    return load_tokenizer(path)
+    return load_saved_tokenizer(path)
 
 
 def check_files(directory: Path, index: Mapping[str, Any], checksums: bool = False) -> None:
@@ -182,6 +182,14 @@ def prepared_tokenizer(path: Path, given: Tokenizer | None = None) -> Tokenizer 
             f"data with the tokenizer of the model"
         )
     return given or own
+
+
+def prepared_bos(path: Path) -> tuple[int, ...] | None:
+    """Return the beginning-of-text ids of each document of a prepared directory; None for any other path."""
+    index = read_index(path) if path.is_dir() else None
+    if index is None:
+        return None
+    return tuple(index["settings"].get("bos_ids", ()))  # jaxgpt 0.1.0 wrote none
 
 
 def same_ids(a: Tokenizer, b: Tokenizer) -> bool:

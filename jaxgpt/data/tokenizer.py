@@ -4,51 +4,24 @@ from __future__ import annotations
 
 import itertools
 import unicodedata
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from jaxgpt.data.cuts import ANYWHERE, WHITESPACE, Cuts, cut, known_cuts
+from jaxgpt.data.special import SpecialTokens
 from jaxgpt.errors import UserError
 
 T = TypeVar("T")
-TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")  # names of special tokens in chat templates
 EOS_NAMES = ("<|endoftext|>", "<|end_of_text|>", "<EOS>", "</s>")  # usual end-of-text tokens, in order of precedence
 
+# Short texts to encode before a continuation, of several kinds: a token that joins one of them to the continuation is unlikely
+# to exist for all of them.
+ANCHORS = ("\n", ".", "a", "0", "(", "\u6587")
+
 Ids = Sequence[int] | np.ndarray
-
-
-@dataclass(frozen=True)
-class SpecialTokens:
-    """Special tokens of a model: the contents of two files, which export writes back."""
-
-    # Content of generation_config.json; missing ids are filled in from config.json.
-    generation: Mapping[str, Any] = field(default_factory=dict)
-    # Tokens of tokenizer_config.json, and the chat template of this file or of chat_template.jinja.
-    tokenizer: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def end_ids(self) -> tuple[int, ...]:
-        """Ids that end a text."""
-        return tuple(dict.fromkeys(_ids_of(self.generation.get("eos_token_id"))))
-
-    @property
-    def bos_id(self) -> int | None:
-        """Id of the beginning-of-text token, even if the tokenizer does not prepend it."""
-        return next(iter(_ids_of(self.generation.get("bos_token_id"))), None)
-
-    @property
-    def names(self) -> dict[str, str]:
-        """Special tokens, keyed by their names in chat templates."""
-        return {name: self.tokenizer[name] for name in TOKENS if name in self.tokenizer}
-
-    @property
-    def chat_template(self) -> str | None:
-        """Jinja source of the chat template; None: the model has no template."""
-        return self.tokenizer.get("chat_template")
 
 
 class Tokenizer(Protocol):
@@ -222,7 +195,7 @@ class SubwordTokenizer(Tokenizer):
         return tuple(i for i, _ in added)
 
     def _usual_end(self) -> tuple[int, ...]:
-        names = (self.special.tokenizer.get("eos_token", ""), *EOS_NAMES)
+        names = (self.special.names.get("eos_token", ""), *EOS_NAMES)
         return tuple(i for i in map(self.library.token_to_id, names) if i is not None)[:1]
 
     @cached_property
@@ -282,6 +255,53 @@ def encode_spans(tokenizer: Tokenizer, text: str, spans: Sequence[tuple[int, int
     return np.concatenate(parts), np.repeat(np.arange(len(parts)) % 2 == 1, [len(part) for part in parts])
 
 
+def encode_continuation(tokenizer: Tokenizer, before: str | Ids, text: str) -> np.ndarray:
+    """Encode the continuation of a text, so that the ids of both decode to their concatenation.
+
+    The continuation has the same ids as in the concatenation, unless a token of the concatenation crosses the boundary. Encoded
+    separately, `text` would begin with a space in tokenizers that prepend a space to every text (Llama 2, Mistral), and with
+    a new word in WordPiece.
+
+    Args:
+        before: the text, or its ids. With a `separator`, the continuation begins with a new word.
+        text: the continuation.
+
+    Returns:
+        Ids of the continuation, int32 `[n]`.
+    """
+    if tokenizer.separator or not len(before):
+        return tokenizer.encode(text)
+    if isinstance(before, str):
+        before_ids = tokenizer.encode(before)
+    else:
+        before_ids = np.asarray(before, np.int32)
+        before = tokenizer.decode(before_ids)
+
+    whole = tokenizer.encode(before + text)
+    n = len(before_ids)
+    if np.array_equal(whole[:n], before_ids):
+        return whole[n:]
+
+    # A token crosses the boundary. Take the first candidate that gives the same text.
+    wanted = tokenizer.decode(whole)
+    alone = tokenizer.encode(text)
+    candidates = [alone, *_after_anchors(tokenizer, text)]
+    for ids in candidates:
+        if tokenizer.decode([*before_ids, *ids]) == wanted:
+            return ids
+    # The text of the boundary itself changes, for example because characters are composed: add no space at least.
+    return candidates[min(1, len(candidates) - 1)]
+
+
+def _after_anchors(tokenizer: Tokenizer, text: str) -> Iterator[np.ndarray]:
+    """Yield the ids of a text after each anchor that no token joins to the text."""
+    for anchor in ANCHORS:
+        ids = tokenizer.encode(anchor)
+        joined = tokenizer.encode(anchor + text)
+        if len(ids) and np.array_equal(joined[: len(ids)], ids):
+            yield joined[len(ids) :]
+
+
 def call_tokenizers(function: Callable[[], T], what: str) -> T:
     """Call `tokenizers` or tiktoken, and convert their exceptions, including Rust panics, to a UserError."""
     try:
@@ -308,12 +328,6 @@ def byte_vocab() -> dict[str, int]:
     visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [b for b in range(256) if b not in visible]
     return {chr(b) if b in visible else chr(256 + hidden.index(b)): b for b in range(256)}
-
-
-def _ids_of(value: Any) -> list[int]:
-    """Convert an id, a list of ids or None to a list of ids, without negative ids."""
-    ids = value if isinstance(value, list) else [-1 if value is None else value]
-    return [i for i in ids if i >= 0]
 
 
 def _utf8(text: str) -> bytes:

@@ -5,17 +5,26 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from jaxgpt.config import MAX_VOCAB
 from jaxgpt.data.cuts import GPT2_CUTS, cut
+from jaxgpt.data.special import (
+    ADDED,
+    GENERATION,
+    MAP,
+    TEMPLATE,
+    TEMPLATES,
+    TOKENIZER,
+    SpecialFiles,
+    read_special_files,
+)
 from jaxgpt.data.tokenizer import (
     EOS_NAMES,
-    TOKENS,
     ByteTokenizer,
     CharTokenizer,
-    SpecialTokens,
     SubwordTokenizer,
     Tokenizer,
     WordTokenizer,
@@ -23,14 +32,11 @@ from jaxgpt.data.tokenizer import (
     call_tokenizers,
 )
 from jaxgpt.errors import UserError, did_you_mean, short_repr
-from jaxgpt.files import parse_json, read_bytes, read_json, write_atomically, write_json
+from jaxgpt.files import parse_json, read_bytes, write_atomically, write_json
 from jaxgpt.hub import download
 
 FROM_TEXT = ("char", "word", "bpe")  # tokenizers built from the training text
 TOKENIZERS = (*FROM_TEXT, "byte", "gpt2", "ids")
-GENERATION, TOKENIZER = "generation_config.json", "tokenizer_config.json"
-TEMPLATE = "chat_template.jinja"  # file of a chat template, used instead of the template in tokenizer_config.json
-IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 FILE_BYTES = 1 << 27  # maximum size of a tokenizer file in bytes: 4x the largest published file
 GPT2_REPO, GPT2_REVISION = "openai-community/gpt2", "607a30d783dfa663caf39e06633721c8d4cfcd7e"
 
@@ -65,11 +71,33 @@ def make_tokenizer(
     return load_tokenizer(Path(kind))
 
 
-def load_tokenizer(path: Path) -> Tokenizer:
-    """Load tokenizer.json from its path or directory, with the special tokens in the files next to it."""
+def load_tokenizer(path: Path, config: Mapping[str, Any] | None = None) -> Tokenizer:
+    """Load a tokenizer from tokenizer.json (or its directory) and the files next to it, as transformers does.
+
+    Args:
+        path: tokenizer.json, or its directory.
+        config: config.json of the model; provides ids that generation_config.json lacks.
+
+    Raises:
+        UserError: if a file cannot be read, or the files contradict each other.
+    """
     path = path / "tokenizer.json" if path.is_dir() else path
-    tokenizer = _from_json(path)
-    tokenizer.special = read_special_tokens(path.parent)
+    files = read_special_files(path.parent, config)
+    return _with_special(_from_json(path, files), files)
+
+
+def load_saved_tokenizer(path: Path) -> Tokenizer:
+    """Load a tokenizer that `save_tokenizer` wrote: its tokenizer.json is used as it is."""
+    return _with_special(_from_json(path), read_special_files(path.parent))
+
+
+def _with_special(tokenizer: Tokenizer, files: SpecialFiles) -> Tokenizer:
+    special = files.tokens
+    if isinstance(tokenizer, SubwordTokenizer):
+        has_id = tokenizer.library.token_to_id
+        missing = frozenset(name for name, token in special.names.items() if has_id(token) is None)
+        special = replace(special, missing=missing)
+    tokenizer.special = special
     return tokenizer
 
 
@@ -81,49 +109,9 @@ def save_tokenizer(directory: Path, tokenizer: Tokenizer) -> None:
             write_json(directory / name, values)
         else:
             (directory / name).unlink(missing_ok=True)
-    (directory / TEMPLATE).unlink(missing_ok=True)  # file that would override the template in tokenizer_config.json
-
-
-def read_special_tokens(directory: Path, config: Mapping[str, Any] | None = None) -> SpecialTokens:
-    """Read the files of a directory that define special tokens and the chat template, if present.
-
-    The files are generation_config.json, tokenizer_config.json and chat_template.jinja. `config` is the
-    config.json of a transformers model; it provides ids that generation_config.json lacks.
-
-    Raises:
-        UserError: if a file cannot be read, or a token or id has the wrong type.
-    """
-    path, template_path = directory / TOKENIZER, directory / TEMPLATE
-    generation = read_json(directory / GENERATION) if (directory / GENERATION).is_file() else {}
-    for name in IDS:
-        file, value = GENERATION, generation.get(name)
-        if value is None:
-            file, value = "config.json", (config or {}).get(name)
-        if value is None:
-            continue
-        if any(type(i) is not int for i in (value if isinstance(value, list) else [value])):
-            raise UserError(f"{directory / file}: {name} must be an integer or a list of integers: {short_repr(value)}")
-        generation[name] = value
-    values = read_json(path) if path.is_file() else {}
-    template = values.get("chat_template")
-    if isinstance(template, list):
-        named = [each for each in template if isinstance(each, dict)]
-        template = next((each.get("template") for each in named if each.get("name") == "default"), None)
-    if template_path.is_file():
-        try:
-            template = read_bytes(template_path).decode("utf-8")
-        except UnicodeDecodeError as e:
-            raise UserError(f"{template_path} is not UTF-8 text (byte {e.start})") from None
-    tokens = {name: values.get(name) for name in TOKENS} | {"chat_template": template}
-    return SpecialTokens(generation, {n: _token(v, f"{path}: {n}") for n, v in tokens.items() if v is not None})
-
-
-def _token(value: Any, where: str) -> str:
-    """Return the text of a token, which older files store in an object."""
-    text = value.get("content") if isinstance(value, dict) else value
-    if not isinstance(text, str):
-        raise UserError(f"{where} must be a string: {short_repr(value)}")
-    return text
+    # These files would override the tokens and templates in tokenizer_config.json.
+    for path in (directory / TEMPLATE, directory / MAP, directory / ADDED, *(directory / TEMPLATES).glob("*.jinja")):
+        path.unlink(missing_ok=True)
 
 
 def without_ids_from(tokenizer: Tokenizer, vocab_size: int) -> Tokenizer:
@@ -158,7 +146,8 @@ def train_bpe(texts: Iterable[Sequence[str]], vocab_size: int) -> SubwordTokeniz
     return SubwordTokenizer(tokenizer)
 
 
-def _from_json(path: Path) -> Tokenizer:
+def _from_json(path: Path, files: SpecialFiles | None = None) -> Tokenizer:
+    """Read tokenizer.json, and add the tokens that other files define."""
     from tokenizers import Tokenizer as LibraryTokenizer
 
     if not path.is_file():
@@ -170,11 +159,45 @@ def _from_json(path: Path) -> Tokenizer:
     value = parse_json(data, str(path))
     try:
         _check_ids(value)
-        return _known(call_tokenizers(lambda: LibraryTokenizer.from_str(data.decode()), "this file"))
+        library = call_tokenizers(lambda: LibraryTokenizer.from_str(data.decode()), "this file")
+        known = _known(library)
     except ValueError as e:
         raise UserError(f"{path} is not a readable tokenizer.json ({e})") from None
     except (TypeError, KeyError, AttributeError):
         raise UserError(f"{path} is not a tokenizer.json: it has no model with a vocabulary") from None
+    has_all = files is None or all(library.token_to_id(token.content) is not None for token in files.added)
+    if known is not None and has_all:
+        return known
+    if files is not None:
+        _add_tokens(library, files, path.parent)
+    return call_tokenizers(lambda: SubwordTokenizer(library), f"{path}")
+
+
+def _add_tokens(library: Any, files: SpecialFiles, directory: Path) -> None:
+    """Add the tokens that tokenizer.json lacks, and recognize each special token of the vocabulary in a text.
+
+    As in transformers, the options of `added_tokens_decoder` replace those in tokenizer.json.
+    """
+    from tokenizers import AddedToken as LibraryToken
+
+    special = files.tokens.tokens
+    known = {token.content for token in library.get_added_tokens_decoder().values()}
+    for each in files.added:
+        options = dict(each.options)
+        options["special"] = options.get("special", False) or each.content in special
+        is_new = library.token_to_id(each.content) is None
+        if is_new or each.content not in known or each.file == TOKENIZER:
+            library.add_tokens([LibraryToken(each.content, **options)])
+        known.add(each.content)
+        got = library.token_to_id(each.content)
+        if is_new and got != each.id:
+            raise UserError(
+                f"{directory / each.file}: the token {short_repr(each.content)} has the id {each.id}, but would be added to "
+                f"tokenizer.json with the id {got}: add it to tokenizer.json"
+            )
+    for token in sorted(special - known):
+        if library.token_to_id(token) is not None:
+            library.add_tokens([LibraryToken(token, special=True)])
 
 
 def _check_ids(value: Any) -> None:
@@ -188,8 +211,8 @@ def _check_ids(value: Any) -> None:
         raise ValueError(f"id {largest} is not below {MAX_VOCAB}")
 
 
-def _known(library: Any) -> Tokenizer:
-    """Return the built-in tokenizer with an equal tokenizer.json, or a `SubwordTokenizer`."""
+def _known(library: Any) -> Tokenizer | None:
+    """Return the built-in tokenizer with an equal tokenizer.json, or None."""
     vocab, value = library.get_vocab(), json.loads(library.to_str())
     if not vocab:
         raise ValueError("it has no tokens")
@@ -197,7 +220,7 @@ def _known(library: Any) -> Tokenizer:
     if value["model"]["type"] == "WordLevel":
         words = sorted(vocab, key=vocab.__getitem__)
         fast += [WordTokenizer(words), CharTokenizer("".join(words))]
-    return next((own for own in fast if json.loads(own.to_json()) == value), SubwordTokenizer(library))
+    return next((own for own in fast if json.loads(own.to_json()) == value), None)
 
 
 def _gpt2_from_hub() -> Tokenizer:

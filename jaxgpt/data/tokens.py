@@ -46,11 +46,20 @@ class Tokens:
         parts: arrays; their concatenation is the sequence.
         vocab_size: size of the vocabulary; reading an id outside it is an error.
         end_ids: ids that end a document; empty: documents are not separated.
+        first_id: beginning-of-text id, which replaces the first id of each window (an input only); None: windows are
+            the ids as they are.
     """
 
-    def __init__(self, parts: Sequence[np.ndarray], vocab_size: int = 2**31, end_ids: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self,
+        parts: Sequence[np.ndarray],
+        vocab_size: int = 2**31,
+        end_ids: tuple[int, ...] = (),
+        first_id: int | None = None,
+    ) -> None:
         self.parts = [p for p in parts if len(p)]
         self.vocab_size, self.end_ids = vocab_size, end_ids
+        self.first_id = first_id
         self._ends = list(itertools.accumulate(map(len, self.parts)))
 
     def __len__(self) -> int:
@@ -79,7 +88,7 @@ class Tokens:
     def split(self, at: int) -> tuple[Tokens, Tokens]:
         """Split into the ids before index `at` and the other ids."""
         parts = [*self.pieces(0, at)], [*self.pieces(at, len(self) - at)]
-        before, after = (Tokens(each, self.vocab_size, self.end_ids) for each in parts)
+        before, after = (Tokens(each, self.vocab_size, self.end_ids, self.first_id) for each in parts)
         return before, after
 
     def take(self, start: int, n: int) -> np.ndarray:
@@ -141,6 +150,8 @@ class Tokens:
         for row, start in zip(rows, starts.tolist(), strict=True):
             n = min(block_size + 1, len(self) - start)
             row[:n] = self.take(start, n)
+        if self.first_id is not None:
+            rows[:, 0] = self.first_id
         if not self.end_ids:
             return rows
         inputs, targets = rows[:, :-1], rows[:, 1:]

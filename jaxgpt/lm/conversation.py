@@ -13,6 +13,7 @@ from jaxgpt.decoding.sampler import SamplerState
 from jaxgpt.errors import UserError
 from jaxgpt.lm import engine
 from jaxgpt.lm.arguments import as_tuple, make_settings, row_keys
+from jaxgpt.lm.defaults import with_defaults
 from jaxgpt.lm.generation import STREAM_BLOCK, Generation, Piece, Request, decode, read_request
 from jaxgpt.lm.model import LM, check_lm, for_decoding
 from jaxgpt.settings import as_int
@@ -47,7 +48,7 @@ class Chat:
                 f"{lm.source or 'the model'} has no chat template: import an instruction-tuned model, or continue "
                 f"text with jaxgpt sample RUN --prompt TEXT"
             )
-        self._template = ChatTemplate(special.chat_template, special.names)
+        self._template = ChatTemplate(special.chat_template, special.variables)
         self._lm = for_decoding(lm)
         self._state: SamplerState | None = None  # state after the last piece; None: nothing to reuse
         self.messages = check_messages(messages) if messages else []
@@ -71,7 +72,7 @@ class Chat:
             UserError: if the conversation fills the context, the template rejects the messages, an argument is invalid,
                 memory is insufficient, or a logit is NaN.
         """
-        [params] = make_settings(sampling, SamplingParams)
+        [params] = make_settings(with_defaults(self._lm.tokenizer, sampling), SamplingParams)
         messages, context = [*self.messages, {"role": "user", "content": text}], self._lm.config.model.block_size
         ids = self._lm.tokenizer.encode_special(self._template.render(messages).text).tolist()
         if len(ids) >= context:
@@ -129,7 +130,7 @@ def chat(
         max_new_tokens: maximum number of tokens of the answer; None: 512. The end of the context also ends the answer.
         stop: strings that end the answer, excluded from it. The model's end-of-text ids always end the answer.
         key: a seed, or a `jax.random.key`.
-        **sampling: fields of `SamplingParams`.
+        **sampling: fields of `SamplingParams`; if not given, from the model's generation_config.json, as in `generate`.
 
     Raises:
         UserError: if the chat template is missing or rejects the messages, the messages fill the context, an argument is

@@ -17,8 +17,9 @@ from jaxgpt.decoding.sampling import DIVERGED, Filter, row_uniform, stages
 from jaxgpt.errors import UserError
 from jaxgpt.lm import engine
 from jaxgpt.lm.arguments import as_filters, make_settings, row_keys
+from jaxgpt.lm.defaults import with_defaults
 from jaxgpt.lm.generation import read_request
-from jaxgpt.lm.model import LM
+from jaxgpt.lm.model import LM, check_lm
 from jaxgpt.model import GPT
 
 
@@ -76,13 +77,14 @@ def explain(
         prompt: a string, or ids.
         filters: custom filters, as for `generate`.
         key: a seed or a `jax.random.key`; an array of one key, such as `np.uint32([choice.key])`, is used unchanged.
-        **sampling: fields of `SamplingParams`.
+        **sampling: fields of `SamplingParams`; if not given, from the model's generation_config.json, as in `generate`.
 
     Raises:
         UserError: if an argument is invalid, the prompt exceeds the memory or (without RoPE) the context, a logit is NaN, or
             the filters remove every token.
     """
-    [params] = make_settings(sampling, SamplingParams)
+    check_lm(lm)
+    [params] = make_settings(with_defaults(lm.tokenizer, sampling), SamplingParams)
     request = read_request(lm, [prompt], TextParams(max_new_tokens=1))
     text, sampler = engine.left_pad(request.rows, request.new)[0], request.sampler(params, as_filters(filters))
     with request.on_device():

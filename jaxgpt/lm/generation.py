@@ -26,7 +26,8 @@ from jaxgpt.lm.arguments import (
     row_keys,
     start_ids,
 )
-from jaxgpt.lm.model import LM, cache_shards, for_decoding, placed, sampler_of
+from jaxgpt.lm.defaults import with_defaults
+from jaxgpt.lm.model import LM, cache_shards, check_lm, for_decoding, placed, sampler_of
 from jaxgpt.lm.text import FinishReason, TextStream
 from jaxgpt.parallel.host import device_memory
 from jaxgpt.settings import as_int
@@ -96,12 +97,16 @@ def generate(
         progress: callback with the number of sampling steps so far, and the maximum; not called with beams.
         **settings: fields of `TextParams` (max_new_tokens, max_length, stop, stop_ids, overflow, lookup), of `SamplingParams`
             (temperature, top_k, top_p, min_p, repetition_penalty, no_repeat_ngram_size) and of `BeamParams` (num_beams,
-            num_return_sequences, length_penalty, early_stopping). `jaxgpt sample --help` describes them.
+            num_return_sequences, length_penalty, early_stopping). `jaxgpt sample --help` describes them. Sampling settings that
+            are not given come from the model's generation_config.json, if any; `**vars(SamplingParams())` ignores it.
 
     Raises:
         UserError: if an argument is invalid, a text exceeds the context (`overflow`) or the memory, a logit is NaN, or beam
             search finds too few texts.
     """
+    check_lm(lm)
+    beam_search = settings.get("num_beams", 1) != 1
+    settings = with_defaults(lm.tokenizer, settings, without=BEAMS_REJECT if beam_search else ())
     text, sampling, beams = make_settings(settings, TextParams, SamplingParams, BeamParams)
     request = read_request(lm, prompts, text, beams.num_return_sequences if beams.num_beams == 1 else 1)
     custom = as_filters(filters)
@@ -128,7 +133,8 @@ def stream(
     The concatenated pieces of a row are the text that `generate` returns. Takes the arguments of `generate` except `progress`
     and the fields of `BeamParams`. After the first token, `block` tokens are generated per call; None: all tokens in one call.
     """
-    text, sampling = make_settings(settings, TextParams, SamplingParams)
+    check_lm(lm)
+    text, sampling = make_settings(with_defaults(lm.tokenizer, settings), TextParams, SamplingParams)
     block = 2**31 - 1 if block is None else as_int("block", block, 1, 2**31 - 1)
     request = read_request(lm, prompts, text)
     if not request.rows:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxgpt.data.tokenizer import encode_continuation
 from jaxgpt.errors import UserError
 from jaxgpt.lm.arguments import Prompts, as_prompts, encode_prompt, start_ids
 from jaxgpt.lm.engine import round_up
@@ -57,8 +58,8 @@ def score(lm: LM, contexts: Prompts, continuations: Prompts, *, batch_tokens: in
     Args:
         lm: model.
         contexts: a string or ids, or a list of them; an empty string is the beginning of a text.
-        continuations: one for each context, a string or ids. If both are strings, the joined text is encoded; only if a
-            token of it crosses the border, the continuation is encoded separately.
+        continuations: one for each context, a string or ids. A string continues the text of the context and has the same
+            ids as in the joined text, unless a token of the joined text crosses the boundary.
         batch_tokens: maximum number of positions of a batch, at least one text.
 
     Raises:
@@ -91,7 +92,7 @@ def _encode(lm: LM, before: Any, after: Any) -> _Text:
     model = lm.config.model
     given = encode_prompt(lm.tokenizer, model.vocab_size, before)
     context = given or start_ids(lm.tokenizer)
-    ids = _continuation(lm, before, given, after)
+    ids = _continuation(lm, before, after)
     if not ids:
         raise UserError("a continuation has no tokens: pass a text or at least one id")
     text = _Text(context, ids)
@@ -103,16 +104,13 @@ def _encode(lm: LM, before: Any, after: Any) -> _Text:
     return text
 
 
-def _continuation(lm: LM, before: Any, context: list[int], after: Any) -> list[int]:
-    """Encode a continuation, together with its context if both are strings."""
+def _continuation(lm: LM, before: Any, after: Any) -> list[int]:
+    """Encode a continuation; a string continues the text of the context."""
     size = lm.config.model.vocab_size
     if not isinstance(after, str):
         return encode_prompt(lm.tokenizer, size, after)
-    if isinstance(before, str):
-        joined = encode_prompt(lm.tokenizer, size, before + after)
-        if joined[: len(context)] == context:
-            return joined[len(context) :]
-    return lm.tokenizer.encode(after).tolist()
+    ids = encode_continuation(lm.tokenizer, before, after).tolist()
+    return encode_prompt(lm.tokenizer, size, ids) if ids else []
 
 
 def _score_batch(lm: LM, texts: list[_Text], T: int) -> list[Score]:

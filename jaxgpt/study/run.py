@@ -24,6 +24,7 @@ from jaxgpt.decoding import TokenBuffer, sample_token
 from jaxgpt.errors import UserError, did_you_mean, short_repr
 from jaxgpt.lm import LM, Generation
 from jaxgpt.lm.arguments import encode_prompt, make_settings, row_keys, start_ids
+from jaxgpt.lm.defaults import with_defaults
 from jaxgpt.lm.generation import read_request
 from jaxgpt.lm.model import OnlyIds, check_lm, only_text, placed
 from jaxgpt.lm.weights import dequantize
@@ -163,7 +164,7 @@ def generate(
         UserError: as in `jaxgpt.generate`, in `run` for taps and edits, or if prompt and new tokens exceed the context length.
     """
     check_lm(lm)
-    params, sampling = make_settings(settings, TextParams, SamplingParams)
+    params, sampling = make_settings(with_defaults(lm.tokenizer, settings), TextParams, SamplingParams)
     request = read_request(lm, [prompt], replace(params, overflow="error"))
     [row], [new], [text], key_1 = request.rows, request.new, [request.text(0)], row_keys(key, 1)
     read = slice(lm.config.model.block_size)  # ids within the context

@@ -17,6 +17,7 @@ from jaxgpt.checkpoint.run import REPLACED, Run, check_free, new_run, open_run, 
 from jaxgpt.checkpoint.store import Info, checkpoints, find_damage, latest_valid, prune
 from jaxgpt.config import Config, DataConfig, TrainConfig, changes, flat
 from jaxgpt.data import Batches, Data
+from jaxgpt.data.bos import with_bos
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.files import sole_writer
@@ -118,13 +119,15 @@ def read_weights(start: Start) -> Weights:
         if not config.init_from:
             return Weights(frozen=None, tokenizer=tokenizer)
         base, its_tokenizer = base_of(run, config) if run else load_base(config.init_from, config.model)
-        return Weights(None, jax.tree.map(np.asarray, base.params), base.checksum, tokenizer or its_tokenizer)
+        tokenizer = tokenizer or with_bos(its_tokenizer, config.data.bos)
+        return Weights(None, jax.tree.map(np.asarray, base.params), base.checksum, tokenizer)
     frozen = start.frozen
     known = checksum(frozen) if jax.tree.leaves(frozen) else ""
     if not config.init_from or (run and checkpoints(run.checkpoints)):
         return Weights(None, frozen, known, tokenizer)
     _, params, its_tokenizer, _ = load(*parse_checkpoint(config.init_from))
-    return Weights(jax.tree.map(np.asarray, params), frozen, known, tokenizer or its_tokenizer)
+    tokenizer = tokenizer or with_bos(its_tokenizer, config.data.bos)
+    return Weights(jax.tree.map(np.asarray, params), frozen, known, tokenizer)
 
 
 def completed(config: Config, data: Data, run: Run | None = None) -> Config:

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxgpt.cli.parse import COMMANDS, EVERY, make_app
-from jaxgpt.config import Config, SamplingParams, TextParams, flat
+from jaxgpt.config import Config, TextParams, flat
 from jaxgpt.errors import UserError
 from jaxgpt.presets import preset
 
@@ -54,7 +54,7 @@ def options(name: str, *words: str) -> list[Argument]:
         ("train --optim.min-lr -1e-3", {"settings": {"optim.min_lr": -1e-3}}),
         ("sample x --stop-ids 1 -2", {"text": TextParams(stop_ids=(1, -2))}),
         ("explain x --prompt='- item'", {"prompt": "- item"}),
-        ("explain x --top-k 3", {"sampling": SamplingParams(top_k=3)}),
+        ("explain x --top-k 3", {"sampling": {"top_k": 3}}),
         ("launch --processes=3 train gpt2 --train.steps 2", {"command": ("train", "gpt2", "--train.steps", "2")}),
     ],
 )

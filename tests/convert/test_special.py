@@ -10,8 +10,8 @@ import jaxgpt
 from jaxgpt.checkpoint.run import Run, write_settings
 from jaxgpt.cli import main
 from jaxgpt.convert.models import export_model, import_model
-from jaxgpt.data.tokenizer import SpecialTokens
-from jaxgpt.data.tokenizer_files import load_tokenizer, make_tokenizer, read_special_tokens
+from jaxgpt.data.special import SpecialTokens, read_special_files
+from jaxgpt.data.tokenizer_files import load_tokenizer, make_tokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.lm.arguments import encode_prompt, start_ids
 
@@ -111,7 +111,7 @@ def test_every_way_of_generating_ends_there(folders):
 def test_generation_config_comes_before_config(tmp_path, generation, config, expected):
     folder = source_folder(tmp_path / "hf", generation_config=generation, config=config)
     values = json.loads((folder / "config.json").read_text())
-    assert read_special_tokens(folder, values).end_ids == expected
+    assert read_special_files(folder, values).tokens.end_ids == expected
 
 
 def test_the_first_token_is_added_where_the_tokenizer_says_so_and_never_twice(folders):
@@ -166,6 +166,75 @@ def test_export_writes_back_what_was_read(folders, tmp_path):
     assert transformers.GenerationConfig.from_pretrained(tmp_path / "out").eos_token_id == [END, 2]
 
 
+def test_tokens_of_the_map_are_the_same_in_transformers_after_export(tmp_path):
+    """Names, tokens without names and named templates, from the files that transformers 4 wrote."""
+    transformers = pytest.importorskip("transformers")
+    names = {"bos_token": "<s>", "eos_token": {"content": "<|im_end|>", "lstrip": False}, "sep_token": "</s>"}
+    source = source_folder(
+        tmp_path / "hf",
+        tokenizer_config={"tokenizer_class": "PreTrainedTokenizerFast", "image_token": "<|im_start|>"},
+        special_tokens_map=names | {"additional_special_tokens": ["<|im_start|>"]},
+    )
+    (source / "additional_chat_templates").mkdir()
+    (source / "additional_chat_templates" / "rag.jinja").write_text("{{ sep_token }}")
+    import_model(source, tmp_path / "run")
+    export_model(tmp_path / "run", tmp_path / "out")
+    one, two = (transformers.AutoTokenizer.from_pretrained(folder) for folder in (source, tmp_path / "out"))
+    assert two.special_tokens_map == one.special_tokens_map
+    assert two.extra_special_tokens == one.extra_special_tokens == ["<|im_start|>"]
+    assert two.chat_template == one.chat_template
+    text = "<s>a b<|im_start|>c</s><|im_end|>"
+    assert two(text).input_ids == one(text).input_ids
+    assert jaxgpt.load(tmp_path / "run").tokenizer.special.names == one.special_tokens_map
+
+
+@pytest.mark.parametrize(("rule", "start"), [("auto", True), ("no", False)])
+def test_the_loss_of_a_text_is_that_of_windows_that_begin_with_the_token(folders, tmp_path, capsys, rule, start):
+    transformers = pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    source, run = folders
+    (tmp_path / "a.txt").write_text("ab a b ba ab\n" * 20)
+    assert main(["eval", str(run), "--data.path", str(tmp_path / "a.txt"), "--data.bos", rule, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
+    ids = load_tokenizer(source).encode((tmp_path / "a.txt").read_text())
+    T, losses = LLAMA.block_size, []
+    for k in range(0, len(ids) - T, T):
+        inputs, targets = ids[k : k + T].tolist(), ids[k + 1 : k + T + 1].tolist()
+        if start:
+            inputs[0] = 1
+        with torch.no_grad():
+            logits = model(torch.tensor([inputs])).logits[0]
+        losses.append(torch.nn.functional.cross_entropy(logits, torch.tensor(targets)).item())
+    assert result["windows"] == len(losses)
+    assert result["loss"] == pytest.approx(sum(losses) / len(losses), abs=1e-4)
+    assert f"; {'' if start else 'no '}<s> at the start of each window" in result["text"]
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(("rule", "prompt"), [("auto", [1]), ("no", [])])
+def test_a_fine_tuned_run_keeps_the_rule_for_its_prompts(folders, tmp_path, rule, prompt):
+    (tmp_path / "a.txt").write_text("ab a b ba ab\n" * 20)
+    words = [
+        "train",
+        "finetune",
+        "--init-from",
+        str(folders[1]),
+        "--data.path",
+        str(tmp_path / "a.txt"),
+        "--data.bos",
+        rule,
+    ]
+    size = ["--train.steps", "1", "--train.batch-size", "1", "--data.window", "8", "--train.sample-tokens", "0"]
+    assert main([*words, *size, "--out", str(tmp_path / "run")]) == 0
+    tokenizer = jaxgpt.load(tmp_path / "run").tokenizer
+    assert encode_prompt(tokenizer, V, "a b") == [*prompt, *tokenizer.encode("a b")]
+    export_model(tmp_path / "run", tmp_path / "out")
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert theirs("a b").input_ids == encode_prompt(tokenizer, V, "a b")
+
+
 BAD = {
     "an id": ({"generation_config": {"eos_token_id": "2"}}, "eos_token_id must be an integer or a list"),
     "a list of ids": ({"generation_config": {"eos_token_id": [2, 0.5]}}, "eos_token_id must be an integer or a list"),
@@ -193,10 +262,10 @@ def test_a_bad_template_is_refused(tmp_path, template):
     source = source_folder(tmp_path / "hf", tokenizer_config={"chat_template": template})
     (source / "chat_template.jinja").unlink()
     with pytest.raises(UserError, match="chat_template must be a string"):
-        read_special_tokens(source)
+        read_special_files(source)
     (source / "chat_template.jinja").write_bytes(b"\xff")
     with pytest.raises(UserError, match="not UTF-8"):
-        read_special_tokens(source)
+        read_special_files(source)
 
 
 @pytest.mark.ci

@@ -20,10 +20,10 @@ from jaxgpt.config import Config, ModelConfig, TrainConfig
 from jaxgpt.data.batches import Batches
 from jaxgpt.data.chat_template import ChatTemplate
 from jaxgpt.data.conversations import Conversation, encode_conversation, load_conversations, pack_conversations
+from jaxgpt.data.special import SpecialTokens
 from jaxgpt.data.tokenizer import (
     ByteTokenizer,
     CharTokenizer,
-    SpecialTokens,
     SubwordTokenizer,
     Tokenizer,
     WordTokenizer,

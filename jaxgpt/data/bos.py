@@ -1,0 +1,116 @@
+"""The beginning-of-text token: one rule for texts, documents, pairs and prompts, kept in tokenizer.json.
+
+The rule is the post-processor of the tokenizer, which transformers and other programs read as well. `data.bos` changes it when
+a run or a directory of tokens is created:
+
+auto  the tokenizer decides
+yes   texts begin with the token, even if the tokenizer did not prepend it
+no    no text begins with the token
+
+A text without documents is trained on and evaluated in windows: each window begins with the token, as every prompt does.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from jaxgpt.data.tokenizer import SubwordTokenizer, Tokenizer, call_tokenizers
+from jaxgpt.errors import UserError
+
+
+def with_bos(tokenizer: Tokenizer, rule: str) -> Tokenizer:
+    """Return a tokenizer that follows the rule; the tokenizer itself if it already does.
+
+    Raises:
+        UserError: if the rule is `yes`, and the tokenizer has no beginning-of-text token.
+    """
+    ids = text_bos(tokenizer, rule)
+    if ids == tokenizer.bos_ids:
+        return tokenizer
+    assert isinstance(tokenizer, SubwordTokenizer)
+    value = json.loads(tokenizer.to_json())
+    if ids:
+        value["post_processor"] = _prepending(value["post_processor"], ids[0], tokenizer.library.id_to_token(ids[0]))
+    else:
+        value["post_processor"] = _not_prepending(value["post_processor"])
+    library = type(tokenizer.library)
+    changed = SubwordTokenizer(call_tokenizers(lambda: library.from_str(json.dumps(value)), "this post-processor"))
+    changed.special = tokenizer.special
+    return changed
+
+
+def text_bos(tokenizer: Tokenizer, rule: str) -> tuple[int, ...]:
+    """Return the ids that begin a text under a rule, for a tokenizer that may follow a different rule.
+
+    Raises:
+        UserError: as in `with_bos`.
+    """
+    if rule == "no":
+        return ()
+    if rule == "auto" or tokenizer.bos_ids:
+        return tokenizer.bos_ids
+    i = tokenizer.special.bos_id
+    if i is None and isinstance(tokenizer, SubwordTokenizer):
+        i = tokenizer.library.token_to_id(tokenizer.special.names.get("bos_token", ""))
+    if i is None or i >= tokenizer.vocab_size or not isinstance(tokenizer, SubwordTokenizer):
+        raise UserError(
+            "bos yes: the tokenizer has no beginning-of-text token; use bos auto, or add bos_token to tokenizer_config.json"
+        )
+    return (i,)
+
+
+def document_bos(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Return the ids between the end-of-text id and a document: `bos_ids`, unless they are this id, written anyway."""
+    return () if tokenizer.bos_ids == (tokenizer.eos_id,) else tokenizer.bos_ids
+
+
+def describe(tokenizer: Tokenizer, used: tuple[int, ...], where: str) -> str:
+    """Return a note for the description of data, such as "; <s> before each document".
+
+    Args:
+        tokenizer: the tokenizer of the model.
+        used: ids in the data.
+        where: the place, such as "before each document".
+    """
+    if used:
+        return f"; {tokenizer.decode(used)} {where}"
+    if tokenizer.bos_ids and tokenizer.bos_ids != (tokenizer.eos_id,):
+        return f"; no {tokenizer.decode(tokenizer.bos_ids)} {where}, unlike prompts"
+    return ""
+
+
+def _prepending(before: Any, i: int, token: str) -> Any:
+    """Return the post-processor that first does what `before` does, then prepends a token."""
+    start = {"SpecialToken": {"id": token, "type_id": 0}}
+    first = {"Sequence": {"id": "A", "type_id": 0}}
+    second = {"Sequence": {"id": "B", "type_id": 0}}
+    template = {
+        "type": "TemplateProcessing",
+        "single": [start, first],
+        "pair": [start, first, second],
+        "special_tokens": {token: {"id": token, "ids": [i], "tokens": [token]}},
+    }
+    if before is None:
+        return template
+    return {"type": "Sequence", "processors": [before, template]}
+
+
+def _not_prepending(value: Any) -> Any:
+    """Return a post-processor without the tokens that it prepends; other tokens, such as an end, are kept."""
+    kind = value and value["type"]
+    if kind == "Sequence":
+        parts = [_not_prepending(each) for each in value["processors"]]
+        return {"type": "Sequence", "processors": [each for each in parts if each is not None]}
+    if kind == "TemplateProcessing":
+        return value | {key: _without_start(value[key]) for key in ("single", "pair")}
+    if kind in ("BertProcessing", "RobertaProcessing"):
+        return None
+    return value
+
+
+def _without_start(pieces: list[Any]) -> list[Any]:
+    start = 0
+    while start < len(pieces) and "SpecialToken" in pieces[start]:
+        start += 1
+    return pieces[start:]

@@ -1,0 +1,285 @@
+"""Special tokens of a model, defined in transformers files next to tokenizer.json.
+
+generation_config.json      ids that begin and end a text; for ids that it lacks, config.json; defaults of sampling
+tokenizer_config.json       names of the tokens (`bos_token`, ...), further tokens, added tokens, the chat template
+special_tokens_map.json     names of the tokens; read if tokenizer_config.json has no `added_tokens_decoder`
+added_tokens.json           ids of added tokens; read if tokenizer_config.json has no `added_tokens_decoder`
+chat_template.jinja         the chat template, and additional_chat_templates/NAME.jinja for templates with a name;
+                            used instead of the templates in tokenizer_config.json
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxgpt.errors import UserError, short_repr
+from jaxgpt.files import read_bytes, read_json
+
+GENERATION = "generation_config.json"
+TOKENIZER = "tokenizer_config.json"
+MAP = "special_tokens_map.json"
+ADDED = "added_tokens.json"
+TEMPLATE = "chat_template.jinja"
+TEMPLATES = "additional_chat_templates"  # directory
+
+# Names of special tokens in chat templates. A model may have further ones, such as `image_token`.
+TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
+EXTRA = "extra_special_tokens"  # named tokens of this model only; in files of transformers 5, also a list without names
+EXTRA_BEFORE_5 = "additional_special_tokens"  # a list of tokens without names
+OPTIONS = ("single_word", "lstrip", "rstrip", "normalized", "special")  # fields of an added token
+IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """Special tokens of a model: the contents of two files, which export writes back."""
+
+    # Content of generation_config.json; missing ids are filled in from config.json.
+    generation: Mapping[str, Any] = field(default_factory=dict)
+    # Entries of tokenizer_config.json: tokens by name (None: declared as null), and chat templates, one as a string, several
+    # as `[{"name": ..., "template": ...}, ...]`. The other files of tokens and templates are merged into these entries.
+    tokenizer: Mapping[str, Any] = field(default_factory=dict)
+    missing: frozenset[str] = frozenset()  # names of tokens that the vocabulary lacks
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """Ids that end a text."""
+        return tuple(dict.fromkeys(_ids_of(self.generation.get("eos_token_id"))))
+
+    @property
+    def bos_id(self) -> int | None:
+        """Id of the beginning-of-text token, even if the tokenizer does not prepend it."""
+        ids = _ids_of(self.generation.get("bos_token_id"))
+        return ids[0] if ids else None
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Special tokens, keyed by their names in chat templates."""
+        return {name: token for name, token in self._named() if token and name not in self.missing}
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variables of a chat template: `names`, and "" for each token that the tokenizer declares as null."""
+        return self.names | {name: "" for name, token in self._named() if token is None}
+
+    @property
+    def chat_template(self) -> str | None:
+        """Jinja source of the chat template; None: the model has no template."""
+        templates = self.tokenizer.get("chat_template")
+        if not isinstance(templates, list):
+            return templates
+        for each in templates:
+            if each["name"] == "default":
+                return str(each["template"])
+        return None
+
+    @property
+    def tokens(self) -> set[str]:
+        """All special tokens, with and without a name, even those that the vocabulary lacks."""
+        return {token for _, token in self._named() if token} | set(self.tokenizer.get(EXTRA_BEFORE_5, ()))
+
+    def _named(self) -> Iterator[tuple[str, str | None]]:
+        for name in TOKENS:
+            if name in self.tokenizer:
+                yield name, self.tokenizer[name]
+        yield from self.tokenizer.get(EXTRA, {}).items()
+
+
+class AddedToken(NamedTuple):
+    """A token to add to the vocabulary of tokenizer.json."""
+
+    id: int
+    content: str
+    options: Mapping[str, bool]  # single_word, lstrip, rstrip, normalized, special
+    file: str  # the file that defines it
+
+
+class SpecialFiles(NamedTuple):
+    """The contents of all files of a directory that define special tokens."""
+
+    tokens: SpecialTokens
+    added: list[AddedToken]  # sorted by id
+
+
+def read_special_files(directory: Path, config: Mapping[str, Any] | None = None) -> SpecialFiles:
+    """Read the files that define special tokens in a directory, with the same precedence as transformers.
+
+    Args:
+        directory: the directory of tokenizer.json; each file is optional.
+        config: config.json of a model; provides ids that generation_config.json lacks.
+
+    Raises:
+        UserError: if a file cannot be read, or a token, id or template has the wrong type.
+    """
+    path = directory / TOKENIZER
+    values = _read(path)
+    named = _named(values, path)
+    if "added_tokens_decoder" in values:
+        added = _decoder(values["added_tokens_decoder"], path)
+    else:
+        map_path = directory / MAP
+        mapped = _read(map_path)
+        named = _merged(named, _named(mapped, map_path), join=EXTRA in mapped)
+        added = _added(directory / ADDED, named)
+
+    entries = _entries(named)
+    template = _templates(directory, values.get("chat_template"))
+    if template is not None:
+        entries["chat_template"] = template
+    generation = _generation(directory, config or {})
+    return SpecialFiles(SpecialTokens(generation, entries), added)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.is_file() else {}
+
+
+def _generation(directory: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Read generation_config.json, and fill in ids from config.json."""
+    generation = _read(directory / GENERATION)
+    for name in IDS:
+        file = GENERATION
+        value = generation.get(name)
+        if value is None:
+            file = "config.json"
+            value = config.get(name)
+        if value is None:
+            continue
+        ids = value if isinstance(value, list) else [value]
+        if any(type(i) is not int for i in ids):
+            raise UserError(f"{directory / file}: {name} must be an integer or a list of integers: {short_repr(value)}")
+        generation[name] = value
+    return generation
+
+
+class _Named(NamedTuple):
+    """The tokens that a file defines."""
+
+    by_name: dict[str, str | None]
+    fixed: dict[str, str | None]  # the part of `by_name` that no other file replaces
+    extra: list[str] | None  # tokens without a name; None: the file has no such list
+
+
+def _named(values: Mapping[str, Any], path: Path) -> _Named:
+    by_name = dict[str, str | None]()
+    for name in TOKENS:
+        if name in values:
+            value = values[name]
+            by_name[name] = None if value is None else _token(value, f"{path}: {name}")
+
+    # Tokens of this model only: any other `*_token`, and those of `EXTRA` if it names its tokens.
+    fixed = dict[str, str | None]()
+    for name, value in values.items():
+        if not name.endswith("_token") or name in TOKENS:
+            continue
+        if isinstance(value, str):
+            fixed[name] = value
+        elif isinstance(value, dict) and isinstance(value.get("content"), str):
+            by_name[name] = value["content"]
+    for group in (values.get("model_specific_special_tokens"), values.get(EXTRA)):
+        if isinstance(group, dict):
+            fixed |= {name: _token(value, f"{path}: {name}") for name, value in group.items()}
+    by_name |= fixed
+
+    for key in (EXTRA, EXTRA_BEFORE_5):
+        listed = values.get(key)
+        if isinstance(listed, list):
+            return _Named(by_name, fixed, [_token(value, f"{path}: {key}") for value in listed])
+    return _Named(by_name, fixed, None)
+
+
+def _merged(first: _Named, second: _Named, *, join: bool) -> _Named:
+    """Merge the tokens of two files: the second replaces names, and adds to (`join`) or completes the list."""
+    extra = first.extra
+    if extra is None:
+        extra = second.extra
+    elif join:
+        extra = list(dict.fromkeys([*extra, *(second.extra or ())]))
+    return _Named(first.by_name | second.by_name | first.fixed, first.fixed, extra)
+
+
+def _entries(named: _Named) -> dict[str, Any]:
+    """Return the entries of tokenizer_config.json, in the spelling that transformers 4 and 5 read."""
+    entries: dict[str, Any] = {name: token for name, token in named.by_name.items() if name in TOKENS}
+    others = {name: token for name, token in named.by_name.items() if name not in TOKENS}
+    if others:
+        entries[EXTRA] = others
+    if named.extra:
+        entries[EXTRA_BEFORE_5] = named.extra
+    return entries
+
+
+def _token(value: Any, where: str) -> str:
+    """Return the text of a token, which may be stored in an object."""
+    text = value.get("content") if isinstance(value, dict) else value
+    if not isinstance(text, str):
+        raise UserError(f"{where} must be a string: {short_repr(value)}")
+    return text
+
+
+def _decoder(values: Any, path: Path) -> list[AddedToken]:
+    """Read `added_tokens_decoder`: `{"0": {"content": "<unk>", "special": true, ...}, ...}`."""
+    where = f"{path}: added_tokens_decoder"
+    if not isinstance(values, dict):
+        raise UserError(f"{where} must be an object: {short_repr(values)}")
+    added = []
+    for key, value in values.items():
+        if not key.isdecimal() or not isinstance(value, dict):
+            raise UserError(f"{where} must map ids to objects with a content: {short_repr({key: value})}")
+        content = _token(value, f"{where}, id {key}")
+        options = {name: option for name, option in value.items() if name in OPTIONS and isinstance(option, bool)}
+        added.append(AddedToken(int(key), content, options, TOKENIZER))
+    return sorted(added, key=lambda token: token.id)
+
+
+def _added(path: Path, named: _Named) -> list[AddedToken]:
+    """Read added_tokens.json: `{"<unk>": 0, ...}`. The tokens that other files define are special."""
+    special = {*named.by_name.values(), *(named.extra or ())}
+    added = []
+    for content, i in _read(path).items():
+        if type(i) is not int or i < 0:
+            raise UserError(
+                f"{path}: the id of {short_repr(content)} must be an integer of at least 0: {short_repr(i)}"
+            )
+        is_special = content in special
+        options = {"normalized": not is_special, "special": is_special}
+        added.append(AddedToken(i, content, options, ADDED))
+    return sorted(added, key=lambda token: token.id)
+
+
+def _templates(directory: Path, configured: Any) -> Any:
+    """Return the chat template as a string, several as a list of names and templates, or None."""
+    in_files = []
+    if (directory / TEMPLATE).is_file():
+        in_files.append({"name": "default", "template": _text(directory / TEMPLATE)})
+    for path in sorted((directory / TEMPLATES).glob("*.jinja")):
+        in_files.append({"name": path.stem, "template": _text(path)})
+    where = f"{directory / TOKENIZER}: chat_template"
+    templates = in_files or configured
+    if templates is None or isinstance(templates, str):
+        return templates
+    if not isinstance(templates, list):
+        raise UserError(f"{where} must be a string: {short_repr(templates)}")
+    for each in templates:
+        if not isinstance(each, dict) or not isinstance(each.get("name"), str):
+            raise UserError(f"{where} must be a string, or a list of names and templates: {short_repr(each)}")
+        _token(each.get("template"), where)
+    if len(templates) == 1 and templates[0]["name"] == "default":
+        return templates[0]["template"]
+    return templates
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_bytes(path).decode("utf-8")
+    except UnicodeDecodeError as e:
+        raise UserError(f"{path} is not UTF-8 text (byte {e.start})") from None
+
+
+def _ids_of(value: Any) -> list[int]:
+    """Convert an id, a list of ids or None to a list of ids, without negative ids."""
+    ids = value if isinstance(value, list) else [-1 if value is None else value]
+    return [i for i in ids if i >= 0]

@@ -1,0 +1,94 @@
+"""Sampling defaults of a model: the settings in its generation_config.json, used unless a setting is given."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import fields
+from typing import Any, NamedTuple
+
+from jaxgpt.config import SamplingParams
+from jaxgpt.data.special import GENERATION
+from jaxgpt.data.tokenizer import Tokenizer
+from jaxgpt.errors import UserError, short_repr
+
+NAMES = tuple(each.name for each in fields(SamplingParams))
+# Unsupported transformers settings that change the sampled tokens, with the values that have no effect.
+NOT_APPLIED: dict[str, tuple[Any, ...]] = {
+    "typical_p": (1,),
+    "epsilon_cutoff": (0,),
+    "eta_cutoff": (0,),
+    "top_h": (),
+    "penalty_alpha": (0,),
+    "num_beams": (1,),
+    "encoder_repetition_penalty": (1,),
+    "min_length": (0,),
+    "min_new_tokens": (0,),
+    "bad_words_ids": ([],),
+    "suppress_tokens": ([],),
+    "begin_suppress_tokens": ([],),
+    "sequence_bias": ({}, []),
+}
+
+
+class SamplingDefaults(NamedTuple):
+    """The sampling settings of generation_config.json.
+
+    Attributes:
+        values: fields of `SamplingParams`; {}: the model has no such settings.
+        ignored: why a setting is not used, keyed by its name.
+    """
+
+    values: dict[str, Any]
+    ignored: dict[str, str]
+
+    def note(self, given: Collection[str]) -> str:
+        """Return a line with the settings in use and the ignored settings, except `given` ones; "" if there are none."""
+        used = {name: value for name, value in self.values.items() if name not in given}
+        own = vars(SamplingParams())
+        changed = [f"{name} {value:g}" for name, value in used.items() if value != own[name]]
+        ignored = [f"{name} {why}" for name, why in self.ignored.items() if name not in given]
+        parts = []
+        if changed:
+            parts.append(f"sampling: {', '.join(changed)} from {GENERATION}")
+        if ignored:
+            parts.append(f"not used from {GENERATION}: {', '.join(ignored)}")
+        return "; ".join(parts)
+
+
+def sampling_defaults(tokenizer: Tokenizer) -> SamplingDefaults:
+    """Return the sampling settings that a model recommends; `do_sample` false means temperature 0.
+
+    Invalid settings and those without an equivalent are not used.
+    """
+    generation = tokenizer.special.generation
+    values = dict[str, Any]()
+    ignored = dict[str, str]()
+    for name in NAMES:
+        value = generation.get(name)
+        if value is None:
+            continue
+        try:
+            checked = SamplingParams(**{name: value})
+        except UserError as e:
+            ignored[name] = f"{short_repr(value)} ({e})"
+            continue
+        values[name] = getattr(checked, name)
+
+    do_sample = generation.get("do_sample")
+    if do_sample is False:
+        values["temperature"] = 0.0
+        ignored.pop("temperature", None)
+    elif do_sample not in (None, True):
+        ignored["do_sample"] = f"{short_repr(do_sample)} (do_sample must be true or false)"
+
+    for name, without_effect in NOT_APPLIED.items():
+        value = generation.get(name)
+        if value is not None and value not in without_effect:
+            ignored[name] = f"{short_repr(value)} (not supported)"
+    return SamplingDefaults(values, ignored)
+
+
+def with_defaults(tokenizer: Tokenizer, given: Mapping[str, Any], without: Collection[str] = ()) -> dict[str, Any]:
+    """Return settings, completed by the sampling defaults of a model except those in `without`."""
+    defaults = sampling_defaults(tokenizer).values
+    return {name: value for name, value in defaults.items() if name not in without} | dict(given)

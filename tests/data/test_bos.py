@@ -1,0 +1,260 @@
+"""The beginning-of-text token: one rule for windows, documents, pairs and prompts, taken from the tokenizer."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+
+from jaxgpt.cli.report import first_prompt, without_bos
+from jaxgpt.config import Config, DataConfig, ModelConfig, PrepareParams, from_json, to_json
+from jaxgpt.data import cuts, open_data
+from jaxgpt.data import documents as documents_module
+from jaxgpt.data.bos import text_bos, with_bos
+from jaxgpt.data.conversations import encode_conversation
+from jaxgpt.data.prepare import prepare
+from jaxgpt.data.shards import read_index, write_index
+from jaxgpt.data.special import SpecialTokens
+from jaxgpt.data.tokenizer import SubwordTokenizer
+from jaxgpt.data.tokenizer_files import load_tokenizer, make_tokenizer, save_tokenizer
+from jaxgpt.errors import UserError
+from jaxgpt.files import sha256_file
+from jaxgpt.lm.arguments import encode_prompt
+
+BOS, END = 257, 258
+START = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", BOS)])
+PROCESSORS: dict[str, Any] = {
+    "none": None,
+    "offsets": processors.ByteLevel(trim_offsets=True),
+    "start": START,
+    "offsets, then start": processors.Sequence([processors.ByteLevel(trim_offsets=False), START]),
+    "start and end": processors.TemplateProcessing("<s> $A </s>", special_tokens=[("<s>", BOS), ("</s>", END)]),
+    "roberta": processors.RobertaProcessing(("</s>", END), ("<s>", BOS)),
+}
+PREPENDING = ("start", "offsets, then start", "start and end", "roberta")
+TEXT = "the quick brown fox jumps over the lazy dog. " * 20
+
+
+def byte_tokenizer(processor: Any, end: str = "</s>") -> SubwordTokenizer:
+    library = Tokenizer(models.BPE({c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, []))
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    library.add_special_tokens([AddedToken(name, normalized=False) for name in ("<|x|>", "<s>", "</s>")])
+    if processor is not None:
+        library.post_processor = processor
+    made = SubwordTokenizer(library)
+    end_id = library.token_to_id(end)
+    made.special = SpecialTokens({"bos_token_id": BOS, "eos_token_id": end_id}, {"bos_token": "<s>", "eos_token": end})
+    return made
+
+
+def saved(tokenizer: SubwordTokenizer, folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    save_tokenizer(folder, tokenizer)
+    return folder
+
+
+def text_config(path: Path, tokenizer: Path, **data: Any) -> Config:
+    model = ModelConfig(block_size=16, n_layer=1, n_head=1, n_embd=8)
+    return Config(model=model, data=DataConfig(path=str(path), tokenizer=str(tokenizer), **data))
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+@pytest.mark.parametrize("rule", ["auto", "yes", "no"])
+def test_the_rule_is_kept_in_the_tokenizer_where_transformers_reads_it(name: str, rule: str, tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer(PROCESSORS[name])
+    prepends = {"auto": name in PREPENDING, "yes": True, "no": False}[rule]
+    changed = with_bos(tokenizer, rule)
+    assert changed.bos_ids == text_bos(tokenizer, rule) == ((BOS,) if prepends else ())
+    assert with_bos(changed, rule) is changed
+    assert changed.encode("ab").tolist() == tokenizer.encode("ab").tolist()
+    assert changed.special == tokenizer.special
+    again = load_tokenizer(saved(changed, tmp_path / "saved"))  # type: ignore[arg-type]
+    assert again.bos_ids == changed.bos_ids
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / "saved")
+    end = [END] if name == "start and end" else [END] if name == "roberta" and rule != "no" else []
+    assert theirs("ab").input_ids == [*encode_prompt(again, 259, "ab"), *end]
+
+
+@pytest.mark.parametrize("kind", ["byte", "char", "word", "bpe"])
+def test_tokenizers_without_the_token_are_unchanged_or_one_line(kind: str) -> None:
+    tokenizer = make_tokenizer(kind, TEXT, 300)
+    assert with_bos(tokenizer, "auto") is with_bos(tokenizer, "no") is tokenizer
+    with pytest.raises(UserError, match="no beginning-of-text token"):
+        with_bos(tokenizer, "yes")
+
+
+@pytest.mark.parametrize("documents", [["ab", "", "a" * 50], ["a"]])
+@pytest.mark.parametrize("form", ["llm.c", "nanogpt"])
+def test_each_prepared_document_begins_with_the_token(form: Any, documents: list[str], tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer(START)
+    source = tmp_path / "a.jsonl"
+    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
+    folder = saved(tokenizer, tmp_path / "tokenizer")
+    index = prepare(
+        [str(source)], tmp_path / "out", PrepareParams(str(folder), format=form, val_fraction=0.0, workers=1)
+    )
+    offset = 1024 if form == "llm.c" else 0
+    [shard] = index["splits"]["train"]["shards"]
+    ids = np.frombuffer((tmp_path / "out" / shard["file"]).read_bytes()[offset:], np.uint16).tolist()
+    expected = []
+    for text in documents:
+        body = [BOS, *tokenizer.encode(text).tolist()]
+        expected += [END, *body] if form == "llm.c" else [*body, END]
+    assert ids == expected
+    assert index["tokenizer"]["bos"] == "<s>"
+    read = open_data(text_config(tmp_path / "out", folder, train_fraction=0.5)) if len(ids) > 60 else None
+    assert read is None or read.source.endswith("; <s> before each document")
+
+
+def test_a_text_in_pieces_begins_with_the_token_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents_module, "BLOCK", 50)
+    monkeypatch.setattr(cuts, "PIECE", 20)
+    (tmp_path / "a.txt").write_text(TEXT)
+    folder = saved(byte_tokenizer(START), tmp_path / "tokenizer")
+    index = prepare(
+        [str(tmp_path / "a.txt")], tmp_path / "out", PrepareParams(str(folder), val_fraction=0.0, workers=1)
+    )
+    assert index["pieces"] > 5
+    assert index["splits"]["train"]["tokens"] == len([END, BOS, *TEXT])
+
+
+@pytest.mark.parametrize("rule", ["auto", "no", "yes"])
+def test_a_token_that_both_ends_and_begins_is_not_doubled(rule: Any, tmp_path: Path) -> None:
+    """As in OPT: the end-of-text id before a document is its beginning-of-text id."""
+    source = tmp_path / "a.txt"
+    source.write_text("ab")
+    folder = saved(byte_tokenizer(START, end="<s>"), tmp_path / "tokenizer")
+    index = prepare([str(source)], tmp_path / "out", PrepareParams(str(folder), bos=rule, val_fraction=0.0, workers=1))
+    assert index["splits"]["train"]["tokens"] == 3
+
+
+def test_each_window_of_a_text_begins_with_the_token_and_has_the_same_targets(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(TEXT)
+    folder = saved(byte_tokenizer(START), tmp_path / "tokenizer")
+    config = text_config(tmp_path / "a.txt", folder)
+    data, plain = open_data(config), open_data(replace(config, data=replace(config.data, bos="no")))
+    starts = np.array([0, 5, 60])
+    for with_token, without in ((data.train, plain.train), (data.val, plain.val)):
+        with_rows, rows = with_token.windows(starts, 16), without.windows(starts, 16)
+        assert (with_rows[:, 0] == BOS).all()
+        assert (with_rows[:, 1:] == rows[:, 1:]).all()
+        assert len(with_token) == len(without)
+    assert data.source.endswith("a.txt; <s> at the start of each window")
+    assert plain.source.endswith("a.txt")
+    assert (data.tokenizer.bos_ids, plain.tokenizer.bos_ids) == ((BOS,), ())
+
+
+def test_text_of_a_given_tokenizer_follows_the_setting_and_the_difference_is_printed(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(TEXT)
+    tokenizer = byte_tokenizer(START)
+    config = text_config(tmp_path / "a.txt", tmp_path, bos="no")
+    data = open_data(config, tokenizer)
+    assert data.tokenizer is tokenizer
+    assert data.train.windows(np.array([3]), 16)[0, 0] != BOS
+    assert data.source.endswith("; no <s> at the start of each window, unlike prompts")
+
+
+def test_nothing_changes_for_gpt2(tmp_path: Path) -> None:
+    """The beginning-of-text token of GPT-2 is its end-of-text token, which the tokenizer does not prepend."""
+    (tmp_path / "a.txt").write_text(TEXT)
+    tokenizer = byte_tokenizer(processors.ByteLevel(trim_offsets=False), end="<s>")
+    data = open_data(text_config(tmp_path / "a.txt", tmp_path), tokenizer)
+    assert data.source == str(tmp_path / "a.txt")
+    assert data.train.windows(np.array([0]), 16)[0].tolist() == tokenizer.encode(TEXT)[:17].tolist()
+
+
+@pytest.mark.parametrize("rule", ["auto", "no"])
+def test_pairs_and_prompts_follow_the_same_rule(rule: str) -> None:
+    tokenizer = with_bos(byte_tokenizer(START), rule)
+    ids, _ = encode_conversation({"prompt": "a", "completion": "b"}, tokenizer, None)
+    start = encode_prompt(tokenizer, 259, "a")
+    assert ids[: len(start)].tolist() == start
+    assert (BOS in start) == (rule == "auto")
+
+
+@pytest.mark.parametrize(
+    ("data", "rule"),
+    [
+        ({"path": "a.txt"}, "no"),
+        ({"path": "tokens"}, "no"),
+        ({"mix": ["a=1", "b=2"]}, "no"),
+        ({"dataset": "shakespeare"}, "no"),
+        ({"path": "talk.jsonl"}, "auto"),  # pairs began with the token
+        ({"dataset": "none"}, "auto"),  # an imported model
+    ],
+)
+def test_settings_of_0_1_0_mean_the_ids_that_it_trained_on(data: dict[str, Any], rule: str) -> None:
+    values = json.loads(to_json(Config()))
+    values["data"] |= data
+    assert from_json(json.dumps(values)).data.bos == "auto"
+    del values["data"]["bos"]
+    assert from_json(json.dumps(values)).data.bos == rule
+    assert from_json(json.dumps({"data": {"path": "a.txt"}})).data.bos == "auto"  # written by a person
+
+
+def of_0_1_0(index: dict[str, Any]) -> dict[str, Any]:
+    """The index of jaxgpt 0.1.0."""
+    del index["settings"]["bos_ids"], index["tokenizer"]["bos"]
+    return index
+
+
+def test_a_directory_of_0_1_0_is_read_and_continued_as_it_was_written(tmp_path: Path) -> None:
+    source, out = tmp_path / "a.jsonl", tmp_path / "out"
+    source.write_text("".join(json.dumps({"text": f"document {i} of some length"}) + "\n" for i in range(50)))
+    folder = saved(byte_tokenizer(START), tmp_path / "tokenizer")
+    params = PrepareParams(str(folder), val_fraction=0.0, workers=1, bos="no")
+    index = prepare([str(source)], out, params)
+    save_tokenizer(out, byte_tokenizer(START))  # 0.1.0 kept the tokenizer's rule
+    index["tokenizer"]["sha256"] = sha256_file(out / "tokenizer.json")
+    write_index(out, of_0_1_0(index))
+
+    data = open_data(text_config(out, folder))
+    assert data.source.endswith("; no <s> before each document, unlike prompts")
+    with pytest.raises(
+        UserError, match=r"created with the ids \[\] before each document, not \[257\]: use a different --bos"
+    ):
+        prepare([str(source)], out, replace(params, bos="auto"))
+    again = prepare([str(source)], out, params)
+    assert again["splits"] == index["splits"]
+
+
+def test_an_interrupted_command_continues_with_the_same_bytes(tmp_path: Path) -> None:
+    source, out = tmp_path / "a.jsonl", tmp_path / "out"
+    source.write_text("".join(json.dumps({"text": f"document {i}"}) + "\n" for i in range(50)))
+    folder = saved(byte_tokenizer(START), tmp_path / "tokenizer")
+    params = PrepareParams(str(folder), val_fraction=0.0, workers=1)
+    prepare([str(source)], out, params)
+    [shard] = out.glob("train*.bin")
+    whole = shard.read_bytes()
+    index = read_index(out)
+    assert index is not None
+    size = 1024 + 2 * len([END, BOS, *"document 0"])
+    shard.write_bytes(whole[:size])
+    entry = {"documents": 1, "tokens": (size - 1024) // 2, "bytes": len("document 0"), "shards": []}
+    write_index(out, index | {"complete": False, "pieces": 1, "splits": index["splits"] | {"train": entry}})
+    prepare([str(source)], out, params)
+    assert shard.read_bytes() == whole
+
+
+def test_a_trained_bpe_has_no_beginning_of_text_token(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(TEXT)
+    with pytest.raises(UserError, match="--bos yes: a trained bpe has no beginning-of-text token"):
+        prepare([str(tmp_path / "a.txt")], tmp_path / "out", PrepareParams("bpe", bos="yes"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_sample_at_the_end_of_training_begins_as_the_command_that_is_printed(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(TEXT)
+    tokenizer = byte_tokenizer(START)
+    config = text_config(tmp_path / "a.txt", tmp_path)
+    config = replace(config, train=replace(config.train, prompt="the"))
+    ids = first_prompt(config, tokenizer, open_data(config, tokenizer).val)
+    assert ids == encode_prompt(tokenizer, tokenizer.vocab_size, "the") == [BOS, *tokenizer.encode("the")]
+    assert tokenizer.decode(without_bos(tokenizer, ids)) == "the"
