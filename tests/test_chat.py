@@ -28,7 +28,7 @@ from jaxgpt.config import SamplingParams
 from jaxgpt.data.tokenizer import ByteTokenizer, SpecialTokens, SubwordTokenizer
 from jaxgpt.decoding.sampler import SamplerState
 from jaxgpt.errors import UserError
-from jaxgpt.lm import LM, Chat, engine
+from jaxgpt.lm import LM, Chat, engine, generation
 from jaxgpt.lm.arguments import row_keys
 from jaxgpt.lm.model import sampler_of
 
@@ -219,6 +219,22 @@ def test_what_cannot_be_answered_is_one_line(lm: LM) -> None:
             jaxgpt.chat(model, messages)
     with pytest.raises(UserError, match="unknown setting sampling; use one of temperature"):
         Chat(lm).answer("Hi", sampling=0.5)
+
+
+def test_a_continued_chat_needs_memory_for_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt just above a power of two needs no cache for twice its tokens."""
+    lm = talker(2**15, end=False)
+    chat = Chat(lm)
+    list(chat.answer("a" * 800, max_new_tokens=100, temperature=0))
+    model = lm.config.model
+    slot = 4 + 2 * model.n_layer * model.kv_heads * model.head_width * 4
+    monkeypatch.setattr(generation, "device_memory", lambda devices: 1900 * slot)
+    [*_, last] = chat.answer("a" * 250, max_new_tokens=100, temperature=0)
+    assert chat.prompt_tokens > 1025
+    assert chat.reused > 800
+    assert last.done is not None
+    with pytest.raises(UserError, match="not enough memory"):
+        list(chat.answer("a" * 700, max_new_tokens=100, temperature=0))
 
 
 def test_once_prints_an_answer_or_json(run: str, capsys: pytest.CaptureFixture[str]) -> None:
