@@ -116,7 +116,9 @@ def open_data(config: Config, tokenizer: Tokenizer | None = None, progress: Prog
     val: Split
     match _kind(data):
         case "conversations":
-            train, val, source, fingerprint = load_conversations(path, tokenizer, config.window, fraction, progress)
+            train, val, source, fingerprint = load_conversations(
+                path, tokenizer, config.window, fraction, progress, data
+            )
         case "token ids":
             size = tokenizer.vocab_size
             train, val, source = open_splits(path, fraction, size)

@@ -268,20 +268,6 @@ class SubwordTokenizer(Tokenizer):
         return self.library.to_str(pretty=True)
 
 
-def encode_spans(tokenizer: Tokenizer, text: str, spans: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
-    """Encode like `encode_special`; return ids and a mask of ids that overlap character ranges `spans`."""
-    if isinstance(tokenizer, SubwordTokenizer):
-        encoding = tokenizer.encode_offsets(text)
-        inside, offsets = np.zeros(len(encoding.ids), bool), np.array(encoding.offsets, np.int64).reshape(-1, 2)
-        for begin, end in spans:
-            touching = np.flatnonzero((offsets[:, 0] < end) & (offsets[:, 1] > begin))
-            inside[touching.min(initial=len(inside)) : touching.max(initial=-1) + 1] = True
-        return np.array(encoding.ids, np.int32), inside
-    bounds = [0, *itertools.chain.from_iterable(spans), len(text)]
-    parts = [tokenizer.encode(text[begin:end]) for begin, end in itertools.pairwise(bounds)]
-    return np.concatenate(parts), np.repeat(np.arange(len(parts)) % 2 == 1, [len(part) for part in parts])
-
-
 def call_tokenizers(function: Callable[[], T], what: str) -> T:
     """Call `tokenizers` or tiktoken, and convert their exceptions, including Rust panics, to a UserError."""
     try:

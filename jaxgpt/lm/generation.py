@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgpt.config import SEED, BeamParams, SamplingParams, TextParams
+from jaxgpt.data.chat_encoding import stop_ids
 from jaxgpt.decoding.sampler import Sampler, SamplerState
 from jaxgpt.decoding.sampling import DIVERGED, Filter
 from jaxgpt.errors import UserError
@@ -198,7 +199,7 @@ def read_request(lm: LM, prompts: Prompts, params: TextParams, sequences: int = 
     if "" in params.stop:
         raise UserError("a stop string is empty: omit it")
     given = {as_int("a stop id", i, 0, model.vocab_size - 1) for i in params.stop_ids}
-    ends = {i for i in tokenizer.end_ids if i < model.vocab_size}
+    ends = {i for i in stop_ids(tokenizer, lm.config.data) if i < model.vocab_size}
     if params.lookup and (len(rows) > 1 or params.overflow == "slide"):
         raise UserError(
             f"lookup {params.lookup} needs a single prompt, a single sequence, and no overflow slide: omit lookup, or "

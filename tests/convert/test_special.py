@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from folders import LLAMA, hf_folder, llama_tokenizer
 
@@ -164,6 +165,31 @@ def test_export_writes_back_what_was_read(folders, tmp_path):
     assert one.apply_chat_template(MESSAGES, **chat) == two.apply_chat_template(MESSAGES, **chat)
     assert (two.bos_token_id, two.eos_token_id, two.pad_token_id) == (1, END, 0)
     assert transformers.GenerationConfig.from_pretrained(tmp_path / "out").eos_token_id == [END, 2]
+
+
+def test_the_end_of_the_turn_is_exported_first(tmp_path):
+    """The end that a fine-tuned model generates; transformers stops there, too."""
+    files = {"config": {"eos_token_id": 2}, "generation_config": {"eos_token_id": 2}}
+    import_model(source_folder(tmp_path / "hf", **files), tmp_path / "run")
+    lm = jaxgpt.load(tmp_path / "run")
+    [out] = jaxgpt.generate(lm, [[START, 5]], max_new_tokens=3, temperature=0)
+    # Exchange the rows of the tied head, so that the model generates the end of the turn.
+    rows = lm.params["wte"]["embedding"]
+    order = list(range(V))
+    order[END], order[out.ids[0]] = out.ids[0], END
+    assert out.ids[0] not in (START, 5)
+    jaxgpt.save(lm._replace(params=lm.params | {"wte": {"embedding": rows[np.array(order)]}}), tmp_path / "tuned")
+    export_model(tmp_path / "tuned", tmp_path / "out")
+    for name in ("config", "generation_config"):
+        assert json.loads((tmp_path / "out" / f"{name}.json").read_text())["eos_token_id"] == [END, 2]
+
+    [ended] = jaxgpt.generate(jaxgpt.load(tmp_path / "tuned"), [[START, 5]], max_new_tokens=3, temperature=0)
+    assert (ended.ids, ended.finish_reason) == ([], "stop")
+    transformers = pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    ids = theirs.generate(torch.tensor([[START, 5]]), max_new_tokens=3, do_sample=False)
+    assert ids.tolist() == [[START, 5, END]]
 
 
 BAD = {
