@@ -39,14 +39,14 @@ trainer.train.train
                         model.gpt.Block._norm
                           model.norm.Norm.__call__
                             ops.norms.norm
-                      model.attention.Attention.__call__
+                      attention = model.attention.Attention.__call__
                         model.attention.Attention._project
                           model.linear.Linear.__call__
                             ops.linear.linear
                         ops.rotary.rotate
                         ops.attention.attend
                           ops.attention.Visible.mask
-                      model.mlp.MLP.__call__
+                      mlp = model.mlp.MLP.__call__
                         ops.activations.activate
               model.gpt.GPT.head
             train.loss.cross_entropy
@@ -77,7 +77,7 @@ lm.generation.generate
               model.gpt.GPT.stack
                 model.gpt.GPT.blocks
                   block = model.gpt.Block.__call__
-                    model.attention.Attention.__call__
+                    attention = model.attention.Attention.__call__
                       model.cache.KeysValues.write
           decoding.sampling.sample_token
             decoding.sampling.warp

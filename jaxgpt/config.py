@@ -28,6 +28,7 @@ MAX_ROWS = 2**16  # maximum num_beams and num_return_sequences
 
 NEW_TOKENS = 200  # default max_new_tokens, reduced if the text must fit the context
 SEED = 1337  # default seed for sampling
+SET_VARIABLES = ("messages", "tools", "add_generation_prompt")  # variables of chat templates that jaxgpt sets
 
 # Names in the registries of jaxgpt/ops, and "none". A program may add functions: docs/own/activation.md, docs/own/norm.md.
 NormName = Literal["layernorm", "rmsnorm", "stdnorm", "none"]
@@ -184,8 +185,13 @@ class DataConfig(Section):
     bos: Literal["auto", "yes", "no"] = setting(
         "auto", "begin texts, pairs and prompts with the beginning-of-text token; auto: if the tokenizer prepends it"
     )
+    chat_template_kwargs: str = setting("", 'variables of the chat template, as JSON: {"enable_thinking": false}')
+    answer_tokens: tuple[str, ...] = setting(
+        (), "special tokens that stay tokens in the assistant's messages, such as <think> </think>"
+    )
 
     def check(self) -> Iterator[str]:
+        _ = self.template_variables  # parsing raises an error for invalid variables
         if self.stride and (self.conversations or self.documents == "pack"):
             yield f"data.stride {self.stride} does not apply to packed documents or conversations: set it to 0"
         if self.path and self.mix:
@@ -194,6 +200,11 @@ class DataConfig(Section):
         if len(set(paths)) < len(paths):
             twice = next(path for path in paths if paths.count(path) > 1)
             yield f"data.mix lists {twice} twice: add up its weights"
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """The variables in `chat_template_kwargs`."""
+        return parse_variables(self.chat_template_kwargs, "data.chat_template_kwargs")
 
     @property
     def sources(self) -> list[tuple[DataConfig, int]]:
@@ -541,6 +552,39 @@ class Config(Section):
         return replace(
             self, **{k: replace(getattr(self, k), **v) if isinstance(v, dict) else v for k, v in changed.items()}
         )
+
+
+def parse_variables(text: str, where: str) -> dict[str, Any]:
+    """Parse the variables of a chat template, a JSON object; "": no variables.
+
+    Raises:
+        UserError: if the text is not a JSON object, or has the name of a variable that jaxgpt sets. It begins with `where`.
+    """
+    variables = parse_json(text, where) if text else {}
+    try:
+        return check_variables(variables)
+    except UserError as e:
+        raise UserError(f"{where}: {e}") from None
+
+
+def check_variables(variables: Any) -> dict[str, Any]:
+    """Check and copy the variables of a chat template.
+
+    Raises:
+        UserError: if they are not a mapping from names to JSON values, or have the name of a variable that jaxgpt sets.
+    """
+    if not isinstance(variables, Mapping):
+        raise UserError(
+            f'variables of a template must be an object such as {{"enable_thinking": false}}, not {short_repr(variables)}'
+        )
+    for name in variables:
+        if not isinstance(name, str) or name in SET_VARIABLES:
+            raise UserError(f"{short_repr(name)} is not a variable of a template that can be set: omit it")
+    try:
+        json.dumps(dict(variables), allow_nan=False)
+    except (TypeError, ValueError) as e:
+        raise UserError(f"variables of a template must be JSON values ({e}): {short_repr(variables)}") from None
+    return dict(variables)
 
 
 def to_json(config: Any) -> str:

@@ -47,6 +47,7 @@ DERIVED = {
     "rotary_width": {"rope_fraction"},
     "windows": {"sliding_window", "window_pattern"},
     "has_documents": {"documents"},
+    "template_variables": {"chat_template_kwargs"},
 }
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxgpt.cli.output import note, note_sampling, print_json, progress
 from jaxgpt.cli.parse import NO_SAMPLING, Checkpoint, GivenSampling, Json, Seed, Weights
-from jaxgpt.config import SEED, SamplingParams
+from jaxgpt.config import SEED, SamplingParams, parse_variables
 from jaxgpt.errors import UserError, reported
 from jaxgpt.files import write_atomically
 from jaxgpt.settings import check_text
@@ -32,6 +32,7 @@ def chat(
     *,
     once: str = "",
     system: str = "",
+    chat_template_kwargs: str = "",
     max_new_tokens: int | None = None,
     stop: tuple[str, ...] = (),
     seed: Seed = SEED,
@@ -50,18 +51,22 @@ def chat(
         run: run with the model
         once: answer this message and exit
         system: system message
+        chat_template_kwargs: variables of the chat template, as JSON, such as {"enable_thinking": false}; by default, the
+            variables that the run was fine-tuned with
         max_new_tokens: maximum number of tokens in an answer; by default 512, limited by the context length
         stop: strings that end an answer, excluded from it
     """
     if json and not once:
         raise UserError("--json prints the answer to one message: pass the message with --once TEXT")
     SamplingParams(**sampling)  # check the values before the model is read
+    variables = parse_variables(chat_template_kwargs, "--chat-template-kwargs")
     from jaxgpt.lm import Chat, load
 
     with progress("loading"):
         lm = load(run, checkpoint, weights)
-    conversation = Chat(lm, [{"role": "system", "content": system}] if system else [])
     note_sampling(lm, sampling)
+    messages = [{"role": "system", "content": system}] if system else []
+    conversation = Chat(lm, messages, chat_template_kwargs=variables)
 
     def answer(text: str, number: int = 0) -> Iterator[Any]:
         key = (seed + number) % 2**32  # the seed plus the number of previous answers

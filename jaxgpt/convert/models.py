@@ -13,6 +13,7 @@ from jaxgpt.convert.family import Family, canonical, engines
 from jaxgpt.convert.files import SECOND_COPY, SINGLE, Weights, check_new, new_directory
 from jaxgpt.convert.options import Options
 from jaxgpt.convert.tensors import Format, check_change, load_weights, probe_logits, save_weights
+from jaxgpt.data.chat_encoding import stop_ids
 from jaxgpt.data.special import IDS, SpecialTokens, read_special_files
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokenizer_files import (
@@ -103,7 +104,7 @@ def export_model(run: str | Path, target: Path, checkpoint: str = "best") -> Con
     with new_directory(target) as directory:
         config, params, tokenizer, _ = load(run, checkpoint)
         family, model = exported_form(config.model)
-        tokenizer.special = _special_tokens(tokenizer, model.block_size)
+        tokenizer.special = _special_tokens(tokenizer, config)
         ids = {name: tokenizer.special.generation.get(name) for name in IDS}
         write_json(directory / "config.json", family.config_to_hf(model) | {"dtype": "float32"} | ids)
         save_tokenizer(directory, tokenizer)
@@ -197,19 +198,25 @@ def _tokenizer(source: Path, named: str, model: ModelConfig, weights: Weights) -
         raise UserError(f"{e}; {fix}") from None
 
 
-def _special_tokens(tokenizer: Tokenizer, block_size: int) -> SpecialTokens:
-    """Return the model's special tokens; the tokenizer supplies missing tokens for transformers."""
-    eos, bos = tokenizer.eos_id, next(iter(tokenizer.bos_ids), None)
-    generation = {"bos_token_id": eos if bos is None else bos, "eos_token_id": eos}
-    named = {"eos_token": eos, "bos_token": bos}
-    fixed = {
+def _special_tokens(tokenizer: Tokenizer, config: Config) -> SpecialTokens:
+    """Return the model's special tokens; the tokenizer supplies missing tokens for transformers.
+
+    The end of the assistant's turn in the chat template comes first among the ids that end a text.
+    """
+    eos = tokenizer.eos_id
+    bos = next(iter(tokenizer.bos_ids), None)
+    generation: dict[str, Any] = {"bos_token_id": eos if bos is None else bos, "eos_token_id": eos}
+    generation |= dict(tokenizer.special.generation) or {"_from_model_config": True}
+    ends = list(stop_ids(tokenizer, config.data))
+    if ends and ends[0] != eos:
+        generation["eos_token_id"] = ends if len(ends) > 1 else ends[0]
+
+    tokens = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": block_size,
+        "model_max_length": config.model.block_size,
         "clean_up_tokenization_spaces": False,
     }
-    return SpecialTokens(
-        generation | (dict(tokenizer.special.generation) or {"_from_model_config": True}),
-        fixed
-        | {name: tokenizer.decode([i]) for name, i in named.items() if i is not None}
-        | dict(tokenizer.special.tokenizer),
-    )
+    for name, i in (("eos_token", eos), ("bos_token", bos)):
+        if i is not None:
+            tokens[name] = tokenizer.decode([i])
+    return SpecialTokens(generation, tokens | dict(tokenizer.special.tokenizer))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -16,7 +17,6 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jaxgpt.errors import UserError, short_repr
 
 RENDERED = 1 << 24  # maximum number of characters of a rendered conversation
-ROLES = ("system", "user", "assistant", "tool")
 MARK = secrets.token_hex(16)  # delimiter of the assistant's text; random, so that no message contains it
 
 Message = Mapping[str, Any]
@@ -26,25 +26,32 @@ class Rendered(NamedTuple):
     """A rendered conversation."""
 
     text: str  # input for the tokenizer, with the names of special tokens
-    spans: list[tuple[int, int]]  # [begin, end) of the characters that the assistant wrote; empty if not located
+    spans: list[tuple[int, int]]  # [begin, end) of the characters in `{% generation %}`; empty without this tag
 
 
 def check_messages(messages: Any) -> list[dict[str, Any]]:
     """Check and copy a conversation: a list of messages with `role` and `content`, as in chat APIs.
 
+    The template decides about roles and further keys, such as `name` and `tool_calls`. The content is a string, a list of
+    parts, or null in a message with tool calls.
+
     Raises:
-        UserError: if `messages` is empty or not a list, or a message has an unknown role or no string as content.
+        UserError: if `messages` is empty or not a list, or a message has no role or no content.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence) or not messages:
         raise UserError(
             f'messages must be a list such as [{{"role": "user", "content": "Hi"}}]: {short_repr(messages)}'
         )
     for number, message in enumerate(messages, 1):
-        if not isinstance(message, Mapping) or not isinstance(message.get("content"), str):
-            raise UserError(f"message {number} needs a role and a content that is a string: {short_repr(message)}")
-        if message.get("role") not in ROLES:
-            role = short_repr(message.get("role"))
-            raise UserError(f"message {number} has the role {role}: use one of {', '.join(ROLES)}")
+        if not isinstance(message, Mapping):
+            raise UserError(f"message {number} must have a role and a content: {short_repr(message)}")
+        role = message.get("role")
+        if not isinstance(role, str) or not role:
+            raise UserError(f"message {number} needs a role such as user: {short_repr(message)}")
+        content = message.get("content")
+        is_call = content is None and message.get("tool_calls")
+        if not isinstance(content, (str, list)) and not is_call:
+            raise UserError(f"message {number} needs a content, a string or a list of parts: {short_repr(message)}")
     return [dict(message) for message in messages]
 
 
@@ -56,29 +63,43 @@ class ChatTemplate:
 
     Args:
         source: Jinja source.
-        variables: variables of the template in addition to `messages`: `bos_token`, `eos_token`, ...; empty: a token that
-            the tokenizer declares as null, rendered as empty text, unlike a token that it does not declare.
+        variables: variables of the template in addition to `messages`: `bos_token`, `eos_token`, `enable_thinking`, ...; an
+            empty token is declared as null by the tokenizer, and rendered as empty text, unlike an undeclared token.
         date: date for templates that include it, such as `2024-07-26`; empty: today.
+        answer_tokens: names of special tokens that stay tokens in the assistant's messages, such as `<think>`.
     """
 
-    def __init__(self, source: str, variables: Mapping[str, str] | None = None, date: str = "") -> None:
-        self.source, self.date = source, date
+    def __init__(
+        self,
+        source: str,
+        variables: Mapping[str, Any] | None = None,
+        date: str = "",
+        answer_tokens: Sequence[str] = (),
+    ) -> None:
+        self.source = source
         self.variables = dict[str, Any](variables or {})
         for name, value in self.variables.items():
-            if value == "":
+            if name.endswith("_token") and value == "":
                 self.variables[name] = jinja2.Undefined(name=name)
+        self.date = date
+        self.answer_tokens = tuple(answer_tokens)
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> Rendered:
+    def render(
+        self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None, add_generation_prompt: bool = True
+    ) -> Rendered:
         """Render a conversation.
 
         Args:
             messages: conversation, `[{"role": "user", "content": "Hi"}, ...]`.
+            tools: descriptions of functions that the assistant may call, as JSON values; None: no tools.
             add_generation_prompt: end with the header of an assistant message.
 
         Raises:
             UserError: if the messages are malformed, or the template rejects them, fails, or renders too much text.
         """
-        variables = self.variables | {"tools": None, "documents": None, "messages": check_messages(messages)}
+        variables: dict[str, Any] = {"documents": None} | self.variables
+        variables["messages"] = check_messages(messages)
+        variables["tools"] = list(tools) if tools else None
         marked = ""
         try:
             for part in self._template.generate(variables, add_generation_prompt=add_generation_prompt):
@@ -96,46 +117,29 @@ class ChatTemplate:
             text += part
         return Rendered(text, spans)
 
-    def assistant_spans(self, messages: Sequence[Message]) -> Rendered:
-        """Render a complete conversation, and locate the assistant's text, the targets of training.
-
-        If the template has no `{% generation %}`, the text of an assistant message is the difference between two renderings,
-        without trailing white space. One rendering ends with this message; the other has the earlier messages and the
-        generation prompt.
-
-        Raises:
-            UserError: as in `render`; without `{% generation %}`: if the first message has the role assistant, or adding a
-                message changes earlier text.
-        """
-        whole = self.render(messages, add_generation_prompt=False)
-        if whole.spans:
-            return whole
-        if messages[0]["role"] == "assistant":
-            raise UserError("the first message has the role assistant: begin with a user message")
-        spans = []
-        for number, message in enumerate(messages):
-            if message["role"] != "assistant":
-                continue
-            before = self.render(messages[:number]).text
-            after = self.render(messages[: number + 1], add_generation_prompt=False).text
-            if not after.startswith(before) or not whole.text.startswith(after.rstrip()):
-                raise UserError(
-                    f"the assistant's text in message {number + 1} cannot be located: the chat template changes earlier "
-                    f"text when a message is added; use a template with {{% generation %}}"
-                )
-            spans.append((len(before), max(len(before), len(after.rstrip()))))  # empty span for an empty message
-        return Rendered(whole.text, spans)
+    @cached_property
+    def strings(self) -> frozenset[str]:
+        """The string constants of the template's expressions, for example strings that it looks for in messages."""
+        try:
+            syntax = self._environment.parse(self.source)
+        except jinja2.TemplateSyntaxError:  # `render` reports it
+            return frozenset()
+        return frozenset(node.value for node in syntax.find_all(jinja2.nodes.Const) if isinstance(node.value, str))
 
     @cached_property
     def _template(self) -> jinja2.Template:
-        """The compiled template, with the tags, functions and filter that transformers provides."""
+        return self._environment.from_string(self.source)
+
+    @cached_property
+    def _environment(self) -> ImmutableSandboxedEnvironment:
+        """The environment of the template, with the tags, functions and filter that transformers provides."""
         extensions = [Generation, loopcontrols]
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=extensions, undefined=UndefinedToken
         )
         environment.filters["tojson"] = _to_json
         environment.globals |= {"raise_exception": _raise, "strftime_now": self._strftime}
-        return environment.from_string(self.source)
+        return environment
 
     def _strftime(self, form: str) -> str:
         return (datetime.fromisoformat(self.date) if self.date else datetime.now()).strftime(form)
@@ -177,6 +181,14 @@ def _raise(message: str) -> None:
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, **options
-    )  # without escapes of <, > and &, unlike Jinja's filter
+    """Format JSON without escapes of <, > and &, unlike Jinja's filter, and without escapes of noncharacters.
+
+    Noncharacters mark names of control tokens in messages (`control_tokens.py`).
+    """
+    text = json.dumps(value, ensure_ascii=ensure_ascii, **options)
+    return re.sub(r"\\(?:u([0-9a-f]{4})|.)", _unescape_noncharacter, text) if ensure_ascii else text
+
+
+def _unescape_noncharacter(escape: re.Match[str]) -> str:
+    is_mark = escape[1] is not None and 0xFDD0 <= int(escape[1], 16) <= 0xFDEF
+    return chr(int(escape[1], 16)) if is_mark else escape[0]

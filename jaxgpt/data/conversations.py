@@ -5,15 +5,18 @@ from __future__ import annotations
 import codecs
 import hashlib
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from jaxgpt.config import DataConfig
+from jaxgpt.data.chat_encoding import Conversation, chat_format, encode_messages
 from jaxgpt.data.chat_template import ChatTemplate, check_messages
 from jaxgpt.data.packing import Packed
 from jaxgpt.data.text import Progress, no_progress
-from jaxgpt.data.tokenizer import Tokenizer, encode_continuation, encode_spans
+from jaxgpt.data.tokenizer import Tokenizer, encode_continuation
 from jaxgpt.data.tokens import Tokens
 from jaxgpt.errors import UserError, plural, reported, short_repr
 from jaxgpt.files import parse_json
@@ -23,19 +26,18 @@ PAIR = '{"prompt": "Hi", "completion": "Hello"}'
 EXAMPLE = '{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}'
 
 
-class Conversation(NamedTuple):
-    """An encoded conversation."""
-
-    ids: np.ndarray  # int32
-    is_target: np.ndarray  # bool; True for ids of the assistant's text, or of a completion and its end-of-text id
-
-
 def load_conversations(
-    path: Path, tokenizer: Tokenizer, block_size: int, train_fraction: float = 1.0, progress: Progress = no_progress
+    path: Path,
+    tokenizer: Tokenizer,
+    block_size: int,
+    train_fraction: float = 1.0,
+    progress: Progress = no_progress,
+    data: DataConfig | None = None,
 ) -> tuple[Packed, Packed, str, str]:
     """Read, encode, split and pack the conversations of a file.
 
-    Conversations of more than T + 1 ids are truncated; conversations without assistant tokens are then dropped.
+    Conversations of more than T + 1 ids are truncated; conversations without assistant tokens are then dropped. `data`
+    has the variables of the chat template.
 
     Returns:
         Training data; validation data, which may be empty; a one-line description; and the SHA-256 of the file.
@@ -43,24 +45,39 @@ def load_conversations(
     Raises:
         UserError: if the file cannot be read, a line is not a conversation, or no conversation remains.
     """
-    source, size = tokenizer.special.chat_template, block_size + 1
-    template = ChatTemplate(source, tokenizer.special.variables, DATE) if source else None
+    size = block_size + 1
+    form = chat_format(tokenizer, data or DataConfig(), date=DATE)
+    template = form.template if form else None
     conversations, sha256 = read_conversations(path, tokenizer, template, progress)
-    used = [each for each in conversations if each.is_target[1:size].any()]
-    kept = [Conversation(ids[:size], is_target[:size]) for ids, is_target in used]
+    kept = list[list[Conversation]]()  # the sequences of each conversation
+    truncated = 0
+    for sequences in conversations:
+        used = [each for each in sequences if each.is_target[1:size].any()]
+        truncated += any(len(each.ids) > size for each in used)
+        if used:
+            kept.append([Conversation(ids[:size], is_target[:size]) for ids, is_target in used])
     if not kept:
         raise UserError(
             f"no conversation of {path} has assistant tokens among its first {size:,}: raise "
             f"--data.window or --model.block-size"
         )
     n = max(int(train_fraction * len(kept)), 1)
-    train, val = pack_conversations(kept[:n], block_size), pack_conversations(kept[n:], block_size)
-    targets = sum(int(each.is_target[1:].sum()) for each in kept) / sum(len(each.ids) - 1 for each in kept)
-    note = f"{plural(len(kept), 'conversation')} in {path}; loss on {targets:.1%} of the tokens"
+    train = pack_conversations(list(chain(*kept[:n])), block_size)
+    val = pack_conversations(list(chain(*kept[n:])), block_size)
+
+    sequences = list(chain(*kept))
+    targets = sum(int(each.is_target[1:].sum()) for each in sequences)
+    share = targets / sum(len(each.ids) - 1 for each in sequences)
+    note = f"{plural(len(kept), 'conversation')} in {path}; loss on {share:.1%} of the tokens"
+    if form and form.frame.kept_opening:
+        note += f", including {form.frame.kept_opening!r}, which the template adds to each answer"
+    if len(sequences) > len(kept):
+        note += f"; {len(sequences):,} sequences, because the template changes earlier messages"
     note += f"; windows {train.fill(block_size):.1%} full"
-    if longer := sum(len(each.ids) > size for each in used):
-        note += f"; {longer:,} truncated to {size:,} tokens"
-    if dropped := len(conversations) - len(kept):
+    if truncated:
+        note += f"; {truncated:,} truncated to {size:,} tokens"
+    dropped = len(conversations) - len(kept)
+    if dropped:
         note += f"; {dropped:,} skipped without assistant tokens among the first {size:,}"
     return train, val, note, sha256
 
@@ -75,11 +92,12 @@ def pack_conversations(conversations: Sequence[Conversation], block_size: int) -
 
 def read_conversations(
     path: Path, tokenizer: Tokenizer, template: ChatTemplate | None, progress: Progress = no_progress
-) -> tuple[list[Conversation], str]:
-    """Read and encode the conversations of a file, one per line; return them and the SHA-256 of the file."""
+) -> tuple[list[list[Conversation]], str]:
+    """Read and encode the conversations of a file, one per line; return the sequences of each, and the file's SHA-256."""
     with reported(f"cannot read {path}"):
         data = path.read_bytes()
-    conversations, lines = list[Conversation](), data.removeprefix(codecs.BOM_UTF8).split(b"\n")
+    conversations = list[list[Conversation]]()
+    lines = data.removeprefix(codecs.BOM_UTF8).split(b"\n")
     for number, line in enumerate(lines, 1):
         if line.strip():
             where = f"{path}, line {number}"
@@ -94,11 +112,12 @@ def read_conversations(
     return conversations, hashlib.sha256(data).hexdigest()
 
 
-def encode_conversation(value: Any, tokenizer: Tokenizer, template: ChatTemplate | None) -> Conversation:
+def encode_conversation(value: Any, tokenizer: Tokenizer, template: ChatTemplate | None) -> list[Conversation]:
     """Encode `{"messages": [...]}` or `{"prompt": "...", "completion": "..."}`.
 
     With a template, a prompt and its completion become a user and an assistant message. Without a template, the ids are
-    the tokenizer's beginning-of-text ids (if any), the prompt, the completion and the end-of-text id (if any).
+    the tokenizer's beginning-of-text ids (if any), the prompt, the completion and the end-of-text id (if any). A
+    conversation has several sequences if the template changes earlier messages (`ChatFormat.encode`).
 
     Raises:
         UserError: if the value has neither form, has tools or weights != 1, has no assistant message, or cannot be encoded.
@@ -111,7 +130,7 @@ def encode_conversation(value: Any, tokenizer: Tokenizer, template: ChatTemplate
                 raise UserError("messages need a chat template, which the model lacks: use a prompt and a completion")
         case {"prompt": str() as prompt, "completion": str() as completion}:
             if template is None:
-                return _encode_pair(prompt, completion, tokenizer)
+                return [_encode_pair(prompt, completion, tokenizer)]
             messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
         case _:
             raise UserError(
@@ -120,10 +139,7 @@ def encode_conversation(value: Any, tokenizer: Tokenizer, template: ChatTemplate
             )
     if any(message.get("weight", 1) != 1 for message in check_messages(messages)):
         raise UserError("a message has a weight other than 1, which is not supported: omit the conversation")
-    if all(message["role"] != "assistant" for message in messages):
-        raise UserError("no message has the role assistant, but only assistant messages are trained on: add one")
-    rendered = template.assistant_spans(messages)
-    return Conversation(*encode_spans(tokenizer, rendered.text, rendered.spans))
+    return encode_messages(messages, None, tokenizer, template)
 
 
 def _encode_pair(prompt: str, completion: str, tokenizer: Tokenizer) -> Conversation:

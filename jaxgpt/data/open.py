@@ -117,7 +117,9 @@ def open_data(config: Config, tokenizer: Tokenizer | None = None, progress: Prog
     val: Split
     match _kind(data):
         case "conversations":
-            train, val, source, fingerprint = load_conversations(path, tokenizer, config.window, fraction, progress)
+            train, val, source, fingerprint = load_conversations(
+                path, tokenizer, config.window, fraction, progress, data
+            )
             if tokenizer.special.chat_template is None:
                 source += describe(tokenizer, tokenizer.bos_ids, "before each prompt")
         case "token ids":

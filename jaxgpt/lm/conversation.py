@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 import jax
 
 from jaxgpt.config import MAX_TOKENS, SEED, SamplingParams, TextParams
-from jaxgpt.data.chat_template import ChatTemplate, Message, check_messages
+from jaxgpt.data.chat_encoding import ChatFormat, chat_format
+from jaxgpt.data.chat_template import Message, check_messages
 from jaxgpt.decoding.sampler import SamplerState
 from jaxgpt.errors import UserError
 from jaxgpt.lm import engine
@@ -22,7 +23,7 @@ ANSWER_TOKENS = 512  # default maximum number of tokens of an answer
 
 
 class Chat:
-    """A conversation with a model. `answer` adds the user's message and streams the answer.
+    """A conversation with a model. `answer` adds a message and streams the answer.
 
     Attributes:
         messages: the messages so far, dicts with `role` and `content`.
@@ -31,24 +32,29 @@ class Chat:
         prompt_tokens: number of tokens of the last prompt, the rendered messages.
     """
 
-    def __init__(self, lm: LM, messages: Sequence[Message] = ()) -> None:
+    def __init__(
+        self,
+        lm: LM,
+        messages: Sequence[Message] = (),
+        *,
+        tools: Sequence[Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
         """Start or continue a conversation.
 
         Args:
             lm: a model with a chat template.
             messages: the messages so far, `[{"role": "system", "content": "Be brief."}, ...]`.
+            tools: descriptions of functions for the template, as JSON values; None: no tools.
+            chat_template_kwargs: variables of the template, such as `{"enable_thinking": False}`, in addition to the
+                variables that the model was fine-tuned with.
 
         Raises:
-            UserError: if `lm` is not an LM with a chat template, or the messages are malformed.
+            UserError: if `lm` is not an LM with a chat template, or the messages or variables are malformed.
         """
         check_lm(lm)
-        special = lm.tokenizer.special
-        if special.chat_template is None:
-            raise UserError(
-                f"{lm.source or 'the model'} has no chat template: import an instruction-tuned model, or continue "
-                f"text with jaxgpt sample RUN --prompt TEXT"
-            )
-        self._template = ChatTemplate(special.chat_template, special.variables)
+        self._format = _format(lm, chat_template_kwargs)
+        self._tools = tools
         self._lm = for_decoding(lm)
         self._state: SamplerState | None = None  # state after the last piece; None: nothing to reuse
         self.messages = check_messages(messages) if messages else []
@@ -56,7 +62,7 @@ class Chat:
 
     def answer(
         self,
-        text: str,
+        message: str | Message,
         *,
         max_new_tokens: int | None = None,
         stop: str | Sequence[str] = (),
@@ -68,20 +74,41 @@ class Chat:
         When the iterator ends, the message and the answer are added to `messages`, except after an error. Closing the
         iterator after the first piece adds the message and the pieces so far. Takes the keyword arguments of `chat`.
 
+        Args:
+            message: a user's text, or a message such as `{"role": "tool", "content": "22 degrees"}`. Names of special
+                tokens in a message are ordinary text.
+            max_new_tokens: maximum number of tokens of the answer, as in `chat`.
+            stop: strings that end the answer, excluded from it.
+            key: a seed, or a `jax.random.key`.
+            **sampling: fields of `SamplingParams`.
+
         Raises:
             UserError: if the conversation fills the context, the template rejects the messages, an argument is invalid,
                 memory is insufficient, or a logit is NaN.
         """
         [params] = make_settings(with_defaults(self._lm.tokenizer, sampling), SamplingParams)
-        messages, context = [*self.messages, {"role": "user", "content": text}], self._lm.config.model.block_size
-        ids = self._lm.tokenizer.encode_special(self._template.render(messages).text).tolist()
+        added = {"role": "user", "content": message} if isinstance(message, str) else message
+        messages = check_messages([*self.messages, added])
+        if messages[-1]["role"] in ("assistant", "system"):
+            role = messages[-1]["role"]
+            raise UserError(f"the last message has the role {role}: end with a message to answer, such as a user's")
+
+        ids = self._format.prompt_ids(messages, self._tools)
+        context = self._lm.config.model.block_size
         if len(ids) >= context:
             raise UserError(
                 f"the conversation has {len(ids):,} tokens, and the model's context is {context:,}: shorten the "
                 f"messages, or start a new conversation (/reset in jaxgpt chat)"
             )
         longest = ANSWER_TOKENS if max_new_tokens is None else as_int("max_new_tokens", max_new_tokens, 1, MAX_TOKENS)
-        request = read_request(self._lm, [ids], TextParams(min(longest, context - len(ids)), stop=as_tuple(stop)))
+        end = self._format.end
+        stops = as_tuple(stop)
+        if end.stop:
+            stops = (*stops, end.stop)
+        text = TextParams(
+            min(longest, context - len(ids)), stop=stops, stop_ids=() if end.stop_id is None else (end.stop_id,)
+        )
+        request = read_request(self._lm, [ids], text)
         request = request._replace(prompts=[[]])  # no ids to decode together with the answer
         return self._pieces(messages, request, params, row_keys(key, 1))
 
@@ -107,13 +134,15 @@ class Chat:
             raise
         finally:
             if answer is not None:  # even a partial answer of a closed or interrupted generator
-                self.messages = [*messages, {"role": "assistant", "content": answer}]
+                self.messages = [*messages, {"role": "assistant", "content": self._format.content(answer)}]
 
 
 def chat(
     lm: LM,
     messages: Sequence[Message],
     *,
+    tools: Sequence[Any] | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
     max_new_tokens: int | None = None,
     stop: str | Sequence[str] = (),
     key: int | jax.Array = SEED,
@@ -126,9 +155,14 @@ def chat(
 
     Args:
         lm: model with a chat template.
-        messages: dicts with a `role` (system, user, assistant, tool) and a `content`; the last is the user's.
+        messages: dicts with a `role` (system, user, assistant, tool or another role of the template) and a `content`. The
+            last is a message to answer, such as a user's or a tool's. Names of special tokens in it are ordinary text.
+        tools: descriptions of functions for the template, as JSON values; None: no tools.
+        chat_template_kwargs: variables of the template, such as `{"enable_thinking": False}`, in addition to the variables
+            that the model was fine-tuned with.
         max_new_tokens: maximum number of tokens of the answer; None: 512. The end of the context also ends the answer.
-        stop: strings that end the answer, excluded from it. The model's end-of-text ids always end the answer.
+        stop: strings that end the answer, excluded from it. The end of the turn in the template, and the model's
+            end-of-text ids, always end the answer.
         key: a seed, or a `jax.random.key`.
         **sampling: fields of `SamplingParams`; if not given, from the model's generation_config.json, as in `generate`.
 
@@ -137,9 +171,17 @@ def chat(
             invalid, memory is insufficient, or a logit is NaN.
     """
     *before, last = check_messages(messages)
-    if last["role"] != "user":
-        raise UserError(f"the last message must have the role user, not {last['role']}; chat answers a user message")
-    answer = Chat(lm, before).answer
-    *_, end = answer(last["content"], max_new_tokens=max_new_tokens, stop=stop, key=key, **sampling)
+    conversation = Chat(lm, before, tools=tools, chat_template_kwargs=chat_template_kwargs)
+    *_, end = conversation.answer(last, max_new_tokens=max_new_tokens, stop=stop, key=key, **sampling)
     assert end.done is not None
     return end.done
+
+
+def _format(lm: LM, variables: Mapping[str, Any] | None) -> ChatFormat:
+    form = chat_format(lm.tokenizer, lm.config.data, variables)
+    if form is None:
+        raise UserError(
+            f"{lm.source or 'the model'} has no chat template: import an instruction-tuned model, or continue "
+            f"text with jaxgpt sample RUN --prompt TEXT"
+        )
+    return form

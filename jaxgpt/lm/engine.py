@@ -102,6 +102,16 @@ def _begin(same: int, end: int) -> int:
     return same - (round_up(rest) - rest) if rest else same
 
 
+def resumed_size(state: SamplerState, prompt: Sequence[int], limit: int) -> int:
+    """Return the number of slots of the cache after `resume`."""
+    needed = _first(state) + len(prompt) + limit
+    if needed <= state.cache.size:
+        return int(state.cache.size)
+    # Few different sizes, each of which compiles a program, with at most a quarter of the slots unused.
+    step = max(round_up(needed) // 8, 64)
+    return -(-needed // step) * step
+
+
 def resume(
     sampler: Sampler, params: Any, state: SamplerState, same: int, prompt: Sequence[int], key: jax.Array, limit: int
 ) -> SamplerState:
@@ -110,10 +120,13 @@ def resume(
     As after `start`, the cache holds all tokens except the last, and the text buffer has room for `limit` new tokens. Missing
     tokens are read in chunks. The sampler must have no `context`: only then, a token has the same slot in text and cache.
     """
-    cache, first, end = state.cache, _first(state), len(prompt) - 1
+    cache = state.cache
+    first = _first(state)
+    end = len(prompt) - 1
     begin = _begin(same, end)
-    size = first + sizes([prompt], [limit])[2]
-    cache = cache if cache.size >= size else _grow(cache, size - cache.size)
+    size = resumed_size(state, prompt, limit)
+    if size > cache.size:
+        cache = _grow(cache, size - cache.size)
     cache = cache._replace(length=jnp.int32(first + begin))
     for at in range(begin, end, CHUNK):
         ids_1T = np.asarray([prompt[at : min(at + CHUNK, end)]], np.int32)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgpt.config import SEED, BeamParams, SamplingParams, TextParams
+from jaxgpt.data.chat_encoding import stop_ids
 from jaxgpt.decoding.sampler import Sampler, SamplerState
 from jaxgpt.decoding.sampling import DIVERGED, Filter
 from jaxgpt.errors import UserError
@@ -43,8 +44,8 @@ class Generation(NamedTuple):
     Attributes:
         text: the new text; for a string prompt, `prompt + text` is the complete text.
         ids: the new ids, without the stop id; at a stop string, only the ids that `text` needs.
-        finish_reason: `stop` at an end-of-text id, a stop id or a stop string; `length` at the maximum number of tokens;
-            `exhausted` if no_repeat_ngram_size or custom filters forbid every token.
+        finish_reason: `stop` at the end of the text or turn, a stop id or a stop string; `length` at the maximum number of
+            tokens; `exhausted` if no_repeat_ngram_size or custom filters forbid every token.
         score: `log p / length ** length_penalty` of a beam over its new tokens, including the stop id; None without
             beams.
         log_p: logarithm of the model's probability of each of `ids`, and then of `stop_id`, in nats: before all filters and the
@@ -150,7 +151,7 @@ class Request(NamedTuple):
     rows: list[list[int]]  # ids that the model reads; for an empty prompt, `start_ids`
     prompts: list[list[int]]  # ids decoded together with the new ids; [] for an empty prompt or a `Chat`
     new: list[int]  # maximum number of new tokens of each row
-    params: TextParams  # length and stop settings; `stop_ids` includes the end-of-text ids
+    params: TextParams  # length and stop settings; `stop_ids` includes the ids that end a text or a turn
 
     def text(self, row: int) -> TextStream:
         """Return a new `TextStream` for a row."""
@@ -164,12 +165,15 @@ class Request(NamedTuple):
         return replace(sampler, filters=sampler.filters + filters, context=context, lookup=params.lookup)
 
     @contextmanager
-    def on_device(self, copies: int = 1) -> Iterator[None]:
+    def on_device(self, copies: int = 1, size: int = 0) -> Iterator[None]:
         """Enter the mesh of the weights; raise `UserError` if `copies` caches do not fit in memory.
 
-        The size is computed first, because XLA aborts the process on a CPU that cannot allocate the caches.
+        The size is computed first, because XLA aborts the process on a CPU that cannot allocate the caches. `size` is the
+        number of slots of a row; 0: the slots of a new text (`engine.sizes`).
         """
-        c, (rows, _, size) = self.lm.config.model, engine.sizes(self.rows, self.new)
+        c = self.lm.config.model
+        rows, _, new_size = engine.sizes(self.rows, self.new)
+        size = size or new_size
         slots = min(size, 2 * c.block_size) if self.params.overflow == "slide" else size
         width = jnp.dtype(self.lm.config.train.compute_dtype).itemsize
         shards, devices = cache_shards(self.lm, rows)
@@ -201,7 +205,7 @@ def read_request(lm: LM, prompts: Prompts, params: TextParams, sequences: int = 
     if "" in params.stop:
         raise UserError("a stop string is empty: omit it")
     given = {as_int("a stop id", i, 0, model.vocab_size - 1) for i in params.stop_ids}
-    ends = {i for i in tokenizer.end_ids if i < model.vocab_size}
+    ends = {i for i in stop_ids(tokenizer, lm.config.data) if i < model.vocab_size}
     if params.lookup and (len(rows) > 1 or params.overflow == "slide"):
         raise UserError(
             f"lookup {params.lookup} needs a single prompt, a single sequence, and no overflow slide: omit lookup, or "
@@ -226,14 +230,17 @@ def decode(
     """
     params, texts, made = request.lm.params, [request.text(row) for row in range(len(keys))], 0
     longest = max(request.new)
-    with request.on_device():
+    size = 0
+    if before is not None:
+        size = engine.resumed_size(before, request.rows[0], request.new[0])
+    with request.on_device(size=size):
         if before is None:
             state = engine.start(sampler, params, request.rows, keys, request.new)
         else:
             state = engine.resume(sampler, params, before, reused, request.rows[0], keys[0], request.new[0])
     steps = block if block >= longest else 1  # one token first, for a quick first piece
     while any(text.finish_reason is None for text in texts):
-        with request.on_device():
+        with request.on_device(size=size):
             state = engine.run(sampler, params, state, min(steps, longest - made))
         fresh_BT, log_p_BT = engine.new_ids(state, made), engine.new_log_p(state, made)
         made, steps = int(state.made), block

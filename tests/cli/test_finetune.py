@@ -19,8 +19,8 @@ SETTINGS = flags(data__path="chats.jsonl", data__window=64, train__batch_size=4,
 
 @pytest.fixture(autouse=True)
 def chats() -> None:
-    """A model, and conversations of one and two turns."""
-    save(talker(128, end=True), "base")
+    """A base model, without an end of the turn in its files, and conversations of one and two turns."""
+    save(talker(128, end=False), "base")
     lines = []
     for i in range(100):
         name = ("Ann", "Bob")[i % 2]
@@ -70,10 +70,10 @@ def test_a_run_does_not_depend_on_interruptions_and_devices() -> None:
 
 def test_bad_input_leaves_nothing_behind() -> None:
     lines = Path("chats.jsonl").read_text().splitlines()
-    Path("chats.jsonl").write_text("\n".join([*lines[:6], lines[6].replace('"user"', '"robot"', 1)]))
+    Path("chats.jsonl").write_text("\n".join([*lines[:6], lines[6].replace('"content"', '"text"', 1)]))
     result = jaxgpt("train", "finetune", "--init-from", "base", "--out", "tuned", *SETTINGS)
     assert result.code == 2
-    assert "chats.jsonl, line 7: message 1 has the role 'robot'" in result.err
+    assert "chats.jsonl, line 7: message 1 needs a content" in result.err
     assert not Path("tuned").exists()
     result = jaxgpt("train", "shakespeare", "--data.path", "chats.jsonl", "--out", "tuned")
     assert result.code == 2

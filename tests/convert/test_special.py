@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from folders import LLAMA, hf_folder, llama_tokenizer
 
@@ -233,6 +234,31 @@ def test_a_fine_tuned_run_keeps_the_rule_for_its_prompts(folders, tmp_path, rule
     transformers = pytest.importorskip("transformers")
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     assert theirs("a b").input_ids == encode_prompt(tokenizer, V, "a b")
+
+
+def test_the_end_of_the_turn_is_exported_first(tmp_path):
+    """The end that a fine-tuned model generates; transformers stops there, too."""
+    files = {"config": {"eos_token_id": 2}, "generation_config": {"eos_token_id": 2}}
+    import_model(source_folder(tmp_path / "hf", **files), tmp_path / "run")
+    lm = jaxgpt.load(tmp_path / "run")
+    [out] = jaxgpt.generate(lm, [[START, 5]], max_new_tokens=3, temperature=0)
+    # Exchange the rows of the tied head, so that the model generates the end of the turn.
+    rows = lm.params["wte"]["embedding"]
+    order = list(range(V))
+    order[END], order[out.ids[0]] = out.ids[0], END
+    assert out.ids[0] not in (START, 5)
+    jaxgpt.save(lm._replace(params=lm.params | {"wte": {"embedding": rows[np.array(order)]}}), tmp_path / "tuned")
+    export_model(tmp_path / "tuned", tmp_path / "out")
+    for name in ("config", "generation_config"):
+        assert json.loads((tmp_path / "out" / f"{name}.json").read_text())["eos_token_id"] == [END, 2]
+
+    [ended] = jaxgpt.generate(jaxgpt.load(tmp_path / "tuned"), [[START, 5]], max_new_tokens=3, temperature=0)
+    assert (ended.ids, ended.finish_reason) == ([], "stop")
+    transformers = pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    ids = theirs.generate(torch.tensor([[START, 5]]), max_new_tokens=3, do_sample=False)
+    assert ids.tolist() == [[START, 5, END]]
 
 
 BAD = {

@@ -1,4 +1,4 @@
-"""Chat templates: the same text as in transformers, the assistant's text, and malicious templates."""
+"""Chat templates: the same text as in transformers, and malicious templates."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from jaxgpt.data.chat_template import ChatTemplate
-from jaxgpt.data.tokenizer import ByteTokenizer, encode_spans
 from jaxgpt.errors import UserError
 
 # Formats of published models; the templates were written for this test.
@@ -71,35 +70,6 @@ def test_text_is_rendered_as_by_transformers(name: str) -> None:
             assert ours.spans == list(map(tuple, spans[0]))
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("chatml", ["Hello. Zażółć 👋<|im_end|>", "Bye.<|im_end|>"]),
-        ("llama-2", [" Hello. Zażółć 👋 </s>", " Bye. </s>"]),
-        ("llama-3", ["Hello. Zażółć 👋<|eot_id|>", "Bye.<|eot_id|>"]),
-        ("zephyr", ["Hello. Zażółć 👋</s>", "Bye.</s>"]),
-        ("gemma", ["Hello. Zażółć 👋<end_of_turn>", "Bye.<end_of_turn>"]),
-        ("marked", ["Hello. Zażółć 👋<|im_end|>", "Bye.<|im_end|>"]),
-    ],
-)
-def test_the_assistants_text_is_located(name: str, said: list[str]) -> None:
-    text, spans = ChatTemplate((PUBLISHED | {"marked": MARKED})[name], VARIABLES).assistant_spans(TALK)
-    assert [text[a:b] for a, b in spans] == said
-
-
-def test_an_empty_answer_has_an_empty_span() -> None:
-    template = (
-        "{% for m in messages %}{{ m.role + ':\n' + m.content }}{% endfor %}"
-        "{% if add_generation_prompt %}assistant:\n{% endif %}"
-    )
-    talk = [TALK[0], {"role": "assistant", "content": ""}, *TALK[2:]]
-    rendered = ChatTemplate(template).assistant_spans(talk)
-    begin, end = rendered.spans[0]
-    assert begin == end
-    ids, trained = encode_spans(ByteTokenizer(), *rendered)
-    assert (bytes(ids.tolist()).decode(), trained.sum()) == (rendered.text, len("Bye."))
-
-
 HOSTILE = {
     "{{ ''.__class__.__mro__ }}": "unsafe",
     "{{ cycler.__init__.__globals__.os.popen('id').read() }}": "unsafe",
@@ -127,11 +97,36 @@ def test_a_hostile_template_is_one_line(source: str) -> None:
     [
         ([], "messages must be a list"),
         ("Hi", "messages must be a list"),
-        ([{"role": "bot", "content": "x"}], "message 1 has the role 'bot': use one of system, user, assistant, tool"),
-        ([*TALK, {"role": "user"}], "message 5 needs a role and a content"),
-        ([["user", "Hi"]], "message 1 needs a role and a content"),
+        ([{"role": "", "content": "x"}], "message 1 needs a role such as user"),
+        ([{"content": "x"}], "message 1 needs a role such as user"),
+        ([*TALK, {"role": "user"}], "message 5 needs a content, a string or a list of parts"),
+        ([*TALK, {"role": "assistant", "content": None}], "message 5 needs a content"),
+        ([*TALK, {"role": "user", "content": 1}], "message 5 needs a content"),
+        ([["user", "Hi"]], "message 1 must have a role and a content"),
     ],
 )
 def test_malformed_messages_are_named(messages: Any, said: str) -> None:
     with pytest.raises(UserError, match=said):
         ChatTemplate(CHATML).render(messages)
+
+
+def test_the_template_decides_about_roles_tools_and_calls() -> None:
+    """Roles, tools, calls without content and parts reach the template as they are."""
+    source = (
+        "{% for t in tools or [] %}{{ t.name }};{% endfor %}{% for m in messages %}{{ m.role }}:"
+        "{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{% endfor %}"
+        "{% if m.content is string %}{{ m.content }}{% else %}{{ (m.content or [])|map(attribute='text')|join }}{% endif %};"
+        "{% endfor %}"
+    )
+    messages = [
+        {"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": {"x": "<é>"}}}]},
+        {"role": "tool", "content": "1"},
+    ]
+    rendered = ChatTemplate(source).render(messages, tools=[{"name": "f"}])
+    assert rendered.text == 'f;developer:ab;assistant:{"x": "<é>"};tool:1;'
+
+
+def test_a_variable_reaches_the_template() -> None:
+    template = ChatTemplate("{{ enable_thinking }} {{ depth.most }}", {"enable_thinking": False, "depth": {"most": 3}})
+    assert template.render(TALK).text == "False 3"

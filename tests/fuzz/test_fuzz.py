@@ -222,7 +222,7 @@ def conversations(rng: Random) -> None:
     bytes_and_names, template = chat()
     found, _ = read_conversations(path, bytes_and_names, template)
     values = [json.loads(line) for line in data.removeprefix(b"\xef\xbb\xbf").split(b"\n") if line.strip()]
-    for (ids, trained), value in zip(found, values, strict=True):
+    for [(ids, trained)], value in zip(found, values, strict=True):
         plain = not isinstance(value.get("messages"), list)
         talk = [{"role": "assistant", "content": value["completion"]}] if plain else value["messages"]
         said = [m["content"] + "<|end|>" for m in talk if m["role"] == "assistant"]

@@ -1,0 +1,360 @@
+"""Encode conversations: the ids that chat sends, and the sequences and targets of training.
+
+Both come from `ChatFormat`. A training sequence is the ids that chat sends, the ids of the answer and the end of the turn.
+The targets are the answer and the end.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache, cached_property, lru_cache
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxgpt.config import DataConfig, check_variables
+from jaxgpt.data.chat_frame import Frame, TurnEnd, find_end, read_frame
+from jaxgpt.data.chat_template import ChatTemplate, Message, Rendered, check_messages
+from jaxgpt.data.control_tokens import ControlTokens, unused_mark
+from jaxgpt.data.tokenizer import SubwordTokenizer, Tokenizer
+from jaxgpt.errors import UserError, short_repr
+
+
+class Conversation(NamedTuple):
+    """An encoded conversation."""
+
+    ids: np.ndarray  # int32
+    is_target: np.ndarray  # bool; True for ids of the assistant's text, or of a completion, and for the end of the turn
+
+
+class Part(NamedTuple):
+    """A part of a rendered conversation."""
+
+    text: str
+    is_target: bool = False
+    adds_end: bool = False  # followed by the `ids` of the end of the turn
+
+
+class ChatFormat:
+    """The format of conversations: a chat template and the tokenizer of its text.
+
+    Args:
+        template: chat template, with its variables.
+        tokenizer: tokenizer of the model.
+    """
+
+    def __init__(self, template: ChatTemplate, tokenizer: Tokenizer) -> None:
+        self.template = template
+        self.tokenizer = tokenizer
+
+    def prompt_ids(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> list[int]:
+        """Return the ids that chat sends for an answer to the last message.
+
+        Raises:
+            UserError: if the messages are malformed, or the template or the tokenizer rejects them.
+        """
+        sequences, mark = self._sequences(check_messages(messages), tools, is_prompt=True)
+        ids: list[int] = self._encode(sequences[-1], mark).ids.tolist()
+        return ids
+
+    def encode(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> list[Conversation]:
+        """Encode a complete conversation for training.
+
+        All answers are in one sequence, unless the template changes earlier text when messages are added. Then an answer
+        after a change begins a new sequence.
+
+        Raises:
+            UserError: as in `prompt_ids`; if no message has the role assistant; without `{% generation %}`: if the first
+                message has this role, or the text of an answer cannot be located.
+        """
+        messages = check_messages(messages)
+        if all(message["role"] != "assistant" for message in messages):
+            raise UserError("no message has the role assistant, but only assistant messages are trained on: add one")
+        sequences, mark = self._sequences(messages, tools, is_prompt=False)
+        return [self._encode(parts, mark) for parts in sequences]
+
+    def content(self, answer: str) -> str:
+        """Return the content of a generated answer, without the white space that the template adds around an answer."""
+        text = answer.removeprefix(self.frame.lead)
+        if self.end.stop_id is None:
+            return text
+        before_stop = self.end.text[: len(self.end.text) - len(self.end.text.lstrip())]
+        return text.removesuffix(before_stop)
+
+    @cached_property
+    def frame(self) -> Frame:
+        """The text that the template adds around messages."""
+        return read_frame(self.template)
+
+    @cached_property
+    def end(self) -> TurnEnd:
+        """The end of the assistant's turn."""
+        return find_end(self.frame.tail, self.tokenizer, self._control)
+
+    @cached_property
+    def _control(self) -> ControlTokens:
+        """Special tokens, and further added tokens that the template places around a user's message or after an answer."""
+        tail = self.frame.tail or ""
+        names = {tail.strip()}
+        for name, value in self.template.variables.items():
+            if name.endswith("_token") and isinstance(value, str):
+                names.add(value)
+        added = set[str]()
+        if isinstance(self.tokenizer, SubwordTokenizer):
+            added = {token.content for token in self.tokenizer.library.get_added_tokens_decoder().values()}
+        for name in self.template.answer_tokens:
+            if name not in added:
+                raise UserError(f"data.answer_tokens: the tokenizer has no special token {short_repr(name)}; remove it")
+        around = self.frame.around_user + tail
+        return ControlTokens(self.tokenizer, names | {name for name in added if name in around})
+
+    def _sequences(
+        self, messages: list[dict[str, Any]], tools: Sequence[Any] | None, is_prompt: bool
+    ) -> tuple[list[list[Part]], str]:
+        """Render a conversation as sequences of parts; also return the mark of names in messages."""
+        view, mark = self._protected(_View(self.template, messages, tools, self.frame.header), is_prompt)
+        whole = view.whole(is_prompt)
+        if whole.spans:
+            return [self._marked_parts(view, whole, is_prompt)], mark
+        if messages[0]["role"] == "assistant" and not is_prompt:
+            raise UserError("the first message has the role assistant: begin with a user message")
+        return self._turns(view, is_prompt), mark
+
+    def _protected(self, view: _View, is_prompt: bool) -> tuple[_View, str]:
+        """Mark the names of control tokens in messages and tools (`ControlTokens.protect`).
+
+        Marking the first character of names everywhere is safer than marking names, because a template may join parts of
+        names. The safer marks are used unless they change the rendered text.
+
+        Raises:
+            UserError: if the template joins parts of names, and the safer marks change the rendered text.
+        """
+        mark = unused_mark([view.messages, view.tools, self.template.variables, self.template.source])
+        beginnings = self._marked(view, mark, self._markup)
+        if (beginnings.messages, beginnings.tools) == (view.messages, view.tools):
+            return view, ""
+        names = self._marked(view, mark, None)
+        safer_text = beginnings.whole(is_prompt).text
+        text = names.whole(is_prompt).text
+        if text.replace(mark, "") == safer_text.replace(mark, ""):
+            return beginnings, mark
+        if len(self._control.unmarked(text, mark)) > len(self._control.unmarked(safer_text, mark)):
+            raise UserError(
+                "the chat template joins parts of the messages to a special token: remove them from the messages"
+            )
+        return names, mark
+
+    def _marked(self, view: _View, mark: str, markup: frozenset[str] | None) -> _View:
+        protect = self._control.protect
+        messages = []
+        for message in view.messages:
+            kept = self.template.answer_tokens if message["role"] == "assistant" else ()
+            messages.append(protect(message, mark, kept, markup))
+        return _View(self.template, messages, protect(view.tools, mark, (), markup), view.header)
+
+    @cached_property
+    def _markup(self) -> frozenset[str]:
+        """Strings that the template may look for in messages."""
+        names = self._control.names.values()
+        return frozenset(text for text in self.template.strings if len(text) > 1 and text not in names)
+
+    def _turns(self, view: _View, is_prompt: bool) -> list[list[Part]]:
+        """Locate answers without `{% generation %}`: render each of them as the last message."""
+        sequences = list[list[Part]]()
+        text = None  # text of the last sequence; None: the next answer begins a new sequence
+        for n in view.answers():
+            prompt = view.prompt(n)
+            answer = self._answer(view, n)
+            if answer is None and not is_prompt:
+                raise UserError(
+                    f"the assistant's text in message {n + 1} cannot be located: the chat template changes earlier text when "
+                    f"a message is added; mark it in the template with {{% generation %}} and {{% endgeneration %}}"
+                )
+            if answer is None:
+                text = None
+                continue
+            if text is None or not prompt.startswith(text):
+                sequences.append([])
+                text = ""
+            sequences[-1] += [Part(prompt[len(text) :]), *answer]
+            text = prompt + "".join(part.text for part in answer)
+            if view.messages[n].get("weight") == 0:
+                sequences[-1][-len(answer) :] = [part._replace(is_target=False) for part in answer]
+        if is_prompt:
+            prompt = view.prompt(len(view.messages))
+            if text is None or not prompt.startswith(text):
+                sequences.append([])
+                text = ""
+            sequences[-1].append(Part(prompt[len(text) :]))
+        return sequences
+
+    def _answer(self, view: _View, n: int) -> list[Part] | None:
+        """Return the parts of message n, rendered as the last message; None: the text before it is not the prompt."""
+        prompt = view.prompt(n)
+        after = view.after(n)
+        if not after.startswith(prompt):
+            return None
+        text = after[len(prompt) :]
+
+        opening = self.frame.opening
+        is_own = opening.strip() in str(view.messages[n].get("content"))
+        if opening and text.startswith(opening) and not is_own:
+            text = text.removeprefix(opening)
+
+        tail = self.frame.tail
+        if tail is None or not text.endswith(tail):  # a different end, for example of a message with tool calls
+            return [Part(text.rstrip(), is_target=True)]
+        answer = text.removesuffix(tail)
+        if not self.end.text:
+            return [Part(answer, is_target=True, adds_end=True)]
+        return [Part(answer, is_target=True), Part(self.end.text, is_target=True)]
+
+    def _marked_parts(self, view: _View, whole: Rendered, is_prompt: bool) -> list[Part]:
+        """Split a conversation at `{% generation %}`; targets begin after the prompt and include the end of the turn."""
+        text = view.prompt(len(view.messages)) if is_prompt else whole.text
+        targets = list(whole.spans)
+        omitted = list[tuple[int, int]]()  # messages with the weight 0
+        cuts = {0, len(text)}
+        ends = set[int]()
+        for n in view.answers(first=0):
+            prompt = view.prompt(n) if n else ""
+            begin = len(prompt) if n and text.startswith(prompt) else 0
+            cuts.add(begin)
+            targets = [(begin, b) if a < begin < b else (a, b) for a, b in targets]
+
+            end = self._end_of(view.after(n), text)
+            if end is None:
+                continue
+            # Text after the end of the turn is never generated.
+            stop = end + len(self.end.text)
+            targets = [(a, stop) if begin <= a <= stop < b else (a, b) for a, b in targets]
+            message = view.messages[n]
+            is_marked = any(begin <= a <= end for a, _ in targets)
+            if is_marked or message.get("tool_calls") or not message.get("content"):
+                targets.append((end, stop))
+                ends.add(end)
+            if message.get("weight") == 0:
+                omitted.append((begin, stop))
+        if not is_prompt:
+            last = max(b for _, b in targets)
+            cuts = {min(cut, last) for cut in cuts}
+
+        parts = list[Part]()
+        bounds = sorted(cuts.union(*targets))
+        for begin, end in pairwise(bounds):
+            is_target = _covers(targets, begin, end) and not _covers(omitted, begin, end)
+            parts.append(Part(text[begin:end], is_target))
+            if end in ends and not self.end.text:
+                parts.append(Part("", is_target=not _covers(omitted, end, end), adds_end=True))
+        return parts
+
+    def _end_of(self, after: str, text: str) -> int | None:
+        """Return the index in `text` of the end of the last turn of `after`; None: not found."""
+        tail = self.frame.tail
+        if tail is None or not after.endswith(tail):
+            return None
+        end = len(after) - len(tail)
+        return end if text.startswith(after[:end] + self.end.text) else None
+
+    def _encode(self, parts: Sequence[Part], mark: str) -> Conversation:
+        ids = list[int]()
+        is_target = list[bool]()
+        encoded = self._control.encode_parts([part.text for part in parts], mark)
+        for part, part_ids in zip(parts, encoded, strict=True):
+            end_ids = self.end.ids if part.adds_end else ()
+            ids += [*part_ids, *end_ids]
+            is_target += [part.is_target] * (len(part_ids) + len(end_ids))
+        return Conversation(np.array(ids, np.int32), np.array(is_target, bool))
+
+
+def _covers(ranges: Sequence[tuple[int, int]], begin: int, end: int) -> bool:
+    return any(a <= begin and end <= b for a, b in ranges)
+
+
+class _View:
+    """A conversation, and the texts that a template renders from its first messages."""
+
+    def __init__(
+        self, template: ChatTemplate, messages: list[dict[str, Any]], tools: Sequence[Any] | None, header: str
+    ) -> None:
+        self.template = template
+        self.messages = messages
+        self.tools = tools
+        self.header = header
+        self._render = cache(self._rendered)
+
+    def answers(self, first: int = 1) -> Iterator[int]:
+        """Yield the indices of the assistant's messages, starting at index `first`."""
+        for n in range(first, len(self.messages)):
+            if self.messages[n]["role"] == "assistant":
+                yield n
+
+    def whole(self, is_prompt: bool) -> Rendered:
+        """Render all messages."""
+        return self._render(len(self.messages), is_prompt)
+
+    def prompt(self, n: int) -> str:
+        """Return the text that chat sends for message n."""
+        return self._render(n, True).text + self.header
+
+    def after(self, n: int) -> str:
+        """Return the text of the messages up to and including message n."""
+        return self._render(n + 1, False).text
+
+    def _rendered(self, n: int, is_prompt: bool) -> Rendered:
+        return self.template.render(self.messages[:n], tools=self.tools, add_generation_prompt=is_prompt)
+
+
+def encode_messages(
+    messages: Sequence[Message], tools: Sequence[Any] | None, tokenizer: Tokenizer, template: ChatTemplate
+) -> list[Conversation]:
+    """Encode a complete conversation for training: `ChatFormat(template, tokenizer).encode(messages, tools)`.
+
+    Raises:
+        UserError: if the messages are malformed or have no assistant message, or cannot be rendered, located or encoded.
+    """
+    form = _format_of(template, tokenizer)  # type: ignore[arg-type]  # a protocol declares no __hash__
+    return form.encode(messages, tools)
+
+
+def chat_format(
+    tokenizer: Tokenizer, data: DataConfig, variables: Mapping[str, Any] | None = None, date: str = ""
+) -> ChatFormat | None:
+    """Return the format of a model's conversations; None: the model has no chat template.
+
+    Args:
+        tokenizer: tokenizer of the model, with its special tokens.
+        data: `data` settings of the run.
+        variables: variables of the template, in addition to `data.chat_template_kwargs`.
+        date: date for templates that include it; empty: today.
+
+    Raises:
+        UserError: if a variable is not a JSON value.
+    """
+    source = tokenizer.special.chat_template
+    if source is None:
+        return None
+    given = data.template_variables | check_variables(variables or {})
+    values = json.dumps(tokenizer.special.variables | given)
+    return _known_format(tokenizer, source, values, date, data.answer_tokens)  # type: ignore[arg-type]  # as above
+
+
+def stop_ids(tokenizer: Tokenizer, data: DataConfig) -> tuple[int, ...]:
+    """Return the ids that end a generated text: the end of the assistant's turn, if any, then the end-of-text ids."""
+    form = chat_format(tokenizer, data)
+    ids = () if form is None or form.end.stop_id is None else (form.end.stop_id,)
+    return tuple(dict.fromkeys((*ids, *tokenizer.end_ids)))
+
+
+@lru_cache(maxsize=8)
+def _known_format(
+    tokenizer: Tokenizer, source: str, values: str, date: str, answer_tokens: tuple[str, ...]
+) -> ChatFormat:
+    return ChatFormat(ChatTemplate(source, json.loads(values), date, answer_tokens), tokenizer)
+
+
+@lru_cache(maxsize=8)
+def _format_of(template: ChatTemplate, tokenizer: Tokenizer) -> ChatFormat:
+    return ChatFormat(template, tokenizer)

@@ -1,0 +1,112 @@
+"""The frame of messages in a chat template: headers, the end of a turn, and text added to answers.
+
+A template is a program, so the frame is read from renderings of short messages.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from jaxgpt.data.chat_template import ChatTemplate
+from jaxgpt.data.control_tokens import ControlTokens
+from jaxgpt.data.tokenizer import SubwordTokenizer, Tokenizer
+from jaxgpt.errors import UserError
+
+QUESTION = {"role": "user", "content": "Zq7question"}
+ANSWER = {"role": "assistant", "content": "Zq7answer"}
+
+
+class Frame(NamedTuple):
+    """The text that a template adds around messages.
+
+    Attributes:
+        header: text between the messages and an answer, if the template ignores `add_generation_prompt`.
+        opening: text that the template adds only to the last answer, such as an empty think block; training omits it.
+        kept_opening: text that the template adds to each answer, after the text that chat sends; it is a target.
+        lead: white space that the template adds before an answer, and that the model generates.
+        tail: text after an answer; None: unknown.
+        around_user: text around a user's message.
+    """
+
+    header: str = ""
+    opening: str = ""
+    kept_opening: str = ""
+    lead: str = ""
+    tail: str | None = None
+    around_user: str = ""
+
+
+class TurnEnd(NamedTuple):
+    """The end of the assistant's turn.
+
+    Attributes:
+        text: text that the template renders after an answer, without trailing white space; may be empty.
+        ids: ids to append to an answer, because the template renders nothing after it.
+        stop_id: id that ends generation, or None.
+        stop: text that ends generation if `stop_id` is None; may be empty.
+    """
+
+    text: str = ""
+    ids: tuple[int, ...] = ()
+    stop_id: int | None = None
+    stop: str = ""
+
+
+def read_frame(template: ChatTemplate) -> Frame:
+    """Read the frame of messages from renderings of a question and an answer."""
+    try:
+        prompt = template.render([QUESTION]).text
+        question = template.render([QUESTION], add_generation_prompt=False).text
+        whole = template.render([QUESTION, ANSWER], add_generation_prompt=False).text
+    except UserError:
+        return Frame()
+    before, found, tail = whole.rpartition(ANSWER["content"])
+    if not found:
+        return Frame()
+
+    frame = Frame(tail=tail, around_user=question.replace(QUESTION["content"], "\n"))
+    added = before[len(prompt) :] if before.startswith(prompt) else ""
+    if not added.strip():  # white space before an answer belongs to the first token of the answer
+        return frame._replace(lead=added)
+    if prompt == question:
+        header = added.rstrip(" ")
+        return frame._replace(header=header, lead=added.removeprefix(header))
+    if _is_in_history(template, added):
+        return frame._replace(kept_opening=added)
+    return frame._replace(opening=added)
+
+
+def _is_in_history(template: ChatTemplate, added: str) -> bool:
+    """Return whether a template adds a text also to answers that are not the last message."""
+    try:
+        whole = template.render([QUESTION, ANSWER, QUESTION]).text
+    except UserError:
+        return True
+    before, _, _ = whole.partition(ANSWER["content"])
+    return before.endswith(added)
+
+
+def find_end(tail: str | None, tokenizer: Tokenizer, control: ControlTokens) -> TurnEnd:
+    """Find the end of a turn in the text after an answer: a control token, otherwise all text, otherwise the end of text.
+
+    Args:
+        tail: text that the template renders after an answer; None: unknown.
+        tokenizer: tokenizer of the model.
+        control: its control tokens.
+    """
+    if tail is None:
+        return TurnEnd()
+    if not tail.strip():
+        eos_id = tokenizer.eos_id
+        return TurnEnd(ids=() if eos_id is None else (eos_id,), stop_id=eos_id)
+
+    text = tail.rstrip()
+    if isinstance(tokenizer, SubwordTokenizer):
+        for token in control.find(tail):
+            return TurnEnd(tail[: token.end].rstrip(), stop_id=token.id)
+        return TurnEnd(text, stop=text)
+    try:
+        ids = tokenizer.encode(text).tolist()
+    except UserError:  # for example, a character outside the vocabulary, which no model can generate
+        ids = []
+    return TurnEnd(text, stop_id=ids[0]) if len(ids) == 1 else TurnEnd(text, stop=text)

@@ -1,0 +1,256 @@
+"""Control tokens: separate the tokens of a template from their names in messages, and encode a text in parts.
+
+A name in a message gets a mark, a character that occurs nowhere else: `<` + mark + `|im_end|>`. The mark survives a
+template that trims, splits or joins messages. In the rendered text, only names without a mark are control tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import cached_property
+from itertools import chain, pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxgpt.data.tokenizer import SubwordTokenizer, Tokenizer, WordTokenizer, call_tokenizers
+from jaxgpt.errors import UserError
+
+BREAK = secrets.token_hex(16)  # token before a text that follows a control token; random, so that no text contains it
+ANCHOR = "\ufdd0"  # noncharacter that joins no token with the text after it
+# Candidates for the mark: noncharacters, then private characters. Python's and Jinja's functions keep them unchanged.
+MARKS = [chr(point) for point in chain(range(0xFDD0, 0xFDF0), range(0xF0000, 0xFFFFE))]
+
+
+class Match(NamedTuple):
+    """A control token in a text."""
+
+    begin: int  # index of its first character, including white space that the token absorbs
+    end: int
+    id: int
+
+
+class ControlTokens:
+    """The control tokens of a tokenizer: its special tokens, and further added tokens by name.
+
+    Args:
+        tokenizer: any tokenizer; only tokenizers with added tokens have control tokens.
+        further: names of added tokens that are control tokens although they are not special, or, for a tokenizer of
+            words, names of words.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, further: Collection[str] = ()) -> None:
+        self.tokenizer = tokenizer
+        self.further = frozenset(further)
+        self.names = dict[int, str]()  # name of each control token, keyed by id
+        self._normalized = False  # whether a name matches other spellings, such as capitals
+        if isinstance(tokenizer, SubwordTokenizer):
+            for i, token in tokenizer.library.get_added_tokens_decoder().items():
+                if token.special or token.content in self.further:
+                    self.names[i] = token.content
+                    self._normalized |= token.normalized
+        elif type(tokenizer) is WordTokenizer:
+            self.names = {i: word for i, word in enumerate(tokenizer.words) if word in self.further}
+        self._first = frozenset(name[0] for name in self.names.values())
+
+    def find(self, text: str) -> list[Match]:
+        """Find the control tokens of a text, as the tokenizer recognizes them."""
+        if not isinstance(self.tokenizer, SubwordTokenizer):
+            return []
+        encoding = self.tokenizer.encode_offsets(text)
+        pairs = zip(encoding.ids, encoding.offsets, strict=True)
+        return [Match(begin, end, i) for i, (begin, end) in pairs if i in self.names and begin < end]
+
+    def protect(self, value: Any, mark: str, kept: Collection[str] = (), markup: Collection[str] | None = None) -> Any:
+        """Copy a JSON value with a mark in each name of a control token.
+
+        Args:
+            value: string, list, dict or other JSON value.
+            mark: character to insert after the first character of a name.
+            kept: names that stay control tokens.
+            markup: if not None, also mark the first character of names everywhere, because a template may join parts of
+                names. Strings in `markup`, which the template may look for, stay unchanged.
+
+        Raises:
+            UserError: if a tokenizer of words cannot represent a name as text.
+        """
+        if isinstance(value, str):
+            return self._protect_text(value, mark, kept, markup)
+        if isinstance(value, dict):
+            keys = [self.protect(key, mark, kept, markup) for key in value]
+            values = [self.protect(each, mark, kept, markup) for each in value.values()]
+            return dict(zip(keys, values, strict=True))
+        if isinstance(value, (list, tuple)):
+            return [self.protect(each, mark, kept, markup) for each in value]
+        return value
+
+    def _protect_text(self, text: str, mark: str, kept: Collection[str], markup: Collection[str] | None) -> str:
+        if not self._normalized and self._first.isdisjoint(text):
+            return text
+        if not isinstance(self.tokenizer, SubwordTokenizer):
+            self._check_words(text, kept)
+            return text
+
+        # Marks are inserted before these indices.
+        inside = set[int]()
+        unchanged = list[range]()
+        for match in self.find(text):
+            name = text[match.begin : match.end]
+            if self.names[match.id] in kept:
+                unchanged.append(range(match.begin + 1, match.end))
+            else:
+                inside.add(match.end - len(name.lstrip()) + 1)
+        if markup is not None:
+            others = sorted(markup, key=len, reverse=True)
+            pattern = "|".join(map(re.escape, [*others, *self._first]))
+            for found in re.finditer(pattern, text):
+                if found[0] in self._first:
+                    inside.add(found.end())
+        inside = {index for index in inside if not any(index in each for each in unchanged)}
+
+        bounds = [0, *sorted(inside), len(text)]
+        return mark.join(text[begin:end] for begin, end in pairwise(bounds))
+
+    def _check_words(self, text: str, kept: Collection[str]) -> None:
+        for word in text.split():
+            if word in self.names.values() and word not in kept:
+                raise _not_text(word)
+
+    def encode_parts(self, parts: Sequence[str], mark: str = "") -> list[list[int]]:
+        """Encode a text that is given in parts; names without a mark become control tokens, names with a mark text.
+
+        No token extends over two parts. The ids of the first parts do not depend on later parts. If the tokenizer
+        separates the parts anyway, the ids are equal to the ids of the joined text.
+
+        Raises:
+            UserError: if the tokenizer cannot encode the text, or not without a control token.
+        """
+        if not isinstance(self.tokenizer, SubwordTokenizer):
+            return [self.tokenizer.encode(part).tolist() for part in parts]
+        text = "".join(parts)
+        ends = np.cumsum([len(part) for part in parts])
+        out: list[list[int]] = [[] for _ in parts]
+
+        def part_of(index: int) -> int:
+            return int(np.searchsorted(ends, index, "right"))
+
+        begin = 0
+        for match in [*self.unmarked(text, mark), None]:
+            next_begin = len(text) if match is None else match.begin
+            next_end = next_begin
+            if match is not None:
+                # A token absorbs white space only within its part.
+                name = text[match.begin : match.end]
+                part = part_of(match.end - len(name.lstrip()))
+                next_begin = max(match.begin, int(ends[part]) - len(parts[part]))
+                next_end = min(match.end, int(ends[part]))
+
+            # Encode the text before the control token, split at the ends of parts.
+            bounds = [begin, *(int(end) for end in ends if begin < end < next_begin), next_begin]
+            pieces = [text[a:b] for a, b in pairwise(bounds)]
+            if mark:
+                pieces = [piece.replace(mark, "") for piece in pieces]
+            for at, ids in zip(bounds, self._encode_pieces(pieces, is_first=begin == 0), strict=False):
+                if ids:
+                    out[part_of(at)] += ids
+            if match is not None:
+                out[part].append(match.id)
+            begin = next_end
+        return out
+
+    def unmarked(self, text: str, mark: str) -> list[Match]:
+        """Find the control tokens of a text, without names that have a mark."""
+        matches = self.find(text)
+        if mark:
+            matches = [match for match in matches if mark not in text[match.begin : match.end]]
+        return matches
+
+    def _encode_pieces(self, pieces: Sequence[str], is_first: bool) -> list[list[int]]:
+        """Encode consecutive pieces of text without control tokens; `is_first`: no control token comes before."""
+        out = list[list[int]]()
+        before = list[int]()
+        for n, piece in enumerate(pieces, 1):
+            whole = self._encode_text("".join(pieces[:n]), is_first)
+            ids = whole[len(before) :]
+            if whole[: len(before)] != before:  # a token would extend over two pieces
+                ids = self._encode_after(before, piece)
+            self._check_text(piece, ids)
+            out.append(ids)
+            before = before + ids
+        return out
+
+    def _encode_after(self, before: list[int], piece: str) -> list[int]:
+        """Encode a piece of text separately from the text before, without the space that some tokenizers prepend."""
+        decode = self.tokenizer.decode
+        ids = self._encode_text(piece, is_first=False)
+        if decode(before + ids) == decode(before) + piece:
+            return ids
+        anchor = self._encode_text(ANCHOR, is_first=False)
+        anchored = self._encode_text(ANCHOR + piece, is_first=False)
+        rest = anchored[len(anchor) :]
+        is_exact = anchored[: len(anchor)] == anchor and decode(before + rest) == decode(before) + piece
+        return rest if is_exact else ids
+
+    def _check_text(self, text: str, ids: list[int]) -> None:
+        """Check that ordinary text has no id of a control token: the vocabulary of some models contains the names."""
+        for i in self.names.keys() & set(ids):
+            if self.names[i] in text:
+                raise _not_text(self.names[i])
+
+    def _encode_text(self, text: str, is_first: bool) -> list[int]:
+        """Encode text in which all names are text: the beginning of a text, or text after a control token."""
+        if not text:
+            return []
+        start = "" if is_first else BREAK
+        ids: list[int] = call_tokenizers(
+            lambda: self._plain.encode(start + text, add_special_tokens=False).ids, "this text"
+        )
+        return ids if is_first else ids[1:]
+
+    @cached_property
+    def _plain(self) -> Any:
+        """A copy of the tokenizer that encodes names of control tokens as text, and knows `BREAK`."""
+        from tokenizers import AddedToken
+
+        assert isinstance(self.tokenizer, SubwordTokenizer)
+        text = self.tokenizer.library.to_str()
+        added = self.tokenizer.library.get_added_tokens_decoder().values()
+        if any(token.content in self.further and not token.special for token in added):
+            value = json.loads(text)
+            for token in value["added_tokens"]:
+                token["special"] |= token["content"] in self.further
+            text = json.dumps(value)
+        library = type(self.tokenizer.library)
+        copy = call_tokenizers(lambda: library.from_str(text), "this vocabulary")
+        copy.post_processor = None
+        copy.add_tokens([AddedToken(BREAK, normalized=False)])
+        copy.encode_special_tokens = True
+        return copy
+
+
+def unused_mark(values: Iterable[Any]) -> str:
+    """Return a character that occurs in none of the JSON values."""
+    used = set[str]()
+    for value in values:
+        _collect(value, used.update)
+    return next(mark for mark in MARKS if mark not in used)
+
+
+def _not_text(name: str) -> UserError:
+    return UserError(f"the tokenizer cannot encode {name} in a message as text: remove it from the message")
+
+
+def _collect(value: Any, add: Callable[[str], None]) -> None:
+    """Call `add` with each string of a JSON value."""
+    if isinstance(value, str):
+        add(value)
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            _collect(key, add)
+            _collect(each, add)
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            _collect(each, add)
