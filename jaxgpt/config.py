@@ -430,6 +430,11 @@ class PrepareParams(Section):
     shard_tokens: int = setting(100_000_000, "tokens in each shard of llm.c's format", 1)
     val_fraction: float = setting(0.005, "fraction of the documents for validation", 0.0, below=1.0)
     field: str = setting("text", "field or column with the text")
+    separator: str = setting(
+        "", "text between the documents of a text file, such as '<|endoftext|>'; empty: one document"
+    )
+    dedup: Literal["none", "exact"] = setting("none", "exact: keep one of several documents with equal text")
+    min_characters: int = setting(0, "drop documents with fewer characters, not counting white space at the ends", 0)
     workers: int = setting(0, "threads; 0: one for each core", 0, 4096)
     on_error: Literal["fail", "skip"] = setting("fail", "on unreadable documents: fail, or skip and count them")
 
