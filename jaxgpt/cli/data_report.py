@@ -91,7 +91,7 @@ def _note_change(target: str, data: Data) -> None:
     run = Run(Path(target))
     change = data_change(run, "last", data) if saved_steps(run.checkpoints) else ""
     if change:
-        note(f"{change}; this report describes the new data, so its baselines are not those of the run")
+        note(f"{change}; this report and its baselines describe the new data")
 
 
 def _facts(results: dict[str, Any]) -> dict[str, str]:

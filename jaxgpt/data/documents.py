@@ -42,7 +42,7 @@ class Piece(NamedTuple):
     digest: bytes = b""  # SHA-256 that selects the split of the document; empty: computed from the text
     read: int = 0  # bytes of the sources read from disk so far
     file: str = ""  # path of the file
-    lost: str = "document"  # what an error loses: the document, the complete `file`, or the `rest` of the file
+    lost: str = "document"  # loss by an error: the document, the complete `file`, or the `rest` of the file
     identity: bytes = b""  # SHA-256 of the complete document; empty: computed from the text
 
     def text(self) -> str:
@@ -197,9 +197,12 @@ def _read_text(file: BinaryIO, where: str, cuts: Cuts, separator: str, identitie
     """Yield a text in pieces of about `BLOCK` characters; the digest of the first block selects the split.
 
     Args:
-        identities: `Piece.identity` of each document that is not empty; may be exhausted.
+        identities: `Piece.identity` of each document with text; may end early.
     """
-    first, rest, digest, identity = True, "", b"", b""
+    first = True
+    rest = ""
+    digest = b""  # SHA-256 of the first portion of the document
+    identity = b""
     number = 1
     with io.TextIOWrapper(file, "utf-8-sig", newline="") as text:
         for portion, is_end in _portions(text, separator):
@@ -220,7 +223,9 @@ def _read_text(file: BinaryIO, where: str, cuts: Cuts, separator: str, identitie
                 first = False
             if is_end:
                 yield Piece(place, rest, "", first, True, digest, identity=identity)
-                first, rest, digest = True, "", b""
+                first = True
+                rest = ""
+                digest = b""
                 number += 1
 
 
@@ -259,11 +264,12 @@ def _ended(document: str) -> Iterator[tuple[str, bool]]:
 
 
 def _identities(path: Path, suffix: str, separator: str) -> Iterator[bytes]:
-    """Yield the SHA-256 of each document of a text file that is not empty, ahead of the reader of its pieces.
+    """Yield the SHA-256 of each document with text of a file, ahead of the reader of its pieces.
 
     The generator ends at an error, which the reader of the pieces reports.
     """
-    digest, size = hashlib.sha256(), 0
+    digest = hashlib.sha256()
+    size = 0
     try:
         with path.open("rb") as raw, io.TextIOWrapper(unpacked(raw, suffix, ""), "utf-8-sig", newline="") as text:
             for portion, is_end in _portions(text, separator):
@@ -271,7 +277,8 @@ def _identities(path: Path, suffix: str, separator: str) -> Iterator[bytes]:
                 size += len(portion)
                 if is_end and size:
                     yield digest.digest()
-                    digest, size = hashlib.sha256(), 0
+                    digest = hashlib.sha256()
+                    size = 0
     except Exception:  # any error of the reading libraries
         return
 

@@ -8,13 +8,11 @@ with the next piece. The output is the same as without the interruption.
 from __future__ import annotations
 
 import hashlib
-import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import asdict
+from contextlib import ExitStack, closing
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -27,20 +25,19 @@ from jaxgpt.data import shards
 from jaxgpt.data.bpe import train_bpe
 from jaxgpt.data.directories import INDEX
 from jaxgpt.data.documents import SKIP, Piece, beginning, check_first, read_pieces, sample_text, unreadable
-from jaxgpt.data.dropped import Repeats, count_skipped, no_skips
+from jaxgpt.data.dropped import Repeats, count_skipped
 from jaxgpt.data.fast import fast_encoder
-from jaxgpt.data.shards import SPLITS, TOKENIZER_FILE, ShardWriter
-from jaxgpt.data.sources import Source, find_source, repeated_text
+from jaxgpt.data.output import begin, new_output, set_tokenizer
+from jaxgpt.data.shards import SPLITS, ShardWriter
+from jaxgpt.data.sources import find_source, repeated_text
 from jaxgpt.data.tokenizer import EOS_NAMES, Tokenizer
-from jaxgpt.data.tokenizer_files import FROM_TEXT, make_tokenizer, save_tokenizer
-from jaxgpt.errors import UserError, plural, reported, short_repr
-from jaxgpt.files import LOCK, sha256_file, sole_writer
+from jaxgpt.data.tokenizer_files import FROM_TEXT, make_tokenizer
+from jaxgpt.errors import UserError, plural
 from jaxgpt.runtime import cores
 
 BPE_SAMPLE = 200_000_000  # approximate bytes of text for training a BPE tokenizer
 BATCH = 1 << 20  # minimum bytes or characters of a batch that a thread encodes, except the last batch
 SAVE_EVERY = 30.0  # minimum seconds between writes of index.json, unless a shard is completed
-ANY_VALUE = ("workers", "on_error")  # parameters that do not affect the written bytes
 
 
 class Encoded(NamedTuple):
@@ -94,8 +91,8 @@ def prepare(
     if params.format == "nanogpt" and shards.token_dtype(vocab_size).itemsize > 2:
         raise UserError(f"nanoGPT's 16-bit ids cannot hold a vocabulary of {vocab_size:,}: use --format llm.c")
 
-    with _output(out):
-        index = _begin(out, params, sources, tokenizer, note)
+    with new_output(out):
+        index = begin(out, params, sources, tokenizer, note)
         if index["complete"]:
             shards.check_files(out, index, checksums=True)
             shards.saved_tokenizer(out, index)
@@ -106,7 +103,7 @@ def prepare(
             note(repeated)
         if "tokenizer" not in index:
             tokenizer = tokenizer or train_bpe(partial(sample_text, sources, params), params.vocab_size, BPE_SAMPLE)
-            _set_tokenizer(out, index, tokenizer, params.tokenizer)
+            set_tokenizer(out, index, tokenizer, params.tokenizer)
         if index["pieces"]:
             documents = sum(index["splits"][split]["documents"] for split in SPLITS)
             note(f"continuing {out} after {plural(documents, 'document')}")
@@ -121,63 +118,6 @@ def prepare(
         except OSError as e:  # for example, a full disk
             raise OSError(e.errno, e.strerror, e.filename or str(out)) from None
         return index
-
-
-@contextmanager
-def _output(out: Path) -> Iterator[None]:
-    """Create and lock the output directory; after an error without any recorded documents, remove what was created.
-
-    A BPE tokenizer is kept, because its training takes long.
-    """
-    with reported(f"cannot write to {out}"):
-        created = [path for path in (out, *out.parents) if not path.exists()]
-        out.mkdir(parents=True, exist_ok=True)
-        others = any(not path.name.startswith(".") for path in out.iterdir())  # hidden files: lock and temporary files
-    if others and shards.read_index(out) is None:
-        raise UserError(f"{out} has files, but not from this version of jaxgpt data prepare: choose a different --out")
-
-    with sole_writer(out):
-        before = {path.name for path in out.iterdir()}
-        try:
-            yield
-        except (Exception, KeyboardInterrupt):
-            if INDEX not in before and not _has_results(out):
-                _remove_new(out, before, created)
-            raise
-
-
-def _has_results(out: Path) -> bool:
-    """Return whether the index in a directory records documents or a trained tokenizer."""
-    index = shards.read_index(out)
-    if index is None:
-        return False
-    is_trained = index["settings"]["tokenizer"] == "bpe" and "tokenizer" in index
-    return is_trained or index["pieces"] > 0
-
-
-def _remove_new(out: Path, before: set[str], created: Sequence[Path]) -> None:
-    """Remove the files of a directory that are not in `before`, and the created directories, if they are empty."""
-    for path in out.iterdir():
-        if path.name not in before | {LOCK} and path.is_file():
-            path.unlink()
-    if [path.name for path in out.iterdir()] == [LOCK] and created:
-        shutil.rmtree(out)
-        with suppress(OSError):  # a parent that holds other files
-            for directory in created[1:]:
-                directory.rmdir()
-
-
-def _set_tokenizer(out: Path, index: dict[str, Any], tokenizer: Tokenizer, name: str) -> None:
-    """Write the tokenizer, and record it in the index."""
-    save_tokenizer(out, tokenizer)
-    index["dtype"] = shards.token_dtype(tokenizer.vocab_size).name
-    index["tokenizer"] = {
-        "name": name,
-        "sha256": sha256_file(out / TOKENIZER_FILE),
-        "vocab_size": tokenizer.vocab_size,
-        "end_id": tokenizer.eos_id,
-    }
-    shards.write_index(out, index)
 
 
 def _after_earlier_pieces(pieces: Iterator[Piece], count: int, params: PrepareParams) -> Repeats | None:
@@ -271,102 +211,6 @@ def _named_tokenizer(name: str) -> Tokenizer:
     if tokenizer is None or tokenizer.eos_id is None:
         raise UserError(f"the tokenizer {name} has no end-of-text token to separate documents: use gpt2 or bpe")
     return tokenizer
-
-
-def _begin(
-    out: Path,
-    params: PrepareParams,
-    sources: Sequence[Source],
-    tokenizer: Tokenizer | None,
-    note: Callable[[str], None],
-) -> dict[str, Any]:
-    """Read the index, or create it and delete .bin files. Parameters may change before the first piece."""
-    settings: dict[str, Any] = {name: value for name, value in asdict(params).items() if name not in ANY_VALUE}
-    settings["sources"] = [source.entry() for source in sources]
-    settings["tokenizer_sha256"] = hashlib.sha256(tokenizer.to_json().encode()).hexdigest() if tokenizer else ""
-    index = shards.read_index(out)
-    if index and (index["pieces"] or index["settings"] == settings):
-        _check_settings(out, index, settings, note)
-        _check_older(out, index, sources)
-        index.setdefault("dropped", {"short": 0, "repeated": 0})
-        index.setdefault("markers", 0)
-        index["skipped"] = no_skips() | index["skipped"]
-        return index
-    for path in out.glob("*.bin"):
-        path.unlink()
-    new = {
-        "kind": shards.KIND,
-        "complete": False,
-        "settings": settings,
-        "pieces": 0,
-        "skipped": no_skips(),
-        "dropped": {"short": 0, "repeated": 0},
-        "markers": 0,
-        "splits": {split: {"documents": 0, "tokens": 0, "bytes": 0, "shards": []} for split in SPLITS},
-    }
-    shards.write_index(out, new)
-    return new
-
-
-def _check_settings(
-    out: Path, index: Mapping[str, Any], settings: Mapping[str, Any], note: Callable[[str], None]
-) -> None:
-    """Check that a continued command has the settings and sources of the index.
-
-    Modification times may differ if the content of the files is the same, as after a copy. An older index lacks newer
-    settings, which then have their defaults.
-
-    Raises:
-        UserError: if a setting or source differs.
-    """
-    defaults = asdict(PrepareParams())
-    for key, value in settings.items():
-        was = index["settings"].get(key, defaults.get(key))
-        if key != "sources" and was != value:
-            raise UserError(
-                f"{out} was created with {key} {_shown(was)}, not {_shown(value)}: use the same value, or a different --out"
-            )
-
-    before = index["settings"]["sources"]
-    now = settings["sources"]
-    if [_listed(each) for each in before] != [_listed(each) for each in now]:
-        raise UserError(
-            f"{out} was created with sources {_shown(before)}, not {_shown(now)}: use the same value, or a different --out"
-        )
-    for was, source in zip(before, now, strict=True):
-        if was["fingerprint"] == source["fingerprint"]:
-            continue
-        # An index of jaxgpt 0.1.0 has no digest of the content; a complete output does not depend on the sources anymore.
-        is_unknown = "content" not in was and index["complete"]
-        if was.get("content") != source["content"] and not is_unknown:
-            fix = "restore them (cp -p keeps the times), or use a different --out"
-            raise UserError(
-                f"{source['name']}: names, modification times or content of its files changed since {out} was created: {fix}"
-            )
-        compared = "" if is_unknown else "; sizes and content are equal"
-        note(f"{source['name']}: files have new modification times{compared}")
-
-
-def _listed(source: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the name of a source, its number of files and their size."""
-    return source["name"], source["files"], source["size"]
-
-
-def _check_older(out: Path, index: Mapping[str, Any], sources: Sequence[Source]) -> None:
-    """Raise `UserError` if an unfinished directory of 0.1.0 may have skipped a file that is now read."""
-    is_older = "separator" not in index["settings"]
-    if not is_older or index["complete"] or not index["skipped"]["documents"]:
-        return
-    for path in (path for source in sources for path in source.files):
-        if ".json" in path.suffixes or path.suffix == ".zst":
-            raise UserError(f"{out} was created by jaxgpt 0.1.0, which skipped {path}: choose a different --out")
-
-
-def _shown(value: Any) -> str:
-    """Format the value of a parameter, or the list of sources."""
-    if not isinstance(value, list):
-        return short_repr(value)
-    return ", ".join(f"{each['name']} ({plural(each['files'], 'file')}, {each['size']:,} bytes)" for each in value)
 
 
 def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:

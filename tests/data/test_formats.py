@@ -125,7 +125,7 @@ JSON = (
 @settings(max_examples=60)
 @given(st.lists(JSON, max_size=4), st.integers(1, 40), st.sampled_from([None, 1]))
 def test_an_array_is_split_into_its_items(items: list[Any], chunk: int, indent: int | None) -> None:
-    """The items of any array are those of the JSON parser, for any size of the reads."""
+    """The items equal the result of the JSON parser, for any size of the reads."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(formats, "CHUNK", chunk)
         file = io.BytesIO(json.dumps(items, indent=indent).encode())
