@@ -447,6 +447,11 @@ class PrepareParams(Section):
         "auto", "beginning-of-text token before each document; auto: if the tokenizer prepends it"
     )
     field: str = setting("text", "field or column with the text")
+    separator: str = setting(
+        "", "text between the documents of a text file, such as '<|endoftext|>'; empty: one document"
+    )
+    dedup: Literal["none", "exact"] = setting("none", "exact: keep one of several documents with equal text")
+    min_characters: int = setting(0, "drop documents with fewer characters, not counting white space at the ends", 0)
     workers: int = setting(0, "threads; 0: one for each core", 0, 4096)
     on_error: Literal["fail", "skip"] = setting("fail", "on unreadable documents: fail, or skip and count them")
 

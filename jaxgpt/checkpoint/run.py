@@ -21,17 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxgpt.config import Config, from_json, to_json
-from jaxgpt.data.special import ADDED, GENERATION, MAP, TEMPLATE, TEMPLATES, TOKENIZER
+from jaxgpt.data.directories import NEW, RUN_FILES, RUN_NEEDED
+from jaxgpt.data.directories import REPLACED as REPLACED
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokenizer_files import load_saved_tokenizer, save_tokenizer
 from jaxgpt.errors import UserError, nearest, reported
 from jaxgpt.files import LOCK, read_bytes, sole_writer, write_atomically
-
-NEW, REPLACED = ".new", ".replaced"
-# Files of a run. config.json is moved out first and moved in last: a directory with a config.json contains a complete run.
-NEEDED = ("config.json", "tokenizer.json", "checkpoints")
-OF_TOKENIZER = (GENERATION, TOKENIZER, MAP, ADDED, TEMPLATE, TEMPLATES)
-FILES = (*NEEDED, *OF_TOKENIZER, "metrics.jsonl", "baselines.json", "loss.png")
 
 
 @dataclass(frozen=True)
@@ -78,7 +73,7 @@ def open_run(path: Path) -> Run:
     run = Run(path)
     if not path.is_dir():
         raise UserError(f"no run at {path}{runs_near(path)}: expected a run directory, as written by `jaxgpt train`")
-    missing = [name for name in NEEDED if not (path / name).exists()]
+    missing = [name for name in RUN_NEEDED if not (path / name).exists()]
     if run.exists() and not missing:
         return run
     if any(path.glob("*.safetensors")):
@@ -87,7 +82,7 @@ def open_run(path: Path) -> Run:
     if missing == ["checkpoints"]:
         fix = f"restore it, or start again from step 0: jaxgpt train {path / 'config.json'} --out NEW"
         raise UserError(f"{run.checkpoints} is missing: {fix}")
-    raise UserError(f"{path} is not a run: it has no {missing[0]} (expected: {', '.join(NEEDED)})")
+    raise UserError(f"{path} is not a run: it has no {missing[0]} (expected: {', '.join(RUN_NEEDED)})")
 
 
 def runs_near(path: Path) -> str:
@@ -179,7 +174,7 @@ def _draft(path: Path, config: Config, tokenizer: Tokenizer) -> Iterator[Run]:
             yield Run(draft)
             shutil.rmtree(replaced, ignore_errors=True)
             replaced.mkdir()
-            for source, target, names in ((path, replaced, FILES), (draft, path, FILES[::-1])):
+            for source, target, names in ((path, replaced, RUN_FILES), (draft, path, RUN_FILES[::-1])):
                 for name in names:
                     if (source / name).exists():
                         (source / name).rename(target / name)

@@ -29,7 +29,8 @@ def data_prepare(
 
     Args:
         sources: text file (one document), directory of files, .jsonl or .parquet file (one document per line or row), or
-            hf:OWNER/NAME[/PATTERN], a Hugging Face dataset; text and JSON Lines may be compressed (.gz, .xz, .bz2)
+            hf:OWNER/NAME[/PATTERN], a Hugging Face dataset; .json: lines, or an array of objects; text and JSON may be
+            compressed (.gz, .xz, .bz2, .zst)
         out: directory to write to
     """
     if not sources:
@@ -56,6 +57,8 @@ def data_prepare(
 
 
 def _facts(index: dict[str, Any]) -> dict[str, str | list[str]]:
+    from jaxgpt.data.text import MARKER
+
     facts = dict[str, str | list[str]]()
     for split, part in index["splits"].items():
         counts = f"{plural(part['documents'], 'document')}, {plural(part['tokens'], 'token')}"
@@ -70,7 +73,23 @@ def _facts(index: dict[str, Any]) -> dict[str, str | list[str]]:
         facts["validation"] = f"{val / (val + train):.2%} of the tokens" + few * (val // WINDOW < MIN_WINDOWS)
     else:
         facts["validation"] = "no documents were selected, so jaxgpt train splits the tokens at --data.train-fraction"
-    skipped = index["skipped"]
-    if skipped["documents"]:
-        facts["skipped"] = [f"{plural(skipped['documents'], 'document')}; the first:", *skipped["first"]]
+    facts["skipped"] = _skipped(index["skipped"])
+    dropped = index["dropped"]
+    if dropped["repeated"]:
+        facts["repeated"] = f"{plural(dropped['repeated'], 'document')} dropped: copies of earlier documents"
+    if dropped["short"]:
+        facts["short"] = f"{plural(dropped['short'], 'document')} dropped"
+    if index["markers"]:
+        times = plural(index["markers"], "time")
+        facts["markers"] = f"{MARKER} as ordinary text {times}; to separate documents there, use --separator '{MARKER}'"
     return facts
+
+
+def _skipped(skipped: dict[str, Any]) -> list[str]:
+    """Describe unreadable documents and files, the largest losses first."""
+    from jaxgpt.data.dropped import skipped_lines
+
+    counts = [plural(skipped[f"{noun}s"], noun) for noun in ("file", "document") if skipped[f"{noun}s"]]
+    if not counts:
+        return []
+    return [f"{' and '.join(counts)} unreadable:", *skipped_lines(skipped)]

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jaxgpt.cli.output import aligned, columns, print_result, progress
+from jaxgpt.cli.output import aligned, columns, note, print_result, progress
 from jaxgpt.cli.parse import NO_SETTINGS, GivenSettings, Json
 from jaxgpt.cli.settings import named_config, with_settings
 from jaxgpt.errors import UserError, did_you_mean, plural
 from jaxgpt.files import beside
 from jaxgpt.presets import DEFAULT, PRESETS, preset
 
+if TYPE_CHECKING:
+    from jaxgpt.data import Data
 
-def data_report(target: str, /, *, json: Json = False, settings: GivenSettings = NO_SETTINGS) -> int:
+
+def data_report(target: str = "", /, *, json: Json = False, settings: GivenSettings = NO_SETTINGS) -> int:
     """Describe the data of a preset, run or path; a path is read as by `jaxgpt train --data.path PATH`.
 
     The report lists tokens, documents, duplicates, the overlap between validation
@@ -28,11 +31,16 @@ def data_report(target: str, /, *, json: Json = False, settings: GivenSettings =
     jaxgpt data report DIRECTORY_OF_BIN_FILES --data.tokenizer gpt2 --json
 
     Args:
-        target: preset, run, or path of the data
+        target: preset, run, or path of the data; may be omitted with --data.path or --data.mix
     """
     # A run has config.json and tokenizer.json; a directory of text may contain one of these files.
-    is_run = target not in PRESETS and all(Path(target, name).is_file() for name in ("config.json", "tokenizer.json"))
-    if target in PRESETS or is_run:
+    has_run_files = all(Path(target, name).is_file() for name in ("config.json", "tokenizer.json"))
+    is_run = target not in ("", *PRESETS) and has_run_files
+    if not target:
+        if not {"data.path", "data.mix"} & settings.keys():
+            raise UserError("missing argument: a preset, a run or the path of the data (see jaxgpt data report --help)")
+        base = preset(DEFAULT)
+    elif target in PRESETS or is_run:
         base = named_config(target)
     elif {"data.path", "data.mix"} & settings.keys():
         raise UserError(f"{target} is the path of the data: omit --data.path and --data.mix")
@@ -43,6 +51,7 @@ def data_report(target: str, /, *, json: Json = False, settings: GivenSettings =
         near = did_you_mean(target, [*PRESETS, *beside(target)])
         raise UserError(f"no preset, run, file or directory {target!r}{near}; jaxgpt presets lists the presets")
     config = with_settings(base, settings)
+    target = target or config.data.path or " ".join(config.data.mix)
     if config.data.tokenizer == "ids":
         raise UserError("data report needs the tokenizer of the ids: pass --data.tokenizer gpt2 or PATH")
 
@@ -56,6 +65,8 @@ def data_report(target: str, /, *, json: Json = False, settings: GivenSettings =
         tokenizer = open_run(Path(target)).tokenizer()
     with progress("tokenizing") as activity:
         data = open_data(config.with_model(vocab_size=0), tokenizer, activity)
+        if is_run and not any(name.startswith("data.") for name in settings):
+            _note_change(target, data)
         activity.stage("counting")
         reports = [report_on(part, activity) for part in data.parts or (data,)]
     weights = [weight for _, weight in config.data.sources]
@@ -69,6 +80,18 @@ def data_report(target: str, /, *, json: Json = False, settings: GivenSettings =
             facts = {"source": f"{path}, {share:.1%} of the training windows"} | facts
         parts.append(f"{aligned(facts)}\n\n{_baselines(results)}")
     return print_result(json, {"name": target} | ({"sources": sources} if sources else reports[0]), "\n\n".join(parts))
+
+
+def _note_change(target: str, data: Data) -> None:
+    """Print a note if the data of a run have changed since its last checkpoint."""
+    from jaxgpt.checkpoint.data import data_change
+    from jaxgpt.checkpoint.run import Run
+    from jaxgpt.checkpoint.store import saved_steps
+
+    run = Run(Path(target))
+    change = data_change(run, "last", data) if saved_steps(run.checkpoints) else ""
+    if change:
+        note(f"{change}; this report and its baselines describe the new data")
 
 
 def _facts(results: dict[str, Any]) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
@@ -11,7 +12,7 @@ from cyclopts import Parameter
 from jaxgpt.cli.output import ERROR_OF_DATA, print_result, progress
 from jaxgpt.cli.parse import Checkpoint, Json, Weights
 from jaxgpt.config import MeshConfig
-from jaxgpt.errors import plural
+from jaxgpt.errors import UserError, plural
 
 
 def eval(
@@ -40,6 +41,8 @@ def eval(
     from jaxgpt.parallel.host import use_cores
 
     use_cores(MeshConfig())
+    from jaxgpt.checkpoint.data import data_change
+    from jaxgpt.checkpoint.run import Run
     from jaxgpt.data import open_data, with_path
     from jaxgpt.lm import load
     from jaxgpt.lm.weights import dequantize, quantize
@@ -54,6 +57,10 @@ def eval(
         if bos:
             config = replace(config, data=replace(config.data, bos=bos))
         data = open_data(config, lm.tokenizer, activity)
+        change = "" if path else data_change(Run(Path(run)), checkpoint, data)
+        if change:
+            fix = "restore it, or evaluate on a different text with --data.path"
+            raise UserError(f"{change}, so a loss on it would not be a validation loss; {fix}")
         activity.stage("evaluating")
         # The run's mesh, attention kernel and rematerialization may need hardware that this machine lacks.
         train = replace(lm.config.train, attention="auto", remat="none")

@@ -95,15 +95,14 @@ def sample(
 
 def _training_data(lm: LM, target: str, checkpoint: str, progress: Progress) -> Data:
     """Open the data of a run; raise `UserError` if the data has changed since the checkpoint."""
+    from jaxgpt.checkpoint.data import data_change
     from jaxgpt.checkpoint.run import Run
-    from jaxgpt.checkpoint.store import read_info, resolve_step
     from jaxgpt.data import open_data
 
     data = open_data(lm.config, lm.tokenizer, progress)
-    directory = Run(Path(target)).checkpoints
-    step = resolve_step(directory, checkpoint)
-    if read_info(directory / str(step)).about.get("data", data.fingerprint) != data.fingerprint:
-        raise UserError(f"the data of {target} has changed since step {step}: {data.source}; restore it")
+    change = data_change(Run(Path(target)), checkpoint, data)
+    if change:
+        raise UserError(f"{change}; restore it")
     return data
 
 

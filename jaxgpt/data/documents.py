@@ -1,48 +1,34 @@
-"""Read documents in a fixed order and bounded memory, from files and Hugging Face datasets.
+"""Read documents in a fixed order and bounded memory.
 
-The suffix determines the format. `.jsonl`, `.ndjson`: one document per line, a JSON object; `.parquet`: one document per row;
-`.json`: an error. Any other file is one document of UTF-8 text. Text and JSON Lines may be compressed: `.gz`, `.xz`, `.bz2`.
+The suffix determines the format. `.jsonl`, `.ndjson`: one document per line, a JSON object; `.json`: the same, or an array of
+objects; `.parquet`: one document per row. Any other file is one document of UTF-8 text, or several with a separator. Text and
+JSON may be compressed (`formats.compression`).
 """
 
 from __future__ import annotations
 
-import bz2
 import codecs
-import gzip
 import hashlib
 import io
-import json
-import lzma
-from collections.abc import Callable, Iterator, Sequence
-from fnmatch import fnmatch
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from jaxgpt.config import PrepareParams
 from jaxgpt.data.cuts import GPT2_CUTS, Cuts, cut
-from jaxgpt.data.text import visible_files
+from jaxgpt.data.formats import HEAD, LINES, MissingPackage, array_items, compression, inner_name, json_layout, unpacked
+from jaxgpt.data.sources import Source
 from jaxgpt.errors import UserError, one_line, short_repr
-from jaxgpt.files import missing, parse_json
-from jaxgpt.hub import download
+from jaxgpt.files import parse_json
 
-HUB = "hf:"  # prefix of the name of a Hugging Face dataset
-OPEN: dict[str, Callable[[Any], Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
-LINES = (".jsonl", ".ndjson")
-FILES = [f"*{kind}{packed}" for kind in (".txt", *LINES) for packed in ("", *OPEN)] + ["*.parquet"]  # default patterns
 BLOCK = 1 << 20  # characters of a text file to read at a time; buffer size of a Parquet file in bytes
 ROWS = 64  # rows of a Parquet file to read at a time
 UNCUT = 1 << 21  # maximum characters of a text file without a safe cut; encoding them takes 0.4 GB
+BEGINNING = 200  # characters of the first document that identify a corpus
 TRAIN = b"\xff" * 32  # digest assigned to the first document; selects training for any `val_fraction`
 CONVERT = "convert it to UTF-8 text, JSON Lines (.jsonl) or Parquet (.parquet)"
-
-
-class Source(NamedTuple):
-    """A file, a directory or a Hugging Face dataset."""
-
-    name: str  # path or `hf:OWNER/NAME[/PATTERN]`, as given
-    files: tuple[Path, ...]  # sorted, without empty files
-    size: int  # total bytes on disk
-    fingerprint: str  # SHA-256 of names, sizes and modification times of the files
+PARQUET = b"PAR1"  # first and last bytes of a Parquet file
+SKIP = "to skip such documents, use --on-error skip"
 
 
 class Piece(NamedTuple):
@@ -55,6 +41,9 @@ class Piece(NamedTuple):
     last: bool = True  # whether the document ends with this piece
     digest: bytes = b""  # SHA-256 that selects the split of the document; empty: computed from the text
     read: int = 0  # bytes of the sources read from disk so far
+    file: str = ""  # path of the file
+    lost: str = "document"  # loss by an error: the document, the complete `file`, or the `rest` of the file
+    identity: bytes = b""  # SHA-256 of the complete document; empty: computed from the text
 
     def text(self) -> str:
         """Parse the text; raise `UserError` if it cannot be read."""
@@ -83,98 +72,220 @@ class Piece(NamedTuple):
         return value
 
 
-def find_source(name: str) -> Source:
-    """List non-empty files of a path or `hf:OWNER/NAME[/PATTERN]`; raise `UserError` if no file is found.
-
-    The files of a Hugging Face dataset that match the pattern (default: `FILES`) are downloaded to the Hub's cache.
-    """
-    if name.startswith(HUB):
-        owner, repo, pattern = [*name.removeprefix(HUB).split("/", 2), "", ""][:3]
-        patterns = [pattern] if pattern else FILES
-        path = download(f"{owner}/{repo}", patterns, kind="dataset")
-        # The cache may also contain files of other patterns.
-        files = [p for p in visible_files(path) if any(fnmatch(str(p.relative_to(path)), x) for x in patterns)]
-    elif not (path := Path(name)).exists():
-        raise missing(name, f"; a Hugging Face dataset is {HUB}OWNER/NAME")
-    else:
-        files = [*visible_files(path)] if path.is_dir() else [path]
-    files = [p for p in files if p.stat().st_size]
-    if not files:
-        raise UserError(f"{name} has no files, or only empty files: choose a different source")
-    stats = [(str(p.relative_to(path)), p.stat().st_size, p.stat().st_mtime_ns) for p in files]
-    fingerprint = hashlib.sha256(json.dumps(stats).encode()).hexdigest()
-    return Source(name, tuple(files), sum(size for _, size, _ in stats), fingerprint)
+def unreadable(piece: Piece, error: UserError) -> str:
+    """Return the message for an unreadable piece, with the file and the line or row."""
+    text = str(error) if piece.where in str(error) else f"{piece.where}: {error}"
+    return f"{text}; the rest of this file is lost" if piece.lost == "rest" else text
 
 
 def read_pieces(sources: Sequence[Source], params: PrepareParams, cuts: Cuts) -> Iterator[Piece]:
     """Yield all documents, with long text files cut at `cuts`. The first document is always for training."""
     read = documents = 0
     for path in (path for source in sources for path in source.files):
-        for piece in _read_file(path, params.field, cuts):
+        for piece in _read_file(path, params, cuts):
             documents += piece.first
             yield piece._replace(read=read + piece.read, digest=TRAIN if documents == 1 else piece.digest)
         read += path.stat().st_size
 
 
+def check_first(sources: Sequence[Source], params: PrepareParams) -> None:
+    """Read the first document of each source; raise `UserError` if it is unreadable."""
+    for source in sources:
+        for piece in _read_file(source.files[0], params, GPT2_CUTS):
+            _text(piece, params)
+            break
+
+
+def beginning(path: Path, params: PrepareParams) -> str:
+    """Return the beginning of the first document of a file, without white space; "" if it is short or unreadable."""
+    for piece in _read_file(path, params, GPT2_CUTS):
+        try:
+            text = "".join(piece.text()[: 2 * BEGINNING].split())
+        except UserError:
+            return ""
+        return text[:BEGINNING] if len(text) >= BEGINNING // 4 else ""
+    return ""
+
+
 def sample_text(sources: Sequence[Source], params: PrepareParams, size: int) -> Iterator[list[str]]:
     """Yield about `size` bytes of text in pieces: the beginning of each file, in proportion to its size.
 
-    Unreadable documents are skipped.
+    Raises:
+        UserError: if a document is unreadable, unless `on_error` is skip.
     """
     total = sum(source.size for source in sources)
     for path in (path for source in sources for path in source.files):
         left = size * path.stat().st_size / total
-        for piece in _read_file(path, params.field, GPT2_CUTS):
+        for piece in _read_file(path, params, GPT2_CUTS):
             if left <= 0:
                 break
-            try:
-                text = piece.text()
-            except UserError:
-                continue
+            text = _text(piece, params)
             left -= len(text.encode())
-            yield cut(text, GPT2_CUTS)
+            if text:
+                yield cut(text, GPT2_CUTS)
 
 
-def _read_file(path: Path, field: str, cuts: Cuts) -> Iterator[Piece]:
-    """Yield pieces of a file. The remainder of a damaged file is a single unreadable piece."""
-    where, unpack = str(path), OPEN.get(path.suffix.lower())
-    name = path.stem.lower() if unpack else path.name.lower()
-    piece = Piece(where, "")
+def _text(piece: Piece, params: PrepareParams) -> str:
+    """Return the text of a piece, "" if it is skipped; raise `UserError` if it is unreadable and `on_error` is fail."""
+    try:
+        return piece.text()
+    except UserError as e:
+        if params.on_error == "skip":
+            return ""
+        raise UserError(f"{unreadable(piece, e)}; {SKIP}") from None
+
+
+def _read_file(path: Path, params: PrepareParams, cuts: Cuts) -> Iterator[Piece]:
+    """Yield pieces of a file. The remainder of a damaged file is a single unreadable piece.
+
+    Raises:
+        MissingPackage: if a library for the format is not installed, which is no damage of the file.
+    """
+    where = str(path)
+    piece = Piece(where, "", file=where, lost="file")
     try:
         with path.open("rb") as raw:
-            file = unpack(raw) if unpack else raw
-            if name.endswith(".parquet"):
-                pieces = _read_parquet(file, where, field)
-            elif name.endswith(LINES):
-                pieces = _read_lines(file, where, field)
-            elif name.endswith(".json"):
-                raise UserError(f"{where}: a .json file is not read: write one object per line, in a .jsonl file")
-            else:
-                pieces = _read_text(file, where, cuts)
-            for piece in pieces:
-                piece = piece._replace(read=raw.tell())
+            for piece in _pieces(raw, path, params, cuts):
+                piece = piece._replace(read=raw.tell(), file=where)
                 yield piece
+    except MissingPackage:
+        raise
     except Exception as e:  # any error of the reading libraries
-        yield piece._replace(content=_unreadable(where, e), first=piece.last, last=True)
+        lost = "rest" if piece.lost == "document" else "file"
+        yield piece._replace(content=_unreadable(where, e), first=piece.last, last=True, lost=lost)
 
 
-def _read_text(file: BinaryIO, where: str, cuts: Cuts) -> Iterator[Piece]:
-    """Yield a text in pieces of about `BLOCK` characters; the digest of the first block selects the split."""
-    rest, first, digest = "", True, b""
+def _pieces(raw: BinaryIO, path: Path, params: PrepareParams, cuts: Cuts) -> Iterator[Piece]:
+    """Yield pieces of an open file in the format of its name and content."""
+    where = str(path)
+    head = raw.read(HEAD)
+    raw.seek(0)
+    suffix = compression(path.name, head)
+    name = inner_name(path.name, suffix)
+    file = unpacked(raw, suffix, where)
+    if name.endswith(".parquet") or _is_parquet(raw, head):
+        return _read_parquet(file, where, params.field)
+    if name.endswith(LINES):
+        return _read_lines(file, where, params.field)
+    if not name.endswith(".json"):
+        identities: Iterator[bytes] = iter(())
+        if params.dedup == "exact":
+            identities = _identities(path, suffix, params.separator)
+        return _read_text(file, where, cuts, params.separator, identities)
+
+    layout = json_layout(file)
+    file.seek(0)
+    match layout:
+        case "array":
+            return _numbered(array_items(file, where), where, "item", params.field)
+        case "object":
+            return iter([Piece(where, file.read().removeprefix(codecs.BOM_UTF8), params.field)])
+    return _read_lines(file, where, params.field)
+
+
+def _is_parquet(raw: BinaryIO, head: bytes) -> bool:
+    """Return whether an open file begins and ends as Parquet files do."""
+    if not head.startswith(PARQUET):
+        return False
+    raw.seek(-len(PARQUET), io.SEEK_END)
+    tail = raw.read()
+    raw.seek(0)
+    return tail == PARQUET
+
+
+def _read_text(file: BinaryIO, where: str, cuts: Cuts, separator: str, identities: Iterator[bytes]) -> Iterator[Piece]:
+    """Yield a text in pieces of about `BLOCK` characters; the digest of the first block selects the split.
+
+    Args:
+        identities: `Piece.identity` of each document with text; may end early.
+    """
+    first = True
+    rest = ""
+    digest = b""  # SHA-256 of the first portion of the document
+    identity = b""
+    number = 1
     with io.TextIOWrapper(file, "utf-8-sig", newline="") as text:
-        while block := text.read(BLOCK):
-            digest = digest or hashlib.sha256(block.encode()).digest()
-            *pieces, rest = cut(rest + block, cuts)
+        for portion, is_end in _portions(text, separator):
+            if first and not portion and not rest:
+                continue
+            if not digest:
+                digest = hashlib.sha256(portion.encode()).digest()
+                identity = next(identities, b"")
+            place = f"{where}, document {number}" if separator else where
+            *pieces, rest = cut(rest + portion, cuts)
             if len(rest) > UNCUT:
                 raise UserError(
-                    f"{where}: {len(rest):,} characters without a place to cut them: use text with spaces or line breaks, or "
+                    f"{place}: {len(rest):,} characters without a place to cut them: use text with spaces or line breaks, or "
                     f"a tokenizer that splits words as GPT-2, Llama 3 or Qwen does"
                 )
             if pieces:
-                yield Piece(where, "".join(pieces), "", first, False, digest)
+                yield Piece(place, "".join(pieces), "", first, False, digest, identity=identity)
                 first = False
-        if rest:
-            yield Piece(where, rest, "", first, True, digest)
+            if is_end:
+                yield Piece(place, rest, "", first, True, digest, identity=identity)
+                first = True
+                rest = ""
+                digest = b""
+                number += 1
+
+
+def _portions(text: io.TextIOBase, separator: str) -> Iterator[tuple[str, bool]]:
+    """Yield a text in portions of at most `BLOCK` characters, and whether a document ends with each portion.
+
+    All portions of a document except the last have exactly `BLOCK` characters. Line breaks around a separator belong to no
+    document.
+    """
+    buffer = ""
+    is_begin = True  # whether the buffer is the beginning of a document
+    block = text.read(BLOCK)
+    while block:
+        buffer += block
+        documents = buffer.split(separator) if separator else [buffer]
+        for document in documents[:-1]:
+            document = document.rstrip("\r\n")
+            yield from _ended(document.lstrip("\r\n") if is_begin else document)
+            is_begin = True
+        buffer = documents[-1]
+        if separator and is_begin:
+            buffer = buffer.lstrip("\r\n")
+        # A separator may begin at the end of the buffer.
+        while len(buffer) >= BLOCK + len(separator):
+            yield buffer[:BLOCK], False
+            buffer = buffer[BLOCK:]
+            is_begin = False
+        block = text.read(BLOCK)
+    yield from _ended(buffer.rstrip("\r\n") if separator else buffer)
+
+
+def _ended(document: str) -> Iterator[tuple[str, bool]]:
+    """Yield the end of a document in portions; an empty document is a single empty portion."""
+    for start in range(0, max(len(document), 1), BLOCK):
+        yield document[start : start + BLOCK], start + BLOCK >= len(document)
+
+
+def _identities(path: Path, suffix: str, separator: str) -> Iterator[bytes]:
+    """Yield the SHA-256 of each document with text of a file, ahead of the reader of its pieces.
+
+    The generator ends at an error, which the reader of the pieces reports.
+    """
+    digest = hashlib.sha256()
+    size = 0
+    try:
+        with path.open("rb") as raw, io.TextIOWrapper(unpacked(raw, suffix, ""), "utf-8-sig", newline="") as text:
+            for portion, is_end in _portions(text, separator):
+                digest.update(portion.encode())
+                size += len(portion)
+                if is_end and size:
+                    yield digest.digest()
+                    digest = hashlib.sha256()
+                    size = 0
+    except Exception:  # any error of the reading libraries
+        return
+
+
+def _numbered(items: Iterable[bytes], where: str, noun: str, field: str) -> Iterator[Piece]:
+    for number, item in enumerate(items, 1):
+        yield Piece(f"{where}, {noun} {number}", item, field)
 
 
 def _read_lines(file: BinaryIO, where: str, field: str) -> Iterator[Piece]:
@@ -189,10 +300,15 @@ def _read_parquet(file: BinaryIO, where: str, field: str) -> Iterator[Piece]:
     try:
         from pyarrow import parquet
     except ImportError:
-        raise UserError(f"{where} needs the package pyarrow: pip install 'jaxgpt[data]'") from None
+        raise MissingPackage(f"{where} needs the package pyarrow: pip install 'jaxgpt[data]'") from None
     table = parquet.ParquetFile(file, buffer_size=BLOCK)
-    if field not in (names := table.schema_arrow.names):
+    names = table.schema_arrow.names
+    if field not in names:
         raise UserError(f"{where} has no column {field!r}: choose one of {short_repr(names)} with --field")
+    if names.count(field) > 1:
+        raise UserError(
+            f"{where} has {names.count(field)} columns {field!r}: rename one, or choose another with --field"
+        )
     number = 0
     for batch in table.iter_batches(ROWS, columns=[field]):
         for value in batch.column(0).cast("binary").to_pylist():  # bytes, for the UTF-8 check in `Piece.text`

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import asdict
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,20 +23,22 @@ import numpy as np
 from jaxgpt.config import PrepareParams
 from jaxgpt.data import shards
 from jaxgpt.data.bos import document_bos, with_bos
-from jaxgpt.data.documents import Piece, Source, find_source, read_pieces, sample_text
+from jaxgpt.data.bpe import train_bpe
+from jaxgpt.data.directories import INDEX
+from jaxgpt.data.documents import SKIP, Piece, beginning, check_first, read_pieces, sample_text, unreadable
+from jaxgpt.data.dropped import Repeats, count_skipped
 from jaxgpt.data.fast import fast_encoder
-from jaxgpt.data.shards import INDEX, SPLITS, TOKENIZER_FILE, ShardWriter
-from jaxgpt.data.tokenizer import Tokenizer
-from jaxgpt.data.tokenizer_files import FROM_TEXT, make_tokenizer, save_tokenizer, train_bpe
-from jaxgpt.errors import UserError, plural, reported, short_repr
-from jaxgpt.files import sha256_file, sole_writer
+from jaxgpt.data.output import begin, new_output, set_tokenizer
+from jaxgpt.data.shards import SPLITS, ShardWriter
+from jaxgpt.data.sources import find_source, repeated_text
+from jaxgpt.data.tokenizer import EOS_NAMES, Tokenizer
+from jaxgpt.data.tokenizer_files import FROM_TEXT, make_tokenizer
+from jaxgpt.errors import UserError, plural
 from jaxgpt.runtime import cores
 
 BPE_SAMPLE = 200_000_000  # approximate bytes of text for training a BPE tokenizer
 BATCH = 1 << 20  # minimum bytes or characters of a batch that a thread encodes, except the last batch
 SAVE_EVERY = 30.0  # minimum seconds between writes of index.json, unless a shard is completed
-SKIPPED = 10  # maximum number of skipped documents listed in the index
-ANY_VALUE = ("workers", "on_error", "bos")  # parameters that do not affect the written bytes, or only by bos_ids
 
 
 class Encoded(NamedTuple):
@@ -48,6 +50,11 @@ class Encoded(NamedTuple):
     first: bool  # whether a document starts with this piece; False if the complete document is skipped
     read: int  # bytes of the sources read from disk so far
     skipped: str = ""  # error of a piece that cannot be read or encoded; empty: no error
+    file: str = ""  # file of an unreadable piece
+    lost: str = ""  # loss by the error, as in `Piece`
+    identity: bytes = b""  # SHA-256 of the complete document; empty: unknown
+    is_short: bool = False  # whether the document has fewer than `min_characters`
+    markers: int = 0  # number of end-of-text tokens written as text
 
 
 def prepare(
@@ -72,10 +79,14 @@ def prepare(
         UserError: if the sources, parameters or directory cannot be used, or (with `on_error` fail) a document is unreadable.
         OSError: if a file cannot be written.
     """
-    for name in names:
-        if Path(name).resolve() in [out.resolve(), *out.resolve().parents]:
-            raise UserError(f"--out {out} is the source {name} or inside it: choose a different --out")
+    if any(Path(name).resolve() == out.resolve() for name in names):
+        raise UserError(f"--out {out} is a source: choose a different --out")
     sources = [find_source(name) for name in names]
+    for source in sources:
+        if source.skipped:
+            note(f"{source.name}: skipped {source.skipped}")
+    if params.on_error == "fail":
+        check_first(sources, params)
     tokenizer = None if params.tokenizer == "bpe" else _named_tokenizer(params.tokenizer)
     if tokenizer is None and params.bos == "yes":
         raise UserError(
@@ -86,62 +97,84 @@ def prepare(
     vocab_size = tokenizer.vocab_size if tokenizer else params.vocab_size
     if params.format == "nanogpt" and shards.token_dtype(vocab_size).itemsize > 2:
         raise UserError(f"nanoGPT's 16-bit ids cannot hold a vocabulary of {vocab_size:,}: use --format llm.c")
-    with reported(f"cannot write to {out}"):
-        out.mkdir(parents=True, exist_ok=True)
-        others = any(not path.name.startswith(".") for path in out.iterdir())  # hidden files: lock and temporary files
-    if others and shards.read_index(out) is None:
-        raise UserError(f"{out} has files, but not from this version of jaxgpt data prepare: choose a different --out")
-    with sole_writer(out):
+
+    with new_output(out):
         bos_ids = list(document_bos(tokenizer)) if tokenizer else []
-        index = _begin(out, params, sources, own_sha256, bos_ids)
+        index = begin(out, params, sources, own_sha256, bos_ids, note)
         if index["complete"]:
             shards.check_files(out, index, checksums=True)
             shards.saved_tokenizer(out, index)
             note(f"{out} is complete, and its files match the checksums in {INDEX}")
             return index
+        repeated = repeated_text(sources, partial(beginning, params=params))
+        if repeated and params.dedup == "none":
+            note(repeated)
         if "tokenizer" not in index:
-            tokenizer = tokenizer or train_bpe(sample_text(sources, params, BPE_SAMPLE), params.vocab_size)
-            save_tokenizer(out, tokenizer)
-            index["dtype"] = shards.token_dtype(tokenizer.vocab_size).name
-            index["tokenizer"] = {
-                "name": params.tokenizer,
-                "sha256": sha256_file(out / TOKENIZER_FILE),
-                "vocab_size": tokenizer.vocab_size,
-                "end_id": tokenizer.eos_id,
-                "bos": tokenizer.decode(bos_ids),
-            }
-            shards.write_index(out, index)
+            tokenizer = tokenizer or train_bpe(partial(sample_text, sources, params), params.vocab_size, BPE_SAMPLE)
+            set_tokenizer(out, index, tokenizer, params.tokenizer, bos_ids)
         if index["pieces"]:
             documents = sum(index["splits"][split]["documents"] for split in SPLITS)
             note(f"continuing {out} after {plural(documents, 'document')}")
         tokenizer = shards.saved_tokenizer(out, index)
         total = sum(source.size for source in sources)
-        pieces = islice(read_pieces(sources, params, tokenizer.cuts), index["pieces"], None)
+        pieces = read_pieces(sources, params, tokenizer.cuts)
+        repeats = _after_earlier_pieces(pieces, index["pieces"], params)
         encode = _encoder(tokenizer, params, index["settings"].get("bos_ids", []))
         encoded = _in_order(encode, _batches(pieces), params.workers or cores())
         try:
             with closing(encoded):
-                _write(out, index, encoded, lambda read: report(index, read, total))
+                _write(out, index, encoded, repeats, lambda read: report(index, read, total))
         except OSError as e:  # for example, a full disk
             raise OSError(e.errno, e.strerror, e.filename or str(out)) from None
         return index
 
 
-def _write(out: Path, index: dict[str, Any], batches: Iterable[list[Encoded]], report: Callable[[int], None]) -> None:
+def _after_earlier_pieces(pieces: Iterator[Piece], count: int, params: PrepareParams) -> Repeats | None:
+    """Skip the pieces that an interrupted command has written, and return their documents, to drop copies of them."""
+    earlier = islice(pieces, count)
+    if params.dedup == "none":
+        deque(earlier, maxlen=0)
+        return None
+    repeats = Repeats()
+    for piece in earlier:
+        identity = piece.identity
+        is_first = piece.first
+        if piece.first and piece.last:
+            try:
+                text = piece.text()
+            except UserError:
+                continue
+            identity = hashlib.sha256(text.encode()).digest()
+            is_first = not _is_short(piece, text, params)
+        repeats.is_repeat(is_first, identity)
+    return repeats
+
+
+def _is_short(piece: Piece, text: str, params: PrepareParams) -> bool:
+    """Return whether a document is dropped because of its length; a document in several pieces never is."""
+    return piece.first and piece.last and len(text.strip()) < params.min_characters
+
+
+def _write(
+    out: Path,
+    index: dict[str, Any],
+    batches: Iterable[list[Encoded]],
+    repeats: Repeats | None,
+    report: Callable[[int], None],
+) -> None:
     """Append pieces to the shards of their splits, and record the progress in the index."""
     with ExitStack() as stack:
         writers = {split: stack.enter_context(closing(ShardWriter(out, index, split))) for split in SPLITS}
-        saved, skipped = time.monotonic(), index["skipped"]
+        saved = time.monotonic()
         for batch in batches:
             for piece in batch:
-                writer = writers[piece.split]
-                is_complete = writer.write(piece.ids)
-                writer.entry["documents"] += piece.first
-                writer.entry["bytes"] += piece.size
+                is_complete = False
+                if _is_kept(piece, index, repeats):
+                    writer = writers[piece.split]
+                    is_complete = writer.write(piece.ids)
+                    writer.entry["documents"] += piece.first
+                    writer.entry["bytes"] += piece.size
                 index["pieces"] += 1
-                if piece.skipped:
-                    skipped["documents"] += 1
-                    skipped["first"] += [piece.skipped] * (len(skipped["first"]) < SKIPPED)
                 if is_complete or time.monotonic() - saved > SAVE_EVERY:
                     for each in writers.values():
                         each.sync()
@@ -149,11 +182,37 @@ def _write(out: Path, index: dict[str, Any], batches: Iterable[list[Encoded]], r
                     saved = time.monotonic()
             report(batch[-1].read)
         if not writers["train"].entry["documents"]:
-            raise UserError(f"no documents for training ({skipped['documents']:,} skipped): use other sources")
+            raise UserError(f"no documents for training ({_dropped(index)}): use other sources")
         for writer in writers.values():
             writer.finish()
     index["complete"] = True
     shards.write_index(out, index)
+
+
+def _is_kept(piece: Encoded, index: dict[str, Any], repeats: Repeats | None) -> bool:
+    """Return whether a piece is written; count skipped and dropped documents, and markers, in the index."""
+    if piece.skipped:
+        count_skipped(index["skipped"], piece.skipped, piece.file, piece.lost)
+    if piece.is_short:
+        index["dropped"]["short"] += 1
+        return False
+    if repeats is not None and repeats.is_repeat(piece.first, piece.identity):
+        index["dropped"]["repeated"] += piece.first
+        return False
+    index["markers"] += piece.markers
+    return True
+
+
+def _dropped(index: Mapping[str, Any]) -> str:
+    """Return the numbers of documents and files that are not written, such as `1 file skipped`."""
+    skipped = index["skipped"]
+    dropped = index["dropped"]
+    counts = {
+        f"{plural(skipped['documents'], 'document')} skipped": skipped["documents"],
+        f"{plural(skipped['files'], 'file')} skipped": skipped["files"],
+        f"{dropped['short']:,} too short": dropped["short"],
+    }
+    return ", ".join(text for text, number in counts.items() if number) or "none is readable"
 
 
 def _named_tokenizer(name: str) -> Tokenizer:
@@ -161,52 +220,6 @@ def _named_tokenizer(name: str) -> Tokenizer:
     if tokenizer is None or tokenizer.eos_id is None:
         raise UserError(f"the tokenizer {name} has no end-of-text token to separate documents: use gpt2 or bpe")
     return tokenizer
-
-
-def _begin(
-    out: Path, params: PrepareParams, sources: Sequence[Source], tokenizer_sha256: str, bos_ids: list[int]
-) -> dict[str, Any]:
-    """Read the index, or create it and delete .bin files. Parameters may change before the first piece.
-
-    The index records the ids of the parameter `bos`. An index of jaxgpt 0.1.0 lacks them: its documents have no such ids.
-    """
-    settings: dict[str, Any] = {name: value for name, value in asdict(params).items() if name not in ANY_VALUE}
-    settings["sources"] = [source._asdict() | {"files": len(source.files)} for source in sources]
-    settings["tokenizer_sha256"] = tokenizer_sha256
-    settings["bos_ids"] = bos_ids
-    index = shards.read_index(out)
-    if index and (index["pieces"] or index["settings"] == settings):
-        for key, value in settings.items():
-            was = index["settings"].get(key, [])
-            if key == "bos_ids" and was != value:
-                raise UserError(
-                    f"{out} was created with the ids {was} before each document, not {value}: use a different --bos, or a "
-                    f"different --out"
-                )
-            if was != value:
-                raise UserError(
-                    f"{out} was created with {key} {_shown(was)}, not {_shown(value)}: use the same value, or a different --out"
-                )
-        return index
-    for path in out.glob("*.bin"):
-        path.unlink()
-    new = {
-        "kind": shards.KIND,
-        "complete": False,
-        "settings": settings,
-        "pieces": 0,
-        "skipped": {"documents": 0, "first": []},
-        "splits": {split: {"documents": 0, "tokens": 0, "bytes": 0, "shards": []} for split in SPLITS},
-    }
-    shards.write_index(out, new)
-    return new
-
-
-def _shown(value: Any) -> str:
-    """Format the value of a parameter, or the list of sources."""
-    if not isinstance(value, list):
-        return short_repr(value)
-    return ", ".join(f"{each['name']} ({plural(each['files'], 'file')}, {each['size']:,} bytes)" for each in value)
 
 
 def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
@@ -259,18 +272,31 @@ def _encoder(
             text = piece.text()
             ids = encode(text)
         except UserError as e:
-            skipped = str(e) if piece.where in str(e) else f"{piece.where}: {e}"
+            skipped = unreadable(piece, e)
             if params.on_error == "fail":
-                raise UserError(f"{skipped}; to skip such documents, use --on-error skip") from None
+                raise UserError(f"{skipped}; {SKIP}") from None
             if piece.first and piece.last:
-                return Encoded(b"", "train", 0, False, piece.read, skipped)
+                return Encoded(b"", "train", 0, False, piece.read, skipped, piece.file, piece.lost)
         data = text.encode()
         before = piece.first and params.format == "llm.c"
         after = piece.last and params.format == "nanogpt"
         parts = [end] * before + [bos] * piece.first + [ids] + [end] * after
-        digest = piece.digest or hashlib.sha256(data).digest()
+        own_digest = hashlib.sha256(data).digest()
+        digest = piece.digest or own_digest
         split = "val" if int.from_bytes(digest[:8], "big") < val_below else "train"
         joined = np.concatenate(parts, dtype=end.dtype, casting="unsafe").tobytes()
-        return Encoded(joined, split, len(data), piece.first, piece.read, skipped)
+        return Encoded(
+            ids=joined,
+            split=split,
+            size=len(data),
+            first=piece.first,
+            read=piece.read,
+            skipped=skipped,
+            file=piece.file,
+            lost=piece.lost,
+            identity=own_digest if piece.first and piece.last else piece.identity,
+            is_short=_is_short(piece, text, params),
+            markers=text.count(EOS_NAMES[0]),
+        )
 
     return lambda pieces: [encoded(piece) for piece in pieces]

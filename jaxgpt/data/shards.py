@@ -16,14 +16,15 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from jaxgpt.data.directories import INDEX, PREPARED
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokenizer_files import load_saved_tokenizer
 from jaxgpt.data.tokens import HEADER, LLMC
 from jaxgpt.errors import UserError
 from jaxgpt.files import read_json, sha256_file, write_json
 
-INDEX, TOKENIZER_FILE = "index.json", "tokenizer.json"
-KIND = "jaxgpt token shards, version 4"
+TOKENIZER_FILE = "tokenizer.json"
+KIND = f"{PREPARED}, version 4"
 SPLITS = ("train", "val")
 FIX = f"prepare the data in an empty directory, or delete {INDEX} to read the .bin files without it"
 BUFFER = 1 << 20  # buffer size of a shard's file in bytes

@@ -5,20 +5,25 @@ from __future__ import annotations
 import codecs
 import hashlib
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from random import Random
 from string import ascii_letters
 
 from jaxgpt.config import DataConfig
+from jaxgpt.data.directories import list_files, output_kind
+from jaxgpt.data.formats import HEAD, LINES, PACKED, compression
+from jaxgpt.data.tokenizer import EOS_NAMES
 from jaxgpt.errors import UserError, plural, reported
 from jaxgpt.files import cache_dir, fetch
 
 NO_TEXT = "no text is specified: add --data.path FILE"
 TEXT_BYTES = 2 * 10**8  # maximum size in bytes of a text, which is read into memory
-DOCUMENTS = (".jsonl", ".ndjson", ".parquet", ".gz", ".xz", ".bz2")  # suffixes of files for `jaxgpt data prepare`
+DOCUMENTS = (*LINES, ".parquet", *PACKED)  # suffixes of files for `jaxgpt data prepare`
+MARKER = EOS_NAMES[0]  # end-of-text token of GPT-2, which other programs write into texts
+NUMPY = b"\x93NUMPY"  # first bytes of a .npy file
 
 # Modules with ASCII source in every Python since 3.11, in the order of their concatenation.
 PYTHON_MODULES = """
@@ -120,35 +125,47 @@ def read_path(path: Path) -> Text:
         UserError: if a file cannot be read, a single file is not text, or the text is empty or too large.
     """
     if not path.is_dir():
-        if not (data := _read_file(path)):
+        data = _read_file(path)
+        if not data:
             raise UserError(f"{path} is empty: choose a file with text")
-        return Text(data, str(path))
-    parts, size, skipped = dict[str, bytes](), 0, 0
-    for file in visible_files(path):
+        return Text(data, str(path) + _markers(data, path))
+
+    kind = output_kind(path)
+    if kind not in ("", "run"):
+        raise UserError(f"{path} holds no text ({kind}): choose a different --data.path")
+    listing = list_files(path)
+    parts = dict[str, bytes]()
+    size = 0
+    others = 0
+    for file in listing.files:
         try:
             data = _read_file(file)
         except NotText:
             data = b""
         if data:
             parts[str(file.relative_to(path))] = data
-        size, skipped = size + len(data), skipped + (not data)
+        else:
+            others += 1
+        size += len(data)
         if size > TEXT_BYTES:
             raise _too_large(path)
-    others = f"; skipped {plural(skipped, 'other file')}" if skipped else ""
+
+    skipped = [plural(others, "other file")] if others else []
+    skipped += [listing.note] if listing.note else []
+    note = f"; skipped {' and '.join(skipped)}" if skipped else ""
     if not parts:
-        raise UserError(f"no text files in {path}{others}: choose a different --data.path")
-    return Text.of(parts, f"{plural(len(parts), 'text file')} in {path}{others}")
+        raise UserError(f"no text files in {path}{note}: choose a different --data.path")
+    text = Text.of(parts, f"{plural(len(parts), 'text file')} in {path}{note}")
+    return replace(text, source=text.source + _markers(text.data, path))
 
 
-def visible_files(directory: Path) -> Iterator[Path]:
-    """Yield the visible files of a directory tree, sorted by path; skip symlinks to directories."""
-    with reported(f"cannot read {directory}"):
-        paths = sorted(path for path in directory.iterdir() if not path.name.startswith("."))
-    for path in paths:
-        if path.is_dir() and not path.is_symlink():
-            yield from visible_files(path)
-        elif path.is_file():
-            yield path
+def _markers(data: bytes, path: Path) -> str:
+    """Return a note on end-of-text tokens that are written as text, or ""."""
+    number = data.count(MARKER.encode())
+    if not number:
+        return ""
+    command = f"jaxgpt data prepare {path} --separator '{MARKER}' --out tokens"
+    return f"; {number:,} times {MARKER} as ordinary text; to separate documents there: {command}"
 
 
 class NotText(UserError):
@@ -163,6 +180,11 @@ def _read_file(path: Path) -> bytes:
         raise UserError(f"{path} is neither a file nor a directory: choose a text file or a directory")
     with reported(f"cannot read {path}"), path.open("rb") as file:
         data = file.read(TEXT_BYTES + 1)
+    if compression("", data[:HEAD]):
+        raise NotText(f"{path} holds documents or compressed data, not plain text: {_prepare(path)}")
+    if data.startswith(NUMPY):
+        fix = f"write its ids with numpy.load('{path.name}').astype('uint16').tofile('train.bin')"
+        raise NotText(f"{path} is a NumPy array, not text: {fix}")
     is_complete = len(data) <= TEXT_BYTES
     try:
         codecs.getincrementaldecoder("utf-8")().decode(data, final=is_complete)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from jaxgpt.config import MAX_VOCAB
+from jaxgpt.data.bpe import train_bpe as train_bpe
 from jaxgpt.data.cuts import GPT2_CUTS, cut
 from jaxgpt.data.special import (
     ADDED,
@@ -22,13 +25,11 @@ from jaxgpt.data.special import (
     read_special_files,
 )
 from jaxgpt.data.tokenizer import (
-    EOS_NAMES,
     ByteTokenizer,
     CharTokenizer,
     SubwordTokenizer,
     Tokenizer,
     WordTokenizer,
-    byte_level,
     call_tokenizers,
 )
 from jaxgpt.errors import UserError, did_you_mean, short_repr
@@ -67,8 +68,16 @@ def make_tokenizer(
         case "gpt2":
             return _gpt2_from_hub()
         case "bpe":
-            return train_bpe((cut(each, GPT2_CUTS) for each in texts), vocab_size)
+            return train_bpe(partial(_beginnings, texts), vocab_size, sum(map(len, texts)))
     return load_tokenizer(Path(kind))
+
+
+def _beginnings(texts: Sequence[str], size: int) -> Iterator[list[str]]:
+    """Yield the beginnings of texts, in proportion to their length and `size` characters in total, in pieces."""
+    total = sum(map(len, texts))
+    for text in texts:
+        length = math.ceil(len(text) * size / max(total, 1))
+        yield cut(text[:length], GPT2_CUTS)
 
 
 def load_tokenizer(path: Path, config: Mapping[str, Any] | None = None) -> Tokenizer:
@@ -127,23 +136,6 @@ def without_ids_from(tokenizer: Tokenizer, vocab_size: int) -> Tokenizer:
     smaller = SubwordTokenizer(call_tokenizers(lambda: library.from_str(json.dumps(value)), "this vocabulary"))
     smaller.special = tokenizer.special
     return smaller
-
-
-def train_bpe(texts: Iterable[Sequence[str]], vocab_size: int) -> SubwordTokenizer:
-    """Train a byte-level BPE of at most `vocab_size` tokens; minimum 257: all bytes and end-of-text."""
-    from tokenizers import pre_tokenizers, trainers
-
-    if vocab_size < 257:
-        raise UserError(f"data.vocab_size {vocab_size} is too small: bytes and the end-of-text token need 257 ids")
-    tokenizer = byte_level({}, [])
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[EOS_NAMES[0]],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    return SubwordTokenizer(tokenizer)
 
 
 def _from_json(path: Path, files: SpecialFiles | None = None) -> Tokenizer:

@@ -13,11 +13,16 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from jaxgpt.data.directories import is_prepared
 from jaxgpt.errors import UserError, plural, reported
 
 HEADER = 256  # number of int32 values in the header of an llm.c file
 BLOCK = 1 << 20  # ids to read at a time
 HASHED_IDS, HASHED_BLOCKS = 1 << 14, 256  # ids per block of a fingerprint; maximum number of blocks
+CHECKED, CHECKED_BLOCKS = 1 << 12, 64  # 16-bit values per block of the check for wider types; number of blocks
+FEWEST = 512  # 16-bit values below which a file is not checked
+DISTINCT = 8  # minimum number of distinct ids for wider types
+NUMPY = b"\x93NUMPY"  # first bytes of a .npy file
 SPLIT_WORDS = {"val": {"val", "valid", "validation"}, "train": {"train", "training"}}
 LLMC: dict[int, tuple[int, np.dtype[Any]]] = {
     20240520: (1, np.dtype("<u2")),
@@ -102,9 +107,12 @@ class Tokens:
             ids = np.asarray(piece)  # plain array, for 3x faster operations than on a memory map
             if not 0 <= int(ids.min()) <= int(ids.max()) < self.vocab_size:
                 wrong = int(ids[(ids < 0) | (ids >= self.vocab_size)][0])
+                is_raw = isinstance(piece, np.memmap) and not piece.offset
+                also = ", or write a file of another type as uint16" if is_raw else ""
                 where = f"{piece.filename}: " if isinstance(piece, np.memmap) else ""
                 raise UserError(
-                    f"{where}id {wrong} is outside the vocabulary of {self.vocab_size}: use the tokenizer that made these ids"
+                    f"{where}id {wrong} is outside the vocabulary of {self.vocab_size}: use the tokenizer that made these "
+                    f"ids{also}"
                 )
             out[end : end + len(ids)] = ids
             end += len(ids)
@@ -192,12 +200,17 @@ def open_splits(path: Path, train_fraction: float, vocab_size: int) -> tuple[Tok
                 f"no token file in {path} has the word 'train' in its name: rename the files to train.bin and val.bin"
             )
     train, val = (Tokens([open_tokens(p) for p in files[split]], vocab_size) for split in ("train", "val"))
+    is_checked = not (path.is_dir() and is_prepared(path))  # the index of a prepared directory records the type
     for part in (*train.parts, *val.parts):
-        if isinstance(part, np.memmap) and not part.offset and vocab_size > 1 << 16:
+        if not isinstance(part, np.memmap) or part.offset:
+            continue
+        if vocab_size > 1 << 16:
             raise UserError(
                 f"{part.filename} has no header and is read as 16-bit ids, too small for a vocabulary of {vocab_size:,}: write "
                 f"32-bit ids in llm.c's format (a header of 256 int32: 20240801, 7, number of ids)"
             )
+        if is_checked:
+            _check_raw(part)
     if not files["val"]:
         train, val = train.split(int(train_fraction * len(train)))
     return train, val, f"{plural(sum(map(len, files.values())), 'token file')} at {path}"
@@ -222,9 +235,67 @@ def open_tokens(path: Path) -> np.ndarray:
                 f"{count:,} ids, the file has {size:,} bytes"
             )
         return np.memmap(path, dtype, "r", 4 * HEADER, (count,))
+    if head.startswith(NUMPY):
+        fix = f"write its ids with numpy.load('{path.name}').astype('uint16').tofile('train.bin')"
+        raise UserError(f"{path} is a NumPy array (.npy), not raw ids: {fix}")
     if size % 2:
         raise UserError(f"{path}: {size:,} bytes are not 16-bit ids (the size is odd), and there is no llm.c header")
     return np.memmap(path, np.dtype("<u2"), "r")
+
+
+def _check_raw(ids: np.memmap) -> None:
+    """Raise `UserError` if a file without a header, read as uint16, holds ids of a wider type.
+
+    Small ids of a wider type have a zero in all but one of their 16-bit parts. Real 16-bit ids have no such pattern. Short
+    files, and files with few distinct ids, are not checked.
+    """
+    kind = _wider_type(_checked_values(ids))
+    if not kind:
+        return
+    raise UserError(
+        f"{ids.filename} has no header, so it is read as uint16, but its content looks like {kind}: write 16-bit ids with "
+        f"numpy.array(ids).astype('uint16').tofile(...), or llm.c's format: a header of 256 int32 (20240520, 1, number of "
+        f"ids), then the ids as uint16"
+    )
+
+
+def _checked_values(ids: np.memmap) -> np.ndarray:
+    """Return evenly spaced blocks of 16-bit values, each at a multiple of 8 bytes, uint16 `[n]` with n a multiple of 4."""
+    if len(ids) <= CHECKED * CHECKED_BLOCKS:
+        blocks = [ids[: len(ids) // 4 * 4]]
+    else:
+        starts = np.linspace(0, len(ids) - CHECKED, CHECKED_BLOCKS, dtype=np.int64) // 4 * 4
+        blocks = [ids[start : start + CHECKED] for start in starts.tolist()]
+    return np.concatenate(blocks)
+
+
+def _wider_type(values: np.ndarray) -> str:
+    """Return the type of ids that 16-bit values were probably written as, such as `int64`, or "" for uint16."""
+    if len(values) < FEWEST:
+        return ""
+    # Positive ids below 2^16: their high parts are 0. Padding by -1 or -100: its high parts are 0xFFFF.
+    for size, kind in ((4, "int64 (the default of numpy.array)"), (2, "int32 or uint32")):
+        parts = values.reshape(-1, size)
+        high = parts[:, 1:]
+        is_padding = (high == 0xFFFF).all(axis=1) & (parts[:, 0] >= 0x8000)
+        low = parts[~is_padding, 0]
+        if not high[~is_padding].any() and _is_spread(low):
+            return f"ids of {kind}"
+    for dtype, kind in (("<f4", "float32"), ("<f8", "float64")):
+        numbers = values.view(dtype)
+        is_id = np.zeros(len(numbers), bool)
+        is_finite = np.isfinite(numbers)
+        is_id[is_finite] = numbers[is_finite] == np.floor(numbers[is_finite])
+        is_id &= (numbers >= 0) & (numbers < 2.0**24)
+        if is_id.all() and _is_spread(numbers):
+            return f"numbers of {kind}"
+    return ""
+
+
+def _is_spread(low: np.ndarray) -> bool:
+    """Return whether at least half of the values are not 0, and `DISTINCT` values differ."""
+    nonzero = int(np.count_nonzero(low))
+    return 2 * nonzero >= len(low) and len(np.unique(low)) >= DISTINCT
 
 
 def _token_files(directory: Path) -> dict[str, list[Path]]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from jaxgpt.checkpoint.data import about_data
 from jaxgpt.checkpoint.store import Info, Saver
 from jaxgpt.config import Config, changes
 from jaxgpt.counts import flops_per_token
@@ -61,7 +62,7 @@ class Record:
         self._saved = last.step if last else None
         self.evaluated = self.done if self.first.val_loss is not None else 0
         self.best = tuple(self.first.about.get("best", (math.inf, self.done)))
-        self.about = {"config": asdict(config), "versions": versions(), "data": data.fingerprint, **about}
+        self.about = {"config": asdict(config), "versions": versions(), **about_data(data), **about}
         changed = changes(last.config(), config) if last else {}
         file.write(step=self.done, **provenance(), changed=changed)
         flops = flops_per_token(config.model, program.abstract_weights, config.window, config.lora)

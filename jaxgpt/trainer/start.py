@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxgpt.checkpoint.data import data_change
 from jaxgpt.checkpoint.run import REPLACED, Run, check_free, new_run, open_run, parse_checkpoint, write_settings
 from jaxgpt.checkpoint.store import Info, checkpoints, find_damage, latest_valid, prune
 from jaxgpt.config import Config, DataConfig, TrainConfig, changes, flat
@@ -180,11 +181,9 @@ def _reopen(
     if last is None:
         note(f"{run.path} has no checkpoint yet: starting again from step 0/{config.train.steps}")
     else:
-        if last.about.get("data") != data.fingerprint:
-            raise UserError(
-                f"the data of {run.path} has changed since step {last.step}: {data.source}; restore it, or train on the new "
-                f"data in a new run: {_finetune(run)}"
-            )
+        change = data_change(run, last, data)
+        if change:
+            raise UserError(f"{change}; restore it, or train on the new data in a new run: {_finetune(run)}")
         if last.about.get("base", "") != about.get("base", ""):
             raise UserError(f"the frozen weights of {run.path} have changed since step {last.step}: restore them")
         note(f"resuming from {run.checkpoints / str(last.step)} at step {last.step}/{config.train.steps}")

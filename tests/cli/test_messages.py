@@ -115,7 +115,7 @@ data prepare --out out -> missing argument: the documents to tokenize
 data prepare src more --out out -> no such file or directory: more
 data prepare src --out out --shard-tokens 0 -> shard_tokens must be at least 1
 data prepare src --out out --on-error ignore -> --on-error
-data prepare src --out src --tokenizer bpe -> --out src is the source src or inside it
+data prepare src --out src --tokenizer bpe -> --out src is a source: choose a different --out
 data prepare src --out text.txt --tokenizer bpe -> cannot write to text.txt: File exists
 data prepare src --out run --tokenizer bpe -> run has files, but not from this version of jaxgpt data prepare
 data report text.txt --data.path text.txt -> text.txt is the path of the data: omit --data.path and --data.mix

@@ -6,9 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxgpt.config import PrepareParams
+from jaxgpt.data.prepare import prepare
+from jaxgpt.data.text import read_path
+from jaxgpt.data.tokenizer_files import train_bpe
 from jaxgpt.data.tokens import BLOCK, Tokens, is_token_path, open_splits, open_tokens, split_of
 from jaxgpt.errors import UserError
 
@@ -147,3 +151,71 @@ def test_ends_of_documents_are_found_in_all_blocks_and_parts() -> None:
     ids[expected] = [8, 9, 9, 8, 9]
     assert np.concatenate([*Tokens([ids[:100], ids[100:]], 10, (9, 8)).ends()]).tolist() == expected.tolist()
     assert not any(map(len, Tokens([ids], 10, (7,)).ends()))
+
+
+@pytest.mark.parametrize("dtype", ["<i8", "<u8", "<i4", "<u4", "<f4", "<f8"])
+@pytest.mark.parametrize("largest", [60, 50_257])
+@pytest.mark.parametrize("padding", [0, -1])
+def test_ids_of_a_wider_type_are_rejected(dtype: str, largest: int, padding: int, tmp_path: Path) -> None:
+    """`np.array(ids).tofile(...)` writes int64."""
+    ids = np.random.default_rng(0).integers(0, largest, 9999)
+    if not dtype.startswith("<f"):
+        ids[::9] = padding
+    path = tmp_path / "train.bin"
+    path.write_bytes(ids.astype(dtype).tobytes())
+    kind = {"<i8": "int64", "<u8": "int64", "<i4": "int32", "<u4": "int32", "<f4": "float32", "<f8": "float64"}[dtype]
+    with pytest.raises(UserError, match=rf"train\.bin has no header, .* looks like .*{kind}.*astype\('uint16'\)"):
+        open_splits(path, 0.9, 50_257)
+
+
+@pytest.mark.parametrize("name", ["train.bin", "train.npy"])
+def test_numpy_files_are_rejected(name: str, tmp_path: Path) -> None:
+    with (tmp_path / name).open("wb") as file:
+        np.save(file, IDS.astype("<u2"))
+    with pytest.raises(
+        UserError, match=r"is a NumPy array.*: write its ids with numpy\.load\(.*\)\.astype\('uint16'\)\.tofile"
+    ):
+        (open_tokens if name.endswith("bin") else read_path)(tmp_path / name)
+
+
+@settings(max_examples=200)
+@given(
+    st.integers(0, 2**32),
+    st.integers(1, 65_535),
+    st.sampled_from([0.0, 0.2, 0.6, 0.9, 1.0]),
+    st.sampled_from(["<u2", "<u4"]),
+)
+def test_real_ids_are_never_rejected(seed: int, largest: int, zeros: float, dtype: str) -> None:
+    """Random 16-bit ids, including many zeros, and 32-bit ids in llm.c's format."""
+    chosen = np.random.default_rng(seed)
+    n = int(chosen.integers(2, 4000))
+    ids = chosen.integers(0, largest, n, endpoint=True)
+    ids[chosen.random(n) < zeros] = 0
+    path = Path("train.bin")
+    head = b"" if dtype == "<u2" else header(20240801, 7, n)
+    path.write_bytes(head + ids.astype(dtype).tobytes())
+    train, _, _ = open_splits(path, 1.0, 65_536)
+    assert train.take(0, n).tolist() == ids.tolist()
+
+
+def test_documents_of_padded_windows_are_not_rejected() -> None:
+    """Runs of padding, and ids that alternate with the end-of-text id at places that vary."""
+    chosen = np.random.default_rng(0)
+    windows = chosen.integers(1, 300, (50, 64))
+    windows[:, 20:] = 0
+    words = [[int(i), 0] if i % 7 else [int(i), int(i), 0] for i in chosen.integers(1, 300, 2000)]
+    for ids in (windows.ravel(), np.concatenate(words), np.zeros(5000), np.tile([5, 0], 4000)):
+        Path("train.bin").write_bytes(ids.astype("<u2").tobytes())
+        assert len(open_splits(Path("train.bin"), 1.0, 300)[0]) == len(ids)
+
+
+def test_a_prepared_directory_is_not_checked_for_other_types() -> None:
+    """Documents of one token between end-of-text ids 0 look like 32-bit ids; the index records the type."""
+    Path("tokenizer.json").write_text(train_bpe([["a"]], 300).to_json())
+    letters = [chr(97 + n % 26) for n in range(600)]
+    Path("a.jsonl").write_text("".join(f'{{"text": "{letter}"}}\n' for letter in letters))
+    prepare(["a.jsonl"], Path("out"), PrepareParams("tokenizer.json", format="nanogpt", val_fraction=0.0))
+    train, _, _ = open_splits(Path("out"), 1.0, 300)
+    assert len(train) == 1200
+    with pytest.raises(UserError, match="int32"):
+        open_splits(Path("out/train.bin"), 1.0, 300)

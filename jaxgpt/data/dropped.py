@@ -1,0 +1,75 @@
+"""Documents that `jaxgpt data prepare` does not write: unreadable, repeated and short documents, with their counts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+FIRST = 10  # maximum number of errors listed in the index
+GROUPS = 200  # maximum number of groups of equal errors in the index
+SHOWN = 10  # maximum number of groups in the summary
+IDENTITY = 16  # bytes of a SHA-256 that identify a document
+VARYING = re.compile(r"\d+|'[^']*'|\"[^\"]*\"")  # parts of an error that differ between documents
+ORDER = {"rest": 0, "file": 1, "document": 2}  # groups in the summary: the largest losses first
+
+
+def no_skips() -> dict[str, Any]:
+    """Return the entry `skipped` of a new index."""
+    return {"documents": 0, "files": 0, "first": [], "groups": []}
+
+
+def count_skipped(skipped: dict[str, Any], message: str, file: str, lost: str) -> None:
+    """Count an unreadable document, file or remainder of a file in the entry `skipped` of an index.
+
+    Args:
+        message: error with the file and the line or row.
+        lost: `document`, `file` or `rest`, as in `documents.Piece`.
+    """
+    skipped["documents" if lost == "document" else "files"] += 1
+    if len(skipped["first"]) < FIRST:
+        skipped["first"].append(message)
+
+    kind = VARYING.sub("?", message.removeprefix(file))
+    for group in skipped["groups"]:
+        if (group["file"], group["lost"], group["kind"]) == (file, lost, kind):
+            group["number"] += 1
+            return
+    if len(skipped["groups"]) < GROUPS:
+        skipped["groups"].append({"file": file, "lost": lost, "kind": kind, "number": 1, "first": message})
+
+
+def skipped_lines(skipped: Mapping[str, Any]) -> list[str]:
+    """Describe the skipped documents and files: truncated files first, then by the number of documents."""
+    groups = sorted(skipped["groups"], key=lambda group: (ORDER[group["lost"]], -group["number"]))
+    lines = []
+    for group in groups[:SHOWN]:
+        number = group["number"]
+        lines.append(
+            group["first"] if number == 1 else f"{number:,} documents of {group['file']}; the first: {group['first']}"
+        )
+    if len(groups) > SHOWN:
+        lines.append(f"and {len(groups) - SHOWN:,} other errors, listed in index.json")
+    return lines
+
+
+class Repeats:
+    """Documents seen so far, as 16 bytes each; needs about 100 bytes of memory per document."""
+
+    def __init__(self) -> None:
+        self._seen = set[bytes]()
+        self._is_repeat = False
+
+    def is_repeat(self, is_first: bool, identity: bytes) -> bool:
+        """Return whether a piece belongs to a document with the text of an earlier document.
+
+        Args:
+            is_first: whether a document begins with the piece.
+            identity: SHA-256 of the complete document; empty: unknown, so the document is kept.
+        """
+        if is_first:
+            key = identity[:IDENTITY]
+            self._is_repeat = key in self._seen
+            if key:
+                self._seen.add(key)
+        return self._is_repeat

@@ -1,0 +1,185 @@
+"""Output directory of `jaxgpt data prepare`: create, continue, and remove after a refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from jaxgpt.config import PrepareParams
+from jaxgpt.data import shards
+from jaxgpt.data.directories import INDEX
+from jaxgpt.data.dropped import no_skips
+from jaxgpt.data.shards import SPLITS, TOKENIZER_FILE
+from jaxgpt.data.sources import Source
+from jaxgpt.data.tokenizer import Tokenizer
+from jaxgpt.data.tokenizer_files import save_tokenizer
+from jaxgpt.errors import UserError, plural, reported, short_repr
+from jaxgpt.files import LOCK, sha256_file, sole_writer
+
+ANY_VALUE = ("workers", "on_error", "bos")  # parameters that do not affect the written bytes, or only by bos_ids
+
+
+@contextmanager
+def new_output(out: Path) -> Iterator[None]:
+    """Create and lock the output directory; after an error without any recorded documents, remove what was created.
+
+    A BPE tokenizer is kept, because its training takes long.
+    """
+    with reported(f"cannot write to {out}"):
+        created = [path for path in (out, *out.parents) if not path.exists()]
+        out.mkdir(parents=True, exist_ok=True)
+        others = any(not path.name.startswith(".") for path in out.iterdir())  # hidden files: lock and temporary files
+    if others and shards.read_index(out) is None:
+        raise UserError(f"{out} has files, but not from this version of jaxgpt data prepare: choose a different --out")
+
+    had_lock = (out / LOCK).exists()
+    with sole_writer(out):
+        before = {path.name for path in out.iterdir()} - (set() if had_lock else {LOCK})
+        try:
+            yield
+        except (Exception, KeyboardInterrupt):
+            if INDEX not in before and not _has_results(out):
+                _remove_new(out, before, created)
+            raise
+
+
+def _has_results(out: Path) -> bool:
+    """Return whether the index in a directory records documents or a trained tokenizer."""
+    index = shards.read_index(out)
+    if index is None:
+        return False
+    is_trained = index["settings"]["tokenizer"] == "bpe" and "tokenizer" in index
+    return is_trained or index["pieces"] > 0
+
+
+def _remove_new(out: Path, before: set[str], created: Sequence[Path]) -> None:
+    """Remove the files of a directory that are not in `before`, and the created directories, if they are empty."""
+    for path in out.iterdir():
+        if path.name not in before and path.is_file():
+            path.unlink()
+    with suppress(OSError):  # a directory that holds other files
+        for directory in created:
+            directory.rmdir()
+
+
+def set_tokenizer(out: Path, index: dict[str, Any], tokenizer: Tokenizer, name: str, bos_ids: Sequence[int]) -> None:
+    """Write the tokenizer, and record it in the index."""
+    save_tokenizer(out, tokenizer)
+    index["dtype"] = shards.token_dtype(tokenizer.vocab_size).name
+    index["tokenizer"] = {
+        "name": name,
+        "sha256": sha256_file(out / TOKENIZER_FILE),
+        "vocab_size": tokenizer.vocab_size,
+        "end_id": tokenizer.eos_id,
+        "bos": tokenizer.decode(bos_ids),
+    }
+    shards.write_index(out, index)
+
+
+def begin(
+    out: Path,
+    params: PrepareParams,
+    sources: Sequence[Source],
+    tokenizer_sha256: str,
+    bos_ids: list[int],
+    note: Callable[[str], None],
+) -> dict[str, Any]:
+    """Read the index, or create it and delete .bin files. Parameters may change before the first piece.
+
+    The index records the ids of the parameter `bos`. An index of jaxgpt 0.1.0 lacks them: its documents have no such ids.
+    """
+    settings: dict[str, Any] = {name: value for name, value in asdict(params).items() if name not in ANY_VALUE}
+    settings["sources"] = [source.entry() for source in sources]
+    settings["tokenizer_sha256"] = tokenizer_sha256
+    settings["bos_ids"] = bos_ids
+    index = shards.read_index(out)
+    if index and (index["pieces"] or index["settings"] == settings):
+        _check_settings(out, index, settings, note)
+        _check_older(out, index, sources)
+        index.setdefault("dropped", {"short": 0, "repeated": 0})
+        index.setdefault("markers", 0)
+        index["skipped"] = no_skips() | index["skipped"]
+        return index
+    for path in out.glob("*.bin"):
+        path.unlink()
+    new = {
+        "kind": shards.KIND,
+        "complete": False,
+        "settings": settings,
+        "pieces": 0,
+        "skipped": no_skips(),
+        "dropped": {"short": 0, "repeated": 0},
+        "markers": 0,
+        "splits": {split: {"documents": 0, "tokens": 0, "bytes": 0, "shards": []} for split in SPLITS},
+    }
+    shards.write_index(out, new)
+    return new
+
+
+def _check_settings(
+    out: Path, index: Mapping[str, Any], settings: Mapping[str, Any], note: Callable[[str], None]
+) -> None:
+    """Check that a continued command has the settings and sources of the index.
+
+    Modification times may differ if the content of the files is the same, as after a copy. An older index lacks newer
+    settings, which then have their defaults.
+
+    Raises:
+        UserError: if a setting or source differs.
+    """
+    defaults: dict[str, Any] = asdict(PrepareParams()) | {"bos_ids": []}
+    for key, value in settings.items():
+        was = index["settings"].get(key, defaults.get(key))
+        if key == "bos_ids" and was != value:
+            raise UserError(
+                f"{out} was created with the ids {was} before each document, not {value}: use a different --bos, or a "
+                f"different --out"
+            )
+        if key != "sources" and was != value:
+            raise UserError(
+                f"{out} was created with {key} {_shown(was)}, not {_shown(value)}: use the same value, or a different --out"
+            )
+
+    before = index["settings"]["sources"]
+    now = settings["sources"]
+    if [_listed(each) for each in before] != [_listed(each) for each in now]:
+        raise UserError(
+            f"{out} was created with sources {_shown(before)}, not {_shown(now)}: use the same value, or a different --out"
+        )
+    for was, source in zip(before, now, strict=True):
+        if was["fingerprint"] == source["fingerprint"]:
+            continue
+        # An index of jaxgpt 0.1.0 has no digest of the content; a complete output does not depend on the sources anymore.
+        is_unknown = "content" not in was and index["complete"]
+        if was.get("content") != source["content"] and not is_unknown:
+            fix = "restore them (cp -p keeps the times), or use a different --out"
+            raise UserError(
+                f"{source['name']}: names, modification times or content of its files changed since {out} was created: {fix}"
+            )
+        compared = "" if is_unknown else "; sizes and content are equal"
+        note(f"{source['name']}: files have new modification times{compared}")
+
+
+def _listed(source: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the name of a source, its number of files and their size."""
+    return source["name"], source["files"], source["size"]
+
+
+def _check_older(out: Path, index: Mapping[str, Any], sources: Sequence[Source]) -> None:
+    """Raise `UserError` if an unfinished directory of 0.1.0 may have skipped a file that is now read."""
+    is_older = "separator" not in index["settings"]
+    if not is_older or index["complete"] or not index["skipped"]["documents"]:
+        return
+    for path in (path for source in sources for path in source.files):
+        if ".json" in path.suffixes or path.suffix == ".zst":
+            raise UserError(f"{out} was created by jaxgpt 0.1.0, which skipped {path}: choose a different --out")
+
+
+def _shown(value: Any) -> str:
+    """Format the value of a parameter, or the list of sources."""
+    if not isinstance(value, list):
+        return short_repr(value)
+    return ", ".join(f"{each['name']} ({plural(each['files'], 'file')}, {each['size']:,} bytes)" for each in value)

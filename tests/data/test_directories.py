@@ -1,0 +1,138 @@
+"""Listing directories of text: links are followed once, and the output of jaxgpt is not text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from jaxgpt.checkpoint.run import new_run
+from jaxgpt.config import Config, PrepareParams
+from jaxgpt.data.directories import RUN_FILES, list_files
+from jaxgpt.data.prepare import prepare
+from jaxgpt.data.sources import find_source
+from jaxgpt.data.text import read_path
+from jaxgpt.data.tokenizer import ByteTokenizer
+from jaxgpt.data.tokenizer_files import train_bpe
+from jaxgpt.errors import UserError
+
+pytestmark = pytest.mark.usefixtures("in_empty_folder")
+
+
+@pytest.fixture(autouse=True)
+def text() -> None:
+    Path("texts/sub").mkdir(parents=True)
+    Path("texts/a.txt").write_text("one\n")
+    Path("texts/sub/b.txt").write_text("two\n")
+
+
+def listed(directory: str = "texts") -> list[str]:
+    return [str(path.relative_to(directory)) for path in list_files(Path(directory)).files]
+
+
+def make_run(path: str) -> None:
+    with new_run(path, Config(), ByteTokenizer()):
+        Path(path, "metrics.jsonl").write_text("{}\n")
+
+
+def make_draft(path: str) -> None:
+    Path(path, ".new/checkpoints").mkdir(parents=True)
+    Path(path, "tokenizer.json").write_text("{}")
+
+
+def make_export(path: str) -> None:
+    Path(path).mkdir()
+    Path(path, "config.json").write_text("{}")
+    Path(path, "model.safetensors").write_bytes(b"")
+    Path(path, "README.md").write_text("a model")
+
+
+def make_adapter(path: str) -> None:
+    Path(path).mkdir()
+    Path(path, "adapter_config.json").write_text("{}")
+    Path(path, "adapter_model.safetensors").write_bytes(b"")
+
+
+def make_prepared(path: str) -> None:
+    Path("tokenizer.json").write_text(train_bpe([["text"]], 260).to_json())
+    Path("source.txt").write_text("text")
+    prepare(["source.txt"], Path(path), PrepareParams("tokenizer.json"))
+
+
+@pytest.mark.parametrize(
+    ("make", "note"),
+    [
+        (make_run, "1 run"),
+        (make_draft, "1 run"),
+        (make_export, "1 exported model"),
+        (make_adapter, "1 exported model"),
+        (make_prepared, "1 directory of token ids"),
+    ],
+)
+def test_outputs_inside_a_directory_are_not_text(make: Callable[[str], None], note: str) -> None:
+    before = read_path(Path("texts"))
+    make("texts/sub/output")
+    after = read_path(Path("texts"))
+    assert after.sha256 == before.sha256
+    assert after.source == f"{before.source}; skipped {note}"
+    source = find_source("texts")
+    assert [path.name for path in source.files] == ["a.txt", "b.txt"]
+    assert source.skipped == note
+
+
+@pytest.mark.parametrize("make", [make_export, make_prepared])
+def test_an_output_itself_is_rejected(make: Callable[[str], None]) -> None:
+    make("output")
+    for read in (read_path, find_source):
+        with pytest.raises(UserError, match="output holds no text"):
+            read(Path("output") if read is read_path else "output")
+
+
+def test_a_run_in_the_directory_of_its_own_text_hides_only_its_files() -> None:
+    before = read_path(Path("texts"))
+    make_run("texts")
+    assert read_path(Path("texts")) == before
+    assert not set(RUN_FILES) & set(listed())
+
+
+def test_a_run_without_other_files_holds_no_text() -> None:
+    make_run("run")
+    with pytest.raises(UserError, match="no text files in run"):
+        read_path(Path("run"))
+
+
+def test_json_files_of_users_are_text() -> None:
+    for name in ("config.json", "tokenizer.json", "index.json", "metrics.jsonl"):
+        Path("texts", name).write_text(json.dumps({"kind": "of user"}))
+    assert listed() == ["a.txt", "config.json", "index.json", "metrics.jsonl", "sub/b.txt", "tokenizer.json"]
+
+
+@pytest.mark.parametrize(
+    ("link", "target", "expected"),
+    [
+        ("texts/more", "elsewhere", ["a.txt", "more/c.txt", "sub/b.txt"]),
+        ("texts/sub/up", "texts", ["a.txt", "sub/b.txt"]),  # loop
+        ("texts/out", ".", ["a.txt", "sub/b.txt"]),  # a parent of the tree
+        ("texts/again", "texts/sub", ["a.txt", "sub/b.txt"]),  # read anyway
+        ("texts/d.txt", "texts/a.txt", ["a.txt", "d.txt", "sub/b.txt"]),
+        ("texts/more", "texts/.store", ["a.txt", "more/e.txt", "sub/b.txt"]),
+        ("texts/gone", "nowhere", ["a.txt", "sub/b.txt"]),
+    ],
+)
+def test_links_are_followed_once(link: str, target: str, expected: list[str]) -> None:
+    for name in ("elsewhere/c.txt", "texts/.store/e.txt"):
+        Path(name).parent.mkdir()
+        Path(name).write_text("three\n")
+    Path(link).symlink_to(Path(target).absolute())
+    assert listed() == expected
+
+
+def test_a_loop_outside_the_tree_ends() -> None:
+    Path("elsewhere/deep").mkdir(parents=True)
+    Path("elsewhere/c.txt").write_text("three\n")
+    Path("elsewhere/deep/loop").symlink_to(Path("elsewhere").absolute())
+    for name in ("one", "two"):
+        Path("texts", name).symlink_to(Path("elsewhere").absolute())
+    assert listed() == ["a.txt", "one/c.txt", "sub/b.txt"]
