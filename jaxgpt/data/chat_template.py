@@ -16,10 +16,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jaxgpt.errors import UserError, short_repr
 
 RENDERED = 1 << 24  # maximum number of characters of a rendered conversation
-ROLES = ("system", "user", "assistant", "tool")
+ROLES = ("system", "user", "assistant", "tool", "developer", "ipython")
 MARK = secrets.token_hex(16)  # delimiter of the assistant's text; random, so that no message contains it
 
 Message = Mapping[str, Any]
+Tools = Sequence[Mapping[str, Any]]
 
 
 class Rendered(NamedTuple):
@@ -33,14 +34,17 @@ def check_messages(messages: Any) -> list[dict[str, Any]]:
     """Check and copy a conversation: a list of messages with `role` and `content`, as in chat APIs.
 
     Raises:
-        UserError: if `messages` is empty or not a list, or a message has an unknown role or no string as content.
+        UserError: if `messages` is empty or not a list, or a message has an unknown role, or no string as content and no calls.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence) or not messages:
         raise UserError(
             f'messages must be a list such as [{{"role": "user", "content": "Hi"}}]: {short_repr(messages)}'
         )
     for number, message in enumerate(messages, 1):
-        if not isinstance(message, Mapping) or not isinstance(message.get("content"), str):
+        is_complete = isinstance(message, Mapping) and (
+            isinstance(message.get("content"), str) or bool(message.get("tool_calls"))
+        )
+        if not is_complete:
             raise UserError(f"message {number} needs a role and a content that is a string: {short_repr(message)}")
         if message.get("role") not in ROLES:
             role = short_repr(message.get("role"))
@@ -63,17 +67,20 @@ class ChatTemplate:
     def __init__(self, source: str, variables: Mapping[str, str] | None = None, date: str = "") -> None:
         self.source, self.variables, self.date = source, dict[str, Any](variables or {}), date
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> Rendered:
+    def render(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, tools: Tools | None = None
+    ) -> Rendered:
         """Render a conversation.
 
         Args:
             messages: conversation, `[{"role": "user", "content": "Hi"}, ...]`.
+            tools: descriptions of functions that the assistant can call.
             add_generation_prompt: end with the header of an assistant message.
 
         Raises:
             UserError: if the messages are malformed, or the template rejects them, fails, or renders too much text.
         """
-        variables = self.variables | {"tools": None, "documents": None, "messages": check_messages(messages)}
+        variables = self.variables | {"tools": tools, "documents": None, "messages": check_messages(messages)}
         marked = ""
         try:
             for part in self._template.generate(variables, add_generation_prompt=add_generation_prompt):
@@ -91,7 +98,7 @@ class ChatTemplate:
             text += part
         return Rendered(text, spans)
 
-    def assistant_spans(self, messages: Sequence[Message]) -> Rendered:
+    def assistant_spans(self, messages: Sequence[Message], tools: Tools | None = None) -> Rendered:
         """Render a complete conversation, and locate the assistant's text, the targets of training.
 
         If the template has no `{% generation %}`, the text of an assistant message is the difference between two renderings,
@@ -102,7 +109,7 @@ class ChatTemplate:
             UserError: as in `render`; without `{% generation %}`: if the first message has the role assistant, or adding a
                 message changes earlier text.
         """
-        whole = self.render(messages, add_generation_prompt=False)
+        whole = self.render(messages, add_generation_prompt=False, tools=tools)
         if whole.spans:
             return whole
         if messages[0]["role"] == "assistant":
@@ -111,8 +118,8 @@ class ChatTemplate:
         for number, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
-            before = self.render(messages[:number]).text
-            after = self.render(messages[: number + 1], add_generation_prompt=False).text
+            before = self.render(messages[:number], tools=tools).text
+            after = self.render(messages[: number + 1], add_generation_prompt=False, tools=tools).text
             if not after.startswith(before) or not whole.text.startswith(after.rstrip()):
                 raise UserError(
                     f"the assistant's text in message {number + 1} cannot be located: the chat template changes earlier "

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxgpt.config import MAX_VOCAB
+from jaxgpt.config import FROM_TEXT, MAX_VOCAB
 from jaxgpt.data.cuts import GPT2_CUTS, cut
 from jaxgpt.data.tokenizer import (
     EOS_NAMES,
@@ -26,7 +26,6 @@ from jaxgpt.errors import UserError, did_you_mean, short_repr
 from jaxgpt.files import parse_json, read_bytes, read_json, write_atomically, write_json
 from jaxgpt.hub import download
 
-FROM_TEXT = ("char", "word", "bpe")  # tokenizers built from the training text
 TOKENIZERS = (*FROM_TEXT, "byte", "gpt2", "ids")
 GENERATION, TOKENIZER = "generation_config.json", "tokenizer_config.json"
 TEMPLATE = "chat_template.jinja"  # file of a chat template, used instead of the template in tokenizer_config.json

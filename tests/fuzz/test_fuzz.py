@@ -38,7 +38,7 @@ from jaxgpt.convert.files import Weights
 from jaxgpt.convert.models import FAMILIES, open_model
 from jaxgpt.convert.tensors import check_weights
 from jaxgpt.data.chat_template import ChatTemplate
-from jaxgpt.data.conversations import read_conversations
+from jaxgpt.data.conversations import Skipped, read_conversations
 from jaxgpt.data.cuts import LLAMA3, split_by
 from jaxgpt.data.tokenizer import ByteTokenizer, SubwordTokenizer
 from jaxgpt.data.tokenizer_files import load_tokenizer, make_tokenizer
@@ -220,7 +220,7 @@ def conversations(rng: Random) -> None:
     path = Path("chats.jsonl")
     path.write_bytes(data)
     bytes_and_names, template = chat()
-    found, _ = read_conversations(path, bytes_and_names, template)
+    found = read_conversations([path], bytes_and_names, template, Skipped("fail"))
     values = [json.loads(line) for line in data.removeprefix(b"\xef\xbb\xbf").split(b"\n") if line.strip()]
     for (ids, trained), value in zip(found, values, strict=True):
         plain = not isinstance(value.get("messages"), list)
