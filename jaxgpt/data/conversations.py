@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -88,71 +89,85 @@ def load_conversations(
     files = find_files(path)
     skipped = Skipped(config.data.on_error)
 
-    read, bounds = list[Conversation](), list[int]()
-    for part in (files.train, files.val):
-        read += read_conversations(part, tokenizer, template, skipped, progress)
-        bounds.append(len(read))
+    read_train = read_conversations(files.train, tokenizer, template, skipped, progress)
+    read_val = read_conversations(files.val, tokenizer, template, skipped, progress)
+    read = [*read_train, *read_val]
     if not read:
         raise _no_conversations(path, skipped)
 
-    # Truncate, and count what remains of the training files.
-    kept, longer, train_count = list[Conversation](), 0, 0
-    for number, (ids, is_target) in enumerate(read):
-        if is_target[1:size].any():
-            kept.append(Conversation(ids[:size], is_target[:size]))
-            longer += len(ids) > size
-            train_count += number < bounds[0]
-    if not train_count:
+    train = [kept for sequences in read_train if (kept := _truncated(sequences, size))]
+    val = [kept for sequences in read_val if (kept := _truncated(sequences, size))]
+    if not train:
         flag = "--" + config.window_setting.split()[0].replace("_", "-")
         raise UserError(
             f"no conversation of {path} has assistant tokens among its first {size:,} ({config.window_setting}): raise {flag}"
         )
+    dropped = len(read) - len(train) - len(val)
+    if not files.val:
+        n = max(int(config.data.train_fraction * len(train)), 1)
+        val = train[n:]
+        train = train[:n]
+    held_out = _without_copies(val, train)
 
-    n = train_count if files.val else max(int(config.data.train_fraction * train_count), 1)
-    held_out = _without_copies(kept[n:], kept[:n])
-    train = pack_conversations(kept[:n], config.window)
-    val = pack_conversations(held_out, config.window)
-
-    used = [*kept[:n], *held_out]
-    note = f"{_counts(used)} in {path}; loss on {_share(used):.1%} of the tokens; windows {train.fill(config.window):.1%} full"
+    packed = pack_conversations(itertools.chain(*train), config.window)
+    used = [*itertools.chain(*train, *held_out)]
+    count = len(train) + len(held_out)
+    note = f"{plural(count, 'conversation')} with {plural(_answers(used), 'answer')} in {path}; loss on {_share(used):.1%} of "
+    note += f"the tokens; windows {packed.fill(config.window):.1%} full"
     if files.unused:
         note += f"; {plural(len(files.unused), 'file')} not used, such as {files.unused[0]}"
-    if longer:
+    if longer := sum(len(ids) > size for sequences in read for ids, is_target in sequences if is_target[1:size].any()):
         note += f"; {longer:,} truncated to {size:,} tokens"
-    if dropped := len(read) - len(kept):
+    if dropped:
         note += f"; {dropped:,} skipped without assistant tokens among the first {size:,}"
-    if copies := len(kept) - len(used):
-        note += f"; {copies:,} not held out, because they are also among the training conversations"
+    if len(held_out) < len(val):
+        note += f"; {len(val) - len(held_out):,} not held out, because they are also among the training conversations"
     note += str(skipped)
     if 0 < len(held_out) < MIN_HELD_OUT:
         note += f"; {len(held_out)} held out, fewer than {MIN_HELD_OUT}: hold out more to compare runs by their loss"
-    return train, val, note, files.fingerprint
+    return packed, pack_conversations(itertools.chain(*held_out), config.window), note, files.fingerprint
 
 
-def _counts(conversations: Sequence[Conversation]) -> str:
-    """Return the numbers of conversations and answers."""
+def _truncated(sequences: Sequence[Conversation], size: int) -> list[Conversation]:
+    """Truncate the sequences of a conversation to `size` ids; drop sequences without targets."""
+    kept = list[Conversation]()
+    for ids, is_target in sequences:
+        if is_target[1:size].any():
+            kept.append(Conversation(ids[:size], is_target[:size]))
+    return kept
+
+
+def _answers(sequences: Sequence[Conversation]) -> int:
+    """Count the answers: runs of targets."""
     answers = 0
-    for _, is_target in conversations:
+    for _, is_target in sequences:
         begins = is_target[1:] & ~is_target[:-1]
         answers += int(begins.sum()) + int(is_target[0])
-    return f"{plural(len(conversations), 'conversation')} with {plural(answers, 'answer')}"
+    return answers
 
 
-def _share(conversations: Sequence[Conversation]) -> float:
+def _share(sequences: Sequence[Conversation]) -> float:
     """Return the fraction of the predicted ids that are targets."""
-    targets = sum(int(each.is_target[1:].sum()) for each in conversations)
-    return targets / sum(len(each.ids) - 1 for each in conversations)
+    targets = sum(int(each.is_target[1:].sum()) for each in sequences)
+    return targets / sum(len(each.ids) - 1 for each in sequences)
 
 
-def _without_copies(held_out: Sequence[Conversation], train: Sequence[Conversation]) -> list[Conversation]:
+def _without_copies(
+    held_out: Sequence[list[Conversation]], train: Sequence[list[Conversation]]
+) -> list[list[Conversation]]:
     """Remove conversations that are also training conversations."""
-    seen = {each.ids.tobytes() for each in train}
-    return [each for each in held_out if each.ids.tobytes() not in seen]
+    seen = {_key(sequences) for sequences in train}
+    return [sequences for sequences in held_out if _key(sequences) not in seen]
 
 
-def pack_conversations(conversations: Sequence[Conversation], block_size: int) -> Packed:
+def _key(sequences: Sequence[Conversation]) -> tuple[bytes, ...]:
+    return tuple(each.ids.tobytes() for each in sequences)
+
+
+def pack_conversations(conversations: Iterable[Conversation], block_size: int) -> Packed:
     """Pack conversations of 2 to T + 1 ids into windows."""
     empty = Conversation(np.zeros(0, np.int32), np.zeros(0, bool))
+    conversations = [*conversations]
     ids, is_target = (np.concatenate(parts) for parts in zip(empty, *conversations, strict=True))
     sizes = np.array([len(each.ids) for each in conversations], np.int64)
     return Packed.of(Tokens([ids]), np.cumsum(sizes) - sizes, sizes - 1, block_size, is_target)
@@ -223,12 +238,12 @@ def read_conversations(
     template: ChatTemplate | None,
     skipped: Skipped,
     progress: Progress = no_progress,
-) -> list[Conversation]:
-    """Read and encode the conversations of files."""
-    conversations = list[Conversation]()
+) -> list[list[Conversation]]:
+    """Read and encode the conversations of files; return the sequences of each."""
+    conversations = list[list[Conversation]]()
     for where, chat in read_chats(files, skipped, progress):
         try:
-            conversations.append(encode_conversation(chat, tokenizer, template))
+            conversations.append([encode_conversation(chat, tokenizer, template)])
         except UserError as e:
             skipped.add("that cannot be encoded", where, str(e))
     return conversations
