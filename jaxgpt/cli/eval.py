@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -38,7 +39,9 @@ def eval(
     from jaxgpt.parallel.host import use_cores
 
     use_cores(MeshConfig())
+    from jaxgpt.checkpoint.run import open_run
     from jaxgpt.data import open_data, with_path
+    from jaxgpt.data.open import check_sources
     from jaxgpt.lm import load
     from jaxgpt.lm.weights import dequantize, quantize
     from jaxgpt.report.baselines import bytes_per_token
@@ -46,6 +49,8 @@ def eval(
     from jaxgpt.trainer.program import build
 
     with progress("loading") as activity:
+        if path:
+            check_sources(with_path(open_run(Path(run)).config(), path).data)
         lm = load(run, checkpoint)
         activity.stage("tokenizing")
         data = open_data(with_path(lm.config, path), lm.tokenizer, activity)

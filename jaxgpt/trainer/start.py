@@ -256,9 +256,9 @@ def out_of_patience(best: Sequence[float], evaluated: int, train: TrainConfig) -
     return bool(train.patience) and evaluated - best[1] >= train.patience * train.eval_every
 
 
-def _sources(data: DataConfig) -> list[tuple[bool, bool, int]]:
+def _sources(data: DataConfig) -> list[tuple[bool, int]]:
     """List the sources of the data without their paths."""
-    return [(bool(each.path), each.conversations, weight) for each, weight in data.sources]
+    return [(bool(each.path), weight) for each, weight in data.sources]
 
 
 def _finetune(run: Run) -> str:
