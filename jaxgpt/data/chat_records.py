@@ -1,6 +1,6 @@
 """Records of conversations: turn the shapes that data sets use into one form, messages and tools.
 
-The form is that of OpenAI's chat API and of transformers' `apply_chat_template`. It does not depend on a chat template.
+The form matches OpenAI's chat API and transformers' `apply_chat_template`. It does not depend on a chat template.
 docs/finetune.md lists the accepted shapes.
 """
 
@@ -38,7 +38,7 @@ PAIRS = (
     ("query", "response"),
 )
 ADDED = ("input", "context")  # fields to append to an instruction
-BESIDE = (*ADDED, "choices", "options", "passage", "document")  # fields with an undefined place beside a question
+BESIDE = (*ADDED, "choices", "options", "passage", "document")  # fields without a defined place in a question
 SYSTEM = ("system", "system_prompt")  # fields with the text of a system message
 TOOLS = ("tools", "functions")  # fields with the functions that the assistant can call
 HISTORY = "history"  # field with earlier pairs of a request and its answer
@@ -140,14 +140,14 @@ def _pair(asked: str, request: Any, answered: str, answer: Any, fields: dict[str
 
 
 def _with_input(asked: str, request: str, fields: dict[str, Any]) -> str:
-    """Append the input of an instruction to it, after a line break; reject such a field beside other requests."""
+    """Append the input of an instruction to it, after a line break; reject such fields of other requests."""
     if asked == "prompt":
         return request
     present = [name for name in BESIDE if fields.get(name)]
     added = [name for name in present if asked == "instruction" and name in ADDED]
     if len(present) != len(added) or len(added) > 1:
         raise UserError(
-            f"the field {present[0]!r} has no defined place beside {asked!r}: write the complete text into {asked!r}, or use "
+            f"the field {present[0]!r} has no defined place in {asked!r}: write the complete text into {asked!r}, or use "
             f'"messages"'
         )
     texts = [request, *(_text(fields[name], f"the field {name!r}") for name in added)]

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from jaxgpt.config import Config
-from jaxgpt.data.chat_records import EXAMPLE, FIELDS, Chat, Pair, read_record
+from jaxgpt.data.chat_files import Skipped, find_files, no_conversations, read_chats
+from jaxgpt.data.chat_records import Chat, Pair
 from jaxgpt.data.chat_template import ChatTemplate, Message
 from jaxgpt.data.packing import Packed
-from jaxgpt.data.records import read_records
-from jaxgpt.data.text import Progress, no_progress, visible_files
+from jaxgpt.data.text import Progress, no_progress
 from jaxgpt.data.tokenizer import Tokenizer, encode_spans
-from jaxgpt.data.tokens import Tokens, split_of
+from jaxgpt.data.tokens import Tokens
 from jaxgpt.errors import UserError, plural
-from jaxgpt.files import holds_records, sha256_file
 
 DATE = "2024-07-26"  # date for templates that include it, fixed for deterministic encoding
 MIN_HELD_OUT = 20  # minimum number of validation conversations for comparing runs by their loss
@@ -32,41 +30,7 @@ class Conversation(NamedTuple):
     is_target: np.ndarray  # bool; True for ids of the assistant's text, or of a completion and its end-of-text id
 
 
-class Files(NamedTuple):
-    """The files of conversations at a path."""
-
-    train: list[Path]
-    val: list[Path]  # empty: a fraction of `train` is held out
-    unused: list[Path]  # neither for training nor for validation, such as test files
-
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 of the only file; of several files, the SHA-256 of theirs."""
-        sums = [sha256_file(path) for path in (*self.train, *self.val)]
-        return sums[0] if len(sums) == 1 else hashlib.sha256("\n".join(sums).encode()).hexdigest()
-
-
-class Skipped:
-    """Records that cannot be used: an error or, with `data.on_error` skip, counts by reason."""
-
-    def __init__(self, on_error: str) -> None:
-        self._on_error = on_error
-        self._first = dict[str, str]()  # the first such record, keyed by reason
-        self._counts = dict[str, int]()
-
-    def add(self, reason: str, where: str, error: str) -> None:
-        """Count a record; raise `UserError` if records are not skipped."""
-        if self._on_error == "fail":
-            raise UserError(f"{where}: {error}; to skip such records, use --data.on-error skip")
-        self._first.setdefault(reason, f"{where}: {error}")
-        self._counts[reason] = self._counts.get(reason, 0) + 1
-
-    def __str__(self) -> str:
-        """Return the counts, and the first record of each reason; "" if no record was skipped."""
-        if not self._counts:
-            return ""
-        parts = [f"{count:,} {reason} (first: {self._first[reason]})" for reason, count in self._counts.items()]
-        return f"; skipped {plural(sum(self._counts.values()), 'record')}: {', '.join(parts)}"
+Sequences = list[Conversation]  # the sequences of a conversation, usually a single one
 
 
 def load_conversations(
@@ -83,26 +47,26 @@ def load_conversations(
         UserError: if a file cannot be read, a record is not a conversation (unless `data.on_error` is skip), or no
             conversation remains.
     """
-    path, size = Path(config.data.path), config.window + 1
+    path = Path(config.data.path)
     source = tokenizer.special.chat_template
     template = ChatTemplate(source, tokenizer.special.names, DATE) if source else None
     files = find_files(path)
     skipped = Skipped(config.data.on_error)
-
     read_train = read_conversations(files.train, tokenizer, template, skipped, progress)
     read_val = read_conversations(files.val, tokenizer, template, skipped, progress)
-    read = [*read_train, *read_val]
-    if not read:
-        raise _no_conversations(path, skipped)
+    if not read_train and not read_val:
+        raise no_conversations(path, skipped)
 
-    train = [kept for sequences in read_train if (kept := _truncated(sequences, size))]
-    val = [kept for sequences in read_val if (kept := _truncated(sequences, size))]
+    size = config.window + 1
+    train, truncated_train = _truncated(read_train, size)
+    val, truncated_val = _truncated(read_val, size)
     if not train:
-        flag = "--" + config.window_setting.split()[0].replace("_", "-")
+        setting = config.window_setting
+        flag = "--" + setting.split()[0].replace("_", "-")
         raise UserError(
-            f"no conversation of {path} has assistant tokens among its first {size:,} ({config.window_setting}): raise {flag}"
+            f"no conversation of {path} has assistant tokens among its first {size:,} ({setting}): raise {flag}"
         )
-    dropped = len(read) - len(train) - len(val)
+    dropped = len(read_train) + len(read_val) - len(train) - len(val)
     if not files.val:
         n = max(int(config.data.train_fraction * len(train)), 1)
         val = train[n:]
@@ -110,57 +74,64 @@ def load_conversations(
     held_out = _without_copies(val, train)
 
     packed = pack_conversations(itertools.chain(*train), config.window)
-    used = [*itertools.chain(*train, *held_out)]
-    count = len(train) + len(held_out)
-    note = f"{plural(count, 'conversation')} with {plural(_answers(used), 'answer')} in {path}; loss on {_share(used):.1%} of "
-    note += f"the tokens; windows {packed.fill(config.window):.1%} full"
+    note = f"{_described([*train, *held_out], path)}; windows {packed.fill(config.window):.1%} full"
+    truncated = truncated_train + truncated_val
     if files.unused:
         note += f"; {plural(len(files.unused), 'file')} not used, such as {files.unused[0]}"
-    if longer := sum(len(ids) > size for sequences in read for ids, is_target in sequences if is_target[1:size].any()):
-        note += f"; {longer:,} truncated to {size:,} tokens"
+    if truncated:
+        note += f"; {truncated:,} truncated to {size:,} tokens"
     if dropped:
         note += f"; {dropped:,} skipped without assistant tokens among the first {size:,}"
-    if len(held_out) < len(val):
-        note += f"; {len(val) - len(held_out):,} not held out, because they are also among the training conversations"
-    note += str(skipped)
+    copies = len(val) - len(held_out)
+    if copies:
+        note += f"; {copies:,} not held out, because they are also among the training conversations"
     if 0 < len(held_out) < MIN_HELD_OUT:
         note += f"; {len(held_out)} held out, fewer than {MIN_HELD_OUT}: hold out more to compare runs by their loss"
+    note += str(skipped)
     return packed, pack_conversations(itertools.chain(*held_out), config.window), note, files.fingerprint
 
 
-def _truncated(sequences: Sequence[Conversation], size: int) -> list[Conversation]:
-    """Truncate the sequences of a conversation to `size` ids; drop sequences without targets."""
-    kept = list[Conversation]()
-    for ids, is_target in sequences:
-        if is_target[1:size].any():
+def _truncated(conversations: Sequence[Sequences], size: int) -> tuple[list[Sequences], int]:
+    """Truncate sequences to `size` ids, and drop sequences and conversations that have no targets then.
+
+    Returns:
+        The remaining conversations, and the number of truncated sequences.
+    """
+    remaining = list[Sequences]()
+    truncated = 0
+    for sequences in conversations:
+        kept = Sequences()
+        for ids, is_target in sequences:
+            if not is_target[1:size].any():
+                continue
+            truncated += len(ids) > size
             kept.append(Conversation(ids[:size], is_target[:size]))
-    return kept
+        if kept:
+            remaining.append(kept)
+    return remaining, truncated
 
 
-def _answers(sequences: Sequence[Conversation]) -> int:
-    """Count the answers: runs of targets."""
+def _described(conversations: Sequence[Sequences], path: Path) -> str:
+    """Describe conversations: their number, the number of answers, and the fraction of predicted ids that are targets."""
     answers = 0
-    for _, is_target in sequences:
+    targets = 0
+    predicted = 0
+    for _, is_target in itertools.chain(*conversations):
         begins = is_target[1:] & ~is_target[:-1]
         answers += int(begins.sum()) + int(is_target[0])
-    return answers
+        targets += int(is_target[1:].sum())
+        predicted += len(is_target) - 1
+    counts = f"{plural(len(conversations), 'conversation')} with {plural(answers, 'answer')}"
+    return f"{counts} in {path}; loss on {targets / predicted:.1%} of the tokens"
 
 
-def _share(sequences: Sequence[Conversation]) -> float:
-    """Return the fraction of the predicted ids that are targets."""
-    targets = sum(int(each.is_target[1:].sum()) for each in sequences)
-    return targets / sum(len(each.ids) - 1 for each in sequences)
-
-
-def _without_copies(
-    held_out: Sequence[list[Conversation]], train: Sequence[list[Conversation]]
-) -> list[list[Conversation]]:
+def _without_copies(held_out: Sequence[Sequences], train: Sequence[Sequences]) -> list[Sequences]:
     """Remove conversations that are also training conversations."""
     seen = {_key(sequences) for sequences in train}
     return [sequences for sequences in held_out if _key(sequences) not in seen]
 
 
-def _key(sequences: Sequence[Conversation]) -> tuple[bytes, ...]:
+def _key(sequences: Sequences) -> tuple[bytes, ...]:
     return tuple(each.ids.tobytes() for each in sequences)
 
 
@@ -173,74 +144,15 @@ def pack_conversations(conversations: Iterable[Conversation], block_size: int) -
     return Packed.of(Tokens([ids]), np.cumsum(sizes) - sizes, sizes - 1, block_size, is_target)
 
 
-def find_files(path: Path) -> Files:
-    """List the files of conversations at a path.
-
-    In a directory, the words train and val (or validation) in the path of a file determine its split, as for token files.
-    Files without these words are for training if no file has the word train.
-    """
-    if not path.is_dir():
-        return Files([path], [], [])
-    files: dict[str, list[Path]] = {"train": [], "val": [], "": []}
-    for file in visible_files(path):
-        if holds_records(file):
-            words = Path("-".join(file.relative_to(path).parts))
-            files[split_of(words)].append(file)
-    if files["train"]:
-        return Files(files["train"], files["val"], files[""])
-    if files[""]:
-        return Files(files[""], files["val"], [])
-    return Files(files["val"], [], [])
-
-
-def check_conversations(path: Path, on_error: str = "fail") -> None:
-    """Check that the records of a path are conversations, without a tokenizer and a chat template.
-
-    Raises:
-        UserError: if a record is not a conversation; with `on_error` skip: if all records are not.
-    """
-    files = find_files(path)
-    skipped = Skipped(on_error)
-    found = False
-    for _ in read_chats([*files.train, *files.val], skipped):
-        found = True
-        if on_error == "skip":
-            break  # a single conversation is sufficient
-    if not found:
-        raise _no_conversations(path, skipped)
-
-
-def read_chats(
-    files: Sequence[Path], skipped: Skipped, progress: Progress = no_progress
-) -> Iterator[tuple[str, Chat | Pair]]:
-    """Yield the conversations of files with their places, such as "a.jsonl, line 3"; progress counts bytes."""
-    total = sum(path.stat().st_size for path in files)
-    done = 0
-    for path in files:
-        for record in read_records(path, FIELDS):
-            progress(done + record.read, total)
-            if record.error:
-                reason = "that end the reading of their file" if record.lost else "unreadable"
-                skipped.add(reason, record.where, record.error)
-                continue
-            try:
-                chat = read_record(record.value)
-            except UserError as e:
-                skipped.add("of an unknown shape", record.where, str(e))
-                continue
-            yield record.where, chat
-        done += path.stat().st_size
-
-
 def read_conversations(
     files: Sequence[Path],
     tokenizer: Tokenizer,
     template: ChatTemplate | None,
     skipped: Skipped,
     progress: Progress = no_progress,
-) -> list[list[Conversation]]:
-    """Read and encode the conversations of files; return the sequences of each."""
-    conversations = list[list[Conversation]]()
+) -> list[Sequences]:
+    """Read and encode the conversations of files."""
+    conversations = list[Sequences]()
     for where, chat in read_chats(files, skipped, progress):
         try:
             conversations.append([encode_conversation(chat, tokenizer, template)])
@@ -293,7 +205,3 @@ def _encode_pair(prompt: str, completion: str, tokenizer: Tokenizer) -> Conversa
     before = before if before[: len(bos)] == bos else bos + before
     ids = np.array([*before, *answer, *end], np.int32)
     return Conversation(ids, np.arange(len(ids)) >= len(before))
-
-
-def _no_conversations(path: Path, skipped: Skipped) -> UserError:
-    return UserError(f"{path} has no conversations{skipped}; write one per line, as {EXAMPLE}")

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from jaxgpt.config import FROM_TEXT, Config, DataConfig
-from jaxgpt.data.conversations import check_conversations, load_conversations
+from jaxgpt.data.chat_files import check_conversations
+from jaxgpt.data.conversations import load_conversations
 from jaxgpt.data.cuts import cut
 from jaxgpt.data.mixture import Mixture
 from jaxgpt.data.packing import Packed, pack_documents

@@ -20,7 +20,7 @@ from jaxgpt.data import Batches, Data
 from jaxgpt.data.open import check_sources
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.errors import UserError, short_repr
-from jaxgpt.files import sole_writer
+from jaxgpt.files import RECORDS, sole_writer
 from jaxgpt.lm.model import base_of, checksum, load, load_base, needed_runs
 from jaxgpt.parallel.processes import is_leader, on_leader, same_on_all
 from jaxgpt.provenance import versions
@@ -256,9 +256,13 @@ def out_of_patience(best: Sequence[float], evaluated: int, train: TrainConfig) -
     return bool(train.patience) and evaluated - best[1] >= train.patience * train.eval_every
 
 
-def _sources(data: DataConfig) -> list[tuple[bool, int]]:
-    """List the sources of the data without their paths."""
-    return [(bool(each.path), weight) for each, weight in data.sources]
+def _sources(data: DataConfig) -> list[tuple[bool, bool, int]]:
+    """List the sources of the data without their paths; the paths of earlier steps may be missing."""
+    sources = []
+    for each, weight in data.sources:
+        is_records = Path(each.path).suffix.lower() in RECORDS
+        sources.append((bool(each.path), is_records, weight))
+    return sources
 
 
 def _finetune(run: Run) -> str:

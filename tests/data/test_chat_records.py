@@ -166,7 +166,7 @@ ERRORS: dict[str, tuple[Any, str]] = {
         "an ambiguous shape: .*'question', 'answer'",
     ),
     "two answers": ({"question": "a", "answer": "b", "response": "c"}, "an ambiguous shape: "),
-    "a context": ({"question": "a", "answer": "b", "context": "c"}, "'context' has no defined place beside 'question'"),
+    "a context": ({"question": "a", "answer": "b", "context": "c"}, "'context' has no defined place in 'question'"),
     "choices": ({"question": "a", "answer": "b", "choices": ["c"]}, "'choices' has no defined place"),
     "no messages": ({"messages": []}, r"messages must be a list such as \[.*\]: \[\]"),
     "a message": ({"messages": ["Hi"]}, "message 1 must be an object with role and content, not 'Hi'"),

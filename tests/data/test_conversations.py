@@ -19,11 +19,11 @@ from tokenizers import Tokenizer as HFTokenizer
 
 from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig
 from jaxgpt.data.batches import Batches
+from jaxgpt.data.chat_files import check_conversations
 from jaxgpt.data.chat_records import read_record
 from jaxgpt.data.chat_template import ChatTemplate
 from jaxgpt.data.conversations import (
     Conversation,
-    check_conversations,
     encode_conversation,
     load_conversations,
     pack_conversations,
