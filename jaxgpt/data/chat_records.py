@@ -54,6 +54,8 @@ TURN = (
     "train",
 )  # fields that are converted
 
+REASONING = ("reasoning_content", "thinking", "reasoning")  # names of the assistant's reasoning, in order of precedence
+
 EXAMPLE = '{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}'
 SHAPES = (
     '"messages" (with role and content), "conversations" (with from and value), "prompt" and "completion", "instruction" '
@@ -65,13 +67,32 @@ class Chat(NamedTuple):
     """A conversation in the form of transformers' `apply_chat_template`.
 
     Attributes:
-        messages: dicts with `role`, `content` (a string; None: only calls) and the other fields of the record, if not null;
+        messages: dicts with `role`, `content` (a string; missing: only calls) and the other fields of the message, if not null;
             `tool_calls` have an object as `arguments`; `weight` 0: an assistant message that is not a target.
         tools: descriptions of functions, as in the record; None: no tools.
     """
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
+
+    @property
+    def function_names(self) -> set[str]:
+        """The names of the functions in tools and calls."""
+        tools = self.tools or []
+        calls = [call for message in self.messages for call in message.get("tool_calls", ())]
+        functions = [each.get("function", each) for each in (*tools, *calls)]
+        return {function["name"] for function in functions if "name" in function}
+
+    def with_text_arguments(self) -> Chat:
+        """Return the conversation with the JSON of the arguments of calls, which some templates need."""
+        messages = []
+        for message in self.messages:
+            calls = []
+            for call in message.get("tool_calls", ()):
+                arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+                calls.append(call | {"function": call["function"] | {"arguments": arguments}})
+            messages.append(message | {"tool_calls": calls} if calls else message)
+        return Chat(messages, self.tools)
 
 
 class Pair(NamedTuple):
@@ -124,8 +145,8 @@ def read_record(record: Any) -> Chat | Pair:
     return Chat(messages, tools)
 
 
-def _message(role: str, content: str | None, **others: Any) -> dict[str, Any]:
-    return {"role": role, "content": content, **others}
+def _message(role: str, content: str) -> dict[str, Any]:
+    return {"role": role, "content": content}
 
 
 def _pair(asked: str, request: Any, answered: str, answer: Any, fields: dict[str, Any]) -> list[dict[str, Any]]:
@@ -221,13 +242,18 @@ def _turn(number: int, turn: Any) -> dict[str, Any]:
     calls = turn.get("tool_calls") or turn.get("function_call")
     if role == CALL:  # the content is the call
         role, calls, content = "assistant", _text(content, where), None
-    others = {name: value for name, value in turn.items() if name not in TURN and value is not None}
-    if role == "assistant" and not _weight(turn, where):
-        others["weight"] = 0
+    message: dict[str, Any] = {"role": role}
+    if not calls or content is not None:
+        message["content"] = _text(content, where)
+    message |= {name: value for name, value in turn.items() if name not in TURN and value is not None}
     if calls:
-        others["tool_calls"] = _calls(calls, where)
-        return _message(role, None if content is None else _text(content, where), **others)
-    return _message(role, _text(content, where), **others)
+        message["tool_calls"] = _calls(calls, where)
+    if role == "assistant" and not _weight(turn, where):
+        message["weight"] = 0
+    for name in REASONING:
+        if message.get(name):  # as in transformers, templates find the text by either name
+            return {"thinking": message[name], **message, "reasoning_content": message[name]}
+    return message
 
 
 def _weight(turn: Mapping[str, Any], where: str) -> int:

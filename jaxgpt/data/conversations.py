@@ -17,7 +17,7 @@ from jaxgpt.data.packing import Packed
 from jaxgpt.data.text import Progress, no_progress
 from jaxgpt.data.tokenizer import Tokenizer, encode_spans
 from jaxgpt.data.tokens import Tokens
-from jaxgpt.errors import UserError, plural
+from jaxgpt.errors import UserError, plural, short_repr
 
 DATE = "2024-07-26"  # date for templates that include it, fixed for deterministic encoding
 MIN_HELD_OUT = 20  # minimum number of validation conversations for comparing runs by their loss
@@ -168,7 +168,8 @@ def encode_conversation(chat: Chat | Pair, tokenizer: Tokenizer, template: ChatT
     the tokenizer's beginning-of-text ids (if any), the prompt, the completion and the end-of-text id (if any).
 
     Raises:
-        UserError: if messages have no template or no assistant message to train on, or cannot be encoded.
+        UserError: if messages have no template or no assistant message to train on, or the template or tokenizer rejects them
+            or omits tools or calls.
     """
     if isinstance(chat, Pair):
         if template is None:
@@ -178,7 +179,23 @@ def encode_conversation(chat: Chat | Pair, tokenizer: Tokenizer, template: ChatT
         raise UserError("messages need a chat template, which the model lacks: use a prompt and a completion (strings)")
     if all(message["role"] != "assistant" for message in chat.messages):
         raise UserError("no message has the role assistant, but only assistant messages are trained on: add one")
+    try:
+        return _encode_chat(chat, tokenizer, template)
+    except UserError:
+        as_text = chat.with_text_arguments()
+        if as_text == chat:
+            raise
+    return _encode_chat(as_text, tokenizer, template)
+
+
+def _encode_chat(chat: Chat, tokenizer: Tokenizer, template: ChatTemplate) -> Conversation:
     rendered = template.assistant_spans(chat.messages, chat.tools)
+    for name in sorted(chat.function_names):
+        if name not in rendered.text:
+            raise UserError(
+                f"the chat template does not render the function {short_repr(name)} of the tools or calls: use a template "
+                f"that supports tools, or write them as text"
+            )
     spans = _with_weights(rendered.spans, chat.messages)
     return Conversation(*encode_spans(tokenizer, rendered.text, spans))
 

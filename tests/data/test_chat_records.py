@@ -26,7 +26,7 @@ def call(arguments: Any, **others: Any) -> Message:
     return {**others, "type": "function", "function": {"name": "add", "arguments": arguments}}
 
 
-CALLS = {"role": "assistant", "content": None, "tool_calls": [call({"x": 1})]}
+CALLS = {"role": "assistant", "tool_calls": [call({"x": 1})]}
 
 SHAPES: dict[str, tuple[Any, list[Message]]] = {
     "OpenAI": ({"messages": TALK}, TALK),
@@ -73,15 +73,17 @@ SHAPES: dict[str, tuple[Any, list[Message]]] = {
         [{"role": "developer", "content": "x"}, USER, ANSWER, {"role": "ipython", "content": "1"}],
     ),
     "fields of messages": (
-        {"messages": [USER | {"name": "Ann", "weight": None}, ANSWER | {"reasoning_content": "Hm."}]},
-        [USER | {"name": "Ann"}, ANSWER | {"reasoning_content": "Hm."}],
+        {"messages": [USER | {"name": "Ann", "weight": None}, ANSWER | {"audio": 1}]},
+        [USER | {"name": "Ann"}, ANSWER | {"audio": 1}],
+    ),
+    "reasoning": (
+        {"messages": [USER, ANSWER | {"thinking": "Hm."}, USER, ANSWER | {"reasoning_content": "Hm."}]},
+        [USER, ANSWER | {"thinking": "Hm.", "reasoning_content": "Hm."}] * 2,
     ),
     "null fields": ({"messages": TALK, "conversations": None, "tools": None, "system": None}, TALK),
     "calls": ({"messages": [USER, CALLS]}, [USER, CALLS]),
-    "calls without content": (
-        {"messages": [USER, {"role": "assistant", "tool_calls": [call({"x": 1})]}]},
-        [USER, CALLS],
-    ),
+    "calls with a null content": ({"messages": [USER, CALLS | {"content": None}]}, [USER, CALLS]),
+    "calls with a content": ({"messages": [USER, CALLS | {"content": ""}]}, [USER, CALLS | {"content": ""}]),
     "arguments as JSON": ({"messages": [USER, CALLS | {"tool_calls": [call('{"x": 1}')]}]}, [USER, CALLS]),
     "calls as JSON": ({"messages": [USER, CALLS | {"tool_calls": json.dumps([call('{"x": 1}')])}]}, [USER, CALLS]),
     "bare calls": (
@@ -207,7 +209,7 @@ turns = st.one_of(
     texts.map(lambda text: {"role": "assistant", "content": text}),
     texts.map(lambda text: {"role": "assistant", "content": text, "weight": 0}),
     texts.map(lambda text: {"role": "tool", "content": text}),
-    calls.map(lambda calls: {"role": "assistant", "content": None, "tool_calls": calls}),
+    calls.map(lambda calls: {"role": "assistant", "tool_calls": calls}),
 )
 talks = st.lists(turns, min_size=1, max_size=5)
 
@@ -216,12 +218,12 @@ def as_share_gpt(message: Message) -> Message:
     """Return a message with the names of ShareGPT."""
     names = {"user": "human", "assistant": "gpt", "tool": "observation"}
     others = {name: value for name, value in message.items() if name not in ("role", "content")}
-    return {"from": names[message["role"]], "value": message["content"], **others}
+    return {"from": names[message["role"]], "value": message.get("content"), **others}
 
 
 def as_parts(message: Message) -> Message:
     """Return a message with one text part per character."""
-    if message["content"] is None:
+    if "content" not in message:
         return message
     return message | {"content": [{"type": "text", "text": character} for character in message["content"]]}
 

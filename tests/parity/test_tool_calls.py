@@ -13,6 +13,7 @@ from jaxgpt.data.chat_records import Chat, read_record
 from jaxgpt.data.chat_template import ChatTemplate
 from jaxgpt.data.conversations import encode_conversation
 from jaxgpt.data.tokenizer import ByteTokenizer, SubwordTokenizer
+from jaxgpt.errors import UserError
 
 transformers = pytest.importorskip("transformers")
 
@@ -189,6 +190,31 @@ MISTRAL = """
 {%- endfor %}
 """
 
+# As in DeepSeek: arguments are a string. The template does not render tools.
+DEEPSEEK = """
+{{- bos_token }}
+{%- for message in messages %}
+    {%- if message['role'] == 'system' %}
+        {{- message['content'] }}
+    {%- elif message['role'] == 'user' %}
+        {{- '<|User|>' + message['content'] }}
+    {%- elif message['role'] == 'assistant' and 'tool_calls' in message %}
+        {%- for tool in message['tool_calls'] %}
+            {{- '<|Assistant|><|tool_call_begin|>' + tool['type'] + '<|tool_sep|>' + tool['function']['name'] }}
+            {{- '\\n```json\\n' + tool['function']['arguments'] + '\\n```<|tool_call_end|>' }}
+        {%- endfor %}
+        {{- eos_token }}
+    {%- elif message['role'] == 'assistant' %}
+        {{- '<|Assistant|>' + message['content'] + eos_token }}
+    {%- elif message['role'] == 'tool' %}
+        {{- '<|tool_output_begin|>' + message['content'] + '<|tool_output_end|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|Assistant|>' }}
+{%- endif %}
+"""
+
 TEMPLATES = {"Qwen": QWEN, "Llama 3.1": LLAMA, "Mistral": MISTRAL}
 NAMES = {"bos_token": "<s>", "eos_token": "</s>"}
 PROPERTIES = {"city": {"type": "string", "description": 'Name, such as "Köln" or <Rome>'}}
@@ -263,3 +289,28 @@ def test_ids_equal_transformers_and_calls_are_targets(name: str) -> None:
     assert "Yes, 21 degrees." in own.decode(ids[is_target])
     assert "Köln &" in own.decode(ids[is_target])
     assert "21}" not in own.decode(ids[is_target]), "results are not targets"
+
+
+def test_templates_that_need_arguments_as_text() -> None:
+    own = tokenizer()
+    text = json.dumps(ARGUMENTS, ensure_ascii=False)
+    expected = theirs(DEEPSEEK, conversation(text), None, tokenize=False)
+    for arguments in (ARGUMENTS, text):
+        chat = read_record({"messages": conversation(arguments)})
+        ids, is_target = encode_conversation(chat, own, ChatTemplate(DEEPSEEK, NAMES))
+        assert own.decode(ids) == expected
+        assert text in own.decode(ids[is_target])
+
+
+@pytest.mark.parametrize("record", RECORDS)
+def test_templates_without_tools_are_refused(record: str) -> None:
+    """transformers omits the calls without an error."""
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    assert "weather" not in theirs(template, conversation(ARGUMENTS), TOOLS, tokenize=False)
+    with pytest.raises(
+        UserError, match="the chat template does not render the function 'weather' of the tools or calls"
+    ):
+        encode_conversation(read_record(RECORDS[record]), tokenizer(), ChatTemplate(template, NAMES))
