@@ -148,9 +148,13 @@ def test_a_date_in_a_template_is_always_the_same(tmp_path: Path) -> None:
 def test_a_single_conversation_is_trained_on(mark: bytes, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(mark + json.dumps({"prompt": "a", "completion": "bc"}).encode())
-    train, val, *_ = load(path, CharTokenizer("abc"), 8, train_fraction=0.9)
+    train, val, source, _ = load(path, CharTokenizer("abc"), 8, train_fraction=0.9)
     assert (train.starts(8), val.starts(8)) == (1, 0)
     assert train.take(0, 3).tolist() == [0, 1, 2]
+    assert source.startswith("1 conversation with 1 answer in ")
+    path.write_text(json.dumps({"prompt": "", "completion": "bc"}))
+    *_, source, _ = load(path, CharTokenizer("abc"), 8)
+    assert source.startswith("1 conversation with 1 answer in "), "an answer without a prompt"
 
 
 lengths = st.lists(st.integers(1, 20), max_size=60)
@@ -381,3 +385,18 @@ def test_the_check_finds_the_last_line(tmp_path: Path) -> None:
     check_conversations(path, "skip")
     with pytest.raises(UserError, match="line 51: no known shape"):
         check_conversations(path)
+
+
+def test_the_prompt_and_the_answer_of_the_first_conversation() -> None:
+    targets = [False, False, True, True, False, True]
+    talks = [
+        Conversation(np.arange(6, dtype=np.int32), np.array(targets)),
+        Conversation(*encode({"messages": TALK}, tokenizer(MARKED))),
+    ]
+    packed = pack_conversations(talks, 500)
+    assert packed.prompt().tolist() == [0, 1]
+    assert packed.answer().tolist() == [2, 3]
+    ends_with_a_target = pack_conversations(
+        [Conversation(np.arange(3, dtype=np.int32), np.array([False, True, True]))], 9
+    )
+    assert ends_with_a_target.answer().tolist() == [1, 2]
