@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jaxgpt.data.chat_records import EXAMPLE, FIELDS, Chat, Pair, read_record
+from jaxgpt.data.directories import list_files
 from jaxgpt.data.records import read_records
-from jaxgpt.data.text import Progress, no_progress, visible_files
+from jaxgpt.data.text import Progress, no_progress
 from jaxgpt.data.tokens import split_of
 from jaxgpt.errors import UserError, plural
 from jaxgpt.files import holds_records, sha256_file
@@ -65,7 +66,7 @@ def find_files(path: Path) -> Files:
     if not path.is_dir():
         return Files([path], [], [])
     files: dict[str, list[Path]] = {"train": [], "val": [], "": []}
-    for file in visible_files(path):
+    for file in list_files(path).files:
         if holds_records(file):
             words = Path("-".join(file.relative_to(path).parts))
             files[split_of(words)].append(file)

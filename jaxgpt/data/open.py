@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxgpt.config import FROM_TEXT, Config, DataConfig
+from jaxgpt.config import Config, DataConfig
 from jaxgpt.data.chat_files import check_conversations
 from jaxgpt.data.conversations import load_conversations
 from jaxgpt.data.cuts import cut
@@ -17,7 +17,7 @@ from jaxgpt.data.packing import Packed, pack_documents
 from jaxgpt.data.shards import prepared_tokenizer
 from jaxgpt.data.text import NO_TEXT, SHAKESPEARE_CHARACTERS, Progress, Text, no_progress, read_text
 from jaxgpt.data.tokenizer import Tokenizer
-from jaxgpt.data.tokenizer_files import make_tokenizer
+from jaxgpt.data.tokenizer_files import FROM_TEXT, make_tokenizer
 from jaxgpt.data.tokens import Split, Tokens, is_token_path, open_splits
 from jaxgpt.errors import UserError
 from jaxgpt.files import missing

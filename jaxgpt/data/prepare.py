@@ -20,13 +20,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxgpt.config import FROM_TEXT, PrepareParams
+from jaxgpt.config import PrepareParams
 from jaxgpt.data import shards
 from jaxgpt.data.documents import Piece, Source, find_source, read_pieces, sample_text
 from jaxgpt.data.fast import fast_encoder
 from jaxgpt.data.shards import INDEX, SPLITS, TOKENIZER_FILE, ShardWriter
 from jaxgpt.data.tokenizer import Tokenizer
-from jaxgpt.data.tokenizer_files import make_tokenizer, save_tokenizer, train_bpe
+from jaxgpt.data.tokenizer_files import FROM_TEXT, make_tokenizer, save_tokenizer, train_bpe
 from jaxgpt.errors import UserError, plural, reported, short_repr
 from jaxgpt.files import sha256_file, sole_writer
 from jaxgpt.runtime import cores

@@ -13,9 +13,11 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from jaxgpt.data.documents import BLOCK, OPEN, ROWS
+from jaxgpt.data.formats import HEAD, array_items, compression, inner_name, unpacked
 from jaxgpt.errors import UserError, one_line
 
+BLOCK = 1 << 20  # buffer size of a Parquet file in bytes
+ROWS = 64  # rows of a Parquet file to read at a time
 DIGITS = 4000  # maximum digits of an integer; Python's limit is 4,300
 _SPACE = re.compile(r"[ \t\r\n]*")
 
@@ -43,27 +45,27 @@ def read_records(path: Path, columns: Collection[str]) -> Iterator[Record]:
     The remainder of a damaged file is a single unreadable record.
 
     Args:
-        path: file; a suffix such as `.gz` decompresses it, and `.parquet` before it selects Parquet.
+        path: file; its content or its suffix, such as `.gz`, selects the compression, and `.parquet` selects Parquet.
         columns: columns of a Parquet file to read, if present; otherwise, all columns are read.
     """
     where = str(path)
-    unpack = OPEN.get(path.suffix.lower())
-    name = path.stem if unpack else path.name
     try:
         with path.open("rb") as raw:
-            file = unpack(raw) if unpack else raw
-            is_table = name.lower().endswith(".parquet")
+            suffix = compression(path.name, raw.read(HEAD))
+            raw.seek(0)
+            file = unpacked(raw, suffix, where)
+            is_table = inner_name(path.name, suffix).endswith(".parquet")
             for record in _read_rows(file, where, columns) if is_table else _read_json(file, where):
                 yield record._replace(read=raw.tell())
     except UserError as e:
-        yield Record(where, error=str(e), lost=True)
+        yield Record(where, error=str(e).removeprefix(where).lstrip(": "), lost=True)
     except Exception as e:  # any error of the reading libraries
         reason = one_line(getattr(e, "strerror", None) or e) or type(e).__name__
         yield Record(where, error=f"the file cannot be read further ({reason})", lost=True)
 
 
 def _read_json(file: BinaryIO, where: str) -> Iterator[Record]:
-    """Yield one object per line; if the first line begins an array or a longer object, read the file as a whole."""
+    """Yield one object per line, the items of an array, or objects of several lines."""
     is_first = True
     for number, line in enumerate(file, 1):
         if number == 1:
@@ -71,43 +73,38 @@ def _read_json(file: BinaryIO, where: str) -> Iterator[Record]:
         text = line.strip()
         if not text:
             continue
-        if is_first and (text == b"{" or text.startswith(b"[")):
-            yield from _read_values(line + file.read(), where)
+        if is_first and text.startswith(b"["):
+            file.seek(0)
+            for index, item in enumerate(array_items(file, where), 1):
+                yield _parsed(f"{where}, record {index}", item)
+            return
+        if is_first and text == b"{":
+            yield from _read_objects(line + file.read(), where)
             return
         is_first = False
-        try:
-            yield Record(f"{where}, line {number}", _DECODER.decode(text.decode("utf-8")))
-        except (ValueError, RecursionError) as e:
-            yield Record(f"{where}, line {number}", error=_not_json(e))
+        yield _parsed(f"{where}, line {number}", text)
 
 
-def _read_values(data: bytes, where: str) -> Iterator[Record]:
-    """Yield the elements of an array, or objects without separators; what follows an error is lost."""
-    number = 0
+def _parsed(where: str, text: bytes) -> Record:
+    try:
+        return Record(where, _DECODER.decode(text.decode("utf-8")))
+    except (ValueError, RecursionError) as e:
+        return Record(where, error=_not_json(e))
+
+
+def _read_objects(data: bytes, where: str) -> Iterator[Record]:
+    """Yield objects that are written one after another; an error ends the reading."""
+    number = 1
     try:
         text = data.decode("utf-8")
         position = _skip(text, 0)
-        is_array = text[position] == "["
-        if is_array:
-            position = _skip(text, position + 1)
-            if text[position : position + 1] == "]":
-                return
         while position < len(text):
-            value, position = _DECODER.raw_decode(text, position)
-            number += 1
+            value, end = _DECODER.raw_decode(text, position)
             yield Record(f"{where}, record {number}", value)
-            position = _skip(text, position)
-            if is_array:
-                separator = text[position : position + 1]
-                if separator == "]":
-                    return
-                if separator != ",":
-                    raise json.JSONDecodeError("Expecting ',' or ']'", text, position)
-                position = _skip(text, position + 1)
-        if is_array:
-            raise json.JSONDecodeError("The array does not end", text, position)
+            number += 1
+            position = _skip(text, end)
     except (ValueError, RecursionError) as e:
-        yield Record(f"{where}, record {number + 1}", error=_not_json(e), lost=True)
+        yield Record(f"{where}, record {number}", error=_not_json(e), lost=True)
 
 
 def _skip(text: str, position: int) -> int:

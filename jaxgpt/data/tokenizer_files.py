@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxgpt.config import FROM_TEXT, MAX_VOCAB
+from jaxgpt.config import FROM_TEXT as FROM_TEXT
+from jaxgpt.config import MAX_VOCAB
 from jaxgpt.data.cuts import GPT2_CUTS, cut
 from jaxgpt.data.tokenizer import (
     EOS_NAMES,

@@ -83,8 +83,14 @@ DAMAGED: dict[str, tuple[bytes, list[int], str, bool]] = {
     "a line": (b'{"a": 1}\n{"a"\n{"a": 3}\n', [1, 3], "a.jsonl, line 2: not valid JSON (Expecting ':'", False),
     "bytes": (b'{"a": 1}\n{"a": "\xff"}\n{"a": 3}\n', [1, 3], "a.jsonl, line 2: not valid JSON ('utf-8'", False),
     "nesting": (b'{"a": 1}\n' + b"[" * 10**5 + b'\n{"a": 3}\n', [1, 3], "line 2: not valid JSON (nested", False),
-    "an array without an end": (b'[{"a": 1},\n{"a": 2}\n', [1, 2], "a.jsonl, record 3: not valid JSON (", True),
-    "an array without a comma": (b'[{"a": 1} {"a": 2}]', [1], "a.jsonl, record 2: not valid JSON (Expecting ','", True),
+    "an item": (b'[{"a": 1}, {"a"}, {"a": 3}]', [1, 3], "a.jsonl, record 2: not valid JSON (Expecting ':'", False),
+    "an array without an end": (
+        b'[{"a": 1},\n{"a": 2}\n',
+        [1],
+        "a.jsonl: the array of the .json file has no end",
+        True,
+    ),
+    "an object without an end": (b'{\n"a": 1}\n{\n"a": 2', [1], "a.jsonl, record 2: not valid JSON (", True),
     "a page": (b"<html>\n", [], "a.jsonl, line 1: not valid JSON (Expecting value", False),
 }
 
@@ -144,3 +150,16 @@ def test_directories_of_records(tmp_path: Path) -> None:
     assert holds_records(tmp_path)
     (tmp_path / "b.txt").touch()
     assert not holds_records(tmp_path), "a directory of text"
+
+
+def test_zstandard(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.zst"
+    try:
+        from backports import zstd
+    except ImportError:
+        path.write_bytes(b"\x28\xb5\x2f\xfd")
+        [record] = read_records(path, [])
+        assert record.error == "needs the package backports.zstd: pip install 'jaxgpt[data]'"
+        return
+    path.write_bytes(zstd.compress(LINES))
+    assert read(path) == VALUES

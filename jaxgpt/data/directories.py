@@ -1,0 +1,109 @@
+"""Directories of text: list the visible files; skip runs, exported models and prepared token ids."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from jaxgpt.data.tokenizer_files import GENERATION, TEMPLATE, TOKENIZER
+from jaxgpt.errors import plural, reported
+
+INDEX = "index.json"  # index of a directory of `jaxgpt data prepare`
+PREPARED = "jaxgpt token shards"  # beginning of the kind of an index, for every version
+NEW, REPLACED = ".new", ".replaced"  # drafts in the directory of a run, see checkpoint/run.py
+# Files of a run. config.json is moved out first and moved in last: a directory with a config.json contains a complete run.
+RUN_NEEDED = ("config.json", "tokenizer.json", "checkpoints")
+RUN_FILES = (*RUN_NEEDED, GENERATION, TOKENIZER, TEMPLATE, "metrics.jsonl", "baselines.json", "loss.png")
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The files of a directory tree.
+
+    Attributes:
+        files: visible files, sorted by path.
+        skipped: number of skipped directories by what they hold, such as {"run": 2}.
+    """
+
+    files: tuple[Path, ...]
+    skipped: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def note(self) -> str:
+        """The skipped directories, such as `2 runs and 1 exported model`, or ""."""
+        return " and ".join(plural(number, kind) for kind, number in self.skipped.items())
+
+
+def list_files(directory: Path) -> Listing:
+    """List the visible files of a directory tree, sorted by path.
+
+    Every directory is read at most once. Links to directories are followed, except to directories that are read anyway and
+    to parents. If `directory` itself holds a run, only the files of the run are skipped.
+    """
+    skipped = Counter[str]()
+    files = tuple(_walk(directory, directory.resolve(), skipped, set()))
+    return Listing(files, dict(skipped))
+
+
+def output_kind(directory: Path) -> str:
+    """Return what a directory holds if its files are not text, such as "run"; "" for other directories."""
+    if is_prepared(directory):
+        return "directory of token ids"
+    if _holds_run(directory):
+        return "run"
+    has_config = any((directory / name).is_file() for name in ("config.json", "adapter_config.json"))
+    if has_config and any(directory.glob("*.safetensors")):
+        return "exported model"
+    return ""
+
+
+def is_prepared(directory: Path) -> bool:
+    """Return whether a directory has an index of `jaxgpt data prepare`, of any version."""
+    head = b""
+    with suppress(OSError), (directory / INDEX).open("rb") as file:
+        head = file.read(200)  # the kind is the first entry
+    return f'"kind": "{PREPARED}'.encode() in head
+
+
+def _walk(directory: Path, root: Path, skipped: Counter[str], seen: set[tuple[int, int]]) -> Iterator[Path]:
+    """Yield the files below a directory; `root` is the resolved path of the whole tree."""
+    with reported(f"cannot read {directory}"):
+        status = directory.stat()
+        identity = (status.st_dev, status.st_ino)
+        if identity in seen:
+            return
+        seen.add(identity)
+        paths = sorted(path for path in directory.iterdir() if not path.name.startswith("."))
+
+    own = RUN_FILES if _holds_run(directory) else ()
+    for path in paths:
+        if path.name in own:
+            continue
+        if not path.is_dir():
+            if path.is_file():
+                yield path
+            continue
+        if path.is_symlink() and _is_read_anyway(path.resolve(), root):
+            continue
+        kind = output_kind(path)
+        if kind:
+            skipped[kind] += 1
+        else:
+            yield from _walk(path, root, skipped, seen)
+
+
+def _holds_run(directory: Path) -> bool:
+    """Return whether a directory holds a run, or the draft of a run that is created or replaced."""
+    if (directory / "config.json").is_file() and (directory / "checkpoints").is_dir():
+        return True
+    return any((directory / draft / "checkpoints").is_dir() for draft in (NEW, REPLACED))
+
+
+def _is_read_anyway(target: Path, root: Path) -> bool:
+    """Return whether a link would lead to a parent of the tree, or to a visible directory inside the tree."""
+    if root.is_relative_to(target):
+        return True
+    return target.is_relative_to(root) and not any(part.startswith(".") for part in target.relative_to(root).parts)
