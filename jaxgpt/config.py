@@ -11,12 +11,14 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from fractions import Fraction
+from pathlib import Path
 from typing import Any, Literal, get_origin, get_type_hints
 
 from jaxgpt.errors import UserError, short_repr
-from jaxgpt.files import parse_json
+from jaxgpt.files import holds_records, parse_json
 from jaxgpt.settings import Section, as_int, setting, similar_setting
 
+FROM_TEXT = ("char", "word", "bpe")  # tokenizers built from the training text
 MAX_LAYERS = 1024  # maximum n_layer, to limit tracing time; published decoders: at most a few hundred
 MAX_HEAD = 2**16  # maximum head_dim, to limit the RoPE frequencies allocated before weights are checked
 MAX_VOCAB = 2**24  # maximum vocab_size; published models: at most about 2**18
@@ -169,13 +171,16 @@ class DataConfig(Section):
     dataset: Literal["python", "shakespeare", "statquest", "repeats", "none"] = setting(
         "python", "built-in text to use when no path is given"
     )
-    path: str = setting("", "text file or directory, tokens (.bin) or conversations (.jsonl); empty: use data.dataset")
+    path: str = setting(
+        "", "text, tokens (.bin) or conversations (.jsonl, .json, .parquet): file or directory; empty: use data.dataset"
+    )
     mix: tuple[str, ...] = setting((), "paths with their shares of the training windows: --data.mix web=0.7 code=0.3")
     tokenizer: str = setting("char", "char, word, byte, gpt2, ids; bpe: train on the text; or a tokenizer.json")
     vocab_size: int = setting(4096, "maximum vocabulary size of a BPE tokenizer trained on the text", 2, MAX_VOCAB)
     train_fraction: float = setting(
         0.9, "leading fraction of the text to train on; 1: train and evaluate on all of it", above=0.0, high=1.0
     )
+    on_error: Literal["fail", "skip"] = setting("fail", "on unreadable conversations: fail, or skip and count them")
     sampling: Literal["epoch", "random"] = setting("epoch", "epoch: windows without replacement; random: independent")
     window: int = setting(0, "T, tokens per training window; 0: model.block_size", 0, 2**24)
     stride: int = setting(0, "tokens between starts of windows; 0: the window length, with a new offset each epoch", 0)
@@ -230,8 +235,11 @@ class DataConfig(Section):
 
     @property
     def conversations(self) -> bool:
-        """Whether `path` has the suffix of a file of conversations, .jsonl or .ndjson."""
-        return self.path.lower().endswith((".jsonl", ".ndjson"))
+        """Whether `path` is a file of conversations, or a directory of such files."""
+        path = Path(self.path)
+        if self.tokenizer in FROM_TEXT and (path.is_dir() or path.suffix.lower() == ".json"):
+            return False  # their text is the vocabulary of the tokenizer
+        return bool(self.path) and holds_records(path)
 
     @property
     def has_documents(self) -> bool:

@@ -42,8 +42,9 @@ def eval(
 
     use_cores(MeshConfig())
     from jaxgpt.checkpoint.data import data_change
-    from jaxgpt.checkpoint.run import Run
+    from jaxgpt.checkpoint.run import Run, open_run
     from jaxgpt.data import open_data, with_path
+    from jaxgpt.data.open import check_sources
     from jaxgpt.lm import load
     from jaxgpt.lm.weights import dequantize, quantize
     from jaxgpt.report.baselines import bytes_per_token
@@ -51,6 +52,8 @@ def eval(
     from jaxgpt.trainer.program import build
 
     with progress("loading") as activity:
+        if path:
+            check_sources(with_path(open_run(Path(run)).config(), path).data)
         lm = load(run, checkpoint)
         activity.stage("tokenizing")
         config = with_path(lm.config, path)

@@ -124,10 +124,18 @@ class TrainReport(Report):
             if params is not None:
                 with progress("compiling the sampler, and sampling"):
                     text = self._sample(params, ids)
-                self.console.write(f"\n--- a sample, after {prompt!r} ---\n{text}\n---\n")
+                self.console.write(f"\n--- a sample, after {prompt!r} ---\n{text}\n{self._sample_end()}\n")
         except UserError as e:  # for example, out of memory, which must not fail a complete run
             self.note(f"cannot sample: {e}")
         return prompt
+
+    def _sample_end(self) -> str:
+        """Return the line after the sample; for conversations, it has the answer of the data."""
+        val = self.data.val
+        if self.program.config.train.prompt != TrainConfig.prompt or not isinstance(val, Packed):
+            return "---"
+        answer = self.data.tokenizer.decode(val.answer())
+        return f"--- the data continue with {answer!r} ---" if answer else "---"
 
     def _summary(self, prompt: str) -> dict[str, str]:
         """Return the baselines, the run directory and the next command, keyed by label."""

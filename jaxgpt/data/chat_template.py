@@ -20,6 +20,7 @@ RENDERED = 1 << 24  # maximum number of characters of a rendered conversation
 MARK = secrets.token_hex(16)  # delimiter of the assistant's text; random, so that no message contains it
 
 Message = Mapping[str, Any]
+Tools = Sequence[Mapping[str, Any]]
 
 
 class Rendered(NamedTuple):

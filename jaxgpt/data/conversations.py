@@ -1,145 +1,195 @@
-"""Conversations for fine-tuning: JSON Lines -> ids and a mask of the assistant's ids -> windows."""
+"""Conversations for fine-tuning: files of records -> ids and a mask of the assistant's ids -> windows."""
 
 from __future__ import annotations
 
-import codecs
-import hashlib
-from collections.abc import Sequence
-from itertools import chain
+import itertools
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from jaxgpt.config import DataConfig
+from jaxgpt.config import Config
 from jaxgpt.data.chat_encoding import Conversation, chat_format, encode_messages
-from jaxgpt.data.chat_template import ChatTemplate, check_messages
+from jaxgpt.data.chat_files import Skipped, find_files, no_conversations, read_chats
+from jaxgpt.data.chat_records import Chat, Pair
+from jaxgpt.data.chat_template import ChatTemplate
 from jaxgpt.data.packing import Packed
 from jaxgpt.data.text import Progress, no_progress
 from jaxgpt.data.tokenizer import Tokenizer, encode_continuation
 from jaxgpt.data.tokens import Tokens
-from jaxgpt.errors import UserError, plural, reported, short_repr
-from jaxgpt.files import parse_json
+from jaxgpt.errors import UserError, plural, short_repr
 
 DATE = "2024-07-26"  # date for templates that include it, fixed for deterministic encoding
-PAIR = '{"prompt": "Hi", "completion": "Hello"}'
-EXAMPLE = '{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}'
+MIN_HELD_OUT = 20  # minimum number of validation conversations for comparing runs by their loss
+
+Sequences = list[Conversation]  # the sequences of a conversation, usually a single one
 
 
 def load_conversations(
-    path: Path,
-    tokenizer: Tokenizer,
-    block_size: int,
-    train_fraction: float = 1.0,
-    progress: Progress = no_progress,
-    data: DataConfig | None = None,
+    config: Config, tokenizer: Tokenizer, progress: Progress = no_progress
 ) -> tuple[Packed, Packed, str, str]:
-    """Read, encode, split and pack the conversations of a file.
+    """Read, encode, split and pack the conversations of `data.path`.
 
-    Conversations of more than T + 1 ids are truncated; conversations without assistant tokens are then dropped. `data`
-    has the variables of the chat template.
+    Conversations of more than T + 1 ids are truncated; conversations without assistant tokens are then dropped.
 
     Returns:
-        Training data; validation data, which may be empty; a one-line description; and the SHA-256 of the file.
+        Training data; validation data, which may be empty; a one-line description; and the SHA-256 of the files.
 
     Raises:
-        UserError: if the file cannot be read, a line is not a conversation, or no conversation remains.
+        UserError: if a file cannot be read, a record is not a conversation (unless `data.on_error` is skip), or no
+            conversation remains.
     """
-    size = block_size + 1
-    form = chat_format(tokenizer, data or DataConfig(), date=DATE)
+    path = Path(config.data.path)
+    form = chat_format(tokenizer, config.data, date=DATE)
     template = form.template if form else None
-    conversations, sha256 = read_conversations(path, tokenizer, template, progress)
-    kept = list[list[Conversation]]()  # the sequences of each conversation
-    truncated = 0
-    for sequences in conversations:
-        used = [each for each in sequences if each.is_target[1:size].any()]
-        truncated += any(len(each.ids) > size for each in used)
-        if used:
-            kept.append([Conversation(ids[:size], is_target[:size]) for ids, is_target in used])
-    if not kept:
-        raise UserError(
-            f"no conversation of {path} has assistant tokens among its first {size:,}: raise "
-            f"--data.window or --model.block-size"
-        )
-    n = max(int(train_fraction * len(kept)), 1)
-    train = pack_conversations(list(chain(*kept[:n])), block_size)
-    val = pack_conversations(list(chain(*kept[n:])), block_size)
+    files = find_files(path)
+    skipped = Skipped(config.data.on_error)
+    read_train = read_conversations(files.train, tokenizer, template, skipped, progress)
+    read_val = read_conversations(files.val, tokenizer, template, skipped, progress)
+    if not read_train and not read_val:
+        raise no_conversations(path, skipped)
 
-    sequences = list(chain(*kept))
-    targets = sum(int(each.is_target[1:].sum()) for each in sequences)
-    share = targets / sum(len(each.ids) - 1 for each in sequences)
-    note = f"{plural(len(kept), 'conversation')} in {path}; loss on {share:.1%} of the tokens"
-    if form and form.frame.kept_opening:
-        note += f", including {form.frame.kept_opening!r}, which the template adds to each answer"
-    if len(sequences) > len(kept):
-        note += f"; {len(sequences):,} sequences, because the template changes earlier messages"
-    note += f"; windows {train.fill(block_size):.1%} full"
+    size = config.window + 1
+    train, truncated_train = _truncated(read_train, size)
+    val, truncated_val = _truncated(read_val, size)
+    if not train:
+        setting = config.window_setting
+        flag = "--" + setting.split()[0].replace("_", "-")
+        raise UserError(
+            f"no conversation of {path} has assistant tokens among its first {size:,} ({setting}): raise {flag}"
+        )
+    dropped = len(read_train) + len(read_val) - len(train) - len(val)
+    if not files.val:
+        n = max(int(config.data.train_fraction * len(train)), 1)
+        val = train[n:]
+        train = train[:n]
+    held_out = _without_copies(val, train)
+
+    packed = pack_conversations(itertools.chain(*train), config.window)
+    note = f"{_described([*train, *held_out], path)}; windows {packed.fill(config.window):.1%} full"
+    truncated = truncated_train + truncated_val
+    if files.unused:
+        note += f"; {plural(len(files.unused), 'file')} not used, such as {files.unused[0]}"
     if truncated:
         note += f"; {truncated:,} truncated to {size:,} tokens"
-    dropped = len(conversations) - len(kept)
     if dropped:
         note += f"; {dropped:,} skipped without assistant tokens among the first {size:,}"
-    return train, val, note, sha256
+    copies = len(val) - len(held_out)
+    if copies:
+        note += f"; {copies:,} not held out, because they are also among the training conversations"
+    if 0 < len(held_out) < MIN_HELD_OUT:
+        note += f"; {len(held_out)} held out, fewer than {MIN_HELD_OUT}: hold out more to compare runs by their loss"
+    note += str(skipped)
+    return packed, pack_conversations(itertools.chain(*held_out), config.window), note, files.fingerprint
 
 
-def pack_conversations(conversations: Sequence[Conversation], block_size: int) -> Packed:
+def _truncated(conversations: Sequence[Sequences], size: int) -> tuple[list[Sequences], int]:
+    """Truncate sequences to `size` ids, and drop sequences and conversations that have no targets then.
+
+    Returns:
+        The remaining conversations, and the number of truncated sequences.
+    """
+    remaining = list[Sequences]()
+    truncated = 0
+    for sequences in conversations:
+        kept = Sequences()
+        for ids, is_target in sequences:
+            if not is_target[1:size].any():
+                continue
+            truncated += len(ids) > size
+            kept.append(Conversation(ids[:size], is_target[:size]))
+        if kept:
+            remaining.append(kept)
+    return remaining, truncated
+
+
+def _described(conversations: Sequence[Sequences], path: Path) -> str:
+    """Describe conversations: their number, the number of answers, and the fraction of predicted ids that are targets."""
+    answers = 0
+    targets = 0
+    predicted = 0
+    for _, is_target in itertools.chain(*conversations):
+        begins = is_target[1:] & ~is_target[:-1]
+        answers += int(begins.sum()) + int(is_target[0])
+        targets += int(is_target[1:].sum())
+        predicted += len(is_target) - 1
+    counts = f"{plural(len(conversations), 'conversation')} with {plural(answers, 'answer')}"
+    return f"{counts} in {path}; loss on {targets / predicted:.1%} of the tokens"
+
+
+def _without_copies(held_out: Sequence[Sequences], train: Sequence[Sequences]) -> list[Sequences]:
+    """Remove conversations that are also training conversations."""
+    seen = {_key(sequences) for sequences in train}
+    return [sequences for sequences in held_out if _key(sequences) not in seen]
+
+
+def _key(sequences: Sequences) -> tuple[bytes, ...]:
+    return tuple(each.ids.tobytes() for each in sequences)
+
+
+def pack_conversations(conversations: Iterable[Conversation], block_size: int) -> Packed:
     """Pack conversations of 2 to T + 1 ids into windows."""
     empty = Conversation(np.zeros(0, np.int32), np.zeros(0, bool))
+    conversations = [*conversations]
     ids, is_target = (np.concatenate(parts) for parts in zip(empty, *conversations, strict=True))
     sizes = np.array([len(each.ids) for each in conversations], np.int64)
     return Packed.of(Tokens([ids]), np.cumsum(sizes) - sizes, sizes - 1, block_size, is_target)
 
 
 def read_conversations(
-    path: Path, tokenizer: Tokenizer, template: ChatTemplate | None, progress: Progress = no_progress
-) -> tuple[list[list[Conversation]], str]:
-    """Read and encode the conversations of a file, one per line; return the sequences of each, and the file's SHA-256."""
-    with reported(f"cannot read {path}"):
-        data = path.read_bytes()
-    conversations = list[list[Conversation]]()
-    lines = data.removeprefix(codecs.BOM_UTF8).split(b"\n")
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            where = f"{path}, line {number}"
-            value = parse_json(line, where)
-            try:
-                conversations.append(encode_conversation(value, tokenizer, template))
-            except UserError as e:
-                raise UserError(f"{where}: {e}") from None
-        progress(number, len(lines))
-    if not conversations:
-        raise UserError(f"{path} has no conversations: write one per line, as {EXAMPLE}")
-    return conversations, hashlib.sha256(data).hexdigest()
+    files: Sequence[Path],
+    tokenizer: Tokenizer,
+    template: ChatTemplate | None,
+    skipped: Skipped,
+    progress: Progress = no_progress,
+) -> list[Sequences]:
+    """Read and encode the conversations of files."""
+    conversations = list[Sequences]()
+    for where, chat in read_chats(files, skipped, progress):
+        try:
+            conversations.append(encode_conversation(chat, tokenizer, template))
+        except UserError as e:
+            skipped.add("that cannot be encoded", where, str(e))
+    return conversations
 
 
-def encode_conversation(value: Any, tokenizer: Tokenizer, template: ChatTemplate | None) -> list[Conversation]:
-    """Encode `{"messages": [...]}` or `{"prompt": "...", "completion": "..."}`.
+def encode_conversation(chat: Chat | Pair, tokenizer: Tokenizer, template: ChatTemplate | None) -> Sequences:
+    """Encode a conversation.
 
     With a template, a prompt and its completion become a user and an assistant message. Without a template, the ids are
-    the tokenizer's beginning-of-text ids (if any), the prompt, the completion and the end-of-text id (if any). A
-    conversation has several sequences if the template changes earlier messages (`ChatFormat.encode`).
+    the tokenizer's beginning-of-text ids (if any), the prompt, the completion and the end-of-text id (if any).
 
     Raises:
-        UserError: if the value has neither form, has tools or weights != 1, has no assistant message, or cannot be encoded.
+        UserError: if messages have no template or no assistant message to train on, or the template or tokenizer rejects them
+            or omits tools or calls.
     """
-    match value:
-        case {"tools": [_, *_]}:
-            raise UserError("tools are not supported: write them into the system message, or omit them")
-        case {"messages": list() as messages}:
-            if template is None:
-                raise UserError("messages need a chat template, which the model lacks: use a prompt and a completion")
-        case {"prompt": str() as prompt, "completion": str() as completion}:
-            if template is None:
-                return [_encode_pair(prompt, completion, tokenizer)]
-            messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
-        case _:
+    if isinstance(chat, Pair):
+        if template is None:
+            return [_encode_pair(chat.prompt, chat.completion, tokenizer)]
+        chat = chat.chat
+    if template is None:
+        raise UserError("messages need a chat template, which the model lacks: use a prompt and a completion (strings)")
+    try:
+        return _encode_chat(chat, tokenizer, template)
+    except UserError:
+        as_text = chat.with_text_arguments()
+        if as_text == chat:
+            raise
+    return _encode_chat(as_text, tokenizer, template)
+
+
+def _encode_chat(chat: Chat, tokenizer: Tokenizer, template: ChatTemplate) -> Sequences:
+    sequences = encode_messages(chat.messages, chat.tools, tokenizer, template)
+    if not chat.function_names:
+        return sequences
+    text = template.render(chat.messages, tools=chat.tools, add_generation_prompt=False).text
+    for name in sorted(chat.function_names):
+        if name not in text:
             raise UserError(
-                f"neither a list of messages, nor a prompt and a completion (strings): {short_repr(value)}; write "
-                f"{EXAMPLE} or {PAIR}; to train on documents, use jaxgpt data prepare"
+                f"the chat template does not render the function {short_repr(name)} of the tools or calls: use a template "
+                f"that supports tools, or write them as text"
             )
-    if any(message.get("weight", 1) != 1 for message in check_messages(messages)):
-        raise UserError("a message has a weight other than 1, which is not supported: omit the conversation")
-    return encode_messages(messages, None, tokenizer, template)
+    return sequences
 
 
 def _encode_pair(prompt: str, completion: str, tokenizer: Tokenizer) -> Conversation:

@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxgpt.config import Config, DataConfig
 from jaxgpt.data.bos import describe, text_bos, with_bos
+from jaxgpt.data.chat_files import check_conversations
 from jaxgpt.data.conversations import load_conversations
 from jaxgpt.data.cuts import cut
 from jaxgpt.data.mixture import Mixture
@@ -34,7 +35,7 @@ class Data:
     held_out: bool  # whether `train` excludes `val`
     tokenizer: Tokenizer
     source: str  # one-line description
-    fingerprint: str  # SHA-256 of the text, conversations file, ids (`Tokens.fingerprint`) or fingerprints of `parts`
+    fingerprint: str  # SHA-256 of the text, conversations, ids (`Tokens.fingerprint`) or fingerprints of `parts`
     name: str = ""  # path of the data, or name of the built-in text; empty for a mixture
     parts: tuple[Data, ...] = ()  # data of each source of a mixture
     text: Text | None = None  # text before tokenization; None for token files, conversations and mixtures
@@ -96,7 +97,7 @@ def open_data(config: Config, tokenizer: Tokenizer | None = None, progress: Prog
     Args:
         config: config of a run or preset; its `data`, `model.vocab_size` and `window` are used.
         tokenizer: tokenizer of an existing run; None: the tokenizer of a prepared directory, or `data.tokenizer`.
-        progress: called with (done, total), in characters of a text or lines of conversations.
+        progress: called with (done, total), in characters of a text or bytes of conversations.
 
     Raises:
         UserError: if the data cannot be read, is too short, or does not fit `config.data` or `model.vocab_size`.
@@ -117,9 +118,7 @@ def open_data(config: Config, tokenizer: Tokenizer | None = None, progress: Prog
     val: Split
     match _kind(data):
         case "conversations":
-            train, val, source, fingerprint = load_conversations(
-                path, tokenizer, config.window, fraction, progress, data
-            )
+            train, val, source, fingerprint = load_conversations(config, tokenizer, progress)
             if tokenizer.special.chat_template is None:
                 source += describe(tokenizer, tokenizer.bos_ids, "before each prompt")
         case "token ids":
@@ -146,6 +145,17 @@ def open_data(config: Config, tokenizer: Tokenizer | None = None, progress: Prog
         fix = "use a longer text, or longer documents"
         raise UserError(f"too few tokens for evaluation: {len(val)} in {source}; {fix}")
     return Data(train, val, held_out, tokenizer, source, fingerprint, data.path or data.dataset, text=text)
+
+
+def check_sources(config: DataConfig) -> None:
+    """Check that the paths exist and that conversations can be read, before anything slow, such as reading weights.
+
+    Raises:
+        UserError: if a path is missing or a record is not a conversation.
+    """
+    for each, _ in config.sources:
+        if _kind(each) == "conversations":
+            check_conversations(Path(each.path), each.on_error)
 
 
 def encode_text(tokenizer: Tokenizer, text: str, progress: Progress = no_progress) -> np.ndarray:
@@ -207,7 +217,10 @@ def _tokenizer(config: Config, given: Tokenizer | None = None) -> Tokenizer:
     if given:
         return given
     for each in sources if data.tokenizer in FROM_TEXT else ():
-        if (kind := _kind(each)) != "text":
+        kind = _kind(each)
+        if kind == "conversations":
+            check_conversations(Path(each.path), each.on_error)  # a file without conversations is a different error
+        if kind != "text":
             raise UserError(
                 f"{each.path} holds {kind}, not text: choose their tokenizer with --data.tokenizer (gpt2, ids or PATH), start "
                 f"from a model with --init-from RUN, or tokenize documents with jaxgpt data prepare"

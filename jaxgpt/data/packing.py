@@ -86,6 +86,14 @@ class Packed:
         """Return the ids before the first target of the first conversation; for documents, an empty array."""
         return self.take(0, 0 if self.is_target is None else int(np.argmax(self.is_target)))
 
+    def answer(self) -> np.ndarray:
+        """Return the ids of the first targets of the first conversation, up to an input; for documents, an empty array."""
+        if self.is_target is None:
+            return self.take(0, 0)
+        begin = int(np.argmax(self.is_target))
+        after = np.append(self.is_target[begin:], False)
+        return self.take(begin, int(np.argmin(after)))
+
     def fill(self, block_size: int) -> float:
         """Return the fraction of positions, over all windows, that are not padding."""
         return int(self.lengths.sum(dtype=np.int64)) / max(self.starts(block_size) * block_size, 1)

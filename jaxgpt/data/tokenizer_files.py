@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from jaxgpt.config import FROM_TEXT as FROM_TEXT
 from jaxgpt.config import MAX_VOCAB
 from jaxgpt.data.bpe import train_bpe as train_bpe
 from jaxgpt.data.cuts import GPT2_CUTS, cut
@@ -36,7 +37,6 @@ from jaxgpt.errors import UserError, did_you_mean, short_repr
 from jaxgpt.files import parse_json, read_bytes, write_atomically, write_json
 from jaxgpt.hub import download
 
-FROM_TEXT = ("char", "word", "bpe")  # tokenizers built from the training text
 TOKENIZERS = (*FROM_TEXT, "byte", "gpt2", "ids")
 FILE_BYTES = 1 << 27  # maximum size of a tokenizer file in bytes: 4x the largest published file
 GPT2_REPO, GPT2_REVISION = "openai-community/gpt2", "607a30d783dfa663caf39e06633721c8d4cfcd7e"

@@ -19,9 +19,10 @@ from jaxgpt.checkpoint.store import Info, checkpoints, find_damage, latest_valid
 from jaxgpt.config import Config, DataConfig, TrainConfig, changes, flat
 from jaxgpt.data import Batches, Data
 from jaxgpt.data.bos import with_bos
+from jaxgpt.data.open import check_sources
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.errors import UserError, short_repr
-from jaxgpt.files import sole_writer
+from jaxgpt.files import RECORDS, sole_writer
 from jaxgpt.lm.model import base_of, checksum, load, load_base, needed_runs
 from jaxgpt.parallel.processes import is_leader, on_leader, same_on_all
 from jaxgpt.provenance import versions
@@ -87,21 +88,31 @@ class Weights(NamedTuple):
 
 
 def check(start: Start) -> None:
-    """Check the directory of the run before weights and data are read.
+    """Check the directory of the run and the data before weights are read.
 
     Raises:
-        UserError: if `out` holds a run (unless `overwrite`) or the initial weights, or the run to resume is locked or has no
-            optimizer state.
+        UserError: if `out` holds a run (unless `overwrite`) or the initial weights; the run to resume is locked or has no
+            optimizer state; a path of the data is missing; or a record of conversations is unreadable.
     """
-    if run := start.run:
-        with sole_writer(run.path):
-            pass
-        step = max(checkpoints(run.checkpoints), default=None)
-        if step is not None and not (run.checkpoints / str(step) / "opt_state").is_dir():
-            raise UserError(
-                f"{run.path} has no optimizer state and cannot be resumed; train it in a new run: {_finetune(run)}"
-            )
-        return
+    if start.run:
+        _check_resumable(start.run)
+    else:
+        _check_out(start)
+    if start.data is None:
+        check_sources(start.config.data)
+
+
+def _check_resumable(run: Run) -> None:
+    with sole_writer(run.path):
+        pass
+    step = max(checkpoints(run.checkpoints), default=None)
+    if step is not None and not (run.checkpoints / str(step) / "opt_state").is_dir():
+        raise UserError(
+            f"{run.path} has no optimizer state and cannot be resumed; train it in a new run: {_finetune(run)}"
+        )
+
+
+def _check_out(start: Start) -> None:
     out, config = Path(start.out), start.config
     if start.out:
         check_free(out, start.overwrite)
@@ -248,8 +259,12 @@ def out_of_patience(best: Sequence[float], evaluated: int, train: TrainConfig) -
 
 
 def _sources(data: DataConfig) -> list[tuple[bool, bool, int]]:
-    """List the sources of the data without their paths."""
-    return [(bool(each.path), each.conversations, weight) for each, weight in data.sources]
+    """List the sources of the data without their paths; the paths of earlier steps may be missing."""
+    sources = []
+    for each, weight in data.sources:
+        is_records = Path(each.path).suffix.lower() in RECORDS
+        sources.append((bool(each.path), is_records, weight))
+    return sources
 
 
 def _finetune(run: Run) -> str:

@@ -9,9 +9,8 @@ import jax
 import numpy as np
 import pytest
 from helpers import flags, jaxgpt
-from test_chat import talker
 
-from jaxgpt import load, save
+from jaxgpt import load
 from jaxgpt.trainer.metrics import read_metrics
 
 SETTINGS = flags(data__path="chats.jsonl", data__window=64, train__batch_size=4, optim__learning_rate=0.02)
@@ -19,13 +18,15 @@ SETTINGS = flags(data__path="chats.jsonl", data__window=64, train__batch_size=4,
 
 @pytest.fixture(autouse=True)
 def chats() -> None:
-    """A base model, without an end of the turn in its files, and conversations of one and two turns."""
-    save(talker(128, end=False), "base")
     lines = []
     for i in range(100):
         name = ("Ann", "Bob")[i % 2]
         talk = [("user", name), ("assistant", f"Hi {name}!"), ("user", "Bye"), ("assistant", "Bye!")]
-        messages = [{"role": role, "content": content} for role, content in talk[: 2 + i % 3]]
+        if i < 90:
+            talk = talk[: 2 + i % 3]
+        else:
+            talk[2] = ("user", f"Bye {i}")
+        messages = [{"role": role, "content": content} for role, content in talk]
         lines.append(json.dumps({"messages": messages}))
     Path("chats.jsonl").write_text("\n".join(lines) + "\n")
 
@@ -39,14 +40,15 @@ def finetune(out: str, *settings: str) -> str:
 @pytest.mark.ci
 def test_a_fine_tuned_model_answers() -> None:
     out = finetune("tuned", *flags(train__steps=100, train__eval_every=100, train__steps_per_call=10, mesh__data=1))
-    assert "100 conversations in chats.jsonl; loss on " in out
+    assert "100 conversations with 140 answers in chats.jsonl; loss on " in out
     assert "next      jaxgpt chat tuned" in out
     assert "--- a sample, after '<|im_start|>user\\nAnn<|im_end|>\\n<|im_start|>assistant\\n' ---" in out
+    assert "\n--- the data continue with 'Hi Ann!<|im_end|>' ---\n" in out
     assert "train.prompt" not in out
     for name in ("Ann", "Bob"):
         answer = jaxgpt("chat", "tuned", "--once", name, "--temperature", "0", "--json").json
         assert (answer["answer"], answer["finish_reason"]) == (f"Hi {name}!", "stop")
-    assert jaxgpt("eval", "tuned", "--json").json["loss"] < 0.2
+    assert jaxgpt("eval", "tuned", "--data.path", "chats.jsonl", "--json").json["loss"] < 0.2
 
 
 @pytest.mark.long
@@ -68,16 +70,52 @@ def test_a_run_does_not_depend_on_interruptions_and_devices() -> None:
     np.testing.assert_allclose(split, whole, rtol=1e-5)
 
 
-def test_bad_input_leaves_nothing_behind() -> None:
-    lines = Path("chats.jsonl").read_text().splitlines()
-    Path("chats.jsonl").write_text("\n".join([*lines[:6], lines[6].replace('"content"', '"text"', 1)]))
-    result = jaxgpt("train", "finetune", "--init-from", "base", "--out", "tuned", *SETTINGS)
-    assert result.code == 2
-    assert "chats.jsonl, line 7: message 1 needs a content" in result.err
-    assert not Path("tuned").exists()
+def test_bad_input_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The data are checked before weights are read."""
+    monkeypatch.setattr("jaxgpt.trainer.train.read_weights", lambda start: pytest.fail("weights were read"))
+    good = Path("chats.jsonl").read_text().splitlines()
+    for bad, said in (
+        (good[6][:30], "chats.jsonl, line 7: not valid JSON ("),
+        (
+            good[6].replace('"messages"', '"text"'),
+            "chats.jsonl, line 7: no known shape: the fields are ['text']; use one of",
+        ),
+        (good[6].replace('"Ann"', '{"type": "image"}'), "line 7: message 1 has a content that is neither"),
+    ):
+        Path("chats.jsonl").write_text("\n".join([*good[:6], bad, *good[7:]]))
+        result = jaxgpt("train", "finetune", "--init-from", "base", "--out", "tuned", *SETTINGS)
+        assert result.code == 2
+        assert said in result.err
+        assert result.err.endswith("; to skip such records, use --data.on-error skip\n")
+        assert result.err.count("\n") == 1
+        assert not Path("tuned").exists()
+
+
+def test_conversations_of_other_commands() -> None:
     result = jaxgpt("train", "shakespeare", "--data.path", "chats.jsonl", "--out", "tuned")
     assert result.code == 2
     assert "chats.jsonl holds conversations, not text" in result.err
     result = jaxgpt("train", "shakespeare", "--data.path", "chats.jsonl", "--data.stride", "4")
     assert result.code == 2
     assert "data.stride 4 does not apply to" in result.err
+    Path("page.jsonl").write_text("<!DOCTYPE html>\n")
+    result = jaxgpt("train", "shakespeare", "--data.path", "page.jsonl", "--out", "tuned")
+    assert result.code == 2
+    assert "page.jsonl, line 1: not valid JSON" in result.err
+
+
+def test_eval_checks_the_data_before_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxgpt.lm.load", lambda *_: pytest.fail("weights were read"))
+    Path("page.jsonl").write_text("<!DOCTYPE html>\n")
+    result = jaxgpt("eval", "base", "--data.path", "page.jsonl")
+    assert result.code == 2
+    assert "page.jsonl, line 1: not valid JSON" in result.err
+
+
+def test_records_can_be_skipped() -> None:
+    lines = Path("chats.jsonl").read_text().splitlines()
+    lines[6] = lines[6][:30]
+    Path("chats.jsonl").write_text("\n".join(lines))
+    out = jaxgpt("data", "report", "base", "--data.path", "chats.jsonl", "--data.on-error", "skip").out
+    assert "99 conversations with 139 answers in chats.jsonl; " in out
+    assert "skipped 1 record: 1 unreadable (first: chats.jsonl, line 7: not valid JSON (" in out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,22 @@ from test_chat_template import MARKED, PUBLISHED, SYSTEM, TALK, VARIABLES
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as HFTokenizer
 
-from jaxgpt.config import Config, ModelConfig, TrainConfig
+from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig
 from jaxgpt.data.batches import Batches
+from jaxgpt.data.chat_files import check_conversations
+from jaxgpt.data.chat_records import read_record
 from jaxgpt.data.chat_template import ChatTemplate
-from jaxgpt.data.conversations import Conversation, encode_conversation, load_conversations, pack_conversations
-from jaxgpt.data.special import SpecialTokens
+from jaxgpt.data.conversations import (
+    Conversation,
+    encode_conversation,
+    load_conversations,
+    pack_conversations,
+)
+from jaxgpt.data.packing import Packed
 from jaxgpt.data.tokenizer import (
     ByteTokenizer,
     CharTokenizer,
+    SpecialTokens,
     SubwordTokenizer,
     Tokenizer,
     WordTokenizer,
@@ -49,8 +58,14 @@ def tokenizer(template: str | None, kind: str = "bytes") -> SubwordTokenizer:
 
 def encode(value: Any, own: Tokenizer) -> Conversation:
     source = own.special.chat_template
-    [conversation] = encode_conversation(value, own, ChatTemplate(source, VARIABLES) if source else None)
-    return conversation
+    [found] = encode_conversation(read_record(value), own, ChatTemplate(source, VARIABLES) if source else None)
+    return found
+
+
+def load(path: Path, own: Tokenizer, window: int = 256, **data: Any) -> tuple[Packed, Packed, str, str]:
+    """Load the conversations of a file, with all of them for training by default."""
+    section = DataConfig(path=str(path), tokenizer="byte", **{"train_fraction": 1.0} | data)
+    return load_conversations(Config(model=ModelConfig(block_size=window), data=section), own)
 
 
 @pytest.mark.parametrize("kind", ["bytes", "bpe"])
@@ -119,7 +134,7 @@ def test_a_date_in_a_template_is_always_the_same(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"messages": TALK}))
     dated = "{{ strftime_now('%d %b %Y') }}" + MARKED
-    train, *_ = load_conversations(path, tokenizer(dated), 256)
+    train, *_ = load(path, tokenizer(dated))
     assert tokenizer(dated).decode(train.take(0, 11)) == "26 Jul 2024"
     assert ChatTemplate("{{ strftime_now('%Y') }}").render(TALK).text != "2024"
 
@@ -128,9 +143,13 @@ def test_a_date_in_a_template_is_always_the_same(tmp_path: Path) -> None:
 def test_a_single_conversation_is_trained_on(mark: bytes, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(mark + json.dumps({"prompt": "a", "completion": "bc"}).encode())
-    train, val, *_ = load_conversations(path, CharTokenizer("abc"), 8, 0.9)
+    train, val, source, _ = load(path, CharTokenizer("abc"), 8, train_fraction=0.9)
     assert (train.starts(8), val.starts(8)) == (1, 0)
     assert train.take(0, 3).tolist() == [0, 1, 2]
+    assert source.startswith("1 conversation with 1 answer in ")
+    path.write_text(json.dumps({"prompt": "", "completion": "bc"}))
+    *_, source, _ = load(path, CharTokenizer("abc"), 8)
+    assert source.startswith("1 conversation with 1 answer in "), "an answer without a prompt"
 
 
 lengths = st.lists(st.integers(1, 20), max_size=60)
@@ -160,30 +179,40 @@ def test_long_conversations_are_cut_and_reported(tmp_path: Path) -> None:
     talks = [("q", "short"), ("q", "long" * 20), ("question" * 9, "never reached"), ("q", "last")]
     path.write_text("\n\n".join(json.dumps({"prompt": q, "completion": a}) for q, a in talks))
     own = tokenizer(None)
-    train, val, source, _ = load_conversations(path, own, 40, 0.7)
+    train, val, source, _ = load(path, own, 40, train_fraction=0.7)
     ids = [each.take(a, n + 1) for each in (train, val) for a, n in sorted(zip(each.begins, each.lengths, strict=True))]
     assert [own.decode(each) for each in ids] == ["qshort</s>", "q" + "long" * 10, "qlast</s>"]
     assert source.startswith(
-        f"3 conversations in {path}; loss on 100.0% of the tokens; windows 57.5% full; 1 truncated to"
+        f"3 conversations with 3 answers in {path}; loss on 100.0% of the tokens; windows 57.5% full; 1 truncated to"
     )
-    assert source.endswith(" 41 tokens; 1 skipped without assistant tokens among the first 41")
-    with pytest.raises(
-        UserError, match=r"no conversation of .* has assistant tokens among its first 1: raise --data.window"
-    ):
-        load_conversations(path, tokenizer(MARKED), 0)
+    assert " 41 tokens; 1 skipped without assistant tokens among the first 41; 1 held out, fewer than 20" in source
+
+
+@pytest.mark.parametrize("section", ["data", "model"])
+def test_the_advice_for_short_windows_names_the_setting_in_force(section: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"prompt": "question", "completion": "answer"}))
+    window = 4 if section == "data" else 0
+    config = Config(
+        model=ModelConfig(block_size=99 if window else 4),
+        data=DataConfig(path=str(path), tokenizer="byte", window=window),
+    )
+    flag = {"data": "--data.window", "model": "--model.block-size"}[section]
+    with pytest.raises(UserError, match=rf"has assistant tokens among its first 5 \(.* 4\): raise {flag}$"):
+        load_conversations(config, tokenizer(None))
 
 
 GOOD = json.dumps({"messages": TALK})
 BAD = {
-    "": "has no conversations: write one per line",
+    "": "has no conversations; write one per line",
     '{"messages": [': r"line 2: not valid JSON .*column 15",
-    "[1]": "line 2: neither a list of messages, nor a prompt and a completion .strings.: .1.; write .*",
-    '{"text": "a"}': "line 2: neither .*; to train on documents, use jaxgpt data prepare",
+    "[1]": "line 2: a conversation must be an object, not .1.: write .*",
+    '{"text": "a"}': "line 2: no known shape: the fields are .'text'.; use one of .*, use jaxgpt data prepare",
     '{"messages": []}': "line 2: messages must be a list such as",
     '{"messages": [{"role": "user", "content": "Hi"}]}': "line 2: no message has the role assistant",
     "\xff": "line 2: not valid JSON",
-    json.dumps({"messages": TALK, "tools": [{"name": "f"}]}): "line 2: tools are not supported",
-    json.dumps({"messages": [*TALK[:3], TALK[3] | {"weight": 0}]}): "line 2: a message has a weight other than 1",
+    json.dumps({"messages": TALK, "tools": "f"}): "line 2: the field 'tools' is a string, but not valid JSON",
+    json.dumps({"messages": [*TALK[:3], TALK[3] | {"weight": 0.5}]}): "line 2: message 4 has the weight 0.5: use 1, or",
 }
 
 
@@ -192,7 +221,7 @@ def test_a_file_that_is_not_of_conversations_is_one_line(line: str, tmp_path: Pa
     path = tmp_path / "a.jsonl"
     path.write_bytes((GOOD + "\n" + line).encode("latin-1") if line else b"\n")
     with pytest.raises(UserError, match=BAD[line]) as caught:
-        load_conversations(path, tokenizer(MARKED), 256)
+        load(path, tokenizer(MARKED))
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -206,9 +235,151 @@ def test_templates_that_cannot_be_trained_on_are_refused(tmp_path: Path) -> None
         (None, "messages need a chat template, which the model lacks"),
     ):
         with pytest.raises(UserError, match=f"a.jsonl, line 1: .*{said}"):
-            load_conversations(path, tokenizer(template), 256)
+            load(path, tokenizer(template))
     path.write_text(json.dumps({"messages": TALK[1:]}))
     with pytest.raises(UserError, match="the first message has the role assistant"):
-        load_conversations(path, tokenizer(PUBLISHED["llama-3"]), 256)
-    with pytest.raises(UserError, match=f"cannot read.*{tmp_path.name}"):
-        load_conversations(tmp_path, tokenizer(MARKED), 256)
+        load(path, tokenizer(PUBLISHED["llama-3"]))
+
+
+def test_messages_of_weight_0_are_not_targets() -> None:
+    for template in (MARKED, PUBLISHED["llama-3"]):
+        own = tokenizer(template)
+        _, all_targets = encode({"messages": TALK}, own)
+        first, second = (each for each in TALK if each["role"] == "assistant")
+        unweighted = [each | {"weight": 0} if each is first else each for each in TALK]
+        ids, is_target = encode({"messages": unweighted}, own)
+        assert own.decode(ids[is_target]).startswith(second["content"])
+        assert (is_target <= all_targets).all()
+        assert first["content"] not in own.decode(ids[is_target])
+
+
+def pair(number: int) -> str:
+    return json.dumps({"prompt": f"question {number}", "completion": f"answer {number}"})
+
+
+def write_pairs(path: Path, numbers: range) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(map(pair, numbers)))
+
+
+def shown(split: Packed) -> list[int]:
+    """Return the numbers of the pairs of a split, sorted."""
+    own = tokenizer(None)
+    ends = zip(split.begins, split.lengths, strict=True)
+    return sorted(int(own.decode(split.take(a, n)).split()[-1]) for a, n in ends)
+
+
+def test_the_fingerprint_of_a_file_is_its_sha256(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    write_pairs(path, range(5))
+    *_, fingerprint = load(path, tokenizer(None))
+    assert fingerprint == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_the_leading_conversations_are_for_training(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    write_pairs(path, range(100))
+    train, val, source, _ = load(path, tokenizer(None), train_fraction=0.9)
+    assert shown(train) == [*range(90)]
+    assert shown(val) == [*range(90, 100)]
+    assert source.endswith("; 10 held out, fewer than 20: hold out more to compare runs by their loss")
+    *_, source, _ = load(path, tokenizer(None), train_fraction=0.8)
+    assert "held out" not in source
+    *_, source, _ = load(path, tokenizer(None))
+    assert "held out" not in source
+
+
+def test_copies_of_training_conversations_are_not_held_out(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join([*map(pair, range(60)), *map(pair, range(50, 90))]))
+    train, val, source, _ = load(path, tokenizer(None), train_fraction=0.5)
+    assert shown(train) == [*range(50)]
+    assert shown(val) == sorted([*range(50, 60), *range(50, 90)])
+    assert "not held out" not in source
+    train, val, source, _ = load(path, tokenizer(None), train_fraction=0.6)
+    assert shown(train) == [*range(60)]
+    assert shown(val) == [*range(60, 90)]
+    assert "; 10 not held out, because they are also among the training conversations" in source
+
+
+def test_a_directory_with_validation_files(tmp_path: Path) -> None:
+    write_pairs(tmp_path / "data" / "train-00001.jsonl", range(2, 4))
+    write_pairs(tmp_path / "data" / "train-00000.jsonl", range(2))
+    write_pairs(tmp_path / "validation" / "a.json", range(4, 6))
+    write_pairs(tmp_path / "test.jsonl", range(6, 8))
+    (tmp_path / "README.md").write_text("Data")
+    train, val, source, fingerprint = load(tmp_path, tokenizer(None))
+    assert shown(train) == [0, 1, 2, 3]
+    assert shown(val) == [4, 5]
+    assert f"6 conversations with 6 answers in {tmp_path}; " in source
+    assert f"; 1 file not used, such as {tmp_path / 'test.jsonl'}" in source
+    write_pairs(tmp_path / "test.jsonl", range(9))
+    *_, same = load(tmp_path, tokenizer(None))
+    assert same == fingerprint
+    write_pairs(tmp_path / "validation" / "a.json", range(9))
+    *_, changed = load(tmp_path, tokenizer(None))
+    assert changed != fingerprint
+
+
+def test_a_directory_without_names_of_splits(tmp_path: Path) -> None:
+    for number in range(4):
+        write_pairs(tmp_path / f"part-{number}.jsonl", range(5 * number, 5 * number + 5))
+    train, val, *_ = load(tmp_path, tokenizer(None), train_fraction=0.5)
+    assert shown(train) == [*range(10)]
+    assert shown(val) == [*range(10, 20)]
+
+
+def test_unusable_records_are_skipped_and_counted(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    bad = [
+        pair(9)[:20],
+        pair(9)[:21],
+        '{"text": "a"}',
+        '{"prompt": "\\ud83d", "completion": "9"}',
+        pair(1).replace("}", ', "score": NaN, "id": "\\ud83d"}'),
+    ]
+    path.write_text("\n".join([pair(0), *bad, pair(2)]))
+    train, _, source, _ = load(path, tokenizer(None), on_error="skip")
+    assert shown(train) == [0, 1, 2]
+    assert f"; skipped 4 records: 2 unreadable (first: {path}, line 2: not valid JSON" in source
+    assert f"1 of an unknown shape (first: {path}, line 4: no known shape" in source
+    assert f"1 that cannot be encoded (first: {path}, line 5: the text has '\\ud83d'" in source
+    with pytest.raises(
+        UserError, match=r"a.jsonl, line 2: not valid JSON .*; to skip such .*, use --data.on-error skip"
+    ):
+        load(path, tokenizer(None))
+
+
+def test_a_file_without_any_usable_record(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("<html>\n</html>")
+    expected = "a.jsonl has no conversations; skipped 2 records: 2 unreadable .*line 1: not valid JSON"
+    with pytest.raises(UserError, match=expected):
+        load(path, tokenizer(None), on_error="skip")
+    with pytest.raises(UserError, match=expected):
+        check_conversations(path, "skip")
+
+
+def test_the_check_finds_the_last_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    write_pairs(path, range(50))
+    check_conversations(path)
+    path.write_text(path.read_text() + '\n{"text": "a"}')
+    check_conversations(path, "skip")
+    with pytest.raises(UserError, match="line 51: no known shape"):
+        check_conversations(path)
+
+
+def test_the_prompt_and_the_answer_of_the_first_conversation() -> None:
+    targets = [False, False, True, True, False, True]
+    talks = [
+        Conversation(np.arange(6, dtype=np.int32), np.array(targets)),
+        Conversation(*encode({"messages": TALK}, tokenizer(MARKED))),
+    ]
+    packed = pack_conversations(talks, 500)
+    assert packed.prompt().tolist() == [0, 1]
+    assert packed.answer().tolist() == [2, 3]
+    ends_with_a_target = pack_conversations(
+        [Conversation(np.arange(3, dtype=np.int32), np.array([False, True, True]))], 9
+    )
+    assert ends_with_a_target.answer().tolist() == [1, 2]

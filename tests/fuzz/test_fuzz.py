@@ -37,6 +37,7 @@ from jaxgpt.config import Config, DataConfig, MeshConfig, ModelConfig, OptimConf
 from jaxgpt.convert.files import Weights
 from jaxgpt.convert.models import FAMILIES, open_model
 from jaxgpt.convert.tensors import check_weights
+from jaxgpt.data.chat_files import Skipped
 from jaxgpt.data.chat_template import ChatTemplate
 from jaxgpt.data.conversations import read_conversations
 from jaxgpt.data.cuts import LLAMA3, split_by
@@ -220,13 +221,26 @@ def conversations(rng: Random) -> None:
     path = Path("chats.jsonl")
     path.write_bytes(data)
     bytes_and_names, template = chat()
-    found, _ = read_conversations(path, bytes_and_names, template)
-    values = [json.loads(line) for line in data.removeprefix(b"\xef\xbb\xbf").split(b"\n") if line.strip()]
-    for [(ids, trained)], value in zip(found, values, strict=True):
-        plain = not isinstance(value.get("messages"), list)
-        talk = [{"role": "assistant", "content": value["completion"]}] if plain else value["messages"]
-        said = [m["content"] + "<|end|>" for m in talk if m["role"] == "assistant"]
-        assert bytes_and_names.decode(ids[trained]) == "".join(said)
+    found = read_conversations([path], bytes_and_names, template, Skipped("fail"))
+    lines = [line for line in data.removeprefix(b"\xef\xbb\xbf").split(b"\n") if line.strip()]
+    if not lines or lines[0].strip()[:1] == b"[" or lines[0].strip() == b"{":
+        return  # empty, or read as a whole instead of line by line
+    for [(ids, trained)], line in zip(found, lines, strict=True):
+        said = answers(line)
+        if said is not None:
+            assert bytes_and_names.decode(ids[trained]) == "".join(answer + "<|end|>" for answer in said)
+
+
+def answers(line: bytes) -> list[str] | None:
+    """Return the texts of the assistant in a line of messages or a prompt; None: a different shape."""
+    match json.loads(line, parse_int=float):
+        case {"messages": [*messages]}:
+            texts = [(m.get("role"), m.get("content")) for m in messages if isinstance(m, dict) and len(m) == 2]
+            is_plain = len(texts) == len(messages) and all(isinstance(content, str) for _, content in texts)
+            return [content for role, content in texts if role == "assistant"] if is_plain else None
+        case {"prompt": str(), "completion": str() as completion}:
+            return [completion]
+    return None
 
 
 def metrics(rng: Random) -> None:

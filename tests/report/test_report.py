@@ -146,10 +146,11 @@ def test_a_run(tmp_path: Path) -> None:
 def test_conversations(tmp_path: Path) -> None:
     """Only targets count: the tokens of the assistant. The tokenizer and the context length come from the run."""
     run = run_folder(tmp_path / "run", SMALL)
-    lines = [{"prompt": "to be", "completion": " not to b"}, {"prompt": "b", "completion": " on"}] * 3
+    lines = [{"prompt": "to be", "completion": " not to b"}, {"prompt": "b", "completion": " on"}] * 2
+    lines += [{"prompt": "to bo", "completion": " not to b"}, {"prompt": "o", "completion": " on"}]  # held out
     Path("talks.jsonl").write_text("\n".join(map(json.dumps, lines)))
     found = described(str(run), "--data.path", "talks.jsonl", "--data.train-fraction", "0.67")
-    assert (found["documents"], found["duplicate_documents"]) == (6, 4)
+    assert (found["documents"], found["duplicate_documents"]) == (6, 2)
     assert (found["train_tokens"], found["validation_tokens"]) == (36, 18)
     assert found["evaluated_tokens"] == 9 + 2, "the first of ' on' follows one token"
     assert (found["bytes_per_token"], found["lines"]) == (None, None)
@@ -161,6 +162,8 @@ def test_conversations(tmp_path: Path) -> None:
     [
         (["report", "shakespear"], "(did you mean shakespeare?)"),
         (["report", "talks.jsonl"], "talks.jsonl holds conversations, not text"),
+        (["report", "page.jsonl"], "page.jsonl, line 1: not valid JSON"),
+        (["report", "documents.jsonl"], "line 1: no known shape: the fields are ['text']; use one of"),
         (["report", "talks.txt", "--data.documents", "mask"], "data.documents"),
         (["report", "big.bin"], "choose their tokenizer with --data.tokenizer"),
         (["report", "big.bin", "--data.tokenizer", "byte"], "id 33554432 is outside the vocabulary"),
@@ -168,7 +171,9 @@ def test_conversations(tmp_path: Path) -> None:
 )
 def test_errors(args: list[str], message: str) -> None:
     Path("ab.txt").write_text("ab")
-    Path("talks.jsonl").write_text("{}\n")
+    Path("talks.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    Path("page.jsonl").write_text("<html>\n")
+    Path("documents.jsonl").write_text('{"text": "a"}\n')
     Path("talks.txt").write_text(TEXT)
     header = np.zeros(256, "<i4")
     header[:3] = 20240801, 7, 4

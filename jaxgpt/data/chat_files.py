@@ -1,0 +1,121 @@
+"""Files of conversations: list them, read their records, and count the records that cannot be used."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from jaxgpt.data.chat_records import EXAMPLE, FIELDS, Chat, Pair, read_record
+from jaxgpt.data.directories import list_files
+from jaxgpt.data.records import read_records
+from jaxgpt.data.text import Progress, no_progress
+from jaxgpt.data.tokens import split_of
+from jaxgpt.errors import UserError, plural
+from jaxgpt.files import holds_records, sha256_file
+
+
+class Files(NamedTuple):
+    """The files of conversations at a path."""
+
+    train: list[Path]
+    val: list[Path]  # empty: a fraction of `train` is held out
+    unused: list[Path]  # neither for training nor for validation, such as test files
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the file; for several files, the SHA-256 of their checksums."""
+        sums = [sha256_file(path) for path in (*self.train, *self.val)]
+        if len(sums) == 1:
+            return sums[0]
+        return hashlib.sha256("\n".join(sums).encode()).hexdigest()
+
+
+class Skipped:
+    """Records that cannot be used: an error or, with `data.on_error` skip, counts by reason."""
+
+    def __init__(self, on_error: str) -> None:
+        self._on_error = on_error
+        self._first = dict[str, str]()  # the first such record, keyed by reason
+        self._counts = dict[str, int]()
+
+    def add(self, reason: str, where: str, error: str) -> None:
+        """Count a record; raise `UserError` if records are not skipped."""
+        if self._on_error == "fail":
+            raise UserError(f"{where}: {error}; to skip such records, use --data.on-error skip")
+        problem, _, _ = error.partition(";")
+        self._first.setdefault(reason, f"{where}: {problem}")
+        self._counts[reason] = self._counts.get(reason, 0) + 1
+
+    def __str__(self) -> str:
+        """Return the counts, and the first record of each reason; "" if no record was skipped."""
+        if not self._counts:
+            return ""
+        total = sum(self._counts.values())
+        parts = [f"{count:,} {reason} (first: {self._first[reason]})" for reason, count in self._counts.items()]
+        return f"; skipped {plural(total, 'record')}: {', '.join(parts)}"
+
+
+def find_files(path: Path) -> Files:
+    """List the files of conversations at a path.
+
+    In a directory, the words train and val (or validation) in the path of a file determine its split, as for token files.
+    Files without these words are for training if no file has the word train.
+    """
+    if not path.is_dir():
+        return Files([path], [], [])
+    files: dict[str, list[Path]] = {"train": [], "val": [], "": []}
+    for file in list_files(path).files:
+        if holds_records(file):
+            words = Path("-".join(file.relative_to(path).parts))
+            files[split_of(words)].append(file)
+    if files["train"]:
+        return Files(files["train"], files["val"], files[""])
+    if files[""]:
+        return Files(files[""], files["val"], [])
+    return Files(files["val"], [], [])
+
+
+def check_conversations(path: Path, on_error: str = "fail") -> None:
+    """Check that the records of a path are conversations, without a tokenizer and a chat template.
+
+    Raises:
+        UserError: if a record is not a conversation; with `on_error` skip: if all records are not.
+    """
+    files = find_files(path)
+    skipped = Skipped(on_error)
+    found = False
+    for _ in read_chats([*files.train, *files.val], skipped):
+        found = True
+        if on_error == "skip":
+            break  # a single conversation is sufficient
+    if not found:
+        raise no_conversations(path, skipped)
+
+
+def read_chats(
+    files: Sequence[Path], skipped: Skipped, progress: Progress = no_progress
+) -> Iterator[tuple[str, Chat | Pair]]:
+    """Yield the conversations of files with their places, such as "a.jsonl, line 3"; progress counts bytes."""
+    total = sum(path.stat().st_size for path in files)
+    done = 0
+    for path in files:
+        for record in read_records(path, FIELDS):
+            progress(done + record.read, total)
+            if record.error:
+                reason = "that end the reading of their file" if record.lost else "unreadable"
+                skipped.add(reason, record.where, record.error)
+                continue
+            try:
+                chat = read_record(record.value)
+            except UserError as e:
+                skipped.add("of an unknown shape", record.where, str(e))
+                continue
+            yield record.where, chat
+        done += path.stat().st_size
+
+
+def no_conversations(path: Path, skipped: Skipped) -> UserError:
+    """Return the error for a path without usable records."""
+    return UserError(f"{path} has no conversations{skipped}; write one per line, as {EXAMPLE}")

@@ -1,0 +1,322 @@
+"""Records of conversations: turn the shapes that data sets use into one form, messages and tools.
+
+The form matches OpenAI's chat API and transformers' `apply_chat_template`. It does not depend on a chat template.
+docs/finetune.md lists the accepted shapes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from jaxgpt.errors import UserError, short_repr
+
+# Names of roles in data sets. Any other role, such as developer, is left to the chat template.
+ROLES = {
+    "human": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "model": "assistant",
+    "bot": "assistant",
+    "bing": "assistant",
+    "bard": "assistant",
+    "observation": "tool",
+    "function": "tool",
+    "function_response": "tool",
+}
+CALL = "function_call"  # role of a message whose text is the JSON of a call: LLaMA-Factory
+LISTS = ("messages", "conversations", "conversation")  # fields with a list of messages
+# Fields of a request and its answer.
+PAIRS = (
+    ("prompt", "completion"),
+    ("prompt", "response"),
+    ("instruction", "output"),
+    ("instruction", "response"),
+    ("question", "answer"),
+    ("question", "response"),
+    ("query", "response"),
+)
+ADDED = ("input", "context")  # fields to append to an instruction
+BESIDE = (*ADDED, "choices", "options", "passage", "document")  # fields without a defined place in a question
+SYSTEM = ("system", "system_prompt")  # fields with the text of a system message
+TOOLS = ("tools", "functions")  # fields with the functions that the assistant can call
+HISTORY = "history"  # field with earlier pairs of a request and its answer
+FIELDS = frozenset({*LISTS, *sum(PAIRS, ()), *BESIDE, *SYSTEM, *TOOLS, HISTORY})  # all fields that are read
+TURN = (
+    "role",
+    "from",
+    "content",
+    "value",
+    "tool_calls",
+    "function_call",
+    "weight",
+    "train",
+)  # fields that are converted
+
+REASONING = ("reasoning_content", "thinking", "reasoning")  # names of the assistant's reasoning, in order of precedence
+
+EXAMPLE = '{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}'
+SHAPES = (
+    '"messages" (with role and content), "conversations" (with from and value), "prompt" and "completion", "instruction" '
+    'and "output", or "question" and "answer"'
+)
+
+
+class Chat(NamedTuple):
+    """A conversation in the form of transformers' `apply_chat_template`.
+
+    Attributes:
+        messages: dicts with `role`, `content` (a string; missing: only calls) and the other fields of the message, if not null;
+            `tool_calls` have an object as `arguments`; `weight` 0: an assistant message that is not a target.
+        tools: descriptions of functions, as in the record; None: no tools.
+    """
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+
+    @property
+    def function_names(self) -> set[str]:
+        """The names of the functions in tools and calls."""
+        tools = self.tools or []
+        calls = [call for message in self.messages for call in message.get("tool_calls", ())]
+        functions = [each.get("function", each) for each in (*tools, *calls)]
+        return {function["name"] for function in functions if "name" in function}
+
+    def with_text_arguments(self) -> Chat:
+        """Return the conversation with the JSON of the arguments of calls, which some templates need."""
+        messages = []
+        for message in self.messages:
+            calls = []
+            for call in message.get("tool_calls", ()):
+                arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+                calls.append(call | {"function": call["function"] | {"arguments": arguments}})
+            messages.append(message | {"tool_calls": calls} if calls else message)
+        return Chat(messages, self.tools)
+
+
+class Pair(NamedTuple):
+    """A prompt and its completion, which a model without a chat template concatenates."""
+
+    prompt: str
+    completion: str
+
+    @property
+    def chat(self) -> Chat:
+        """The prompt and the completion as messages."""
+        return Chat([_message("user", self.prompt), _message("assistant", self.completion)])
+
+
+def read_record(record: Any) -> Chat | Pair:
+    """Turn a record of any accepted shape into messages and tools, or into a prompt and its completion.
+
+    Raises:
+        UserError: if the record has an unknown or ambiguous shape, or a field that is read has a wrong type.
+    """
+    if not isinstance(record, dict):
+        raise UserError(f"a conversation must be an object, not {short_repr(record)}: write {EXAMPLE}")
+    fields = {name: value for name, value in record.items() if value is not None}
+    tools = _tools(fields)
+    system = _system(fields)
+
+    lists = [name for name in LISTS if name in fields]
+    pairs = [pair for pair in PAIRS if fields.keys() >= set(pair)]
+    shapes = [*lists, *pairs]
+    if "messages" in lists:
+        shapes = ["messages"]  # other fields are often a different form of these messages
+    if len(shapes) != 1:
+        problem = "an ambiguous shape" if shapes else "no known shape"
+        raise UserError(
+            f"{problem}: the fields are {short_repr([*record])}; use one of {SHAPES}; to train on documents, use "
+            f"jaxgpt data prepare"
+        )
+
+    if lists:
+        messages = _messages(lists[0], fields[lists[0]])
+    else:
+        asked, answered = pairs[0]
+        request, answer = fields[asked], fields[answered]
+        are_texts = isinstance(request, str) and isinstance(answer, str)
+        if pairs[0] == PAIRS[0] and are_texts and not system and not tools:
+            return Pair(request, answer)
+        messages = [*_history(fields), *_pair(asked, request, answered, answer, fields)]
+    if system and messages[0]["role"] != "system":
+        messages = [_message("system", system), *messages]
+    return Chat(messages, tools)
+
+
+def _message(role: str, content: str) -> dict[str, Any]:
+    return {"role": role, "content": content}
+
+
+def _pair(asked: str, request: Any, answered: str, answer: Any, fields: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the messages of a request and its answer, which are texts or lists of messages."""
+    if isinstance(request, str):
+        messages = [_message("user", _with_input(asked, request, fields))]
+    else:
+        messages = [_without_loss(message) for message in _messages(asked, request)]
+    if isinstance(answer, str):
+        return [*messages, _message("assistant", answer)]
+    return [*messages, *_messages(answered, answer)]
+
+
+def _with_input(asked: str, request: str, fields: dict[str, Any]) -> str:
+    """Append the input of an instruction to it, after a line break; reject such fields of other requests."""
+    if asked == "prompt":
+        return request
+    present = [name for name in BESIDE if fields.get(name)]
+    added = [name for name in present if asked == "instruction" and name in ADDED]
+    if len(present) != len(added) or len(added) > 1:
+        raise UserError(
+            f"the field {present[0]!r} has no defined place in {asked!r}: write the complete text into {asked!r}, or use "
+            f'"messages"'
+        )
+    texts = [request, *(_text(fields[name], f"the field {name!r}") for name in added)]
+    return "\n".join(text for text in texts if text)
+
+
+def _without_loss(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message of a prompt: it is not a target, even if the assistant wrote it."""
+    return message | {"weight": 0} if message["role"] == "assistant" else message
+
+
+def _history(fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the messages of earlier pairs of a request and its answer: `[["Hi", "Hello"], ...]`."""
+    pairs = fields.get(HISTORY, [])
+    if not isinstance(pairs, list):
+        raise UserError(f"the field 'history' must be a list of pairs, not {short_repr(pairs)}")
+    for pair in pairs:
+        match pair:
+            case [str() as request, str() as answer]:
+                yield _message("user", request)
+                yield _message("assistant", answer)
+            case _:
+                raise UserError(f"the field 'history' must have pairs of a request and its answer: {short_repr(pair)}")
+
+
+def _system(fields: dict[str, Any]) -> str:
+    """Return the text of the system message; "": the record has no field for it."""
+    for name in SYSTEM:
+        if fields.get(name):
+            return _text(fields[name], f"the field {name!r}")
+    return ""
+
+
+def _tools(fields: dict[str, Any]) -> list[dict[str, Any]] | None:
+    """Return the list of tools, which may be the JSON of a list; None: no tools."""
+    if fields.get("tools"):
+        name, tools = "tools", fields["tools"]
+    elif fields.get("functions"):
+        name, tools = "functions", fields["functions"]
+    else:
+        return None
+    tools = _parsed(tools, f"the field {name!r}")
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise UserError(f"the field {name!r} must be a list of objects, or its JSON, not {short_repr(tools)}")
+    if name == "functions":  # OpenAI's form before tools
+        tools = [{"type": "function", "function": tool} for tool in tools]
+    return tools or None
+
+
+def _messages(name: str, turns: Any) -> list[dict[str, Any]]:
+    """Convert the list of messages in the field `name`."""
+    turns = _parsed(turns, f"the field {name!r}")
+    if not isinstance(turns, list) or not turns:
+        raise UserError(f"{name} must be a list such as {EXAMPLE.partition(': ')[2][:-1]}: {short_repr(turns)}")
+    return [_turn(number, turn) for number, turn in enumerate(turns, 1)]
+
+
+def _turn(number: int, turn: Any) -> dict[str, Any]:
+    """Convert one message, with role and content or with from and value."""
+    where = f"message {number}"
+    if not isinstance(turn, dict):
+        raise UserError(f"{where} must be an object with role and content, not {short_repr(turn)}")
+    role = turn.get("role") or turn.get("from")
+    if not isinstance(role, str):
+        raise UserError(f"{where} has no role: {short_repr(turn)}")
+    role = ROLES.get(role, role)
+    content = turn.get("content")
+    if content is None:
+        content = turn.get("value")
+
+    calls = turn.get("tool_calls") or turn.get("function_call")
+    if role == CALL:  # the content is the call
+        role, calls, content = "assistant", _text(content, where), None
+    message: dict[str, Any] = {"role": role}
+    if not calls or content is not None:
+        message["content"] = _text(content, where)
+    message |= {name: value for name, value in turn.items() if name not in TURN and value is not None}
+    if calls:
+        message["tool_calls"] = _calls(calls, where)
+    if role == "assistant" and not _weight(turn, where):
+        message["weight"] = 0
+    for name in REASONING:
+        if message.get(name):  # as in transformers, templates find the text by either name
+            return {"thinking": message[name], **message, "reasoning_content": message[name]}
+    return message
+
+
+def _weight(turn: Mapping[str, Any], where: str) -> int:
+    """Return 0 if the message is not a target, otherwise 1."""
+    for name in ("weight", "train"):
+        value = turn.get(name)
+        if value is None:
+            continue
+        if value not in (0, 1):  # includes booleans
+            raise UserError(f"{where} has the {name} {short_repr(value)}: use 1, or 0 for no loss on this message")
+        return int(value)
+    return 1
+
+
+def _text(content: Any, where: str) -> str:
+    """Return a text, or the joined text of parts such as `{"type": "text", "text": "Hi"}`."""
+    if isinstance(content, str):
+        return content
+    if content is None:
+        raise UserError(f"{where} has no content: write a text, or omit the message")
+    if not isinstance(content, list):
+        raise UserError(f"{where} has a content that is neither a text nor a list of text parts: {short_repr(content)}")
+    texts = list[str]()
+    for part in content:
+        match part:
+            case str() | {"type": "text", "text": str()}:
+                texts.append(part if isinstance(part, str) else part["text"])
+            case {"type": kind} if kind != "text":
+                raise UserError(f"{where} has a part of the type {short_repr(kind)}: only text is supported")
+            case _:
+                raise UserError(f"{where} has a part that is not a text: {short_repr(part)}")
+    return "".join(texts)
+
+
+def _calls(calls: Any, where: str) -> list[dict[str, Any]]:
+    """Convert calls to `{"type": "function", "function": {"name": ..., "arguments": {...}}}`, with ids if given."""
+    calls = _parsed(calls, f"the call of {where}")
+    converted = list[dict[str, Any]]()
+    for call in calls if isinstance(calls, list) else [calls]:
+        function = call.get("function", call) if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise UserError(f"{where} has a call without the name of a function: {short_repr(call)}")
+        others = {name: value for name, value in call.items() if value is not None} if function is not call else {}
+        arguments = _arguments(function.get("arguments"), where)
+        converted.append({**others, "type": "function", "function": {**function, "arguments": arguments}})
+    return converted
+
+
+def _arguments(arguments: Any, where: str) -> dict[str, Any]:
+    """Return the arguments of a call as an object: they may be its JSON, or missing."""
+    if arguments is None or arguments == "":
+        return {}
+    parsed = _parsed(arguments, f"the arguments of a call of {where}")
+    if not isinstance(parsed, dict):
+        raise UserError(f"{where} has a call with arguments that are not an object: {short_repr(arguments)}")
+    return parsed
+
+
+def _parsed(value: Any, what: str) -> Any:
+    """Parse JSON that is stored as a string; return other values as they are."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as e:
+        raise UserError(f"{what} is a string, but not valid JSON ({e}): {short_repr(value)}") from None

@@ -1,0 +1,157 @@
+"""Read records one at a time from JSON Lines, JSON arrays and Parquet files, even if some of them are damaged.
+
+Parsing is lenient: a record may have NaN, huge numbers, unpaired surrogates or a key twice in a field that nobody reads.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from jaxgpt.data.formats import HEAD, array_items, compression, inner_name, unpacked
+from jaxgpt.errors import UserError, one_line
+
+BLOCK = 1 << 20  # buffer size of a Parquet file in bytes
+ROWS = 64  # rows of a Parquet file to read at a time
+DIGITS = 4000  # maximum digits of an integer; Python's limit is 4,300
+_SPACE = re.compile(r"[ \t\r\n]*")
+
+
+class Record(NamedTuple):
+    """A record of a file, or the reason why it cannot be read."""
+
+    where: str  # file, and line, row or index, for messages
+    value: Any = None  # usually a dict
+    error: str = ""  # reason; empty: the record was read
+    lost: bool = False  # whether the remainder of the file cannot be read either
+    read: int = 0  # bytes of the file read from disk so far
+
+
+class Twice:
+    """The value of a key that an object has twice; its type is wrong wherever it is read."""
+
+    def __repr__(self) -> str:
+        return "(a key that is given twice)"
+
+
+def read_records(path: Path, columns: Collection[str]) -> Iterator[Record]:
+    """Yield the records of a file: JSON Lines, an array or a sequence of JSON objects, or rows of a Parquet file.
+
+    The remainder of a damaged file is a single unreadable record.
+
+    Args:
+        path: file; its content or its suffix, such as `.gz`, selects the compression, and `.parquet` selects Parquet.
+        columns: columns of a Parquet file to read, if present; otherwise, all columns are read.
+    """
+    where = str(path)
+    try:
+        with path.open("rb") as raw:
+            suffix = compression(path.name, raw.read(HEAD))
+            raw.seek(0)
+            file = unpacked(raw, suffix, where)
+            is_table = inner_name(path.name, suffix).endswith(".parquet")
+            for record in _read_rows(file, where, columns) if is_table else _read_json(file, where):
+                yield record._replace(read=raw.tell())
+    except UserError as e:
+        yield Record(where, error=str(e).removeprefix(where).lstrip(": "), lost=True)
+    except Exception as e:  # any error of the reading libraries
+        reason = one_line(getattr(e, "strerror", None) or e) or type(e).__name__
+        yield Record(where, error=f"the file cannot be read further ({reason})", lost=True)
+
+
+def _read_json(file: BinaryIO, where: str) -> Iterator[Record]:
+    """Yield one object per line, the items of an array, or objects of several lines."""
+    is_first = True
+    for number, line in enumerate(file, 1):
+        if number == 1:
+            line = line.removeprefix(codecs.BOM_UTF8)
+        text = line.strip()
+        if not text:
+            continue
+        if is_first and text.startswith(b"["):
+            file.seek(0)
+            for index, item in enumerate(array_items(file, where), 1):
+                yield _parsed(f"{where}, record {index}", item)
+            return
+        if is_first and text == b"{":
+            yield from _read_objects(line + file.read(), where)
+            return
+        is_first = False
+        yield _parsed(f"{where}, line {number}", text)
+
+
+def _parsed(where: str, text: bytes) -> Record:
+    try:
+        return Record(where, _DECODER.decode(text.decode("utf-8")))
+    except (ValueError, RecursionError) as e:
+        return Record(where, error=_not_json(e))
+
+
+def _read_objects(data: bytes, where: str) -> Iterator[Record]:
+    """Yield objects that are written one after another; an error ends the reading."""
+    number = 1
+    try:
+        text = data.decode("utf-8")
+        position = _skip(text, 0)
+        while position < len(text):
+            value, end = _DECODER.raw_decode(text, position)
+            yield Record(f"{where}, record {number}", value)
+            number += 1
+            position = _skip(text, end)
+    except (ValueError, RecursionError) as e:
+        yield Record(f"{where}, record {number}", error=_not_json(e), lost=True)
+
+
+def _skip(text: str, position: int) -> int:
+    """Return the position of the next character that is not white space."""
+    space = _SPACE.match(text, position)
+    assert space is not None  # the pattern matches an empty text
+    return space.end()
+
+
+def _read_rows(file: BinaryIO, where: str, columns: Collection[str]) -> Iterator[Record]:
+    try:
+        from pyarrow import parquet
+    except ImportError:
+        raise UserError("needs the package pyarrow: pip install 'jaxgpt[data]'") from None
+    table = parquet.ParquetFile(file, buffer_size=BLOCK)
+    known = [name for name in table.schema_arrow.names if name in columns]
+    number = 0
+    for batch in table.iter_batches(ROWS, columns=known or None):
+        for row in batch.to_pylist():
+            yield Record(f"{where}, row {number}", without_nulls(row))
+            number += 1
+
+
+def without_nulls(value: Any) -> Any:
+    """Remove null fields: the structs of a column have the fields of all rows, and null means that a field is missing."""
+    if isinstance(value, dict):
+        return {name: without_nulls(each) for name, each in value.items() if each is not None}
+    if isinstance(value, list):
+        return [without_nulls(each) for each in value]
+    return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        counts = Counter(name for name, _ in pairs)
+        value |= {name: Twice() for name in value if counts[name] > 1}
+    return value
+
+
+def _integer(digits: str) -> int | float:
+    return int(digits) if len(digits) < DIGITS else float(digits)
+
+
+def _not_json(e: ValueError | RecursionError) -> str:
+    reason = "nested too deeply" if isinstance(e, RecursionError) else str(e)
+    return f"not valid JSON ({reason})"
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_int=_integer)

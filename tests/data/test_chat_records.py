@@ -1,0 +1,252 @@
+"""Records of conversations: every shape that data sets use becomes the same messages."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxgpt.data.chat_records import Chat, Pair, read_record
+from jaxgpt.data.records import without_nulls
+from jaxgpt.errors import UserError
+
+Message = dict[str, Any]
+
+USER = {"role": "user", "content": "Hi"}
+ANSWER = {"role": "assistant", "content": "Hello"}
+TALK = [USER, ANSWER]
+SYSTEM = {"role": "system", "content": "Be brief."}
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+
+
+def call(arguments: Any, **others: Any) -> Message:
+    return {**others, "type": "function", "function": {"name": "add", "arguments": arguments}}
+
+
+CALLS = {"role": "assistant", "tool_calls": [call({"x": 1})]}
+
+SHAPES: dict[str, tuple[Any, list[Message]]] = {
+    "OpenAI": ({"messages": TALK}, TALK),
+    "OpenAI, beside another form": ({"messages": TALK, "prompt": "Hi", "completion": "x", "text": "x"}, TALK),
+    "ShareGPT": ({"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}, TALK),
+    "ShareGPT with a system message": (
+        {
+            "system": "Be brief.",
+            "conversations": [{"from": "user", "value": "Hi"}, {"from": "model", "value": "Hello"}],
+        },
+        [SYSTEM, *TALK],
+    ),
+    "a system message is not added twice": ({"system": "Other", "messages": [SYSTEM, *TALK]}, [SYSTEM, *TALK]),
+    "conversations with roles": ({"conversations": TALK}, TALK),
+    "LMSYS": ({"conversation": TALK, "model": "m"}, TALK),
+    "Alpaca": ({"instruction": "Hi", "input": "", "output": "Hello", "text": "all of it"}, TALK),
+    "Alpaca with an input": (
+        {"instruction": "Add.", "input": "1, 2", "output": "3"},
+        [{"role": "user", "content": "Add.\n1, 2"}, {"role": "assistant", "content": "3"}],
+    ),
+    "Alpaca with a history": (
+        {"instruction": "Hi", "output": "Hello", "history": [["a", "b"]], "system": "Be brief."},
+        [SYSTEM, {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, *TALK],
+    ),
+    "Dolly": ({"instruction": "Hi", "context": "", "response": "Hello", "category": "qa"}, TALK),
+    "TRL": ({"prompt": [USER], "completion": [ANSWER]}, TALK),
+    "TRL with several turns": (
+        {"prompt": [*TALK, USER], "completion": [ANSWER]},
+        [USER, ANSWER | {"weight": 0}, USER, ANSWER],
+    ),
+    "prompt and response": ({"prompt": "Hi", "response": "Hello"}, TALK),
+    "GSM8K": ({"question": "Hi", "answer": "Hello"}, TALK),
+    "OpenOrca": ({"id": 1, "system_prompt": "Be brief.", "question": "Hi", "response": "Hello"}, [SYSTEM, *TALK]),
+    "parts": (
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "H"}, "i"]}, ANSWER]},
+        TALK,
+    ),
+    "a weight of 1": ({"messages": [USER, ANSWER | {"weight": 1}]}, TALK),
+    "a weight of 0": ({"messages": [USER, ANSWER | {"weight": 0}]}, [USER, ANSWER | {"weight": 0}]),
+    "train": ({"messages": [USER, ANSWER | {"train": False}]}, [USER, ANSWER | {"weight": 0}]),
+    "a weight of a message that is never a target": ({"messages": [USER | {"weight": 0}, ANSWER]}, TALK),
+    "roles of templates": (
+        {"messages": [{"role": "developer", "content": "x"}, USER, ANSWER, {"role": "ipython", "content": "1"}]},
+        [{"role": "developer", "content": "x"}, USER, ANSWER, {"role": "ipython", "content": "1"}],
+    ),
+    "fields of messages": (
+        {"messages": [USER | {"name": "Ann", "weight": None}, ANSWER | {"audio": 1}]},
+        [USER | {"name": "Ann"}, ANSWER | {"audio": 1}],
+    ),
+    "reasoning": (
+        {"messages": [USER, ANSWER | {"thinking": "Hm."}, USER, ANSWER | {"reasoning_content": "Hm."}]},
+        [USER, ANSWER | {"thinking": "Hm.", "reasoning_content": "Hm."}] * 2,
+    ),
+    "null fields": ({"messages": TALK, "conversations": None, "tools": None, "system": None}, TALK),
+    "calls": ({"messages": [USER, CALLS]}, [USER, CALLS]),
+    "calls with a null content": ({"messages": [USER, CALLS | {"content": None}]}, [USER, CALLS]),
+    "calls with a content": ({"messages": [USER, CALLS | {"content": ""}]}, [USER, CALLS | {"content": ""}]),
+    "arguments as JSON": ({"messages": [USER, CALLS | {"tool_calls": [call('{"x": 1}')]}]}, [USER, CALLS]),
+    "calls as JSON": ({"messages": [USER, CALLS | {"tool_calls": json.dumps([call('{"x": 1}')])}]}, [USER, CALLS]),
+    "bare calls": (
+        {"messages": [USER, CALLS | {"tool_calls": [{"name": "add", "arguments": {"x": 1}}]}]},
+        [USER, CALLS],
+    ),
+    "an id of a call": (
+        {"messages": [USER, CALLS | {"tool_calls": [call("", id="a1")]}]},
+        [USER, CALLS | {"tool_calls": [call({}, id="a1")]}],
+    ),
+    "OpenAI before tools": (
+        {
+            "messages": [
+                USER,
+                {"role": "assistant", "content": None, "function_call": {"name": "add", "arguments": '{"x": 1}'}},
+            ]
+        },
+        [USER, CALLS],
+    ),
+    "LLaMA-Factory": (
+        {
+            "conversations": [
+                {"from": "human", "value": "Hi"},
+                {"from": "function_call", "value": '{"name": "add", "arguments": {"x": 1}}'},
+                {"from": "observation", "value": "2"},
+                {"from": "gpt", "value": "Hello"},
+            ]
+        },
+        [USER, CALLS, {"role": "tool", "content": "2"}, ANSWER],
+    ),
+    "no calls": ({"messages": [USER, ANSWER | {"tool_calls": []}]}, TALK),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_shapes_become_messages(name: str) -> None:
+    record, expected = SHAPES[name]
+    before = json.dumps(record)
+    chat = read_record(record)
+    assert chat == Chat(expected)
+    assert json.dumps(record) == before, "the record is not changed"
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_messages_are_a_fixed_point(name: str) -> None:
+    _, messages = SHAPES[name]
+    assert read_record({"messages": messages}) == Chat(messages)
+
+
+def test_strings_are_a_pair() -> None:
+    pair = read_record({"prompt": "Hi", "completion": "Hello", "id": 3})
+    assert pair == Pair("Hi", "Hello")
+    assert isinstance(pair, Pair)
+    assert pair.chat == Chat(TALK)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("tools", [TOOL], [TOOL]),
+        ("tools", json.dumps([TOOL]), [TOOL]),
+        ("tools", [], None),
+        ("tools", "[]", None),
+        ("tools", "", None),
+        ("functions", [TOOL["function"]], [TOOL]),
+    ],
+)
+@pytest.mark.parametrize("shape", [{"messages": TALK}, {"prompt": "Hi", "completion": "Hello"}])
+def test_tools(field: str, value: Any, expected: Any, shape: dict[str, Any]) -> None:
+    chat = read_record({**shape, field: value})
+    if isinstance(chat, Pair):
+        chat = chat.chat
+    assert chat == Chat(TALK, expected)
+
+
+ERRORS: dict[str, tuple[Any, str]] = {
+    "a list": ([1], "a conversation must be an object, not .1.: write"),
+    "documents": ({"text": "a", "id": 1}, "no known shape: the fields are .'text', 'id'.; use one of \"messages\""),
+    "preferences": ({"prompt": "a", "chosen": "b", "rejected": "c"}, "no known shape: .*'chosen'"),
+    "two shapes": (
+        {"conversations": TALK, "question": "a", "answer": "b"},
+        "an ambiguous shape: .*'question', 'answer'",
+    ),
+    "two answers": ({"question": "a", "answer": "b", "response": "c"}, "an ambiguous shape: "),
+    "a context": ({"question": "a", "answer": "b", "context": "c"}, "'context' has no defined place in 'question'"),
+    "choices": ({"question": "a", "answer": "b", "choices": ["c"]}, "'choices' has no defined place"),
+    "no messages": ({"messages": []}, r"messages must be a list such as \[.*\]: \[\]"),
+    "a message": ({"messages": ["Hi"]}, "message 1 must be an object with role and content, not 'Hi'"),
+    "no role": ({"messages": [{"content": "Hi"}]}, "message 1 has no role"),
+    "no content": ({"messages": [USER, {"role": "assistant", "content": None}]}, "message 2 has no content"),
+    "a number": ({"messages": [USER | {"content": 1}]}, "message 1 has a content that is neither .*: 1"),
+    "an image": (
+        {"messages": [USER | {"content": [{"type": "image_url", "image_url": {}}]}]},
+        "message 1 has a part of the type 'image_url': only text is supported",
+    ),
+    "a part": ({"messages": [USER | {"content": [1]}]}, "message 1 has a part that is not a text: 1"),
+    "a weight": ({"messages": [USER, ANSWER | {"weight": 0.5}]}, "message 2 has the weight 0.5: use 1, or 0"),
+    "tools": ({"messages": TALK, "tools": "add"}, "the field 'tools' is a string, but not valid JSON"),
+    "tools as strings": ({"messages": TALK, "tools": ["add"]}, "the field 'tools' must be a list of objects"),
+    "a call": ({"messages": [USER, CALLS | {"tool_calls": [{}]}]}, "message 2 has a call without the name"),
+    "arguments": ({"messages": [USER, CALLS | {"tool_calls": [call("[1]")]}]}, "arguments that are not an object"),
+    "broken arguments": (
+        {"messages": [USER, CALLS | {"tool_calls": [call("{")]}]},
+        "arguments of a call of message 2 is",
+    ),
+    "history": ({"instruction": "a", "output": "b", "history": ["c"]}, "'history' must have pairs"),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_other_records_are_one_line(name: str) -> None:
+    record, expected = ERRORS[name]
+    with pytest.raises(UserError, match=expected) as caught:
+        read_record(record)
+    assert "\n" not in str(caught.value)
+
+
+texts = st.text(max_size=8)
+arguments = st.dictionaries(texts, st.one_of(st.integers(), texts, st.lists(texts, max_size=2)), max_size=2)
+calls = st.lists(arguments.map(call), min_size=1, max_size=2)
+turns = st.one_of(
+    texts.map(lambda text: {"role": "user", "content": text}),
+    texts.map(lambda text: {"role": "assistant", "content": text}),
+    texts.map(lambda text: {"role": "assistant", "content": text, "weight": 0}),
+    texts.map(lambda text: {"role": "tool", "content": text}),
+    calls.map(lambda calls: {"role": "assistant", "tool_calls": calls}),
+)
+talks = st.lists(turns, min_size=1, max_size=5)
+
+
+def as_share_gpt(message: Message) -> Message:
+    """Return a message with the names of ShareGPT."""
+    names = {"user": "human", "assistant": "gpt", "tool": "observation"}
+    others = {name: value for name, value in message.items() if name not in ("role", "content")}
+    return {"from": names[message["role"]], "value": message.get("content"), **others}
+
+
+def as_parts(message: Message) -> Message:
+    """Return a message with one text part per character."""
+    if "content" not in message:
+        return message
+    return message | {"content": [{"type": "text", "text": character} for character in message["content"]]}
+
+
+def with_text_arguments(message: Message) -> Message:
+    """Return a message with the arguments of its calls as JSON."""
+    if "tool_calls" not in message:
+        return message
+    texts = [call(json.dumps(each["function"]["arguments"])) for each in message["tool_calls"]]
+    return message | {"tool_calls": texts}
+
+
+def as_struct(message: Message) -> Message:
+    """Return a message as a row of a Parquet column, with all fields of all rows."""
+    return dict.fromkeys(("name", "weight", "tool_calls")) | message
+
+
+@given(talks)
+def test_converted_shapes_are_equal(talk: list[Message]) -> None:
+    expected = read_record({"messages": talk})
+    assert expected == Chat(talk)
+    assert read_record({"conversations": [as_share_gpt(message) for message in talk]}) == expected
+    assert read_record({"messages": [as_parts(message) for message in talk]}) == expected
+    assert read_record({"messages": [with_text_arguments(message) for message in talk]}) == expected
+    assert read_record(without_nulls({"messages": [as_struct(message) for message in talk]})) == expected
+    assert read_record({"messages": json.dumps(talk)}) == expected

@@ -1,0 +1,316 @@
+"""Conversations with tools: rendered as in transformers, from every way to write calls and tools."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as HFTokenizer
+
+from jaxgpt.data.chat_records import Chat, read_record
+from jaxgpt.data.chat_template import ChatTemplate
+from jaxgpt.data.conversations import encode_conversation
+from jaxgpt.data.tokenizer import ByteTokenizer, SubwordTokenizer
+from jaxgpt.errors import UserError
+
+transformers = pytest.importorskip("transformers")
+
+# As in Hermes and Qwen: tools in the system message, calls and results in tags.
+QWEN = """
+{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- if messages[0].role == 'system' %}
+        {{- messages[0].content + '\\n\\n' }}
+    {%- endif %}
+    {{- "# Tools\\n\\nYou may call one or more functions.\\n\\n<tools>" }}
+    {%- for tool in tools %}
+        {{- "\\n" }}
+        {{- tool | tojson }}
+    {%- endfor %}
+    {{- "\\n</tools><|im_end|>\\n" }}
+{%- elif messages[0].role == 'system' %}
+    {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if (message.role == "user") or (message.role == "system" and not loop.first) %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
+    {%- elif message.role == "assistant" %}
+        {{- '<|im_start|>' + message.role + '\\n' }}
+        {%- if message.content %}
+            {{- message.content }}
+        {%- endif %}
+        {%- for tool_call in message.tool_calls %}
+            {%- if tool_call.function is defined %}
+                {%- set tool_call = tool_call.function %}
+            {%- endif %}
+            {{- '<tool_call>\\n{"name": "' }}
+            {{- tool_call.name }}
+            {{- '", "arguments": ' }}
+            {{- tool_call.arguments | tojson }}
+            {{- '}\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- elif message.role == "tool" %}
+        {%- if (loop.index0 == 0) or (messages[loop.index0 - 1].role != "tool") %}
+            {{- '<|im_start|>user' }}
+        {%- endif %}
+        {{- '\\n<tool_response>\\n' }}
+        {{- message.content }}
+        {{- '\\n</tool_response>' }}
+        {%- if loop.last or (messages[loop.index0 + 1].role != "tool") %}
+            {{- '<|im_end|>\\n' }}
+        {%- endif %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
+
+# As in Llama 3.1: tools in the first user message, the role ipython for results, one call in a message.
+LLAMA = """
+{{- bos_token }}
+{%- if not tools_in_user_message is defined %}
+    {%- set tools_in_user_message = true %}
+{%- endif %}
+{%- if not tools is defined %}
+    {%- set tools = none %}
+{%- endif %}
+{%- if messages[0]['role'] == 'system' %}
+    {%- set system_message = messages[0]['content'] | trim %}
+    {%- set messages = messages[1:] %}
+{%- else %}
+    {%- set system_message = "" %}
+{%- endif %}
+{{- "<|start_header_id|>system<|end_header_id|>\\n\\n" }}
+{%- if tools is not none %}
+    {{- "Environment: ipython\\n" }}
+{%- endif %}
+{{- system_message }}
+{{- "<|eot_id|>" }}
+{%- if tools_in_user_message and not tools is none %}
+    {%- set first_user_message = messages[0]['content'] | trim %}
+    {%- set messages = messages[1:] %}
+    {{- '<|start_header_id|>user<|end_header_id|>\\n\\n' -}}
+    {{- "Given the following functions, please respond with a JSON for a function call.\\n\\n" }}
+    {%- for t in tools %}
+        {{- t | tojson(indent=4) }}
+        {{- "\\n\\n" }}
+    {%- endfor %}
+    {{- first_user_message + "<|eot_id|>" }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if not (message.role == 'ipython' or message.role == 'tool' or 'tool_calls' in message) %}
+        {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' + message['content'] | trim + '<|eot_id|>' }}
+    {%- elif 'tool_calls' in message %}
+        {%- if not message.tool_calls | length == 1 %}
+            {{- raise_exception("This model only supports single tool-calls at once!") }}
+        {%- endif %}
+        {%- set tool_call = message.tool_calls[0].function %}
+        {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' -}}
+        {{- '{"name": "' + tool_call.name + '", ' }}
+        {{- '"parameters": ' }}
+        {{- tool_call.arguments | tojson }}
+        {{- "}" }}
+        {{- "<|eot_id|>" }}
+    {%- elif message.role == "tool" or message.role == "ipython" %}
+        {{- "<|start_header_id|>ipython<|end_header_id|>\\n\\n" }}
+        {%- if message.content is mapping or message.content is iterable %}
+            {{- message.content | tojson }}
+        {%- else %}
+            {{- message.content }}
+        {%- endif %}
+        {{- "<|eot_id|>" }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
+{%- endif %}
+"""
+
+# As in Mistral: tools before the last user message, calls with ids as one JSON list.
+MISTRAL = """
+{%- if not tools is defined %}
+    {%- set tools = none %}
+{%- endif %}
+{%- set user_messages = messages | selectattr("role", "equalto", "user") | list %}
+{{- bos_token }}
+{%- for message in messages %}
+    {%- if message["role"] == "user" %}
+        {%- if tools is not none and (message == user_messages[-1]) %}
+            {{- "[AVAILABLE_TOOLS] [" }}
+            {%- for tool in tools %}
+                {%- set tool = tool.function %}
+                {{- '{"type": "function", "function": {' }}
+                {%- for key, val in tool.items() if key != "return" %}
+                    {%- if val is string %}
+                        {{- '"' + key + '": "' + val + '"' }}
+                    {%- else %}
+                        {{- '"' + key + '": ' + val|tojson }}
+                    {%- endif %}
+                    {%- if not loop.last %}
+                        {{- ", " }}
+                    {%- endif %}
+                {%- endfor %}
+                {{- "}}" }}
+                {%- if not loop.last %}
+                    {{- ", " }}
+                {%- else %}
+                    {{- "]" }}
+                {%- endif %}
+            {%- endfor %}
+            {{- "[/AVAILABLE_TOOLS]" }}
+        {%- endif %}
+        {{- "[INST] " + message["content"] + "[/INST]" }}
+    {%- elif message["role"] == "system" %}
+        {{- "[SYSTEM_PROMPT] " + message["content"] + "[/SYSTEM_PROMPT]" }}
+    {%- elif message["tool_calls"] is defined and message.tool_calls is not none %}
+        {{- "[TOOL_CALLS] [" }}
+        {%- for tool_call in message["tool_calls"] %}
+            {%- set out = tool_call.function|tojson %}
+            {{- out[:-1] }}
+            {%- if not tool_call.id is defined or tool_call.id|length != 9 %}
+                {{- raise_exception("Tool call IDs should be alphanumeric strings with length 9!") }}
+            {%- endif %}
+            {{- ', "id": "' + tool_call.id + '"}' }}
+            {%- if not loop.last %}
+                {{- ", " }}
+            {%- else %}
+                {{- "]" + eos_token }}
+            {%- endif %}
+        {%- endfor %}
+    {%- elif message["role"] == "assistant" %}
+        {{- " " + message["content"]|trim + eos_token}}
+    {%- elif message["role"] == "tool" %}
+        {{- '[TOOL_RESULTS] {"content": ' + message.content|string + ", " }}
+        {{- '"call_id": "' + message.tool_call_id + '"}[/TOOL_RESULTS]' }}
+    {%- endif %}
+{%- endfor %}
+"""
+
+# As in DeepSeek: arguments are a string. The template does not render tools.
+DEEPSEEK = """
+{{- bos_token }}
+{%- for message in messages %}
+    {%- if message['role'] == 'system' %}
+        {{- message['content'] }}
+    {%- elif message['role'] == 'user' %}
+        {{- '<|User|>' + message['content'] }}
+    {%- elif message['role'] == 'assistant' and 'tool_calls' in message %}
+        {%- for tool in message['tool_calls'] %}
+            {{- '<|Assistant|><|tool_call_begin|>' + tool['type'] + '<|tool_sep|>' + tool['function']['name'] }}
+            {{- '\\n```json\\n' + tool['function']['arguments'] + '\\n```<|tool_call_end|>' }}
+        {%- endfor %}
+        {{- eos_token }}
+    {%- elif message['role'] == 'assistant' %}
+        {{- '<|Assistant|>' + message['content'] + eos_token }}
+    {%- elif message['role'] == 'tool' %}
+        {{- '<|tool_output_begin|>' + message['content'] + '<|tool_output_end|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|Assistant|>' }}
+{%- endif %}
+"""
+
+TEMPLATES = {"Qwen": QWEN, "Llama 3.1": LLAMA, "Mistral": MISTRAL}
+NAMES = {"bos_token": "<s>", "eos_token": "</s>"}
+PROPERTIES = {"city": {"type": "string", "description": 'Name, such as "Köln" or <Rome>'}}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": "Get the weather.",
+            "parameters": {"type": "object", "properties": PROPERTIES, "required": ["city"]},
+        },
+    }
+]
+ARGUMENTS = {"city": "Köln & <Bonn>", "days": [1, 2.5, None, True]}
+
+
+def conversation(arguments: Any) -> list[dict[str, Any]]:
+    """Return a conversation with one call, and these arguments."""
+    call = {"id": "abcdefghi", "type": "function", "function": {"name": "weather", "arguments": arguments}}
+    return [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Is it warm in Köln?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": '{"degrees": 21}', "tool_call_id": "abcdefghi"},
+        {"role": "assistant", "content": "Yes, 21 degrees."},
+        {"role": "user", "content": "Thanks"},
+        {"role": "assistant", "content": "Bye"},
+    ]
+
+
+def tokenizer() -> SubwordTokenizer:
+    library = HFTokenizer.from_str(ByteTokenizer().to_json())
+    names = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>"]
+    library.add_special_tokens([AddedToken(name, special=True) for name in names])
+    return SubwordTokenizer(library)
+
+
+def theirs(template: str, messages: Any, tools: Any, **options: Any) -> Any:
+    library = HFTokenizer.from_str(tokenizer().to_json())
+    made = transformers.PreTrainedTokenizerFast(tokenizer_object=library, **NAMES)
+    return made.apply_chat_template(messages, tools=tools, chat_template=template, **options)
+
+
+RECORDS = {
+    "arguments as an object": {"messages": conversation(ARGUMENTS), "tools": TOOLS},
+    "arguments as JSON": {"messages": conversation(json.dumps(ARGUMENTS)), "tools": TOOLS},
+    "tools as JSON": {"messages": conversation(ARGUMENTS), "tools": json.dumps(TOOLS)},
+    "no tools": {"messages": conversation(ARGUMENTS)},
+}
+
+
+@pytest.mark.parametrize("record", RECORDS)
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_the_text_equals_transformers(name: str, record: str) -> None:
+    chat = read_record(RECORDS[record])
+    assert isinstance(chat, Chat)
+    tools = TOOLS if "tools" in RECORDS[record] else None
+    expected = theirs(TEMPLATES[name], conversation(ARGUMENTS), tools, tokenize=False)
+    found = ChatTemplate(TEMPLATES[name], NAMES).render(chat.messages, tools=chat.tools, add_generation_prompt=False)
+    assert found.text == expected
+    assert ('"description": "Get the weather."' in found.text) == (tools is not None)
+
+
+@pytest.mark.parametrize("name", ["Qwen", "Llama 3.1"])
+def test_ids_equal_transformers_and_calls_are_targets(name: str) -> None:
+    own = tokenizer()
+    chat = read_record(RECORDS["arguments as JSON"])
+    [(ids, is_target)] = encode_conversation(chat, own, ChatTemplate(TEMPLATES[name], NAMES))
+    expected = theirs(TEMPLATES[name], conversation(ARGUMENTS), TOOLS, tokenize=True, return_dict=True)
+    assert ids.tolist() == expected["input_ids"][: len(ids)]
+    assert own.decode(ids[is_target]).count('"name": "weather"') == 1, "the call, not the description of the tool"
+    assert "Yes, 21 degrees." in own.decode(ids[is_target])
+    assert "Köln &" in own.decode(ids[is_target])
+    assert "21}" not in own.decode(ids[is_target]), "results are not targets"
+
+
+def test_templates_that_need_arguments_as_text() -> None:
+    own = tokenizer()
+    text = json.dumps(ARGUMENTS, ensure_ascii=False)
+    expected = theirs(DEEPSEEK, conversation(text), None, tokenize=False)
+    for arguments in (ARGUMENTS, text):
+        chat = read_record({"messages": conversation(arguments)})
+        [(ids, is_target)] = encode_conversation(chat, own, ChatTemplate(DEEPSEEK, NAMES))
+        assert own.decode(ids) == expected
+        assert text in own.decode(ids[is_target])
+
+
+@pytest.mark.parametrize("record", RECORDS)
+def test_templates_without_tools_are_refused(record: str) -> None:
+    """transformers omits the calls without an error."""
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    assert "weather" not in theirs(template, conversation(ARGUMENTS), TOOLS, tokenize=False)
+    with pytest.raises(
+        UserError, match="the chat template does not render the function 'weather' of the tools or calls"
+    ):
+        encode_conversation(read_record(RECORDS[record]), tokenizer(), ChatTemplate(template, NAMES))
