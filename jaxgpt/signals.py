@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 INTERRUPTED = 130  # exit code after SIGINT, by convention
 UNFINISHED = 75  # exit code of a stopped training run that can be resumed (EX_TEMPFAIL)
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Signals that request a stop: Ctrl-C, kill and Kubernetes, a closing terminal, warnings of schedulers before a time limit.
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 TWICE = 2.0  # maximum seconds between two presses of Ctrl-C that end the process
 STOPPING = "jaxgpt: stopping after this step, then saving; press Ctrl-C again to stop now, without saving\n"
 _advice: Callable[[], str] = str
