@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import glob
 import hashlib
 import json
 import math
 import os
 import re
+import secrets
 import shutil
 import socket
 from collections.abc import Iterator
@@ -20,12 +22,13 @@ from datetime import datetime
 from io import BufferedIOBase, TextIOBase
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
+from typing import Any, BinaryIO
 
 from jaxgpt.errors import UserError, did_you_mean, reported, short_repr
 
 JSON_BYTES = 1 << 24  # default size limit of a file to read, in bytes
 LOCK = ".lock"  # name of a directory's lock file
+TEMPORARY = ".jaxgpt-tmp"  # end of the names of temporary files and directories
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)  # errors of a file system without locks
 _SURROGATES = re.compile(r"\\u[dD][89a-fA-F]")
 
@@ -44,28 +47,50 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file so that a crash or power failure leaves either the old or the new content.
 
     Strings are encoded as UTF-8. The mode of an existing file is kept, and symlinks are followed. Pipes and devices, such as
-    `/dev/null`, are written directly.
+    `/dev/null`, are written directly. Several processes can write one file at the same time: the last write remains.
     """
     data = content.encode() if isinstance(content, str) else content
     if path.exists() and not path.is_file():
         path.write_bytes(data)
         return
     target = Path(os.path.realpath(path))
-    temporary = target.with_name(f".{target.name}.jaxgpt-tmp")
     try:
-        with temporary.open("wb") as file:
+        _delete_temporaries(target)
+        with _temporary(target) as file:
             if target.exists():
-                shutil.copymode(target, temporary)
+                shutil.copymode(target, file.name)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(target)
+            os.replace(file.name, target)
         sync_directory(target.parent)
     except OSError as e:
         raise OSError(e.errno, e.strerror, str(path)) from None  # the caller's path, not the temporary file's
-    finally:
-        with suppress(OSError):
-            temporary.unlink()  # leftover of a failed write
+
+
+@contextmanager
+def _temporary(target: Path) -> Iterator[BinaryIO]:
+    """Create and lock a file with a unique name next to `target`; delete it if it still has this name at the end."""
+    while True:
+        path = target.with_name(f".{target.name}.{secrets.token_hex(4)}{TEMPORARY}")
+        with path.open("xb") as file:
+            try:
+                # A process that deletes old files may have locked or deleted this file before this process locks it.
+                if _try_lock(file) is False or os.fstat(file.fileno()).st_nlink == 0:
+                    continue
+                yield file
+                return
+            finally:
+                with suppress(OSError):  # renamed, or deleted by a different process
+                    path.unlink()
+
+
+def _delete_temporaries(target: Path) -> None:
+    """Delete the temporary files of killed processes: their locks are free."""
+    for path in target.parent.glob(f".{glob.escape(target.name)}.*{TEMPORARY.lstrip('.')}"):
+        with suppress(OSError), path.open("rb") as file:  # a directory, or deleted by a different process
+            if _try_lock(file):
+                path.unlink()
 
 
 def sync_directory(path: Path) -> None:
@@ -127,6 +152,19 @@ def locked(path: Path) -> Iterator[None]:
     with path.open("a") as file:
         _lock(file, fcntl.LOCK_EX)
         yield
+
+
+def _try_lock(file: BinaryIO) -> bool | None:
+    """Lock a file; return False if a different process has locked it, and None if the file system has no locks."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as e:
+        if e.errno in NO_LOCKS:
+            return None
+        raise
+    return True
 
 
 def _lock(file: TextIOBase | BufferedIOBase, operation: int) -> None:

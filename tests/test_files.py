@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -158,6 +160,44 @@ def test_a_file_keeps_its_mode_and_its_neighbors() -> None:
     write_atomically(Path("file"), "new")
     assert {p.name: p.read_text() for p in Path().iterdir()} == {"file": "new", "file.tmp": "mine"}
     assert Path("file").stat().st_mode & 0o777 == 0o600
+
+
+def write_letters(letter: str, rounds: int) -> None:
+    for _ in range(rounds):
+        write_atomically(Path("file"), letter * 300_000)
+
+
+def test_two_processes_can_write_one_file() -> None:
+    """Every write succeeds, a reader always sees one complete content, and no temporary file remains."""
+    write_letters("a", 1)
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=write_letters, args=(letter, 50)) for letter in "ab"]
+    for writer in writers:
+        writer.start()
+    while any(writer.is_alive() for writer in writers):
+        assert Path("file").read_text() in ("a" * 300_000, "b" * 300_000)
+    assert [writer.exitcode for writer in writers] == [0, 0]
+    assert [path.name for path in Path().iterdir()] == ["file"]
+
+
+def write_and_die(file: str) -> None:
+    os.replace = lambda *_: os._exit(9)
+    write_atomically(Path(file), "new")
+
+
+def test_the_temporary_file_of_a_killed_process_is_deleted_and_that_of_a_living_one_is_kept() -> None:
+    Path("file").write_text("old")
+    killed = multiprocessing.get_context("fork").Process(target=write_and_die, args=("file",))
+    killed.start()
+    killed.join()
+    [left] = Path().glob(".file.*.jaxgpt-tmp")
+    assert Path("file").read_text() == "old"
+    with left.open("rb") as living:
+        fcntl.flock(living, fcntl.LOCK_EX)
+        write_atomically(Path("file"), "newer")
+        assert left.exists()
+    write_atomically(Path("file"), "newest")
+    assert {path.name: path.read_text() for path in Path().iterdir()} == {"file": "newest"}
 
 
 @pytest.mark.parametrize("old", ["old", None])
