@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxgpt.errors import UserError, one_line, reported
-from jaxgpt.files import sole_writer
+from jaxgpt.files import TEMPORARY, sole_writer
 
 SINGLE = "model.safetensors"
 SECOND_COPY = "consolidated*"  # glob pattern of Mistral's own weight files, duplicates of the transformers files
@@ -128,7 +128,7 @@ def new_directory(target: Path) -> Iterator[Path]:
     if target.exists() and (target.samefile(Path()) or target.is_mount()):
         raise UserError(f"{target} is the current directory or a mount point: choose a new directory in it")
     target = target.resolve()
-    temporary = target.with_name(f".{target.name}.jaxgpt-tmp")
+    temporary = target.with_name(f".{target.name}{TEMPORARY}")
     with reported(f"cannot write {target}"):
         temporary.mkdir(parents=True, exist_ok=True)
     with sole_writer(temporary):
