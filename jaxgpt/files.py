@@ -56,33 +56,37 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     target = Path(os.path.realpath(path))
     try:
         _delete_temporaries(target)
-        with _temporary(target) as file:
-            if target.exists():
-                shutil.copymode(target, file.name)
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-            os.replace(file.name, target)
+        while not _replace(target, data):
+            pass
         sync_directory(target.parent)
     except OSError as e:
         raise OSError(e.errno, e.strerror, str(path)) from None  # the caller's path, not the temporary file's
 
 
-@contextmanager
-def _temporary(target: Path) -> Iterator[BinaryIO]:
-    """Create and lock a file with a unique name next to `target`; delete it if it still has this name at the end."""
-    while True:
-        path = target.with_name(f".{target.name}.{secrets.token_hex(4)}{TEMPORARY}")
-        with path.open("xb") as file:
-            try:
-                # A process that deletes old files may have locked or deleted this file before this process locks it.
-                if _try_lock(file) is False or os.fstat(file.fileno()).st_nlink == 0:
-                    continue
-                yield file
-                return
-            finally:
-                with suppress(OSError):  # renamed, or deleted by a different process
-                    path.unlink()
+def _replace(target: Path, data: bytes) -> bool:
+    """Write a file under a unique name, then rename it; return False if a different process deleted it before.
+
+    The lock shows that this process is alive. Buckets mounted as a directory cannot rename an open file, so the file is
+    closed before.
+    """
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}{TEMPORARY}")
+    try:
+        with temporary.open("xb") as file:
+            _try_lock(file)
+            if target.exists():
+                shutil.copymode(target, temporary)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+    except FileNotFoundError:
+        if target.parent.is_dir():
+            return False
+        raise
+    finally:
+        with suppress(OSError):  # renamed or deleted
+            temporary.unlink()
+    return True
 
 
 def _delete_temporaries(target: Path) -> None:
@@ -99,6 +103,31 @@ def sync_directory(path: Path) -> None:
     with suppress(OSError):
         os.fsync(descriptor)
     os.close(descriptor)
+
+
+def check_renames(directory: Path, shown: Path) -> None:
+    """Check that a directory with files can be renamed in `directory`, as a complete checkpoint or model is.
+
+    Raises `UserError`, with the path `shown`, on a bucket that is mounted without this function. A killed process leaves
+    names that end in .partial.
+    """
+    probe, renamed = directory / "probe.partial", directory / "renamed.partial"
+    try:
+        for path in (probe, renamed):
+            shutil.rmtree(path, ignore_errors=True)
+        (probe / "part").mkdir(parents=True)
+        (probe / "part" / "file").write_bytes(b"0")
+        try:
+            probe.rename(renamed)
+        except OSError as e:
+            raise UserError(
+                f"cannot write to {shown}: its file system cannot rename a directory with files ({e.strerror}); mount a "
+                f"bucket with gcsfuse --rename-dir-limit 200000, use a bucket with a hierarchical namespace, or choose a "
+                f"different directory"
+            ) from None
+    finally:
+        for path in (probe, renamed):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def check_writable(path: Path) -> None:
@@ -138,8 +167,9 @@ def sole_writer(directory: Path) -> Iterator[None]:
             holder = path.read_text("utf-8", "replace") or "another process"
             raise UserError(f"{directory} is being written by {holder}: wait for it, or stop it") from None
         file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()} since {datetime.now():%Y-%m-%d %H:%M:%S}")
-        file.flush()
+        holder = f"process {os.getpid()} on {socket.gethostname()} since {datetime.now():%Y-%m-%d %H:%M:%S}"
+        with suppress(OSError):  # full disk: the lock holds, and the block may free space
+            os.write(file.fileno(), holder.encode())
         try:
             yield
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import multiprocessing
@@ -20,7 +21,7 @@ import pytest
 from helpers import largest_file
 
 from jaxgpt.errors import UserError
-from jaxgpt.files import LOCK, fetch, sole_writer, write_atomically
+from jaxgpt.files import LOCK, check_renames, fetch, sole_writer, write_atomically
 
 CONTENT = b"To be, or not to be" * 1000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -198,6 +199,37 @@ def test_the_temporary_file_of_a_killed_process_is_deleted_and_that_of_a_living_
         assert left.exists()
     write_atomically(Path("file"), "newest")
     assert {path.name: path.read_text() for path in Path().iterdir()} == {"file": "newest"}
+
+
+def flat_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bucket mounted without --rename-dir-limit: directories with files cannot be renamed."""
+    rename = Path.rename
+
+    def fail(self: Path, target: Path) -> Path:
+        if self.is_dir() and any(self.iterdir()):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(self))
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fail)
+
+
+def test_a_file_system_that_cannot_rename_directories_is_an_error_with_the_mount_option(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    check_renames(Path(), Path("run"))
+    flat_bucket(monkeypatch)
+    with pytest.raises(
+        UserError, match=r"write to run: .* \(Too many open files\); mount .* --rename-dir-limit 200000"
+    ):
+        check_renames(Path(), Path("run"))
+    assert list(Path().iterdir()) == [], "nothing remains"
+
+
+def test_the_probe_of_a_killed_process_is_deleted() -> None:
+    for name in ("probe.partial", "renamed.partial"):
+        Path(name, "part").mkdir(parents=True)
+    check_renames(Path(), Path("run"))
+    assert list(Path().iterdir()) == []
 
 
 @pytest.mark.parametrize("old", ["old", None])

@@ -25,7 +25,7 @@ from jaxgpt.config import Config, from_json, to_json
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokenizer_files import GENERATION, TEMPLATE, TOKENIZER, load_tokenizer, save_tokenizer
 from jaxgpt.errors import UserError, nearest, reported
-from jaxgpt.files import LOCK, read_bytes, sole_writer, write_atomically
+from jaxgpt.files import LOCK, check_renames, read_bytes, sole_writer, write_atomically
 
 NEW, REPLACED = ".new", ".replaced"
 REPLACING = 5.0  # maximum seconds to wait for a process that replaces a run
@@ -126,12 +126,33 @@ def complete_run(path: Path, config: Config, tokenizer: Tokenizer, overwrite: bo
         yield draft
 
 
+def check_path(path: Path) -> None:
+    """Raise `UserError` if a run cannot be created at a path: a bucket, a glob pattern or a backslash."""
+    absolute = f"{path.absolute()}/"
+    bucket = re.search(r"(gs|s3|az):(?=/)", absolute)
+    if bucket:
+        raise UserError(
+            f"cannot store a run at {path}: the settings, metrics and lock of a run are ordinary files; mount the bucket as a "
+            f"directory (Cloud Storage: gcsfuse --rename-dir-limit 200000 BUCKET DIRECTORY)"
+        )
+    pattern = re.search(r"[*?[]", absolute)
+    if pattern:
+        raise UserError(f"cannot store a run at {path}: Orbax reads {pattern[0]!r} as a pattern: use a different path")
+    check_backslash(path)
+
+
+def check_backslash(path: Path) -> None:
+    """Raise `UserError` if a path contains a backslash: TensorStore would read and write a different path."""
+    if "\\" in str(path.absolute()):
+        raise UserError(
+            f"cannot use {path}: TensorStore, which stores the weights, reads a backslash as a separator of directories: "
+            f"rename the directory"
+        )
+
+
 def check_free(path: Path, overwrite: bool) -> None:
     """Raise `UserError` if a run cannot be created in a directory; unrelated files are allowed."""
-    # Orbax expands glob patterns, and treats a few prefixes as remote file systems.
-    if match := re.search(r"[*?[\\]|(gs|s3|az):(?=/)", f"{path.absolute()}/"):
-        fix = "use a different path; for a bucket, mount it as a directory, as with gcsfuse"
-        raise UserError(f"cannot store a run at {path}: Orbax cannot read a path with {match[0]!r}: {fix}")
+    check_path(path)
     recover(path)
     if Run(path).exists():
         if not overwrite:
@@ -193,6 +214,7 @@ def _draft(path: Path, config: Config, tokenizer: Tokenizer) -> Iterator[Run]:
         try:
             shutil.rmtree(draft, ignore_errors=True)
             (draft / "checkpoints").mkdir(parents=True)
+            check_renames(draft / "checkpoints", path)
             write_settings(Run(draft), config, tokenizer)
             yield Run(draft)
             shutil.rmtree(replaced, ignore_errors=True)

@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import keystr, tree_leaves_with_path
 
-from jaxgpt.checkpoint.run import open_run, parse_checkpoint
+from jaxgpt.checkpoint.run import check_backslash, open_run, parse_checkpoint
 from jaxgpt.config import Config, TrainConfig, from_json
 from jaxgpt.errors import TrainingFailed, UserError, one_line
 from jaxgpt.files import parse_json, read_bytes, sha256_file, sync_directory, write_atomically
@@ -57,6 +57,14 @@ class Info:
     def config(self) -> Config:
         """Return the settings of the run when the checkpoint was written."""
         return from_json(json.dumps(self.about.get("config")), f"the config in {SEAL}")
+
+
+class WriteFailed(TrainingFailed):
+    """A checkpoint could not be written; `cause` has the number of the operating system's error, if known."""
+
+    def __init__(self, reason: str, number: int | None) -> None:
+        super().__init__(f"a checkpoint could not be written ({reason})")
+        self.cause = OSError(number, reason)
 
 
 class Saver:
@@ -131,8 +139,9 @@ def _failed_writes() -> Iterator[None]:
         if is_peer_failure(e):
             raise
         code = re.search(r"os_error_code='(\d+)'", str(e))  # TensorStore's notation
-        reason = os.strerror(int(code[1])) if code else getattr(e, "strerror", None) or one_line(e, 200)
-        raise TrainingFailed(f"a checkpoint could not be written ({reason})") from None
+        number = int(code[1]) if code else getattr(e, "errno", None)
+        reason = os.strerror(number) if number else one_line(e, 200)
+        raise WriteFailed(reason, number) from None
 
 
 def kept(infos: Mapping[int, Info], train: TrainConfig) -> set[int]:
@@ -358,6 +367,7 @@ def _load(path: Path, part: str, like: Any) -> Any:
     """Restore a part of a checkpoint; raise `UserError` if it is unreadable or does not match `like`."""
     from orbax.checkpoint import v1 as ocp
 
+    check_backslash(path)
     try:
         # Check shapes first: if Orbax finds a wrong shape while it reads arrays, its threads fail at process exit.
         _check_shapes(ocp.checkpointables_metadata(path.absolute()).metadata.get(part, {}), like)

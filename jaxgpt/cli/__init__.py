@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import sys
@@ -15,13 +14,12 @@ from pathlib import Path
 
 from jaxgpt.cli.output import note
 from jaxgpt.cli.parse import parse
-from jaxgpt.errors import TrainingFailed, UserError, one_line
+from jaxgpt.errors import FULL, TrainingFailed, UserError, full_disk_fix, one_line
 from jaxgpt.runtime import keep_compiled, skip_missing_tpus, tune_memory
 from jaxgpt.signals import INTERRUPTED, advice, exit_on_second_signal
 
 # Exit codes. jaxgpt/signals.py defines two more, UNFINISHED and INTERRUPTED.
 FAILED, BAD_INPUT = 1, 2  # failed command; bad usage or input
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errno: disk or quota full, or file too large
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,7 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except OSError as e:
         if e.errno in FULL:
-            return _fail(f"cannot write{f' {e.filename}' if e.filename else ''}: {e.strerror}", FAILED)
+            file = f" {e.filename}" if e.filename else ""
+            return _fail(f"cannot write{file}: {e.strerror}; {full_disk_fix(e)}", FAILED)
         if e.filename is None:
             raise
         return _fail(f"cannot access {e.filename}: {e.strerror}", BAD_INPUT)

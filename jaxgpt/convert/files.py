@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxgpt.errors import UserError, one_line, reported
-from jaxgpt.files import TEMPORARY, sole_writer
+from jaxgpt.files import TEMPORARY, check_renames, sole_writer
 
 SINGLE = "model.safetensors"
 SECOND_COPY = "consolidated*"  # glob pattern of Mistral's own weight files, duplicates of the transformers files
@@ -136,6 +136,7 @@ def new_directory(target: Path) -> Iterator[Path]:
         try:
             with reported(f"cannot write {target}"):
                 shutil.rmtree(draft, ignore_errors=True)
+                check_renames(temporary, target)
                 draft.mkdir()
             yield draft
             with reported(f"cannot write {target}"):

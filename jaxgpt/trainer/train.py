@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
+from jaxgpt.checkpoint.run import Run, check_backslash
+from jaxgpt.checkpoint.space import check_space
 from jaxgpt.checkpoint.store import Info, Saver
 from jaxgpt.config import TrainConfig
 from jaxgpt.data import Data, open_data
 from jaxgpt.errors import UserError
+from jaxgpt.files import check_renames
 from jaxgpt.parallel.host import keep_memory, use_cores
 from jaxgpt.parallel.processes import is_leader, on_leader, process_count, same_on_all
 from jaxgpt.signals import STOPPING, stop_on_signal
@@ -62,6 +66,9 @@ def run_loop(start: Start, report: Report, until: int | None) -> Outcome:
     settings = config.train
     end = settings.steps if until is None else min(until, settings.steps)
 
+    if start.run is None:
+        out = Run(Path(start.out or "runs"))
+        on_leader(lambda: check_space(out, program.abstract.state, settings, report.note, start.overwrite))
     with (
         open_for_training(start, program, data, weights.about(), report.note) as (run, last),
         stop_on_signal(STOPPING if is_leader() else "") as stop,
@@ -69,6 +76,8 @@ def run_loop(start: Start, report: Report, until: int | None) -> Outcome:
     ):
         first = last.step if last else 0
         evaluation = None
+        if start.run is not None:
+            on_leader(lambda: check_storage(run, program, report.note))
         report.started(program, data, run, first)
         feed = start.feed(program, data, last)
         evaluators = start.evaluators or (ValidationLoss(data.val),)
@@ -105,6 +114,13 @@ def run_loop(start: Start, report: Report, until: int | None) -> Outcome:
                     record.save(state)
     stopped = record.evaluated != settings.steps and not record.out_of_patience()
     return Outcome(state, record.done, evaluation, stopped)
+
+
+def check_storage(run: Run, program: Program, note: Callable[[str], None]) -> None:
+    """Check that the next checkpoint of a resumed run can be written, as far as can be known before its first step."""
+    check_backslash(run.path)
+    check_renames(run.checkpoints, run.path)
+    check_space(run, program.abstract.state, program.config.train, note)
 
 
 @contextmanager

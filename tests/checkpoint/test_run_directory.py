@@ -91,3 +91,16 @@ def test_a_living_writer_is_respected() -> None:
 def write(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("gs://bucket/run", "the settings, metrics and lock of a run are ordinary files; mount the bucket"),
+        ("a*b", "Orbax reads '\\*' as a pattern"),
+        ("a\\b", "reads a backslash as a separator"),
+    ],
+)
+def test_a_path_that_cannot_hold_a_run_is_rejected(path: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        check_free(Path(path), overwrite=False)

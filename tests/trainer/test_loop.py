@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -21,6 +22,7 @@ from jaxgpt.checkpoint.store import Info, checkpoints
 from jaxgpt.config import Config, MeshConfig, OptimConfig
 from jaxgpt.data import Batches, Data, open_data
 from jaxgpt.errors import TrainingFailed, UserError
+from jaxgpt.lm import load
 from jaxgpt.train.loss import next_token_loss
 from jaxgpt.train.step import STEP_METRICS
 from jaxgpt.trainer.evaluation import evaluate, evenly_spaced, loss_difference, summarize
@@ -193,6 +195,43 @@ def test_out_of_memory_errors_come_with_advice(monkeypatch: pytest.MonkeyPatch) 
         TrainingFailed, match=r"out of device memory .* raise --train.accumulation, .* no checkpoint yet"
     ):
         run(small_run(), "out")
+
+
+def test_a_file_system_that_cannot_rename_directories_is_found_before_the_first_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stopped = run(small_run(), "old", reporter=Silent({1: lambda: os.kill(os.getpid(), signal.SIGTERM)}))
+    assert stopped.stopped
+    rename = Path.rename
+
+    def fail(self: Path, target: Path) -> Path:
+        if self.is_dir() and any(self.iterdir()):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(self))
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    monkeypatch.setattr(Program, "step", lambda *_: pytest.fail("no step"))
+    with pytest.raises(UserError, match=r"cannot write to new: .* gcsfuse --rename-dir-limit 200000"):
+        run(small_run(), "new")
+    assert not Path("new").exists()
+    with pytest.raises(UserError, match=r"cannot write to old: .* gcsfuse --rename-dir-limit 200000"):
+        run(small_run(), "old", resume=True)
+
+
+def test_a_disk_without_room_for_a_checkpoint_is_found_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: (10**6, 10**6, 10))
+    monkeypatch.setattr(Program, "step", lambda *_: pytest.fail("no step"))
+    with pytest.raises(UserError, match=r"a checkpoint takes about .* has 10 bytes of free space: free at least"):
+        run(small_run(), "new")
+    assert not Path("new").exists()
+
+
+def test_a_run_moved_to_a_directory_with_a_backslash_is_not_called_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
+    run(small_run(), "run")
+    Path("run").rename("a\\b")
+    for act in (lambda: run(small_run(steps=9), "a\\b", resume=True), lambda: load("a\\b")):
+        with pytest.raises(UserError, match="reads a backslash as a separator of directories: rename the directory"):
+            act()
 
 
 @pytest.fixture
