@@ -39,6 +39,9 @@ def failures(run: Run, program: Program) -> Iterator[None]:
         if "RESOURCE_EXHAUSTED" not in str(e):
             raise
         reason = explain_failure(program, e)
+    except MemoryError as e:
+        reason = f"out of memory on the host{f' ({one_line(e, 100)})' if str(e) else ''}"
+        fix = "use a smaller model or batch, or a machine with more memory"
     except Diverged as e:
         reason = str(e)
         fix = "a lower --optim.learning-rate may help"

@@ -186,6 +186,45 @@ def test_data_that_become_unreadable_stop_the_run_and_lose_no_step(
     assert int(run(small_run(), "out", resume=True).state.step) == 8
 
 
+def test_a_nan_found_by_jax_itself_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With JAX_DEBUG_NANS, JAX raises from inside the step."""
+    step = Program.step
+
+    def bad(self: Program, state: Any, batch: Any) -> Any:
+        if int(state.step) == 6:
+            jax.numpy.zeros(1) / 0
+        return step(self, state, batch)
+
+    monkeypatch.setattr(Program, "step", bad)
+    message = r"invalid value \(nan\) encountered in .* at step 6: stopped, the checkpoint of step 4 is kept \(a lower"
+    with jax.debug_nans(True), pytest.raises(TrainingFailed, match=message) as error:
+        run(small_run(), "out")
+    assert "\n" not in str(error.value)
+
+
+def test_a_floating_point_error_of_the_code_itself_is_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def bug(*_: object) -> None:
+        raise FloatingPointError("divide by zero")
+
+    monkeypatch.setattr(Program, "step", bug)
+    with pytest.raises(FloatingPointError):
+        run(small_run(), "out")
+
+
+def test_memory_of_the_host_that_is_exhausted_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = Batches.at
+
+    def fail(self: Batches, step: int) -> Any:
+        if step == 6:
+            raise MemoryError("Unable to allocate 9 TiB")
+        return at(self, step)
+
+    monkeypatch.setattr(Batches, "at", fail)
+    message = r"out of memory on the host \(Unable to allocate 9 TiB\): stopped, the checkpoint of step 4 is kept"
+    with pytest.raises(TrainingFailed, match=message):
+        run(small_run(), "out")
+
+
 def test_out_of_memory_errors_come_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: Program, state: object, batch: object) -> None:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 bytes")
