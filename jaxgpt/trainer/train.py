@@ -23,9 +23,10 @@ from jaxgpt.trainer.evaluation import ValidationLoss, Watch, run_evaluators
 from jaxgpt.trainer.failures import compile_lowered, failures
 from jaxgpt.trainer.feed import Feed, batches_of
 from jaxgpt.trainer.metrics import MetricsFile
+from jaxgpt.trainer.monitor import monitored
 from jaxgpt.trainer.program import Program
 from jaxgpt.trainer.record import SAVE, STOP, Record
-from jaxgpt.trainer.report import Outcome, Report
+from jaxgpt.trainer.report import Outcome, Report, Reports
 from jaxgpt.trainer.start import Start, Weights, check, completed, open_for_training, read_weights
 
 
@@ -73,7 +74,9 @@ def run_loop(start: Start, report: Report, until: int | None) -> Outcome:
         open_for_training(start, program, data, weights.about(), report.note) as (run, last),
         stop_on_signal(STOPPING if is_leader() else "") as stop,
         failures(run, program),
+        monitored(stop, report.note) as monitor,
     ):
+        report = Reports(report, monitor)
         first = last.step if last else 0
         evaluation = None
         if start.run is not None:
@@ -87,7 +90,7 @@ def run_loop(start: Start, report: Report, until: int | None) -> Outcome:
         file = MetricsFile(run.metrics, last)
         record = Record(program, data, saver, file, report, last, weights.about())
         weights = Weights()  # release of the host copies of the weights
-        calls = batches_of(program, feed, plan_calls(first, end, settings, last, feed.reads_state))
+        calls = batches_of(program, feed, plan_calls(first, end, settings, last, feed.reads_state), monitor.wait)
         with saver, file, calls as prepared, record.closing(lambda: state):
             for steps, batches in prepared:
                 request = record.ask(stop.requested)
@@ -105,6 +108,7 @@ def run_loop(start: Start, report: Report, until: int | None) -> Outcome:
                         final=steps.stop == settings.steps,
                         interrupted=lambda: record.ask(stop.requested) == STOP,
                         progress=partial(report.stage, "evaluating"),
+                        wait=monitor.wait,
                     )
                     results = run_evaluators(evaluators, program, state.eval_params, watch)
                     if results is None:
