@@ -58,7 +58,7 @@ class Stop:
 
 
 _is_watching = False  # whether a thread receives all signals
-_stop: Stop | None = None  # of the innermost `stop_on_signal`
+_stop: Stop | None = None  # request of the innermost `stop_on_signal`
 
 
 @contextmanager

@@ -89,9 +89,9 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def child(words: str, kill_at: int, compiled: str) -> None:
     """Run a command that ends before its n-th file operation (0: never); write the number of operations."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)
-    os.dup2(null, 2)
+    printed = os.open("printed", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(printed, 1)
+    os.dup2(printed, 2)
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 1)
     jax.config.update("jax_compilation_cache_dir", compiled)
@@ -149,11 +149,11 @@ def test_a_killed_command_leaves_the_old_or_the_new_files_and_can_be_repeated(
     print(f"{name}: {len(points)} of {operations} operations")
     for point in points:
         old = prepare()
-        assert run(command.words, point) == KILLED
+        assert run(command.words, point) == KILLED, (point, Path("printed").read_text())
         left = state(command, out)
         assert left in (old, new) or is_started(command, out), point
-        is_complete = left == new and not command.replaces  # the second command refuses to replace the result
-        assert run(command.words) == (2 if is_complete else 0), point
+        is_complete = left == new and not command.replaces  # the second command keeps the complete result
+        assert run(command.words) == (2 if is_complete else 0), (point, Path("printed").read_text())
         assert command.read(out) == new, point
         assert is_complete or {path.name for path in Path(PLACE).iterdir()} == {"out"}, point
 

@@ -162,6 +162,13 @@ def check_free(path: Path, overwrite: bool) -> None:
         raise UserError(f"{path} holds checkpoints but no config.json: restore it, or choose a different path")
 
 
+def other_files(path: Path) -> list[str]:
+    """Return the visible files of a directory that do not belong to a run, sorted; [] if it does not exist."""
+    if not path.is_dir():
+        return []
+    return sorted(file.name for file in path.iterdir() if file.name not in FILES and not file.name.startswith("."))
+
+
 def check_new_run(path: Path) -> None:
     """Raise `UserError` if a path exists, unless it is an empty directory or has only the remains of a killed process.
 

@@ -54,7 +54,7 @@ def check_space(run: Run, state: Any, train: TrainConfig, note: Callable[[str], 
 
 
 def most_checkpoints(train: TrainConfig) -> int:
-    """Return the largest number of checkpoints of a run at a time: the kept ones, and the one that is being written."""
+    """Return the largest number of checkpoints of a run at a time: kept checkpoints and the checkpoint being written."""
     kept = train.keep_last + train.keep_best
     if train.keep_every:
         kept += train.steps // train.keep_every

@@ -1,4 +1,4 @@
-"""Heartbeats between the processes of a run: name a silent process before JAX's coordination service aborts.
+"""Heartbeats between the processes of a run: report a silent process before JAX's coordination service aborts.
 
 Each process publishes its status in the key-value store of JAX's coordinator. Process 0 reads all statuses. A training
 process that publishes nothing new for `limit` seconds is paused, unreachable or dead. Without a status, as before the first
@@ -149,7 +149,7 @@ class Heartbeats:
                 act()
 
 
-_heartbeats: Heartbeats | None = None  # of this process, if the run has several
+_heartbeats: Heartbeats | None = None  # heartbeats of this process; None: a run with a single process
 
 
 def set_heartbeats(heartbeats: Heartbeats | None) -> None:

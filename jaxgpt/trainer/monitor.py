@@ -1,4 +1,4 @@
-"""Monitor: report the process that keeps a run from its next step, and end a stuck run on a signal."""
+"""Monitor: report the process that delays the next step of a run, and end a stuck run on a signal."""
 
 from __future__ import annotations
 

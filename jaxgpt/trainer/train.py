@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from jaxgpt.checkpoint.run import Run, check_backslash
+from jaxgpt.checkpoint.run import Run, check_backslash, other_files
 from jaxgpt.checkpoint.space import check_space
 from jaxgpt.checkpoint.store import Info, Saver
 from jaxgpt.config import TrainConfig
@@ -68,8 +68,7 @@ def run_loop(start: Start, report: Report, until: int | None) -> Outcome:
     end = settings.steps if until is None else min(until, settings.steps)
 
     if start.run is None:
-        out = Run(Path(start.out or "runs"))
-        on_leader(lambda: check_space(out, program.abstract.state, settings, report.note, start.overwrite))
+        on_leader(lambda: check_target(start, program, report.note))
     with (
         open_for_training(start, program, data, weights.about(), report.note) as (run, last),
         stop_on_signal(STOPPING if is_leader() else "") as stop,
@@ -120,8 +119,18 @@ def run_loop(start: Start, report: Report, until: int | None) -> Outcome:
     return Outcome(state, record.done, evaluation, stopped)
 
 
+def check_target(start: Start, program: Program, note: Callable[[str], None]) -> None:
+    """Check the space for a new run before its directory is created, and note that other files there are kept."""
+    run = Run(Path(start.out or "runs"))
+    check_space(run, program.abstract.state, program.config.train, note, start.overwrite)
+    others = other_files(run.path) if start.out else []
+    if others:
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        note(f"{run.path} also has files that are not of a run, which are kept: {others[0]}{more}")
+
+
 def check_storage(run: Run, program: Program, note: Callable[[str], None]) -> None:
-    """Check that the next checkpoint of a resumed run can be written, as far as can be known before its first step."""
+    """Check, before the first step of a resumed run, that its file system can store the next checkpoint."""
     check_backslash(run.path)
     check_renames(run.checkpoints, run.path)
     check_space(run, program.abstract.state, program.config.train, note)

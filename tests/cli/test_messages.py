@@ -173,7 +173,8 @@ train run -> run is a run: repeat its settings with --out NEW, or resume it with
 train run --out run -> holds a run: resume it with --resume, or replace it with --overwrite (in Python: overwrite=True)
 train --data.path text.txt --out stray -> stray holds checkpoints but no config.json: restore it, or choose a different path
 train --resume --out stray -> stray is not a run: it has no config.json
-train --data.path text.txt --out 'a [b]' -> cannot read a path with '[': use a different path; for a bucket, mount it
+train --data.path text.txt --out 'a [b]' -> cannot store a run at a [b]: Orbax reads '[' as a pattern: use a different path
+train --data.path text.txt --out gs://bucket/run -> are ordinary files; mount the bucket as a directory (Cloud Storage: gcsfuse
 train --resume -> --resume needs a run directory: jaxgpt train --resume --out DIR
 train --resume --out run --overwrite -> --resume and --overwrite are mutually exclusive: omit one of them
 train --resume --out nowhere -> no run at nowhere

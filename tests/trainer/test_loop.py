@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from helpers import TEXT, comparable, small_run
+from helpers import TEXT, comparable, jaxgpt, small_run
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,7 +22,7 @@ from jaxgpt.checkpoint.store import Info, checkpoints
 from jaxgpt.config import Config, MeshConfig, OptimConfig
 from jaxgpt.data import Batches, Data, open_data
 from jaxgpt.errors import TrainingFailed, UserError
-from jaxgpt.lm import load
+from jaxgpt.lm import load, save
 from jaxgpt.train.loss import next_token_loss
 from jaxgpt.train.step import STEP_METRICS
 from jaxgpt.trainer.evaluation import evaluate, evenly_spaced, loss_difference, summarize
@@ -263,6 +263,36 @@ def test_a_disk_without_room_for_a_checkpoint_is_found_before_the_first_step(mon
     with pytest.raises(UserError, match=r"a checkpoint takes about .* has 10 bytes of free space: free at least"):
         run(small_run(), "new")
     assert not Path("new").exists()
+
+
+def test_other_files_in_the_directory_of_a_new_run_are_noted_and_kept() -> None:
+    Path("out").mkdir()
+    for name in ("notes.txt", "slurm.log", ".hidden"):
+        Path("out", name).touch()
+    reporter = Silent()
+    run(small_run(steps=1, eval_every=1), "out", reporter=reporter)
+    assert reporter.notes == ["out also has files that are not of a run, which are kept: notes.txt and 1 more"]
+    assert Path("out/notes.txt").exists()
+
+
+def test_a_second_writer_of_a_run_that_trains_is_refused_and_the_first_is_unharmed() -> None:
+    """Resume, replace, import into and save over a run while it trains, then compare with an undisturbed run."""
+    straight = run(small_run(), "straight")
+    seconds = list[Any]()
+
+    def disturb() -> None:
+        lm = load("straight")
+        with pytest.raises(UserError, match="out is being written by process"):
+            save(lm, "out", overwrite=True)
+        for words in ("train --resume --out out", "train out --resume", "train straight --out out --overwrite"):
+            seconds.append(jaxgpt(*words.split()))
+
+    disturbed = run(small_run(), "out", reporter=Silent({5: disturb}))
+    for second in seconds:
+        assert (second.code, second.err.count("\n")) == (2, 1 + second.err.count("using the settings of")), second.err
+        assert f"out is being written by process {os.getpid()} on" in second.err
+    assert same_bits(disturbed.state, straight.state)
+    assert comparable("out") == comparable("straight")
 
 
 def test_a_run_moved_to_a_directory_with_a_backslash_is_not_called_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
