@@ -24,6 +24,7 @@ from jaxgpt.errors import UserError
 from jaxgpt.files import LOCK, check_renames, fetch, sole_writer, write_atomically
 
 CONTENT = b"To be, or not to be" * 1000
+PROCESSES = multiprocessing.get_context("forkserver")  # JAX's threads do not survive a fork
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
 
@@ -171,8 +172,7 @@ def write_letters(letter: str, rounds: int) -> None:
 def test_two_processes_can_write_one_file() -> None:
     """Every write succeeds, a reader always sees one complete content, and no temporary file remains."""
     write_letters("a", 1)
-    context = multiprocessing.get_context("fork")
-    writers = [context.Process(target=write_letters, args=(letter, 50)) for letter in "ab"]
+    writers = [PROCESSES.Process(target=write_letters, args=(letter, 50)) for letter in "ab"]
     for writer in writers:
         writer.start()
     while any(writer.is_alive() for writer in writers):
@@ -188,7 +188,7 @@ def write_and_die(file: str) -> None:
 
 def test_the_temporary_file_of_a_killed_process_is_deleted_and_that_of_a_living_one_is_kept() -> None:
     Path("file").write_text("old")
-    killed = multiprocessing.get_context("fork").Process(target=write_and_die, args=("file",))
+    killed = PROCESSES.Process(target=write_and_die, args=("file",))
     killed.start()
     killed.join()
     [left] = Path().glob(".file.*.jaxgpt-tmp")

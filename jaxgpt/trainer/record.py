@@ -56,9 +56,7 @@ class Record:
     ) -> None:
         config = program.config
         self.program, self.saver, self.file, self.report = program, saver, file, report
-        # On CPUs, `Poll` blocks on each exchange anyway. Without a lag, a process whose data hang can still stop all.
-        on_cpu = program.mesh.devices.flat[0].platform == "cpu"
-        self.poll = Poll(program.mesh, 0 if on_cpu else LAG)
+        self.poll = Poll(program.mesh, LAG)
         self.config, self.first = config, last or Info(0)
         self.done = self.first.step
         self._saved = last.step if last else None

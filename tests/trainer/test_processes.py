@@ -149,6 +149,7 @@ def test_two_processes_exchange_values() -> None:
     assert a["failed in one"] == "process 1: process 1 cannot"
     assert a["whole, data"]
     assert a["whole, tensor"]
+    assert a["answers on CPUs"] == [0, 0, 1, 0, 2, 0]
     assert a["answers"] == [0, 0, 0, 0, 1, 0, 2, 0]
 
 
