@@ -145,15 +145,15 @@ def test_a_killed_command_leaves_the_old_or_the_new_files_and_can_be_repeated(
     prepare()
     assert run(command.words) == 0
     new, operations = command.read(out), int(Path("operations").read_text())
-    points = (
-        [operations - round(k * operations / (kills + 0.5)) for k in range(kills)]
-        if kills > 1
-        else [2 * operations // 3]
-    )
+    points = sorted({round(operations * (k + 0.7) / kills) for k in range(kills)})
     print(f"{name}: {len(points)} of {operations} operations")
     for point in points:
         old = prepare()
-        assert run(command.words, point) == KILLED, (point, Path("printed").read_text())
+        code = run(command.words, point)
+        if code == 0:  # the number of operations varies by a few
+            assert point > 0.9 * operations, point
+            continue
+        assert code == KILLED, (point, Path("printed").read_text())
         left = state(command, out)
         assert left in (old, new) or is_started(command, out), point
         is_complete = left == new and not command.replaces  # the second command keeps the complete result
