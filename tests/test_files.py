@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -24,7 +23,6 @@ from jaxgpt.errors import UserError
 from jaxgpt.files import LOCK, check_renames, fetch, sole_writer, write_atomically
 
 CONTENT = b"To be, or not to be" * 1000
-PROCESSES = multiprocessing.get_context("forkserver")  # JAX's threads do not survive a fork
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
 
@@ -164,33 +162,24 @@ def test_a_file_keeps_its_mode_and_its_neighbors() -> None:
     assert Path("file").stat().st_mode & 0o777 == 0o600
 
 
-def write_letters(letter: str, rounds: int) -> None:
-    for _ in range(rounds):
-        write_atomically(Path("file"), letter * 300_000)
+def python(code: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", f"import os; from jaxgpt.files import *; {code}"])
 
 
 def test_two_processes_can_write_one_file() -> None:
     """Every write succeeds, a reader always sees one complete content, and no temporary file remains."""
-    write_letters("a", 1)
-    writers = [PROCESSES.Process(target=write_letters, args=(letter, 50)) for letter in "ab"]
-    for writer in writers:
-        writer.start()
-    while any(writer.is_alive() for writer in writers):
+    write_atomically(Path("file"), "a" * 300_000)
+    writers = [python(f"[write_atomically(Path('file'), {letter!r} * 300_000) for _ in range(50)]") for letter in "ab"]
+    while any(writer.poll() is None for writer in writers):
         assert Path("file").read_text() in ("a" * 300_000, "b" * 300_000)
-    assert [writer.exitcode for writer in writers] == [0, 0]
+    assert [writer.returncode for writer in writers] == [0, 0]
     assert [path.name for path in Path().iterdir()] == ["file"]
-
-
-def write_and_die(file: str) -> None:
-    os.replace = lambda *_: os._exit(9)
-    write_atomically(Path(file), "new")
 
 
 def test_the_temporary_file_of_a_killed_process_is_deleted_and_that_of_a_living_one_is_kept() -> None:
     Path("file").write_text("old")
-    killed = PROCESSES.Process(target=write_and_die, args=("file",))
-    killed.start()
-    killed.join()
+    killed = python("Path.replace = lambda *_: os._exit(9); write_atomically(Path('file'), 'new')")
+    assert killed.wait() == 9
     [left] = Path().glob(".file.*.jaxgpt-tmp")
     assert Path("file").read_text() == "old"
     with left.open("rb") as living:
