@@ -1,6 +1,6 @@
 """Train a model: `python train.py [PRESET] [OPTIONS]` is the same as `jaxgpt train`."""
 
-from jaxgpt.cli import entry
+from jaxgpt.__main__ import main
 
 if __name__ == "__main__":
-    entry("train")
+    main("train")

@@ -6,6 +6,7 @@ This module imports only the standard library.
 from __future__ import annotations
 
 import difflib
+import errno
 import re
 import reprlib
 from collections.abc import Iterable, Iterator
@@ -13,6 +14,12 @@ from contextlib import contextmanager
 from typing import Any
 
 MESSAGE_CHARACTERS = 1000  # maximum number of characters to keep of an error message
+# Errors of a full disk or quota, or of a limit on file sizes, with their fixes.
+FULL = {
+    errno.ENOSPC: "free space on its file system",
+    errno.EDQUOT: "delete files on its file system, or raise your quota there",
+    errno.EFBIG: "raise the limit on file sizes (ulimit -f)",
+}
 _BREAKS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 _short = reprlib.Repr()
@@ -42,7 +49,13 @@ def reported(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as e:
-        raise UserError(f"{what}: {e.strerror or e}") from None
+        fix = full_disk_fix(e)
+        raise UserError(f"{what}: {e.strerror or e}" + (f"; {fix}" if fix else "")) from None
+
+
+def full_disk_fix(error: OSError) -> str:
+    """Return the fix for a write that failed because a disk or quota is full or a file is too large; otherwise ""."""
+    return FULL.get(error.errno or 0, "")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

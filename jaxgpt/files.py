@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import glob
 import hashlib
 import json
 import math
 import os
 import re
+import secrets
 import shutil
 import socket
 from collections.abc import Iterator
@@ -20,7 +22,7 @@ from datetime import datetime
 from io import BufferedIOBase, TextIOBase
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
+from typing import Any, BinaryIO
 
 from jaxgpt.errors import UserError, did_you_mean, reported, short_repr
 
@@ -30,6 +32,7 @@ RECORDS = (".jsonl", ".ndjson", ".parquet")  # suffixes of files of records: one
 DOCUMENTATION = (".md", ".json", "")  # suffixes of other files in a directory of records, such as README.md and LICENSE
 HEAD = 1 << 16  # bytes of a JSON file to look at
 LOCK = ".lock"  # name of a directory's lock file
+TEMPORARY = ".jaxgpt-tmp"  # end of the names of temporary files and directories
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)  # errors of a file system without locks
 # The beginning of an array of objects, or a complete object in the first line or in all of the beginning.
 _RECORDS = re.compile(rb"\s*(\[\s*\{|\{[^\n]*(\}\s*\n|\Z))")
@@ -50,28 +53,54 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file so that a crash or power failure leaves either the old or the new content.
 
     Strings are encoded as UTF-8. The mode of an existing file is kept, and symlinks are followed. Pipes and devices, such as
-    `/dev/null`, are written directly.
+    `/dev/null`, are written directly. Several processes can write one file at the same time: the last write remains.
     """
     data = content.encode() if isinstance(content, str) else content
     if path.exists() and not path.is_file():
         path.write_bytes(data)
         return
     target = Path(os.path.realpath(path))
-    temporary = target.with_name(f".{target.name}.jaxgpt-tmp")
     try:
-        with temporary.open("wb") as file:
+        _delete_temporaries(target)
+        while not _replace(target, data):
+            pass
+        sync_directory(target.parent)
+    except OSError as e:
+        raise OSError(e.errno, e.strerror, str(path)) from None  # the caller's path, not the temporary file's
+
+
+def _replace(target: Path, data: bytes) -> bool:
+    """Write a file under a unique name, then rename it; return False if a different process deleted it before.
+
+    The lock shows that this process is alive. Buckets mounted as a directory cannot rename an open file, so the file is
+    closed before.
+    """
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}{TEMPORARY}")
+    try:
+        with temporary.open("xb") as file:
+            _try_lock(file)
             if target.exists():
                 shutil.copymode(target, temporary)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(target)
-        sync_directory(target.parent)
-    except OSError as e:
-        raise OSError(e.errno, e.strerror, str(path)) from None  # the caller's path, not the temporary file's
+    except FileNotFoundError:
+        if target.parent.is_dir():
+            return False
+        raise
     finally:
-        with suppress(OSError):
-            temporary.unlink()  # leftover of a failed write
+        with suppress(OSError):  # renamed or deleted
+            temporary.unlink()
+    return True
+
+
+def _delete_temporaries(target: Path) -> None:
+    """Delete the temporary files of killed processes: their locks are free."""
+    for path in target.parent.glob(f".{glob.escape(target.name)}.*{TEMPORARY.lstrip('.')}"):
+        with suppress(OSError), path.open("rb") as file:  # a directory, or deleted by a different process
+            if _try_lock(file):
+                path.unlink()
 
 
 def sync_directory(path: Path) -> None:
@@ -80,6 +109,31 @@ def sync_directory(path: Path) -> None:
     with suppress(OSError):
         os.fsync(descriptor)
     os.close(descriptor)
+
+
+def check_renames(directory: Path, shown: Path) -> None:
+    """Check that a directory with files can be renamed in `directory`, as a complete checkpoint or model is.
+
+    Raises `UserError`, with the path `shown`, on a bucket that is mounted without this function. A killed process leaves
+    names that end in .partial.
+    """
+    probe, renamed = directory / "probe.partial", directory / "renamed.partial"
+    try:
+        for path in (probe, renamed):
+            shutil.rmtree(path, ignore_errors=True)
+        (probe / "part").mkdir(parents=True)
+        (probe / "part" / "file").write_bytes(b"0")
+        try:
+            probe.rename(renamed)
+        except OSError as e:
+            raise UserError(
+                f"cannot write to {shown}: its file system cannot rename a directory with files ({e.strerror}); mount a "
+                f"bucket with gcsfuse --rename-dir-limit 200000, use a bucket with a hierarchical namespace, or choose a "
+                f"different directory"
+            ) from None
+    finally:
+        for path in (probe, renamed):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def check_writable(path: Path) -> None:
@@ -119,8 +173,9 @@ def sole_writer(directory: Path) -> Iterator[None]:
             holder = path.read_text("utf-8", "replace") or "another process"
             raise UserError(f"{directory} is being written by {holder}: wait for it, or stop it") from None
         file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()} since {datetime.now():%Y-%m-%d %H:%M:%S}")
-        file.flush()
+        holder = f"process {os.getpid()} on {socket.gethostname()} since {datetime.now():%Y-%m-%d %H:%M:%S}"
+        with suppress(OSError):  # full disk: the lock holds, and the block may free space
+            os.write(file.fileno(), holder.encode())
         try:
             yield
         finally:
@@ -133,6 +188,19 @@ def locked(path: Path) -> Iterator[None]:
     with path.open("a") as file:
         _lock(file, fcntl.LOCK_EX)
         yield
+
+
+def _try_lock(file: BinaryIO) -> bool | None:
+    """Lock a file; return False if a different process has locked it, and None if the file system has no locks."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as e:
+        if e.errno in NO_LOCKS:
+            return None
+        raise
+    return True
 
 
 def _lock(file: TextIOBase | BufferedIOBase, operation: int) -> None:

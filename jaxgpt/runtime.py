@@ -135,6 +135,12 @@ def quiet_libtpu() -> None:
         os.environ.setdefault(name, value)
 
 
+def debugs_nans() -> bool:
+    """Return whether JAX raises `FloatingPointError` for non-finite results of compiled functions."""
+    jax = sys.modules.get("jax")
+    return jax is not None and bool(jax.config.jax_debug_nans or jax.config.jax_debug_infs)
+
+
 def cores() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -11,10 +11,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import NoReturn
 
 INTERRUPTED = 130  # exit code after SIGINT, by convention
 UNFINISHED = 75  # exit code of a stopped training run that can be resumed (EX_TEMPFAIL)
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Signals that request a stop: Ctrl-C, kill and Kubernetes, a closing terminal, warnings of schedulers before a time limit.
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 TWICE = 2.0  # maximum seconds between two presses of Ctrl-C that end the process
 STOPPING = "jaxgpt: stopping after this step, then saving; press Ctrl-C again to stop now, without saving\n"
 _advice: Callable[[], str] = str
@@ -34,9 +36,29 @@ def advice() -> str:
 
 @dataclass
 class Stop:
-    """Whether a stop was requested."""
+    """Whether a stop was requested.
+
+    Attributes:
+        requested: set by the main thread, between two steps of native code.
+        arrived: monotonic time of the first signal, or None; set even if the main thread is stuck in native code.
+        repeated: whether a further signal came more than `TWICE` seconds after the first.
+    """
 
     requested: bool = False
+    arrived: float | None = None
+    repeated: bool = False
+
+    def count(self) -> None:
+        """Record a signal. A closing terminal sends several signals at once, which count as one."""
+        now = time.monotonic()
+        if self.arrived is None:
+            self.arrived = now
+        elif now - self.arrived > TWICE:
+            self.repeated = True
+
+
+_is_watching = False  # whether a thread receives all signals
+_stop: Stop | None = None  # request of the innermost `stop_on_signal`
 
 
 @contextmanager
@@ -47,9 +69,13 @@ def stop_on_signal(notice: str = STOPPING, signals: Sequence[int] = SIGNALS) -> 
     terminal sends SIGHUP several times. Signals that were ignored before, such as SIGHUP under `nohup`, stay ignored.
     Signal handlers can be set only in the main thread; in other threads, the handlers stay unchanged.
     """
+    global _stop
     stop = Stop()
 
     def handle(number: int, frame: object) -> None:
+        # Otherwise the thread of `exit_on_second_signal` has counted it, perhaps long before Python runs this handler.
+        if stop.arrived is None or not _is_watching:
+            stop.count()
         if stop.requested:
             if number == signal.SIGINT:
                 raise KeyboardInterrupt
@@ -62,9 +88,11 @@ def stop_on_signal(notice: str = STOPPING, signals: Sequence[int] = SIGNALS) -> 
     main = threading.current_thread() is threading.main_thread()
     numbers = [number for number in signals if main and signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, handle) for number in numbers}
+    outer, _stop = _stop, stop
     try:
         yield stop
     finally:
+        _stop = outer
         for number, handler in before.items():
             signal.signal(number, handler)
 
@@ -75,6 +103,8 @@ def exit_on_second_signal() -> None:
     Python runs no signal handlers while XLA compiles. Ending the process at any time is safe: a write is atomic, or the next
     command drops its incomplete part.
     """
+    global _is_watching
+    _is_watching = True
     receiver, sender = socket.socketpair()
     sender.setblocking(False)  # required by signal.set_wakeup_fd
     signal.set_wakeup_fd(sender.detach(), warn_on_full_buffer=False)
@@ -82,18 +112,22 @@ def exit_on_second_signal() -> None:
     def watch() -> None:
         last = -TWICE
         while number := receiver.recv(1):
+            if _stop is not None:
+                _stop.count()
             if number[0] == signal.SIGINT:
                 if time.monotonic() - last < TWICE:
-                    _exit()
+                    text = advice()
+                    exit_now(f"interrupted: {text}" if text else "interrupted", INTERRUPTED)
                 last = time.monotonic()
 
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _exit() -> None:
+def exit_now(reason: str, code: int) -> NoReturn:
+    """Print a line and end the process, from any thread, without waiting for other threads."""
     with suppress(OSError):  # closed stream
         for stream in (1, 2):
             if os.isatty(stream) and os.environ.get("TERM") not in ("dumb", "unknown"):
                 os.write(stream, SHOW_CURSOR)
-        os.write(2, f"jaxgpt: interrupted{f': {text}' if (text := advice()) else ''}\n".encode())
-    os._exit(INTERRUPTED)
+        os.write(2, f"jaxgpt: {reason}\n".encode())
+    os._exit(code)

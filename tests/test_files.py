@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import os
 import signal
@@ -18,7 +20,7 @@ import pytest
 from helpers import largest_file
 
 from jaxgpt.errors import UserError
-from jaxgpt.files import LOCK, fetch, sole_writer, write_atomically
+from jaxgpt.files import LOCK, check_renames, fetch, sole_writer, write_atomically
 
 CONTENT = b"To be, or not to be" * 1000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -158,6 +160,65 @@ def test_a_file_keeps_its_mode_and_its_neighbors() -> None:
     write_atomically(Path("file"), "new")
     assert {p.name: p.read_text() for p in Path().iterdir()} == {"file": "new", "file.tmp": "mine"}
     assert Path("file").stat().st_mode & 0o777 == 0o600
+
+
+def python(code: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", f"import os; from jaxgpt.files import *; {code}"])
+
+
+def test_two_processes_can_write_one_file() -> None:
+    """Every write succeeds, a reader always sees one complete content, and no temporary file remains."""
+    write_atomically(Path("file"), "a" * 300_000)
+    writers = [python(f"[write_atomically(Path('file'), {letter!r} * 300_000) for _ in range(50)]") for letter in "ab"]
+    while any(writer.poll() is None for writer in writers):
+        assert Path("file").read_text() in ("a" * 300_000, "b" * 300_000)
+    assert [writer.returncode for writer in writers] == [0, 0]
+    assert [path.name for path in Path().iterdir()] == ["file"]
+
+
+def test_the_temporary_file_of_a_killed_process_is_deleted_and_that_of_a_living_one_is_kept() -> None:
+    Path("file").write_text("old")
+    killed = python("Path.replace = lambda *_: os._exit(9); write_atomically(Path('file'), 'new')")
+    assert killed.wait() == 9
+    [left] = Path().glob(".file.*.jaxgpt-tmp")
+    assert Path("file").read_text() == "old"
+    with left.open("rb") as living:
+        fcntl.flock(living, fcntl.LOCK_EX)
+        write_atomically(Path("file"), "newer")
+        assert left.exists()
+    write_atomically(Path("file"), "newest")
+    assert {path.name: path.read_text() for path in Path().iterdir()} == {"file": "newest"}
+
+
+def flat_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bucket mounted without --rename-dir-limit: directories with files cannot be renamed."""
+    rename = Path.rename
+
+    def fail(self: Path, target: Path) -> Path:
+        if self.is_dir() and any(self.iterdir()):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(self))
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fail)
+
+
+def test_a_file_system_that_cannot_rename_directories_is_an_error_with_the_mount_option(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    check_renames(Path(), Path("run"))
+    flat_bucket(monkeypatch)
+    with pytest.raises(
+        UserError, match=r"write to run: .* \(Too many open files\); mount .* --rename-dir-limit 200000"
+    ):
+        check_renames(Path(), Path("run"))
+    assert list(Path().iterdir()) == [], "nothing remains"
+
+
+def test_the_probe_of_a_killed_process_is_deleted() -> None:
+    for name in ("probe.partial", "renamed.partial"):
+        Path(name, "part").mkdir(parents=True)
+    check_renames(Path(), Path("run"))
+    assert list(Path().iterdir()) == []
 
 
 @pytest.mark.parametrize("old", ["old", None])

@@ -49,9 +49,10 @@ def send(*numbers: int) -> Stop:
     return stop
 
 
-@pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_requests_a_stop(number: int, capfd: pytest.CaptureFixture[str]) -> None:
-    assert send(number).requested
+# Ctrl-C, kill, a closed terminal, and the warnings of Slurm's --signal, of Sun Grid Engine and of a limit on CPU time.
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU"])
+def test_a_signal_requests_a_stop(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert send(signal.Signals[name]).requested
     assert capfd.readouterr().err.startswith("jaxgpt: stopping after this step, then saving")
 
 

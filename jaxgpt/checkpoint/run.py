@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,10 @@ from jaxgpt.data.directories import REPLACED as REPLACED
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokenizer_files import load_saved_tokenizer, save_tokenizer
 from jaxgpt.errors import UserError, nearest, reported
-from jaxgpt.files import LOCK, read_bytes, sole_writer, write_atomically
+from jaxgpt.files import LOCK, check_renames, read_bytes, sole_writer, write_atomically
+
+REPLACING = 5.0  # maximum seconds to wait for a process that replaces a run
+MOVED = "moved"  # file in REPLACED that shows that all files of the old run have been moved there
 
 
 @dataclass(frozen=True)
@@ -52,12 +56,8 @@ class Run:
         return load_saved_tokenizer(self.path / "tokenizer.json")
 
     def exists(self) -> bool:
-        """Return whether the directory contains a run; raise `UserError` if only `.replaced` contains a run."""
-        exists, replaced = (self.path / "config.json").exists(), self.path / REPLACED
-        if not exists and (replaced / "config.json").exists():
-            fix = f"move the files of {replaced} back into {self.path}, or delete {replaced}"
-            raise UserError(f"replacing {self.path} was interrupted: {fix}")
-        return exists
+        """Return whether the directory contains a run; call `recover` first if a process may have been killed there."""
+        return (self.path / "config.json").exists()
 
 
 def parse_checkpoint(init_from: str) -> tuple[Path, str]:
@@ -69,7 +69,8 @@ def parse_checkpoint(init_from: str) -> tuple[Path, str]:
 
 
 def open_run(path: Path) -> Run:
-    """Open an existing run. Raises `UserError` if `path` is not a run."""
+    """Open an existing run, after `recover`. Raises `UserError` if `path` is not a run."""
+    recover(path)
     run = Run(path)
     if not path.is_dir():
         raise UserError(f"no run at {path}{runs_near(path)}: expected a run directory, as written by `jaxgpt train`")
@@ -106,8 +107,8 @@ def new_run(out: str, config: Config, tokenizer: Tokenizer, overwrite: bool = Fa
     """Create a run in `out`; empty: the first unused name of `runs/PRESET`, `runs/PRESET-2`, ...
 
     The run is locked in the context. A process killed at any moment leaves no run, the old run, or a new run that can be
-    resumed. If the process was moving files, the old run can be restored (`Run.exists`). Raises `UserError` as in
-    `check_free`, or if the directory is locked or cannot be written.
+    resumed; if the process was moving files, `recover` restores one of them. Raises `UserError` as in `check_free`, or if
+    the directory is locked or cannot be written.
     """
     path = Path(out) if out else _new_directory(config.preset)
     with _locked(path, overwrite):
@@ -123,18 +124,64 @@ def complete_run(path: Path, config: Config, tokenizer: Tokenizer, overwrite: bo
         yield draft
 
 
+def check_path(path: Path) -> None:
+    """Raise `UserError` if a run cannot be created at a path: a bucket, a glob pattern or a backslash."""
+    absolute = f"{path.absolute()}/"
+    bucket = re.search(r"(gs|s3|az):(?=/)", absolute)
+    if bucket:
+        raise UserError(
+            f"cannot store a run at {path}: the settings, metrics and lock of a run are ordinary files; mount the bucket as a "
+            f"directory (Cloud Storage: gcsfuse --rename-dir-limit 200000 BUCKET DIRECTORY)"
+        )
+    pattern = re.search(r"[*?[]", absolute)
+    if pattern:
+        raise UserError(f"cannot store a run at {path}: Orbax reads {pattern[0]!r} as a pattern: use a different path")
+    check_backslash(path)
+
+
+def check_backslash(path: Path) -> None:
+    """Raise `UserError` if a path contains a backslash: TensorStore would read and write a different path."""
+    if "\\" in str(path.absolute()):
+        raise UserError(
+            f"cannot use {path}: TensorStore, which stores the weights, reads a backslash as a separator of directories: "
+            f"rename the directory"
+        )
+
+
 def check_free(path: Path, overwrite: bool) -> None:
     """Raise `UserError` if a run cannot be created in a directory; unrelated files are allowed."""
-    # Orbax expands glob patterns, and treats a few prefixes as remote file systems.
-    if match := re.search(r"[*?[\\]|(gs|s3|az):(?=/)", f"{path.absolute()}/"):
-        fix = "use a different path; for a bucket, mount it as a directory, as with gcsfuse"
-        raise UserError(f"cannot store a run at {path}: Orbax cannot read a path with {match[0]!r}: {fix}")
+    check_path(path)
+    recover(path)
     if Run(path).exists():
         if not overwrite:
             replace = "replace it with --overwrite (in Python: overwrite=True); jaxgpt import needs a different path"
             raise UserError(f"{path} already holds a run: resume it with --resume, or {replace}")
     elif (path / "checkpoints").exists() and not (path / NEW).exists():  # NEW: left by an interrupted move
         raise UserError(f"{path} holds checkpoints but no config.json: restore it, or choose a different path")
+
+
+def other_files(path: Path) -> list[str]:
+    """Return the visible files of a directory that do not belong to a run, sorted; [] if it does not exist."""
+    if not path.is_dir():
+        return []
+    return sorted(file.name for file in path.iterdir() if file.name not in RUN_FILES and not file.name.startswith("."))
+
+
+def check_new_run(path: Path) -> None:
+    """Raise `UserError` if a path exists, unless it is an empty directory or has only the remains of a killed process.
+
+    Also raises `UserError` if a process is writing a run there.
+    """
+    if not path.exists():
+        return
+    remains = {LOCK, NEW, REPLACED}
+    if (path / NEW).exists():  # the process was moving files
+        remains |= set(RUN_FILES) - {"config.json"}
+    if not path.is_dir() or {file.name for file in path.iterdir()} - remains:
+        raise UserError(f"{path} already exists: choose a different name, or remove it")
+    if (path / LOCK).exists():
+        with sole_writer(path):
+            pass
 
 
 def _new_directory(preset: str) -> Path:
@@ -155,6 +202,8 @@ def _locked(path: Path, overwrite: bool) -> Iterator[None]:
             path.mkdir(parents=True, exist_ok=True)
     with sole_writer(path):
         try:
+            if _interrupted(path):
+                _recover(path)
             check_free(path, overwrite)
             yield
         finally:
@@ -170,17 +219,69 @@ def _draft(path: Path, config: Config, tokenizer: Tokenizer) -> Iterator[Run]:
         try:
             shutil.rmtree(draft, ignore_errors=True)
             (draft / "checkpoints").mkdir(parents=True)
+            check_renames(draft / "checkpoints", path)
             write_settings(Run(draft), config, tokenizer)
             yield Run(draft)
             shutil.rmtree(replaced, ignore_errors=True)
             replaced.mkdir()
-            for source, target, names in ((path, replaced, RUN_FILES), (draft, path, RUN_FILES[::-1])):
-                for name in names:
-                    if (source / name).exists():
-                        (source / name).rename(target / name)
+            _move(path, replaced, RUN_FILES)
+            (replaced / MOVED).touch()
+            _move(draft, path, RUN_FILES[::-1])
             shutil.rmtree(replaced, ignore_errors=True)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
+            if _interrupted(path):  # a failed move
+                _recover(path)
+
+
+def _move(source: Path, target: Path, names: Sequence[str]) -> None:
+    """Move the files of a run that exist in `source`."""
+    for name in names:
+        if (source / name).exists():
+            (source / name).rename(target / name)
+
+
+def recover(path: Path) -> None:
+    """Restore the old or the new run, if a process was killed while it replaced a run.
+
+    Waits up to `REPLACING` seconds for a living process. Raises `UserError` if the directory cannot be written.
+    """
+    deadline = time.monotonic() + REPLACING
+    while _interrupted(path):
+        try:
+            with sole_writer(path), reported(f"cannot finish the interrupted replacement of {path}"):
+                _recover(path)
+        except UserError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+
+
+def _interrupted(path: Path) -> bool:
+    """Return whether the settings of an old run have been moved out, and those of the new run not moved in."""
+    return (path / REPLACED / "config.json").exists() and not (path / "config.json").exists()
+
+
+def _recover(path: Path) -> None:
+    """Move the rest of the new run in, if all files of the old run were moved out; otherwise move the old run back."""
+    draft, replaced = path / NEW, path / REPLACED
+    is_moved = (replaced / MOVED).exists()
+    if is_moved and (draft / "config.json").exists():
+        _move(draft, path, RUN_FILES[::-1])
+    else:
+        if is_moved:
+            _delete(path, RUN_FILES)  # files of the new run
+        _move(replaced, path, RUN_FILES[::-1])
+    shutil.rmtree(replaced, ignore_errors=True)
+    shutil.rmtree(draft, ignore_errors=True)
+
+
+def _delete(path: Path, names: Sequence[str]) -> None:
+    for name in names:
+        if name == "checkpoints":
+            shutil.rmtree(path / name, ignore_errors=True)
+        else:
+            (path / name).unlink(missing_ok=True)
 
 
 def write_settings(run: Run, config: Config, tokenizer: Tokenizer) -> None:

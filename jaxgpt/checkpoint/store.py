@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import keystr, tree_leaves_with_path
 
-from jaxgpt.checkpoint.run import open_run, parse_checkpoint
+from jaxgpt.checkpoint.run import check_backslash, open_run, parse_checkpoint
 from jaxgpt.config import Config, TrainConfig, from_json
 from jaxgpt.errors import TrainingFailed, UserError, one_line
 from jaxgpt.files import parse_json, read_bytes, sha256_file, sync_directory, write_atomically
@@ -57,6 +57,14 @@ class Info:
     def config(self) -> Config:
         """Return the settings of the run when the checkpoint was written."""
         return from_json(json.dumps(self.about.get("config")), f"the config in {SEAL}")
+
+
+class WriteFailed(TrainingFailed):
+    """A checkpoint could not be written; `cause` has the number of the operating system's error, if known."""
+
+    def __init__(self, reason: str, number: int | None) -> None:
+        super().__init__(f"a checkpoint could not be written ({reason})")
+        self.cause = OSError(number, reason)
 
 
 class Saver:
@@ -131,8 +139,9 @@ def _failed_writes() -> Iterator[None]:
         if is_peer_failure(e):
             raise
         code = re.search(r"os_error_code='(\d+)'", str(e))  # TensorStore's notation
-        reason = os.strerror(int(code[1])) if code else getattr(e, "strerror", None) or one_line(e, 200)
-        raise TrainingFailed(f"a checkpoint could not be written ({reason})") from None
+        number = int(code[1]) if code else getattr(e, "errno", None)
+        reason = os.strerror(number) if number else one_line(e, 200)
+        raise WriteFailed(reason, number) from None
 
 
 def kept(infos: Mapping[int, Info], train: TrainConfig) -> set[int]:
@@ -191,11 +200,25 @@ def saved_steps(directory: Path) -> list[int]:
 
 def checkpoints(directory: Path) -> dict[int, Info]:
     """Return the `Info` of each checkpoint, keyed by step, ascending; skip damaged checkpoint.json files."""
-    infos = {}
-    for step in saved_steps(directory):
-        with suppress(UserError):  # `find_damage` returns the reason
-            infos[step] = read_info(directory / str(step))
+    infos, _ = read_checkpoints(directory)
     return infos
+
+
+def read_checkpoints(directory: Path) -> tuple[dict[int, Info], list[int]]:
+    """Return the `Info` of each checkpoint, keyed by step, and the steps with a damaged checkpoint.json, ascending.
+
+    A training process may delete checkpoints meanwhile: deleted checkpoints are omitted. `find_damage` describes the damage.
+    """
+    infos: dict[int, Info] = {}
+    damaged: list[int] = []
+    for step in saved_steps(directory):
+        path = directory / str(step)
+        try:
+            infos[step] = read_info(path)
+        except UserError:
+            if path.is_dir():
+                damaged.append(step)
+    return infos, damaged
 
 
 def resolve_step(directory: Path, which: str) -> int:
@@ -208,18 +231,26 @@ def resolve_step(directory: Path, which: str) -> int:
     if not steps:
         raise UserError(f"no complete checkpoint in {directory}: training saves at evaluations and when it stops")
     if which == "best":
-        infos = checkpoints(directory)
-        if damaged := set(steps) - infos.keys():
+        infos, damaged = read_checkpoints(directory)
+        if damaged:
             path = directory / str(max(damaged)) / SEAL
             raise UserError(
                 f"{path} is damaged: restore it, or choose a step with --checkpoint, or --init-from RUN/checkpoints/STEP"
             )
-        losses = [(info.val_loss, step) for step, info in infos.items() if info.val_loss is not None]
-        return min(losses)[1] if losses else steps[-1]
+        return best_step(infos) if infos else resolve_step(directory, which)
     names = {"last": steps[-1]} | {str(step): step for step in steps}
     if which in names:
         return names[which]
     raise UserError(f"no checkpoint {which!r} in {directory}: use best, last or one of {', '.join(map(str, steps))}")
+
+
+def best_step(infos: Mapping[int, Info]) -> int:
+    """Return the step with the lowest validation loss; without losses, the last step."""
+    losses = [(info.val_loss, step) for step, info in infos.items() if info.val_loss is not None]
+    if losses:
+        _, step = min(losses)
+        return step
+    return max(infos)
 
 
 def weights_at(init_from: str) -> Path:
@@ -236,7 +267,18 @@ def kept_checkpoint_message(directory: Path) -> str:
 
 
 def find_damage(path: Path, parts: tuple[str, ...] = PARTS) -> str:
-    """Describe the first damaged file, at the top level or in `parts` of a checkpoint, or return ""."""
+    """Describe the first damaged file, at the top level or in `parts` of a checkpoint, or return "".
+
+    A checkpoint that a training process deletes meanwhile is not damaged.
+    """
+    damage = _damage(path, parts)
+    if damage and not path.is_dir():
+        return ""
+    return damage
+
+
+def _damage(path: Path, parts: tuple[str, ...]) -> str:
+    """Describe the first file that is damaged or missing."""
     try:
         digests = read_info(path).sha256
     except UserError as e:
@@ -289,14 +331,31 @@ def restore(directory: Path, step: int, like: TrainState) -> TrainState:
 
 
 def read_params(directory: Path, which: str, like: Any, part: str = "params") -> tuple[Any, int]:
-    """Read `part` (params or ema) of the checkpoint `which`, and its step; raise `UserError` if damaged."""
-    step = resolve_step(directory, which)
-    path = directory / str(step)
+    """Read `part` (params or ema) of the checkpoint `which`, and its step; raise `UserError` if damaged.
+
+    If a training process deletes the checkpoint meanwhile, `which` is resolved again.
+    """
+    while True:
+        step = resolve_step(directory, which)
+        path = directory / str(step)
+        try:
+            params = _checked_params(path, like, part)
+        except UserError:
+            if path.is_dir():
+                raise
+            continue
+        # `prune` renames a checkpoint before it deletes files, so these files were complete.
+        if path.is_dir():
+            return params, step
+
+
+def _checked_params(path: Path, like: Any, part: str) -> Any:
+    """Check the digests of a part of a checkpoint, and read the part."""
     if damage := find_damage(path, (part,)):
-        others = [other for other in checkpoints(directory) if other != step]
+        others = [other for other in checkpoints(path.parent) if str(other) != path.name]
         fix = f"try --checkpoint {others[-1]}, or --init-from RUN/checkpoints/{others[-1]}" if others else "restore it"
         raise UserError(f"checkpoint {path} is damaged: {damage}; {fix}")
-    return _load(path, part, like), step
+    return _load(path, part, like)
 
 
 def _parts(state: TrainState) -> dict[str, Any]:
@@ -308,6 +367,7 @@ def _load(path: Path, part: str, like: Any) -> Any:
     """Restore a part of a checkpoint; raise `UserError` if it is unreadable or does not match `like`."""
     from orbax.checkpoint import v1 as ocp
 
+    check_backslash(path)
     try:
         # Check shapes first: if Orbax finds a wrong shape while it reads arrays, its threads fail at process exit.
         _check_shapes(ocp.checkpointables_metadata(path.absolute()).metadata.get(part, {}), like)

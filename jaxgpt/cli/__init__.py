@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import sys
@@ -15,13 +14,12 @@ from pathlib import Path
 
 from jaxgpt.cli.output import note
 from jaxgpt.cli.parse import parse
-from jaxgpt.errors import TrainingFailed, UserError, one_line
-from jaxgpt.runtime import keep_compiled, skip_missing_tpus, tune_memory
+from jaxgpt.errors import FULL, TrainingFailed, UserError, full_disk_fix, one_line
+from jaxgpt.runtime import debugs_nans, keep_compiled, skip_missing_tpus, tune_memory
 from jaxgpt.signals import INTERRUPTED, advice, exit_on_second_signal
 
 # Exit codes. jaxgpt/signals.py defines two more, UNFINISHED and INTERRUPTED.
 FAILED, BAD_INPUT = 1, 2  # failed command; bad usage or input
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errno: disk or quota full, or file too large
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,16 +37,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (UserError, TrainingFailed) as e:
         return _fail(str(e), FAILED if isinstance(e, TrainingFailed) else BAD_INPUT)
     except KeyboardInterrupt:
-        return _fail(f"interrupted{f': {text}' if (text := advice()) else ''}", INTERRUPTED)
+        return _fail(_with_advice("interrupted"), INTERRUPTED)
     except BrokenPipeError:  # pipe closed by its reader, as in `jaxgpt sample ... | head`
         sys.stdout = None  # keep Python from flushing the closed pipe at exit
         return 0
     except OSError as e:
         if e.errno in FULL:
-            return _fail(f"cannot write{f' {e.filename}' if e.filename else ''}: {e.strerror}", FAILED)
+            file = f" {e.filename}" if e.filename else ""
+            return _fail(f"cannot write{file}: {e.strerror}; {full_disk_fix(e)}", FAILED)
         if e.filename is None:
             raise
         return _fail(f"cannot access {e.filename}: {e.strerror}", BAD_INPUT)
+    except MemoryError as e:
+        reason = _with_advice(f"out of memory on the host{f' ({one_line(e, 100)})' if str(e) else ''}")
+        return _fail(f"{reason}; use a smaller model or batch, or a machine with more memory", FAILED)
+    except FloatingPointError as e:
+        if not debugs_nans():
+            raise
+        return _fail(
+            _with_advice(f"JAX_DEBUG_NANS or JAX_DEBUG_INFS found a non-finite value: {one_line(e, 200)}"), FAILED
+        )
     except (RuntimeError, AssertionError) as e:  # missing accelerator, or failure of XLA
         import jax
 
@@ -60,6 +68,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         full = "; the device is out of memory: use a smaller model or batch, or the CPU (JAX_PLATFORMS=cpu)"
         return _fail(f"XLA failed: {one_line(e, 300)}{full if 'RESOURCE_EXHAUSTED' in str(e) else ''}", FAILED)
+
+
+def _with_advice(reason: str) -> str:
+    """Append the advice for an early end: what is kept, and how to continue."""
+    text = advice()
+    return f"{reason}: {text}" if text else reason
 
 
 def _fail(reason: str, code: int) -> int:

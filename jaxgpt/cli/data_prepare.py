@@ -11,6 +11,7 @@ from jaxgpt.cli.output import note, print_result, progress
 from jaxgpt.cli.parse import FLAT, Json
 from jaxgpt.config import PrepareParams
 from jaxgpt.errors import UserError, plural
+from jaxgpt.signals import set_advice
 
 WINDOW = 1024  # tokens per window, for counting validation windows
 MIN_WINDOWS = 50  # minimum number of validation windows for comparing runs by their loss
@@ -50,6 +51,7 @@ def data_prepare(
         activity.name = f"{plural(documents, 'document')}, {plural(tokens, 'token')}"
         activity(read - first, max(total - first, 0))
 
+    set_advice(lambda: f"repeat the command to continue {out}")
     with progress("reading the sources" if params.tokenizer != "bpe" else "training the tokenizer") as activity:
         index = prepare(sources, Path(out), params, report, note)
     next_command = shlex.join(["jaxgpt", "train", "--data.path", out])

@@ -54,11 +54,10 @@ def info(target: str, /, *, json: Json = False) -> int:
 
 def state_of(run: Run, config: Config) -> dict[str, Any]:
     """Describe a run: its step, checkpoints, data, time, and the settings that differ from its preset."""
-    from jaxgpt.checkpoint.store import checkpoints, resolve_step, saved_steps
+    from jaxgpt.checkpoint.store import best_step, read_checkpoints
     from jaxgpt.trainer.metrics import read_metrics
 
-    infos = checkpoints(run.checkpoints)
-    damaged = [step for step in saved_steps(run.checkpoints) if step not in infos]
+    infos, damaged = read_checkpoints(run.checkpoints)
     lines = list(read_metrics(run.metrics)) if run.metrics.is_file() else []
     steps = [line for line in lines if "loss" in line]
     windows = config.train.eval_windows
@@ -75,7 +74,7 @@ def state_of(run: Run, config: Config) -> dict[str, Any]:
         # `windows` counts the windows in a checkpoint's loss; 0 (not printed): no evaluation used more windows.
         "windows": windows if any(line.get("val_windows", 0) > windows for line in lines) else 0,
         "damaged": damaged,
-        "best": resolve_step(run.checkpoints, "best") if infos and not damaged else None,
+        "best": best_step(infos) if infos and not damaged else None,
         "changed": {name: value for name, (_, value) in differ.items() if name not in OF_DATA},
         "starts": [line for line in lines if "started" in line],
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shlex
 import signal
 import socket
@@ -12,7 +13,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import IO, Annotated, Any
 
@@ -27,6 +28,8 @@ from jaxgpt.signals import SIGNALS, UNFINISHED
 
 HERE = "127.0.0.1"
 STDERR_LINES = 200  # maximum lines of standard error to keep per process
+OWN = "jaxgpt: "  # beginning of the lines of jaxgpt
+LOG = re.compile(r"[IWEF]\d{4} \d\d:\d\d:\d\d|\*\*\* Check failure")  # beginning of XLA's log records
 PATIENCE = 90  # seconds between the first nonzero exit code and SIGKILL for the remaining processes
 
 
@@ -73,6 +76,7 @@ class _Fleet:
         self.readers = list[threading.Thread]()
         self.errors = [deque[str](maxlen=STDERR_LINES) for _ in range(count)]
         self.forwarded = 0  # the last forwarded signal; 0: none
+        self.ended = set[int]()  # processes that this process has killed
         self.crashed = False  # whether a process was killed and no process printed the resume command
 
     def start(self, command: Sequence[str], devices: int) -> None:
@@ -110,8 +114,10 @@ class _Fleet:
                 # Give the other processes time to detect the failure and exit.
                 deadline = min(deadline, time.monotonic() + PATIENCE)
             if time.monotonic() > deadline:
-                for process in self.processes:
-                    process.kill()
+                for index, process in enumerate(self.processes):
+                    if process.poll() is None:
+                        self.ended.add(index)
+                        process.kill()
             time.sleep(0.05)
         for reader in self.readers:
             reader.join(1)
@@ -136,12 +142,32 @@ class _Fleet:
     def _print_failures(self, codes: Sequence[int]) -> None:
         """Print the processes killed by a signal, and the errors that process 0 did not print; set `crashed`."""
         printed = set(self.errors[0])
-        for index, code in enumerate(codes):
-            if code < 0 and not self.forwarded:
-                note(f"process {index} was killed by {signal.Signals(-code).name}")
-            for line in self.errors[index] if code not in (0, UNFINISHED) else ():
+        failed = [index for index, code in enumerate(codes) if code not in (0, UNFINISHED)]
+        is_explained = any(line.startswith(OWN) for index in failed for line in self.errors[index])
+        for index in failed:
+            number = -codes[index]
+            # XLA aborts the processes that remain, which explains nothing.
+            is_victim = index in self.ended or (is_explained and number == signal.SIGABRT)
+            if number > 0 and not self.forwarded and not is_victim:
+                note(f"process {index} was killed by {signal.Signals(number).name}")
+            lines = list(self.errors[index])
+            for line in without_logs(lines) if is_explained else lines:
                 if line not in printed:
                     printed.add(line)
                     sys.stderr.write(line)
         killed = min(codes) < 0 and not self.forwarded
         self.crashed = killed and not any("resume with: " in line for line in printed)
+
+
+def without_logs(lines: Iterable[str]) -> list[str]:
+    """Drop the log records of XLA, which can have several lines, and its stack traces."""
+    kept = []
+    is_log = False
+    for line in lines:
+        if line.startswith((OWN, "Traceback")):
+            is_log = False
+        elif LOG.match(line):
+            is_log = True
+        if not is_log:
+            kept.append(line)
+    return kept

@@ -52,13 +52,14 @@ def train(
     if source and resume and out and Path(out) != Path(source):
         raise UserError(f"--resume continues one run, not both {source} and --out {out}: omit one of them")
 
-    from jaxgpt.checkpoint.run import Run
+    from jaxgpt.checkpoint.run import Run, recover
     from jaxgpt.cli.report import TrainReport
     from jaxgpt.parallel.join import joined
     from jaxgpt.trainer import train as trainer
     from jaxgpt.trainer.start import Start, prune_finished, why_finished
 
     with joined(distributed), TrainReport() as report:
+        recover(Path(out or source))
         run = Run(Path(out or source))
         if resume and (run.exists() or not target):
             config = resumed(run.path, base.preset if target and not source else "", init_from, settings)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxgpt.errors import UserError, one_line, reported
-from jaxgpt.files import sole_writer
+from jaxgpt.files import TEMPORARY, check_renames, sole_writer
 
 SINGLE = "model.safetensors"
 SECOND_COPY = "consolidated*"  # glob pattern of Mistral's own weight files, duplicates of the transformers files
@@ -128,7 +128,7 @@ def new_directory(target: Path) -> Iterator[Path]:
     if target.exists() and (target.samefile(Path()) or target.is_mount()):
         raise UserError(f"{target} is the current directory or a mount point: choose a new directory in it")
     target = target.resolve()
-    temporary = target.with_name(f".{target.name}.jaxgpt-tmp")
+    temporary = target.with_name(f".{target.name}{TEMPORARY}")
     with reported(f"cannot write {target}"):
         temporary.mkdir(parents=True, exist_ok=True)
     with sole_writer(temporary):
@@ -136,6 +136,7 @@ def new_directory(target: Path) -> Iterator[Path]:
         try:
             with reported(f"cannot write {target}"):
                 shutil.rmtree(draft, ignore_errors=True)
+                check_renames(temporary, target)
                 draft.mkdir()
             yield draft
             with reported(f"cannot write {target}"):

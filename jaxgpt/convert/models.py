@@ -7,10 +7,11 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxgpt.checkpoint.run import check_new_run
 from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig
 from jaxgpt.convert import gemma, gguf, gpt2, llama, neox
 from jaxgpt.convert.family import Family, canonical, engines
-from jaxgpt.convert.files import SECOND_COPY, SINGLE, Weights, check_new, new_directory
+from jaxgpt.convert.files import SECOND_COPY, SINGLE, Weights, new_directory
 from jaxgpt.convert.options import Options
 from jaxgpt.convert.tensors import Format, check_change, load_weights, probe_logits, save_weights
 from jaxgpt.data.chat_encoding import stop_ids
@@ -74,7 +75,7 @@ def import_model(source: Path, target: Path, tokenizer: str = "", accept: Collec
     Raises:
         UserError: if `target` exists, `source` is incomplete, damaged or unsupported, or the tokenizer does not fit the model.
     """
-    check_new(target)
+    check_new_run(target)
     family, model, form, weights = open_model(source, accept)
     own = without_ids_from(_tokenizer(source, tokenizer, model, weights), model.vocab_size)
     if own.vocab_size > model.vocab_size:

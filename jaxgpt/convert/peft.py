@@ -19,11 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
-from jaxgpt.checkpoint.run import complete_run, parse_checkpoint
+from jaxgpt.checkpoint.run import check_new_run, complete_run, parse_checkpoint
 from jaxgpt.checkpoint.store import save_params, weights_at
 from jaxgpt.config import Config, LoraConfig, ModelConfig
 from jaxgpt.convert import gpt2
-from jaxgpt.convert.files import Weights, check_new, new_directory, write_safetensors
+from jaxgpt.convert.files import Weights, new_directory, write_safetensors
 from jaxgpt.convert.models import Converted, exported_form, imported_config
 from jaxgpt.convert.options import Options
 from jaxgpt.convert.tensors import WeightRow, check_change, expand, leaf_shapes, probe_logits, to_leaves, to_tensor
@@ -109,7 +109,7 @@ def import_adapter(source: Path, target: Path, init_from: str) -> Converted:
     The base is a run or RUN/checkpoints/STEP. The new run is created atomically. Raises the errors of
     `read_adapter`, and `UserError` if `target` exists or the base does not exist.
     """
-    check_new(target)
+    check_new_run(target)
     where = str(weights_at(init_from).absolute())
     base = load(*parse_checkpoint(where))
     lora, adapters = read_adapter(source, base.config.model)

@@ -16,10 +16,11 @@ import jax
 
 from jaxgpt.config import DistributedConfig
 from jaxgpt.errors import UserError, one_line
+from jaxgpt.parallel.heartbeat import LAST_WORDS, CoordinatorBoard, Heartbeats, set_heartbeats
 from jaxgpt.parallel.processes import is_leader, is_peer_failure, process_count, set_place
 from jaxgpt.signals import advice, set_advice
 
-LAST_WORDS = 2  # seconds for other processes to report the same error; XLA ends them when process 0 exits
+MARGIN = 30  # seconds that JAX's own heartbeat limit, which aborts with a stack trace, exceeds that of `Heartbeats`
 GRACE = 60  # maximum seconds for saving after the launcher has exited
 SAMPLING = 86_400  # maximum seconds that finished processes wait for process 0, which samples at the end of a run
 
@@ -29,7 +30,7 @@ def joined(config: DistributedConfig) -> Iterator[None]:
     """Join the processes set by the config or a scheduler, if several, before JAX first uses a device.
 
     A process that fails exits without waiting for the other processes. The remaining processes exit immediately if
-    they wait for the failed process or process 0 failed; otherwise XLA ends them after `heartbeat_seconds`.
+    they wait for the failed process or process 0 failed; otherwise `Heartbeats` end them after `heartbeat_seconds`.
 
     Raises:
         UserError: if JAX cannot join the processes; after `join_seconds`, the process exits instead.
@@ -40,9 +41,14 @@ def joined(config: DistributedConfig) -> Iterator[None]:
         yield
         return
     _initialize(config)
-    set_place(*_place(config))
+    count, index = _place(config)
+    set_place(count, index)
+    heartbeats = Heartbeats(CoordinatorBoard(), index, count, config.heartbeat_seconds)
+    set_heartbeats(heartbeats)
+    heartbeats.start()
     try:
         yield
+        heartbeats.stop()
         jax.distributed.shutdown()
     except Exception as e:
         if is_peer_failure(e):
@@ -51,8 +57,9 @@ def joined(config: DistributedConfig) -> Iterator[None]:
                 file=sys.stderr,
             )
             exit_process(1)
-        if type(e).__module__.startswith("jaxgpt") or (isinstance(e, OSError) and e.errno):
-            raise  # reported by the command line
+        is_reported = type(e).__module__.startswith("jaxgpt") or isinstance(e, MemoryError)
+        if is_reported or (isinstance(e, OSError) and e.errno):
+            raise  # by the command line, in one line
         traceback.print_exc()
         exit_process(1)
 
@@ -122,7 +129,7 @@ def _initialize(config: DistributedConfig) -> None:
             # JAX's default is to listen on every address of the machine, without authentication.
             coordinator_bind_address=config.bind or named.get("coordinator_address"),
             initialization_timeout=2 * config.join_seconds,
-            heartbeat_timeout_seconds=config.heartbeat_seconds,
+            heartbeat_timeout_seconds=config.heartbeat_seconds + MARGIN,
             shutdown_timeout_seconds=SAMPLING,
         )
     except (jax.errors.JaxRuntimeError, RuntimeError, ValueError) as e:

@@ -103,11 +103,14 @@ class Poll:
 
     Requests are small integers; the answer is their maximum over processes. All processes receive it from the same call of
     `ask`, `lag` calls after the requests, so they act on it at the same step. A single process receives its own request
-    immediately. JAX's `reached_preemption_sync_point` reacts to SIGTERM only: neither to Ctrl-C nor to a timer.
+    immediately; on CPU meshes, the lag is 0. JAX's `reached_preemption_sync_point` reacts to SIGTERM only: neither to
+    Ctrl-C nor to a timer.
     """
 
     def __init__(self, mesh: Mesh, lag: int) -> None:
-        self.mesh, self.lag = mesh, lag
+        self.mesh = mesh
+        # On CPUs, each exchange blocks anyway. Without a lag, a process whose data hang can still stop all.
+        self.lag = 0 if mesh.devices.flat[0].platform == "cpu" else lag
         self._largest = jax.jit(jnp.max, out_shardings=replicated(mesh))
         self._answers: deque[jax.Array] = deque()
 

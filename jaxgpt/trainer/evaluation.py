@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -41,11 +42,13 @@ class Watch(NamedTuple):
         final: whether this is the last evaluation of the run, which may take longer.
         interrupted: called between batches, with equal results in all processes; True: stop and return None.
         progress: called with the number of evaluated examples and the total.
+        wait: waits for a batch, but may return earlier, for example on a signal; call `interrupted` next.
     """
 
     final: bool = True
     interrupted: Callable[[], bool] = lambda: False
     progress: Callable[[int, int], None] = lambda done, total: None
+    wait: Callable[[Future[Any]], None] = lambda future: None
 
 
 class Measured(NamedTuple):
@@ -119,7 +122,7 @@ class ValidationLoss:
 
     def __call__(self, program: Program, params: Any, watch: Watch) -> Evaluation | None:
         """Compute the loss."""
-        return evaluate(program, params, self.split, watch.interrupted, watch.final, watch.progress)
+        return evaluate(program, params, self.split, watch.interrupted, watch.final, watch.progress, watch.wait)
 
 
 def evaluate(
@@ -129,6 +132,7 @@ def evaluate(
     interrupted: Callable[[], bool] = lambda: False,
     all_windows: bool = True,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    wait: Callable[[Future[Any]], None] = lambda future: None,
 ) -> Evaluation | None:
     """Compute the loss of `params` on a split.
 
@@ -142,6 +146,7 @@ def evaluate(
         interrupted: called before each batch, with equal results in all processes; True: stop and return None.
         all_windows: evaluate all windows instead of `train.eval_windows`.
         progress: called with the number of evaluated windows and the total.
+        wait: waits for a batch, but may return earlier, for example on a signal.
 
     Raises:
         UserError: if all targets are masked in the windows common to all evaluations of a run.
@@ -164,9 +169,10 @@ def evaluate(
 
     with prefetched(batch, range(0, len(windows), batch_size)) as batches:
         for _, rows in batches:
+            wait(rows)
             if interrupted():
                 return None
-            sums.append(program.eval(params, rows))
+            sums.append(program.eval(params, rows.result()))
             if len(sums) > AHEAD:  # limit on the number of queued batches
                 jax.block_until_ready(sums[-AHEAD - 1])
                 progress((len(sums) - AHEAD) * batch_size, len(windows))

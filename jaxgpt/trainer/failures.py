@@ -11,9 +11,9 @@ import jax
 import numpy as np
 
 from jaxgpt.checkpoint.run import Run
-from jaxgpt.checkpoint.store import kept_checkpoint_message
+from jaxgpt.checkpoint.store import WriteFailed, kept_checkpoint_message
 from jaxgpt.config import ModelConfig
-from jaxgpt.errors import TrainingFailed, UserError, one_line
+from jaxgpt.errors import TrainingFailed, UserError, full_disk_fix, one_line
 from jaxgpt.model.params import flatten_params, weights
 from jaxgpt.parallel.processes import is_peer_failure
 from jaxgpt.trainer.program import Program
@@ -28,20 +28,29 @@ class Diverged(TrainingFailed):
 @contextmanager
 def failures(run: Run, program: Program) -> Iterator[None]:
     """Raise divergence, I/O errors and exhausted memory as `TrainingFailed`, with the last saved step."""
-    advice = ""
+    fix = ""
     try:
         yield
         return
     except OSError as e:
         reason = f"{e.filename or run.path}: {e.strerror or e}"
+        fix = full_disk_fix(e)
     except jax.errors.JaxRuntimeError as e:
         if "RESOURCE_EXHAUSTED" not in str(e):
             raise
         reason = explain_failure(program, e)
+    except MemoryError as e:
+        reason = f"out of memory on the host{f' ({one_line(e, 100)})' if str(e) else ''}"
+        fix = "use a smaller model or batch, or a machine with more memory"
     except Diverged as e:
-        reason, advice = str(e), " (a lower --optim.learning-rate may help)"
+        reason = str(e)
+        fix = "a lower --optim.learning-rate may help"
+    except WriteFailed as e:
+        reason = str(e)
+        fix = full_disk_fix(e.cause)
     except TrainingFailed as e:
         reason = str(e)
+    advice = f" ({fix})" if fix else ""
     raise TrainingFailed(f"{reason}: stopped, {kept_checkpoint_message(run.checkpoints)}{advice}")
 
 

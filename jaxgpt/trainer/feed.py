@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
@@ -54,8 +55,18 @@ class DataFeed:
 
 
 @contextmanager
-def batches_of(program: Program, feed: Feed, calls: Iterable[range]) -> Iterator[Iterator[tuple[range, Ready]]]:
-    """Yield an iterator of the calls and their batches, which are prepared in a thread unless they read the state."""
+def batches_of(
+    program: Program, feed: Feed, calls: Iterable[range], wait: Callable[[Future[Any]], None] = lambda future: None
+) -> Iterator[Iterator[tuple[range, Ready]]]:
+    """Yield an iterator of the calls and their batches, which are prepared in a thread unless they read the state.
+
+    `wait` waits for the batches of a call, but may return earlier; the batches then block when they are used.
+    """
+
+    def waited(prepared: Iterator[tuple[range, Future[Any]]]) -> Iterator[tuple[range, Ready]]:
+        for steps, future in prepared:
+            wait(future)
+            yield steps, partial(_prepared, future)
 
     def put(steps: range, state: TrainState | None = None) -> Any:
         return program.put_batches(feed.at(steps, state)) if steps else None
@@ -64,9 +75,9 @@ def batches_of(program: Program, feed: Feed, calls: Iterable[range]) -> Iterator
         yield ((steps, partial(put, steps)) for steps in calls)
         return
     with prefetched(put, calls) as prepared:
-        yield ((steps, partial(_prepared, batches)) for steps, batches in prepared)
+        yield waited(prepared)
 
 
-def _prepared(batches: Any, state: TrainState) -> Any:
+def _prepared(batches: Future[Any], state: TrainState) -> Any:
     """Return batches that do not depend on the state."""
-    return batches
+    return batches.result()

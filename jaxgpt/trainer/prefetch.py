@@ -2,31 +2,67 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
+from queue import SimpleQueue
 from typing import TypeVar
 
 A = TypeVar("A")
 T = TypeVar("T")
 
+LEAVING = 5.0  # maximum seconds to wait for the thread at the end, for example if a file system hangs
+EVERY = 0.1  # seconds between two questions whether to stop
+
 
 @contextmanager
-def prefetched(function: Callable[[A], T], arguments: Iterable[A]) -> Iterator[Iterator[tuple[A, T]]]:
-    """Yield an iterator of (argument, result), computing the next result in a thread.
+def prefetched(function: Callable[[A], T], arguments: Iterable[A]) -> Iterator[Iterator[tuple[A, Future[T]]]]:
+    """Yield an iterator of (argument, future result), computing the next result in a thread.
 
-    An exception of `function` is raised when the result of the failed call is taken.
+    An exception of `function` is raised by the future of the failed call. The thread is a daemon, so that a call that hangs
+    does not keep the process alive.
     """
-    pool = ThreadPoolExecutor(1, "batches")
+    calls = SimpleQueue[tuple[Future[T], A] | None]()
 
-    def results() -> Iterator[tuple[A, T]]:
-        calls = ((argument, pool.submit(function, argument)) for argument in arguments)
-        ahead = next(calls, None)
+    def work() -> None:
+        while call := calls.get():
+            future, argument = call
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(function(argument))
+            except BaseException as e:
+                future.set_exception(e)
+
+    def submit(argument: A) -> tuple[A, Future[T]]:
+        future = Future[T]()
+        submitted.append(future)
+        calls.put((future, argument))
+        return argument, future
+
+    def results() -> Iterator[tuple[A, Future[T]]]:
+        started = map(submit, arguments)
+        ahead = next(started, None)
         while ahead:
-            (argument, result), ahead = ahead, next(calls, None)
-            yield argument, result.result()
+            current = ahead
+            ahead = next(started, None)
+            yield current
+            submitted.remove(current[1])
 
+    submitted: list[Future[T]] = []
+    thread = threading.Thread(target=work, name="batches", daemon=True)
+    thread.start()
     try:
         yield results()
     finally:
-        pool.shutdown(cancel_futures=True)
+        for future in submitted:
+            future.cancel()
+        calls.put(None)
+        thread.join(LEAVING)
+
+
+def wait_for(future: Future[T], stopping: Callable[[], bool]) -> None:
+    """Wait for a result, or until `stopping` returns True."""
+    while not future.done() and not stopping():
+        wait([future], EVERY)

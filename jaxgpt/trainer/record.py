@@ -17,10 +17,11 @@ from jaxgpt.checkpoint.store import Info, Saver
 from jaxgpt.config import Config, changes
 from jaxgpt.counts import flops_per_token
 from jaxgpt.data import Data
-from jaxgpt.errors import TrainingFailed, UserError
+from jaxgpt.errors import TrainingFailed, UserError, one_line
 from jaxgpt.parallel.chips import peak_flops
 from jaxgpt.parallel.processes import Poll, process_count
 from jaxgpt.provenance import provenance, versions
+from jaxgpt.runtime import debugs_nans
 from jaxgpt.trainer.evaluation import Result
 from jaxgpt.trainer.failures import Diverged, first_non_finite
 from jaxgpt.trainer.metrics import MetricsFile
@@ -146,6 +147,10 @@ class Record:
             yield
         except (OSError, UserError) as e:
             error = e if isinstance(e, OSError) else TrainingFailed(str(e))
+        except FloatingPointError as e:  # from JAX_DEBUG_NANS, with the donated state of the step
+            if not debugs_nans():
+                raise
+            raise Diverged(f"{one_line(e, 200)} at step {self.done}") from None
         if not error or process_count() == 1:  # no checkpoint without the other processes
             self.save(state(), temporary=True)
             self.report.stage("saving a checkpoint")

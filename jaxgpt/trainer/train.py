@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
+from jaxgpt.checkpoint.run import Run, check_backslash, other_files
+from jaxgpt.checkpoint.space import check_space
 from jaxgpt.checkpoint.store import Info, Saver
 from jaxgpt.config import TrainConfig
 from jaxgpt.data import Data, open_data
 from jaxgpt.errors import UserError
+from jaxgpt.files import check_renames
 from jaxgpt.parallel.host import keep_memory, use_cores
 from jaxgpt.parallel.processes import is_leader, on_leader, process_count, same_on_all
 from jaxgpt.signals import STOPPING, stop_on_signal
@@ -19,9 +23,10 @@ from jaxgpt.trainer.evaluation import ValidationLoss, Watch, run_evaluators
 from jaxgpt.trainer.failures import compile_lowered, failures
 from jaxgpt.trainer.feed import Feed, batches_of
 from jaxgpt.trainer.metrics import MetricsFile
+from jaxgpt.trainer.monitor import monitored
 from jaxgpt.trainer.program import Program
 from jaxgpt.trainer.record import SAVE, STOP, Record
-from jaxgpt.trainer.report import Outcome, Report
+from jaxgpt.trainer.report import Outcome, Report, Reports
 from jaxgpt.trainer.start import Start, Weights, check, completed, open_for_training, read_weights
 
 
@@ -62,13 +67,19 @@ def run_loop(start: Start, report: Report, until: int | None) -> Outcome:
     settings = config.train
     end = settings.steps if until is None else min(until, settings.steps)
 
+    if start.run is None:
+        on_leader(lambda: check_target(start, program, report.note))
     with (
         open_for_training(start, program, data, weights.about(), report.note) as (run, last),
         stop_on_signal(STOPPING if is_leader() else "") as stop,
         failures(run, program),
+        monitored(stop, report.note) as monitor,
     ):
+        report = Reports(report, monitor)
         first = last.step if last else 0
         evaluation = None
+        if start.run is not None:
+            on_leader(lambda: check_storage(run, program, report.note))
         report.started(program, data, run, first)
         feed = start.feed(program, data, last)
         evaluators = start.evaluators or (ValidationLoss(data.val),)
@@ -78,7 +89,7 @@ def run_loop(start: Start, report: Report, until: int | None) -> Outcome:
         file = MetricsFile(run.metrics, last)
         record = Record(program, data, saver, file, report, last, weights.about())
         weights = Weights()  # release of the host copies of the weights
-        calls = batches_of(program, feed, plan_calls(first, end, settings, last, feed.reads_state))
+        calls = batches_of(program, feed, plan_calls(first, end, settings, last, feed.reads_state), monitor.wait)
         with saver, file, calls as prepared, record.closing(lambda: state):
             for steps, batches in prepared:
                 request = record.ask(stop.requested)
@@ -96,6 +107,7 @@ def run_loop(start: Start, report: Report, until: int | None) -> Outcome:
                         final=steps.stop == settings.steps,
                         interrupted=lambda: record.ask(stop.requested) == STOP,
                         progress=partial(report.stage, "evaluating"),
+                        wait=monitor.wait,
                     )
                     results = run_evaluators(evaluators, program, state.eval_params, watch)
                     if results is None:
@@ -105,6 +117,23 @@ def run_loop(start: Start, report: Report, until: int | None) -> Outcome:
                     record.save(state)
     stopped = record.evaluated != settings.steps and not record.out_of_patience()
     return Outcome(state, record.done, evaluation, stopped)
+
+
+def check_target(start: Start, program: Program, note: Callable[[str], None]) -> None:
+    """Check the space for a new run before its directory is created, and note that other files there are kept."""
+    run = Run(Path(start.out or "runs"))
+    check_space(run, program.abstract.state, program.config.train, note, start.overwrite)
+    others = other_files(run.path) if start.out else []
+    if others:
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        note(f"{run.path} also has files that are not of a run, which are kept: {others[0]}{more}")
+
+
+def check_storage(run: Run, program: Program, note: Callable[[str], None]) -> None:
+    """Check, before the first step of a resumed run, that its file system can store the next checkpoint."""
+    check_backslash(run.path)
+    check_renames(run.checkpoints, run.path)
+    check_space(run, program.abstract.state, program.config.train, note)
 
 
 @contextmanager

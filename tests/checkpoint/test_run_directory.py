@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from helpers import small_run
 
-from jaxgpt.checkpoint.run import REPLACED, check_free, complete_run, new_run
+from jaxgpt.checkpoint.run import NEW, REPLACED, check_free, check_new_run, complete_run, new_run
 from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.files import LOCK
@@ -61,3 +61,46 @@ def test_refused_replacement_keeps_the_draft_of_the_writer() -> None:
             pass
         assert draft.path.is_dir()
     assert names(Path("out")) == RUN | {LOCK}
+
+
+@pytest.mark.parametrize("left", [{LOCK}, {LOCK, NEW}, {LOCK, NEW, "tokenizer.json", "checkpoints"}])
+def test_what_a_killed_process_left_is_not_a_run(left: set[str]) -> None:
+    path = Path("out")
+    for name in left:
+        (path / name).mkdir(parents=True) if name in (NEW, "checkpoints") else write(path / name)
+    check_new_run(path)
+    write(path / "mine.txt")
+    with pytest.raises(UserError, match="out already exists: choose a different name, or remove it"):
+        check_new_run(path)
+
+
+def test_a_directory_with_files_of_a_run_is_not_new() -> None:
+    write(Path("out/tokenizer.json"))
+    with pytest.raises(UserError, match="out already exists"):
+        check_new_run(Path("out"))
+
+
+def test_a_living_writer_is_respected() -> None:
+    with (
+        complete_run(Path("out"), CONFIG, TOKENIZER),
+        pytest.raises(UserError, match="out is being written by process"),
+    ):
+        check_new_run(Path("out"))
+
+
+def write(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("gs://bucket/run", "the settings, metrics and lock of a run are ordinary files; mount the bucket"),
+        ("a*b", "Orbax reads '\\*' as a pattern"),
+        ("a\\b", "reads a backslash as a separator"),
+    ],
+)
+def test_a_path_that_cannot_hold_a_run_is_rejected(path: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        check_free(Path(path), overwrite=False)

@@ -7,8 +7,10 @@ import gc
 import os
 import random
 import shutil
+import threading
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ import pytest
 from helpers import largest_file, small, small_run
 from orbax.checkpoint import v1 as ocp
 
+from jaxgpt.checkpoint import store
 from jaxgpt.checkpoint.store import (
     SEAL,
     Info,
@@ -172,6 +175,72 @@ def test_only_files_that_are_read_are_checked(three: Path) -> None:
     with pytest.raises(UserError, match=r"checkpoints/3 is damaged: params/.*; try --checkpoint 2") as error:
         read_params(FOLDER, "last", LIKE)
     assert "\n" not in str(error.value)
+
+
+def delete(step: int) -> None:
+    """Delete a checkpoint as `prune` does."""
+    shutil.rmtree((FOLDER / str(step)).rename(FOLDER / f"{step}.partial"))
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("reader", ["read_info", "sha256_file", "_load"])
+def test_a_checkpoint_deleted_while_it_is_read_is_not_damaged(
+    reader: str, before: bool, three: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Delete the last checkpoint before or after a function reads a part of it."""
+    shutil.copytree(three, FOLDER)
+    read = getattr(store, reader)
+
+    def racing(*args: Any) -> Any:
+        if before and (FOLDER / "3").exists():
+            delete(3)
+        result = read(*args)
+        if (FOLDER / "3").exists():
+            delete(3)
+        return result
+
+    monkeypatch.setattr(store, reader, racing)
+    params, step = read_params(FOLDER, "last", LIKE)
+    assert step == 2
+    np.testing.assert_array_equal(params["w"], state(2).params["w"])
+
+
+def test_the_best_checkpoint_is_chosen_again_if_it_is_deleted(three: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(three, FOLDER)
+    listed = [[1, 2, 3, 4], [1, 2, 3]]  # step 4 is deleted after the first list
+    monkeypatch.setattr(store, "saved_steps", lambda _: listed.pop(0) if listed[1:] else listed[0])
+    infos, damaged = store.read_checkpoints(FOLDER)
+    assert (list(infos), damaged) == ([1, 2, 3], [])
+    assert resolve_step(FOLDER, "best") == 3
+
+
+def test_reading_while_checkpoints_are_written_and_pruned_finds_no_damage() -> None:
+    """One thread commits and prunes checkpoints without pause; another resolves and checks them."""
+    FOLDER.mkdir()
+    done = threading.Event()
+
+    def commit(step: int) -> None:
+        path = FOLDER / f"{step}.partial"
+        (path / "params").mkdir(parents=True)
+        (path / "params/array").write_bytes(bytes(10_000))
+        store.seal(path, Info(step, val_loss=1 / step))
+        path.rename(path.with_suffix(""))
+        store.prune(FOLDER, TrainConfig(keep_last=2, keep_best=1))
+
+    def train() -> None:
+        for step in range(3, 70):
+            commit(step)
+        done.set()
+
+    for step in (1, 2):
+        commit(step)
+    with ThreadPoolExecutor(1) as pool:
+        training = pool.submit(train)
+        while not done.is_set():
+            for which in ("best", "last"):
+                assert find_damage(FOLDER / str(resolve_step(FOLDER, which))) == ""
+            assert store.read_checkpoints(FOLDER)[1] == []
+        training.result()
 
 
 def test_the_state_of_another_optimizer_raises_one_line(three: Path) -> None:

@@ -85,6 +85,70 @@ def test_xla_errors_are_one_line(said: str, expected: str, monkeypatch: pytest.M
     assert expected in result.err
 
 
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (KeyboardInterrupt(), 130, "jaxgpt: interrupted: the checkpoint of step 4 is kept\n"),
+        (
+            MemoryError("Unable to allocate 9 TiB"),
+            1,
+            "jaxgpt: out of memory on the host (Unable to allocate 9 TiB): the checkpoint of step 4 is kept; use a smaller "
+            "model or batch, or a machine with more memory\n",
+        ),
+        (
+            FloatingPointError("invalid value (nan) encountered in add\nand more"),
+            1,
+            "jaxgpt: JAX_DEBUG_NANS or JAX_DEBUG_INFS found a non-finite value: invalid value (nan) encountered in add and "
+            "more: the checkpoint of step 4 is kept\n",
+        ),
+        (
+            OSError(28, "No space left on device", "a.txt"),
+            1,
+            "jaxgpt: cannot write a.txt: No space left on device; free space on its file system\n",
+        ),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_an_early_end_is_one_line(error: BaseException, code: int, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("jaxgpt.cli.info.named_config", fail)
+    monkeypatch.setattr("jaxgpt.signals._advice", lambda: "the checkpoint of step 4 is kept")
+    with jax.debug_nans(True):
+        result = jaxgpt("info", "gpt2")
+    assert (result.code, result.err) == (code, line)
+
+
+@pytest.mark.parametrize("error", [FloatingPointError("x"), RecursionError("x"), TypeError("x"), RuntimeError("x")])
+def test_a_programming_error_keeps_its_traceback(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("jaxgpt.cli.info.named_config", fail)
+    with pytest.raises(type(error)):
+        main(["info", "gpt2"])
+
+
+@pytest.mark.parametrize("module", ["rich.console", "cyclopts", "jax"])
+def test_ctrl_c_during_an_import_is_one_line(module: str) -> None:
+    """The first import of a module sends SIGINT to its own process, as a user would press Ctrl-C."""
+    code = f"""
+import os, runpy, signal, sys
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == {module!r}:
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupt())
+sys.argv = ["jaxgpt", "eval", "run"]
+runpy.run_module("jaxgpt", run_name="__main__")
+"""
+    run_folder(Path("run"), SMALL)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "jaxgpt: interrupted\n")
+
+
 def test_a_missing_run_is_reported_before_jax_is_imported() -> None:
     program = """
 import sys
@@ -110,7 +174,7 @@ def shell(command: str) -> subprocess.CompletedProcess[bytes]:
 def test_a_full_disk_is_one_line(command: str) -> None:
     result = shell(f"{JAXGPT} {command} > /dev/full")
     assert result.returncode == 1
-    assert result.stderr == b"jaxgpt: cannot write: No space left on device\n"
+    assert result.stderr == b"jaxgpt: cannot write: No space left on device; free space on its file system\n"
 
 
 def test_a_process_ends_with_one_line_and_the_exit_code() -> None:

@@ -11,7 +11,7 @@ import pytest
 from folders import SMALL, TEXT, hf_folder, run_folder
 from helpers import jaxgpt
 
-from jaxgpt.checkpoint.run import REPLACED, Run, write_settings
+from jaxgpt.checkpoint.run import Run, write_settings
 from jaxgpt.files import LOCK
 
 # Rows are COMMAND -> part of the message.
@@ -173,8 +173,8 @@ train run -> run is a run: repeat its settings with --out NEW, or resume it with
 train run --out run -> holds a run: resume it with --resume, or replace it with --overwrite (in Python: overwrite=True)
 train --data.path text.txt --out stray -> stray holds checkpoints but no config.json: restore it, or choose a different path
 train --resume --out stray -> stray is not a run: it has no config.json
-train --data.path text.txt --out replaced -> replacing replaced was interrupted: move the files of replaced/.replaced
-train --data.path text.txt --out 'a [b]' -> cannot read a path with '[': use a different path; for a bucket, mount it
+train --data.path text.txt --out 'a [b]' -> cannot store a run at a [b]: Orbax reads '[' as a pattern: use a different path
+train --data.path text.txt --out gs://bucket/run -> are ordinary files; mount the bucket as a directory (Cloud Storage: gcsfuse
 train --resume -> --resume needs a run directory: jaxgpt train --resume --out DIR
 train --resume --out run --overwrite -> --resume and --overwrite are mutually exclusive: omit one of them
 train --resume --out nowhere -> no run at nowhere
@@ -228,10 +228,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "folder/config.json").mkdir()
     (place / "list/config.json").write_text("[]")
     (place / "peft/adapter_config.json").write_text("{}")
-    for name in ("src", "taken", "stray/checkpoints", f"replaced/{REPLACED}"):
+    for name in ("src", "taken", "stray/checkpoints"):
         (place / name).mkdir(parents=True)
     (place / "taken/config.json").write_text("{}")
-    (place / "replaced" / REPLACED / "config.json").write_text("{}")
     for name in ("text.txt", "src/a.txt"):
         (place / name).write_text(TEXT * 400)
     (place / "empty.txt").touch()

@@ -61,6 +61,9 @@ def main() -> dict[str, Any]:
         got[f"rows, {name}"] = sorted(asked)
         got[f"whole, {name}"] = bool((whole == np.arange(40).reshape(8, 5)).all())
     poll = Poll(program.mesh, 2)
+    assert poll.lag == 0  # on CPUs
+    got["answers on CPUs"] = [poll.ask({(1, 3): 1, (0, 5): 2}.get((me, call), 0)) for call in range(1, 7)]
+    poll.lag = 2  # as on GPUs
     # Process 1 requests 1 at the third call, process 0 requests 2 at the fifth; both see each request two calls later.
     got["answers"] = [poll.ask({(1, 3): 1, (0, 5): 2}.get((me, call), 0)) for call in range(1, 9)]
     return got

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -12,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from helpers import TEXT, comparable, small_run
+from helpers import TEXT, comparable, jaxgpt, small_run
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +22,7 @@ from jaxgpt.checkpoint.store import Info, checkpoints
 from jaxgpt.config import Config, MeshConfig, OptimConfig
 from jaxgpt.data import Batches, Data, open_data
 from jaxgpt.errors import TrainingFailed, UserError
+from jaxgpt.lm import load, save
 from jaxgpt.train.loss import next_token_loss
 from jaxgpt.train.step import STEP_METRICS
 from jaxgpt.trainer.evaluation import evaluate, evenly_spaced, loss_difference, summarize
@@ -184,6 +186,45 @@ def test_data_that_become_unreadable_stop_the_run_and_lose_no_step(
     assert int(run(small_run(), "out", resume=True).state.step) == 8
 
 
+def test_a_nan_found_by_jax_itself_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With JAX_DEBUG_NANS, JAX raises from inside the step."""
+    step = Program.step
+
+    def bad(self: Program, state: Any, batch: Any) -> Any:
+        if int(state.step) == 6:
+            jax.numpy.zeros(1) / 0
+        return step(self, state, batch)
+
+    monkeypatch.setattr(Program, "step", bad)
+    message = r"invalid value \(nan\) encountered in .* at step 6: stopped, the checkpoint of step 4 is kept \(a lower"
+    with jax.debug_nans(True), pytest.raises(TrainingFailed, match=message) as error:
+        run(small_run(), "out")
+    assert "\n" not in str(error.value)
+
+
+def test_a_floating_point_error_of_the_code_itself_is_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def bug(*_: object) -> None:
+        raise FloatingPointError("divide by zero")
+
+    monkeypatch.setattr(Program, "step", bug)
+    with pytest.raises(FloatingPointError):
+        run(small_run(), "out")
+
+
+def test_memory_of_the_host_that_is_exhausted_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = Batches.at
+
+    def fail(self: Batches, step: int) -> Any:
+        if step == 6:
+            raise MemoryError("Unable to allocate 9 TiB")
+        return at(self, step)
+
+    monkeypatch.setattr(Batches, "at", fail)
+    message = r"out of memory on the host \(Unable to allocate 9 TiB\): stopped, the checkpoint of step 4 is kept"
+    with pytest.raises(TrainingFailed, match=message):
+        run(small_run(), "out")
+
+
 def test_out_of_memory_errors_come_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: Program, state: object, batch: object) -> None:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 bytes")
@@ -193,6 +234,73 @@ def test_out_of_memory_errors_come_with_advice(monkeypatch: pytest.MonkeyPatch) 
         TrainingFailed, match=r"out of device memory .* raise --train.accumulation, .* no checkpoint yet"
     ):
         run(small_run(), "out")
+
+
+def test_a_file_system_that_cannot_rename_directories_is_found_before_the_first_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stopped = run(small_run(), "old", reporter=Silent({1: lambda: os.kill(os.getpid(), signal.SIGTERM)}))
+    assert stopped.stopped
+    rename = Path.rename
+
+    def fail(self: Path, target: Path) -> Path:
+        if self.is_dir() and any(self.iterdir()):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(self))
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    monkeypatch.setattr(Program, "step", lambda *_: pytest.fail("no step"))
+    with pytest.raises(UserError, match=r"cannot write to new: .* gcsfuse --rename-dir-limit 200000"):
+        run(small_run(), "new")
+    assert not Path("new").exists()
+    with pytest.raises(UserError, match=r"cannot write to old: .* gcsfuse --rename-dir-limit 200000"):
+        run(small_run(), "old", resume=True)
+
+
+def test_a_disk_without_room_for_a_checkpoint_is_found_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: (10**6, 10**6, 10))
+    monkeypatch.setattr(Program, "step", lambda *_: pytest.fail("no step"))
+    with pytest.raises(UserError, match=r"a checkpoint takes about .* has 10 bytes of free space: free at least"):
+        run(small_run(), "new")
+    assert not Path("new").exists()
+
+
+def test_other_files_in_the_directory_of_a_new_run_are_noted_and_kept() -> None:
+    Path("out").mkdir()
+    for name in ("notes.txt", "slurm.log", ".hidden"):
+        Path("out", name).touch()
+    reporter = Silent()
+    run(small_run(steps=1, eval_every=1), "out", reporter=reporter)
+    assert reporter.notes == ["out also has files that are not of a run, which are kept: notes.txt and 1 more"]
+    assert Path("out/notes.txt").exists()
+
+
+def test_a_second_writer_of_a_run_that_trains_is_refused_and_the_first_is_unharmed() -> None:
+    """Resume, replace, import into and save over a run while it trains, then compare with an undisturbed run."""
+    straight = run(small_run(), "straight")
+    seconds = list[Any]()
+
+    def disturb() -> None:
+        lm = load("straight")
+        with pytest.raises(UserError, match="out is being written by process"):
+            save(lm, "out", overwrite=True)
+        for words in ("train --resume --out out", "train out --resume", "train straight --out out --overwrite"):
+            seconds.append(jaxgpt(*words.split()))
+
+    disturbed = run(small_run(), "out", reporter=Silent({5: disturb}))
+    for second in seconds:
+        assert (second.code, second.err.count("\n")) == (2, 1 + second.err.count("using the settings of")), second.err
+        assert f"out is being written by process {os.getpid()} on" in second.err
+    assert same_bits(disturbed.state, straight.state)
+    assert comparable("out") == comparable("straight")
+
+
+def test_a_run_moved_to_a_directory_with_a_backslash_is_not_called_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
+    run(small_run(), "run")
+    Path("run").rename("a\\b")
+    for act in (lambda: run(small_run(steps=9), "a\\b", resume=True), lambda: load("a\\b")):
+        with pytest.raises(UserError, match="reads a backslash as a separator of directories: rename the directory"):
+            act()
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from helpers import TEXT, comparable, small_run
 
 from jaxgpt.data import Batches, Tokens, open_data
 from jaxgpt.errors import TrainingFailed
-from jaxgpt.trainer.prefetch import prefetched
+from jaxgpt.trainer import prefetch
+from jaxgpt.trainer.prefetch import prefetched, wait_for
 from jaxgpt.trainer.report import Report
 from jaxgpt.trainer.start import Start
 from jaxgpt.trainer.train import train
@@ -25,7 +27,8 @@ def test_one_result_ahead_in_another_thread() -> None:
         return threading.current_thread()
 
     with prefetched(work, range(4)) as results:
-        for i, thread in results:
+        for i, result in results:
+            thread = result.result()
             assert thread is not threading.current_thread()
             assert started[min(i + 1, 3)].wait(10), "the next call starts ahead of its use"
             assert not started[-1].is_set() or i >= 2, "no more than one ahead"
@@ -34,9 +37,11 @@ def test_one_result_ahead_in_another_thread() -> None:
 
 def test_an_error_comes_with_its_own_result() -> None:
     with prefetched(lambda i: 1 // (2 - i), range(4)) as results:
-        assert [next(results), next(results)] == [(0, 0), (1, 1)]
+        pairs = [(i, future.result()) for i, future in islice(results, 2)]
+        assert pairs == [(0, 0), (1, 1)]
+        _, failed = next(results)
         with pytest.raises(ZeroDivisionError):
-            next(results)
+            failed.result()
 
 
 def test_leaving_early_ends_the_thread() -> None:
@@ -50,6 +55,18 @@ def test_leaving_early_ends_the_thread() -> None:
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert threading.active_count() == before
+
+
+def test_a_call_that_hangs_delays_neither_a_stop_nor_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefetch, "LEAVING", 0.1)
+    hangs = threading.Event()
+    stopping = threading.Event()
+    with prefetched(lambda _: hangs.wait(60), range(4)) as results:
+        _, future = next(results)
+        threading.Timer(0.1, stopping.set).start()
+        wait_for(future, stopping.is_set)
+        assert not future.done()
+    hangs.set()
 
 
 @pytest.mark.ci

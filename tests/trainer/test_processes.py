@@ -149,6 +149,7 @@ def test_two_processes_exchange_values() -> None:
     assert a["failed in one"] == "process 1: process 1 cannot"
     assert a["whole, data"]
     assert a["whole, tensor"]
+    assert a["answers on CPUs"] == [0, 0, 1, 0, 2, 0]
     assert a["answers"] == [0, 0, 0, 0, 1, 0, 2, 0]
 
 
@@ -222,6 +223,33 @@ def test_the_last_line_of_a_killed_launch_is_how_to_resume(monkeypatch: pytest.M
         assert result.code == 1
         line = "jaxgpt: resume with: jaxgpt launch --processes 2 train --resume --out 'my run'\n"
         assert result.err.endswith(line if code < 0 else said)
+
+
+STACK = (
+    "F1127 11:23:24.638925    1374 client.h:80] Terminating process because the JAX distributed service detected errors.\n"
+    "Additional GRPC error information from remote target coordination_service\n"
+    "    @     0x7f1e1c2c5b00  tsl::CoordinationServiceAgent::SetError()\n"
+)
+
+
+def test_the_reason_of_a_failure_is_not_buried_by_the_processes_that_xla_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Process 0 names the silent process; XLA aborts process 1, which may print its own line."""
+    reason = "jaxgpt: process 1 sent no heartbeat for 30 s; resume with: jaxgpt x\n"
+    own = "jaxgpt: process 1 was paused for 46 s\n"
+    ends = iter([MagicMock(stderr=[reason], returncode=1), MagicMock(stderr=[STACK, own], returncode=-6)])
+    monkeypatch.setattr(subprocess, "Popen", MagicMock(side_effect=ends))
+    result = jaxgpt("launch", "train", "--resume", "--out", "my run")
+    assert (result.code, result.err) == (1, reason + own)
+
+
+def test_a_stack_trace_without_a_reason_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = iter([MagicMock(stderr=[], returncode=1), MagicMock(stderr=[STACK], returncode=-6)])
+    monkeypatch.setattr(subprocess, "Popen", MagicMock(side_effect=ends))
+    result = jaxgpt("launch", "train", "--resume", "--out", "my run")
+    assert STACK in result.err
+    assert "process 1 was killed by SIGABRT" in result.err
 
 
 def test_the_port_of_a_launch_is_held_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:

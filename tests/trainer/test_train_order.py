@@ -127,7 +127,7 @@ def simulate(case: Case, patch: pytest.MonkeyPatch) -> Any:
         return None if watch.interrupted() else Measured({"val_loss": 1.0}, 1.0)
 
     @contextmanager
-    def batches_of(program: Any, feed: Any, calls: Any) -> Iterator[Any]:
+    def batches_of(program: Any, feed: Any, calls: Any, wait: Any) -> Iterator[Any]:
         yield ((steps, lambda state, steps=steps: steps) for steps in calls)
 
     data = SimpleNamespace(val=None, tokenizer=CONFIG.model, fingerprint="", check=lambda config: None, facts=dict)
@@ -135,6 +135,7 @@ def simulate(case: Case, patch: pytest.MonkeyPatch) -> Any:
         "batches_of": batches_of,
         "compiling": lambda *_: nullcontext(),
         "check": lambda start: None,
+        "check_target": lambda *_: None,
         "open_for_training": open_for_training,
         "completed": lambda config, data, run: config,
         "MetricsFile": File,

@@ -1,0 +1,171 @@
+"""Heartbeats between the processes of a run: report a silent process before JAX's coordination service aborts.
+
+Each process publishes its status in the key-value store of JAX's coordinator. Process 0 reads all statuses. A training
+process that publishes nothing new for `limit` seconds is paused, unreachable or dead. Without a status, as before the first
+step, a process is not judged: native code can hold Python's lock for longer, and JAX's own heartbeats do not depend on it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NamedTuple, Protocol
+
+from jaxgpt.signals import advice, exit_now
+
+BEATS = 6  # heartbeats in the time limit
+LAST_WORDS = 2  # seconds for other processes to report the same error; XLA ends them when process 0 exits
+OPTION = "--distributed.heartbeat-seconds"
+VERDICT = "jaxgpt/verdict"
+BEAT = "jaxgpt/beat/"
+
+
+class Board(Protocol):
+    """A key-value store of all processes."""
+
+    def put(self, key: str, value: str) -> None:
+        """Store a value."""
+
+    def get(self, prefix: str) -> dict[str, str]:
+        """Return the values of the keys that begin with `prefix`, keyed by the rest of the key."""
+
+
+class CoordinatorBoard:
+    """The key-value store of JAX's coordinator."""
+
+    def __init__(self) -> None:
+        from jax._src.distributed import global_state  # private module, without a public equivalent
+
+        self.client: Any = global_state.client
+
+    def put(self, key: str, value: str) -> None:
+        """Store a value."""
+        self.client.key_value_set(key, value, allow_overwrite=True)
+
+    def get(self, prefix: str) -> dict[str, str]:
+        """Return the values of the keys that begin with `prefix`, keyed by the rest of the key."""
+        return {key.rpartition("/")[2]: value for key, value in self.client.key_value_dir_get(prefix)}
+
+
+class Heard(NamedTuple):
+    """The last status of a process, and the local time at which it was new."""
+
+    beat: int
+    status: str
+    at: float
+
+
+class Heartbeats:
+    """Publish the status of this process, and end it if process 0 misses a process or this process was paused.
+
+    Args:
+        board: the key-value store.
+        index: index of this process.
+        count: number of processes.
+        limit: seconds without a heartbeat after which a process counts as lost.
+        clock: monotonic time in seconds.
+        end: called with a line and an exit code.
+    """
+
+    def __init__(
+        self,
+        board: Board,
+        index: int,
+        count: int,
+        limit: float,
+        clock: Callable[[], float] = time.monotonic,
+        end: Callable[[str, int], Any] = exit_now,
+    ) -> None:
+        self.board, self.index, self.count, self.limit = board, index, count, limit
+        self.clock, self.end = clock, end
+        self.status: Callable[[], str] = str  # "": this process is not judged
+        self.heard = {process: Heard(-1, "", clock()) for process in range(count)}
+        self._beat = 0
+        self._answered = self._looked = clock()
+        self._ended = threading.Event()
+
+    def start(self) -> None:
+        """Start to exchange heartbeats in two threads: an exchange with a lost process 0 blocks."""
+        for act in (self.exchange, self.judge):
+            threading.Thread(target=self._repeat, args=(act,), daemon=True).start()
+
+    def stop(self) -> None:
+        """Stop, before the processes leave in any order; process 0 no longer judges this process."""
+        self._ended.set()
+        self.status = str
+        with suppress(Exception):  # a broken connection
+            self.exchange()
+
+    def exchange(self) -> None:
+        """Publish the status of this process, and read the statuses of all processes."""
+        self._beat += 1
+        self.board.put(f"{BEAT}{self.index}", f"{self._beat} {self.status()}")
+        now = self.clock()
+        for name, value in self.board.get(BEAT).items():
+            beat, _, status = value.partition(" ")
+            heard = self.heard[int(name)]
+            if int(beat) != heard.beat:
+                self.heard[int(name)] = Heard(int(beat), status, now)
+        self._answered = now
+        for verdict in self.board.get(VERDICT).values():
+            self._end(verdict)
+
+    def judge(self) -> None:
+        """End the process if it was paused itself, if process 0 does not answer, or, in process 0, if a process is silent."""
+        now = self.clock()
+        paused = now - self._looked
+        self._looked = now
+        if not self.status():
+            return
+        if paused > self.limit:
+            self._end(f"process {self.index} was paused for {paused:.0f} s ({OPTION} {self.limit:g})")
+            return
+        silent = [0] if now - self._answered > self.limit and self.index else []
+        if self.index == 0:
+            others = [process for process, heard in self.heard.items() if process and heard.status]
+            silent = [process for process in others if now - self.heard[process].at > self.limit]
+        if not silent:
+            return
+        names = ", ".join(map(str, silent))
+        verb = "process" if len(silent) == 1 else "processes"
+        verdict = f"{verb} {names} sent no heartbeat for {self.limit:g} s ({OPTION}): paused, unreachable or overloaded"
+        if self.index == 0:
+            with suppress(Exception):
+                self.board.put(f"{VERDICT}/{self.index}", verdict)
+        self._end(verdict)
+
+    def _end(self, verdict: str) -> None:
+        if self._ended.is_set():
+            return
+        self._ended.set()
+        text = advice()
+        self.end(f"{verdict}: {text}" if text else verdict, 1)
+
+    def _repeat(self, act: Callable[[], None]) -> None:
+        while not self._ended.wait(self.limit / BEATS):
+            with suppress(Exception):  # a broken connection counts as silence
+                act()
+
+
+_heartbeats: Heartbeats | None = None  # heartbeats of this process; None: a run with a single process
+
+
+def set_heartbeats(heartbeats: Heartbeats | None) -> None:
+    """Set the heartbeats of this process."""
+    global _heartbeats
+    _heartbeats = heartbeats
+
+
+def set_status(status: Callable[[], str]) -> None:
+    """Set the function that returns the status to publish; "": not training."""
+    if _heartbeats is not None:
+        _heartbeats.status = status
+
+
+def statuses() -> dict[int, str]:
+    """Return the last status of each process, in process 0; {} in a run with a single process."""
+    if _heartbeats is None:
+        return {}
+    return {process: heard.status for process, heard in _heartbeats.heard.items()}

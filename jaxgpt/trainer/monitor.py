@@ -1,0 +1,167 @@
+"""Monitor: report the process that delays the next step of a run, and end a stuck run on a signal."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from jaxgpt.checkpoint.run import Run
+from jaxgpt.data import Data
+from jaxgpt.parallel.heartbeat import set_status, statuses
+from jaxgpt.parallel.processes import is_leader
+from jaxgpt.signals import UNFINISHED, Stop, advice, exit_now
+from jaxgpt.trainer.evaluation import Result
+from jaxgpt.trainer.prefetch import wait_for
+from jaxgpt.trainer.program import Program
+from jaxgpt.trainer.report import Report
+
+READING, COMPUTING = "reading the data", "computing"
+
+
+class Limits(NamedTuple):
+    """Times after which a run counts as stuck, in seconds."""
+
+    step: float = 180.0  # for a step
+    stage: float = 1800.0  # for compiling, a part of an evaluation, or saving a checkpoint
+    slower: float = 10.0  # at least this many times the longest step so far
+    stop: float = 20.0  # for a step after a signal
+    every: float = 1.0  # between two checks
+
+
+LIMITS = Limits()
+
+
+class Status(NamedTuple):
+    """What a process does, as it publishes it."""
+
+    step: int  # steps whose metrics it has read
+    activity: str
+    seconds: float  # since its last progress
+
+
+class Monitor(Report):
+    """A report that checks in a thread that events keep coming.
+
+    Args:
+        stop: the request to stop.
+        note: called with a one-line message, if the run is stuck.
+        limits: see `Limits`.
+        clock: monotonic time in seconds.
+        end: called with a line and an exit code, if the run is stuck and a signal requests a stop.
+    """
+
+    def __init__(
+        self,
+        stop: Stop,
+        note: Callable[[str], None],
+        limits: Limits = LIMITS,
+        clock: Callable[[], float] = time.monotonic,
+        end: Callable[[str, int], Any] = exit_now,
+    ) -> None:
+        self.stop, self.print_note, self.limits = stop, note, limits
+        self.clock, self.end = clock, end
+        self.step = 0
+        self.activity = COMPUTING
+        self.longest = 0.0  # longest step so far
+        self._at = self._step_at = clock()  # last progress, and last step
+        self._in_stage = False
+        self._is_named = False  # whether the present lack of progress has been reported
+        self._is_timed = False  # whether the next step is not the first one, which compiles
+
+    def started(self, program: Program, data: Data, run: Run, step: int) -> None:
+        self.step = step
+
+    def stage(self, name: str, done: int = 0, total: int = 0) -> None:
+        self._in_stage = bool(name)
+        self._progress(name or COMPUTING)
+
+    def progress(self, metrics: dict[str, float]) -> None:
+        now = self.clock()
+        if self._is_timed:
+            self.longest = max(self.longest, now - self._step_at)
+        self._is_timed = True
+        self._step_at = now
+        self.step = int(metrics["step"]) + 1
+        self._progress(COMPUTING)
+
+    def evaluated(self, step: int, result: Result) -> None:
+        self._step_at = self.clock()  # an evaluation is no step
+
+    def wait(self, future: Future[Any]) -> None:
+        """Wait for the result of reading data, or until a stop is requested."""
+        before = self.activity
+        self._progress(READING)
+        wait_for(future, lambda: self.stop.requested)
+        self._progress(before)
+
+    def status(self) -> str:
+        """Return the status to publish, as JSON."""
+        return json.dumps(Status(self.step, self.activity, self.clock() - self._at))
+
+    def check(self) -> None:
+        """Report a stuck run once, in process 0; end the process if a signal requests a stop."""
+        now = self.clock()
+        idle = now - self._at
+        limit = max(self.limits.stage if self._in_stage else self.limits.step, self.limits.slower * self.longest)
+        if idle > limit and not self._is_named and is_leader():
+            self._is_named = True
+            self.print_note(f"{self.explain()}; Ctrl-C or SIGTERM stops the run")
+        if self.stop.arrived is None or self._in_stage:
+            return
+        waited = min(idle, now - self.stop.arrived)
+        patience = max(self.limits.stop if self.longest else self.limits.step, self.limits.slower * self.longest)
+        is_repeated = self.stop.repeated and self._at < self.stop.arrived
+        if is_repeated or waited > patience:
+            text = advice()
+            self.end(f"stopped without saving: {self.explain()}" + (f": {text}" if text else ""), UNFINISHED)
+
+    def explain(self) -> str:
+        """Describe the process that others wait for: one that does not compute, otherwise the last one."""
+        own = Status(self.step, self.activity, self.clock() - self._at)
+        found = parsed(statuses())
+        if not found:
+            return f"step {own.step + 1} was not reached for {minutes(own.seconds)}: {own.activity}"
+        found[0] = own
+        process, status = min(found.items(), key=lambda item: (item[1].activity == COMPUTING, item[1].step))
+        return f"process {process} has not reached step {status.step + 1} for {minutes(own.seconds)}: {status.activity}"
+
+    def _progress(self, activity: str) -> None:
+        self.activity = activity
+        self._at = self.clock()
+        self._is_named = False
+
+
+@contextmanager
+def monitored(stop: Stop, note: Callable[[str], None], limits: Limits = LIMITS) -> Iterator[Monitor]:
+    """Yield a `Monitor`, check it in a thread, and publish its status to the other processes."""
+    monitor = Monitor(stop, note, limits)
+    ended = threading.Event()
+
+    def repeat() -> None:
+        while not ended.wait(limits.every):
+            monitor.check()
+
+    threading.Thread(target=repeat, daemon=True).start()
+    set_status(monitor.status)
+    try:
+        yield monitor
+    finally:
+        set_status(str)
+        ended.set()
+
+
+def parsed(found: Mapping[int, str]) -> dict[int, Status]:
+    """Parse the published statuses; skip processes without a status."""
+    return {process: Status(*json.loads(text)) for process, text in found.items() if text}
+
+
+def minutes(seconds: float) -> str:
+    """Format a duration as in "3 minutes" or "40 seconds"."""
+    if seconds < 120:
+        return f"{seconds:.0f} seconds"
+    return f"{seconds / 60:.0f} minutes"
