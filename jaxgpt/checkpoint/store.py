@@ -19,7 +19,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +40,7 @@ if TYPE_CHECKING:  # Orbax and optax: slow imports, deferred to the functions th
 
 SEAL, PARTIAL = "checkpoint.json", ".partial"
 PARTS = ("params", "opt_state", "skip", "ema")
+IN_FLIGHT = 2**26  # bytes that may be read or written at a time, in addition to the largest array
 logging.getLogger("absl").setLevel(logging.CRITICAL)  # no duplicate logs of errors that Orbax raises
 
 
@@ -81,7 +82,7 @@ class Saver:
 
         self.wait()
         path = self.directory / f"{info.step}{PARTIAL}"
-        with _failed_writes():
+        with failed_writes():
             response = ocp.save_checkpointables_async(path.absolute(), _parts(state))
         self._writing = self._thread.submit(self._finish, response.result, path, info)
 
@@ -101,7 +102,7 @@ class Saver:
         """Wait until the last checkpoint is on disk. Raises `TrainingFailed` if it cannot be written."""
         writing, self._writing = self._writing, None
         if writing is not None:
-            with _failed_writes():
+            with failed_writes():
                 writing.result()
 
     def _finish(self, written: Callable[[], None], path: Path, info: Info) -> None:
@@ -123,7 +124,7 @@ def prune(directory: Path, train: TrainConfig) -> None:
 
 
 @contextmanager
-def _failed_writes() -> Iterator[None]:
+def failed_writes() -> Iterator[None]:
     """Convert exceptions to one-line `TrainingFailed` errors, except peer failures."""
     try:
         yield
@@ -288,15 +289,20 @@ def restore(directory: Path, step: int, like: TrainState) -> TrainState:
     return TrainState(step=jax.device_put(np.int32(step), sharding), **parts)
 
 
-def read_params(directory: Path, which: str, like: Any, part: str = "params") -> tuple[Any, int]:
-    """Read `part` (params or ema) of the checkpoint `which`, and its step; raise `UserError` if damaged."""
+def resolve_weights(directory: Path, which: str, part: str = "params") -> int:
+    """Resolve the checkpoint `which` to a step, and verify its `part` (params or ema); raise `UserError` if damaged."""
     step = resolve_step(directory, which)
     path = directory / str(step)
     if damage := find_damage(path, (part,)):
         others = [other for other in checkpoints(directory) if other != step]
         fix = f"try --checkpoint {others[-1]}, or --init-from RUN/checkpoints/{others[-1]}" if others else "restore it"
         raise UserError(f"checkpoint {path} is damaged: {damage}; {fix}")
-    return _load(path, part, like), step
+    return step
+
+
+def read_params(directory: Path, step: int, like: Any, part: str = "params") -> Any:
+    """Read `part` of a checkpoint with the shardings of `like`; `resolve_weights` must have checked the digests."""
+    return _load(directory / str(step), part, like)
 
 
 def _parts(state: TrainState) -> dict[str, Any]:
@@ -310,8 +316,9 @@ def _load(path: Path, part: str, like: Any) -> Any:
 
     try:
         # Check shapes first: if Orbax finds a wrong shape while it reads arrays, its threads fail at process exit.
-        _check_shapes(ocp.checkpointables_metadata(path.absolute()).metadata.get(part, {}), like)
-        return ocp.load_checkpointables(path.absolute(), {part: like})[part]
+        check_shapes(ocp.checkpointables_metadata(path.absolute()).metadata.get(part, {}), like)
+        with _few_in_flight(like):
+            return ocp.load_checkpointables(path.absolute(), {part: like})[part]
     except Exception as e:
         if is_peer_failure(e) or "RESOURCE_EXHAUSTED" in str(e):
             raise
@@ -319,7 +326,17 @@ def _load(path: Path, part: str, like: Any) -> Any:
         raise UserError(f"{path} is damaged or does not match the settings: {part} ({one_line(cause, 200)})") from None
 
 
-def _check_shapes(saved: Any, like: Any) -> None:
+def _few_in_flight(like: Any) -> AbstractContextManager[Any]:
+    """Limit the bytes that Orbax reads at a time to the largest array: by default, it reads all arrays at once."""
+    from orbax.checkpoint import v1 as ocp
+
+    largest = max((leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(like)), default=0)
+    options = ocp.Context()
+    options.memory.read_concurrent_bytes = largest + IN_FLIGHT
+    return options
+
+
+def check_shapes(saved: Any, like: Any) -> None:
     """Raise `ValueError` if an array has different shapes in two trees."""
     shapes, wanted = (
         {keystr(path, simple=True, separator="/"): leaf.shape for path, leaf in leaves if hasattr(leaf, "shape")}

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxgpt.checkpoint.run import complete_run
+from jaxgpt.checkpoint.stream import stream_params
 from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig
 from jaxgpt.convert import gemma, gguf, gpt2, llama, neox
 from jaxgpt.convert.family import Family, canonical, engines
 from jaxgpt.convert.files import SECOND_COPY, SINGLE, Weights, check_new, new_directory
 from jaxgpt.convert.options import Options
-from jaxgpt.convert.tensors import Format, check_change, load_weights, probe_logits, save_weights
+from jaxgpt.convert.tensors import Format, check_change, load_weights, probe_logits, read_leaves, save_weights
 from jaxgpt.data.tokenizer import SpecialTokens, Tokenizer
 from jaxgpt.data.tokenizer_files import (
     GPT2_REPO,
@@ -27,7 +30,8 @@ from jaxgpt.data.tokenizer_files import (
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.files import read_json, write_json
 from jaxgpt.hub import download
-from jaxgpt.lm import LM, load, save
+from jaxgpt.lm import load
+from jaxgpt.model.params import abstract_params
 
 OF_LLAMA = (llama.LLAMA, llama.MISTRAL, llama.QWEN2, llama.QWEN3)
 FAMILIES = {family.name: family for family in (gpt2.FAMILY, *OF_LLAMA, neox.FAMILY, gemma.FAMILY, llama.OLMO2)}
@@ -80,7 +84,10 @@ def import_model(source: Path, target: Path, tokenizer: str = "", accept: Collec
     if own.vocab_size > model.vocab_size:
         sizes = f"the tokenizer has {own.vocab_size} ids, but the model only {model.vocab_size}"
         raise UserError(f"{source}: {sizes}; choose a tokenizer with --tokenizer")
-    save(LM(imported_config(target, model), load_weights(weights, model, form), own), target)
+    config = imported_config(target, model)
+    leaves = read_leaves(weights, model, form)
+    with complete_run(target, config, own) as run:
+        stream_params(run.checkpoints, abstract_params(model), leaves, {"config": asdict(config)})
     return Converted(family, model.parameters)
 
 

@@ -30,7 +30,8 @@ from jaxgpt.convert.tensors import WeightRow, check_change, expand, leaf_shapes,
 from jaxgpt.counts import parameter_count
 from jaxgpt.errors import UserError, did_you_mean, short_repr
 from jaxgpt.files import read_json, write_json
-from jaxgpt.lm.model import checksum, load, load_adapters
+from jaxgpt.lm.model import load_adapters
+from jaxgpt.lm.source import Place, open_source
 from jaxgpt.model.lora import abstract_trained, matrices, merge
 from jaxgpt.model.params import abstract_params
 
@@ -111,11 +112,13 @@ def import_adapter(source: Path, target: Path, init_from: str) -> Converted:
     """
     check_new(target)
     where = str(weights_at(init_from).absolute())
-    base = load(*parse_checkpoint(where))
-    lora, adapters = read_adapter(source, base.config.model)
-    config = imported_config(target, base.config.model, init_from=where, lora=lora)
-    with complete_run(target, config, base.tokenizer) as run:
-        metadata = {"config": asdict(config), "base": checksum(base.params)}
+    base = open_source(*parse_checkpoint(where))
+    model = base.config.model
+    lora, adapters = read_adapter(source, model)
+    config = imported_config(target, model, init_from=where, lora=lora)
+    frozen = base.read_frozen(Place())
+    with complete_run(target, config, base.run.tokenizer()) as run:
+        metadata = {"config": asdict(config), "base": frozen.checksum}
         save_params(run.checkpoints, jax.tree.map(jnp.asarray, adapters), metadata)
     return Converted("lora", parameter_count(adapters))
 

@@ -6,7 +6,7 @@ axis or alternating by head. Matrices here are `[in, out]`; torch.nn.Linear stor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -136,14 +136,22 @@ def check_weights(weights: Weights, config: ModelConfig, form: Format) -> dict[s
     return names
 
 
-def load_weights(weights: Weights, config: ModelConfig, form: Format) -> Any:
-    """Load a model's weights on the first device, one tensor at a time."""
-    names, shapes = check_weights(weights, config, form), leaf_shapes(config)
-    leaves: dict[str, jax.Array] = {}
+def read_leaves(weights: Weights, config: ModelConfig, form: Format) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the path and values of each of a model's weights, contiguous float32; one tensor is read at a time."""
+    names = check_weights(weights, config, form)
+    shapes = leaf_shapes(config)
     for row in expand(form.table, config):
         for path, leaf in to_leaves(row, weights.read(names[row.name]), shapes).items():
-            # Block, and copy views of a tensor: a pending transfer or a view would keep the whole tensor in memory.
-            leaves[path] = jax.block_until_ready(jax.device_put(np.ascontiguousarray(leaf), jax.devices()[0]))
+            # Copy views of a tensor: a view would keep the whole tensor in memory.
+            yield path, np.ascontiguousarray(leaf)
+
+
+def load_weights(weights: Weights, config: ModelConfig, form: Format) -> Any:
+    """Load a model's weights on the first device, one tensor at a time."""
+    leaves: dict[str, jax.Array] = {}
+    for path, leaf in read_leaves(weights, config, form):
+        # Block: a pending transfer would keep the tensor in memory.
+        leaves[path] = jax.block_until_ready(jax.device_put(leaf, jax.devices()[0]))
     return unflatten_dict(leaves, sep="/")
 
 

@@ -424,11 +424,11 @@ print((kilobytes("VmHWM") - before) / size)
 @pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
 def test_memory(tmp_path):
-    """Importing 316 MB, half of it one tensor, needs less than 1.3 times 316 MB, with 30 MB for compilation."""
+    """Importing 316 MB, half of it one tensor, needs that tensor twice: mapped, and as an array."""
     out = subprocess.run(
         [sys.executable, "-c", MEMORY, tmp_path, Path(__file__).parents[1]], capture_output=True, text=True, check=True
     )
-    assert float(out.stdout.splitlines()[-1]) < 1.3
+    assert float(out.stdout.splitlines()[-1]) < 1.2
 
 
 def test_added_tokens_beyond_the_model_are_left_out(tmp_path):
