@@ -6,7 +6,7 @@ from pathlib import Path
 
 from jaxgpt.cli.output import print_result, progress
 from jaxgpt.cli.parse import Json
-from jaxgpt.errors import UserError
+from jaxgpt.errors import UserError, plural
 
 
 def import_(
@@ -62,4 +62,6 @@ def import_(
             done = import_model(folder, Path(out), tokenizer, accept_option)
     name = f"{source} at {commit}" if commit else source
     facts = {"model": f"{name}, {done.family}, {done.parameters:,} parameters", "run": out}
+    if done.skipped:
+        facts["skipped"] = f"{plural(done.skipped, 'tensor')} that the text model does not use, such as a vision tower"
     return print_result(json, {"source": source, "commit": commit, "run": out} | done._asdict(), facts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +15,15 @@ from jaxgpt.convert import gemma, gguf, gpt2, llama, neox
 from jaxgpt.convert.family import Family, canonical, engines
 from jaxgpt.convert.files import SECOND_COPY, SINGLE, Weights, check_new, new_directory
 from jaxgpt.convert.options import Options
-from jaxgpt.convert.tensors import Format, check_change, load_weights, probe_logits, read_leaves, save_weights
+from jaxgpt.convert.tensors import (
+    Format,
+    check_change,
+    load_weights,
+    probe_logits,
+    read_leaves,
+    save_weights,
+    skipped_tensors,
+)
 from jaxgpt.data.tokenizer import SpecialTokens, Tokenizer
 from jaxgpt.data.tokenizer_files import (
     GPT2_REPO,
@@ -36,6 +44,13 @@ from jaxgpt.model.params import abstract_params
 OF_LLAMA = (llama.LLAMA, llama.MISTRAL, llama.QWEN2, llama.QWEN3)
 FAMILIES = {family.name: family for family in (gpt2.FAMILY, *OF_LLAMA, neox.FAMILY, gemma.FAMILY, llama.OLMO2)}
 
+# Multimodal models whose text model can be imported: `model_type`, and the default `model_type` of their `text_config`.
+WRAPPERS = {"gemma3": "gemma3_text", "mistral3": "mistral", "llava": "llama"}
+# Options of a multimodal config.json that do not concern its text model.
+OF_OTHER_MODELS = re.compile(
+    r"(vision|audio|image|video|boi|eoi|mm|multimodal|projector|spatial)_|processor_class$", re.ASCII
+)
+
 PATTERNS = (
     "config.json generation_config.json adapter_config.json *.safetensors *.safetensors.index.json tokenizer.json "
     "tokenizer_config.json chat_template.jinja"
@@ -51,6 +66,7 @@ class Converted(NamedTuple):
     parameters: int  # number of parameters; lora: number of parameters of the adapters
     max_logit_change: float = 0.0  # largest logit difference between the model and its exported files; 0 for an import
     engines: tuple[str, ...] = ()  # programs that support the exported model; empty for imports and adapters
+    skipped: int = 0  # number of tensors of a multimodal model that are not part of its text model
 
 
 def fetch_model(name: str, revision: str = "") -> tuple[Path, str]:
@@ -88,7 +104,7 @@ def import_model(source: Path, target: Path, tokenizer: str = "", accept: Collec
     leaves = read_leaves(weights, model, form)
     with complete_run(target, config, own) as run:
         stream_params(run.checkpoints, abstract_params(model), leaves, {"config": asdict(config)})
-    return Converted(family, model.parameters)
+    return Converted(family, model.parameters, skipped=skipped_tensors(weights, form))
 
 
 def imported_config(target: Path, model: ModelConfig, **settings: Any) -> Config:
@@ -154,19 +170,42 @@ def open_model(source: Path, accept: Collection[str] = ()) -> tuple[str, ModelCo
         model = gpt2.read_nanogpt(options, weights)
         options.done()
         return "nanogpt", model, gpt2.NANOGPT, weights
+    wrapped = kind in WRAPPERS and isinstance(values.get("text_config"), dict)
+    if wrapped:
+        values = text_config(values)
+        kind = values["model_type"]
+        options = Options(values, f"{where}: text_config", accept)
     if not isinstance(kind, str) or kind not in FAMILIES:
+        known = ", ".join([*FAMILIES, *WRAPPERS])
+        text = values.get("text_config")
+        inner = f" with the text model {short_repr(text.get('model_type'))}" if isinstance(text, dict) else ""
         raise UserError(
-            f"{where}: model_type {short_repr(kind)} is not supported: use one of {', '.join(FAMILIES)}; docs/families.md "
+            f"{where}: model_type {short_repr(kind)}{inner} is not supported: use one of {known}; docs/families.md "
             f"shows how to add a family"
         )
     family, named = FAMILIES[kind], values.get("architectures")
-    if named and named not in ([name] for name in family.architectures):
+    if named and not wrapped and named not in ([name] for name in family.architectures):
         raise options.refuse("architectures", named, f"expected {family.architectures[0]}")
     model = family.config_from_hf(options)
     options.done()
     if not model.vocab_size:
         raise options.refuse("vocab_size", 0, "it must be at least 1")
-    return kind, model, family.form_of(values, model) if family.form_of else family.form, Weights(source)
+    form = family.form_of(values, model) if family.form_of else family.form
+    return kind, model, form._replace(wrapped=wrapped), Weights(source)
+
+
+def text_config(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config.json of the text model in the config.json of a multimodal model.
+
+    Options of the other models and of their ids are dropped; every other option is kept, so unknown options are found.
+    """
+    text = values["text_config"]
+    outer = {name: value for name, value in values.items() if not OF_OTHER_MODELS.match(name)}
+    del outer["text_config"]
+    # The outer model has the head.
+    fixed = {"architectures"} | ({"tie_word_embeddings"} & outer.keys())
+    own = {name: value for name, value in text.items() if name not in fixed}
+    return outer | {"model_type": WRAPPERS[values["model_type"]]} | own
 
 
 def _family_for(model: ModelConfig) -> Family:

@@ -50,6 +50,7 @@ class Format(NamedTuple):
     prefix: str  # prefix of most names, optional in files
     tied: str  # name of the token embedding, which a tied head equals
     head: str = HEAD  # name of the head
+    wrapped: bool = False  # whether files may have tensors of other models, such as a vision tower, which are skipped
 
 
 def matrix(name: str, *leaves: str, output_first: bool = True, by_head: bool = False) -> WeightTable:
@@ -123,17 +124,53 @@ def check_weights(weights: Weights, config: ModelConfig, form: Format) -> dict[s
 
     Raises `UserError` if a tensor is missing, unexpected, or of wrong type or shape, or a tied head differs from the embedding.
     """
-    stored = {name.removeprefix(STRAY).removeprefix(form.prefix): name for name in weights.tensors}
-    shapes, rows = leaf_shapes(config), expand(form.table, config)
+    stored = _own_names(weights, form)
+    shapes = leaf_shapes(config)
+    rows = expand(form.table, config)
     names = {row.name: stored.get(row.name.removeprefix(form.prefix), row.name) for row in rows}
     tied = names[form.tied] if config.tie_embeddings and form.head in stored else ""
     expected = {names[row.name]: tensor_shape(row, shapes) for row in rows}
-    weights.check(expected, lambda name: name.endswith(BUFFERS) or (bool(tied) and name == stored[form.head]))
+    own = set(stored.values())
+
+    def ignore(name: str) -> bool:
+        other_model = form.wrapped and name not in own
+        tied_head = bool(tied) and name == stored[form.head]
+        return name.endswith(BUFFERS) or other_model or tied_head
+
+    weights.check(expected, ignore)
     if tied and not np.array_equal(weights.read(stored[form.head]), weights.read(tied)):
         raise UserError(
             f"{weights.path}: tensor {form.head} differs from the tied {tied}: set tie_word_embeddings to false in config.json"
         )
     return names
+
+
+def skipped_tensors(weights: Weights, form: Format) -> int:
+    """Return the number of tensors of other models in the files, such as a vision tower."""
+    return len(weights.tensors) - len(_own_names(weights, form)) if form.wrapped else 0
+
+
+def _own_names(weights: Weights, form: Format) -> dict[str, str]:
+    """Map names without `form.prefix` to the names in the files; omit other models of a wrapper.
+
+    Files of the same model have different prefixes: `transformer.h.0`, `h.0` (a bare model), `_orig_mod.transformer.h.0`
+    (compiled), `language_model.model.layers.0` (in a multimodal model). The token embedding shows the prefix.
+    """
+    table = form.tied.removeprefix(form.prefix)
+    found = [name.removesuffix(table) for name in weights.tensors if f".{name}".endswith(f".{table}")]
+    if form.wrapped:
+        found = [prefix for prefix in found if "language_model." in prefix]
+    prefix = found[0] if len(found) == 1 else form.prefix
+    own = {}
+    for name in weights.tensors:
+        # A head is outside the model with the prefix, and has a prefix of its own.
+        if f".{name}".endswith(f".{form.head}"):
+            own[form.head] = name
+        elif name.startswith(prefix):
+            own[name.removeprefix(prefix)] = name
+        elif not form.wrapped:
+            own[name.removeprefix(form.prefix)] = name
+    return own
 
 
 def read_leaves(weights: Weights, config: ModelConfig, form: Format) -> Iterator[tuple[str, np.ndarray]]:
