@@ -8,19 +8,22 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxgpt.checkpoint.run import complete_run
+from jaxgpt.checkpoint.run import Run, complete_run
 from jaxgpt.checkpoint.stream import stream_params
 from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig
 from jaxgpt.convert import gemma, gguf, gpt2, llama, neox
+from jaxgpt.convert.card import CARD, model_card, read_card
 from jaxgpt.convert.family import Family, canonical, engines
-from jaxgpt.convert.files import SECOND_COPY, SINGLE, Weights, check_new, new_directory
+from jaxgpt.convert.files import DTYPES, SECOND_COPY, SHARD_BYTES, Weights, check_new, new_directory
 from jaxgpt.convert.options import Options
 from jaxgpt.convert.tensors import (
     Format,
     check_change,
+    largest_change,
     load_weights,
     probe_logits,
     read_leaves,
+    rounded_weights,
     save_weights,
     skipped_tensors,
 )
@@ -36,7 +39,7 @@ from jaxgpt.data.tokenizer_files import (
     without_ids_from,
 )
 from jaxgpt.errors import UserError, short_repr
-from jaxgpt.files import read_json, write_json
+from jaxgpt.files import read_json, write_atomically, write_json
 from jaxgpt.hub import download
 from jaxgpt.lm import load
 from jaxgpt.model.params import abstract_params
@@ -104,6 +107,8 @@ def import_model(source: Path, target: Path, tokenizer: str = "", accept: Collec
     leaves = read_leaves(weights, model, form)
     with complete_run(target, config, own) as run:
         stream_params(run.checkpoints, abstract_params(model), leaves, {"config": asdict(config)})
+    if source.is_dir() and (card := read_card(source)):
+        write_atomically(target / CARD, card)
     return Converted(family, model.parameters, skipped=skipped_tensors(weights, form))
 
 
@@ -113,29 +118,45 @@ def imported_config(target: Path, model: ModelConfig, **settings: Any) -> Config
     return Config(preset="imported", model=model, data=data, train=TrainConfig(batch_size=4), **settings)
 
 
-def export_model(run: str | Path, target: Path, checkpoint: str = "best") -> Converted:
+def export_model(
+    run: str | Path, target: Path, checkpoint: str = "best", dtype: str = "float32", shard_bytes: int = SHARD_BYTES
+) -> Converted:
     """Export a run to a directory for transformers' `from_pretrained`.
 
     Args:
         target: a new path; the directory is created atomically, after checking that the exported model's logits match.
         checkpoint: `best` (lowest validation loss), `last`, or a step.
+        dtype: type of the weights in the files: float32, bfloat16 or float16.
+        shard_bytes: maximum size of a file of weights; larger models get several files and an index.
 
     Raises:
         UserError: if the run or checkpoint does not exist, `target` exists, or a setting has no equivalent in transformers.
         RuntimeError: if the exported model computes different logits.
     """
+    if dtype not in DTYPES:
+        raise UserError(f"dtype {short_repr(dtype)} is not supported: use one of {', '.join(DTYPES)}")
     with new_directory(target) as directory:
         config, params, tokenizer, _ = load(run, checkpoint)
         family, model = exported_form(config.model)
         tokenizer.special = _special_tokens(tokenizer, model.block_size)
         ids = {name: tokenizer.special.generation.get(name) for name in IDS}
-        write_json(directory / "config.json", family.config_to_hf(model) | {"dtype": "float32"} | ids)
+        write_json(directory / "config.json", family.config_to_hf(model) | {"dtype": dtype} | ids)
         save_tokenizer(directory, tokenizer)
-        save_weights(directory / SINGLE, params, model, family.form)
+        command = f"jaxgpt export {Path(run).name} {target.name} --checkpoint {checkpoint} --dtype {dtype}"
+        card = model_card(Path(run), target.name, Run(Path(run)).config(), command)
+        (directory / CARD).write_text(card)
+        save_weights(directory, params, model, family.form, dtype, shard_bytes)
+
+        # The files must have the logits of the rounded weights; the change by rounding is only reported.
         before = probe_logits(config.model, params)
+        expected = before
+        if dtype != "float32":
+            expected = probe_logits(model, rounded_weights(params, model, family.form, dtype))
         del params
-        change = check_change(before, probe_logits(*read_model(directory)[:2]))
-    return Converted(family.name, config.model.parameters, change, engines(family, model))
+        after = probe_logits(*read_model(directory)[:2])
+        check_change(expected, after)
+    change = largest_change(before, after)
+    return Converted(family.name, config.model.parameters, change, engines(family, model, tokenizer))
 
 
 def exported_form(model: ModelConfig) -> tuple[Family, ModelConfig]:

@@ -11,6 +11,7 @@ import functools
 import math
 from contextlib import suppress
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +24,8 @@ from jaxgpt.checkpoint.run import complete_run, parse_checkpoint
 from jaxgpt.checkpoint.store import save_params, weights_at
 from jaxgpt.config import Config, LoraConfig, ModelConfig
 from jaxgpt.convert import gpt2
-from jaxgpt.convert.files import Weights, check_new, new_directory, write_safetensors
+from jaxgpt.convert.card import CARD, model_card
+from jaxgpt.convert.files import Tensor, Weights, check_new, new_directory, write_safetensors
 from jaxgpt.convert.models import Converted, exported_form, imported_config
 from jaxgpt.convert.options import Options
 from jaxgpt.convert.tensors import WeightRow, check_change, expand, leaf_shapes, probe_logits, to_leaves, to_tensor
@@ -135,6 +137,9 @@ def export_adapter(run: str | Path, target: Path, checkpoint: str = "best", base
         config, params, adapters = load_adapters(run, checkpoint)
         model = config.model
         write_adapter(directory, config, adapters, base)
+        flag = f"--base {base}" if base else "--adapter"
+        command = f"jaxgpt export {Path(run).name} {target.name} --checkpoint {checkpoint} {flag}"
+        (directory / CARD).write_text(model_card(Path(run), target.name, config, command, base, adapter=True))
         lora, back = read_adapter(directory, model)
         before = probe_logits(model, merge(params, adapters, config.lora.alpha))
         change = check_change(before, probe_logits(model, merge(params, back, lora.alpha)))
@@ -150,15 +155,16 @@ def write_adapter(directory: Path, config: Config, adapters: Any, base: str) -> 
     found = {module.name: (module, each) for module in _modules(config.model) if (each := module.adapters(adapters))}
     r = config.lora.rank
     rank = r * max(len(each) for _, each in found.values())
-    tensors: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     for module, each in found.values():
         zeros = {name: np.zeros((r, width), np.float32) for name, width in module.outputs.items()}
         a_IR = np.concatenate([adapter["a"] for adapter in each], 1)
         b_OR = np.concatenate([to_tensor(module.row, zeros | adapter["b"]) for adapter in each], 1)
         padding = (0, 0), (0, rank - r * len(each))
         name_a, name_b = module.tensors
-        tensors |= {name_a: np.pad(a_IR, padding).T, name_b: np.pad(b_OR, padding)}
-    write_safetensors(directory / WEIGHTS, {name: tensor.shape for name, tensor in tensors.items()}, tensors.items())
+        arrays |= {name_a: np.pad(a_IR, padding).T, name_b: np.pad(b_OR, padding)}
+    tensors = [Tensor(name, array.shape, partial(np.asarray, array)) for name, array in arrays.items()]
+    write_safetensors(directory / WEIGHTS, tensors)
     values = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

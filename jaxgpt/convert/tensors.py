@@ -7,6 +7,7 @@ axis or alternating by head. Matrices here are `[in, out]`; torch.nn.Linear stor
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ import numpy as np
 from flax.traverse_util import unflatten_dict
 
 from jaxgpt.config import ModelConfig
-from jaxgpt.convert.files import Weights, write_safetensors
+from jaxgpt.convert.files import SHARD_BYTES, Tensor, Weights, rounded, write_shards
 from jaxgpt.errors import TrainingFailed, UserError
 from jaxgpt.model import GPT
 from jaxgpt.model.params import flatten_params, weights
@@ -192,12 +193,38 @@ def load_weights(weights: Weights, config: ModelConfig, form: Format) -> Any:
     return unflatten_dict(leaves, sep="/")
 
 
-def save_weights(path: Path, params: Any, config: ModelConfig, form: Format) -> None:
-    """Write weights to a safetensors file; add gains of 1, biases of 0 and gates that only `config` has."""
-    rows, shapes = expand(form.table, config), leaf_shapes(config)
+def tensors_of(params: Any, config: ModelConfig, form: Format) -> list[Tensor]:
+    """List the tensors of a model; add gains of 1, biases of 0 and gates that only `config` has."""
+    shapes = leaf_shapes(config)
     ours = flatten_params(params)
-    tensors = ((row.name, to_tensor(row, {leaf: _leaf(ours, leaf, shapes) for leaf in row.leaves})) for row in rows)
-    write_safetensors(path, {row.name: tensor_shape(row, shapes) for row in rows}, tensors)
+
+    def read(row: WeightRow) -> np.ndarray:
+        return to_tensor(row, {leaf: _leaf(ours, leaf, shapes) for leaf in row.leaves})
+
+    return [Tensor(row.name, tensor_shape(row, shapes), partial(read, row)) for row in expand(form.table, config)]
+
+
+def save_weights(
+    directory: Path,
+    params: Any,
+    config: ModelConfig,
+    form: Format,
+    dtype: str = "float32",
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Write weights as one or several safetensors files."""
+    write_shards(directory, tensors_of(params, config, form), dtype, shard_bytes)
+
+
+def rounded_weights(params: Any, config: ModelConfig, form: Format, dtype: str) -> Any:
+    """Return the weights of a model after its tensors are rounded to a type of `DTYPES`."""
+    shapes = leaf_shapes(config)
+    leaves: dict[str, np.ndarray] = {}
+    tensors = tensors_of(params, config, form)
+    for row, tensor in zip(expand(form.table, config), tensors, strict=True):
+        value = rounded(tensor.name, tensor.read(), dtype).astype(np.float32)
+        leaves |= to_leaves(row, value, shapes)
+    return unflatten_dict(leaves, sep="/")
 
 
 def probe_logits(config: ModelConfig, params: Any) -> np.ndarray:
@@ -211,10 +238,15 @@ def probe_logits(config: ModelConfig, params: Any) -> np.ndarray:
 
 def check_change(before: np.ndarray, after: np.ndarray) -> float:
     """Return the largest change of a logit by an export; raise an error above `TOLERANCE`."""
-    change = float(np.abs(before - after).max())
+    change = largest_change(before, after)
     if not change <= TOLERANCE * max(1.0, float(np.abs(before).max())):
         raise TrainingFailed(f"the logits of the exported model differ by {change:.2e}: its files were deleted")
     return change
+
+
+def largest_change(before: np.ndarray, after: np.ndarray) -> float:
+    """Return the largest absolute difference of logits."""
+    return float(np.abs(before - after).max())
 
 
 def _leaf(ours: Mapping[str, Any], path: str, shapes: Mapping[str, tuple[int, ...]]) -> np.ndarray:

@@ -90,6 +90,16 @@ def test_the_merged_model_is_an_ordinary_one(written: Path) -> None:
     jax.tree.map(np.testing.assert_array_equal, api.load("ordinary").params, merge(params, adapters, config.lora.alpha))
 
 
+def test_an_adapter_has_a_card(written: Path) -> None:
+    card = (written / "adapter/README.md").read_text()
+    assert "base_model: someone/tiny\n" in card
+    assert "LoRA adapters of rank 2" in card
+    assert "AutoPeftModelForCausalLM" in card
+    assert str(written) not in card
+    result = jaxgpt("export", str(written / "linear"), "out", "--adapter", "--dtype", "bfloat16")
+    assert (result.code, "adapters are written in float32: omit --dtype bfloat16" in result.err) == (2, True)
+
+
 def copy(written: Path, changes: dict[str, Any]) -> dict[str, np.ndarray]:
     """Copy the adapter directory with a different config, and return its tensors."""
     folder = Path("adapter")
