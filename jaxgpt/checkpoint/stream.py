@@ -50,7 +50,7 @@ def stream_params(
             _write_array(path / "params", name, array)
     assert not missing, missing
 
-    # This fails if a version of Orbax stores arrays elsewhere.
+    # This fails if a version of Orbax stores arrays in a different place.
     check_shapes(ocp.checkpointables_metadata(path).metadata["params"], like)
     with failed_writes():
         seal(path, Info(0, about=about))

@@ -23,7 +23,8 @@ def import_(
     """Convert a transformers or nanoGPT model, or a GGUF file, to a run.
 
     Families: GPT-2, Llama, Mistral, Qwen2, Qwen3, GPT-NeoX, Gemma 3 and OLMo 2;
-    from GGUF files, only Llama. With --init-from, SOURCE is a PEFT adapter.
+    the text model of multimodal Gemma 3, Mistral 3 and LLaVA; from GGUF files, only Llama.
+    With --init-from, SOURCE is a PEFT adapter.
 
     jaxgpt import openai-community/gpt2 runs/gpt2
     jaxgpt import ~/models/llama runs/llama

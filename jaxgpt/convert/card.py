@@ -123,7 +123,7 @@ def _training(run: Path, config: Config, base: str) -> str:
     parts = [f"Trained on `{source}`: {tokens:,} tokens in {steps:,} steps."]
     if config.init_from:
         start = base or parse_checkpoint(config.init_from)[0].name
-        parts.append(f"The initial weights are those of `{start}`.")
+        parts.append(f"Training started from `{start}`.")
     return "## Training data\n\n" + " ".join(parts) + "\n"
 
 
@@ -150,7 +150,7 @@ def _settings(config: Config) -> str:
 
 def _license(original: str) -> str:
     if re.search("^license:", _metadata(original), re.MULTILINE):
-        return "## License\n\nThe license above is that of the original model.\n"
+        return "## License\n\nThe license is in the metadata above. It was copied from the original model.\n"
     return "## License\n\nUnknown: the run does not record a license.\n"
 
 

@@ -143,7 +143,7 @@ def write_shards(
 ) -> None:
     """Write tensors to model.safetensors or, beyond `shard_bytes`, to several files with an index, as transformers does.
 
-    A tensor larger than `shard_bytes` has a file of its own.
+    A tensor larger than `shard_bytes` gets a separate file.
     """
     shards: list[list[Tensor]] = [[]]
     filled = 0

@@ -191,8 +191,12 @@ def open_model(source: Path, accept: Collection[str] = ()) -> tuple[str, ModelCo
         model = gpt2.read_nanogpt(options, weights)
         options.done()
         return "nanogpt", model, gpt2.NANOGPT, weights
-    wrapped = kind in WRAPPERS and isinstance(values.get("text_config"), dict)
+    wrapped = kind in WRAPPERS
     if wrapped:
+        if not isinstance(values.get("text_config"), dict):
+            raise UserError(
+                f"{where}: a model of type {kind} needs an object text_config, with the options of its text model"
+            )
         values = text_config(values)
         kind = values["model_type"]
         options = Options(values, f"{where}: text_config", accept)

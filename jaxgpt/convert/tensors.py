@@ -164,7 +164,7 @@ def _own_names(weights: Weights, form: Format) -> dict[str, str]:
     prefix = found[0] if len(found) == 1 else form.prefix
     own = {}
     for name in weights.tensors:
-        # A head is outside the model with the prefix, and has a prefix of its own.
+        # The head is outside the model with the prefix, and may have a different prefix.
         if f".{name}".endswith(f".{form.head}"):
             own[form.head] = name
         elif name.startswith(prefix):

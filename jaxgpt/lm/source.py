@@ -56,7 +56,7 @@ class Place(NamedTuple):
 
 
 class Source(NamedTuple):
-    """A checkpoint of a run whose files are intact, and whose weights are not read yet.
+    """An intact checkpoint of a run, with unread weights.
 
     Attributes:
         path: path of the run, as the caller specified it.
@@ -143,7 +143,7 @@ def open_base_of(path: str | Path, model: ModelConfig) -> Source:
 
 
 def check_base(run: Run, source: Source, base: FrozenBase) -> None:
-    """Raise `UserError` if a base differs from the weights on which the adapters of a run were trained."""
+    """Raise `UserError` if a base differs from the weights below the adapters of a run."""
     infos = checkpoints(run.checkpoints).values()
     if any(info.about.get("base", base.checksum) != base.checksum for info in infos):
         path = source.run.checkpoints / str(source.step)
@@ -180,8 +180,8 @@ def trained_part(config: Config) -> str:
 def merge_placed(params: Any, adapters: Any, alpha: float) -> Any:
     """Merge adapters into weights, as `merge` does, and keep the sharding of every weight.
 
-    The matrices of one module are computed whole on the first local device, so the bits of the result, and its checksum, are
-    those of a single device.
+    The complete matrices of one module are merged on the first local device, so the result and its checksum are equal bit for
+    bit on every mesh.
     """
     merged = dict(params)
     for name, adapter in adapters.items():

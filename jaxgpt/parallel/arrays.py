@@ -26,7 +26,7 @@ def to_host(array: Any) -> np.ndarray:
 
 
 def put_array(array: Any, sharding: Sharding) -> jax.Array:
-    """Put an array that every process has, or that is sharded over them, on devices; keep it if it is there already."""
+    """Put an array on devices; without a copy if it already has the sharding. Every process has the array, or its shards."""
     if isinstance(array, jax.Array) and array.sharding == sharding:
         return array
     local = not isinstance(array, jax.Array) or array.is_fully_addressable

@@ -205,7 +205,7 @@ def test_tensors_that_do_not_fit_are_refused(written: Path, case: str) -> None:
     ("old", "new"),
     [
         ("base_model.model.model.", "base_model.model."),  # get_peft_model of a bare model
-        ("base_model.model.model.", "base_model.model.model.language_model."),  # of a multimodal model
+        ("base_model.model.model.", "base_model.model.model.language_model."),  # a text model in a multimodal model
         ("base_model.model.model.", "model."),  # without PEFT's prefix
         (".weight", ".default.weight"),  # a state dict with the names of adapters
     ],

@@ -1,4 +1,4 @@
-"""The text models of multimodal models compute the logits of transformers."""
+"""The text models in multimodal models compute the same logits as in transformers."""
 
 from __future__ import annotations
 

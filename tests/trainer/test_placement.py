@@ -14,12 +14,14 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from convert.test_adapters import lora_run
 from folders import LLAMA, TEXT, run_folder
 from helpers import flags, jaxgpt
 
 import jaxgpt as api
-from jaxgpt.config import MeshConfig
-from jaxgpt.lm.source import Source, checksum
+from jaxgpt.config import LoraConfig, MeshConfig
+from jaxgpt.errors import UserError
+from jaxgpt.lm.source import Place, Source, checksum, open_source
 from jaxgpt.parallel.mesh import make_mesh
 from jaxgpt.trainer.states import States
 
@@ -163,3 +165,36 @@ def test_a_run_starts_and_resumes_with_the_shards_of_each_device(
     result = jaxgpt("train", "--resume", "--out", "run", "--train.steps", "3")
     assert result.code == 0, result.err
     assert 0 < peak.bytes < most
+
+
+@pytest.mark.parametrize("axes", [{"fsdp": 8}, {"data": 2, "tensor": 4}], ids=str)
+def test_merged_adapters_have_the_bits_of_a_single_device(base: Path, tmp_path: Path, axes: dict[str, int]) -> None:
+    """The checksum of a base does not depend on the mesh, even if the base is a merged model; no axis divides the 27 ids."""
+    lora = LoraConfig(rank=2, alpha=8.0, targets="q_proj,down_proj")
+    lora_run(tmp_path / "adapted", base, lora)
+    one = api.load(tmp_path / "adapted")
+    several = api.load(tmp_path / "adapted", mesh=mesh_of(**axes))
+    jax.tree.map(np.testing.assert_array_equal, several.params, one.params)
+    kernel = several.params["h_0"]["attn"]["q_proj"]["kernel"]
+    assert not kernel.sharding.is_fully_replicated
+    assert several.params["wte"]["embedding"].sharding.device_set == kernel.sharding.device_set
+    frozen = open_source(tmp_path / "adapted").read_frozen(Place(mesh_of(**axes)))
+    assert frozen.checksum == checksum(one.params)
+
+
+@pytest.mark.ci
+def test_a_model_on_a_mesh_generates_the_same_text(base: Path) -> None:
+    settings: dict[str, Any] = {"max_new_tokens": 8, "temperature": 0}
+    mesh = mesh_of(data=2, tensor=4)
+    for weights in (None, "int8"):
+        found = api.generate(api.load(base, weights=weights, mesh=mesh), ["To be", "or"], **settings)
+        wanted = api.generate(api.load(base, weights=weights), ["To be", "or"], **settings)
+        assert [out.ids for out in found] == [out.ids for out in wanted], weights
+
+
+@pytest.mark.parametrize("mesh", [4, MeshConfig(fsdp=4), jax.sharding.Mesh(np.array(jax.devices()), ("x",))])
+def test_a_mesh_has_the_axes_of_the_sharding_table(base: Path, mesh: Any) -> None:
+    with pytest.raises(
+        UserError, match=r"mesh must be a mesh with the axes data, fsdp, tensor, as .*make_mesh returns it"
+    ):
+        api.load(base, mesh=mesh)
