@@ -23,7 +23,8 @@ from jaxgpt.config import LoraConfig, MeshConfig
 from jaxgpt.errors import UserError
 from jaxgpt.lm.source import Place, Source, checksum, open_source
 from jaxgpt.parallel.mesh import make_mesh
-from jaxgpt.trainer.states import States
+from jaxgpt.trainer import program
+from jaxgpt.trainer.program import Program
 
 # The largest arrays are the matrices of the MLP. Eight devices do not divide the 27 ids.
 MODEL = replace(LLAMA, n_layer=4, n_embd=64, n_head=8, n_kv_head=8, n_inner=256, tie_embeddings=False)
@@ -91,9 +92,9 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Peak]:
     for target, name in (
         (Source, "read"),
         (Source, "read_frozen"),
-        (States, "init"),
-        (States, "restore"),
-        (States, "put_base"),
+        (Program, "init"),
+        (Program, "restore"),
+        (program, "with_arrays"),
     ):
         monkeypatch.setattr(target, name, measured(getattr(target, name)))
 
