@@ -6,10 +6,11 @@ import logging
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from jaxgpt.errors import UserError
 
-TIMEOUT = 3.0  # maximum number of seconds to wait for the hub to answer
+TIMEOUT = 3.0  # maximum number of seconds to wait for a connection to the hub
 HINTS = {  # keyed by huggingface_hub exception name, subclasses first
     "GatedRepoError": "its owner requires consent: accept the terms on the hub, then log in (hf auth login)",
     "RevisionNotFoundError": "the revision does not exist",
@@ -35,7 +36,7 @@ def download(
     Raises:
         UserError: if the repository or revision does not exist or needs permission, or the download fails.
     """
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import constants, snapshot_download
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # no log line for each retry of a download
     try:
@@ -50,31 +51,44 @@ def download(
     except Exception as e:  # errors of the hub's client and of the network
         classes = {kind.__name__ for kind in type(e).__mro__}
         hint = next((hint for kind, hint in HINTS.items() if kind in classes), "")
+        status = getattr(getattr(e.__cause__, "response", None), "status_code", None)
+        if status is not None and "LocalEntryNotFoundError" in classes:
+            hint = f"not in the hub's cache, and {constants.ENDPOINT} answers with HTTP status {status}"
         reason = hint or f"{type(e).__name__}: {' '.join(str(e).split())[:200]}"
         raise UserError(f"{repo} at {revision}: {reason}") from None
     return Path(path)
 
 
 def reachable(timeout: float = TIMEOUT) -> bool:
-    """Return whether the hub answers within `timeout` seconds; its client would retry for half a minute.
+    """Return whether the hub, or the proxy to it, accepts a connection within `timeout` seconds.
 
-    In offline mode, return True without a request: the client itself then uses only its cache.
+    Otherwise the hub's client would retry for half a minute. The client itself waits for answers, as long as
+    HF_HUB_ETAG_TIMEOUT and HF_HUB_DOWNLOAD_TIMEOUT allow. In offline mode, return True without a request: the client then
+    uses only its cache.
     """
     from huggingface_hub import constants, get_session
 
     if constants.is_offline_mode():
         return True
-    answered = threading.Event()
+    session = get_session()
+    connected = threading.Event()
+    ended = threading.Event()  # connected, or failed to connect
+
+    def trace(event: str, _: Any) -> None:
+        if event.endswith("connect_tcp.complete"):
+            connected.set()
+            ended.set()
 
     def ask() -> None:
         try:
-            get_session().head(constants.ENDPOINT, timeout=timeout)
-            answered.set()
+            session.head(constants.ENDPOINT, timeout=timeout, extensions={"trace": trace})
+            connected.set()  # over a connection that was open before
         except Exception:  # any error of the client's HTTP library
             return
+        finally:
+            ended.set()
 
     # Run in a thread, because DNS lookup has no timeout.
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
-    asking.join(timeout)
-    return answered.is_set()
+    threading.Thread(target=ask, daemon=True).start()
+    ended.wait(timeout)
+    return connected.is_set()

@@ -19,7 +19,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +40,7 @@ if TYPE_CHECKING:  # Orbax and optax: slow imports, deferred to the functions th
 
 SEAL, PARTIAL = "checkpoint.json", ".partial"
 PARTS = ("params", "opt_state", "skip", "ema")
+IN_FLIGHT = 2**26  # bytes that may be read or written at a time, in addition to the largest array
 logging.getLogger("absl").setLevel(logging.CRITICAL)  # no duplicate logs of errors that Orbax raises
 
 
@@ -89,7 +90,7 @@ class Saver:
 
         self.wait()
         path = self.directory / f"{info.step}{PARTIAL}"
-        with _failed_writes():
+        with failed_writes():
             response = ocp.save_checkpointables_async(path.absolute(), _parts(state))
         self._writing = self._thread.submit(self._finish, response.result, path, info)
 
@@ -109,7 +110,7 @@ class Saver:
         """Wait until the last checkpoint is on disk. Raises `TrainingFailed` if it cannot be written."""
         writing, self._writing = self._writing, None
         if writing is not None:
-            with _failed_writes():
+            with failed_writes():
                 writing.result()
 
     def _finish(self, written: Callable[[], None], path: Path, info: Info) -> None:
@@ -131,7 +132,7 @@ def prune(directory: Path, train: TrainConfig) -> None:
 
 
 @contextmanager
-def _failed_writes() -> Iterator[None]:
+def failed_writes() -> Iterator[None]:
     """Convert exceptions to one-line `TrainingFailed` errors, except peer failures."""
     try:
         yield
@@ -330,32 +331,43 @@ def restore(directory: Path, step: int, like: TrainState) -> TrainState:
     return TrainState(step=jax.device_put(np.int32(step), sharding), **parts)
 
 
-def read_params(directory: Path, which: str, like: Any, part: str = "params") -> tuple[Any, int]:
-    """Read `part` (params or ema) of the checkpoint `which`, and its step; raise `UserError` if damaged.
+def resolve_weights(directory: Path, which: str, part: str = "params") -> int:
+    """Resolve the checkpoint `which` to a step, and verify its `part` (params or ema); raise `UserError` if damaged.
 
     If a training process deletes the checkpoint meanwhile, `which` is resolved again.
     """
     while True:
         step = resolve_step(directory, which)
         path = directory / str(step)
-        try:
-            params = _checked_params(path, like, part)
-        except UserError:
-            if path.is_dir():
-                raise
+        damage = find_damage(path, (part,))
+        # `prune` renames a checkpoint before it deletes files, so the files of an existing directory are complete.
+        if not path.is_dir():
             continue
-        # `prune` renames a checkpoint before it deletes files, so these files were complete.
-        if path.is_dir():
-            return params, step
-
-
-def _checked_params(path: Path, like: Any, part: str) -> Any:
-    """Check the digests of a part of a checkpoint, and read the part."""
-    if damage := find_damage(path, (part,)):
-        others = [other for other in checkpoints(path.parent) if str(other) != path.name]
+        if not damage:
+            return step
+        others = [other for other in checkpoints(directory) if other != step]
         fix = f"try --checkpoint {others[-1]}, or --init-from RUN/checkpoints/{others[-1]}" if others else "restore it"
         raise UserError(f"checkpoint {path} is damaged: {damage}; {fix}")
-    return _load(path, part, like)
+
+
+def read_params(directory: Path, step: int, like: Any, part: str = "params") -> Any:
+    """Read `part` of a checkpoint with the shardings of `like`; `resolve_weights` must have checked the digests.
+
+    Raises:
+        UserError: if the part cannot be read or has different shapes, or a training process has deleted the checkpoint.
+    """
+    path = directory / str(step)
+    try:
+        params = _load(path, part, like)
+    except UserError:
+        if path.is_dir():
+            raise
+        params = None
+    if not path.is_dir():
+        raise UserError(
+            f"checkpoint {path} was deleted by the training process while it was read: run the command again"
+        )
+    return params
 
 
 def _parts(state: TrainState) -> dict[str, Any]:
@@ -370,8 +382,9 @@ def _load(path: Path, part: str, like: Any) -> Any:
     check_backslash(path)
     try:
         # Check shapes first: if Orbax finds a wrong shape while it reads arrays, its threads fail at process exit.
-        _check_shapes(ocp.checkpointables_metadata(path.absolute()).metadata.get(part, {}), like)
-        return ocp.load_checkpointables(path.absolute(), {part: like})[part]
+        check_shapes(ocp.checkpointables_metadata(path.absolute()).metadata.get(part, {}), like)
+        with _few_in_flight(like):
+            return ocp.load_checkpointables(path.absolute(), {part: like})[part]
     except Exception as e:
         if is_peer_failure(e) or "RESOURCE_EXHAUSTED" in str(e):
             raise
@@ -379,7 +392,17 @@ def _load(path: Path, part: str, like: Any) -> Any:
         raise UserError(f"{path} is damaged or does not match the settings: {part} ({one_line(cause, 200)})") from None
 
 
-def _check_shapes(saved: Any, like: Any) -> None:
+def _few_in_flight(like: Any) -> AbstractContextManager[Any]:
+    """Limit the bytes that Orbax reads at a time to the largest array: by default, it reads all arrays at once."""
+    from orbax.checkpoint import v1 as ocp
+
+    largest = max((leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(like)), default=0)
+    options = ocp.Context()
+    options.memory.read_concurrent_bytes = largest + IN_FLIGHT
+    return options
+
+
+def check_shapes(saved: Any, like: Any) -> None:
     """Raise `ValueError` if an array has different shapes in two trees."""
     shapes, wanted = (
         {keystr(path, simple=True, separator="/"): leaf.shape for path, leaf in leaves if hasattr(leaf, "shape")}

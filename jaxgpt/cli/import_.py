@@ -6,7 +6,7 @@ from pathlib import Path
 
 from jaxgpt.cli.output import print_result, progress
 from jaxgpt.cli.parse import Json
-from jaxgpt.errors import UserError
+from jaxgpt.errors import UserError, plural
 
 
 def import_(
@@ -23,7 +23,8 @@ def import_(
     """Convert a transformers or nanoGPT model, or a GGUF file, to a run.
 
     Families: GPT-2, Llama, Mistral, Qwen2, Qwen3, GPT-NeoX, Gemma 3 and OLMo 2;
-    from GGUF files, only Llama. With --init-from, SOURCE is a PEFT adapter.
+    the text model of multimodal Gemma 3, Mistral 3 and LLaVA; from GGUF files, only Llama.
+    With --init-from, SOURCE is a PEFT adapter.
 
     jaxgpt import openai-community/gpt2 runs/gpt2
     jaxgpt import ~/models/llama runs/llama
@@ -62,4 +63,6 @@ def import_(
             done = import_model(folder, Path(out), tokenizer, accept_option)
     name = f"{source} at {commit}" if commit else source
     facts = {"model": f"{name}, {done.family}, {done.parameters:,} parameters", "run": out}
+    if done.skipped:
+        facts["skipped"] = f"{plural(done.skipped, 'tensor')} that the text model does not use, such as a vision tower"
     return print_result(json, {"source": source, "commit": commit, "run": out} | done._asdict(), facts)

@@ -6,10 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from jaxgpt.config import ModelConfig
+from jaxgpt.convert.llamacpp_tokenizers import is_recognized
 from jaxgpt.convert.options import ACTIVATIONS, Options
 from jaxgpt.convert.rope import is_linear, linear
 from jaxgpt.convert.tensors import Format
+from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.errors import UserError, short_repr
 
 TRAINING = ("dropout", "init", "init_std")  # settings that do not affect the output of a trained model
@@ -81,20 +85,24 @@ class Family(NamedTuple):
         return found
 
 
-def engines(family: Family, config: ModelConfig) -> tuple[str, ...]:
-    """Return the programs that support an exported model; other programs may reject it, or ignore options."""
+def engines(family: Family, config: ModelConfig, tokenizer: Tokenizer) -> tuple[str, ...]:
+    """Return the programs that support an exported model; other programs may reject it, or ignore options.
+
+    Only transformers is run by the tests. The rules for vLLM and llama.cpp follow their source code.
+    """
     # vLLM rejects or ignores non-default scales of attention scores, and does not read an untied GPT-2 head.
     scaled = config.scale_attn_by_inverse_layer_idx or not config.scale_attn_weights
     untied = family.name == "gpt2" and not config.tie_embeddings
     if config.activation not in family.served or scaled or untied:
         return ("transformers",)
-    if family.name != "gemma3_text" and any(0 < window < config.block_size for window in config.windows):
+    windows = family.name != "gemma3_text" and any(0 < window < config.block_size for window in config.windows)
+    if windows or not is_recognized(tokenizer, family.name):
         return ("transformers", "vLLM")
     return ("transformers", "vLLM", "llama.cpp")
 
 
 def canonical(config: ModelConfig) -> ModelConfig:
-    """Convert a config to its canonical form: explicit sizes, unique window and RoPE settings."""
+    """Convert a config to its canonical form: explicit sizes, unique window and RoPE settings, short epsilon."""
     pattern = period("".join("L" if window else "G" for window in config.windows))
     same = config.rope_factor == 1.0 and config.rope_local_theta == config.rope_theta
     rope = linear(config.block_size) if config.rope_factor != 1.0 and is_linear(config) else {}
@@ -102,8 +110,15 @@ def canonical(config: ModelConfig) -> ModelConfig:
     if "L" in pattern:
         local = 0.0 if same else config.rope_local_theta
         windows = {"sliding_window": config.sliding_window, "window_pattern": pattern, "rope_local_theta": local}
+    eps = float(str(np.float32(config.norm_eps)))  # 1e-05, not 9.999999747378752e-06, as GGUF files store it
     return replace(
-        config, n_kv_head=config.kv_heads, head_dim=config.head_width, n_inner=config.mlp_width, **rope, **windows
+        config,
+        norm_eps=eps,
+        n_kv_head=config.kv_heads,
+        head_dim=config.head_width,
+        n_inner=config.mlp_width,
+        **rope,
+        **windows,
     )
 
 

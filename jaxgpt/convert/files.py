@@ -3,22 +3,40 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 
 from jaxgpt.errors import UserError, one_line, reported
-from jaxgpt.files import TEMPORARY, check_renames, sole_writer
+from jaxgpt.files import TEMPORARY, check_renames, sole_writer, write_json
 
 SINGLE = "model.safetensors"
 SECOND_COPY = "consolidated*"  # glob pattern of Mistral's own weight files, duplicates of the transformers files
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 FLOATS = ("F32", "F16", "BF16")
+INDEX = f"{SINGLE}.index.json"
+SHARD_BYTES = 5 * 10**9  # maximum size of a file of weights
+
+
+class Dtype(NamedTuple):
+    """A type of the weights in an export: its name in safetensors, and in NumPy."""
+
+    stored: str
+    numpy: np.dtype[Any]
+
+
+DTYPES = {
+    "float32": Dtype("F32", np.dtype(np.float32)),
+    "float16": Dtype("F16", np.dtype(np.float16)),
+    "bfloat16": Dtype("BF16", np.dtype(ml_dtypes.bfloat16)),
+}
 
 
 class Stored(NamedTuple):
@@ -82,29 +100,89 @@ class Weights:
                 )
 
 
-def write_safetensors(
-    path: Path, shapes: Mapping[str, tuple[int, ...]], tensors: Iterable[tuple[str, np.ndarray]]
-) -> None:
-    """Write float32 tensors in the order of `shapes`, one at a time: `tensors` may be a generator.
+class Tensor(NamedTuple):
+    """A named tensor to write, computed when it is written."""
+
+    name: str
+    shape: tuple[int, ...]
+    read: Callable[[], np.ndarray]  # returns the tensor, contiguous float32
+
+
+def write_safetensors(path: Path, tensors: Sequence[Tensor], dtype: str = "float32") -> None:
+    """Write tensors in a type of `DTYPES`, one at a time.
 
     The format is the length of the header in 8 bytes, a JSON header, and the elements (huggingface/safetensors, README).
+
+    Raises:
+        UserError: if an element is outside the range of the type.
     """
+    kind = DTYPES[dtype]
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
-    for name, shape in shapes.items():
-        begin, end = end, end + 4 * int(np.prod(shape, dtype=np.int64))
-        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [begin, end]}
+    for tensor in tensors:
+        begin = end
+        end += tensor_bytes(tensor, dtype)
+        header[tensor.name] = {"dtype": kind.stored, "shape": list(tensor.shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
+
     with path.open("wb") as f:
         f.write(len(text).to_bytes(8, "little") + text)
-        for name, value in tensors:
-            assert value.shape == shapes[name], name
-            assert value.dtype == np.float32, name
-            assert f.tell() == 8 + len(text) + header[name]["data_offsets"][0], name
-            f.write(np.ascontiguousarray(value).data)
+        for tensor in tensors:
+            value = tensor.read()
+            assert value.shape == tensor.shape, tensor.name
+            assert value.dtype == np.float32, tensor.name
+            assert f.tell() == 8 + len(text) + header[tensor.name]["data_offsets"][0], tensor.name
+            f.write(rounded(tensor.name, value, dtype).view(np.uint8).data)
         f.flush()
         os.fsync(f.fileno())
+
+
+def write_shards(
+    directory: Path, tensors: Sequence[Tensor], dtype: str = "float32", shard_bytes: int = SHARD_BYTES
+) -> None:
+    """Write tensors to model.safetensors or, beyond `shard_bytes`, to several files with an index, as transformers does.
+
+    A tensor larger than `shard_bytes` gets a separate file.
+    """
+    shards: list[list[Tensor]] = [[]]
+    filled = 0
+    total = 0
+    for tensor in tensors:
+        size = tensor_bytes(tensor, dtype)
+        if shards[-1] and filled + size > shard_bytes:
+            shards.append([])
+            filled = 0
+        shards[-1].append(tensor)
+        filled += size
+        total += size
+    if len(shards) == 1:
+        write_safetensors(directory / SINGLE, tensors, dtype)
+        return
+
+    files: dict[str, str] = {}
+    for number, shard in enumerate(shards, 1):
+        name = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        write_safetensors(directory / name, shard, dtype)
+        files |= {tensor.name: name for tensor in shard}
+    write_json(directory / INDEX, {"metadata": {"total_size": total}, "weight_map": files})
+
+
+def tensor_bytes(tensor: Tensor, dtype: str) -> int:
+    """Return the size of a tensor in a file."""
+    return DTYPES[dtype].numpy.itemsize * math.prod(tensor.shape)
+
+
+def rounded(name: str, value: np.ndarray, dtype: str) -> np.ndarray:
+    """Convert a finite float32 tensor to a type of `DTYPES`; raise `UserError` if an element is outside its range."""
+    with np.errstate(over="ignore"):
+        converted = np.ascontiguousarray(value, DTYPES[dtype].numpy)
+    if dtype == "float16" and not np.isfinite(converted).all():
+        largest = float(np.abs(value).max())
+        raise UserError(
+            f"tensor {name} has elements beyond the range of float16: {largest:.3g}; export with --dtype bfloat16"
+        )
+    return converted
 
 
 def check_new(target: Path) -> None:

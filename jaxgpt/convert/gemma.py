@@ -80,14 +80,18 @@ def _read_rope(o: Options, block_size: int) -> dict[str, Any]:
 
 def _write(config: ModelConfig) -> dict[str, Any]:
     local = config.rope_local_theta or config.rope_theta
-    return {
+    rope = write_rope(config)
+    scaling = {}
+    if config.rope_factor != 1.0:
+        scaling = {"rope_scaling": {name: value for name, value in rope.items() if name != "rope_theta"}}
+    return scaling | {
         "hidden_activation": {"gelu_new": "gelu_pytorch_tanh"}.get(config.activation, config.activation),
         "query_pre_attn_scalar": config.head_dim,
         "final_logit_softcapping": config.logit_softcap or None,
         "sliding_window": config.sliding_window or 4096,
         "layer_types": llama.layer_types(config),
         "rope_parameters": {
-            "full_attention": write_rope(config),
+            "full_attention": rope,
             "sliding_attention": {"rope_theta": local, "rope_type": "default"},
         },
         "rope_theta": config.rope_theta,  # for transformers 4

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxgpt.checkpoint.run import check_new_run
+from jaxgpt.checkpoint.run import Run, check_new_run, complete_run
+from jaxgpt.checkpoint.stream import stream_params
 from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig
 from jaxgpt.convert import gemma, gguf, gpt2, llama, neox
+from jaxgpt.convert.card import CARD, model_card, read_card
 from jaxgpt.convert.family import Family, canonical, engines
-from jaxgpt.convert.files import SECOND_COPY, SINGLE, Weights, new_directory
+from jaxgpt.convert.files import DTYPES, SECOND_COPY, SHARD_BYTES, Weights, new_directory
 from jaxgpt.convert.options import Options
-from jaxgpt.convert.tensors import Format, check_change, load_weights, probe_logits, save_weights
+from jaxgpt.convert.tensors import (
+    Format,
+    check_change,
+    largest_change,
+    load_weights,
+    probe_logits,
+    read_leaves,
+    rounded_weights,
+    save_weights,
+    skipped_tensors,
+)
 from jaxgpt.data.chat_encoding import stop_ids
 from jaxgpt.data.special import IDS, SpecialTokens, read_special_files
 from jaxgpt.data.tokenizer import Tokenizer
@@ -26,15 +39,23 @@ from jaxgpt.data.tokenizer_files import (
     without_ids_from,
 )
 from jaxgpt.errors import UserError, short_repr
-from jaxgpt.files import read_json, write_json
+from jaxgpt.files import read_json, write_atomically, write_json
 from jaxgpt.hub import download
-from jaxgpt.lm import LM, load, save
+from jaxgpt.lm import load
+from jaxgpt.model.params import abstract_params
 
 OF_LLAMA = (llama.LLAMA, llama.MISTRAL, llama.QWEN2, llama.QWEN3)
 FAMILIES = {family.name: family for family in (gpt2.FAMILY, *OF_LLAMA, neox.FAMILY, gemma.FAMILY, llama.OLMO2)}
 
+# Multimodal models whose text model can be imported: `model_type`, and the default `model_type` of their `text_config`.
+WRAPPERS = {"gemma3": "gemma3_text", "mistral3": "mistral", "llava": "llama"}
+# Options of a multimodal config.json that do not concern its text model.
+OF_OTHER_MODELS = re.compile(
+    r"(vision|audio|image|video|boi|eoi|mm|multimodal|projector|spatial)_|processor_class$", re.ASCII
+)
+
 PATTERNS = (
-    "config.json generation_config.json adapter_config.json *.safetensors *.safetensors.index.json tokenizer.json "
+    "config.json generation_config.json adapter_config.json README.md *.safetensors *.safetensors.index.json tokenizer.json "
     "tokenizer_config.json special_tokens_map.json added_tokens.json chat_template.jinja additional_chat_templates/*.jinja"
 ).split()
 PINNED = {GPT2_REPO: GPT2_REVISION}
@@ -48,6 +69,7 @@ class Converted(NamedTuple):
     parameters: int  # number of parameters; lora: number of parameters of the adapters
     max_logit_change: float = 0.0  # largest logit difference between the model and its exported files; 0 for an import
     engines: tuple[str, ...] = ()  # programs that support the exported model; empty for imports and adapters
+    skipped: int = 0  # number of tensors of a multimodal model that are not part of its text model
 
 
 def fetch_model(name: str, revision: str = "") -> tuple[Path, str]:
@@ -81,8 +103,13 @@ def import_model(source: Path, target: Path, tokenizer: str = "", accept: Collec
     if own.vocab_size > model.vocab_size:
         sizes = f"the tokenizer has {own.vocab_size} ids, but the model only {model.vocab_size}"
         raise UserError(f"{source}: {sizes}; choose a tokenizer with --tokenizer")
-    save(LM(imported_config(target, model), load_weights(weights, model, form), own), target)
-    return Converted(family, model.parameters)
+    config = imported_config(target, model)
+    leaves = read_leaves(weights, model, form)
+    with complete_run(target, config, own) as run:
+        stream_params(run.checkpoints, abstract_params(model), leaves, {"config": asdict(config)})
+    if source.is_dir() and (card := read_card(source)):
+        write_atomically(target / CARD, card)
+    return Converted(family, model.parameters, skipped=skipped_tensors(weights, form))
 
 
 def imported_config(target: Path, model: ModelConfig, **settings: Any) -> Config:
@@ -91,29 +118,45 @@ def imported_config(target: Path, model: ModelConfig, **settings: Any) -> Config
     return Config(preset="imported", model=model, data=data, train=TrainConfig(batch_size=4), **settings)
 
 
-def export_model(run: str | Path, target: Path, checkpoint: str = "best") -> Converted:
+def export_model(
+    run: str | Path, target: Path, checkpoint: str = "best", dtype: str = "float32", shard_bytes: int = SHARD_BYTES
+) -> Converted:
     """Export a run to a directory for transformers' `from_pretrained`.
 
     Args:
         target: a new path; the directory is created atomically, after checking that the exported model's logits match.
         checkpoint: `best` (lowest validation loss), `last`, or a step.
+        dtype: type of the weights in the files: float32, bfloat16 or float16.
+        shard_bytes: maximum size of a file of weights; larger models get several files and an index.
 
     Raises:
         UserError: if the run or checkpoint does not exist, `target` exists, or a setting has no equivalent in transformers.
         RuntimeError: if the exported model computes different logits.
     """
+    if dtype not in DTYPES:
+        raise UserError(f"dtype {short_repr(dtype)} is not supported: use one of {', '.join(DTYPES)}")
     with new_directory(target) as directory:
         config, params, tokenizer, _ = load(run, checkpoint)
         family, model = exported_form(config.model)
         tokenizer.special = _special_tokens(tokenizer, config)
         ids = {name: tokenizer.special.generation.get(name) for name in IDS}
-        write_json(directory / "config.json", family.config_to_hf(model) | {"dtype": "float32"} | ids)
+        write_json(directory / "config.json", family.config_to_hf(model) | {"dtype": dtype} | ids)
         save_tokenizer(directory, tokenizer)
-        save_weights(directory / SINGLE, params, model, family.form)
+        command = f"jaxgpt export {Path(run).name} {target.name} --checkpoint {checkpoint} --dtype {dtype}"
+        card = model_card(Path(run), target.name, Run(Path(run)).config(), command)
+        (directory / CARD).write_text(card)
+        save_weights(directory, params, model, family.form, dtype, shard_bytes)
+
+        # The files must have the logits of the rounded weights; the change by rounding is only reported.
         before = probe_logits(config.model, params)
+        expected = before
+        if dtype != "float32":
+            expected = probe_logits(model, rounded_weights(params, model, family.form, dtype))
         del params
-        change = check_change(before, probe_logits(*read_model(directory)[:2]))
-    return Converted(family.name, config.model.parameters, change, engines(family, model))
+        after = probe_logits(*read_model(directory)[:2])
+        check_change(expected, after)
+    change = largest_change(before, after)
+    return Converted(family.name, config.model.parameters, change, engines(family, model, tokenizer))
 
 
 def exported_form(model: ModelConfig) -> tuple[Family, ModelConfig]:
@@ -148,19 +191,46 @@ def open_model(source: Path, accept: Collection[str] = ()) -> tuple[str, ModelCo
         model = gpt2.read_nanogpt(options, weights)
         options.done()
         return "nanogpt", model, gpt2.NANOGPT, weights
+    wrapped = kind in WRAPPERS
+    if wrapped:
+        if not isinstance(values.get("text_config"), dict):
+            raise UserError(
+                f"{where}: a model of type {kind} needs an object text_config, with the options of its text model"
+            )
+        values = text_config(values)
+        kind = values["model_type"]
+        options = Options(values, f"{where}: text_config", accept)
     if not isinstance(kind, str) or kind not in FAMILIES:
+        known = ", ".join([*FAMILIES, *WRAPPERS])
+        text = values.get("text_config")
+        inner = f" with the text model {short_repr(text.get('model_type'))}" if isinstance(text, dict) else ""
         raise UserError(
-            f"{where}: model_type {short_repr(kind)} is not supported: use one of {', '.join(FAMILIES)}; docs/families.md "
+            f"{where}: model_type {short_repr(kind)}{inner} is not supported: use one of {known}; docs/families.md "
             f"shows how to add a family"
         )
     family, named = FAMILIES[kind], values.get("architectures")
-    if named and named not in ([name] for name in family.architectures):
+    if named and not wrapped and named not in ([name] for name in family.architectures):
         raise options.refuse("architectures", named, f"expected {family.architectures[0]}")
     model = family.config_from_hf(options)
     options.done()
     if not model.vocab_size:
         raise options.refuse("vocab_size", 0, "it must be at least 1")
-    return kind, model, family.form_of(values, model) if family.form_of else family.form, Weights(source)
+    form = family.form_of(values, model) if family.form_of else family.form
+    return kind, model, form._replace(wrapped=wrapped), Weights(source)
+
+
+def text_config(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config.json of the text model in the config.json of a multimodal model.
+
+    Options of the other models and of their ids are dropped; every other option is kept, so unknown options are found.
+    """
+    text = values["text_config"]
+    outer = {name: value for name, value in values.items() if not OF_OTHER_MODELS.match(name)}
+    del outer["text_config"]
+    # The outer model has the head.
+    fixed = {"architectures"} | ({"tie_word_embeddings"} & outer.keys())
+    own = {name: value for name, value in text.items() if name not in fixed}
+    return outer | {"model_type": WRAPPERS[values["model_type"]]} | own
 
 
 def _family_for(model: ModelConfig) -> Family:

@@ -11,6 +11,7 @@ import functools
 import math
 from contextlib import suppress
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,14 +24,16 @@ from jaxgpt.checkpoint.run import check_new_run, complete_run, parse_checkpoint
 from jaxgpt.checkpoint.store import save_params, weights_at
 from jaxgpt.config import Config, LoraConfig, ModelConfig
 from jaxgpt.convert import gpt2
-from jaxgpt.convert.files import Weights, new_directory, write_safetensors
+from jaxgpt.convert.card import CARD, model_card
+from jaxgpt.convert.files import Tensor, Weights, new_directory, write_safetensors
 from jaxgpt.convert.models import Converted, exported_form, imported_config
 from jaxgpt.convert.options import Options
 from jaxgpt.convert.tensors import WeightRow, check_change, expand, leaf_shapes, probe_logits, to_leaves, to_tensor
 from jaxgpt.counts import parameter_count
 from jaxgpt.errors import UserError, did_you_mean, short_repr
 from jaxgpt.files import read_json, write_json
-from jaxgpt.lm.model import checksum, load, load_adapters
+from jaxgpt.lm.model import load_adapters
+from jaxgpt.lm.source import Place, open_source
 from jaxgpt.model.lora import abstract_trained, matrices, merge
 from jaxgpt.model.params import abstract_params
 
@@ -40,8 +43,9 @@ PREFIX = "base_model.model."
 # Harmless options do not change the output of an adapter. init_lora_weights may change the base, and is checked separately.
 HARMLESS = """
     auto_mapping base_model_name_or_path eva_config exclude_modules fan_in_fan_out inference_mode init_lora_weights
-    lora_dropout megatron_core peft_version qalora_group_size revision target_modules
+    lora_dropout megatron_core peft_version qalora_group_size revision target_modules task_type
 """.split()
+BARE_TASK = "FEATURE_EXTRACTION"
 MERGE = "merge the adapter with PEFT (merge_and_unload), and import the merged model"
 # These values of init_lora_weights do not change the weights of the base.
 KEEPS_BASE = (True, False, "gaussian", "eva", "orthogonal")
@@ -51,6 +55,7 @@ class Module(NamedTuple):
     """A transformers module that PEFT can adapt, such as GPT-2's c_attn (q_proj, k_proj and v_proj)."""
 
     name: str  # path of the module, `transformer.h.0.attn.c_attn`
+    bare: str  # its path in a model without head, `h.0.attn.c_attn`
     parents: list[str]  # path of the jaxgpt module with its matrices, `["h_0", "attn"]`
     inputs: int  # number of inputs
     outputs: dict[str, int]  # number of outputs of each matrix
@@ -111,11 +116,13 @@ def import_adapter(source: Path, target: Path, init_from: str) -> Converted:
     """
     check_new_run(target)
     where = str(weights_at(init_from).absolute())
-    base = load(*parse_checkpoint(where))
-    lora, adapters = read_adapter(source, base.config.model)
-    config = imported_config(target, base.config.model, init_from=where, lora=lora)
-    with complete_run(target, config, base.tokenizer) as run:
-        metadata = {"config": asdict(config), "base": checksum(base.params)}
+    base = open_source(*parse_checkpoint(where))
+    model = base.config.model
+    lora, adapters = read_adapter(source, model)
+    config = imported_config(target, model, init_from=where, lora=lora)
+    frozen = base.read_frozen(Place())
+    with complete_run(target, config, base.run.tokenizer()) as run:
+        metadata = {"config": asdict(config), "base": frozen.checksum}
         save_params(run.checkpoints, jax.tree.map(jnp.asarray, adapters), metadata)
     return Converted("lora", parameter_count(adapters))
 
@@ -130,6 +137,9 @@ def export_adapter(run: str | Path, target: Path, checkpoint: str = "best", base
         config, params, adapters = load_adapters(run, checkpoint)
         model = config.model
         write_adapter(directory, config, adapters, base)
+        flag = f"--base {base}" if base else "--adapter"
+        command = f"jaxgpt export {Path(run).name} {target.name} --checkpoint {checkpoint} {flag}"
+        (directory / CARD).write_text(model_card(Path(run), target.name, config, command, base, adapter=True))
         lora, back = read_adapter(directory, model)
         before = probe_logits(model, merge(params, adapters, config.lora.alpha))
         change = check_change(before, probe_logits(model, merge(params, back, lora.alpha)))
@@ -145,15 +155,16 @@ def write_adapter(directory: Path, config: Config, adapters: Any, base: str) -> 
     found = {module.name: (module, each) for module in _modules(config.model) if (each := module.adapters(adapters))}
     r = config.lora.rank
     rank = r * max(len(each) for _, each in found.values())
-    tensors: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     for module, each in found.values():
         zeros = {name: np.zeros((r, width), np.float32) for name, width in module.outputs.items()}
         a_IR = np.concatenate([adapter["a"] for adapter in each], 1)
         b_OR = np.concatenate([to_tensor(module.row, zeros | adapter["b"]) for adapter in each], 1)
         padding = (0, 0), (0, rank - r * len(each))
         name_a, name_b = module.tensors
-        tensors |= {name_a: np.pad(a_IR, padding).T, name_b: np.pad(b_OR, padding)}
-    write_safetensors(directory / WEIGHTS, {name: tensor.shape for name, tensor in tensors.items()}, tensors.items())
+        arrays |= {name_a: np.pad(a_IR, padding).T, name_b: np.pad(b_OR, padding)}
+    tensors = [Tensor(name, array.shape, partial(np.asarray, array)) for name, array in arrays.items()]
+    write_safetensors(directory / WEIGHTS, tensors)
     values = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -176,21 +187,24 @@ def read_adapter(directory: Path, model: ModelConfig) -> tuple[LoraConfig, Any]:
     weights, modules = Weights(directory), []
     with suppress(UserError):  # error if no transformers family fits the model
         modules = _modules(model)
-    targets = list(dict.fromkeys(m.target for m in modules if not weights.tensors.keys().isdisjoint(m.tensors)))
+    names = {module.name: _names_in(weights, module) for module in modules}
+    targets = list(dict.fromkeys(module.target for module in modules if names[module.name]))
     if not targets:
+        expected_name = modules[0].tensors[0] if modules else "none, because no transformers family has its matrices"
         raise UserError(
-            f"{weights.path}: none of its {len(weights.tensors)} tensors adapts a matrix of the base: set --init-from "
-            f"to the run of the model that the adapter was trained on"
+            f"{weights.path}: none of its {len(weights.tensors)} tensors adapts a matrix of the base (found "
+            f"{next(iter(weights.tensors), 'none')}, expected {expected_name}): set --init-from to the run of the model "
+            f"that the adapter was trained on"
         )
     modules = [module for module in modules if module.target in targets]
     expected: dict[str, tuple[int, ...]] = {}
     for module in modules:
-        name_a, name_b = module.tensors
+        name_a, name_b = names[module.name] or module.tensors
         expected |= {name_a: (rank, module.inputs), name_b: (sum(module.outputs.values()), rank)}
     weights.check(expected, lambda name: False)
     leaves: dict[str, np.ndarray] = {}
     for module in modules:
-        a_RI, b_OR = map(weights.read, module.tensors)
+        a_RI, b_OR = map(weights.read, names[module.name] or module.tensors)
         path = "/".join([*module.parents, module.target])
         leaves[f"{path}/a"] = a_RI.T
         shapes = {name: (rank, width) for name, width in module.outputs.items()}
@@ -199,13 +213,35 @@ def read_adapter(directory: Path, model: ModelConfig) -> tuple[LoraConfig, Any]:
     return LoraConfig(rank=rank, alpha=alpha, targets=",".join(targets)), unflatten_dict(contiguous, sep="/")
 
 
+def _names_in(weights: Weights, module: Module) -> tuple[str, str] | None:
+    """Return the names of a module's A and B in the files; None if the files have neither.
+
+    The names of an adapter of a bare model, or of a text model in a multimodal one, have a different prefix. A state dict
+    of a model with several adapters names them: `lora_A.default.weight`.
+    """
+    found = []
+    for kind in ("A", "B"):
+        ending = f".{module.bare}.lora_{kind}.weight"
+        names = [name for name in weights.tensors if f".{_unnamed(name)}".endswith(ending) and "vision" not in name]
+        if len(names) > 1:
+            raise UserError(f"{weights.path}: {names[0]} and {names[1]} adapt the same matrix, {module.bare}: keep one")
+        found += names or [f"{PREFIX}{module.name}.lora_{kind}.weight"]
+    return (found[0], found[1]) if any(name in weights.tensors for name in found) else None
+
+
+def _unnamed(name: str) -> str:
+    """Return the name of a tensor without the name of its adapter, `default`."""
+    return name.replace(".default.weight", ".weight")
+
+
 def read_config(path: Path) -> tuple[int, float]:
     """Read the rank and alpha of an adapter_config.json; raise `UserError` for unsupported options."""
     values = read_json(path)
     used = {name: value for name, value in values.items() if value is not False and value not in ("", [], {})}
     options = Options(used, str(path), advice=MERGE)
     options.only("peft_type", "LORA")
-    options.only("task_type", "CAUSAL_LM")
+    if used.get("task_type") != BARE_TASK:  # an adapter of a model without head has the same tensors
+        options.only("task_type", "CAUSAL_LM")
     options.only("bias", "none")
     if (init := used.get("init_lora_weights")) not in (None, *KEEPS_BASE):
         raise options.refuse("init_lora_weights", init, f"it changes the base's weights; {MERGE}")
@@ -237,5 +273,6 @@ def _modules(model: ModelConfig) -> list[Module]:
         outputs = {leaf.split("/")[-2]: kernels[leaf][1] for leaf in row.leaves}
         layout = row._replace(leaves=tuple(outputs), output_first=True)
         parents, inputs = row.leaves[0].split("/")[:-2], kernels[row.leaves[0]][0]
-        modules.append(Module(row.name.removesuffix(".weight"), parents, inputs, outputs, layout))
+        name = row.name.removesuffix(".weight")
+        modules.append(Module(name, name.removeprefix(family.form.prefix), parents, inputs, outputs, layout))
     return modules

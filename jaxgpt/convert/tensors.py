@@ -6,7 +6,8 @@ axis or alternating by head. Matrices here are `[in, out]`; torch.nn.Linear stor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ import numpy as np
 from flax.traverse_util import unflatten_dict
 
 from jaxgpt.config import ModelConfig
-from jaxgpt.convert.files import Weights, write_safetensors
+from jaxgpt.convert.files import SHARD_BYTES, Tensor, Weights, rounded, write_shards
 from jaxgpt.errors import TrainingFailed, UserError
 from jaxgpt.model import GPT
 from jaxgpt.model.params import flatten_params, weights
@@ -50,6 +51,7 @@ class Format(NamedTuple):
     prefix: str  # prefix of most names, optional in files
     tied: str  # name of the token embedding, which a tied head equals
     head: str = HEAD  # name of the head
+    wrapped: bool = False  # whether files may have tensors of other models, such as a vision tower, which are skipped
 
 
 def matrix(name: str, *leaves: str, output_first: bool = True, by_head: bool = False) -> WeightTable:
@@ -123,12 +125,20 @@ def check_weights(weights: Weights, config: ModelConfig, form: Format) -> dict[s
 
     Raises `UserError` if a tensor is missing, unexpected, or of wrong type or shape, or a tied head differs from the embedding.
     """
-    stored = {name.removeprefix(STRAY).removeprefix(form.prefix): name for name in weights.tensors}
-    shapes, rows = leaf_shapes(config), expand(form.table, config)
+    stored = _own_names(weights, form)
+    shapes = leaf_shapes(config)
+    rows = expand(form.table, config)
     names = {row.name: stored.get(row.name.removeprefix(form.prefix), row.name) for row in rows}
     tied = names[form.tied] if config.tie_embeddings and form.head in stored else ""
     expected = {names[row.name]: tensor_shape(row, shapes) for row in rows}
-    weights.check(expected, lambda name: name.endswith(BUFFERS) or (bool(tied) and name == stored[form.head]))
+    own = set(stored.values())
+
+    def ignore(name: str) -> bool:
+        other_model = form.wrapped and name not in own
+        tied_head = bool(tied) and name == stored[form.head]
+        return name.endswith(BUFFERS) or other_model or tied_head
+
+    weights.check(expected, ignore)
     if tied and not np.array_equal(weights.read(stored[form.head]), weights.read(tied)):
         raise UserError(
             f"{weights.path}: tensor {form.head} differs from the tied {tied}: set tie_word_embeddings to false in config.json"
@@ -136,23 +146,85 @@ def check_weights(weights: Weights, config: ModelConfig, form: Format) -> dict[s
     return names
 
 
-def load_weights(weights: Weights, config: ModelConfig, form: Format) -> Any:
-    """Load a model's weights on the first device, one tensor at a time."""
-    names, shapes = check_weights(weights, config, form), leaf_shapes(config)
-    leaves: dict[str, jax.Array] = {}
+def skipped_tensors(weights: Weights, form: Format) -> int:
+    """Return the number of tensors of other models in the files, such as a vision tower."""
+    return len(weights.tensors) - len(_own_names(weights, form)) if form.wrapped else 0
+
+
+def _own_names(weights: Weights, form: Format) -> dict[str, str]:
+    """Map names without `form.prefix` to the names in the files; omit other models of a wrapper.
+
+    Files of the same model have different prefixes: `transformer.h.0`, `h.0` (a bare model), `_orig_mod.transformer.h.0`
+    (compiled), `language_model.model.layers.0` (in a multimodal model). The token embedding shows the prefix.
+    """
+    table = form.tied.removeprefix(form.prefix)
+    found = [name.removesuffix(table) for name in weights.tensors if f".{name}".endswith(f".{table}")]
+    if form.wrapped:
+        found = [prefix for prefix in found if "language_model." in prefix]
+    prefix = found[0] if len(found) == 1 else form.prefix
+    own = {}
+    for name in weights.tensors:
+        # The head is outside the model with the prefix, and may have a different prefix.
+        if f".{name}".endswith(f".{form.head}"):
+            own[form.head] = name
+        elif name.startswith(prefix):
+            own[name.removeprefix(prefix)] = name
+        elif not form.wrapped:
+            own[name.removeprefix(form.prefix)] = name
+    return own
+
+
+def read_leaves(weights: Weights, config: ModelConfig, form: Format) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the path and values of each of a model's weights, contiguous float32; one tensor is read at a time."""
+    names = check_weights(weights, config, form)
+    shapes = leaf_shapes(config)
     for row in expand(form.table, config):
         for path, leaf in to_leaves(row, weights.read(names[row.name]), shapes).items():
-            # Block, and copy views of a tensor: a pending transfer or a view would keep the whole tensor in memory.
-            leaves[path] = jax.block_until_ready(jax.device_put(np.ascontiguousarray(leaf), jax.devices()[0]))
+            # Copy views of a tensor: a view would keep the whole tensor in memory.
+            yield path, np.ascontiguousarray(leaf)
+
+
+def load_weights(weights: Weights, config: ModelConfig, form: Format) -> Any:
+    """Load a model's weights on the first device, one tensor at a time."""
+    leaves: dict[str, jax.Array] = {}
+    for path, leaf in read_leaves(weights, config, form):
+        # Block: a pending transfer would keep the tensor in memory.
+        leaves[path] = jax.block_until_ready(jax.device_put(leaf, jax.devices()[0]))
     return unflatten_dict(leaves, sep="/")
 
 
-def save_weights(path: Path, params: Any, config: ModelConfig, form: Format) -> None:
-    """Write weights to a safetensors file; add gains of 1, biases of 0 and gates that only `config` has."""
-    rows, shapes = expand(form.table, config), leaf_shapes(config)
+def tensors_of(params: Any, config: ModelConfig, form: Format) -> list[Tensor]:
+    """List the tensors of a model; add gains of 1, biases of 0 and gates that only `config` has."""
+    shapes = leaf_shapes(config)
     ours = flatten_params(params)
-    tensors = ((row.name, to_tensor(row, {leaf: _leaf(ours, leaf, shapes) for leaf in row.leaves})) for row in rows)
-    write_safetensors(path, {row.name: tensor_shape(row, shapes) for row in rows}, tensors)
+
+    def read(row: WeightRow) -> np.ndarray:
+        return to_tensor(row, {leaf: _leaf(ours, leaf, shapes) for leaf in row.leaves})
+
+    return [Tensor(row.name, tensor_shape(row, shapes), partial(read, row)) for row in expand(form.table, config)]
+
+
+def save_weights(
+    directory: Path,
+    params: Any,
+    config: ModelConfig,
+    form: Format,
+    dtype: str = "float32",
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Write weights as one or several safetensors files."""
+    write_shards(directory, tensors_of(params, config, form), dtype, shard_bytes)
+
+
+def rounded_weights(params: Any, config: ModelConfig, form: Format, dtype: str) -> Any:
+    """Return the weights of a model after its tensors are rounded to a type of `DTYPES`."""
+    shapes = leaf_shapes(config)
+    leaves: dict[str, np.ndarray] = {}
+    tensors = tensors_of(params, config, form)
+    for row, tensor in zip(expand(form.table, config), tensors, strict=True):
+        value = rounded(tensor.name, tensor.read(), dtype).astype(np.float32)
+        leaves |= to_leaves(row, value, shapes)
+    return unflatten_dict(leaves, sep="/")
 
 
 def probe_logits(config: ModelConfig, params: Any) -> np.ndarray:
@@ -166,10 +238,15 @@ def probe_logits(config: ModelConfig, params: Any) -> np.ndarray:
 
 def check_change(before: np.ndarray, after: np.ndarray) -> float:
     """Return the largest change of a logit by an export; raise an error above `TOLERANCE`."""
-    change = float(np.abs(before - after).max())
+    change = largest_change(before, after)
     if not change <= TOLERANCE * max(1.0, float(np.abs(before).max())):
         raise TrainingFailed(f"the logits of the exported model differ by {change:.2e}: its files were deleted")
     return change
+
+
+def largest_change(before: np.ndarray, after: np.ndarray) -> float:
+    """Return the largest absolute difference of logits."""
+    return float(np.abs(before - after).max())
 
 
 def _leaf(ours: Mapping[str, Any], path: str, shapes: Mapping[str, tuple[int, ...]]) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -15,17 +14,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxgpt.checkpoint.run import Run, complete_run, open_run, parse_checkpoint
-from jaxgpt.checkpoint.store import checkpoints, read_params, save_params
-from jaxgpt.config import Config, DataConfig, LoraConfig, ModelConfig
+from jaxgpt.checkpoint.run import complete_run
+from jaxgpt.checkpoint.store import save_params
+from jaxgpt.config import Config, DataConfig, LoraConfig
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.decoding import Sampler, SamplingParams, TokenBuffer
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.kernels import of_device
+from jaxgpt.lm.source import Place, as_path, check_mesh, first_difference, open_source, read_source
 from jaxgpt.lm.weights import Precision, quantize
 from jaxgpt.model import GPT
-from jaxgpt.model.lora import abstract_trained, merge
-from jaxgpt.model.params import abstract_params, flatten_params, map_matrices
+from jaxgpt.model.params import map_matrices
 from jaxgpt.model.scan import STACKED, unstack_layers
 from jaxgpt.ops import Ops
 from jaxgpt.parallel.mesh import use_mesh
@@ -52,14 +51,9 @@ class LM(NamedTuple):
         return f"<LM: {self.config.model.parameters:,} parameters, {self.source or 'made in Python'}>"
 
 
-class FrozenBase(NamedTuple):
-    """Frozen weights of a run with adapters, and their checksum."""
-
-    params: Any
-    checksum: str
-
-
-def load(path: str | Path, checkpoint: str | int = "best", weights: Precision | None = None) -> LM:
+def load(
+    path: str | Path, checkpoint: str | int = "best", weights: Precision | None = None, mesh: Mesh | None = None
+) -> LM:
     """Read a run directory; the adapters of a LoRA run are merged with its base.
 
     After merging, the config has no adapters.
@@ -69,121 +63,31 @@ def load(path: str | Path, checkpoint: str | int = "best", weights: Precision | 
         checkpoint: `best` (lowest validation loss; without losses: the last), `last`, or a step.
         weights: precision of matrices stored for decoding (float32, bfloat16 or int8), as in `jaxgpt sample`: faster
             on a CPU; bfloat16 and int8 take less memory. None: arrays, as trained.
+        mesh: devices for the weights, as `jaxgpt.parallel.mesh.make_mesh` returns them; each array is read with its
+            sharding. None: the first device.
 
     Raises:
         UserError: if an argument is invalid, the run, checkpoint or base is missing or damaged, or the base has changed.
     """
     if weights is not None and weights not in get_args(Precision):
         raise UserError(f"weights {short_repr(weights)} is not supported: use one of {', '.join(get_args(Precision))}")
+    if mesh is not None:
+        check_mesh(mesh)
     if not isinstance(checkpoint, str):
         checkpoint = str(as_int("checkpoint (best, last or a step)", checkpoint, 0, 2**63 - 1))
-    run, config, params, base, step = _read(path, checkpoint)
-    if base is not None:
-        params, config = merge(base, params, config.lora.alpha), replace(config, lora=LoraConfig())
-    params = params if weights is None else quantize(params, config.model, weights)
-    return LM(config, params, run.tokenizer(), f"{path}, step {step}")
+    source, params = read_source(path, checkpoint, lambda source: source.read(Place(mesh)))
+    if weights is not None:
+        params = quantize(params, source.config.model, weights)
+    config = replace(source.config, lora=LoraConfig())
+    return LM(config, params, source.run.tokenizer(), f"{path}, step {source.step}")
 
 
 def load_adapters(path: str | Path, checkpoint: str) -> tuple[Config, Any, Any]:
     """Read the config, frozen weights and adapters of a run; raise `UserError` if it has no adapters."""
-    _, config, adapters, base, _ = _read(path, checkpoint)
-    if base is None:
+    source = open_source(path, checkpoint)
+    if source.base is None:
         raise UserError(f"{path} has no adapters: it was not trained with --lora.rank")
-    return config, base, adapters
-
-
-def load_base(path: str | Path, model: ModelConfig) -> tuple[FrozenBase, Tokenizer]:
-    """Read the base weights of adapters, and their tokenizer, from a run or RUN/checkpoints/STEP.
-
-    The adapters of a LoRA run are first merged with its base. Raises `UserError` if the architecture differs from `model`.
-    """
-    _, params, tokenizer, _ = load(*parse_checkpoint(str(path)))
-    if difference := _difference(params, model):
-        raise UserError(
-            f"{path} is not the base of these adapters: its architecture differs ({difference}); restore the "
-            f"original base"
-        )
-    return FrozenBase(params, checksum(params)), tokenizer
-
-
-def base_checkpoint(run: Run, config: Config) -> Path | None:
-    """Return the base checkpoint of a run's adapters (recorded path or next to the run); None if missing."""
-    recorded, step = parse_checkpoint(config.init_from)
-    places = [path / "checkpoints" / step for path in (recorded, run.path.absolute().parent / recorded.name)]
-    return next(filter(Path.is_dir, places), None)
-
-
-def needed_runs(run: Run | None) -> set[Path]:
-    """Return the paths of a run and of the bases of its adapters: loading the run reads them all."""
-    paths = set[Path]()
-    while run and run.path.resolve() not in paths:
-        paths.add(run.path.resolve())
-        config = run.config() if run.exists() else None
-        base = base_checkpoint(run, config) if config and config.lora.rank else None
-        run = Run(base.parent.parent) if base else None
-    return paths
-
-
-def base_of(run: Run, config: Config) -> tuple[FrozenBase, Tokenizer]:
-    """Read the base of a run's adapters.
-
-    Raises `UserError` if the base is missing or needs the run itself, or its weights changed since the adapters were trained.
-    """
-    path = base_checkpoint(run, config)
-    if path is None:
-        raise UserError(
-            f"{run.path} holds adapters of {config.init_from}, which is missing: restore it, or move it next to {run.path}"
-        )
-    if run.path.resolve() in needed_runs(Run(path.parent.parent)):
-        raise UserError(f"{path}, the base of {run.path}, needs {run.path} itself: restore the run {config.init_from}")
-    base, tokenizer = load_base(path, config.model)
-    if any(info.about.get("base", base.checksum) != base.checksum for info in checkpoints(run.checkpoints).values()):
-        raise UserError(f"{path} is not the base of {run.path}: its weights differ from the original: restore it")
-    return base, tokenizer
-
-
-def checksum(tree: Any) -> str:
-    """Compute the SHA-256 of weights: their paths in the tree, dtypes, shapes and values."""
-    digest = hashlib.sha256()
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        array = np.asarray(leaf)
-        digest.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}\n".encode())
-        digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()
-
-
-def _read(path: str | Path, checkpoint: str) -> tuple[Run, Config, Any, Any, int]:
-    """Read a run: its config, trained parameters (or their EMA), base of the adapters or None, and step."""
-    run = open_run(_as_path(path))
-    config = run.config()
-    place = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    abstract = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
-        abstract_trained(config.model, config.lora),
-    )
-    params, step = read_params(run.checkpoints, checkpoint, abstract, "ema" if config.optim.ema_decay else "params")
-    if not config.lora.rank:
-        return run, config, params, None, step
-    base, _ = base_of(run, config)
-    return run, config, params, base.params, step
-
-
-def _as_path(path: str | Path) -> Path:
-    if not isinstance(path, (str, Path)):
-        raise UserError(f"the path of a run must be a string or a Path: {short_repr(path)}")
-    return Path(path)
-
-
-def _difference(params: Any, model: ModelConfig) -> str:
-    """Return the first difference in name, shape or dtype between weights and a model, or ""."""
-    found, expected = (
-        {name: f"{getattr(leaf, 'dtype', type(leaf).__name__)} {list(np.shape(leaf))}" for name, leaf in leaves.items()}
-        for leaves in (flatten_params(params), flatten_params(abstract_params(model)))
-    )
-    for name in expected | found:
-        if found.get(name) != expected.get(name):
-            return f"weight {name} is {found.get(name, 'missing')}, but {expected.get(name, 'unknown')} in the model"
-    return ""
+    return source.config, source.read_base(Place()).params, source.read_trained(Place())
 
 
 def save(lm: LM, path: str | Path, *, overwrite: bool = False) -> None:
@@ -205,7 +109,8 @@ def save(lm: LM, path: str | Path, *, overwrite: bool = False) -> None:
     """
     check_lm(lm)
     config, params, tokenizer, _ = lm
-    model, path = config.model, _as_path(path)
+    model = config.model
+    path = as_path(path)
     if model.vocab_size < max(tokenizer.vocab_size, 1):
         raise UserError(
             f"the tokenizer has {tokenizer.vocab_size} ids, and model.vocab_size is {model.vocab_size}: use a config and "
@@ -214,7 +119,7 @@ def save(lm: LM, path: str | Path, *, overwrite: bool = False) -> None:
     params = nn.unbox(params)
     if STACKED in params:
         params = unstack_layers(params, model.n_layer)
-    if difference := _difference(params, model):
+    if difference := first_difference(params, model):
         raise UserError(f"{difference} of lm.config: pass the training config, or convert the weights with astype")
     # Otherwise `load` would look for an EMA, or for adapters.
     config = replace(config, optim=replace(config.optim, ema_decay=0.0), lora=LoraConfig())

@@ -98,17 +98,22 @@ def model_adapters(key: jax.Array, params: Any, lora: LoraConfig) -> Any:
     return init_lora(key, params, lora.rank, lora.targets.split(","))
 
 
-def abstract_trained(model: ModelConfig, lora: LoraConfig) -> Any:
-    """Return the shapes and dtypes of a run's trainable parameters: weights, or adapters.
+def boxed_trained(model: ModelConfig, lora: LoraConfig) -> Any:
+    """Return the shapes and dtypes of a run's trainable parameters, weights or adapters, in linen's boxes.
 
     Raises:
         UserError: if `init_lora` rejects `lora.targets`.
     """
     params = abstract_params(model)
-    if not lora.rank:
-        return params
     boxed = map_weights(lambda weight, leaf: nn.Partitioned(leaf, names=weight.axes if weight else ()), params, model)
-    return nn.unbox(jax.eval_shape(lambda boxed: model_adapters(jax.random.key(0), boxed, lora), boxed))
+    if not lora.rank:
+        return boxed
+    return jax.eval_shape(lambda boxed: model_adapters(jax.random.key(0), boxed, lora), boxed)
+
+
+def abstract_trained(model: ModelConfig, lora: LoraConfig) -> Any:
+    """Return `boxed_trained` without boxes."""
+    return nn.unbox(boxed_trained(model, lora))
 
 
 def _init_adapter(key: jax.Array, kernels: dict[str, Any], rank: int) -> dict[str, Any]:

@@ -22,9 +22,10 @@ from jaxgpt.config import Config
 from jaxgpt.errors import UserError
 from jaxgpt.kernels import best, choose_attention
 from jaxgpt.kernels.remat import POLICIES
+from jaxgpt.lm.source import Place
 from jaxgpt.model import GPT
 from jaxgpt.model.lora import merge
-from jaxgpt.model.scan import ScannedGPT, stack_layers, unstack_layers
+from jaxgpt.model.scan import ScannedGPT, unstack_layers
 from jaxgpt.ops import Ops
 from jaxgpt.ops.attention import attend
 from jaxgpt.parallel.host import precision_note, step_compile_options
@@ -57,7 +58,17 @@ from jaxgpt.train.step import (
     mean_gradients,
 )
 from jaxgpt.trainer.metrics import HOST_METRICS
-from jaxgpt.trainer.states import Abstract, Fresh, abstract, compute, first_state, fresh, shardings_of, stacked
+from jaxgpt.trainer.states import (
+    Abstract,
+    Fresh,
+    abstract,
+    compute,
+    first_state,
+    fresh,
+    put_stacked,
+    shardings_of,
+    stacked,
+)
 
 
 class Several(NamedTuple):
@@ -190,22 +201,40 @@ class Program:
         """Shapes, dtypes and shardings of the model's weights."""
         return self.abstract.weights
 
-    def init(self, params: Any = None) -> TrainState:
-        """Make the initial state from parameters with unstacked layers; None: from random parameters."""
+    @property
+    def place(self) -> Place:
+        """The devices of the weights, to read them from a checkpoint."""
+        return Place(self.mesh, self.rules)
+
+    def init(self, params: Any = None, donate: bool = False) -> TrainState:
+        """Make the initial state.
+
+        Args:
+            params: parameters with unstacked layers; None: random parameters.
+            donate: use the arrays of `params` in the state; the first step, or stacking, deletes them. False: copy them.
+        """
+        like = self.abstract.state
         if params is None:
             seed = self.config.train.seed
-            return compute(self.mesh, lambda seed: nn.unbox(self.fresh(seed).state), seed, self.abstract.state)
+            return compute(self.mesh, lambda seed: nn.unbox(self.fresh(seed).state), seed, like)
 
-        def start(params: Any) -> TrainState:
+        def others(params: Any) -> TrainState:
+            if self.config.train.scan_layers:
+                params = unstack_layers(params, self.config.model.n_layer)
             state = first_state(self.config, self.optimizer, self.model, params)
-            return nn.unbox(stacked(self.config, state))
+            state = nn.unbox(stacked(self.config, state))
+            return state._replace(params=())
 
-        return compute(self.mesh, start, params, self.abstract.state)
+        # The parameters are not an argument that is returned: XLA would copy them.
+        params = put_stacked(self.config, params, like.params, donate)
+        if not donate:
+            params = compute(self.mesh, lambda params: params, params, like.params)
+        return compute(self.mesh, others, params, like._replace(params=()))._replace(params=params)
 
     def restore(self, directory: Path, step: int) -> TrainState:
         """Restore a checkpoint's state; raise `UserError` if it cannot be read or does not match the config."""
         state = store.restore(directory, step, self.abstract.checkpoint)
-        return compute(self.mesh, stack_layers, state, self.abstract.state) if self.config.train.scan_layers else state
+        return put_stacked(self.config, state, self.abstract.state, donate=True)
 
     def to_checkpoint(self, state: TrainState) -> TrainState:
         """Return a state with unstacked layers: a copy with `train.scan_layers`, otherwise the state itself."""
@@ -213,8 +242,7 @@ class Program:
 
     def put_params(self, params: Any) -> Any:
         """Put parameters with unstacked layers on their devices, for `eval`."""
-        shardings = shardings_of(self.abstract.state.params)
-        return block_on_cpu_mesh(self.mesh, jax.device_put(stacked(self.config, params), shardings))
+        return put_stacked(self.config, params, self.abstract.state.params)
 
     def weights(self, params: Any) -> Any:
         """Return the weights of the model from the `params` or the EMA of a state, on their devices."""
@@ -353,7 +381,7 @@ def make_program(
     make = jax.jit(partial(fresh, config=config, model=model, optimizer=optimizer))
     shapes = jax.eval_shape(make, 0)
     frozen_shapes: Any = ()
-    if frozen is not None:
+    if frozen is not None and not callable(frozen):
         frozen_shapes = jax.eval_shape(partial(stacked, config), frozen)
     elif config.lora.rank:
         frozen_shapes = nn.unbox(shapes.weights)
@@ -388,7 +416,8 @@ def build(
             ("tensor",)}` shards the activations between blocks along the sequence. Losses match a single device up to rounding.
         frozen: any tree of arrays that the objective reads, but that are not trained, with unstacked layers: with `lora.rank`,
             the base weights (None: random weights); otherwise, for example, a reference model. The arrays are sharded as by
-            `shardings_like`.
+            `shardings_like`. With `lora.rank`, it may be a function from a `Place` to the base weights, which reads them
+            with their shardings.
         model: module to train instead of `GPT(config.model, ...)`, with weights of the same names; with `train.scan_layers`,
             a `ScannedGPT` (`model/scan.py`).
         objective: objective to use instead of `next_token_loss`; with `lora.rank`, it receives the merged weights as `params`.
@@ -460,7 +489,9 @@ def with_arrays(program: Program, frozen: Any = None) -> Program:
         frozen = compute(mesh, lambda seed: nn.unbox(program.fresh(seed).weights), config.train.seed, like)
     else:
         # The given arrays may be on other devices.
-        frozen = block_on_cpu_mesh(mesh, jax.device_put(stacked(config, frozen), shardings_of(like)))
+        read = callable(frozen)
+        arrays = frozen(program.place) if callable(frozen) else frozen
+        frozen = put_stacked(config, arrays, like, donate=read)
     numbers = jax.jit(lambda numbers: numbers, out_shardings=replicated(mesh))(host_numbers(config))
     return replace(program, numbers=numbers, frozen=frozen)
 

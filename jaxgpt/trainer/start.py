@@ -6,12 +6,11 @@ import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 from jaxgpt.checkpoint.data import data_change
 from jaxgpt.checkpoint.run import REPLACED, Run, check_free, new_run, open_run, parse_checkpoint, write_settings
@@ -23,7 +22,7 @@ from jaxgpt.data.open import check_sources
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.files import RECORDS, sole_writer
-from jaxgpt.lm.model import base_of, checksum, load, load_base, needed_runs
+from jaxgpt.lm.source import Place, Source, check_base, checksum, needed_runs, open_base, open_base_of, open_source
 from jaxgpt.parallel.processes import is_leader, on_leader, same_on_all
 from jaxgpt.provenance import versions
 from jaxgpt.trainer.evaluation import Evaluator
@@ -63,28 +62,56 @@ class Start(NamedTuple):
         return versions() | options | flat(self.config)
 
 
-class Weights(NamedTuple):
-    """Initial weights, frozen arrays, and the tokenizer.
+@dataclass
+class Base:
+    """Frozen weights of adapters: a function that reads them onto the devices of a program, and records their checksum.
 
     Attributes:
-        params: initial weights, with unstacked layers; None: random initialization, or the run's checkpoint.
-        frozen: base weights of the adapters, or `Start.frozen`, with unstacked layers.
-        checksum: SHA-256 of `frozen`; "": none.
+        source: the weights.
+        run: run to resume, whose adapters need these weights; None: a new run.
+        checksum: SHA-256 of the weights, after the call.
+    """
+
+    source: Source
+    run: Run | None
+    checksum: str = ""
+
+    def __call__(self, place: Place) -> Any:
+        """Read the weights; raise `UserError` if the adapters of the run were trained on different weights."""
+        base = self.source.read_frozen(place)
+        if self.run:
+            check_base(self.run, self.source, base)
+        self.checksum = base.checksum
+        return base.params
+
+
+class Weights(NamedTuple):
+    """Sources of the initial weights and of the frozen arrays, and the tokenizer.
+
+    Attributes:
+        initial: source of the initial weights; None: random initialization, or the run's checkpoint.
+        frozen: base of the adapters (None: random weights), or `Start.frozen`, with unstacked layers.
+        checksum: SHA-256 of `Start.frozen`; "": none.
         tokenizer: tokenizer of the weights or of the resumed run; None: the tokenizer of the data.
     """
 
-    params: Any = None
+    initial: Source | None = None
     frozen: Any = ()
     checksum: str = ""
     tokenizer: Tokenizer | None = None
 
     def facts(self) -> dict[str, Any]:
         """Return the values that must be equal in all processes."""
-        return {"the frozen weights": self.checksum} if self.checksum else {}
+        facts = {"the frozen weights": self.checksum} if self.checksum else {}
+        source = self.frozen.source if isinstance(self.frozen, Base) else self.initial
+        if source:
+            facts["the weights of --init-from"] = source.digest
+        return facts
 
     def about(self) -> dict[str, Any]:
-        """Return the facts that every checkpoint records, and a resumed run must match."""
-        return {"base": self.checksum} if self.checksum else {}
+        """Return the facts that every checkpoint records, and a resumed run must match, after the weights are read."""
+        checksum = self.frozen.checksum if isinstance(self.frozen, Base) else self.checksum
+        return {"base": checksum} if checksum else {}
 
 
 def check(start: Start) -> None:
@@ -121,25 +148,28 @@ def _check_out(start: Start) -> None:
         raise UserError(f"--out {out} --overwrite would delete the weights to start from: choose a different --out")
 
 
-def read_weights(start: Start) -> Weights:
-    """Read the initial weights (`init_from`) or the base of adapters, and their tokenizer."""
-    config, run = start.config, start.run
+def open_weights(start: Start) -> Weights:
+    """Open the initial weights (`init_from`) or the base of adapters without reading them, and read their tokenizer."""
+    config = start.config
+    run = start.run
     tokenizer = run.tokenizer() if run else None
+
     if config.lora.rank:
         if jax.tree.leaves(start.frozen):
             raise UserError("with lora.rank, the frozen arrays are the base of the adapters: omit frozen")
         if not config.init_from:
             return Weights(frozen=None, tokenizer=tokenizer)
-        base, its_tokenizer = base_of(run, config) if run else load_base(config.init_from, config.model)
-        tokenizer = tokenizer or with_bos(its_tokenizer, config.data.bos)
-        return Weights(None, jax.tree.map(np.asarray, base.params), base.checksum, tokenizer)
+        source = open_base(run, config) if run else open_base_of(config.init_from, config.model)
+        tokenizer = tokenizer or with_bos(source.run.tokenizer(), config.data.bos)
+        return Weights(frozen=Base(source, run), tokenizer=tokenizer)
+
     frozen = start.frozen
     known = checksum(frozen) if jax.tree.leaves(frozen) else ""
     if not config.init_from or (run and checkpoints(run.checkpoints)):
         return Weights(None, frozen, known, tokenizer)
-    _, params, its_tokenizer, _ = load(*parse_checkpoint(config.init_from))
-    tokenizer = tokenizer or with_bos(its_tokenizer, config.data.bos)
-    return Weights(jax.tree.map(np.asarray, params), frozen, known, tokenizer)
+    initial = open_source(*parse_checkpoint(config.init_from))
+    tokenizer = tokenizer or with_bos(initial.run.tokenizer(), config.data.bos)
+    return Weights(initial, frozen, known, tokenizer)
 
 
 def completed(config: Config, data: Data, run: Run | None = None) -> Config:

@@ -10,13 +10,15 @@ import flax.linen as nn
 import jax
 import optax
 from jax.sharding import Mesh
+from jax.tree_util import DictKey, keystr, tree_leaves_with_path, tree_map_with_path
 
 from jaxgpt.config import Config
 from jaxgpt.model import GPT
 from jaxgpt.model.init import boxed_params
 from jaxgpt.model.lora import model_adapters
-from jaxgpt.model.scan import stack_layers, unstack_layers
+from jaxgpt.model.scan import STACKED, layer_name, stack_layers, unstack_layers
 from jaxgpt.ops.random import named_key
+from jaxgpt.parallel.arrays import put_array, stack_arrays
 from jaxgpt.parallel.host import quick_compile_options, random_bits_by_kernel
 from jaxgpt.parallel.mesh import Rules, block_on_cpu_mesh, shardings_like
 from jaxgpt.train.optimizer import make_optimizer
@@ -107,6 +109,37 @@ def abstract(config: Config, mesh: Mesh, rules: Rules, shapes: Fresh, frozen: An
 def stacked(config: Config, tree: T) -> T:
     """Stack the layers of weights or of a state, if training uses them stacked."""
     return stack_layers(tree) if config.train.scan_layers else tree
+
+
+def put_stacked(config: Config, tree: Any, like: T, donate: bool = False) -> T:
+    """Put a tree with unstacked layers on the devices in the layout of `like`, one array at a time.
+
+    Args:
+        config: settings of the run; with `train.scan_layers`, the layers are stacked.
+        tree: arrays with unstacked layers.
+        like: shapes and shardings of the result.
+        donate: delete arrays of `tree` as soon as they are stacked.
+    """
+    arrays = {keystr(path): leaf for path, leaf in tree_leaves_with_path(tree)}
+
+    def put(path: tuple[Any, ...], leaf: Any) -> jax.Array:
+        if keystr(path) in arrays:
+            return put_array(arrays[keystr(path)], leaf.sharding)
+        layers = [arrays[keystr(_in_layer(path, layer))] for layer in range(leaf.shape[0])]
+        stack = stack_arrays(layers, leaf.sharding)
+        for array in layers:
+            if donate and isinstance(array, jax.Array):
+                array.delete()
+        return stack
+
+    if not config.train.scan_layers:
+        return jax.tree.map(lambda array, leaf: put_array(array, leaf.sharding), tree, like)
+    return tree_map_with_path(put, like)
+
+
+def _in_layer(path: tuple[Any, ...], layer: int) -> tuple[Any, ...]:
+    """Return the path of an unstacked leaf from the path of the stacked leaf."""
+    return tuple(DictKey(layer_name(layer)) if key == DictKey(STACKED) else key for key in path)
 
 
 def compute(mesh: Mesh, function: Callable[[Any], Any], argument: Any, like: T) -> T:

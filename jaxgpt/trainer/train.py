@@ -27,7 +27,7 @@ from jaxgpt.trainer.monitor import monitored
 from jaxgpt.trainer.program import Program
 from jaxgpt.trainer.record import SAVE, STOP, Record
 from jaxgpt.trainer.report import Outcome, Report, Reports
-from jaxgpt.trainer.start import Start, Weights, check, completed, open_for_training, read_weights
+from jaxgpt.trainer.start import Start, Weights, check, completed, open_for_training, open_weights
 
 
 def train(start: Start, report: Report, until: int | None = None) -> Outcome:
@@ -59,7 +59,7 @@ def run_loop(start: Start, report: Report, until: int | None) -> Outcome:
     keep_memory(start.config)
     config = same_on_all(lambda: start.config, lambda _: start.facts())
     on_leader(lambda: check(start))
-    weights = same_on_all(lambda: read_weights(start), Weights.facts)
+    weights = same_on_all(lambda: open_weights(start), Weights.facts)
     reading = partial(report.stage, "tokenizing")
     data = same_on_all(lambda: start.data or open_data(config, weights.tokenizer, reading), Data.facts)
     config = completed(config, data, start.run)
@@ -84,11 +84,15 @@ def run_loop(start: Start, report: Report, until: int | None) -> Outcome:
         feed = start.feed(program, data, last)
         evaluators = start.evaluators or (ValidationLoss(data.val),)
         with compiling(program, feed, report):
-            state = program.restore(run.checkpoints, first) if last else program.init(weights.params)
+            if last:
+                state = program.restore(run.checkpoints, first)
+            elif weights.initial:
+                state = program.init(weights.initial.read(program.place), donate=True)
+            else:
+                state = program.init()
         saver = Saver(run.checkpoints, settings)
         file = MetricsFile(run.metrics, last)
         record = Record(program, data, saver, file, report, last, weights.about())
-        weights = Weights()  # release of the host copies of the weights
         calls = batches_of(program, feed, plan_calls(first, end, settings, last, feed.reads_state), monitor.wait)
         with saver, file, calls as prepared, record.closing(lambda: state):
             for steps, batches in prepared:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,10 +34,12 @@ from jaxgpt.checkpoint.store import (
     latest_valid,
     read_params,
     resolve_step,
+    resolve_weights,
     restore,
 )
 from jaxgpt.config import Config, MeshConfig, TrainConfig
 from jaxgpt.errors import TrainingFailed, UserError
+from jaxgpt.lm import source
 from jaxgpt.train.skip import SkipStatistics, init_statistics
 from jaxgpt.train.step import TrainState, init_state
 from jaxgpt.trainer.program import build, shardings_of
@@ -170,10 +172,11 @@ def test_only_files_that_are_read_are_checked(three: Path) -> None:
     shutil.copytree(three, FOLDER)
     [file] = (FOLDER / "3/opt_state/d").iterdir()
     flip(file, 5)
-    np.testing.assert_array_equal(read_params(FOLDER, "last", LIKE)[0]["w"], state(3).params["w"])
+    step = resolve_weights(FOLDER, "last")
+    np.testing.assert_array_equal(read_params(FOLDER, step, LIKE)["w"], state(3).params["w"])
     flip(array_file(FOLDER / "3"), 5)
     with pytest.raises(UserError, match=r"checkpoints/3 is damaged: params/.*; try --checkpoint 2") as error:
-        read_params(FOLDER, "last", LIKE)
+        resolve_weights(FOLDER, "last")
     assert "\n" not in str(error.value)
 
 
@@ -183,7 +186,7 @@ def delete(step: int) -> None:
 
 
 @pytest.mark.parametrize("before", [True, False])
-@pytest.mark.parametrize("reader", ["read_info", "sha256_file", "_load"])
+@pytest.mark.parametrize("reader", ["read_info", "sha256_file"])
 def test_a_checkpoint_deleted_while_it_is_read_is_not_damaged(
     reader: str, before: bool, three: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,9 +203,45 @@ def test_a_checkpoint_deleted_while_it_is_read_is_not_damaged(
         return result
 
     monkeypatch.setattr(store, reader, racing)
-    params, step = read_params(FOLDER, "last", LIKE)
+    step = resolve_weights(FOLDER, "last")
     assert step == 2
-    np.testing.assert_array_equal(params["w"], state(2).params["w"])
+    np.testing.assert_array_equal(read_params(FOLDER, step, LIKE)["w"], state(2).params["w"])
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_weights_deleted_while_they_are_read_are_not_damaged(
+    before: bool, three: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(three, FOLDER)
+    read = store._load
+
+    def racing(*args: Any) -> Any:
+        if before:
+            delete(3)
+        result = read(*args)
+        if not before:
+            delete(3)
+        return result
+
+    monkeypatch.setattr(store, "_load", racing)
+    with pytest.raises(UserError, match="checkpoint checkpoints/3 was deleted by the training process"):
+        read_params(FOLDER, 3, LIKE)
+
+
+def test_a_source_is_opened_again_if_its_checkpoint_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Opened(NamedTuple):
+        step: int
+        exists: bool
+
+    opened = [Opened(3, exists=False), Opened(4, exists=True)]
+    monkeypatch.setattr(source, "open_source", lambda *_: opened.pop(0))
+
+    def read(opened: Any) -> str:
+        if not opened.exists:
+            raise UserError("deleted")
+        return f"weights of step {opened.step}"
+
+    assert source.read_source("run", "last", read) == ((4, True), "weights of step 4")
 
 
 def test_the_best_checkpoint_is_chosen_again_if_it_is_deleted(three: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,6 +90,16 @@ def test_the_merged_model_is_an_ordinary_one(written: Path) -> None:
     jax.tree.map(np.testing.assert_array_equal, api.load("ordinary").params, merge(params, adapters, config.lora.alpha))
 
 
+def test_an_adapter_has_a_card(written: Path) -> None:
+    card = (written / "adapter/README.md").read_text()
+    assert "base_model: someone/tiny\n" in card
+    assert "LoRA adapters of rank 2" in card
+    assert "AutoPeftModelForCausalLM" in card
+    assert str(written) not in card
+    result = jaxgpt("export", str(written / "linear"), "out", "--adapter", "--dtype", "bfloat16")
+    assert (result.code, "adapters are written in float32: omit --dtype bfloat16" in result.err) == (2, True)
+
+
 def copy(written: Path, changes: dict[str, Any]) -> dict[str, np.ndarray]:
     """Copy the adapter directory with a different config, and return its tensors."""
     folder = Path("adapter")
@@ -163,10 +173,13 @@ def test_tensors_that_do_not_fit_are_refused(written: Path, case: str) -> None:
     name = "base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight"
     file, message = Path("adapter/adapter_model.safetensors"), f"tensor {name} of shape (2, 8) is missing"
     if case == "model":
-        message = "none of its 8 tensors adapts a matrix"
+        message = "expected base_model.model.transformer.h.0.attn.c_attn.lora_A.weight): set --init-from to the run"
     if case == "family":
         base = run_folder(Path("base"), replace(LLAMA, activation="relu2", mlp="plain"))
-        message = "none of its 8 tensors adapts a matrix of the base: set --init-from to the run of the model"
+        message = (
+            "none of its 8 tensors adapts a matrix of the base (found base_model.model.model.layers.0.mlp.down_proj."
+            "lora_A.weight, expected none, because no transformers family has its matrices): set --init-from to the run"
+        )
     if case == "missing":
         save_file({n: t for n, t in tensors.items() if n != name}, file)
     if case == "extra":
@@ -186,6 +199,34 @@ def test_tensors_that_do_not_fit_are_refused(written: Path, case: str) -> None:
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
     assert message in result.err
     assert not Path("run").exists()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("base_model.model.model.", "base_model.model."),  # get_peft_model of a bare model
+        ("base_model.model.model.", "base_model.model.model.language_model."),  # a text model in a multimodal model
+        ("base_model.model.model.", "model."),  # without PEFT's prefix
+        (".weight", ".default.weight"),  # a state dict with the names of adapters
+    ],
+    ids=["bare", "multimodal", "no prefix", "named"],
+)
+def test_adapters_of_every_kind_of_model_are_read(written: Path, old: str, new: str) -> None:
+    tensors = copy(written, {"task_type": "FEATURE_EXTRACTION"})
+    file = "adapter/adapter_model.safetensors"
+    renamed = {name.replace(old, new): tensor for name, tensor in tensors.items()}
+    assert not renamed.keys() & tensors.keys()
+    save_file(renamed, file)
+    _, adapters = read_adapter(Path("adapter"), LLAMA)
+    jax.tree.map(np.testing.assert_array_equal, adapters, read_adapter(written / "adapter", LLAMA)[1])
+
+
+def test_two_adapters_of_one_matrix_are_rejected(written: Path) -> None:
+    tensors = copy(written, {})
+    twice = {name.replace("model.model.", "model."): tensor for name, tensor in tensors.items()}
+    save_file(tensors | twice, "adapter/adapter_model.safetensors")
+    with pytest.raises(UserError, match=r"and base_model\.model\..* adapt the same matrix, layers\.0\..*: keep one"):
+        read_adapter(Path("adapter"), LLAMA)
 
 
 def test_adapters_of_rewritten_matrices_are_rejected(tmp_path: Path) -> None:

@@ -9,13 +9,18 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from folders import LLAMA, SMALL, TEXT, run_folder
+from folders import LLAMA, SMALL, TEXT, hf_folder, llama_tokenizer, run_folder
+from helpers import jaxgpt as command
+from safetensors.numpy import load_file
+from tokenizers import Tokenizer
 
 import jaxgpt
 import jaxgpt.convert.models as models
 from jaxgpt.convert.family import engines
+from jaxgpt.convert.llamacpp_tokenizers import is_recognized
 from jaxgpt.convert.models import export_model, exported_form, import_model
-from jaxgpt.data.tokenizer_files import make_tokenizer
+from jaxgpt.data.tokenizer import SubwordTokenizer
+from jaxgpt.data.tokenizer_files import load_tokenizer, make_tokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.presets import preset
 
@@ -197,7 +202,135 @@ def test_end_tokens_are_written(tmp_path):
         (GEMMA, ["transformers", "vLLM", "llama.cpp"]),
     ],
 )
-def test_engines_that_compute_an_export_are_named(config, expected):
+def test_engines_that_compute_an_export_are_named(config, expected, gpt2_tokenizer):
     """llama.cpp computes SiLU in every Qwen 3, even if config.json specifies ReLU."""
     family, model = exported_form(replace(config, vocab_size=config.vocab_size or 65))
-    assert list(engines(family, model)) == expected
+    assert list(engines(family, model, load_tokenizer(gpt2_tokenizer))) == expected
+
+
+@pytest.mark.parametrize("kind", ["char", "word", "byte", "bpe"])
+def test_an_own_vocabulary_excludes_llamacpp(kind):
+    """Its converter of transformers directories recognizes published vocabularies only."""
+    family, model = exported_form(preset("llama-tiny").with_model(vocab_size=300).model)
+    tokenizer = make_tokenizer(kind, TEXT * 9, 300)
+    assert engines(family, model, tokenizer) == ("transformers", "vLLM")
+
+
+def test_a_vocabulary_as_in_llama_2_is_recognized():
+    library = Tokenizer.from_str(json.dumps(llama_tokenizer(("<end>",))))
+    assert is_recognized(SubwordTokenizer(library), "llama")
+    assert not is_recognized(SubwordTokenizer(library), "gpt2")
+
+
+def test_export_claims_no_more_than_was_run(tmp_path):
+    run_folder(tmp_path / "run", LLAMA)
+    out = command("export", str(tmp_path / "run"), str(tmp_path / "hf")).out
+    assert "transformers; according to their source code, not run: vLLM\n" in out
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", ["gpt2", pytest.param("gemma", marks=pytest.mark.ci)])
+def test_lower_precision_rounds_each_tensor_once(tmp_path, dtype, name):
+    run = run_folder(tmp_path / "run", GEMMA if name == "gemma" else SMALL)
+    done = export_model(run, tmp_path / "one", dtype=dtype)
+    assert 0 < done.max_logit_change < 1
+    config = json.loads((tmp_path / "one/config.json").read_text())
+    assert config["dtype"] == dtype
+    full = export_model(run, tmp_path / "full")
+    assert full.max_logit_change < 1e-5
+    for tensor, low in files_of(tmp_path / "one").items():
+        assert str(low.dtype) == dtype
+        np.testing.assert_array_equal(low, files_of(tmp_path / "full")[tensor].astype(low.dtype))
+    # Importing and exporting again keeps the bits of GPT-2; Gemma's g - 1 may round again.
+    import_model(tmp_path / "one", tmp_path / "again")
+    export_model(tmp_path / "again", tmp_path / "two", dtype=dtype)
+    if name == "gpt2":
+        for tensor, low in files_of(tmp_path / "one").items():
+            np.testing.assert_array_equal(low, files_of(tmp_path / "two")[tensor])
+
+
+def files_of(folder):
+    """Return the tensors of the safetensors files of a directory."""
+    found = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        found |= load_file(file)
+    return found
+
+
+def test_elements_beyond_float16_are_rejected(tmp_path):
+    run = run_folder(tmp_path / "run", SMALL)
+    lm = jaxgpt.load(run)
+    lm.params["wpe"]["embedding"] = lm.params["wpe"]["embedding"].at[0, 0].set(70_000)
+    jaxgpt.save(lm, tmp_path / "large")
+    with pytest.raises(
+        UserError, match=r"wpe.weight has elements beyond .*float16: 7e\+04; export with --dtype bfloat16"
+    ):
+        export_model(tmp_path / "large", tmp_path / "hf", dtype="float16")
+    assert not (tmp_path / "hf").exists()
+    with pytest.raises(UserError, match="dtype 'int4' is not supported: use one of float32, float16, bfloat16"):
+        export_model(run, tmp_path / "hf", dtype="int4")
+
+
+def test_a_large_model_is_several_files_with_an_index(tmp_path):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    run = run_folder(tmp_path / "run", SMALL)
+    export_model(run, tmp_path / "hf", dtype="bfloat16", shard_bytes=900)
+    files = sorted(path.name for path in (tmp_path / "hf").glob("*.safetensors"))
+    assert len(files) > 2
+    assert files[0] == f"model-00001-of-{len(files):05}.safetensors"
+    index = json.loads((tmp_path / "hf/model.safetensors.index.json").read_text())
+    assert index["weight_map"].keys() == files_of(tmp_path / "hf").keys()
+    assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in files_of(tmp_path / "hf").values())
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
+    assert theirs.dtype == torch.bfloat16
+    import_model(tmp_path / "hf", tmp_path / "again")
+    wpe = theirs.transformer.wpe.weight.detach().float().numpy()
+    np.testing.assert_array_equal(jaxgpt.load(tmp_path / "again").params["wpe"]["embedding"], wpe)
+
+
+def test_epsilons_are_written_in_the_shortest_form(tmp_path):
+    """GGUF files store 1e-05 in float32."""
+    model = replace(LLAMA, norm_eps=9.999999747378752e-06)
+    export_model(run_folder(tmp_path / "run", model), tmp_path / "hf")
+    assert '"rms_norm_eps": 1e-05' in (tmp_path / "hf/config.json").read_text()
+
+
+CARD = "---\nlicense: apache-2.0\ntags:\n- old\n---\n# Their model\n\nThe license text.\n"
+
+
+def test_a_card_keeps_the_card_and_license_of_an_imported_model(tmp_path):
+    source = hf_folder(tmp_path / "source")
+    (source / "README.md").write_text(CARD)
+    import_model(source, tmp_path / "run")
+    export_model(tmp_path / "run", tmp_path / "hf")
+    card = (tmp_path / "hf/README.md").read_text()
+    metadata, text = card.removeprefix("---\n").split("\n---\n", 1)
+    assert "license: apache-2.0" in metadata
+    assert "- old" not in card
+    assert "no record of their training" in text
+    assert text.endswith("## Card of the original model\n\n# Their model\n\nThe license text.\n")
+
+
+def test_a_card_describes_the_run_and_no_private_path(tmp_path):
+    private = tmp_path / "private"
+    private.mkdir()
+    (private / "text.txt").write_text(TEXT * 40)
+    small = ["--model.n-layer", "1", "--model.n-embd", "16", "--model.n-head", "2", "--model.block-size", "8"]
+    run = ["--train.steps", "2", "--train.eval-every", "2", "--train.batch-size", "4", "--train.sample-tokens", "0"]
+    done = command("train", "llama-tiny", "--data.path", str(private / "text.txt"), *small, *run, "--out", "run")
+    assert done.code == 0, done.err
+    assert command("export", "run", "hf").code == 0
+    card = Path("hf/README.md").read_text()
+    for line in (
+        "Trained on `text.txt`",
+        "in 2 steps.",
+        "| this model, step 2 |",
+        "| uniform baseline |",
+        "- `train.steps`: 2",
+    ):
+        assert line in card
+    assert 'from_pretrained("hf")' in card
+    assert "Unknown: the run does not record a license" in card
+    assert "license:" not in card
+    assert str(tmp_path) not in card

@@ -1,9 +1,11 @@
 """Imports from the hub, without network: the cache, the pinned commit, one-line errors."""
 
+import http.server
 import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 
 import huggingface_hub
@@ -137,6 +139,46 @@ def test_a_hub_that_never_answers_is_given_up(monkeypatch):
     began = time.perf_counter()
     assert not reachable(0.1)
     assert time.perf_counter() - began < 5
+
+
+class SlowHub(http.server.BaseHTTPRequestHandler):
+    """A hub that answers the first request late, and knows no repository."""
+
+    def do_HEAD(self):
+        time.sleep(4)
+        self.send_response(200)
+        self.end_headers()
+
+    def do_GET(self):
+        self.send_response(404)
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+def test_the_hub_may_answer_later_than_it_accepts_a_connection(monkeypatch):
+    """The limit of a connection is shorter than the time to answer, which the client's own settings limit."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), SlowHub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    try:
+        assert reachable(2.0)
+        with pytest.raises(UserError, match=r"not in the hub's cache, and http.* answers with HTTP status 404"):
+            fetch_model("someone/else")
+    finally:
+        server.shutdown()
+
+
+def test_a_refused_connection_is_known_before_the_limit(monkeypatch):
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    began = time.perf_counter()
+    assert not reachable(60)
+    assert time.perf_counter() - began < 30
 
 
 @pytest.mark.parametrize("name", ["nothing", "a/b/c", "../x", "a b/c"])

@@ -1,6 +1,7 @@
 """Imported directories become complete runs with the same weights, or nothing is written."""
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -154,7 +155,8 @@ def refused(folder, tmp_path, message):
 BAD_OPTIONS = {
     "architecture": (
         {"model_type": "opt"},
-        r"'opt' is not supported: use one of gpt2, llama, mistral, qwen2, qwen3, gpt_neox, gemma3_text, olmo2; "
+        r"'opt' is not supported: use one of gpt2, llama, mistral, qwen2, qwen3, gpt_neox, gemma3_text, olmo2, "
+        r"gemma3, mistral3, llava; "
         r"docs/families.md shows how",
     ),
     "head": ({"architectures": ["GPT2ForSequenceClassification"]}, "GPT2ForSequenceClassification"),
@@ -331,6 +333,43 @@ def test_rope_settings_of_both_versions():
     assert (read[0].rope_theta, read[0].rope_factor) == (5e5, 8.0)
 
 
+def test_multimodal_models_without_a_known_text_model_are_rejected(tmp_path):
+    folder = hf_folder(tmp_path / "hf")
+    for config, message in (
+        ({"model_type": "gemma3"}, "a model of type gemma3 needs an object text_config"),
+        ({"model_type": "gemma3", "text_config": 5}, "a model of type gemma3 needs an object text_config"),
+        ({"model_type": "gemma3", "text_config": {"odd": 1}}, r"text_config: unknown option odd \(1\)"),
+        (
+            {"model_type": "mistral3", "text_config": {"model_type": "ministral"}},
+            "model_type 'ministral' is not supported",
+        ),
+        (
+            {"model_type": "llama4", "text_config": {"model_type": "llama4_text"}},
+            "model_type 'llama4' with the text model 'llama4_text' is not supported",
+        ),
+    ):
+        (folder / "config.json").write_text(json.dumps(config))
+        refused(folder, tmp_path, message)
+
+
+def test_a_prefix_of_every_tensor_is_found(tmp_path):
+    folder = hf_folder(tmp_path / "hf", replace(LLAMA, tie_embeddings=False))
+    import_model(folder, tmp_path / "a")
+    for n, prefix in enumerate(("", "_orig_mod.model.", "module.model.", "model.model.")):
+        tensors = load_file(folder / "model.safetensors")
+        other = tmp_path / f"hf{n}"
+        shutil.copytree(folder, other)
+        named = {
+            name.replace("model.", prefix) if name.startswith("model.") else name: x for name, x in tensors.items()
+        }
+        assert named.keys() != tensors.keys()
+        save_file(named, other / "model.safetensors")
+        import_model(other, tmp_path / f"run{n}")
+        params = [flatten_params(jaxgpt.load(tmp_path / run).params) for run in ("a", f"run{n}")]
+        for path in params[0]:
+            np.testing.assert_array_equal(params[0][path], params[1][path])
+
+
 def test_bad_files(tmp_path):
     folder = hf_folder(tmp_path / "cut")
     data = (folder / "model.safetensors").read_bytes()
@@ -424,11 +463,11 @@ print((kilobytes("VmHWM") - before) / size)
 @pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
 def test_memory(tmp_path):
-    """Importing 316 MB, half of it one tensor, needs less than 1.3 times 316 MB, with 30 MB for compilation."""
+    """Importing 316 MB, half of it one tensor, needs that tensor twice: mapped, and as an array."""
     out = subprocess.run(
         [sys.executable, "-c", MEMORY, tmp_path, Path(__file__).parents[1]], capture_output=True, text=True, check=True
     )
-    assert float(out.stdout.splitlines()[-1]) < 1.3
+    assert float(out.stdout.splitlines()[-1]) < 1.2
 
 
 def test_added_tokens_beyond_the_model_are_left_out(tmp_path):

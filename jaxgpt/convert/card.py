@@ -1,0 +1,169 @@
+"""Model cards: README.md of an exported model or adapter, from what the run records."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from jaxgpt import __version__
+from jaxgpt.checkpoint.run import Run, parse_checkpoint
+from jaxgpt.config import Config, flat
+from jaxgpt.errors import UserError
+from jaxgpt.files import read_bytes
+from jaxgpt.report.baselines import read_baselines
+from jaxgpt.trainer.metrics import read_metrics
+
+CARD = "README.md"
+CARD_BYTES = 1 << 20  # maximum size of a card in bytes
+PATHS = ("data.path", "data.mix", "data.tokenizer", "init_from")  # settings with paths, which stay private
+REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+
+LOAD_MODEL = """```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("{name}")
+tokenizer = AutoTokenizer.from_pretrained("{name}")
+```
+
+```sh
+jaxgpt import {name} runs/{name}
+jaxgpt sample runs/{name} --prompt "..."
+```
+"""
+LOAD_ADAPTER = """```python
+from peft import AutoPeftModelForCausalLM
+
+model = AutoPeftModelForCausalLM.from_pretrained("{name}")
+```
+
+```sh
+jaxgpt import {name} runs/{name} --init-from runs/base
+```
+"""
+
+
+def model_card(run: Path, name: str, config: Config, command: str, base: str = "", adapter: bool = False) -> str:
+    """Return the model card of an exported model or adapter, followed by the card that the run was imported with.
+
+    Args:
+        run: the run.
+        name: name of the exported directory.
+        config: settings of the run.
+        command: command that exported it.
+        base: name of the base model on the hub, if known.
+        adapter: whether the directory has only the adapters.
+    """
+    original = original_card(run, config)
+    sections = [
+        _front_matter(original, base, adapter),
+        f"# {name}\n",
+        _model(config, adapter),
+        _training(run, config, base),
+        _results(run),
+        "## How to load it\n",
+        (LOAD_ADAPTER if adapter else LOAD_MODEL).format(name=name),
+        f"## How it was made\n\nExported by jaxgpt {__version__}:\n\n```sh\n{command}\n```\n",
+        _settings(config),
+        _license(original),
+    ]
+    if original:
+        sections.append(f"## Card of the original model\n\n{_without_front_matter(original)}")
+    return "\n".join(filter(None, sections))
+
+
+def original_card(run: Path, config: Config) -> str:
+    """Return the card that a run, or the run it started from, was imported with, or ""."""
+    runs = [run]
+    if config.init_from:
+        recorded, _ = parse_checkpoint(config.init_from)
+        runs += [recorded, run.absolute().parent / recorded.name]
+    for each in runs:
+        if card := read_card(each):
+            return card
+    return ""
+
+
+def read_card(directory: Path) -> str:
+    """Return the text of a directory's README.md, or "" without a readable one."""
+    with suppress(UserError):
+        return read_bytes(directory / CARD, CARD_BYTES).decode(errors="replace")
+    return ""
+
+
+def _front_matter(original: str, base: str, adapter: bool) -> str:
+    """Return the metadata that the hub reads; the license is the original model's, if its card names one."""
+    values = ["library_name: peft" if adapter else "library_name: transformers"]
+    values += ["pipeline_tag: text-generation", "tags:", "- jaxgpt"]
+    if REPOSITORY.fullmatch(base):
+        values.append(f"base_model: {base}")
+    license_lines = re.findall(r"^license(?:_name|_link)?: *[^\n]*$", _metadata(original), re.MULTILINE)
+    return "\n".join(["---", *values, *license_lines, "---\n"])
+
+
+def _model(config: Config, adapter: bool) -> str:
+    model = config.model
+    what = "A decoder-only language model"
+    if adapter:
+        what = f"LoRA adapters of rank {config.lora.rank} for a decoder-only language model"
+    return (
+        f"{what} of {model.parameters:,} parameters: {model.n_layer} layers of width {model.n_embd}, {model.n_head} heads, a "
+        f"context of {model.block_size:,} tokens, and {model.vocab_size:,} ids.\n"
+    )
+
+
+def _training(run: Path, config: Config, base: str) -> str:
+    lines = _metrics(run)
+    if not lines:
+        return "The weights were imported. The run has no record of their training.\n"
+    tokens = max(line.get("tokens", 0) for line in lines)
+    steps = max(line["step"] for line in lines)
+    source = Path(config.data.path).name or ("a mixture" if config.data.mix else config.data.dataset)
+    parts = [f"Trained on `{source}`: {tokens:,} tokens in {steps:,} steps."]
+    if config.init_from:
+        start = base or parse_checkpoint(config.init_from)[0].name
+        parts.append(f"Training started from `{start}`.")
+    return "## Training data\n\n" + " ".join(parts) + "\n"
+
+
+def _results(run: Path) -> str:
+    evaluated = [line for line in _metrics(run) if "val_loss" in line]
+    if not evaluated:
+        return ""
+    best = min(evaluated, key=lambda line: line["val_loss"])
+    error = f" +- {best['val_stderr']:.4f}" if "val_stderr" in best else ""
+    rows = ["## Results\n", "| model | loss, nats per token |", "|---|---|"]
+    rows.append(f"| this model, step {best['step']:,} | {best['val_loss']:.4f}{error} |")
+    with suppress(UserError):
+        rows += [f"| {name} baseline | {loss:.4f} |" for name, loss in read_baselines(run)["losses"].items()]
+    rows.append("\nThe loss is on held-out text; +- is the standard error over its windows.\n")
+    return "\n".join(rows)
+
+
+def _settings(config: Config) -> str:
+    defaults = flat(Config())
+    changed = {name: value for name, value in flat(config).items() if value != defaults[name] and name not in PATHS}
+    rows = [f"- `{name}`: {value}" for name, value in sorted(changed.items())]
+    return "\n".join(["Settings that differ from the defaults:\n", *rows]) + "\n" if rows else ""
+
+
+def _license(original: str) -> str:
+    if re.search("^license:", _metadata(original), re.MULTILINE):
+        return "## License\n\nThe license is in the metadata above. It was copied from the original model.\n"
+    return "## License\n\nUnknown: the run does not record a license.\n"
+
+
+def _metadata(card: str) -> str:
+    """Return the front matter of a card, or ""."""
+    found = re.match(r"---\n(.*?)\n---\s*\n", card, re.DOTALL)
+    return found[1] + "\n" if found else ""
+
+
+def _without_front_matter(card: str) -> str:
+    return re.sub(r"\A---\n.*?\n---\s*\n", "", card, flags=re.DOTALL)
+
+
+def _metrics(run: Path) -> list[dict[str, Any]]:
+    path = Run(run).metrics
+    return list(read_metrics(path)) if path.is_file() else []

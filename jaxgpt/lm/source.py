@@ -1,0 +1,271 @@
+"""Sources of weights: a checkpoint of a run with the base of its adapters, checked first and then read where it belongs.
+
+`open_source` reads no weights. `Source.read` reads each array with its sharding, so a device holds its shards and at most
+one more array at a time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import flax.linen as nn
+import jax
+import numpy as np
+from jax.sharding import Mesh, SingleDeviceSharding
+
+from jaxgpt.checkpoint.run import Run, open_run, parse_checkpoint
+from jaxgpt.checkpoint.store import SEAL, checkpoints, read_info, read_params, resolve_weights
+from jaxgpt.config import Config, LoraConfig, ModelConfig
+from jaxgpt.errors import UserError, short_repr
+from jaxgpt.model.lora import boxed_trained, merge
+from jaxgpt.model.params import abstract_params, flatten_params
+from jaxgpt.parallel.arrays import put_array, to_host
+from jaxgpt.parallel.mesh import AXES, RULES, Rules, shardings
+
+T = TypeVar("T")
+
+
+class FrozenBase(NamedTuple):
+    """Frozen weights of a run with adapters, and their checksum."""
+
+    params: Any
+    checksum: str
+
+
+class Place(NamedTuple):
+    """The devices for weights.
+
+    Attributes:
+        mesh: mesh of the axes data, fsdp and tensor; None: the first local device.
+        rules: complete sharding table.
+    """
+
+    mesh: Mesh | None = None
+    rules: Rules = RULES
+
+    def like(self, model: ModelConfig, lora: LoraConfig) -> Any:
+        """Return the shapes, dtypes and shardings of trainable parameters with unstacked layers: weights, or adapters."""
+        boxed = boxed_trained(model, lora)
+        params = nn.unbox(boxed)
+        if self.mesh is None:
+            device = SingleDeviceSharding(jax.local_devices()[0])
+            places: Any = jax.tree.map(lambda _: device, params)
+        else:
+            places = shardings(boxed, model, self.mesh, self.rules)
+        return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), params, places)
+
+
+class Source(NamedTuple):
+    """An intact checkpoint of a run, with unread weights.
+
+    Attributes:
+        path: path of the run, as the caller specified it.
+        run: the run.
+        config: settings of the run.
+        step: step of the checkpoint.
+        base: source of the frozen weights if the run has adapters, otherwise None.
+    """
+
+    path: str
+    run: Run
+    config: Config
+    step: int
+    base: Source | None
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the digests of the files of this checkpoint and its base, to compare processes."""
+        digest = hashlib.sha256(read_info(self.run.checkpoints / str(self.step)).sha256[SEAL].encode())
+        if self.base:
+            digest.update(self.base.digest.encode())
+        return digest.hexdigest()
+
+    @property
+    def exists(self) -> bool:
+        """Whether the checkpoint still exists; a training process deletes old checkpoints."""
+        return (self.run.checkpoints / str(self.step)).is_dir()
+
+    def read(self, place: Place) -> Any:
+        """Read the weights of the model: trained weights (or their EMA), or adapters merged with their base."""
+        trained = self.read_trained(place)
+        if self.base is None:
+            return trained
+        return merge_placed(self.read_base(place).params, trained, self.config.lora.alpha)
+
+    def read_trained(self, place: Place) -> Any:
+        """Read the trained parameters or their EMA: weights, or adapters."""
+        like = place.like(self.config.model, self.config.lora)
+        return read_params(self.run.checkpoints, self.step, like, trained_part(self.config))
+
+    def read_base(self, place: Place) -> FrozenBase:
+        """Read the frozen weights of the adapters; raise `UserError` if they changed since the adapters were trained."""
+        assert self.base is not None
+        base = self.base.read_frozen(place)
+        check_base(self.run, self.base, base)
+        return base
+
+    def read_frozen(self, place: Place) -> FrozenBase:
+        """Read the weights of the model as the base of new adapters, with their checksum."""
+        params = self.read(place)
+        return FrozenBase(params, checksum(params))
+
+
+def open_source(path: str | Path, checkpoint: str = "best") -> Source:
+    """Open a checkpoint of a run and the bases of its adapters, and verify their files.
+
+    Raises:
+        UserError: if the run, checkpoint or base is missing or damaged, the base has a different architecture, or a run is
+            its own base.
+    """
+    run = open_run(as_path(path))
+    config = run.config()
+    step = resolve_weights(run.checkpoints, checkpoint, trained_part(config))
+    base = open_base(run, config) if config.lora.rank else None
+    return Source(str(path), run, config, step, base)
+
+
+def read_source(path: str | Path, checkpoint: str, read: Callable[[Source], T]) -> tuple[Source, T]:
+    """Open a checkpoint and read it; if a training process deletes it meanwhile, open the next checkpoint.
+
+    Raises the errors of `open_source` and `read`.
+    """
+    while True:
+        source = open_source(path, checkpoint)
+        try:
+            result = read(source)
+        except UserError:
+            if source.exists:
+                raise
+            continue
+        return source, result
+
+
+def open_base(run: Run, config: Config) -> Source:
+    """Open the base of a run's adapters; arguments and errors as in `open_source`."""
+    path = base_checkpoint(run, config)
+    if path is None:
+        raise UserError(
+            f"{run.path} holds adapters of {config.init_from}, which is missing: restore it, or move it next to {run.path}"
+        )
+    if run.path.resolve() in needed_runs(Run(path.parent.parent)):
+        raise UserError(f"{path}, the base of {run.path}, needs {run.path} itself: restore the run {config.init_from}")
+    return open_base_of(path, config.model)
+
+
+def open_base_of(path: str | Path, model: ModelConfig) -> Source:
+    """Open the weights to train adapters on: a run or RUN/checkpoints/STEP with the architecture `model`."""
+    base = open_source(*parse_checkpoint(str(path)))
+    if difference := first_difference(abstract_params(base.config.model), model):
+        raise UserError(
+            f"{path} is not the base of these adapters: its architecture differs ({difference}); restore the "
+            f"original base"
+        )
+    return base
+
+
+def check_base(run: Run, source: Source, base: FrozenBase) -> None:
+    """Raise `UserError` if a base differs from the weights below the adapters of a run."""
+    infos = checkpoints(run.checkpoints).values()
+    if any(info.about.get("base", base.checksum) != base.checksum for info in infos):
+        path = source.run.checkpoints / str(source.step)
+        raise UserError(f"{path} is not the base of {run.path}: its weights differ from the original: restore it")
+
+
+def base_checkpoint(run: Run, config: Config) -> Path | None:
+    """Return the base checkpoint of a run's adapters (recorded path or next to the run); None if missing."""
+    recorded, step = parse_checkpoint(config.init_from)
+    next_to_run = run.path.absolute().parent / recorded.name
+    for base in (recorded, next_to_run):
+        checkpoint = base / "checkpoints" / step
+        if checkpoint.is_dir():
+            return checkpoint
+    return None
+
+
+def needed_runs(run: Run | None) -> set[Path]:
+    """Return the paths of a run and of the bases of its adapters: loading the run reads them all."""
+    paths = set[Path]()
+    while run and run.path.resolve() not in paths:
+        paths.add(run.path.resolve())
+        config = run.config() if run.exists() else None
+        base = base_checkpoint(run, config) if config and config.lora.rank else None
+        run = Run(base.parent.parent) if base else None
+    return paths
+
+
+def trained_part(config: Config) -> str:
+    """Return the part of a checkpoint with the weights to use: their EMA if the run computes it."""
+    return "ema" if config.optim.ema_decay else "params"
+
+
+def merge_placed(params: Any, adapters: Any, alpha: float) -> Any:
+    """Merge adapters into weights, as `merge` does, and keep the sharding of every weight.
+
+    The complete matrices of one module are merged on the first local device, so the result and its checksum are equal bit for
+    bit on every mesh.
+    """
+    merged = dict(params)
+    for name, adapter in adapters.items():
+        if "a" not in adapter:
+            merged[name] = merge_placed(params.get(name, {}), adapter, alpha)
+            continue
+        kernels = {kernel: params[kernel] for kernel in adapter["b"] if kernel in params}
+        whole = merge(_on_first_device(kernels), {name: _on_first_device(adapter)}, alpha)
+        for kernel, module in kernels.items():
+            merged[kernel] = module | {"kernel": put_array(whole[kernel]["kernel"], module["kernel"].sharding)}
+    return merged
+
+
+def _on_first_device(tree: Any) -> Any:
+    device = SingleDeviceSharding(jax.local_devices()[0])
+    return jax.tree.map(lambda leaf: put_array(leaf, device), tree)
+
+
+def checksum(tree: Any) -> str:
+    """Compute the SHA-256 of weights: their paths in the tree, dtypes, shapes and values, one array at a time.
+
+    If weights are sharded over several processes, all processes must call this.
+    """
+    digest = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        array = to_host(leaf)
+        digest.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}\n".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
+def check_mesh(mesh: Any) -> None:
+    """Raise `UserError` unless an argument is a mesh with the axes of the sharding table."""
+    if not isinstance(mesh, Mesh) or set(mesh.axis_names) != set(AXES):
+        raise UserError(
+            f"mesh must be a mesh with the axes {', '.join(AXES)}, as jaxgpt.parallel.mesh.make_mesh returns it: "
+            f"{short_repr(mesh)}"
+        )
+
+
+def as_path(path: str | Path) -> Path:
+    """Return the path of a run; raise `UserError` for other types."""
+    if not isinstance(path, (str, Path)):
+        raise UserError(f"the path of a run must be a string or a Path: {short_repr(path)}")
+    return Path(path)
+
+
+def first_difference(params: Any, model: ModelConfig) -> str:
+    """Return the first difference in name, shape or dtype between weights and a model, or ""."""
+    found = _descriptions(params)
+    expected = _descriptions(abstract_params(model))
+    for name in expected | found:
+        if found.get(name) != expected.get(name):
+            return f"weight {name} is {found.get(name, 'missing')}, but {expected.get(name, 'unknown')} in the model"
+    return ""
+
+
+def _descriptions(params: Any) -> dict[str, str]:
+    described = {}
+    for name, leaf in flatten_params(params).items():
+        dtype = getattr(leaf, "dtype", type(leaf).__name__)
+        described[name] = f"{dtype} {list(np.shape(leaf))}"
+    return described

@@ -1,0 +1,49 @@
+"""Move one array between the host and the devices of a mesh, in one or several processes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Sharding
+
+
+def to_host(array: Any) -> np.ndarray:
+    """Return an array as a NumPy array; if it is sharded over several processes, all processes must call this.
+
+    The result is not kept in `array`, unlike the result of `np.asarray(array)`.
+    """
+    if not isinstance(array, jax.Array):
+        return np.asarray(array)
+    if not array.is_fully_addressable:
+        return np.asarray(multihost_utils.process_allgather(array, tiled=True))
+    return np.asarray(jnp.copy(array))
+
+
+def put_array(array: Any, sharding: Sharding) -> jax.Array:
+    """Put an array on devices; without a copy if it already has the sharding. Every process has the array, or its shards."""
+    if isinstance(array, jax.Array) and array.sharding == sharding:
+        return array
+    local = not isinstance(array, jax.Array) or array.is_fully_addressable
+    if local and sharding.is_fully_addressable:
+        return jax.block_until_ready(jax.device_put(array, sharding))
+    whole = to_host(array)
+    return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
+
+
+def stack_arrays(arrays: Sequence[Any], sharding: Sharding) -> jax.Array:
+    """Stack arrays of equal shapes and shardings along a new first axis."""
+    first = arrays[0]
+    if not isinstance(first, jax.Array) or first.sharding.device_set != sharding.device_set:
+        return put_array(np.stack([to_host(array) for array in arrays]), sharding)
+    return jax.block_until_ready(_stack(sharding)(*arrays))
+
+
+@functools.lru_cache(maxsize=64)
+def _stack(sharding: Sharding) -> Any:
+    return jax.jit(lambda *arrays: jnp.stack(arrays), out_shardings=sharding)
