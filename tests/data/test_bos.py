@@ -16,6 +16,7 @@ from jaxgpt.config import Config, DataConfig, ModelConfig, PrepareParams, from_j
 from jaxgpt.data import cuts, open_data
 from jaxgpt.data import documents as documents_module
 from jaxgpt.data.bos import text_bos, with_bos
+from jaxgpt.data.chat_records import Pair
 from jaxgpt.data.conversations import encode_conversation
 from jaxgpt.data.prepare import prepare
 from jaxgpt.data.shards import read_index, write_index
@@ -173,7 +174,7 @@ def test_nothing_changes_for_gpt2(tmp_path: Path) -> None:
 @pytest.mark.parametrize("rule", ["auto", "no"])
 def test_pairs_and_prompts_follow_the_same_rule(rule: str) -> None:
     tokenizer = with_bos(byte_tokenizer(START), rule)
-    ids, _ = encode_conversation({"prompt": "a", "completion": "b"}, tokenizer, None)
+    [(ids, _)] = encode_conversation(Pair("a", "b"), tokenizer, None)
     start = encode_prompt(tokenizer, 259, "a")
     assert ids[: len(start)].tolist() == start
     assert (BOS in start) == (rule == "auto")

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from jaxgpt.data.chat_records import Pair
 from jaxgpt.data.conversations import encode_conversation
 from jaxgpt.data.tokenizer import SubwordTokenizer, encode_continuation
 from jaxgpt.data.tokenizer import Tokenizer as OwnTokenizer
@@ -136,7 +137,7 @@ def test_a_pair_trains_on_the_concatenation(kind: str, prompt: str, completion: 
     tokenizer = KINDS[kind]
     if kind in STRIPPED:
         prompt = prompt or "Answer"
-    ids, is_target = encode_conversation({"prompt": prompt, "completion": completion}, tokenizer, None)
+    [(ids, is_target)] = encode_conversation(Pair(prompt, completion), tokenizer, None)
     end = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
     text = ids[: len(ids) - len(end)].tolist()
     assert tokenizer.decode(text) == prompt + completion
