@@ -136,7 +136,10 @@ def export_model(
     if dtype not in DTYPES:
         raise UserError(f"dtype {short_repr(dtype)} is not supported: use one of {', '.join(DTYPES)}")
     with new_directory(target) as directory:
-        config, params, tokenizer, _ = load(run, checkpoint)
+        lm = load(run, checkpoint)
+        config = lm.config
+        params = lm.params
+        tokenizer = lm.tokenizer
         family, model = exported_form(config.model)
         tokenizer.special = _special_tokens(tokenizer, config)
         ids = {name: tokenizer.special.generation.get(name) for name in IDS}

@@ -21,13 +21,13 @@ from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.decoding import Sampler, SamplingParams, TokenBuffer
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.kernels import of_device
-from jaxgpt.lm.source import Place, as_path, check_mesh, first_difference, open_source, read_source
+from jaxgpt.lm.source import Place, as_path, check_mesh, check_names, first_difference, open_source, read_source
 from jaxgpt.lm.weights import Precision, quantize
 from jaxgpt.model import GPT
 from jaxgpt.model.params import map_matrices
 from jaxgpt.model.scan import STACKED, unstack_layers
 from jaxgpt.ops import Ops
-from jaxgpt.parallel.mesh import use_mesh
+from jaxgpt.parallel.mesh import batch_ways, use_mesh
 from jaxgpt.settings import as_int
 
 
@@ -39,12 +39,19 @@ class LM(NamedTuple):
         params: weights, or their EMA if the run computes it, as nested dicts of arrays (or of `Stored`, see `load`).
         tokenizer: converts text to ids and back.
         source: run and step that the model was loaded from; empty: built in Python.
+        model: class of the model, GPT or a subclass with weights of its own.
     """
 
     config: Config
     params: Any
     tokenizer: Tokenizer
     source: str = ""
+    model: type[GPT] = GPT
+
+    @property
+    def gpt(self) -> GPT:
+        """The model of `config` with the reference operations."""
+        return self.model(self.config.model)
 
     def __repr__(self) -> str:
         """Format the model in one line, without its weights."""
@@ -52,7 +59,11 @@ class LM(NamedTuple):
 
 
 def load(
-    path: str | Path, checkpoint: str | int = "best", weights: Precision | None = None, mesh: Mesh | None = None
+    path: str | Path,
+    checkpoint: str | int = "best",
+    weights: Precision | None = None,
+    mesh: Mesh | None = None,
+    model: type[GPT] = GPT,
 ) -> LM:
     """Read a run directory; the adapters of a LoRA run are merged with its base.
 
@@ -65,6 +76,7 @@ def load(
             on a CPU; bfloat16 and int8 take less memory. None: arrays, as trained.
         mesh: devices for the weights, as `jaxgpt.parallel.mesh.make_mesh` returns them; each array is read with its
             sharding. None: the first device.
+        model: class of the model, if the run was trained with a subclass of GPT.
 
     Raises:
         UserError: if an argument is invalid, the run, checkpoint or base is missing or damaged, or the base has changed.
@@ -75,11 +87,11 @@ def load(
         check_mesh(mesh)
     if not isinstance(checkpoint, str):
         checkpoint = str(as_int("checkpoint (best, last or a step)", checkpoint, 0, 2**63 - 1))
-    source, params = read_source(path, checkpoint, lambda source: source.read(Place(mesh)))
+    source, params = read_source(path, checkpoint, lambda source: source.read(Place(mesh, model=model)))
     if weights is not None:
-        params = quantize(params, source.config.model, weights)
+        params = quantize(params, model(source.config.model), weights)
     config = replace(source.config, lora=LoraConfig())
-    return LM(config, params, source.run.tokenizer(), f"{path}, step {source.step}")
+    return LM(config, params, source.run.tokenizer(), f"{path}, step {source.step}", model)
 
 
 def load_adapters(path: str | Path, checkpoint: str) -> tuple[Config, Any, Any]:
@@ -108,7 +120,9 @@ def save(lm: LM, path: str | Path, *, overwrite: bool = False) -> None:
         TrainingFailed: if the checkpoint cannot be written, for example because the disk is full.
     """
     check_lm(lm)
-    config, params, tokenizer, _ = lm
+    config = lm.config
+    params = lm.params
+    tokenizer = lm.tokenizer
     model = config.model
     path = as_path(path)
     if model.vocab_size < max(tokenizer.vocab_size, 1):
@@ -119,7 +133,8 @@ def save(lm: LM, path: str | Path, *, overwrite: bool = False) -> None:
     params = nn.unbox(params)
     if STACKED in params:
         params = unstack_layers(params, model.n_layer)
-    if difference := first_difference(params, model):
+    difference = first_difference(params, lm.gpt)
+    if difference:
         raise UserError(f"{difference} of lm.config: pass the training config, or convert the weights with astype")
     # Otherwise `load` would look for an EMA, or for adapters.
     config = replace(config, optim=replace(config.optim, ema_decay=0.0), lora=LoraConfig())
@@ -134,8 +149,9 @@ def sampler_of(
 ) -> Sampler:
     """Return a model's sampler; by default, `ops` comes from `of_device` for the first local device."""
     ops = of_device(jax.local_devices()[0], lm.config.train.compute_dtype) if ops is None else ops
-    filters = (only,) if (only := only_text(lm)).kept else ()
-    return Sampler(GPT(lm.config.model, ops), sampling or SamplingParams(), stop_ids, filters)
+    only = only_text(lm)
+    filters = (only,) if only.kept else ()
+    return Sampler(lm.model(lm.config.model, ops), sampling or SamplingParams(), stop_ids, filters)
 
 
 @dataclass(frozen=True)
@@ -172,10 +188,12 @@ def for_decoding(lm: LM) -> LM:
     unchanged.
     """
     check_lm(lm)
-    dtype, params = lm.config.train.compute_dtype, lm.params
+    dtype = lm.config.train.compute_dtype
+    params = lm.params
     if STACKED in params:
         params = unstack_layers(params, lm.config.model.n_layer)
-    return lm._replace(params=map_matrices(lambda w: w.astype(dtype), params, lm.config.model))
+    check_names(params, lm.gpt)
+    return lm._replace(params=map_matrices(lambda w: w.astype(dtype), params, lm.gpt))
 
 
 def mesh_of(lm: LM) -> Mesh | None:
@@ -190,9 +208,14 @@ def cache_shards(lm: LM, rows: int) -> tuple[int, int]:
     """Return over how many devices `placed` shards a cache, and the number of devices."""
     if (mesh := mesh_of(lm)) is None:
         return 1, 1
-    row_shards, tensor = mesh.shape["data"] * mesh.shape["fsdp"], mesh.shape["tensor"]
-    by_rows, by_heads = rows % row_shards == 0, lm.config.model.kv_heads % tensor == 0
-    return (row_shards if by_rows else 1) * (tensor if by_heads else 1), mesh.size
+    # An axis of the mesh that does not divide the rows or the heads replicates the cache.
+    row_shards = batch_ways(mesh)
+    if rows % row_shards:
+        row_shards = 1
+    head_shards = mesh.shape["tensor"]
+    if lm.config.model.kv_heads % head_shards:
+        head_shards = 1
+    return row_shards * head_shards, mesh.size
 
 
 def placed(lm: LM, rows: int) -> AbstractContextManager[None]:
@@ -201,4 +224,4 @@ def placed(lm: LM, rows: int) -> AbstractContextManager[None]:
     The `rows` of a batch are sharded over data and fsdp if the product of their sizes divides `rows`, otherwise replicated.
     """
     mesh = mesh_of(lm)
-    return use_mesh(mesh, lm.config.model, rows=rows) if mesh else nullcontext()
+    return use_mesh(mesh, lm.config.model, rows=rows, length=1) if mesh else nullcontext()

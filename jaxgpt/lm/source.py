@@ -20,8 +20,9 @@ from jaxgpt.checkpoint.run import Run, open_run, parse_checkpoint
 from jaxgpt.checkpoint.store import SEAL, checkpoints, read_info, read_params, resolve_weights
 from jaxgpt.config import Config, LoraConfig, ModelConfig
 from jaxgpt.errors import UserError, short_repr
+from jaxgpt.model import GPT
 from jaxgpt.model.lora import boxed_trained, merge
-from jaxgpt.model.params import abstract_params, flatten_params
+from jaxgpt.model.params import Model, abstract_params, flatten_params, weights
 from jaxgpt.parallel.arrays import put_array, to_host
 from jaxgpt.parallel.mesh import AXES, RULES, Rules, shardings
 
@@ -41,14 +42,16 @@ class Place(NamedTuple):
     Attributes:
         mesh: mesh of the axes data, fsdp and tensor; None: the first local device.
         rules: complete sharding table.
+        model: class of the model.
     """
 
     mesh: Mesh | None = None
     rules: Rules = RULES
+    model: type[GPT] = GPT
 
     def like(self, model: ModelConfig, lora: LoraConfig) -> Any:
         """Return the shapes, dtypes and shardings of trainable parameters with unstacked layers: weights, or adapters."""
-        boxed = boxed_trained(model, lora)
+        boxed = boxed_trained(self.model(model), lora)
         params = nn.unbox(boxed)
         if self.mesh is None:
             device = SingleDeviceSharding(jax.local_devices()[0])
@@ -253,7 +256,28 @@ def as_path(path: str | Path) -> Path:
     return Path(path)
 
 
-def first_difference(params: Any, model: ModelConfig) -> str:
+def check_names(params: Any, model: GPT) -> None:
+    """Raise `UserError` if a model lacks one of these weights, or needs another one."""
+    found = dict.fromkeys(weight_names(params))
+    expected = weights(model)
+    for name in found:
+        if name not in expected:
+            raise UserError(
+                f"{type(model).__name__} has no weight {name}, so it would be ignored: pass the class of the model, as in "
+                f"LM(config, params, tokenizer, model=MyGPT) or load(path, model=MyGPT)"
+            )
+    for name in expected:
+        if name not in found:
+            raise UserError(f"the weight {name} of {type(model).__name__} is missing: pass the complete weights")
+
+
+def weight_names(params: Any) -> list[str]:
+    """Return the path of every weight, such as "h_0/attn/q_proj/kernel"; a stored weight is a single weight."""
+    leaves = jax.tree_util.tree_leaves_with_path(params, is_leaf=lambda leaf: hasattr(leaf, "astype"))
+    return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
+
+
+def first_difference(params: Any, model: Model) -> str:
     """Return the first difference in name, shape or dtype between weights and a model, or ""."""
     found = _descriptions(params)
     expected = _descriptions(abstract_params(model))

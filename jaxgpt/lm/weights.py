@@ -7,14 +7,13 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from jaxgpt.config import ModelConfig
 from jaxgpt.kernels.stored import Stored
-from jaxgpt.model.params import Weight, map_weights
+from jaxgpt.model.params import Model, Weight, map_weights
 
 Precision = Literal["float32", "bfloat16", "int8"]
 
 
-def quantize(params: Any, model: ModelConfig, precision: Precision) -> Any:
+def quantize(params: Any, model: Model, precision: Precision) -> Any:
     """Convert the matrices and the token embeddings of a model to `Stored`.
 
     int8: `values = round(w / scale)` with `scale = max |w| / 127` per output (per row of the embedding table). Biases, norms

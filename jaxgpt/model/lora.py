@@ -11,9 +11,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxgpt.config import LoraConfig, ModelConfig
+from jaxgpt.config import LoraConfig
 from jaxgpt.errors import UserError, did_you_mean, short_repr
-from jaxgpt.model.params import abstract_params, flatten_params, map_weights
+from jaxgpt.model.params import Model, abstract_params, flatten_params, map_weights
 from jaxgpt.settings import as_int
 
 TARGETS = ("q_proj", "v_proj")
@@ -98,7 +98,7 @@ def model_adapters(key: jax.Array, params: Any, lora: LoraConfig) -> Any:
     return init_lora(key, params, lora.rank, lora.targets.split(","))
 
 
-def boxed_trained(model: ModelConfig, lora: LoraConfig) -> Any:
+def boxed_trained(model: Model, lora: LoraConfig) -> Any:
     """Return the shapes and dtypes of a run's trainable parameters, weights or adapters, in linen's boxes.
 
     Raises:
@@ -111,7 +111,7 @@ def boxed_trained(model: ModelConfig, lora: LoraConfig) -> Any:
     return jax.eval_shape(lambda boxed: model_adapters(jax.random.key(0), boxed, lora), boxed)
 
 
-def abstract_trained(model: ModelConfig, lora: LoraConfig) -> Any:
+def abstract_trained(model: Model, lora: LoraConfig) -> Any:
     """Return `boxed_trained` without boxes."""
     return nn.unbox(boxed_trained(model, lora))
 

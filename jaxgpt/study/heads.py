@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxgpt.config import Config
 from jaxgpt.lm import LM
 from jaxgpt.lm.arguments import as_keys
+from jaxgpt.model import GPT
 from jaxgpt.settings import as_int
 from jaxgpt.study.run import forward, layer_names, on_tokens
 
@@ -36,9 +36,9 @@ def heads(lm: LM, ids: Any) -> Heads:
 
 
 @partial(jax.jit, static_argnums=0)
-def _heads(config: Config, params: Any, tokens_BT: jax.Array) -> Heads:
-    names = tuple(layer_names(config.model, "attn.pattern"))
-    taps = forward(config, params, tokens_BT, names).taps
+def _heads(model: GPT, params: Any, tokens_BT: jax.Array) -> Heads:
+    names = tuple(layer_names(model.config, "attn.pattern"))
+    taps = forward(model, params, tokens_BT, names).taps
     pattern_LBNTS = jnp.stack([taps[name] for name in names])
     previous, induction = jax.vmap(previous_score), jax.vmap(induction_score, (0, None))
     return Heads(previous(pattern_LBNTS), induction(pattern_LBNTS, tokens_BT), entropy(pattern_LBNTS).mean((1, 3)))

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import jinja2
 import numpy as np
 
-from jaxgpt.config import Config
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.decoding.sampling import DIVERGED
 from jaxgpt.errors import UserError, plural
@@ -22,6 +21,7 @@ from jaxgpt.lm.arguments import encode_prompt, start_ids
 from jaxgpt.lm.engine import round_up
 from jaxgpt.lm.model import OnlyIds, only_text
 from jaxgpt.lm.text import UNFINISHED
+from jaxgpt.model import GPT
 from jaxgpt.study.heads import entropy
 from jaxgpt.study.interventions import sweep
 from jaxgpt.study.lens import read_layers
@@ -152,12 +152,14 @@ class _Computed(NamedTuple):
 
 @partial(jax.jit, static_argnums=(0, 4, 5))
 def _compute(
-    config: Config, params: Any, tokens_1T: jax.Array, length: jax.Array, only: OnlyIds, ablate: bool
+    model: GPT, params: Any, tokens_1T: jax.Array, length: jax.Array, only: OnlyIds, ablate: bool
 ) -> _Computed:
-    model, T = config.model, tokens_1T.shape[1]
-    stream, patterns = stream_names(model), layer_names(model, "attn.pattern")
-    out = forward(config, params, tokens_1T, (*stream, *patterns))
-    layers = read_layers(config, params, tokens_1T, 1, only)
+    config = model.config
+    T = tokens_1T.shape[1]
+    stream = stream_names(config)
+    patterns = layer_names(config, "attn.pattern")
+    out = forward(model, params, tokens_1T, (*stream, *patterns))
+    layers = read_layers(model, params, tokens_1T, 1, only)
     without_LN = None
     if ablate:
 
@@ -166,9 +168,9 @@ def _compute(
             log_p_1T = log_likelihood(only(logits_1TV), jnp.roll(tokens_1T, -1, 1))
             return -log_p_1T.mean(where=(jnp.arange(T) < length - 1)[None])
 
-        heads = tuple(layer_names(model, "attn.head_out"))
-        zeros = (jnp.zeros((1, T, model.n_head, model.head_width), config.train.compute_dtype),) * model.n_layer
-        clean, ablated_LN = sweep(config, params, tokens_1T, zeros, heads, 2, loss)
+        heads = tuple(layer_names(config, "attn.head_out"))
+        zeros = (jnp.zeros((1, T, config.n_head, config.head_width), model.ops.dtype),) * config.n_layer
+        clean, ablated_LN = sweep(model, params, tokens_1T, zeros, heads, 2, loss)
         without_LN = ablated_LN - clean
     return _Computed(
         jax.nn.log_softmax(only(out.logits)[0]),

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgpt.config import Config
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.lm import LM
 from jaxgpt.lm.model import check_lm
+from jaxgpt.model import GPT
 from jaxgpt.settings import as_int
 from jaxgpt.study.lens import answer_ids
 from jaxgpt.study.run import Edits, as_tokens, forward, layer_names, on_tokens, run
@@ -155,7 +155,7 @@ def patch(
 
 
 def sweep(
-    config: Config,
+    model: GPT,
     params: Any,
     tokens_BT: jax.Array,
     values: tuple[jax.Array, ...],
@@ -173,7 +173,7 @@ def sweep(
     n = values[0].shape[axis]
 
     def measure(edits: Edits = ()) -> jax.Array:
-        return _measure(metric, forward(config, params, tokens_BT, (), edits).logits)
+        return _measure(metric, forward(model, params, tokens_BT, (), edits).logits)
 
     def replaced(cell: jax.Array) -> jax.Array:
         def edit(i: int, x: jax.Array) -> jax.Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -10,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgpt.config import Config
 from jaxgpt.errors import UserError
 from jaxgpt.lm import LM
 from jaxgpt.lm.model import OnlyIds, only_text
+from jaxgpt.model import GPT
 from jaxgpt.settings import as_int
 from jaxgpt.study.run import as_tokens, forward, layer_names, on_tokens, stream_names
 
@@ -54,14 +55,15 @@ def lens(lm: LM, ids: Any, k: int = 5) -> Lens:
     return on_tokens(_read_layers, lm, tokens_BT, as_int("k", k, 1, lm.config.model.vocab_size), only_text(lm))
 
 
-def read_layers(config: Config, params: Any, tokens_BT: jax.Array, k: int, only: OnlyIds) -> Lens:
+def read_layers(model: GPT, params: Any, tokens_BT: jax.Array, k: int, only: OnlyIds) -> Lens:
     """Compute `lens` without jit, the mesh and the checks of ids."""
-    *_, last = names = tuple(stream_names(config.model))
-    out = forward(config, params, tokens_BT, names)
+    names = tuple(stream_names(model.config))
+    last = names[-1]
+    out = forward(model, params, tokens_BT, names)
 
     def read(answer_BT: jax.Array, x_BTD: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         # The blocks before the edit do not affect the logits, so they are not computed.
-        logits_BTV = forward(config, params, tokens_BT, (), ((last, lambda _: x_BTD),)).logits
+        logits_BTV = forward(model, params, tokens_BT, (), ((last, lambda _: x_BTD),)).logits
         logits_BTV = only(logits_BTV)
         _, ids_BTk = jax.lax.top_k(logits_BTV, k)
         answer_BT = jnp.where(answer_BT < 0, ids_BTk[..., 0], answer_BT)
@@ -128,11 +130,12 @@ def attribution(lm: LM, ids: Any, answer: int | Sequence[int] | None = None, pos
 
 @partial(jax.jit, static_argnums=(0, 5))
 def _attribution(
-    config: Config, params: Any, tokens_BT: jax.Array, answer_B: jax.Array | None, at: jax.Array, only: OnlyIds
+    model: GPT, params: Any, tokens_BT: jax.Array, answer_B: jax.Array | None, at: jax.Array, only: OnlyIds
 ) -> Attribution:
-    config = config.with_model(logit_softcap=0.0)
-    heads, mlps = layer_names(config.model, "attn.head_out"), layer_names(config.model, "mlp.out")
-    out = forward(config, params, tokens_BT, ("*",))
+    model = model.clone(config=replace(model.config, logit_softcap=0.0))
+    heads = layer_names(model.config, "attn.head_out")
+    mlps = layer_names(model.config, "mlp.out")
+    out = forward(model, params, tokens_BT, ("*",))
     scales = {name: x for name, x in out.taps.items() if name.endswith(".scale")}
     parts = {name: out.taps[name] for name in ("embed", "pos_embed", *heads, *mlps) if name in out.taps}
     if answer_B is None:
@@ -140,7 +143,7 @@ def _attribution(
 
     def logit_of(parts: dict[str, jax.Array]) -> jax.Array:
         edits = tuple((name, lambda _, x=x: x) for name, x in (scales | parts).items())
-        logits_BV = jnp.take(forward(config, params, tokens_BT, (), edits).logits, at, axis=1)
+        logits_BV = jnp.take(forward(model, params, tokens_BT, (), edits).logits, at, axis=1)
         return jnp.take_along_axis(logits_BV, answer_B[:, None], -1)[:, 0]
 
     gradients = jax.grad(lambda parts: logit_of(parts).sum())(parts)

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgpt.config import SEED, Config, ModelConfig, SamplingParams, TextParams
+from jaxgpt.config import SEED, ModelConfig, SamplingParams, TextParams
 from jaxgpt.decoding import TokenBuffer, sample_token
 from jaxgpt.errors import UserError, did_you_mean, short_repr
 from jaxgpt.lm import LM, Generation
@@ -27,6 +27,7 @@ from jaxgpt.lm.arguments import encode_prompt, make_settings, row_keys, start_id
 from jaxgpt.lm.defaults import with_defaults
 from jaxgpt.lm.generation import read_request
 from jaxgpt.lm.model import OnlyIds, check_lm, only_text, placed
+from jaxgpt.lm.source import check_names
 from jaxgpt.lm.weights import dequantize
 from jaxgpt.model import GPT
 from jaxgpt.model.scan import STACKED, unstack_layers
@@ -57,7 +58,7 @@ def names(lm: LM, shape: tuple[int, int] | None = None) -> dict[str, jax.ShapeDt
     """
     check_lm(lm)
     tokens = jax.ShapeDtypeStruct(shape or (1, lm.config.model.block_size), jnp.int32)
-    taps: Any = jax.eval_shape(partial(forward, lm.config, taps=("*",)), lm.params, tokens).taps
+    taps: Any = jax.eval_shape(partial(forward, observed(lm), taps=("*",)), lm.params, tokens).taps
     return dict(taps)
 
 
@@ -183,19 +184,28 @@ def generate(
 
 
 def on_tokens(compute: Callable[..., Result], lm: LM, ids: Any, *args: Any) -> Result:
-    """Return `compute(config, params, tokens_BT, *args)` for a text or ids, on the devices of the model."""
+    """Return `compute(model, params, tokens_BT, *args)` for a text or ids, on the devices of the model."""
     tokens_BT = as_tokens(lm, ids)
     with placed(lm, len(tokens_BT)):
-        return compute(lm.config, lm.params, tokens_BT, *args)
+        return compute(observed(lm), lm.params, tokens_BT, *args)
 
 
-def forward(config: Config, params: Any, tokens_BT: jax.Array, taps: Taps = (), edits: Edits = ()) -> ForwardPass:
+def observed(lm: LM) -> GPT:
+    """Return the module of a model with the reference operations, which have all activations."""
+    return lm.model(lm.config.model, Ops(jnp.dtype(lm.config.train.compute_dtype)))
+
+
+def forward(model: GPT, params: Any, tokens_BT: jax.Array, taps: Taps = (), edits: Edits = ()) -> ForwardPass:
     """Run the model with an observer: `run` without jit, the mesh and the checks of ids."""
-    # Dequantize, because int8 products round their inputs, and gradients would be wrong.
-    params = dequantize(unstack_layers(params, config.model.n_layer) if STACKED in params else params)
+    if STACKED in params:
+        params = unstack_layers(params, model.config.n_layer)
+    params = dequantize(params)  # because int8 products round their inputs, and gradients would be wrong
+    check_names(params, model)
+
     observer = Observer(edits, taps)
-    ops = Ops(jnp.dtype(config.train.compute_dtype), edit=observer if edits or taps else None)
-    logits_BTV: Any = GPT(config.model, ops).apply({"params": params}, tokens_BT)
+    if edits or taps:
+        model = model.clone(ops=model.ops._replace(edit=observer))
+    logits_BTV: Any = model.apply({"params": params}, tokens_BT)
     return ForwardPass(logits_BTV, observer.results())
 
 

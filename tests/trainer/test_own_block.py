@@ -15,7 +15,9 @@ from helpers import small
 
 import jaxgpt
 from jaxgpt.config import Config, MeshConfig, ModelConfig, OptimConfig, TrainConfig
+from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.errors import UserError
+from jaxgpt.lm import LM
 from jaxgpt.model import GPT
 from jaxgpt.model.attention import Attention
 from jaxgpt.model.gpt import Block
@@ -238,3 +240,41 @@ def test_a_replicated_optimizer_state_is_noted() -> None:
     optimizer = optax.GradientTransformation(init, lambda grads, state, params=None: (grads, state))
     program = jaxgpt.build(wide(fsdp=4), optimizer=optimizer)
     assert "each device holds 100% of the optimizer state" in program.note
+
+
+# A trained model of a subclass in the hand.
+
+
+def own_lm() -> LM:
+    params = jax.tree.map(lambda x: x, init_params(OwnGPT(CONFIG), 3))
+    return LM(Config(model=CONFIG), params, make_tokenizer("ids", "", 0, 17), model=OwnGPT)
+
+
+def test_generate_score_and_study_use_the_class_of_the_model() -> None:
+    lm = own_lm()
+    logits_BTV = OwnGPT(CONFIG).apply({"params": lm.params}, TOKENS[:1])
+    [out] = jaxgpt.generate(lm, TOKENS[:1], max_new_tokens=3, temperature=0)
+    assert out.ids[0] == int(logits_BTV[0, -1].argmax())
+    [score] = jaxgpt.score(lm, TOKENS[:1].tolist(), [out.ids])
+    np.testing.assert_allclose(score.log_p, out.log_p, atol=1e-5)
+    np.testing.assert_allclose(jaxgpt.study.run(lm, TOKENS[:1]).logits, logits_BTV, atol=1e-5)
+
+
+def test_weights_of_a_subclass_are_never_ignored() -> None:
+    lm = own_lm()._replace(model=GPT)
+    for call in (
+        lambda: jaxgpt.generate(lm, "1"),
+        lambda: jaxgpt.study.run(lm, TOKENS),
+        lambda: jaxgpt.score(lm, "1", "2"),
+    ):
+        with pytest.raises(UserError, match="GPT has no weight h_0/attn/value_table, so it would be ignored"):
+            call()
+
+
+def test_a_saved_model_needs_its_class() -> None:
+    lm = own_lm()
+    jaxgpt.save(lm, "own")
+    same = jaxgpt.load("own", model=OwnGPT)
+    np.testing.assert_array_equal(same.params["h_1"]["attn"]["value_table"], lm.params["h_1"]["attn"]["value_table"])
+    with pytest.raises(UserError, match="value_table"):
+        jaxgpt.load("own")
