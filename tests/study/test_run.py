@@ -85,7 +85,7 @@ def test_without_taps_and_edits_the_program_is_that_of_the_model(lm, ids, monkey
     config = lm.config.model
 
     def lowered(taps, edits):
-        text = _forward.lower(lm.config, lm.params, ids, taps, edits).as_text()
+        text = _forward.lower(lm.gpt, lm.params, ids, taps, edits).as_text()
         return text.replace("jit_forward", "jit_plain").replace("result.logits", "result")
 
     def plain():
