@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig
-from jaxgpt.convert import gemma, gguf, gpt2, llama, neox
+from jaxgpt.convert import gemma, gguf, gguf_tokenizer, gpt2, llama, neox
 from jaxgpt.convert.family import Family, canonical, engines
 from jaxgpt.convert.files import SECOND_COPY, SINGLE, Weights, check_new, new_directory
 from jaxgpt.convert.options import Options
@@ -133,8 +133,7 @@ def read_model(source: Path) -> tuple[ModelConfig, Any, Format]:
 def open_model(source: Path, accept: Collection[str] = ()) -> tuple[str, ModelConfig, Format, Weights]:
     """Return the family name, model config, tensor layout and unread tensors of a directory or GGUF file."""
     if source.is_file() and source.suffix == ".gguf":
-        model, gguf_weights = gguf.open_gguf(source, accept)
-        return "llama", model, gguf.FORM, gguf_weights
+        return gguf.open_gguf(source, accept)
     if not source.is_dir():
         raise UserError(f"{source} is not a directory with config.json and safetensors, nor a .gguf file")
     where = source / "config.json"
@@ -182,7 +181,7 @@ def _tokenizer(source: Path, named: str, model: ModelConfig, weights: Weights) -
     if named in ("char", "word", "bpe"):
         raise UserError(f"--tokenizer {named} is built from a text: pass the tokenizer.json that was built from it")
     if isinstance(weights, gguf.GgufWeights):
-        return make_tokenizer(named, "", 0, model.vocab_size) if named else gguf.read_tokenizer(weights)
+        return _gguf_tokenizer(weights, named, model)
     special = read_special_tokens(source, read_json(source / "config.json"))
     if named:
         tokenizer = make_tokenizer(named, "", 0, model.vocab_size)
@@ -196,6 +195,18 @@ def _tokenizer(source: Path, named: str, model: ModelConfig, weights: Weights) -
     except UserError as e:
         raise UserError(f"{e}; {fix}") from None
     tokenizer.special = special
+    return tokenizer
+
+
+def _gguf_tokenizer(weights: gguf.GgufWeights, named: str, model: ModelConfig) -> Tokenizer:
+    """Return the tokenizer `named`, or the tokenizer of a GGUF file, with the special tokens of the file."""
+    where = str(weights.path)
+    if not named:
+        return gguf_tokenizer.read_tokenizer(weights.metadata, where)
+    special = gguf_tokenizer.read_special_tokens(weights.metadata, where)
+    tokenizer = make_tokenizer(named, "", 0, model.vocab_size)
+    own = dict(tokenizer.special.tokenizer)
+    tokenizer.special = SpecialTokens(special.generation, dict(special.tokenizer) | own)
     return tokenizer
 
 
