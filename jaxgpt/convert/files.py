@@ -121,9 +121,7 @@ def new_directory(target: Path) -> Iterator[Path]:
     if `target` exists (except as an empty directory), cannot be written or replaced, or has the name of a GGUF file.
     """
     if target.suffix == ".gguf":
-        raise UserError(
-            f"cannot write a GGUF file: {target}; export to a directory, then run llama.cpp's convert_hf_to_gguf.py"
-        )
+        raise UserError(f"{target} has the name of a GGUF file: choose a directory, or omit --adapter")
     check_new(target)
     if target.exists() and (target.samefile(Path()) or target.is_mount()):
         raise UserError(f"{target} is the current directory or a mount point: choose a new directory in it")

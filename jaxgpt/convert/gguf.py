@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxgpt.config import ModelConfig
 from jaxgpt.convert import llamacpp
+from jaxgpt.convert.divisors import ROPE_DIVISORS
 from jaxgpt.convert.files import Stored, Weights
 from jaxgpt.convert.tensors import Format
 from jaxgpt.errors import UserError, short_repr
@@ -88,9 +89,9 @@ def open_gguf(path: Path, accept: Collection[str] = ()) -> tuple[str, ModelConfi
     """Return the architecture, config, layout and unread weights; raise `UserError` for unsupported models."""
     weights = GgufWeights(path)
     divisors = None
-    if llamacpp.ROPE_DIVISORS in weights.tensors:
-        divisors = weights.read(llamacpp.ROPE_DIVISORS).reshape(-1)
-        del weights.tensors[llamacpp.ROPE_DIVISORS]  # no weight of the model
+    if ROPE_DIVISORS in weights.tensors:
+        divisors = weights.read(ROPE_DIVISORS).reshape(-1)
+        del weights.tensors[ROPE_DIVISORS]  # no weight of the model
     shapes = {name: tensor.shape for name, tensor in weights.tensors.items()}
     architecture, model = llamacpp.open_model(weights.metadata, shapes, divisors, str(path), accept)
     return architecture.name, model, llamacpp.form(architecture, model), weights

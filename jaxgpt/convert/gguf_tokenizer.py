@@ -9,7 +9,15 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from jaxgpt.data.cuts import GPT2, LLAMA3
-from jaxgpt.data.tokenizer import SpecialTokens, SubwordTokenizer, byte_level, call_tokenizers
+from jaxgpt.data.tokenizer import (
+    ByteTokenizer,
+    CharTokenizer,
+    SpecialTokens,
+    SubwordTokenizer,
+    Tokenizer,
+    byte_level,
+    call_tokenizers,
+)
 from jaxgpt.errors import UserError, short_repr
 
 GGML = "tokenizer.ggml."
@@ -85,7 +93,7 @@ class Vocabulary(NamedTuple):
     merges: list[tuple[str, str]]  # pairs of tokens, in order
 
 
-def read_tokenizer(metadata: Mapping[str, Any], where: str) -> SubwordTokenizer:
+def read_tokenizer(metadata: Mapping[str, Any], where: str) -> Tokenizer:
     """Build the tokenizer of a GGUF file, with its special tokens and its chat template.
 
     Args:
@@ -96,6 +104,8 @@ def read_tokenizer(metadata: Mapping[str, Any], where: str) -> SubwordTokenizer:
         UserError: if the kind of tokenizer or pre-tokenizer is not supported, or the tokens are malformed.
     """
     kind = metadata.get(f"{GGML}model")
+    if kind == "rwkv":
+        return _longest_match(metadata, where)
     if kind not in ("gpt2", "llama"):
         raise UserError(f"{where}: {GGML}model {short_repr(kind)} is not supported: expected gpt2 or llama; {OTHER}")
     words = _words(metadata, where) if kind == "gpt2" else Words((), bos=True)
@@ -296,6 +306,34 @@ def _surround(library: Any, first: int | None, last: int | None) -> None:
     ids = [(token, library.token_to_id(token)) for token in dict.fromkeys(before + after)]
     if ids:
         library.post_processor = processors.TemplateProcessing([*before, "$A", *after], special_tokens=ids)
+
+
+def _longest_match(metadata: Mapping[str, Any], where: str) -> Tokenizer:
+    """Build the tokenizer of a file that jaxgpt exported with a tokenizer of characters or bytes."""
+    tokens, types, *_ = _read_vocabulary(metadata, where)
+    texts = [_unescaped(token) for token, kind in zip(tokens, types, strict=True) if kind != UNUSED]
+    tokenizer: Tokenizer
+    if texts == [bytes([value]) for value in range(256)]:
+        tokenizer = ByteTokenizer()
+    else:
+        characters = [text.decode("utf-8", "replace") for text in texts]
+        tokenizer = CharTokenizer(characters)
+        if tokenizer.words != characters or any(len(character) != 1 for character in characters):
+            raise UserError(f"{where}: {GGML}model 'rwkv' is supported only for characters and bytes; {OTHER}")
+    tokenizer.special = read_special_tokens(metadata, where)
+    return tokenizer
+
+
+def escaped(text: bytes) -> str:
+    """Write a token as llama.cpp's tokenizer of RWKV reads it: bytes other than plain ASCII as `\\x0a`."""
+    plain = set(range(32, 127)) - set(b"\\'\"")
+    return "".join(chr(byte) if byte in plain else f"\\x{byte:02x}" for byte in text)
+
+
+def _unescaped(token: str) -> bytes:
+    """Invert `escaped`."""
+    parts = re.split(r"\\x([0-9a-f]{2})", token)
+    return b"".join(bytes([int(part, 16)]) if i % 2 else part.encode() for i, part in enumerate(parts))
 
 
 def _flag(metadata: Mapping[str, Any], name: str, default: bool, where: str) -> bool:

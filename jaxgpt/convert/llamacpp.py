@@ -8,26 +8,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from jaxgpt.config import ModelConfig
 from jaxgpt.convert import gemma, gpt2, llama, neox
-from jaxgpt.convert.family import Family, period
+from jaxgpt.convert.divisors import ORIGINAL_CONTEXT, ROPE_DIVISORS, read_divisors, rope_divisors
+from jaxgpt.convert.family import Family, canonical, period
 from jaxgpt.convert.options import Options
-from jaxgpt.convert.rope import linear
+from jaxgpt.convert.rope import is_linear, linear
 from jaxgpt.convert.tensors import Format, WeightRow
 from jaxgpt.errors import UserError, short_repr
-from jaxgpt.ops.rotary import Llama3Scaling, rope_frequencies
+from jaxgpt.ops.rotary import Llama3Scaling
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
-ROPE_DIVISORS = "rope_freqs.weight"  # divisors of the RoPE frequencies, float32 [H / 2]
 OUTPUT_BIAS, QUERY_BIAS = "blk.0.attn_output.bias", "blk.0.attn_q.bias"
+FACTS = (HEAD, OUTPUT_BIAS, QUERY_BIAS, ROPE_DIVISORS)  # tensors that show a setting
 PATTERN = "attention.sliding_window_pattern"
-ORIGINAL_CONTEXT = "rope.scaling.original_context_length"
 RMS_EPS, LAYER_EPS = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
 
 # Metadata keys, without the name of the architecture: (setting, default of llama.cpp, or type if the key is required).
@@ -69,6 +70,8 @@ class Architecture(NamedTuple):
         eps: metadata key of the epsilon of norms.
         interleaved: whether RoPE rotates adjacent channels of a head, so that rows of queries and keys are reordered.
         windows: default sliding windows; None: its graph has no windows.
+        tied: whether a file may lack the head, which then equals the embedding.
+        head_dim: whether the head width may differ from the model width per head.
     """
 
     name: str
@@ -77,19 +80,21 @@ class Architecture(NamedTuple):
     eps: str = RMS_EPS
     interleaved: bool = False
     windows: Windows | None = None
+    tied: bool = True
+    head_dim: bool = True
 
 
-GELU = "gelu_new"  # llama.cpp computes GELU with tanh
+GELU: Literal["gelu_new"] = "gelu_new"  # llama.cpp computes GELU with tanh
 ARCHITECTURES = {
     each.name: each
     for each in (
         Architecture("llama", llama.LLAMA, interleaved=True),  # also Mistral
-        Architecture("qwen2", llama.QWEN2),
+        Architecture("qwen2", llama.QWEN2, head_dim=False),
         Architecture("qwen3", llama.QWEN3),
-        Architecture("olmo2", llama.OLMO2, windows=Windows(period=4)),
+        Architecture("olmo2", llama.OLMO2, windows=Windows(period=4), tied=False, head_dim=False),
         Architecture("gemma3", gemma.FAMILY, GELU, windows=Windows(period=6, theta=10_000.0)),
         Architecture("gpt2", gpt2.FAMILY, GELU, LAYER_EPS),
-        Architecture("gptneox", neox.FAMILY, GELU, LAYER_EPS),
+        Architecture("gptneox", neox.FAMILY, GELU, LAYER_EPS, tied=False),
     )
 }
 
@@ -124,13 +129,60 @@ def open_model(
     values = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
     values |= _facts(shapes)
     if divisors is not None:
-        values[ROPE_DIVISORS] = _llama3(values, divisors, where)
-    if PATTERN in values:
-        values[PATTERN] = _letters(values[PATTERN], where)
+        values[ROPE_DIVISORS] = read_divisors(values, divisors, where)
     options = Options(values, where, accept)
     model = family(architecture).config_from_hf(options)
     options.done()
     return architecture, model
+
+
+def architecture_of(name: str) -> Architecture:
+    """Return the architecture of a transformers family."""
+    for architecture in ARCHITECTURES.values():
+        if name == architecture.family.name:
+            return architecture
+    assert name == llama.MISTRAL.name, name
+    return ARCHITECTURES["llama"]
+
+
+def express(architecture: Architecture, model: ModelConfig) -> ModelConfig:
+    """Return the equivalent config, as an import of the GGUF file reads it.
+
+    Raises:
+        UserError: if llama.cpp computes a different function; the error names the setting.
+    """
+    if not architecture.tied:
+        model = replace(model, tie_embeddings=False)  # the head is written as a copy of the embedding
+    if model.activation == "gelu" and architecture.activation == GELU:
+        model = replace(model, activation=GELU)
+    has_windows = any(0 < window < model.block_size for window in model.windows)
+    if not has_windows and not architecture.windows:
+        model = replace(model, sliding_window=0, window_pattern="L", rope_local_theta=0.0)
+    width = model.n_embd // model.n_head
+    if not architecture.head_dim and model.head_width != width:
+        raise UserError(
+            f"model.head_dim {model.head_width} has no llama.cpp {architecture.name} equivalent: it must be {width}"
+        )
+    return family(architecture).express(model)
+
+
+def describe(architecture: Architecture, model: ModelConfig) -> dict[str, Any]:
+    """Return the metadata of a config returned by `express`."""
+    reader = family(architecture)
+    model = canonical(model)
+    values = {key: getattr(model, setting) for key, (setting, _) in reader.options.items()}
+    values |= _write(architecture, model)
+    return {
+        f"{architecture.name}.{key}": value for key, value in values.items() if key not in FACTS and value is not None
+    }
+
+
+def divisors(architecture: Architecture, model: ModelConfig) -> np.ndarray | None:
+    """Return the content of the tensor `ROPE_DIVISORS`, float32 `[H / 2]`; None: the file has no such tensor."""
+    if ROPE_DIVISORS not in _write(architecture, model):
+        return None
+    scaling = Llama3Scaling(model.rope_factor, original_context=model.rope_original_context)
+    return rope_divisors(model.head_width, model.rope_theta, scaling)
 
 
 def form(architecture: Architecture, config: ModelConfig) -> Format:
@@ -178,7 +230,51 @@ def family(architecture: Architecture) -> Family:
         settings=architecture.family.settings | {"activation": architecture.activation},
         only=ONLY,
         read=read,
+        write=lambda config: _write(architecture, config),
     )
+
+
+def _write(architecture: Architecture, config: ModelConfig) -> dict[str, Any]:
+    """Return the metadata and facts that the table of keys lacks: the inverse of `read` in `family`."""
+    values: dict[str, Any] = {
+        HEAD: not config.tie_embeddings,
+        OUTPUT_BIAS: config.bias,
+        QUERY_BIAS: config.bias or config.qkv_bias,
+        "attention.value_length": config.head_width,
+    }
+    if architecture.name == "gemma3":
+        values["final_logit_softcapping"] = config.logit_softcap or None
+    if config.positions == "rope":
+        values |= _write_rope(architecture, config)
+    if architecture.windows and any(config.windows):
+        theta = config.rope_local_theta or config.rope_theta
+        values |= _write_windows(architecture.windows, config, theta)
+    return values
+
+
+def _write_rope(architecture: Architecture, config: ModelConfig) -> dict[str, Any]:
+    values: dict[str, Any] = {"rope.freq_base": config.rope_theta, "rope.dimension_count": config.rotary_width}
+    if config.rope_factor == 1.0:
+        return values
+    if is_linear(config):
+        return values | {"rope.scaling.type": "linear", "rope.scaling.factor": config.rope_factor}
+    if architecture.name != "llama":
+        return values
+    # A file has no other settings of the scaling: the lower and upper factors have their defaults.
+    scaling = {"rope_factor": config.rope_factor, "rope_original_context": config.rope_original_context}
+    return values | {ROPE_DIVISORS: scaling, ORIGINAL_CONTEXT: config.rope_original_context}
+
+
+def _write_windows(windows: Windows, config: ModelConfig, theta: float) -> dict[str, Any]:
+    """Return the metadata of sliding windows; the default pattern is omitted."""
+    values: dict[str, Any] = {"attention.sliding_window": config.sliding_window, "rope.freq_base_swa": theta}
+    layers = "".join("L" if window else "G" for window in config.windows)
+    default = _pattern(windows.period)
+    repeats = math.ceil(config.n_layer / windows.period)
+    if layers != (default * repeats)[: config.n_layer]:
+        pattern = period(layers)
+        values[PATTERN] = len(pattern) if "G" in pattern else 0
+    return values
 
 
 def _facts(shapes: Shapes) -> dict[str, Any]:
@@ -242,7 +338,10 @@ def _read_windows(options: Options, config: ModelConfig, length: int, theta: flo
     `length` is the default length of the pattern, and `theta` the default base.
     """
     window = options.read("attention.sliding_window", 0)
-    letters = options.read(PATTERN, _pattern(length))
+    value = options.take(PATTERN, length)
+    letters = _letters(value)
+    if not letters:
+        raise options.refuse(PATTERN, value, "it must be a period or a list of booleans")
     theta = options.read("rope.freq_base_swa", theta)
     for name in ("attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa"):
         options.only(name, config.head_width)
@@ -253,13 +352,13 @@ def _read_windows(options: Options, config: ModelConfig, length: int, theta: flo
     return {"sliding_window": window, "window_pattern": layers, "rope_local_theta": theta}
 
 
-def _letters(value: Any, where: str) -> str:
-    """Convert a pattern of layers with a window: a period, or a boolean per layer."""
+def _letters(value: Any) -> str:
+    """Convert a pattern of layers with a window: a period, or a boolean per layer; "" for other values."""
     if type(value) is int and 0 <= value < 1024:
         return _pattern(value)
     if isinstance(value, list) and value and all(type(each) is bool for each in value):
         return "".join("L" if each else "G" for each in value)
-    raise UserError(f"{where}: {PATTERN} must be a period or a list of booleans: {short_repr(value)}")
+    return ""
 
 
 def _pattern(length: int) -> str:
@@ -293,34 +392,3 @@ def _query_factor(config: ModelConfig) -> float:
     if config.n_layer != 62:
         return 1.0
     return math.sqrt(config.head_width / (config.n_embd // config.n_head))
-
-
-def _llama3(values: Mapping[str, Any], divisors: np.ndarray, where: str) -> dict[str, Any]:
-    """Return the settings of the Llama 3 scaling that has the divisors of a file."""
-    theta = values.get("rope.freq_base", 10_000.0)
-    if type(theta) is float and theta > 0 and divisors.size and divisors.min() > 0:
-        for context in _contexts(values, divisors, theta):
-            scaling = Llama3Scaling(factor=float(divisors.max()), original_context=context)
-            if np.allclose(divisors, rope_divisors(2 * divisors.size, theta, scaling), rtol=1e-4):
-                return {"rope_factor": scaling.factor, "rope_original_context": context}
-    raise UserError(f"{where}: {ROPE_DIVISORS} is not the scaling of Llama 3: import a directory of safetensors")
-
-
-def _contexts(values: Mapping[str, Any], divisors: np.ndarray, theta: float) -> list[int]:
-    """List original contexts to try: from the metadata, from Llama 3, and from a divisor between 1 and the factor."""
-    contexts = [values.get(ORIGINAL_CONTEXT), 8192]
-    factor = divisors.max()
-    between = np.flatnonzero((divisors > 1.0) & (divisors < factor))
-    if between.size:
-        i = between[0]
-        kept = (1 / divisors[i] - 1 / factor) / (1 - 1 / factor)
-        wavelength = 2 * np.pi * theta ** (i / divisors.size)
-        contexts.append(round(wavelength * (1.0 + 3.0 * float(kept))))
-    return [context for context in contexts if type(context) is int and 0 < context <= 2**24]
-
-
-def rope_divisors(width: int, theta: float, scaling: Llama3Scaling) -> np.ndarray:
-    """Compute the divisors of the RoPE frequencies of Llama 3 scaling, float32 `[width / 2]`."""
-    plain = rope_frequencies(width, theta, Llama3Scaling())
-    scaled = rope_frequencies(width, theta, scaling)
-    return np.asarray(plain / scaled, np.float32)

@@ -7,6 +7,7 @@ axis or alternating by head. Matrices here are `[in, out]`; torch.nn.Linear stor
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -159,12 +160,30 @@ def load_weights(weights: Weights, config: ModelConfig, form: Format) -> Any:
     return unflatten_dict(leaves, sep="/")
 
 
-def save_weights(path: Path, params: Any, config: ModelConfig, form: Format) -> None:
-    """Write weights to a safetensors file; add gains of 1, biases of 0 and gates that only `config` has."""
-    rows, shapes = expand(form.table, config), leaf_shapes(config)
+class Tensor(NamedTuple):
+    """A tensor in the layout of a different system, computed when it is written."""
+
+    name: str
+    shape: tuple[int, ...]
+    read: Callable[[], np.ndarray]  # returns the tensor, contiguous float32
+
+
+def tensors_of(params: Any, config: ModelConfig, form: Format) -> list[Tensor]:
+    """List the tensors of a model; add gains of 1, biases of 0 and gates that only `config` has."""
+    shapes = leaf_shapes(config)
     ours = flatten_params(params)
-    tensors = ((row.name, to_tensor(row, {leaf: _leaf(ours, leaf, shapes) for leaf in row.leaves})) for row in rows)
-    write_safetensors(path, {row.name: tensor_shape(row, shapes) for row in rows}, tensors)
+
+    def read(row: WeightRow) -> np.ndarray:
+        return to_tensor(row, {leaf: _leaf(ours, leaf, shapes) for leaf in row.leaves})
+
+    return [Tensor(row.name, tensor_shape(row, shapes), partial(read, row)) for row in expand(form.table, config)]
+
+
+def save_weights(path: Path, params: Any, config: ModelConfig, form: Format) -> None:
+    """Write weights to a safetensors file, one tensor at a time."""
+    tensors = tensors_of(params, config, form)
+    shapes = {tensor.name: tensor.shape for tensor in tensors}
+    write_safetensors(path, shapes, ((tensor.name, tensor.read()) for tensor in tensors))
 
 
 def probe_logits(config: ModelConfig, params: Any) -> np.ndarray:

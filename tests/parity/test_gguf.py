@@ -22,7 +22,6 @@ from llamacpp_values import PLAIN, PROMPT  # noqa: E402
 from jaxgpt.convert.models import FAMILIES, read_model  # noqa: E402
 from jaxgpt.model import GPT  # noqa: E402
 
-
 # transformers has its defaults for settings that its reader ignores.
 DEFAULTS: dict[str, dict[str, int]] = {
     "gpt2": {"block_size": 1024},
