@@ -18,47 +18,73 @@ def export(
     adapter: bool = False,
     base: str = "",
     dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+    type: str = "",
     checkpoint: Checkpoint = "best",
     json: Json = False,
 ) -> int:
     """Convert a run and its tokenizer to a directory that transformers loads with from_pretrained.
 
+    If DIRECTORY ends in .gguf, write a GGUF file for llama.cpp.
+
     jaxgpt export runs/shakespeare exported
     jaxgpt export runs/shakespeare exported --checkpoint last
     jaxgpt export runs/shakespeare exported --dtype bfloat16  # half the size
+    jaxgpt export runs/llama model.gguf --type q8_0  # for llama.cpp
     jaxgpt export runs/lora adapter --adapter  # a PEFT adapter; without --adapter, the merged model
 
     Args:
         run: run to convert
-        directory: directory to write
+        directory: directory or .gguf file to write
         adapter: write the adapters of a LoRA run as a PEFT adapter, instead of the merged model
-        dtype: type of the model's weights in the files; the logit difference then includes the rounding
+        dtype: type of the model's weights in a directory; the logit difference then includes the rounding
+        type: type of the matrices of a .gguf file: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0; empty: f32
         base: name or directory of the base model to record (implies --adapter); empty: the path of the base's checkpoint
     """
+    from jaxgpt.convert.gguf_export import export_gguf
     from jaxgpt.convert.models import export_model
     from jaxgpt.convert.peft import export_adapter
 
-    if dtype != "float32" and (adapter or base):
-        raise UserError(f"adapters are written in float32: omit --dtype {dtype}, or export the merged model")
+    is_adapter = adapter or bool(base)
+    is_gguf = directory.endswith(".gguf")
+    _check_options(directory, is_adapter, is_gguf, dtype, type)
     with progress("exporting"):
-        if adapter or base:
+        if is_adapter:
             done = export_adapter(run, Path(directory), checkpoint, base)
+        elif is_gguf:
+            done = export_gguf(run, Path(directory), type or "f32", checkpoint)
         else:
             done = export_model(run, Path(directory), checkpoint, dtype)
     facts = {
         "model": f"{run}, {done.family}, {done.parameters:,} parameters",
-        "directory": directory,
+        "file" if is_gguf else "directory": directory,
         "supported by": _supported(done.engines),
         "largest logit difference after reloading": f"{done.max_logit_change:.1e}",
     }
     return print_result(json, {"run": run, "directory": directory} | done._asdict(), facts)
 
 
+def _check_options(directory: str, is_adapter: bool, is_gguf: bool, dtype: str, type: str) -> None:
+    """Raise `UserError` for an option that does not apply."""
+    if is_adapter and is_gguf:
+        raise UserError(
+            f"cannot write an adapter to a GGUF file: {directory}; choose a directory, or omit --adapter and --base to "
+            f"export the merged model"
+        )
+    if type and not is_gguf:
+        raise UserError(f"--type {type} needs a GGUF file: choose a name that ends in .gguf, or omit --type")
+    if dtype != "float32" and is_gguf:
+        raise UserError(f"--dtype {dtype} needs a directory: choose the type of a GGUF file with --type")
+    if dtype != "float32" and is_adapter:
+        raise UserError(f"adapters are written in float32: omit --dtype {dtype}, or export the merged model")
+
+
 def _supported(engines: tuple[str, ...]) -> str:
-    """Format the programs that support a model; only transformers is run by the tests."""
-    if not engines:  # an adapter
-        return ""
-    others = ", ".join(engines[1:])
-    if not others:
-        return "transformers only: see docs/models.md"
-    return f"transformers; according to their source code, not run: {others}"
+    """Format the programs that support a model; for a directory, only transformers is run by the tests."""
+    match engines:
+        case ():  # an adapter
+            return ""
+        case ("llama.cpp",):  # a GGUF file
+            return "llama.cpp, according to runs of small models: see docs/models.md"
+        case ("transformers",):
+            return "transformers only: see docs/models.md"
+    return f"transformers; according to their source code, not run: {', '.join(engines[1:])}"

@@ -23,7 +23,7 @@ def import_(
     """Convert a transformers or nanoGPT model, or a GGUF file, to a run.
 
     Families: GPT-2, Llama, Mistral, Qwen2, Qwen3, GPT-NeoX, Gemma 3 and OLMo 2;
-    the text model of multimodal Gemma 3, Mistral 3 and LLaVA; from GGUF files, only Llama.
+    the text model of multimodal Gemma 3, Mistral 3 and LLaVA.
     With --init-from, SOURCE is a PEFT adapter.
 
     jaxgpt import openai-community/gpt2 runs/gpt2
@@ -37,7 +37,7 @@ def import_(
         revision: commit, tag or branch of a model on the Hub; empty: for gpt2 a pinned commit, otherwise main
         init_from: run of the base model, or RUN/checkpoints/STEP, if SOURCE is an adapter
         tokenizer: gpt2, byte, ids, or a path; empty: the tokenizer in SOURCE
-        accept_option: unsupported options of config.json to ignore; the error lists them
+        accept_option: unsupported options of config.json or a GGUF file to ignore; the error lists them
     """
     from jaxgpt.convert.models import fetch_model, import_model
     from jaxgpt.convert.peft import CONFIG, import_adapter

@@ -9,11 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxgpt.config import ModelConfig
-from jaxgpt.convert.llamacpp_tokenizers import is_recognized
 from jaxgpt.convert.options import ACTIVATIONS, Options
 from jaxgpt.convert.rope import is_linear, linear
 from jaxgpt.convert.tensors import Format
-from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.errors import UserError, short_repr
 
 TRAINING = ("dropout", "init", "init_std")  # settings that do not affect the output of a trained model
@@ -33,7 +31,7 @@ class Family(NamedTuple):
         fills: settings that an export can add to any model: they add biases of 0 or gains of 1, or have no effect on logits.
         read: function that converts the other options to settings, given the config from `options` and `settings`.
         write: the inverse of `read`.
-        served: activations that vLLM and llama.cpp support in this family, according to their source code.
+        served: activations that vLLM supports in this family, according to its source code.
         form_of: function from the content of config.json and the model config to the form of an import; None: `form`.
     """
 
@@ -83,22 +81,6 @@ class Family(NamedTuple):
                     f"model.{name} {short_repr(actual)} has no {self.name} equivalent: it must be {short_repr(value)}"
                 )
         return found
-
-
-def engines(family: Family, config: ModelConfig, tokenizer: Tokenizer) -> tuple[str, ...]:
-    """Return the programs that support an exported model; other programs may reject it, or ignore options.
-
-    Only transformers is run by the tests. The rules for vLLM and llama.cpp follow their source code.
-    """
-    # vLLM rejects or ignores non-default scales of attention scores, and does not read an untied GPT-2 head.
-    scaled = config.scale_attn_by_inverse_layer_idx or not config.scale_attn_weights
-    untied = family.name == "gpt2" and not config.tie_embeddings
-    if config.activation not in family.served or scaled or untied:
-        return ("transformers",)
-    windows = family.name != "gemma3_text" and any(0 < window < config.block_size for window in config.windows)
-    if windows or not is_recognized(tokenizer, family.name):
-        return ("transformers", "vLLM")
-    return ("transformers", "vLLM", "llama.cpp")
 
 
 def canonical(config: ModelConfig) -> ModelConfig:

@@ -199,23 +199,37 @@ def new_directory(target: Path) -> Iterator[Path]:
     if `target` exists (except as an empty directory), cannot be written or replaced, or has the name of a GGUF file.
     """
     if target.suffix == ".gguf":
-        raise UserError(
-            f"cannot write a GGUF file: {target}; export to a directory, then run llama.cpp's convert_hf_to_gguf.py"
-        )
+        raise UserError(f"{target} has the name of a GGUF file: choose a different name for a directory")
     check_new(target)
     if target.exists() and (target.samefile(Path()) or target.is_mount()):
         raise UserError(f"{target} is the current directory or a mount point: choose a new directory in it")
+    with _draft(target, "new") as draft:
+        with reported(f"cannot write {target}"):
+            shutil.rmtree(draft, ignore_errors=True)
+            check_renames(draft.parent, target)
+            draft.mkdir()
+        yield draft
+
+
+@contextmanager
+def new_file(target: Path) -> Iterator[Path]:
+    """Yield the path of a draft file, as `new_directory` does for a directory."""
+    if target.exists():
+        raise UserError(f"{target} already exists: choose a different name, or remove it")
+    with _draft(target, f"new{target.suffix}") as draft:
+        yield draft
+
+
+@contextmanager
+def _draft(target: Path, name: str) -> Iterator[Path]:
+    """Yield a path in a locked directory next to `target`, and rename it to `target` on success."""
     target = target.resolve()
     temporary = target.with_name(f".{target.name}{TEMPORARY}")
     with reported(f"cannot write {target}"):
         temporary.mkdir(parents=True, exist_ok=True)
     with sole_writer(temporary):
-        draft = temporary / "new"
+        draft = temporary / name
         try:
-            with reported(f"cannot write {target}"):
-                shutil.rmtree(draft, ignore_errors=True)
-                check_renames(temporary, target)
-                draft.mkdir()
             yield draft
             with reported(f"cannot write {target}"):
                 draft.rename(target)

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 from jaxgpt.checkpoint.run import Run, check_new_run, complete_run
 from jaxgpt.checkpoint.stream import stream_params
 from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig
-from jaxgpt.convert import gemma, gguf, gpt2, llama, neox
+from jaxgpt.convert import gemma, gguf, gguf_tokenizer, gpt2, llama, neox
 from jaxgpt.convert.card import CARD, model_card, read_card
-from jaxgpt.convert.family import Family, canonical, engines
+from jaxgpt.convert.engines import engines
+from jaxgpt.convert.family import Family, canonical
 from jaxgpt.convert.files import DTYPES, SECOND_COPY, SHARD_BYTES, Weights, new_directory
 from jaxgpt.convert.options import Options
 from jaxgpt.convert.tensors import (
@@ -141,7 +142,7 @@ def export_model(
         params = lm.params
         tokenizer = lm.tokenizer
         family, model = exported_form(config.model)
-        tokenizer.special = _special_tokens(tokenizer, config)
+        tokenizer.special = exported_special_tokens(tokenizer, config)
         ids = {name: tokenizer.special.generation.get(name) for name in IDS}
         write_json(directory / "config.json", family.config_to_hf(model) | {"dtype": dtype} | ids)
         save_tokenizer(directory, tokenizer)
@@ -180,8 +181,7 @@ def read_model(source: Path) -> tuple[ModelConfig, Any, Format]:
 def open_model(source: Path, accept: Collection[str] = ()) -> tuple[str, ModelConfig, Format, Weights]:
     """Return the family name, model config, tensor layout and unread tensors of a directory or GGUF file."""
     if source.is_file() and source.suffix == ".gguf":
-        model, gguf_weights = gguf.open_gguf(source, accept)
-        return "llama", model, gguf.FORM, gguf_weights
+        return gguf.open_gguf(source, accept)
     if not source.is_dir():
         raise UserError(f"{source} is not a directory with config.json and safetensors, nor a .gguf file")
     where = source / "config.json"
@@ -256,7 +256,7 @@ def _tokenizer(source: Path, named: str, model: ModelConfig, weights: Weights) -
     if named in ("char", "word", "bpe"):
         raise UserError(f"--tokenizer {named} is built from a text: pass the tokenizer.json that was built from it")
     if isinstance(weights, gguf.GgufWeights):
-        return make_tokenizer(named, "", 0, model.vocab_size) if named else gguf.read_tokenizer(weights)
+        return _gguf_tokenizer(weights, named, model)
     config = read_json(source / "config.json")
     if named:
         special = read_special_files(source, config).tokens
@@ -272,8 +272,20 @@ def _tokenizer(source: Path, named: str, model: ModelConfig, weights: Weights) -
         raise UserError(f"{e}; {fix}") from None
 
 
-def _special_tokens(tokenizer: Tokenizer, config: Config) -> SpecialTokens:
-    """Return the model's special tokens; the tokenizer supplies missing tokens for transformers.
+def _gguf_tokenizer(weights: gguf.GgufWeights, named: str, model: ModelConfig) -> Tokenizer:
+    """Return the tokenizer `named`, or the tokenizer of a GGUF file, with the special tokens of the file."""
+    where = str(weights.path)
+    if not named:
+        return gguf_tokenizer.read_tokenizer(weights.metadata, where)
+    special = gguf_tokenizer.read_special_tokens(weights.metadata, where)
+    tokenizer = make_tokenizer(named, "", 0, model.vocab_size)
+    own = dict(tokenizer.special.tokenizer)
+    tokenizer.special = SpecialTokens(special.generation, dict(special.tokenizer) | own)
+    return tokenizer
+
+
+def exported_special_tokens(tokenizer: Tokenizer, config: Config) -> SpecialTokens:
+    """Return the special tokens of an exported model; the tokenizer supplies missing tokens for transformers.
 
     The end of the assistant's turn in the chat template comes first among the ids that end a text.
     """
@@ -293,4 +305,4 @@ def _special_tokens(tokenizer: Tokenizer, config: Config) -> SpecialTokens:
     for name, i in (("eos_token", eos), ("bos_token", bos)):
         if i is not None:
             tokens[name] = tokenizer.decode([i])
-    return SpecialTokens(generation, tokens | dict(tokenizer.special.tokenizer))
+    return SpecialTokens(generation, tokens | dict(tokenizer.special.tokenizer), tokenizer.special.missing)

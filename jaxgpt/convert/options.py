@@ -114,6 +114,10 @@ class Options:
             raise self.refuse(name, value, f"expected one of {', '.join(known)}")
         return known[value]
 
+    def take(self, name: str, default: Any) -> Any:
+        """Read an option of several types; the caller checks the value."""
+        return self._left.pop(name, default)
+
     def only(self, name: str, value: Any) -> None:
         """Raise `UserError` if an option does not have the supported value, unless the option is in `accept`."""
         actual = self._left.pop(name, value)

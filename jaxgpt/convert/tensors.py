@@ -38,7 +38,8 @@ class WeightRow(NamedTuple):
     by_head: bool = False  # whether the leaves alternate by head along the output axis instead of being concatenated
     offset: float = 0.0  # number added to the stored tensor; 1 for a gain stored as its difference from 1
     factor: float = 1.0  # number multiplied with the tensor after adding `offset`
-    heads: int = 0  # number of heads of the model, set by `expand` if `by_head`
+    interleaved: bool = False  # whether the two halves of each head alternate by channel, as in llama.cpp's Llama
+    heads: int = 0  # number of heads of the leaves, set by `expand` if `by_head` or `interleaved`
 
 
 WeightTable = tuple[WeightRow, ...]
@@ -84,7 +85,9 @@ def expand(table: WeightTable, config: ModelConfig) -> list[WeightRow]:
         for layer in range(config.n_layer) if "{}" in row.name else (0,):
             leaves = tuple(leaf.format(layer) for leaf in row.leaves)
             if all(leaf in shapes for leaf in leaves):
-                heads = config.n_head if row.by_head else 0
+                heads = 0
+                if row.by_head or row.interleaved:
+                    heads = config.kv_heads if "/k_proj/" in leaves[0] else config.n_head
                 rows.append(row._replace(name=row.name.format(layer), leaves=leaves, heads=heads))
     return rows
 
@@ -100,7 +103,11 @@ def to_leaves(row: WeightRow, tensor: np.ndarray, shapes: Mapping[str, tuple[int
     matrix = tensor.T if row.output_first else tensor
     if row.offset or row.factor != 1.0:
         matrix = (matrix + np.float32(row.offset)) * np.float32(row.factor)
-    if row.heads:
+    if row.interleaved:
+        # [..., head, channel, half] -> [..., head, half, channel]
+        split = matrix.reshape(*matrix.shape[:-1], row.heads, -1, 2)
+        parts = [split.swapaxes(-1, -2)]
+    elif row.heads:
         parts = list(np.moveaxis(matrix.reshape(*matrix.shape[:-1], row.heads, len(row.leaves), -1), -2, 0))
     else:
         parts = np.split(matrix, np.cumsum([shapes[leaf][-1] for leaf in row.leaves])[:-1], axis=-1)
@@ -110,7 +117,12 @@ def to_leaves(row: WeightRow, tensor: np.ndarray, shapes: Mapping[str, tuple[int
 def to_tensor(row: WeightRow, leaves: Mapping[str, np.ndarray]) -> np.ndarray:
     """Join leaves into a tensor, contiguous float32."""
     matrices = [np.asarray(leaves[leaf]) for leaf in row.leaves]
-    if row.heads:
+    if row.interleaved:
+        # [..., head, half, channel] -> [..., head, channel, half]
+        matrix = matrices[0]
+        split = matrix.reshape(*matrix.shape[:-1], row.heads, 2, -1)
+        matrix = split.swapaxes(-1, -2).reshape(matrix.shape)
+    elif row.heads:
         rows = matrices[0].shape[:-1]
         matrix = np.stack([m.reshape(*rows, row.heads, -1) for m in matrices], axis=-2).reshape(*rows, -1)
     else:

@@ -130,7 +130,10 @@ import list new -> list/config.json: expected an object, found list
 import hf new --tokenizer char -> --tokenizer char is built from a text: pass the tokenizer.json that was built from it
 export run new --adapter -> run has no adapters: it was not trained with --lora.rank
 export run new --base x -> run has no adapters
-export run new.gguf -> cannot write a GGUF file: new.gguf; export to a directory, then run llama.cpp's convert_hf_to_gguf.py
+export run new.gguf --adapter -> cannot write an adapter to a GGUF file: new.gguf; choose a directory, or omit --adapter
+export run new.gguf --dtype bfloat16 -> --dtype bfloat16 needs a directory: choose the type of a GGUF file with --type
+export run new --adapter --type q8_0 -> --type q8_0 needs a GGUF file: choose a name that ends in .gguf, or omit --type
+export run new --type q8_0 -> --type q8_0 needs a GGUF file: choose a name that ends in .gguf, or omit --type
 data report short.txt --data.train-fraction 1.0 -> 2 training and 0 validation tokens are too few
 inspect run --max-new-tokens 900 -> exceed the limit of
 inspect run --max-new-tokens 2 --html no/a.html -> no/a.html

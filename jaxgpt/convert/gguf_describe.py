@@ -1,0 +1,192 @@
+"""Describe a tokenizer in the metadata of a GGUF file.
+
+A byte-level BPE is identified by the name of its pre-tokenizer, and a SentencePiece BPE has scores. Characters and bytes use
+llama.cpp's RWKV tokenizer: it finds the longest token, and has no default special tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from jaxgpt.convert.gguf_tokenizer import (
+    BYTE,
+    CONTROL,
+    GGML,
+    NORMAL,
+    SPACE,
+    TEMPLATE,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    escaped,
+    read_tokenizer,
+)
+from jaxgpt.data.cuts import GPT2, LLAMA3, word_pattern
+from jaxgpt.data.tokenizer import ByteTokenizer, CharTokenizer, SubwordTokenizer, Tokenizer
+from jaxgpt.errors import UserError
+
+UNSCORED = -1e6  # score of a token that no merge forms
+NAMES = {GPT2: "gpt-2", LLAMA3[1]: "qwen2"}
+LLAMACPP_NAMES = ("bos_token", "eos_token")  # variables of chat templates in llama.cpp
+DIGITS = {"type": "Digits", "individual_digits": True}
+BYTE_NAMES = frozenset(f"<0x{byte:02X}>" for byte in range(256))
+# Texts for comparing the tokenizer of a file with the original.
+PROBES = (
+    "def f(x):\n    return  x**2 + 1000000\t# ok\r\n\r\n",
+    "a     b          c\n\n\n   d",
+    "I'll we've CAN'T it's 12345678901 3.14 \u00bd",
+    "na\u00efve caf\u00e9 \u2014 \u201cquotes\u201d \u2026 \u20ac5",
+    "\u6f22\u5b57\u3068\u304b\u306a\u3001\ud55c\uad6d\uc5b4 \u05d0\u05d1\u05d2 \u0639\u0631\u0628\u064a",
+    "\U0001f468\u200d\U0001f469 \U0001f44d\U0001f3fd <|endoftext|> </s> leading and trailing  ",
+)
+
+
+def describe(tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]:
+    """Return the metadata of a tokenizer, for a model with `vocab_size` ids.
+
+    Raises:
+        UserError: if llama.cpp has no tokenizer that computes the same ids.
+    """
+    if isinstance(tokenizer, (ByteTokenizer, CharTokenizer)):
+        values = _longest_match(tokenizer)
+    elif isinstance(tokenizer, SubwordTokenizer):
+        values = _subwords(tokenizer)
+    else:
+        raise UserError("GGUF files have no tokenizer of words or ids: train with data.tokenizer bpe, char or byte")
+
+    # Ids of the model without a token, such as padding of the vocabulary.
+    missing = range(len(values["tokens"]), vocab_size)
+    values["tokens"] += [f"[PAD{i}]" for i in missing]
+    values["token_type"] += [UNUSED for _ in missing]
+    if "scores" in values:
+        values["scores"] += [UNSCORED for _ in missing]
+
+    values |= _special_ids(tokenizer)
+    metadata = {f"{GGML}{name}": value for name, value in values.items()}
+    if tokenizer.special.chat_template is not None:
+        metadata[TEMPLATE] = _template(tokenizer, tokenizer.special.chat_template, values)
+    _check_ids(tokenizer, metadata)
+    return metadata
+
+
+def _check_ids(tokenizer: Tokenizer, metadata: Mapping[str, Any]) -> None:
+    """Raise `UserError` if the tokenizer of a file computes different ids."""
+    read = read_tokenizer(metadata, "the exported file")
+    for text in PROBES:
+        if isinstance(tokenizer, CharTokenizer):
+            text = "".join(character for character in text if character in tokenizer.words)
+        if read.encode(text).tolist() != tokenizer.encode(text).tolist():
+            raise UserError(f"llama.cpp has no tokenizer that computes the same ids for {text!r}: export a directory")
+
+
+def _special_ids(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return the ids of special tokens, and whether a text begins with one."""
+    generation = tokenizer.special.generation
+    bos = next(iter(tokenizer.bos_ids), tokenizer.special.bos_id)
+    ids: dict[str, Any] = dict(zip(("eos_token_id", "eot_token_id", "eom_token_id"), tokenizer.end_ids, strict=False))
+    ids |= {"bos_token_id": bos, "padding_token_id": generation.get("pad_token_id")}
+    values: dict[str, Any] = {name: i for name, i in ids.items() if i is not None}
+    return values | {"add_bos_token": bool(tokenizer.bos_ids)}
+
+
+def _template(tokenizer: Tokenizer, source: str, values: Mapping[str, Any]) -> str:
+    """Return a chat template that begins with definitions of the variables that it would lack in llama.cpp.
+
+    llama.cpp defines `bos_token` and `eos_token`, as the tokens with these ids, and no other token.
+    """
+    wanted = dict.fromkeys(LLAMACPP_NAMES, "") | tokenizer.special.variables
+    given = {name: values["tokens"][values[f"{name}_id"]] for name in LLAMACPP_NAMES if f"{name}_id" in values}
+    lines = []
+    for name, token in wanted.items():
+        if name in source and given.get(name) != token:
+            text = json.dumps(token, ensure_ascii=False)
+            lines.append(f"{{% set {name} = {text} %}}\n")
+    return "".join(lines) + source
+
+
+def _longest_match(tokenizer: ByteTokenizer | CharTokenizer) -> dict[str, Any]:
+    """Describe a tokenizer of characters or bytes."""
+    if isinstance(tokenizer, CharTokenizer):
+        texts = [character.encode() for character in tokenizer.words]
+    else:
+        texts = [bytes([value]) for value in range(256)]
+    return {"model": "rwkv", "tokens": [escaped(text) for text in texts], "token_type": [NORMAL for _ in texts]}
+
+
+def _subwords(tokenizer: SubwordTokenizer) -> dict[str, Any]:
+    """Describe a BPE of the `tokenizers` library."""
+    value = json.loads(tokenizer.to_json())
+    model = value["model"]
+    if model["type"] != "BPE":
+        raise UserError(f"GGUF files have no tokenizer of type {model['type']}: only BPE is supported")
+
+    # All tokens by id; the library's added tokens are matched before the merges.
+    tokens = [f"[PAD{i}]" for i in range(tokenizer.vocab_size)]
+    types = [UNUSED for _ in tokens]
+    for token, i in model["vocab"].items():
+        tokens[i] = token
+        types[i] = NORMAL
+    for added in value["added_tokens"]:
+        tokens[added["id"]] = added["content"]
+        types[added["id"]] = CONTROL if added["special"] else USER_DEFINED
+
+    merges = [merge.split(" ", 1) if isinstance(merge, str) else merge for merge in model["merges"]]
+    if not merges:
+        raise UserError("GGUF files have no BPE without merges: train with data.tokenizer byte")
+    values = {"tokens": tokens, "token_type": types}
+    if model["byte_fallback"]:
+        return values | _sentencepiece(value, tokens, types, merges)
+    name = _pre_tokenizer(value)
+    if not name:
+        raise UserError(
+            "llama.cpp has no pre-tokenizer that splits words as in this tokenizer.json: export a directory"
+        )
+    return values | {"model": "gpt2", "pre": name, "merges": [" ".join(pair) for pair in merges]}
+
+
+def _pre_tokenizer(value: Mapping[str, Any]) -> str:
+    """Return llama.cpp's name of the pre-tokenizer of a tokenizer.json, or "". llama.cpp does not normalize to NFC."""
+    if (value["normalizer"] or {}).get("type") not in (None, "NFC"):
+        return ""
+    pre = value["pre_tokenizer"] or {}
+    steps = pre.get("pretokenizers", [])
+    if len(steps) == 2 and steps[0] == DIGITS:
+        return "smollm" if word_pattern({"pre_tokenizer": steps[1]}) == GPT2 else ""
+    pattern = word_pattern(value)
+    if pattern == LLAMA3[0]:
+        return "llama-bpe" if value["model"]["ignore_merges"] else "dbrx"
+    return NAMES.get(pattern, "")
+
+
+def _sentencepiece(
+    value: Mapping[str, Any], tokens: list[str], types: list[int], merges: list[list[str]]
+) -> dict[str, Any]:
+    """Describe a BPE with byte tokens, and set the types of these tokens.
+
+    A token has minus the rank of its first merge as its score.
+    """
+    unknown = value["model"]["unk_token"]
+    for i, token in enumerate(tokens):
+        if token == unknown:
+            types[i] = UNKNOWN
+        elif types[i] == NORMAL and token in BYTE_NAMES:
+            types[i] = BYTE
+    rank: dict[str, int] = {}
+    for number, (left, right) in enumerate(merges):
+        rank.setdefault(left + right, number)
+    scores = [-float(rank[token]) if token in rank else UNSCORED for token in tokens]
+    ids = {"unknown_token_id": tokens.index(unknown)} if unknown in tokens else {}
+    prefix = _begins_with_space(value)
+    return {"model": "llama", "pre": "default", "scores": scores, "add_space_prefix": prefix} | ids
+
+
+def _begins_with_space(value: Mapping[str, Any]) -> bool:
+    """Return whether a tokenizer.json adds a space to the beginning of a text."""
+    normalizer = value["normalizer"] or {}
+    steps = normalizer.get("normalizers", [normalizer])
+    if any(step.get("type") == "Prepend" and step["prepend"] == SPACE for step in steps):
+        return True
+    pre = value["pre_tokenizer"] or {}
+    return pre.get("type") == "Metaspace" and pre.get("prepend_scheme") != "never"

@@ -1,0 +1,159 @@
+"""Export a run to a GGUF file for llama.cpp."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxgpt.config import ModelConfig
+from jaxgpt.convert import gguf_describe, llamacpp
+from jaxgpt.convert.divisors import ROPE_DIVISORS
+from jaxgpt.convert.files import Tensor, new_file
+from jaxgpt.convert.models import Converted, exported_form, exported_special_tokens, read_model
+from jaxgpt.convert.tensors import check_change, largest_change, probe_logits, tensors_of
+from jaxgpt.errors import UserError, reported
+from jaxgpt.lm import load
+
+TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")  # types that the gguf package writes
+FILE_TYPES = {"f32": "ALL_F32"}  # names of other types: MOSTLY_Q8_0
+
+
+def export_gguf(run: str | Path, target: Path, kind: str = "f32", checkpoint: str = "best") -> Converted:
+    """Export a run to a GGUF file for llama.cpp, with its tokenizer.
+
+    Args:
+        run: run to convert.
+        target: a new path; the file is created atomically, after reading it back and comparing the logits.
+        kind: type of the matrices, one of `TYPES`; vectors are float32.
+        checkpoint: `best` (lowest validation loss), `last`, or a step.
+
+    Raises:
+        UserError: if the run or checkpoint does not exist, `target` exists, or llama.cpp has no equivalent of a setting or of
+            the tokenizer.
+        RuntimeError: if the exported model computes different logits.
+    """
+    _check_type(kind)
+    with new_file(target) as draft:
+        config, params, tokenizer, _ = load(run, checkpoint)
+        family, model = exported_form(config.model)
+        architecture = llamacpp.architecture_of(family.name)
+        model = llamacpp.express(architecture, model)
+        tokenizer.special = exported_special_tokens(tokenizer, config)
+        metadata = {
+            "general.name": Path(run).name,
+            "general.file_type": _file_type(kind),
+            **llamacpp.describe(architecture, model),
+            **gguf_describe.describe(tokenizer, model.vocab_size),
+        }
+        tensors = _tensors(architecture, config.model, model, params)
+        stored = {tensor.name: _stored_type(tensor, kind) for tensor in tensors}
+        with reported(f"cannot write {target}"):
+            write_gguf(draft, architecture.name, metadata, tensors, stored)
+
+        before = probe_logits(config.model, params)
+        del params, tensors
+        after = probe_logits(*read_model(draft)[:2])
+        # Rounded weights, and GELU computed with tanh, change the logits.
+        if kind == "f32" and model.activation == config.model.activation:
+            check_change(before, after)
+    change = largest_change(before, after)
+    return Converted(f"llama.cpp {architecture.name}", config.model.parameters, change, ("llama.cpp",))
+
+
+def write_gguf(
+    path: Path, architecture: str, metadata: Mapping[str, Any], tensors: Sequence[Tensor], stored: Mapping[str, Any]
+) -> None:
+    """Write a GGUF file, one tensor at a time.
+
+    Args:
+        path: the file.
+        architecture: `general.architecture`.
+        metadata: the other metadata.
+        tensors: the tensors, in the order of the file.
+        stored: type of each tensor in the file, keyed by name.
+    """
+    import gguf
+    from gguf.quants import quantize
+
+    writer = gguf.GGUFWriter(path, architecture)
+    for name, value in metadata.items():
+        _add(writer, name, value)
+    # All shapes come before the first tensor.
+    for tensor in tensors:
+        kind = stored[tensor.name]
+        shape = gguf.quant_shape_to_byte_shape(tensor.shape, kind)
+        writer.add_tensor_info(tensor.name, shape, np.dtype(np.uint8), int(np.prod(shape)), kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for tensor in tensors:
+        writer.write_tensor_data(quantize(tensor.read(), stored[tensor.name]))
+    writer.close()
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _tensors(
+    architecture: llamacpp.Architecture, original: ModelConfig, model: ModelConfig, params: Any
+) -> list[Tensor]:
+    """List the tensors of a file: the model, including a copy of a tied embedding as head, and RoPE divisors."""
+    if original.tie_embeddings and not model.tie_embeddings:
+        params = dict(params) | {"lm_head": {"kernel": np.asarray(params["wte"]["embedding"]).T}}
+    tensors = tensors_of(params, model, llamacpp.form(architecture, model))
+    divisors = llamacpp.divisors(architecture, model)
+    if divisors is not None:
+        tensors.append(Tensor(ROPE_DIVISORS, divisors.shape, lambda: divisors))
+    return tensors
+
+
+def _check_type(kind: str) -> None:
+    """Raise `UserError` if the gguf package is missing or cannot write a type."""
+    try:
+        import gguf  # noqa: F401 - its absence is reported before the work
+    except ImportError:
+        raise UserError("GGUF files need the gguf package: pip install 'jaxgpt[gguf]'") from None
+    if kind not in TYPES:
+        raise UserError(
+            f"cannot write type {kind}: use one of {', '.join(TYPES)}; for other types, run llama-quantize on an f16 file"
+        )
+
+
+def _stored_type(tensor: Tensor, kind: str) -> Any:
+    """Return the type of a tensor in the file: float32 for vectors."""
+    import gguf
+
+    if len(tensor.shape) == 1:
+        return gguf.GGMLQuantizationType.F32
+    stored = gguf.GGMLQuantizationType[kind.upper()]
+    block, _ = gguf.GGML_QUANT_SIZES[stored]
+    if tensor.shape[-1] % block:
+        raise UserError(
+            f"cannot write {tensor.name} of shape {tensor.shape} as {kind}: its rows are not multiples of {block}; use f16"
+        )
+    return stored
+
+
+def _file_type(kind: str) -> int:
+    """Return `general.file_type` of a type of matrices."""
+    import gguf
+
+    return int(gguf.LlamaFileType[FILE_TYPES.get(kind, f"MOSTLY_{kind.upper()}")])
+
+
+def _add(writer: Any, name: str, value: Any) -> None:
+    """Add a metadata value with the type that llama.cpp expects."""
+    match value:
+        case bool():
+            writer.add_bool(name, value)
+        case int():
+            writer.add_uint32(name, value)
+        case float():
+            writer.add_float32(name, value)
+        case str():
+            writer.add_string(name, value)
+        case _:
+            writer.add_array(name, value)
