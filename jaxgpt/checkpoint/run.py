@@ -17,14 +17,14 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jaxgpt.config import Config, from_json, to_json
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokenizer_files import GENERATION, TEMPLATE, TOKENIZER, load_tokenizer, save_tokenizer
 from jaxgpt.errors import UserError, nearest, reported
-from jaxgpt.files import LOCK, read_bytes, sole_writer, write_atomically
+from jaxgpt.files import JSON_BYTES, LOCK, parse_json, read_bytes, sole_writer, write_atomically
 
 NEW, REPLACED = ".new", ".replaced"
 # Files of a run. config.json is moved out first and moved in last: a directory with a config.json contains a complete run.
@@ -47,8 +47,9 @@ class Run:
         return self.path / "metrics.jsonl"
 
     def config(self) -> Config:
-        """Read the settings of the run."""
-        return from_json(read_bytes(self.path / "config.json"), str(self.path / "config.json"))
+        """Read the settings of the run. Version 0.1.0 recorded `directory` only in metrics.jsonl."""
+        config = from_json(read_bytes(self.path / "config.json"), str(self.path / "config.json"))
+        return config if config.directory else replace(config, directory=_started_in(self.metrics))
 
     def tokenizer(self) -> Tokenizer:
         """Read the tokenizer of the run."""
@@ -61,6 +62,16 @@ class Run:
             fix = f"move the files of {replaced} back into {self.path}, or delete {replaced}"
             raise UserError(f"replacing {self.path} was interrupted: {fix}")
         return exists
+
+
+def _started_in(metrics: Path) -> str:
+    """Return the directory in the first line of metrics.jsonl, or "" if there is none."""
+    with suppress(OSError, UserError), metrics.open("rb") as file:
+        line = parse_json(file.readline(JSON_BYTES), str(metrics))
+        directory = line.get("directory", "") if isinstance(line, dict) else ""
+        if isinstance(directory, str):
+            return directory
+    return ""
 
 
 def parse_checkpoint(init_from: str) -> tuple[Path, str]:

@@ -21,7 +21,8 @@ def data_report(target: str, /, *, json: Json = False, settings: GivenSettings =
     and training tokens, and baselines. Baselines are the validation loss of a uniform
     distribution and of n-gram models (n up to 3) of the training tokens. gzip is a
     further baseline: the compressed size of the first MiB of validation text.
-    If nothing is held out, baselines use the training data instead.
+    If nothing is held out, baselines use the training data instead. If data.mix has
+    several mixtures, the report describes the last.
 
     jaxgpt data report shakespeare
     jaxgpt data report my.txt --data.tokenizer bpe
@@ -43,6 +44,7 @@ def data_report(target: str, /, *, json: Json = False, settings: GivenSettings =
         near = did_you_mean(target, [*PRESETS, *beside(target)])
         raise UserError(f"no preset, run, file or directory {target!r}{near}; jaxgpt presets lists the presets")
     config = with_settings(base, settings)
+    config = replace(config, data=config.data.last)
     if config.data.tokenizer == "ids":
         raise UserError("data report needs the tokenizer of the ids: pass --data.tokenizer gpt2 or PATH")
 
@@ -58,8 +60,9 @@ def data_report(target: str, /, *, json: Json = False, settings: GivenSettings =
         data = open_data(config.with_model(vocab_size=0), tokenizer, activity)
         activity.stage("counting")
         reports = [report_on(part, activity) for part in data.parts or (data,)]
-    weights = [weight for _, weight in config.data.sources]
-    shares = [{"path": part.name, "share": w / sum(weights)} for part, w in zip(data.parts, weights, strict=False)]
+    weights = config.data.weights(config.data.phases[0])
+    total = sum(weights.values())
+    shares = [{"path": part.name, "share": weights[part.name] / total} for part in data.parts]
     sources = [share | results for share, results in zip(shares, reports, strict=False)]
     parts = []
     for number, results in enumerate(reports):

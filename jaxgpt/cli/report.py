@@ -15,6 +15,7 @@ from jaxgpt.checkpoint.run import Run
 from jaxgpt.checkpoint.store import kept_checkpoint_message
 from jaxgpt.cli.output import ERROR_OF_DATA, Activity, Console, aligned, duration, line_shown, note, progress
 from jaxgpt.cli.plot import draw_run
+from jaxgpt.cli.settings import origin
 from jaxgpt.config import Config, TrainConfig
 from jaxgpt.counts import parameter_count
 from jaxgpt.data import Batches, Data, Packed, Split
@@ -178,6 +179,7 @@ class TrainReport(Report):
             devices += f", in {process_count()} processes"
         return {
             "preset": model,
+            "weights": f"started from {origin(config)}" if config.init_from else "",
             "data": [
                 data.source,
                 f"{text}{len(data.train):,} training tokens, {held_out}, vocabulary of {data.tokenizer.vocab_size:,}",

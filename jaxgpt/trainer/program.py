@@ -47,7 +47,15 @@ from jaxgpt.parallel.mesh import (
 from jaxgpt.parallel.processes import process_count
 from jaxgpt.parallel.sums import sums_by_device
 from jaxgpt.train.loss import Objective, next_token_loss, with_adapters
-from jaxgpt.train.optimizer import Numbers, make_optimizer, numbers_of, schedule
+from jaxgpt.train.optimizer import (
+    Numbers,
+    make_optimizer,
+    numbers_of,
+    restart_schedules,
+    schedule,
+    schedule_states,
+)
+from jaxgpt.train.skip import init_statistics
 from jaxgpt.train.step import (
     TrainState,
     apply_gradients,
@@ -207,6 +215,40 @@ class Program:
         state = store.restore(directory, step, self.abstract.checkpoint)
         return compute(self.mesh, stack_layers, state, self.abstract.state) if self.config.train.scan_layers else state
 
+    def with_new_schedule(self, directory: Path, step: int) -> TrainState:
+        """Restore a checkpoint of a different run as the state before step 0.
+
+        Weights, EMA and moments are kept; steps, learning-rate schedule and statistics of skipped updates start again. An EMA
+        that the checkpoint lacks starts at its weights.
+
+        Raises:
+            UserError: if the checkpoint is damaged or does not match the config.
+        """
+        path = directory / str(step)
+        damage = store.find_damage(path)
+        if damage:
+            fix = "choose a different step, or omit --keep-optimizer"
+            raise UserError(f"checkpoint {path} is damaged: {damage}; {fix}")
+        needs_average = self.abstract.checkpoint.ema is not None
+        like = self.abstract.checkpoint._replace(skip=None)
+        if not (path / "ema").is_dir():
+            like = like._replace(ema=None)
+        restored = store.restore(directory, step, like)
+
+        def restart(state: TrainState) -> TrainState:
+            average = state.ema
+            if needs_average and average is None:
+                average = jax.tree.map(jnp.copy, state.params)
+            state = state._replace(
+                step=jnp.zeros_like(state.step),
+                opt_state=restart_schedules(state.opt_state),
+                ema=average,
+                skip=init_statistics() if self.config.optim.skips_updates else None,
+            )
+            return stacked(self.config, state)
+
+        return compute(self.mesh, restart, restored, self.abstract.state)
+
     def to_checkpoint(self, state: TrainState) -> TrainState:
         """Return a state with unstacked layers: a copy with `train.scan_layers`, otherwise the state itself."""
         return block_on_cpu_mesh(self.mesh, self._unstack(state)) if self.config.train.scan_layers else state
@@ -282,8 +324,8 @@ class Program:
 
         # The rate of this update. The optimizer counts its updates: skipped updates do not advance the schedule.
         if self.optimizer is None:
-            (_, count), *_ = optax.tree.get_all_with_path(state.opt_state, "count")
-            metrics |= {"lr": schedule(config, numbers)(count)}
+            counted, *_ = schedule_states(state.opt_state)
+            metrics |= {"lr": schedule(config, numbers)(counted.count)}
 
         optimizer = self.optimizer or make_optimizer(config, numbers, self.model)
         decay, spike = config.optim.ema_decay, config.optim.spike_factor

@@ -60,8 +60,11 @@ class Record:
         self.done = self.first.step
         self._saved = last.step if last else None
         self.evaluated = self.done if self.first.val_loss is not None else 0
-        self.best = tuple(self.first.about.get("best", (math.inf, self.done)))
+        self.best = (math.inf, self.done)
+        if self.first.about.get("data", data.fingerprint) == data.fingerprint:  # otherwise, losses are not comparable
+            self.best = tuple(self.first.about.get("best", self.best))
         self.about = {"config": asdict(config), "versions": versions(), "data": data.fingerprint, **about}
+        self.about["sources"] = list(data.fingerprints) or [data.fingerprint]
         changed = changes(last.config(), config) if last else {}
         file.write(step=self.done, **provenance(), changed=changed)
         flops = flops_per_token(config.model, program.abstract_weights, config.window, config.lora)

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
+from jaxgpt.checkpoint.run import Run, parse_checkpoint
 from jaxgpt.checkpoint.store import Info, Saver
-from jaxgpt.config import TrainConfig
-from jaxgpt.data import Data, open_data
+from jaxgpt.config import Config, TrainConfig
+from jaxgpt.data import Data
 from jaxgpt.errors import UserError
 from jaxgpt.parallel.host import keep_memory, use_cores
 from jaxgpt.parallel.processes import is_leader, on_leader, process_count, same_on_all
 from jaxgpt.signals import STOPPING, stop_on_signal
+from jaxgpt.train.step import TrainState
 from jaxgpt.trainer.evaluation import ValidationLoss, Watch, run_evaluators
 from jaxgpt.trainer.failures import compile_lowered, failures
 from jaxgpt.trainer.feed import Feed, batches_of
 from jaxgpt.trainer.metrics import MetricsFile
+from jaxgpt.trainer.phases import continued
 from jaxgpt.trainer.program import Program
 from jaxgpt.trainer.record import SAVE, STOP, Record
 from jaxgpt.trainer.report import Outcome, Report
-from jaxgpt.trainer.start import Start, Weights, check, completed, open_for_training, read_weights
+from jaxgpt.trainer.start import Start, Weights, check, completed, newest, open_for_training, read_data, read_weights
 
 
 def train(start: Start, report: Report, until: int | None = None) -> Outcome:
@@ -54,16 +58,18 @@ def run_loop(start: Start, report: Report, until: int | None) -> Outcome:
     keep_memory(start.config)
     config = same_on_all(lambda: start.config, lambda _: start.facts())
     on_leader(lambda: check(start))
+    last = newest(start, report.note)
     weights = same_on_all(lambda: read_weights(start), Weights.facts)
+    config = continued(config, last)
     reading = partial(report.stage, "tokenizing")
-    data = same_on_all(lambda: start.data or open_data(config, weights.tokenizer, reading), Data.facts)
-    config = completed(config, data, start.run)
+    config, data = same_on_all(lambda: read_data(start, config, weights.tokenizer, last, reading), data_facts)
+    config = completed(config, data, last)
     program = start.build(config, frozen=weights.frozen)
     settings = config.train
     end = settings.steps if until is None else min(until, settings.steps)
 
     with (
-        open_for_training(start, program, data, weights.about(), report.note) as (run, last),
+        open_for_training(start, program, data, last, weights.about(), report.note) as run,
         stop_on_signal(STOPPING if is_leader() else "") as stop,
         failures(run, program),
     ):
@@ -73,7 +79,7 @@ def run_loop(start: Start, report: Report, until: int | None) -> Outcome:
         feed = start.feed(program, data, last)
         evaluators = start.evaluators or (ValidationLoss(data.val),)
         with compiling(program, feed, report):
-            state = program.restore(run.checkpoints, first) if last else program.init(weights.params)
+            state = starting_state(program, run, last, weights.params)
         saver = Saver(run.checkpoints, settings)
         file = MetricsFile(run.metrics, last)
         record = Record(program, data, saver, file, report, last, weights.about())
@@ -105,6 +111,23 @@ def run_loop(start: Start, report: Report, until: int | None) -> Outcome:
                     record.save(state)
     stopped = record.evaluated != settings.steps and not record.out_of_patience()
     return Outcome(state, record.done, evaluation, stopped)
+
+
+def data_facts(opened: tuple[Config, Data]) -> Mapping[str, object]:
+    """Return the values of the data that must be equal in all processes."""
+    _, data = opened
+    return data.facts()
+
+
+def starting_state(program: Program, run: Run, last: Info | None, params: Any) -> TrainState:
+    """Return the state before the first step: of the checkpoint `last`, of `state_from`, or new, with weights `params`."""
+    if last:
+        return program.restore(run.checkpoints, last.step)
+    origin = program.config.state_from
+    if origin:
+        path, step = parse_checkpoint(origin)
+        return program.with_new_schedule(Run(path).checkpoints, int(step))
+    return program.init(params)
 
 
 @contextmanager
