@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -91,15 +91,23 @@ def sample(
 
 
 def _training_data(lm: LM, target: str, checkpoint: str, progress: Progress) -> Data:
-    """Open the data of a run; raise `UserError` if the data has changed since the checkpoint."""
+    """Open the data that a run has used up to a checkpoint; raise `UserError` if they have changed since."""
     from jaxgpt.checkpoint.run import Run
     from jaxgpt.checkpoint.store import read_info, resolve_step
     from jaxgpt.data import open_data
 
-    data = open_data(lm.config, lm.tokenizer, progress)
     directory = Run(Path(target)).checkpoints
     step = resolve_step(directory, checkpoint)
-    if read_info(directory / str(step)).about.get("data", data.fingerprint) != data.fingerprint:
+    info = read_info(directory / str(step))
+    config = replace(lm.config, data=lm.config.data.until(info.tokens))
+    data = open_data(config, lm.tokenizer, progress)
+
+    found = list(data.fingerprints) or [data.fingerprint]
+    if "sources" in info.about:
+        is_same = found == info.about["sources"][: len(found)]
+    else:
+        is_same = info.about.get("data", data.fingerprint) == data.fingerprint
+    if not is_same:
         raise UserError(f"the data of {target} has changed since step {step}: {data.source}; restore it")
     return data
 

@@ -97,7 +97,7 @@ def with_weights(
             window = "; to train on shorter windows, use --data.window" if name == "model.block_size" else ""
             raise UserError(f"{name} must be {was!r}, as in the run of --init-from, not {now!r}: omit it{window}")
     if keep_optimizer:
-        _check_optimizer(config)
+        _check_optimizer(config, directory)
     return config
 
 
@@ -128,11 +128,10 @@ def _with_state(config: Config, init_from: str) -> Config:
     return replace(config, init_from=str(base.absolute()), state_from=state)
 
 
-def _check_optimizer(config: Config) -> None:
-    """Raise `UserError` if the train state in `state_from` does not match the settings."""
-    from jaxgpt.checkpoint.run import open_run, parse_checkpoint
+def _check_optimizer(config: Config, directory: Path) -> None:
+    """Raise `UserError` if the train state of the run in `directory` does not match the settings."""
+    from jaxgpt.checkpoint.run import open_run
 
-    directory, _ = parse_checkpoint(config.state_from)
     its = flat(open_run(directory).config())
     new = flat(config)
     for name in OF_STATE:

@@ -140,8 +140,10 @@ def open_data(
     held_out = len(val) > 0
     val = val if held_out else train
     if not len(val.eval_starts(config.window, config.window)):
-        fix = "use a longer text, or longer documents"
-        raise UserError(f"too few tokens for evaluation: {len(val)} in {source}; {fix}")
+        if isinstance(val, Packed):
+            fix = "use longer documents, or change --data.train-fraction"
+            raise UserError(f"no evaluation window: the evaluated documents of {source} have a single id each; {fix}")
+        raise UserError(f"too few tokens for evaluation: {len(val)} in {source}; use a longer text")
     return Data(train, val, held_out, tokenizer, source, fingerprint, recorded, text=text)
 
 

@@ -146,7 +146,7 @@ def changed_data(run: Run, last: Info, source: str) -> UserError:
     """Return the error for data with a different content than in the checkpoint."""
     return UserError(
         f"the data of {run.path} has changed since step {last.step}: {source}; restore it, add the new data as a source of "
-        f"--data.mix, or start a new run: {new_run_command(run)}"
+        f"--data.mix, or start a new run: {new_run_command(run)} (with --keep-optimizer: from its optimizer state)"
     )
 
 

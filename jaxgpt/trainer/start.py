@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxgpt.checkpoint.run import REPLACED, Run, check_free, new_run, open_run, parse_checkpoint, write_settings
+from jaxgpt.checkpoint.run import FILES, REPLACED, Run, check_free, new_run, open_run, parse_checkpoint, write_settings
 from jaxgpt.checkpoint.store import Info, checkpoints, find_damage, latest_valid, prune
 from jaxgpt.config import Config, DataConfig, TrainConfig, changes, flat
 from jaxgpt.data import Batches, Data, open_data
@@ -221,7 +221,10 @@ def open_for_training(
 
     def on_disk() -> str:
         if start.run is None:
+            others = other_files(Path(start.out)) if start.out else []
             run = lock.enter_context(new_run(start.out, program.config, data.tokenizer, start.overwrite))
+            if others:
+                note(f"{run.path} also holds files of other programs, which are kept: {', '.join(others[:5])}")
             return str(run.path)
         lock.enter_context(sole_writer(start.run.path))
         _reopen(start.run, program, data, last, about, note)
@@ -230,6 +233,14 @@ def open_for_training(
     with ExitStack() as lock:
         path = on_leader(on_disk)
         yield same_on_all(lambda: open_run(Path(path)), lambda _: {})  # error if a process cannot read the directory
+
+
+def other_files(directory: Path) -> list[str]:
+    """List the visible files of a directory that do not belong to a run, sorted."""
+    if not directory.is_dir():
+        return []
+    names = sorted(file.name for file in directory.iterdir() if not file.name.startswith("."))
+    return [name for name in names if name not in FILES]
 
 
 def _reopen(
@@ -289,7 +300,10 @@ def _kept(old: Config, name: str, was: Any, now: Any) -> str:
     option = f"--{name.replace('_', '-')}"
     given = " ".join(now) if isinstance(now, tuple) else str(now)
     if name in ("data.dataset", "data.path", "data.mix"):
-        ways = "continue on different data with --data.mix PATH=WEIGHT, or start a new run (--out)"
+        ways = (
+            "continue on different data with --data.mix PATH=WEIGHT, or in a new run with "
+            "--init-from RUN --keep-optimizer --out NEW"
+        )
         return f"a resumed run keeps its data, not {option} {given}: this run uses {_data_in_use(old.data)}; omit it, {ways}"
     if name in ("data.tokenizer", "data.vocab_size"):
         used = _tokenizer_in_use(old)

@@ -102,6 +102,16 @@ def test_epochs_set_the_steps(run: Path) -> None:
     assert "omit one of them" in resume("run", "--train.epochs", "1", "--train.steps", "9").err
 
 
+def test_other_files_in_the_directory_of_a_new_run_are_named_and_kept(finished: Path) -> None:
+    Path("run").mkdir()
+    for name in ("notes.txt", ".hidden", "metrics.jsonl"):
+        Path("run", name).write_text("")
+    result = jaxgpt(*START, "--data.path", str(finished.parent / "text.txt"), "--out", "run", "--train.steps", "1")
+    assert result.code == 0, result.err
+    assert result.err == "jaxgpt: run also holds files of other programs, which are kept: notes.txt\n"
+    assert Path("run/notes.txt").exists()
+
+
 def test_info_is_the_state_of_a_run(run: Path) -> None:
     state = jaxgpt("info", "run", "--json").json["run"]
     assert (state["preset"], state["step"], state["steps"], state["tokens"]) == ("shakespeare", 4, 4, 256)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import comparable, small_run
+from helpers import comparable, jaxgpt, small_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_loop import Silent, same_bits
@@ -18,7 +18,7 @@ from test_loop import Silent, same_bits
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.checkpoint.store import Info, checkpoints, read_info, resolve_step, seal
 from jaxgpt.config import Config, DataConfig
-from jaxgpt.data import Batches, Data, Mixture, Tokens
+from jaxgpt.data import Batches, Data, Mixture, Tokens, open_data
 from jaxgpt.data.mixture import Shares, counts, divide
 from jaxgpt.data.open import mixed
 from jaxgpt.data.packing import pack_documents
@@ -26,7 +26,7 @@ from jaxgpt.errors import UserError
 from jaxgpt.mix import integer_weights, same_shares
 from jaxgpt.trainer.metrics import read_metrics
 from jaxgpt.trainer.phases import changed_sources, continued, recognized
-from jaxgpt.trainer.start import Start
+from jaxgpt.trainer.start import Start, completed
 from jaxgpt.trainer.train import Outcome, train
 
 T = 4
@@ -97,6 +97,32 @@ def test_every_window_of_a_source_is_used_once_per_epoch(
         for first in range(0, len(own), per_epoch):
             epoch = own[first : first + per_epoch]
             assert len(set(epoch)) == len(epoch)
+
+
+@settings(max_examples=60)
+@given(legs(), st.sampled_from([0.3, 1.0, 2.0, 3.5]), st.booleans())
+def test_epochs_are_exact_to_a_batch(legs: list[tuple[list[str], int, int]], epochs: float, packed: bool) -> None:
+    """The batch size and the mixture change at each resume; the last leg completes the epochs."""
+    parts = {name: source(name, n, packed) for name, n in zip(NAMES, (60, 70, 80, 90), strict=True)}
+    rows = step = 0
+    last: Info | None = None
+    for mix, steps, batch_size in legs:
+        config = continued(config_of(mix, batch_size=batch_size, epochs=epochs).with_model(vocab_size=4000), last)
+        data = mixed(config.data, {each.path: parts[each.path] for each in config.data.sources})
+        wanted = epochs * Batches.of(config, data.train).per_epoch
+        if last is not None and rows >= wanted:
+            return
+        end = completed(config, data, last).train.steps
+        assert 0 <= rows + (end - step) * batch_size - wanted < batch_size
+        taken = min(steps, end - step)
+        rows += taken * batch_size
+        step += taken
+        last = checkpoint(completed(config, data, last), step, rows)
+
+    if step == end:
+        for size in (1, batch_size, 20):
+            again = replace(config, train=replace(config.train, batch_size=size))
+            assert completed(again, data, last).train.steps == step, "the epochs are complete with any batch size"
 
 
 @given(st.lists(st.integers(1, 99), min_size=1, max_size=5), st.integers(0, 5000))
@@ -314,6 +340,39 @@ def test_a_path_becomes_a_mixture_and_keeps_its_position() -> None:
     straight = train(Start(replace(config, data=data), "straight"), Silent())
     assert same_bits(resumed.state, straight.state)
     assert same_bits(resumed.evaluation[:-1], straight.evaluation[:-1])
+
+
+@pytest.mark.ci
+def test_epochs_count_windows_not_steps_or_calls() -> None:
+    """Accumulation and several steps per call do not change the windows of a run; neither does a resume in between."""
+    write_texts()
+    config = small_run(steps_per_call=3, accumulation=2, batch_size=6, eval_every=5)
+    config = replace(config, data=DataConfig(mix=("a.txt=1", "b.txt=2"), tokenizer="byte"))
+    config = replace(config, train=replace(config.train, epochs=1.0))
+    train(Start(config, "run"), Silent(), until=4)
+    resumed = replace(config, model=Run(Path("run")).config().model, train=replace(config.train, batch_size=4))
+    outcome = train(Start(resumed, run=Run(Path("run"))), Silent())
+    data = open_data(Run(Path("run")).config())
+    windows = read_info(Path("run/checkpoints", str(outcome.step))).tokens // 16
+    per_epoch = Batches.of(resumed, data.train).per_epoch
+    assert per_epoch <= windows < per_epoch + 4
+    assert windows == 4 * 6 + (outcome.step - 4) * 4
+
+
+def test_training_text_of_all_mixtures_is_searched() -> None:
+    """`sample --check-memorized` opens the sources that the checkpoint was trained on, including removed ones."""
+    leg("a.txt=1 b.txt=1", 4)
+    leg("b.txt=1 c.txt=1", 8, steps=8)
+    result = jaxgpt("sample", "legs", "--check-memorized", "--max-new-tokens", "3", "--checkpoint", "4", "--json")
+    assert result.code == 0, result.err
+    assert jaxgpt("sample", "legs", "--check-memorized", "--max-new-tokens", "3", "--checkpoint", "last").code == 0
+    assert [each["path"] for each in jaxgpt("data", "report", "legs", "--json").json["sources"]] == ["b.txt", "c.txt"]
+    assert jaxgpt("eval", "legs").code == 0
+    Path("a.txt").write_text("changed " * 300)
+    result = jaxgpt("sample", "legs", "--check-memorized", "--max-new-tokens", "3", "--checkpoint", "last")
+    assert "the data of legs has changed since step 8" in result.err
+    Path("a.txt").unlink()
+    assert jaxgpt("eval", "legs").code == 0, "removed sources are not evaluated"
 
 
 def test_unopened_sources_are_counted_but_not_read() -> None:
