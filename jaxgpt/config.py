@@ -570,13 +570,14 @@ def flat(config: Any) -> dict[str, Any]:
 def changes(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
     """Return a dict of the old and new values of changed settings, keyed by dotted name.
 
-    If a mixture has been added to `data.mix`, the values are the last mixtures, not the schedules.
+    If the last mixture of `data.mix` differs, the values are the last mixtures, not the schedules.
     """
     before, after = flat(old), flat(new)
-    phases = old.data.phases
-    if new.data.phases[: len(phases)] == phases:
-        before["data.mix"] = phases[-1].words
-        after["data.mix"] = new.data.phases[-1].words
+    was = old.data.phases[-1].words
+    now = new.data.phases[-1].words
+    if was != now:
+        before["data.mix"] = was
+        after["data.mix"] = now
     return {name: (before[name], after[name]) for name in before if before[name] != after[name]}
 
 

@@ -50,15 +50,21 @@ def with_settings(base: Config, settings: Mapping[str, Any]) -> Config:
 
 
 def _from_here(base: Config, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Make the given paths of data absolute if the relative paths in `base` refer to a different directory."""
+    """Make the given paths of data relative to the directory that relative paths in `base` refer to; outside it, absolute."""
     settings = dict(settings)
-    if not base.directory or Path(base.directory).resolve() == Path.cwd():
+    directory = Path(base.directory).resolve()
+    if not base.directory or directory == Path.cwd():
         return settings
+
+    def place(path: str) -> str:
+        target = Path(path).resolve()
+        return str(target.relative_to(directory) if target.is_relative_to(directory) else target)
+
     if settings.get("data.path"):
-        settings["data.path"] = str(Path.cwd() / settings["data.path"])
+        settings["data.path"] = place(settings["data.path"])
     if "data.mix" in settings:
         paths = [path_of(word) for word in settings["data.mix"]]
-        settings["data.mix"] = with_paths(settings["data.mix"], {path: str(Path.cwd() / path) for path in paths})
+        settings["data.mix"] = with_paths(settings["data.mix"], {path: place(path) for path in paths if path})
     return settings
 
 

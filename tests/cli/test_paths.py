@@ -12,7 +12,8 @@ from helpers import TEXT, jaxgpt, small_run
 
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.checkpoint.store import checkpoints, read_info, seal
-from jaxgpt.config import DataConfig
+from jaxgpt.cli.settings import with_settings
+from jaxgpt.config import Config, DataConfig
 from jaxgpt.data.open import located
 from jaxgpt.errors import UserError
 from jaxgpt.trainer.start import Start
@@ -55,7 +56,7 @@ def old(run: Path) -> None:
         path.write_text(json.dumps(config))
 
 
-@pytest.mark.parametrize("version", ["0.1.0", "now"])
+@pytest.mark.parametrize("version", ["0.1.0", pytest.param("now", marks=pytest.mark.ci)])
 def test_a_run_is_used_from_another_directory(project: Path, version: str) -> None:
     if version == "0.1.0":
         old(project / "run")
@@ -107,6 +108,15 @@ def test_given_paths_refer_to_the_current_directory(project: Path, monkeypatch: 
     assert jaxgpt("eval", "run").code == 0
     text = jaxgpt("eval", "run", "--data.path", "text.txt", "--json").json["text"]
     assert text.startswith("text.txt"), "--data.path of eval refers to the current directory"
+
+
+def test_given_paths_are_stored_relative_to_the_start_of_the_run(tmp_path: Path) -> None:
+    (tmp_path / "start").mkdir()
+    base = replace(Config(), directory=str(tmp_path / "start"))
+    data = with_settings(base, {"data.mix": ("start/a=1", "b=2", "@5", "start/../start/c=1")}).data
+    assert data.mix == ("a=1", f"{tmp_path}/b=2", "@5", "c=1")
+    assert with_settings(base, {"data.path": "start/a"}).data.path == "a"
+    assert with_settings(Config(), {"data.path": "start/a"}).data.path == "start/a"
 
 
 def test_a_path_is_looked_up_where_the_run_was_started_first(tmp_path: Path) -> None:
