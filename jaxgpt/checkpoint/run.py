@@ -65,7 +65,7 @@ class Run:
 
 
 def _started_in(metrics: Path) -> str:
-    """Return the directory in the first line of metrics.jsonl, or "" if there is none."""
+    """Return the directory in the first line of metrics.jsonl, or "" if it is missing."""
     with suppress(OSError, UserError), metrics.open("rb") as file:
         line = parse_json(file.readline(JSON_BYTES), str(metrics))
         directory = line.get("directory", "") if isinstance(line, dict) else ""

@@ -169,7 +169,7 @@ def with_path(config: Config, path: str) -> Config:
 def located(data: DataConfig, directory: str) -> DataConfig:
     """Return the settings of a source with the path at which its data are found.
 
-    A relative path is relative to `directory`, where the run was started, or else to the current directory.
+    Relative paths refer to `directory`, where the run was started; if the data are not there, to the current directory.
 
     Raises:
         UserError: if the data are in neither place.

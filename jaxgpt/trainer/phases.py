@@ -45,7 +45,7 @@ def continued(config: Config, last: Info | None) -> Config:
         fixed = " ".join(join_phases(past)) or old.path or old.dataset
         raise UserError(
             f"data.mix must keep the mixtures up to step {last.step} ({last.tokens:,} tokens): {fixed}; to change the mixture "
-            f"at this step, give one mixture, without @"
+            f"at this step, pass one mixture, without @"
         )
     return replace(config, data=data.with_phases(new.phases))
 

@@ -162,7 +162,7 @@ def newest(start: Start, note: Callable[[str], None]) -> Info | None:
 def read_data(
     start: Start, config: Config, tokenizer: Tokenizer | None, last: Info | None, progress: Progress
 ) -> tuple[Config, Data]:
-    """Open the data of a run from the checkpoint `last` on; return them, and the settings with the paths of the data.
+    """Open the data of a run after the checkpoint `last`; return the settings with the paths found, and the data.
 
     Raises:
         UserError: if the data cannot be read, or a source of a mixture has changed since the checkpoint.

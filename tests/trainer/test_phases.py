@@ -155,7 +155,7 @@ def test_equal_shares_are_the_same_mixture(legs: list[tuple[list[str], int, int]
     ],
 )
 def test_a_new_mixture_begins_at_the_checkpoint(old: list[str], given: list[str], expected: str) -> None:
-    """A mixture without @ replaces all mixtures that have not begun; a schedule replaces the schedule."""
+    """A mixture without @ replaces all later mixtures; a schedule replaces the schedule."""
     last = checkpoint(config_of(old), 5, 20)
     assert " ".join(continued(config_of(given), last).data.mix) == expected
 
@@ -179,7 +179,7 @@ def test_a_path_may_become_a_mixture() -> None:
 def test_mixtures_before_the_checkpoint_cannot_change(given: list[str]) -> None:
     last = checkpoint(config_of(["a=1", "@40", "b=1"]), 5, 20)
     message = (
-        r"must keep the mixtures up to step 5 \(80 tokens\): a=1 @40 b=1; to change the mixture at this step, give one"
+        r"must keep the mixtures up to step 5 \(80 tokens\): a=1 @40 b=1; to change the mixture at this step, pass one"
     )
     with pytest.raises(UserError, match=message):
         continued(config_of(given), last)
