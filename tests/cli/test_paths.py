@@ -138,6 +138,7 @@ def test_a_path_is_looked_up_where_the_run_was_started_first(tmp_path: Path) -> 
         located(DataConfig(path="none"), "")
 
 
+@pytest.mark.ci
 def test_a_run_resumed_from_a_damaged_checkpoint_counts_its_epochs(project: Path) -> None:
     """The newest intact checkpoint is at step 4: the windows of later steps are trained again."""
     run = project / "run"

@@ -278,6 +278,7 @@ def test_a_run_with_changed_mixtures_equals_an_uninterrupted_run_bit_for_bit() -
     ]
 
 
+@pytest.mark.ci
 def test_a_removed_source_may_be_deleted() -> None:
     leg("a.txt=1 b.txt=1", 3)
     leg("b.txt=1 c.txt=1", 5)
@@ -359,6 +360,7 @@ def test_epochs_count_windows_not_steps_or_calls() -> None:
     assert windows == 4 * 6 + (outcome.step - 4) * 4
 
 
+@pytest.mark.ci
 def test_training_text_of_all_mixtures_is_searched() -> None:
     """`sample --check-memorized` opens the sources that the checkpoint was trained on, including removed ones."""
     leg("a.txt=1 b.txt=1", 4)
