@@ -139,7 +139,7 @@ export run new.gguf -> cannot write a GGUF file: new.gguf; export to a directory
 data report short.txt --data.train-fraction 1.0 -> 2 training and 0 validation tokens are too few
 inspect run --max-new-tokens 900 -> exceed the limit of
 inspect run --max-new-tokens 2 --html no/a.html -> no/a.html
-plan -> TARGET requires an argument
+plan -> Missing argument: TARGET. See jaxgpt plan --help.
 plan python-char -> --topology requires an argument
 plan python-char --topology v9:2x4 -> unknown chip 'v9'
 plan python-char --topology v5e:2x4 --mesh.data 3 -> use --mesh.data -1

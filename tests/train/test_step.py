@@ -128,7 +128,7 @@ def test_a_mean_is_the_sum_divided_by_any_positive_weight(total: float, accumula
     weights = np.array([0.1, 0.2, 0.3, 0.4]) * total
     losses = np.array([3.0, 1.0, 0.0, 2.0])
 
-    def objective(params: jax.Array, rows: jax.Array, _: jax.Array | None) -> RowSums:
+    def objective(params: jax.Array, rows: jax.Array, *_: Any) -> RowSums:
         weight_B, loss_B = rows[:, 0], rows[:, 1]
         return RowSums(weight_B * loss_B * params, weight_B, {"weighted": 2 * weight_B})
 
