@@ -24,15 +24,14 @@ from jaxgpt.checkpoint.store import (
     read_info,
     saved_steps,
 )
-from jaxgpt.config import Config, DataConfig, TrainConfig, changes, flat, place_of
+from jaxgpt.config import Config, TrainConfig, changes, flat
 from jaxgpt.data import Batches, Data
 from jaxgpt.data.bos import with_bos
 from jaxgpt.data.open import base_directory, check_sources
-from jaxgpt.data.shards import read_index
 from jaxgpt.data.text import Progress
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.errors import UserError, short_repr
-from jaxgpt.files import RECORDS, sole_writer
+from jaxgpt.files import sole_writer
 from jaxgpt.lm.source import Place, Source, check_base, checksum, needed_runs, open_base, open_base_of, open_source
 from jaxgpt.parallel.processes import is_leader, on_leader, same_on_all
 from jaxgpt.provenance import versions
@@ -40,6 +39,7 @@ from jaxgpt.trainer.evaluation import Evaluator
 from jaxgpt.trainer.feed import DataFeed, Feed
 from jaxgpt.trainer.phases import changed_data, changed_sources, new_run_command
 from jaxgpt.trainer.program import Program, build
+from jaxgpt.trainer.resume import check_resume
 
 
 class Start(NamedTuple):
@@ -317,66 +317,6 @@ def _reopen(
         settings = (f"{name} {short_repr(was)} -> {short_repr(now)}" for name, (was, now) in changed.items())
         note(f"changed settings: {', '.join(settings)}")
     write_settings(run, config, data.tokenizer)
-
-
-def check_resume(old: Config, new: Config, step: int = 0) -> None:
-    """Check that a run can be resumed with changed settings, and has steps left if `train.steps` changes.
-
-    Raises:
-        UserError: if a setting that a resumed run must keep has changed, or no steps are left.
-    """
-    for name, (was, now) in changes(old, new).items():
-        fixed = name.startswith(("model.", "data.", "lora.", "optim.name", "train.eval_windows"))
-        fixed |= name == "optim.ema_decay" and not (was and now)
-        if name in ("data.path", "data.mix") and _may_continue(old.data, new.data):
-            continue
-        if fixed:
-            raise UserError(_kept(old, name, was, now))
-    if step >= new.train.steps != old.train.steps and not new.train.epochs:
-        raise UserError(f"--train.steps {new.train.steps} is not above the current step {step}; raise it, or omit it")
-
-
-def _may_continue(old: DataConfig, new: DataConfig) -> bool:
-    """Return whether a run may continue with the paths and mixtures of `new`, if their content allows it.
-
-    A mixture may follow any data. A path may follow a path of the same kind, because the data may have moved.
-    """
-    if new.mix:
-        return True
-    return not old.mix and _kind_of(old.path) == _kind_of(new.path)
-
-
-def _kind_of(path: str) -> tuple[bool, bool]:
-    """Return whether a path is given, and whether its name is that of records; the path may be missing."""
-    return bool(path), Path(path).suffix.lower() in RECORDS
-
-
-def _kept(old: Config, name: str, was: Any, now: Any) -> str:
-    """Return the error for a changed setting that a resumed run must keep, with the value in use, not an unused default."""
-    option = f"--{name.replace('_', '-')}"
-    given = " ".join(now) if isinstance(now, tuple) else str(now)
-    if name in ("data.dataset", "data.path", "data.mix"):
-        ways = (
-            "continue on different data with --data.mix PATH=WEIGHT, or in a new run with "
-            "--init-from RUN --keep-optimizer --out NEW"
-        )
-        return f"a resumed run keeps its data, not {option} {given}: this run uses {_data_in_use(old.data)}; omit it, {ways}"
-    if name in ("data.tokenizer", "data.vocab_size"):
-        used = _tokenizer_in_use(old)
-        return f"a resumed run keeps {used}, not {option} {given}; omit it, or start a new run (--out)"
-    return f"a resumed run keeps {name}: {short_repr(was)}, not {short_repr(now)}; omit it, or start a new run (--out)"
-
-
-def _data_in_use(data: DataConfig) -> str:
-    words = data.phases[-1].words
-    return f"the mixture {' '.join(words)}" if words else data.path or f"the built-in text {data.dataset}"
-
-
-def _tokenizer_in_use(config: Config) -> str:
-    for source in config.data.sources:
-        if source.path and read_index(Path(place_of(source.path, config.directory))):
-            return f"the tokenizer of {source.path}"
-    return f"the tokenizer {config.data.tokenizer}"
 
 
 def why_finished(run: Run, config: Config) -> str:

@@ -152,3 +152,20 @@ def test_a_run_resumed_from_a_damaged_checkpoint_counts_its_epochs(project: Path
     per_epoch = (len(TEXT) * 9 // 10 - 16 - 16) // 16 + 1
     assert 0 <= windows - per_epoch / 2 < 3
     assert windows == 4 * 8 + (last.step - 4) * 3
+
+
+def test_windows_of_conversations_have_documents_from_another_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The content of a directory or a JSON file, not its name, determines whether it holds conversations."""
+    start = tmp_path / "start"
+    (start / "talks").mkdir(parents=True)
+    pair = json.dumps({"prompt": "a", "completion": "b"})
+    (start / "talks/a.jsonl").write_text(pair + "\n")
+    (start / "talks.json").write_text(f"[{pair}]")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    for path in ("talks", "talks.json"):
+        data = DataConfig(path=path, tokenizer="gpt2")
+        assert Config(data=data, directory=str(start)).has_documents
+        assert not Config(data=data).has_documents

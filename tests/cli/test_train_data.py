@@ -14,7 +14,7 @@ from helpers import flags, jaxgpt
 from jaxgpt.config import Config, DataConfig
 from jaxgpt.data.tokenizer import WordTokenizer
 from jaxgpt.errors import UserError
-from jaxgpt.trainer.start import check_resume
+from jaxgpt.trainer.resume import check_resume
 
 TINY = flags(
     model__n_layer=1,

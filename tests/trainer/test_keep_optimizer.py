@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from helpers import TEXT, flags, jaxgpt, small_run
 from test_loop import Silent, same_bits
 
+from jaxgpt.checkpoint import store
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.checkpoint.store import checkpoints, read_info, seal
 from jaxgpt.cli.settings import with_weights
@@ -188,3 +190,36 @@ def test_a_damaged_checkpoint_is_an_error() -> None:
         UserError, match=r"first/checkpoints/2 is damaged: .*; choose a different step, or omit --keep-optimizer"
     ):
         train(Start(config, "second"), Silent())
+
+
+def test_the_restored_arrays_are_used_without_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only steps and counts of schedules are new arrays, so weights and moments need no second copy in memory."""
+    first(replace(small_run(steps=2), optim=OptimConfig(name="adamw", warmup_steps=2)))
+    config = second()
+    restored: list[TrainState] = []
+    restore = store.restore
+
+    def recorded(*args: Any) -> TrainState:
+        restored.append(restore(*args))
+        return restored[-1]
+
+    monkeypatch.setattr(store, "restore", recorded)
+    state = build(config).with_new_schedule(Path("first/checkpoints"), 2)
+
+    def buffers(tree: Any) -> set[int]:
+        shards = [shard.data for leaf in jax.tree.leaves(tree) for shard in leaf.addressable_shards]
+        return {shard.unsafe_buffer_pointer() for shard in shards if shard.size > 1}
+
+    [before] = restored
+    assert buffers((state.params, state.opt_state)) == buffers((before.params, before.opt_state))
+
+
+def test_adapters_do_not_continue_on_a_changed_base() -> None:
+    config = replace(small_run(steps=2), optim=OptimConfig(name="adamw", warmup_steps=2))
+    first(config, "base")
+    first(with_weights(config, "base", {"lora.rank": 2, "lora.targets": "q_proj"}, keep=True))
+    tuned = second(**{"train.steps": 2})
+    shutil.rmtree("base")
+    first(replace(config, train=replace(config.train, seed=5)), "base")
+    with pytest.raises(UserError, match=r"is not the base of .*first: its weights differ from the original"):
+        train(Start(tuned, "second"), Silent())

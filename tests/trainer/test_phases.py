@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_loop import Silent, same_bits
 
+import jaxgpt.trainer.train as train_module
 from jaxgpt.checkpoint.data import compared
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.checkpoint.store import Info, checkpoints, read_info, resolve_step, seal
@@ -396,3 +397,22 @@ def test_unopened_sources_are_counted_but_not_read() -> None:
     assert (source_of.tolist(), before.tolist()) == ([0] * 4, [5, 6, 7, 8])
     with pytest.raises(UserError, match="needs a source that is not open"):
         mixture.source_of_rows(np.arange(8, 12))
+
+
+def test_a_run_that_another_process_has_trained_meanwhile_is_not_continued(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lock is free between the choice of the checkpoint and the first step, while weights and data are read."""
+    leg("a.txt=1 b.txt=1", 2)
+    config = Run(Path("legs")).config()
+    read = train_module.read_data
+    others: list[int] = []
+
+    def disturbed(*args: Any) -> Any:
+        if not others:
+            others.append(2)
+            train(Start(config, run=Run(Path("legs"))), Silent(), until=4)
+        return read(*args)
+
+    monkeypatch.setattr(train_module, "read_data", disturbed)
+    with pytest.raises(UserError, match="another process has trained legs meanwhile: run the command again"):
+        train(Start(config, run=Run(Path("legs"))), Silent())
+    assert max(checkpoints(Path("legs/checkpoints"))) == 4
