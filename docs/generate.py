@@ -15,11 +15,12 @@ from jaxgpt.cli.presets import BASE, size
 from jaxgpt.config import Config, flat
 from jaxgpt.presets import PRESETS, preset
 from jaxgpt.presets import command as train_command
+from jaxgpt.settings import Section
 
 PAGE = Path(__file__).with_name("reference.md")
 COLUMNS = ("option", "value", "default", "meaning")
 KINDS = {int: "INT", float: "FLOAT", str: "STR"}
-SECTIONS = tuple(f"--{field.name}." for field in fields(Config) if field.name not in ("preset", "init_from"))
+SECTIONS = tuple(f"--{field.name}." for field in fields(Config) if isinstance(getattr(Config(), field.name), Section))
 ENVIRONMENT = """\
 `-h` or `--help` prints the help of a command, and `jaxgpt --version` prints the version.
 

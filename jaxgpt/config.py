@@ -6,16 +6,15 @@ The setting `n_layer` of the section `model` in `config.json` is the option `--m
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
-from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal, get_origin, get_type_hints
 
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.files import holds_records, parse_json
+from jaxgpt.mix import Phase, integer_weights, join_phases, split_phases
 from jaxgpt.settings import Section, as_int, setting, similar_setting
 
 FROM_TEXT = ("char", "word", "bpe")  # tokenizers built from the training text
@@ -25,7 +24,6 @@ MAX_VOCAB = 2**24  # maximum vocab_size; published models: at most about 2**18
 MAX_PARAMETERS = 10**13  # maximum number of parameters, 40 TB in float32
 MAX_BATCH = 2**28  # maximum number of token ids per jitted call, 1 GiB of int32
 MAX_TOKENS = 2**24  # maximum number of tokens of a generated text; equals the maximum block_size
-MIX_PARTS = 2**20  # maximum sum of the integer mixture weights, up to rounding
 MAX_ROWS = 2**16  # maximum num_beams and num_return_sequences
 
 NEW_TOKENS = 200  # default max_new_tokens, reduced if the text must fit the context
@@ -174,7 +172,9 @@ class DataConfig(Section):
     path: str = setting(
         "", "text, tokens (.bin) or conversations (.jsonl, .json, .parquet): file or directory; empty: use data.dataset"
     )
-    mix: tuple[str, ...] = setting((), "paths with their shares of the training windows: --data.mix web=0.7 code=0.3")
+    mix: tuple[str, ...] = setting(
+        (), "paths with their shares of the training windows: web=0.7 code=0.3; @TOKENS: start of the next mixture"
+    )
     tokenizer: str = setting("char", "char, word, byte, gpt2, ids; bpe: train on the text; or a tokenizer.json")
     vocab_size: int = setting(4096, "maximum vocabulary size of a BPE tokenizer trained on the text", 2, MAX_VOCAB)
     train_fraction: float = setting(
@@ -199,12 +199,11 @@ class DataConfig(Section):
         _ = self.template_variables  # parsing raises an error for invalid variables
         if self.stride and (self.conversations or self.documents == "pack"):
             yield f"data.stride {self.stride} does not apply to packed documents or conversations: set it to 0"
-        if self.path and self.mix:
+        begins_with_mixture = bool(self.mix) and bool(self.phases[0].words)
+        if self.path and begins_with_mixture:
             yield f"data.path {self.path} and data.mix both specify the data: omit one of them"
-        paths = [each.path for each, _ in self.sources]
-        if len(set(paths)) < len(paths):
-            twice = next(path for path in paths if paths.count(path) > 1)
-            yield f"data.mix lists {twice} twice: add up its weights"
+        for phase in self.phases:
+            self.weights(phase)  # check of the words
 
     @property
     def template_variables(self) -> dict[str, Any]:
@@ -212,26 +211,42 @@ class DataConfig(Section):
         return parse_variables(self.chat_template_kwargs, "data.chat_template_kwargs")
 
     @property
-    def sources(self) -> list[tuple[DataConfig, int]]:
-        """The settings and the integer weight of each source; without `mix`, a single source.
+    def phases(self) -> list[Phase]:
+        """The mixtures of the run, in order; without `mix`, a single phase without words."""
+        return split_phases(self.mix)
 
-        The weights are multiplied by their common denominator if the sum is then at most `MIX_PARTS`. Otherwise, they are
-        scaled to a sum of `MIX_PARTS`, and each weight is rounded to an integer of at least 1.
-        """
-        if not self.mix:
-            return [(self, 1)]
-        words = [word.rpartition("=") for word in self.mix]
-        for word, (path, _, weight) in zip(self.mix, words, strict=True):
-            if not path or not re.fullmatch(r"\d+\.?\d*|\.\d+", weight) or not 0 < float(weight) <= 1e6:
-                raise UserError(f"data.mix needs PATH=WEIGHT with a weight above 0, at most 1e6: {short_repr(word)}")
-        exact = [Fraction(weight) for _, _, weight in words]
-        total = math.lcm(*(weight.denominator for weight in exact))
-        if sum(exact) * total > MIX_PARTS:
-            exact, total = [weight / sum(exact) for weight in exact], MIX_PARTS
-        return [
-            (replace(self, path=path, mix=()), max(round(weight * total), 1))
-            for (path, _, _), weight in zip(words, exact, strict=True)
-        ]
+    def weights(self, phase: Phase) -> dict[str, int]:
+        """Return the integer weight of each path of a phase; the built-in text has an empty path."""
+        return integer_weights(phase.words) if phase.words else {self.path: 1}
+
+    @property
+    def sources(self) -> list[DataConfig]:
+        """The settings of each source, in order of first use."""
+        paths = dict.fromkeys(path for phase in self.phases for path in self.weights(phase))
+        return [replace(self, path=path, mix=()) for path in paths]
+
+    @property
+    def streams(self) -> dict[str, str]:
+        """The name of the random stream of each source, keyed by path. A stream survives changes of the mixture."""
+        begins_with_mixture = bool(self.phases[0].words)
+        numbered = {each.path: f" of source {number}" for number, each in enumerate(self.sources)}
+        return numbered if begins_with_mixture else numbered | {self.path: ""}
+
+    def with_phases(self, phases: Sequence[Phase]) -> DataConfig:
+        """Return a copy with these mixtures; a first phase without words is the data of `path`, or the built-in text."""
+        path = "" if phases[0].words else self.path
+        return replace(self, path=path, mix=join_phases(phases))
+
+    @property
+    def last(self) -> DataConfig:
+        """The settings with only the last mixture."""
+        *_, phase = self.phases
+        return self.with_phases([Phase(0, phase.words)])
+
+    def until(self, tokens: int) -> DataConfig:
+        """Return the settings with only the mixtures of the first `tokens` training tokens."""
+        first, *others = self.phases
+        return self.with_phases([first, *(phase for phase in others if phase.tokens < tokens)])
 
     @property
     def conversations(self) -> bool:
@@ -240,11 +255,6 @@ class DataConfig(Section):
         if self.tokenizer in FROM_TEXT and (path.is_dir() or path.suffix.lower() == ".json"):
             return False  # their text is the vocabulary of the tokenizer
         return bool(self.path) and holds_records(path)
-
-    @property
-    def has_documents(self) -> bool:
-        """Whether windows have document ids; windows of conversations always do."""
-        return self.documents != "flow" or any(each.conversations for each, _ in self.sources)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -501,6 +511,8 @@ class Config(Section):
 
     preset: str = setting("", "preset that the run was started from")
     init_from: str = setting("", "checkpoint of the initial weights, RUN/checkpoints/STEP; empty: random weights")
+    state_from: str = setting("", "checkpoint of the initial weights and optimizer state; empty: a new optimizer")
+    directory: str = setting("", "directory that relative paths of the data refer to; empty: the current directory")
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
@@ -534,6 +546,12 @@ class Config(Section):
         return f"data.window {self.window}" if self.data.window else f"model.block_size {self.window}"
 
     @property
+    def has_documents(self) -> bool:
+        """Whether windows have document ids; windows of conversations always do."""
+        sources = [replace(each, path=place_of(each.path, self.directory)) for each in self.data.sources]
+        return self.data.documents != "flow" or any(each.conversations for each in sources)
+
+    @property
     def decay_steps(self) -> int:
         """Step at which the learning rate reaches `min_lr`, unless the schedule is constant."""
         return self.optim.decay_steps or self.train.steps
@@ -545,7 +563,7 @@ class Config(Section):
     def with_settings(self, given: Mapping[str, Any]) -> Config:
         """Return a copy with changed settings, keyed by dotted name: `{"train.steps": 10}`.
 
-        A new data.path removes data.mix, and vice versa.
+        A new data.path removes data.mix, and a new data.mix removes data.path, unless both are given.
 
         Raises:
             UserError: if a setting is unknown, its value is invalid, or settings conflict.
@@ -565,6 +583,13 @@ class Config(Section):
         return replace(
             self, **{k: replace(getattr(self, k), **v) if isinstance(v, dict) else v for k, v in changed.items()}
         )
+
+
+def place_of(path: str, directory: str) -> str:
+    """Return the path at which data are found: in `directory`, where the run was started, or else in the current directory."""
+    started = Path(directory, path)
+    is_elsewhere = Path(directory).resolve() != Path.cwd()
+    return str(started) if path and is_elsewhere and started.exists() else path
 
 
 def parse_variables(text: str, where: str) -> dict[str, Any]:
@@ -606,16 +631,24 @@ def to_json(config: Any) -> str:
 
 
 def flat(config: Any) -> dict[str, Any]:
-    """Flatten a config to `{"model.n_layer": 6, ...}`."""
-    names = {f.name: getattr(config, f.name) for f in fields(config)}
+    """Flatten a config to `{"model.n_layer": 6, ...}`, without `directory`, which is a fact about the run, not a setting."""
+    names = {f.name: getattr(config, f.name) for f in fields(config) if f.name != "directory"}
     sections = {name: flat(value) for name, value in names.items() if is_dataclass(value)}
     nested = {f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()}
     return {name: value for name, value in names.items() if name not in sections} | nested
 
 
 def changes(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
-    """Return a dict of the old and new values of changed settings, keyed by dotted name."""
+    """Return a dict of the old and new values of changed settings, keyed by dotted name.
+
+    If the last mixture of `data.mix` differs, the values are the last mixtures, not the schedules.
+    """
     before, after = flat(old), flat(new)
+    was = old.data.phases[-1].words
+    now = new.data.phases[-1].words
+    if was != now:
+        before["data.mix"] = was
+        after["data.mix"] = now
     return {name: (before[name], after[name]) for name in before if before[name] != after[name]}
 
 

@@ -46,7 +46,6 @@ DERIVED = {
     "mlp_width": {"n_inner"},
     "rotary_width": {"rope_fraction"},
     "windows": {"sliding_window", "window_pattern"},
-    "has_documents": {"documents"},
     "template_variables": {"chat_template_kwargs"},
 }
 

@@ -1,34 +1,181 @@
-"""Data of a run: compare the data that a command has opened with the data at a checkpoint."""
+"""Data of a run: open them where they are now, and compare each source with a checkpoint by its content.
+
+Within a schedule of mixtures, a path identifies a source. Data that have moved keep their identity, because checkpoints record
+the fingerprint of each source: the new path replaces the old one in the whole schedule.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.checkpoint.store import Info, read_info, resolve_step
-from jaxgpt.data import Data
+from jaxgpt.config import Config, DataConfig
+from jaxgpt.data import Data, Mixture, open_data
+from jaxgpt.data.open import joint_fingerprint, mixed
+from jaxgpt.data.text import Progress, no_progress
+from jaxgpt.data.tokenizer import Tokenizer
+from jaxgpt.mix import same_shares, with_paths
+
+Open = Callable[[DataConfig], Data]
+
+
+class RunData(NamedTuple):
+    """The data of a run.
+
+    Attributes:
+        config: settings with the new paths of sources that have moved.
+        data: data for these settings.
+        change: description of how the data have changed since the checkpoint; "": equal, or not recorded.
+    """
+
+    config: Config
+    data: Data
+    change: str
 
 
 def about_data(data: Data) -> dict[str, object]:
     """Return the entries of a checkpoint that identify the data of its run."""
-    return {"data": data.fingerprint, "data_tokens": _tokens(data)}
+    sources = list(data.fingerprints) or [data.fingerprint]
+    return {"data": data.fingerprint, "sources": sources, "data_tokens": _tokens(data)}
 
 
-def data_change(run: Run, checkpoint: str | Info, data: Data) -> str:
-    """Describe how the data of a run have changed since a checkpoint; "" if they are equal or were not recorded.
+def info_of(run: Run, checkpoint: str) -> Info:
+    """Read the checkpoint.json of a checkpoint: `best`, `last` or a step."""
+    step = resolve_step(run.checkpoints, checkpoint)
+    return read_info(run.checkpoints / str(step))
+
+
+def open_run_data(
+    run: Run | None,
+    info: Info | None,
+    config: Config,
+    tokenizer: Tokenizer | None,
+    progress: Progress = no_progress,
+    tokens: int = 0,
+    data: Data | None = None,
+) -> RunData:
+    """Open the data of a run, and compare them with the data at a checkpoint.
 
     Args:
-        run: the run.
-        checkpoint: `best`, `last`, a step, or the contents of a checkpoint.json.
-        data: the data that the settings of the run now specify.
+        run: the run; None: a new run.
+        info: contents of the checkpoint.json; None: nothing to compare with.
+        config: settings of the run; `config.data` may be a part of its schedule of mixtures, or continue it.
+        tokenizer: tokenizer of the run; None: as in `open_data`.
+        progress: as in `open_data`.
+        tokens: number of training tokens so far; the sources of mixtures that have ended are not opened.
+        data: data that the caller has opened; None: open them.
+
+    Raises:
+        UserError: as in `open_data`.
     """
-    if isinstance(checkpoint, str):
-        step = resolve_step(run.checkpoints, checkpoint)
-        checkpoint = read_info(run.checkpoints / str(step))
-    if checkpoint.about.get("data", data.fingerprint) == data.fingerprint:
-        return ""
-    was = checkpoint.about.get("data_tokens")
+
+    def opened(source: DataConfig) -> Data:
+        return open_data(replace(config, data=source), tokenizer, progress)
+
+    is_given = data is not None
+    data = data or open_data(config, tokenizer, progress, tokens)
+    if run is None or info is None:
+        return RunData(config, data, "")
+    if data.parts and not is_given:
+        return compared(run, info, config, data, opened)
+
+    recorded = info.about.get("data", data.fingerprint)
+    if not is_given:  # the only source, or the source of the first mixture; version 0.1.0 recorded no list
+        recorded, *_ = info.about.get("sources", [recorded])
+    change = "" if recorded == data.fingerprint else _describe(run, info, data.source + _sizes(info, data))
+    return RunData(config, data, change)
+
+
+def compared(run: Run, info: Info, config: Config, data: Data, opened: Open) -> RunData:
+    """Compare the open sources of a mixture with those of a checkpoint, by content; `opened` opens a single source."""
+    parts = _by_path(config.data, data)
+    known = known_fingerprints(info, data, parts, opened)
+    if known is None:
+        return RunData(config, data, _describe(run, info, data.source))
+    for path, part in parts.items():
+        if known.get(path, part.fingerprint) != part.fingerprint:
+            return RunData(config, data, _describe(run, info, part.source))
+
+    moved = moved_sources(known, {path: part.fingerprint for path, part in parts.items()})
+    config = replace(config, data=_renamed(config.data, moved, info.tokens))
+    if not config.data.mix:
+        return RunData(config, parts[config.data.path], "")
+    fingerprints = {moved.get(path, path): fingerprint for path, fingerprint in known.items()}
+    fingerprints |= {path: part.fingerprint for path, part in parts.items()}
+    recorded = tuple(fingerprints[each.path] for each in config.data.sources)
+    return RunData(config, replace(mixed(config.data, parts), fingerprints=recorded), "")
+
+
+def known_fingerprints(info: Info, data: Data, parts: Mapping[str, Data], opened: Open) -> dict[str, str] | None:
+    """Return the fingerprint of each source of a checkpoint, keyed by its path in the checkpoint; None: some have changed."""
+    old = info.config().data
+    paths = [each.path for each in old.sources]
+    if "sources" in info.about:
+        return dict(zip(paths, info.about["sources"], strict=True))
+    if "data" not in info.about:  # weights that were saved without a training run
+        return {}
+    joint = info.about["data"]
+    if not old.mix:
+        return {old.path: joint}
+
+    # Version 0.1.0 recorded one fingerprint of all sources. If all have moved, their order identifies them.
+    current = [part.fingerprint for part in data.val_parts]
+    if len(current) == len(paths) and joint_fingerprint(current) == joint:
+        return dict(zip(paths, current, strict=True))
+    found = {}
+    for source in old.sources:
+        part = parts[source.path] if source.path in parts else opened(source)
+        found[source.path] = part.fingerprint
+    return found if joint_fingerprint(list(found.values())) == joint else None
+
+
+def moved_sources(known: Mapping[str, str], current: Mapping[str, str]) -> dict[str, str]:
+    """Map the old paths of sources to new paths with the same fingerprint.
+
+    Args:
+        known: fingerprints of the sources of the checkpoint, keyed by path.
+        current: fingerprints of the sources of the mixtures that have not ended, keyed by path.
+    """
+    gone = {path: fingerprint for path, fingerprint in known.items() if path not in current}
+    moved: dict[str, str] = {}
+    for path, fingerprint in current.items():
+        if path in known:
+            continue
+        matches = [old for old, its in gone.items() if its == fingerprint and old not in moved]
+        if matches:
+            moved[matches[0]] = path
+    return moved
+
+
+def _describe(run: Run, info: Info, source: str) -> str:
+    return f"the data of {run.path} has changed since step {info.step}: {source}"
+
+
+def _by_path(config: DataConfig, data: Data) -> dict[str, Data]:
+    """Key the open sources of a mixture by path."""
+    assert isinstance(data.train, Mixture)
+    paths = {stream: path for path, stream in config.streams.items()}
+    return {paths[stream]: part for stream, part in zip(data.train.streams, data.parts, strict=True)}
+
+
+def _renamed(data: DataConfig, moved: Mapping[str, str], tokens: int) -> DataConfig:
+    """Replace the paths of sources, and drop a mixture that begins at `tokens` but then equals the previous mixture."""
+    data = replace(data, path=moved.get(data.path, data.path), mix=with_paths(data.mix, moved))
+    phases = data.phases
+    begins_here = len(phases) > 1 and phases[-1].tokens == tokens
+    if begins_here and same_shares(data.weights(phases[-2]), data.weights(phases[-1])):
+        phases.pop()
+    return data.with_phases(phases)
+
+
+def _sizes(info: Info, data: Data) -> str:
+    """Return the numbers of tokens at a checkpoint and now if they differ and were recorded, otherwise ""."""
+    was = info.about.get("data_tokens")
     now = _tokens(data)
-    sizes = f" ({was:,} tokens then, {now:,} now)" if isinstance(was, int) and was != now else ""
-    return f"the data of {run.path} has changed since step {checkpoint.step}: {data.source}{sizes}"
+    return f" ({was:,} tokens then, {now:,} now)" if isinstance(was, int) and was != now else ""
 
 
 def _tokens(data: Data) -> int:

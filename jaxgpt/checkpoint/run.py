@@ -18,7 +18,7 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jaxgpt.config import Config, from_json, to_json
@@ -27,7 +27,7 @@ from jaxgpt.data.directories import REPLACED as REPLACED
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokenizer_files import load_saved_tokenizer, save_tokenizer
 from jaxgpt.errors import UserError, nearest, reported
-from jaxgpt.files import LOCK, check_renames, read_bytes, sole_writer, write_atomically
+from jaxgpt.files import JSON_BYTES, LOCK, check_renames, parse_json, read_bytes, sole_writer, write_atomically
 
 REPLACING = 5.0  # maximum seconds to wait for a process that replaces a run
 MOVED = "moved"  # file in REPLACED that shows that all files of the old run have been moved there
@@ -48,8 +48,9 @@ class Run:
         return self.path / "metrics.jsonl"
 
     def config(self) -> Config:
-        """Read the settings of the run."""
-        return from_json(read_bytes(self.path / "config.json"), str(self.path / "config.json"))
+        """Read the settings of the run. Version 0.1.0 recorded `directory` only in metrics.jsonl."""
+        config = from_json(read_bytes(self.path / "config.json"), str(self.path / "config.json"))
+        return config if config.directory else replace(config, directory=_started_in(self.metrics))
 
     def tokenizer(self) -> Tokenizer:
         """Read the tokenizer of the run."""
@@ -58,6 +59,16 @@ class Run:
     def exists(self) -> bool:
         """Return whether the directory contains a run; call `recover` first if a process may have been killed there."""
         return (self.path / "config.json").exists()
+
+
+def _started_in(metrics: Path) -> str:
+    """Return the directory in the first line of metrics.jsonl, or "" if it is missing."""
+    with suppress(OSError, UserError), metrics.open("rb") as file:
+        line = parse_json(file.readline(JSON_BYTES), str(metrics))
+        directory = line.get("directory", "") if isinstance(line, dict) else ""
+        if isinstance(directory, str):
+            return directory
+    return ""
 
 
 def parse_checkpoint(init_from: str) -> tuple[Path, str]:

@@ -17,6 +17,7 @@ import logging
 import os
 import re
 import shutil
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -146,11 +147,19 @@ def failed_writes() -> Iterator[None]:
 
 
 def kept(infos: Mapping[int, Info], train: TrainConfig) -> set[int]:
-    """Return the steps to keep: the newest step, even if temporary, and steps selected by `train.keep_*`."""
+    """Return the steps to keep: the newest step, even if temporary, and steps selected by `train.keep_*`.
+
+    The best checkpoints are selected separately for each validation data.
+    """
     lasting = sorted(step for step, info in infos.items() if not info.temporary)
-    best = sorted((loss, step) for step in lasting if (loss := infos[step].val_loss) is not None)
+    losses: dict[str, list[tuple[float, int]]] = defaultdict(list)
+    for step in lasting:
+        loss = infos[step].val_loss
+        if loss is not None:
+            losses[infos[step].about.get("data", "")].append((loss, step))
+    best = [step for each in losses.values() for _, step in sorted(each)[: train.keep_best]]
     every = [step for step in lasting if train.keep_every and step % train.keep_every == 0]
-    return {max(infos), *lasting[-train.keep_last :], *(step for _, step in best[: train.keep_best]), *every}
+    return {max(infos), *lasting[-train.keep_last :], *best, *every}
 
 
 def save_params(directory: Path, params: Any, about: Mapping[str, Any]) -> None:
@@ -246,8 +255,13 @@ def resolve_step(directory: Path, which: str) -> int:
 
 
 def best_step(infos: Mapping[int, Info]) -> int:
-    """Return the step with the lowest validation loss; without losses, the last step."""
-    losses = [(info.val_loss, step) for step, info in infos.items() if info.val_loss is not None]
+    """Return the step with the lowest validation loss; without losses, the last step.
+
+    Losses on different validation data than in the last checkpoint are not compared.
+    """
+    data = infos[max(infos)].about.get("data")
+    comparable = {step: info for step, info in infos.items() if info.about.get("data") == data}
+    losses = [(info.val_loss, step) for step, info in comparable.items() if info.val_loss is not None]
     if losses:
         _, step = min(losses)
         return step

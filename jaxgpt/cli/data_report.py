@@ -14,7 +14,10 @@ from jaxgpt.files import beside
 from jaxgpt.presets import DEFAULT, PRESETS, preset
 
 if TYPE_CHECKING:
+    from jaxgpt.config import Config
     from jaxgpt.data import Data
+    from jaxgpt.data.text import Progress
+    from jaxgpt.data.tokenizer import Tokenizer
 
 
 def data_report(target: str = "", /, *, json: Json = False, settings: GivenSettings = NO_SETTINGS) -> int:
@@ -24,7 +27,8 @@ def data_report(target: str = "", /, *, json: Json = False, settings: GivenSetti
     and training tokens, and baselines. Baselines are the validation loss of a uniform
     distribution and of n-gram models (n up to 3) of the training tokens. gzip is a
     further baseline: the compressed size of the first MiB of validation text.
-    If nothing is held out, baselines use the training data instead.
+    If nothing is held out, baselines use the training data instead. If data.mix has
+    several mixtures, the report describes the last.
 
     jaxgpt data report shakespeare
     jaxgpt data report my.txt --data.tokenizer bpe
@@ -51,11 +55,11 @@ def data_report(target: str = "", /, *, json: Json = False, settings: GivenSetti
         near = did_you_mean(target, [*PRESETS, *beside(target)])
         raise UserError(f"no preset, run, file or directory {target!r}{near}; jaxgpt presets lists the presets")
     config = with_settings(base, settings)
+    config = replace(config, data=config.data.last)
     target = target or config.data.path or " ".join(config.data.mix)
     if config.data.tokenizer == "ids":
         raise UserError("data report needs the tokenizer of the ids: pass --data.tokenizer gpt2 or PATH")
 
-    from jaxgpt.data import open_data
     from jaxgpt.report.report import report_on
 
     tokenizer = None
@@ -64,13 +68,13 @@ def data_report(target: str = "", /, *, json: Json = False, settings: GivenSetti
 
         tokenizer = open_run(Path(target)).tokenizer()
     with progress("tokenizing") as activity:
-        data = open_data(config.with_model(vocab_size=0), tokenizer, activity)
-        if is_run and not any(name.startswith("data.") for name in settings):
-            _note_change(target, data)
+        is_unchanged = is_run and not any(name.startswith("data.") for name in settings)
+        data = _open(config.with_model(vocab_size=0), target if is_unchanged else "", tokenizer, activity)
         activity.stage("counting")
         reports = [report_on(part, activity) for part in data.parts or (data,)]
-    weights = [weight for _, weight in config.data.sources]
-    shares = [{"path": part.name, "share": w / sum(weights)} for part, w in zip(data.parts, weights, strict=False)]
+    weights = config.data.weights(config.data.phases[0])
+    total = sum(weights.values())
+    shares = [{"path": part.name, "share": weights[part.name] / total} for part in data.parts]
     sources = [share | results for share, results in zip(shares, reports, strict=False)]
     parts = []
     for number, results in enumerate(reports):
@@ -82,16 +86,18 @@ def data_report(target: str = "", /, *, json: Json = False, settings: GivenSetti
     return print_result(json, {"name": target} | ({"sources": sources} if sources else reports[0]), "\n\n".join(parts))
 
 
-def _note_change(target: str, data: Data) -> None:
-    """Print a note if the data of a run have changed since its last checkpoint."""
-    from jaxgpt.checkpoint.data import data_change
+def _open(config: Config, target: str, tokenizer: Tokenizer | None, progress: Progress) -> Data:
+    """Open the data of a config; print a note if they are the data of a run and have changed since its last checkpoint."""
+    from jaxgpt.checkpoint.data import info_of, open_run_data
     from jaxgpt.checkpoint.run import Run
     from jaxgpt.checkpoint.store import saved_steps
 
-    run = Run(Path(target))
-    change = data_change(run, "last", data) if saved_steps(run.checkpoints) else ""
+    run = Run(Path(target)) if target else None
+    info = info_of(run, "last") if run and saved_steps(run.checkpoints) else None
+    _, data, change = open_run_data(run, info, config, tokenizer, progress)
     if change:
         note(f"{change}; this report and its baselines describe the new data")
+    return data
 
 
 def _facts(results: dict[str, Any]) -> dict[str, str]:

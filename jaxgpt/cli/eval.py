@@ -41,9 +41,9 @@ def eval(
     from jaxgpt.parallel.host import use_cores
 
     use_cores(MeshConfig())
-    from jaxgpt.checkpoint.data import data_change
+    from jaxgpt.checkpoint.data import info_of, open_run_data
     from jaxgpt.checkpoint.run import Run, open_run
-    from jaxgpt.data import open_data, with_path
+    from jaxgpt.data import with_path
     from jaxgpt.data.open import check_sources
     from jaxgpt.lm import load
     from jaxgpt.lm.weights import dequantize, quantize
@@ -53,14 +53,15 @@ def eval(
 
     with progress("loading") as activity:
         if path:
-            check_sources(with_path(open_run(Path(run)).config(), path).data)
+            check_sources(with_path(open_run(Path(run)).config(), path))
         lm = load(run, checkpoint)
         activity.stage("tokenizing")
         config = with_path(lm.config, path)
         if bos:
             config = replace(config, data=replace(config.data, bos=bos))
-        data = open_data(config, lm.tokenizer, activity)
-        change = "" if path else data_change(Run(Path(run)), checkpoint, data)
+        trained = None if path else Run(Path(run))
+        info = info_of(trained, checkpoint) if trained else None
+        _, data, change = open_run_data(trained, info, config, lm.tokenizer, activity)
         if change:
             fix = "restore it, or evaluate on a different text with --data.path"
             raise UserError(f"{change}, so a loss on it would not be a validation loss; {fix}")

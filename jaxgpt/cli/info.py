@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxgpt.cli.output import aligned, columns, duration, print_result
 from jaxgpt.cli.parse import Json
-from jaxgpt.cli.settings import named_config, with_vocab
+from jaxgpt.cli.settings import named_config, origin, with_vocab
 from jaxgpt.config import Config, changes
 from jaxgpt.errors import short_repr
 from jaxgpt.presets import PRESETS, preset
@@ -16,7 +16,11 @@ from jaxgpt.presets import PRESETS, preset
 if TYPE_CHECKING:
     from jaxgpt.checkpoint.run import Run
 
-OF_DATA = ("model.vocab_size", "init_from")  # settings determined by the data and --init-from, not listed as changed
+OF_DATA = (
+    "model.vocab_size",
+    "init_from",
+    "state_from",
+)  # settings determined by the data and --init-from, not listed as changed
 
 
 def info(target: str, /, *, json: Json = False) -> int:
@@ -65,7 +69,7 @@ def state_of(run: Run, config: Config) -> dict[str, Any]:
     return {
         "preset": config.preset,
         "init_from": config.init_from,
-        "data": config.data.path or " ".join(config.data.mix) or config.data.dataset,
+        "data": " ".join(filter(None, (config.data.path, *config.data.mix))) or config.data.dataset,
         "step": max([line["step"] + 1 for line in steps] + list(infos), default=0),
         "steps": config.train.steps if lines else 0,
         "tokens": max([line.get("tokens", 0) for line in steps] + [each.tokens for each in infos.values()], default=0),
@@ -95,7 +99,7 @@ def _run_facts(results: dict[str, Any], config: Config) -> dict[str, Any]:
         "adapters": adapters if lora.rank else "",
         "preset": run["preset"],
         "settings": [f"{name} {short_repr(value)}" for name, value in run["changed"].items()],
-        "weights": f"started from {run['init_from']}" if run["init_from"] else "",
+        "weights": f"started from {origin(config)}" if config.init_from else "",
         "data": run["data"],
         "trained": trained if run["steps"] else "no: imported or saved from Python",
         "checkpoints": steps or "none yet",

@@ -12,13 +12,21 @@ from dataclasses import fields
 from inspect import BoundArguments
 from typing import Annotated, Any, Literal, TypedDict, get_args, get_type_hints
 
-from cyclopts import App, CycloptsError, Group, Parameter, UnknownOptionError
+from cyclopts import (
+    App,
+    CycloptsError,
+    Group,
+    MissingArgumentError,
+    Parameter,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
 from cyclopts.argument import ArgumentCollection
 from cyclopts.validators import Number
 
 import jaxgpt
 from jaxgpt.config import SamplingParams
-from jaxgpt.errors import UserError, one_line
+from jaxgpt.errors import UserError, one_line, short_repr
 from jaxgpt.presets import DEFAULT, PRESETS, preset
 from jaxgpt.settings import Section, check_text, similar_setting
 
@@ -91,6 +99,11 @@ def parse(words: Sequence[str]) -> tuple[Callable[..., Any], BoundArguments]:
             known = [each for argument in e.argument_collection for each in argument.names]
             hint = f" ({DEVICE_HINT})" if option in DEVICE_OPTIONS else similar_setting(option, known)
             reason = f"Unknown option: {option}{hint}."
+        elif isinstance(e, UnusedCliTokensError):
+            words = ", ".join(map(short_repr, e.unused_tokens or ()))
+            reason = f"Unexpected argument: {words}; an option takes one value, in quotes if it contains spaces."
+        elif isinstance(e, MissingArgumentError) and e.argument and not e.argument.name.startswith("-"):
+            reason = f"Missing argument: {e.argument.name}."
         raise UserError(f"{reason} See {name} --help.") from None
 
 

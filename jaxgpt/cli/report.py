@@ -15,6 +15,7 @@ from jaxgpt.checkpoint.run import Run
 from jaxgpt.checkpoint.store import kept_checkpoint_message
 from jaxgpt.cli.output import ERROR_OF_DATA, Activity, Console, aligned, duration, line_shown, note, progress
 from jaxgpt.cli.plot import draw_run
+from jaxgpt.cli.settings import origin
 from jaxgpt.config import Config, TrainConfig
 from jaxgpt.counts import parameter_count
 from jaxgpt.data import Batches, Data, Packed, Split
@@ -140,7 +141,7 @@ class TrainReport(Report):
     def _summary(self, prompt: str) -> dict[str, str]:
         """Return the baselines, the run directory and the next command, keyed by label."""
         path, losses = self.run.path, ", ".join(f"{name} {loss:.2f}" for name, loss in self._baselines().items())
-        chats = self.program.config.data.conversations and self.data.tokenizer.special.chat_template is not None
+        chats = self.data.is_conversations and self.data.tokenizer.special.chat_template is not None
         return {
             "baseline": f"{losses} (nats per token)" if losses else "",
             "run": f"{path} (loss.png, metrics.jsonl, checkpoints)",
@@ -187,6 +188,7 @@ class TrainReport(Report):
             devices += f", in {process_count()} processes"
         return {
             "preset": model,
+            "weights": f"started from {origin(config)}" if config.init_from else "",
             "data": [
                 data.source,
                 f"{text}{len(data.train):,} training tokens, {held_out}, vocabulary of {data.tokenizer.vocab_size:,}",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -94,13 +94,14 @@ def sample(
 
 
 def _training_data(lm: LM, target: str, checkpoint: str, progress: Progress) -> Data:
-    """Open the data of a run; raise `UserError` if the data has changed since the checkpoint."""
-    from jaxgpt.checkpoint.data import data_change
+    """Open the data that a run has used up to a checkpoint; raise `UserError` if they have changed since."""
+    from jaxgpt.checkpoint.data import info_of, open_run_data
     from jaxgpt.checkpoint.run import Run
-    from jaxgpt.data import open_data
 
-    data = open_data(lm.config, lm.tokenizer, progress)
-    change = data_change(Run(Path(target)), checkpoint, data)
+    run = Run(Path(target))
+    info = info_of(run, checkpoint)
+    config = replace(lm.config, data=lm.config.data.until(info.tokens))
+    _, data, change = open_run_data(run, info, config, lm.tokenizer, progress)
     if change:
         raise UserError(f"{change}; restore it")
     return data

@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jaxgpt.config import Config, changes, from_json
+from jaxgpt.config import Config, changes, flat, from_json
 from jaxgpt.errors import UserError, did_you_mean
 from jaxgpt.files import read_bytes
+from jaxgpt.mix import path_of, with_paths
 from jaxgpt.presets import DEFAULT, PRESETS, preset
 
 
@@ -40,7 +41,7 @@ def with_settings(base: Config, settings: Mapping[str, Any]) -> Config:
     Raises:
         UserError: if a setting is invalid, or settings conflict.
     """
-    config = base.with_settings(settings)
+    config = base.with_settings(_from_here(base, settings))
     if config.lora.rank:
         from jaxgpt.convert.peft import resolve_targets
 
@@ -48,31 +49,109 @@ def with_settings(base: Config, settings: Mapping[str, Any]) -> Config:
     return config
 
 
-def with_weights(base: Config, init_from: str, settings: Mapping[str, Any], keep: bool) -> Config:
+def _from_here(base: Config, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Make the given paths of data relative to the directory that relative paths in `base` refer to; outside it, absolute."""
+    settings = dict(settings)
+    directory = Path(base.directory).resolve()
+    if not base.directory or directory == Path.cwd():
+        return settings
+
+    def place(path: str) -> str:
+        target = Path(path).resolve()
+        return str(target.relative_to(directory) if target.is_relative_to(directory) else target)
+
+    if settings.get("data.path"):
+        settings["data.path"] = place(settings["data.path"])
+    if "data.mix" in settings:
+        paths = [path_of(word) for word in settings["data.mix"]]
+        settings["data.mix"] = with_paths(settings["data.mix"], {path: place(path) for path in paths if path})
+    return settings
+
+
+def with_weights(
+    base: Config, init_from: str, settings: Mapping[str, Any], keep: bool, keep_optimizer: bool = False
+) -> Config:
     """Return a config that starts from the weights of `init_from`, with their model and tokenizer.
 
-    With `keep`, dropout and, unless positions are learned, the context length come from `base`.
+    With `keep`, dropout and, unless positions are learned, the context length come from `base`. With `keep_optimizer`, the
+    run also starts from the optimizer state, by default of the last checkpoint instead of the best.
 
     Raises:
-        UserError: if `init_from` does not exist, or a setting is invalid or changes the tokenizer or any other model setting.
+        UserError: if `init_from` does not exist, a setting is invalid or changes the tokenizer or any other model setting, or
+            the optimizer state does not match the settings.
     """
     from jaxgpt.checkpoint.run import open_run, parse_checkpoint
     from jaxgpt.checkpoint.store import weights_at
 
     directory, _ = parse_checkpoint(init_from)
-    model = open_run(directory).config().model
+    run = open_run(directory)
+    model = run.config().model
     free = ["dropout"] if model.positions == "learned" else ["dropout", "block_size"]  # overridable model settings
     own = {name: getattr(base.model, name) for name in free} if keep else {}
     # Absolute paths stay valid if the run is used from a different directory.
     data = replace(base.data, tokenizer=str((directory / "tokenizer.json").absolute()))
-    weights = replace(base, model=replace(model, **own), data=data, init_from=str(weights_at(init_from).absolute()))
+    weights = replace(base, model=replace(model, **own), data=data, state_from="")
+    if keep_optimizer:
+        weights = _with_state(weights, init_from)
+    else:
+        weights = replace(weights, init_from=str(weights_at(init_from).absolute()))
+
     config = with_settings(weights, settings)
     for name, (was, now) in changes(weights, config).items():
         section, _, last = name.rpartition(".")
         if (section == "model" and last not in free) or name == "data.tokenizer":
             window = "; to train on shorter windows, use --data.window" if name == "model.block_size" else ""
             raise UserError(f"{name} must be {was!r}, as in the run of --init-from, not {now!r}: omit it{window}")
+    if keep_optimizer:
+        _check_optimizer(config, directory)
     return config
+
+
+# Settings that determine the arrays of the train state and their meaning.
+OF_STATE = ("optim.name", "optim.momentum_dtype", "lora.rank", "lora.alpha", "lora.targets")
+
+
+def _with_state(config: Config, init_from: str) -> Config:
+    """Return a config that starts from the train state in a checkpoint, by default the last of the run."""
+    from jaxgpt.checkpoint.run import open_run, parse_checkpoint
+    from jaxgpt.checkpoint.store import resolve_step, weights_at
+    from jaxgpt.lm.source import base_checkpoint
+
+    directory, which = parse_checkpoint(init_from)
+    run = open_run(directory)
+    given = which != "best"  # RUN/checkpoints/STEP
+    checkpoint = weights_at(init_from) if given else run.checkpoints / str(resolve_step(run.checkpoints, "last"))
+    if not (checkpoint / "opt_state").is_dir():
+        raise UserError(f"{checkpoint} has no optimizer state: omit --keep-optimizer")
+    state = str(checkpoint.absolute())
+    its = run.config()
+    if not its.lora.rank:
+        return replace(config, init_from=state, state_from=state)
+
+    base = base_checkpoint(run, its)
+    if base is None:
+        raise UserError(f"{directory} holds adapters of {its.init_from}, which is missing: restore it")
+    return replace(config, init_from=str(base.absolute()), state_from=state)
+
+
+def _check_optimizer(config: Config, directory: Path) -> None:
+    """Raise `UserError` if the train state of the run in `directory` does not match the settings."""
+    from jaxgpt.checkpoint.run import open_run
+
+    its = flat(open_run(directory).config())
+    new = flat(config)
+    for name in OF_STATE:
+        if its[name] != new[name]:
+            option = f"--{name.replace('_', '-')} {its[name]}"
+            fix = f"use {option}, or omit --keep-optimizer; jaxgpt train {directory} keeps all its settings"
+            raise UserError(f"--keep-optimizer needs {name} {its[name]}, as in {directory}, not {new[name]}: {fix}")
+
+
+def origin(config: Config) -> str:
+    """Describe the initial weights of a run."""
+    if config.state_from:
+        return f"the weights and the optimizer state of {config.state_from}"
+    return f"the weights of {config.init_from}" if config.init_from else "random weights"
 
 
 def with_vocab(config: Config) -> Config:
@@ -84,6 +163,6 @@ def with_vocab(config: Config) -> Config:
 
 def differing(file: Config, run: Config, settings: Mapping[str, Any]) -> str:
     """Return the names of the settings in `file` that a resumed `run` ignores, or ""."""
-    set_by_run = {"model.vocab_size", "init_from", "data.tokenizer", *settings}
+    set_by_run = {"model.vocab_size", "init_from", "state_from", "data.tokenizer", *settings}
     set_by_run |= {"train.steps", "train.epochs"} if file.train.epochs else set()
     return ", ".join(name for name in changes(file, run) if name not in set_by_run)

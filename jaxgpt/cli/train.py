@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxgpt.cli.parse import NO_SETTINGS, GivenSettings
-from jaxgpt.cli.settings import differing, named_config, with_settings, with_weights
+from jaxgpt.cli.settings import differing, named_config, origin, with_settings, with_weights
 from jaxgpt.config import Config, DistributedConfig, TrainConfig
 from jaxgpt.errors import TrainingFailed, UserError
 from jaxgpt.presets import PRESETS
@@ -22,6 +22,7 @@ def train(
     resume: bool = False,
     overwrite: bool = False,
     init_from: str = "",
+    keep_optimizer: bool = False,
     distributed: DistributedConfig = DistributedConfig(),
     settings: GivenSettings = NO_SETTINGS,
 ) -> int:
@@ -33,6 +34,7 @@ def train(
     jaxgpt train gpt2 --data.mix web=0.7 code=0.3 --data.documents pack
     jaxgpt train runs/long --out runs/again --train.seed 2
     jaxgpt train runs/long --resume --train.steps 2000
+    jaxgpt train runs/long --out runs/anneal --init-from runs/long --keep-optimizer --data.mix web=0.3 books=0.7
 
     Args:
         target: preset, run, or JSON file of settings, such as the config.json of a run
@@ -40,6 +42,7 @@ def train(
         resume: resume the target run or the run in --out; with a preset or file, start a new run if --out has no run
         overwrite: delete the run in --out and start a new run there
         init_from: initialize the weights from this run or RUN/checkpoints/STEP; empty: as in the target, or randomly
+        keep_optimizer: also start from the optimizer state, by default of the last checkpoint, with a new schedule
     """
     base, given = named_config(target), target not in ("", *PRESETS)
     source = target if given and Path(target).is_dir() else ""  # the run to repeat or to resume
@@ -49,6 +52,8 @@ def train(
         raise UserError("--resume needs a run directory: jaxgpt train --resume --out DIR")
     if source and not (out or resume):
         raise UserError(f"{source} is a run: repeat its settings with --out NEW, or resume it with --resume")
+    if keep_optimizer and not init_from:
+        raise UserError("--keep-optimizer needs the run with the optimizer state: add --init-from RUN")
     if source and resume and out and Path(out) != Path(source):
         raise UserError(f"--resume continues one run, not both {source} and --out {out}: omit one of them")
 
@@ -62,7 +67,8 @@ def train(
         recover(Path(out or source))
         run = Run(Path(out or source))
         if resume and (run.exists() or not target):
-            config = resumed(run.path, base.preset if target and not source else "", init_from, settings)
+            name = base.preset if target and not source else ""
+            config = resumed(run.path, name, init_from, keep_optimizer, settings)
             if given and not source and (unused := differing(base, config, settings)):
                 report.note(f"{out} keeps its settings, and ignores these settings of {target}: {unused}")
             if reason := why_finished(run, config):
@@ -74,11 +80,11 @@ def train(
             if resume:
                 report.note(f"no run at {out} yet: starting a new run")
             if source:
-                config = repeated(base, Path(source), init_from, settings)
-                weights = f"the weights of {config.init_from}" if config.init_from else "random weights"
-                report.note(f"using the settings of {source}, starting from {weights}")
-            elif weights := init_from or base.init_from:
-                config = with_weights(base, weights, settings, keep=given)
+                config = repeated(base, Path(source), init_from, keep_optimizer, settings)
+                report.note(f"using the settings of {source}, starting from {origin(config)}")
+            elif weights := init_from or base.state_from or base.init_from:
+                keep = keep_optimizer or bool(base.state_from and not init_from)
+                config = with_weights(base, weights, settings, keep=given, keep_optimizer=keep)
             else:
                 config = started(base, settings)
             start = Start(config, out, overwrite)
@@ -100,18 +106,20 @@ def started(base: Config, settings: Mapping[str, Any]) -> Config:
     return with_settings(base, settings)
 
 
-def repeated(base: Config, source: Path, init_from: str, settings: Mapping[str, Any]) -> Config:
+def repeated(base: Config, source: Path, init_from: str, keep_optimizer: bool, settings: Mapping[str, Any]) -> Config:
     """Return the settings of a run that repeats `source`, from its initial weights or `init_from`."""
     from jaxgpt.checkpoint.run import Run
 
-    if weights := init_from or base.init_from:
-        return with_weights(base, weights, settings, keep=True)
+    if init_from:
+        return with_weights(base, init_from, settings, keep=True, keep_optimizer=keep_optimizer)
+    if weights := base.state_from or base.init_from:
+        return with_weights(base, weights, settings, keep=True, keep_optimizer=bool(base.state_from))
     if base.model.vocab_size == Run(source).tokenizer().vocab_size:
         base = base.with_model(vocab_size=0)  # 0: determined by the tokenizer of the new run
     return started(base, settings)
 
 
-def resumed(path: Path, preset: str, init_from: str, settings: Mapping[str, Any]) -> Config:
+def resumed(path: Path, preset: str, init_from: str, keep_optimizer: bool, settings: Mapping[str, Any]) -> Config:
     """Return the settings of a run that continues from its last checkpoint."""
     from jaxgpt.checkpoint.run import open_run, parse_checkpoint
 
@@ -120,10 +128,12 @@ def resumed(path: Path, preset: str, init_from: str, settings: Mapping[str, Any]
     run.tokenizer()  # integrity check of the tokenizer, even for a finished run
     if preset not in ("", old.preset):
         raise UserError(f"{path} is a run of {old.preset!r}, not {preset!r}: omit the preset, or change --out")
-    (weights, step), (used, its_step) = parse_checkpoint(init_from), parse_checkpoint(old.init_from)
+    weights, step = parse_checkpoint(init_from)
+    used, its_step = parse_checkpoint(old.state_from or old.init_from)
     if init_from and (weights.resolve() != used.resolve() or step not in ("best", its_step)):
-        origin = f"started from {old.init_from}" if old.init_from else "started from random weights"
-        raise UserError(f"--init-from {init_from}: {path} {origin}; omit it, or start a new run")
+        raise UserError(f"--init-from {init_from}: {path} started from {origin(old)}; omit it, or start a new run")
+    if keep_optimizer and not old.state_from:
+        raise UserError(f"--keep-optimizer: {path} started with a new optimizer; omit it, or start a new run (--out)")
     if not old.lora.rank and any(value for name, value in settings.items() if name.startswith("lora.")):
         new = f"jaxgpt train finetune --init-from {path} --lora.rank 8 --data.path PATH"
         raise UserError(f"{path} trains all weights, without adapters; to train adapters, start a new run: {new}")

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from jaxgpt.config import Config
-from jaxgpt.data.mixture import Mixture
+from jaxgpt.data.mixture import Mixture, Shares
 from jaxgpt.data.order import draw, shuffled
 from jaxgpt.data.tokens import Split, Tokens
 from jaxgpt.errors import UserError, short_repr
@@ -79,7 +79,7 @@ class Batches:
 
     Attributes:
         first: index of the first row of step 0; not 0 if a resume has changed the batch size.
-        per_epoch: number of windows per epoch, over all sources.
+        per_epoch: number of windows per epoch, over all sources of the last mixture.
     """
 
     def __init__(
@@ -94,12 +94,14 @@ class Batches:
     ) -> None:
         self.split, self.block_size, self.batch_size = split, block_size, batch_size
         self.seed, self.sampling, self.first = seed, sampling, first
-        self._mixture, names = Mixture([split], [1]), [""]
         if isinstance(split, Mixture):
-            self._mixture, names = split, [f" of source {i}" for i in range(len(split.sources))]
-        pairs = zip(self._mixture.sources, names, strict=True)
-        self._sources = [Epochs(source, block_size, seed, stride, name) for source, name in pairs]
-        self.per_epoch = sum(source.per_epoch for source in self._sources)
+            self._mixture = split
+        else:
+            self._mixture = Mixture.scheduled({"": split}, [Shares(0, {"": 1})])
+        pairs = zip(self._mixture.streams, self._mixture.sources, strict=True)
+        self._sources = [Epochs(source, block_size, seed, stride, stream) for stream, source in pairs]
+        used = zip(self._mixture.weights, self._sources, strict=True)
+        self.per_epoch = sum(source.per_epoch for weight, source in used if weight)
 
     @staticmethod
     def of(config: Config, split: Split, first: int = 0) -> Batches:
@@ -111,7 +113,7 @@ class Batches:
         """Return the batch of a step."""
         rows = self.first + np.arange(step * self.batch_size, (step + 1) * self.batch_size)
         drawn = draw(self.seed, "window", step, self.batch_size) if self.sampling == "random" else None
-        source, before = self._mixture.source_of_rows(rows)
+        source, before = self._mixture.source_of_rows(rows, self.block_size)
         starts = np.empty(self.batch_size, np.int64)
         for index, (first, epochs) in enumerate(zip(self._mixture.offsets, self._sources, strict=False)):
             own = source == index

@@ -1,28 +1,64 @@
-"""Mixture of several sources of windows in fixed shares."""
+"""Mixture of several sources of windows, in shares that may change during a run."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from jaxgpt.data.tokens import Split
+from jaxgpt.errors import UserError
+
+Rows = TypeVar("Rows", int, np.ndarray)
+
+
+class Shares(NamedTuple):
+    """A mixture: the weights of its sources, and the number of training tokens before it.
+
+    Attributes:
+        tokens: number of tokens in the training windows before the mixture.
+        weights: positive integers, keyed by stream; a source has the share `weight / sum(weights)` of the windows.
+    """
+
+    tokens: int
+    weights: Mapping[str, int]
 
 
 class Mixture:
-    """Sources of windows, each with a weight.
+    """Sources of windows, in shares that may change during a run.
 
     The ids of the sources are concatenated: the window start s of source i becomes `offsets[i] + s`.
 
     Attributes:
         sources: splits, either all or none with document ids.
-        weights: positive integers; source i has the share `weights[i] / sum(weights)` of the training windows.
+        streams: name of the random stream of each source. It determines the order of the windows of the source.
+        schedule: mixtures in ascending order of tokens; the first begins at 0 tokens. Streams without a source are counted,
+            but their windows cannot be read.
+        weights: weight of each source in the last mixture; 0: not used.
         offsets: index of the first id of each source, and the total number of ids.
     """
 
     def __init__(self, sources: Sequence[Split], weights: Sequence[int]) -> None:
-        self.sources, self.weights = sources, weights
+        """Mix sources in constant shares; `weights` are positive integers."""
+        streams = [f" of source {number}" for number in range(len(sources))]
+        self._set(sources, streams, [Shares(0, dict(zip(streams, weights, strict=True)))])
+
+    @classmethod
+    def scheduled(cls, sources: Mapping[str, Split], schedule: Sequence[Shares]) -> Mixture:
+        """Mix sources, keyed by stream, in the shares of a schedule."""
+        mixture = cls.__new__(cls)
+        mixture._set(list(sources.values()), list(sources), schedule)
+        return mixture
+
+    def _set(self, sources: Sequence[Split], streams: Sequence[str], schedule: Sequence[Shares]) -> None:
+        self.sources = sources
+        self.streams = streams
+        self.schedule = schedule
+        self.weights = [schedule[-1].weights.get(stream, 0) for stream in streams]
         self.offsets = list(itertools.accumulate(map(len, sources), initial=0))
         self.has_documents = sources[0].has_documents
         self.indexed = False
@@ -30,25 +66,48 @@ class Mixture:
     def __len__(self) -> int:
         return self.offsets[-1]
 
-    def source_of_rows(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def source_of_rows(self, rows: np.ndarray, block_size: int = 1) -> tuple[np.ndarray, np.ndarray]:
         """Assign rows of batches to the sources; `rows` are indices among all rows of a run.
 
-        For shares a, b and c, the first n rows contain `round(n * a)` rows of the first source. The second source provides
-        `round(m * b / (b + c))` of the m remaining rows, and so on. The source of a row follows from its index,
-        without iterating over earlier rows. Each number of rows differs from the exact share by at most half a row per source.
+        The source of a row follows from its index, without iterating over earlier rows (`divide`). A mixture begins with the
+        first row after its number of tokens, and each source continues where the earlier mixtures ended.
+
+        Args:
+            rows: indices of rows, int64.
+            block_size: tokens per row.
 
         Returns:
             The index of the source of each row, and the number of earlier rows of that source.
+
+        Raises:
+            UserError: if a row belongs to a source that is not among `sources`.
         """
-        source, before = np.full(len(rows), len(self.weights) - 1), rows.copy()
-        left, total = np.arange(len(rows)), sum(self.weights)
-        for index, weight in enumerate(self.weights[:-1]):
-            count, after = ((n * weight + total // 2) // total for n in (before[left], before[left] + 1))
-            taken = after > count
-            source[left[taken]] = index
-            before[left] = np.where(taken, count, before[left] - count)
-            left, total = left[~taken], total - weight
+        source = np.empty(len(rows), np.int64)
+        before = np.empty(len(rows), np.int64)
+        used: Counter[str] = Counter()  # rows of each stream in the earlier mixtures
+        firsts = [-(-shares.tokens // block_size) for shares in self.schedule]
+        ends = [*firsts[1:], math.inf]
+        for shares, first, end in zip(self.schedule, firsts, ends, strict=True):
+            streams = list(shares.weights)
+            weights = list(shares.weights.values())
+
+            inside = (rows >= first) & (rows < end)
+            part, count = divide(rows[inside] - first, weights)
+            indices = np.array([self._index(stream) for stream in streams])
+            source[inside] = indices[part]
+            before[inside] = np.array([used[stream] for stream in streams])[part] + count
+
+            if end < math.inf:
+                used.update(dict(zip(streams, counts(int(end) - first, weights), strict=True)))
+        if (source < 0).any():
+            raise UserError(
+                "a batch of an earlier mixture needs a source that is not open: open the data of all mixtures"
+            )
         return source, before
+
+    def _index(self, stream: str) -> int:
+        """Return the index of the source of a stream; -1: the source is not open."""
+        return self.streams.index(stream) if stream in self.streams else -1
 
     def parts(self, start: int, n: int) -> Iterator[tuple[int, int, int]]:
         """Yield the parts of the n ids from index `start`: source index, index within the source, length."""
@@ -79,3 +138,45 @@ class Mixture:
             own = source == index
             out[own] = self.sources[index].windows(starts[own] - self.offsets[index], block_size)
         return out
+
+
+def divide(rows: np.ndarray, weights: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Divide rows among sources in proportion to positive integer weights.
+
+    For shares a, b and c, the first n rows contain `round(n * a)` rows of the first source. The second source provides
+    `round(m * b / (b + c))` of the m remaining rows, and so on. Each number of rows differs from the exact share by at most
+    half a row per source.
+
+    Returns:
+        The index of the source of each row, and the number of earlier rows of that source.
+    """
+    source = np.full(len(rows), len(weights) - 1)
+    before = rows.copy()
+    left = np.arange(len(rows))  # rows that no source has taken yet
+    total = sum(weights)
+    for index, weight in enumerate(weights[:-1]):
+        count = rounded_share(before[left], weight, total)
+        after = rounded_share(before[left] + 1, weight, total)
+        taken = after > count
+        source[left[taken]] = index
+        before[left] = np.where(taken, count, before[left] - count)
+        left = left[~taken]
+        total -= weight
+    return source, before
+
+
+def counts(n: int, weights: Sequence[int]) -> list[int]:
+    """Count the rows of each source among the first n rows of `divide`."""
+    numbers = []
+    total = sum(weights)
+    for weight in weights:
+        count = rounded_share(n, weight, total)
+        numbers.append(count)
+        n -= count
+        total -= weight
+    return numbers
+
+
+def rounded_share(n: Rows, weight: int, total: int) -> Rows:
+    """Return `n * weight / total`, rounded to the nearest integer; half is rounded up."""
+    return (n * weight + total // 2) // total

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from jaxgpt.config import Config, DataConfig
+from jaxgpt.config import Config, DataConfig, place_of
 from jaxgpt.data.bos import describe, text_bos, with_bos
 from jaxgpt.data.chat_files import check_conversations
 from jaxgpt.data.conversations import load_conversations
 from jaxgpt.data.cuts import cut
-from jaxgpt.data.mixture import Mixture
+from jaxgpt.data.mixture import Mixture, Shares
 from jaxgpt.data.packing import Packed, pack_documents
 from jaxgpt.data.shards import prepared_bos, prepared_tokenizer
 from jaxgpt.data.text import NO_TEXT, SHAKESPEARE_CHARACTERS, Progress, Text, no_progress, read_text
@@ -35,9 +36,11 @@ class Data:
     held_out: bool  # whether `train` excludes `val`
     tokenizer: Tokenizer
     source: str  # one-line description
-    fingerprint: str  # SHA-256 of the text, conversations, ids (`Tokens.fingerprint`) or fingerprints of `parts`
+    fingerprint: str  # SHA-256 of the text, conversations, ids (`Tokens.fingerprint`) or val_parts' fingerprints
     name: str = ""  # path of the data, or name of the built-in text; empty for a mixture
-    parts: tuple[Data, ...] = ()  # data of each source of a mixture
+    parts: tuple[Data, ...] = ()  # data of each open source of a mixture, in the order of `train.sources`
+    val_parts: tuple[Data, ...] = ()  # data of the sources of the last mixture
+    fingerprints: tuple[str, ...] = ()  # fingerprint of each source of a mixture, including sources that are not open
     text: Text | None = None  # text before tokenization; None for token files, conversations and mixtures
 
     @property
@@ -91,13 +94,16 @@ class Data:
                 )
 
 
-def open_data(config: Config, tokenizer: Tokenizer | None = None, progress: Progress = no_progress) -> Data:
+def open_data(
+    config: Config, tokenizer: Tokenizer | None = None, progress: Progress = no_progress, tokens: int = 0
+) -> Data:
     """Read, tokenize and split the data of a config.
 
     Args:
-        config: config of a run or preset; its `data`, `model.vocab_size` and `window` are used.
+        config: config of a run or preset; its `data`, `directory`, `model.vocab_size` and `window` are used.
         tokenizer: tokenizer of an existing run; None: the tokenizer of a prepared directory, or `data.tokenizer`.
         progress: called with (done, total), in characters of a text or bytes of conversations.
+        tokens: number of training tokens so far; the sources of mixtures that have ended are not opened.
 
     Raises:
         UserError: if the data cannot be read, is too short, or does not fit `config.data` or `model.vocab_size`.
@@ -112,13 +118,15 @@ def open_data(config: Config, tokenizer: Tokenizer | None = None, progress: Prog
             f"set it to 0, or raise it"
         )
     if data.mix:
-        return _open_mixture(config, tokenizer, progress)
+        return _open_mixture(config, tokenizer, progress, tokens)
+    recorded = data.path or data.dataset
+    data = located(data, config.directory)
     path, fraction, text = Path(data.path), data.train_fraction, None
     train: Split
     val: Split
     match _kind(data):
         case "conversations":
-            train, val, source, fingerprint = load_conversations(config, tokenizer, progress)
+            train, val, source, fingerprint = load_conversations(replace(config, data=data), tokenizer, progress)
             if tokenizer.special.chat_template is None:
                 source += describe(tokenizer, tokenizer.bos_ids, "before each prompt")
         case "token ids":
@@ -142,20 +150,36 @@ def open_data(config: Config, tokenizer: Tokenizer | None = None, progress: Prog
     held_out = len(val) > 0
     val = val if held_out else train
     if not len(val.eval_starts(config.window, config.window)):
-        fix = "use a longer text, or longer documents"
-        raise UserError(f"too few tokens for evaluation: {len(val)} in {source}; {fix}")
-    return Data(train, val, held_out, tokenizer, source, fingerprint, data.path or data.dataset, text=text)
+        if isinstance(val, Packed):
+            fix = "use longer documents, or change --data.train-fraction"
+            raise UserError(f"no evaluation window: the evaluated documents of {source} have a single id each; {fix}")
+        raise UserError(f"too few tokens for evaluation: {len(val)} in {source}; use a longer text")
+    return Data(train, val, held_out, tokenizer, source, fingerprint, recorded, text=text)
 
 
-def check_sources(config: DataConfig) -> None:
+def check_sources(config: Config, tokens: int = 0) -> None:
     """Check that the paths exist and that conversations can be read, before anything slow, such as reading weights.
+
+    Args:
+        config: config of a run or preset; its `data` and `directory` are used.
+        tokens: number of training tokens so far; the sources of mixtures that have ended are not checked.
 
     Raises:
         UserError: if a path is missing or a record is not a conversation.
     """
-    for each, _ in config.sources:
-        if _kind(each) == "conversations":
-            check_conversations(Path(each.path), each.on_error)
+    for each in remaining_sources(config.data, tokens):
+        found = located(each, config.directory)
+        if _kind(found) == "conversations":
+            check_conversations(Path(found.path), found.on_error)
+
+
+def remaining_sources(data: DataConfig, tokens: int) -> list[DataConfig]:
+    """Return the settings of the sources of the mixtures that have not ended after a number of training tokens."""
+    phases = data.phases
+    ends = [phase.tokens for phase in phases[1:]]
+    current = sum(end <= tokens for end in ends)
+    needed = {path for phase in phases[current:] for path in data.weights(phase)}
+    return [each for each in data.sources if each.path in needed]
 
 
 def encode_text(tokenizer: Tokenizer, text: str, progress: Progress = no_progress) -> np.ndarray:
@@ -171,8 +195,40 @@ def encode_text(tokenizer: Tokenizer, text: str, progress: Progress = no_progres
 
 
 def with_path(config: Config, path: str) -> Config:
-    """Return a config that evaluates on `path` (only validation files, if any); empty path: `config`."""
-    return replace(config, data=replace(config.data, path=path, mix=(), train_fraction=1.0)) if path else config
+    """Return a config for evaluation on `path` (only validation files, if any); empty path: on the last mixture."""
+    if not path:
+        return replace(config, data=config.data.last)
+    return replace(config, data=replace(config.data, path=path, mix=(), train_fraction=1.0), directory="")
+
+
+def located(data: DataConfig, directory: str) -> DataConfig:
+    """Return the settings of a source with the path at which its data are found.
+
+    Relative paths refer to `directory`, where the run was started; if the data are not there, to the current directory.
+
+    Raises:
+        UserError: if the data are in neither place.
+    """
+    if not data.path:
+        return data
+    found = place_of(data.path, directory)
+    if Path(found).exists():
+        return replace(data, path=found)
+    is_elsewhere = Path(directory).resolve() != Path.cwd()
+    if not directory or not is_elsewhere or Path(data.path).is_absolute():
+        raise missing(data.path)
+    fix = "pass the new place with --data.path or --data.mix, or run the command where the run was started"
+    raise missing(data.path, f", neither in {directory}, where the run was started, nor in {Path.cwd()}: {fix}")
+
+
+def base_directory(config: Config) -> str:
+    """Return the directory with the relative paths of the data: where the run was started, or the current directory."""
+    here = str(Path.cwd())
+    paths = [each.path for each in config.data.sources]
+    for directory in (config.directory or here, here):
+        if all(Path(directory, path).exists() for path in paths):
+            return directory
+    return config.directory or here
 
 
 def vocab_size(config: Config) -> int:
@@ -189,19 +245,70 @@ def vocab_size(config: Config) -> int:
     return _tokenizer(config).vocab_size
 
 
-def _open_mixture(config: Config, tokenizer: Tokenizer, progress: Progress) -> Data:
-    """Open a mixture. Validation ignores the weights, so losses for different weights are comparable."""
-    sources, weights = zip(*config.data.sources, strict=True)
-    parts = tuple(open_data(replace(config, data=each), tokenizer, progress) for each in sources)
-    if len({part.train.has_documents for part in parts}) > 1:
+def _open_mixture(config: Config, tokenizer: Tokenizer, progress: Progress, tokens: int) -> Data:
+    """Open the sources of the mixtures that have not ended after a number of training tokens."""
+    parts = {}
+    for each in remaining_sources(config.data, tokens):
+        parts[each.path] = open_data(replace(config, data=each), tokenizer, progress)
+    return mixed(config.data, parts)
+
+
+def mixed(data: DataConfig, parts: Mapping[str, Data]) -> Data:
+    """Mix sources, keyed by path, as `data.mix` specifies; a source of mixtures that have ended may be missing.
+
+    Validation uses the sources of the last mixture regardless of the weights, so losses for different weights are comparable.
+
+    Raises:
+        UserError: if some sources have document ids and others do not.
+    """
+    if len({part.train.has_documents for part in parts.values()}) > 1:
         raise UserError("data.mix has conversations, so other documents must be masked: add --data.documents mask")
-    held_out = any(part.held_out for part in parts)
-    val = [part.val for part in parts if part.held_out or not held_out]
-    shares = zip(weights, parts, strict=True)
-    source = "; ".join(f"{weight / sum(weights):.1%} {part.source}" for weight, part in shares)
-    fingerprint = hashlib.sha256("\n".join(part.fingerprint for part in parts).encode()).hexdigest()
-    train = Mixture([part.train for part in parts], weights)
-    return Data(train, Mixture(val, [1] * len(val)), held_out, tokenizer, source, fingerprint, parts=parts)
+    streams = data.streams
+    ordered = {path: parts[path] for path in streams if path in parts}
+    schedule = []
+    for phase in data.phases:
+        schedule.append(Shares(phase.tokens, _by_stream(data.weights(phase), streams)))
+    train = Mixture.scheduled({streams[path]: part.train for path, part in ordered.items()}, schedule)
+
+    last = data.weights(data.phases[-1])
+    val_parts = tuple(part for path, part in ordered.items() if path in last)
+    held_out = any(part.held_out for part in val_parts)
+    val = [part.val for part in val_parts if part.held_out or not held_out]
+    fingerprint = joint_fingerprint([part.fingerprint for part in val_parts])
+    return Data(
+        train=train,
+        val=Mixture(val, [1] * len(val)),
+        held_out=held_out,
+        tokenizer=val_parts[0].tokenizer,
+        source=_description(data, ordered),
+        fingerprint=fingerprint,
+        parts=tuple(ordered.values()),
+        val_parts=val_parts,
+        fingerprints=tuple(part.fingerprint for part in ordered.values()),
+    )
+
+
+def joint_fingerprint(fingerprints: Sequence[str]) -> str:
+    """Return the fingerprint of several sources."""
+    return hashlib.sha256("\n".join(fingerprints).encode()).hexdigest()
+
+
+def _by_stream(weights: Mapping[str, int], streams: Mapping[str, str]) -> dict[str, int]:
+    """Key weights by stream instead of path, in the order of `streams`."""
+    return {stream: weights[path] for path, stream in streams.items() if path in weights}
+
+
+def _description(data: DataConfig, parts: Mapping[str, Data]) -> str:
+    """Describe the mixtures whose sources are all open in one line."""
+    texts = []
+    for phase in data.phases:
+        weights = data.weights(phase)
+        if not weights.keys() <= parts.keys():
+            continue
+        total = sum(weights.values())
+        shares = "; ".join(f"{weight / total:.1%} {parts[path].source}" for path, weight in weights.items())
+        texts.append(f"from {phase.tokens:,} tokens: {shares}" if phase.tokens else shares)
+    return "; ".join(texts)
 
 
 def _tokenizer(config: Config, given: Tokenizer | None = None) -> Tokenizer:
@@ -210,7 +317,10 @@ def _tokenizer(config: Config, given: Tokenizer | None = None) -> Tokenizer:
     A tokenizer that is not given, that is, of a new run, follows `data.bos`.
     """
     data = config.data
-    sources, texts = [each for each, _ in data.sources], list[str]()
+    texts: list[str] = []
+    if given and data.mix:
+        return given  # compared with the tokenizer of each source when it is opened
+    sources = [located(each, config.directory) for each in data.sources]
     for each in sources:
         if each.path and (prepared := prepared_tokenizer(Path(each.path), given)):
             return prepared if given else with_bos(prepared, data.bos)
@@ -231,8 +341,6 @@ def _tokenizer(config: Config, given: Tokenizer | None = None) -> Tokenizer:
 
 
 def _kind(data: DataConfig) -> str:
-    if data.path and not Path(data.path).exists():
-        raise missing(data.path)
     if data.conversations:
         return "conversations"
     return "token ids" if data.path and is_token_path(Path(data.path)) else "text"

@@ -82,6 +82,6 @@ def _lack(name: str, config: Config, device: jax.Device) -> str:
         return f"needs a head width that is a multiple of 8 up to {widest}, not {width}"
     if config.window % 2:
         return f"needs an even window, not {config.window_setting}"
-    if config.data.has_documents:
+    if config.has_documents:
         return "does not support documents (data.documents mask or pack, conversations)"
     return ""

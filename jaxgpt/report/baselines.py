@@ -74,7 +74,7 @@ def fit_ngrams(train: Split, val: Split, vocab_size: int, counted: int, evaluate
 def bytes_per_token(data: Data, limit: int = 1 << 62) -> float:
     """Return bytes per validation token (up to `limit` per source); 0: word tokenizer or conversations."""
     if data.parts:
-        parts = [part for part in data.parts if part.held_out or not data.held_out]
+        parts = [part for part in data.val_parts if part.held_out or not data.held_out]
         ratios = [bytes_per_token(part, limit) for part in parts]
         return float(np.average(ratios, weights=[len(part.val) for part in parts])) if all(ratios) else 0.0
     if data.is_conversations or data.tokenizer.separator:

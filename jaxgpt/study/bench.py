@@ -153,7 +153,7 @@ class _Steps:
         T, V = config.window, config.model.vocab_size
         ids = np.random.default_rng(0).integers(0, V, max(1 << 20, 4 * T), np.int32)
         self.program, self.take, self.state = program, program.step, state
-        self.batches = Batches.of(config, Tokens([ids], end_ids=(0,) if config.data.has_documents else ()))
+        self.batches = Batches.of(config, Tokens([ids], end_ids=(0,) if config.has_documents else ()))
         self.step = 0
         self.each = config.train.steps_per_call
         self.input_seconds: list[float] = []  # seconds per step to prepare a batch and put it on the devices

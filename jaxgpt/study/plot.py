@@ -42,6 +42,7 @@ TICK = 0.17  # minimum distance of tick labels in inches
 LARGEST = 48.0, 18.0  # maximum width and height of a matrix figure in inches
 RUNS = "#3069b3 #d07a2d #3c8c5f #9a4f9e #8a6d3b #c04a4a #4aa3a8 #6b7280".split()
 TOKEN_CHARACTERS = 14
+SETTING_CHARACTERS = 40
 TRAINING: dict[str, Any] = {"linewidth": 1, "alpha": 0.4}  # style of training losses next to validation losses
 VALIDATION: dict[str, Any] = {"linewidth": 1.6, "marker": "o", "markersize": 3.5}
 FULL: dict[str, Any] = {
@@ -262,7 +263,7 @@ def _changes(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Change]:
         for line in lines:
             if line.get("changed"):
                 settings = line["changed"].items()
-                text = ", ".join(f"{setting.rpartition('.')[2]} {new}" for setting, (_, new) in settings)
+                text = ", ".join(f"{setting.rpartition('.')[2]} {setting_label(new)}" for setting, (_, new) in settings)
                 changes[name, line["step"]] = Change(name, line["step"], text)
     return list(changes.values())
 
@@ -331,6 +332,13 @@ def draw_baselines(axes: Axes, losses: Mapping[str, float], labels: bool = True)
             drawable(f"{name} {loss:.2f}"), (1, height), xycoords=("axes fraction", "data"), xytext=(4, 0),
             textcoords="offset points", va="center", fontsize=8, color=GRAY, annotation_clip=False,
         )  # fmt: skip
+
+
+def setting_label(value: Any) -> str:
+    """Return a short label for the value of a setting, such as the words of a mixture."""
+    text = " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    short = text[: SETTING_CHARACTERS - 1] + "\N{HORIZONTAL ELLIPSIS}"
+    return text if len(text) <= SETTING_CHARACTERS else short
 
 
 def token_label(token: str) -> str:

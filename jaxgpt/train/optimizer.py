@@ -75,6 +75,28 @@ def schedule(config: Config, numbers: Numbers | None = None) -> optax.Schedule:
     return rate
 
 
+def schedule_states(opt_state: Any) -> list[Any]:
+    """Return the parts of an optimizer's state that count the updates of a schedule (learning rate or weight decay)."""
+    leaves = jax.tree.leaves(opt_state, is_leaf=_is_scheduled)
+    return [leaf for leaf in leaves if _is_scheduled(leaf)]
+
+
+def restart_schedules(opt_state: Any) -> Any:
+    """Return the state of an optimizer with its schedules at update 0, and unchanged moments.
+
+    The counts of the moments, for their bias corrections, are kept.
+    """
+
+    def restart(state: Any) -> Any:
+        return state._replace(count=jnp.zeros_like(state.count)) if _is_scheduled(state) else state
+
+    return jax.tree.map(restart, opt_state, is_leaf=_is_scheduled)
+
+
+def _is_scheduled(state: Any) -> bool:
+    return getattr(state, "_fields", ()) == ("count",)  # as in optax.ScaleByScheduleState
+
+
 def decay_mask(params: Any, model: Model) -> Any:
     """Mark the weights that decay: matrices, tables and adapters, but not gains and biases."""
     return map_weights(lambda weight, leaf: weight.kind != "vector" if weight else leaf.ndim > 1, params, model)

@@ -48,7 +48,15 @@ from jaxgpt.parallel.mesh import (
 from jaxgpt.parallel.processes import process_count
 from jaxgpt.parallel.sums import sums_by_device
 from jaxgpt.train.loss import Objective, next_token_loss, with_adapters
-from jaxgpt.train.optimizer import Numbers, make_optimizer, numbers_of, schedule
+from jaxgpt.train.optimizer import (
+    Numbers,
+    make_optimizer,
+    numbers_of,
+    restart_schedules,
+    schedule,
+    schedule_states,
+)
+from jaxgpt.train.skip import init_statistics
 from jaxgpt.train.step import (
     TrainState,
     apply_gradients,
@@ -173,7 +181,7 @@ class Program:
         """
         if spec is None:
             T = self.config.window
-            spec = np.zeros((0, T, 3) if self.config.data.has_documents else (0, T + 1), np.int32)
+            spec = np.zeros((0, T, 3) if self.config.has_documents else (0, T + 1), np.int32)
         rows = math.prod(self.microbatches)
         shape = (rows,) if steps == 1 else (steps, rows)
         sharding = batch_sharding(self.mesh, several=steps > 1)
@@ -235,6 +243,38 @@ class Program:
         """Restore a checkpoint's state; raise `UserError` if it cannot be read or does not match the config."""
         state = store.restore(directory, step, self.abstract.checkpoint)
         return put_stacked(self.config, state, self.abstract.state, donate=True)
+
+    def with_new_schedule(self, directory: Path, step: int) -> TrainState:
+        """Restore a checkpoint of a different run as the state before step 0.
+
+        Weights, EMA and moments are kept; steps, learning-rate schedule and statistics of skipped updates start again. An EMA
+        that the checkpoint lacks starts at its weights.
+
+        Raises:
+            UserError: if the checkpoint is damaged or does not match the config.
+        """
+        path = directory / str(step)
+        damage = store.find_damage(path)
+        if damage:
+            fix = "choose a different step, or omit --keep-optimizer"
+            raise UserError(f"checkpoint {path} is damaged: {damage}; {fix}")
+        saved = self.abstract.checkpoint._replace(skip=None)
+        like = self.abstract.state._replace(skip=None)
+        if not (path / "ema").is_dir():
+            saved = saved._replace(ema=None)
+            like = like._replace(ema=None)
+
+        # Only the counts of the schedules are new arrays: the restored arrays are used without a copy.
+        state = store.restore(directory, step, saved)
+        state = state._replace(step=jnp.zeros_like(state.step), opt_state=restart_schedules(state.opt_state))
+        state = put_stacked(self.config, state, like, donate=True)
+        if self.abstract.state.ema is not None and state.ema is None:
+            average = compute(self.mesh, lambda params: params, state.params, like.params)
+            state = state._replace(ema=average)
+        if self.abstract.state.skip is not None:
+            statistics = compute(self.mesh, lambda _: init_statistics(), (), self.abstract.state.skip)
+            state = state._replace(skip=statistics)
+        return state
 
     def to_checkpoint(self, state: TrainState) -> TrainState:
         """Return a state with unstacked layers: a copy with `train.scan_layers`, otherwise the state itself."""
@@ -310,8 +350,8 @@ class Program:
 
         # The rate of this update. The optimizer counts its updates: skipped updates do not advance the schedule.
         if self.optimizer is None:
-            (_, count), *_ = optax.tree.get_all_with_path(state.opt_state, "count")
-            metrics |= {"lr": schedule(config, numbers)(count)}
+            counted, *_ = schedule_states(state.opt_state)
+            metrics |= {"lr": schedule(config, numbers)(counted.count)}
 
         optimizer = self.optimizer or make_optimizer(config, numbers, self.model)
         decay, spike = config.optim.ema_decay, config.optim.spike_factor

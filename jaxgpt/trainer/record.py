@@ -62,7 +62,9 @@ class Record:
         self.done = self.first.step
         self._saved = last.step if last else None
         self.evaluated = self.done if self.first.val_loss is not None else 0
-        self.best = tuple(self.first.about.get("best", (math.inf, self.done)))
+        self.best = (math.inf, self.done)
+        if self.first.about.get("data", data.fingerprint) == data.fingerprint:  # otherwise, losses are not comparable
+            self.best = tuple(self.first.about.get("best", self.best))
         self.about = {"config": asdict(config), "versions": versions(), **about_data(data), **about}
         changed = changes(last.config(), config) if last else {}
         file.write(step=self.done, **provenance(), changed=changed)

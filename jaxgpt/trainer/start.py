@@ -12,22 +12,34 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxgpt.checkpoint.data import data_change
+from jaxgpt.checkpoint.data import open_run_data
 from jaxgpt.checkpoint.run import REPLACED, Run, check_free, new_run, open_run, parse_checkpoint, write_settings
-from jaxgpt.checkpoint.store import Info, checkpoints, find_damage, latest_valid, prune
-from jaxgpt.config import Config, DataConfig, TrainConfig, changes, flat
+from jaxgpt.checkpoint.store import (
+    SEAL,
+    Info,
+    checkpoints,
+    find_damage,
+    latest_valid,
+    prune,
+    read_info,
+    saved_steps,
+)
+from jaxgpt.config import Config, TrainConfig, changes, flat
 from jaxgpt.data import Batches, Data
 from jaxgpt.data.bos import with_bos
-from jaxgpt.data.open import check_sources
+from jaxgpt.data.open import base_directory, check_sources
+from jaxgpt.data.text import Progress
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.errors import UserError, short_repr
-from jaxgpt.files import RECORDS, sole_writer
+from jaxgpt.files import sole_writer
 from jaxgpt.lm.source import Place, Source, check_base, checksum, needed_runs, open_base, open_base_of, open_source
 from jaxgpt.parallel.processes import is_leader, on_leader, same_on_all
 from jaxgpt.provenance import versions
 from jaxgpt.trainer.evaluation import Evaluator
 from jaxgpt.trainer.feed import DataFeed, Feed
+from jaxgpt.trainer.phases import changed_data, changed_sources, new_run_command
 from jaxgpt.trainer.program import Program, build
+from jaxgpt.trainer.resume import check_resume
 
 
 class Start(NamedTuple):
@@ -68,7 +80,7 @@ class Base:
 
     Attributes:
         source: the weights.
-        run: run to resume, whose adapters need these weights; None: a new run.
+        run: run with adapters that need these weights, to resume or to start from; None: new adapters.
         checksum: SHA-256 of the weights, after the call.
     """
 
@@ -93,12 +105,14 @@ class Weights(NamedTuple):
         frozen: base of the adapters (None: random weights), or `Start.frozen`, with unstacked layers.
         checksum: SHA-256 of `Start.frozen`; "": none.
         tokenizer: tokenizer of the weights or of the resumed run; None: the tokenizer of the data.
+        state: checkpoint of the initial weights and optimizer state (`state_from`); None: a new optimizer.
     """
 
     initial: Source | None = None
     frozen: Any = ()
     checksum: str = ""
     tokenizer: Tokenizer | None = None
+    state: Path | None = None
 
     def facts(self) -> dict[str, Any]:
         """Return the values that must be equal in all processes."""
@@ -106,6 +120,8 @@ class Weights(NamedTuple):
         source = self.frozen.source if isinstance(self.frozen, Base) else self.initial
         if source:
             facts["the weights of --init-from"] = source.digest
+        if self.state:
+            facts["the optimizer state of --init-from"] = read_info(self.state).sha256[SEAL]
         return facts
 
     def about(self) -> dict[str, Any]:
@@ -115,18 +131,26 @@ class Weights(NamedTuple):
 
 
 def check(start: Start) -> None:
-    """Check the directory of the run and the data before weights are read.
+    """Check the directory of the run before data and weights are read.
 
     Raises:
-        UserError: if `out` holds a run (unless `overwrite`) or the initial weights; the run to resume is locked or has no
-            optimizer state; a path of the data is missing; or a record of conversations is unreadable.
+        UserError: if `out` holds a run (unless `overwrite`) or the initial weights, or the run to resume is locked or has no
+            optimizer state.
     """
     if start.run:
         _check_resumable(start.run)
     else:
         _check_out(start)
+
+
+def check_data(start: Start, config: Config, last: Info | None) -> None:
+    """Check the data after the checkpoint `last`, before weights are read.
+
+    Raises:
+        UserError: if a path of the data is missing, or a record of conversations is unreadable.
+    """
     if start.data is None:
-        check_sources(start.config.data)
+        check_sources(config, last.tokens if last else 0)
 
 
 def _check_resumable(run: Run) -> None:
@@ -135,7 +159,7 @@ def _check_resumable(run: Run) -> None:
     step = max(checkpoints(run.checkpoints), default=None)
     if step is not None and not (run.checkpoints / str(step) / "opt_state").is_dir():
         raise UserError(
-            f"{run.path} has no optimizer state and cannot be resumed; train it in a new run: {_finetune(run)}"
+            f"{run.path} has no optimizer state and cannot be resumed; train it in a new run: {new_run_command(run)}"
         )
 
 
@@ -143,7 +167,9 @@ def _check_out(start: Start) -> None:
     out, config = Path(start.out), start.config
     if start.out:
         check_free(out, start.overwrite)
-    kept = needed_runs(Run(parse_checkpoint(config.init_from)[0])) if start.overwrite and config.init_from else ()
+    kept = set[Path]()
+    for origin in filter(None, (config.init_from, config.state_from) if start.overwrite else ()):
+        kept |= needed_runs(Run(parse_checkpoint(origin)[0]))
     if out.resolve() in kept:
         raise UserError(f"--out {out} --overwrite would delete the weights to start from: choose a different --out")
 
@@ -153,6 +179,12 @@ def open_weights(start: Start) -> Weights:
     config = start.config
     run = start.run
     tokenizer = run.tokenizer() if run else None
+    is_first = run is None or not checkpoints(run.checkpoints)
+
+    origin = Run(parse_checkpoint(config.state_from)[0]) if config.state_from and is_first else None
+    state = Path(config.state_from) if origin else None
+    if origin:
+        tokenizer = tokenizer or with_bos(origin.tokenizer(), config.data.bos)
 
     if config.lora.rank:
         if jax.tree.leaves(start.frozen):
@@ -161,97 +193,130 @@ def open_weights(start: Start) -> Weights:
             return Weights(frozen=None, tokenizer=tokenizer)
         source = open_base(run, config) if run else open_base_of(config.init_from, config.model)
         tokenizer = tokenizer or with_bos(source.run.tokenizer(), config.data.bos)
-        return Weights(frozen=Base(source, run), tokenizer=tokenizer)
+        return Weights(frozen=Base(source, run or origin), tokenizer=tokenizer, state=state)
 
     frozen = start.frozen
     known = checksum(frozen) if jax.tree.leaves(frozen) else ""
-    if not config.init_from or (run and checkpoints(run.checkpoints)):
-        return Weights(None, frozen, known, tokenizer)
+    if state or not (config.init_from and is_first):
+        return Weights(None, frozen, known, tokenizer, state)
     initial = open_source(*parse_checkpoint(config.init_from))
     tokenizer = tokenizer or with_bos(initial.run.tokenizer(), config.data.bos)
     return Weights(initial, frozen, known, tokenizer)
 
 
-def completed(config: Config, data: Data, run: Run | None = None) -> Config:
-    """Check the data; set the vocabulary size and, with `train.epochs`, the total number of steps."""
-    config, train = config.with_model(vocab_size=config.model.vocab_size or data.tokenizer.vocab_size), config.train
+def newest(start: Start, note: Callable[[str], None]) -> Info | None:
+    """Return the newest intact checkpoint of the run to resume; None: train from step 0.
+
+    Process 0 renames newer, damaged checkpoints, and reports them with `note`.
+
+    Raises:
+        UserError: if the run is locked by another process, or all its checkpoints are damaged.
+    """
+    run = start.run
+    if run is None:
+        return None
+
+    def on_disk() -> dict[str, Any] | None:
+        with sole_writer(run.path):
+            last = latest_valid(run.checkpoints, note)
+        return asdict(last) if last else None
+
+    last = on_leader(on_disk)
+    return Info(**last) if last else None
+
+
+def read_data(
+    start: Start, config: Config, tokenizer: Tokenizer | None, last: Info | None, progress: Progress
+) -> tuple[Config, Data]:
+    """Open the data of a run after the checkpoint `last`; return the settings with the paths found, and the data.
+
+    Raises:
+        UserError: if the data cannot be read, or a source of a mixture has changed since the checkpoint.
+    """
+    tokens = last.tokens if last else 0
+    config, data, change = open_run_data(start.run, last, config, tokenizer, progress, tokens, start.data)
+    if start.run and change:
+        raise changed_data(start.run, change)
+    if start.data:
+        return config, data
+    return replace(config, directory=base_directory(config)), data
+
+
+def completed(config: Config, data: Data, last: Info | None = None) -> Config:
+    """Check the data; set the vocabulary size and, with `train.epochs`, the total number of steps.
+
+    The steps after the checkpoint `last` use the remaining windows of the epochs.
+    """
+    config = config.with_model(vocab_size=config.model.vocab_size or data.tokenizer.vocab_size)
+    train = config.train
     data.check(config)
     if not train.epochs:
         return config
-    windows = round(train.epochs * Batches.of(config, data.train).per_epoch, 6)  # 1.1 * 10 = 11.000000000000002
-    last = max(checkpoints(run.checkpoints).items(), default=(0, Info(0)))[1] if run else Info(0)
-    steps = last.step + math.ceil((windows - last.tokens // config.window) / train.batch_size)
-    return replace(config, train=replace(train, steps=max(steps, 1), epochs=0.0))
+
+    per_epoch = Batches.of(config, data.train).per_epoch
+    windows = round(train.epochs * per_epoch, 6)  # 1.1 * 10 = 11.000000000000002
+    if last is None:
+        steps = math.ceil(windows / train.batch_size)
+        return replace(config, train=replace(train, steps=max(steps, 1), epochs=0.0))
+
+    old = last.config().train
+    left = windows - last.tokens // config.window
+    is_finished = last.step == old.steps and left > -old.batch_size  # the last batch may exceed the epochs
+    if left <= 0 and not is_finished:
+        raise UserError(
+            f"train.epochs {train.epochs:g} does not exceed the {last.tokens / config.window / per_epoch:.3g} epochs up to the "
+            f"current step {last.step}; raise it, or omit it"
+        )
+    steps = last.step + max(math.ceil(left / train.batch_size), 0)
+    return replace(config, train=replace(train, steps=steps, epochs=0.0))
 
 
 @contextmanager
 def open_for_training(
-    start: Start, program: Program, data: Data, about: Mapping[str, Any], note: Callable[[str], None]
-) -> Iterator[tuple[Run, Info | None]]:
-    """Create the run or open the run to resume; process 0 locks it for all processes.
-
-    Yields the run, and the checkpoint to resume from; None: train from step 0.
+    start: Start, program: Program, data: Data, last: Info | None, about: Mapping[str, Any], note: Callable[[str], None]
+) -> Iterator[Run]:
+    """Create the run, or open the run to resume at the checkpoint `last`; process 0 locks it for all processes.
 
     Raises:
         UserError: if a run cannot be created in `out`, is locked by another process, or cannot be resumed with these
             settings and data.
     """
 
-    def on_disk() -> tuple[str, dict[str, Any] | None]:
+    def on_disk() -> str:
         if start.run is None:
             run = lock.enter_context(new_run(start.out, program.config, data.tokenizer, start.overwrite))
-            return str(run.path), None
+            return str(run.path)
         lock.enter_context(sole_writer(start.run.path))
-        last = _reopen(start.run, program, data, about, note)
-        return str(start.run.path), asdict(last) if last else None
+        _reopen(start.run, program, data, last, about, note)
+        return str(start.run.path)
 
     with ExitStack() as lock:
-        path, last = on_leader(on_disk)
-        run = same_on_all(lambda: open_run(Path(path)), lambda _: {})  # error if a process cannot read the directory
-        yield run, Info(**last) if last else None
+        path = on_leader(on_disk)
+        yield same_on_all(lambda: open_run(Path(path)), lambda _: {})  # error if a process cannot read the directory
 
 
 def _reopen(
-    run: Run, program: Program, data: Data, about: Mapping[str, Any], note: Callable[[str], None]
-) -> Info | None:
-    """Return the checkpoint to continue from (None: train from step 0), and write the changed settings."""
+    run: Run, program: Program, data: Data, last: Info | None, about: Mapping[str, Any], note: Callable[[str], None]
+) -> None:
+    """Check that a run can continue from the checkpoint `last`, and write the changed settings."""
     shutil.rmtree(run.path / REPLACED, ignore_errors=True)  # remains of a killed process
-    config, last = program.config, latest_valid(run.checkpoints, note)
+    if saved_steps(run.checkpoints)[-1:] != ([last.step] if last else []):
+        raise UserError(f"another process has trained {run.path} meanwhile: run the command again")
+    config = program.config
     old = last.config() if last else run.config()
     check_resume(old, config, last.step if last else 0)
     if last is None:
         note(f"{run.path} has no checkpoint yet: starting again from step 0/{config.train.steps}")
     else:
-        change = data_change(run, last, data)
-        if change:
-            raise UserError(f"{change}; restore it, or train on the new data in a new run: {_finetune(run)}")
         if last.about.get("base", "") != about.get("base", ""):
             raise UserError(f"the frozen weights of {run.path} have changed since step {last.step}: restore them")
         note(f"resuming from {run.checkpoints / str(last.step)} at step {last.step}/{config.train.steps}")
+        if sources := changed_sources(config.data, last):
+            note(sources)
     if changed := changes(old, config):
         settings = (f"{name} {short_repr(was)} -> {short_repr(now)}" for name, (was, now) in changed.items())
         note(f"changed settings: {', '.join(settings)}")
     write_settings(run, config, data.tokenizer)
-    return last
-
-
-def check_resume(old: Config, new: Config, step: int = 0) -> None:
-    """Check that a run can be resumed with changed settings, and has steps left if `train.steps` changes.
-
-    Raises:
-        UserError: if a setting that a resumed run must keep has changed, or no steps are left.
-    """
-    # Paths may change, because the data may have moved: `_reopen` compares the content.
-    moved = ("data.path", "data.mix") if _sources(old.data) == _sources(new.data) else ()
-    for name, (was, now) in changes(old, new).items():
-        fixed = name.startswith(("model.", "data.", "lora.", "optim.name", "train.eval_windows"))
-        fixed |= name == "optim.ema_decay" and not (was and now)
-        if fixed and name not in moved:
-            raise UserError(
-                f"a resumed run keeps {name}: {short_repr(was)}, not {short_repr(now)}; omit it, or start a new run (--out)"
-            )
-    if step >= new.train.steps != old.train.steps and not new.train.epochs:
-        raise UserError(f"--train.steps {new.train.steps} is not above the current step {step}; raise it, or omit it")
 
 
 def why_finished(run: Run, config: Config) -> str:
@@ -286,16 +351,3 @@ def prune_finished(run: Run) -> None:
 def out_of_patience(best: Sequence[float], evaluated: int, train: TrainConfig) -> bool:
     """Return whether the last `train.patience` evaluations up to step `evaluated` did not improve `best`."""
     return bool(train.patience) and evaluated - best[1] >= train.patience * train.eval_every
-
-
-def _sources(data: DataConfig) -> list[tuple[bool, bool, int]]:
-    """List the sources of the data without their paths; the paths of earlier steps may be missing."""
-    sources = []
-    for each, weight in data.sources:
-        is_records = Path(each.path).suffix.lower() in RECORDS
-        sources.append((bool(each.path), is_records, weight))
-    return sources
-
-
-def _finetune(run: Run) -> str:
-    return f"jaxgpt train finetune --init-from {run.path} --data.path PATH"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -12,22 +12,34 @@ from pathlib import Path
 from jaxgpt.checkpoint.run import Run, check_backslash, other_files
 from jaxgpt.checkpoint.space import check_space
 from jaxgpt.checkpoint.store import Info, Saver
-from jaxgpt.config import TrainConfig
-from jaxgpt.data import Data, open_data
+from jaxgpt.config import Config, TrainConfig
+from jaxgpt.data import Data
 from jaxgpt.errors import UserError
 from jaxgpt.files import check_renames
 from jaxgpt.parallel.host import keep_memory, use_cores
 from jaxgpt.parallel.processes import is_leader, on_leader, process_count, same_on_all
 from jaxgpt.signals import STOPPING, stop_on_signal
+from jaxgpt.train.step import TrainState
 from jaxgpt.trainer.evaluation import ValidationLoss, Watch, run_evaluators
 from jaxgpt.trainer.failures import compile_lowered, failures
 from jaxgpt.trainer.feed import Feed, batches_of
 from jaxgpt.trainer.metrics import MetricsFile
 from jaxgpt.trainer.monitor import monitored
+from jaxgpt.trainer.phases import continued
 from jaxgpt.trainer.program import Program
 from jaxgpt.trainer.record import SAVE, STOP, Record
 from jaxgpt.trainer.report import Outcome, Report, Reports
-from jaxgpt.trainer.start import Start, Weights, check, completed, open_for_training, open_weights
+from jaxgpt.trainer.start import (
+    Start,
+    Weights,
+    check,
+    check_data,
+    completed,
+    newest,
+    open_for_training,
+    open_weights,
+    read_data,
+)
 
 
 def train(start: Start, report: Report, until: int | None = None) -> Outcome:
@@ -59,18 +71,19 @@ def run_loop(start: Start, report: Report, until: int | None) -> Outcome:
     keep_memory(start.config)
     config = same_on_all(lambda: start.config, lambda _: start.facts())
     on_leader(lambda: check(start))
+    last = newest(start, report.note)
+    config = continued(config, last)
+    on_leader(lambda: check_data(start, config, last))
     weights = same_on_all(lambda: open_weights(start), Weights.facts)
     reading = partial(report.stage, "tokenizing")
-    data = same_on_all(lambda: start.data or open_data(config, weights.tokenizer, reading), Data.facts)
-    config = completed(config, data, start.run)
+    config, data = same_on_all(lambda: read_data(start, config, weights.tokenizer, last, reading), data_facts)
+    config = completed(config, data, last)
     program = start.build(config, frozen=weights.frozen)
     settings = config.train
     end = settings.steps if until is None else min(until, settings.steps)
 
-    if start.run is None:
-        on_leader(lambda: check_target(start, program, report.note))
     with (
-        open_for_training(start, program, data, weights.about(), report.note) as (run, last),
+        opened_run(start, program, data, last, weights, report.note) as run,
         stop_on_signal(STOPPING if is_leader() else "") as stop,
         failures(run, program),
         monitored(stop, report.note) as monitor,
@@ -78,18 +91,11 @@ def run_loop(start: Start, report: Report, until: int | None) -> Outcome:
         report = Reports(report, monitor)
         first = last.step if last else 0
         evaluation = None
-        if start.run is not None:
-            on_leader(lambda: check_storage(run, program, report.note))
         report.started(program, data, run, first)
         feed = start.feed(program, data, last)
         evaluators = start.evaluators or (ValidationLoss(data.val),)
         with compiling(program, feed, report):
-            if last:
-                state = program.restore(run.checkpoints, first)
-            elif weights.initial:
-                state = program.init(weights.initial.read(program.place), donate=True)
-            else:
-                state = program.init()
+            state = starting_state(program, run, last, weights)
         saver = Saver(run.checkpoints, settings)
         file = MetricsFile(run.metrics, last)
         record = Record(program, data, saver, file, report, last, weights.about())
@@ -123,6 +129,19 @@ def run_loop(start: Start, report: Report, until: int | None) -> Outcome:
     return Outcome(state, record.done, evaluation, stopped)
 
 
+@contextmanager
+def opened_run(
+    start: Start, program: Program, data: Data, last: Info | None, weights: Weights, note: Callable[[str], None]
+) -> Iterator[Run]:
+    """Create or open the run, as `open_for_training`, if its file system can store its checkpoints."""
+    if start.run is None:
+        on_leader(lambda: check_target(start, program, note))
+    with open_for_training(start, program, data, last, weights.about(), note) as run:
+        if start.run is not None:
+            on_leader(lambda: check_storage(run, program, note))
+        yield run
+
+
 def check_target(start: Start, program: Program, note: Callable[[str], None]) -> None:
     """Check the space for a new run before its directory is created, and note that other files there are kept."""
     run = Run(Path(start.out or "runs"))
@@ -138,6 +157,23 @@ def check_storage(run: Run, program: Program, note: Callable[[str], None]) -> No
     check_backslash(run.path)
     check_renames(run.checkpoints, run.path)
     check_space(run, program.abstract.state, program.config.train, note)
+
+
+def data_facts(opened: tuple[Config, Data]) -> Mapping[str, object]:
+    """Return the values of the data that must be equal in all processes."""
+    _, data = opened
+    return data.facts()
+
+
+def starting_state(program: Program, run: Run, last: Info | None, weights: Weights) -> TrainState:
+    """Return the state before the first step: of the checkpoint `last`, of a different run, or new."""
+    if last:
+        return program.restore(run.checkpoints, last.step)
+    if weights.state:
+        return program.with_new_schedule(weights.state.parent, int(weights.state.name))
+    if weights.initial:
+        return program.init(weights.initial.read(program.place), donate=True)
+    return program.init()
 
 
 @contextmanager

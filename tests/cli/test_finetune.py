@@ -9,8 +9,9 @@ import jax
 import numpy as np
 import pytest
 from helpers import flags, jaxgpt
+from test_chat import talker
 
-from jaxgpt import load
+from jaxgpt import load, save
 from jaxgpt.trainer.metrics import read_metrics
 
 SETTINGS = flags(data__path="chats.jsonl", data__window=64, train__batch_size=4, optim__learning_rate=0.02)
@@ -18,6 +19,8 @@ SETTINGS = flags(data__path="chats.jsonl", data__window=64, train__batch_size=4,
 
 @pytest.fixture(autouse=True)
 def chats() -> None:
+    """A base model, without an end of the turn in its files, and conversations; the last ten, held out, differ from others."""
+    save(talker(128, end=False), "base")
     lines = []
     for i in range(100):
         name = ("Ann", "Bob")[i % 2]

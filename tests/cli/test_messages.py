@@ -31,13 +31,16 @@ train --train.stepz=1 -> did you mean --train.steps
 train --lr=1 -> Unknown option: --lr (did you mean --learning-rate?)
 train -x -> -x
 train --platform gpu -> Unknown option: --platform (JAX chooses the devices: set the environment variable JAX_PLATFORMS
-train a b -> 'b'
+train a b -> Unexpected argument: 'b'; an option takes one value, in quotes if it contains spaces. See jaxgpt train --help.
+eval run --data.path a 'b c' d -> Unexpected argument: 'b c', 'd'; an option takes one value
+sample -> Missing argument: RUN. See jaxgpt sample --help.
+train --keep-optimizer -> --keep-optimizer needs the run with the optimizer state: add --init-from RUN
 train --data.path '' -> --data.path is empty (an unset variable?): set it, or omit it
 sample x --stop-ids 1 x -> --stop-ids must be an integer, not 'x'
 sample x --weights int4 -> Did you mean "int8"
 sample x --max_tokens 5 -> did you mean --max-new-tokens
 eval '' -> RUN is empty
-export runs/x -> DIRECTORY requires an argument
+export runs/x -> Missing argument: DIRECTORY. See jaxgpt export --help.
 smaple -> Did you mean "sample"
 smaple --help -> Did you mean "sample"
 data reprot -h -> Did you mean "report"
@@ -69,6 +72,8 @@ train --data.stride 4 --data.documents pack -> data.stride 4 does not apply to p
 train --data.path a --data.mix b=1 -> data.path a and data.mix both specify the data: omit one of them
 train --data.mix a=1 a=2 -> data.mix lists a twice: add up its weights
 train --data.mix -> --data.mix is empty
+train --data.mix a=1 @0 b=1 -> data.mix needs ascending numbers of tokens, as in @1000000: '@0'
+train --data.mix a=1 @9 -> data.mix has no PATH=WEIGHT after @9: add the mixture, or omit @9
 train --data.mix a=0 -> data.mix needs PATH=WEIGHT with a weight above 0, at most 1e6: 'a=0'
 train --optim.spike-factor 0.5 -> optim.spike_factor must be 0 (off) or above 1, not 0.5
 train --optim.min-lr 1 -> optim.min_lr 1 is above optim.learning_rate 0.004: lower it
@@ -137,7 +142,7 @@ export run new --type q8_0 -> --type q8_0 needs a GGUF file: choose a name that 
 data report short.txt --data.train-fraction 1.0 -> 2 training and 0 validation tokens are too few
 inspect run --max-new-tokens 900 -> exceed the limit of
 inspect run --max-new-tokens 2 --html no/a.html -> no/a.html
-plan -> TARGET requires an argument
+plan -> Missing argument: TARGET. See jaxgpt plan --help.
 plan python-char -> --topology requires an argument
 plan python-char --topology v9:2x4 -> unknown chip 'v9'
 plan python-char --topology v5e:2x4 --mesh.data 3 -> use --mesh.data -1

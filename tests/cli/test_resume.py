@@ -93,11 +93,23 @@ def test_epochs_set_the_steps(run: Path) -> None:
     train = completed(replace(old, train=replace(old.train, epochs=1.5)), data).train
     assert (train.steps, train.epochs) == (math.ceil(1.5 * windows / old.train.batch_size), 0)
     larger = replace(old, train=replace(old.train, epochs=1.5, batch_size=8))  # after 4 steps of 4 windows
-    assert completed(larger, data, Run(run)).train.steps == 4 + math.ceil((1.5 * windows - 16) / 8)
+    assert completed(larger, data, read_info(run / "checkpoints/4")).train.steps == 4 + math.ceil(
+        (1.5 * windows - 16) / 8
+    )
     result = resume("run", "--train.epochs", "1e-9")
     assert result.code == 2
-    assert "train.steps 1 is not above the current step 4" in result.err
+    assert f"train.epochs 1e-09 does not exceed the {16 / windows:.3g} epochs up to the current step 4" in result.err
     assert "omit one of them" in resume("run", "--train.epochs", "1", "--train.steps", "9").err
+
+
+def test_other_files_in_the_directory_of_a_new_run_are_named_and_kept(finished: Path) -> None:
+    Path("run").mkdir()
+    for name in ("notes.txt", ".hidden", "metrics.jsonl"):
+        Path("run", name).write_text("")
+    result = jaxgpt(*START, "--data.path", str(finished.parent / "text.txt"), "--out", "run", "--train.steps", "1")
+    assert result.code == 0, result.err
+    assert result.err == "jaxgpt: run also has files that are not of a run, which are kept: notes.txt\n"
+    assert Path("run/notes.txt").exists()
 
 
 def test_info_is_the_state_of_a_run(run: Path) -> None:

@@ -70,8 +70,8 @@ def test_every_kind_obeys_the_laws_of_data(kind: str) -> None:
     assert found.tokenizer.vocab_size == (len(set(TEXT)) if size == "char" else int(size)) == vocab_size(config)
     for split in (found.train, found.val):
         rows = split.windows(np.asarray(split.eval_starts(T, T)), T)
-        assert rows.shape[1:] == ((T, 3) if data.has_documents else (T + 1,))
-        assert split.has_documents == data.has_documents
+        assert rows.shape[1:] == ((T, 3) if config.has_documents else (T + 1,))
+        assert split.has_documents == config.has_documents
         ids = rows[..., :2]
         assert -1 <= ids.min() <= ids.max() < found.tokenizer.vocab_size
         assert len(split.take(0, len(split))) == len(split)

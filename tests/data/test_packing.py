@@ -85,7 +85,9 @@ def test_the_data_line_shows_the_fill(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"data\.documents pack needs an end-of-text id after each document"):
         open_data(replace(config, data=replace(data, tokenizer="byte")))
     path.write_text("a b c <EOS> " * 20 + "<EOS> " * 80)
-    with pytest.raises(UserError, match=r"too few tokens for evaluation: 80 in .*; use a longer"):
+    with pytest.raises(
+        UserError, match=r"no evaluation window: the evaluated documents of .* have a single id each; use lo"
+    ):
         open_data(config)
     with pytest.raises(UserError, match=r"data\.stride 3 does not apply to packed documents .*: set it to 0"):
         replace(data, stride=3)

@@ -86,6 +86,11 @@ def test_patching_is_symmetric_around_zero() -> None:
     assert len(crowded.axes[0].get_xticklabels()) < 200, "labels that fit"
 
 
+def test_labels_of_mixtures_are_short() -> None:
+    assert plot.setting_label(["a=1", "b=0.5"]) == "a=1 b=0.5"
+    assert plot.setting_label(("path/to/a=1",) * 9) == "path/to/a=1 path/to/a=1 path/to/a=1 pat\N{HORIZONTAL ELLIPSIS}"
+
+
 def test_losses_against_steps_tokens_and_time() -> None:
     """A validation loss after 5 steps is at the tokens and the time of the fifth step."""
     figure = plot.losses({"a $run^$": LINES, "\U0001f600": LINES[:10]}, baselines={"$x^$": 4.2}, title="日本 $_$")

@@ -121,6 +121,25 @@ def mean_gradients(
     return found
 
 
+@pytest.mark.parametrize("total", [1e-30, 1e-3, 0.25, 1.0, 7.0, 1e6])
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_mean_is_the_sum_divided_by_any_positive_weight(total: float, accumulation: int) -> None:
+    """An objective may weight its tokens; the weights need not add up to 1 or more."""
+    weights = np.array([0.1, 0.2, 0.3, 0.4]) * total
+    losses = np.array([3.0, 1.0, 0.0, 2.0])
+
+    def objective(params: jax.Array, rows: jax.Array, *_: Any) -> RowSums:
+        weight_B, loss_B = rows[:, 0], rows[:, 1]
+        return RowSums(weight_B * loss_B * params, weight_B, {"weighted": 2 * weight_B})
+
+    rows = jnp.asarray(np.stack([weights, losses], 1), jnp.float32)
+    metrics, grad = mean_gradients(objective, jnp.float32(1.5), rows, None, accumulation)
+    expected = np.average(losses, weights=weights)
+    np.testing.assert_allclose(metrics["loss"], 1.5 * expected, rtol=1e-6)
+    np.testing.assert_allclose(metrics["weighted"], 2, rtol=1e-6)
+    np.testing.assert_allclose(grad, expected, rtol=1e-6)
+
+
 def test_a_batch_without_targets_has_no_loss_and_no_gradients() -> None:
     objective = next_token_loss(lambda variables, tokens_BT, *_: variables["params"] * jnp.ones((*tokens_BT.shape, 3)))
     metrics, grad = mean_gradients(objective, jnp.ones(()), jnp.full((2, 9), -1))

@@ -68,7 +68,7 @@ def simulate(case: Case, patch: pytest.MonkeyPatch) -> Any:
         mesh = abstract_weights = None
         abstract_state = SimpleNamespace(params={})
 
-        def init(self, params: Any) -> Any:
+        def init(self) -> Any:
             return state_at(0)
 
         def restore(self, directory: Path, step: int) -> Any:
@@ -120,7 +120,7 @@ def simulate(case: Case, patch: pytest.MonkeyPatch) -> Any:
 
     @contextmanager
     def open_for_training(*_: Any) -> Iterator[Any]:
-        yield SimpleNamespace(checkpoints=Path("none"), metrics=None, path=Path("run")), case.last
+        yield SimpleNamespace(checkpoints=Path("none"), metrics=None, path=Path("run"))
 
     def evaluate(program: Any, params: Any, watch: Watch) -> Any:
         assert watch.final == (params.step == case.train.steps)
@@ -130,14 +130,24 @@ def simulate(case: Case, patch: pytest.MonkeyPatch) -> Any:
     def batches_of(program: Any, feed: Any, calls: Any, wait: Any) -> Iterator[Any]:
         yield ((steps, lambda state, steps=steps: steps) for steps in calls)
 
-    data = SimpleNamespace(val=None, tokenizer=CONFIG.model, fingerprint="", check=lambda config: None, facts=dict)
+    data = SimpleNamespace(
+        train=(),
+        val=(),
+        held_out=False,
+        tokenizer=CONFIG.model,
+        fingerprint="",
+        fingerprints=(),
+        check=lambda config: None,
+        facts=dict,
+    )
     stubs = {
         "batches_of": batches_of,
         "compiling": lambda *_: nullcontext(),
         "check": lambda start: None,
         "check_target": lambda *_: None,
+        "newest": lambda start, note: case.last,
         "open_for_training": open_for_training,
-        "completed": lambda config, data, run: config,
+        "completed": lambda config, data, last: config,
         "MetricsFile": File,
         "Saver": Saver,
     }

@@ -1,0 +1,73 @@
+"""Mixtures of a resumed run: append a new mixture to the schedule, and describe its sources.
+
+The schedule in `data.mix` makes a batch a function of (seed, step): the position in each source follows from it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from jaxgpt.checkpoint.run import Run
+from jaxgpt.checkpoint.store import Info
+from jaxgpt.config import Config, DataConfig
+from jaxgpt.errors import UserError
+from jaxgpt.mix import Phase, has_starts, join_phases, same_shares
+
+
+def continued(config: Config, last: Info | None) -> Config:
+    """Return the settings of a resumed run: a new `data.mix` begins at the checkpoint, after the earlier mixtures.
+
+    A `data.mix` with `@TOKENS` replaces the whole schedule, and may differ from it only after the checkpoint.
+
+    Raises:
+        UserError: if the mixtures before the checkpoint differ.
+    """
+    new = config.data
+    if last is None or not last.tokens or not new.mix:
+        return config
+    old = last.config().data
+    past = [phase for phase in old.phases if not phase.tokens or phase.tokens < last.tokens]
+    data = replace(new, dataset=old.dataset, path=old.path, mix=old.mix)
+
+    if not has_starts(new.mix):
+        is_same = same_shares(old.weights(past[-1]), new.weights(new.phases[0]))
+        phases = past if is_same else [*past, Phase(last.tokens, new.mix)]
+        return replace(config, data=data.with_phases(phases))
+
+    if [phase for phase in new.phases if not phase.tokens or phase.tokens < last.tokens] != past:
+        fixed = " ".join(join_phases(past)) or old.path or old.dataset
+        raise UserError(
+            f"data.mix must keep the mixtures up to step {last.step} ({last.tokens:,} tokens): {fixed}; to change the mixture "
+            f"at this step, pass one mixture, without @"
+        )
+    return replace(config, data=data.with_phases(new.phases))
+
+
+def changed_sources(data: DataConfig, last: Info) -> str:
+    """Describe the sources that a new mixture adds and removes at a checkpoint, or return ""."""
+    phases = data.phases
+    if phases[-1].tokens != last.tokens or len(phases) == 1:
+        return ""
+    now = data.weights(phases[-1])
+    before = data.weights(phases[-2])
+    earlier = {path for phase in phases[:-1] for path in data.weights(phase)}
+    kinds = {
+        "new": [path for path in now if path not in earlier],
+        "used again": [path for path in now if path in earlier and path not in before],
+        "no longer used": [path or data.dataset for path in before if path not in now],
+    }
+    changes = [f"{kind} {', '.join(paths)}" for kind, paths in kinds.items() if paths]
+    return f"sources of the new mixture: {'; '.join(changes)}" if changes else ""
+
+
+def changed_data(run: Run, change: str) -> UserError:
+    """Return the error for a run whose data have changed since its checkpoint; `change` describes how."""
+    return UserError(
+        f"{change}; restore it, add the new data as a source of --data.mix, or start a new run: {new_run_command(run)} "
+        f"(with --keep-optimizer: from its optimizer state)"
+    )
+
+
+def new_run_command(run: Run) -> str:
+    """Return the command that trains the weights of a run on different data, in a new run."""
+    return f"jaxgpt train finetune --init-from {run.path} --data.path PATH"

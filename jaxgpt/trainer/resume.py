@@ -1,0 +1,71 @@
+"""The settings of a run that may change when it is resumed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from jaxgpt.config import Config, DataConfig, changes, place_of
+from jaxgpt.data.shards import read_index
+from jaxgpt.errors import UserError, short_repr
+from jaxgpt.files import RECORDS
+
+
+def check_resume(old: Config, new: Config, step: int = 0) -> None:
+    """Check that a run can be resumed with changed settings, and has steps left if `train.steps` changes.
+
+    Raises:
+        UserError: if a setting that a resumed run must keep has changed, or no steps are left.
+    """
+    for name, (was, now) in changes(old, new).items():
+        fixed = name.startswith(("model.", "data.", "lora.", "optim.name", "train.eval_windows"))
+        fixed |= name == "optim.ema_decay" and not (was and now)
+        if name in ("data.path", "data.mix") and _may_continue(old.data, new.data):
+            continue
+        if fixed:
+            raise UserError(_kept(old, name, was, now))
+    if step >= new.train.steps != old.train.steps and not new.train.epochs:
+        raise UserError(f"--train.steps {new.train.steps} is not above the current step {step}; raise it, or omit it")
+
+
+def _may_continue(old: DataConfig, new: DataConfig) -> bool:
+    """Return whether a run may continue with the paths and mixtures of `new`, if their content allows it.
+
+    A mixture may follow any data. A path may follow a path of the same kind, because the data may have moved.
+    """
+    if new.mix:
+        return True
+    return not old.mix and _kind_of(old.path) == _kind_of(new.path)
+
+
+def _kind_of(path: str) -> tuple[bool, bool]:
+    """Return whether a path is given, and whether its name is that of records; the path may be missing."""
+    return bool(path), Path(path).suffix.lower() in RECORDS
+
+
+def _kept(old: Config, name: str, was: Any, now: Any) -> str:
+    """Return the error for a changed setting that a resumed run must keep, with the value in use, not an unused default."""
+    option = f"--{name.replace('_', '-')}"
+    given = " ".join(now) if isinstance(now, tuple) else str(now)
+    if name in ("data.dataset", "data.path", "data.mix"):
+        ways = (
+            "continue on different data with --data.mix PATH=WEIGHT, or in a new run with "
+            "--init-from RUN --keep-optimizer --out NEW"
+        )
+        return f"a resumed run keeps its data, not {option} {given}: this run uses {_data_in_use(old.data)}; omit it, {ways}"
+    if name in ("data.tokenizer", "data.vocab_size"):
+        used = _tokenizer_in_use(old)
+        return f"a resumed run keeps {used}, not {option} {given}; omit it, or start a new run (--out)"
+    return f"a resumed run keeps {name}: {short_repr(was)}, not {short_repr(now)}; omit it, or start a new run (--out)"
+
+
+def _data_in_use(data: DataConfig) -> str:
+    words = data.phases[-1].words
+    return f"the mixture {' '.join(words)}" if words else data.path or f"the built-in text {data.dataset}"
+
+
+def _tokenizer_in_use(config: Config) -> str:
+    for source in config.data.sources:
+        if source.path and read_index(Path(place_of(source.path, config.directory))):
+            return f"the tokenizer of {source.path}"
+    return f"the tokenizer {config.data.tokenizer}"
