@@ -38,7 +38,10 @@ def export_gguf(run: str | Path, target: Path, kind: str = "f32", checkpoint: st
     """
     _check_type(kind)
     with new_file(target) as draft:
-        config, params, tokenizer, _ = load(run, checkpoint)
+        lm = load(run, checkpoint)
+        config = lm.config
+        params = lm.params
+        tokenizer = lm.tokenizer
         family, model = exported_form(config.model)
         architecture = llamacpp.architecture_of(family.name)
         model = llamacpp.express(architecture, model)
@@ -55,7 +58,7 @@ def export_gguf(run: str | Path, target: Path, kind: str = "f32", checkpoint: st
             write_gguf(draft, architecture.name, metadata, tensors, stored)
 
         before = probe_logits(config.model, params)
-        del params, tensors
+        del lm, params, tensors
         after = probe_logits(*read_model(draft)[:2])
         # Rounded weights, and GELU computed with tanh, change the logits.
         if kind == "f32" and model.activation == config.model.activation:

@@ -156,7 +156,7 @@ def export_model(
         expected = before
         if dtype != "float32":
             expected = probe_logits(model, rounded_weights(params, model, family.form, dtype))
-        del params
+        del lm, params
         after = probe_logits(*read_model(directory)[:2])
         check_change(expected, after)
     change = largest_change(before, after)
