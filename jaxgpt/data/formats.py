@@ -136,7 +136,7 @@ def _zstd(where: str) -> Any:
         from compression import zstd  # Python 3.14
     except ImportError:
         try:
-            from backports import zstd
+            import backports.zstd as zstd
         except ImportError:
             raise MissingPackage(f"{where} needs the package backports.zstd: pip install 'jaxgpt[data]'") from None
     return zstd
