@@ -586,7 +586,7 @@ class Config(Section):
 
 
 def place_of(path: str, directory: str) -> str:
-    """Return the path at which data are found: in `directory`, where the run was started, or else in the current directory."""
+    """Return the path of data in `directory`, where the run was started; if missing there, the path itself."""
     started = Path(directory, path)
     is_elsewhere = Path(directory).resolve() != Path.cwd()
     return str(started) if path and is_elsewhere and started.exists() else path

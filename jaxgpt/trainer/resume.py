@@ -39,7 +39,7 @@ def _may_continue(old: DataConfig, new: DataConfig) -> bool:
 
 
 def _kind_of(path: str) -> tuple[bool, bool]:
-    """Return whether a path is given, and whether its name is that of records; the path may be missing."""
+    """Return whether a path is given, and whether its suffix means records; the path may be missing."""
     return bool(path), Path(path).suffix.lower() in RECORDS
 
 
