@@ -332,4 +332,4 @@ def test_weights_of_another_run_are_used_again(finished: Path) -> None:
     for source in (finished, better):
         refused = jaxgpt("train", "--resume", "--out", "run", "--init-from", str(source))
         assert (refused.code, refused.err.count("\n")) == (2, 1)
-        assert f"run started from {started}" in refused.err
+        assert f"run started from the weights of {started}" in refused.err

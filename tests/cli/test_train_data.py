@@ -81,8 +81,8 @@ def test_moved_data_is_named_at_a_resume(kind: str) -> None:
         Path("other.txt").write_text("z y <EOS> " * 60)
         result = jaxgpt(*resume, *given("other.txt"))
         assert (
-            "the data of out has changed since step 1: other.txt; restore it, add the new data as a source"
-            in result.err
+            "the data of out has changed since step 1: other.txt (240 tokens then, 180 now); restore it, add the new data as a "
+            "source" in result.err
         )
     result = jaxgpt(*resume, *given("c.txt"))
     assert result.code == 0, result.err
