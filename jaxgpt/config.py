@@ -14,8 +14,9 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal, get_origin, get_type_hints
 
+from jaxgpt.directories import holds_records
 from jaxgpt.errors import UserError, short_repr
-from jaxgpt.files import holds_records, parse_json
+from jaxgpt.files import parse_json
 from jaxgpt.settings import Section, as_int, setting, similar_setting
 
 FROM_TEXT = ("char", "word", "bpe")  # tokenizers built from the training text

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxgpt.config import Config, DataConfig
 from jaxgpt.data.bos import describe, text_bos, with_bos
-from jaxgpt.data.chat_files import check_conversations
+from jaxgpt.data.chat_files import check_conversations, find_files
 from jaxgpt.data.conversations import load_conversations
 from jaxgpt.data.cuts import cut
 from jaxgpt.data.mixture import Mixture
@@ -19,9 +19,9 @@ from jaxgpt.data.shards import prepared_bos, prepared_tokenizer
 from jaxgpt.data.text import NO_TEXT, SHAKESPEARE_CHARACTERS, Progress, Text, no_progress, read_text
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokenizer_files import FROM_TEXT, make_tokenizer
-from jaxgpt.data.tokens import Split, Tokens, is_token_path, open_splits
+from jaxgpt.data.tokens import Split, Tokens, has_validation_files, is_token_path, open_splits
 from jaxgpt.errors import UserError
-from jaxgpt.files import missing
+from jaxgpt.files import check_kind, missing
 
 TOGETHER = 64  # number of pieces of a text to encode per call; `tokenizers` uses all cores
 
@@ -39,6 +39,8 @@ class Data:
     name: str = ""  # path of the data, or name of the built-in text; empty for a mixture
     parts: tuple[Data, ...] = ()  # data of each source of a mixture
     text: Text | None = None  # text before tokenization; None for token files, conversations and mixtures
+    # If names of files determine the splits: number of training ids of token files, of training files of conversations.
+    boundary: int | None = None
 
     @property
     def is_conversations(self) -> bool:
@@ -113,18 +115,21 @@ def open_data(config: Config, tokenizer: Tokenizer | None = None, progress: Prog
         )
     if data.mix:
         return _open_mixture(config, tokenizer, progress)
-    path, fraction, text = Path(data.path), data.train_fraction, None
+    path, fraction, text, boundary = Path(data.path), data.train_fraction, None, None
     train: Split
     val: Split
     match _kind(data):
         case "conversations":
             train, val, source, fingerprint = load_conversations(config, tokenizer, progress)
+            files = find_files(path)
+            boundary = len(files.train) if files.val else None
             if tokenizer.special.chat_template is None:
                 source += describe(tokenizer, tokenizer.bos_ids, "before each prompt")
         case "token ids":
             size = tokenizer.vocab_size
             train, val, source = open_splits(path, fraction, size)
             fingerprint = Tokens([*train.parts, *val.parts], size).fingerprint()
+            boundary = len(train) if has_validation_files(path) else None
             written = prepared_bos(path)
             if written is not None:
                 source += describe(tokenizer, written, "before each document")
@@ -144,7 +149,8 @@ def open_data(config: Config, tokenizer: Tokenizer | None = None, progress: Prog
     if not len(val.eval_starts(config.window, config.window)):
         fix = "use a longer text, or longer documents"
         raise UserError(f"too few tokens for evaluation: {len(val)} in {source}; {fix}")
-    return Data(train, val, held_out, tokenizer, source, fingerprint, data.path or data.dataset, text=text)
+    name = data.path or data.dataset
+    return Data(train, val, held_out, tokenizer, source, fingerprint, name, text=text, boundary=boundary)
 
 
 def check_sources(config: DataConfig) -> None:
@@ -233,6 +239,8 @@ def _tokenizer(config: Config, given: Tokenizer | None = None) -> Tokenizer:
 def _kind(data: DataConfig) -> str:
     if data.path and not Path(data.path).exists():
         raise missing(data.path)
+    if data.path:
+        check_kind(Path(data.path))
     if data.conversations:
         return "conversations"
     return "token ids" if data.path and is_token_path(Path(data.path)) else "text"

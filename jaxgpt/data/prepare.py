@@ -24,7 +24,6 @@ from jaxgpt.config import PrepareParams
 from jaxgpt.data import shards
 from jaxgpt.data.bos import document_bos, with_bos
 from jaxgpt.data.bpe import train_bpe
-from jaxgpt.data.directories import INDEX
 from jaxgpt.data.documents import SKIP, Piece, beginning, check_first, read_pieces, sample_text, unreadable
 from jaxgpt.data.dropped import Repeats, count_skipped
 from jaxgpt.data.fast import fast_encoder
@@ -33,6 +32,7 @@ from jaxgpt.data.shards import SPLITS, ShardWriter
 from jaxgpt.data.sources import find_source, repeated_text
 from jaxgpt.data.tokenizer import EOS_NAMES, Tokenizer
 from jaxgpt.data.tokenizer_files import FROM_TEXT, make_tokenizer
+from jaxgpt.directories import INDEX
 from jaxgpt.errors import UserError, plural
 from jaxgpt.runtime import cores
 

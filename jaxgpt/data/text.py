@@ -13,11 +13,11 @@ from random import Random
 from string import ascii_letters
 
 from jaxgpt.config import DataConfig
-from jaxgpt.data.directories import list_files, output_kind
 from jaxgpt.data.formats import HEAD, LINES, PACKED, compression
 from jaxgpt.data.tokenizer import EOS_NAMES
+from jaxgpt.directories import list_files, output_kind
 from jaxgpt.errors import UserError, plural, reported
-from jaxgpt.files import cache_dir, fetch
+from jaxgpt.files import cache_dir, check_kind, fetch
 
 NO_TEXT = "no text is specified: add --data.path FILE"
 TEXT_BYTES = 2 * 10**8  # maximum size in bytes of a text, which is read into memory
@@ -176,8 +176,7 @@ def _read_file(path: Path) -> bytes:
     """Read a UTF-8 file, without its byte-order mark; raise `NotText` if the file is not plain text."""
     if path.suffix.lower() in DOCUMENTS:
         raise NotText(f"{path} holds documents or compressed data, not plain text: {_prepare(path)}")
-    if not path.is_file():  # for example, a named pipe, which would block
-        raise UserError(f"{path} is neither a file nor a directory: choose a text file or a directory")
+    check_kind(path)
     with reported(f"cannot read {path}"), path.open("rb") as file:
         data = file.read(TEXT_BYTES + 1)
     if compression("", data[:HEAD]):

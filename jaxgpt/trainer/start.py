@@ -20,8 +20,9 @@ from jaxgpt.data import Batches, Data
 from jaxgpt.data.bos import with_bos
 from jaxgpt.data.open import check_sources
 from jaxgpt.data.tokenizer import Tokenizer
+from jaxgpt.directories import RECORDS
 from jaxgpt.errors import UserError, short_repr
-from jaxgpt.files import RECORDS, sole_writer
+from jaxgpt.files import sole_writer
 from jaxgpt.lm.source import Place, Source, check_base, checksum, needed_runs, open_base, open_base_of, open_source
 from jaxgpt.parallel.processes import is_leader, on_leader, same_on_all
 from jaxgpt.provenance import versions
