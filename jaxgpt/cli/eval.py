@@ -21,6 +21,7 @@ def eval(
     *,
     path: Annotated[str, Parameter(name="--data.path")] = "",
     bos: Annotated[Literal["auto", "yes", "no"] | None, Parameter(name="--data.bos")] = None,
+    on_error: Annotated[Literal["fail", "skip"] | None, Parameter(name="--data.on-error")] = None,
     weights: Annotated[
         Weights, Parameter(help="round the weights to this type and print the change in loss")
     ] = "float32",
@@ -37,6 +38,7 @@ def eval(
         run: run to evaluate
         path: text, directory, token files or conversations; empty: the run's validation data or, without a split, training data
         bos: begin each window of a text with the beginning-of-text token; by default, as in training
+        on_error: on unreadable conversations: fail, or skip and count them; by default, as in training
     """
     from jaxgpt.parallel.host import use_cores
 
@@ -53,12 +55,15 @@ def eval(
 
     with progress("loading") as activity:
         if path:
-            check_sources(with_path(open_run(Path(run)).config(), path).data)
+            given = with_path(open_run(Path(run)).config(), path).data
+            check_sources(replace(given, on_error=on_error or given.on_error))
         lm = load(run, checkpoint)
         activity.stage("tokenizing")
         config = with_path(lm.config, path)
         if bos:
             config = replace(config, data=replace(config.data, bos=bos))
+        if on_error:
+            config = replace(config, data=replace(config.data, on_error=on_error))
         data = open_data(config, lm.tokenizer, activity)
         change = "" if path else data_change(Run(Path(run)), checkpoint, data)
         if change:

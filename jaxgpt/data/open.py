@@ -137,7 +137,11 @@ def open_data(config: Config, tokenizer: Tokenizer | None = None, progress: Prog
             text = read_text(data)
             bos = text_bos(tokenizer, data.bos)
             first_id = bos[-1] if bos else None
-            ids = Tokens([encode_text(tokenizer, text.text, progress)], tokenizer.vocab_size, first_id=first_id)
+            try:
+                encoded = encode_text(tokenizer, text.text, progress)
+            except UserError as e:  # for example, a character that the tokenizer of a run lacks
+                raise UserError(f"{data.path or data.dataset}: {e}") from None
+            ids = Tokens([encoded], tokenizer.vocab_size, first_id=first_id)
             train, val = ids.split(int(fraction * len(ids)))
             source = text.source + describe(tokenizer, bos[-1:], "at the start of each window")
             fingerprint = text.sha256

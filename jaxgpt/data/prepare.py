@@ -182,7 +182,9 @@ def _write(
                     saved = time.monotonic()
             report(batch[-1].read)
         if not writers["train"].entry["documents"]:
-            raise UserError(f"no documents for training ({_dropped(index)}): use other sources")
+            first = index["skipped"]["first"][:1]
+            reason = f"; the first error: {first[0]}" if first else ""
+            raise UserError(f"no documents for training ({_dropped(index)}): use other sources{reason}")
         for writer in writers.values():
             writer.finish()
     index["complete"] = True

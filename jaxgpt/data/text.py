@@ -15,7 +15,7 @@ from string import ascii_letters
 from jaxgpt.config import DataConfig
 from jaxgpt.data.formats import HEAD, LINES, PACKED, compression
 from jaxgpt.data.tokenizer import EOS_NAMES
-from jaxgpt.directories import list_files, output_kind
+from jaxgpt.directories import holds_records, list_files, output_kind
 from jaxgpt.errors import UserError, plural, reported
 from jaxgpt.files import cache_dir, check_kind, fetch
 
@@ -137,6 +137,7 @@ def read_path(path: Path) -> Text:
     parts = dict[str, bytes]()
     size = 0
     others = 0
+    records = 0
     for file in listing.files:
         try:
             data = _read_file(file)
@@ -144,6 +145,8 @@ def read_path(path: Path) -> Text:
             data = b""
         if data:
             parts[str(file.relative_to(path))] = data
+        elif holds_records(file):
+            records += 1
         else:
             others += 1
         size += len(data)
@@ -151,10 +154,14 @@ def read_path(path: Path) -> Text:
             raise _too_large(path)
 
     skipped = [plural(others, "other file")] if others else []
+    skipped += [plural(records, "file") + " of records"] if records else []
     skipped += [listing.note] if listing.note else []
     note = f"; skipped {' and '.join(skipped)}" if skipped else ""
     if not parts:
-        raise UserError(f"no text files in {path}{note}: choose a different --data.path")
+        fix = "choose a different --data.path"
+        if any(file.suffix == ".bin" for file in listing.files):
+            fix += ", or rename files of token ids to train.bin and val.bin"
+        raise UserError(f"no text files in {path}{note}: {fix}")
     text = Text.of(parts, f"{plural(len(parts), 'text file')} in {path}{note}")
     return replace(text, source=text.source + _markers(text.data, path))
 

@@ -9,8 +9,9 @@ import jax
 import numpy as np
 import pytest
 from helpers import flags, jaxgpt
+from test_chat import talker
 
-from jaxgpt import load
+from jaxgpt import load, save
 from jaxgpt.trainer.metrics import read_metrics
 
 SETTINGS = flags(data__path="chats.jsonl", data__window=64, train__batch_size=4, optim__learning_rate=0.02)
@@ -18,6 +19,8 @@ SETTINGS = flags(data__path="chats.jsonl", data__window=64, train__batch_size=4,
 
 @pytest.fixture(autouse=True)
 def chats() -> None:
+    """A base model, without an end of the turn in its files, and conversations of one and two turns."""
+    save(talker(128, end=False), "base")
     lines = []
     for i in range(100):
         name = ("Ann", "Bob")[i % 2]
@@ -110,6 +113,17 @@ def test_eval_checks_the_data_before_weights(monkeypatch: pytest.MonkeyPatch) ->
     result = jaxgpt("eval", "base", "--data.path", "page.jsonl")
     assert result.code == 2
     assert "page.jsonl, line 1: not valid JSON" in result.err
+
+
+def test_eval_can_skip_records() -> None:
+    lines = Path("chats.jsonl").read_text().splitlines()
+    Path("good.jsonl").write_text("\n".join(lines))
+    Path("bad.jsonl").write_text("\n".join(["bad", *lines]))
+    result = jaxgpt("eval", "base", "--data.path", "bad.jsonl")
+    assert result.code == 2
+    assert result.err.endswith("to skip such records, use --data.on-error skip\n")
+    skipping = jaxgpt("eval", "base", "--data.path", "bad.jsonl", "--data.on-error", "skip", "--json").json
+    assert skipping["loss"] == jaxgpt("eval", "base", "--data.path", "good.jsonl", "--json").json["loss"]
 
 
 def test_records_can_be_skipped() -> None:

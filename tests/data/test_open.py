@@ -222,3 +222,12 @@ def test_chunks_and_dtypes_do_not_change_a_fingerprint(cuts: int, cut: int) -> N
     one, many = Tokens([ids.astype(np.uint8)]), Tokens([ids[:cut], ids[cut:].astype(np.uint32)])
     assert one.fingerprint() == many.fingerprint()
     assert one.fingerprint() != Tokens([ids[:-1]]).fingerprint()
+
+
+def test_a_character_that_a_tokenizer_lacks_is_an_error_with_the_path(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text(TEXT)
+    tokenizer = open_data(config_of(path)).tokenizer
+    path.write_text(TEXT + "\u03a9")
+    with pytest.raises(UserError, match=r"a\.txt: character '\u03a9' "):
+        open_data(config_of(path), tokenizer)
