@@ -12,8 +12,9 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_origin, get_type_hints
 
+from jaxgpt.directories import holds_records
 from jaxgpt.errors import UserError, short_repr
-from jaxgpt.files import holds_records, parse_json
+from jaxgpt.files import parse_json
 from jaxgpt.mix import Phase, integer_weights, join_phases, split_phases
 from jaxgpt.settings import Section, as_int, setting, similar_setting
 

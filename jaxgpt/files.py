@@ -27,15 +27,9 @@ from typing import Any, BinaryIO
 from jaxgpt.errors import UserError, did_you_mean, reported, short_repr
 
 JSON_BYTES = 1 << 24  # default size limit of a file to read, in bytes
-PACKED = (".gz", ".xz", ".bz2", ".zst")  # suffixes of compressed files
-RECORDS = (".jsonl", ".ndjson", ".parquet")  # suffixes of files of records: one per line or row
-DOCUMENTATION = (".md", ".json", "")  # suffixes of other files in a directory of records, such as README.md and LICENSE
-HEAD = 1 << 16  # bytes of a JSON file to look at
 LOCK = ".lock"  # name of a directory's lock file
 TEMPORARY = ".jaxgpt-tmp"  # end of the names of temporary files and directories
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)  # errors of a file system without locks
-# The beginning of an array of objects, or a complete object in the first line or in all of the beginning.
-_RECORDS = re.compile(rb"\s*(\[\s*\{|\{[^\n]*(\}\s*\n|\Z))")
 _SURROGATES = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -246,56 +240,21 @@ def read_bytes(path: Path, limit: int = JSON_BYTES) -> bytes:
         return path.read_bytes()
 
 
-def holds_records(path: Path) -> bool:
-    """Return whether a path is a file of records, or a directory of such files and documentation.
-
-    The name determines this: JSON Lines, Parquet and compressed JSON are records. An uncompressed `.json` file is records if
-    it begins with an array of objects or with a complete object in a line, and otherwise text.
-    """
-    if not path.is_dir():
-        return _is_records(path)
-    found = False
-    for file in path.rglob("*"):
-        is_hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
-        if is_hidden or not file.is_file():
-            continue
-        if _is_records(file):
-            found = True
-        elif file.suffix.lower() not in DOCUMENTATION:
-            return False
-    return found
-
-
-def _is_records(path: Path) -> bool:
-    name = path.name.lower()
-    packed = next((suffix for suffix in PACKED if name.endswith(suffix)), "")
-    name = name.removesuffix(packed)
-    if name.endswith(RECORDS):
-        return True
-    if not name.endswith(".json"):
-        return False
-    return bool(packed) or _begins_as_records(path)
-
-
-def _begins_as_records(path: Path) -> bool:
-    """Return whether a JSON file begins with an array of objects, or with a complete object in a line."""
-    if not path.is_file():  # for example, a named pipe, which would block
-        return False
-    try:
-        with path.open("rb") as file:
-            head = file.read(HEAD)
-    except OSError:  # its reader reports the error
-        return False
-    return bool(_RECORDS.match(head))
-
-
 def beside(path: Path | str) -> list[str]:
     """Return all paths in the directory of a path, for `did_you_mean`."""
     return [str(other) for other in Path(path).parent.glob("*")]
 
 
+def check_kind(path: Path) -> None:
+    """Raise `UserError` if a path is neither a file nor a directory, for example, a named pipe, which would block."""
+    if not path.is_file() and not path.is_dir():
+        raise UserError(f"{path} is neither a file nor a directory: choose a file or a directory")
+
+
 def missing(path: Path | str, fix: str = "") -> UserError:
     """Return the error for a missing path, with a similar path in the same directory, if any, and `fix`."""
+    if Path(path).is_symlink():
+        return UserError(f"{path} is a link to a missing file or directory: {Path(path).readlink()}{fix}")
     return UserError(f"no such file or directory: {path}{did_you_mean(str(path), beside(path))}{fix}")
 
 

@@ -13,7 +13,7 @@ from helpers import nodes, repository
 
 # From the bottom up; docs/code.md describes each.
 ORDER = """
-    errors files hub signals runtime settings mix config presets
+    errors files directories hub signals runtime settings mix config presets
     ops model train decoding
     provenance counts kernels data report parallel checkpoint lm trainer
     convert plan study cli

@@ -21,6 +21,8 @@ from jaxgpt.mix import same_shares, with_paths
 
 Open = Callable[[DataConfig], Data]
 
+OTHER_SPLIT = "; other files are for validation now"
+
 
 class RunData(NamedTuple):
     """The data of a run.
@@ -39,7 +41,12 @@ class RunData(NamedTuple):
 def about_data(data: Data) -> dict[str, object]:
     """Return the entries of a checkpoint that identify the data of its run."""
     sources = list(data.fingerprints) or [data.fingerprint]
-    return {"data": data.fingerprint, "sources": sources, "data_tokens": _tokens(data)}
+    return {
+        "data": data.fingerprint,
+        "sources": sources,
+        "data_tokens": _tokens(data),
+        "boundaries": {part.fingerprint: part.boundary for part in data.parts or (data,)},
+    }
 
 
 def info_of(run: Run, checkpoint: str) -> Info:
@@ -85,8 +92,11 @@ def open_run_data(
     recorded = info.about.get("data", data.fingerprint)
     if not is_given:  # the only source, or the source of the first mixture; version 0.1.0 recorded no list
         recorded, *_ = info.about.get("sources", [recorded])
-    change = "" if recorded == data.fingerprint else _describe(run, info, data.source + _sizes(info, data))
-    return RunData(config, data, change)
+    if recorded != data.fingerprint:
+        return RunData(config, data, _describe(run, info, data.source + _sizes(info, data)))
+    if has_other_split(info, data):
+        return RunData(config, data, _describe(run, info, data.source + OTHER_SPLIT))
+    return RunData(config, data, "")
 
 
 def compared(run: Run, info: Info, config: Config, data: Data, opened: Open) -> RunData:
@@ -98,6 +108,8 @@ def compared(run: Run, info: Info, config: Config, data: Data, opened: Open) -> 
     for path, part in parts.items():
         if known.get(path, part.fingerprint) != part.fingerprint:
             return RunData(config, data, _describe(run, info, part.source))
+        if has_other_split(info, part):
+            return RunData(config, data, _describe(run, info, part.source + OTHER_SPLIT))
 
     moved = moved_sources(known, {path: part.fingerprint for path, part in parts.items()})
     config = replace(config, data=_renamed(config.data, moved, info.tokens))
@@ -169,6 +181,15 @@ def _renamed(data: DataConfig, moved: Mapping[str, str], tokens: int) -> DataCon
     if begins_here and same_shares(data.weights(phases[-2]), data.weights(phases[-1])):
         phases.pop()
     return data.with_phases(phases)
+
+
+def has_other_split(info: Info, data: Data) -> bool:
+    """Return whether files of one source were renamed from training to validation, or back: their content is the same.
+
+    Checkpoints of 0.1.0 have no boundaries.
+    """
+    boundaries: dict[str, int | None] = info.about.get("boundaries", {})
+    return boundaries.get(data.fingerprint, data.boundary) != data.boundary
 
 
 def _sizes(info: Info, data: Data) -> str:

@@ -22,10 +22,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jaxgpt.config import Config, from_json, to_json
-from jaxgpt.data.directories import NEW, RUN_FILES, RUN_NEEDED
-from jaxgpt.data.directories import REPLACED as REPLACED
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokenizer_files import load_saved_tokenizer, save_tokenizer
+from jaxgpt.directories import NEW, RUN_FILES, RUN_NEEDED
+from jaxgpt.directories import REPLACED as REPLACED
 from jaxgpt.errors import UserError, nearest, reported
 from jaxgpt.files import JSON_BYTES, LOCK, check_renames, parse_json, read_bytes, sole_writer, write_atomically
 

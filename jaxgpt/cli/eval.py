@@ -21,6 +21,7 @@ def eval(
     *,
     path: Annotated[str, Parameter(name="--data.path")] = "",
     bos: Annotated[Literal["auto", "yes", "no"] | None, Parameter(name="--data.bos")] = None,
+    on_error: Annotated[Literal["fail", "skip"] | None, Parameter(name="--data.on-error")] = None,
     weights: Annotated[
         Weights, Parameter(help="round the weights to this type and print the change in loss")
     ] = "float32",
@@ -37,6 +38,7 @@ def eval(
         run: run to evaluate
         path: text, directory, token files or conversations; empty: the run's validation data or, without a split, training data
         bos: begin each window of a text with the beginning-of-text token; by default, as in training
+        on_error: on unreadable conversations: fail, or skip and count them; by default, as in training
     """
     from jaxgpt.parallel.host import use_cores
 
@@ -53,12 +55,17 @@ def eval(
 
     with progress("loading") as activity:
         if path:
-            check_sources(with_path(open_run(Path(run)).config(), path))
+            given = with_path(open_run(Path(run)).config(), path)
+            if on_error:
+                given = replace(given, data=replace(given.data, on_error=on_error))
+            check_sources(given)
         lm = load(run, checkpoint)
         activity.stage("tokenizing")
         config = with_path(lm.config, path)
         if bos:
             config = replace(config, data=replace(config.data, bos=bos))
+        if on_error:
+            config = replace(config, data=replace(config.data, on_error=on_error))
         trained = None if path else Run(Path(run))
         info = info_of(trained, checkpoint) if trained else None
         _, data, change = open_run_data(trained, info, config, lm.tokenizer, activity)

@@ -70,8 +70,12 @@ class ChatFormat:
                 message has this role, or the text of an answer cannot be located.
         """
         messages = check_messages(messages)
-        if all(message["role"] != "assistant" for message in messages):
-            raise UserError("no message has the role assistant, but only assistant messages are trained on: add one")
+        roles = [message["role"] for message in messages]
+        if "assistant" not in roles:
+            raise UserError(
+                f"no message has the role assistant, but only assistant messages are trained on: the roles are "
+                f"{short_repr(roles)}"
+            )
         sequences, mark = self._sequences(messages, tools, is_prompt=False)
         return [self._encode(parts, mark) for parts in sequences]
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jaxgpt.data.chat_records import EXAMPLE, FIELDS, Chat, Pair, read_record
-from jaxgpt.data.directories import list_files
 from jaxgpt.data.records import read_records
 from jaxgpt.data.text import Progress, no_progress
 from jaxgpt.data.tokens import split_of
+from jaxgpt.directories import holds_records, list_files
 from jaxgpt.errors import UserError, plural
-from jaxgpt.files import holds_records, sha256_file
+from jaxgpt.files import sha256_file
 
 
 class Files(NamedTuple):

@@ -53,6 +53,10 @@ def load_conversations(
     train, truncated_train = _truncated(read_train, size)
     val, truncated_val = _truncated(read_val, size)
     if not train:
+        if not any(each.is_target[1:].any() for each in itertools.chain(*read_train, *read_val)):
+            raise UserError(
+                f"{path} has no target: all answers have the weight 0, or all records are empty; add an answer to train on"
+            )
         setting = config.window_setting
         flag = "--" + setting.split()[0].replace("_", "-")
         raise UserError(

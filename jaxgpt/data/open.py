@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxgpt.config import Config, DataConfig, place_of
 from jaxgpt.data.bos import describe, text_bos, with_bos
-from jaxgpt.data.chat_files import check_conversations
+from jaxgpt.data.chat_files import check_conversations, find_files
 from jaxgpt.data.conversations import load_conversations
 from jaxgpt.data.cuts import cut
 from jaxgpt.data.mixture import Mixture, Shares
@@ -20,9 +20,9 @@ from jaxgpt.data.shards import prepared_bos, prepared_tokenizer
 from jaxgpt.data.text import NO_TEXT, SHAKESPEARE_CHARACTERS, Progress, Text, no_progress, read_text
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokenizer_files import FROM_TEXT, make_tokenizer
-from jaxgpt.data.tokens import Split, Tokens, is_token_path, open_splits
+from jaxgpt.data.tokens import Split, Tokens, has_validation_files, is_token_path, open_splits
 from jaxgpt.errors import UserError
-from jaxgpt.files import missing
+from jaxgpt.files import check_kind, missing
 
 TOGETHER = 64  # number of pieces of a text to encode per call; `tokenizers` uses all cores
 
@@ -42,6 +42,8 @@ class Data:
     val_parts: tuple[Data, ...] = ()  # data of the sources of the last mixture
     fingerprints: tuple[str, ...] = ()  # fingerprint of each source of a mixture, including sources that are not open
     text: Text | None = None  # text before tokenization; None for token files, conversations and mixtures
+    # If names of files determine the splits: number of training ids of token files, of training files of conversations.
+    boundary: int | None = None
 
     @property
     def is_conversations(self) -> bool:
@@ -121,18 +123,21 @@ def open_data(
         return _open_mixture(config, tokenizer, progress, tokens)
     recorded = data.path or data.dataset
     data = located(data, config.directory)
-    path, fraction, text = Path(data.path), data.train_fraction, None
+    path, fraction, text, boundary = Path(data.path), data.train_fraction, None, None
     train: Split
     val: Split
     match _kind(data):
         case "conversations":
             train, val, source, fingerprint = load_conversations(replace(config, data=data), tokenizer, progress)
+            files = find_files(path)
+            boundary = len(files.train) if files.val else None
             if tokenizer.special.chat_template is None:
                 source += describe(tokenizer, tokenizer.bos_ids, "before each prompt")
         case "token ids":
             size = tokenizer.vocab_size
             train, val, source = open_splits(path, fraction, size)
             fingerprint = Tokens([*train.parts, *val.parts], size).fingerprint()
+            boundary = len(train) if has_validation_files(path) else None
             written = prepared_bos(path)
             if written is not None:
                 source += describe(tokenizer, written, "before each document")
@@ -140,7 +145,11 @@ def open_data(
             text = read_text(data)
             bos = text_bos(tokenizer, data.bos)
             first_id = bos[-1] if bos else None
-            ids = Tokens([encode_text(tokenizer, text.text, progress)], tokenizer.vocab_size, first_id=first_id)
+            try:
+                encoded = encode_text(tokenizer, text.text, progress)
+            except UserError as e:  # for example, a character that the tokenizer of a run lacks
+                raise UserError(f"{data.path or data.dataset}: {e}") from None
+            ids = Tokens([encoded], tokenizer.vocab_size, first_id=first_id)
             train, val = ids.split(int(fraction * len(ids)))
             source = text.source + describe(tokenizer, bos[-1:], "at the start of each window")
             fingerprint = text.sha256
@@ -154,7 +163,7 @@ def open_data(
             fix = "use longer documents, or change --data.train-fraction"
             raise UserError(f"no evaluation window: the evaluated documents of {source} have a single id each; {fix}")
         raise UserError(f"too few tokens for evaluation: {len(val)} in {source}; use a longer text")
-    return Data(train, val, held_out, tokenizer, source, fingerprint, recorded, text=text)
+    return Data(train, val, held_out, tokenizer, source, fingerprint, recorded, text=text, boundary=boundary)
 
 
 def check_sources(config: Config, tokens: int = 0) -> None:
@@ -341,6 +350,8 @@ def _tokenizer(config: Config, given: Tokenizer | None = None) -> Tokenizer:
 
 
 def _kind(data: DataConfig) -> str:
+    if data.path and Path(data.path).exists():
+        check_kind(Path(data.path))
     if data.conversations:
         return "conversations"
     return "token ids" if data.path and is_token_path(Path(data.path)) else "text"

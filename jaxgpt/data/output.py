@@ -10,12 +10,12 @@ from typing import Any
 
 from jaxgpt.config import PrepareParams
 from jaxgpt.data import shards
-from jaxgpt.data.directories import INDEX
 from jaxgpt.data.dropped import no_skips
 from jaxgpt.data.shards import SPLITS, TOKENIZER_FILE
 from jaxgpt.data.sources import Source
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokenizer_files import save_tokenizer
+from jaxgpt.directories import INDEX
 from jaxgpt.errors import UserError, plural, reported, short_repr
 from jaxgpt.files import LOCK, sha256_file, sole_writer
 

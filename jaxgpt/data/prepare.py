@@ -24,7 +24,6 @@ from jaxgpt.config import PrepareParams
 from jaxgpt.data import shards
 from jaxgpt.data.bos import document_bos, with_bos
 from jaxgpt.data.bpe import train_bpe
-from jaxgpt.data.directories import INDEX
 from jaxgpt.data.documents import SKIP, Piece, beginning, check_first, read_pieces, sample_text, unreadable
 from jaxgpt.data.dropped import Repeats, count_skipped
 from jaxgpt.data.fast import fast_encoder
@@ -33,6 +32,7 @@ from jaxgpt.data.shards import SPLITS, ShardWriter
 from jaxgpt.data.sources import find_source, repeated_text
 from jaxgpt.data.tokenizer import EOS_NAMES, Tokenizer
 from jaxgpt.data.tokenizer_files import FROM_TEXT, make_tokenizer
+from jaxgpt.directories import INDEX
 from jaxgpt.errors import UserError, plural
 from jaxgpt.runtime import cores
 
@@ -182,7 +182,9 @@ def _write(
                     saved = time.monotonic()
             report(batch[-1].read)
         if not writers["train"].entry["documents"]:
-            raise UserError(f"no documents for training ({_dropped(index)}): use other sources")
+            first = index["skipped"]["first"][:1]
+            reason = f"; the first error: {first[0]}" if first else ""
+            raise UserError(f"no documents for training ({_dropped(index)}): use other sources{reason}")
         for writer in writers.values():
             writer.finish()
     index["complete"] = True

@@ -10,11 +10,11 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxgpt.data.directories import list_files, output_kind
 from jaxgpt.data.formats import LINES, PACKED
 from jaxgpt.data.tokens import split_of
+from jaxgpt.directories import list_files, output_kind
 from jaxgpt.errors import UserError, reported
-from jaxgpt.files import missing
+from jaxgpt.files import check_kind, missing
 from jaxgpt.hub import download
 
 HUB = "hf:"  # prefix of the name of a Hugging Face dataset
@@ -70,6 +70,7 @@ def find_source(name: str) -> Source:
         files = [*listing.files]
         skipped = listing.note
     else:
+        check_kind(path)
         files = [path]
 
     files = [file for file in files if file.stat().st_size]

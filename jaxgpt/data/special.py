@@ -15,15 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxgpt.directories import ADDED, GENERATION, MAP, TEMPLATE, TEMPLATES, TOKENIZER
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.files import read_bytes, read_json
-
-GENERATION = "generation_config.json"
-TOKENIZER = "tokenizer_config.json"
-MAP = "special_tokens_map.json"
-ADDED = "added_tokens.json"
-TEMPLATE = "chat_template.jinja"
-TEMPLATES = "additional_chat_templates"  # directory
 
 # Names of special tokens in chat templates. A model may have further ones, such as `image_token`.
 TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")

@@ -13,11 +13,11 @@ from random import Random
 from string import ascii_letters
 
 from jaxgpt.config import DataConfig
-from jaxgpt.data.directories import list_files, output_kind
 from jaxgpt.data.formats import HEAD, LINES, PACKED, compression
 from jaxgpt.data.tokenizer import EOS_NAMES
+from jaxgpt.directories import holds_records, list_files, output_kind
 from jaxgpt.errors import UserError, plural, reported
-from jaxgpt.files import cache_dir, fetch
+from jaxgpt.files import cache_dir, check_kind, fetch
 
 NO_TEXT = "no text is specified: add --data.path FILE"
 TEXT_BYTES = 2 * 10**8  # maximum size in bytes of a text, which is read into memory
@@ -137,6 +137,7 @@ def read_path(path: Path) -> Text:
     parts = dict[str, bytes]()
     size = 0
     others = 0
+    records = 0
     for file in listing.files:
         try:
             data = _read_file(file)
@@ -144,6 +145,8 @@ def read_path(path: Path) -> Text:
             data = b""
         if data:
             parts[str(file.relative_to(path))] = data
+        elif holds_records(file):
+            records += 1
         else:
             others += 1
         size += len(data)
@@ -151,10 +154,14 @@ def read_path(path: Path) -> Text:
             raise _too_large(path)
 
     skipped = [plural(others, "other file")] if others else []
+    skipped += [plural(records, "file") + " of records"] if records else []
     skipped += [listing.note] if listing.note else []
     note = f"; skipped {' and '.join(skipped)}" if skipped else ""
     if not parts:
-        raise UserError(f"no text files in {path}{note}: choose a different --data.path")
+        fix = "choose a different --data.path"
+        if any(file.suffix == ".bin" for file in listing.files):
+            fix += ", or rename files of token ids to train.bin and val.bin"
+        raise UserError(f"no text files in {path}{note}: {fix}")
     text = Text.of(parts, f"{plural(len(parts), 'text file')} in {path}{note}")
     return replace(text, source=text.source + _markers(text.data, path))
 
@@ -176,8 +183,7 @@ def _read_file(path: Path) -> bytes:
     """Read a UTF-8 file, without its byte-order mark; raise `NotText` if the file is not plain text."""
     if path.suffix.lower() in DOCUMENTS:
         raise NotText(f"{path} holds documents or compressed data, not plain text: {_prepare(path)}")
-    if not path.is_file():  # for example, a named pipe, which would block
-        raise UserError(f"{path} is neither a file nor a directory: choose a text file or a directory")
+    check_kind(path)
     with reported(f"cannot read {path}"), path.open("rb") as file:
         data = file.read(TEXT_BYTES + 1)
     if compression("", data[:HEAD]):

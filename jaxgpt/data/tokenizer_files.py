@@ -15,16 +15,7 @@ from jaxgpt.config import FROM_TEXT as FROM_TEXT
 from jaxgpt.config import MAX_VOCAB
 from jaxgpt.data.bpe import train_bpe as train_bpe
 from jaxgpt.data.cuts import GPT2_CUTS, cut
-from jaxgpt.data.special import (
-    ADDED,
-    GENERATION,
-    MAP,
-    TEMPLATE,
-    TEMPLATES,
-    TOKENIZER,
-    SpecialFiles,
-    read_special_files,
-)
+from jaxgpt.data.special import SpecialFiles, read_special_files
 from jaxgpt.data.tokenizer import (
     ByteTokenizer,
     CharTokenizer,
@@ -33,6 +24,7 @@ from jaxgpt.data.tokenizer import (
     WordTokenizer,
     call_tokenizers,
 )
+from jaxgpt.directories import ADDED, GENERATION, MAP, TEMPLATE, TEMPLATES, TOKENIZER
 from jaxgpt.errors import UserError, did_you_mean, short_repr
 from jaxgpt.files import parse_json, read_bytes, write_atomically, write_json
 from jaxgpt.hub import download

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from jaxgpt.data.directories import is_prepared
+from jaxgpt.directories import is_prepared
 from jaxgpt.errors import UserError, plural, reported
 
 HEADER = 256  # number of int32 values in the header of an llm.c file
@@ -180,6 +180,11 @@ def split_of(path: Path) -> str:
 def is_token_path(path: Path) -> bool:
     """Return whether a path is a `.bin` file, or a directory with a `.bin` file named after a split."""
     return any(_token_files(path).values()) if path.is_dir() else path.suffix == ".bin"
+
+
+def has_validation_files(path: Path) -> bool:
+    """Return whether a path is a directory with a `.bin` file for validation."""
+    return path.is_dir() and bool(_token_files(path)["val"])
 
 
 def open_splits(path: Path, train_fraction: float, vocab_size: int) -> tuple[Tokens, Tokens, str]:

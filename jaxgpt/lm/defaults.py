@@ -7,8 +7,8 @@ from dataclasses import fields
 from typing import Any, NamedTuple
 
 from jaxgpt.config import SamplingParams
-from jaxgpt.data.special import GENERATION
 from jaxgpt.data.tokenizer import Tokenizer
+from jaxgpt.directories import GENERATION
 from jaxgpt.errors import UserError, short_repr
 
 NAMES = tuple(each.name for each in fields(SamplingParams))

@@ -7,8 +7,8 @@ from typing import Any
 
 from jaxgpt.config import Config, DataConfig, changes, place_of
 from jaxgpt.data.shards import read_index
+from jaxgpt.directories import RECORDS
 from jaxgpt.errors import UserError, short_repr
-from jaxgpt.files import RECORDS
 
 
 def check_resume(old: Config, new: Config, step: int = 0) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -100,13 +101,50 @@ def test_a_checkpoint_without_recorded_sizes_is_compared() -> None:
     """Checkpoints of 0.1.0 record the fingerprint only."""
     path = Path("runs/x/checkpoints/1")
     info = read_info(path)
-    about = {name: value for name, value in info.about.items() if name not in ("data_tokens", "sources")}
+    about = {name: value for name, value in info.about.items() if name not in ("data_tokens", "sources", "boundaries")}
     seal(path, replace(info, about=about))
     assert jaxgpt("eval", "runs/x").code == 0
     Path("a.txt").write_text(TEXT + "more")
     result = jaxgpt("eval", "runs/x")
     assert result.code == 2
     assert "has changed since step 1: 1 text file in .; skipped 1 run, so a loss" in result.err
+
+
+def token_files() -> None:
+    for name in ("a_train", "b_train"):
+        (np.arange(600) % 250).astype("<u2").tofile(f"data/{name}.bin")
+
+
+def conversations() -> None:
+    for name in ("a_train", "b_train"):
+        lines = [json.dumps({"prompt": f"{name[0]}{n}", "completion": f" {n}."}) for n in range(30)]
+        Path(f"data/{name}.jsonl").write_text("\n".join(lines))
+
+
+@pytest.mark.parametrize(("write", "mixed"), [(token_files, False), (token_files, True), (conversations, False)])
+def test_a_training_file_renamed_for_validation_is_no_validation_data(write: Callable[[], None], mixed: bool) -> None:
+    Path("data").mkdir()
+    write()
+    path = ["--data.mix", "data=1"] if mixed else ["--data.path", "data"]
+    result = jaxgpt("train", "python-char", *TINY, *path, "--out", "run")
+    assert result.code == 0, result.err
+    assert jaxgpt("eval", "run").code == 0
+    [second] = Path("data").glob("b_train*")
+    second.rename(str(second).replace("train", "val"))
+    for command in (("eval", "run"), ("train", "--resume", "run", "--train.steps", "2")):
+        result = jaxgpt(*command)
+        assert result.code == 2
+        assert "the data of run has changed since step 1" in result.err
+        assert "; other files are for validation now" in result.err
+
+
+def test_a_run_inside_the_directory_of_its_conversations_can_be_resumed() -> None:
+    Path("data").mkdir()
+    conversations()
+    result = jaxgpt("train", "python-char", *TINY, "--data.path", "data", "--out", "data/run")
+    assert result.code == 0, result.err
+    result = jaxgpt("train", "--resume", "data/run", "--train.steps", "2")
+    assert result.code == 0, result.err
 
 
 def test_a_report_takes_the_path_as_an_option() -> None:

@@ -115,6 +115,17 @@ def test_eval_checks_the_data_before_weights(monkeypatch: pytest.MonkeyPatch) ->
     assert "page.jsonl, line 1: not valid JSON" in result.err
 
 
+def test_eval_can_skip_records() -> None:
+    lines = Path("chats.jsonl").read_text().splitlines()
+    Path("good.jsonl").write_text("\n".join(lines))
+    Path("bad.jsonl").write_text("\n".join(["bad", *lines]))
+    result = jaxgpt("eval", "base", "--data.path", "bad.jsonl")
+    assert result.code == 2
+    assert result.err.endswith("to skip such records, use --data.on-error skip\n")
+    skipping = jaxgpt("eval", "base", "--data.path", "bad.jsonl", "--data.on-error", "skip", "--json").json
+    assert skipping["loss"] == jaxgpt("eval", "base", "--data.path", "good.jsonl", "--json").json["loss"]
+
+
 def test_records_can_be_skipped() -> None:
     lines = Path("chats.jsonl").read_text().splitlines()
     lines[6] = lines[6][:30]

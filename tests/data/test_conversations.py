@@ -209,7 +209,7 @@ BAD = {
     "[1]": "line 2: a conversation must be an object, not .1.: write .*",
     '{"text": "a"}': "line 2: no known shape: the fields are .'text'.; use one of .*, use jaxgpt data prepare",
     '{"messages": []}': "line 2: messages must be a list such as",
-    '{"messages": [{"role": "user", "content": "Hi"}]}': "line 2: no message has the role assistant",
+    '{"messages": [{"role": "user", "content": "Hi"}]}': r"line 2: no message has the role assistant.*roles are \['user'\]",
     "\xff": "line 2: not valid JSON",
     json.dumps({"messages": TALK, "tools": "f"}): "line 2: the field 'tools' is a string, but not valid JSON",
     json.dumps({"messages": [*TALK[:3], TALK[3] | {"weight": 0.5}]}): "line 2: message 4 has the weight 0.5: use 1, or",
@@ -383,3 +383,12 @@ def test_the_prompt_and_the_answer_of_the_first_conversation() -> None:
         [Conversation(np.arange(3, dtype=np.int32), np.array([False, True, True]))], 9
     )
     assert ends_with_a_target.answer().tolist() == [1, 2]
+
+
+def test_conversations_without_a_target_are_an_error(tmp_path: Path) -> None:
+    """A longer window would not help."""
+    path = tmp_path / "a.jsonl"
+    answer = {"role": "assistant", "content": "Hi", "weight": 0}
+    path.write_text(json.dumps({"messages": [SYSTEM, TALK[0], answer]}))
+    with pytest.raises(UserError, match=r"a\.jsonl has no target: all answers have the weight 0"):
+        load(path, tokenizer(MARKED))

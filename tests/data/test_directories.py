@@ -10,12 +10,13 @@ import pytest
 
 from jaxgpt.checkpoint.run import new_run
 from jaxgpt.config import Config, PrepareParams
-from jaxgpt.data.directories import RUN_FILES, list_files
+from jaxgpt.data.chat_files import find_files
 from jaxgpt.data.prepare import prepare
 from jaxgpt.data.sources import find_source
 from jaxgpt.data.text import read_path
 from jaxgpt.data.tokenizer import ByteTokenizer
 from jaxgpt.data.tokenizer_files import train_bpe
+from jaxgpt.directories import RUN_FILES, holds_records, list_files
 from jaxgpt.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("in_empty_folder")
@@ -61,16 +62,16 @@ def make_prepared(path: str) -> None:
     prepare(["source.txt"], Path(path), PrepareParams("tokenizer.json"))
 
 
-@pytest.mark.parametrize(
-    ("make", "note"),
-    [
-        (make_run, "1 run"),
-        (make_draft, "1 run"),
-        (make_export, "1 exported model"),
-        (make_adapter, "1 exported model"),
-        (make_prepared, "1 directory of token ids"),
-    ],
-)
+OUTPUTS = [
+    (make_run, "1 run"),
+    (make_draft, "1 run"),
+    (make_export, "1 exported model"),
+    (make_adapter, "1 exported model"),
+    (make_prepared, "1 directory of token ids"),
+]
+
+
+@pytest.mark.parametrize(("make", "note"), OUTPUTS)
 def test_outputs_inside_a_directory_are_not_text(make: Callable[[str], None], note: str) -> None:
     before = read_path(Path("texts"))
     make("texts/sub/output")
@@ -80,6 +81,26 @@ def test_outputs_inside_a_directory_are_not_text(make: Callable[[str], None], no
     source = find_source("texts")
     assert [path.name for path in source.files] == ["a.txt", "b.txt"]
     assert source.skipped == note
+
+
+@pytest.mark.parametrize(("make", "note"), OUTPUTS)
+def test_a_directory_of_records_may_hold_outputs(make: Callable[[str], None], note: str) -> None:
+    Path("records").mkdir()
+    Path("records/a.jsonl").write_text("{}\n")
+    make("records/output")
+    Path("records/output/loss.png").touch()
+    assert holds_records(Path("records"))
+    assert find_files(Path("records")).train == [Path("records/a.jsonl")]
+
+
+def test_a_directory_of_records_follows_links() -> None:
+    for name in ("store/a.jsonl", "records/README.md", "mixed/b.jsonl"):
+        Path(name).parent.mkdir()
+        Path(name).touch()
+    Path("records/data").symlink_to(Path("store").absolute())
+    assert holds_records(Path("records"))
+    Path("mixed/more").symlink_to(Path("texts").absolute())
+    assert not holds_records(Path("mixed"))
 
 
 @pytest.mark.parametrize("make", [make_export, make_prepared])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,8 @@ from hypothesis import strategies as st
 
 from jaxgpt.config import Config, DataConfig
 from jaxgpt.data import Batches, Tokens, open_data, with_path
-from jaxgpt.data.open import vocab_size
+from jaxgpt.data.open import check_sources, vocab_size
+from jaxgpt.data.sources import find_source
 from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.report.baselines import bytes_per_token
@@ -157,6 +159,27 @@ def test_data_that_does_not_fit_is_an_error(data: DataConfig, message: str) -> N
         open_data(replace(small_run(), data=data))
 
 
+@pytest.mark.parametrize("name", ["a", "a.txt", "a.bin", "a.json", "a.jsonl", "a.jsonl.gz", "a.parquet"])
+def test_a_pipe_is_an_error_and_no_wait(name: str, tmp_path: Path) -> None:
+    pipe = tmp_path / name
+    os.mkfifo(pipe)
+    for read in (
+        lambda: open_data(config_of(pipe, tokenizer="byte")),
+        lambda: check_sources(config_of(pipe, tokenizer="byte")),
+        lambda: find_source(str(pipe)),
+    ):
+        with pytest.raises(UserError, match="is neither a file nor a directory"):
+            read()
+
+
+def test_a_broken_link_is_an_error_with_its_target(tmp_path: Path) -> None:
+    link = tmp_path / "a.txt"
+    link.symlink_to(tmp_path / "gone.txt")
+    for read in (lambda: open_data(config_of(link)), lambda: find_source(str(link))):
+        with pytest.raises(UserError, match=r"a\.txt is a link to a missing file or directory: .*gone\.txt"):
+            read()
+
+
 def test_too_little_data_is_an_error_of_training_only() -> None:
     Path("short.txt").write_text("a b c")
     config = config_of("short.txt", tokenizer="byte")
@@ -199,3 +222,12 @@ def test_chunks_and_dtypes_do_not_change_a_fingerprint(cuts: int, cut: int) -> N
     one, many = Tokens([ids.astype(np.uint8)]), Tokens([ids[:cut], ids[cut:].astype(np.uint32)])
     assert one.fingerprint() == many.fingerprint()
     assert one.fingerprint() != Tokens([ids[:-1]]).fingerprint()
+
+
+def test_a_character_that_a_tokenizer_lacks_is_an_error_with_the_path(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text(TEXT)
+    tokenizer = open_data(config_of(path)).tokenizer
+    path.write_text(TEXT + "\u03a9")
+    with pytest.raises(UserError, match=r"a\.txt: character '\u03a9' "):
+        open_data(config_of(path), tokenizer)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from jaxgpt.data.records import Twice, read_records
-from jaxgpt.files import holds_records
+from jaxgpt.directories import holds_records
 
 VALUES = [
     {"messages": [{"role": "user", "content": "Zażółć 👋"}]},
@@ -125,6 +125,8 @@ def test_files_of_records_by_name_and_content(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     for content, expected in (
         ('[{"a": 1}]', True),
+        ('\ufeff[{"a": 1}]', True),  # a byte-order mark, as Windows programs write
+        ('\ufeff{"a": 1}\n{"a": 2}', True),
         ('\n[\n  {\n"a": 1}]', True),
         ('{"a": 1}\n{"a": 2}', True),
         ('{"a": "' + "x" * 99999 + '"}\n', True),
@@ -133,7 +135,7 @@ def test_files_of_records_by_name_and_content(tmp_path: Path) -> None:
         ('"text"', False),
         ("", False),
     ):
-        path.write_text(content)
+        path.write_text(content, "utf-8")
         assert holds_records(path) == expected, content[:20]
 
 

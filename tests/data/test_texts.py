@@ -11,7 +11,7 @@ import pytest
 
 from jaxgpt.config import Config, DataConfig
 from jaxgpt.data import open_data, text
-from jaxgpt.data.text import PYTHON_MODULES, Text, python_sources, read_path, read_text, repeats
+from jaxgpt.data.text import PYTHON_MODULES, python_sources, read_path, read_text, repeats
 from jaxgpt.errors import UserError
 from jaxgpt.presets import preset
 
@@ -78,11 +78,14 @@ def test_files_that_are_not_text(name: str, content: bytes, message: str, tmp_pa
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=f"{name} .*{message}"):
         read_path(tmp_path / name)
-    with pytest.raises(UserError, match=r"no text files in .*; skipped 1 other file"):
+    with pytest.raises(UserError, match=r"no text files in .*; skipped 1 (other file|file of records)"):
         read_path(tmp_path)
     (tmp_path / "b.txt").write_text("text")
     (tmp_path / "empty.txt").touch()
-    assert read_path(tmp_path) == Text(b"text\n", f"1 text file in {tmp_path}; skipped 2 other files", (("b.txt", 5),))
+    read = read_path(tmp_path)
+    assert (read.data, read.files) == (b"text\n", (("b.txt", 5),))
+    kinds = "1 other file and 1 file of records" if name == "a.JSONL" else "2 other files"
+    assert read.source == f"1 text file in {tmp_path}; skipped {kinds}"
 
 
 def test_no_text() -> None:
@@ -127,3 +130,14 @@ def test_repeats_are_lines_of_two_equal_halves() -> None:
     assert all(first == second for first, second in halves)
     assert {len(first) for first, _ in halves} == set(range(5, 26))
     assert lines[0] == "NvnAvOpyEVAoNGnVZQUqLU" * 2
+
+
+def test_skipped_files_of_a_directory_are_named_by_their_kind(tmp_path: Path) -> None:
+    (tmp_path / "ids.bin").write_bytes(b"\0\1" * 9)
+    (tmp_path / "chats.jsonl").write_text("{}\n")
+    with pytest.raises(
+        UserError, match=r"1 other file and 1 file of records: .* rename files of token ids to train\.bin"
+    ):
+        read_path(tmp_path)
+    (tmp_path / "LICENSE.txt").write_text("Free")
+    assert read_path(tmp_path).source.endswith(f"1 text file in {tmp_path}; skipped 1 other file and 1 file of records")

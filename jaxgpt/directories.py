@@ -1,23 +1,40 @@
-"""Directories of text: list the visible files; skip runs, exported models and prepared token ids."""
+"""Directories of data: list the visible files; skip runs, exported models and prepared token ids; find files of records.
+
+This module imports only the standard library and `jaxgpt.errors`.
+"""
 
 from __future__ import annotations
 
+import codecs
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jaxgpt.data.special import ADDED, GENERATION, MAP, TEMPLATE, TEMPLATES, TOKENIZER
-from jaxgpt.errors import plural, reported
+from jaxgpt.errors import UserError, plural, reported
 
 INDEX = "index.json"  # index of a directory of `jaxgpt data prepare`
 PREPARED = "jaxgpt token shards"  # beginning of the kind of an index, for every version
 NEW, REPLACED = ".new", ".replaced"  # drafts in the directory of a run, see checkpoint/run.py
 # Files of a run. config.json is moved out first and moved in last: a directory with a config.json contains a complete run.
 RUN_NEEDED = ("config.json", "tokenizer.json", "checkpoints")
+# Files of a tokenizer next to its tokenizer.json.
+GENERATION = "generation_config.json"
+TOKENIZER = "tokenizer_config.json"
+MAP = "special_tokens_map.json"
+ADDED = "added_tokens.json"
+TEMPLATE = "chat_template.jinja"
+TEMPLATES = "additional_chat_templates"  # directory
 OF_TOKENIZER = (GENERATION, TOKENIZER, MAP, ADDED, TEMPLATE, TEMPLATES)
 RUN_FILES = (*RUN_NEEDED, *OF_TOKENIZER, "metrics.jsonl", "baselines.json", "loss.png")
+PACKED = (".gz", ".xz", ".bz2", ".zst")  # suffixes of compressed files
+RECORDS = (".jsonl", ".ndjson", ".parquet")  # suffixes of files of records: one per line or row
+DOCUMENTATION = (".md", ".json", "")  # suffixes of other files in a directory of records, such as README.md and LICENSE
+HEAD = 1 << 16  # bytes of a JSON file to look at
+# The beginning of an array of objects, or a complete object in the first line or in all of the beginning.
+_RECORDS = re.compile(rb"\s*(\[\s*\{|\{[^\n]*(\}\s*\n|\Z))")
 
 
 @dataclass(frozen=True)
@@ -67,6 +84,50 @@ def is_prepared(directory: Path) -> bool:
     with suppress(OSError), (directory / INDEX).open("rb") as file:
         head = file.read(200)  # the kind is the first entry
     return f'"kind": "{PREPARED}'.encode() in head
+
+
+def holds_records(path: Path) -> bool:
+    """Return whether a path is a file of records, or a directory of such files and documentation.
+
+    The name determines this: JSON Lines, Parquet and compressed JSON are records. An uncompressed `.json` file is records if
+    it begins with an array of objects or with a complete object in a line, and otherwise text. Directories are listed as by
+    `list_files`: links are followed, and runs, exported models and prepared ids are skipped.
+    """
+    if not path.is_dir():
+        return _is_records(path)
+    found = False
+    try:
+        for file in _walk(path, path.resolve(), Counter(), set()):
+            if _is_records(file):
+                found = True
+            elif file.suffix.lower() not in DOCUMENTATION:
+                return False
+    except UserError:  # the reader of the directory reports the error
+        return False
+    return found
+
+
+def _is_records(path: Path) -> bool:
+    name = path.name.lower()
+    packed = next((suffix for suffix in PACKED if name.endswith(suffix)), "")
+    name = name.removesuffix(packed)
+    if name.endswith(RECORDS):
+        return True
+    if not name.endswith(".json"):
+        return False
+    return bool(packed) or _begins_as_records(path)
+
+
+def _begins_as_records(path: Path) -> bool:
+    """Return whether a JSON file begins with an array of objects, or with a complete object in a line."""
+    if not path.is_file():  # for example, a named pipe, which would block
+        return False
+    try:
+        with path.open("rb") as file:
+            head = file.read(HEAD)
+    except OSError:  # its reader reports the error
+        return False
+    return bool(_RECORDS.match(head.removeprefix(codecs.BOM_UTF8)))
 
 
 def _walk(directory: Path, root: Path, skipped: Counter[str], seen: set[tuple[int, int]]) -> Iterator[Path]:
