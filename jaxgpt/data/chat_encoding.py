@@ -92,6 +92,11 @@ class ChatFormat:
         """The text that the template adds around messages."""
         return read_frame(self.template)
 
+    @property
+    def added_target(self) -> str:
+        """The text that the template adds to answers and that is a target; "": none, or the template marks the targets."""
+        return "" if "endgeneration" in self.template.source else self.frame.kept_opening
+
     @cached_property
     def end(self) -> TurnEnd:
         """The end of the assistant's turn."""
@@ -172,10 +177,7 @@ class ChatFormat:
             prompt = view.prompt(n)
             answer = self._answer(view, n)
             if answer is None and not is_prompt:
-                raise UserError(
-                    f"the assistant's text in message {n + 1} cannot be located: the chat template changes earlier text when "
-                    f"a message is added; mark it in the template with {{% generation %}} and {{% endgeneration %}}"
-                )
+                raise _not_located(view, n)
             if answer is None:
                 text = None
                 continue
@@ -218,7 +220,7 @@ class ChatFormat:
     def _marked_parts(self, view: _View, whole: Rendered, is_prompt: bool) -> list[Part]:
         """Split a conversation at `{% generation %}`; targets begin after the prompt and include the end of the turn."""
         text = view.prompt(len(view.messages)) if is_prompt else whole.text
-        targets = list(whole.spans)
+        targets = [self._without_tail(text, begin, end) for begin, end in whole.spans]
         omitted = list[tuple[int, int]]()  # messages with the weight 0
         cuts = {0, len(text)}
         ends = set[int]()
@@ -254,6 +256,13 @@ class ChatFormat:
                 parts.append(Part("", is_target=not _covers(omitted, end, end), adds_end=True))
         return parts
 
+    def _without_tail(self, text: str, begin: int, end: int) -> tuple[int, int]:
+        """Return the range of a marked answer without the text after the end of its turn, which is never generated."""
+        tail = self.frame.tail or ""
+        if self.end.text and text.endswith(tail, begin, end):
+            end += len(self.end.text) - len(tail)
+        return begin, end
+
     def _end_of(self, after: str, text: str) -> int | None:
         """Return the index in `text` of the end of the last turn of `after`; None: not found."""
         tail = self.frame.tail
@@ -271,6 +280,22 @@ class ChatFormat:
             ids += [*part_ids, *end_ids]
             is_target += [part.is_target] * (len(part_ids) + len(end_ids))
         return Conversation(np.array(ids, np.int32), np.array(is_target, bool))
+
+
+def _not_located(view: _View, n: int) -> UserError:
+    """Return the error for message n, an answer whose text does not follow the prompt of chat."""
+    before = view.after(n - 1)
+    prompt = view.prompt(n)
+    problem = "the chat template changes earlier text when a message is added"
+    solution = "mark it in the template with {% generation %} and {% endgeneration %}"
+    if view.after(n).startswith(before) and prompt.startswith(before):
+        header = prompt.removeprefix(before)
+        problem = f"chat sends {short_repr(header)} before an answer, and the chat template does not render the answer after it"
+        solution = (
+            f"set a variable of the template that changes this text, for example --data.chat-template-kwargs "
+            f"'{{\"enable_thinking\": false}}', or {solution}"
+        )
+    return UserError(f"the assistant's text in message {n + 1} cannot be located: {problem}; {solution}")
 
 
 def _covers(ranges: Sequence[tuple[int, int]], begin: int, end: int) -> bool:

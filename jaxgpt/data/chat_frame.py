@@ -22,7 +22,8 @@ class Frame(NamedTuple):
     Attributes:
         header: text between the messages and an answer, if the template ignores `add_generation_prompt`.
         opening: text that the template adds only to the last answer, such as an empty think block; training omits it.
-        kept_opening: text that the template adds to each answer, after the text that chat sends; it is a target.
+        kept_opening: text that the template adds to an answer, after the text that chat sends, and that the model must
+            generate, such as the end of a think block that the prompt begins; it is a target.
         lead: white space that the template adds before an answer, and that the model generates.
         tail: text after an answer; None: unknown.
         around_user: text around a user's message.
@@ -71,19 +72,23 @@ def read_frame(template: ChatTemplate) -> Frame:
     if prompt == question:
         header = added.rstrip(" ")
         return frame._replace(header=header, lead=added.removeprefix(header))
-    if _is_in_history(template, added):
+    if _is_generated(template, prompt, added):
         return frame._replace(kept_opening=added)
     return frame._replace(opening=added)
 
 
-def _is_in_history(template: ChatTemplate, added: str) -> bool:
-    """Return whether a template adds a text also to answers that are not the last message."""
+def _is_generated(template: ChatTemplate, prompt: str, added: str) -> bool:
+    """Return whether the model must generate a text that a template adds to the last answer.
+
+    It must if earlier answers have the text, too, or if they do not follow the prompt: then the text may continue the
+    prompt, for example end a think block.
+    """
     try:
         whole = template.render([QUESTION, ANSWER, QUESTION]).text
     except UserError:
         return True
     before, _, _ = whole.partition(ANSWER["content"])
-    return before.endswith(added)
+    return before.endswith(added) or not before.startswith(prompt)
 
 
 def find_end(tail: str | None, tokenizer: Tokenizer, control: ControlTokens) -> TurnEnd:

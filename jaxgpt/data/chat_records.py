@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from jaxgpt.data.chat_template import for_templates
 from jaxgpt.errors import UserError, short_repr
 
 # Names of roles in data sets. Any other role, such as developer, is left to the chat template.
@@ -53,8 +54,6 @@ TURN = (
     "weight",
     "train",
 )  # fields that are converted
-
-REASONING = ("reasoning_content", "thinking", "reasoning")  # names of the assistant's reasoning, in order of precedence
 
 EXAMPLE = '{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}'
 SHAPES = (
@@ -245,15 +244,12 @@ def _turn(number: int, turn: Any) -> dict[str, Any]:
     message: dict[str, Any] = {"role": role}
     if not calls or content is not None:
         message["content"] = _text(content, where)
-    message |= {name: value for name, value in turn.items() if name not in TURN and value is not None}
+    message |= {name: value for name, value in turn.items() if name not in TURN}
     if calls:
         message["tool_calls"] = _calls(calls, where)
     if role == "assistant" and not _weight(turn, where):
         message["weight"] = 0
-    for name in REASONING:
-        if message.get(name):  # as in transformers, templates find the text by either name
-            return {"thinking": message[name], **message, "reasoning_content": message[name]}
-    return message
+    return for_templates(message)
 
 
 def _weight(turn: Mapping[str, Any], where: str) -> int:

@@ -17,10 +17,14 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jaxgpt.errors import UserError, short_repr
 
 RENDERED = 1 << 24  # maximum number of characters of a rendered conversation
+PROBED = 1 << 18  # maximum number of characters of a rendered `PROBE`
 MARK = secrets.token_hex(16)  # delimiter of the assistant's text; random, so that no message contains it
 
 Message = Mapping[str, Any]
 Tools = Sequence[Mapping[str, Any]]
+
+PROBE = "Zq7probe"  # content of a message that shows which forms of content a template reads
+REASONING = ("reasoning_content", "thinking", "reasoning")  # names of the assistant's reasoning, in order of precedence
 
 
 class Rendered(NamedTuple):
@@ -90,6 +94,9 @@ class ChatTemplate:
     ) -> Rendered:
         """Render a conversation.
 
+        A content that is a string is passed to a template that reads only lists of parts as a list of one part, and a list of
+        text parts to a template that reads only strings as their concatenation: neither template would render the text.
+
         Args:
             messages: conversation, `[{"role": "user", "content": "Hi"}, ...]`.
             tools: descriptions of functions that the assistant may call, as JSON values; None: no tools.
@@ -98,15 +105,22 @@ class ChatTemplate:
         Raises:
             UserError: if the messages are malformed, or the template rejects them, fails, or renders too much text.
         """
+        readable = [self._readable(message) for message in check_messages(messages)]
+        return self._render(readable, tools, add_generation_prompt, RENDERED)
+
+    def _render(
+        self, messages: Sequence[Message], tools: Sequence[Any] | None, add_generation_prompt: bool, limit: int
+    ) -> Rendered:
+        """Render messages in the form that the template reads, with at most `limit` characters."""
         variables: dict[str, Any] = {"documents": None} | self.variables
-        variables["messages"] = check_messages(messages)
+        variables["messages"] = [for_templates(message) for message in messages]
         variables["tools"] = list(tools) if tools else None
         marked = ""
         try:
             for part in self._template.generate(variables, add_generation_prompt=add_generation_prompt):
                 marked += part
-                if len(marked) > RENDERED:
-                    raise ValueError(f"the result has more than {RENDERED:,} characters")
+                if len(marked) > limit:
+                    raise ValueError(f"the result has more than {limit:,} characters")
         except jinja2.TemplateSyntaxError as e:
             raise UserError(f"the chat template has an error: line {e.lineno}: {e.message}") from None
         except Exception as e:  # any exception of a template
@@ -117,6 +131,38 @@ class ChatTemplate:
                 spans.append((len(text), len(text) + len(part)))
             text += part
         return Rendered(text, spans)
+
+    def _readable(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Return a message with the form of content that the template reads."""
+        content = message.get("content")
+        if isinstance(content, str):
+            if self._reads_text or not self._reads_parts:
+                return message
+            return message | {"content": [{"type": "text", "text": content}]}
+
+        if not isinstance(content, list) or self._reads_parts or not self._reads_text:
+            return message
+        texts = [part["text"] for part in content if isinstance(part, Mapping) and isinstance(part.get("text"), str)]
+        if len(texts) < len(content):  # other parts, such as images
+            return message
+        return message | {"content": "".join(texts)}
+
+    @cached_property
+    def _reads_text(self) -> bool:
+        return self._reads(PROBE)
+
+    @cached_property
+    def _reads_parts(self) -> bool:
+        return self._reads([{"type": "text", "text": PROBE}])
+
+    def _reads(self, content: Any) -> bool:
+        """Return whether the template renders the text of a content, without the fields of its parts."""
+        try:
+            rendered = self._render([{"role": "user", "content": content}], None, False, PROBED)
+        except UserError:
+            return False
+        is_printed = any(field in rendered.text for field in ("'text'", '"text"'))
+        return PROBE in rendered.text and not is_printed
 
     @cached_property
     def strings(self) -> frozenset[str]:
@@ -175,6 +221,18 @@ class UndefinedToken(jinja2.Undefined):
                 f"as its value for no text"
             )
         return super().__str__()
+
+
+def for_templates(message: Message) -> dict[str, Any]:
+    """Convert a message as transformers does before it renders a template.
+
+    Null fields are omitted, because many templates render them as text. The reasoning gets both names that templates read.
+    """
+    fields = {name: value for name, value in message.items() if value is not None}
+    for name in REASONING:
+        if name in fields:
+            return {"thinking": fields[name], **fields, "reasoning_content": fields[name]}
+    return fields
 
 
 def _raise(message: str) -> None:

@@ -61,8 +61,20 @@ class ControlTokens:
         if not isinstance(self.tokenizer, SubwordTokenizer):
             return []
         encoding = self.tokenizer.encode_offsets(text)
-        pairs = zip(encoding.ids, encoding.offsets, strict=True)
-        return [Match(begin, end, i) for i, (begin, end) in pairs if i in self.names and begin < end]
+        matches = []
+        for i, (begin, end) in zip(encoding.ids, encoding.offsets, strict=True):
+            # The id of `<unk>` also encodes unknown characters, which are ordinary text.
+            if i in self.names and self._spelling(text[begin:end]) == self._spelling(self.names[i]):
+                matches.append(Match(begin, end, i))
+        return matches
+
+    def _spelling(self, name: str) -> str:
+        """Return a name without the white space that its token absorbs; equal for all spellings that the token matches."""
+        assert isinstance(self.tokenizer, SubwordTokenizer)
+        normalizer = self.tokenizer.library.normalizer
+        if self._normalized and normalizer is not None:
+            name = normalizer.normalize_str(name.strip())
+        return name.strip()
 
     def protect(self, value: Any, mark: str, kept: Collection[str] = (), markup: Collection[str] | None = None) -> Any:
         """Copy a JSON value with a mark in each name of a control token.
@@ -142,11 +154,11 @@ class ControlTokens:
             next_begin = len(text) if match is None else match.begin
             next_end = next_begin
             if match is not None:
-                # A token absorbs white space only within its part.
+                # A token absorbs white space before it only within its part: the ids of earlier parts are known.
                 name = text[match.begin : match.end]
                 part = part_of(match.end - len(name.lstrip()))
                 next_begin = max(match.begin, int(ends[part]) - len(parts[part]))
-                next_end = min(match.end, int(ends[part]))
+                next_end = match.end
 
             # Encode the text before the control token, split at the ends of parts.
             bounds = [begin, *(int(end) for end in ends if begin < end < next_begin), next_begin]

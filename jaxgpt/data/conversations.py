@@ -71,6 +71,8 @@ def load_conversations(
 
     packed = pack_conversations(itertools.chain(*train), config.window)
     note = f"{_described([*train, *held_out], path)}; windows {packed.fill(config.window):.1%} full"
+    if form and form.added_target:
+        note += f"; the chat template adds {short_repr(form.added_target)} to answers, a target"
     truncated = truncated_train + truncated_val
     if files.unused:
         note += f"; {plural(len(files.unused), 'file')} not used, such as {files.unused[0]}"

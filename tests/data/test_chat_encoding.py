@@ -12,7 +12,7 @@ from folders import llama_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_chat_template import MARKED, PUBLISHED, TALK, VARIABLES
-from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as HFTokenizer
 
 from jaxgpt.config import DataConfig
@@ -375,6 +375,79 @@ def test_a_variable_moves_the_think_block_into_the_prompt() -> None:
     )
     assert said(own, turns) == ["hello<|im_end|>", "ciao<|im_end|>"]
     assert [each.ids[: -len("hello") - 1].tolist() for each in own.encode(turns[:2])] == [own.prompt_ids(turns[:1])]
+
+
+# As in Qwen 3.5: the prompt begins a think block; earlier answers have no block.
+OPENED = """{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}
+{%- if m.role == 'assistant' and loop.last %}{{ '<think>\n' + (m.reasoning_content or '') + '\n</think>\n\n' }}{% endif %}
+{{- (m.content or '') + '<|im_end|>\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n' }}{% endif %}"""
+
+
+def test_the_end_of_a_think_block_that_the_prompt_begins_is_a_target() -> None:
+    own = ChatFormat(ChatTemplate(OPENED), tokenizer("bytes"))
+    assert said(own, TALK) == ["\n</think>\n\nHello. Zażółć 👋<|im_end|>", "\n</think>\n\nBye.<|im_end|>"]
+    assert said(own, [user("hi"), assistant("hello", reasoning="hm")]) == ["hm\n</think>\n\nhello<|im_end|>"]
+    assert own.added_target == "\n</think>\n\n"
+    assert form("think", "bytes").added_target == ""
+
+
+def test_a_prompt_without_its_answers_is_named() -> None:
+    """As in DeepSeek R1: the prompt begins a think block, and no answer has the block."""
+    source = TURNS + "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n' }}{% endif %}"
+    own = ChatFormat(ChatTemplate(source), tokenizer("bytes"))
+    with pytest.raises(
+        UserError, match=r"chat sends '<\|im_start\|>assistant\\n<think>\\n' before an answer, .* set a variable"
+    ):
+        own.encode(TALK)
+
+
+def test_marked_text_after_the_end_of_a_turn_is_not_a_target() -> None:
+    """The template changes earlier text, so that the turns are not found in the whole conversation."""
+    source = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% generation %}{% if loop.last %}{{ '!' }}{% endif %}"
+    own = ChatFormat(
+        ChatTemplate(source + "{{ m.content + '<|im_end|>\n' }}{% endgeneration %}{% endfor %}"), tokenizer("bytes")
+    )
+    [encoded] = own.encode(TALK[:2])
+    after = own.tokenizer.library.token_to_id("<|im_end|>")  # type: ignore[attr-defined]
+    ends = np.flatnonzero(encoded.ids[:-1] == after)
+    assert encoded.is_target[ends].all()
+    assert not encoded.is_target[ends + 1].any()
+
+
+def unknown(kind: str) -> SubwordTokenizer:
+    """A tokenizer in which characters other than a, b and white space are unknown, and the unknown token is special."""
+    words = ["[UNK]", "a", "b", "\u2581", "\u2581a"]
+    if kind == "unigram":
+        library = HFTokenizer(models.Unigram([(word, -1.0) for word in words], unk_id=0))
+        library.pre_tokenizer = pre_tokenizers.Metaspace()
+    else:
+        library = HFTokenizer(models.WordPiece({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+        library.pre_tokenizer = pre_tokenizers.Whitespace()
+    library.add_special_tokens([AddedToken("[UNK]", special=True)])
+    return added(library)
+
+
+@pytest.mark.parametrize("kind", ["unigram", "wordpiece"])
+@pytest.mark.parametrize("name", ["plain", "llama-2", "zephyr"])
+def test_unknown_characters_are_text(name: str, kind: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    made = unknown(kind)
+    template = (PUBLISHED | {"plain": PLAIN})[name]
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=HFTokenizer.from_str(made.to_json()))
+    own = ChatFormat(ChatTemplate(template, VARIABLES), made)
+    messages = [user("a中b\n"), assistant("b a"), user("ab 中")]
+    text = own.template.render(messages).text
+    assert own.prompt_ids(messages) == theirs.encode(text, add_special_tokens=False)
+
+
+def test_tokens_absorb_the_white_space_after_them_between_turns() -> None:
+    transformers = pytest.importorskip("transformers")
+    made = added(from_bytes(), rstrip=True)
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=HFTokenizer.from_str(made.to_json()))
+    own = ChatFormat(ChatTemplate(PLAIN), made)
+    text = own.template.render(TALK[:3]).text
+    assert own.prompt_ids(TALK[:3]) == theirs.encode(text, add_special_tokens=False)
 
 
 def test_text_that_the_template_adds_to_each_answer_is_trained_and_reported() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from jaxgpt.data.chat_template import ChatTemplate
+from jaxgpt.data.tokenizer import ByteTokenizer
 from jaxgpt.errors import UserError
 
 # Formats of published models; the templates were written for this test.
@@ -130,3 +132,49 @@ def test_the_template_decides_about_roles_tools_and_calls() -> None:
 def test_a_variable_reaches_the_template() -> None:
     template = ChatTemplate("{{ enable_thinking }} {{ depth.most }}", {"enable_thinking": False, "depth": {"most": 3}})
     assert template.render(TALK).text == "False 3"
+
+
+@pytest.mark.parametrize("name", ["text", "thinking"])
+def test_null_fields_and_reasoning_are_as_in_transformers(name: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    sources = {
+        "text": "{% for m in messages %}{{ m.role }}:{{ m.content }};{{ m.name }}"
+        "{% for c in m.tool_calls or [] %}{{ c.id }}{% endfor %}{% endfor %}",
+        "thinking": "{% for m in messages %}{{ m.role }}:{{ m.thinking }};{{ m.reasoning_content }}{% endfor %}",
+    }
+    messages = [
+        {"role": "user", "content": "Hi", "name": None},
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": {}}}]},
+        {"role": "tool", "content": "5", "tool_calls": None},
+        {"role": "assistant", "content": "Five.", "reasoning": "Hm."},
+    ]
+    library = Tokenizer.from_str(ByteTokenizer().to_json())
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=library, chat_template=sources[name])
+    rendered = ChatTemplate(sources[name]).render(messages, add_generation_prompt=False)
+    assert rendered.text == theirs.apply_chat_template(messages, tokenize=False)
+
+
+ROLE = "{% for m in messages %}{{ m.role + ':' }}"
+CONTENTS = {
+    "only parts": ROLE
+    + "{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}{% endif %}{% endfor %};{% endfor %}",
+    "first part": ROLE + "{{ m.content[0]['text'] }};{% endfor %}",
+    "only text": ROLE + "{{ m.content }};{% endfor %}",
+    "concatenated": ROLE + "{{ m.content + ';' }}{% endfor %}",
+    "both": ROLE
+    + "{% if m.content is string %}{{ m.content }}{% else %}{{ m.content[0].text }}{% endif %};{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("content", ["Hi", [{"type": "text", "text": "Hi"}]])
+@pytest.mark.parametrize("name", CONTENTS)
+def test_a_template_receives_the_form_of_content_that_it_reads(name: str, content: Any) -> None:
+    assert ChatTemplate(CONTENTS[name]).render([{"role": "user", "content": content}]).text == "user:Hi;"
+
+
+def test_parts_other_than_text_stay_parts() -> None:
+    image = [{"type": "image"}, {"type": "text", "text": "Hi"}]
+    assert (
+        ChatTemplate(ROLE + "{{ m.content | length }}{% endfor %}").render([{"role": "user", "content": image}]).text
+        == "user:2"
+    )

@@ -241,6 +241,17 @@ def test_templates_that_cannot_be_trained_on_are_refused(tmp_path: Path) -> None
         load(path, tokenizer(PUBLISHED["llama-3"]))
 
 
+def test_text_that_the_template_adds_to_answers_is_reported(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(GOOD)
+    source = (
+        "{% for m in messages %}{{ m.role + ':' + ('ok ' if m.role == 'assistant' else '') + m.content + '</s>' }}{% endfor %}"
+        "{% if add_generation_prompt %}assistant:{% endif %}"
+    )
+    _, _, note, _ = load(path, tokenizer(source))
+    assert "; the chat template adds 'ok ' to answers, a target" in note
+
+
 def test_messages_of_weight_0_are_not_targets() -> None:
     for template in (MARKED, PUBLISHED["llama-3"]):
         own = tokenizer(template)
