@@ -53,7 +53,9 @@ class Sampling(TypedDict, total=False):
 
 def shown(default: Any) -> str | None:
     """Format the default of an option; None: do not show it, because it is empty, 0 or False."""
-    return repr(default).strip("'") if default and default != ("",) else None
+    if not default or default == ("",):
+        return None
+    return repr(default).strip("'")
 
 
 EVERY = Parameter(
@@ -90,26 +92,39 @@ def parse(words: Sequence[str]) -> tuple[Callable[..., Any], BoundArguments]:
     try:
         return app.parse_args(words, exit_on_error=False, print_error=False)[:2]
     except CycloptsError as e:
-        name = " ".join(["jaxgpt", *(e.command_chain or ())])
+        command = " ".join(["jaxgpt", *(e.command_chain or ())])
         e.command_chain = ()  # otherwise its text begins with the command
-        reason = one_line(e)
-        if isinstance(e, UnknownOptionError):
-            # cyclopts compares complete names, so it would suggest --train.steps for --train.dtype.
-            option = (e.token.keyword or e.token.value).partition("=")[0].replace("_", "-")
-            known = [each for argument in e.argument_collection for each in argument.names]
-            hint = f" ({DEVICE_HINT})" if option in DEVICE_OPTIONS else similar_setting(option, known)
-            reason = f"Unknown option: {option}{hint}."
-        elif isinstance(e, UnusedCliTokensError):
-            words = ", ".join(map(short_repr, e.unused_tokens or ()))
-            reason = f"Unexpected argument: {words}; an option takes one value, in quotes if it contains spaces."
-        elif isinstance(e, MissingArgumentError) and e.argument and not e.argument.name.startswith("-"):
-            reason = f"Missing argument: {e.argument.name}."
-        raise UserError(f"{reason} See {name} --help.") from None
+        raise UserError(f"{_reason(e)} See {command} --help.") from None
+
+
+def _reason(error: CycloptsError) -> str:
+    """Return what is wrong with the words of a command line, in one line."""
+    if isinstance(error, UnknownOptionError):
+        return _unknown_option(error)
+    if isinstance(error, UnusedCliTokensError):
+        words = ", ".join(map(short_repr, error.unused_tokens or ()))
+        return f"Unexpected argument: {words}; an option takes one value, in quotes if it contains spaces."
+    if isinstance(error, MissingArgumentError) and error.argument and not error.argument.name.startswith("-"):
+        return f"Missing argument: {error.argument.name}."
+    return one_line(error)
+
+
+def _unknown_option(error: UnknownOptionError) -> str:
+    """Suggest a setting. cyclopts compares complete names, so it would suggest --train.steps for --train.dtype."""
+    word = error.token.keyword or error.token.value
+    option = word.partition("=")[0].replace("_", "-")
+    if option in DEVICE_OPTIONS:
+        return f"Unknown option: {option} ({DEVICE_HINT})."
+    known = [name for argument in error.argument_collection for name in argument.names]
+    return f"Unknown option: {option}{similar_setting(option, known)}."
 
 
 def make_app(words: Sequence[str]) -> App:
     """Build the parser; its help shows the defaults of the preset in `words`, and only full setting names."""
-    _declare_settings(next((word for word in words if word in PRESETS), DEFAULT), {"-h", "--help"}.isdisjoint(words))
+    base = next((word for word in words if word in PRESETS), DEFAULT)
+    is_help = "-h" in words or "--help" in words
+    _declare_settings(base, short=not is_help)
+
     app = App(
         name="jaxgpt",
         help="Train, sample and study decoder-only transformers.",
@@ -119,41 +134,61 @@ def make_app(words: Sequence[str]) -> App:
         config=_check_words,
     )
     app.command(App(name="data", help="Prepare and describe training data."))
+    given = [word for word in words if not word.startswith("-")]
     for name in COMMANDS:
         *group, last = name.split()
         parent = app["data"] if group else app
+
+        # The module and its function have the name of the command; cyclopts imports them only for the command in use.
         function = "import_" if name == "import" else name.replace(" ", "_")
         usage = f"Usage: jaxgpt {name} [ARGUMENTS] [OPTIONS]"
         parent.command(f"jaxgpt.cli.{function}:{function}", name=last, usage=usage)
-        if [word for word in words if not word.startswith("-")] in ([], group):
-            parent[last]  # import of the command: the list of commands shows the first line of each docstring
+
+        # A list of commands shows the first line of each docstring, so it needs all functions.
+        is_listed = given in ([], group)
+        if is_listed:
+            _ = parent[last]  # the look-up imports the function
     return app
 
 
 def _declare_settings(base: str, short: bool) -> None:
     """Declare an option for each setting; the help shows the values of the preset `base` as defaults."""
     sections = [section for section in vars(preset(base)).values() if isinstance(section, Section)]
-    count = Counter(name for section in sections for name in (section.prefix, *(each.name for each in fields(section))))
+
+    # `--steps` is unique if no other section has this setting, and no section this name.
+    count = Counter[str]()
     for section in sections:
-        hints, group = get_type_hints(type(section)), Group.create_ordered(section.prefix.capitalize())
+        count[section.prefix] += 1
+        count.update(field.name for field in fields(section))
+
+    for section in sections:
+        types = get_type_hints(type(section))
+        group = Group.create_ordered(section.prefix.capitalize())
         for field in fields(section):
-            names = [f"{section.prefix}.{field.name}"] + [field.name] * (short and count[field.name] == 1)
-            about = Parameter(
+            key = f"{section.prefix}.{field.name}"
+            names = [key]
+            if short and count[field.name] == 1:
+                names.append(field.name)
+            parameter = Parameter(
                 name=[f"--{name.replace('_', '-')}" for name in names],
                 help=field.metadata["help"],
                 group=group,
                 show_default=shown(getattr(section, field.name)) or False,
             )
-            Settings.__annotations__[names[0]] = Annotated[hints[field.name], about, ON]
+            # cyclopts reads the options from the annotations of `Settings`.
+            Settings.__annotations__[key] = Annotated[types[field.name], parameter, ON]
 
 
 def _check_words(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
     """Check words before cyclopts converts them: cyclopts would round 1.5 to an integer."""
     for argument in arguments:
-        name, kinds = argument.name, (argument.hint, *get_args(argument.hint))
-        for word in [token.value for token in argument.tokens]:
+        name = argument.name
+        types = (argument.hint, *get_args(argument.hint))
+        for token in argument.tokens:
+            word = token.value
             check_text(name, word)
-            if int in kinds and not re.fullmatch(r"[+-]?\d+", word):
+            if int in types and not re.fullmatch(r"[+-]?\d+", word):
                 raise UserError(f"{name} must be an integer, not {word!r}")
-            if str in kinds and not word and not name.endswith("prompt"):
+            may_be_empty = name.endswith("prompt")
+            if str in types and not word and not may_be_empty:
                 raise UserError(f"{name} is empty (an unset variable?): set it, or omit it")

@@ -33,11 +33,16 @@ def draft_tokens(text: TokenBuffer, ngram: int, count: int) -> tuple[jax.Array, 
     Returns:
         The draft, int32 `[count]`, and whether an earlier occurrence exists, a bool scalar; if not, the draft is undefined.
     """
-    ids_S, length = text.ids_BS[0], text.length
+    ids_S = text.ids_BS[0]
     match_S = text.matches(ngram)[0]
-    first = jnp.max(jnp.where(match_S, jnp.arange(len(ids_S)), -1)) + ngram  # slot of the token after the n-gram
-    period = jnp.maximum(length - first, 1)
-    return ids_S[first + (jnp.arange(count) % period)], match_S.any()
+    slot_S = jnp.arange(len(ids_S))
+    latest = jnp.max(jnp.where(match_S, slot_S, -1))
+
+    # The tokens from `first` to the end of the text follow the match; they are one period of the draft.
+    first = latest + ngram
+    period = jnp.maximum(text.length - first, 1)
+    draft_slots = first + jnp.arange(count) % period
+    return ids_S[draft_slots], match_S.any()
 
 
 def lookup_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.Array) -> SamplerState:
@@ -55,16 +60,21 @@ def lookup_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.
 
     def fits(text: TokenBuffer) -> jax.Array:
         # Positions beyond the context have no learned embedding.
-        context = config.block_size if config.positions == "learned" else text.ids_BS.shape[1]
+        slots = text.ids_BS.shape[1]
+        context = config.block_size if config.positions == "learned" else slots
         return (text.room > DRAFT) & (text.tokens_B[0] + DRAFT <= context)
 
     def plain(state: SamplerState, _: jax.Array) -> SamplerState:
         return decode_steps(sampler, params, state, jnp.int32(1))
 
     def verify(state: SamplerState, draft_G: jax.Array) -> SamplerState:
-        text, drafted = state.text, state.text.append(draft_G[None])
-        logits_1TV, cache = extend(sampler.model, params, drafted.last(DRAFT + 1).ids_BS, state.cache)
+        # Read the last token and the draft in one pass.
+        text = state.text
+        drafted = text.append(draft_G[None])
+        read_1T = drafted.last(DRAFT + 1).ids_BS
+        logits_1TV, cache = extend(sampler.model, params, read_1T, state.cache)
 
+        # Sample a token at each position, as if the drafted tokens before it had been generated.
         def sample(logits_V: jax.Array, t: jax.Array) -> tuple[jax.Array, jax.Array]:
             seen = drafted._replace(length=text.length + t)
             index = state.made + t
@@ -73,8 +83,12 @@ def lookup_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.
 
         token_T, log_p_T = jax.vmap(sample)(logits_1TV[0], jnp.arange(DRAFT + 1))
         ended_T = sampler.ends(token_T)
-        accepted_G = jnp.cumprod((token_T[:-1] == draft_G) & ~ended_T[:-1])
-        count = accepted_G.sum(dtype=jnp.int32) + 1  # with the token sampled after the accepted tokens
+
+        # Accept the draft up to its first wrong token or the end of the row, and the token sampled there.
+        correct_G = (token_T[:-1] == draft_G) & ~ended_T[:-1]
+        accepted_G = jnp.cumprod(correct_G)
+        count = accepted_G.sum(dtype=jnp.int32) + 1
+
         # Keep `count` tokens: the slots after them are masked until later tokens overwrite them.
         return state._replace(
             text=text.append(token_T[None])._replace(length=text.length + count),
@@ -86,6 +100,7 @@ def lookup_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.
 
     def step(state: SamplerState) -> SamplerState:
         draft_G, found = draft_tokens(state.text, sampler.lookup, DRAFT)
-        return jax.lax.cond(found & fits(state.text), verify, plain, state, draft_G)
+        use_draft = found & fits(state.text)
+        return jax.lax.cond(use_draft, verify, plain, state, draft_G)
 
     return repeat(step, state, steps)

@@ -27,9 +27,15 @@ def round_up(n: int, least: int = 1) -> int:
 
 
 def sizes(prompts: Sequence[Sequence[int]], limits: Sequence[int]) -> tuple[int, int, int]:
-    """Return the number of rows, of slots for a prompt and of slots for the whole text."""
-    P = round_up(max(map(len, prompts)) - 1, 8) + 1  # `prefill` reads all tokens of a prompt except the last
-    return round_up(len(prompts)), P, P + round_up(max(limits), 64)
+    """Return the number of rows, of slots for a prompt and of slots for the whole text.
+
+    All three are rounded up, so that prompts of similar sizes share a compiled program.
+    """
+    longest = max(len(prompt) for prompt in prompts)
+    rows = round_up(len(prompts))
+    prompt_slots = round_up(longest - 1, 8) + 1  # `prefill` reads all tokens of a prompt except the last
+    new_slots = round_up(max(limits), 64)
+    return rows, prompt_slots, prompt_slots + new_slots
 
 
 def left_pad(prompts: Sequence[Sequence[int]], limits: Sequence[int]) -> tuple[TokenBuffer, int]:
@@ -53,16 +59,23 @@ def start(
         keys: one random key per prompt.
         limits: maximum number of new tokens of each prompt, for the text buffer size; rows do not end at their limits.
     """
-    text, size = left_pad(prompts, limits)
     assert len(keys) == len(prompts), (keys.shape, len(prompts))  # a check, because `_resize` repeats keys
+    text, size = left_pad(prompts, limits)
     key_B = _resize(keys, len(text.ids_BS))
-    return _compiled(prefill, sampler, static_argnames="size")(params, text, key_B, size)
+    compiled = _compiled(prefill, sampler, static_argnames="size")
+    return compiled(params, text, key_B, size)
 
 
 def run(sampler: Sampler, params: Any, state: SamplerState, steps: int) -> SamplerState:
     """Generate up to `steps` new tokens per row (prompt lookup: `steps + DRAFT`). The state is donated."""
-    generate = lookup_steps if sampler.lookup else slide_steps if sampler.context else decode_steps
-    return _compiled(generate, sampler, donate_argnames="state")(params, state, np.int32(steps))
+    if sampler.lookup:
+        generate = lookup_steps
+    elif sampler.context:
+        generate = slide_steps
+    else:
+        generate = decode_steps
+    compiled = _compiled(generate, sampler, donate_argnames="state")
+    return compiled(params, state, np.int32(steps))
 
 
 def new_ids(state: SamplerState, since: int = 0) -> np.ndarray:
@@ -85,21 +98,27 @@ def _new(x_BS: jax.Array, state: SamplerState, since: int) -> np.ndarray:
 
 def shared(state: SamplerState, prompt: Sequence[int]) -> int:
     """Return how many leading prompt tokens, except the last, a one-row cache holds; 0 if `resume` would read all again."""
-    cached = np.asarray(state.text.ids_BS)[0, _first(state) : int(state.cache.length)]
-    n = min(len(cached), len(prompt) - 1)
-    same = int(np.cumprod(cached[:n] == np.asarray(prompt[:n])).sum())
-    return same if _begin(same, len(prompt) - 1) > 0 else 0
+    first = _first(state)
+    cached = np.asarray(state.text.ids_BS)[0, first : int(state.cache.length)]
+    needed = np.asarray(prompt[:-1])
+    n = min(len(cached), len(needed))
+    equal = cached[:n] == needed[:n]
+    same = int(np.cumprod(equal).sum())  # length of the common prefix
+    return same if _begin(same, len(needed)) > 0 else 0
 
 
 def _first(state: SamplerState) -> int:
     """Return the slot of the first token of a one-row state."""
-    return int(np.argmax(np.asarray(state.text.ids_BS)[0] >= 0))
+    is_token_S = np.asarray(state.text.ids_BS)[0] >= 0
+    return int(np.argmax(is_token_S))
 
 
 def _begin(same: int, end: int) -> int:
     """Return the first token that `resume` reads: before `same`, to round the size of its last chunk up to a power of two."""
-    rest = (end - same) % CHUNK
-    return same - (round_up(rest) - rest) if rest else same
+    last_chunk = (end - same) % CHUNK
+    if last_chunk == 0:
+        return same
+    return same - (round_up(last_chunk) - last_chunk)
 
 
 def resumed_size(state: SamplerState, prompt: Sequence[int], limit: int) -> int:
@@ -120,22 +139,32 @@ def resume(
     As after `start`, the cache holds all tokens except the last, and the text buffer has room for `limit` new tokens. Missing
     tokens are read in chunks. The sampler must have no `context`: only then, a token has the same slot in text and cache.
     """
-    cache = state.cache
+    # The prompt begins at the same slot as the text of `state`.
     first = _first(state)
-    end = len(prompt) - 1
-    begin = _begin(same, end)
+    cache = state.cache
     size = resumed_size(state, prompt, limit)
     if size > cache.size:
         cache = _grow(cache, size - cache.size)
+
+    # Drop the cached tokens from `begin`, then read the prompt from there.
+    end = len(prompt) - 1
+    begin = _begin(same, end)
     cache = cache._replace(length=jnp.int32(first + begin))
+    read = _compiled(_read, sampler, donate_argnames="cache")
     for at in range(begin, end, CHUNK):
-        ids_1T = np.asarray([prompt[at : min(at + CHUNK, end)]], np.int32)
-        cache = _compiled(_read, sampler, donate_argnames="cache")(params, cache, ids_1T)
+        chunk = prompt[at : min(at + CHUNK, end)]
+        cache = read(params, cache, np.asarray([chunk], np.int32))
+
     ids_1S = np.full((1, cache.size), NO_TOKEN, np.int32)
     ids_1S[0, first : first + len(prompt)] = prompt
-    text = TokenBuffer(jnp.asarray(ids_1S), jnp.int32(first + len(prompt)))
-    log_p_1S = jnp.zeros(ids_1S.shape, jnp.float32)
-    return SamplerState(text, cache, jnp.zeros(1, bool), jnp.int32(0), key[None], log_p_1S)
+    return SamplerState(
+        text=TokenBuffer(jnp.asarray(ids_1S), jnp.int32(first + len(prompt))),
+        cache=cache,
+        done_B=jnp.zeros(1, bool),
+        made=jnp.int32(0),
+        key_B=key[None],
+        log_p_BS=jnp.zeros(ids_1S.shape, jnp.float32),
+    )
 
 
 def search(
@@ -143,12 +172,15 @@ def search(
 ) -> Hypotheses:
     """Run beam search on prompts, with at most `limits` new ids for each prompt; return host arrays."""
     text, size = left_pad(prompts, limits)
-    limit_B = np.pad(np.asarray(limits, np.int32), (0, len(text.ids_BS) - len(limits)))
-    return jax.device_get(_compiled(BeamSearch.run, BeamSearch(sampler, beams, size))(params, text, limit_B))
+    padding_rows = len(text.ids_BS) - len(limits)
+    limit_B = np.pad(np.asarray(limits, np.int32), (0, padding_rows))
+    compiled = _compiled(BeamSearch.run, BeamSearch(sampler, beams, size))
+    return jax.device_get(compiled(params, text, limit_B))
 
 
 def _read(sampler: Sampler, params: Any, cache: Any, ids_1T: jax.Array) -> Any:
-    return extend(sampler.model, params, ids_1T, cache)[1]
+    _, cache = extend(sampler.model, params, ids_1T, cache)
+    return cache
 
 
 @lru_cache(maxsize=128)  # maximum number of jitted functions: XLA's CPU backend fails at a few hundred programs

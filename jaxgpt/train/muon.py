@@ -84,27 +84,42 @@ def orthogonal(updates: Any, steps: int, model: Model) -> Any:
     `X <- a X + X (b A + c A^2)` with `A = X^T X` if that A is smaller. Matrices of the same shape, up to transposition, are
     stacked and sharded over the devices. Orthogonalizing all matrices on each device would take a large part of a step.
     """
-    paths, tree = jax.tree_util.tree_flatten_with_path(updates)
-    leaves = [leaf for _, leaf in paths]
-    axes = [weight.axes for path, _ in paths if (weight := weight_at(path, model))]
-    stacks = [_by_width(leaf.reshape(-1, *leaf.shape[-2:]), names) for leaf, names in zip(leaves, axes, strict=True)]
-    alike: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    paths_and_leaves, tree = jax.tree_util.tree_flatten_with_path(updates)
+    leaves = []
+    axes = []
+    stacks = []  # each leaf as [M, E, O]; M: 1, or the number of layers of stacked weights
+    for path, leaf in paths_and_leaves:
+        weight = weight_at(path, model)
+        assert weight is not None, path
+        x_MIO = leaf.reshape(-1, *leaf.shape[-2:])
+        leaves.append(leaf)
+        axes.append(weight.axes)
+        stacks.append(_by_width(x_MIO, weight.axes))
+
+    same_shape: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for index, x_MEO in enumerate(stacks):
-        alike[x_MEO.shape[1:]].append(index)
+        same_shape[x_MEO.shape[1:]].append(index)
+
     results: list[Any] = [None] * len(leaves)
-    for indices in alike.values():
-        other = next(name for name in axes[indices[0]] if name != "embed")  # heads and MLP widths are sharded alike
+    for indices in same_shape.values():
+        # All of these matrices are sharded alike: heads and MLP widths use the same mesh axis.
+        other = next(name for name in axes[indices[0]] if name != "embed")
         schedule = (None, "embed", other), (None, "embed", None), *TO_DEVICES
-        x_MEO = _reshard(jnp.concatenate([stacks[index] for index in indices]), schedule)
+        x_MEO = jnp.concatenate([stacks[index] for index in indices])
+        x_MEO = _reshard(x_MEO, schedule)
         x_MEO /= jnp.linalg.norm(x_MEO, axis=(1, 2), keepdims=True) + EPS
         for _ in range(steps):
             x_MEO = _newton_schulz(x_MEO)
         x_MEO = _reshard(x_MEO, schedule[::-1])
-        ends = np.cumsum([len(stacks[index]) for index in indices])[:-1]
-        for index, part_MEO in zip(indices, jnp.split(x_MEO, ends), strict=True):
-            inputs, outputs = leaves[index].shape[-2:]
-            matrices = _by_width(part_MEO, axes[index]).reshape(leaves[index].shape)
-            results[index] = math.sqrt(max(1.0, outputs / inputs)) * matrices
+
+        # Divide the stack into its leaves again.
+        lengths = [len(stacks[index]) for index in indices]
+        parts = jnp.split(x_MEO, np.cumsum(lengths)[:-1])
+        for index, part_MEO in zip(indices, parts, strict=True):
+            shape = leaves[index].shape
+            inputs, outputs = shape[-2:]
+            scale = math.sqrt(max(1.0, outputs / inputs))
+            results[index] = scale * _by_width(part_MEO, axes[index]).reshape(shape)
     return jax.tree.unflatten(tree, results)
 
 

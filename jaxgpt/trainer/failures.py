@@ -18,7 +18,9 @@ from jaxgpt.model.params import flatten_params, weights
 from jaxgpt.parallel.processes import is_peer_failure
 from jaxgpt.trainer.program import Program
 
-LEAF = re.compile(r"(\+[^/]+)?/(a|b/[^/]+|[^/]+)$")  # end of a path, after the module: weight or adapter
+# End of a path, after the (first) module: "/kernel" in "h_0/attn/q_proj/kernel", and of adapters that share A,
+# "+v_proj/a" in "h_0/attn/q_proj+v_proj/a" and "+v_proj/b/v_proj" in "h_0/attn/q_proj+v_proj/b/v_proj".
+LEAF = re.compile(r"(\+[^/]+)?/(a|b/[^/]+|[^/]+)$")
 
 
 class Diverged(TrainingFailed):
@@ -31,7 +33,6 @@ def failures(run: Run, program: Program) -> Iterator[None]:
     fix = ""
     try:
         yield
-        return
     except OSError as e:
         reason = f"{e.filename or run.path}: {e.strerror or e}"
         fix = full_disk_fix(e)
@@ -50,6 +51,8 @@ def failures(run: Run, program: Program) -> Iterator[None]:
         fix = full_disk_fix(e.cause)
     except TrainingFailed as e:
         reason = str(e)
+    else:
+        return
     advice = f" ({fix})" if fix else ""
     raise TrainingFailed(f"{reason}: stopped, {kept_checkpoint_message(run.checkpoints)}{advice}")
 
@@ -97,10 +100,13 @@ def first_non_finite(model: ModelConfig, params: Any, squared_norms: Sequence[fl
         return ""
     if len(bad) == len(paths):
         return "and no gradient is finite"
-    places = {LEAF.sub("", path): place for place, path in enumerate(weights(model))}
+    # The backward pass computes the modules in the reverse order of the forward pass, which is the order of `weights`.
+    position = {LEAF.sub("", path): i for i, path in enumerate(weights(model))}
 
-    def place(path: str) -> tuple[int, str]:
-        """Return a sort key: position of the module in the forward pass (stacked: first layer), and path."""
-        return places.get(LEAF.sub("", re.sub(r"^h/", "h_0/", path)), len(places)), path
+    def in_forward_order(path: str) -> tuple[int, str]:
+        one_layer = re.sub(r"^h/", "h_0/", path)  # stacked weights: the first layer
+        module = LEAF.sub("", one_layer)
+        return position.get(module, len(position)), path
 
-    return f"first in the backward pass in the gradient of {max(bad, key=place)} ({len(bad)} of {len(paths)} gradients)"
+    first = max(bad, key=in_forward_order)
+    return f"first in the backward pass in the gradient of {first} ({len(bad)} of {len(paths)} gradients)"

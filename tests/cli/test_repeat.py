@@ -15,78 +15,151 @@ from helpers import jaxgpt, parsed
 from jaxgpt.checkpoint.run import Run, write_settings
 from jaxgpt.cli.report import TrainReport, first_prompt, sample_command
 from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig, from_json, to_json
+from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.data.tokens import Tokens
 from jaxgpt.errors import UserError
 from jaxgpt.trainer import train as train_module
+from jaxgpt.trainer.report import Report
+from jaxgpt.trainer.start import Start
 from jaxgpt.trainer.train import Outcome
+
+LINES = "to be or not to be\nthat is the question -\n"
+NUMBERS = "12 7 7 12\n3 12\n"
+CONTEXT = 16
 
 
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
     """Collect configs instead of training."""
     configs: list[Config] = []
-    monkeypatch.setattr(
-        train_module, "train", lambda start, report: configs.append(start.config) or Outcome(*[None] * 4)
-    )
+
+    def collect(start: Start, report: Report) -> Outcome:
+        configs.append(start.config)
+        return Outcome(state=None, step=0, evaluation=None, stopped=False)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(train_module, "train", collect)
     monkeypatch.setattr(TrainReport, "finished", lambda report, outcome: None)
     return configs
 
 
-def test_a_run_is_repeated(trained: list[Config]) -> None:
+@pytest.fixture
+def recorded() -> Config:
+    """Write the run "a run", and return its settings."""
     run = Run(run_folder(Path("a run"), SMALL))
-    settings = Config(preset="gpt2-style", train=TrainConfig(steps=7, prompt="once"), data=DataConfig(path="text.txt"))
-    old = replace(settings, model=run.config().model)
-    write_settings(run, old, run.tokenizer())
-    for args in (["a run"], ["a run/config.json"]):
-        assert jaxgpt("train", *args, "--out", "new").code == 0
-        assert jaxgpt("train", *args, "--out", "new", "--train.steps", "9", "--model.no-bias").code == 0
-        same, changed = trained[-2:]
-        assert same.with_model(vocab_size=old.model.vocab_size) == old
-        assert changed == replace(same, train=TrainConfig(steps=9, prompt="once")).with_model(bias=False)
+    settings = Config(
+        preset="gpt2-style",
+        model=run.config().model,
+        data=DataConfig(path="text.txt"),
+        train=TrainConfig(steps=7, prompt="once"),
+    )
+    write_settings(run, settings, run.tokenizer())
+    return settings
+
+
+def with_vocab_size_of(config: Config, other: Config) -> Config:
+    return config.with_model(vocab_size=other.model.vocab_size)
+
+
+@pytest.mark.parametrize("target", ["a run", "a run/config.json"])
+def test_a_run_is_repeated(trained: list[Config], recorded: Config, target: str) -> None:
+    result = jaxgpt("train", target, "--out", "new")
+    assert result.code == 0, result.err
+    [config] = trained
+    assert with_vocab_size_of(config, recorded) == recorded
+
+
+@pytest.mark.parametrize("target", ["a run", "a run/config.json"])
+def test_a_run_is_repeated_with_changes(trained: list[Config], recorded: Config, target: str) -> None:
+    result = jaxgpt("train", target, "--out", "new", "--train.steps", "9", "--model.no-bias")
+    assert result.code == 0, result.err
+    [config] = trained
+    expected = replace(recorded, train=TrainConfig(steps=9, prompt="once")).with_model(bias=False)
+    assert with_vocab_size_of(config, recorded) == expected
+
+
+def test_a_repeated_run_begins_with_random_weights_and_a_new_vocabulary(
+    trained: list[Config], recorded: Config
+) -> None:
+    result = jaxgpt("train", "a run", "--out", "new")
+    assert "using the settings of a run, starting from random weights" in result.err
     assert trained[0].model.vocab_size == 0, "other data may have another vocabulary"
-    assert "using the settings of a run, starting from random weights" in jaxgpt("train", "a run", "--out", "new").err
-    assert jaxgpt("train", "a run", "--out", "new", "--data.path", "other.txt").code == 0
-    assert trained[-1].train.prompt == "once", "only the prompt of a preset belongs to its text"
+
+
+def test_a_repeated_run_on_other_data_keeps_its_prompt(trained: list[Config], recorded: Config) -> None:
+    result = jaxgpt("train", "a run", "--out", "new", "--data.path", "other.txt")
+    assert result.code == 0, result.err
+    assert trained[0].train.prompt == "once", "only the prompt of a preset belongs to its text"
+
+
+def test_a_run_without_a_checkpoint_is_resumed(trained: list[Config], recorded: Config) -> None:
     shutil.rmtree("a run/checkpoints/0")
-    assert jaxgpt("train", "a run", "--resume", "--train.steps", "9").code == 0
-    assert trained[-1] == replace(old, train=TrainConfig(steps=9, prompt="once"))
+    result = jaxgpt("train", "a run", "--resume", "--train.steps", "9")
+    assert result.code == 0, result.err
+    assert trained == [replace(recorded, train=TrainConfig(steps=9, prompt="once"))]
 
 
-def test_a_file_of_settings_starts_a_run_and_resumes_it(trained: list[Config]) -> None:
+RESUME_FROM_FILE = ["train", "my.json", "--out", "new", "--resume", "--train.steps", "9"]
+
+
+@pytest.fixture
+def file_of_settings() -> Config:
+    """Write my.json with the settings of a run, and return the config of the run."""
     run = run_folder(Path("a run"), SMALL)
     shutil.copy(run / "config.json", "my.json")
-    run_config = Run(run).config()
-    args = ["train", "my.json", "--out", "new", "--resume", "--train.steps", "9"]
-    assert "no run at new yet" in jaxgpt(*args).err
-    started = Run(run_folder(Path("new"), SMALL))
-    write_settings(started, trained[-1].with_model(vocab_size=Run(run).config().model.vocab_size), started.tokenizer())
+    return Run(run).config()
+
+
+def start_from_file(trained: list[Config], settings: Config) -> None:
+    """Start the run "new" from my.json, and write it without a checkpoint, as if it had just begun."""
+    result = jaxgpt(*RESUME_FROM_FILE)
+    assert "no run at new yet" in result.err
+    new = Run(run_folder(Path("new"), SMALL))
+    write_settings(new, with_vocab_size_of(trained[-1], settings), new.tokenizer())
     shutil.rmtree("new/checkpoints/0")
-    done = jaxgpt(*args)
-    assert (done.code, "differs" in done.err) == (0, False)
+
+
+def test_a_file_of_settings_starts_a_run_and_resumes_it(trained: list[Config], file_of_settings: Config) -> None:
+    start_from_file(trained, file_of_settings)
+    result = jaxgpt(*RESUME_FROM_FILE)
+    assert result.code == 0, result.err
+    assert "differs" not in result.err
     assert trained[-1].train.steps == 9
-    changed = replace(run_config, optim=replace(run_config.optim, learning_rate=0.5))
-    Path("my.json").write_text(to_json(changed))
-    assert "new keeps its settings, and ignores these settings of my.json: optim.learning_rate" in jaxgpt(*args).err
+
+
+def test_a_resumed_run_ignores_changes_of_the_file(trained: list[Config], file_of_settings: Config) -> None:
+    start_from_file(trained, file_of_settings)
+    optim = replace(file_of_settings.optim, learning_rate=0.5)
+    Path("my.json").write_text(to_json(replace(file_of_settings, optim=optim)))
+    result = jaxgpt(*RESUME_FROM_FILE)
+    assert "new keeps its settings, and ignores these settings of my.json: optim.learning_rate" in result.err
+
+
+def test_adapters_in_a_file_of_settings_need_weights(trained: list[Config]) -> None:
     Path("my.json").write_text('{"lora": {"rank": 2}}')
-    done = jaxgpt("train", "my.json", "--out", "other")
-    assert (done.code, len(trained)) == (2, 3)
-    assert "--lora.rank needs the weights of a run: add --init-from RUN" in done.err
+    result = jaxgpt("train", "my.json", "--out", "other")
+    assert result.code == 2
+    assert "--lora.rank needs the weights of a run: add --init-from RUN" in result.err
+    assert not trained
 
 
 def test_a_run_that_started_from_another_is_repeated_from_it(trained: list[Config]) -> None:
     run_folder(Path("base"), SMALL)
     Path("text.txt").write_text(TEXT)
-    args = ["finetune", "--init-from", "base", "--data.path", "text.txt", "--data.window", "8"]
-    assert jaxgpt("train", *args).code == 0
-    run = Run(run_folder(Path("tuned"), SMALL))
-    write_settings(run, trained[-1], run.tokenizer())
-    result = jaxgpt("train", "tuned", "--out", "again")
-    assert f"from the weights of {Path.cwd()}/base/checkpoints/0" in result.err
-    assert trained[-1] == trained[0]
-    assert trained[-1].init_from == f"{Path.cwd()}/base/checkpoints/0"
-    result = jaxgpt("train", "tuned", "--out", "again", "--model.n-layer", "3")
-    assert (result.code, len(trained)) == (2, 2)
+    first = jaxgpt("train", "finetune", "--init-from", "base", "--data.path", "text.txt", "--data.window", "8")
+    assert first.code == 0, first.err
+    tuned = Run(run_folder(Path("tuned"), SMALL))
+    write_settings(tuned, trained[0], tuned.tokenizer())
+
+    again = jaxgpt("train", "tuned", "--out", "again")
+    checkpoint = f"{Path.cwd()}/base/checkpoints/0"
+    assert f"from the weights of {checkpoint}" in again.err
+    assert trained[1] == trained[0]
+    assert trained[1].init_from == checkpoint
+
+    other_shape = jaxgpt("train", "tuned", "--out", "again", "--model.n-layer", "3")
+    assert other_shape.code == 2
+    assert len(trained) == 2
 
 
 def test_the_preset_name_in_a_file_is_not_a_path() -> None:
@@ -96,24 +169,57 @@ def test_the_preset_name_in_a_file_is_not_a_path() -> None:
     assert named_config("config.json") == replace(from_json("{}"), preset="custom")
 
 
-@pytest.mark.parametrize("kind", ["char", "word", "byte", "ids"])
-@pytest.mark.parametrize("prompt", ["\n", "", "to be", "ZZZ", "-x", "--out", "a\nb 'c' \"d\" $e `f` \\g", "be " * 30])
-def test_the_printed_prompt_is_quoted_for_the_shell(kind: str, prompt: str) -> None:
-    text = "12 7 7 12\n3 12\n" if kind == "ids" else "to be or not to be\nthat is the question -\n"
+def prompt_ids(kind: str, prompt: str) -> tuple[Tokenizer, list[int]]:
+    """Return a tokenizer, and the ids of `train.prompt` that a run with it samples from."""
+    text = NUMBERS if kind == "ids" else LINES
     tokenizer = make_tokenizer(kind, text, 0, 20)
-    tokens = Tokens([np.asarray(tokenizer.encode(text))])
-    model = ModelConfig(vocab_size=tokenizer.vocab_size, block_size=16)
-    try:
-        ids = first_prompt(Config(model=model, train=TrainConfig(prompt=prompt)), tokenizer, tokens)
-    except UserError:
-        assert not set(prompt.split()) <= set(text.split())  # words outside the vocabulary
-        return
-    assert len(ids) <= 16
+    validation = Tokens([np.asarray(tokenizer.encode(text))])
+    model = ModelConfig(vocab_size=tokenizer.vocab_size, block_size=CONTEXT)
+    config = Config(model=model, train=TrainConfig(prompt=prompt))
+    return tokenizer, first_prompt(config, tokenizer, validation)
+
+
+# The default prompt is "\n": the first words of a line of the validation data.
+@pytest.mark.parametrize(
+    ("kind", "prompt", "expected"),
+    [
+        ("char", "\n", "that is "),
+        ("byte", "\n", "that is "),
+        ("word", "\n", "to be or not"),
+        ("ids", "\n", "12 7 7 12"),
+        *[(kind, "", "") for kind in ("char", "byte", "word", "ids")],
+        *[(kind, "to be", "to be") for kind in ("char", "byte", "word")],
+        *[(kind, "--out", "--out") for kind in ("char", "byte")],
+        ("byte", "ZZZ", "ZZZ"),
+        ("byte", "-x", "-x"),
+        # A prompt that exceeds the context is truncated to half its length.
+        ("char", "be " * 30, "be be be"),
+        ("byte", "be " * 30, "be be be"),
+        ("word", "be " * 30, " ".join(["be"] * 8)),
+        ("byte", "a\nb 'c' \"d\" $e `f` \\g", "a\nb 'c' "),
+    ],
+)
+def test_the_printed_prompt_is_quoted_for_the_shell(kind: str, prompt: str, expected: str) -> None:
+    tokenizer, ids = prompt_ids(kind, prompt)
+    assert len(ids) <= CONTEXT
     chosen = tokenizer.decode(ids)
+    assert chosen == expected
     assert tokenizer.encode(chosen).tolist() == ids
-    words = shlex.split(sample_command(Path("my run"), chosen))
-    read = parsed("sample", *words[2:])
-    assert (read["run"], read.get("prompt", ("",))) == ("my run", (chosen,))
-    expected = {"to be": "to be", "\n": "that is " if kind in ("char", "byte") else "to be or not"}
-    if prompt in expected and kind != "ids":
-        assert chosen == expected[prompt]
+
+    _, _, *words = shlex.split(sample_command(Path("my run"), chosen))
+    arguments = parsed("sample", *words)
+    assert arguments["run"] == "my run"
+    assert arguments.get("prompt", ("",)) == (chosen,)
+
+
+@pytest.mark.parametrize(
+    ("kind", "prompt"),
+    [
+        *[(kind, prompt) for kind in ("char", "word", "ids") for prompt in ("ZZZ", "-x", "a 'c'")],
+        *[(kind, "--out") for kind in ("word", "ids")],
+        *[("ids", prompt) for prompt in ("to be", "be " * 30)],
+    ],
+)
+def test_a_prompt_outside_the_vocabulary_raises(kind: str, prompt: str) -> None:
+    with pytest.raises(UserError, match="is not"):
+        prompt_ids(kind, prompt)
