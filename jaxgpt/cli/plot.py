@@ -92,16 +92,16 @@ def table(
 ) -> str:
     """Format a table of runs, the lowest validation loss first. `bytes_per_token` 0: unknown.
 
-    The lowest loss is taken over the evaluations on the most windows of a run. A column with their number is added if it
+    The lowest loss is taken over the comparable evaluations of a run. A column with their number of windows is added if it
     differs between runs, because such losses are not comparable.
     """
-    from jaxgpt.study.plot import full_evaluations
+    from jaxgpt.trainer.metrics import comparable_evaluations
 
     first = next(iter(settings.values()))
     differ = [key for key in first if any(each[key] != first[key] for each in settings.values())]
     shown = differ[:SHOWN]
     bests = {
-        name: min(full_evaluations(lines), key=lambda line: line["val_loss"], default=None)
+        name: min(comparable_evaluations(lines), key=lambda line: line["val_loss"], default=None)
         for name, lines in metrics.items()
     }
     windows = {best.get("val_windows", 0) for best in bests.values() if best}

@@ -65,8 +65,7 @@ class TrainReport(Report):
         set_advice(lambda: f"{kept_checkpoint_message(run.checkpoints)}; resume with: {self.resume_command}")
         self.console.write(aligned(self._introduction(config)))
         if is_leader():
-            if not self._baselines() and (found := baselines(data)):
-                write_json(run.path / "baselines.json", found)
+            self._update_baselines()
             self._stack.callback(self._draw)  # at the end of the run, even after a stop or failure
 
     def stage(self, name: str, done: int = 0, total: int = 0) -> None:
@@ -147,6 +146,20 @@ class TrainReport(Report):
             "run": f"{path} (loss.png, metrics.jsonl, checkpoints)",
             "next": shlex.join(["jaxgpt", "chat", str(path)]) if chats else sample_command(path, prompt),
         }
+
+    def _update_baselines(self) -> None:
+        """Write baselines.json, unless it is of the same data; a resumed run may change its mixture."""
+        with suppress(UserError):
+            recorded = read_baselines(self.run.path)
+            if recorded["losses"] and recorded.get("data") == self.data.fingerprint:
+                return
+
+        path = self.run.path / "baselines.json"
+        found = baselines(self.data)
+        if found:
+            write_json(path, found)
+        else:
+            path.unlink(missing_ok=True)
 
     def _baselines(self) -> dict[str, float]:
         """Return the baselines of the run; {} if baselines.json is missing or damaged."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from jaxgpt import __version__
 from jaxgpt.checkpoint.run import Run, parse_checkpoint
+from jaxgpt.checkpoint.store import Info
 from jaxgpt.config import Config, flat
 from jaxgpt.errors import UserError
 from jaxgpt.files import read_bytes
@@ -44,11 +45,14 @@ jaxgpt import {name} runs/{name} --init-from runs/base
 """
 
 
-def model_card(run: Path, name: str, config: Config, command: str, base: str = "", adapter: bool = False) -> str:
+def model_card(
+    run: Path, info: Info, name: str, config: Config, command: str, base: str = "", adapter: bool = False
+) -> str:
     """Return the model card of an exported model or adapter, followed by the card that the run was imported with.
 
     Args:
         run: the run.
+        info: content of the checkpoint.json of the exported checkpoint.
         name: name of the exported directory.
         config: settings of the run.
         command: command that exported it.
@@ -60,8 +64,8 @@ def model_card(run: Path, name: str, config: Config, command: str, base: str = "
         _front_matter(original, base, adapter),
         f"# {name}\n",
         _model(config, adapter),
-        _training(run, config, base),
-        _results(run),
+        _training(run, info, config, base),
+        _results(run, info.step),
         "## How to load it\n",
         (LOAD_ADAPTER if adapter else LOAD_MODEL).format(name=name),
         f"## How it was made\n\nExported by jaxgpt {__version__}:\n\n```sh\n{command}\n```\n",
@@ -113,30 +117,31 @@ def _model(config: Config, adapter: bool) -> str:
     )
 
 
-def _training(run: Path, config: Config, base: str) -> str:
-    lines = _metrics(run)
-    if not lines:
+def _training(run: Path, info: Info, config: Config, base: str) -> str:
+    if not _metrics(run):
         return "The weights were imported. The run has no record of their training.\n"
-    tokens = max(line.get("tokens", 0) for line in lines)
-    steps = max(line["step"] for line in lines)
     source = Path(config.data.path).name or ("a mixture" if config.data.mix else config.data.dataset)
-    parts = [f"Trained on `{source}`: {tokens:,} tokens in {steps:,} steps."]
+    parts = [f"Trained on `{source}`: {info.tokens:,} tokens in {info.step:,} steps."]
     if config.init_from:
         start = base or parse_checkpoint(config.init_from)[0].name
         parts.append(f"Training started from `{start}`.")
     return "## Training data\n\n" + " ".join(parts) + "\n"
 
 
-def _results(run: Path) -> str:
-    evaluated = [line for line in _metrics(run) if "val_loss" in line]
+def _results(run: Path, step: int) -> str:
+    """Return the loss of the exported checkpoint and the baselines of the same data, or "" without an evaluation."""
+    evaluated = [line for line in _metrics(run) if "val_loss" in line and line["step"] == step]
     if not evaluated:
         return ""
-    best = min(evaluated, key=lambda line: line["val_loss"])
-    error = f" +- {best['val_stderr']:.4f}" if "val_stderr" in best else ""
+    found = evaluated[-1]
+    error = f" +- {found['val_stderr']:.4f}" if "val_stderr" in found else ""
     rows = ["## Results\n", "| model | loss, nats per token |", "|---|---|"]
-    rows.append(f"| this model, step {best['step']:,} | {best['val_loss']:.4f}{error} |")
+    rows.append(f"| this model, step {step:,} | {found['val_loss']:.4f}{error} |")
     with suppress(UserError):
-        rows += [f"| {name} baseline | {loss:.4f} |" for name, loss in read_baselines(run)["losses"].items()]
+        known = read_baselines(run)
+        data = found.get("val_data")
+        if known.get("data", data) == data:
+            rows += [f"| {name} baseline | {loss:.4f} |" for name, loss in known["losses"].items()]
     rows.append("\nThe loss is on held-out text; +- is the standard error over its windows.\n")
     return "\n".join(rows)
 

@@ -8,7 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxgpt.checkpoint.run import Run, check_new_run, complete_run
+from jaxgpt.checkpoint.run import check_new_run, complete_run
+from jaxgpt.checkpoint.store import Info
 from jaxgpt.checkpoint.stream import stream_params
 from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig
 from jaxgpt.convert import gemma, gguf, gguf_tokenizer, gpt2, llama, neox
@@ -42,7 +43,7 @@ from jaxgpt.data.tokenizer_files import (
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.files import read_json, write_atomically, write_json
 from jaxgpt.hub import download
-from jaxgpt.lm import load
+from jaxgpt.lm.source import Place, Source, read_source
 from jaxgpt.model.params import abstract_params
 
 OF_LLAMA = (llama.LLAMA, llama.MISTRAL, llama.QWEN2, llama.QWEN3)
@@ -137,17 +138,16 @@ def export_model(
     if dtype not in DTYPES:
         raise UserError(f"dtype {short_repr(dtype)} is not supported: use one of {', '.join(DTYPES)}")
     with new_directory(target) as directory:
-        lm = load(run, checkpoint)
-        config = lm.config
-        params = lm.params
-        tokenizer = lm.tokenizer
+        source, (info, params) = read_source(run, checkpoint, _read)
+        config = source.config
+        tokenizer = source.run.tokenizer()
         family, model = exported_form(config.model)
         tokenizer.special = exported_special_tokens(tokenizer, config)
         ids = {name: tokenizer.special.generation.get(name) for name in IDS}
         write_json(directory / "config.json", family.config_to_hf(model) | {"dtype": dtype} | ids)
         save_tokenizer(directory, tokenizer)
         command = f"jaxgpt export {Path(run).name} {target.name} --checkpoint {checkpoint} --dtype {dtype}"
-        card = model_card(Path(run), target.name, Run(Path(run)).config(), command)
+        card = model_card(Path(run), info, target.name, config, command)
         (directory / CARD).write_text(card)
         save_weights(directory, params, model, family.form, dtype, shard_bytes)
 
@@ -156,7 +156,7 @@ def export_model(
         expected = before
         if dtype != "float32":
             expected = probe_logits(model, rounded_weights(params, model, family.form, dtype))
-        del lm, params
+        del params
         after = probe_logits(*read_model(directory)[:2])
         check_change(expected, after)
     change = largest_change(before, after)
@@ -282,6 +282,11 @@ def _gguf_tokenizer(weights: gguf.GgufWeights, named: str, model: ModelConfig) -
     own = dict(tokenizer.special.tokenizer)
     tokenizer.special = SpecialTokens(special.generation, dict(special.tokenizer) | own)
     return tokenizer
+
+
+def _read(source: Source) -> tuple[Info, Any]:
+    """Read the checkpoint.json and the weights of a checkpoint."""
+    return source.info, source.read(Place())
 
 
 def exported_special_tokens(tokenizer: Tokenizer, config: Config) -> SpecialTokens:

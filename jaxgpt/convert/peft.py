@@ -134,12 +134,13 @@ def export_adapter(run: str | Path, target: Path, checkpoint: str = "best", base
     directory of the base in transformers, recorded for PEFT; empty: the path of the base's checkpoint, `init_from`.
     """
     with new_directory(target) as directory:
-        config, params, adapters = load_adapters(run, checkpoint)
+        info = open_source(run, checkpoint).info
+        config, params, adapters = load_adapters(run, str(info.step))
         model = config.model
         write_adapter(directory, config, adapters, base)
         flag = f"--base {base}" if base else "--adapter"
         command = f"jaxgpt export {Path(run).name} {target.name} --checkpoint {checkpoint} {flag}"
-        (directory / CARD).write_text(model_card(Path(run), target.name, config, command, base, adapter=True))
+        (directory / CARD).write_text(model_card(Path(run), info, target.name, config, command, base, adapter=True))
         lora, back = read_adapter(directory, model)
         before = probe_logits(model, merge(params, adapters, config.lora.alpha))
         change = check_change(before, probe_logits(model, merge(params, back, lora.alpha)))

@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import Mesh, SingleDeviceSharding
 
 from jaxgpt.checkpoint.run import Run, open_run, parse_checkpoint
-from jaxgpt.checkpoint.store import SEAL, checkpoints, read_info, read_params, resolve_weights
+from jaxgpt.checkpoint.store import SEAL, Info, checkpoints, read_info, read_params, resolve_weights
 from jaxgpt.config import Config, LoraConfig, ModelConfig
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.model import GPT
@@ -79,9 +79,14 @@ class Source(NamedTuple):
     base: Source | None
 
     @property
+    def info(self) -> Info:
+        """Content of the checkpoint.json."""
+        return read_info(self.run.checkpoints / str(self.step))
+
+    @property
     def digest(self) -> str:
         """SHA-256 of the digests of the files of this checkpoint and its base, to compare processes."""
-        digest = hashlib.sha256(read_info(self.run.checkpoints / str(self.step)).sha256[SEAL].encode())
+        digest = hashlib.sha256(self.info.sha256[SEAL].encode())
         if self.base:
             digest.update(self.base.digest.encode())
         return digest.hexdigest()

@@ -30,14 +30,14 @@ DECODED = 1 << 18  # tokens to decode at a time
 def baselines(data: Data) -> dict[str, Any] | None:
     """Compute the baselines of a run's loss in a few seconds, on at most `QUICK` tokens of each split.
 
-    Returns the result of `fit_ngrams` with `bytes_per_token`; None for conversations, too little data or a vocabulary
-    above `MAX_BASE`.
+    Returns the result of `fit_ngrams` with `bytes_per_token` and `data`, the fingerprint of the data; None for conversations,
+    too little data or a vocabulary above `MAX_BASE`.
     """
     size = data.tokenizer.vocab_size
     if any(part.is_conversations for part in data.parts or (data,)) or size > MAX_BASE:
         return None
     found = fit_ngrams(data.train, data.val, size, QUICK, QUICK)
-    return found and found | {"bytes_per_token": bytes_per_token(data, QUICK)}
+    return found and found | {"bytes_per_token": bytes_per_token(data, QUICK), "data": data.fingerprint}
 
 
 def read_baselines(run: Path) -> dict[str, Any]:

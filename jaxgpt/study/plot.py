@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike
 from jaxgpt.errors import UserError, did_you_mean
 from jaxgpt.files import write_atomically
 from jaxgpt.study.inspection import DOT, visible
+from jaxgpt.trainer.metrics import comparable_evaluations
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -141,7 +142,7 @@ def losses(
 ) -> Figure:
     """Draw the training and validation losses of runs against steps, tokens and time.
 
-    Evaluations on the most windows of a run are not connected with evaluations on fewer windows (`train.eval_windows`).
+    Comparable evaluations of a run are not connected with those on fewer windows (`train.eval_windows`) or earlier data.
 
     Args:
         runs: dict of the lines of metrics.jsonl (`jaxgpt.trainer.metrics.read_metrics`), keyed by run name.
@@ -193,7 +194,7 @@ def losses(
         names += ["training (single batch)", "validation"]
         handles += [Line2D([], [], color=GRAY, **look) for look in (TRAINING, VALIDATION)]
     if any(curve.partial.size and curve.full.size for curve in curves.values()):
-        names.append("validation, most windows")
+        names.append("validation, comparable")
         handles.append(Line2D([], [], color=GRAY, **FULL))
     for number, change in enumerate(changes, 1):
         names.append(drawable(f"{number}: step {change.step:,}, {change.text}"))
@@ -207,8 +208,8 @@ class Curves(NamedTuple):
 
     Attributes:
         training: training losses.
-        partial: validation losses on fewer windows than `full`.
-        full: validation losses on the largest number of windows in the run: only these are comparable with each other.
+        partial: validation losses on fewer windows than `full`, or on earlier validation data.
+        full: validation losses that are comparable with each other (`comparable_evaluations`).
     """
 
     training: np.ndarray
@@ -218,7 +219,7 @@ class Curves(NamedTuple):
     @staticmethod
     def of(lines: Sequence[Mapping[str, Any]]) -> Curves:
         """Read the losses from the lines of metrics.jsonl."""
-        full = full_evaluations(lines)
+        full = comparable_evaluations(lines)
         steps = {line["step"] for line in full}
         partial = [line for line in lines if line["step"] not in steps]
         return Curves(_column(lines, "loss"), _column(partial, "val_loss"), _column(full, "val_loss"))
@@ -230,16 +231,6 @@ class Change(NamedTuple):
     run: str
     step: int
     text: str
-
-
-def full_evaluations(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the lines with a validation loss on the largest number of windows in the run.
-
-    With `train.eval_windows`, evaluations before the last use fewer windows, so their losses differ for this reason alone.
-    """
-    evaluated = [line for line in lines if isinstance(line.get("val_loss"), (int, float))]
-    most = max((line.get("val_windows", 0) for line in evaluated), default=0)
-    return [line for line in evaluated if line.get("val_windows", 0) == most]
 
 
 def _draw_run(axes: Axes, curve: Curves, place: Callable[[Any], Any], look: Mapping[str, Any], labeled: bool) -> None:

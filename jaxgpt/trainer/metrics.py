@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from jaxgpt.parallel.processes import is_leader
 
 # The names that the training loop adds to the metrics of a step; the sums of an objective must have other names.
 HOST_METRICS = """
-    step lr tokens elapsed_seconds tokens_per_second mfu val_loss val_stderr val_windows val_seconds changed seconds_left
+    step lr tokens elapsed_seconds tokens_per_second mfu val_loss val_stderr val_windows val_seconds
+    val_data changed seconds_left
 """.split()
 
 
@@ -34,6 +35,10 @@ class MetricsFile:
         if last is not None and path.is_file():
             # The checkpoint of step s precedes update s: keep the val_loss of step s, but drop the loss of step s.
             kept = [line for line in read_metrics(path) if (line["step"], "loss" in line) < (last.step, True)]
+            # Version 0.1.0 recorded no `val_data`; the data of its runs did not change.
+            for line in kept:
+                if "val_loss" in line and "data" in last.about:
+                    line.setdefault("val_data", last.about["data"])
             write_atomically(path, "".join(json.dumps(line) + "\n" for line in kept))
             self.elapsed_seconds = max((line.get("elapsed_seconds", 0.0) for line in kept), default=0.0)
         self._file = path.open("a" if last else "w")
@@ -64,3 +69,16 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
             numbers = (value.get(name, 0) for name in ("loss", "val_loss", "tokens", "elapsed_seconds"))
             if all(type(number) in (int, float) for number in numbers) and isinstance(value.get("changed", {}), dict):
                 yield value
+
+
+def comparable_evaluations(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the lines with a validation loss that are comparable with each other.
+
+    These are the evaluations on the validation data of the last one, because a resumed run may change its mixture, and on the
+    largest number of windows: with `train.eval_windows`, evaluations before the last use fewer windows.
+    """
+    evaluated = [line for line in lines if isinstance(line.get("val_loss"), (int, float))]
+    data = evaluated[-1].get("val_data") if evaluated else None
+    same = [line for line in evaluated if line.get("val_data") == data]
+    most = max((line.get("val_windows", 0) for line in same), default=0)
+    return [line for line in same if line.get("val_windows", 0) == most]

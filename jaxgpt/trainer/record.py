@@ -114,7 +114,7 @@ class Record:
         metrics = {name: value for result in results for name, value in result.metrics.items()}
         if not math.isfinite(metrics.get("val_loss", 0.0)):
             raise Diverged(f"validation loss is {metrics['val_loss']} at step {self.done}")
-        self.file.write(step=self.done, **metrics)
+        self.file.write(step=self.done, **metrics, val_data=self.about["data"])
         for result in results:
             self.report.evaluated(self.done, result)
         self.evaluated = self.done

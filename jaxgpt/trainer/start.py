@@ -175,7 +175,11 @@ def _check_out(start: Start) -> None:
 
 
 def open_weights(start: Start) -> Weights:
-    """Open the initial weights (`init_from`) or the base of adapters without reading them, and read their tokenizer."""
+    """Open the initial weights (`init_from`) or the base of adapters without reading them, and read their tokenizer.
+
+    Raises:
+        UserError: if the weights are missing or damaged, or the frozen arrays are in conflict with adapters.
+    """
     config = start.config
     run = start.run
     tokenizer = run.tokenizer() if run else None
@@ -184,6 +188,11 @@ def open_weights(start: Start) -> Weights:
     origin = Run(parse_checkpoint(config.state_from)[0]) if config.state_from and is_first else None
     state = Path(config.state_from) if origin else None
     if origin:
+        if not Path(config.state_from).is_dir():
+            raise UserError(
+                f"the checkpoint to start from, {config.state_from}, has been deleted: restore it, or start from a "
+                f"different one with --init-from RUN --keep-optimizer --overwrite"
+            )
         tokenizer = tokenizer or with_bos(origin.tokenizer(), config.data.bos)
 
     if config.lora.rank:

@@ -23,6 +23,7 @@ from jaxgpt.data.tokenizer import SubwordTokenizer
 from jaxgpt.data.tokenizer_files import load_tokenizer, make_tokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.presets import preset
+from jaxgpt.trainer.metrics import read_metrics
 
 NEOX = replace(SMALL, positions="rope", rope_fraction=0.5, parallel_residual=True)
 GEMMA = replace(
@@ -319,6 +320,21 @@ def test_a_card_keeps_the_card_and_license_of_an_imported_model(tmp_path):
     assert "- old" not in card
     assert "no record of their training" in text
     assert text.endswith("## Card of the original model\n\n# Their model\n\nThe license text.\n")
+
+
+def test_a_card_states_the_loss_and_tokens_of_the_exported_checkpoint():
+    Path("text.txt").write_text(TEXT * 40)
+    small = ["--model.n-layer", "1", "--model.n-embd", "16", "--model.n-head", "2", "--model.block-size", "8"]
+    run = ["--train.steps", "6", "--train.eval-every", "2", "--train.batch-size", "4", "--train.sample-tokens", "0"]
+    done = command(
+        "train", "llama-tiny", "--data.path", "text.txt", *small, *run, "--train.keep-last", "3", "--out", "run"
+    )
+    assert done.code == 0, done.err
+    assert command("export", "run", "hf", "--checkpoint", "4").code == 0
+    card = Path("hf/README.md").read_text()
+    [found] = [line for line in read_metrics(Path("run/metrics.jsonl")) if line["step"] == 4 and "val_loss" in line]
+    assert f"| this model, step 4 | {found['val_loss']:.4f} +-" in card
+    assert f"{4 * 4 * 8:,} tokens in 4 steps." in card
 
 
 def test_a_card_describes_the_run_and_no_private_path(tmp_path):

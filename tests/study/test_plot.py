@@ -142,7 +142,7 @@ def test_evaluations_on_fewer_windows_are_a_separate_curve() -> None:
     assert curves["o"].get_xdata().tolist() == [250, 500]
     assert (curves["D"].get_xdata().tolist(), curves["D"].get_linestyle()) == ([750], "None")
     assert [text.get_text() for text in axes.texts] == ["1.450"]
-    assert figure.legends[0].get_texts()[-1].get_text() == "validation, most windows"
+    assert figure.legends[0].get_texts()[-1].get_text() == "validation, comparable"
 
 
 @pytest.mark.parametrize(

@@ -192,6 +192,26 @@ def test_a_damaged_checkpoint_is_an_error() -> None:
         train(Start(config, "second"), Silent())
 
 
+def test_a_deleted_first_checkpoint_is_named_if_the_second_phase_was_killed_before_its_own() -> None:
+    """The first run may go on, and prune the checkpoint that the second phase starts from."""
+    first(small_run())
+    config = second(**{"train.steps": 3})
+    with pytest.raises(RuntimeError):
+        train(Start(config, "second", feed=killed), Silent())
+    assert not checkpoints(Path("second/checkpoints"))
+    shutil.rmtree(config.state_from)
+    message = (
+        "^the checkpoint to start from, .*/first/checkpoints/8, has been deleted: restore it, or start from a different"
+    )
+    with pytest.raises(UserError, match=message):
+        train(Start(config, run=Run(Path("second"))), Silent())
+
+
+def killed(*args: Any) -> Any:
+    """A feed that ends the run before its first step."""
+    raise RuntimeError("killed")
+
+
 def test_the_restored_arrays_are_used_without_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only steps and counts of schedules are new arrays, so weights and moments need no second copy in memory."""
     first(replace(small_run(steps=2), optim=OptimConfig(name="adamw", warmup_steps=2)))

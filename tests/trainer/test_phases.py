@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -26,7 +27,8 @@ from jaxgpt.data.open import mixed
 from jaxgpt.data.packing import pack_documents
 from jaxgpt.errors import UserError
 from jaxgpt.mix import integer_weights, same_shares
-from jaxgpt.trainer.metrics import read_metrics
+from jaxgpt.report.baselines import read_baselines
+from jaxgpt.trainer.metrics import comparable_evaluations, read_metrics
 from jaxgpt.trainer.phases import changed_sources, continued
 from jaxgpt.trainer.start import Start, completed
 from jaxgpt.trainer.train import Outcome, train
@@ -341,6 +343,50 @@ def test_losses_on_different_validation_data_are_not_compared() -> None:
     assert infos[12].about["best"] == [infos[12].val_loss, 12]
     assert resolve_step(Path("legs/checkpoints"), "best") == 12
     assert 4 in infos, "the best of the earlier validation data is kept"
+
+
+def test_a_changed_mixture_has_its_own_best_loss_and_baselines() -> None:
+    """A plot and the n-gram models must not compare losses with those on earlier validation data."""
+    small = ["--model.n-layer", "1", "--model.n-embd", "16", "--model.n-head", "2", "--model.block-size", "8"]
+    small += [
+        "--data.tokenizer",
+        "byte",
+        "--train.eval-every",
+        "2",
+        "--train.batch-size",
+        "4",
+        "--train.sample-tokens",
+        "0",
+    ]
+    Path("easy.txt").write_text("a" * 3000)
+    Path("hard.txt").write_text("".join(chr(33 + i * i * 7919 % 90) for i in range(1000)))
+    assert jaxgpt("train", "--data.mix", "easy.txt=1", *small, "--train.steps", "4", "--out", "run").code == 0
+    easy = read_baselines(Path("run"))["losses"]
+    assert jaxgpt("train", "run", "--resume", "--data.mix", "hard.txt=1", "--train.steps", "8").code == 0
+    assert jaxgpt("train", "--data.mix", "hard.txt=1", *small, "--train.steps", "2", "--out", "straight").code == 0
+
+    hard = read_baselines(Path("run"))["losses"]
+    assert hard == read_baselines(Path("straight"))["losses"] != easy
+    lines = list(read_metrics(Path("run/metrics.jsonl")))
+    losses = {line["step"]: line["val_loss"] for line in lines if "val_loss" in line}
+    assert min(losses, key=losses.__getitem__) == 4, "the easy text has the lowest loss"
+    assert [line["step"] for line in comparable_evaluations(lines)] == [6, 8]
+    assert f"{min(losses[6], losses[8]):.4f}" in jaxgpt("plot", "run").out
+
+
+def test_evaluations_of_version_0_1_0_are_comparable_until_the_mixture_changes() -> None:
+    """Version 0.1.0 did not record the validation data of an evaluation."""
+    leg("a.txt=1 b.txt=1", 5)
+    file = Path("legs/metrics.jsonl")
+    lines = [{name: value for name, value in line.items() if name != "val_data"} for line in read_metrics(file)]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    shutil.copytree("legs", "other")
+    leg("a.txt=1 b.txt=3", None)
+    assert [line["step"] for line in comparable_evaluations(list(read_metrics(file)))] == [4, 8, 12]
+    shutil.rmtree("legs")
+    Path("other").rename("legs")
+    leg("a.txt=1 c.txt=3", None)
+    assert [line["step"] for line in comparable_evaluations(list(read_metrics(file)))] == [8, 12]
 
 
 def test_a_path_becomes_a_mixture_and_keeps_its_position() -> None:
