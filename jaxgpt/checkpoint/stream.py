@@ -38,7 +38,7 @@ def stream_params(
     """
     from orbax.checkpoint import v1 as ocp
 
-    path = (directory / f"0{PARTIAL}").absolute()
+    path = directory.resolve() / f"0{PARTIAL}"  # TensorStore rejects `..` in paths
     placeholders = jax.tree.map(lambda leaf: np.zeros((1,) * len(leaf.shape), leaf.dtype), like)
     with failed_writes():
         ocp.save_checkpointables(path, {"params": placeholders})

@@ -40,39 +40,40 @@ def export(
         type: type of the matrices of a .gguf file: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0; empty: f32
         base: name or directory of the base model to record (implies --adapter); empty: the path of the base's checkpoint
     """
+    from jaxgpt.convert.files import is_gguf
     from jaxgpt.convert.gguf_export import export_gguf
     from jaxgpt.convert.models import export_model
     from jaxgpt.convert.peft import export_adapter
 
     is_adapter = adapter or bool(base)
-    is_gguf = directory.endswith(".gguf")
-    _check_options(directory, is_adapter, is_gguf, dtype, type)
+    to_gguf = is_gguf(Path(directory))
+    _check_options(directory, is_adapter, to_gguf, dtype, type)
     with progress("exporting"):
         if is_adapter:
             done = export_adapter(run, Path(directory), checkpoint, base)
-        elif is_gguf:
+        elif to_gguf:
             done = export_gguf(run, Path(directory), type or "f32", checkpoint)
         else:
             done = export_model(run, Path(directory), checkpoint, dtype)
     facts = {
         "model": f"{run}, {done.family}, {done.parameters:,} parameters",
-        "file" if is_gguf else "directory": directory,
+        "file" if to_gguf else "directory": directory,
         "supported by": _supported(done.engines),
         "largest logit difference after reloading": f"{done.max_logit_change:.1e}",
     }
     return print_result(json, {"run": run, "directory": directory} | done._asdict(), facts)
 
 
-def _check_options(directory: str, is_adapter: bool, is_gguf: bool, dtype: str, type: str) -> None:
+def _check_options(directory: str, is_adapter: bool, to_gguf: bool, dtype: str, type: str) -> None:
     """Raise `UserError` for an option that does not apply."""
-    if is_adapter and is_gguf:
+    if is_adapter and to_gguf:
         raise UserError(
             f"cannot write an adapter to a GGUF file: {directory}; choose a directory, or omit --adapter and --base to "
             f"export the merged model"
         )
-    if type and not is_gguf:
+    if type and not to_gguf:
         raise UserError(f"--type {type} needs a GGUF file: choose a name that ends in .gguf, or omit --type")
-    if dtype != "float32" and is_gguf:
+    if dtype != "float32" and to_gguf:
         raise UserError(f"--dtype {dtype} needs a directory: choose the type of a GGUF file with --type")
     if dtype != "float32" and is_adapter:
         raise UserError(f"adapters are written in float32: omit --dtype {dtype}, or export the merged model")

@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from jaxgpt.errors import UserError, one_line, reported
-from jaxgpt.files import TEMPORARY, check_renames, sole_writer, write_json
+from jaxgpt.files import TEMPORARY, check_renames, read_json, sole_writer, write_json
 
 SINGLE = "model.safetensors"
 SECOND_COPY = "consolidated*"  # glob pattern of Mistral's own weight files, duplicates of the transformers files
@@ -185,6 +185,11 @@ def rounded(name: str, value: np.ndarray, dtype: str) -> np.ndarray:
     return converted
 
 
+def is_gguf(path: Path) -> bool:
+    """Return whether a path has the name of a GGUF file."""
+    return path.suffix.lower() == ".gguf"
+
+
 def check_new(target: Path) -> None:
     """Raise `UserError` if a path exists, unless it is an empty directory."""
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
@@ -198,7 +203,7 @@ def new_directory(target: Path) -> Iterator[Path]:
     A killed process leaves its draft next to `target`; the next process with this target deletes it. Raises `UserError`
     if `target` exists (except as an empty directory), cannot be written or replaced, or has the name of a GGUF file.
     """
-    if target.suffix == ".gguf":
+    if is_gguf(target):
         raise UserError(f"{target} has the name of a GGUF file: choose a different name for a directory")
     check_new(target)
     if target.exists() and (target.samefile(Path()) or target.is_mount()):
@@ -238,9 +243,14 @@ def _draft(target: Path, name: str) -> Iterator[Path]:
 
 
 def _find(path: Path) -> list[Path]:
-    """Return the safetensors files of a model: one file, or the shards in its directory."""
+    """Return the safetensors files of a model: one file, or the shards in its directory.
+
+    If there is an index, its files are the shards, as in transformers; other files in the directory are not read.
+    """
     files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
     files = [path / SINGLE] if path / SINGLE in files else files
+    if path / SINGLE not in files and (path / INDEX).is_file():
+        return _indexed(path)
     files = [file for file in files if not file.match(SECOND_COPY)] or files
     if broken := [file for file in files if not file.exists()]:
         raise UserError(f"{broken[0]} is a link to a missing file, {broken[0].readlink()}: download the model again")
@@ -252,6 +262,19 @@ def _find(path: Path) -> list[Path]:
             )
     if not files:
         raise UserError(f"{path} has no weights: expected {SINGLE} or other .safetensors files")
+    return files
+
+
+def _indexed(path: Path) -> list[Path]:
+    """Return the shards that the index of a directory lists."""
+    index = path / INDEX
+    shards = read_json(index).get("weight_map")
+    if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
+        raise UserError(f"{index}: expected an object weight_map of tensors and files: download it again")
+    files = [path / name for name in sorted(set(shards.values()))]
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        raise UserError(f"{path}: {missing[0]} is missing{_more(missing)}: {INDEX} lists it; download the model again")
     return files
 
 

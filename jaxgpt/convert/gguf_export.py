@@ -80,7 +80,6 @@ def write_gguf(
         stored: type of each tensor in the file, keyed by name.
     """
     import gguf
-    from gguf.quants import quantize
 
     writer = gguf.GGUFWriter(path, architecture)
     for name, value in metadata.items():
@@ -94,7 +93,7 @@ def write_gguf(
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     for tensor in tensors:
-        writer.write_tensor_data(quantize(tensor.read(), stored[tensor.name]))
+        writer.write_tensor_data(_quantized(tensor, stored[tensor.name]))
     writer.close()
     with path.open("rb") as file:
         os.fsync(file.fileno())
@@ -111,6 +110,23 @@ def _tensors(
     if divisors is not None:
         tensors.append(Tensor(ROPE_DIVISORS, divisors.shape, lambda: divisors))
     return tensors
+
+
+def _quantized(tensor: Tensor, kind: Any) -> np.ndarray:
+    """Return the bytes of a tensor in a type; raise `UserError` if an element is outside its range."""
+    from gguf.quants import dequantize, quantize
+
+    value = tensor.read()
+    with np.errstate(over="ignore", invalid="ignore"):
+        data: np.ndarray = quantize(value, kind)
+        is_finite = np.isfinite(dequantize(data, kind)).all()
+    if not is_finite:
+        largest = float(np.abs(value).max())
+        raise UserError(
+            f"tensor {tensor.name} has elements beyond the range of {kind.name.lower()}: {largest:.3g}; "
+            f"export with --type bf16"
+        )
+    return data
 
 
 def _check_type(kind: str) -> None:

@@ -16,7 +16,7 @@ from jaxgpt.convert import gemma, gguf, gguf_tokenizer, gpt2, llama, neox
 from jaxgpt.convert.card import CARD, model_card, read_card
 from jaxgpt.convert.engines import engines
 from jaxgpt.convert.family import Family, canonical
-from jaxgpt.convert.files import DTYPES, SECOND_COPY, SHARD_BYTES, Weights, new_directory
+from jaxgpt.convert.files import DTYPES, SECOND_COPY, SHARD_BYTES, Weights, is_gguf, new_directory
 from jaxgpt.convert.options import Options
 from jaxgpt.convert.tensors import (
     Format,
@@ -53,7 +53,7 @@ FAMILIES = {family.name: family for family in (gpt2.FAMILY, *OF_LLAMA, neox.FAMI
 WRAPPERS = {"gemma3": "gemma3_text", "mistral3": "mistral", "llava": "llama"}
 # Options of a multimodal config.json that do not concern its text model.
 OF_OTHER_MODELS = re.compile(
-    r"(vision|audio|image|video|boi|eoi|mm|multimodal|projector|spatial)_|processor_class$", re.ASCII
+    r"(vision|audio|image|video|boi|eoi|mm|multimodal|projector|spatial)_|processor_class$|ignore_index$", re.ASCII
 )
 
 PATTERNS = (
@@ -180,7 +180,7 @@ def read_model(source: Path) -> tuple[ModelConfig, Any, Format]:
 
 def open_model(source: Path, accept: Collection[str] = ()) -> tuple[str, ModelConfig, Format, Weights]:
     """Return the family name, model config, tensor layout and unread tensors of a directory or GGUF file."""
-    if source.is_file() and source.suffix == ".gguf":
+    if source.is_file() and is_gguf(source):
         return gguf.open_gguf(source, accept)
     if not source.is_dir():
         raise UserError(f"{source} is not a directory with config.json and safetensors, nor a .gguf file")
@@ -195,6 +195,7 @@ def open_model(source: Path, accept: Collection[str] = ()) -> tuple[str, ModelCo
         options.done()
         return "nanogpt", model, gpt2.NANOGPT, weights
     wrapped = kind in WRAPPERS
+    outer = values
     if wrapped:
         if not isinstance(values.get("text_config"), dict):
             raise UserError(
@@ -216,6 +217,8 @@ def open_model(source: Path, accept: Collection[str] = ()) -> tuple[str, ModelCo
         raise options.refuse("architectures", named, f"expected {family.architectures[0]}")
     model = family.config_from_hf(options)
     options.done()
+    if wrapped:
+        _check_outer(outer, options, str(where), accept)
     if not model.vocab_size:
         raise options.refuse("vocab_size", 0, "it must be at least 1")
     form = family.form_of(values, model) if family.form_of else family.form
@@ -225,15 +228,25 @@ def open_model(source: Path, accept: Collection[str] = ()) -> tuple[str, ModelCo
 def text_config(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config.json of the text model in the config.json of a multimodal model.
 
-    Options of the other models and of their ids are dropped; every other option is kept, so unknown options are found.
+    As in transformers, the text model has only its own options, except that the outer model has the head.
     """
-    text = values["text_config"]
-    outer = {name: value for name, value in values.items() if not OF_OTHER_MODELS.match(name)}
-    del outer["text_config"]
-    # The outer model has the head.
-    fixed = {"architectures"} | ({"tie_word_embeddings"} & outer.keys())
-    own = {name: value for name, value in text.items() if name not in fixed}
-    return outer | {"model_type": WRAPPERS[values["model_type"]]} | own
+    own = {"model_type": WRAPPERS[values["model_type"]]} | values["text_config"]
+    own.pop("architectures", None)
+    if "tie_word_embeddings" in values:
+        own["tie_word_embeddings"] = values["tie_word_embeddings"]
+    return own
+
+
+def _check_outer(values: Mapping[str, Any], text: Options, where: str, accept: Collection[str]) -> None:
+    """Raise `UserError` if a multimodal config.json has unknown options outside its `text_config`.
+
+    Options of the other models have no effect here, nor have copies of the options `text` of the text model.
+    """
+    left = {name: value for name, value in values.items() if not OF_OTHER_MODELS.match(name)}
+    del left["text_config"]
+    outer = Options(left, where, accept)
+    outer.skip(*text.known)
+    outer.done()
 
 
 def _family_for(model: ModelConfig) -> Family:
@@ -258,6 +271,9 @@ def _tokenizer(source: Path, named: str, model: ModelConfig, weights: Weights) -
     if isinstance(weights, gguf.GgufWeights):
         return _gguf_tokenizer(weights, named, model)
     config = read_json(source / "config.json")
+    if config.get("model_type") in WRAPPERS:
+        # As in transformers, the text model provides ids that the outer model lacks.
+        config = config["text_config"] | {name: value for name, value in config.items() if value is not None}
     if named:
         special = read_special_files(source, config).tokens
         tokenizer = make_tokenizer(named, "", 0, model.vocab_size)

@@ -68,7 +68,11 @@ KINDS = {
 
 
 class Options:
-    """The options of a config.json. Each option is read once; `done` rejects unread options."""
+    """The options of a config.json. Each option is read once; `done` rejects unread options.
+
+    Attributes:
+        known: names of all options that the caller read or checked, including those absent from config.json.
+    """
 
     def __init__(self, values: Mapping[str, Any], where: str, accept: Collection[str] = (), advice: str = "") -> None:
         """Drop the harmless options, and check the options in `NEUTRAL`.
@@ -80,6 +84,7 @@ class Options:
             advice: fix to suggest for unsupported options; by default, --accept-option.
         """
         self.where, self._accept, self._advice = where, tuple(accept), advice
+        self.known: set[str] = set()
         self._null = {name for name, value in values.items() if value is None}
         self._left = {
             name: value
@@ -95,6 +100,7 @@ class Options:
         An absent or null option has the default, except that null means 0 for an integer, as in `ModelConfig`. For a
         required option, `default` is its type. Raises `UserError` if a required option is missing, or the type is wrong.
         """
+        self.known.add(name)
         kind = default if isinstance(default, type) else type(default)
         if name in self._null and kind is int:
             return 0
@@ -116,10 +122,12 @@ class Options:
 
     def take(self, name: str, default: Any) -> Any:
         """Read an option of several types; the caller checks the value."""
+        self.known.add(name)
         return self._left.pop(name, default)
 
     def only(self, name: str, value: Any) -> None:
         """Raise `UserError` if an option does not have the supported value, unless the option is in `accept`."""
+        self.known.add(name)
         actual = self._left.pop(name, value)
         if actual != value and not (value is None and actual is False) and name not in self._accept:
             what = f"{self.where}: {name} {short_repr(actual)} is not supported, only {short_repr(value)}"
@@ -127,6 +135,7 @@ class Options:
 
     def skip(self, *names: str) -> None:
         """Drop options that have no effect in this config."""
+        self.known.update(names)
         for name in names:
             self._left.pop(name, None)
 

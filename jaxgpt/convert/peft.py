@@ -185,7 +185,8 @@ def write_adapter(directory: Path, config: Config, adapters: Any, base: str) -> 
 def read_adapter(directory: Path, model: ModelConfig) -> tuple[LoraConfig, Any]:
     """Read the adapters of a PEFT directory; raise `UserError` for unsupported features or models."""
     rank, alpha = read_config(directory / CONFIG)
-    weights, modules = Weights(directory), []
+    file = directory / WEIGHTS
+    weights, modules = Weights(file if file.is_file() else directory), []
     with suppress(UserError):  # error if no transformers family fits the model
         modules = _modules(model)
     names = {module.name: _names_in(weights, module) for module in modules}

@@ -221,6 +221,15 @@ def test_adapters_of_every_kind_of_model_are_read(written: Path, old: str, new: 
     jax.tree.map(np.testing.assert_array_equal, adapters, read_adapter(written / "adapter", LLAMA)[1])
 
 
+def test_an_adapter_may_be_next_to_other_weights(written: Path) -> None:
+    copy(written, {})
+    model = Run(written / "llama").config().model
+    _, alone = read_adapter(Path("adapter"), model)
+    save_file({"w": np.ones(3, np.float32)}, "adapter/model.safetensors")
+    _, beside = read_adapter(Path("adapter"), model)
+    jax.tree.map(np.testing.assert_array_equal, beside, alone)
+
+
 def test_two_adapters_of_one_matrix_are_rejected(written: Path) -> None:
     tensors = copy(written, {})
     twice = {name.replace("model.model.", "model."): tensor for name, tensor in tensors.items()}

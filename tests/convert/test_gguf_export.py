@@ -287,3 +287,23 @@ def test_wrong_types_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cannot write blk.0.ffn_down.weight of shape \(32, 40\) as q8_0: .* use f16"):
         export_gguf(run, tmp_path / "m.gguf", "q8_0")
     assert [p.name for p in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize("kind", ["f16", "q8_0"])
+def test_a_tensor_beyond_the_range_of_a_type_is_named(kind: str, tmp_path: Path) -> None:
+    model = replace(LLAMA, n_inner=64)
+    params = make(model)[1]
+    kernel = params["h_0"]["mlp"]["up_proj"]["kernel"]
+    params["h_0"]["mlp"]["up_proj"]["kernel"] = kernel.at[0, 0].set(1e8)
+    save(LM(Config(model=model), params, make_tokenizer("byte")), tmp_path / "run")
+    with pytest.raises(UserError, match=rf"blk\.0\.ffn_up\.weight has .* range of {kind}: 1e\+08; .* --type bf16"):
+        export_gguf(tmp_path / "run", tmp_path / "m.gguf", kind)
+    assert [p.name for p in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_the_name_of_a_file_may_be_in_upper_case(tmp_path: Path) -> None:
+    run = run_of(tmp_path, LLAMA)
+    main(["export", str(run), str(tmp_path / "M.GGUF"), "--type", "f16"])
+    assert (tmp_path / "M.GGUF").is_file()
+    import_model(tmp_path / "M.GGUF", tmp_path / "again")

@@ -352,6 +352,54 @@ def test_multimodal_models_without_a_known_text_model_are_rejected(tmp_path):
         refused(folder, tmp_path, message)
 
 
+def wrapped_llama(path, outer, text=()):
+    """Write a LLaVA directory with the text model of `hf_folder`."""
+    folder = hf_folder(path, replace(LLAMA, tie_embeddings=False))
+    own = json.loads((folder / "config.json").read_text())
+    values = {"model_type": "llava", "text_config": own | dict(text), "vision_config": {}} | outer
+    (folder / "config.json").write_text(json.dumps(values))
+    tensors = load_file(folder / "model.safetensors")
+    save_file({f"language_model.{name}": x for name, x in tensors.items()}, folder / "model.safetensors")
+    return folder
+
+
+def test_options_of_a_multimodal_model_do_not_reach_its_text_model(tmp_path):
+    """The outer model may have options of the same names: transformers reads the text model's, or their defaults."""
+    missing = {"rms_norm_eps": None, "rope_theta": None, "rope_parameters": None, "hidden_act": None, "head_dim": None}
+    outer = {
+        "rms_norm_eps": 0.01,
+        "rope_theta": 77.0,
+        "hidden_act": "relu",
+        "head_dim": 2,
+        "max_position_embeddings": 3,
+    }
+    plain = open_model(wrapped_llama(tmp_path / "a", {}, missing))[1]
+    assert (plain.norm_eps, plain.rope_theta, plain.activation, plain.head_width) == (1e-6, 1e4, "silu", 4)
+    assert open_model(wrapped_llama(tmp_path / "b", outer, missing))[1] == plain
+    # The config.json of LLaVA 1.5 has these options.
+    assert open_model(wrapped_llama(tmp_path / "c", {"ignore_index": -100, "vocab_size": 300}, missing))[1] == plain
+
+
+def test_unknown_options_of_a_multimodal_model_are_named(tmp_path):
+    folder = wrapped_llama(tmp_path / "hf", {"logit_scale": 2.0})
+    refused(folder, tmp_path, r"config\.json: unknown option logit_scale \(2\.0\)")
+    import_model(folder, tmp_path / "run2", accept=("logit_scale",))
+
+
+def test_ids_of_special_tokens_of_a_text_model_are_read(tmp_path):
+    cases = (({}, 7), ({"eos_token_id": None}, 7), ({"eos_token_id": 5}, 5))
+    for n, (outer, eos) in enumerate(cases):
+        import_model(wrapped_llama(tmp_path / f"hf{n}", outer, {"eos_token_id": 7}), tmp_path / f"run{n}")
+        assert jaxgpt.load(tmp_path / f"run{n}").tokenizer.eos_id == eos
+
+
+def test_a_path_may_contain_two_dots(tmp_path):
+    folder = hf_folder(tmp_path / "hf")
+    (tmp_path / "deep").mkdir()
+    import_model(folder, tmp_path / "deep" / ".." / "run")
+    assert jaxgpt.load(tmp_path / "run").config.preset == "imported"
+
+
 def test_a_prefix_of_every_tensor_is_found(tmp_path):
     folder = hf_folder(tmp_path / "hf", replace(LLAMA, tie_embeddings=False))
     import_model(folder, tmp_path / "a")
@@ -395,6 +443,34 @@ def test_shards_with_the_same_tensor(tmp_path):
     shard(folder)
     save_file({"transformer.wte.weight": np.ones((300, 8), np.float32)}, folder / "model-3-of-3.safetensors")
     refused(folder, tmp_path, r"wte\.weight is in both")
+
+
+def indexed(folder):
+    """Split the weights of a directory into shards with an index."""
+    shard(folder)
+    files = {file.name: load_file(file) for file in folder.glob("*.safetensors")}
+    index = {"metadata": {}, "weight_map": {name: file for file, tensors in files.items() for name in tensors}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def test_files_that_the_index_does_not_list_are_not_read(tmp_path):
+    folder = hf_folder(tmp_path / "hf")
+    import_model(folder, tmp_path / "a")
+    indexed(folder)
+    save_file({"transformer.wte.weight": np.ones((300, 8), np.float32)}, folder / "old.safetensors")
+    import_model(folder, tmp_path / "b")
+    params = [flatten_params(jaxgpt.load(tmp_path / run).params) for run in "ab"]
+    for path in params[0]:
+        np.testing.assert_array_equal(params[0][path], params[1][path])
+
+
+def test_a_missing_shard_is_named(tmp_path):
+    folder = hf_folder(tmp_path / "hf")
+    indexed(folder)
+    (folder / "model-2-of-2.safetensors").unlink()
+    refused(folder, tmp_path, r"model-2-of-2\.safetensors is missing: .*index\.json lists it; download")
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": 1}}')
+    refused(folder, tmp_path, r"index\.json: expected an object weight_map")
 
 
 def test_a_missing_and_a_damaged_tokenizer_have_their_own_messages(tmp_path):
