@@ -80,7 +80,7 @@ def test_a_full_disk_keeps_what_was_written(monkeypatch: pytest.MonkeyPatch) -> 
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert result.code == 1
-    assert result.err == "jaxgpt: cannot write out: File too large\n"
+    assert result.err == "jaxgpt: cannot write out: File too large; raise the limit on file sizes (ulimit -f)\n"
     assert json.loads(Path("out/index.json").read_text())["splits"]["train"]["tokens"] > 1000
     again = jaxgpt(*PREPARE, "--out", "out")
     assert "continuing out after" in again.err
