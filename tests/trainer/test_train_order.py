@@ -137,6 +137,8 @@ def simulate(case: Case, patch: pytest.MonkeyPatch) -> Any:
         tokenizer=CONFIG.model,
         fingerprint="",
         fingerprints=(),
+        parts=(),
+        boundary=0,
         check=lambda config: None,
         facts=dict,
     )
