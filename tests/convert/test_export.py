@@ -208,7 +208,7 @@ def test_end_tokens_are_written(tmp_path):
         (replace(SMALL, scale_attn_weights=False), ["transformers"]),
         (replace(LLAMA, sliding_window=3), ["transformers", "vLLM"]),
         (replace(LLAMA, rope_factor=8.0, rope_original_context=4), ["transformers", "vLLM", "llama.cpp"]),
-        (replace(LLAMA, rope_factor=8.0, rope_original_context=4, qk_norm=True), ["transformers", "vLLM"]),
+        (replace(LLAMA, rope_factor=8.0, rope_original_context=8, qk_norm=True), ["transformers", "vLLM"]),
         (GEMMA, ["transformers", "vLLM", "llama.cpp"]),
     ],
 )
