@@ -21,6 +21,7 @@ import numpy as np
 
 from jaxgpt.config import SEED, ModelConfig, SamplingParams, TextParams
 from jaxgpt.decoding import TokenBuffer, sample_token
+from jaxgpt.decoding.sampling import Sampled
 from jaxgpt.errors import UserError, did_you_mean, short_repr
 from jaxgpt.lm import LM, Generation
 from jaxgpt.lm.arguments import encode_prompt, make_settings, row_keys, start_ids
@@ -173,14 +174,15 @@ def generate(
     for made in range(new):
         at = len(row) + made - 1
         last_11V = np.asarray(run(lm, so_far.ids_BS[:, read], (), edits).logits)[:, at : at + 1]
-        token_1 = _next_token(last_11V, so_far, key_1, made, sampling, only_text(lm))
-        text.add(token_1.tolist())
+        sampled = _next_token(last_11V, so_far, key_1, made, sampling, only_text(lm))
+        text.add(sampled.token_B.tolist(), sampled.log_p_B.tolist())
         if text.finish_reason:
             break
-        so_far = so_far.append(token_1[:, None])
+        so_far = so_far.append(sampled.token_B[:, None])
     assert text.finish_reason is not None
     logits, found = run(lm, [(row + text.ids)[read]], taps, edits)
-    return Generated(row + text.ids, Generation(text.text, text.ids, text.finish_reason), logits, found)
+    generation = Generation(text.text, text.ids, text.finish_reason, log_p=text.log_p, stop_id=text.stop_id)
+    return Generated(row + text.ids, generation, logits, found)
 
 
 def on_tokens(compute: Callable[..., Result], lm: LM, ids: Any, *args: Any) -> Result:
@@ -215,8 +217,8 @@ _forward = jax.jit(forward, static_argnums=(0, 3, 4))
 @partial(jax.jit, static_argnums=(4, 5))
 def _next_token(
     logits_11V: jax.Array, text: TokenBuffer, key_1: jax.Array, made: int, sampling: SamplingParams, only: OnlyIds
-) -> jax.Array:
-    return sample_token(only(logits_11V)[:, 0], text, key_1, jnp.int32(made), sampling).token_B
+) -> Sampled:
+    return sample_token(logits_11V[:, 0], text, key_1, jnp.int32(made), sampling, (only,))
 
 
 @dataclass(frozen=True)
