@@ -210,8 +210,8 @@ def test_the_quick_commands_and_python_blocks_run(monkeypatch: pytest.MonkeyPatc
 def python_blocks() -> dict[str, list[str]]:
     """Return the blocks of pages that run here.
 
-    Those of docs/inside.md run in tests/test_docs.py; chat needs a template (tests/test_chat.py), plans for TPUs need
-    libtpu (tests/plan).
+    Those of docs/inside.md and docs/scaling.md run in tests/test_docs.py; chat needs a template (tests/test_chat.py), plans
+    for TPUs need libtpu (tests/plan).
     """
     found = {
         page.name: re.findall(r"^```python\n(.*?)^```", page.read_text("utf-8"), flags=re.M | re.S) for page in PAGES
@@ -219,7 +219,7 @@ def python_blocks() -> dict[str, list[str]]:
     return {
         name: [block for block in parts if not re.search("jaxgpt.chat|parse_topology", block)]
         for name, parts in found.items()
-        if parts and name != "inside.md"
+        if parts and name not in ("inside.md", "scaling.md")
     }
 
 
