@@ -67,7 +67,8 @@ def test_each_row_equals_its_prompt_alone(lm: LM, settings: dict[str, Any]) -> N
     together = jaxgpt.generate(lm, RAGGED, max_new_tokens=40, key=keys, **settings)
     for i, prompt in enumerate(RAGGED):
         [alone] = jaxgpt.generate(lm, [prompt], max_new_tokens=40, key=keys[i : i + 1], **settings)
-        assert alone == together[i]
+        assert alone._replace(log_p=()) == together[i]._replace(log_p=())
+        np.testing.assert_allclose(alone.log_p, together[i].log_p, atol=1e-5)
     assert len({out.text for out in together}) == len(RAGGED)
 
 

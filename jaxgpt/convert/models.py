@@ -101,12 +101,12 @@ def import_model(source: Path, target: Path, tokenizer: str = "", accept: Collec
     """
     check_new_run(target)
     family, model, form, weights = open_model(source, accept)
+    leaves = read_leaves(weights, model, form)  # first: a config may claim a vocabulary that does not fit in memory
     own = without_ids_from(_tokenizer(source, tokenizer, model, weights), model.vocab_size)
     if own.vocab_size > model.vocab_size:
         sizes = f"the tokenizer has {own.vocab_size} ids, but the model only {model.vocab_size}"
         raise UserError(f"{source}: {sizes}; choose a tokenizer with --tokenizer")
     config = imported_config(target, model)
-    leaves = read_leaves(weights, model, form)
     with complete_run(target, config, own) as run:
         stream_params(run.checkpoints, abstract_params(model), leaves, {"config": asdict(config)})
     if source.is_dir() and (card := read_card(source)):

@@ -187,8 +187,16 @@ def _own_names(weights: Weights, form: Format) -> dict[str, str]:
 
 
 def read_leaves(weights: Weights, config: ModelConfig, form: Format) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the path and values of each of a model's weights, contiguous float32; one tensor is read at a time."""
-    names = check_weights(weights, config, form)
+    """Return an iterator of the path and values of each of a model's weights, contiguous float32.
+
+    One tensor is read at a time. Raises `UserError`, before the iteration, as `check_weights`.
+    """
+    return _read_rows(weights, check_weights(weights, config, form), config, form)
+
+
+def _read_rows(
+    weights: Weights, names: Mapping[str, str], config: ModelConfig, form: Format
+) -> Iterator[tuple[str, np.ndarray]]:
     shapes = leaf_shapes(config)
     for row in expand(form.table, config):
         for path, leaf in to_leaves(row, weights.read(names[row.name]), shapes).items():
