@@ -77,6 +77,7 @@ def _write_array(part: Path, name: str, array: np.ndarray) -> None:
             "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [rows, *array.shape[1:]]}},
             "codecs": ONE_BYTES_CODEC,
         },
+        "store_data_equal_to_fill_value": True,  # Orbax rejects a missing chunk, even if all its values are 0
     }
     store = tensorstore.open(spec, create=True, delete_existing=True).result()
     store.write(array).result()

@@ -31,6 +31,19 @@ def test_an_import_is_a_run(tmp_path, config):
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
 
 
+def test_weights_of_zeros(tmp_path):
+    """TensorStore omits chunks of zeros by default, and Orbax then reports a damaged checkpoint."""
+    folder = hf_folder(tmp_path / "hf")
+    tensors = load_file(folder / "model.safetensors")
+    zeros = {name: np.zeros_like(tensor) if tensor.ndim == 1 else tensor for name, tensor in tensors.items()}
+    save_file(zeros, folder / "model.safetensors", {"format": "pt"})
+    import_model(folder, tmp_path / "run")
+    params = flatten_params(jaxgpt.load(tmp_path / "run").params)
+    vectors = [leaf for leaf in params.values() if leaf.ndim == 1]
+    assert vectors
+    assert not any(np.any(leaf) for leaf in vectors)
+
+
 @pytest.mark.ci
 def test_shards(tmp_path):
     whole, parts = hf_folder(tmp_path / "one"), hf_folder(tmp_path / "many")

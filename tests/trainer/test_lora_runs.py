@@ -216,7 +216,8 @@ def test_a_run_finds_its_base(folder: Path, finished: Path) -> None:
     run_folder(Path("base"), LLAMA)
     message = "base/checkpoints/0 is not the base of these adapters: its architecture differs"
     assert message in error(jaxgpt(*again))
-    assert "--init-from elsewhere: run started from /nowhere/base" in error(jaxgpt(*again, "--init-from", "elsewhere"))
+    message = "--init-from elsewhere: run started from the weights of /nowhere/base"
+    assert message in error(jaxgpt(*again, "--init-from", "elsewhere"))
     assert config.read_text() == before
 
 
