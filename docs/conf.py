@@ -20,7 +20,7 @@ from docutils.utils.math.latex2mathml import tex2mathml
 
 import jaxgpt
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent / "tools"))
 import calls
 import notebooks
 
@@ -28,7 +28,7 @@ project = "jaxgpt"
 html_title = "jaxgpt"
 version = release = jaxgpt.__version__
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
-exclude_patterns = ["*.py"]
+exclude_patterns = ["*.py", "tools"]
 html_baseurl = ""  # URL of the site; "": unknown
 
 smartquotes = False  # two hyphens, not a dash, in options such as --out

@@ -125,7 +125,7 @@ PRESETS = {
             model=replace(_modern(n_layer=2, n_head=4, n_embd=64, block_size=64), mlp="none"),
             data=DataConfig(dataset="repeats"),
             optim=MUON,
-            # docs/induction.py scores the heads of each checkpoint.
+            # docs/tools/induction.py scores the heads of each checkpoint.
             train=TrainConfig(steps=1000, batch_size=32, eval_every=500, checkpoint_every=50, keep_every=50,
                               prompt="QuickBrownFoxQuick", sample_tokens=8),
         ),

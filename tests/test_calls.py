@@ -10,7 +10,7 @@ import textwrap
 import pytest
 from helpers import repository
 
-CALLS = runpy.run_path(str(repository() / "docs" / "calls.py"))
+CALLS = runpy.run_path(str(repository() / "docs" / "tools" / "calls.py"))
 
 
 def words(name: str) -> set[str]:

@@ -39,10 +39,10 @@ def test_the_blocks_of_a_page_run_in_order(page: str, printed: str, capsys: pyte
 
 
 def test_the_reference_is_up_to_date() -> None:
-    """`python docs/generate.py` writes the page from the commands, settings and presets."""
+    """`python docs/tools/generate.py` writes the page from the commands, settings and presets."""
     root = repository()
-    reference = runpy.run_path(str(root / "docs" / "generate.py"))["reference"]
-    stale = "docs/reference.md is out of date: run python docs/generate.py"
+    reference = runpy.run_path(str(root / "docs" / "tools" / "generate.py"))["reference"]
+    stale = "docs/reference.md is out of date: run python docs/tools/generate.py"
     assert (root / "docs" / "reference.md").read_text("utf-8") == reference(), stale
 
 

@@ -16,7 +16,7 @@ from helpers import repository
 from test_course import PAGES, cells
 
 DOCS = repository() / "docs"
-NOTEBOOKS = runpy.run_path(str(DOCS / "notebooks.py"))
+NOTEBOOKS = runpy.run_path(str(DOCS / "tools" / "notebooks.py"))
 COURSE = [page for page in PAGES if NOTEBOOKS["is_notebook"](page.read_text("utf-8"))]
 
 

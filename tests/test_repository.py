@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -22,10 +24,48 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 def test_ci_calls_the_script_that_contributors_run() -> None:
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    script = ROOT / ".ci" / "run"
     [job] = workflow["jobs"].values()
-    assert [step["run"] for step in job["steps"] if "run" in step] == [".ci/run"]
-    assert (ROOT / ".ci" / "run").stat().st_mode & 0o100
-    assert job["timeout-minutes"] > 40  # minutes of .ci/run on 2 cores
+    assert [step["run"] for step in job["steps"] if "run" in step] == [".ci/run ${{ matrix.stages }}"]
+    assert script.stat().st_mode & 0o100
+    assert job["timeout-minutes"] > 45  # minutes of all stages on 2 cores
+
+    in_jobs = " ".join(job["strategy"]["matrix"]["stages"]).split()
+    [line] = re.findall(r"^stages=\((.*)\)$", script.read_text(), flags=re.M)
+    assert sorted(in_jobs) == sorted(line.split())
+
+
+def test_an_unknown_stage_of_ci_is_rejected() -> None:
+    made = subprocess.run([ROOT / ".ci" / "run", "lint", "tset"], capture_output=True, text=True)
+    assert made.returncode == 2
+    assert made.stdout == ""
+    assert made.stderr == "unknown stage: tset; stages: lint site tests long ci newest run tpu\n"
+
+
+def test_one_command_fills_in_the_url_of_the_repository(tmp_path: Path) -> None:
+    tool = runpy.run_path(str(ROOT / "docs" / "tools" / "repository.py"))
+    for name in tool["FILES"]:
+        copy = tmp_path / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, copy)
+    old = PROJECT["urls"]["Repository"]
+
+    tool["write"](tmp_path, "https://git.example.org/me/gpt")
+
+    texts = {name: (tmp_path / name).read_text("utf-8") for name in tool["FILES"]}
+    assert [name for name, text in texts.items() if old in text or "OWNER" in text] == []
+    assert [name for name, text in texts.items() if "https://git.example.org/me/gpt" not in text] == []
+    urls = tomllib.loads(texts["pyproject.toml"])["project"]["urls"]
+    assert urls["Changelog"] == "https://git.example.org/me/gpt/blob/main/CHANGELOG.md"
+    assert "git clone https://git.example.org/me/gpt && cd gpt\n" in texts["README.md"]
+
+
+def test_the_url_of_the_repository_is_only_where_the_tool_writes_it() -> None:
+    tool = runpy.run_path(str(ROOT / "docs" / "tools" / "repository.py"))
+    old = PROJECT["urls"]["Repository"]
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
+    places = {path.relative_to(ROOT).as_posix() for path in pages if old in path.read_text("utf-8")}
+    assert places <= set(tool["FILES"])
 
 
 def test_hooks_run_the_commands_of_ci() -> None:
@@ -42,11 +82,12 @@ def test_the_citation_has_the_version_of_the_package() -> None:
 
 
 def test_the_readme_is_short() -> None:
-    """The README has at most 1,000 words, and six commands before the example in Python."""
+    """The README has at most 1,000 words, and six commands after the clone and before the example in Python."""
     text = (ROOT / "README.md").read_text("utf-8")
     assert len(text.split()) <= 1000
     blocks = text.split("```python")[0].split("```sh\n")[1:]
-    assert sum(len(block.split("```")[0].strip().splitlines()) for block in blocks) <= 6
+    lines = [line for block in blocks for line in block.split("```")[0].strip().splitlines()]
+    assert len([line for line in lines if not line.startswith("git clone ")]) <= 6
 
 
 @pytest.mark.ci

@@ -1,4 +1,4 @@
-"""docs/check_site.py detects each fault of a built site."""
+"""docs/tools/check_site.py detects each fault of a built site."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from helpers import repository
 
-CHECK = runpy.run_path(str(repository() / "docs" / "check_site.py"))
+CHECK = runpy.run_path(str(repository() / "docs" / "tools" / "check_site.py"))
 GOOD = """<!doctype html><html><head><link rel="stylesheet" href="style.css"><script src="s.js?v=1"></script></head>
 <body><h1 id="top">A</h1><a href="#top">here</a> <a href="sub/">there</a> <a href="https://example.org/x#y">elsewhere</a>
 <img src="data:image/png;base64,AA=="><pre>/usr/lib/python3.11, runs/home/x, https://example.org/home/x</pre></body></html>"""

@@ -1,4 +1,4 @@
-"""Check the built site: `python docs/check_site.py build/site`. The exit code is 1 if a check fails.
+"""Check the built site: `python docs/tools/check_site.py build/site`. The exit code is 1 if a check fails.
 
 - The site has at most 20 MB.
 - Every link inside the site leads to a file, and every #fragment to an id of that file.
@@ -101,8 +101,8 @@ def _fault(link: str, path: Path, pages: dict[Path, Page], loaded: bool) -> str:
 
 if __name__ == "__main__":
     if len(sys.argv) != 2 or not Path(sys.argv[1]).is_dir():
-        sys.exit("usage: python docs/check_site.py SITE, the directory of the built site")
-    faults = check(Path(sys.argv[1]), Path(__file__).resolve().parents[1])
+        sys.exit("usage: python docs/tools/check_site.py SITE, the directory of the built site")
+    faults = check(Path(sys.argv[1]), Path(__file__).resolve().parents[2])
     print(
         "\n".join(faults) or f"{sys.argv[1]} passed the checks: links, anchors, size, search, other hosts, local paths"
     )

@@ -1,6 +1,6 @@
-"""Draw docs/shardings.png: the shards of three arrays on eight devices, for three meshes.
+"""Draw docs/img/shardings.png: the shards of three arrays on eight devices, for three meshes.
 
-python benchmarks/draw_shardings.py docs/shardings.png
+python docs/tools/shardings.py docs/img/shardings.png
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Plot a run of the preset `induction`: the loss, and scores of heads at each checkpoint.
 
-python train.py induction && python docs/induction.py runs/induction docs/induction.png
+python train.py induction && python docs/tools/induction.py runs/induction docs/img/induction.png
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urljoin
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 FENCE = re.compile(r"^```\{code-cell\}[^\n]*\n(.*?)^```$", flags=re.M | re.S)
 LINK = re.compile(r"\[([^\]]*)\]\(([\w./-]+)\.md(#[\w-]+)?\)")
 

@@ -1,4 +1,4 @@
-"""Print call trees with file and line: `python docs/calls.py`. The site shows them in docs/code.md.
+"""Print call trees with file and line: `python docs/tools/calls.py`. The site shows them in docs/code.md.
 
 A tree is written as indented names; file and line come from the functions themselves. `word = name` is the function `name`,
 which the caller calls as `word`. tests/test_calls.py checks that each function uses the names below it.

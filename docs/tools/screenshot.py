@@ -1,6 +1,6 @@
 """Take the screenshot of the site in the README, with Chromium.
 
-Usage: `python docs/screenshot.py build/site docs/site.png`
+Usage: `python docs/tools/screenshot.py build/site docs/img/site.png`
 """
 
 from __future__ import annotations

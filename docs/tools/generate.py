@@ -1,4 +1,4 @@
-"""Generate docs/reference.md: every command, setting and preset. Usage: `python docs/generate.py`."""
+"""Generate docs/reference.md: every command, setting and preset. Usage: `python docs/tools/generate.py`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jaxgpt.presets import PRESETS, preset
 from jaxgpt.presets import command as train_command
 from jaxgpt.settings import Section
 
-PAGE = Path(__file__).with_name("reference.md")
+PAGE = Path(__file__).parents[1] / "reference.md"
 COLUMNS = ("option", "value", "default", "meaning")
 KINDS = {int: "INT", float: "FLOAT", str: "STR"}
 SECTIONS = tuple(f"--{field.name}." for field in fields(Config) if isinstance(getattr(Config(), field.name), Section))
@@ -41,7 +41,7 @@ def reference() -> str:
 
 
 def _lines() -> Iterator[str]:
-    yield "# Reference\n\nGenerated from the code by `python docs/generate.py`.\n"
+    yield "# Reference\n\nGenerated from the code by `python docs/tools/generate.py`.\n"
     yield "[Commands](#commands), [settings](#settings), [presets](#presets)\n"
     yield "## Commands\n"
     yield "Options without a value in the second column are switches. The last part of an unambiguous name is enough:"
