@@ -19,9 +19,9 @@ from jaxgpt.config import DataConfig, LoraConfig, OptimConfig, TrainConfig
 from jaxgpt.data import Data, open_data
 from jaxgpt.errors import UserError
 from jaxgpt.trainer.evaluation import Evaluation, evaluate
+from jaxgpt.trainer.events import Report
+from jaxgpt.trainer.loop import Outcome, Start, train
 from jaxgpt.trainer.program import Program, build
-from jaxgpt.trainer.report import Report
-from jaxgpt.trainer.train import Outcome, Start, train
 
 
 class Losses(Report):

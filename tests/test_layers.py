@@ -15,8 +15,8 @@ from helpers import nodes, repository
 ORDER = """
     errors files directories hub signals runtime settings mix config presets
     ops model train decoding
-    provenance counts kernels data report parallel checkpoint lm trainer
-    convert plan study cli
+    provenance counts kernels data report parallel checkpoint trainer lm
+    convert study verify plan bench cli
 """.split()
 LEVEL = {room: level for level, room in enumerate(ORDER)}
 CORE = ("ops", "model", "train", "decoding")

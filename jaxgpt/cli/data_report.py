@@ -60,7 +60,7 @@ def data_report(target: str = "", /, *, json: Json = False, settings: GivenSetti
     if config.data.tokenizer == "ids":
         raise UserError("data report needs the tokenizer of the ids: pass --data.tokenizer gpt2 or PATH")
 
-    from jaxgpt.report.report import report_on
+    from jaxgpt.report.describe import report_on
 
     tokenizer = None
     if is_run and "data.tokenizer" not in settings:

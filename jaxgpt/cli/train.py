@@ -58,9 +58,9 @@ def train(
         raise UserError(f"--resume continues one run, not both {source} and --out {out}: omit one of them")
 
     from jaxgpt.checkpoint.run import Run, recover
-    from jaxgpt.cli.report import TrainReport
+    from jaxgpt.cli.run_printer import TrainReport
     from jaxgpt.parallel.join import joined
-    from jaxgpt.trainer import train as trainer
+    from jaxgpt.trainer import loop
     from jaxgpt.trainer.start import Start, prune_finished, why_finished
 
     with joined(distributed), TrainReport() as report:
@@ -89,7 +89,7 @@ def train(
                 config = started(base, settings)
             start = Start(config, out, overwrite)
         try:
-            outcome = trainer.train(start, report)
+            outcome = loop.train(start, report)
         except TrainingFailed as e:
             raise TrainingFailed(f"{e}; resume with: {report.resume_command}") from None
     return UNFINISHED if outcome.stopped else 0

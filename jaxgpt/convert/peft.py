@@ -21,6 +21,7 @@ import numpy as np
 from flax.traverse_util import unflatten_dict
 
 from jaxgpt.checkpoint.run import check_new_run, complete_run, parse_checkpoint
+from jaxgpt.checkpoint.source import Place, open_source
 from jaxgpt.checkpoint.store import save_params, weights_at
 from jaxgpt.config import Config, LoraConfig, ModelConfig
 from jaxgpt.convert import gpt2
@@ -33,7 +34,6 @@ from jaxgpt.counts import parameter_count
 from jaxgpt.errors import UserError, did_you_mean, short_repr
 from jaxgpt.files import read_json, write_json
 from jaxgpt.lm.model import load_adapters
-from jaxgpt.lm.source import Place, open_source
 from jaxgpt.model.lora import abstract_trained, matrices, merge
 from jaxgpt.model.params import abstract_params
 

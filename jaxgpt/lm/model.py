@@ -15,13 +15,13 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxgpt.checkpoint.run import complete_run
+from jaxgpt.checkpoint.source import Place, as_path, check_mesh, check_names, first_difference, open_source, read_source
 from jaxgpt.checkpoint.store import save_params
 from jaxgpt.config import Config, DataConfig, LoraConfig
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.decoding import Sampler, SamplingParams, TokenBuffer
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.kernels import of_device
-from jaxgpt.lm.source import Place, as_path, check_mesh, check_names, first_difference, open_source, read_source
 from jaxgpt.lm.weights import Precision, quantize
 from jaxgpt.model import GPT
 from jaxgpt.model.params import map_matrices

@@ -16,9 +16,9 @@ from jaxgpt.parallel.heartbeat import set_status, statuses
 from jaxgpt.parallel.processes import is_leader
 from jaxgpt.signals import UNFINISHED, Stop, advice, exit_now
 from jaxgpt.trainer.evaluation import Result
+from jaxgpt.trainer.events import Report
 from jaxgpt.trainer.prefetch import wait_for
 from jaxgpt.trainer.program import Program
-from jaxgpt.trainer.report import Report
 
 READING, COMPUTING = "reading the data", "computing"
 

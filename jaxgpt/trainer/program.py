@@ -18,11 +18,11 @@ import optax
 from jax.sharding import AbstractMesh, Mesh
 
 from jaxgpt.checkpoint import store
+from jaxgpt.checkpoint.source import Place
 from jaxgpt.config import Config
 from jaxgpt.errors import UserError
 from jaxgpt.kernels import best, choose_attention
 from jaxgpt.kernels.remat import POLICIES
-from jaxgpt.lm.source import Place
 from jaxgpt.model import GPT
 from jaxgpt.model.lora import merge
 from jaxgpt.model.scan import ScannedGPT, unstack_layers

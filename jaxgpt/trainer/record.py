@@ -23,10 +23,10 @@ from jaxgpt.parallel.processes import Poll, process_count
 from jaxgpt.provenance import provenance, versions
 from jaxgpt.runtime import debugs_nans
 from jaxgpt.trainer.evaluation import Result
+from jaxgpt.trainer.events import Report
 from jaxgpt.trainer.failures import Diverged, first_non_finite
 from jaxgpt.trainer.metrics import MetricsFile
 from jaxgpt.trainer.program import Program
-from jaxgpt.trainer.report import Report
 from jaxgpt.trainer.start import out_of_patience
 
 SAVE, STOP = 1, 2  # requests between two calls; the maximum over processes is used

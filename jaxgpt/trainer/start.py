@@ -14,6 +14,16 @@ import jax
 
 from jaxgpt.checkpoint.data import open_run_data
 from jaxgpt.checkpoint.run import REPLACED, Run, check_free, new_run, open_run, parse_checkpoint, write_settings
+from jaxgpt.checkpoint.source import (
+    Place,
+    Source,
+    check_base,
+    checksum,
+    needed_runs,
+    open_base,
+    open_base_of,
+    open_source,
+)
 from jaxgpt.checkpoint.store import (
     SEAL,
     Info,
@@ -32,7 +42,6 @@ from jaxgpt.data.text import Progress
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.files import sole_writer
-from jaxgpt.lm.source import Place, Source, check_base, checksum, needed_runs, open_base, open_base_of, open_source
 from jaxgpt.parallel.processes import is_leader, on_leader, same_on_all
 from jaxgpt.provenance import versions
 from jaxgpt.trainer.evaluation import Evaluator

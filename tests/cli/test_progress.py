@@ -16,7 +16,7 @@ from helpers import TEXT, small_run
 
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.cli.output import Activity, progress
-from jaxgpt.cli.report import TrainReport
+from jaxgpt.cli.run_printer import TrainReport
 from jaxgpt.data import open_data
 from jaxgpt.trainer.program import build
 
@@ -103,7 +103,7 @@ def reporting(
         time.sleep(0.3)  # the line is redrawn four times a second
         return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", received())
 
-    monkeypatch.setattr("jaxgpt.cli.report.baselines", lambda data: None)
+    monkeypatch.setattr("jaxgpt.cli.run_printer.baselines", lambda data: None)
     with TrainReport() as report:
         report.started(program, data, Run(Path()), 157)
         yield report, shown

@@ -12,7 +12,7 @@ from helpers import TEXT
 from jaxgpt.config import Config, DataConfig, ModelConfig
 from jaxgpt.data import open_data
 from jaxgpt.report.baselines import baselines, read_baselines
-from jaxgpt.report.report import report_on
+from jaxgpt.report.describe import report_on
 from jaxgpt.study.plot import draw_baselines, new_figure
 
 

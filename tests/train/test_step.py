@@ -28,9 +28,9 @@ from jaxgpt.parallel.mesh import row_spec, use_mesh
 from jaxgpt.train.loss import RowSums, cross_entropy, next_token_loss, split_windows
 from jaxgpt.train.step import gradients, init_state, train_step
 from jaxgpt.trainer.failures import compile_lowered
+from jaxgpt.trainer.loop import compiling
 from jaxgpt.trainer.program import Program, build
 from jaxgpt.trainer.states import shardings_of
-from jaxgpt.trainer.train import compiling
 
 OTHERS = ("lion", "sgd", "adafactor")
 WIDE = {"n_embd": 128}  # smallest width at which Adafactor factors the MLP's second moments

@@ -26,11 +26,11 @@ from jaxgpt.lm import load, save
 from jaxgpt.train.loss import next_token_loss
 from jaxgpt.train.step import STEP_METRICS
 from jaxgpt.trainer.evaluation import evaluate, evenly_spaced, loss_difference, summarize
+from jaxgpt.trainer.events import Report
+from jaxgpt.trainer.loop import Outcome, train
 from jaxgpt.trainer.metrics import HOST_METRICS, MetricsFile, read_metrics
 from jaxgpt.trainer.program import Program, build
-from jaxgpt.trainer.report import Report
 from jaxgpt.trainer.start import Start
-from jaxgpt.trainer.train import Outcome, train
 
 
 class Silent(Report):

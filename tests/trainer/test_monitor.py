@@ -17,10 +17,10 @@ from jaxgpt.checkpoint.store import checkpoints
 from jaxgpt.data import Batches
 from jaxgpt.signals import Stop
 from jaxgpt.trainer import monitor, prefetch
+from jaxgpt.trainer.events import Report
+from jaxgpt.trainer.loop import train
 from jaxgpt.trainer.monitor import COMPUTING, READING, Limits, Monitor, Status, minutes
-from jaxgpt.trainer.report import Report
 from jaxgpt.trainer.start import Start
-from jaxgpt.trainer.train import train
 
 LIMITS = Limits(step=180, stage=1800, slower=10, stop=20)
 

@@ -19,9 +19,9 @@ from folders import LLAMA, TEXT, run_folder
 from helpers import flags, jaxgpt
 
 import jaxgpt as api
+from jaxgpt.checkpoint.source import Place, Source, checksum, open_source
 from jaxgpt.config import LoraConfig, MeshConfig
 from jaxgpt.errors import UserError
-from jaxgpt.lm.source import Place, Source, checksum, open_source
 from jaxgpt.parallel.mesh import make_mesh
 from jaxgpt.trainer import program
 from jaxgpt.trainer.program import Program

@@ -13,10 +13,10 @@ from helpers import TEXT, comparable, small_run
 from jaxgpt.data import Batches, Tokens, open_data
 from jaxgpt.errors import TrainingFailed
 from jaxgpt.trainer import prefetch
+from jaxgpt.trainer.events import Report
+from jaxgpt.trainer.loop import train
 from jaxgpt.trainer.prefetch import prefetched, wait_for
-from jaxgpt.trainer.report import Report
 from jaxgpt.trainer.start import Start
-from jaxgpt.trainer.train import train
 
 
 def test_one_result_ahead_in_another_thread() -> None:

@@ -25,8 +25,8 @@ from jaxgpt.lm.weights import dequantize
 from jaxgpt.model import GPT
 from jaxgpt.model.init import init_params
 from jaxgpt.runtime import SAFE_FLAG
-from jaxgpt.study.verify import forward, training
-from jaxgpt.study.verify.subject import Skipped, Subject
+from jaxgpt.verify import forward, training
+from jaxgpt.verify.subject import Skipped, Subject
 
 EQUAL = 0.0  # tolerance for the same program or the same bytes
 SUMS = 1e-5  # tolerance for sums in a different order, in a forward pass

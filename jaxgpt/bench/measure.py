@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
+from jaxgpt.bench.trace import device_time, instruction_kinds, record_trace
 from jaxgpt.config import Config
 from jaxgpt.counts import flops_per_token, multiplied_parameters, parameter_count
 from jaxgpt.data import Batches
@@ -28,7 +29,6 @@ from jaxgpt.model.init import init_params
 from jaxgpt.model.params import abstract_params, map_matrices
 from jaxgpt.parallel.host import random_bits_by_kernel
 from jaxgpt.parallel.mesh import replicated
-from jaxgpt.study.trace import device_time, instruction_kinds, record_trace
 from jaxgpt.trainer.failures import compile_lowered
 from jaxgpt.trainer.program import Program, build
 from jaxgpt.trainer.record import LAG
@@ -41,7 +41,7 @@ SECONDS = 0.3  # minimum seconds per measurement
 QUEUED = 10  # calls per timed sample on an accelerator, to amortize the time of dispatching and blocking
 
 
-def bench(
+def benchmark(
     config: Config, seconds: float, decode: bool = True, trace: str = "", say: Callable[[str], Any] = str
 ) -> dict[str, Any]:
     """Measure startup, training steps on random ids, input, decoding and the machine's limits.

@@ -23,9 +23,9 @@ from jaxgpt.model.params import flatten_params
 from jaxgpt.model.scan import ScannedGPT, stack_layers, unstack_layers
 from jaxgpt.ops import Ops
 from jaxgpt.parallel.mesh import make_mesh, resolve
-from jaxgpt.study.verify.subject import ROWS, Skipped, Subject, distance
 from jaxgpt.train.step import TrainState
 from jaxgpt.trainer.program import make_program, with_arrays
+from jaxgpt.verify.subject import ROWS, Skipped, Subject, distance
 
 
 def remat(s: Subject, policy: Literal["dots", "full"]) -> float:

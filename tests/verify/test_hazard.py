@@ -15,7 +15,7 @@ from jaxgpt.runtime import QUICK_FLAG, SAFE_FLAG, MiscompiledReductions, set_com
 
 FLAG = SAFE_FLAG.split("=")[0]
 MEASURE = """
-from jaxgpt.study.verify import LAWS, fresh, verify
+from jaxgpt.verify import LAWS, fresh, verify
 from jaxgpt.config import Config, ModelConfig
 law = next(law for law in LAWS if "XLA" in law.name)
 [row] = verify(fresh(Config(model=ModelConfig(vocab_size=3, n_layer=1, n_embd=4, n_head=1))), [law])

@@ -29,8 +29,8 @@ from jaxgpt.parallel.processes import gather_to_host, is_leader, process_count
 from jaxgpt.report.baselines import baselines, read_baselines
 from jaxgpt.signals import set_advice
 from jaxgpt.trainer.evaluation import Evaluation, Result
+from jaxgpt.trainer.events import Outcome, Report
 from jaxgpt.trainer.program import Program
-from jaxgpt.trainer.report import Outcome, Report
 
 QUOTES = set("'\"`\\$!")  # characters that make a word hard to read in a command; such words are skipped
 LINE, WORDS, LETTERS = 256, 4, 40  # maxima: tokens decoded to find a line; words and characters of the default prompt

@@ -21,6 +21,7 @@ from jaxgpt.parallel.processes import is_leader, on_leader, process_count, same_
 from jaxgpt.signals import STOPPING, stop_on_signal
 from jaxgpt.train.step import TrainState
 from jaxgpt.trainer.evaluation import ValidationLoss, Watch, run_evaluators
+from jaxgpt.trainer.events import Outcome, Report, Reports
 from jaxgpt.trainer.failures import compile_lowered, failures
 from jaxgpt.trainer.feed import Feed, batches_of
 from jaxgpt.trainer.metrics import MetricsFile
@@ -28,7 +29,6 @@ from jaxgpt.trainer.monitor import monitored
 from jaxgpt.trainer.phases import continued
 from jaxgpt.trainer.program import Program
 from jaxgpt.trainer.record import SAVE, STOP, Record
-from jaxgpt.trainer.report import Outcome, Report, Reports
 from jaxgpt.trainer.start import (
     Start,
     Weights,

@@ -14,7 +14,7 @@ from jaxgpt.decoding.sampler import decode_steps, extend, prefill, read_prompts
 from jaxgpt.lm import engine
 from jaxgpt.model import GPT, KVCache
 from jaxgpt.ops.attention import document_positions
-from jaxgpt.study.verify.subject import Skipped, Subject, distance
+from jaxgpt.verify.subject import Skipped, Subject, distance
 
 
 def prompt_logits(model: GPT, params: Any, ids_BT: jax.Array, slots: int) -> tuple[jax.Array, KVCache]:
