@@ -29,6 +29,7 @@ from jaxgpt.model.init import init_params
 from jaxgpt.model.params import abstract_params, map_matrices
 from jaxgpt.parallel.host import random_bits_by_kernel
 from jaxgpt.parallel.mesh import replicated
+from jaxgpt.progress import NO_PROGRESS, Progress
 from jaxgpt.trainer.failures import compile_lowered
 from jaxgpt.trainer.program import Program, build
 from jaxgpt.trainer.record import LAG
@@ -42,7 +43,7 @@ QUEUED = 10  # calls per timed sample on an accelerator, to amortize the time of
 
 
 def benchmark(
-    config: Config, seconds: float, decode: bool = True, trace: str = "", say: Callable[[str], Any] = str
+    config: Config, seconds: float, decode: bool = True, trace: str = "", progress: Progress = NO_PROGRESS
 ) -> dict[str, Any]:
     """Measure startup, training steps on random ids, input, decoding and the machine's limits.
 
@@ -54,7 +55,7 @@ def benchmark(
         seconds: approximate duration of the measured training steps; at least 5 calls.
         decode: whether to also measure generation.
         trace: directory to keep the profiler trace in; "": delete the trace.
-        say: callback for the name of each stage, called when the stage starts.
+        progress: receives the name of each stage when the stage starts.
 
     Returns:
         The fields of `jaxgpt bench --json`, except `name`. Times are in seconds; times of repeated measurements are medians.
@@ -66,7 +67,7 @@ def benchmark(
         raise UserError(
             f"generation needs a model.block_size of at least 3, not {config.model.block_size}: use --no-decode"
         )
-    say("compiling")
+    progress.stage("compiling")
     clock = _Clock()
     program = build(config)
     steps = _Steps(program, jax.block_until_ready((program.init(), program.frozen))[0])
@@ -77,7 +78,7 @@ def benchmark(
     start["compiled"] = clock()  # time to compile, or to load from the compilation cache
     steps.run(1, each=1)
     start["first_step"] = clock()
-    say(f"training for {seconds:g} s")
+    progress.stage(f"training for {seconds:g} s")
     steps.run(1)  # warm-up: a call of `train.steps_per_call` steps
     clock()
     steps.run(3)
@@ -89,13 +90,13 @@ def benchmark(
     traced = compiled
     if _platform(program.mesh) == "gpu":
         # The kernels of a CUDA graph do not have the names of their instructions in a trace.
-        say("compiling without CUDA graphs")
+        progress.stage("compiling without CUDA graphs")
         traced = compile_lowered(program, lowered, {"xla_gpu_graph_min_graph_size": 10**6})
         steps.take = lambda state, batch: traced(state, batch, program.numbers, program.frozen)
         steps.run(1)  # warm-up
     profile = record_trace(lambda: steps.run(calls), trace)
     where = device_time(profile, instruction_kinds(traced.as_text() or ""), len(program.mesh.local_devices))
-    say("measuring peak FLOP/s and bandwidth")
+    progress.stage("measuring peak FLOP/s and bandwidth")
     mesh, params, memory = program.mesh, program.abstract_weights, compiled.memory_analysis()
     dtype = config.train.compute_dtype
     peaks = {each: product_peak(mesh, each) for each in dict.fromkeys((dtype, "bfloat16"))}
@@ -129,7 +130,7 @@ def benchmark(
         "flops_per_token": flops,
     }
     if decode:
-        say("generating")
+        progress.stage("generating")
         results["decode"] = _decode(program, bandwidth)
     return results
 

@@ -49,12 +49,12 @@ def bench(
     from jaxgpt.bench.measure import benchmark
 
     with progress("starting") as activity:
-        results = {"name": target} | benchmark(config, seconds, decode, trace, activity.stage)
+        results = {"name": target} | benchmark(config, seconds, decode, trace, activity)
     opened = f"\ntrace   {trace}: open the directory with XProf, or its .trace.json.gz with ui.perfetto.dev"
-    return print_result(json, results, report(results) + opened * bool(trace))
+    return print_result(json, results, as_text(results) + opened * bool(trace))
 
 
-def report(results: dict[str, Any]) -> str:
+def as_text(results: dict[str, Any]) -> str:
     """Format the results as text."""
     from jaxgpt.bench.trace import WORK
 

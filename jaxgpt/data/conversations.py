@@ -14,10 +14,10 @@ from jaxgpt.data.chat_files import Skipped, find_files, no_conversations, read_c
 from jaxgpt.data.chat_records import Chat, Pair
 from jaxgpt.data.chat_template import ChatTemplate
 from jaxgpt.data.packing import Packed
-from jaxgpt.data.text import Progress, no_progress
 from jaxgpt.data.tokenizer import Tokenizer, encode_continuation
 from jaxgpt.data.tokens import Tokens
 from jaxgpt.errors import UserError, plural, short_repr
+from jaxgpt.progress import NO_PROGRESS, Progress
 
 DATE = "2024-07-26"  # date for templates that include it, fixed for deterministic encoding
 MIN_HELD_OUT = 20  # minimum number of validation conversations for comparing runs by their loss
@@ -26,7 +26,7 @@ Sequences = list[Conversation]  # the sequences of a conversation, usually a sin
 
 
 def load_conversations(
-    config: Config, tokenizer: Tokenizer, progress: Progress = no_progress
+    config: Config, tokenizer: Tokenizer, progress: Progress = NO_PROGRESS
 ) -> tuple[Packed, Packed, str, str]:
     """Read, encode, split and pack the conversations of `data.path`.
 
@@ -147,7 +147,7 @@ def read_conversations(
     tokenizer: Tokenizer,
     template: ChatTemplate | None,
     skipped: Skipped,
-    progress: Progress = no_progress,
+    progress: Progress = NO_PROGRESS,
 ) -> list[Sequences]:
     """Read and encode the conversations of files."""
     conversations = list[Sequences]()

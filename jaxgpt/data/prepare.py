@@ -34,6 +34,7 @@ from jaxgpt.data.tokenizer import EOS_NAMES, Tokenizer
 from jaxgpt.data.tokenizer_files import FROM_TEXT, make_tokenizer
 from jaxgpt.directories import INDEX
 from jaxgpt.errors import UserError, plural
+from jaxgpt.progress import NO_PROGRESS, Progress
 from jaxgpt.runtime import cores
 
 BPE_SAMPLE = 200_000_000  # approximate bytes of text for training a BPE tokenizer
@@ -61,7 +62,7 @@ def prepare(
     names: Sequence[str],
     out: Path,
     params: PrepareParams,
-    report: Callable[[Mapping[str, Any], int, int], None] = lambda index, read, total: None,
+    progress: Progress = NO_PROGRESS,
     note: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Tokenize documents into shards of ids with an index, and return the index.
@@ -72,7 +73,7 @@ def prepare(
     Args:
         names: files, directories or Hugging Face datasets (`hf:OWNER/NAME[/PATTERN]`).
         out: output directory: new, empty, or from an earlier call with the same parameters.
-        report: progress callback; receives the index, the bytes of the sources read so far, and their total bytes.
+        progress: receives the bytes of the sources read since the call, and the numbers of documents and tokens.
         note: callback for one-line messages to the user.
 
     Raises:
@@ -123,7 +124,7 @@ def prepare(
         encoded = _in_order(encode, _batches(pieces), params.workers or cores())
         try:
             with closing(encoded):
-                _write(out, index, encoded, repeats, lambda read: report(index, read, total))
+                _write(out, index, encoded, repeats, progress, total)
         except OSError as e:  # for example, a full disk
             raise OSError(e.errno, e.strerror, e.filename or str(out)) from None
         return index
@@ -160,12 +161,14 @@ def _write(
     index: dict[str, Any],
     batches: Iterable[list[Encoded]],
     repeats: Repeats | None,
-    report: Callable[[int], None],
+    progress: Progress,
+    total: int,
 ) -> None:
     """Append pieces to the shards of their splits, and record the progress in the index."""
     with ExitStack() as stack:
         writers = {split: stack.enter_context(closing(ShardWriter(out, index, split))) for split in SPLITS}
         saved = time.monotonic()
+        start = -1  # bytes read before an interruption, and in the first batch
         for batch in batches:
             for piece in batch:
                 is_complete = False
@@ -180,7 +183,11 @@ def _write(
                         each.sync()
                     shards.write_index(out, index)
                     saved = time.monotonic()
-            report(batch[-1].read)
+            read = batch[-1].read
+            if start < 0:
+                start = read
+                progress.stage("tokenizing")
+            progress(read - start, max(total - start, 0), _counts(index))
         if not writers["train"].entry["documents"]:
             first = index["skipped"]["first"][:1]
             reason = f"; the first error: {first[0]}" if first else ""
@@ -189,6 +196,14 @@ def _write(
             writer.finish()
     index["complete"] = True
     shards.write_index(out, index)
+
+
+def _counts(index: Mapping[str, Any]) -> str:
+    """Return the numbers of documents and tokens so far."""
+    splits = index["splits"].values()
+    documents = sum(split["documents"] for split in splits)
+    tokens = sum(split["tokens"] for split in splits)
+    return f"{plural(documents, 'document')}, {plural(tokens, 'token')}"
 
 
 def _is_kept(piece: Encoded, index: dict[str, Any], repeats: Repeats | None) -> bool:

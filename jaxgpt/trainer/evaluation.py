@@ -15,6 +15,7 @@ import numpy as np
 from jaxgpt.data import Split, Windows
 from jaxgpt.errors import UserError
 from jaxgpt.parallel.mesh import batch_ways, put
+from jaxgpt.progress import NO_PROGRESS, Progress
 from jaxgpt.trainer.prefetch import prefetched
 from jaxgpt.trainer.program import Program
 
@@ -47,7 +48,7 @@ class Watch(NamedTuple):
 
     final: bool = True
     interrupted: Callable[[], bool] = lambda: False
-    progress: Callable[[int, int], None] = lambda done, total: None
+    progress: Progress = NO_PROGRESS
     wait: Callable[[Future[Any]], None] = lambda future: None
 
 
@@ -131,7 +132,7 @@ def evaluate(
     tokens: Split,
     interrupted: Callable[[], bool] = lambda: False,
     all_windows: bool = True,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = NO_PROGRESS,
     wait: Callable[[Future[Any]], None] = lambda future: None,
 ) -> Evaluation | None:
     """Compute the loss of `params` on a split.

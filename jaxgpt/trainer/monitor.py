@@ -16,7 +16,7 @@ from jaxgpt.parallel.heartbeat import set_status, statuses
 from jaxgpt.parallel.processes import is_leader
 from jaxgpt.signals import UNFINISHED, Stop, advice, exit_now
 from jaxgpt.trainer.evaluation import Result
-from jaxgpt.trainer.events import Report
+from jaxgpt.trainer.events import Listener
 from jaxgpt.trainer.prefetch import wait_for
 from jaxgpt.trainer.program import Program
 
@@ -44,8 +44,8 @@ class Status(NamedTuple):
     seconds: float  # since its last progress
 
 
-class Monitor(Report):
-    """A report that checks in a thread that events keep coming.
+class Monitor(Listener):
+    """A listener that checks in a thread that events keep coming.
 
     Args:
         stop: the request to stop.

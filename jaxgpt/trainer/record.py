@@ -23,7 +23,7 @@ from jaxgpt.parallel.processes import Poll, process_count
 from jaxgpt.provenance import provenance, versions
 from jaxgpt.runtime import debugs_nans
 from jaxgpt.trainer.evaluation import Result
-from jaxgpt.trainer.events import Report
+from jaxgpt.trainer.events import Listener
 from jaxgpt.trainer.failures import Diverged, first_non_finite
 from jaxgpt.trainer.metrics import MetricsFile
 from jaxgpt.trainer.program import Program
@@ -51,12 +51,12 @@ class Record:
         data: Data,
         saver: Saver,
         file: MetricsFile,
-        report: Report,
+        listener: Listener,
         last: Info | None,
         about: Mapping[str, Any],
     ) -> None:
         config = program.config
-        self.program, self.saver, self.file, self.report = program, saver, file, report
+        self.program, self.saver, self.file, self.listener = program, saver, file, listener
         self.poll = Poll(program.mesh, LAG)
         self.config, self.first = config, last or Info(0)
         self.done = self.first.step
@@ -97,7 +97,7 @@ class Record:
                 line = {"step": step, **metrics, "tokens": self.tokens(step + 1), "elapsed_seconds": elapsed, **speed}
                 if step % train.log_every == 0 or step == train.steps - 1:
                     self.file.write(**line)
-                self.report.progress(line | left)
+                self.listener.progress(line | left)
 
     def evaluation(self, state: Any, results: Sequence[Result], began: float) -> Result:
         """Write the metrics and checkpoint of an evaluation; the speed excludes evaluating and writing.
@@ -110,13 +110,13 @@ class Record:
         Returns:
             The first result.
         """
-        self.report.stage("")
+        self.listener.stage("")
         metrics = {name: value for result in results for name, value in result.metrics.items()}
         if not math.isfinite(metrics.get("val_loss", 0.0)):
             raise Diverged(f"validation loss is {metrics['val_loss']} at step {self.done}")
         self.file.write(step=self.done, **metrics, val_data=self.about["data"])
         for result in results:
-            self.report.evaluated(self.done, result)
+            self.listener.evaluated(self.done, result)
         self.evaluated = self.done
         self.best = min(self.best, (results[0].ranking, self.done))
         self.save(state, results[0].ranking)
@@ -132,9 +132,9 @@ class Record:
         best = {"best": self.best} if math.isfinite(self.best[0]) else {}
         info = Info(self.done, val_loss, self.tokens(self.done), temporary, self.about | best)
         if self._saved != self.done:
-            self.report.stage("saving a checkpoint")  # blocking on the previous checkpoint and a copy of the state
+            self.listener.stage("saving a checkpoint")  # blocking on the previous checkpoint and a copy of the state
             self.saver.save(self.program.to_checkpoint(state), info)
-            self.report.stage("")
+            self.listener.stage("")
             self._saved = self.done
             self._saved_at = time.perf_counter()
             self.poll.forget()
@@ -155,9 +155,9 @@ class Record:
             raise Diverged(f"{one_line(e, 200)} at step {self.done}") from None
         if not error or process_count() == 1:  # no checkpoint without the other processes
             self.save(state(), temporary=True)
-            self.report.stage("saving a checkpoint")
+            self.listener.stage("saving a checkpoint")
             self.saver.wait()
-            self.report.stage("")
+            self.listener.stage("")
         if error:
             raise error
 
@@ -186,7 +186,7 @@ class Record:
         wrong = next((f"{n} is {metrics[n]}" for n in ("loss", "grad_norm") if not math.isfinite(metrics[n])), "")
         if skipped:
             reason = wrong or f"loss {metrics['loss']:.4g} or grad_norm {metrics['grad_norm']:.4g} is a spike"
-            self.report.note(f"step {step}: {reason}; update skipped ({skipped} in a row)")
+            self.listener.note(f"step {step}: {reason}; update skipped ({skipped} in a row)")
         if (wrong and optim.not_finite == "stop") or skipped >= optim.skip_limit:
             after = f" after {skipped} skipped updates in a row" if skipped >= optim.skip_limit else ""
             gradient = first_non_finite(self.config.model, self.program.abstract_state.params, squared_norms)

@@ -38,11 +38,11 @@ from jaxgpt.config import Config, TrainConfig, changes, flat
 from jaxgpt.data import Batches, Data
 from jaxgpt.data.bos import with_bos
 from jaxgpt.data.open import base_directory, check_sources
-from jaxgpt.data.text import Progress
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.files import sole_writer
 from jaxgpt.parallel.processes import is_leader, on_leader, same_on_all
+from jaxgpt.progress import Progress
 from jaxgpt.provenance import versions
 from jaxgpt.trainer.evaluation import Evaluator
 from jaxgpt.trainer.feed import DataFeed, Feed

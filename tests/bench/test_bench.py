@@ -23,6 +23,7 @@ from jaxgpt.model.params import abstract_params
 from jaxgpt.parallel.mesh import make_mesh
 from jaxgpt.plan.hlo import read_computations
 from jaxgpt.presets import preset
+from jaxgpt.progress import Progress
 from jaxgpt.trainer.program import build
 
 
@@ -213,8 +214,10 @@ def test_a_gpu_traces_a_step_without_cuda_graphs(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(measure, "WIDTHS", {"gpu": (64,)})
     monkeypatch.setattr(measure, "BANDWIDTH_BYTES", {"gpu": 2**22})
     train, stages = TrainConfig(batch_size=2, steps_per_call=each), list[str]()
+    progress = Progress()
+    monkeypatch.setattr(progress, "stage", stages.append)
     config = Config(model=small("gpt2", n_layer=1), train=train, mesh=MeshConfig(data=1))
-    found = measure.benchmark(config, 0.0, decode=False, say=stages.append)
+    found = measure.benchmark(config, 0.0, decode=False, progress=progress)
     assert "compiling without CUDA graphs" in stages
     assert found["where"]["idle"] < 0.9
 

@@ -17,7 +17,7 @@ from jaxgpt.checkpoint.store import checkpoints
 from jaxgpt.data import Batches
 from jaxgpt.signals import Stop
 from jaxgpt.trainer import monitor, prefetch
-from jaxgpt.trainer.events import Report
+from jaxgpt.trainer.events import Listener
 from jaxgpt.trainer.loop import train
 from jaxgpt.trainer.monitor import COMPUTING, READING, Limits, Monitor, Status, minutes
 from jaxgpt.trainer.start import Start
@@ -25,7 +25,7 @@ from jaxgpt.trainer.start import Start
 LIMITS = Limits(step=180, stage=1800, slower=10, stop=20)
 
 
-class Notes(Report):
+class Notes(Listener):
     def __init__(self) -> None:
         self.lines: list[str] = []
 

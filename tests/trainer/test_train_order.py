@@ -22,7 +22,7 @@ from jaxgpt.train.step import TrainState
 from jaxgpt.trainer import loop
 from jaxgpt.trainer import record as record_module
 from jaxgpt.trainer.evaluation import Measured, Watch
-from jaxgpt.trainer.events import Report
+from jaxgpt.trainer.events import Listener
 from jaxgpt.trainer.loop import Start, is_evaluated, plan_calls, train
 from jaxgpt.trainer.record import LAG, SAVE, STOP
 
@@ -57,7 +57,7 @@ def simulate(case: Case, patch: pytest.MonkeyPatch) -> Any:
     log = case.events.append
     config = replace(CONFIG, train=case.train)
 
-    class Simulated(Report):
+    class Simulated(Listener):
         def progress(self, metrics: dict[str, float]) -> None:
             log(("read", metrics["step"]))
 
