@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxgpt.checkpoint.run import check_new_run, complete_run
-from jaxgpt.checkpoint.source import Place, Source, read_source
+from jaxgpt.checkpoint.source import Place, WeightSource, read_source
 from jaxgpt.checkpoint.store import Info
 from jaxgpt.checkpoint.stream import stream_params
 from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig
@@ -300,7 +300,7 @@ def _gguf_tokenizer(weights: gguf.GgufWeights, named: str, model: ModelConfig) -
     return tokenizer
 
 
-def _read(source: Source) -> tuple[Info, Any]:
+def _read(source: WeightSource) -> tuple[Info, Any]:
     """Read the checkpoint.json and the weights of a checkpoint."""
     return source.info, source.read(Place())
 

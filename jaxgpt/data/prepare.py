@@ -1,7 +1,7 @@
 """Tokenize documents into shards of ids, on all cores and in bounded memory.
 
-Documents are a numbered sequence of pieces (`documents.Piece`). index.json records the number of pieces written, and the
-length of each shard at that moment. After an interruption, the shards are truncated to these lengths and encoding continues
+Documents are a numbered sequence of pieces (`documents.DocumentPiece`). index.json records the number of pieces written, and
+the length of each shard at that moment. After an interruption, the shards are truncated to these lengths and encoding continues
 with the next piece. The output is the same as without the interruption.
 """
 
@@ -24,7 +24,7 @@ from jaxgpt.config import PrepareParams
 from jaxgpt.data import shards
 from jaxgpt.data.bos import document_bos, with_bos
 from jaxgpt.data.bpe import train_bpe
-from jaxgpt.data.documents import SKIP, Piece, beginning, check_first, read_pieces, sample_text, unreadable
+from jaxgpt.data.documents import SKIP, DocumentPiece, beginning, check_first, read_pieces, sample_text, unreadable
 from jaxgpt.data.dropped import Repeats, count_skipped
 from jaxgpt.data.fast import fast_encoder
 from jaxgpt.data.output import begin, new_output, set_tokenizer
@@ -52,7 +52,7 @@ class Encoded(NamedTuple):
     read: int  # bytes of the sources read from disk so far
     skipped: str = ""  # error of a piece that cannot be read or encoded; empty: no error
     file: str = ""  # file of an unreadable piece
-    lost: str = ""  # loss by the error, as in `Piece`
+    lost: str = ""  # loss by the error, as in `DocumentPiece`
     identity: bytes = b""  # SHA-256 of the complete document; empty: unknown
     is_short: bool = False  # whether the document has fewer than `min_characters`
     markers: int = 0  # number of end-of-text tokens written as text
@@ -130,7 +130,7 @@ def prepare(
         return index
 
 
-def _after_earlier_pieces(pieces: Iterator[Piece], count: int, params: PrepareParams) -> Repeats | None:
+def _after_earlier_pieces(pieces: Iterator[DocumentPiece], count: int, params: PrepareParams) -> Repeats | None:
     """Skip the pieces that an interrupted command has written, and return their documents, to drop copies of them."""
     earlier = islice(pieces, count)
     if params.dedup == "none":
@@ -151,7 +151,7 @@ def _after_earlier_pieces(pieces: Iterator[Piece], count: int, params: PreparePa
     return repeats
 
 
-def _is_short(piece: Piece, text: str, params: PrepareParams) -> bool:
+def _is_short(piece: DocumentPiece, text: str, params: PrepareParams) -> bool:
     """Return whether a document is dropped because of its length; a document in several pieces never is."""
     return piece.first and piece.last and len(text.strip()) < params.min_characters
 
@@ -239,9 +239,9 @@ def _named_tokenizer(name: str) -> Tokenizer:
     return tokenizer
 
 
-def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+def _batches(pieces: Iterable[DocumentPiece]) -> Iterator[list[DocumentPiece]]:
     """Group pieces into batches; a batch ends when it has at least `BATCH` bytes or characters."""
-    batch, size = list[Piece](), 0
+    batch, size = list[DocumentPiece](), 0
     for piece in pieces:
         batch.append(piece)
         size += len(piece.content) if isinstance(piece.content, str | bytes) else 1
@@ -253,7 +253,7 @@ def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
 
 
 def _in_order(
-    encode: Callable[[Sequence[Piece]], list[Encoded]], batches: Iterator[list[Piece]], workers: int
+    encode: Callable[[Sequence[DocumentPiece]], list[Encoded]], batches: Iterator[list[DocumentPiece]], workers: int
 ) -> Generator[list[Encoded]]:
     """Encode batches in threads, a few batches ahead; yield results in the order of the batches."""
     waiting = deque["Future[list[Encoded]]"]()
@@ -271,10 +271,10 @@ def _in_order(
 
 def _encoder(
     tokenizer: Tokenizer, params: PrepareParams, bos_ids: Sequence[int] = ()
-) -> Callable[[Sequence[Piece]], list[Encoded]]:
+) -> Callable[[Sequence[DocumentPiece]], list[Encoded]]:
     """Return a function that encodes pieces, and selects the split of each document, which begins with `bos_ids`.
 
-    A document is for validation if the first 64 bits of `Piece.digest` (if empty, of the SHA-256 of its text) are below
+    A document is for validation if the first 64 bits of `DocumentPiece.digest` (if empty, of the SHA-256 of its text) are below
     `val_fraction * 2**64`. An unreadable document has no ids; if only part of a document is unreadable, its other pieces are
     written. The function runs in threads: `tokenizers` and tiktoken release the GIL while they encode.
     """
@@ -283,7 +283,7 @@ def _encoder(
     bos = np.array(bos_ids, end.dtype)
     val_below = int(params.val_fraction * 2.0**64)
 
-    def encoded(piece: Piece) -> Encoded:
+    def encoded(piece: DocumentPiece) -> Encoded:
         text, ids, skipped = "", end[:0], ""
         try:
             text = piece.text()

@@ -27,10 +27,10 @@ from jaxgpt.trainer.metrics import MetricsFile
 from jaxgpt.trainer.monitor import monitored
 from jaxgpt.trainer.phases import continued
 from jaxgpt.trainer.program import Program
-from jaxgpt.trainer.record import SAVE, STOP, Record
+from jaxgpt.trainer.record import SAVE, STOP, Recorder
 from jaxgpt.trainer.start import (
+    InitialWeights,
     Start,
-    Weights,
     check,
     check_data,
     completed,
@@ -73,7 +73,7 @@ def run_loop(start: Start, listener: Listener, until: int | None) -> Outcome:
     last = newest(start, listener.note)
     config = continued(config, last)
     on_leader(lambda: check_data(start, config, last))
-    weights = same_on_all(lambda: open_weights(start), Weights.facts)
+    weights = same_on_all(lambda: open_weights(start), InitialWeights.facts)
     reading = StageProgress(listener, "tokenizing")
     config, data = same_on_all(lambda: read_data(start, config, weights.tokenizer, last, reading), data_facts)
     config = completed(config, data, last)
@@ -97,7 +97,7 @@ def run_loop(start: Start, listener: Listener, until: int | None) -> Outcome:
             state = starting_state(program, run, last, weights)
         saver = Saver(run.checkpoints, settings)
         file = MetricsFile(run.metrics, last)
-        record = Record(program, data, saver, file, listener, last, weights.about())
+        record = Recorder(program, data, saver, file, listener, last, weights.about())
         calls = batches_of(program, feed, plan_calls(first, end, settings, last, feed.reads_state), monitor.wait)
         with saver, file, calls as prepared, record.closing(lambda: state):
             for steps, batches in prepared:
@@ -130,7 +130,7 @@ def run_loop(start: Start, listener: Listener, until: int | None) -> Outcome:
 
 @contextmanager
 def opened_run(
-    start: Start, program: Program, data: Data, last: Info | None, weights: Weights, note: Callable[[str], None]
+    start: Start, program: Program, data: Data, last: Info | None, weights: InitialWeights, note: Callable[[str], None]
 ) -> Iterator[Run]:
     """Create or open the run, as `open_for_training`, if its file system can store its checkpoints."""
     if start.run is None:
@@ -164,7 +164,7 @@ def data_facts(opened: tuple[Config, Data]) -> Mapping[str, object]:
     return data.facts()
 
 
-def starting_state(program: Program, run: Run, last: Info | None, weights: Weights) -> TrainState:
+def starting_state(program: Program, run: Run, last: Info | None, weights: InitialWeights) -> TrainState:
     """Return the state before the first step: of the checkpoint `last`, of a different run, or new."""
     if last:
         return program.restore(run.checkpoints, last.step)

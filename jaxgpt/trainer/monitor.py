@@ -23,7 +23,7 @@ from jaxgpt.trainer.program import Program
 READING, COMPUTING = "reading the data", "computing"
 
 
-class Limits(NamedTuple):
+class Timeouts(NamedTuple):
     """Times after which a run counts as stuck, in seconds."""
 
     step: float = 180.0  # for a step
@@ -33,7 +33,7 @@ class Limits(NamedTuple):
     every: float = 1.0  # between two checks
 
 
-LIMITS = Limits()
+TIMEOUTS = Timeouts()
 
 
 class Status(NamedTuple):
@@ -50,7 +50,7 @@ class Monitor(Listener):
     Args:
         stop: the request to stop.
         note: called with a one-line message, if the run is stuck.
-        limits: see `Limits`.
+        timeouts: see `Timeouts`.
         clock: monotonic time in seconds.
         end: called with a line and an exit code, if the run is stuck and a signal requests a stop.
     """
@@ -59,11 +59,11 @@ class Monitor(Listener):
         self,
         stop: Stop,
         note: Callable[[str], None],
-        limits: Limits = LIMITS,
+        timeouts: Timeouts = TIMEOUTS,
         clock: Callable[[], float] = time.monotonic,
         end: Callable[[str, int], Any] = exit_now,
     ) -> None:
-        self.stop, self.print_note, self.limits = stop, note, limits
+        self.stop, self.print_note, self.timeouts = stop, note, timeouts
         self.clock, self.end = clock, end
         self.step = 0
         self.activity = COMPUTING
@@ -107,14 +107,14 @@ class Monitor(Listener):
         """Report a stuck run once, in process 0; end the process if a signal requests a stop."""
         now = self.clock()
         idle = now - self._at
-        limit = max(self.limits.stage if self._in_stage else self.limits.step, self.limits.slower * self.longest)
+        limit = max(self.timeouts.stage if self._in_stage else self.timeouts.step, self.timeouts.slower * self.longest)
         if idle > limit and not self._is_named and is_leader():
             self._is_named = True
             self.print_note(f"{self.explain()}; Ctrl-C or SIGTERM stops the run")
         if self.stop.arrived is None or self._in_stage:
             return
         waited = min(idle, now - self.stop.arrived)
-        patience = max(self.limits.stop if self.longest else self.limits.step, self.limits.slower * self.longest)
+        patience = max(self.timeouts.stop if self.longest else self.timeouts.step, self.timeouts.slower * self.longest)
         is_repeated = self.stop.repeated and self._at < self.stop.arrived
         if is_repeated or waited > patience:
             text = advice()
@@ -137,13 +137,13 @@ class Monitor(Listener):
 
 
 @contextmanager
-def monitored(stop: Stop, note: Callable[[str], None], limits: Limits = LIMITS) -> Iterator[Monitor]:
+def monitored(stop: Stop, note: Callable[[str], None], timeouts: Timeouts = TIMEOUTS) -> Iterator[Monitor]:
     """Yield a `Monitor`, check it in a thread, and publish its status to the other processes."""
-    monitor = Monitor(stop, note, limits)
+    monitor = Monitor(stop, note, timeouts)
     ended = threading.Event()
 
     def repeat() -> None:
-        while not ended.wait(limits.every):
+        while not ended.wait(timeouts.every):
             monitor.check()
 
     threading.Thread(target=repeat, daemon=True).start()

@@ -1,4 +1,4 @@
-"""Record: check and write the metrics of each step, and write checkpoints."""
+"""Recorder: check and write the metrics of each step, and write checkpoints."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LAG = 2  # number of later calls dispatched before blocking on the metrics of a 
 WINDOW = 10.0  # averaging window of the speed in seconds; minimum one call
 
 
-class Record:
+class Recorder:
     """Read the metrics of each step `LAG` calls late, check and write them, and write checkpoints.
 
     `last` is the checkpoint that training resumes from; None: train from step 0. `about`: facts for every checkpoint.

@@ -14,7 +14,7 @@ from jaxgpt.decoding.sampler import decode_steps, extend, prefill, read_prompts
 from jaxgpt.lm import engine
 from jaxgpt.model import GPT, KVCache
 from jaxgpt.ops.attention import document_positions
-from jaxgpt.verify.subject import Skipped, Subject, distance
+from jaxgpt.verify.subject import NotApplicable, Subject, distance
 
 
 def prompt_logits(model: GPT, params: Any, ids_BT: jax.Array, slots: int) -> tuple[jax.Array, KVCache]:
@@ -106,7 +106,7 @@ def tied(s: Subject) -> float:
     """
     c = s.config.model
     if not c.tie_embeddings:
-        raise Skipped("model.tie_embeddings is false: the head has its own weights")
+        raise NotApplicable("model.tie_embeddings is false: the head has its own weights")
     model, ids = s.model, s.random_ids((2, s.length), below=max(c.vocab_size // 2, 1))
     weigh = jax.random.normal(jax.random.key(0), (*ids.shape, c.vocab_size))
     hidden_BTD = model.apply({"params": s.params}, ids, method="hidden")

@@ -29,7 +29,7 @@ from jaxgpt.ops import norms
 from jaxgpt.ops.attention import Positions, Visible
 from jaxgpt.train import step
 from jaxgpt.verify import LAWS, Law, forward, fresh, training, verify
-from jaxgpt.verify.subject import Skipped, distance
+from jaxgpt.verify.subject import NotApplicable, distance
 
 OURS = LAWS[:-1]  # without transformers, which is slow to import
 Patch = pytest.MonkeyPatch
@@ -313,7 +313,7 @@ def test_random_weights_have_no_zeros_or_ones() -> None:
 @pytest.fixture
 def few_laws(monkeypatch: Patch) -> None:
     def skip(_: object) -> float:
-        raise Skipped("nothing to see")
+        raise NotApplicable("nothing to see")
 
     laws = (LAWS[3], Law("never", skip, 0.0))
     monkeypatch.setattr(sys.modules["jaxgpt.verify"], "LAWS", laws)
