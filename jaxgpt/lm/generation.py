@@ -28,7 +28,9 @@ from jaxgpt.lm.arguments import (
     start_ids,
 )
 from jaxgpt.lm.defaults import with_defaults
-from jaxgpt.lm.model import LM, cache_shards, check_lm, for_decoding, placed, sampler_of
+from jaxgpt.lm.model import LM, check_lm
+from jaxgpt.lm.placement import cache_shards, placed
+from jaxgpt.lm.sampler import for_decoding, sampler_of
 from jaxgpt.lm.text import FinishReason, TextStream
 from jaxgpt.parallel.host import device_memory
 from jaxgpt.settings import as_int

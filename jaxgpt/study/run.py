@@ -28,7 +28,9 @@ from jaxgpt.lm import LM, Generation
 from jaxgpt.lm.arguments import encode_prompt, make_settings, row_keys, start_ids
 from jaxgpt.lm.defaults import with_defaults
 from jaxgpt.lm.generation import read_request
-from jaxgpt.lm.model import OnlyIds, check_lm, only_text, placed
+from jaxgpt.lm.model import check_lm
+from jaxgpt.lm.placement import placed
+from jaxgpt.lm.sampler import OnlyIds, only_text
 from jaxgpt.lm.weights import dequantize
 from jaxgpt.model import GPT
 from jaxgpt.model.scan import STACKED, unstack_layers
