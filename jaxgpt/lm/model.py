@@ -19,6 +19,7 @@ from jaxgpt.errors import UserError, short_repr
 from jaxgpt.lm.weights import Precision, quantize
 from jaxgpt.model import GPT
 from jaxgpt.model.scan import STACKED, unstack_layers
+from jaxgpt.runtime import set_quick_flag
 from jaxgpt.settings import as_int
 
 
@@ -78,6 +79,7 @@ def load(
         check_mesh(mesh)
     if not isinstance(checkpoint, str):
         checkpoint = str(as_int("checkpoint (best, last or a step)", checkpoint, 0, 2**63 - 1))
+    set_quick_flag()
     source, params = read_source(path, checkpoint, lambda source: source.read(Place(mesh, model=model)))
     if weights is not None:
         params = quantize(params, model(source.config.model), weights)

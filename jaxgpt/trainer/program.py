@@ -47,6 +47,7 @@ from jaxgpt.parallel.mesh import (
 )
 from jaxgpt.parallel.processes import process_count
 from jaxgpt.parallel.sums import sums_by_device
+from jaxgpt.runtime import set_quick_flag
 from jaxgpt.train.loss import Objective, next_token_loss, with_adapters
 from jaxgpt.train.optimizer import (
     Numbers,
@@ -468,6 +469,7 @@ def build(
             batch or the model.
     """
     # The mesh, and settings that do not fit it.
+    set_quick_flag()  # before JAX's first use of a device
     sizes, note = resolve(config, jax.device_count(), process_count(), jax.default_backend() == "tpu")
     mesh = make_mesh(sizes)
     device = mesh.devices.flat[0]
