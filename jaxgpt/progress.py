@@ -9,15 +9,15 @@ from datetime import timedelta
 class Progress:
     """The progress of long work.
 
-    The work calls `stage` when a stage starts, and the object itself when more of the stage is done. A display formats the
-    object with `str`, also in another thread. A subclass can pass the calls on.
+    The work calls `stage` when a stage starts, and the object itself when more of the stage is done. A thread can display
+    the object: `str` formats it. A subclass can pass the calls on.
     """
 
     def __init__(self, name: str = "") -> None:
         self.stage(name)
 
     def stage(self, name: str) -> None:
-        """Start a stage, of which nothing is done."""
+        """Start a stage; nothing of it is done yet."""
         self.name = name
         self.started = time.monotonic()
         self.done = 0

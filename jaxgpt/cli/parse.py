@@ -63,7 +63,7 @@ COMMANDS = {
     "data report": "jaxgpt.cli.data_report:data_report",
 }
 
-# The sections of settings: the field `steps` of `TrainConfig`, whose prefix is "train", is the option --train.steps.
+# The sections of settings. `TrainConfig` has the prefix "train": its field `steps` is the option --train.steps.
 SECTIONS: tuple[type[Section], ...] = (ModelConfig, DataConfig, OptimConfig, TrainConfig, MeshConfig, LoraConfig)
 
 # Options that other programs have for the choice of devices.
