@@ -214,10 +214,13 @@ def plan_calls(first: int, end: int, train: TrainConfig, last: Info | None, whol
                 raise UserError(
                     f"{name} ({value}) must be a multiple of train.steps_per_call ({each}), the steps of a rollout"
                 )
-    done, most = first, each if whole else 1
+    intervals = [every for every in (train.eval_every, train.checkpoint_every) if every]
+    done = first
+    most = each if whole else 1
     while done < end:
-        ends_at = [(done // every + 1) * every for every in (train.eval_every, train.checkpoint_every) if every]
-        before, done = done, min(done + most, end, *ends_at)
+        ends_at = [(done // every + 1) * every for every in intervals]
+        before = done
+        done = min(before + most, end, *ends_at)
         yield range(before, done)
         most = each
 

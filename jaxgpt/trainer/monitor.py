@@ -63,8 +63,11 @@ class Monitor(Listener):
         clock: Callable[[], float] = time.monotonic,
         end: Callable[[str, int], Any] = exit_now,
     ) -> None:
-        self.stop, self.print_note, self.timeouts = stop, note, timeouts
-        self.clock, self.end = clock, end
+        self.stop = stop
+        self.print_note = note
+        self.timeouts = timeouts
+        self.clock = clock
+        self.end = end
         self.step = 0
         self.activity = COMPUTING
         self.longest = 0.0  # longest step so far
