@@ -110,14 +110,17 @@ class Monitor(Listener):
         """Report a stuck run once, in process 0; end the process if a signal requests a stop."""
         now = self.clock()
         idle = now - self._at
-        limit = max(self.timeouts.stage if self._in_stage else self.timeouts.step, self.timeouts.slower * self.longest)
+        slow_step = self.timeouts.slower * self.longest
+        limit = max(self.timeouts.stage if self._in_stage else self.timeouts.step, slow_step)
         if idle > limit and not self._is_named and is_leader():
             self._is_named = True
             self.print_note(f"{self.explain()}; Ctrl-C or SIGTERM stops the run")
         if self.stop.arrived is None or self._in_stage:
             return
+
+        # After a signal, the run may take the time of a step to save.
         waited = min(idle, now - self.stop.arrived)
-        patience = max(self.timeouts.stop if self.longest else self.timeouts.step, self.timeouts.slower * self.longest)
+        patience = max(self.timeouts.stop if self.longest else self.timeouts.step, slow_step)
         is_repeated = self.stop.repeated and self._at < self.stop.arrived
         if is_repeated or waited > patience:
             text = advice()
