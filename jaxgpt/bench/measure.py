@@ -89,7 +89,7 @@ def benchmark(
     times = steps.run(max(round(seconds / expected), 5))
     step = statistics.median(times)
 
-    # Where the time goes: a trace of a few calls.
+    # Trace a few calls, to attribute their time to kinds of work.
     calls = min(max(round(TRACED / (step * steps.each)), 2), 10)
     traced = compiled
     if _platform(program.mesh) == "gpu":
