@@ -62,10 +62,11 @@ def main() -> None:
     cores = len(os.sched_getaffinity(0))
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # GPU memory shared by the sides
 
-    import jaxgpt  # noqa: F401, I001  (before jax: it sets a flag)
+    from jaxgpt.runtime import set_quick_flag  # noqa: I001  (before jax: the import sets a flag)
 
     import jax
 
+    set_quick_flag()
     jax.config.update("jax_num_cpu_devices", args.devices)
     import numpy as np
     import torch

@@ -275,7 +275,7 @@ def run_verify(toy: bool, text: str) -> dict[str, Any]:
     del text
     os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "highest")
     from jaxgpt.config import Config, DataConfig, ModelConfig
-    from jaxgpt.study.verify import fresh, verify
+    from jaxgpt.verify import fresh, verify
 
     models = {
         "gpt2": {"bias": True},
@@ -327,9 +327,9 @@ def run_tests(name: str, toy: bool, text: str) -> dict[str, Any]:
 def run_profile(toy: bool, text: str) -> dict[str, Any]:
     """Measure tokens/s, MFU and time by kind of operation of the 124M training step (`jaxgpt bench`)."""
     del text
+    from jaxgpt.bench import measure
+    from jaxgpt.bench.trace import device_time
     from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig
-    from jaxgpt.study import bench
-    from jaxgpt.study.trace import device_time
 
     notes: dict[str, str] = {}
 
@@ -341,12 +341,12 @@ def run_profile(toy: bool, text: str) -> dict[str, Any]:
             notes["no times by kind"] = str(e)
             return {}
 
-    bench.device_time = device_time_or_note  # type: ignore
+    measure.device_time = device_time_or_note  # type: ignore
     sizes = (64, 16, 1, 2, 32) if toy else (50304, 1024, 12, 12, 768)
     names = ("vocab_size", "block_size", "n_layer", "n_head", "n_embd")
     model = ModelConfig(**dict(zip(names, sizes, strict=True)), bias=False)  # type: ignore[arg-type]
     train = TrainConfig(batch_size=2 if toy else 16, compute_dtype="float32" if toy else "bfloat16")
-    figures = bench.bench(
+    figures = measure.benchmark(
         Config(model=model, train=train, data=DataConfig(dataset="none")), 0.1 if toy else 10, decode=False
     )
     step, start = figures["step"], figures["start_seconds"]

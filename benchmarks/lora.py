@@ -25,6 +25,7 @@ from jaxgpt.model import GPT
 from jaxgpt.model.init import init_params
 from jaxgpt.model.linear import Linear
 from jaxgpt.model.lora import init_lora, matrices, merge
+from jaxgpt.runtime import set_quick_flag
 from jaxgpt.train.loss import cross_entropy
 
 MODEL = ModelConfig(
@@ -54,6 +55,7 @@ def two_products(adapters: Any) -> Callable[..., Any]:
 
 def main() -> None:
     """Print time and temporary memory of the loss and gradient, for all weights and each form of LoRA."""
+    set_quick_flag()
     model = GPT(MODEL, of_device(jax.local_devices()[0]))
     params = init_params(model)
     ids = jnp.asarray(np.random.default_rng(0).integers(0, MODEL.vocab_size, (B, MODEL.block_size + 1)), jnp.int32)

@@ -1,4 +1,4 @@
-"""Fine-tune a run with LoRA adapters on a text; data, optimizer and report can be replaced.
+"""Fine-tune a run with LoRA adapters on a text; data, optimizer and listener can be replaced.
 
 python examples/finetune.py RUN TEXT [--steps 50] [--out runs/tuned]
 """
@@ -19,12 +19,12 @@ from jaxgpt.config import DataConfig, LoraConfig, OptimConfig, TrainConfig
 from jaxgpt.data import Data, open_data
 from jaxgpt.errors import UserError
 from jaxgpt.trainer.evaluation import Evaluation, evaluate
+from jaxgpt.trainer.events import Listener
+from jaxgpt.trainer.loop import Outcome, Start, train
 from jaxgpt.trainer.program import Program, build
-from jaxgpt.trainer.report import Report
-from jaxgpt.trainer.train import Outcome, Start, train
 
 
-class Losses(Report):
+class Losses(Listener):
     """Collect and print the validation losses by step, starting with the loss of the base model."""
 
     def __init__(self) -> None:
@@ -53,8 +53,8 @@ def main(run: str, text: str, steps: int, out: str) -> tuple[Outcome, Losses]:
     )
     data = open_data(config, base.tokenizer)
     optimizer = optax.adam(optax.linear_schedule(1e-2, 0.0, steps))
-    report = Losses()
-    return train(Start(config, out=out, data=data, build=partial(build, optimizer=optimizer)), report), report
+    losses = Losses()
+    return train(Start(config, out=out, data=data, build=partial(build, optimizer=optimizer)), losses), losses
 
 
 if __name__ == "__main__":

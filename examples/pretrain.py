@@ -1,4 +1,4 @@
-"""Train a small model from scratch; data, model, loss, optimizer and report can be replaced.
+"""Train a small model from scratch; data, model, loss, optimizer and listener can be replaced.
 
 python examples/pretrain.py [TEXT] [--steps 200] [--out runs/example]
 """
@@ -20,12 +20,12 @@ from jaxgpt.kernels import best
 from jaxgpt.model import GPT
 from jaxgpt.train.loss import RowSums, cross_entropy, split_windows
 from jaxgpt.trainer.evaluation import Evaluation
+from jaxgpt.trainer.events import Listener
+from jaxgpt.trainer.loop import Outcome, Start, train
 from jaxgpt.trainer.program import build
-from jaxgpt.trainer.report import Report
-from jaxgpt.trainer.train import Outcome, Start, train
 
 
-class Lines(Report):
+class Lines(Listener):
     """Print a line for every tenth step and every evaluation. A tracker overrides the same methods."""
 
     def progress(self, metrics: dict[str, float]) -> None:

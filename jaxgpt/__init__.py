@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from jaxgpt.runtime import set_compiler_flags
+from jaxgpt.runtime import set_safe_flag
 
 if TYPE_CHECKING:
     from jaxgpt import study
@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from jaxgpt.trainer.program import build
 
 __version__ = "0.1.0"
-set_compiler_flags()
+
+# The only change to the process by an import: XLA's CPU backend needs this flag for correct results.
+set_safe_flag()
 
 # These names are imported on first access, so that `import jaxgpt` is fast and initializes no device.
 _NAMES = {

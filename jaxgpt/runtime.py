@@ -30,29 +30,60 @@ class MiscompiledReductions(RuntimeWarning):
     """Warning that this jaxlib can miscompile fused reductions in XLA's CPU backend."""
 
 
-def set_compiler_flags() -> None:
-    """If jaxlib miscompiles, add `SAFE_FLAG` and `QUICK_FLAG`; warn if `SAFE_FLAG` is needed but missing.
+def set_safe_flag() -> None:
+    """If jaxlib miscompiles, add `SAFE_FLAG` to XLA_FLAGS; warn if the flag is missing and cannot be added.
 
-    Flags cannot be added if XLA_FLAGS is a file name, or after XLA has started, because XLA reads them once. XLA aborts on
-    a flag that its version does not have.
+    `import jaxgpt` calls this function, and changes nothing else of the process.
+    """
+    if add_flag(SAFE_FLAG):
+        return
+    if has_started() and sys.modules["jax"].default_backend() != "cpu":
+        return
+    file = flags_file()
+    reason = (
+        "XLA's CPU backend started before jaxgpt was imported" if has_started() else f"XLA_FLAGS is the file {file}"
+    )
+    wrong = "fused reductions are on, which this version of jaxlib can miscompile to wrong numbers"
+    fix = f"add {SAFE_FLAG} to {file or 'XLA_FLAGS'} and restart Python"
+    warnings.warn(f"{reason}: {wrong}; {fix}", MiscompiledReductions, stacklevel=3)
+
+
+def set_quick_flag() -> None:
+    """Add `QUICK_FLAG` to XLA_FLAGS, if XLA has not started: commands, `train`, `build` and `load` call this function."""
+    add_flag(QUICK_FLAG)
+
+
+def add_flag(flag: str) -> bool:
+    """Add a flag for the versions in `MISCOMPILING` to XLA_FLAGS, and return whether it is set or not needed.
+
+    A flag whose option is set already is not added. Flags cannot be added if XLA_FLAGS is a file name, or after XLA has
+    started, because XLA reads them once. XLA aborts on a flag that its version does not have.
     """
     from jaxlib.version import __version__ as version
 
     if not version.startswith(tuple(f"{known}." for known in MISCOMPILING)):
-        return
+        return True
     flags = os.environ.get("XLA_FLAGS", "").strip()
-    file = Path(flags) if flags and not flags.startswith("-") else None  # name of a file with XLA's flags
+    file = flags_file()
     known = file.read_text() if file and file.is_file() else flags
-    missing = [flag for flag in (SAFE_FLAG, QUICK_FLAG) if flag.split("=")[0] not in known]
+    if flag.split("=")[0] in known:
+        return True
+    if file or has_started():
+        return False
+    os.environ["XLA_FLAGS"] = f"{flags} {flag}".strip()
+    return True
+
+
+def flags_file() -> Path | None:
+    """Return the file with XLA's flags; None: XLA_FLAGS holds the flags."""
+    flags = os.environ.get("XLA_FLAGS", "").strip()
+    return Path(flags) if flags and not flags.startswith("-") else None
+
+
+def has_started() -> bool:
+    """Return whether XLA has started, so that new flags have no effect."""
     bridge = sys.modules.get("jax._src.xla_bridge")  # private module, without a public equivalent
-    started = bridge is not None and bridge.backends_are_initialized()
-    if not started and not file:
-        os.environ["XLA_FLAGS"] = " ".join([flags, *missing]).strip()
-    elif SAFE_FLAG in missing and (not started or sys.modules["jax"].default_backend() == "cpu"):
-        reason = "XLA's CPU backend started before jaxgpt was imported" if started else f"XLA_FLAGS is the file {file}"
-        wrong = "fused reductions are on, which this version of jaxlib can miscompile to wrong numbers"
-        fix = f"add {SAFE_FLAG} to {file or 'XLA_FLAGS'} and restart Python"
-        warnings.warn(f"{reason}: {wrong}; {fix}", MiscompiledReductions, stacklevel=3)
+    return bridge is not None and bool(bridge.backends_are_initialized())
 
 
 def keep_compiled() -> None:

@@ -31,7 +31,7 @@ from jaxgpt.decoding.sampler import SamplerState
 from jaxgpt.errors import UserError
 from jaxgpt.lm import LM, Chat, engine, generation
 from jaxgpt.lm.arguments import row_keys
-from jaxgpt.lm.model import sampler_of
+from jaxgpt.lm.sampler import sampler_of
 
 TEMPLATE = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"

@@ -71,9 +71,11 @@ def test_the_reading_order_names_existing_files_and_their_size() -> None:
     text = (root / "docs" / "code.md").read_text()
     named = re.findall(r"`((?:jaxgpt|tests)/[\w/.]+)`", text)
     assert [path for path in named if not (root / path).exists()] == []
-    rooms = {path.name for path in (root / "jaxgpt").iterdir() if path.is_dir() and path.name != "__pycache__"}
-    assert {path.split("/")[1] for path in named if (root / path).is_dir()} == rooms
-    core = [path for room in ("ops", "model", "train", "decoding") for path in (root / "jaxgpt" / room).glob("*.py")]
+    packages = {path.name for path in (root / "jaxgpt").iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert {path.split("/")[1] for path in named if (root / path).is_dir()} == packages
+    core = [
+        path for package in ("ops", "model", "train", "decoding") for path in (root / "jaxgpt" / package).glob("*.py")
+    ]
     walk = {
         path
         for path in re.findall(r"^\d\. .*$", text, flags=re.M)

@@ -21,10 +21,10 @@ def test_a_model_is_trained_and_then_fine_tuned(capsys: pytest.CaptureFixture[st
     assert (outcome.step, outcome.stopped) == (60, False)
     assert outcome.evaluation.loss < 1.5
     assert "validation loss" in capsys.readouterr().out
-    tuned, report = finetune["main"]("runs/a", "other.txt", 50, "runs/b")
-    assert list(report.by_step) == [0, 25, 50]
-    assert report.by_step[50] < report.by_step[0] - 0.05
-    assert tuned.evaluation.loss == report.by_step[50]
+    tuned, losses = finetune["main"]("runs/a", "other.txt", 50, "runs/b")
+    assert list(losses.by_step) == [0, 25, 50]
+    assert losses.by_step[50] < losses.by_step[0] - 0.05
+    assert tuned.evaluation.loss == losses.by_step[50]
     for run in ("runs/a", "runs/b"):
         assert jaxgpt("sample", run, "--prompt", "3 plus", "--max-new-tokens", "4").code == 0
 

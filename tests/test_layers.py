@@ -1,4 +1,4 @@
-"""The import order: a room imports only earlier rooms, and importing jaxgpt starts no backend."""
+"""The import order: a package imports only earlier packages, and importing jaxgpt starts no backend."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from helpers import nodes, repository
 
 # From the bottom up; docs/code.md describes each.
 ORDER = """
-    errors files directories hub signals runtime settings mix config presets
+    errors progress files directories hub signals runtime settings mix config presets
     ops model train decoding
-    provenance counts kernels data report parallel checkpoint lm trainer
-    convert plan study cli
+    provenance counts kernels data report parallel checkpoint trainer lm
+    convert study verify plan bench cli
 """.split()
-LEVEL = {room: level for level, room in enumerate(ORDER)}
+LEVEL = {package: level for level, package in enumerate(ORDER)}
 CORE = ("ops", "model", "train", "decoding")
 FILES = sorted((repository() / "jaxgpt").rglob("*.py"))
 
 
-def room(path: Path) -> str:
+def package(path: Path) -> str:
     return path.relative_to(repository() / "jaxgpt").parts[0].removesuffix(".py")
 
 
 def imports(path: Path) -> set[str]:
-    """Return the rooms that a file imports, including imports under TYPE_CHECKING."""
+    """Return the packages that a file imports, including imports under TYPE_CHECKING."""
     found = set()
     for node in nodes(path.read_text()):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("jaxgpt."):
@@ -41,15 +41,15 @@ def imports(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(repository())))
-def test_a_room_imports_only_earlier_rooms(path: Path) -> None:
-    if room(path) in ("__init__", "__main__"):
+def test_a_package_imports_only_earlier_packages(path: Path) -> None:
+    if package(path) in ("__init__", "__main__"):
         return
-    for other in imports(path) - {room(path)}:
-        assert LEVEL[other] < LEVEL[room(path)], f"{room(path)} must not import {other}"
+    for other in imports(path) - {package(path)}:
+        assert LEVEL[other] < LEVEL[package(path)], f"{package(path)} must not import {other}"
 
 
 def core_files() -> list[Path]:
-    return [path for path in FILES if room(path) in CORE]
+    return [path for path in FILES if package(path) in CORE]
 
 
 @pytest.mark.parametrize("path", core_files(), ids=lambda p: str(p.relative_to(repository())))
@@ -61,8 +61,8 @@ def test_the_core_knows_no_files_processes_or_backends(path: Path) -> None:
     assert not words & {*machines.split(), "platform_dependent", "set_xla_metadata"}
 
 
-def test_every_room_is_in_the_order() -> None:
-    assert {room(path) for path in FILES} - {"__init__", "__main__"} == set(LEVEL)
+def test_every_package_is_in_the_order() -> None:
+    assert {package(path) for path in FILES} - {"__init__", "__main__"} == set(LEVEL)
 
 
 def test_importing_starts_no_backend() -> None:

@@ -24,7 +24,7 @@ from jaxgpt.decoding import TokenBuffer
 from jaxgpt.decoding.sampler import decode_steps, prefill
 from jaxgpt.errors import UserError
 from jaxgpt.lm import LM, engine, explain
-from jaxgpt.lm.model import for_decoding, sampler_of
+from jaxgpt.lm.sampler import for_decoding, sampler_of
 from jaxgpt.model import GPT
 from jaxgpt.model.init import boxed_params
 from jaxgpt.model.params import abstract_params

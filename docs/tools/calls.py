@@ -17,8 +17,8 @@ PACKAGE = Path(jaxgpt.__file__).resolve().parents[1]  # parent directory of jaxg
 
 TREES = {
     "tokens to update": """
-trainer.train.train
-  trainer.train.run_loop
+trainer.loop.train
+  trainer.loop.run_loop
     trainer.feed.batches_of
       feed.at = trainer.feed.DataFeed.at
         data.batches.Batches.at

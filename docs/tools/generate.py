@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from cyclopts.argument import Argument
 
-from jaxgpt.cli.parse import COMMANDS, EVERY, make_app
+from jaxgpt.cli.parse import COMMANDS, EVERY, full_names, make_app
 from jaxgpt.cli.presets import BASE, size
 from jaxgpt.config import Config, flat
 from jaxgpt.presets import PRESETS, preset
@@ -125,7 +125,7 @@ def _table_of_settings(section: str, default: Any) -> Iterator[str]:
         "" if value in ("", ()) else f"{value:g}" if isinstance(value, float) else _word(value) for value in values
     ]
     yield from _rows(
-        (each.names, _kind(each.hint), value, each.parameter.help)
+        (full_names(each.names), _kind(each.hint), value, each.parameter.help)
         for each, value in zip(of_section, shown, strict=True)
     )
 

@@ -15,9 +15,9 @@ from jaxgpt.checkpoint.store import Info, read_info, resolve_step
 from jaxgpt.config import Config, DataConfig
 from jaxgpt.data import Data, Mixture, open_data
 from jaxgpt.data.open import joint_fingerprint, mixed
-from jaxgpt.data.text import Progress, no_progress
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.mix import same_shares, with_paths
+from jaxgpt.progress import NO_PROGRESS, Progress
 
 Open = Callable[[DataConfig], Data]
 
@@ -60,7 +60,7 @@ def open_run_data(
     info: Info | None,
     config: Config,
     tokenizer: Tokenizer | None,
-    progress: Progress = no_progress,
+    progress: Progress = NO_PROGRESS,
     tokens: int = 0,
     data: Data | None = None,
 ) -> RunData:

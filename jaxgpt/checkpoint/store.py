@@ -42,7 +42,14 @@ if TYPE_CHECKING:  # Orbax and optax: slow imports, deferred to the functions th
 SEAL, PARTIAL = "checkpoint.json", ".partial"
 PARTS = ("params", "opt_state", "skip", "ema")
 IN_FLIGHT = 2**26  # bytes that may be read or written at a time, in addition to the largest array
-logging.getLogger("absl").setLevel(logging.CRITICAL)  # no duplicate logs of errors that Orbax raises
+
+
+def import_orbax() -> Any:
+    """Import Orbax, which is slow, and hide its logs of errors that it also raises."""
+    from orbax.checkpoint import v1
+
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    return v1
 
 
 @dataclass(frozen=True)
@@ -87,7 +94,7 @@ class Saver:
 
     def save(self, state: TrainState, info: Info) -> None:
         """Wait for the previous write, then write a state in the background; the caller may donate it."""
-        from orbax.checkpoint import v1 as ocp
+        ocp = import_orbax()
 
         self.wait()
         path = self.directory / f"{info.step}{PARTIAL}"
@@ -164,7 +171,7 @@ def kept(infos: Mapping[int, Info], train: TrainConfig) -> set[int]:
 
 def save_params(directory: Path, params: Any, about: Mapping[str, Any]) -> None:
     """Write weights without optimizer state as the checkpoint of step 0, with little additional memory."""
-    from orbax.checkpoint import v1 as ocp
+    ocp = import_orbax()
 
     from jaxgpt.train.step import TrainState
 
@@ -391,7 +398,7 @@ def _parts(state: TrainState) -> dict[str, Any]:
 
 def _load(path: Path, part: str, like: Any) -> Any:
     """Restore a part of a checkpoint; raise `UserError` if it is unreadable or does not match `like`."""
-    from orbax.checkpoint import v1 as ocp
+    ocp = import_orbax()
 
     check_backslash(path)
     try:
@@ -408,7 +415,7 @@ def _load(path: Path, part: str, like: Any) -> Any:
 
 def _few_in_flight(like: Any) -> AbstractContextManager[Any]:
     """Limit the bytes that Orbax reads at a time to the largest array: by default, it reads all arrays at once."""
-    from orbax.checkpoint import v1 as ocp
+    ocp = import_orbax()
 
     largest = max((leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(like)), default=0)
     options = ocp.Context()

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxgpt.checkpoint.store import PARTIAL, Info, check_shapes, failed_writes, seal
+from jaxgpt.checkpoint.store import PARTIAL, Info, check_shapes, failed_writes, import_orbax, seal
 from jaxgpt.files import sync_directory
 from jaxgpt.model.params import flatten_params
 
@@ -36,7 +36,7 @@ def stream_params(
     Raises:
         TrainingFailed: if the checkpoint cannot be written, for example because the disk is full.
     """
-    from orbax.checkpoint import v1 as ocp
+    ocp = import_orbax()
 
     path = directory.resolve() / f"0{PARTIAL}"  # TensorStore rejects `..` in paths
     placeholders = jax.tree.map(lambda leaf: np.zeros((1,) * len(leaf.shape), leaf.dtype), like)

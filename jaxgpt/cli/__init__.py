@@ -15,7 +15,7 @@ from pathlib import Path
 from jaxgpt.cli.output import note
 from jaxgpt.cli.parse import parse
 from jaxgpt.errors import FULL, TrainingFailed, UserError, full_disk_fix, one_line
-from jaxgpt.runtime import debugs_nans, keep_compiled, skip_missing_tpus, tune_memory
+from jaxgpt.runtime import debugs_nans, keep_compiled, set_quick_flag, skip_missing_tpus, tune_memory
 from jaxgpt.signals import INTERRUPTED, advice, exit_on_second_signal
 
 # Exit codes. jaxgpt/signals.py defines two more, UNFINISHED and INTERRUPTED.
@@ -87,6 +87,7 @@ def entry(*before: str) -> None:
     Compiled programs are cached.
     """
     tune_memory()
+    set_quick_flag()
     skip_missing_tpus()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # hide XLA's logs, such as warnings about slow compilation
     exit_on_second_signal()

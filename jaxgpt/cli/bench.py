@@ -46,17 +46,17 @@ def bench(
 
     use_cores(config.mesh, model=config.model)
     keep_memory(config)
-    from jaxgpt.study import bench as measure
+    from jaxgpt.bench.measure import benchmark
 
     with progress("starting") as activity:
-        results = {"name": target} | measure.bench(config, seconds, decode, trace, activity.stage)
+        results = {"name": target} | benchmark(config, seconds, decode, trace, activity)
     opened = f"\ntrace   {trace}: open the directory with XProf, or its .trace.json.gz with ui.perfetto.dev"
-    return print_result(json, results, report(results) + opened * bool(trace))
+    return print_result(json, results, as_text(results) + opened * bool(trace))
 
 
-def report(results: dict[str, Any]) -> str:
+def as_text(results: dict[str, Any]) -> str:
     """Format the results as text."""
-    from jaxgpt.study.trace import WORK
+    from jaxgpt.bench.trace import WORK
 
     step, start, limits, host = (results[name] for name in ("step", "start_seconds", "limits", "input_seconds"))
     seconds, (low, high) = step["seconds"], step["range"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,21 +38,9 @@ def data_prepare(
 
     from jaxgpt.data.prepare import prepare
 
-    first = -1
-
-    def report(index: Mapping[str, Any], read: int, total: int) -> None:
-        """Show the numbers of documents and tokens so far, and the progress since the first call."""
-        nonlocal first
-        if first < 0:
-            activity.stage("tokenizing")
-            first = read  # bytes read before an interruption, and in the first batch
-        documents, tokens = (sum(split[key] for split in index["splits"].values()) for key in ("documents", "tokens"))
-        activity.name = f"{plural(documents, 'document')}, {plural(tokens, 'token')}"
-        activity(read - first, max(total - first, 0))
-
     set_advice(lambda: f"repeat the command to continue {out}")
     with progress("reading the sources" if params.tokenizer != "bpe" else "training the tokenizer") as activity:
-        index = prepare(sources, Path(out), params, report, note)
+        index = prepare(sources, Path(out), params, activity, note)
     next_command = shlex.join(["jaxgpt", "train", "--data.path", out])
     return print_result(json, {"out": out} | index, _facts(index) | {"next": next_command})
 

@@ -16,8 +16,8 @@ from jaxgpt.presets import DEFAULT, PRESETS, preset
 if TYPE_CHECKING:
     from jaxgpt.config import Config
     from jaxgpt.data import Data
-    from jaxgpt.data.text import Progress
     from jaxgpt.data.tokenizer import Tokenizer
+    from jaxgpt.progress import Progress
 
 
 def data_report(target: str = "", /, *, json: Json = False, settings: GivenSettings = NO_SETTINGS) -> int:
@@ -60,7 +60,7 @@ def data_report(target: str = "", /, *, json: Json = False, settings: GivenSetti
     if config.data.tokenizer == "ids":
         raise UserError("data report needs the tokenizer of the ids: pass --data.tokenizer gpt2 or PATH")
 
-    from jaxgpt.report.report import report_on
+    from jaxgpt.report.describe import describe
 
     tokenizer = None
     if is_run and "data.tokenizer" not in settings:
@@ -71,7 +71,7 @@ def data_report(target: str = "", /, *, json: Json = False, settings: GivenSetti
         is_unchanged = is_run and not any(name.startswith("data.") for name in settings)
         data = _open(config.with_model(vocab_size=0), target if is_unchanged else "", tokenizer, activity)
         activity.stage("counting")
-        reports = [report_on(part, activity) for part in data.parts or (data,)]
+        reports = [describe(part, activity) for part in data.parts or (data,)]
     weights = config.data.weights(config.data.phases[0])
     total = sum(weights.values())
     shares = [{"path": part.name, "share": weights[part.name] / total} for part in data.parts]

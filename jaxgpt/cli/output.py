@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from datetime import timedelta
 from json import dumps
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +14,8 @@ import rich.console
 from rich.live import Live
 from rich.segment import Segment, Segments
 from rich.text import Text
+
+from jaxgpt.progress import Progress
 
 if TYPE_CHECKING:
     from jaxgpt.lm import LM
@@ -92,42 +92,13 @@ def note_sampling(lm: LM, given: Collection[str], unused: Collection[str] = ()) 
         note(line)
 
 
-class Activity:
-    """The current activity of a command. Call it with (done, total), in any unit, to report progress."""
-
-    def __init__(self, name: str) -> None:
-        self.stage(name)
-
-    def stage(self, name: str) -> None:
-        """Start the next activity and reset progress."""
-        self.name, self.started = name, time.monotonic()
-        self.done, self.total = 0, 0
-
-    def __call__(self, done: int, total: int) -> None:
-        self.done, self.total = done, total
-
-    def __str__(self) -> str:
-        """Format the name, the completed fraction if known, the elapsed time, and the remaining time if known."""
-        elapsed, done, total = (
-            time.monotonic() - self.started,
-            self.done,
-            self.total,
-        )  # read once: the main thread changes them
-        texts = [self.name, duration(elapsed)]
-        if total:
-            texts.insert(1, f"{done / total:.0%}")
-        if 0 < done < total:
-            texts.append(f"{duration(elapsed * (total - done) / done)} left")
-        return "  ".join(texts)
-
-
 @contextmanager
-def progress(name: str) -> Iterator[Activity]:
+def progress(name: str) -> Iterator[Progress]:
     """Show the progress of the block on standard error, after `DELAY` seconds.
 
-    Nothing is written to standard output, which may hold the JSON of `--json`. Do not nest blocks; use `Activity.stage`.
+    Nothing is written to standard output, which may hold the JSON of `--json`. Do not nest blocks; use `Progress.stage`.
     """
-    activity = Activity(name)
+    activity = Progress(name)
     with line_shown(activity.__str__, Console(stderr=True), DELAY):
         yield activity
 
@@ -162,8 +133,3 @@ def line_shown(line: Callable[[], str], console: Console, delay: float = 0.0) ->
     finally:
         ended.set()
         thread.join()
-
-
-def duration(seconds: float) -> str:
-    """Format seconds as `0:01:05`."""
-    return str(timedelta(seconds=int(seconds)))

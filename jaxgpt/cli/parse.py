@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from inspect import BoundArguments
-from typing import Annotated, Any, Literal, TypedDict, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, get_args, get_type_hints
 
 from cyclopts import (
     App,
@@ -22,33 +22,53 @@ from cyclopts import (
     UnusedCliTokensError,
 )
 from cyclopts.argument import ArgumentCollection
+from cyclopts.help import DefaultFormatter, HelpEntry, HelpPanel
 from cyclopts.validators import Number
+from rich.console import ConsoleOptions
 
 import jaxgpt
-from jaxgpt.config import SamplingParams
+from jaxgpt.config import (
+    Config,
+    DataConfig,
+    LoraConfig,
+    MeshConfig,
+    ModelConfig,
+    OptimConfig,
+    SamplingParams,
+    TrainConfig,
+    flat,
+)
 from jaxgpt.errors import UserError, one_line, short_repr
 from jaxgpt.presets import DEFAULT, PRESETS, preset
 from jaxgpt.settings import Section, check_text, similar_setting
 
-COMMANDS = (
-    *"train launch sample chat explain inspect eval plot info presets import export verify plan bench".split(),
-    *("data prepare", "data report"),
-)
+# The function of each command; cyclopts imports only the module of the command in use.
+COMMANDS = {
+    "train": "jaxgpt.cli.train:train",
+    "launch": "jaxgpt.cli.launch:launch",
+    "sample": "jaxgpt.cli.sample:sample",
+    "chat": "jaxgpt.cli.chat:chat",
+    "explain": "jaxgpt.cli.explain:explain",
+    "inspect": "jaxgpt.cli.inspect:inspect",
+    "eval": "jaxgpt.cli.eval:eval",
+    "plot": "jaxgpt.cli.plot:plot",
+    "info": "jaxgpt.cli.info:info",
+    "presets": "jaxgpt.cli.presets:presets",
+    "import": "jaxgpt.cli.import_:import_",
+    "export": "jaxgpt.cli.export:export",
+    "verify": "jaxgpt.cli.verify:verify",
+    "plan": "jaxgpt.cli.plan:plan",
+    "bench": "jaxgpt.cli.bench:bench",
+    "data prepare": "jaxgpt.cli.data_prepare:data_prepare",
+    "data report": "jaxgpt.cli.data_report:data_report",
+}
+
+# The sections of settings. `TrainConfig` has the prefix "train": its field `steps` is the option --train.steps.
+SECTIONS: tuple[type[Section], ...] = (ModelConfig, DataConfig, OptimConfig, TrainConfig, MeshConfig, LoraConfig)
 
 # Options that other programs have for the choice of devices.
 DEVICE_OPTIONS = ("--platform", "--device", "--devices", "--accelerator", "--gpu", "--gpus", "--cpu", "--tpu")
 DEVICE_HINT = "JAX chooses the devices: set the environment variable JAX_PLATFORMS to cpu, cuda or tpu"
-
-
-class Settings(TypedDict, total=False):
-    """The settings on a command line, keyed by dotted name: {"train.steps": 10}.
-
-    `make_app` declares the keys.
-    """
-
-
-class Sampling(TypedDict, total=False):
-    """The fields of `SamplingParams` on a command line; others come from the model, otherwise from `SamplingParams`."""
 
 
 def shown(default: Any) -> str | None:
@@ -63,6 +83,61 @@ EVERY = Parameter(
 )
 FLAT = Parameter(name="*")  # fields of a class as top-level options: --top-k
 ON = Parameter(negative_bool="no-")  # --no-NAME to turn the option off
+
+
+def setting_options() -> dict[str, Any]:
+    """Return the type of each setting's option, keyed by the setting: {"train.steps": Annotated[int, ...], ...}."""
+    # `--steps` is unique if no other section has this setting, and no section this name.
+    count = Counter[str]()
+    for section in SECTIONS:
+        count[section.prefix] += 1
+        count.update(field.name for field in fields(section))
+
+    options = dict[str, Any]()
+    for section in SECTIONS:
+        types = get_type_hints(section)
+        group = Group.create_ordered(section.prefix.capitalize())
+        for field in fields(section):
+            setting = f"{section.prefix}.{field.name}"
+            names = [option_name(setting)]
+            if count[field.name] == 1:
+                names.append(option_name(field.name))
+            parameter = Parameter(name=names, help=field.metadata["help"], group=group, show_default=False)
+            options[setting] = Annotated[types[field.name], parameter, ON]
+    return options
+
+
+def sampling_options() -> dict[str, Any]:
+    """Return the type of the option of each field of `SamplingParams`."""
+    types = get_type_hints(SamplingParams)
+    options = dict[str, Any]()
+    for field in fields(SamplingParams):
+        parameter = Parameter(help=field.metadata["help"], show_default=shown(field.default) or False)
+        options[field.name] = Annotated[types[field.name], parameter]
+    return options
+
+
+def option_name(setting: str) -> str:
+    """Return the option of a setting: "train.batch_size" is --train.batch-size."""
+    return f"--{setting.replace('_', '-')}"
+
+
+def full_names(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of an option without the short names of a setting."""
+    names = tuple(names)
+    dotted = tuple(name for name in names if "." in name)
+    return dotted or names
+
+
+if TYPE_CHECKING:
+    Settings = dict[str, Any]
+    Sampling = dict[str, Any]
+else:
+    # The settings on a command line, keyed by dotted name: {"train.steps": 10}.
+    Settings = TypedDict("Settings", setting_options(), total=False)
+    # The fields of `SamplingParams` on a command line; others come from the model, otherwise from `SamplingParams`.
+    Sampling = TypedDict("Sampling", sampling_options(), total=False)
+
 GivenSettings = Annotated[Settings, FLAT]
 NO_SETTINGS = Settings()
 GivenSampling = Annotated[Sampling, FLAT]
@@ -73,13 +148,6 @@ Weights = Annotated[Literal["float32", "bfloat16", "int8"], Parameter(help="prec
 Seed = Annotated[int, Parameter(help="random seed", validator=Number(gte=0, lt=2**32))]
 Count = Annotated[int, Parameter(validator=Number(gte=0))]
 Special = Annotated[bool, Parameter(help="encode special tokens in the prompt, such as <|im_end|>, as their ids")]
-
-
-for _field in fields(SamplingParams):
-    Sampling.__annotations__[_field.name] = Annotated[
-        get_type_hints(SamplingParams)[_field.name],
-        Parameter(help=_field.metadata["help"], show_default=shown(_field.default) or False),
-    ]
 
 
 def parse(words: Sequence[str]) -> tuple[Callable[..., Any], BoundArguments]:
@@ -119,64 +187,62 @@ def _unknown_option(error: UnknownOptionError) -> str:
     return f"Unknown option: {option}{similar_setting(option, known)}."
 
 
-def make_app(words: Sequence[str]) -> App:
-    """Build the parser; its help shows the defaults of the preset in `words`, and only full setting names."""
-    base = next((word for word in words if word in PRESETS), DEFAULT)
-    is_help = "-h" in words or "--help" in words
-    _declare_settings(base, short=not is_help)
+class PresetHelp:
+    """Prints panels of options with the full names of settings only, and the values of a preset as their defaults."""
 
+    def __init__(self, base: Config) -> None:
+        self.defaults = {option_name(setting): shown(value) for setting, value in flat(base).items()}
+        self.default = DefaultFormatter()
+
+    def __call__(self, console: Any, options: ConsoleOptions, panel: HelpPanel) -> None:
+        """Print a panel."""
+        entries = [self._entry(entry) for entry in panel.entries]
+        self.default(console, options, panel.copy(entries=entries))
+
+    def render_usage(self, console: Any, options: ConsoleOptions, usage: Any) -> None:
+        """Print the usage line."""
+        self.default.render_usage(console, options, usage)
+
+    def render_description(self, console: Any, options: ConsoleOptions, description: Any) -> None:
+        """Print the docstring of a command."""
+        self.default.render_description(console, options, description)
+
+    def _entry(self, entry: HelpEntry) -> HelpEntry:
+        name = next(iter(entry.positive_names), "")
+        if name not in self.defaults:
+            return entry
+        return entry.copy(
+            positive_names=full_names(entry.positive_names),
+            negative_names=full_names(entry.negative_names),
+            default=self.defaults[name],
+        )
+
+
+def make_app(words: Sequence[str]) -> App:
+    """Build the parser; its help shows the defaults of the preset in `words`."""
+    base = next((word for word in words if word in PRESETS), DEFAULT)
     app = App(
         name="jaxgpt",
         help="Train, sample and study decoder-only transformers.",
         version=jaxgpt.__version__,
         help_format="plaintext",
+        help_formatter=PresetHelp(preset(base)),
         default_parameter=EVERY,
         config=_check_words,
     )
     app.command(App(name="data", help="Prepare and describe training data."))
     given = [word for word in words if not word.startswith("-")]
-    for name in COMMANDS:
+    for name, function in COMMANDS.items():
         *group, last = name.split()
         parent = app["data"] if group else app
-
-        # The module and its function have the name of the command; cyclopts imports them only for the command in use.
-        function = "import_" if name == "import" else name.replace(" ", "_")
         usage = f"Usage: jaxgpt {name} [ARGUMENTS] [OPTIONS]"
-        parent.command(f"jaxgpt.cli.{function}:{function}", name=last, usage=usage)
+        parent.command(function, name=last, usage=usage)
 
         # A list of commands shows the first line of each docstring, so it needs all functions.
         is_listed = given in ([], group)
         if is_listed:
             _ = parent[last]  # the look-up imports the function
     return app
-
-
-def _declare_settings(base: str, short: bool) -> None:
-    """Declare an option for each setting; the help shows the values of the preset `base` as defaults."""
-    sections = [section for section in vars(preset(base)).values() if isinstance(section, Section)]
-
-    # `--steps` is unique if no other section has this setting, and no section this name.
-    count = Counter[str]()
-    for section in sections:
-        count[section.prefix] += 1
-        count.update(field.name for field in fields(section))
-
-    for section in sections:
-        types = get_type_hints(type(section))
-        group = Group.create_ordered(section.prefix.capitalize())
-        for field in fields(section):
-            key = f"{section.prefix}.{field.name}"
-            names = [key]
-            if short and count[field.name] == 1:
-                names.append(field.name)
-            parameter = Parameter(
-                name=[f"--{name.replace('_', '-')}" for name in names],
-                help=field.metadata["help"],
-                group=group,
-                show_default=shown(getattr(section, field.name)) or False,
-            )
-            # cyclopts reads the options from the annotations of `Settings`.
-            Settings.__annotations__[key] = Annotated[types[field.name], parameter, ON]
 
 
 def _check_words(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:

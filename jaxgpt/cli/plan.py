@@ -7,11 +7,12 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from jaxgpt.cli.output import aligned, duration, print_json, progress
+from jaxgpt.cli.output import aligned, print_json, progress
 from jaxgpt.cli.parse import NO_SETTINGS, GivenSettings, Json
 from jaxgpt.cli.settings import named_config, with_settings, with_vocab
 from jaxgpt.config import Config
 from jaxgpt.errors import UserError, plural
+from jaxgpt.progress import duration
 
 if TYPE_CHECKING:
     from jaxgpt.plan.cost import StepCost

@@ -14,8 +14,8 @@ from jaxgpt.errors import UserError
 
 if TYPE_CHECKING:
     from jaxgpt.data import Data
-    from jaxgpt.data.text import Progress
     from jaxgpt.lm import LM, Generation
+    from jaxgpt.progress import Progress
     from jaxgpt.report.memorized import Memorized
 
 

@@ -114,8 +114,8 @@ OF_STATE = ("optim.name", "optim.momentum_dtype", "lora.rank", "lora.alpha", "lo
 def _with_state(config: Config, init_from: str) -> Config:
     """Return a config that starts from the train state in a checkpoint, by default the last of the run."""
     from jaxgpt.checkpoint.run import open_run, parse_checkpoint
+    from jaxgpt.checkpoint.source import base_checkpoint
     from jaxgpt.checkpoint.store import resolve_step, weights_at
-    from jaxgpt.lm.source import base_checkpoint
 
     directory, which = parse_checkpoint(init_from)
     run = open_run(directory)

@@ -58,30 +58,30 @@ def train(
         raise UserError(f"--resume continues one run, not both {source} and --out {out}: omit one of them")
 
     from jaxgpt.checkpoint.run import Run, recover
-    from jaxgpt.cli.report import TrainReport
+    from jaxgpt.cli.run_printer import RunPrinter
     from jaxgpt.parallel.join import joined
-    from jaxgpt.trainer import train as trainer
+    from jaxgpt.trainer import loop
     from jaxgpt.trainer.start import Start, prune_finished, why_finished
 
-    with joined(distributed), TrainReport() as report:
+    with joined(distributed), RunPrinter() as printer:
         recover(Path(out or source))
         run = Run(Path(out or source))
         if resume and (run.exists() or not target):
             name = base.preset if target and not source else ""
             config = resumed(run.path, name, init_from, keep_optimizer, settings)
             if given and not source and (unused := differing(base, config, settings)):
-                report.note(f"{out} keeps its settings, and ignores these settings of {target}: {unused}")
+                printer.note(f"{out} keeps its settings, and ignores these settings of {target}: {unused}")
             if reason := why_finished(run, config):
                 prune_finished(run)
-                report.note(reason)
+                printer.note(reason)
                 return 0
             start = Start(config, run=run)
         else:
             if resume:
-                report.note(f"no run at {out} yet: starting a new run")
+                printer.note(f"no run at {out} yet: starting a new run")
             if source:
                 config = repeated(base, Path(source), init_from, keep_optimizer, settings)
-                report.note(f"using the settings of {source}, starting from {origin(config)}")
+                printer.note(f"using the settings of {source}, starting from {origin(config)}")
             elif weights := init_from or base.state_from or base.init_from:
                 keep = keep_optimizer or bool(base.state_from and not init_from)
                 config = with_weights(base, weights, settings, keep=given, keep_optimizer=keep)
@@ -89,9 +89,9 @@ def train(
                 config = started(base, settings)
             start = Start(config, out, overwrite)
         try:
-            outcome = trainer.train(start, report)
+            outcome = loop.train(start, printer)
         except TrainingFailed as e:
-            raise TrainingFailed(f"{e}; resume with: {report.resume_command}") from None
+            raise TrainingFailed(f"{e}; resume with: {printer.resume_command}") from None
     return UNFINISHED if outcome.stopped else 0
 
 

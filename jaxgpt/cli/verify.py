@@ -16,7 +16,7 @@ from jaxgpt.presets import PRESETS
 
 if TYPE_CHECKING:
     from jaxgpt.lm import LM
-    from jaxgpt.study.verify import LawResult
+    from jaxgpt.verify import LawResult
 
 VERDICTS = {True: "ok", False: "FAILED", None: "skipped"}
 
@@ -40,8 +40,8 @@ def verify(target: str = "", /, *, checkpoint: Checkpoint = "best", json: Json =
     import jax
 
     from jaxgpt.provenance import versions
-    from jaxgpt.study.verify import LAWS
-    from jaxgpt.study.verify import verify as check
+    from jaxgpt.verify import LAWS
+    from jaxgpt.verify import verify as check
 
     with progress("loading") as activity:
         damaged = _damaged(target)
@@ -80,7 +80,7 @@ def _model(target: str, checkpoint: str) -> tuple[LM, str]:
     """Return the model to verify and a description of it."""
     from jaxgpt.counts import parameter_count
     from jaxgpt.lm import load
-    from jaxgpt.study.verify import fresh
+    from jaxgpt.verify import fresh
 
     if target and target not in PRESETS:
         lm, name = load(target, checkpoint), target

@@ -39,7 +39,7 @@ DTYPES = {
 }
 
 
-class Stored(NamedTuple):
+class StoredTensor(NamedTuple):
     """The file, type and shape of a tensor."""
 
     file: Path
@@ -52,20 +52,20 @@ class Weights:
 
     Attributes:
         path: the directory or file.
-        tensors: dict of `Stored`, keyed by name.
+        tensors: dict of `StoredTensor`, keyed by name.
     """
 
     def __init__(self, path: Path) -> None:
         """Read the headers. Raises `UserError` for missing or damaged files, pickles, or duplicate tensors."""
         self.path = path
-        self.tensors: dict[str, Stored] = {}
+        self.tensors: dict[str, StoredTensor] = {}
         for file in _find(path):
             with _opened(file) as f:
                 for name in f.keys():  # noqa: SIM118 - not a mapping
                     if name in self.tensors:
                         raise UserError(f"{name} is in both {self.tensors[name].file.name} and {file.name}: remove one")
                     piece = f.get_slice(name)
-                    self.tensors[name] = Stored(file, piece.get_dtype(), tuple(piece.get_shape()))
+                    self.tensors[name] = StoredTensor(file, piece.get_dtype(), tuple(piece.get_shape()))
 
     def read(self, name: str) -> np.ndarray:
         """Read one tensor as float32. Raises `UserError` if the tensor contains non-finite numbers."""

@@ -15,7 +15,7 @@ import numpy as np
 from jaxgpt.config import ModelConfig
 from jaxgpt.convert import llamacpp
 from jaxgpt.convert.divisors import ROPE_DIVISORS
-from jaxgpt.convert.files import Stored, Weights
+from jaxgpt.convert.files import StoredTensor, Weights
 from jaxgpt.convert.tensors import Format
 from jaxgpt.errors import UserError, short_repr
 
@@ -42,7 +42,7 @@ class GgufWeights(Weights):
         """Read the headers. Raises `UserError` for a malformed file, a missing part, or a missing gguf package."""
         self.path = path
         self.stored: dict[str, Any] = {}
-        self.tensors: dict[str, Stored] = {}
+        self.tensors: dict[str, StoredTensor] = {}
         given = _read_header(path)
         self.metadata = given.metadata
         parts = _parts(path, given.metadata)
@@ -68,7 +68,7 @@ class GgufWeights(Weights):
                 raise UserError(f"tensor {tensor.name} is in both {other} and {part.name}: download the parts again")
             shape = tuple(tensor.shape.tolist()[::-1])
             self.stored[tensor.name] = tensor
-            self.tensors[tensor.name] = Stored(part, "F32", shape)  # type after dequantizing
+            self.tensors[tensor.name] = StoredTensor(part, "F32", shape)  # type after dequantizing
 
     def _load(self, name: str) -> np.ndarray:
         """Dequantize one tensor to float32. Raises `UserError` if its type is not supported."""

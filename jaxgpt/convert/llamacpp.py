@@ -48,7 +48,7 @@ UNREAD = (ORIGINAL_CONTEXT, "rope.scaling.finetuned", "tensor_data_layout")
 YARN = ("log_multiplier", "ext_factor", "attn_factor", "beta_fast", "beta_slow")
 
 
-class Windows(NamedTuple):
+class SlidingWindows(NamedTuple):
     """Default sliding windows of an architecture.
 
     Attributes:
@@ -79,7 +79,7 @@ class Architecture(NamedTuple):
     activation: str = "silu"
     eps: str = RMS_EPS
     interleaved: bool = False
-    windows: Windows | None = None
+    windows: SlidingWindows | None = None
     tied: bool = True
     head_dim: bool = True
 
@@ -91,8 +91,8 @@ ARCHITECTURES = {
         Architecture("llama", llama.LLAMA, interleaved=True),  # also Mistral
         Architecture("qwen2", llama.QWEN2, head_dim=False),
         Architecture("qwen3", llama.QWEN3),
-        Architecture("olmo2", llama.OLMO2, windows=Windows(period=4), tied=False, head_dim=False),
-        Architecture("gemma3", gemma.FAMILY, GELU, windows=Windows(period=6, theta=10_000.0)),
+        Architecture("olmo2", llama.OLMO2, windows=SlidingWindows(period=4), tied=False, head_dim=False),
+        Architecture("gemma3", gemma.FAMILY, GELU, windows=SlidingWindows(period=6, theta=10_000.0)),
         Architecture("gpt2", gpt2.FAMILY, GELU, LAYER_EPS),
         Architecture("gptneox", neox.FAMILY, GELU, LAYER_EPS, tied=False),
     )
@@ -265,7 +265,7 @@ def _write_rope(architecture: Architecture, config: ModelConfig) -> dict[str, An
     return values | {ROPE_DIVISORS: scaling, ORIGINAL_CONTEXT: config.rope_original_context}
 
 
-def _write_windows(windows: Windows, config: ModelConfig, theta: float) -> dict[str, Any]:
+def _write_windows(windows: SlidingWindows, config: ModelConfig, theta: float) -> dict[str, Any]:
     """Return the metadata of sliding windows; the default pattern is omitted."""
     values: dict[str, Any] = {"attention.sliding_window": config.sliding_window, "rope.freq_base_swa": theta}
     layers = "".join("L" if window else "G" for window in config.windows)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxgpt.checkpoint.run import check_new_run, complete_run
+from jaxgpt.checkpoint.source import Place, WeightSource, read_source
 from jaxgpt.checkpoint.store import Info
 from jaxgpt.checkpoint.stream import stream_params
 from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig
@@ -43,7 +44,6 @@ from jaxgpt.data.tokenizer_files import (
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.files import read_json, write_atomically, write_json
 from jaxgpt.hub import download
-from jaxgpt.lm.source import Place, Source, read_source
 from jaxgpt.model.params import abstract_params
 
 OF_LLAMA = (llama.LLAMA, llama.MISTRAL, llama.QWEN2, llama.QWEN3)
@@ -300,7 +300,7 @@ def _gguf_tokenizer(weights: gguf.GgufWeights, named: str, model: ModelConfig) -
     return tokenizer
 
 
-def _read(source: Source) -> tuple[Info, Any]:
+def _read(source: WeightSource) -> tuple[Info, Any]:
     """Read the checkpoint.json and the weights of a checkpoint."""
     return source.info, source.read(Place())
 

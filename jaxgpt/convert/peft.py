@@ -21,6 +21,7 @@ import numpy as np
 from flax.traverse_util import unflatten_dict
 
 from jaxgpt.checkpoint.run import check_new_run, complete_run, parse_checkpoint
+from jaxgpt.checkpoint.source import Place, open_source
 from jaxgpt.checkpoint.store import save_params, weights_at
 from jaxgpt.config import Config, LoraConfig, ModelConfig
 from jaxgpt.convert import gpt2
@@ -33,7 +34,6 @@ from jaxgpt.counts import parameter_count
 from jaxgpt.errors import UserError, did_you_mean, short_repr
 from jaxgpt.files import read_json, write_json
 from jaxgpt.lm.model import load_adapters
-from jaxgpt.lm.source import Place, open_source
 from jaxgpt.model.lora import abstract_trained, matrices, merge
 from jaxgpt.model.params import abstract_params
 
@@ -51,7 +51,7 @@ MERGE = "merge the adapter with PEFT (merge_and_unload), and import the merged m
 KEEPS_BASE = (True, False, "gaussian", "eva", "orthogonal")
 
 
-class Module(NamedTuple):
+class TargetModule(NamedTuple):
     """A transformers module that PEFT can adapt, such as GPT-2's c_attn (q_proj, k_proj and v_proj)."""
 
     name: str  # path of the module, `transformer.h.0.attn.c_attn`
@@ -215,7 +215,7 @@ def read_adapter(directory: Path, model: ModelConfig) -> tuple[LoraConfig, Any]:
     return LoraConfig(rank=rank, alpha=alpha, targets=",".join(targets)), unflatten_dict(contiguous, sep="/")
 
 
-def _names_in(weights: Weights, module: Module) -> tuple[str, str] | None:
+def _names_in(weights: Weights, module: TargetModule) -> tuple[str, str] | None:
     """Return the names of a module's A and B in the files; None if the files have neither.
 
     The names of an adapter of a bare model, or of a text model in a multimodal one, have a different prefix. A state dict
@@ -259,7 +259,7 @@ def read_config(path: Path) -> tuple[int, float]:
     return rank, alpha
 
 
-def _modules(model: ModelConfig) -> list[Module]:
+def _modules(model: ModelConfig) -> list[TargetModule]:
     """Return the transformers modules of a model's matrices; raise `UserError` if no family fits."""
     family, exported = exported_form(model)
     kernels = {leaf: shape for leaf, shape in leaf_shapes(model).items() if leaf.endswith("/kernel")}
@@ -276,5 +276,5 @@ def _modules(model: ModelConfig) -> list[Module]:
         layout = row._replace(leaves=tuple(outputs), output_first=True)
         parents, inputs = row.leaves[0].split("/")[:-2], kernels[row.leaves[0]][0]
         name = row.name.removesuffix(".weight")
-        modules.append(Module(name, name.removeprefix(family.form.prefix), parents, inputs, outputs, layout))
+        modules.append(TargetModule(name, name.removeprefix(family.form.prefix), parents, inputs, outputs, layout))
     return modules

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from jaxgpt.data.chat_records import EXAMPLE, FIELDS, Chat, Pair, read_record
+from jaxgpt.data.chat_records import EXAMPLE, FIELDS, ChatRecord, Pair, read_record
 from jaxgpt.data.records import read_records
-from jaxgpt.data.text import Progress, no_progress
 from jaxgpt.data.tokens import split_of
 from jaxgpt.directories import holds_records, list_files
 from jaxgpt.errors import UserError, plural
 from jaxgpt.files import sha256_file
+from jaxgpt.progress import NO_PROGRESS, Progress
 
 
 class Files(NamedTuple):
@@ -95,8 +95,8 @@ def check_conversations(path: Path, on_error: str = "fail") -> None:
 
 
 def read_chats(
-    files: Sequence[Path], skipped: Skipped, progress: Progress = no_progress
-) -> Iterator[tuple[str, Chat | Pair]]:
+    files: Sequence[Path], skipped: Skipped, progress: Progress = NO_PROGRESS
+) -> Iterator[tuple[str, ChatRecord | Pair]]:
     """Yield the conversations of files with their places, such as "a.jsonl, line 3"; progress counts bytes."""
     total = sum(path.stat().st_size for path in files)
     done = 0

@@ -62,7 +62,7 @@ SHAPES = (
 )
 
 
-class Chat(NamedTuple):
+class ChatRecord(NamedTuple):
     """A conversation in the form of transformers' `apply_chat_template`.
 
     Attributes:
@@ -82,7 +82,7 @@ class Chat(NamedTuple):
         functions = [each.get("function", each) for each in (*tools, *calls)]
         return {function["name"] for function in functions if "name" in function}
 
-    def with_text_arguments(self) -> Chat:
+    def with_text_arguments(self) -> ChatRecord:
         """Return the conversation with the JSON of the arguments of calls, which some templates need."""
         messages = []
         for message in self.messages:
@@ -91,7 +91,7 @@ class Chat(NamedTuple):
                 arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
                 calls.append(call | {"function": call["function"] | {"arguments": arguments}})
             messages.append(message | {"tool_calls": calls} if calls else message)
-        return Chat(messages, self.tools)
+        return ChatRecord(messages, self.tools)
 
 
 class Pair(NamedTuple):
@@ -101,12 +101,12 @@ class Pair(NamedTuple):
     completion: str
 
     @property
-    def chat(self) -> Chat:
+    def chat(self) -> ChatRecord:
         """The prompt and the completion as messages."""
-        return Chat([_message("user", self.prompt), _message("assistant", self.completion)])
+        return ChatRecord([_message("user", self.prompt), _message("assistant", self.completion)])
 
 
-def read_record(record: Any) -> Chat | Pair:
+def read_record(record: Any) -> ChatRecord | Pair:
     """Turn a record of any accepted shape into messages and tools, or into a prompt and its completion.
 
     Raises:
@@ -141,7 +141,7 @@ def read_record(record: Any) -> Chat | Pair:
         messages = [*_history(fields), *_pair(asked, request, answered, answer, fields)]
     if system and messages[0]["role"] != "system":
         messages = [_message("system", system), *messages]
-    return Chat(messages, tools)
+    return ChatRecord(messages, tools)
 
 
 def _message(role: str, content: str) -> dict[str, Any]:

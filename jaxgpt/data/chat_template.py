@@ -180,7 +180,7 @@ class ChatTemplate:
     @cached_property
     def _environment(self) -> ImmutableSandboxedEnvironment:
         """The environment of the template, with the tags, functions and filter that transformers provides."""
-        extensions = [Generation, loopcontrols]
+        extensions = [GenerationTag, loopcontrols]
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=extensions, undefined=UndefinedToken
         )
@@ -192,7 +192,7 @@ class ChatTemplate:
         return (datetime.fromisoformat(self.date) if self.date else datetime.now()).strftime(form)
 
 
-class Generation(Extension):
+class GenerationTag(Extension):
     """`{% generation %} ... {% endgeneration %}` encloses the text that the assistant writes."""
 
     tags = {"generation"}  # noqa: RUF012

@@ -25,7 +25,7 @@ ANCHOR = "\ufdd0"  # noncharacter that joins no token with the text after it
 MARKS = [chr(point) for point in chain(range(0xFDD0, 0xFDF0), range(0xF0000, 0xFFFFE))]
 
 
-class Match(NamedTuple):
+class TokenMatch(NamedTuple):
     """A control token in a text."""
 
     begin: int  # index of its first character, including white space that the token absorbs
@@ -56,7 +56,7 @@ class ControlTokens:
             self.names = {i: word for i, word in enumerate(tokenizer.words) if word in self.further}
         self._first = frozenset(name[0] for name in self.names.values())
 
-    def find(self, text: str) -> list[Match]:
+    def find(self, text: str) -> list[TokenMatch]:
         """Find the control tokens of a text, as the tokenizer recognizes them."""
         if not isinstance(self.tokenizer, SubwordTokenizer):
             return []
@@ -65,7 +65,7 @@ class ControlTokens:
         for i, (begin, end) in zip(encoding.ids, encoding.offsets, strict=True):
             # The id of `<unk>` also encodes unknown characters, which are ordinary text.
             if i in self.names and self._spelling(text[begin:end]) == self._spelling(self.names[i]):
-                matches.append(Match(begin, end, i))
+                matches.append(TokenMatch(begin, end, i))
         return matches
 
     def _spelling(self, name: str) -> str:
@@ -173,7 +173,7 @@ class ControlTokens:
             begin = next_end
         return out
 
-    def unmarked(self, text: str, mark: str) -> list[Match]:
+    def unmarked(self, text: str, mark: str) -> list[TokenMatch]:
         """Find the control tokens of a text, without names that have a mark."""
         matches = self.find(text)
         if mark:

@@ -11,13 +11,13 @@ import numpy as np
 from jaxgpt.config import Config
 from jaxgpt.data.chat_encoding import Conversation, chat_format, encode_messages
 from jaxgpt.data.chat_files import Skipped, find_files, no_conversations, read_chats
-from jaxgpt.data.chat_records import Chat, Pair
+from jaxgpt.data.chat_records import ChatRecord, Pair
 from jaxgpt.data.chat_template import ChatTemplate
 from jaxgpt.data.packing import Packed
-from jaxgpt.data.text import Progress, no_progress
 from jaxgpt.data.tokenizer import Tokenizer, encode_continuation
 from jaxgpt.data.tokens import Tokens
 from jaxgpt.errors import UserError, plural, short_repr
+from jaxgpt.progress import NO_PROGRESS, Progress
 
 DATE = "2024-07-26"  # date for templates that include it, fixed for deterministic encoding
 MIN_HELD_OUT = 20  # minimum number of validation conversations for comparing runs by their loss
@@ -26,7 +26,7 @@ Sequences = list[Conversation]  # the sequences of a conversation, usually a sin
 
 
 def load_conversations(
-    config: Config, tokenizer: Tokenizer, progress: Progress = no_progress
+    config: Config, tokenizer: Tokenizer, progress: Progress = NO_PROGRESS
 ) -> tuple[Packed, Packed, str, str]:
     """Read, encode, split and pack the conversations of `data.path`.
 
@@ -147,7 +147,7 @@ def read_conversations(
     tokenizer: Tokenizer,
     template: ChatTemplate | None,
     skipped: Skipped,
-    progress: Progress = no_progress,
+    progress: Progress = NO_PROGRESS,
 ) -> list[Sequences]:
     """Read and encode the conversations of files."""
     conversations = list[Sequences]()
@@ -159,7 +159,7 @@ def read_conversations(
     return conversations
 
 
-def encode_conversation(chat: Chat | Pair, tokenizer: Tokenizer, template: ChatTemplate | None) -> Sequences:
+def encode_conversation(chat: ChatRecord | Pair, tokenizer: Tokenizer, template: ChatTemplate | None) -> Sequences:
     """Encode a conversation.
 
     With a template, a prompt and its completion become a user and an assistant message. Without a template, the ids are
@@ -184,7 +184,7 @@ def encode_conversation(chat: Chat | Pair, tokenizer: Tokenizer, template: ChatT
     return _encode_chat(as_text, tokenizer, template)
 
 
-def _encode_chat(chat: Chat, tokenizer: Tokenizer, template: ChatTemplate) -> Sequences:
+def _encode_chat(chat: ChatRecord, tokenizer: Tokenizer, template: ChatTemplate) -> Sequences:
     sequences = encode_messages(chat.messages, chat.tools, tokenizer, template)
     if not chat.function_names:
         return sequences

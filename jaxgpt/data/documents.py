@@ -31,7 +31,7 @@ PARQUET = b"PAR1"  # first and last bytes of a Parquet file
 SKIP = "to skip such documents, use --on-error skip"
 
 
-class Piece(NamedTuple):
+class DocumentPiece(NamedTuple):
     """A document, or part of a text file. Workers call `text` to parse it."""
 
     where: str  # file, and line or row, for messages
@@ -72,13 +72,13 @@ class Piece(NamedTuple):
         return value
 
 
-def unreadable(piece: Piece, error: UserError) -> str:
+def unreadable(piece: DocumentPiece, error: UserError) -> str:
     """Return the message for an unreadable piece, with the file and the line or row."""
     text = str(error) if piece.where in str(error) else f"{piece.where}: {error}"
     return f"{text}; the rest of this file is lost" if piece.lost == "rest" else text
 
 
-def read_pieces(sources: Sequence[Source], params: PrepareParams, cuts: Cuts) -> Iterator[Piece]:
+def read_pieces(sources: Sequence[Source], params: PrepareParams, cuts: Cuts) -> Iterator[DocumentPiece]:
     """Yield all documents, with long text files cut at `cuts`. The first document is always for training."""
     read = documents = 0
     for path in (path for source in sources for path in source.files):
@@ -125,7 +125,7 @@ def sample_text(sources: Sequence[Source], params: PrepareParams, size: int) -> 
                 yield cut(text, GPT2_CUTS)
 
 
-def _text(piece: Piece, params: PrepareParams) -> str:
+def _text(piece: DocumentPiece, params: PrepareParams) -> str:
     """Return the text of a piece, "" if it is skipped; raise `UserError` if it is unreadable and `on_error` is fail."""
     try:
         return piece.text()
@@ -135,14 +135,14 @@ def _text(piece: Piece, params: PrepareParams) -> str:
         raise UserError(f"{unreadable(piece, e)}; {SKIP}") from None
 
 
-def _read_file(path: Path, params: PrepareParams, cuts: Cuts) -> Iterator[Piece]:
+def _read_file(path: Path, params: PrepareParams, cuts: Cuts) -> Iterator[DocumentPiece]:
     """Yield pieces of a file. The remainder of a damaged file is a single unreadable piece.
 
     Raises:
         MissingPackage: if a library for the format is not installed, which is no damage of the file.
     """
     where = str(path)
-    piece = Piece(where, "", file=where, lost="file")
+    piece = DocumentPiece(where, "", file=where, lost="file")
     try:
         with path.open("rb") as raw:
             for piece in _pieces(raw, path, params, cuts):
@@ -155,7 +155,7 @@ def _read_file(path: Path, params: PrepareParams, cuts: Cuts) -> Iterator[Piece]
         yield piece._replace(content=_unreadable(where, e), first=piece.last, last=True, lost=lost)
 
 
-def _pieces(raw: BinaryIO, path: Path, params: PrepareParams, cuts: Cuts) -> Iterator[Piece]:
+def _pieces(raw: BinaryIO, path: Path, params: PrepareParams, cuts: Cuts) -> Iterator[DocumentPiece]:
     """Yield pieces of an open file in the format of its name and content."""
     where = str(path)
     head = raw.read(HEAD)
@@ -179,7 +179,7 @@ def _pieces(raw: BinaryIO, path: Path, params: PrepareParams, cuts: Cuts) -> Ite
         case "array":
             return _numbered(array_items(file, where), where, "item", params.field)
         case "object":
-            return iter([Piece(where, file.read().removeprefix(codecs.BOM_UTF8), params.field)])
+            return iter([DocumentPiece(where, file.read().removeprefix(codecs.BOM_UTF8), params.field)])
     return _read_lines(file, where, params.field)
 
 
@@ -193,11 +193,13 @@ def _is_parquet(raw: BinaryIO, head: bytes) -> bool:
     return tail == PARQUET
 
 
-def _read_text(file: BinaryIO, where: str, cuts: Cuts, separator: str, identities: Iterator[bytes]) -> Iterator[Piece]:
+def _read_text(
+    file: BinaryIO, where: str, cuts: Cuts, separator: str, identities: Iterator[bytes]
+) -> Iterator[DocumentPiece]:
     """Yield a text in pieces of about `BLOCK` characters; the digest of the first block selects the split.
 
     Args:
-        identities: `Piece.identity` of each document with text; may end early.
+        identities: `DocumentPiece.identity` of each document with text; may end early.
     """
     first = True
     rest = ""
@@ -219,10 +221,10 @@ def _read_text(file: BinaryIO, where: str, cuts: Cuts, separator: str, identitie
                     f"a tokenizer that splits words as GPT-2, Llama 3 or Qwen does"
                 )
             if pieces:
-                yield Piece(place, "".join(pieces), "", first, False, digest, identity=identity)
+                yield DocumentPiece(place, "".join(pieces), "", first, False, digest, identity=identity)
                 first = False
             if is_end:
-                yield Piece(place, rest, "", first, True, digest, identity=identity)
+                yield DocumentPiece(place, rest, "", first, True, digest, identity=identity)
                 first = True
                 rest = ""
                 digest = b""
@@ -283,20 +285,20 @@ def _identities(path: Path, suffix: str, separator: str) -> Iterator[bytes]:
         return
 
 
-def _numbered(items: Iterable[bytes], where: str, noun: str, field: str) -> Iterator[Piece]:
+def _numbered(items: Iterable[bytes], where: str, noun: str, field: str) -> Iterator[DocumentPiece]:
     for number, item in enumerate(items, 1):
-        yield Piece(f"{where}, {noun} {number}", item, field)
+        yield DocumentPiece(f"{where}, {noun} {number}", item, field)
 
 
-def _read_lines(file: BinaryIO, where: str, field: str) -> Iterator[Piece]:
+def _read_lines(file: BinaryIO, where: str, field: str) -> Iterator[DocumentPiece]:
     for number, line in enumerate(file, 1):
         if number == 1:
             line = line.removeprefix(codecs.BOM_UTF8)
         if line.strip():
-            yield Piece(f"{where}, line {number}", line, field)
+            yield DocumentPiece(f"{where}, line {number}", line, field)
 
 
-def _read_parquet(file: BinaryIO, where: str, field: str) -> Iterator[Piece]:
+def _read_parquet(file: BinaryIO, where: str, field: str) -> Iterator[DocumentPiece]:
     try:
         from pyarrow import parquet
     except ImportError:
@@ -311,8 +313,8 @@ def _read_parquet(file: BinaryIO, where: str, field: str) -> Iterator[Piece]:
         )
     number = 0
     for batch in table.iter_batches(ROWS, columns=[field]):
-        for value in batch.column(0).cast("binary").to_pylist():  # bytes, for the UTF-8 check in `Piece.text`
-            yield Piece(f"{where}, row {number}", value)
+        for value in batch.column(0).cast("binary").to_pylist():  # bytes, for the UTF-8 check in `DocumentPiece.text`
+            yield DocumentPiece(f"{where}, row {number}", value)
             number += 1
 
 

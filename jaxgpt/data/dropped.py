@@ -24,7 +24,7 @@ def count_skipped(skipped: dict[str, Any], message: str, file: str, lost: str) -
 
     Args:
         message: error with the file and the line or row.
-        lost: `document`, `file` or `rest`, as in `documents.Piece`.
+        lost: `document`, `file` or `rest`, as in `documents.DocumentPiece`.
     """
     skipped["documents" if lost == "document" else "files"] += 1
     if len(skipped["first"]) < FIRST:

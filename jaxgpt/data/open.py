@@ -17,12 +17,13 @@ from jaxgpt.data.cuts import cut
 from jaxgpt.data.mixture import Mixture, Shares
 from jaxgpt.data.packing import Packed, pack_documents
 from jaxgpt.data.shards import prepared_bos, prepared_tokenizer
-from jaxgpt.data.text import NO_TEXT, SHAKESPEARE_CHARACTERS, Progress, Text, no_progress, read_text
+from jaxgpt.data.text import NO_TEXT, SHAKESPEARE_CHARACTERS, Text, read_text
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokenizer_files import FROM_TEXT, make_tokenizer
 from jaxgpt.data.tokens import Split, Tokens, has_validation_files, is_token_path, open_splits
 from jaxgpt.errors import UserError
 from jaxgpt.files import check_kind, missing
+from jaxgpt.progress import NO_PROGRESS, Progress
 
 TOGETHER = 64  # number of pieces of a text to encode per call; `tokenizers` uses all cores
 
@@ -97,7 +98,7 @@ class Data:
 
 
 def open_data(
-    config: Config, tokenizer: Tokenizer | None = None, progress: Progress = no_progress, tokens: int = 0
+    config: Config, tokenizer: Tokenizer | None = None, progress: Progress = NO_PROGRESS, tokens: int = 0
 ) -> Data:
     """Read, tokenize and split the data of a config.
 
@@ -191,7 +192,7 @@ def remaining_sources(data: DataConfig, tokens: int) -> list[DataConfig]:
     return [each for each in data.sources if each.path in needed]
 
 
-def encode_text(tokenizer: Tokenizer, text: str, progress: Progress = no_progress) -> np.ndarray:
+def encode_text(tokenizer: Tokenizer, text: str, progress: Progress = NO_PROGRESS) -> np.ndarray:
     """Encode a text to ids `[n]` of the smallest sufficient integer type; `progress` counts characters."""
     dtype = np.min_scalar_type(max(tokenizer.vocab_size - 1, 0))
     pieces, parts, done = cut(text, tokenizer.cuts), [], 0

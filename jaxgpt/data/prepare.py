@@ -1,7 +1,7 @@
 """Tokenize documents into shards of ids, on all cores and in bounded memory.
 
-Documents are a numbered sequence of pieces (`documents.Piece`). index.json records the number of pieces written, and the
-length of each shard at that moment. After an interruption, the shards are truncated to these lengths and encoding continues
+Documents are a numbered sequence of pieces (`documents.DocumentPiece`). index.json records the number of pieces written, and
+the length of each shard at that moment. After an interruption, the shards are truncated to these lengths and encoding continues
 with the next piece. The output is the same as without the interruption.
 """
 
@@ -24,7 +24,7 @@ from jaxgpt.config import PrepareParams
 from jaxgpt.data import shards
 from jaxgpt.data.bos import document_bos, with_bos
 from jaxgpt.data.bpe import train_bpe
-from jaxgpt.data.documents import SKIP, Piece, beginning, check_first, read_pieces, sample_text, unreadable
+from jaxgpt.data.documents import SKIP, DocumentPiece, beginning, check_first, read_pieces, sample_text, unreadable
 from jaxgpt.data.dropped import Repeats, count_skipped
 from jaxgpt.data.fast import fast_encoder
 from jaxgpt.data.output import begin, new_output, set_tokenizer
@@ -34,6 +34,7 @@ from jaxgpt.data.tokenizer import EOS_NAMES, Tokenizer
 from jaxgpt.data.tokenizer_files import FROM_TEXT, make_tokenizer
 from jaxgpt.directories import INDEX
 from jaxgpt.errors import UserError, plural
+from jaxgpt.progress import NO_PROGRESS, Progress
 from jaxgpt.runtime import cores
 
 BPE_SAMPLE = 200_000_000  # approximate bytes of text for training a BPE tokenizer
@@ -51,7 +52,7 @@ class Encoded(NamedTuple):
     read: int  # bytes of the sources read from disk so far
     skipped: str = ""  # error of a piece that cannot be read or encoded; empty: no error
     file: str = ""  # file of an unreadable piece
-    lost: str = ""  # loss by the error, as in `Piece`
+    lost: str = ""  # loss by the error, as in `DocumentPiece`
     identity: bytes = b""  # SHA-256 of the complete document; empty: unknown
     is_short: bool = False  # whether the document has fewer than `min_characters`
     markers: int = 0  # number of end-of-text tokens written as text
@@ -61,7 +62,7 @@ def prepare(
     names: Sequence[str],
     out: Path,
     params: PrepareParams,
-    report: Callable[[Mapping[str, Any], int, int], None] = lambda index, read, total: None,
+    progress: Progress = NO_PROGRESS,
     note: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Tokenize documents into shards of ids with an index, and return the index.
@@ -72,7 +73,7 @@ def prepare(
     Args:
         names: files, directories or Hugging Face datasets (`hf:OWNER/NAME[/PATTERN]`).
         out: output directory: new, empty, or from an earlier call with the same parameters.
-        report: progress callback; receives the index, the bytes of the sources read so far, and their total bytes.
+        progress: receives the bytes of the sources read since the call, and the numbers of documents and tokens.
         note: callback for one-line messages to the user.
 
     Raises:
@@ -123,13 +124,13 @@ def prepare(
         encoded = _in_order(encode, _batches(pieces), params.workers or cores())
         try:
             with closing(encoded):
-                _write(out, index, encoded, repeats, lambda read: report(index, read, total))
+                _write(out, index, encoded, repeats, progress, total)
         except OSError as e:  # for example, a full disk
             raise OSError(e.errno, e.strerror, e.filename or str(out)) from None
         return index
 
 
-def _after_earlier_pieces(pieces: Iterator[Piece], count: int, params: PrepareParams) -> Repeats | None:
+def _after_earlier_pieces(pieces: Iterator[DocumentPiece], count: int, params: PrepareParams) -> Repeats | None:
     """Skip the pieces that an interrupted command has written, and return their documents, to drop copies of them."""
     earlier = islice(pieces, count)
     if params.dedup == "none":
@@ -150,7 +151,7 @@ def _after_earlier_pieces(pieces: Iterator[Piece], count: int, params: PreparePa
     return repeats
 
 
-def _is_short(piece: Piece, text: str, params: PrepareParams) -> bool:
+def _is_short(piece: DocumentPiece, text: str, params: PrepareParams) -> bool:
     """Return whether a document is dropped because of its length; a document in several pieces never is."""
     return piece.first and piece.last and len(text.strip()) < params.min_characters
 
@@ -160,12 +161,14 @@ def _write(
     index: dict[str, Any],
     batches: Iterable[list[Encoded]],
     repeats: Repeats | None,
-    report: Callable[[int], None],
+    progress: Progress,
+    total: int,
 ) -> None:
     """Append pieces to the shards of their splits, and record the progress in the index."""
     with ExitStack() as stack:
         writers = {split: stack.enter_context(closing(ShardWriter(out, index, split))) for split in SPLITS}
         saved = time.monotonic()
+        start = -1  # bytes read before an interruption, and in the first batch
         for batch in batches:
             for piece in batch:
                 is_complete = False
@@ -180,7 +183,11 @@ def _write(
                         each.sync()
                     shards.write_index(out, index)
                     saved = time.monotonic()
-            report(batch[-1].read)
+            read = batch[-1].read
+            if start < 0:
+                start = read
+                progress.stage("tokenizing")
+            progress(read - start, max(total - start, 0), _counts(index))
         if not writers["train"].entry["documents"]:
             first = index["skipped"]["first"][:1]
             reason = f"; the first error: {first[0]}" if first else ""
@@ -189,6 +196,14 @@ def _write(
             writer.finish()
     index["complete"] = True
     shards.write_index(out, index)
+
+
+def _counts(index: Mapping[str, Any]) -> str:
+    """Return the numbers of documents and tokens so far."""
+    splits = index["splits"].values()
+    documents = sum(split["documents"] for split in splits)
+    tokens = sum(split["tokens"] for split in splits)
+    return f"{plural(documents, 'document')}, {plural(tokens, 'token')}"
 
 
 def _is_kept(piece: Encoded, index: dict[str, Any], repeats: Repeats | None) -> bool:
@@ -224,9 +239,9 @@ def _named_tokenizer(name: str) -> Tokenizer:
     return tokenizer
 
 
-def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+def _batches(pieces: Iterable[DocumentPiece]) -> Iterator[list[DocumentPiece]]:
     """Group pieces into batches; a batch ends when it has at least `BATCH` bytes or characters."""
-    batch, size = list[Piece](), 0
+    batch, size = list[DocumentPiece](), 0
     for piece in pieces:
         batch.append(piece)
         size += len(piece.content) if isinstance(piece.content, str | bytes) else 1
@@ -238,7 +253,7 @@ def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
 
 
 def _in_order(
-    encode: Callable[[Sequence[Piece]], list[Encoded]], batches: Iterator[list[Piece]], workers: int
+    encode: Callable[[Sequence[DocumentPiece]], list[Encoded]], batches: Iterator[list[DocumentPiece]], workers: int
 ) -> Generator[list[Encoded]]:
     """Encode batches in threads, a few batches ahead; yield results in the order of the batches."""
     waiting = deque["Future[list[Encoded]]"]()
@@ -256,10 +271,10 @@ def _in_order(
 
 def _encoder(
     tokenizer: Tokenizer, params: PrepareParams, bos_ids: Sequence[int] = ()
-) -> Callable[[Sequence[Piece]], list[Encoded]]:
+) -> Callable[[Sequence[DocumentPiece]], list[Encoded]]:
     """Return a function that encodes pieces, and selects the split of each document, which begins with `bos_ids`.
 
-    A document is for validation if the first 64 bits of `Piece.digest` (if empty, of the SHA-256 of its text) are below
+    A document is for validation if the first 64 bits of `DocumentPiece.digest` (if empty, of the SHA-256 of its text) are below
     `val_fraction * 2**64`. An unreadable document has no ids; if only part of a document is unreadable, its other pieces are
     written. The function runs in threads: `tokenizers` and tiktoken release the GIL while they encode.
     """
@@ -268,7 +283,7 @@ def _encoder(
     bos = np.array(bos_ids, end.dtype)
     val_below = int(params.val_fraction * 2.0**64)
 
-    def encoded(piece: Piece) -> Encoded:
+    def encoded(piece: DocumentPiece) -> Encoded:
         text, ids, skipped = "", end[:0], ""
         try:
             text = piece.text()

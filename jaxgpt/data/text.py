@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import hashlib
 import sysconfig
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -46,12 +46,6 @@ STATQUEST = "what is statquest <EOS> awesome <EOS>\nstatquest is what <EOS> awes
 
 # Each line is a random string and its copy. The string's length varies, so the copy is not at a fixed offset.
 REPEATS_LINES, REPEATS_LENGTHS = 20_000, range(5, 26)
-
-Progress = Callable[[int, int], None]  # progress callback, called with (done, total)
-
-
-def no_progress(done: int, total: int) -> None:
-    """Do nothing."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 from jaxgpt.lm.conversation import Chat, chat
 from jaxgpt.lm.explain import explain
 from jaxgpt.lm.generation import Generation, Piece, generate, stream
-from jaxgpt.lm.model import LM, load, sampler_of, save
+from jaxgpt.lm.model import LM, load, save
+from jaxgpt.lm.sampler import sampler_of
 from jaxgpt.lm.score import Score, score
 
 __all__ = [

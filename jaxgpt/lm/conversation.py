@@ -16,7 +16,8 @@ from jaxgpt.lm import engine
 from jaxgpt.lm.arguments import as_tuple, make_settings, row_keys
 from jaxgpt.lm.defaults import with_defaults
 from jaxgpt.lm.generation import STREAM_BLOCK, Generation, Piece, Request, decode, read_request
-from jaxgpt.lm.model import LM, check_lm, for_decoding
+from jaxgpt.lm.model import LM, check_lm
+from jaxgpt.lm.sampler import for_decoding
 from jaxgpt.settings import as_int
 
 ANSWER_TOKENS = 512  # default maximum number of tokens of an answer

@@ -28,7 +28,9 @@ from jaxgpt.lm.arguments import (
     start_ids,
 )
 from jaxgpt.lm.defaults import with_defaults
-from jaxgpt.lm.model import LM, cache_shards, check_lm, for_decoding, placed, sampler_of
+from jaxgpt.lm.model import LM, check_lm
+from jaxgpt.lm.placement import cache_shards, placed
+from jaxgpt.lm.sampler import for_decoding, sampler_of
 from jaxgpt.lm.text import FinishReason, TextStream
 from jaxgpt.parallel.host import device_memory
 from jaxgpt.settings import as_int
@@ -160,7 +162,8 @@ class Request(NamedTuple):
 
     def sampler(self, sampling: SamplingParams, filters: tuple[Filter, ...] = ()) -> Sampler:
         """Return a sampler with the model's filters (`only_text`), followed by `filters`."""
-        params, context = self.params, self.lm.config.model.block_size if self.params.overflow == "slide" else 0
+        params = self.params
+        context = self.lm.config.model.block_size if params.overflow == "slide" else 0
         sampler = sampler_of(self.lm, sampling, params.stop_ids)
         return replace(sampler, filters=sampler.filters + filters, context=context, lookup=params.lookup)
 
@@ -197,7 +200,9 @@ class Request(NamedTuple):
 
 def read_request(lm: LM, prompts: Prompts, params: TextParams, sequences: int = 1) -> Request:
     """Encode each prompt `sequences` times, and check lengths, stop ids, stop strings and lookup."""
-    lm, model, tokenizer = for_decoding(lm), lm.config.model, lm.tokenizer
+    lm = for_decoding(lm)
+    model = lm.config.model
+    tokenizer = lm.tokenizer
     encoded = [encode_prompt(tokenizer, model.vocab_size, prompt) for prompt in as_prompts(prompts)]
     encoded = [ids for ids in encoded for _ in range(sequences)]
     rows = [ids or start_ids(tokenizer) for ids in encoded]
@@ -228,7 +233,9 @@ def decode(
     Yields each piece with the current state, which later iterations may donate; if `block` covers all tokens, each text is one
     piece. `before` is the state after an earlier text; its cache holds the first `reused` tokens of the prompt.
     """
-    params, texts, made = request.lm.params, [request.text(row) for row in range(len(keys))], 0
+    params = request.lm.params
+    texts = [request.text(row) for row in range(len(keys))]
+    made = 0
     longest = max(request.new)
     size = 0
     if before is not None:
@@ -242,25 +249,32 @@ def decode(
     while any(text.finish_reason is None for text in texts):
         with request.on_device(size=size):
             state = engine.run(sampler, params, state, min(steps, longest - made))
-        fresh_BT, log_p_BT = engine.new_ids(state, made), engine.new_log_p(state, made)
-        made, steps = int(state.made), block
+        fresh_BT = engine.new_ids(state, made)
+        log_p_BT = engine.new_log_p(state, made)
+        made = int(state.made)
+        steps = block
         if progress:
             progress(min(made, longest), longest)
+
         for row, text in enumerate(texts):
-            if text.finish_reason is None:
-                piece = text.add(fresh_BT[row].tolist(), log_p_BT[row].tolist())
-                if text.finish_reason:
-                    facts = {"log_p": text.log_p, "stop_id": text.stop_id}
-                    yield Piece(row, piece, Generation(text.text, text.ids, text.finish_reason, **facts)), state
-                elif piece:
-                    yield Piece(row, piece, None), state
+            if text.finish_reason is not None:
+                continue
+            piece = text.add(fresh_BT[row].tolist(), log_p_BT[row].tolist())
+            if text.finish_reason:
+                facts = {"log_p": text.log_p, "stop_id": text.stop_id}
+                yield Piece(row, piece, Generation(text.text, text.ids, text.finish_reason, **facts)), state
+            elif piece:
+                yield Piece(row, piece, None), state
 
 
 def _beam_search(
     request: Request, sampling: SamplingParams, filters: tuple[Filter, ...], beams: BeamParams
 ) -> list[Generation]:
-    lm, W, V = request.lm, beams.num_beams, request.lm.config.model.vocab_size
-    given, default = vars(sampling) | vars(request.params), vars(SamplingParams()) | vars(TextParams())
+    lm = request.lm
+    W = beams.num_beams
+    V = lm.config.model.vocab_size
+    given = vars(sampling) | vars(request.params)
+    default = vars(SamplingParams()) | vars(TextParams())
     for name in BEAMS_REJECT:
         if given[name] not in (default[name], "error"):  # overflow "error", which beam search supports
             raise UserError(f"{name} {given[name]} has no effect in beam search: omit it, or set num_beams to 1")
@@ -269,10 +283,13 @@ def _beam_search(
     with request.on_device(2 * W):  # twice the beams: reordering copies their caches
         sampler = request.sampler(replace(sampling, temperature=1.0), filters)
         found = engine.search(sampler, beams, lm.params, request.rows, request.new)
-    out, (_, P, _) = [], engine.sizes(request.rows, request.new)
+
+    out = []
+    _, P, _ = engine.sizes(request.rows, request.new)
     for row in range(len(request.rows)):
         for beam in range(beams.num_return_sequences):
-            length, score = int(found.length_BW[row, beam]), float(found.score_BW[row, beam])
+            length = int(found.length_BW[row, beam])
+            score = float(found.score_BW[row, beam])
             if np.isnan(score):
                 raise UserError(DIVERGED)
             if not length:

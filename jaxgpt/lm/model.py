@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, NamedTuple, cast, get_args
+from typing import Any, NamedTuple, get_args
 
 import flax.linen as nn
-import jax
-import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
 
 from jaxgpt.checkpoint.run import complete_run
+from jaxgpt.checkpoint.source import Place, as_path, check_mesh, first_difference, open_source, read_source
 from jaxgpt.checkpoint.store import save_params
 from jaxgpt.config import Config, DataConfig, LoraConfig
 from jaxgpt.data.tokenizer import Tokenizer
-from jaxgpt.decoding import Sampler, SamplingParams, TokenBuffer
 from jaxgpt.errors import UserError, short_repr
-from jaxgpt.kernels import of_device
-from jaxgpt.lm.source import Place, as_path, check_mesh, check_names, first_difference, open_source, read_source
 from jaxgpt.lm.weights import Precision, quantize
 from jaxgpt.model import GPT
-from jaxgpt.model.params import map_matrices
 from jaxgpt.model.scan import STACKED, unstack_layers
-from jaxgpt.ops import Ops
-from jaxgpt.parallel.mesh import batch_ways, use_mesh
+from jaxgpt.runtime import set_quick_flag
 from jaxgpt.settings import as_int
 
 
@@ -87,6 +79,7 @@ def load(
         check_mesh(mesh)
     if not isinstance(checkpoint, str):
         checkpoint = str(as_int("checkpoint (best, last or a step)", checkpoint, 0, 2**63 - 1))
+    set_quick_flag()
     source, params = read_source(path, checkpoint, lambda source: source.read(Place(mesh, model=model)))
     if weights is not None:
         params = quantize(params, model(source.config.model), weights)
@@ -144,34 +137,6 @@ def save(lm: LM, path: str | Path, *, overwrite: bool = False) -> None:
         save_params(run.checkpoints, params, {"config": asdict(config)})
 
 
-def sampler_of(
-    lm: LM, sampling: SamplingParams | None = None, stop_ids: tuple[int, ...] = (), ops: Ops | None = None
-) -> Sampler:
-    """Return a model's sampler; by default, `ops` comes from `of_device` for the first local device."""
-    ops = of_device(jax.local_devices()[0], lm.config.train.compute_dtype) if ops is None else ops
-    only = only_text(lm)
-    filters = (only,) if only.kept else ()
-    return Sampler(lm.model(lm.config.model, ops), sampling or SamplingParams(), stop_ids, filters)
-
-
-@dataclass(frozen=True)
-class OnlyIds:
-    """A filter that removes ids from the vocabulary; equal filters share compiled programs."""
-
-    kept: bytes  # one byte per id, 0 for a removed id; empty: keep all
-    __name__ = "ids with text"  # name of the filter in `stages`
-
-    def __call__(self, logits: jax.Array, text: TokenBuffer | None = None) -> jax.Array:
-        """Set the logits of removed ids to -inf, `[..., V]`."""
-        return jnp.where(np.frombuffer(self.kept, np.bool_), logits, -jnp.inf) if self.kept else logits
-
-
-def only_text(lm: LM) -> OnlyIds:
-    """Return a filter that removes ids without text, such as the padding of a vocabulary."""
-    found = lm.tokenizer.has_text(lm.config.model.vocab_size)
-    return OnlyIds(b"" if found.all() else found.tobytes())
-
-
 def check_lm(lm: Any) -> None:
     """Raise `UserError` unless an argument is an LM with a config and weights."""
     if not isinstance(lm, LM):
@@ -179,49 +144,3 @@ def check_lm(lm: Any) -> None:
     if not isinstance(lm.config, Config) or not isinstance(lm.params, Mapping):
         kinds = [type(each).__name__ for each in (lm.config, lm.params)]
         raise UserError(f"an LM needs a Config and a dict of weights, not {kinds[0]} and {kinds[1]}")
-
-
-def for_decoding(lm: LM) -> LM:
-    """Check that an argument is an LM, and prepare its weights: unstacked and converted.
-
-    Float32 matrices and tables get the compute dtype, so that steps do not convert them again; the logits are bit-for-bit
-    unchanged.
-    """
-    check_lm(lm)
-    dtype = lm.config.train.compute_dtype
-    params = lm.params
-    if STACKED in params:
-        params = unstack_layers(params, lm.config.model.n_layer)
-    check_names(params, lm.gpt)
-    return lm._replace(params=map_matrices(lambda w: w.astype(dtype), params, lm.gpt))
-
-
-def mesh_of(lm: LM) -> Mesh | None:
-    """Return the mesh of the weights if they are on several devices, otherwise None."""
-    sharding = getattr(jax.tree.leaves(lm.params)[0], "sharding", None)
-    if isinstance(sharding, jax.sharding.NamedSharding) and sharding.mesh.size > 1:
-        return cast(Mesh, sharding.mesh)
-    return None
-
-
-def cache_shards(lm: LM, rows: int) -> tuple[int, int]:
-    """Return over how many devices `placed` shards a cache, and the number of devices."""
-    if (mesh := mesh_of(lm)) is None:
-        return 1, 1
-    # An axis of the mesh that does not divide the rows or the heads replicates the cache.
-    row_shards = batch_ways(mesh)
-    if rows % row_shards:
-        row_shards = 1
-    head_shards = mesh.shape["tensor"]
-    if lm.config.model.kv_heads % head_shards:
-        head_shards = 1
-    return row_shards * head_shards, mesh.size
-
-
-def placed(lm: LM, rows: int) -> AbstractContextManager[None]:
-    """Return a context manager with the mesh of the weights, if they are on several devices.
-
-    The `rows` of a batch are sharded over data and fsdp if the product of their sizes divides `rows`, otherwise replicated.
-    """
-    mesh = mesh_of(lm)
-    return use_mesh(mesh, lm.config.model, rows=rows, length=1) if mesh else nullcontext()

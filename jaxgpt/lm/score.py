@@ -14,7 +14,9 @@ from jaxgpt.data.tokenizer import encode_continuation
 from jaxgpt.errors import UserError
 from jaxgpt.lm.arguments import Prompts, as_prompts, encode_prompt, start_ids
 from jaxgpt.lm.engine import round_up
-from jaxgpt.lm.model import LM, for_decoding, placed, sampler_of
+from jaxgpt.lm.model import LM
+from jaxgpt.lm.placement import placed
+from jaxgpt.lm.sampler import for_decoding, sampler_of
 from jaxgpt.model import GPT
 from jaxgpt.settings import INT_MAX, as_int
 from jaxgpt.train.loss import chunked, log_likelihood, split_windows

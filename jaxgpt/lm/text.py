@@ -39,8 +39,11 @@ class TextStream:
         prompt: Sequence[int] = (),
     ) -> None:
         """Start a row of at most `limit` new ids; `stop_ids` and `stops` end the row and are omitted."""
-        self._decode, self._settled_ids, self._limit = tokenizer.decode, tokenizer.settled, limit
-        self._stop_ids, self._stops = frozenset(stop_ids), tuple(stops)
+        self._decode = tokenizer.decode
+        self._settled_ids = tokenizer.settled
+        self._limit = limit
+        self._stop_ids = frozenset(stop_ids)
+        self._stops = tuple(stops)
         self._prompt = list(prompt)
         self._before = self._decode(self._prompt) if self._prompt else ""
         self.ids: list[int] = []
@@ -56,6 +59,28 @@ class TextStream:
         """
         if self.finish_reason:
             return ""
+        self._append(ids, log_p)
+
+        text = self._new(len(self.ids)) if self.finish_reason else self._settled()
+        ends = []  # the end and the start of each stop string in the text
+        for stop in self._stops:
+            at = text.find(stop)
+            if at >= 0:
+                ends.append((at + len(stop), at))
+        if ends:
+            _, begin = min(ends)  # the first completed stop string
+            text = text[:begin]
+            self.finish_reason = "stop"
+            self._trim_ids(text)
+        elif self.finish_reason is None:
+            held = max((_overlap(text, stop) for stop in self._stops), default=0)
+            text = text[: max(len(text) - held, len(self.text))]
+        piece = text[len(self.text) :]
+        self.text += piece
+        return piece
+
+    def _append(self, ids: Iterable[int], log_p: Iterable[float]) -> None:
+        """Append ids up to a stop id or the limit, and their log probabilities."""
         known = iter(log_p)
         for i in ids:
             if i == NOT_A_NUMBER:
@@ -65,23 +90,13 @@ class TextStream:
                 break
             self.log_p.extend(islice(known, 1))
             if i in self._stop_ids:
-                self.finish_reason, self.stop_id = "stop", i
+                self.finish_reason = "stop"
+                self.stop_id = i
                 break
             self.ids.append(i)
             if len(self.ids) == self._limit:
                 self.finish_reason = "length"
                 break
-        text = self._new(len(self.ids)) if self.finish_reason else self._settled()
-        ends = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
-        if ends:  # the first completed stop string
-            self.finish_reason, text = "stop", text[: min(ends)[1]]
-            self._trim_ids(text)
-        elif self.finish_reason is None:
-            held = max((_overlap(text, stop) for stop in self._stops), default=0)
-            text = text[: max(len(text) - held, len(self.text))]
-        piece = text[len(self.text) :]
-        self.text += piece
-        return piece
 
     def _new(self, n: int) -> str:
         """Decode the first n new ids."""

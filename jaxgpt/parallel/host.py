@@ -14,7 +14,16 @@ from jax.sharding import AbstractMesh, Mesh
 from jaxgpt.config import Config, MeshConfig, ModelConfig
 from jaxgpt.errors import one_line
 from jaxgpt.parallel.mesh import microbatches, sizes_of
-from jaxgpt.runtime import M_ARENA_MAX, M_MMAP_MAX, M_TRIM_THRESHOLD, cores, cpu_supports, set_malloc, skip_missing_tpus
+from jaxgpt.runtime import (
+    M_ARENA_MAX,
+    M_MMAP_MAX,
+    M_TRIM_THRESHOLD,
+    cores,
+    cpu_supports,
+    set_malloc,
+    set_quick_flag,
+    skip_missing_tpus,
+)
 
 GLIBC_KEEPS = 32 * 2**20  # maximum bytes of a block that glibc can keep after it is freed
 ACTIVATIONS = 120  # bytes of temporaries per token, layer and unit of width: about 30 float32 arrays
@@ -29,6 +38,7 @@ def use_cores(mesh: MeshConfig, processes: int = 1, model: ModelConfig | None = 
     number of devices is unchanged if the environment sets it, or JAX has already used a device.
     """
     skip_missing_tpus()
+    set_quick_flag()
     if "JAX_NUM_CPU_DEVICES" in os.environ or "host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
     sizes = sizes_of(mesh).values()

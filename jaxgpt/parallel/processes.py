@@ -69,11 +69,11 @@ def same_on_all(make: Callable[[], T], facts: Callable[[T], Mapping[str, Any]]) 
         return make()
     results: list[T] = []
 
-    def report() -> dict[str, str]:
+    def own_facts() -> dict[str, str]:
         results.append(make())
         return {name: repr(value) for name, value in facts(results[0]).items()}
 
-    outcomes = _gather(_outcome(report))
+    outcomes = _gather(_outcome(own_facts))
     if errors := [(n, each["error"]) for n, each in enumerate(outcomes) if "error" in each]:
         same = len(errors) == len(outcomes) and len({error for _, error in errors}) == 1
         raise UserError(errors[0][1] if same else f"process {errors[0][0]}: {errors[0][1]}")

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxgpt.data import Split
 from jaxgpt.data.order import mix
-from jaxgpt.data.text import Progress
+from jaxgpt.progress import Progress
 
 GRAM = 13  # tokens per n-gram; two texts rarely share an n-gram of this length by chance
 ODD = 0x9E3779B97F4A7C15  # multiplier of hashes: the increment of splitmix64

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from jaxgpt.data import Data, Mixture, Split, Tokens
-from jaxgpt.data.text import Progress, no_progress
 from jaxgpt.errors import UserError
+from jaxgpt.progress import NO_PROGRESS, Progress
 from jaxgpt.report.hashes import Grams, HashSet, blocks
 
 SEARCHED = 1 << 18  # minimum number of ids to search at a time: their hashes fit in the CPU's cache
@@ -46,7 +46,7 @@ class Memorized:
     after: str = ""  # text after the span
 
 
-def longest_matches(samples: Sequence[ArrayLike], corpus: Any, progress: Progress = no_progress) -> list[Match]:
+def longest_matches(samples: Sequence[ArrayLike], corpus: Any, progress: Progress = NO_PROGRESS) -> list[Match]:
     """Find the longest span of each sample that occurs in a corpus, in one pass over the corpus.
 
     A match longer than a sample's current match contains an n-gram one token longer than the shortest current match.
@@ -85,7 +85,7 @@ def longest_matches(samples: Sequence[ArrayLike], corpus: Any, progress: Progres
 
 
 def find_memorized(
-    samples: Sequence[Sequence[int]], data: Data, progress: Progress = no_progress
+    samples: Sequence[Sequence[int]], data: Data, progress: Progress = NO_PROGRESS
 ) -> tuple[list[Memorized], float | None]:
     """Find the longest span of each sample in the training data of a run.
 

@@ -1,10 +1,9 @@
-"""Inspect a model: activations, attribution, ablation, patching, invariants, benchmarks."""
+"""Inspect a model: activations, attribution, ablation, patching."""
 
 from jaxgpt.study.heads import Heads, entropy, heads, induction_score, previous_score, repeated_tokens
 from jaxgpt.study.interventions import Ablation, LogitDifference, Patching, ablate_heads, patch
 from jaxgpt.study.lens import Attribution, Lens, attribution, lens
 from jaxgpt.study.run import Captured, ForwardPass, Generated, capture, generate, names, run
-from jaxgpt.study.verify import LawResult, fresh, verify
 
 __all__ = [
     "Ablation",
@@ -13,7 +12,6 @@ __all__ = [
     "ForwardPass",
     "Generated",
     "Heads",
-    "LawResult",
     "Lens",
     "LogitDifference",
     "Patching",
@@ -21,7 +19,6 @@ __all__ = [
     "attribution",
     "capture",
     "entropy",
-    "fresh",
     "generate",
     "heads",
     "induction_score",
@@ -31,5 +28,4 @@ __all__ = [
     "previous_score",
     "repeated_tokens",
     "run",
-    "verify",
 ]

@@ -19,7 +19,7 @@ from jaxgpt.errors import UserError, plural
 from jaxgpt.lm import LM, generate
 from jaxgpt.lm.arguments import encode_prompt, start_ids
 from jaxgpt.lm.engine import round_up
-from jaxgpt.lm.model import OnlyIds, only_text
+from jaxgpt.lm.sampler import OnlyIds, only_text
 from jaxgpt.lm.text import UNFINISHED
 from jaxgpt.model import GPT
 from jaxgpt.study.heads import entropy

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxgpt.errors import UserError
 from jaxgpt.lm import LM
-from jaxgpt.lm.model import OnlyIds, only_text
+from jaxgpt.lm.sampler import OnlyIds, only_text
 from jaxgpt.model import GPT
 from jaxgpt.settings import as_int
 from jaxgpt.study.run import as_tokens, forward, layer_names, on_tokens, stream_names

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxgpt.checkpoint.source import check_names
 from jaxgpt.config import SEED, ModelConfig, SamplingParams, TextParams
 from jaxgpt.decoding import TokenBuffer, sample_token
 from jaxgpt.decoding.sampling import Sampled
@@ -27,8 +28,9 @@ from jaxgpt.lm import LM, Generation
 from jaxgpt.lm.arguments import encode_prompt, make_settings, row_keys, start_ids
 from jaxgpt.lm.defaults import with_defaults
 from jaxgpt.lm.generation import read_request
-from jaxgpt.lm.model import OnlyIds, check_lm, only_text, placed
-from jaxgpt.lm.source import check_names
+from jaxgpt.lm.model import check_lm
+from jaxgpt.lm.placement import placed
+from jaxgpt.lm.sampler import OnlyIds, only_text
 from jaxgpt.lm.weights import dequantize
 from jaxgpt.model import GPT
 from jaxgpt.model.scan import STACKED, unstack_layers

@@ -15,6 +15,7 @@ import numpy as np
 from jaxgpt.data import Split, Windows
 from jaxgpt.errors import UserError
 from jaxgpt.parallel.mesh import batch_ways, put
+from jaxgpt.progress import NO_PROGRESS, Progress
 from jaxgpt.trainer.prefetch import prefetched
 from jaxgpt.trainer.program import Program
 
@@ -47,7 +48,7 @@ class Watch(NamedTuple):
 
     final: bool = True
     interrupted: Callable[[], bool] = lambda: False
-    progress: Callable[[int, int], None] = lambda done, total: None
+    progress: Progress = NO_PROGRESS
     wait: Callable[[Future[Any]], None] = lambda future: None
 
 
@@ -131,7 +132,7 @@ def evaluate(
     tokens: Split,
     interrupted: Callable[[], bool] = lambda: False,
     all_windows: bool = True,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = NO_PROGRESS,
     wait: Callable[[Future[Any]], None] = lambda future: None,
 ) -> Evaluation | None:
     """Compute the loss of `params` on a split.
@@ -152,11 +153,14 @@ def evaluate(
         UserError: if all targets are masked in the windows common to all evaluations of a run.
     """
     began = time.perf_counter()
-    config, mesh = program.config, program.mesh
+    config = program.config
+    mesh = program.mesh
     T = config.window
     starts = np.asarray(tokens.eval_starts(T, max(config.data.stride, T)))
-    batch_size, ways = config.train.eval_batch_size or program.microbatches.rows, batch_ways(mesh)
+
     # The batch size depends on the whole split, not on `windows`, so that all evaluations of a run compile one shape.
+    ways = batch_ways(mesh)
+    batch_size = config.train.eval_batch_size or program.microbatches.rows
     batch_size = math.ceil(min(batch_size, len(starts)) / ways) * ways
     shared = evenly_spaced(len(starts), config.train.eval_windows)
     windows = np.arange(len(starts)) if all_windows else shared
@@ -176,8 +180,12 @@ def evaluate(
             if len(sums) > AHEAD:  # limit on the number of queued batches
                 jax.block_until_ready(sums[-AHEAD - 1])
                 progress((len(sums) - AHEAD) * batch_size, len(windows))
-    losses, counts = (np.concatenate(each)[: len(windows)] for each in zip(*jax.device_get(sums), strict=True))
-    result = summarize(losses, counts, np.searchsorted(windows, shared))
+
+    # Without the rows that pad the last batch.
+    losses, counts = zip(*jax.device_get(sums), strict=True)
+    window_losses = np.concatenate(losses)[: len(windows)]
+    window_counts = np.concatenate(counts)[: len(windows)]
+    result = summarize(window_losses, window_counts, np.searchsorted(windows, shared))
     return result._replace(seconds=time.perf_counter() - began)
 
 
@@ -196,7 +204,8 @@ def summarize(sums: np.ndarray, counts: np.ndarray, shared: np.ndarray | slice =
     Raises:
         UserError: if no token of the shared windows is counted.
     """
-    sums, counts = sums.astype(np.float64), counts.astype(np.float64)
+    sums = sums.astype(np.float64)
+    counts = counts.astype(np.float64)
     if not counts[shared].sum():
         raise UserError(
             "no token of the evaluated windows is counted in the loss: use longer documents, or evaluate on more windows"
@@ -217,4 +226,7 @@ def loss_difference(before: Evaluation, after: Evaluation) -> tuple[float, float
 
 def _stderr(deviations: np.ndarray) -> float:
     """Compute the standard error of a mean, `std / sqrt(n)`; NaN for a single number."""
-    return float(deviations.std(ddof=1) / math.sqrt(len(deviations))) if len(deviations) > 1 else math.nan
+    n = len(deviations)
+    if n <= 1:
+        return math.nan
+    return float(deviations.std(ddof=1) / math.sqrt(n))

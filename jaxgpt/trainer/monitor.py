@@ -16,14 +16,14 @@ from jaxgpt.parallel.heartbeat import set_status, statuses
 from jaxgpt.parallel.processes import is_leader
 from jaxgpt.signals import UNFINISHED, Stop, advice, exit_now
 from jaxgpt.trainer.evaluation import Result
+from jaxgpt.trainer.events import Listener
 from jaxgpt.trainer.prefetch import wait_for
 from jaxgpt.trainer.program import Program
-from jaxgpt.trainer.report import Report
 
 READING, COMPUTING = "reading the data", "computing"
 
 
-class Limits(NamedTuple):
+class Timeouts(NamedTuple):
     """Times after which a run counts as stuck, in seconds."""
 
     step: float = 180.0  # for a step
@@ -33,7 +33,7 @@ class Limits(NamedTuple):
     every: float = 1.0  # between two checks
 
 
-LIMITS = Limits()
+TIMEOUTS = Timeouts()
 
 
 class Status(NamedTuple):
@@ -44,13 +44,13 @@ class Status(NamedTuple):
     seconds: float  # since its last progress
 
 
-class Monitor(Report):
-    """A report that checks in a thread that events keep coming.
+class Monitor(Listener):
+    """A listener that checks in a thread that events keep coming.
 
     Args:
         stop: the request to stop.
         note: called with a one-line message, if the run is stuck.
-        limits: see `Limits`.
+        timeouts: see `Timeouts`.
         clock: monotonic time in seconds.
         end: called with a line and an exit code, if the run is stuck and a signal requests a stop.
     """
@@ -59,12 +59,15 @@ class Monitor(Report):
         self,
         stop: Stop,
         note: Callable[[str], None],
-        limits: Limits = LIMITS,
+        timeouts: Timeouts = TIMEOUTS,
         clock: Callable[[], float] = time.monotonic,
         end: Callable[[str, int], Any] = exit_now,
     ) -> None:
-        self.stop, self.print_note, self.limits = stop, note, limits
-        self.clock, self.end = clock, end
+        self.stop = stop
+        self.print_note = note
+        self.timeouts = timeouts
+        self.clock = clock
+        self.end = end
         self.step = 0
         self.activity = COMPUTING
         self.longest = 0.0  # longest step so far
@@ -107,14 +110,17 @@ class Monitor(Report):
         """Report a stuck run once, in process 0; end the process if a signal requests a stop."""
         now = self.clock()
         idle = now - self._at
-        limit = max(self.limits.stage if self._in_stage else self.limits.step, self.limits.slower * self.longest)
+        slow_step = self.timeouts.slower * self.longest
+        limit = max(self.timeouts.stage if self._in_stage else self.timeouts.step, slow_step)
         if idle > limit and not self._is_named and is_leader():
             self._is_named = True
             self.print_note(f"{self.explain()}; Ctrl-C or SIGTERM stops the run")
         if self.stop.arrived is None or self._in_stage:
             return
+
+        # After a signal, the run may take the time of a step to save.
         waited = min(idle, now - self.stop.arrived)
-        patience = max(self.limits.stop if self.longest else self.limits.step, self.limits.slower * self.longest)
+        patience = max(self.timeouts.stop if self.longest else self.timeouts.step, slow_step)
         is_repeated = self.stop.repeated and self._at < self.stop.arrived
         if is_repeated or waited > patience:
             text = advice()
@@ -137,13 +143,13 @@ class Monitor(Report):
 
 
 @contextmanager
-def monitored(stop: Stop, note: Callable[[str], None], limits: Limits = LIMITS) -> Iterator[Monitor]:
+def monitored(stop: Stop, note: Callable[[str], None], timeouts: Timeouts = TIMEOUTS) -> Iterator[Monitor]:
     """Yield a `Monitor`, check it in a thread, and publish its status to the other processes."""
-    monitor = Monitor(stop, note, limits)
+    monitor = Monitor(stop, note, timeouts)
     ended = threading.Event()
 
     def repeat() -> None:
-        while not ended.wait(limits.every):
+        while not ended.wait(timeouts.every):
             monitor.check()
 
     threading.Thread(target=repeat, daemon=True).start()

@@ -18,11 +18,11 @@ import optax
 from jax.sharding import AbstractMesh, Mesh
 
 from jaxgpt.checkpoint import store
+from jaxgpt.checkpoint.source import Place
 from jaxgpt.config import Config
 from jaxgpt.errors import UserError
 from jaxgpt.kernels import best, choose_attention
 from jaxgpt.kernels.remat import POLICIES
-from jaxgpt.lm.source import Place
 from jaxgpt.model import GPT
 from jaxgpt.model.lora import merge
 from jaxgpt.model.scan import ScannedGPT, unstack_layers
@@ -47,6 +47,7 @@ from jaxgpt.parallel.mesh import (
 )
 from jaxgpt.parallel.processes import process_count
 from jaxgpt.parallel.sums import sums_by_device
+from jaxgpt.runtime import set_quick_flag
 from jaxgpt.train.loss import Objective, next_token_loss, with_adapters
 from jaxgpt.train.optimizer import (
     Numbers,
@@ -468,6 +469,7 @@ def build(
             batch or the model.
     """
     # The mesh, and settings that do not fit it.
+    set_quick_flag()  # before JAX's first use of a device
     sizes, note = resolve(config, jax.device_count(), process_count(), jax.default_backend() == "tpu")
     mesh = make_mesh(sizes)
     device = mesh.devices.flat[0]

@@ -1,4 +1,4 @@
-"""Record: check and write the metrics of each step, and write checkpoints."""
+"""Recorder: check and write the metrics of each step, and write checkpoints."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from jaxgpt.parallel.processes import Poll, process_count
 from jaxgpt.provenance import provenance, versions
 from jaxgpt.runtime import debugs_nans
 from jaxgpt.trainer.evaluation import Result
+from jaxgpt.trainer.events import Listener
 from jaxgpt.trainer.failures import Diverged, first_non_finite
 from jaxgpt.trainer.metrics import MetricsFile
 from jaxgpt.trainer.program import Program
-from jaxgpt.trainer.report import Report
 from jaxgpt.trainer.start import out_of_patience
 
 SAVE, STOP = 1, 2  # requests between two calls; the maximum over processes is used
@@ -34,7 +34,7 @@ LAG = 2  # number of later calls dispatched before blocking on the metrics of a 
 WINDOW = 10.0  # averaging window of the speed in seconds; minimum one call
 
 
-class Record:
+class Recorder:
     """Read the metrics of each step `LAG` calls late, check and write them, and write checkpoints.
 
     `last` is the checkpoint that training resumes from; None: train from step 0. `about`: facts for every checkpoint.
@@ -51,14 +51,18 @@ class Record:
         data: Data,
         saver: Saver,
         file: MetricsFile,
-        report: Report,
+        listener: Listener,
         last: Info | None,
         about: Mapping[str, Any],
     ) -> None:
         config = program.config
-        self.program, self.saver, self.file, self.report = program, saver, file, report
+        self.program = program
+        self.saver = saver
+        self.file = file
+        self.listener = listener
         self.poll = Poll(program.mesh, LAG)
-        self.config, self.first = config, last or Info(0)
+        self.config = config
+        self.first = last or Info(0)
         self.done = self.first.step
         self._saved = last.step if last else None
         self.evaluated = self.done if self.first.val_loss is not None else 0
@@ -71,8 +75,8 @@ class Record:
         flops = flops_per_token(config.model, program.abstract_weights, config.window, config.lora)
         peak = peak_flops(program.mesh)
         self.speed = Speed(config, flops / peak if peak else 0.0)
-        now = time.perf_counter()
-        self._began, self._saved_at = now - file.elapsed_seconds, now
+        self._saved_at = time.perf_counter()
+        self._began = self._saved_at - file.elapsed_seconds
         self._in_flight: deque[tuple[range, dict[str, jax.Array]]] = deque()
 
     def steps(self, steps: range, metrics: dict[str, jax.Array]) -> None:
@@ -97,7 +101,7 @@ class Record:
                 line = {"step": step, **metrics, "tokens": self.tokens(step + 1), "elapsed_seconds": elapsed, **speed}
                 if step % train.log_every == 0 or step == train.steps - 1:
                     self.file.write(**line)
-                self.report.progress(line | left)
+                self.listener.progress(line | left)
 
     def evaluation(self, state: Any, results: Sequence[Result], began: float) -> Result:
         """Write the metrics and checkpoint of an evaluation; the speed excludes evaluating and writing.
@@ -110,13 +114,13 @@ class Record:
         Returns:
             The first result.
         """
-        self.report.stage("")
+        self.listener.stage("")
         metrics = {name: value for result in results for name, value in result.metrics.items()}
         if not math.isfinite(metrics.get("val_loss", 0.0)):
             raise Diverged(f"validation loss is {metrics['val_loss']} at step {self.done}")
         self.file.write(step=self.done, **metrics, val_data=self.about["data"])
         for result in results:
-            self.report.evaluated(self.done, result)
+            self.listener.evaluated(self.done, result)
         self.evaluated = self.done
         self.best = min(self.best, (results[0].ranking, self.done))
         self.save(state, results[0].ranking)
@@ -132,9 +136,9 @@ class Record:
         best = {"best": self.best} if math.isfinite(self.best[0]) else {}
         info = Info(self.done, val_loss, self.tokens(self.done), temporary, self.about | best)
         if self._saved != self.done:
-            self.report.stage("saving a checkpoint")  # blocking on the previous checkpoint and a copy of the state
+            self.listener.stage("saving a checkpoint")  # blocking on the previous checkpoint and a copy of the state
             self.saver.save(self.program.to_checkpoint(state), info)
-            self.report.stage("")
+            self.listener.stage("")
             self._saved = self.done
             self._saved_at = time.perf_counter()
             self.poll.forget()
@@ -155,9 +159,9 @@ class Record:
             raise Diverged(f"{one_line(e, 200)} at step {self.done}") from None
         if not error or process_count() == 1:  # no checkpoint without the other processes
             self.save(state(), temporary=True)
-            self.report.stage("saving a checkpoint")
+            self.listener.stage("saving a checkpoint")
             self.saver.wait()
-            self.report.stage("")
+            self.listener.stage("")
         if error:
             raise error
 
@@ -168,8 +172,13 @@ class Record:
     def ask(self, stop: bool) -> int:
         """Request to stop, or to save if due; return the maximum request of all processes (`Poll.ask`)."""
         seconds = self.config.train.checkpoint_seconds
-        due = bool(seconds) and time.perf_counter() - self._saved_at > seconds
-        return self.poll.ask(STOP if stop else SAVE if due else 0)
+        is_due = bool(seconds) and time.perf_counter() - self._saved_at > seconds
+        request = 0
+        if stop:
+            request = STOP
+        elif is_due:
+            request = SAVE
+        return self.poll.ask(request)
 
     def tokens(self, done: int) -> int:
         """Return the number of tokens in the windows of `done` steps, even if a resume changed the batch size."""
@@ -182,21 +191,27 @@ class Record:
             Diverged: if the loss or gradient is non-finite and `optim.not_finite` is stop, or `optim.skip_limit` updates in a
                 row were skipped.
         """
-        optim, skipped = self.config.optim, int(metrics.pop("skipped_in_a_row", 0))
-        wrong = next((f"{n} is {metrics[n]}" for n in ("loss", "grad_norm") if not math.isfinite(metrics[n])), "")
+        optim = self.config.optim
+        skipped = int(metrics.pop("skipped_in_a_row", 0))
+        not_finite = [name for name in ("loss", "grad_norm") if not math.isfinite(metrics[name])]
+        wrong = f"{not_finite[0]} is {metrics[not_finite[0]]}" if not_finite else ""
         if skipped:
             reason = wrong or f"loss {metrics['loss']:.4g} or grad_norm {metrics['grad_norm']:.4g} is a spike"
-            self.report.note(f"step {step}: {reason}; update skipped ({skipped} in a row)")
-        if (wrong and optim.not_finite == "stop") or skipped >= optim.skip_limit:
-            after = f" after {skipped} skipped updates in a row" if skipped >= optim.skip_limit else ""
+            self.listener.note(f"step {step}: {reason}; update skipped ({skipped} in a row)")
+        too_many = skipped >= optim.skip_limit
+        if (wrong and optim.not_finite == "stop") or too_many:
+            after = f" after {skipped} skipped updates in a row" if too_many else ""
+            event = f"{wrong or 'a spike'} at step {step}{after}"
             gradient = first_non_finite(self.config.model, self.program.abstract_state.params, squared_norms)
-            raise Diverged(", ".join(filter(None, [f"{wrong or 'a spike'} at step {step}{after}", gradient])))
+            raise Diverged(f"{event}, {gradient}" if gradient else event)
 
 
 def metrics_of_steps(metrics: dict[str, jax.Array], n: int) -> list[dict[str, Any]]:
     """Block on the metrics of a call of n steps, and return the metrics of each step."""
     host = jax.device_get(metrics)
-    return [{name: value[i] for name, value in host.items()} for i in range(n)] if host["loss"].ndim else [host]
+    if not host["loss"].ndim:
+        return [host]
+    return [{name: value[i] for name, value in host.items()} for i in range(n)]
 
 
 class Speed:
@@ -208,9 +223,12 @@ class Speed:
     """
 
     def __init__(self, config: Config, mfu: float = 0.0) -> None:
-        self.steps, self.mfu = config.train.steps, mfu
+        self.steps = config.train.steps
+        self.mfu = mfu
         self.tokens_per_step = config.train.batch_size * config.window
-        self._began, self._excluded = 0.0, 0.0  # end time of the first call; excluded seconds
+        self._began = 0.0  # end time of the first call
+        self._first = 0  # steps done at that time
+        self._excluded = 0.0  # excluded seconds
         self._calls: deque[tuple[float, int]] = deque()  # end of recent calls, minus excluded seconds; steps done
 
     def call_ended(self, done: int) -> tuple[dict[str, float], dict[str, float]]:
@@ -222,11 +240,15 @@ class Speed:
         now = time.perf_counter()
         self._calls.append((now - self._excluded, done))
         if len(self._calls) == 1:
-            self._began, self._first = now, done
+            self._began = now
+            self._first = done
             return {}, {}
+
+        # The speed of the calls in the last `WINDOW` seconds.
         while len(self._calls) > 2 and self._calls[1][0] <= self._calls[-1][0] - WINDOW:
             self._calls.popleft()
-        (start, before), (end, after) = self._calls[0], self._calls[-1]
+        start, before = self._calls[0]
+        end, after = self._calls[-1]
         speed = (after - before) * self.tokens_per_step / max(end - start, 1e-9)
         left = (now - self._began) / (done - self._first) * (self.steps - done)
         mfu = {"mfu": self.mfu * speed} if self.mfu else {}

@@ -14,6 +14,16 @@ import jax
 
 from jaxgpt.checkpoint.data import open_run_data
 from jaxgpt.checkpoint.run import REPLACED, Run, check_free, new_run, open_run, parse_checkpoint, write_settings
+from jaxgpt.checkpoint.source import (
+    Place,
+    WeightSource,
+    check_base,
+    checksum,
+    needed_runs,
+    open_base,
+    open_base_of,
+    open_source,
+)
 from jaxgpt.checkpoint.store import (
     SEAL,
     Info,
@@ -28,12 +38,11 @@ from jaxgpt.config import Config, TrainConfig, changes, flat
 from jaxgpt.data import Batches, Data
 from jaxgpt.data.bos import with_bos
 from jaxgpt.data.open import base_directory, check_sources
-from jaxgpt.data.text import Progress
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.files import sole_writer
-from jaxgpt.lm.source import Place, Source, check_base, checksum, needed_runs, open_base, open_base_of, open_source
 from jaxgpt.parallel.processes import is_leader, on_leader, same_on_all
+from jaxgpt.progress import Progress
 from jaxgpt.provenance import versions
 from jaxgpt.trainer.evaluation import Evaluator
 from jaxgpt.trainer.feed import DataFeed, Feed
@@ -84,7 +93,7 @@ class Base:
         checksum: SHA-256 of the weights, after the call.
     """
 
-    source: Source
+    source: WeightSource
     run: Run | None
     checksum: str = ""
 
@@ -97,7 +106,7 @@ class Base:
         return base.params
 
 
-class Weights(NamedTuple):
+class InitialWeights(NamedTuple):
     """Sources of the initial weights and of the frozen arrays, and the tokenizer.
 
     Attributes:
@@ -108,7 +117,7 @@ class Weights(NamedTuple):
         state: checkpoint of the initial weights and optimizer state (`state_from`); None: a new optimizer.
     """
 
-    initial: Source | None = None
+    initial: WeightSource | None = None
     frozen: Any = ()
     checksum: str = ""
     tokenizer: Tokenizer | None = None
@@ -174,7 +183,7 @@ def _check_out(start: Start) -> None:
         raise UserError(f"--out {out} --overwrite would delete the weights to start from: choose a different --out")
 
 
-def open_weights(start: Start) -> Weights:
+def open_weights(start: Start) -> InitialWeights:
     """Open the initial weights (`init_from`) or the base of adapters without reading them, and read their tokenizer.
 
     Raises:
@@ -199,18 +208,18 @@ def open_weights(start: Start) -> Weights:
         if jax.tree.leaves(start.frozen):
             raise UserError("with lora.rank, the frozen arrays are the base of the adapters: omit frozen")
         if not config.init_from:
-            return Weights(frozen=None, tokenizer=tokenizer)
+            return InitialWeights(frozen=None, tokenizer=tokenizer)
         source = open_base(run, config) if run else open_base_of(config.init_from, config.model)
         tokenizer = tokenizer or with_bos(source.run.tokenizer(), config.data.bos)
-        return Weights(frozen=Base(source, run or origin), tokenizer=tokenizer, state=state)
+        return InitialWeights(frozen=Base(source, run or origin), tokenizer=tokenizer, state=state)
 
     frozen = start.frozen
     known = checksum(frozen) if jax.tree.leaves(frozen) else ""
     if state or not (config.init_from and is_first):
-        return Weights(None, frozen, known, tokenizer, state)
+        return InitialWeights(None, frozen, known, tokenizer, state)
     initial = open_source(*parse_checkpoint(config.init_from))
     tokenizer = tokenizer or with_bos(initial.run.tokenizer(), config.data.bos)
-    return Weights(initial, frozen, known, tokenizer)
+    return InitialWeights(initial, frozen, known, tokenizer)
 
 
 def newest(start: Start, note: Callable[[str], None]) -> Info | None:

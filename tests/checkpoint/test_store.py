@@ -23,7 +23,7 @@ import pytest
 from helpers import largest_file, small, small_run
 from orbax.checkpoint import v1 as ocp
 
-from jaxgpt.checkpoint import store
+from jaxgpt.checkpoint import source, store
 from jaxgpt.checkpoint.store import (
     SEAL,
     Info,
@@ -39,7 +39,6 @@ from jaxgpt.checkpoint.store import (
 )
 from jaxgpt.config import Config, MeshConfig, TrainConfig
 from jaxgpt.errors import TrainingFailed, UserError
-from jaxgpt.lm import source
 from jaxgpt.train.skip import SkipStatistics, init_statistics
 from jaxgpt.train.step import TrainState, init_state
 from jaxgpt.trainer.program import build, shardings_of

@@ -75,7 +75,7 @@ def test_a_run_does_not_depend_on_interruptions_and_devices() -> None:
 
 def test_bad_input_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """The data are checked before weights are read."""
-    monkeypatch.setattr("jaxgpt.trainer.train.open_weights", lambda start: pytest.fail("weights were read"))
+    monkeypatch.setattr("jaxgpt.trainer.loop.open_weights", lambda start: pytest.fail("weights were read"))
     good = Path("chats.jsonl").read_text().splitlines()
     for bad, said in (
         (good[6][:30], "chats.jsonl, line 7: not valid JSON ("),

@@ -18,7 +18,7 @@ from helpers import jaxgpt, parsed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxgpt.cli.parse import COMMANDS, EVERY, make_app
+from jaxgpt.cli.parse import COMMANDS, EVERY, full_names, make_app
 from jaxgpt.config import Config, TextParams, flat
 from jaxgpt.errors import UserError
 from jaxgpt.presets import preset
@@ -113,7 +113,7 @@ def test_help_has_every_option_and_examples_that_parse(name: str, monkeypatch: p
     assert helps[0] == helps[1]
     for each in options(name, "--help"):
         assert each.parameter.help, each.names
-        assert all(option in helps[0] for option in each.names)
+        assert all(option in helps[0] for option in full_names(each.names))
     examples = [line.strip() for line in helps[0].splitlines() if line.startswith("jaxgpt ")]
     assert len(examples) >= 2
     for line in examples:

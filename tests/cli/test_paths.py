@@ -16,8 +16,8 @@ from jaxgpt.cli.settings import with_settings
 from jaxgpt.config import Config, DataConfig
 from jaxgpt.data.open import located
 from jaxgpt.errors import UserError
+from jaxgpt.trainer.loop import train
 from jaxgpt.trainer.start import Start
-from jaxgpt.trainer.train import train
 
 STEPS = ["--train.sample-tokens", "0", "--train.steps"]
 

@@ -15,9 +15,10 @@ import pytest
 from helpers import TEXT, small_run
 
 from jaxgpt.checkpoint.run import Run
-from jaxgpt.cli.output import Activity, progress
-from jaxgpt.cli.report import TrainReport
+from jaxgpt.cli.output import progress
+from jaxgpt.cli.run_printer import RunPrinter
 from jaxgpt.data import open_data
+from jaxgpt.progress import Progress
 from jaxgpt.trainer.program import build
 
 
@@ -73,8 +74,8 @@ def test_closed_standard_error(soon: None, monkeypatch: pytest.MonkeyPatch, caps
 
 def test_time_left_is_proportional(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("jaxgpt.cli.output.time.monotonic", lambda: now[0])
-    activity = Activity("evaluating")
+    monkeypatch.setattr("jaxgpt.progress.time.monotonic", lambda: now[0])
+    activity = Progress("evaluating")
     assert str(activity) == "evaluating  0:00:00"
     now[0] = 65.0
     activity(1, 5)
@@ -89,8 +90,8 @@ METRICS = {"loss": 2.5, "lr": 1e-3, "grad_norm": 1.0}
 @contextmanager
 def reporting(
     terminal: tuple[TextIO, Callable[[], str]], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[TrainReport, Callable[[], str]]]:
-    """Return a started report on a terminal, and a function that returns what the terminal shows."""
+) -> Iterator[tuple[RunPrinter, Callable[[], str]]]:
+    """Return a started printer on a terminal, and a function that returns what the terminal shows."""
     Path("text.txt").write_text(TEXT)
     config = small_run(steps=300)
     data = open_data(config)
@@ -103,25 +104,25 @@ def reporting(
         time.sleep(0.3)  # the line is redrawn four times a second
         return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", received())
 
-    monkeypatch.setattr("jaxgpt.cli.report.baselines", lambda data: None)
-    with TrainReport() as report:
-        report.started(program, data, Run(Path()), 157)
-        yield report, shown
+    monkeypatch.setattr("jaxgpt.cli.run_printer.baselines", lambda data: None)
+    with RunPrinter() as printer:
+        printer.started(program, data, Run(Path()), 157)
+        yield printer, shown
 
 
 def test_the_line_follows_the_run(terminal: tuple[TextIO, Callable[[], str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    with reporting(terminal, monkeypatch) as (report, shown):
-        report.stage("compiling")
+    with reporting(terminal, monkeypatch) as (printer, shown):
+        printer.stage("compiling")
         assert re.search(r"step   157/300  compiling  0:00:0\d", shown())
-        report.stage("")
-        report.compiled(6.14)
-        report.progress({"step": 157} | METRICS)
+        printer.stage("")
+        printer.compiled(6.14)
+        printer.progress({"step": 157} | METRICS)
         after = shown()
         assert "compiled in 6.1 s" in after
         assert re.search(r"step   158/300  loss 2.5000  lr 1.00e-03(\s|$)", after), (
             "speed and time left are not known yet"
         )
-        report.progress({"step": 158, "tokens_per_second": 12345.6, "seconds_left": 83.0} | METRICS)
+        printer.progress({"step": 158, "tokens_per_second": 12345.6, "seconds_left": 83.0} | METRICS)
         assert "loss 2.5000  lr 1.00e-03  12,346 tok/s  0:01:23 left" in shown()
-        report.stage("evaluating", 3, 12)
+        printer.stage("evaluating", 3, 12)
         assert "loss 2.5000  evaluating  25%  0:00:0" in shown()

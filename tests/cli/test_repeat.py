@@ -13,16 +13,16 @@ from folders import SMALL, TEXT, run_folder
 from helpers import jaxgpt, parsed
 
 from jaxgpt.checkpoint.run import Run, write_settings
-from jaxgpt.cli.report import TrainReport, first_prompt, sample_command
+from jaxgpt.cli.run_printer import RunPrinter, first_prompt, sample_command
 from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig, from_json, to_json
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.data.tokens import Tokens
 from jaxgpt.errors import UserError
-from jaxgpt.trainer import train as train_module
-from jaxgpt.trainer.report import Report
+from jaxgpt.trainer import loop
+from jaxgpt.trainer.events import Listener
+from jaxgpt.trainer.loop import Outcome
 from jaxgpt.trainer.start import Start
-from jaxgpt.trainer.train import Outcome
 
 LINES = "to be or not to be\nthat is the question -\n"
 NUMBERS = "12 7 7 12\n3 12\n"
@@ -34,12 +34,12 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
     """Collect configs instead of training."""
     configs: list[Config] = []
 
-    def collect(start: Start, report: Report) -> Outcome:
+    def collect(start: Start, listener: Listener) -> Outcome:
         configs.append(start.config)
         return Outcome(state=None, step=0, evaluation=None, stopped=False)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(train_module, "train", collect)
-    monkeypatch.setattr(TrainReport, "finished", lambda report, outcome: None)
+    monkeypatch.setattr(loop, "train", collect)
+    monkeypatch.setattr(RunPrinter, "finished", lambda printer, outcome: None)
     return configs
 
 

@@ -207,7 +207,7 @@ def test_damaged_baselines_are_computed_again(run: Path, monkeypatch: pytest.Mon
     result = resume("run", "--train.steps", "6")
     assert (result.code, file.read_text()) == (0, before), result.err
     file.unlink()
-    monkeypatch.setattr("jaxgpt.cli.report.baselines", lambda data: {"losses": 1})
+    monkeypatch.setattr("jaxgpt.cli.run_printer.baselines", lambda data: {"losses": 1})
     result = resume("run", "--train.steps", "8")
     assert (result.code, "baseline  " in result.out) == (0, False), "damaged during the run"
 

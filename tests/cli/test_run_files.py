@@ -12,7 +12,7 @@ from helpers import TEXT
 from jaxgpt.config import Config, DataConfig, ModelConfig
 from jaxgpt.data import open_data
 from jaxgpt.report.baselines import baselines, read_baselines
-from jaxgpt.report.report import report_on
+from jaxgpt.report.describe import describe
 from jaxgpt.study.plot import draw_baselines, new_figure
 
 
@@ -21,7 +21,7 @@ def test_baselines_equal_the_report() -> None:
     data = open_data(Config(model=ModelConfig(block_size=8), data=DataConfig(path="text.txt")))
     Path("baselines.json").write_text("{}")
     assert read_baselines(Path()) == {"losses": {}}
-    found, report = baselines(data), report_on(data)
+    found, report = baselines(data), describe(data)
     assert found is not None
     Path("baselines.json").write_text(json.dumps(found))
     read = read_baselines(Path())

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxgpt.data.chat_records import Chat, Pair, read_record
+from jaxgpt.data.chat_records import ChatRecord, Pair, read_record
 from jaxgpt.data.records import without_nulls
 from jaxgpt.errors import UserError
 
@@ -123,21 +123,21 @@ def test_shapes_become_messages(name: str) -> None:
     record, expected = SHAPES[name]
     before = json.dumps(record)
     chat = read_record(record)
-    assert chat == Chat(expected)
+    assert chat == ChatRecord(expected)
     assert json.dumps(record) == before, "the record is not changed"
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_messages_are_a_fixed_point(name: str) -> None:
     _, messages = SHAPES[name]
-    assert read_record({"messages": messages}) == Chat(messages)
+    assert read_record({"messages": messages}) == ChatRecord(messages)
 
 
 def test_strings_are_a_pair() -> None:
     pair = read_record({"prompt": "Hi", "completion": "Hello", "id": 3})
     assert pair == Pair("Hi", "Hello")
     assert isinstance(pair, Pair)
-    assert pair.chat == Chat(TALK)
+    assert pair.chat == ChatRecord(TALK)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_tools(field: str, value: Any, expected: Any, shape: dict[str, Any]) -> 
     chat = read_record({**shape, field: value})
     if isinstance(chat, Pair):
         chat = chat.chat
-    assert chat == Chat(TALK, expected)
+    assert chat == ChatRecord(TALK, expected)
 
 
 ERRORS: dict[str, tuple[Any, str]] = {
@@ -244,7 +244,7 @@ def as_struct(message: Message) -> Message:
 @given(talks)
 def test_converted_shapes_are_equal(talk: list[Message]) -> None:
     expected = read_record({"messages": talk})
-    assert expected == Chat(talk)
+    assert expected == ChatRecord(talk)
     assert read_record({"conversations": [as_share_gpt(message) for message in talk]}) == expected
     assert read_record({"messages": [as_parts(message) for message in talk]}) == expected
     assert read_record({"messages": [with_text_arguments(message) for message in talk]}) == expected

@@ -22,6 +22,7 @@ from jaxgpt.data.shards import read_index, write_index
 from jaxgpt.data.tokenizer_files import load_tokenizer, train_bpe
 from jaxgpt.errors import UserError
 from jaxgpt.files import write_json
+from jaxgpt.progress import Progress
 
 OUT = Path("out")
 MARKER = "<|endoftext|>"
@@ -107,15 +108,16 @@ def test_a_killed_command_with_dropped_documents_continues_with_the_same_bytes(s
     options: dict[str, Any] = {"dedup": "exact", "separator": MARKER, "min_characters": 2, "on_error": "skip"}
     calls = 0
 
-    def kill(index: Any, read: int, total: int) -> None:
-        nonlocal calls
-        calls += 1
-        if calls % 4 == 0:
-            raise Killed
+    class Killer(Progress):
+        def __call__(self, done: int, total: int, detail: str = "") -> None:
+            nonlocal calls
+            calls += 1
+            if calls % 4 == 0:
+                raise Killed
 
     for _ in range(100):
         try:
-            prepare(["a.jsonl", "b.txt"], OUT, params(**options), report=kill)
+            prepare(["a.jsonl", "b.txt"], OUT, params(**options), progress=Killer())
             break
         except Killed:
             continue
@@ -174,8 +176,9 @@ def test_new_modification_times_do_not_matter(is_complete: bool) -> None:
 def start(names: list[str], is_complete: bool) -> None:
     """Prepare documents; without `is_complete`, a kill prevents the last write of the index."""
 
-    def stop(index: Any, read: int, total: int) -> None:
-        raise Killed
+    class Stopper(Progress):
+        def __call__(self, done: int, total: int, detail: str = "") -> None:
+            raise Killed
 
     if is_complete:
         run(names)
@@ -183,7 +186,7 @@ def start(names: list[str], is_complete: bool) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("jaxgpt.data.prepare.SAVE_EVERY", -1.0)
         with pytest.raises(Killed):
-            prepare(names, OUT, params(), report=stop)
+            prepare(names, OUT, params(), progress=Stopper())
 
 
 @pytest.mark.parametrize("is_complete", [True, False])

@@ -16,7 +16,7 @@ from jaxgpt.decoding.buffer import TokenBuffer
 from jaxgpt.decoding.lookup import DRAFT, draft_tokens
 from jaxgpt.decoding.sampler import SamplerState
 from jaxgpt.lm import engine
-from jaxgpt.lm.model import sampler_of
+from jaxgpt.lm.sampler import sampler_of
 
 NEW = 30
 

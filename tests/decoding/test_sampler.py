@@ -18,7 +18,7 @@ from jaxgpt.decoding import Sampler, SamplingParams, TokenBuffer
 from jaxgpt.decoding.beam import BeamSearch
 from jaxgpt.decoding.sampler import prefill, slide_steps
 from jaxgpt.lm import engine
-from jaxgpt.lm.model import sampler_of
+from jaxgpt.lm.sampler import sampler_of
 from jaxgpt.ops import Ops
 from jaxgpt.ops.attention import padded_positions
 

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as HFTokenizer
 
-from jaxgpt.data.chat_records import Chat, read_record
+from jaxgpt.data.chat_records import ChatRecord, read_record
 from jaxgpt.data.chat_template import ChatTemplate
 from jaxgpt.data.conversations import encode_conversation
 from jaxgpt.data.tokenizer import ByteTokenizer, SubwordTokenizer
@@ -270,7 +270,7 @@ RECORDS = {
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_the_text_equals_transformers(name: str, record: str) -> None:
     chat = read_record(RECORDS[record])
-    assert isinstance(chat, Chat)
+    assert isinstance(chat, ChatRecord)
     tools = TOOLS if "tools" in RECORDS[record] else None
     expected = theirs(TEMPLATES[name], conversation(ARGUMENTS), tools, tokenize=False)
     found = ChatTemplate(TEMPLATES[name], NAMES).render(chat.messages, tools=chat.tools, add_generation_prompt=False)

@@ -251,9 +251,9 @@ def test_out_of_memory_messages_are_parsed() -> None:
 
 
 def test_the_command_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    from jaxgpt.plan import topology as room
-
-    monkeypatch.setattr(room, "compiler_missing", lambda topology: "libtpu is not installed: pip install")
+    monkeypatch.setattr(
+        "jaxgpt.plan.topology.compiler_missing", lambda topology: "libtpu is not installed: pip install"
+    )
     told = jaxgpt("plan", "python-char", *FLAGS)
     assert told.code == 0, told.err
     assert "estimate" in told.out
@@ -267,12 +267,11 @@ def test_the_command_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("microbatches", [1, 2])
 def test_nothing_is_counted_without_a_program(microbatches: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the compiler runs out of memory, `plan` prints its number of bytes, but no traffic, time or MFU."""
-    from jaxgpt.plan import plan as room
 
     def refuse(*args: object) -> None:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory. Used 40.50G of 15.75G hbm.")
 
-    monkeypatch.setattr(room, "devices_of", lambda topology: jax.devices()[:8])
+    monkeypatch.setattr("jaxgpt.plan.plan.devices_of", lambda topology: jax.devices()[:8])
     monkeypatch.setattr(Program, "lower", refuse)
     run, topology = config(MeshConfig(data=8, tensor=1)), parse_topology("v5e:2x4")
     cost = compile_step(replace(run, train=replace(run.train, accumulation=8 * microbatches)), topology)

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from jaxgpt.config import MeshConfig
 from jaxgpt.errors import UserError
 from jaxgpt.parallel.mesh import make_mesh
-from jaxgpt.plan import topology as room
 from jaxgpt.plan.topology import CHIPS, compiler_missing, devices_of, parse_topology
 
 HAS_LIBTPU = importlib.util.find_spec("libtpu") is not None
@@ -125,7 +124,7 @@ def test_libtpu_errors_become_one_line(monkeypatch: pytest.MonkeyPatch, raised: 
         raise RuntimeError(raised)
 
     monkeypatch.setattr(topologies, "get_topology_desc", refuse)
-    monkeypatch.setattr(room, "compiler_missing", lambda topology: "")
+    monkeypatch.setattr("jaxgpt.plan.topology.compiler_missing", lambda topology: "")
     with pytest.raises(UserError, match=says):
         devices_of(parse_topology("v5e:2x4"))
 

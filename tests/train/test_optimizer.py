@@ -136,7 +136,7 @@ def test_muon_divides_the_matrices_among_devices() -> None:
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
     _, params = make(model)
     blocks = {name: leaf for name, leaf in params.items() if name.startswith("h_")}
-    kernels = {name: {room: block[room] for room in ("attn", "mlp")} for name, block in blocks.items()}
+    kernels = {name: {part: block[part] for part in ("attn", "mlp")} for name, block in blocks.items()}
     matrices = jax.tree.map(lambda leaf: leaf / jnp.linalg.norm(leaf), kernels)
     with use_mesh(mesh, model):
         compiled = jax.jit(lambda x: orthogonal(x, 2, model)).lower(matrices).compile()

@@ -28,9 +28,9 @@ from jaxgpt.parallel.mesh import row_spec, use_mesh
 from jaxgpt.train.loss import RowSums, cross_entropy, next_token_loss, split_windows
 from jaxgpt.train.step import gradients, init_state, train_step
 from jaxgpt.trainer.failures import compile_lowered
+from jaxgpt.trainer.loop import compiling
 from jaxgpt.trainer.program import Program, build
 from jaxgpt.trainer.states import shardings_of
-from jaxgpt.trainer.train import compiling
 
 OTHERS = ("lion", "sgd", "adafactor")
 WIDE = {"n_embd": 128}  # smallest width at which Adafactor factors the MLP's second moments
@@ -338,11 +338,11 @@ def test_compiler_errors_come_with_advice() -> None:
 def test_the_step_is_compiled_during_initialization(each: int) -> None:
     """The first step, and calls of several steps, reuse the program that another thread compiled from abstract arrays."""
     p = program(mesh=MeshConfig(data=2), steps_per_call=each)
-    report = Mock()
-    with compiling(p, SimpleNamespace(spec=row_spec(windows(p))), report):
+    listener = Mock()
+    with compiling(p, SimpleNamespace(spec=row_spec(windows(p))), listener):
         state = p.init()
-    assert [call.args for call in report.stage.call_args_list] == [("compiling",), ("",)]
-    report.compiled.assert_called_once()
+    assert [call.args for call in listener.stage.call_args_list] == [("compiling",), ("",)]
+    listener.compiled.assert_called_once()
     batches = [p.put_batches([windows(p)] * n) for n in (1, each)]
     seen: list[str] = []
 

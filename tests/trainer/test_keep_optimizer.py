@@ -22,10 +22,10 @@ from jaxgpt.errors import UserError
 from jaxgpt.lm import load
 from jaxgpt.train.optimizer import make_optimizer, restart_schedules, schedule, schedule_states
 from jaxgpt.train.step import TrainState
+from jaxgpt.trainer.loop import train
 from jaxgpt.trainer.metrics import read_metrics
 from jaxgpt.trainer.program import build
 from jaxgpt.trainer.start import Start
-from jaxgpt.trainer.train import train
 
 
 def first(config: Config, out: str = "first") -> TrainState:

@@ -26,14 +26,14 @@ from jaxgpt.lm import load, save
 from jaxgpt.train.loss import next_token_loss
 from jaxgpt.train.step import STEP_METRICS
 from jaxgpt.trainer.evaluation import evaluate, evenly_spaced, loss_difference, summarize
+from jaxgpt.trainer.events import Listener
+from jaxgpt.trainer.loop import Outcome, train
 from jaxgpt.trainer.metrics import HOST_METRICS, MetricsFile, read_metrics
 from jaxgpt.trainer.program import Program, build
-from jaxgpt.trainer.report import Report
 from jaxgpt.trainer.start import Start
-from jaxgpt.trainer.train import Outcome, train
 
 
-class Silent(Report):
+class Silent(Listener):
     def __init__(self, at: dict[int, object] | None = None) -> None:
         self.at, self.notes = at or {}, list[str]()
 

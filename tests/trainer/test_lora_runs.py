@@ -17,11 +17,11 @@ from helpers import Result, comparable, flags, jaxgpt, make, small
 from jax.sharding import PartitionSpec
 
 import jaxgpt as api
+from jaxgpt.checkpoint.source import checksum
 from jaxgpt.checkpoint.store import read_info
 from jaxgpt.config import Config, LoraConfig, MeshConfig, OptimConfig, TrainConfig
 from jaxgpt.counts import state_bytes
 from jaxgpt.lm.model import load_adapters
-from jaxgpt.lm.source import checksum
 from jaxgpt.model.lora import abstract_trained, merge
 from jaxgpt.model.params import flatten_params
 from jaxgpt.trainer.metrics import read_metrics

@@ -17,15 +17,15 @@ from jaxgpt.checkpoint.store import checkpoints
 from jaxgpt.data import Batches
 from jaxgpt.signals import Stop
 from jaxgpt.trainer import monitor, prefetch
-from jaxgpt.trainer.monitor import COMPUTING, READING, Limits, Monitor, Status, minutes
-from jaxgpt.trainer.report import Report
+from jaxgpt.trainer.events import Listener
+from jaxgpt.trainer.loop import train
+from jaxgpt.trainer.monitor import COMPUTING, READING, Monitor, Status, Timeouts, minutes
 from jaxgpt.trainer.start import Start
-from jaxgpt.trainer.train import train
 
-LIMITS = Limits(step=180, stage=1800, slower=10, stop=20)
+TIMEOUTS = Timeouts(step=180, stage=1800, slower=10, stop=20)
 
 
-class Notes(Report):
+class Notes(Listener):
     def __init__(self) -> None:
         self.lines: list[str] = []
 
@@ -40,7 +40,7 @@ class Scene:
         self.now, self.stop, self.notes = 0.0, Stop(), Notes()
         self.ends: list[tuple[str, int]] = []
         self.monitor = Monitor(
-            self.stop, self.notes.note, LIMITS, lambda: self.now, lambda *line: self.ends.append(line)
+            self.stop, self.notes.note, TIMEOUTS, lambda: self.now, lambda *line: self.ends.append(line)
         )
 
     def steps(self, count: int, seconds: float = 1) -> None:

@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_loop import Silent, same_bits
 
-import jaxgpt.trainer.train as train_module
 from jaxgpt.checkpoint.data import compared
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.checkpoint.store import Info, checkpoints, read_info, resolve_step, seal
@@ -28,10 +27,11 @@ from jaxgpt.data.packing import pack_documents
 from jaxgpt.errors import UserError
 from jaxgpt.mix import integer_weights, same_shares
 from jaxgpt.report.baselines import read_baselines
+from jaxgpt.trainer import loop
+from jaxgpt.trainer.loop import Outcome, train
 from jaxgpt.trainer.metrics import comparable_evaluations, read_metrics
 from jaxgpt.trainer.phases import changed_sources, continued
 from jaxgpt.trainer.start import Start, completed
-from jaxgpt.trainer.train import Outcome, train
 
 T = 4
 NAMES = "abcd"
@@ -449,7 +449,7 @@ def test_a_run_that_another_process_has_trained_meanwhile_is_not_continued(monke
     """The lock is free between the choice of the checkpoint and the first step, while weights and data are read."""
     leg("a.txt=1 b.txt=1", 2)
     config = Run(Path("legs")).config()
-    read = train_module.read_data
+    read = loop.read_data
     others: list[int] = []
 
     def disturbed(*args: Any) -> Any:
@@ -458,7 +458,7 @@ def test_a_run_that_another_process_has_trained_meanwhile_is_not_continued(monke
             train(Start(config, run=Run(Path("legs"))), Silent(), until=4)
         return read(*args)
 
-    monkeypatch.setattr(train_module, "read_data", disturbed)
+    monkeypatch.setattr(loop, "read_data", disturbed)
     with pytest.raises(UserError, match="another process has trained legs meanwhile: run the command again"):
         train(Start(config, run=Run(Path("legs"))), Silent())
     assert max(checkpoints(Path("legs/checkpoints"))) == 4

@@ -19,9 +19,9 @@ from folders import LLAMA, TEXT, run_folder
 from helpers import flags, jaxgpt
 
 import jaxgpt as api
+from jaxgpt.checkpoint.source import Place, WeightSource, checksum, open_source
 from jaxgpt.config import LoraConfig, MeshConfig
 from jaxgpt.errors import UserError
-from jaxgpt.lm.source import Place, Source, checksum, open_source
 from jaxgpt.parallel.mesh import make_mesh
 from jaxgpt.trainer import program
 from jaxgpt.trainer.program import Program
@@ -90,8 +90,8 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Peak]:
         return call
 
     for target, name in (
-        (Source, "read"),
-        (Source, "read_frozen"),
+        (WeightSource, "read"),
+        (WeightSource, "read_frozen"),
         (Program, "init"),
         (Program, "restore"),
         (program, "with_arrays"),

@@ -13,10 +13,10 @@ from helpers import TEXT, comparable, small_run
 from jaxgpt.data import Batches, Tokens, open_data
 from jaxgpt.errors import TrainingFailed
 from jaxgpt.trainer import prefetch
+from jaxgpt.trainer.events import Listener
+from jaxgpt.trainer.loop import train
 from jaxgpt.trainer.prefetch import prefetched, wait_for
-from jaxgpt.trainer.report import Report
 from jaxgpt.trainer.start import Start
-from jaxgpt.trainer.train import train
 
 
 def test_one_result_ahead_in_another_thread() -> None:
@@ -80,7 +80,7 @@ def test_a_bad_id_stops_a_run_at_its_step() -> None:
     ids[Batches.of(config, data.train).at(5).starts_B[-1]] = 999
     data = replace(data, train=Tokens([ids], config.model.vocab_size))
 
-    class Silent(Report): ...
+    class Silent(Listener): ...
 
     with pytest.raises(TrainingFailed, match=r"id 999 is outside the vocabulary.*the checkpoint of step 5 is kept"):
         train(Start(config, "out", data=data), Silent())

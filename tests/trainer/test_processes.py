@@ -26,7 +26,7 @@ from jaxgpt.checkpoint import store as checkpoint
 from jaxgpt.checkpoint.store import checkpoints, find_damage
 from jaxgpt.config import DistributedConfig, MeshConfig
 from jaxgpt.errors import TrainingFailed, UserError
-from jaxgpt.parallel import processes as room
+from jaxgpt.parallel import processes
 from jaxgpt.parallel.join import _scheduled
 from jaxgpt.parallel.mesh import resolve
 from jaxgpt.signals import STOPPING
@@ -263,7 +263,7 @@ def test_the_port_of_a_launch_is_held_while_it_runs(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_signal_while_processes_start_reaches_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    from jaxgpt.cli import launch as room
+    from jaxgpt.cli import launch
 
     started = list[MagicMock]()
 
@@ -273,8 +273,8 @@ def test_a_signal_while_processes_start_reaches_all(monkeypatch: pytest.MonkeyPa
             signal.raise_signal(signal.SIGTERM)
         return started[-1]
 
-    monkeypatch.setattr(room, "SIGNALS", (signal.SIGTERM,))
-    fleet = room._Fleet(2)
+    monkeypatch.setattr(launch, "SIGNALS", (signal.SIGTERM,))
+    fleet = launch._Fleet(2)
     monkeypatch.setattr(subprocess, "Popen", start)
     before = signal.getsignal(signal.SIGTERM)
     try:
@@ -340,9 +340,9 @@ def test_schedulers_that_start_several_processes(
     ids=lambda value: type(value).__name__,
 )
 def test_recognizing_the_failure_of_a_peer(error: Exception, loss: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not room.is_peer_failure(error), "there is no peer"
-    monkeypatch.setattr(room, "_count", 2)
-    assert room.is_peer_failure(error) is loss
+    assert not processes.is_peer_failure(error), "there is no peer"
+    monkeypatch.setattr(processes, "_count", 2)
+    assert processes.is_peer_failure(error) is loss
 
 
 def test_a_peer_failure_while_reading_is_not_a_damaged_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,7 +356,7 @@ def test_a_peer_failure_while_reading_is_not_a_damaged_checkpoint(monkeypatch: p
     monkeypatch.setattr("orbax.checkpoint.v1.load_checkpointables", fail)
     with pytest.raises(UserError, match="1 is damaged or does not match the settings: params"):
         checkpoint._load(Path("1"), "params", None)
-    monkeypatch.setattr(room, "_count", 2)
+    monkeypatch.setattr(processes, "_count", 2)
     with pytest.raises(JaxRuntimeError):
         checkpoint._load(Path("1"), "params", None)
     error = JaxRuntimeError("NOT_FOUND: no such array")
@@ -366,10 +366,10 @@ def test_a_peer_failure_while_reading_is_not_a_damaged_checkpoint(monkeypatch: p
 
 def test_processes_need_equal_numbers_of_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     devices = [SimpleNamespace(process_index=index) for index in (0, 0, 1)]
-    monkeypatch.setattr(room.jax, "devices", lambda: devices)
-    monkeypatch.setattr(room, "_count", 2)
+    monkeypatch.setattr(processes.jax, "devices", lambda: devices)
+    monkeypatch.setattr(processes, "_count", 2)
     with pytest.raises(UserError, match=r"the processes have \[1, 2\] devices: start all with the same number"):
-        room.same_on_all(lambda: 1, lambda _: {})
+        processes.same_on_all(lambda: 1, lambda _: {})
 
 
 def test_every_process_needs_devices_in_the_mesh() -> None:

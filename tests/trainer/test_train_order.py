@@ -19,12 +19,12 @@ from jaxgpt.config import TrainConfig
 from jaxgpt.errors import TrainingFailed
 from jaxgpt.presets import preset
 from jaxgpt.train.step import TrainState
+from jaxgpt.trainer import loop
 from jaxgpt.trainer import record as record_module
-from jaxgpt.trainer import train as train_module
 from jaxgpt.trainer.evaluation import Measured, Watch
+from jaxgpt.trainer.events import Listener
+from jaxgpt.trainer.loop import Start, is_evaluated, plan_calls, train
 from jaxgpt.trainer.record import LAG, SAVE, STOP
-from jaxgpt.trainer.report import Report
-from jaxgpt.trainer.train import Start, is_evaluated, plan_calls, train
 
 CONFIG = preset("statquest").with_model(vocab_size=5)
 CASES = 300
@@ -57,7 +57,7 @@ def simulate(case: Case, patch: pytest.MonkeyPatch) -> Any:
     log = case.events.append
     config = replace(CONFIG, train=case.train)
 
-    class Simulated(Report):
+    class Simulated(Listener):
         def progress(self, metrics: dict[str, float]) -> None:
             log(("read", metrics["step"]))
 
@@ -154,7 +154,7 @@ def simulate(case: Case, patch: pytest.MonkeyPatch) -> Any:
         "Saver": Saver,
     }
     for name, stub in stubs.items():
-        patch.setattr(train_module, name, stub)
+        patch.setattr(loop, name, stub)
     for name in ("flops_per_token", "peak_flops"):
         patch.setattr(record_module, name, lambda *_: 0)
     patch.setattr(record_module, "Poll", Poll)

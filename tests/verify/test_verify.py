@@ -27,9 +27,9 @@ from jaxgpt.lm.weights import quantize
 from jaxgpt.model import attention, embedding, gpt
 from jaxgpt.ops import norms
 from jaxgpt.ops.attention import Positions, Visible
-from jaxgpt.study.verify import LAWS, Law, forward, fresh, training, verify
-from jaxgpt.study.verify.subject import Skipped, distance
 from jaxgpt.train import step
+from jaxgpt.verify import LAWS, Law, forward, fresh, training, verify
+from jaxgpt.verify.subject import NotApplicable, distance
 
 OURS = LAWS[:-1]  # without transformers, which is slow to import
 Patch = pytest.MonkeyPatch
@@ -313,10 +313,10 @@ def test_random_weights_have_no_zeros_or_ones() -> None:
 @pytest.fixture
 def few_laws(monkeypatch: Patch) -> None:
     def skip(_: object) -> float:
-        raise Skipped("nothing to see")
+        raise NotApplicable("nothing to see")
 
     laws = (LAWS[3], Law("never", skip, 0.0))
-    monkeypatch.setattr(sys.modules["jaxgpt.study.verify"], "LAWS", laws)
+    monkeypatch.setattr(sys.modules["jaxgpt.verify"], "LAWS", laws)
 
 
 def test_command(tmp_path: Path, few_laws: None) -> None:
@@ -350,7 +350,7 @@ def test_command_fails_if_a_law_fails(tmp_path: Path, monkeypatch: Patch) -> Non
         Law("too far", lambda _: 0.5, 0.1, fix="mend it"),
         Law("nan", lambda _: jnp.nan, 1.0),
     )
-    monkeypatch.setattr(sys.modules["jaxgpt.study.verify"], "LAWS", laws)
+    monkeypatch.setattr(sys.modules["jaxgpt.verify"], "LAWS", laws)
     text = jaxgpt("verify")
     assert text.code == 1
     assert "FAILED: raises: ValueError: two lines" in text.out

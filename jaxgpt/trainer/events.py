@@ -1,4 +1,4 @@
-"""Report: the events of a run, for progress lines, trackers and tests."""
+"""Events of a run, and the listeners that receive them: progress lines, trackers, tests."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.data import Data
+from jaxgpt.progress import Progress
 from jaxgpt.train.step import TrainState
 from jaxgpt.trainer.evaluation import Result
 from jaxgpt.trainer.program import Program
@@ -27,7 +28,7 @@ class Outcome(NamedTuple):
     stopped: bool
 
 
-class Report:
+class Listener:
     """Receives the events of a run, in every process, and ignores them. A subclass overrides the events that it uses."""
 
     def started(self, program: Program, data: Data, run: Run, step: int) -> None:
@@ -59,40 +60,51 @@ class Report:
         """Called if an error ends the run, also before `started`."""
 
 
-class Reports(Report):
-    """Passes each event to several reports, in their order."""
+class StageProgress(Progress):
+    """Passes the progress of a stage to a listener."""
 
-    def __init__(self, *reports: Report) -> None:
-        self.reports = reports
+    def __init__(self, listener: Listener, name: str) -> None:
+        super().__init__(name)
+        self.listener = listener
+
+    def __call__(self, done: int, total: int, detail: str = "") -> None:
+        self.listener.stage(self.name, done, total)
+
+
+class Listeners(Listener):
+    """Passes each event to several listeners, in their order."""
+
+    def __init__(self, *listeners: Listener) -> None:
+        self.listeners = listeners
 
     def started(self, program: Program, data: Data, run: Run, step: int) -> None:
-        for report in self.reports:
-            report.started(program, data, run, step)
+        for listener in self.listeners:
+            listener.started(program, data, run, step)
 
     def stage(self, name: str, done: int = 0, total: int = 0) -> None:
-        for report in self.reports:
-            report.stage(name, done, total)
+        for listener in self.listeners:
+            listener.stage(name, done, total)
 
     def compiled(self, seconds: float) -> None:
-        for report in self.reports:
-            report.compiled(seconds)
+        for listener in self.listeners:
+            listener.compiled(seconds)
 
     def progress(self, metrics: dict[str, float]) -> None:
-        for report in self.reports:
-            report.progress(dict(metrics))
+        for listener in self.listeners:
+            listener.progress(dict(metrics))
 
     def evaluated(self, step: int, result: Result) -> None:
-        for report in self.reports:
-            report.evaluated(step, result)
+        for listener in self.listeners:
+            listener.evaluated(step, result)
 
     def note(self, text: str) -> None:
-        for report in self.reports:
-            report.note(text)
+        for listener in self.listeners:
+            listener.note(text)
 
     def finished(self, outcome: Outcome) -> None:
-        for report in self.reports:
-            report.finished(outcome)
+        for listener in self.listeners:
+            listener.finished(outcome)
 
     def failed(self, error: BaseException) -> None:
-        for report in self.reports:
-            report.failed(error)
+        for listener in self.listeners:
+            listener.failed(error)

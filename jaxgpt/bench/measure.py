@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
+from jaxgpt.bench.trace import device_time, instruction_kinds, record_trace
 from jaxgpt.config import Config
 from jaxgpt.counts import flops_per_token, multiplied_parameters, parameter_count
 from jaxgpt.data import Batches
@@ -28,7 +29,7 @@ from jaxgpt.model.init import init_params
 from jaxgpt.model.params import abstract_params, map_matrices
 from jaxgpt.parallel.host import random_bits_by_kernel
 from jaxgpt.parallel.mesh import replicated
-from jaxgpt.study.trace import device_time, instruction_kinds, record_trace
+from jaxgpt.progress import NO_PROGRESS, Progress
 from jaxgpt.trainer.failures import compile_lowered
 from jaxgpt.trainer.program import Program, build
 from jaxgpt.trainer.record import LAG
@@ -41,8 +42,8 @@ SECONDS = 0.3  # minimum seconds per measurement
 QUEUED = 10  # calls per timed sample on an accelerator, to amortize the time of dispatching and blocking
 
 
-def bench(
-    config: Config, seconds: float, decode: bool = True, trace: str = "", say: Callable[[str], Any] = str
+def benchmark(
+    config: Config, seconds: float, decode: bool = True, trace: str = "", progress: Progress = NO_PROGRESS
 ) -> dict[str, Any]:
     """Measure startup, training steps on random ids, input, decoding and the machine's limits.
 
@@ -54,7 +55,7 @@ def bench(
         seconds: approximate duration of the measured training steps; at least 5 calls.
         decode: whether to also measure generation.
         trace: directory to keep the profiler trace in; "": delete the trace.
-        say: callback for the name of each stage, called when the stage starts.
+        progress: receives the name of each stage when the stage starts.
 
     Returns:
         The fields of `jaxgpt bench --json`, except `name`. Times are in seconds; times of repeated measurements are medians.
@@ -66,10 +67,11 @@ def bench(
         raise UserError(
             f"generation needs a model.block_size of at least 3, not {config.model.block_size}: use --no-decode"
         )
-    say("compiling")
+    progress.stage("compiling")
     clock = _Clock()
     program = build(config)
-    steps = _Steps(program, jax.block_until_ready((program.init(), program.frozen))[0])
+    state, _ = jax.block_until_ready((program.init(), program.frozen))
+    steps = _Steps(program, state)
     start = {"weights": clock()}
     lowered = program.lower(steps.state, steps.batch())
     start["traced"] = clock()
@@ -77,7 +79,8 @@ def bench(
     start["compiled"] = clock()  # time to compile, or to load from the compilation cache
     steps.run(1, each=1)
     start["first_step"] = clock()
-    say(f"training for {seconds:g} s")
+
+    progress.stage(f"training for {seconds:g} s")
     steps.run(1)  # warm-up: a call of `train.steps_per_call` steps
     clock()
     steps.run(3)
@@ -85,21 +88,28 @@ def bench(
     expected = clock() / 3
     times = steps.run(max(round(seconds / expected), 5))
     step = statistics.median(times)
+
+    # Trace a few calls, to attribute their time to kinds of work.
     calls = min(max(round(TRACED / (step * steps.each)), 2), 10)
     traced = compiled
     if _platform(program.mesh) == "gpu":
         # The kernels of a CUDA graph do not have the names of their instructions in a trace.
-        say("compiling without CUDA graphs")
+        progress.stage("compiling without CUDA graphs")
         traced = compile_lowered(program, lowered, {"xla_gpu_graph_min_graph_size": 10**6})
         steps.take = lambda state, batch: traced(state, batch, program.numbers, program.frozen)
         steps.run(1)  # warm-up
     profile = record_trace(lambda: steps.run(calls), trace)
-    where = device_time(profile, instruction_kinds(traced.as_text() or ""), len(program.mesh.local_devices))
-    say("measuring peak FLOP/s and bandwidth")
-    mesh, params, memory = program.mesh, program.abstract_weights, compiled.memory_analysis()
+    kinds = instruction_kinds(traced.as_text() or "")
+    where = device_time(profile, kinds, len(program.mesh.local_devices))
+
+    progress.stage("measuring peak FLOP/s and bandwidth")
+    mesh = program.mesh
+    params = program.abstract_weights
+    memory = compiled.memory_analysis()
     dtype = config.train.compute_dtype
     peaks = {each: product_peak(mesh, each) for each in dict.fromkeys((dtype, "bfloat16"))}
-    peak, bandwidth = peaks[dtype], read_bandwidth(mesh)
+    peak = peaks[dtype]
+    bandwidth = read_bandwidth(mesh)
     flops = flops_per_token(config.model, params, config.window, config.lora)
     tokens = config.train.batch_size * config.window
     device = mesh.devices.flat[0]
@@ -129,7 +139,7 @@ def bench(
         "flops_per_token": flops,
     }
     if decode:
-        say("generating")
+        progress.stage("generating")
         results["decode"] = _decode(program, bandwidth)
     return results
 
@@ -141,7 +151,8 @@ class _Clock:
         self._last = time.perf_counter()
 
     def __call__(self) -> float:
-        last, self._last = self._last, time.perf_counter()
+        last = self._last
+        self._last = time.perf_counter()
         return self._last - last
 
 
@@ -150,9 +161,12 @@ class _Steps:
 
     def __init__(self, program: Program, state: Any) -> None:
         config = program.config
-        T, V = config.window, config.model.vocab_size
+        T = config.window
+        V = config.model.vocab_size
         ids = np.random.default_rng(0).integers(0, V, max(1 << 20, 4 * T), np.int32)
-        self.program, self.take, self.state = program, program.step, state
+        self.program = program
+        self.take = program.step
+        self.state = state
         self.batches = Batches.of(config, Tokens([ids], end_ids=(0,) if config.has_documents else ()))
         self.step = 0
         self.each = config.train.steps_per_call
@@ -241,7 +255,8 @@ def product_peak(mesh: Mesh, dtype: str) -> float:
     best = 0.0
     for width in WIDTHS.get(_platform(mesh), (4096, 8192)):
         rows = math.ceil(width / mesh.size) * mesh.size if _platform(mesh) == "cpu" else width * mesh.size
-        a, b = _normal(_split(mesh), (rows, width), dtype), _normal(replicated(mesh), (width, width), dtype)
+        a = _normal(_split(mesh), (rows, width), dtype)
+        b = _normal(replicated(mesh), (width, width), dtype)
         product = jax.jit(lambda a, b: a @ b, out_shardings=a.sharding)
         best = max(best, 2 * rows * width**2 / _fastest(mesh, product, a, b))
     return best
@@ -251,7 +266,8 @@ def read_bandwidth(mesh: Mesh) -> float:
     """Measure the bytes/s that all devices read together, in products of a large matrix and a vector."""
     rows = BANDWIDTH_BYTES.get(_platform(mesh), 2**30 * mesh.size) // (4 * 4096 * mesh.size)
     ones = jax.jit(jnp.ones, static_argnums=0, out_shardings=_split(mesh))
-    a, x = ones((mesh.size, rows, 4096)), ones((mesh.size, 4096))
+    a = ones((mesh.size, rows, 4096))
+    x = ones((mesh.size, 4096))
     product = jax.jit(lambda a, x: jnp.einsum("dok,dk->do", a, x), out_shardings=x.sharding)
     return float(a.nbytes / _fastest(mesh, product, a, x))
 
@@ -271,7 +287,8 @@ def _split(mesh: Mesh) -> NamedSharding:
 def _fastest(mesh: Mesh, work: Callable[..., Any], *args: Any) -> float:
     calls = 1 if _platform(mesh) == "cpu" else QUEUED
     jax.block_until_ready(work(*args))
-    begin, best = time.perf_counter(), float("inf")
+    best = float("inf")
+    begin = time.perf_counter()
     while time.perf_counter() - begin < SECONDS:
         start = time.perf_counter()
         for _ in range(calls):

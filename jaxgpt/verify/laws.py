@@ -25,8 +25,8 @@ from jaxgpt.lm.weights import dequantize
 from jaxgpt.model import GPT
 from jaxgpt.model.init import init_params
 from jaxgpt.runtime import SAFE_FLAG
-from jaxgpt.study.verify import forward, training
-from jaxgpt.study.verify.subject import Skipped, Subject
+from jaxgpt.verify import forward, training
+from jaxgpt.verify.subject import NotApplicable, Subject
 
 EQUAL = 0.0  # tolerance for the same program or the same bytes
 SUMS = 1e-5  # tolerance for sums in a different order, in a forward pass
@@ -37,7 +37,9 @@ class Law(NamedTuple):
     """An equivalence of two computations."""
 
     name: str  # name of the law, such as "cached = uncached"
-    measure: Callable[[Subject], float]  # difference of the results, or exception `Skipped` if the law does not apply
+    measure: Callable[
+        [Subject], float
+    ]  # difference of the results, or exception `NotApplicable` if the law does not apply
     tolerance: float  # the largest difference that passes
     tokens: int = 1  # minimum context length
     fix: str = ""  # advice for the user if the law fails
@@ -103,7 +105,7 @@ def _measure(law: Law, subject: Subject) -> tuple[float | None, bool | None, str
     try:
         with jax.default_matmul_precision("highest"):
             difference = law.measure(subject)
-    except Skipped as e:
+    except NotApplicable as e:
         return None, None, str(e)
     except Exception as e:
         return None, False, f"{type(e).__name__}: {one_line(e, 300)}"

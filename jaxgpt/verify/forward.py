@@ -14,7 +14,7 @@ from jaxgpt.decoding.sampler import decode_steps, extend, prefill, read_prompts
 from jaxgpt.lm import engine
 from jaxgpt.model import GPT, KVCache
 from jaxgpt.ops.attention import document_positions
-from jaxgpt.study.verify.subject import Skipped, Subject, distance
+from jaxgpt.verify.subject import NotApplicable, Subject, distance
 
 
 def prompt_logits(model: GPT, params: Any, ids_BT: jax.Array, slots: int) -> tuple[jax.Array, KVCache]:
@@ -29,11 +29,15 @@ def cached(s: Subject) -> float:
     The first third of the tokens takes one call, the second third one call per token, and the remainder one call.
     """
     T = s.length
-    first, second = max(T // 3, 1), max(2 * T // 3, 1)
-    read, then = jax.jit(partial(prompt_logits, s.model), static_argnums=2), jax.jit(partial(extend, s.model))
+    first = max(T // 3, 1)
+    second = max(2 * T // 3, 1)
+    single_tokens = [(t, t + 1) for t in range(first, second)]
+
+    read = jax.jit(partial(prompt_logits, s.model), static_argnums=2)
+    then = jax.jit(partial(extend, s.model))
     logits, cache = read(s.params, s.tokens[:, :first], T + 3)
     parts = [np.asarray(logits)]
-    for begin, end in [*((t, t + 1) for t in range(first, second)), (second, T)]:
+    for begin, end in [*single_tokens, (second, T)]:
         if begin < end:
             logits, cache = then(s.params, s.tokens[:, begin:end], cache)
             parts.append(np.asarray(logits))
@@ -42,13 +46,19 @@ def cached(s: Subject) -> float:
 
 def padded(s: Subject) -> float:
     """Compare logits of left-padded prompts of different lengths to the logits of each prompt alone."""
-    prompts = [np.asarray(s.tokens[0]).tolist(), np.asarray(s.tokens[1, : max(s.length // 3, 1)]).tolist()]
+    shorter = max(s.length // 3, 1)
+    prompts = [np.asarray(s.tokens[0]).tolist(), np.asarray(s.tokens[1, :shorter]).tolist()]
     text, _ = engine.left_pad(prompts, [0, 0])
     P = text.ids_BS.shape[1]
-    logits, _ = jax.jit(partial(prompt_logits, s.model), static_argnums=2)(s.params, text.ids_BS, P)
-    together = [np.asarray(logits[row, P - len(ids) :]) for row, ids in enumerate(prompts)]
-    alone = [np.asarray(s.forward(s.params, jnp.asarray([ids], jnp.int32))[0]) for ids in prompts]
-    return max(distance(a, b) for a, b in zip(together, alone, strict=True))
+    read = jax.jit(partial(prompt_logits, s.model), static_argnums=2)
+    logits, _ = read(s.params, text.ids_BS, P)
+
+    differences = []
+    for row, ids in enumerate(prompts):
+        together = logits[row, P - len(ids) :]
+        alone = s.forward(s.params, jnp.asarray([ids], jnp.int32))[0]
+        differences.append(distance(np.asarray(together), np.asarray(alone)))
+    return max(differences)
 
 
 def sampler_loop(s: Subject) -> float:
@@ -65,13 +75,16 @@ def sampler_loop(s: Subject) -> float:
         return decode_steps(sampler, params, state, jnp.int32(new))
 
     looped = jax.jit(run)(s.params)
-    read, then = jax.jit(partial(read_prompts, s.model), static_argnums=2), jax.jit(partial(extend, s.model))
+
+    # The same steps from Python.
+    read = jax.jit(partial(read_prompts, s.model), static_argnums=2)
+    then = jax.jit(partial(extend, s.model))
     cache = read(s.params, text, P + new)
     text = text._replace(ids_BS=jnp.pad(text.ids_BS, ((0, 0), (0, new))))
     for made in range(new):
         logits, cache = then(s.params, text.last(1).ids_BS, cache)
-        token_B = sample_token(logits[:, -1], text, keys_2, jnp.int32(made), sampling).token_B
-        text = text.append(token_B[:, None])
+        sampled = sample_token(logits[:, -1], text, keys_2, jnp.int32(made), sampling)
+        text = text.append(sampled.token_B[:, None])
     return distance((looped.text.ids_BS, looped.cache), (text.ids_BS, cache))
 
 
@@ -84,17 +97,22 @@ def causal(s: Subject) -> float:
     tokens = np.array(s.tokens)
     for row, t in enumerate(positions):
         tokens[row, t] = (tokens[row, t] + 1) % s.config.model.vocab_size
-    before, after = (np.asarray(s.forward(s.params, jnp.asarray(ids))) for ids in (s.tokens, tokens))
-    if any((before[row, t] == after[row, t]).all() for row, t in enumerate(positions)):
-        raise RuntimeError("changing a token does not change its own logits: the model ignores its input")
+    before = np.asarray(s.forward(s.params, jnp.asarray(s.tokens)))
+    after = np.asarray(s.forward(s.params, jnp.asarray(tokens)))
+
+    for row, t in enumerate(positions):
+        if (before[row, t] == after[row, t]).all():
+            raise RuntimeError("changing a token does not change its own logits: the model ignores its input")
     return max(distance(after[row, :t], before[row, :t]) for row, t in enumerate(positions))
 
 
 def documents(s: Subject) -> float:
     """Compare logits of two documents packed into one row to the logits of each document alone."""
     cut = max(s.length // 3, 1)
-    positions = document_positions(jnp.broadcast_to(jnp.arange(s.length) >= cut, s.tokens.shape).astype(jnp.int32))
-    together = jax.jit(lambda params: s.model.apply({"params": params}, s.tokens, None, positions))(s.params)
+    is_second = jnp.broadcast_to(jnp.arange(s.length) >= cut, s.tokens.shape)
+    positions = document_positions(is_second.astype(jnp.int32))
+    packed = jax.jit(lambda params: s.model.apply({"params": params}, s.tokens, None, positions))
+    together = packed(s.params)
     alone = [np.asarray(s.forward(s.params, ids)) for ids in (s.tokens[:, :cut], s.tokens[:, cut:])]
     return distance(np.asarray(together), np.concatenate(alone, 1))
 
@@ -106,8 +124,10 @@ def tied(s: Subject) -> float:
     """
     c = s.config.model
     if not c.tie_embeddings:
-        raise Skipped("model.tie_embeddings is false: the head has its own weights")
-    model, ids = s.model, s.random_ids((2, s.length), below=max(c.vocab_size // 2, 1))
+        raise NotApplicable("model.tie_embeddings is false: the head has its own weights")
+    model = s.model
+    first_unused = max(c.vocab_size // 2, 1)
+    ids = s.random_ids((2, s.length), below=first_unused)
     weigh = jax.random.normal(jax.random.key(0), (*ids.shape, c.vocab_size))
     hidden_BTD = model.apply({"params": s.params}, ids, method="hidden")
 
@@ -118,10 +138,12 @@ def tied(s: Subject) -> float:
 
     def product(table: jax.Array) -> tuple[jax.Array, jax.Array]:
         logits = jnp.einsum("BTD,VD->BTV", hidden_BTD, table)
-        logits = c.logit_softcap * jnp.tanh(logits / c.logit_softcap) if c.logit_softcap else logits
+        if c.logit_softcap:
+            logits = c.logit_softcap * jnp.tanh(logits / c.logit_softcap)
         return (logits * weigh).sum(), logits
 
     table = s.params["wte"]["embedding"]
-    gradients, logits = zip(*(jax.jit(jax.grad(f, has_aux=True))(table) for f in (whole, product)), strict=True)
-    unused = slice(max(c.vocab_size // 2, 1), None)
-    return max(distance(*logits), distance(*(g[unused] for g in gradients)))
+    whole_gradient, whole_logits = jax.jit(jax.grad(whole, has_aux=True))(table)
+    gradient, logits = jax.jit(jax.grad(product, has_aux=True))(table)
+    of_gradients = distance(whole_gradient[first_unused:], gradient[first_unused:])
+    return max(distance(whole_logits, logits), of_gradients)

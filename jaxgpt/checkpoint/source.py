@@ -1,6 +1,6 @@
 """Sources of weights: a checkpoint of a run with the base of its adapters, checked first and then read where it belongs.
 
-`open_source` reads no weights. `Source.read` reads each array with its sharding, so a device holds its shards and at most
+`open_source` reads no weights. `WeightSource.read` reads each array with its sharding, so a device holds its shards and at most
 one more array at a time.
 """
 
@@ -61,7 +61,7 @@ class Place(NamedTuple):
         return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), params, places)
 
 
-class Source(NamedTuple):
+class WeightSource(NamedTuple):
     """An intact checkpoint of a run, with unread weights.
 
     Attributes:
@@ -76,7 +76,7 @@ class Source(NamedTuple):
     run: Run
     config: Config
     step: int
-    base: Source | None
+    base: WeightSource | None
 
     @property
     def info(self) -> Info:
@@ -121,7 +121,7 @@ class Source(NamedTuple):
         return FrozenBase(params, checksum(params))
 
 
-def open_source(path: str | Path, checkpoint: str = "best") -> Source:
+def open_source(path: str | Path, checkpoint: str = "best") -> WeightSource:
     """Open a checkpoint of a run and the bases of its adapters, and verify their files.
 
     Raises:
@@ -132,10 +132,10 @@ def open_source(path: str | Path, checkpoint: str = "best") -> Source:
     config = run.config()
     step = resolve_weights(run.checkpoints, checkpoint, trained_part(config))
     base = open_base(run, config) if config.lora.rank else None
-    return Source(str(path), run, config, step, base)
+    return WeightSource(str(path), run, config, step, base)
 
 
-def read_source(path: str | Path, checkpoint: str, read: Callable[[Source], T]) -> tuple[Source, T]:
+def read_source(path: str | Path, checkpoint: str, read: Callable[[WeightSource], T]) -> tuple[WeightSource, T]:
     """Open a checkpoint and read it; if a training process deletes it meanwhile, open the next checkpoint.
 
     Raises the errors of `open_source` and `read`.
@@ -151,7 +151,7 @@ def read_source(path: str | Path, checkpoint: str, read: Callable[[Source], T]) 
         return source, result
 
 
-def open_base(run: Run, config: Config) -> Source:
+def open_base(run: Run, config: Config) -> WeightSource:
     """Open the base of a run's adapters; arguments and errors as in `open_source`."""
     path = base_checkpoint(run, config)
     if path is None:
@@ -163,7 +163,7 @@ def open_base(run: Run, config: Config) -> Source:
     return open_base_of(path, config.model)
 
 
-def open_base_of(path: str | Path, model: ModelConfig) -> Source:
+def open_base_of(path: str | Path, model: ModelConfig) -> WeightSource:
     """Open the weights to train adapters on: a run or RUN/checkpoints/STEP with the architecture `model`."""
     base = open_source(*parse_checkpoint(str(path)))
     if difference := first_difference(abstract_params(base.config.model), model):
@@ -174,7 +174,7 @@ def open_base_of(path: str | Path, model: ModelConfig) -> Source:
     return base
 
 
-def check_base(run: Run, source: Source, base: FrozenBase) -> None:
+def check_base(run: Run, source: WeightSource, base: FrozenBase) -> None:
     """Raise `UserError` if a base differs from the weights below the adapters of a run."""
     infos = checkpoints(run.checkpoints).values()
     if any(info.about.get("base", base.checksum) != base.checksum for info in infos):

@@ -1,4 +1,4 @@
-"""Report of a training run: introduction, progress line, evaluations, plot, sample and summary."""
+"""Prints a training run: introduction, progress line, evaluations, plot, sample and summary."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import jax
 
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.checkpoint.store import kept_checkpoint_message
-from jaxgpt.cli.output import ERROR_OF_DATA, Activity, Console, aligned, duration, line_shown, note, progress
+from jaxgpt.cli.output import ERROR_OF_DATA, Console, aligned, line_shown, note, progress
 from jaxgpt.cli.plot import draw_run
 from jaxgpt.cli.settings import origin
 from jaxgpt.config import Config, TrainConfig
@@ -26,18 +26,19 @@ from jaxgpt.lm import LM, generate
 from jaxgpt.lm.arguments import encode_prompt
 from jaxgpt.model.scan import unstack_layers
 from jaxgpt.parallel.processes import gather_to_host, is_leader, process_count
+from jaxgpt.progress import Progress, duration
 from jaxgpt.report.baselines import baselines, read_baselines
 from jaxgpt.signals import set_advice
 from jaxgpt.trainer.evaluation import Evaluation, Result
+from jaxgpt.trainer.events import Listener, Outcome
 from jaxgpt.trainer.program import Program
-from jaxgpt.trainer.report import Outcome, Report
 
 QUOTES = set("'\"`\\$!")  # characters that make a word hard to read in a command; such words are skipped
 LINE, WORDS, LETTERS = 256, 4, 40  # maxima: tokens decoded to find a line; words and characters of the default prompt
 PLOT_EVERY = 30.0  # minimum seconds between drawings of loss.png during a run; each takes 0.1 s
 
 
-class TrainReport(Report):
+class RunPrinter(Listener):
     """Print the progress and the results of a run, in process 0; use as a context manager."""
 
     program: Program
@@ -47,11 +48,11 @@ class TrainReport(Report):
     def __init__(self) -> None:
         self.console = Console(quiet=not is_leader())
         self._step, self._total, self._metrics = 0, 0, dict[str, float]()
-        self._stage: Activity | None = Activity("starting")
+        self._stage: Progress | None = Progress("starting")
         self._drawn = time.monotonic()
         self._stack = ExitStack()
 
-    def __enter__(self) -> TrainReport:
+    def __enter__(self) -> RunPrinter:
         self._stack.enter_context(line_shown(self._line, self.console))
         return self
 
@@ -70,7 +71,7 @@ class TrainReport(Report):
 
     def stage(self, name: str, done: int = 0, total: int = 0) -> None:
         if self._stage is None or self._stage.name != name:
-            self._stage = Activity(name) if name else None
+            self._stage = Progress(name) if name else None
         if self._stage:
             self._stage(done, total)
 

@@ -27,7 +27,7 @@ BATCH_LENGTH = 24  # maximum tokens per row of a batch for gradients; fewer in a
 FLOOR = 1e-3  # minimum scale of a leaf, relative to the largest magnitude in its tree
 
 
-class Skipped(Exception):
+class NotApplicable(Exception):
     """Raised by a law that does not apply, with the reason."""
 
 
@@ -106,11 +106,11 @@ class Subject:
 
     @cached_property
     def exported(self) -> Path:
-        """The model exported for transformers; raises `Skipped` if transformers has no equivalent."""
+        """The model exported for transformers; raises `NotApplicable` if transformers has no equivalent."""
         try:
             export_model(self.saved, self.directory / "exported")
         except UserError as e:
-            raise Skipped(str(e)) from None
+            raise NotApplicable(str(e)) from None
         return self.directory / "exported"
 
 

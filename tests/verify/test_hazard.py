@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from helpers import repository
 
-from jaxgpt.runtime import QUICK_FLAG, SAFE_FLAG, MiscompiledReductions, set_compiler_flags
+from jaxgpt.runtime import QUICK_FLAG, SAFE_FLAG, MiscompiledReductions, set_quick_flag, set_safe_flag
 
 FLAG = SAFE_FLAG.split("=")[0]
 MEASURE = """
-from jaxgpt.study.verify import LAWS, fresh, verify
+from jaxgpt.verify import LAWS, fresh, verify
 from jaxgpt.config import Config, ModelConfig
 law = next(law for law in LAWS if "XLA" in law.name)
 [row] = verify(fresh(Config(model=ModelConfig(vocab_size=3, n_layer=1, n_embd=4, n_head=1))), [law])
@@ -33,14 +33,15 @@ def python(code: str, flags: str = "") -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
-    """Return XLA_FLAGS and the warnings after `import jaxgpt` in a process without a backend."""
+    """Return XLA_FLAGS and the warnings after both functions, in a process without a backend."""
 
     def run(flags: str) -> tuple[str, list[str]]:
         monkeypatch.setenv("XLA_FLAGS", flags)
         with warnings.catch_warnings(record=True) as caught, monkeypatch.context() as without:
             warnings.simplefilter("always")
             without.delitem(sys.modules, "jax._src.xla_bridge")
-            set_compiler_flags()
+            set_safe_flag()
+            set_quick_flag()
         return os.environ["XLA_FLAGS"], [str(w.message) for w in caught if w.category is MiscompiledReductions]
 
     return run
@@ -89,7 +90,8 @@ def test_flags_in_a_file(start, tmp_path: Path) -> None:  # type: ignore[no-unty
 def test_large_loops_use_all_cores() -> None:
     """jaxlib 0.12 compiles them as one kernel by default: every operation, even a matrix product, then runs on one core."""
     code = (
-        "import jaxgpt, jax; x = jax.numpy.ones((1, 1000)); w = jax.numpy.ones((1000, 1000));"
+        "import jaxgpt.runtime, jax; jaxgpt.runtime.set_quick_flag();"
+        "x = jax.numpy.ones((1, 1000)); w = jax.numpy.ones((1000, 1000));"
         "loop = lambda x, n: jax.lax.while_loop(lambda c: c[1] < n, lambda c: (c[0] @ w, c[1] + 1), (x, 0))[0];"
         "print('small_call' in jax.jit(loop).lower(x, 3).compile().as_text())"
     )

@@ -23,9 +23,9 @@ from jaxgpt.model.params import flatten_params
 from jaxgpt.model.scan import ScannedGPT, stack_layers, unstack_layers
 from jaxgpt.ops import Ops
 from jaxgpt.parallel.mesh import make_mesh, resolve
-from jaxgpt.study.verify.subject import ROWS, Skipped, Subject, distance
 from jaxgpt.train.step import TrainState
 from jaxgpt.trainer.program import make_program, with_arrays
+from jaxgpt.verify.subject import ROWS, NotApplicable, Subject, distance
 
 
 def remat(s: Subject, policy: Literal["dots", "full"]) -> float:
@@ -42,7 +42,7 @@ def scanned(s: Subject) -> float:
     """Compare loss and gradient between a scan over stacked layers and unrolled layers."""
     c = s.config.model
     if len(set(c.windows)) > 1:
-        raise Skipped(f"needs the same sliding window in all layers: model.window_pattern is {c.window_pattern}")
+        raise NotApplicable(f"needs the same sliding window in all layers: model.window_pattern is {c.window_pattern}")
     model = ScannedGPT(c, s.model.ops)
     stacked = jax.jit(lambda params, windows: s.gradient(model, params, windows))
     loss, gradient = stacked(stack_layers(s.params), s.windows)
@@ -71,7 +71,7 @@ def devices(s: Subject) -> float:
     with suppress(RuntimeError):  # error if JAX_PLATFORMS excludes the CPU
         found = found if len(found) > 1 else jax.devices("cpu")
     if len(found) < 2:
-        raise Skipped("needs at least 2 devices: set JAX_NUM_CPU_DEVICES=8")
+        raise NotApplicable("needs at least 2 devices: set JAX_NUM_CPU_DEVICES=8")
     plain: dict[str, Any] = {"schedule": "constant", "warmup_steps": 0, "weight_decay": 0.0, "grad_clip": 0.0}
     smooth = OptimConfig(learning_rate=1000.0, beta1=0.0, beta2=0.0, eps=1.0, **plain)
     config = replace(s.config, optim=smooth, train=replace(s.config.train, batch_size=ROWS))
@@ -155,7 +155,7 @@ def exported(s: Subject) -> float:
 def transformers(s: Subject) -> float:
     """Compare the logits with the logits that transformers computes from the exported model."""
     if missing := [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]:
-        raise Skipped(f"{' and '.join(missing)} not installed")
+        raise NotApplicable(f"{' and '.join(missing)} not installed")
     exported = s.exported
     import torch
     import transformers as theirs

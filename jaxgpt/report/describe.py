@@ -10,15 +10,16 @@ from typing import Any
 import numpy as np
 
 from jaxgpt.data import Data, Packed, Split, Tokens
-from jaxgpt.data.text import Progress, Text, no_progress
+from jaxgpt.data.text import Text
 from jaxgpt.errors import UserError
+from jaxgpt.progress import NO_PROGRESS, Progress
 from jaxgpt.report.baselines import COUNTED, EVALUATED, bytes_per_token, compressed_bits, fit_ngrams, sample
 from jaxgpt.report.hashes import GRAM, Grams, blocks, overlap
 
 READ = 1 << 20  # tokens to process at a time
 
 
-def report_on(data: Data, progress: Progress = no_progress) -> dict[str, Any]:
+def describe(data: Data, progress: Progress = NO_PROGRESS) -> dict[str, Any]:
     """Describe data that is not a mixture.
 
     Reads all ids several times. N-gram models are fitted on at most `COUNTED` training tokens. They are evaluated on at most

@@ -15,14 +15,15 @@ from helpers import flags, jaxgpt, small
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxgpt.bench import measure
+from jaxgpt.bench.trace import WORK, device_time, instruction_kinds, own_times
 from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig
 from jaxgpt.counts import multiplied_parameters
 from jaxgpt.model.params import abstract_params
 from jaxgpt.parallel.mesh import make_mesh
 from jaxgpt.plan.hlo import read_computations
 from jaxgpt.presets import preset
-from jaxgpt.study import bench
-from jaxgpt.study.trace import WORK, device_time, instruction_kinds, own_times
+from jaxgpt.progress import Progress
 from jaxgpt.trainer.program import build
 
 
@@ -34,9 +35,9 @@ def strict_types() -> None:
 @pytest.fixture(autouse=True)
 def quick_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure the peak and the bandwidth on small matrices."""
-    monkeypatch.setattr(bench, "WIDTHS", {"cpu": (64,)})
-    monkeypatch.setattr(bench, "BANDWIDTH_BYTES", {"cpu": 2**22})
-    monkeypatch.setattr(bench, "SECONDS", 0.01)
+    monkeypatch.setattr(measure, "WIDTHS", {"cpu": (64,)})
+    monkeypatch.setattr(measure, "BANDWIDTH_BYTES", {"cpu": 2**22})
+    monkeypatch.setattr(measure, "SECONDS", 0.01)
 
 
 tree = st.recursive(st.just([]), lambda inner: st.lists(inner, min_size=1, max_size=4), max_leaves=20)
@@ -199,28 +200,30 @@ def test_idle_time_is_that_of_the_devices_of_the_mesh(monkeypatch: pytest.Monkey
         seen.append(devices)
         raise StopIteration
 
-    monkeypatch.setattr(bench, "device_time", device_time)
-    monkeypatch.setattr(bench, "record_trace", lambda *_: None)
+    monkeypatch.setattr(measure, "device_time", device_time)
+    monkeypatch.setattr(measure, "record_trace", lambda *_: None)
     model = small("statquest", n_layer=1)
     with pytest.raises(StopIteration):
-        bench.bench(Config(model=model, train=TrainConfig(batch_size=2), mesh=MeshConfig(data=2)), 0.0)
+        measure.benchmark(Config(model=model, train=TrainConfig(batch_size=2), mesh=MeshConfig(data=2)), 0.0)
     assert seen == [2]
 
 
 @pytest.mark.parametrize("each", [1, 2])
 def test_a_gpu_traces_a_step_without_cuda_graphs(monkeypatch: pytest.MonkeyPatch, each: int) -> None:
-    monkeypatch.setattr(bench, "_platform", lambda mesh: "gpu")
-    monkeypatch.setattr(bench, "WIDTHS", {"gpu": (64,)})
-    monkeypatch.setattr(bench, "BANDWIDTH_BYTES", {"gpu": 2**22})
+    monkeypatch.setattr(measure, "_platform", lambda mesh: "gpu")
+    monkeypatch.setattr(measure, "WIDTHS", {"gpu": (64,)})
+    monkeypatch.setattr(measure, "BANDWIDTH_BYTES", {"gpu": 2**22})
     train, stages = TrainConfig(batch_size=2, steps_per_call=each), list[str]()
+    progress = Progress()
+    monkeypatch.setattr(progress, "stage", stages.append)
     config = Config(model=small("gpt2", n_layer=1), train=train, mesh=MeshConfig(data=1))
-    found = bench.bench(config, 0.0, decode=False, say=stages.append)
+    found = measure.benchmark(config, 0.0, decode=False, progress=progress)
     assert "compiling without CUDA graphs" in stages
     assert found["where"]["idle"] < 0.9
 
 
 def test_peak_on_any_number_of_devices() -> None:
-    assert bench.product_peak(make_mesh(MeshConfig(data=3)), "float32") > 0
+    assert measure.product_peak(make_mesh(MeshConfig(data=3)), "float32") > 0
 
 
 @pytest.mark.parametrize(("platform", "calls"), [("cpu", 1), ("gpu", 10)])
@@ -228,10 +231,10 @@ def test_accelerators_have_a_queue_of_work(monkeypatch: pytest.MonkeyPatch, plat
     """The time of one dispatch and one wait is divided among the calls of a sample."""
     done: list[str] = []
     block = jax.block_until_ready
-    monkeypatch.setattr(bench, "_platform", lambda mesh: platform)
-    monkeypatch.setattr(bench, "WIDTHS", {platform: (8,)})
+    monkeypatch.setattr(measure, "_platform", lambda mesh: platform)
+    monkeypatch.setattr(measure, "WIDTHS", {platform: (8,)})
     monkeypatch.setattr(jax, "jit", lambda f, **_: lambda *args: done.append("call") or f(*args))
     monkeypatch.setattr(jax, "block_until_ready", lambda x: done.append("wait") or block(x))
-    bench.product_peak(make_mesh(MeshConfig(data=1)), "float32")
+    measure.product_peak(make_mesh(MeshConfig(data=1)), "float32")
     samples = "".join(done).split("wait")[1:-1]  # after the matrices and the first call
     assert set(samples) == {"call" * calls}

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 from jaxgpt.checkpoint.run import Run, check_backslash, other_files
@@ -21,17 +20,17 @@ from jaxgpt.parallel.processes import is_leader, on_leader, process_count, same_
 from jaxgpt.signals import STOPPING, stop_on_signal
 from jaxgpt.train.step import TrainState
 from jaxgpt.trainer.evaluation import ValidationLoss, Watch, run_evaluators
+from jaxgpt.trainer.events import Listener, Listeners, Outcome, StageProgress
 from jaxgpt.trainer.failures import compile_lowered, failures
 from jaxgpt.trainer.feed import Feed, batches_of
 from jaxgpt.trainer.metrics import MetricsFile
 from jaxgpt.trainer.monitor import monitored
 from jaxgpt.trainer.phases import continued
 from jaxgpt.trainer.program import Program
-from jaxgpt.trainer.record import SAVE, STOP, Record
-from jaxgpt.trainer.report import Outcome, Report, Reports
+from jaxgpt.trainer.record import SAVE, STOP, Recorder
 from jaxgpt.trainer.start import (
+    InitialWeights,
     Start,
-    Weights,
     check,
     check_data,
     completed,
@@ -42,14 +41,14 @@ from jaxgpt.trainer.start import (
 )
 
 
-def train(start: Start, report: Report, until: int | None = None) -> Outcome:
+def train(start: Start, listener: Listener, until: int | None = None) -> Outcome:
     """Train until the last step, `until`, a signal, or early stopping (`train.patience`).
 
     Every process of a run must call this function with the same arguments.
 
     Args:
         start: settings, and the directory of a new run or the run to resume.
-        report: receiver of the events of the run; `Reports(...)`: several.
+        listener: receiver of the events of the run; `Listeners(...)`: several.
         until: stop and save at this step, as on a signal; None: the last step.
 
     Raises:
@@ -57,25 +56,25 @@ def train(start: Start, report: Report, until: int | None = None) -> Outcome:
         TrainingFailed: if loss or gradients diverge, memory is exhausted, the data become unreadable, or writing fails.
     """
     try:
-        outcome = run_loop(start, report, until)
+        outcome = run_loop(start, listener, until)
     except BaseException as error:
-        report.failed(error)
+        listener.failed(error)
         raise
-    report.finished(outcome)
+    listener.finished(outcome)
     return outcome
 
 
-def run_loop(start: Start, report: Report, until: int | None) -> Outcome:
+def run_loop(start: Start, listener: Listener, until: int | None) -> Outcome:
     """Run the training loop. Arguments, results and errors as for `train`."""
     use_cores(start.config.mesh, process_count(), start.config.model)  # before JAX's first use of a device
     keep_memory(start.config)
     config = same_on_all(lambda: start.config, lambda _: start.facts())
     on_leader(lambda: check(start))
-    last = newest(start, report.note)
+    last = newest(start, listener.note)
     config = continued(config, last)
     on_leader(lambda: check_data(start, config, last))
-    weights = same_on_all(lambda: open_weights(start), Weights.facts)
-    reading = partial(report.stage, "tokenizing")
+    weights = same_on_all(lambda: open_weights(start), InitialWeights.facts)
+    reading = StageProgress(listener, "tokenizing")
     config, data = same_on_all(lambda: read_data(start, config, weights.tokenizer, last, reading), data_facts)
     config = completed(config, data, last)
     program = start.build(config, frozen=weights.frozen)
@@ -83,22 +82,22 @@ def run_loop(start: Start, report: Report, until: int | None) -> Outcome:
     end = settings.steps if until is None else min(until, settings.steps)
 
     with (
-        opened_run(start, program, data, last, weights, report.note) as run,
+        opened_run(start, program, data, last, weights, listener.note) as run,
         stop_on_signal(STOPPING if is_leader() else "") as stop,
         failures(run, program),
-        monitored(stop, report.note) as monitor,
+        monitored(stop, listener.note) as monitor,
     ):
-        report = Reports(report, monitor)
+        listener = Listeners(listener, monitor)
         first = last.step if last else 0
         evaluation = None
-        report.started(program, data, run, first)
+        listener.started(program, data, run, first)
         feed = start.feed(program, data, last)
         evaluators = start.evaluators or (ValidationLoss(data.val),)
-        with compiling(program, feed, report):
+        with compiling(program, feed, listener):
             state = starting_state(program, run, last, weights)
         saver = Saver(run.checkpoints, settings)
         file = MetricsFile(run.metrics, last)
-        record = Record(program, data, saver, file, report, last, weights.about())
+        record = Recorder(program, data, saver, file, listener, last, weights.about())
         calls = batches_of(program, feed, plan_calls(first, end, settings, last, feed.reads_state), monitor.wait)
         with saver, file, calls as prepared, record.closing(lambda: state):
             for steps, batches in prepared:
@@ -116,7 +115,7 @@ def run_loop(start: Start, report: Report, until: int | None) -> Outcome:
                     watch = Watch(
                         final=steps.stop == settings.steps,
                         interrupted=lambda: record.ask(stop.requested) == STOP,
-                        progress=partial(report.stage, "evaluating"),
+                        progress=StageProgress(listener, "evaluating"),
                         wait=monitor.wait,
                     )
                     results = run_evaluators(evaluators, program, state.eval_params, watch)
@@ -131,7 +130,7 @@ def run_loop(start: Start, report: Report, until: int | None) -> Outcome:
 
 @contextmanager
 def opened_run(
-    start: Start, program: Program, data: Data, last: Info | None, weights: Weights, note: Callable[[str], None]
+    start: Start, program: Program, data: Data, last: Info | None, weights: InitialWeights, note: Callable[[str], None]
 ) -> Iterator[Run]:
     """Create or open the run, as `open_for_training`, if its file system can store its checkpoints."""
     if start.run is None:
@@ -165,7 +164,7 @@ def data_facts(opened: tuple[Config, Data]) -> Mapping[str, object]:
     return data.facts()
 
 
-def starting_state(program: Program, run: Run, last: Info | None, weights: Weights) -> TrainState:
+def starting_state(program: Program, run: Run, last: Info | None, weights: InitialWeights) -> TrainState:
     """Return the state before the first step: of the checkpoint `last`, of a different run, or new."""
     if last:
         return program.restore(run.checkpoints, last.step)
@@ -177,20 +176,20 @@ def starting_state(program: Program, run: Run, last: Info | None, weights: Weigh
 
 
 @contextmanager
-def compiling(program: Program, feed: Feed, report: Report) -> Iterator[None]:
+def compiling(program: Program, feed: Feed, listener: Listener) -> Iterator[None]:
     """Compile the train step in a thread while the `with` block initializes or restores the state.
 
     On exit, the context waits for the compiler, and raises its error unless the block has raised an error.
     """
     began = time.perf_counter()
-    report.stage("compiling")
+    listener.stage("compiling")
     batches = program.batch(program.config.train.steps_per_call, feed.spec)
     with ThreadPoolExecutor(1) as pool:
         compiled = pool.submit(lambda: compile_lowered(program, program.lower(program.abstract.state, batches)))
         yield
         compiled.result()
-    report.stage("")
-    report.compiled(time.perf_counter() - began)
+    listener.stage("")
+    listener.compiled(time.perf_counter() - began)
 
 
 def plan_calls(first: int, end: int, train: TrainConfig, last: Info | None, whole: bool = False) -> Iterator[range]:
@@ -215,10 +214,13 @@ def plan_calls(first: int, end: int, train: TrainConfig, last: Info | None, whol
                 raise UserError(
                     f"{name} ({value}) must be a multiple of train.steps_per_call ({each}), the steps of a rollout"
                 )
-    done, most = first, each if whole else 1
+    intervals = [every for every in (train.eval_every, train.checkpoint_every) if every]
+    done = first
+    most = each if whole else 1
     while done < end:
-        ends_at = [(done // every + 1) * every for every in (train.eval_every, train.checkpoint_every) if every]
-        before, done = done, min(done + most, end, *ends_at)
+        ends_at = [(done // every + 1) * every for every in intervals]
+        before = done
+        done = min(before + most, end, *ends_at)
         yield range(before, done)
         most = each
 

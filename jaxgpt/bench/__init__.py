@@ -1,0 +1,1 @@
+"""Measure training and generation on this machine, against its measured limits."""
