@@ -79,7 +79,7 @@ class Data:
             UserError: if a split other than conversations has fewer than T + 1 ids, or the training ids lack the
                 end-of-text ids that `data.documents` needs.
         """
-        needed, setting = config.window + 1, config.data.documents
+        needed = config.window + 1
         for part in self.parts or (self,):
             shortest = min(len(part.train), len(part.val))
             if shortest < needed and not part.is_examples:
@@ -91,8 +91,9 @@ class Data:
             ids = part.train.tokens if isinstance(part.train, Packed) else part.train
             if isinstance(ids, Tokens) and ids.end_ids and not any(map(len, ids.ends())):
                 raise UserError(
-                    f"data.documents {setting} needs an end-of-text id after each document, but {part.name} does not contain "
-                    f"{' or '.join(map(str, ids.end_ids))}: use token files (.bin) with this id, or --data.documents flow"
+                    f"data.documents {config.data.documents} needs an end-of-text id after each document, but {part.name} "
+                    f"does not contain {' or '.join(map(str, ids.end_ids))}: use token files (.bin) with this id, or "
+                    f"--data.documents flow"
                 )
 
 
@@ -123,7 +124,10 @@ def open_data(
         return _open_mixture(config, tokenizer, progress, tokens)
     recorded = data.path or data.dataset
     data = located(data, config.directory)
-    path, fraction, text, boundary = Path(data.path), data.train_fraction, None, None
+    path = Path(data.path)
+    fraction = data.train_fraction
+    text = None
+    boundary = None
     train: Split
     val: Split
     match _kind(data):
@@ -194,7 +198,9 @@ def remaining_sources(data: DataConfig, tokens: int) -> list[DataConfig]:
 def encode_text(tokenizer: Tokenizer, text: str, progress: Progress = no_progress) -> np.ndarray:
     """Encode a text to ids `[n]` of the smallest sufficient integer type; `progress` counts characters."""
     dtype = np.min_scalar_type(max(tokenizer.vocab_size - 1, 0))
-    pieces, parts, done = cut(text, tokenizer.cuts), [], 0
+    pieces = cut(text, tokenizer.cuts)
+    parts = []
+    done = 0
     for start in range(0, len(pieces), TOGETHER):
         piece = "".join(pieces[start : start + TOGETHER])
         parts.append(tokenizer.encode(piece).astype(dtype))
@@ -331,7 +337,8 @@ def _tokenizer(config: Config, given: Tokenizer | None = None) -> Tokenizer:
         return given  # compared with the tokenizer of each source when it is opened
     sources = [located(each, config.directory) for each in data.sources]
     for each in sources:
-        if each.path and (prepared := prepared_tokenizer(Path(each.path), given)):
+        prepared = prepared_tokenizer(Path(each.path), given) if each.path else None
+        if prepared:
             return prepared if given else with_bos(prepared, data.bos)
     if given:
         return given
@@ -359,13 +366,15 @@ def _kind(data: DataConfig) -> str:
 
 def _as_documents(config: Config, train: Tokens, val: Tokens, ends: tuple[int, ...]) -> tuple[Split, Split, str]:
     """Apply `data.documents` (mask or pack) to both splits; also return a note for `source`."""
-    setting, T = config.data.documents, config.window
+    setting = config.data.documents
+    T = config.window
     if not ends:
         raise UserError(
             f"data.documents {setting} needs an end-of-text id after each document, but the tokenizer lacks it: choose a "
             f"different tokenizer, or --data.documents flow"
         )
-    train, val = (Tokens(ids.parts, ids.vocab_size, ends) for ids in (train, val))
+    train = Tokens(train.parts, train.vocab_size, ends)
+    val = Tokens(val.parts, val.vocab_size, ends)
     if setting == "mask":
         return train, val, ""
     packed = pack_documents(train, T)
