@@ -252,7 +252,8 @@ def _find(path: Path) -> list[Path]:
     if path / SINGLE not in files and (path / INDEX).is_file():
         return _indexed(path)
     files = [file for file in files if not file.match(SECOND_COPY)] or files
-    if broken := [file for file in files if not file.exists()]:
+    broken = [file for file in files if not file.exists()]
+    if broken:
         raise UserError(f"{broken[0]} is a link to a missing file, {broken[0].readlink()}: download the model again")
     for file in files or sorted(path.iterdir()):
         if file.suffix in PICKLES:

@@ -107,7 +107,7 @@ def _parts(path: Path, metadata: Mapping[str, Any]) -> list[Path]:
     named = PART.fullmatch(path.name)
     if named is None or int(named[2]) != count:
         raise UserError(
-            f"{path} is one of {count} parts of a model: name the parts NAME-00001-of-{count:05}.gguf, or {MERGE}"
+            f"{path} is one of {count} parts of a model: rename the parts to NAME-00001-of-{count:05}.gguf, or {MERGE}"
         )
     parts = [path.with_name(f"{named[1]}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
     missing = [part for part in parts if not part.is_file()]

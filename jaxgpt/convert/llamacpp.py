@@ -25,11 +25,14 @@ from jaxgpt.ops.rotary import Llama3Scaling
 
 Shapes = Mapping[str, tuple[int, ...]]
 
-EMBEDDING, HEAD = "token_embd.weight", "output.weight"
-OUTPUT_BIAS, QUERY_BIAS = "blk.0.attn_output.bias", "blk.0.attn_q.bias"
+EMBEDDING = "token_embd.weight"
+HEAD = "output.weight"
+OUTPUT_BIAS = "blk.0.attn_output.bias"
+QUERY_BIAS = "blk.0.attn_q.bias"
 FACTS = (HEAD, OUTPUT_BIAS, QUERY_BIAS, ROPE_DIVISORS)  # tensors that show a setting
 PATTERN = "attention.sliding_window_pattern"
-RMS_EPS, LAYER_EPS = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
+RMS_EPS = "attention.layer_norm_rms_epsilon"
+LAYER_EPS = "attention.layer_norm_epsilon"
 
 # Metadata keys, without the name of the architecture: (setting, default of llama.cpp, or type if the key is required).
 KEYS: dict[str, tuple[str, Any]] = {

@@ -83,7 +83,9 @@ class Options:
             accept: unsupported options to ignore.
             advice: fix to suggest for unsupported options; by default, --accept-option.
         """
-        self.where, self._accept, self._advice = where, tuple(accept), advice
+        self.where = where
+        self._accept = tuple(accept)
+        self._advice = advice
         self.known: set[str] = set()
         self._null = {name for name, value in values.items() if value is None}
         self._left = {
@@ -145,7 +147,8 @@ class Options:
 
     def done(self) -> None:
         """Raise `UserError` if any option was neither read nor accepted."""
-        if unknown := sorted(name for name in self._left if name not in self._accept):
+        unknown = sorted(name for name in self._left if name not in self._accept)
+        if unknown:
             listed = ", ".join(f"{name} ({short_repr(self._left[name])})" for name in unknown)
             raise UserError(f"{self.where}: unknown option{'s' * (len(unknown) > 1)} {listed}: {self._fix(unknown)}")
 
