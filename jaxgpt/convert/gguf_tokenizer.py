@@ -23,7 +23,7 @@ from jaxgpt.errors import UserError, short_repr
 GGML = "tokenizer.ggml."
 TEMPLATE = "tokenizer.chat_template"
 
-# Token types of llama.cpp.
+# llama.cpp token types.
 NORMAL = 1
 UNKNOWN = 2
 CONTROL = 3

@@ -141,9 +141,11 @@ class BeamSearch:
         log_p_BWV = log_p_XV.reshape(B, W, V) + state.score_BW[:, :, None]
         log_p_BC, flat_BC = jax.lax.top_k(log_p_BWV.reshape(B, W * V), C)
 
+        # Continue the text of each chosen beam with the chosen id.
         beam_BC = flat_BC // V
         id_BC = (flat_BC % V).astype(jnp.int32)
-        ids_BCS = gather_beams(state.text.ids_BS.reshape(B, W, -1), beam_BC)
+        ids_BWS = state.text.ids_BS.reshape(B, W, -1)
+        ids_BCS = gather_beams(ids_BWS, beam_BC)
         ids_BCS = ids_BCS.at[:, :, state.text.length].set(id_BC)
         return log_p_BC, beam_BC, id_BC, ids_BCS
 
