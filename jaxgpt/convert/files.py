@@ -87,9 +87,11 @@ class Weights:
             raise UserError(
                 f"{self.path}: tensor {missing[0]} of shape {shapes[missing[0]]} is missing{_more(missing)}"
             )
+
         extra = [name for name in self.tensors if name not in shapes and not ignore(name)]
         if extra:
             raise UserError(f"{self.path}: tensor {extra[0]} is unexpected{_more(extra)}: the model has no such weight")
+
         for name, shape in shapes.items():
             stored = self.tensors[name]
             if stored.shape != shape:

@@ -43,6 +43,7 @@ class GgufWeights(Weights):
         self.path = path
         self.stored: dict[str, Any] = {}
         self.tensors: dict[str, Stored] = {}
+
         given = _read_header(path)
         self.metadata = given.metadata
         parts = _parts(path, given.metadata)
@@ -53,6 +54,7 @@ class GgufWeights(Weights):
             if len(parts) > 1:
                 _check_part(part, header.metadata, number, len(parts))
             self._add(part, header.tensors)
+
         expected = self.metadata.get("split.tensors.count")
         if len(parts) > 1 and expected != len(self.tensors):
             raise UserError(

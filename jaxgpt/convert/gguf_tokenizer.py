@@ -196,6 +196,7 @@ def _read_vocabulary(metadata: Mapping[str, Any], where: str) -> Vocabulary:
     types = _array(metadata, "token_type", int, where) or [NORMAL] * len(tokens)
     scores = _array(metadata, "scores", float, where)
     merges = _array(metadata, "merges", str, where)
+
     if not tokens:
         raise UserError(f"{where}: no tokens in {GGML}tokens; {OTHER}")
     for name, values in (("token_type", types), ("scores", scores)):

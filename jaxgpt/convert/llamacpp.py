@@ -120,6 +120,7 @@ def open_model(
     kind = metadata.get("general.type", "model")
     if kind != "model":
         raise UserError(f"{where}: general.type {short_repr(kind)} is not supported: choose the GGUF file of a model")
+
     name = metadata.get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
@@ -127,12 +128,14 @@ def open_model(
             f"{where}: general.architecture {short_repr(name)} is not supported: use one of {known}, or import a "
             f"directory of safetensors"
         )
+
     architecture = ARCHITECTURES[name]
     prefix = f"{name}."
     values = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
     values |= _facts(shapes)
     if divisors is not None:
         values[ROPE_DIVISORS] = read_divisors(values, divisors, where)
+
     options = Options(values, where, accept)
     model = family(architecture).config_from_hf(options)
     options.done()

@@ -275,6 +275,7 @@ def _tokenizer(source: Path, named: str, model: ModelConfig, weights: Weights) -
         raise UserError(f"--tokenizer {named} is built from a text: pass the tokenizer.json that was built from it")
     if isinstance(weights, gguf.GgufWeights):
         return _gguf_tokenizer(weights, named, model)
+
     config = read_json(source / "config.json")
     if config.get("model_type") in WRAPPERS:
         # As in transformers, the text model provides ids that the outer model lacks.
@@ -284,6 +285,7 @@ def _tokenizer(source: Path, named: str, model: ModelConfig, weights: Weights) -
         tokenizer = make_tokenizer(named, "", 0, model.vocab_size)
         tokenizer.special = SpecialTokens(special.generation, tokenizer.special.tokenizer)
         return tokenizer
+
     fix = "choose a tokenizer with --tokenizer (gpt2, byte, ids, or a path)"
     if not (source / "tokenizer.json").is_file():
         raise UserError(f"{source} has no tokenizer.json: {fix}")

@@ -269,6 +269,7 @@ def read_config(path: Path) -> tuple[int, float]:
     init = used.get("init_lora_weights")
     if init not in (None, *KEEPS_BASE):
         raise options.refuse("init_lora_weights", init, f"it changes the base's weights; {MERGE}")
+
     rank = options.read("r", 8)
     alpha = options.read("lora_alpha", 8.0)
     if rank < 1:
@@ -287,6 +288,7 @@ def _modules(model: ModelConfig) -> list[Module]:
     family, exported = exported_form(model)
     kernels = {leaf: shape for leaf, shape in leaf_shapes(model).items() if leaf.endswith("/kernel")}
     rows = [row for row in expand(family.form.table, exported) if row.leaves[0].endswith("/kernel")]
+
     differ = kernels.keys() ^ {leaf for row in rows for leaf in row.leaves}
     if differ:
         names = ", ".join(sorted({leaf.split("/")[-2] for leaf in differ}))
@@ -294,6 +296,7 @@ def _modules(model: ModelConfig) -> list[Module]:
             f"the adapters do not fit the {family.name} model, which has different matrices ({names}): export the merged "
             f"model, without --adapter"
         )
+
     modules = []
     for row in rows:
         outputs = {leaf.split("/")[-2]: kernels[leaf][1] for leaf in row.leaves}

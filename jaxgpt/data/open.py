@@ -122,6 +122,7 @@ def open_data(
         )
     if data.mix:
         return _open_mixture(config, tokenizer, progress, tokens)
+
     recorded = data.path or data.dataset
     data = located(data, config.directory)
     path = Path(data.path)
@@ -157,9 +158,12 @@ def open_data(
             train, val = ids.split(int(fraction * len(ids)))
             source = text.source + describe(tokenizer, bos[-1:], "at the start of each window")
             fingerprint = text.sha256
+
     if data.documents != "flow" and isinstance(train, Tokens) and isinstance(val, Tokens):
         train, val, note = _as_documents(config, train, val, tokenizer.end_ids)
         source += note
+
+    # Without held-out data, evaluate on the training data.
     held_out = len(val) > 0
     val = val if held_out else train
     if not len(val.eval_starts(config.window, config.window)):

@@ -181,6 +181,7 @@ def _write(
                     shards.write_index(out, index)
                     saved = time.monotonic()
             report(batch[-1].read)
+
         if not writers["train"].entry["documents"]:
             first = index["skipped"]["first"][:1]
             reason = f"; the first error: {first[0]}" if first else ""

@@ -189,11 +189,14 @@ def _read_file(path: Path) -> bytes:
     check_kind(path)
     with reported(f"cannot read {path}"), path.open("rb") as file:
         data = file.read(TEXT_BYTES + 1)
+
     if compression("", data[:HEAD]):
         raise NotText(f"{path} holds documents or compressed data, not plain text: {_prepare(path)}")
     if data.startswith(NUMPY):
         fix = f"write its ids with numpy.load('{path.name}').astype('uint16').tofile('train.bin')"
         raise NotText(f"{path} is a NumPy array, not text: {fix}")
+
+    # The last character of a truncated file may be incomplete.
     is_complete = len(data) <= TEXT_BYTES
     try:
         codecs.getincrementaldecoder("utf-8")().decode(data, final=is_complete)

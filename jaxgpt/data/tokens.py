@@ -222,8 +222,11 @@ def open_splits(path: Path, train_fraction: float, vocab_size: int) -> tuple[Tok
             raise UserError(
                 f"no token file in {path} has the word 'train' in its name: rename the files to train.bin and val.bin"
             )
+
     train = Tokens([open_tokens(p) for p in files["train"]], vocab_size)
     val = Tokens([open_tokens(p) for p in files["val"]], vocab_size)
+
+    # Files without a header do not declare the type of their ids.
     is_checked = not (path.is_dir() and is_prepared(path))  # the index of a prepared directory records the type
     for part in (*train.parts, *val.parts):
         if not isinstance(part, np.memmap) or part.offset:
@@ -235,6 +238,7 @@ def open_splits(path: Path, train_fraction: float, vocab_size: int) -> tuple[Tok
             )
         if is_checked:
             _check_raw(part)
+
     if not files["val"]:
         train, val = train.split(int(train_fraction * len(train)))
     count = sum(map(len, files.values()))
@@ -250,6 +254,7 @@ def open_tokens(path: Path) -> np.ndarray:
     with reported(f"cannot read {path}"), path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         head = file.read(4 * HEADER)
+
     magic, version, count = np.frombuffer(head, "<i4", 3).tolist() if len(head) >= 12 else (0, 0, 0)
     if size == 0 or (magic in LLMC and not count):
         raise UserError(f"{path} is empty: choose a file with token ids")
@@ -261,6 +266,7 @@ def open_tokens(path: Path) -> np.ndarray:
                 f"{count:,} ids, the file has {size:,} bytes"
             )
         return np.memmap(path, dtype, "r", 4 * HEADER, (count,))
+
     if head.startswith(NUMPY):
         fix = f"write its ids with numpy.load('{path.name}').astype('uint16').tofile('train.bin')"
         raise UserError(f"{path} is a NumPy array (.npy), not raw ids: {fix}")
@@ -307,6 +313,8 @@ def _wider_type(values: np.ndarray) -> str:
         low = parts[~is_padding, 0]
         if not high[~is_padding].any() and _is_spread(low):
             return f"ids of {kind}"
+
+    # Floating-point numbers that are integers below 2^24.
     for dtype, kind in (("<f4", "float32"), ("<f8", "float64")):
         numbers = values.view(dtype)
         is_id = np.zeros(len(numbers), bool)
