@@ -84,7 +84,8 @@ def original_card(run: Path, config: Config) -> str:
         recorded, _ = parse_checkpoint(config.init_from)
         runs += [recorded, run.absolute().parent / recorded.name]
     for each in runs:
-        if card := read_card(each):
+        card = read_card(each)
+        if card:
             return card
     return ""
 

@@ -53,8 +53,10 @@ class Family(NamedTuple):
             options.only(name, value)
         values = dict(self.settings)
         for name, (setting, default) in self.options.items():
-            activation = setting == "activation"
-            values[setting] = options.choice(name, ACTIVATIONS, default) if activation else options.read(name, default)
+            if setting == "activation":
+                values[setting] = options.choice(name, ACTIVATIONS, default)
+            else:
+                values[setting] = options.read(name, default)
         config = ModelConfig(**values)
         return replace(config, **self.read(options, config))
 
@@ -70,13 +72,14 @@ class Family(NamedTuple):
 
         Raises `UserError` with the first setting that the family cannot express.
         """
-        if config.mlp == "plain" and config.activation == "relu2" and not config.bias:
-            gated: Any = {"mlp": "gated", "activation": "relu", "n_inner": config.mlp_width}  # relu(u)^2 = relu(u) u
-            config = replace(config, **gated) if self.settings.get("mlp") == "gated" else config
+        is_plain_relu2 = config.mlp == "plain" and config.activation == "relu2" and not config.bias
+        if is_plain_relu2 and self.settings.get("mlp") == "gated":  # relu(u)^2 = relu(u) u
+            config = replace(config, mlp="gated", activation="relu", n_inner=config.mlp_width)
         wanted = canonical(replace(config, **self.fills))
         found = self.config_from_hf(Options(self.config_to_hf(wanted), "config.json"))
         for name, value in asdict(canonical(found)).items():
-            if name not in TRAINING and value != (actual := getattr(wanted, name)):
+            actual = getattr(wanted, name)
+            if name not in TRAINING and value != actual:
                 raise UserError(
                     f"model.{name} {short_repr(actual)} has no {self.name} equivalent: it must be {short_repr(value)}"
                 )
@@ -85,13 +88,17 @@ class Family(NamedTuple):
 
 def canonical(config: ModelConfig) -> ModelConfig:
     """Convert a config to its canonical form: explicit sizes, unique window and RoPE settings, short epsilon."""
-    pattern = period("".join("L" if window else "G" for window in config.windows))
-    same = config.rope_factor == 1.0 and config.rope_local_theta == config.rope_theta
     rope = linear(config.block_size) if config.rope_factor != 1.0 and is_linear(config) else {}
+
+    pattern = period("".join("L" if window else "G" for window in config.windows))
     windows: dict[str, Any] = {"sliding_window": 0, "window_pattern": "L", "rope_local_theta": 0.0}
     if "L" in pattern:
-        local = 0.0 if same else config.rope_local_theta
-        windows = {"sliding_window": config.sliding_window, "window_pattern": pattern, "rope_local_theta": local}
+        has_one_rope = config.rope_factor == 1.0 and config.rope_local_theta == config.rope_theta
+        windows = {
+            "sliding_window": config.sliding_window,
+            "window_pattern": pattern,
+            "rope_local_theta": 0.0 if has_one_rope else config.rope_local_theta,
+        }
     eps = float(str(np.float32(config.norm_eps)))  # 1e-05, not 9.999999747378752e-06, as GGUF files store it
     return replace(
         config,

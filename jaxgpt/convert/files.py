@@ -87,9 +87,11 @@ class Weights:
             raise UserError(
                 f"{self.path}: tensor {missing[0]} of shape {shapes[missing[0]]} is missing{_more(missing)}"
             )
+
         extra = [name for name in self.tensors if name not in shapes and not ignore(name)]
         if extra:
             raise UserError(f"{self.path}: tensor {extra[0]} is unexpected{_more(extra)}: the model has no such weight")
+
         for name, shape in shapes.items():
             stored = self.tensors[name]
             if stored.shape != shape:
@@ -252,7 +254,8 @@ def _find(path: Path) -> list[Path]:
     if path / SINGLE not in files and (path / INDEX).is_file():
         return _indexed(path)
     files = [file for file in files if not file.match(SECOND_COPY)] or files
-    if broken := [file for file in files if not file.exists()]:
+    broken = [file for file in files if not file.exists()]
+    if broken:
         raise UserError(f"{broken[0]} is a link to a missing file, {broken[0].readlink()}: download the model again")
     for file in files or sorted(path.iterdir()):
         if file.suffix in PICKLES:

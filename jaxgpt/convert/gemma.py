@@ -36,7 +36,8 @@ OPTIONS = llama.with_defaults(  # defaults of Gemma3TextConfig
     "final_logit_softcapping": ("logit_softcap", 0.0),
 }
 del OPTIONS["hidden_act"]
-GLOBAL_THETA, LOCAL_THETA = 1_000_000.0, 10_000.0
+GLOBAL_THETA = 1_000_000.0
+LOCAL_THETA = 10_000.0
 SCALAR = 256  # default of query_pre_attn_scalar
 
 
@@ -53,12 +54,17 @@ def form_of(values: Mapping[str, Any], config: ModelConfig) -> Format:
 def _read(options: Options, config: ModelConfig) -> dict[str, Any]:
     """Read RoPE and the sliding window; by default, every sixth layer has no sliding window."""
     o = options
-    if (scalar := o.read("query_pre_attn_scalar", float(SCALAR))) <= 0:
+    scalar = o.read("query_pre_attn_scalar", float(SCALAR))
+    if scalar <= 0:
         raise o.refuse("query_pre_attn_scalar", scalar, "it must be above 0")
-    if (every := o.read("sliding_window_pattern", 6)) < 1:
+    every = o.read("sliding_window_pattern", 6)
+    if every < 1:
         raise o.refuse("sliding_window_pattern", every, "it must be at least 1")
-    rope, window = _read_rope(o, config.block_size), o.read("sliding_window", 4096)
-    windows = llama.read_windows(o, config.n_layer, window, "L" * min(every - 1, config.n_layer) + "G")
+
+    rope = _read_rope(o, config.block_size)
+    window = o.read("sliding_window", 4096)
+    pattern = "L" * min(every - 1, config.n_layer) + "G"
+    windows = llama.read_windows(o, config.n_layer, window, pattern)
     if not windows:
         rope["rope_local_theta"] = 0.0  # no local layers
     return rope | windows
@@ -69,13 +75,15 @@ def _read_rope(o: Options, block_size: int) -> dict[str, Any]:
     new = o.read("rope_parameters", {})
     if not all(kind in llama.LETTERS and isinstance(rope, dict) for kind, rope in new.items()):
         raise o.refuse("rope_parameters", new, f"it must contain only objects named {' or '.join(llama.LETTERS)}")
+
     full = {"rope_theta": o.read("rope_theta", GLOBAL_THETA)}
     full = merged_rope(o, full, new.get("full_attention", {}))
     local = {"rope_theta": o.read("rope_local_base_freq", LOCAL_THETA)} | new.get("sliding_attention", {})
     sliding = rope_settings(o, local, block_size)
     if len(sliding) > 1:
         raise o.refuse("rope_parameters", new, "scaling is not supported in layers of type sliding_attention")
-    return rope_settings(o, full, block_size) | {"rope_local_theta": sliding["rope_theta"]}
+    settings = rope_settings(o, full, block_size)
+    return settings | {"rope_local_theta": sliding["rope_theta"]}
 
 
 def _write(config: ModelConfig) -> dict[str, Any]:

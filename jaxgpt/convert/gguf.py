@@ -43,6 +43,7 @@ class GgufWeights(Weights):
         self.path = path
         self.stored: dict[str, Any] = {}
         self.tensors: dict[str, StoredTensor] = {}
+
         given = _read_header(path)
         self.metadata = given.metadata
         parts = _parts(path, given.metadata)
@@ -53,6 +54,7 @@ class GgufWeights(Weights):
             if len(parts) > 1:
                 _check_part(part, header.metadata, number, len(parts))
             self._add(part, header.tensors)
+
         expected = self.metadata.get("split.tensors.count")
         if len(parts) > 1 and expected != len(self.tensors):
             raise UserError(
@@ -107,7 +109,7 @@ def _parts(path: Path, metadata: Mapping[str, Any]) -> list[Path]:
     named = PART.fullmatch(path.name)
     if named is None or int(named[2]) != count:
         raise UserError(
-            f"{path} is one of {count} parts of a model: name the parts NAME-00001-of-{count:05}.gguf, or {MERGE}"
+            f"{path} is one of {count} parts of a model: rename the parts to NAME-00001-of-{count:05}.gguf, or {MERGE}"
         )
     parts = [path.with_name(f"{named[1]}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
     missing = [part for part in parts if not part.is_file()]

@@ -22,7 +22,15 @@ from jaxgpt.errors import UserError, short_repr
 
 GGML = "tokenizer.ggml."
 TEMPLATE = "tokenizer.chat_template"
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # token types
+
+# llama.cpp token types.
+NORMAL = 1
+UNKNOWN = 2
+CONTROL = 3
+USER_DEFINED = 4
+UNUSED = 5
+BYTE = 6
+
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # the space of SentencePiece
 PADDING = re.compile(r"\[PAD\d+\]")  # unused tokens that a converter adds to fill the vocabulary
 OTHER = "pass the model's tokenizer.json with --tokenizer"
@@ -188,6 +196,7 @@ def _read_vocabulary(metadata: Mapping[str, Any], where: str) -> Vocabulary:
     types = _array(metadata, "token_type", int, where) or [NORMAL] * len(tokens)
     scores = _array(metadata, "scores", float, where)
     merges = _array(metadata, "merges", str, where)
+
     if not tokens:
         raise UserError(f"{where}: no tokens in {GGML}tokens; {OTHER}")
     for name, values in (("token_type", types), ("scores", scores)):

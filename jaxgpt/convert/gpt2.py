@@ -19,7 +19,8 @@ DROPOUTS = ("embd_pdrop", "attn_pdrop")  # dropout options besides resid_pdrop
 
 
 def _table(output_first: bool) -> WeightTable:
-    layer, stored = f"{PREFIX}h.{{}}.", {"output_first": output_first}
+    layer = f"{PREFIX}h.{{}}."
+    stored = {"output_first": output_first}
     return (
         WeightRow(f"{PREFIX}wte.weight", ("wte/embedding",)),
         WeightRow(f"{PREFIX}wpe.weight", ("wpe/embedding",)),
@@ -73,12 +74,13 @@ def read_nanogpt(options: Options, weights: Weights) -> ModelConfig:
     """Return the config of a nanoGPT checkpoint, from config.json and the shapes of its tensors."""
     o = options
     shapes = {name.removeprefix(STRAY): tensor.shape for name, tensor in weights.tensors.items()}
+    embedding_rows = next(iter(shapes.get(NANOGPT.tied, ())), 0)
     return ModelConfig(
         n_layer=o.read("n_layer", int),
         n_head=o.read("n_head", int),
         n_embd=o.read("n_embd", int),
         block_size=o.read("block_size", int),
-        vocab_size=o.read("vocab_size", 0) or next(iter(shapes.get(NANOGPT.tied, ())), 0),
+        vocab_size=o.read("vocab_size", 0) or embedding_rows,
         bias=o.read("bias", f"{PREFIX}h.0.attn.c_attn.bias" in shapes),
         dropout=o.read("dropout", 0.0),
         activation="gelu",

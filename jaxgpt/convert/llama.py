@@ -42,13 +42,22 @@ def make_form(norms: Mapping[str, str], offset: float = 0.0, q_gain: float = 1.0
         q_gain: factor of the query norm's gain.
     """
     layer = f"{PREFIX}layers.{{}}."
+    layer_norms: list[WeightRow] = []
+    for name, leaf in norms.items():
+        layer_norms += norm(f"{layer}{name}", f"h_{{}}/{leaf}", offset)
+
     table = (
         WeightRow(f"{PREFIX}embed_tokens.weight", ("wte/embedding",)),
-        *(row for name, leaf in norms.items() for row in norm(f"{layer}{name}", f"h_{{}}/{leaf}", offset)),
-        *(row for x in "qkvo" for row in matrix(f"{layer}self_attn.{x}_proj", f"attn/{x}_proj")),
+        *layer_norms,
+        *matrix(f"{layer}self_attn.q_proj", "attn/q_proj"),
+        *matrix(f"{layer}self_attn.k_proj", "attn/k_proj"),
+        *matrix(f"{layer}self_attn.v_proj", "attn/v_proj"),
+        *matrix(f"{layer}self_attn.o_proj", "attn/o_proj"),
         *norm(f"{layer}self_attn.q_norm", "h_{}/attn/q_norm", offset, q_gain),
         *norm(f"{layer}self_attn.k_norm", "h_{}/attn/k_norm", offset),
-        *(row for x in ("gate", "up", "down") for row in matrix(f"{layer}mlp.{x}_proj", f"mlp/{x}_proj")),
+        *matrix(f"{layer}mlp.gate_proj", "mlp/gate_proj"),
+        *matrix(f"{layer}mlp.up_proj", "mlp/up_proj"),
+        *matrix(f"{layer}mlp.down_proj", "mlp/down_proj"),
         *norm(f"{PREFIX}norm", "ln_f", offset),
         WeightRow(HEAD, ("lm_head/kernel",), output_first=True),
     )
@@ -77,12 +86,14 @@ def _read_llama(options: Options, config: ModelConfig) -> dict[str, Any]:
 
 def _read_qwen(options: Options, config: ModelConfig) -> dict[str, Any]:
     """Read RoPE and, if `use_sliding_window` is true, the sliding window."""
-    window, begin = options.read("sliding_window", 4096), options.read("max_window_layers", 28)
+    window = options.read("sliding_window", 4096)
+    begin = options.read("max_window_layers", 28)
     if not options.read("use_sliding_window", False):
         window = 0
     full = max(0, min(begin, config.n_layer)) if window else config.n_layer
     pattern = "G" * full + "L" * (config.n_layer - full)
-    return read_rope(options, config) | read_windows(options, config.n_layer, window, pattern)
+    rope = read_rope(options, config)
+    return rope | read_windows(options, config.n_layer, window, pattern)
 
 
 def _write_qwen(config: ModelConfig) -> dict[str, Any]:
@@ -98,7 +109,8 @@ def _write_qwen(config: ModelConfig) -> dict[str, Any]:
 
 def read_windows(options: Options, n_layer: int, window: int, pattern: str) -> dict[str, Any]:
     """Return the settings of the sliding window, from `layer_types` or, by default, from `pattern`."""
-    if kinds := options.read("layer_types", []):
+    kinds = options.read("layer_types", [])
+    if kinds:
         if len(kinds) != n_layer or any(kind not in [*LETTERS] for kind in kinds):
             raise options.refuse(
                 "layer_types", kinds, f"it must list {n_layer} layers, each one of {', '.join(LETTERS)}"

@@ -25,11 +25,14 @@ from jaxgpt.ops.rotary import Llama3Scaling
 
 Shapes = Mapping[str, tuple[int, ...]]
 
-EMBEDDING, HEAD = "token_embd.weight", "output.weight"
-OUTPUT_BIAS, QUERY_BIAS = "blk.0.attn_output.bias", "blk.0.attn_q.bias"
+EMBEDDING = "token_embd.weight"
+HEAD = "output.weight"
+OUTPUT_BIAS = "blk.0.attn_output.bias"
+QUERY_BIAS = "blk.0.attn_q.bias"
 FACTS = (HEAD, OUTPUT_BIAS, QUERY_BIAS, ROPE_DIVISORS)  # tensors that show a setting
 PATTERN = "attention.sliding_window_pattern"
-RMS_EPS, LAYER_EPS = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
+RMS_EPS = "attention.layer_norm_rms_epsilon"
+LAYER_EPS = "attention.layer_norm_epsilon"
 
 # Metadata keys, without the name of the architecture: (setting, default of llama.cpp, or type if the key is required).
 KEYS: dict[str, tuple[str, Any]] = {
@@ -117,6 +120,7 @@ def open_model(
     kind = metadata.get("general.type", "model")
     if kind != "model":
         raise UserError(f"{where}: general.type {short_repr(kind)} is not supported: choose the GGUF file of a model")
+
     name = metadata.get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
@@ -124,12 +128,14 @@ def open_model(
             f"{where}: general.architecture {short_repr(name)} is not supported: use one of {known}, or import a "
             f"directory of safetensors"
         )
+
     architecture = ARCHITECTURES[name]
     prefix = f"{name}."
     values = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
     values |= _facts(shapes)
     if divisors is not None:
         values[ROPE_DIVISORS] = read_divisors(values, divisors, where)
+
     options = Options(values, where, accept)
     model = family(architecture).config_from_hf(options)
     options.done()

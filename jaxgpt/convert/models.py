@@ -109,7 +109,8 @@ def import_model(source: Path, target: Path, tokenizer: str = "", accept: Collec
     config = imported_config(target, model)
     with complete_run(target, config, own) as run:
         stream_params(run.checkpoints, abstract_params(model), leaves, {"config": asdict(config)})
-    if source.is_dir() and (card := read_card(source)):
+    card = read_card(source) if source.is_dir() else ""
+    if card:
         write_atomically(target / CARD, card)
     return Converted(family, model.parameters, skipped=skipped_tensors(weights, form))
 
@@ -186,7 +187,8 @@ def open_model(source: Path, accept: Collection[str] = ()) -> tuple[str, ModelCo
         raise UserError(f"{source} is not a directory with config.json and safetensors, nor a .gguf file")
     where = source / "config.json"
     values = read_json(where)
-    options, kind = Options(values, str(where), accept), values.get("model_type")
+    options = Options(values, str(where), accept)
+    kind = values.get("model_type")
     if kind is None and (source / "checkpoints").is_dir():
         raise UserError(f"{source} is already a run: it does not need to be imported")
     if kind is None and "n_layer" in values and "block_size" in values:
@@ -194,6 +196,7 @@ def open_model(source: Path, accept: Collection[str] = ()) -> tuple[str, ModelCo
         model = gpt2.read_nanogpt(options, weights)
         options.done()
         return "nanogpt", model, gpt2.NANOGPT, weights
+
     wrapped = kind in WRAPPERS
     outer = values
     if wrapped:
@@ -212,7 +215,9 @@ def open_model(source: Path, accept: Collection[str] = ()) -> tuple[str, ModelCo
             f"{where}: model_type {short_repr(kind)}{inner} is not supported: use one of {known}; docs/families.md "
             f"shows how to add a family"
         )
-    family, named = FAMILIES[kind], values.get("architectures")
+
+    family = FAMILIES[kind]
+    named = values.get("architectures")
     if named and not wrapped and named not in ([name] for name in family.architectures):
         raise options.refuse("architectures", named, f"expected {family.architectures[0]}")
     model = family.config_from_hf(options)
@@ -270,6 +275,7 @@ def _tokenizer(source: Path, named: str, model: ModelConfig, weights: Weights) -
         raise UserError(f"--tokenizer {named} is built from a text: pass the tokenizer.json that was built from it")
     if isinstance(weights, gguf.GgufWeights):
         return _gguf_tokenizer(weights, named, model)
+
     config = read_json(source / "config.json")
     if config.get("model_type") in WRAPPERS:
         # As in transformers, the text model provides ids that the outer model lacks.
@@ -279,6 +285,7 @@ def _tokenizer(source: Path, named: str, model: ModelConfig, weights: Weights) -
         tokenizer = make_tokenizer(named, "", 0, model.vocab_size)
         tokenizer.special = SpecialTokens(special.generation, tokenizer.special.tokenizer)
         return tokenizer
+
     fix = "choose a tokenizer with --tokenizer (gpt2, byte, ids, or a path)"
     if not (source / "tokenizer.json").is_file():
         raise UserError(f"{source} has no tokenizer.json: {fix}")

@@ -31,24 +31,33 @@ def _read(options: Options, config: ModelConfig) -> dict[str, Any]:
     """Check dropout, and read the RoPE settings from `rope_parameters` or the options of transformers 4."""
     o = options
     o.only("attention_dropout", config.dropout)
-    old = {"rope_theta": o.read("rotary_emb_base", 10_000.0), "partial_rotary_factor": o.read("rotary_pct", 0.25)}
+    old = {
+        "rope_theta": o.read("rotary_emb_base", 10_000.0),
+        "partial_rotary_factor": o.read("rotary_pct", 0.25),
+    }
     for name, value in old.items():  # duplicates that transformers 4 may add: rope_theta and partial_rotary_factor
         o.only(name, value)
     inner = o.inner("rope_parameters", old | o.read("rope_parameters", {}))
     inner.only("rope_type", "default")
     inner.skip("original_max_position_embeddings")
-    rope = {"rope_theta": inner.read("rope_theta", float), "rope_fraction": inner.read("partial_rotary_factor", float)}
+    rope = {
+        "rope_theta": inner.read("rope_theta", float),
+        "rope_fraction": inner.read("partial_rotary_factor", float),
+    }
     inner.done()
     return rope
 
 
 def _write(config: ModelConfig) -> dict[str, Any]:
-    theta, fraction = config.rope_theta, config.rope_fraction
     return {
         "attention_dropout": config.dropout,
-        "rope_parameters": {"rope_theta": theta, "rope_type": "default", "partial_rotary_factor": fraction},
-        "rotary_emb_base": theta,  # for transformers 4
-        "rotary_pct": fraction,
+        "rope_parameters": {
+            "rope_theta": config.rope_theta,
+            "rope_type": "default",
+            "partial_rotary_factor": config.rope_fraction,
+        },
+        "rotary_emb_base": config.rope_theta,  # for transformers 4
+        "rotary_pct": config.rope_fraction,
     }
 
 

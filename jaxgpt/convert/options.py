@@ -83,7 +83,9 @@ class Options:
             accept: unsupported options to ignore.
             advice: fix to suggest for unsupported options; by default, --accept-option.
         """
-        self.where, self._accept, self._advice = where, tuple(accept), advice
+        self.where = where
+        self._accept = tuple(accept)
+        self._advice = advice
         self.known: set[str] = set()
         self._null = {name for name, value in values.items() if value is None}
         self._left = {
@@ -129,9 +131,11 @@ class Options:
         """Raise `UserError` if an option does not have the supported value, unless the option is in `accept`."""
         self.known.add(name)
         actual = self._left.pop(name, value)
-        if actual != value and not (value is None and actual is False) and name not in self._accept:
-            what = f"{self.where}: {name} {short_repr(actual)} is not supported, only {short_repr(value)}"
-            raise UserError(f"{what}: {self._fix([name])}")
+        is_off = value is None and actual is False
+        if actual == value or is_off or name in self._accept:
+            return
+        what = f"{self.where}: {name} {short_repr(actual)} is not supported, only {short_repr(value)}"
+        raise UserError(f"{what}: {self._fix([name])}")
 
     def skip(self, *names: str) -> None:
         """Drop options that have no effect in this config."""
@@ -145,16 +149,18 @@ class Options:
 
     def done(self) -> None:
         """Raise `UserError` if any option was neither read nor accepted."""
-        if unknown := sorted(name for name in self._left if name not in self._accept):
-            listed = ", ".join(f"{name} ({short_repr(self._left[name])})" for name in unknown)
-            raise UserError(f"{self.where}: unknown option{'s' * (len(unknown) > 1)} {listed}: {self._fix(unknown)}")
+        unknown = sorted(name for name in self._left if name not in self._accept)
+        if not unknown:
+            return
+        plural = "s" if len(unknown) > 1 else ""
+        listed = ", ".join(f"{name} ({short_repr(self._left[name])})" for name in unknown)
+        raise UserError(f"{self.where}: unknown option{plural} {listed}: {self._fix(unknown)}")
 
     def refuse(self, name: str, value: Any, instead: str) -> UserError:
         """Return the error for an unsupported value."""
         return UserError(f"{self.where}: {name} {short_repr(value)} is not supported: {instead}")
 
     def _fix(self, names: list[str]) -> str:
-        return (
-            self._advice
-            or f"to ignore options that do not change the logits, import with --accept-option {' '.join(names)}"
-        )
+        if self._advice:
+            return self._advice
+        return f"to ignore options that do not change the logits, import with --accept-option {' '.join(names)}"

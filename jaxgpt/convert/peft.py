@@ -37,7 +37,8 @@ from jaxgpt.lm.model import load_adapters
 from jaxgpt.model.lora import abstract_trained, matrices, merge
 from jaxgpt.model.params import abstract_params
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 
 # Harmless options do not change the output of an adapter. init_lora_weights may change the base, and is checked separately.
@@ -84,10 +85,12 @@ def resolve_targets(model: ModelConfig, lora: LoraConfig) -> str:
     `all-linear` is every matrix of the blocks. Raises `UserError` if a matrix does not exist, or occurs twice in the result.
     """
     model = replace(model, vocab_size=model.vocab_size or 1)  # 0: unknown until the data is read
-    own, theirs = matrices(abstract_params(model)), {}
+    own = matrices(abstract_params(model))
+    theirs = {}
     with suppress(UserError):  # error if no transformers family fits the model
         modules = _modules(replace(model, n_layer=1))
         theirs = {module.name.split(".0.", 1)[1]: module.target for module in modules if module.parents}
+
     targets: list[str] = []
     for word in lora.targets.split(","):
         if word == "all-linear":
@@ -153,7 +156,12 @@ def write_adapter(directory: Path, config: Config, adapters: Any, base: str) -> 
     All modules get the same rank; lower ranks are padded with zeros. Adapters of one fused module, such as GPT-2's c_attn, are
     merged into one adapter: the ranks add up, and B is block-diagonal.
     """
-    found = {module.name: (module, each) for module in _modules(config.model) if (each := module.adapters(adapters))}
+    found: dict[str, tuple[TargetModule, list[Any]]] = {}
+    for module in _modules(config.model):
+        each = module.adapters(adapters)
+        if each:
+            found[module.name] = (module, each)
+
     r = config.lora.rank
     rank = r * max(len(each) for _, each in found.values())
     arrays: dict[str, np.ndarray] = {}
@@ -163,9 +171,12 @@ def write_adapter(directory: Path, config: Config, adapters: Any, base: str) -> 
         b_OR = np.concatenate([to_tensor(module.row, zeros | adapter["b"]) for adapter in each], 1)
         padding = (0, 0), (0, rank - r * len(each))
         name_a, name_b = module.tensors
-        arrays |= {name_a: np.pad(a_IR, padding).T, name_b: np.pad(b_OR, padding)}
+        arrays[name_a] = np.pad(a_IR, padding).T
+        arrays[name_b] = np.pad(b_OR, padding)
     tensors = [Tensor(name, array.shape, partial(np.asarray, array)) for name, array in arrays.items()]
     write_safetensors(directory / WEIGHTS, tensors)
+
+    family, _ = exported_form(config.model)
     values = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -173,7 +184,7 @@ def write_adapter(directory: Path, config: Config, adapters: Any, base: str) -> 
         "r": rank,
         "lora_alpha": config.lora.alpha / config.lora.rank * rank,
         "target_modules": sorted(found),
-        "fan_in_fan_out": exported_form(config.model)[0] is gpt2.FAMILY,
+        "fan_in_fan_out": family is gpt2.FAMILY,
         "lora_dropout": 0.0,
         "bias": "none",
         "use_rslora": False,
@@ -186,7 +197,8 @@ def read_adapter(directory: Path, model: ModelConfig) -> tuple[LoraConfig, Any]:
     """Read the adapters of a PEFT directory; raise `UserError` for unsupported features or models."""
     rank, alpha = read_config(directory / CONFIG)
     file = directory / WEIGHTS
-    weights, modules = Weights(file if file.is_file() else directory), []
+    weights = Weights(file if file.is_file() else directory)
+    modules = []
     with suppress(UserError):  # error if no transformers family fits the model
         modules = _modules(model)
     names = {module.name: _names_in(weights, module) for module in modules}
@@ -198,21 +210,27 @@ def read_adapter(directory: Path, model: ModelConfig) -> tuple[LoraConfig, Any]:
             f"{next(iter(weights.tensors), 'none')}, expected {expected_name}): set --init-from to the run of the model "
             f"that the adapter was trained on"
         )
+
+    # Every module with an adapted matrix needs both A and B, of the expected shapes.
     modules = [module for module in modules if module.target in targets]
     expected: dict[str, tuple[int, ...]] = {}
     for module in modules:
         name_a, name_b = names[module.name] or module.tensors
-        expected |= {name_a: (rank, module.inputs), name_b: (sum(module.outputs.values()), rank)}
+        expected[name_a] = (rank, module.inputs)
+        expected[name_b] = (sum(module.outputs.values()), rank)
     weights.check(expected, lambda name: False)
+
     leaves: dict[str, np.ndarray] = {}
     for module in modules:
         a_RI, b_OR = map(weights.read, names[module.name] or module.tensors)
         path = "/".join([*module.parents, module.target])
         leaves[f"{path}/a"] = a_RI.T
         shapes = {name: (rank, width) for name, width in module.outputs.items()}
-        leaves |= {f"{path}/b/{name}": b_RO for name, b_RO in to_leaves(module.row, b_OR, shapes).items()}
+        for name, b_RO in to_leaves(module.row, b_OR, shapes).items():
+            leaves[f"{path}/b/{name}"] = b_RO
     contiguous = {path: np.ascontiguousarray(leaf) for path, leaf in leaves.items()}
-    return LoraConfig(rank=rank, alpha=alpha, targets=",".join(targets)), unflatten_dict(contiguous, sep="/")
+    lora = LoraConfig(rank=rank, alpha=alpha, targets=",".join(targets))
+    return lora, unflatten_dict(contiguous, sep="/")
 
 
 def _names_in(weights: Weights, module: TargetModule) -> tuple[str, str] | None:
@@ -228,7 +246,10 @@ def _names_in(weights: Weights, module: TargetModule) -> tuple[str, str] | None:
         if len(names) > 1:
             raise UserError(f"{weights.path}: {names[0]} and {names[1]} adapt the same matrix, {module.bare}: keep one")
         found += names or [f"{PREFIX}{module.name}.lora_{kind}.weight"]
-    return (found[0], found[1]) if any(name in weights.tensors for name in found) else None
+    if not any(name in weights.tensors for name in found):
+        return None
+    name_a, name_b = found
+    return name_a, name_b
 
 
 def _unnamed(name: str) -> str:
@@ -245,9 +266,12 @@ def read_config(path: Path) -> tuple[int, float]:
     if used.get("task_type") != BARE_TASK:  # an adapter of a model without head has the same tensors
         options.only("task_type", "CAUSAL_LM")
     options.only("bias", "none")
-    if (init := used.get("init_lora_weights")) not in (None, *KEEPS_BASE):
+    init = used.get("init_lora_weights")
+    if init not in (None, *KEEPS_BASE):
         raise options.refuse("init_lora_weights", init, f"it changes the base's weights; {MERGE}")
-    rank, alpha = options.read("r", 8), options.read("lora_alpha", 8.0)
+
+    rank = options.read("r", 8)
+    alpha = options.read("lora_alpha", 8.0)
     if rank < 1:
         raise options.refuse("r", rank, "it must be at least 1")
     if not alpha > 0:
@@ -264,17 +288,28 @@ def _modules(model: ModelConfig) -> list[TargetModule]:
     family, exported = exported_form(model)
     kernels = {leaf: shape for leaf, shape in leaf_shapes(model).items() if leaf.endswith("/kernel")}
     rows = [row for row in expand(family.form.table, exported) if row.leaves[0].endswith("/kernel")]
-    if differ := kernels.keys() ^ {leaf for row in rows for leaf in row.leaves}:
+
+    differ = kernels.keys() ^ {leaf for row in rows for leaf in row.leaves}
+    if differ:
         names = ", ".join(sorted({leaf.split("/")[-2] for leaf in differ}))
         raise UserError(
             f"the adapters do not fit the {family.name} model, which has different matrices ({names}): export the merged "
             f"model, without --adapter"
         )
+
     modules = []
     for row in rows:
         outputs = {leaf.split("/")[-2]: kernels[leaf][1] for leaf in row.leaves}
         layout = row._replace(leaves=tuple(outputs), output_first=True)
-        parents, inputs = row.leaves[0].split("/")[:-2], kernels[row.leaves[0]][0]
+        first = row.leaves[0]
         name = row.name.removesuffix(".weight")
-        modules.append(TargetModule(name, name.removeprefix(family.form.prefix), parents, inputs, outputs, layout))
+        module = TargetModule(
+            name=name,
+            bare=name.removeprefix(family.form.prefix),
+            parents=first.split("/")[:-2],
+            inputs=kernels[first][0],
+            outputs=outputs,
+            row=layout,
+        )
+        modules.append(module)
     return modules

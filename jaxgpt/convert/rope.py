@@ -11,8 +11,10 @@ from jaxgpt.convert.options import Options
 
 def read_rope(options: Options, config: ModelConfig) -> dict[str, Any]:
     """Read `rope_parameters` (transformers 5), `rope_theta` and `rope_scaling` (transformers 4)."""
-    old, new = {"rope_theta": options.read("rope_theta", 10_000.0)}, options.read("rope_parameters", {})
-    return rope_settings(options, merged_rope(options, old, new), config.block_size)
+    old = {"rope_theta": options.read("rope_theta", 10_000.0)}
+    new = options.read("rope_parameters", {})
+    rope = merged_rope(options, old, new)
+    return rope_settings(options, rope, config.block_size)
 
 
 def merged_rope(options: Options, old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:

@@ -57,7 +57,8 @@ class Format(NamedTuple):
 
 def matrix(name: str, *leaves: str, output_first: bool = True, by_head: bool = False) -> WeightTable:
     """Return the `WeightRow`s of a matrix and its bias: `matrix("layers.{}.mlp.up_proj", "mlp/up_proj")`."""
-    kernels, biases = (tuple(f"h_{{}}/{leaf}/{part}" for leaf in leaves) for part in ("kernel", "bias"))
+    kernels = tuple(f"h_{{}}/{leaf}/kernel" for leaf in leaves)
+    biases = tuple(f"h_{{}}/{leaf}/bias" for leaf in leaves)
     return (
         WeightRow(f"{name}.weight", kernels, output_first=output_first, by_head=by_head),
         WeightRow(f"{name}.bias", biases, by_head=by_head),
@@ -84,17 +85,20 @@ def expand(table: WeightTable, config: ModelConfig) -> list[WeightRow]:
     for row in table:
         for layer in range(config.n_layer) if "{}" in row.name else (0,):
             leaves = tuple(leaf.format(layer) for leaf in row.leaves)
-            if all(leaf in shapes for leaf in leaves):
-                heads = 0
-                if row.by_head or row.interleaved:
-                    heads = config.kv_heads if "/k_proj/" in leaves[0] else config.n_head
-                rows.append(row._replace(name=row.name.format(layer), leaves=leaves, heads=heads))
+            if not all(leaf in shapes for leaf in leaves):
+                continue
+            heads = 0
+            if row.by_head or row.interleaved:
+                heads = config.kv_heads if "/k_proj/" in leaves[0] else config.n_head
+            rows.append(row._replace(name=row.name.format(layer), leaves=leaves, heads=heads))
     return rows
 
 
 def tensor_shape(row: WeightRow, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
     """Return the shape of the tensor of a row."""
-    shape = (*shapes[row.leaves[0]][:-1], sum(shapes[leaf][-1] for leaf in row.leaves))
+    inputs = shapes[row.leaves[0]][:-1]
+    outputs = sum(shapes[leaf][-1] for leaf in row.leaves)
+    shape = (*inputs, outputs)
     return shape[::-1] if row.output_first else shape
 
 
@@ -103,14 +107,18 @@ def to_leaves(row: WeightRow, tensor: np.ndarray, shapes: Mapping[str, tuple[int
     matrix = tensor.T if row.output_first else tensor
     if row.offset or row.factor != 1.0:
         matrix = (matrix + np.float32(row.offset)) * np.float32(row.factor)
+
     if row.interleaved:
         # [..., head, channel, half] -> [..., head, half, channel]
         split = matrix.reshape(*matrix.shape[:-1], row.heads, -1, 2)
         parts = [split.swapaxes(-1, -2)]
     elif row.heads:
-        parts = list(np.moveaxis(matrix.reshape(*matrix.shape[:-1], row.heads, len(row.leaves), -1), -2, 0))
+        # [..., head, leaf, channel] -> [leaf, ..., head, channel]
+        split = matrix.reshape(*matrix.shape[:-1], row.heads, len(row.leaves), -1)
+        parts = list(np.moveaxis(split, -2, 0))
     else:
-        parts = np.split(matrix, np.cumsum([shapes[leaf][-1] for leaf in row.leaves])[:-1], axis=-1)
+        ends = np.cumsum([shapes[leaf][-1] for leaf in row.leaves])
+        parts = np.split(matrix, ends[:-1], axis=-1)
     return {leaf: part.reshape(shapes[leaf]) for leaf, part in zip(row.leaves, parts, strict=True)}
 
 
@@ -123,13 +131,18 @@ def to_tensor(row: WeightRow, leaves: Mapping[str, np.ndarray]) -> np.ndarray:
         split = matrix.reshape(*matrix.shape[:-1], row.heads, 2, -1)
         matrix = split.swapaxes(-1, -2).reshape(matrix.shape)
     elif row.heads:
+        # Each leaf [..., head, channel] -> [..., head, leaf, channel]
         rows = matrices[0].shape[:-1]
-        matrix = np.stack([m.reshape(*rows, row.heads, -1) for m in matrices], axis=-2).reshape(*rows, -1)
+        by_head = [m.reshape(*rows, row.heads, -1) for m in matrices]
+        matrix = np.stack(by_head, axis=-2).reshape(*rows, -1)
     else:
         matrix = matrices[0] if len(matrices) == 1 else np.concatenate(matrices, axis=-1)
+
     if row.offset or row.factor != 1.0:
         matrix = matrix / np.float32(row.factor) - np.float32(row.offset)
-    return np.ascontiguousarray(matrix.T if row.output_first else matrix, np.float32)
+    if row.output_first:
+        matrix = matrix.T
+    return np.ascontiguousarray(matrix, np.float32)
 
 
 def check_weights(weights: Weights, config: ModelConfig, form: Format) -> dict[str, str]:
@@ -160,7 +173,9 @@ def check_weights(weights: Weights, config: ModelConfig, form: Format) -> dict[s
 
 def skipped_tensors(weights: Weights, form: Format) -> int:
     """Return the number of tensors of other models in the files, such as a vision tower."""
-    return len(weights.tensors) - len(_own_names(weights, form)) if form.wrapped else 0
+    if not form.wrapped:
+        return 0
+    return len(weights.tensors) - len(_own_names(weights, form))
 
 
 def _own_names(weights: Weights, form: Format) -> dict[str, str]:
@@ -174,6 +189,7 @@ def _own_names(weights: Weights, form: Format) -> dict[str, str]:
     if form.wrapped:
         found = [prefix for prefix in found if "language_model." in prefix]
     prefix = found[0] if len(found) == 1 else form.prefix
+
     own = {}
     for name in weights.tensors:
         # The head is outside the model with the prefix, and may have a different prefix.
@@ -191,7 +207,8 @@ def read_leaves(weights: Weights, config: ModelConfig, form: Format) -> Iterator
 
     One tensor is read at a time. Raises `UserError`, before the iteration, as `check_weights`.
     """
-    return _read_rows(weights, check_weights(weights, config, form), config, form)
+    names = check_weights(weights, config, form)
+    return _read_rows(weights, names, config, form)
 
 
 def _read_rows(
@@ -221,7 +238,8 @@ def tensors_of(params: Any, config: ModelConfig, form: Format) -> list[Tensor]:
     def read(row: WeightRow) -> np.ndarray:
         return to_tensor(row, {leaf: _leaf(ours, leaf, shapes) for leaf in row.leaves})
 
-    return [Tensor(row.name, tensor_shape(row, shapes), partial(read, row)) for row in expand(form.table, config)]
+    rows = expand(form.table, config)
+    return [Tensor(row.name, tensor_shape(row, shapes), partial(read, row)) for row in rows]
 
 
 def save_weights(
@@ -250,7 +268,8 @@ def rounded_weights(params: Any, config: ModelConfig, form: Format, dtype: str) 
 def probe_logits(config: ModelConfig, params: Any) -> np.ndarray:
     """Compute the logits of at most 32 fixed random ids, float32 `[1, T, V]`."""
     length = min(config.block_size, 32)
-    tokens_BT = np.random.Generator(np.random.Philox(0)).integers(0, config.vocab_size, (1, length), np.int32)
+    random = np.random.Generator(np.random.Philox(0))
+    tokens_BT = random.integers(0, config.vocab_size, (1, length), np.int32)
     forward: Callable[..., Any] = jax.jit(lambda p, tokens: GPT(config).apply({"params": p}, tokens))
     with jax.default_matmul_precision("highest"):
         return np.asarray(forward(params, jnp.asarray(tokens_BT)))
@@ -259,7 +278,8 @@ def probe_logits(config: ModelConfig, params: Any) -> np.ndarray:
 def check_change(before: np.ndarray, after: np.ndarray) -> float:
     """Return the largest change of a logit by an export; raise an error above `TOLERANCE`."""
     change = largest_change(before, after)
-    if not change <= TOLERANCE * max(1.0, float(np.abs(before).max())):
+    largest_logit = float(np.abs(before).max())
+    if not change <= TOLERANCE * max(1.0, largest_logit):
         raise TrainingFailed(f"the logits of the exported model differ by {change:.2e}: its files were deleted")
     return change
 

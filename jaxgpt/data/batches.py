@@ -50,7 +50,8 @@ class Epochs:
             raise UserError(
                 f"block_size {block_size} needs at least {block_size + 1} training ids, but there are {len(split)}: lower it"
             )
-        self._seed, self._name = seed, name
+        self._seed = seed
+        self._name = name
         stride = 1 if split.indexed else stride
         self._stride = stride or block_size
         self._phases = 1 if stride else min(block_size, self.count)  # number of possible offsets of an epoch
@@ -92,8 +93,12 @@ class Batches:
         stride: int = 0,
         first: int = 0,
     ) -> None:
-        self.split, self.block_size, self.batch_size = split, block_size, batch_size
-        self.seed, self.sampling, self.first = seed, sampling, first
+        self.split = split
+        self.block_size = block_size
+        self.batch_size = batch_size
+        self.seed = seed
+        self.sampling = sampling
+        self.first = first
         if isinstance(split, Mixture):
             self._mixture = split
         else:
@@ -106,8 +111,15 @@ class Batches:
     @staticmethod
     def of(config: Config, split: Split, first: int = 0) -> Batches:
         """Return the batches of a run with this config."""
-        train, data = config.train, config.data
-        return Batches(split, config.window, train.batch_size, train.seed, data.sampling, data.stride, first)
+        return Batches(
+            split,
+            block_size=config.window,
+            batch_size=config.train.batch_size,
+            seed=config.train.seed,
+            sampling=config.data.sampling,
+            stride=config.data.stride,
+            first=first,
+        )
 
     def at(self, step: int) -> Windows:
         """Return the batch of a step."""
@@ -117,7 +129,8 @@ class Batches:
         starts = np.empty(self.batch_size, np.int64)
         for index, (first, epochs) in enumerate(zip(self._mixture.offsets, self._sources, strict=False)):
             own = source == index
-            starts[own] = first + (epochs.starts(before[own]) if drawn is None else drawn[own] % epochs.count)
+            inside = epochs.starts(before[own]) if drawn is None else drawn[own] % epochs.count
+            starts[own] = first + inside
         return Windows(self.split, starts, self.block_size)
 
 
@@ -153,7 +166,9 @@ def batches(
         raise UserError(f"ids must be a one-dimensional array of integers, not {row.dtype} {list(row.shape)}")
     if sampling not in ("epoch", "random"):
         raise UserError(f"sampling must be epoch or random: {short_repr(sampling)}")
-    T, B = as_int("block_size", block_size, 1, INT_MAX), as_int("batch_size", batch_size, 1, INT_MAX)
-    seed, stride = as_int("seed", seed, 0, 2**63 - 1), as_int("stride", stride, 0, INT_MAX)
+    T = as_int("block_size", block_size, 1, INT_MAX)
+    B = as_int("batch_size", batch_size, 1, INT_MAX)
+    seed = as_int("seed", seed, 0, 2**63 - 1)
+    stride = as_int("stride", stride, 0, INT_MAX)
     order = Batches(Tokens([row]), T, B, seed, sampling, stride)
     return lambda step: order.at(as_int("step", step, 0, 2**62 // B))[:]

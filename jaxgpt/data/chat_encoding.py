@@ -181,6 +181,8 @@ class ChatFormat:
             if answer is None:
                 text = None
                 continue
+
+            # Continue the last sequence if the prompt begins with its text.
             if text is None or not prompt.startswith(text):
                 sequences.append([])
                 text = ""
@@ -188,6 +190,7 @@ class ChatFormat:
             text = prompt + "".join(part.text for part in answer)
             if view.messages[n].get("weight") == 0:
                 sequences[-1][-len(answer) :] = [part._replace(is_target=False) for part in answer]
+
         if is_prompt:
             prompt = view.prompt(len(view.messages))
             if text is None or not prompt.startswith(text):

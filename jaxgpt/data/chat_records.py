@@ -134,7 +134,8 @@ def read_record(record: Any) -> ChatRecord | Pair:
         messages = _messages(lists[0], fields[lists[0]])
     else:
         asked, answered = pairs[0]
-        request, answer = fields[asked], fields[answered]
+        request = fields[asked]
+        answer = fields[answered]
         are_texts = isinstance(request, str) and isinstance(answer, str)
         if pairs[0] == PAIRS[0] and are_texts and not system and not tools:
             return Pair(request, answer)
@@ -204,12 +205,12 @@ def _system(fields: dict[str, Any]) -> str:
 def _tools(fields: dict[str, Any]) -> list[dict[str, Any]] | None:
     """Return the list of tools, which may be the JSON of a list; None: no tools."""
     if fields.get("tools"):
-        name, tools = "tools", fields["tools"]
+        name = "tools"
     elif fields.get("functions"):
-        name, tools = "functions", fields["functions"]
+        name = "functions"
     else:
         return None
-    tools = _parsed(tools, f"the field {name!r}")
+    tools = _parsed(fields[name], f"the field {name!r}")
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise UserError(f"the field {name!r} must be a list of objects, or its JSON, not {short_repr(tools)}")
     if name == "functions":  # OpenAI's form before tools
@@ -240,7 +241,9 @@ def _turn(number: int, turn: Any) -> dict[str, Any]:
 
     calls = turn.get("tool_calls") or turn.get("function_call")
     if role == CALL:  # the content is the call
-        role, calls, content = "assistant", _text(content, where), None
+        role = "assistant"
+        calls = _text(content, where)
+        content = None
     message: dict[str, Any] = {"role": role}
     if not calls or content is not None:
         message["content"] = _text(content, where)

@@ -125,7 +125,9 @@ class ChatTemplate:
             raise UserError(f"the chat template has an error: line {e.lineno}: {e.message}") from None
         except Exception as e:  # any exception of a template
             raise UserError(f"the chat template cannot render these messages: {str(e) or type(e).__name__}") from None
-        text, spans = "", list[tuple[int, int]]()
+
+        text = ""
+        spans: list[tuple[int, int]] = []
         for number, part in enumerate(marked.split(MARK)):
             if number % 2:
                 spans.append((len(text), len(text) + len(part)))

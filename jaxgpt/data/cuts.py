@@ -38,8 +38,12 @@ Cuts = re.Pattern[str] | None  # pattern that matches at safe cuts; None: no cut
 
 def cut(text: str, cuts: Cuts) -> list[str]:
     """Cut a text at the first safe place after every `PIECE` characters, into at least one piece."""
-    pieces, start = [], 0
-    while cuts and len(text) - start > PIECE and (found := cuts.search(text, start + PIECE)):
+    pieces = []
+    start = 0
+    while cuts and len(text) - start > PIECE:
+        found = cuts.search(text, start + PIECE)
+        if not found:
+            break
         pieces.append(text[start : found.start()])
         start = found.start()
     return [*pieces, text[start:]]

@@ -59,6 +59,7 @@ class DocumentPiece(NamedTuple):
                     f"{self.where}: no field {self.field!r} in {short_repr([*record])}: choose a field with --field"
                 )
             value = record[self.field]
+
         if isinstance(value, bytes):
             try:
                 value = value.decode("utf-8")
@@ -213,6 +214,8 @@ def _read_text(
             if not digest:
                 digest = hashlib.sha256(portion.encode()).digest()
                 identity = next(identities, b"")
+
+            # Yield the text up to the last cut; the rest follows with the next portion.
             place = f"{where}, document {number}" if separator else where
             *pieces, rest = cut(rest + portion, cuts)
             if len(rest) > UNCUT:
@@ -247,6 +250,7 @@ def _portions(text: io.TextIOBase, separator: str) -> Iterator[tuple[str, bool]]
             document = document.rstrip("\r\n")
             yield from _ended(document.lstrip("\r\n") if is_begin else document)
             is_begin = True
+
         buffer = documents[-1]
         if separator and is_begin:
             buffer = buffer.lstrip("\r\n")
@@ -303,6 +307,7 @@ def _read_parquet(file: BinaryIO, where: str, field: str) -> Iterator[DocumentPi
         from pyarrow import parquet
     except ImportError:
         raise MissingPackage(f"{where} needs the package pyarrow: pip install 'jaxgpt[data]'") from None
+
     table = parquet.ParquetFile(file, buffer_size=BLOCK)
     names = table.schema_arrow.names
     if field not in names:
@@ -311,6 +316,7 @@ def _read_parquet(file: BinaryIO, where: str, field: str) -> Iterator[DocumentPi
         raise UserError(
             f"{where} has {names.count(field)} columns {field!r}: rename one, or choose another with --field"
         )
+
     number = 0
     for batch in table.iter_batches(ROWS, columns=[field]):
         for value in batch.column(0).cast("binary").to_pylist():  # bytes, for the UTF-8 check in `DocumentPiece.text`

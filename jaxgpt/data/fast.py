@@ -23,10 +23,14 @@ def fast_encoder(tokenizer: Tokenizer) -> Callable[[str], np.ndarray] | None:
     import tiktoken
 
     value = json.loads(tokenizer.to_json())
-    if not word_pattern(value) or not (ranks := _ranks(tokenizer, value)):
+    pattern = word_pattern(value)
+    if not pattern:
+        return None
+    ranks = _ranks(tokenizer, value)
+    if not ranks:
         return None
     special = {EOS_NAMES[0]: max(ranks.values()) + 1}  # special token to speed up tiktoken; its name is encoded as text
-    encoding = tiktoken.Encoding("jaxgpt", pat_str=word_pattern(value), mergeable_ranks=ranks, special_tokens=special)
+    encoding = tiktoken.Encoding("jaxgpt", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
 
     def encode(text: str) -> np.ndarray:
         try:
@@ -45,13 +49,17 @@ def _ranks(tokenizer: SubwordTokenizer, value: dict[str, Any]) -> dict[bytes, in
     token alone. Proof: take the first pair (x, y) that only tiktoken merges, into a token t. So far, no merge crossed the ends
     of t, so encoding t alone reaches (x, y). The result is t alone, so `tokenizers` also merges (x, y): the pair is listed.
     """
-    model, plain = value["model"], all(token["special"] for token in value["added_tokens"])
-    if not plain or value["normalizer"] or model["type"] != "BPE" or any(map(model.get, UNSUPPORTED)):
+    model = value["model"]
+    is_plain = all(token["special"] for token in value["added_tokens"])
+    if not is_plain or value["normalizer"] or model["type"] != "BPE" or any(map(model.get, UNSUPPORTED)):
         return {}
-    bytes_of, merged = byte_vocab(), [a + b for a, b in model["merges"]]
+
+    bytes_of = byte_vocab()
+    merged = [a + b for a, b in model["merges"]]
     ids = {name: model["vocab"].get(name, -1) for name in [*bytes_of, *merged]}
     alone = [[token.id for token in tokenizer.library.model.tokenize(name)] for name in ids]
     in_order = merged == sorted(set(merged), key=ids.__getitem__)  # order of tiktoken's merges: increasing ids
-    if alone != [[i] for i in ids.values()] or not in_order or not bytes_of.keys() >= set("".join(merged)):
+    are_bytes = bytes_of.keys() >= set("".join(merged))
+    if alone != [[i] for i in ids.values()] or not in_order or not are_bytes:
         return {}
     return {bytes(map(bytes_of.__getitem__, name)): i for name, i in ids.items()}

@@ -133,7 +133,8 @@ class Mixture:
     def windows(self, starts: np.ndarray, block_size: int) -> np.ndarray:
         """Read the windows at `starts`, int32 `[B, T + 1]`, or `[B, T, 3]` with document ids."""
         source = np.searchsorted(self.offsets, starts, side="right") - 1
-        out = np.empty((len(starts), *((block_size, 3) if self.has_documents else (block_size + 1,))), np.int32)
+        window = (block_size, 3) if self.has_documents else (block_size + 1,)
+        out = np.empty((len(starts), *window), np.int32)
         for index in np.unique(source).tolist():
             own = source == index
             out[own] = self.sources[index].windows(starts[own] - self.offsets[index], block_size)

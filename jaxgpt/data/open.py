@@ -80,7 +80,7 @@ class Data:
             UserError: if a split other than conversations has fewer than T + 1 ids, or the training ids lack the
                 end-of-text ids that `data.documents` needs.
         """
-        needed, setting = config.window + 1, config.data.documents
+        needed = config.window + 1
         for part in self.parts or (self,):
             shortest = min(len(part.train), len(part.val))
             if shortest < needed and not part.is_examples:
@@ -92,8 +92,9 @@ class Data:
             ids = part.train.tokens if isinstance(part.train, Packed) else part.train
             if isinstance(ids, Tokens) and ids.end_ids and not any(map(len, ids.ends())):
                 raise UserError(
-                    f"data.documents {setting} needs an end-of-text id after each document, but {part.name} does not contain "
-                    f"{' or '.join(map(str, ids.end_ids))}: use token files (.bin) with this id, or --data.documents flow"
+                    f"data.documents {config.data.documents} needs an end-of-text id after each document, but {part.name} "
+                    f"does not contain {' or '.join(map(str, ids.end_ids))}: use token files (.bin) with this id, or "
+                    f"--data.documents flow"
                 )
 
 
@@ -122,9 +123,13 @@ def open_data(
         )
     if data.mix:
         return _open_mixture(config, tokenizer, progress, tokens)
+
     recorded = data.path or data.dataset
     data = located(data, config.directory)
-    path, fraction, text, boundary = Path(data.path), data.train_fraction, None, None
+    path = Path(data.path)
+    fraction = data.train_fraction
+    text = None
+    boundary = None
     train: Split
     val: Split
     match _kind(data):
@@ -154,9 +159,12 @@ def open_data(
             train, val = ids.split(int(fraction * len(ids)))
             source = text.source + describe(tokenizer, bos[-1:], "at the start of each window")
             fingerprint = text.sha256
+
     if data.documents != "flow" and isinstance(train, Tokens) and isinstance(val, Tokens):
         train, val, note = _as_documents(config, train, val, tokenizer.end_ids)
         source += note
+
+    # Without held-out data, evaluate on the training data.
     held_out = len(val) > 0
     val = val if held_out else train
     if not len(val.eval_starts(config.window, config.window)):
@@ -195,7 +203,9 @@ def remaining_sources(data: DataConfig, tokens: int) -> list[DataConfig]:
 def encode_text(tokenizer: Tokenizer, text: str, progress: Progress = NO_PROGRESS) -> np.ndarray:
     """Encode a text to ids `[n]` of the smallest sufficient integer type; `progress` counts characters."""
     dtype = np.min_scalar_type(max(tokenizer.vocab_size - 1, 0))
-    pieces, parts, done = cut(text, tokenizer.cuts), [], 0
+    pieces = cut(text, tokenizer.cuts)
+    parts = []
+    done = 0
     for start in range(0, len(pieces), TOGETHER):
         piece = "".join(pieces[start : start + TOGETHER])
         parts.append(tokenizer.encode(piece).astype(dtype))
@@ -332,7 +342,8 @@ def _tokenizer(config: Config, given: Tokenizer | None = None) -> Tokenizer:
         return given  # compared with the tokenizer of each source when it is opened
     sources = [located(each, config.directory) for each in data.sources]
     for each in sources:
-        if each.path and (prepared := prepared_tokenizer(Path(each.path), given)):
+        prepared = prepared_tokenizer(Path(each.path), given) if each.path else None
+        if prepared:
             return prepared if given else with_bos(prepared, data.bos)
     if given:
         return given
@@ -360,13 +371,15 @@ def _kind(data: DataConfig) -> str:
 
 def _as_documents(config: Config, train: Tokens, val: Tokens, ends: tuple[int, ...]) -> tuple[Split, Split, str]:
     """Apply `data.documents` (mask or pack) to both splits; also return a note for `source`."""
-    setting, T = config.data.documents, config.window
+    setting = config.data.documents
+    T = config.window
     if not ends:
         raise UserError(
             f"data.documents {setting} needs an end-of-text id after each document, but the tokenizer lacks it: choose a "
             f"different tokenizer, or --data.documents flow"
         )
-    train, val = (Tokens(ids.parts, ids.vocab_size, ends) for ids in (train, val))
+    train = Tokens(train.parts, train.vocab_size, ends)
+    val = Tokens(val.parts, val.vocab_size, ends)
     if setting == "mask":
         return train, val, ""
     packed = pack_documents(train, T)

@@ -40,8 +40,10 @@ def permute(positions: np.ndarray, n: int, keys: np.ndarray) -> np.ndarray:
     a = math.isqrt(max(n - 1, 0)) + 1
     b = -(-n // a)
     out = _rounds(positions.astype(np.uint64), a, b, keys)
-    while (outside := out >= n).any():
+    outside = out >= n
+    while outside.any():
         out[outside] = _rounds(out[outside], a, b, keys)
+        outside = out >= n
     return out.astype(np.int64)
 
 
@@ -51,7 +53,8 @@ def draw(seed: int, stream: str, index: int, n: int) -> np.ndarray:
     The numbers come from the generator's raw output, which is the same in all versions of NumPy.
     """
     key = np.array([seed, zlib.crc32(stream.encode())], np.uint64)
-    raw = np.random.Philox(key=key, counter=np.array([0, index, 0, 0], np.uint64)).random_raw(n)
+    counter = np.array([0, index, 0, 0], np.uint64)
+    raw = np.random.Philox(key=key, counter=counter).random_raw(n)
     return (raw >> np.uint64(1)).astype(np.int64)
 
 

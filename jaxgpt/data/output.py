@@ -95,6 +95,8 @@ def begin(
     settings["sources"] = [source.entry() for source in sources]
     settings["tokenizer_sha256"] = tokenizer_sha256
     settings["bos_ids"] = bos_ids
+
+    # Continue, unless the parameters have changed before the first piece.
     index = shards.read_index(out)
     if index and (index["pieces"] or index["settings"] == settings):
         _check_settings(out, index, settings, note)
@@ -103,6 +105,7 @@ def begin(
         index.setdefault("markers", 0)
         index["skipped"] = no_skips() | index["skipped"]
         return index
+
     for path in out.glob("*.bin"):
         path.unlink()
     new = {

@@ -40,16 +40,26 @@ class Packed:
 
         A piece of T inputs fills a window; shorter pieces are packed by best fit, at most `PACKED_PIECES` at a time.
         """
-        full, short = np.flatnonzero(lengths == block_size), np.flatnonzero(lengths < block_size)
-        order, counts = [full], [np.ones(len(full), np.int64)]
+        full = np.flatnonzero(lengths == block_size)
+        short = np.flatnonzero(lengths < block_size)
+        order = [full]
+        counts = [np.ones(len(full), np.int64)]  # pieces per window
         for start in range(0, len(short), PACKED_PIECES):
             block = short[start : start + PACKED_PIECES]
             bins = pack(lengths[block].tolist(), block_size)
-            order.append(block[np.fromiter((i for each in bins for i in each), np.int64, len(block))])
+            in_bins = np.fromiter((i for each in bins for i in each), np.int64, len(block))
+            order.append(block[in_bins])
             counts.append(np.fromiter(map(len, bins), np.int64, len(bins)))
-        index, bounds = np.concatenate(order), np.cumsum(np.concatenate([[0], *counts]), dtype=np.int64)
-        documents = documents or len(lengths)
-        return Packed(tokens, is_target, begins[index], lengths[index].astype(np.int32), bounds, documents)
+
+        index = np.concatenate(order)
+        return Packed(
+            tokens,
+            is_target,
+            begins=begins[index],
+            lengths=lengths[index].astype(np.int32),
+            bounds=np.cumsum(np.concatenate([[0], *counts]), dtype=np.int64),
+            documents=documents or len(lengths),
+        )
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -72,13 +82,15 @@ class Packed:
         for row, window in zip(out, starts.tolist(), strict=True):
             end = 0
             for number, piece in enumerate(range(self.bounds[window], self.bounds[window + 1])):
-                first, n = int(self.begins[piece]), int(self.lengths[piece])
+                first = int(self.begins[piece])
+                n = int(self.lengths[piece])
                 ids = self.tokens.take(first, n + 1)
                 row[end : end + n, 0] = ids[:-1]
                 row[end : end + n, 1] = ids[1:]
                 row[end : end + n, 2] = number
                 if self.is_target is not None:
-                    row[end : end + n, 1][~self.is_target[first + 1 : first + n + 1]] = -1
+                    is_target = self.is_target[first + 1 : first + n + 1]
+                    row[end : end + n, 1][~is_target] = -1
                 end += n
         return out
 
@@ -104,7 +116,8 @@ def pack_documents(tokens: Tokens, block_size: int) -> Packed:
 
     The last id of a document has no target and is not an input.
     """
-    bounds = np.unique(np.concatenate([[0], *(ends + 1 for ends in tokens.ends()), [len(tokens)]]))
+    after_ends = [ends + 1 for ends in tokens.ends()]
+    bounds = np.unique(np.concatenate([[0], *after_ends, [len(tokens)]]))
     inputs = np.diff(bounds) - 1
     pieces = -(-inputs // block_size)  # number of pieces per document
     firsts = np.cumsum(pieces) - pieces
@@ -120,17 +133,21 @@ def pack(lengths: Sequence[int], size: int) -> list[list[int]]:
     spaces: list[int] = []  # distinct free spaces of bins, sorted
     bins_by_space: dict[int, list[int]] = defaultdict(list)
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        # Choose the bin with the smallest sufficient space, or a new bin.
         at = bisect_left(spaces, lengths[index])
         if at == len(spaces):
             bins.append([])
-            space, chosen = size, len(bins) - 1
+            space = size
+            chosen = len(bins) - 1
         else:
             space = spaces[at]
             chosen = bins_by_space[space].pop()
             if not bins_by_space[space]:
                 del spaces[at]
         bins[chosen].append(index)
-        if left := space - lengths[index]:
+
+        left = space - lengths[index]
+        if left:
             if not bins_by_space[left]:
                 insort(spaces, left)
             bins_by_space[left].append(chosen)

@@ -188,6 +188,7 @@ def _write(
                 start = read
                 progress.stage("tokenizing")
             progress(read - start, max(total - start, 0), _counts(index))
+
         if not writers["train"].entry["documents"]:
             first = index["skipped"]["first"][:1]
             reason = f"; the first error: {first[0]}" if first else ""
@@ -241,13 +242,15 @@ def _named_tokenizer(name: str) -> Tokenizer:
 
 def _batches(pieces: Iterable[DocumentPiece]) -> Iterator[list[DocumentPiece]]:
     """Group pieces into batches; a batch ends when it has at least `BATCH` bytes or characters."""
-    batch, size = list[DocumentPiece](), 0
+    batch: list[DocumentPiece] = []
+    size = 0
     for piece in pieces:
         batch.append(piece)
         size += len(piece.content) if isinstance(piece.content, str | bytes) else 1
         if size >= BATCH:
             yield batch
-            batch, size = [], 0
+            batch = []
+            size = 0
     if batch:
         yield batch
 
@@ -284,7 +287,9 @@ def _encoder(
     val_below = int(params.val_fraction * 2.0**64)
 
     def encoded(piece: DocumentPiece) -> Encoded:
-        text, ids, skipped = "", end[:0], ""
+        text = ""
+        ids = end[:0]
+        skipped = ""
         try:
             text = piece.text()
             ids = encode(text)
@@ -293,7 +298,17 @@ def _encoder(
             if params.on_error == "fail":
                 raise UserError(f"{skipped}; {SKIP}") from None
             if piece.first and piece.last:
-                return Encoded(b"", "train", 0, False, piece.read, skipped, piece.file, piece.lost)
+                return Encoded(
+                    ids=b"",
+                    split="train",
+                    size=0,
+                    first=False,
+                    read=piece.read,
+                    skipped=skipped,
+                    file=piece.file,
+                    lost=piece.lost,
+                )
+
         data = text.encode()
         before = piece.first and params.format == "llm.c"
         after = piece.last and params.format == "nanogpt"
@@ -301,9 +316,9 @@ def _encoder(
         own_digest = hashlib.sha256(data).digest()
         digest = piece.digest or own_digest
         split = "val" if int.from_bytes(digest[:8], "big") < val_below else "train"
-        joined = np.concatenate(parts, dtype=end.dtype, casting="unsafe").tobytes()
+        joined = np.concatenate(parts, dtype=end.dtype, casting="unsafe")
         return Encoded(
-            ids=joined,
+            ids=joined.tobytes(),
             split=split,
             size=len(data),
             first=piece.first,

@@ -47,7 +47,9 @@ class ShardWriter:
 
     def __init__(self, directory: Path, index: Mapping[str, Any], split: str) -> None:
         self.entry: dict[str, Any] = index["splits"][split]
-        self._directory, self._split, self._dtype = directory, split, np.dtype(index["dtype"])
+        self._directory = directory
+        self._split = split
+        self._dtype = np.dtype(index["dtype"])
         self._offset = ids_offset(index)
         self._limit = index["settings"]["shard_tokens"] if self._offset else 1 << 62
         self._tokens = self.entry["tokens"] - sum(shard["tokens"] for shard in self.entry["shards"])
@@ -55,7 +57,8 @@ class ShardWriter:
 
     def write(self, ids: bytes) -> bool:
         """Append ids, as bytes of the index's dtype; return whether a shard was completed."""
-        shards, left = len(self.entry["shards"]), memoryview(ids)
+        shards = len(self.entry["shards"])
+        left = memoryview(ids)
         while left:
             self._file = self._file or self._opened()
             taken = left[: (self._limit - self._tokens) * self._dtype.itemsize]
@@ -85,7 +88,8 @@ class ShardWriter:
         self._file.close()
         shard = {"file": self._path.name, "tokens": self._tokens, "sha256": sha256_file(self._path)}
         self.entry["shards"].append(shard)
-        self._file, self._tokens = None, 0
+        self._file = None
+        self._tokens = 0
 
     def close(self) -> None:
         """Close the file of the unfinished shard."""
@@ -152,15 +156,20 @@ def saved_tokenizer(directory: Path, index: Mapping[str, Any]) -> Tokenizer:
 
 def check_files(directory: Path, index: Mapping[str, Any], checksums: bool = False) -> None:
     """Raise `UserError` if names, sizes or (optional) checksums of .bin files differ from the index."""
-    itemsize, offset = np.dtype(index["dtype"]).itemsize, ids_offset(index)
+    itemsize = np.dtype(index["dtype"]).itemsize
+    offset = ids_offset(index)
     shards = {shard["file"]: shard for split in SPLITS for shard in index["splits"][split]["shards"]}
     for name, shard in shards.items():
-        path, size = directory / name, offset + shard["tokens"] * itemsize
+        path = directory / name
+        size = offset + shard["tokens"] * itemsize
         if not path.is_file() or path.stat().st_size != size:
             raise UserError(f"{path} is missing, or does not have {size:,} bytes as in {INDEX}: {FIX}")
         if checksums and sha256_file(path) != shard["sha256"]:
             raise UserError(f"{path} does not match its SHA-256 in {INDEX}: {FIX}")
-    if others := sorted({path.name for path in directory.glob("[!.]*.bin")} - shards.keys()):
+
+    found = {path.name for path in directory.glob("[!.]*.bin")}
+    others = sorted(found - shards.keys())
+    if others:
         raise UserError(f"{directory / others[0]} is not in {INDEX}: {FIX}")
 
 
@@ -195,6 +204,7 @@ def prepared_bos(path: Path) -> tuple[int, ...] | None:
 
 def same_ids(a: Tokenizer, b: Tokenizer) -> bool:
     """Return whether two tokenizers have equal vocabularies and merges, and encode a probe text equally."""
-    one, other = (json.loads(each.to_json())["model"] for each in (a, b))
+    one = json.loads(a.to_json())["model"]
+    other = json.loads(b.to_json())["model"]
     is_equal = all(one.get(key) == other.get(key) for key in ("type", "vocab", "merges"))
     return is_equal and np.array_equal(a.encode(PROBE), b.encode(PROBE))

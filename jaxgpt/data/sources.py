@@ -116,7 +116,7 @@ def repeated_text(sources: Sequence[Source], beginning: Callable[[Path], str]) -
     if not found:
         return ""
     first = sources[0].name
-    advice = "name the files to read"
+    advice = "pass only the files to read"
     if first.startswith(HUB):
         advice = f"choose files with {first}/PATTERN"
     return f"some text may be read twice: {'; '.join(found)}: {advice}, or use --dedup exact"

@@ -251,6 +251,7 @@ def _templates(directory: Path, configured: Any) -> Any:
         in_files.append({"name": "default", "template": _text(directory / TEMPLATE)})
     for path in sorted((directory / TEMPLATES).glob("*.jinja")):
         in_files.append({"name": path.stem, "template": _text(path)})
+
     where = f"{directory / TOKENIZER}: chat_template"
     templates = in_files or configured
     if templates is None or isinstance(templates, str):

@@ -45,7 +45,8 @@ SHAKESPEARE_CHARACTERS = 65  # number of distinct characters, known without the 
 STATQUEST = "what is statquest <EOS> awesome <EOS>\nstatquest is what <EOS> awesome <EOS>\n"
 
 # Each line is a random string and its copy. The string's length varies, so the copy is not at a fixed offset.
-REPEATS_LINES, REPEATS_LENGTHS = 20_000, range(5, 26)
+REPEATS_LINES = 20_000
+REPEATS_LENGTHS = range(5, 26)
 
 
 @dataclass(frozen=True)
@@ -97,9 +98,11 @@ def read_text(config: DataConfig) -> Text:
 
 def repeats() -> str:
     """Generate lines of a random string and its copy: only the copy is predictable."""
-    rng, lines = Random(0), []
+    rng = Random(0)
+    lines = []
     for _ in range(REPEATS_LINES):
-        word = "".join(rng.choices(ascii_letters, k=rng.choices(REPEATS_LENGTHS)[0]))
+        (length,) = rng.choices(REPEATS_LENGTHS)
+        word = "".join(rng.choices(ascii_letters, k=length))
         lines.append(f"{word}{word}\n")
     return "".join(lines)
 
@@ -180,11 +183,14 @@ def _read_file(path: Path) -> bytes:
     check_kind(path)
     with reported(f"cannot read {path}"), path.open("rb") as file:
         data = file.read(TEXT_BYTES + 1)
+
     if compression("", data[:HEAD]):
         raise NotText(f"{path} holds documents or compressed data, not plain text: {_prepare(path)}")
     if data.startswith(NUMPY):
         fix = f"write its ids with numpy.load('{path.name}').astype('uint16').tofile('train.bin')"
         raise NotText(f"{path} is a NumPy array, not text: {fix}")
+
+    # The last character of a truncated file may be incomplete.
     is_complete = len(data) <= TEXT_BYTES
     try:
         codecs.getincrementaldecoder("utf-8")().decode(data, final=is_complete)

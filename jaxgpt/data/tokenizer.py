@@ -164,7 +164,8 @@ class CharTokenizer(WordTokenizer):
         ids: np.ndarray = self._by_point[np.minimum(points, len(self._by_point) - 1)]
         if len(ids) and ids.min() < 0:
             index = int(ids.argmin())
-            char, around = text[index], text[max(index - 12, 0) : index + 13]
+            char = text[index]
+            around = text[max(index - 12, 0) : index + 13]
             raise UserError(
                 f"character {char!r} (U+{ord(char):04X}, {unicodedata.name(char, 'unnamed')}) in {around!r} is not among "
                 f"the tokenizer's {self.vocab_size} characters: remove it, or train on text that contains it"
@@ -232,7 +233,8 @@ class SubwordTokenizer(Tokenizer):
         )
 
     def name(self, i: int) -> str:
-        token, byte_of = self.library.id_to_token(i) or "", byte_vocab()
+        token = self.library.id_to_token(i) or ""
+        byte_of = byte_vocab()
         if i in self.byte_ids or not byte_of.keys() >= set(token):
             return token
         return "".join(f"<0x{byte_of[c]:02X}>" for c in token)  # byte-level BPE
@@ -245,14 +247,18 @@ def encode_spans(tokenizer: Tokenizer, text: str, spans: Sequence[tuple[int, int
     """Encode like `encode_special`; return ids and a mask of ids that overlap character ranges `spans`."""
     if isinstance(tokenizer, SubwordTokenizer):
         encoding = tokenizer.encode_offsets(text)
-        inside, offsets = np.zeros(len(encoding.ids), bool), np.array(encoding.offsets, np.int64).reshape(-1, 2)
+        inside = np.zeros(len(encoding.ids), bool)
+        offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
         for begin, end in spans:
             touching = np.flatnonzero((offsets[:, 0] < end) & (offsets[:, 1] > begin))
             inside[touching.min(initial=len(inside)) : touching.max(initial=-1) + 1] = True
         return np.array(encoding.ids, np.int32), inside
+
+    # The texts between the bounds are outside and inside of a span in turn.
     bounds = [0, *itertools.chain.from_iterable(spans), len(text)]
     parts = [tokenizer.encode(text[begin:end]) for begin, end in itertools.pairwise(bounds)]
-    return np.concatenate(parts), np.repeat(np.arange(len(parts)) % 2 == 1, [len(part) for part in parts])
+    is_inside = np.arange(len(parts)) % 2 == 1
+    return np.concatenate(parts), np.repeat(is_inside, [len(part) for part in parts])
 
 
 def encode_continuation(tokenizer: Tokenizer, before: str | Ids, text: str) -> np.ndarray:

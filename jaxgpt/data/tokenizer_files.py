@@ -31,7 +31,8 @@ from jaxgpt.hub import download
 
 TOKENIZERS = (*FROM_TEXT, "byte", "gpt2", "ids")
 FILE_BYTES = 1 << 27  # maximum size of a tokenizer file in bytes: 4x the largest published file
-GPT2_REPO, GPT2_REVISION = "openai-community/gpt2", "607a30d783dfa663caf39e06633721c8d4cfcd7e"
+GPT2_REPO = "openai-community/gpt2"
+GPT2_REVISION = "607a30d783dfa663caf39e06633721c8d4cfcd7e"
 
 
 def make_tokenizer(
@@ -122,10 +123,12 @@ def without_ids_from(tokenizer: Tokenizer, vocab_size: int) -> Tokenizer:
     value = json.loads(tokenizer.to_json())
     removed = {token["content"] for token in value["added_tokens"] if token["id"] >= vocab_size}
     value["added_tokens"] = [token for token in value["added_tokens"] if token["content"] not in removed]
-    if isinstance(vocab := value["model"].get("vocab"), dict):
+    vocab = value["model"].get("vocab")
+    if isinstance(vocab, dict):
         value["model"]["vocab"] = {token: i for token, i in vocab.items() if token not in removed}
     library = type(tokenizer.library)
-    smaller = SubwordTokenizer(call_tokenizers(lambda: library.from_str(json.dumps(value)), "this vocabulary"))
+    made = call_tokenizers(lambda: library.from_str(json.dumps(value)), "this vocabulary")
+    smaller = SubwordTokenizer(made)
     smaller.special = tokenizer.special
     return smaller
 
@@ -197,7 +200,8 @@ def _check_ids(value: Any) -> None:
 
 def _known(library: Any) -> Tokenizer | None:
     """Return the built-in tokenizer with an equal tokenizer.json, or None."""
-    vocab, value = library.get_vocab(), json.loads(library.to_str())
+    vocab = library.get_vocab()
+    value = json.loads(library.to_str())
     if not vocab:
         raise ValueError("it has no tokens")
     fast: list[Tokenizer] = [ByteTokenizer()]

@@ -18,8 +18,10 @@ from jaxgpt.errors import UserError, plural, reported
 
 HEADER = 256  # number of int32 values in the header of an llm.c file
 BLOCK = 1 << 20  # ids to read at a time
-HASHED_IDS, HASHED_BLOCKS = 1 << 14, 256  # ids per block of a fingerprint; maximum number of blocks
-CHECKED, CHECKED_BLOCKS = 1 << 12, 64  # 16-bit values per block of the check for wider types; number of blocks
+HASHED_IDS = 1 << 14  # ids per block of a fingerprint
+HASHED_BLOCKS = 256  # maximum number of blocks
+CHECKED = 1 << 12  # 16-bit values per block of the check for wider types
+CHECKED_BLOCKS = 64  # number of blocks
 FEWEST = 512  # 16-bit values below which a file is not checked
 DISTINCT = 8  # minimum number of distinct ids for wider types
 NUMPY = b"\x93NUMPY"  # first bytes of a .npy file
@@ -63,7 +65,8 @@ class Tokens:
         first_id: int | None = None,
     ) -> None:
         self.parts = [p for p in parts if len(p)]
-        self.vocab_size, self.end_ids = vocab_size, end_ids
+        self.vocab_size = vocab_size
+        self.end_ids = end_ids
         self.first_id = first_id
         self._ends = list(itertools.accumulate(map(len, self.parts)))
 
@@ -88,13 +91,18 @@ class Tokens:
             first = start - (self._ends[index] - len(part))
             piece = part[first : first + n]
             yield piece
-            start, n, index = start + len(piece), n - len(piece), index + 1
+            start += len(piece)
+            n -= len(piece)
+            index += 1
 
     def split(self, at: int) -> tuple[Tokens, Tokens]:
         """Split into the ids before index `at` and the other ids."""
-        parts = [*self.pieces(0, at)], [*self.pieces(at, len(self) - at)]
-        before, after = (Tokens(each, self.vocab_size, self.end_ids, self.first_id) for each in parts)
-        return before, after
+        before = list(self.pieces(0, at))
+        after = list(self.pieces(at, len(self) - at))
+        return self._with_parts(before), self._with_parts(after)
+
+    def _with_parts(self, parts: list[np.ndarray]) -> Tokens:
+        return Tokens(parts, self.vocab_size, self.end_ids, self.first_id)
 
     def take(self, start: int, n: int) -> np.ndarray:
         """Return a copy of the n ids from index `start`, int32.
@@ -102,7 +110,8 @@ class Tokens:
         Raises:
             UserError: if an id is outside the vocabulary. JAX would not raise an error.
         """
-        out, end = np.empty(n, np.int32), 0
+        out = np.empty(n, np.int32)
+        end = 0
         for piece in self.pieces(start, n):
             ids = np.asarray(piece)  # plain array, for 3x faster operations than on a memory map
             if not 0 <= int(ids.min()) <= int(ids.max()) < self.vocab_size:
@@ -129,10 +138,17 @@ class Tokens:
 
         The sample is all ids if there are at most 4,194,304, otherwise 256 evenly spaced blocks of 16,384 ids.
         """
-        n, digest = len(self), hashlib.sha256(str(len(self)).encode())
-        spaced = np.linspace(0, max(n - HASHED_IDS, 0), HASHED_BLOCKS, dtype=np.int64)
-        for start in range(0, n, HASHED_IDS) if n <= HASHED_IDS * HASHED_BLOCKS else spaced.tolist():
-            digest.update(self.take(start, min(HASHED_IDS, n - start)).astype("<i4").tobytes())
+        n = len(self)
+        starts: Sequence[int]
+        if n <= HASHED_IDS * HASHED_BLOCKS:
+            starts = range(0, n, HASHED_IDS)
+        else:
+            starts = np.linspace(0, n - HASHED_IDS, HASHED_BLOCKS, dtype=np.int64).tolist()
+
+        digest = hashlib.sha256(str(n).encode())
+        for start in starts:
+            ids = self.take(start, min(HASHED_IDS, n - start))
+            digest.update(ids.astype("<i4").tobytes())
         return digest.hexdigest()
 
     def starts(self, block_size: int) -> int:
@@ -162,10 +178,12 @@ class Tokens:
             rows[:, 0] = self.first_id
         if not self.end_ids:
             return rows
-        inputs, targets = rows[:, :-1], rows[:, 1:]
+
+        inputs = rows[:, :-1]
         ends = np.isin(inputs, self.end_ids)
+        targets = np.where(ends, -1, rows[:, 1:])
         documents = np.cumsum(ends, axis=1, dtype=np.int32) - ends
-        return np.stack([inputs, np.where(ends, -1, targets), documents], axis=-1)
+        return np.stack([inputs, targets, documents], axis=-1)
 
 
 def split_of(path: Path) -> str:
@@ -204,7 +222,11 @@ def open_splits(path: Path, train_fraction: float, vocab_size: int) -> tuple[Tok
             raise UserError(
                 f"no token file in {path} has the word 'train' in its name: rename the files to train.bin and val.bin"
             )
-    train, val = (Tokens([open_tokens(p) for p in files[split]], vocab_size) for split in ("train", "val"))
+
+    train = Tokens([open_tokens(p) for p in files["train"]], vocab_size)
+    val = Tokens([open_tokens(p) for p in files["val"]], vocab_size)
+
+    # Files without a header do not declare the type of their ids.
     is_checked = not (path.is_dir() and is_prepared(path))  # the index of a prepared directory records the type
     for part in (*train.parts, *val.parts):
         if not isinstance(part, np.memmap) or part.offset:
@@ -216,9 +238,11 @@ def open_splits(path: Path, train_fraction: float, vocab_size: int) -> tuple[Tok
             )
         if is_checked:
             _check_raw(part)
+
     if not files["val"]:
         train, val = train.split(int(train_fraction * len(train)))
-    return train, val, f"{plural(sum(map(len, files.values())), 'token file')} at {path}"
+    count = sum(map(len, files.values()))
+    return train, val, f"{plural(count, 'token file')} at {path}"
 
 
 def open_tokens(path: Path) -> np.ndarray:
@@ -228,7 +252,9 @@ def open_tokens(path: Path) -> np.ndarray:
     number of ids, unused values), followed by uint16 ids (GPT-2) or uint32 ids (Llama 3).
     """
     with reported(f"cannot read {path}"), path.open("rb") as file:
-        size, head = os.fstat(file.fileno()).st_size, file.read(4 * HEADER)
+        size = os.fstat(file.fileno()).st_size
+        head = file.read(4 * HEADER)
+
     magic, version, count = np.frombuffer(head, "<i4", 3).tolist() if len(head) >= 12 else (0, 0, 0)
     if size == 0 or (magic in LLMC and not count):
         raise UserError(f"{path} is empty: choose a file with token ids")
@@ -240,6 +266,7 @@ def open_tokens(path: Path) -> np.ndarray:
                 f"{count:,} ids, the file has {size:,} bytes"
             )
         return np.memmap(path, dtype, "r", 4 * HEADER, (count,))
+
     if head.startswith(NUMPY):
         fix = f"write its ids with numpy.load('{path.name}').astype('uint16').tofile('train.bin')"
         raise UserError(f"{path} is a NumPy array (.npy), not raw ids: {fix}")
@@ -286,6 +313,8 @@ def _wider_type(values: np.ndarray) -> str:
         low = parts[~is_padding, 0]
         if not high[~is_padding].any() and _is_spread(low):
             return f"ids of {kind}"
+
+    # Floating-point numbers that are integers below 2^24.
     for dtype, kind in (("<f4", "float32"), ("<f8", "float64")):
         numbers = values.view(dtype)
         is_id = np.zeros(len(numbers), bool)

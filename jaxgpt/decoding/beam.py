@@ -7,6 +7,7 @@ Up to rounding, texts and scores match transformers.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -80,7 +81,8 @@ class BeamSearch:
     def run(self, params: Any, text: TokenBuffer, limit_B: jax.Array) -> Hypotheses:
         """Run the search, and return the best finished sequences; arguments as in `prefill`."""
         start = self.prefill(params, text, limit_B)
-        return jax.lax.while_loop(self.open, lambda state: self.step(params, state), start).best
+        final = jax.lax.while_loop(self.open, lambda state: self.step(params, state), start)
+        return final.best
 
     def prefill(self, params: Any, text: TokenBuffer, limit_B: jax.Array) -> BeamState:
         """Prefill the cache with the prompts, and return the initial state.
@@ -90,21 +92,29 @@ class BeamSearch:
             text: the prompts, padded on the left, without unused slots.
             limit_B: int32, the maximum number of new ids of each prompt.
         """
-        (B, P), W = text.ids_BS.shape, self.beams.num_beams
+        B, P = text.ids_BS.shape
+        W = self.beams.num_beams
         cache = read_prompts(self.sampler.model, params, text, self.size)
         ids_BS = jnp.pad(text.ids_BS, ((0, 0), (0, self.size - P)))
-        ids_XS, position_XS, layers = jax.tree.map(
-            lambda x: jnp.repeat(x, W, axis=0), (ids_BS, cache.position_BS, cache.layers)
+
+        # The beams of a prompt are consecutive rows.
+        repeat = partial(jnp.repeat, repeats=W, axis=0)
+        ids_XS = repeat(ids_BS)
+        position_XS = repeat(cache.position_BS)
+        layers = jax.tree.map(repeat, cache.layers)
+
+        nothing_finished = Hypotheses(
+            ids_BWS=ids_XS.reshape(B, W, -1),
+            length_BW=jnp.zeros((B, W), jnp.int32),
+            score_BW=jnp.full((B, W), NO_SCORE, jnp.float32),
         )
+        # At first all beams are equal, so only the first may be continued.
         log_p_W = jnp.where(jnp.arange(W) == 0, jnp.float32(0), NO_SCORE)
         return BeamState(
             text=TokenBuffer(ids_XS, text.length),
             cache=cache._replace(position_BS=position_XS, layers=layers),
-            # At first all beams are equal, so only the first may be continued.
             score_BW=jnp.broadcast_to(log_p_W[None, :], (B, W)),
-            best=Hypotheses(
-                ids_XS.reshape(B, W, -1), jnp.zeros((B, W), jnp.int32), jnp.full((B, W), NO_SCORE, jnp.float32)
-            ),
+            best=nothing_finished,
             active_B=jnp.ones((B,), bool),
             made=jnp.int32(0),
             limit_B=jnp.asarray(limit_B),
@@ -121,37 +131,56 @@ class BeamSearch:
             For each candidate: log p, the index of the continued beam, and the next id, all `[B, C]`; and the
             ids of the extended text, `[B, C, S]`.
         """
-        (B, W), V = state.score_BW.shape, logits_XV.shape[-1]
-        C = min(max(2, 1 + len(self.sampler.stop_ids)), V) * W  # at most len(stop_ids) of a beam's continuations end
+        B, W = state.score_BW.shape
+        V = logits_XV.shape[-1]
+        per_beam = max(2, 1 + len(self.sampler.stop_ids))  # at most len(stop_ids) of a beam's continuations end
+        C = min(per_beam, V) * W
+
         log_p_XV = jax.nn.log_softmax(logits_XV, axis=-1)
         log_p_XV = warp(log_p_XV, state.text, self.sampler.sampling, self.sampler.filters)
         log_p_BWV = log_p_XV.reshape(B, W, V) + state.score_BW[:, :, None]
         log_p_BC, flat_BC = jax.lax.top_k(log_p_BWV.reshape(B, W * V), C)
-        beam_BC, id_BC = flat_BC // V, (flat_BC % V).astype(jnp.int32)
-        ids_BCS = gather_beams(state.text.ids_BS.reshape(B, W, -1), beam_BC).at[:, :, state.text.length].set(id_BC)
+
+        # Continue the text of each chosen beam with the chosen id.
+        beam_BC = flat_BC // V
+        id_BC = (flat_BC % V).astype(jnp.int32)
+        ids_BWS = state.text.ids_BS.reshape(B, W, -1)
+        ids_BCS = gather_beams(ids_BWS, beam_BC)
+        ids_BCS = ids_BCS.at[:, :, state.text.length].set(id_BC)
         return log_p_BC, beam_BC, id_BC, ids_BCS
 
     def step(self, params: Any, state: BeamState) -> BeamState:
         """Extend the beams by one token; keep the best W running and the best W finished sequences."""
-        logits_X1V, cache = extend(self.sampler.model, params, state.text.last(1).ids_BS, state.cache)
+        last_X1 = state.text.last(1).ids_BS
+        logits_X1V, cache = extend(self.sampler.model, params, last_X1, state.cache)
         log_p_BC, beam_BC, id_BC, ids_BCS = self.candidates(state, logits_X1V[:, -1])
-        (B, C), W = id_BC.shape, self.beams.num_beams
-        made, penalty = state.made + 1, self.beams.length_penalty
+        B, C = id_BC.shape
+        W = self.beams.num_beams
+        made = state.made + 1
+        penalty = self.beams.length_penalty
         # NaN also ends a sequence, which the caller then reports.
-        ends_BC = self.sampler.ends(id_BC) | (made >= state.limit_B)[:, None] | jnp.isnan(log_p_BC)
+        at_limit_B = made >= state.limit_B
+        ends_BC = self.sampler.ends(id_BC) | at_limit_B[:, None] | jnp.isnan(log_p_BC)
 
         def score(log_p: jax.Array, length: jax.Array) -> jax.Array:
             return log_p / length.astype(jnp.float32) ** penalty
 
         # Select the best W unfinished candidates.
-        score_BW, next_BW = jax.lax.top_k(jnp.where(ends_BC, NO_SCORE, log_p_BC), W)
-        ids_BWS, beam_BW = (gather_beams(x, next_BW) for x in (ids_BCS, beam_BC))
-        from_X = (jnp.arange(B)[:, None] * W + beam_BW).reshape(-1)
+        running_BC = jnp.where(ends_BC, NO_SCORE, log_p_BC)
+        score_BW, next_BW = jax.lax.top_k(running_BC, W)
+        ids_BWS = gather_beams(ids_BCS, next_BW)
+        beam_BW = gather_beams(beam_BC, next_BW)
+        # Positions are not reordered, because the beams of a prompt have equal positions.
+        row_X = (jnp.arange(B)[:, None] * W + beam_BW).reshape(-1)
+        layers = jax.tree.map(lambda x: x[row_X], cache.layers)
 
         # As in transformers, a sequence finishes only if it is among the W best candidates.
-        finishes_BC = ends_BC & (jnp.arange(C) < W)[None, :] & state.active_B[:, None] & (log_p_BC != NO_SCORE)
+        among_best_C = jnp.arange(C) < W
+        finishes_BC = ends_BC & among_best_C[None, :] & state.active_B[:, None] & (log_p_BC != NO_SCORE)
         new_BC = jnp.where(finishes_BC, score(log_p_BC, made), NO_SCORE)
         new = Hypotheses(ids_BCS, jnp.full((B, C), made), new_BC)
+
+        # Keep the best W finished sequences of this and the previous steps.
         both = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), state.best, new)
         _, best_BW = jax.lax.top_k(both.score_BW, W)
         best: Hypotheses = jax.tree.map(lambda x: gather_beams(x, best_BW), both)
@@ -161,14 +190,15 @@ class BeamSearch:
         # `early_stopping`, stop once W sequences are finished.
         longest = self.beams.early_stopping == "never" and penalty > 0
         length_B = jnp.maximum(state.limit_B, 1) if longest else jnp.full((B,), made)
-        active_B = state.active_B & (score(score_BW[:, 0], length_B) > best.score_BW.min(-1))
+        expected_B = score(score_BW[:, 0], length_B)
+        active_B = state.active_B & (expected_B > best.score_BW.min(-1))
         if self.beams.early_stopping is True:
             active_B = active_B & ~best.exists_BW.all(-1)
 
+        ids_XS = ids_BWS.reshape(B * W, -1)
         return state._replace(
-            text=TokenBuffer(ids_BWS.reshape(B * W, -1), state.text.length + 1),
-            # Positions are not reordered, because the beams of a prompt have equal positions.
-            cache=cache._replace(layers=jax.tree.map(lambda x: x[from_X], cache.layers)),
+            text=TokenBuffer(ids_XS, state.text.length + 1),
+            cache=cache._replace(layers=layers),
             score_BW=score_BW,
             best=best,
             active_B=active_B,
@@ -178,4 +208,5 @@ class BeamSearch:
 
 def gather_beams(x: jax.Array, which_Bn: jax.Array) -> jax.Array:
     """Select the entries `which_Bn` of each row of `x`, `[B, W, ...]` to `[B, n, ...]`."""
-    return x[jnp.arange(x.shape[0])[:, None], which_Bn]
+    row_B1 = jnp.arange(x.shape[0])[:, None]
+    return x[row_B1, which_Bn]

@@ -25,7 +25,8 @@ class TokenBuffer(NamedTuple):
     @property
     def seen_BS(self) -> jax.Array:  # noqa: N802
         """Boolean mask of the slots that hold tokens, `[B, S]`."""
-        return (self.ids_BS >= 0) & (jnp.arange(self.ids_BS.shape[1]) < self.length)[None, :]
+        in_use_S = jnp.arange(self.ids_BS.shape[1]) < self.length
+        return (self.ids_BS >= 0) & in_use_S[None, :]
 
     @property
     def tokens_B(self) -> jax.Array:  # noqa: N802
@@ -43,22 +44,31 @@ class TokenBuffer(NamedTuple):
         A loop compares one token per iteration, and ends early if no slot matches. It is not unrolled, so the size of the
         program does not depend on n.
         """
-        (ids_BS, length), S = self, self.ids_BS.shape[1]
+        ids_BS, length = self
         # Slot s has a token after its n tokens, so rolling does not wrap here. If length <= n, no slot matches.
-        earlier_BS = (ids_BS >= 0) & (jnp.arange(S) < length - n)[None, :]
+        continued_S = jnp.arange(ids_BS.shape[1]) < length - n
+        earlier_BS = (ids_BS >= 0) & continued_S[None, :]
+        start = jnp.int32(0), earlier_BS, ids_BS
+
+        def can_match(carry: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
+            i, matches_BS, _ = carry
+            return (i < n) & matches_BS.any()
 
         def compare(carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
             i, matches_BS, ahead_BS = carry  # ahead_BS: ids_BS rolled left by i
             suffix_B1 = jax.lax.dynamic_slice_in_dim(ids_BS, length - n + i, 1, 1)
-            return i + 1, matches_BS & (ahead_BS == suffix_B1), jnp.roll(ahead_BS, -1, 1)
+            matches_BS = matches_BS & (ahead_BS == suffix_B1)
+            return i + 1, matches_BS, jnp.roll(ahead_BS, -1, 1)
 
-        start = jnp.int32(0), earlier_BS, ids_BS
-        return jax.lax.while_loop(lambda carry: (carry[0] < n) & carry[1].any(), compare, start)[1]
+        _, matches_BS, _ = jax.lax.while_loop(can_match, compare, start)
+        return matches_BS
 
     def last(self, n: int) -> TokenBuffer:
         """Return the last n slots in use, left-padded if fewer are in use."""
         slot_n = self.length - n + jnp.arange(n)
-        return TokenBuffer(jnp.where(slot_n < 0, NO_TOKEN, self.ids_BS.take(slot_n, axis=1, mode="clip")), jnp.int32(n))
+        ids_Bn = self.ids_BS.take(slot_n, axis=1, mode="clip")
+        ids_Bn = jnp.where(slot_n < 0, NO_TOKEN, ids_Bn)
+        return TokenBuffer(ids_Bn, jnp.int32(n))
 
     def append(self, ids_BT: jax.Array) -> TokenBuffer:
         """Write tokens into the next slots, which must exist: JAX clamps the start index of an update."""

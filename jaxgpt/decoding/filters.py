@@ -22,7 +22,8 @@ def penalize_repeats(logits_BV: jax.Array, text: TokenBuffer, penalty: float) ->
     Source: Keskar et al. 2019 (CTRL), section 4.1.
     """
     seen_BV = _marks(logits_BV, text.ids_BS, text.seen_BS)
-    return jnp.where(seen_BV, jnp.where(logits_BV < 0, logits_BV * penalty, logits_BV / penalty), logits_BV)
+    penalized_BV = jnp.where(logits_BV < 0, logits_BV * penalty, logits_BV / penalty)
+    return jnp.where(seen_BV, penalized_BV, logits_BV)
 
 
 def forbid_repeated_ngrams(logits_BV: jax.Array, text: TokenBuffer, n: int) -> jax.Array:
@@ -36,24 +37,28 @@ def forbid_repeated_ngrams(logits_BV: jax.Array, text: TokenBuffer, n: int) -> j
     Source: Paulus et al. 2017, section 2.5.
     """
     after_BS = jnp.roll(text.ids_BS, -(n - 1), 1)
-    return jnp.where(_marks(logits_BV, after_BS, text.matches(n - 1)), NEVER, logits_BV)
+    repeats_BV = _marks(logits_BV, after_BS, text.matches(n - 1))
+    return jnp.where(repeats_BV, NEVER, logits_BV)
 
 
 def keep_argmax(logits_BV: jax.Array) -> jax.Array:
     """Keep the most probable token; among ties, the first."""
-    best_B1 = jnp.argmax(logits_BV, axis=-1)[:, None]
-    return jnp.where(jnp.arange(logits_BV.shape[-1])[None, :] == best_B1, logits_BV, NEVER)
+    best_B = jnp.argmax(logits_BV, axis=-1)
+    id_V = jnp.arange(logits_BV.shape[-1])
+    return jnp.where(id_V[None, :] == best_B[:, None], logits_BV, NEVER)
 
 
 def divide_by_temperature(logits_BV: jax.Array, temperature: float) -> jax.Array:
     """Compute `(l - max l) / temperature`: the probabilities of `l / temperature`, without overflow of the top tokens."""
     # With these bounds, neither the temperature nor its reciprocal is 0: 0 / 0 and -inf * 0 would be NaN.
-    return _below_max(logits_BV) / min(max(temperature, TINY), 1 / TINY)
+    temperature = min(max(temperature, TINY), 1 / TINY)
+    return _below_max(logits_BV) / temperature
 
 
 def keep_top_k(logits_BV: jax.Array, k: int) -> jax.Array:
     """Keep the k most probable tokens and ties with the k-th. Source: Fan et al. 2018."""
-    smallest_B1 = jax.lax.top_k(logits_BV, min(k, logits_BV.shape[-1]))[0].min(-1, keepdims=True)
+    top_Bk, _ = jax.lax.top_k(logits_BV, min(k, logits_BV.shape[-1]))
+    smallest_B1 = top_Bk.min(-1, keepdims=True)
     return jnp.where(logits_BV < smallest_B1, NEVER, logits_BV)
 
 
@@ -70,18 +75,21 @@ def keep_top_p(logits_BV: jax.Array, p: float) -> jax.Array:
     sorted_BR = jax.lax.bitcast_convert_type(bits_BR, jnp.float32)
     above_BR = jax.lax.cumsum(sorted_BR, 1, reverse=True) - sorted_BR  # total probability of the higher ranks
     kept_BR = above_BR < jnp.maximum(p, TINY)
+
     # Of the tokens with the least probability that is kept, keep as many as ranks, the largest ids first.
     least_B1 = jnp.min(jnp.where(kept_BR, sorted_BR, jnp.inf), -1, keepdims=True)
     ties_B1 = jnp.sum(kept_BR & (sorted_BR == least_B1), -1, keepdims=True)
     tie_BV = probability_BV == least_B1
     place_BV = jax.lax.cumsum(tie_BV.astype(jnp.int32), 1, reverse=True)  # 1: the largest id
-    return jnp.where((probability_BV < least_B1) | (tie_BV & (place_BV > ties_B1)), NEVER, logits_BV)
+    removed_BV = (probability_BV < least_B1) | (tie_BV & (place_BV > ties_B1))
+    return jnp.where(removed_BV, NEVER, logits_BV)
 
 
 def keep_min_p(logits_BV: jax.Array, p: float) -> jax.Array:
     """Drop tokens with a probability below p times the maximum. Source: Nguyen et al. 2024 (min-p)."""
     probability_BV = jax.nn.softmax(logits_BV, axis=-1)
-    return jnp.where(probability_BV < p * probability_BV.max(-1, keepdims=True), NEVER, logits_BV)
+    highest_B1 = probability_BV.max(-1, keepdims=True)
+    return jnp.where(probability_BV < p * highest_B1, NEVER, logits_BV)
 
 
 def inverse_cdf_sample(logits_BV: jax.Array, uniform_B: jax.Array) -> jax.Array:
@@ -97,7 +105,9 @@ def inverse_cdf_sample(logits_BV: jax.Array, uniform_B: jax.Array) -> jax.Array:
     weight_BV = jnp.exp(_below_max(logits_BV))
     # Cumulative sums are rounded, and may even decrease: only sums at remaining tokens are compared with their maximum.
     sum_BV = jnp.where(weight_BV > 0, jnp.cumsum(weight_BV, axis=-1), 0.0)
-    return jnp.argmax(sum_BV > uniform_B[:, None] * sum_BV.max(-1, keepdims=True), axis=-1).astype(jnp.int32)
+    total_B1 = sum_BV.max(-1, keepdims=True)
+    above_BV = sum_BV > uniform_B[:, None] * total_B1
+    return jnp.argmax(above_BV, axis=-1).astype(jnp.int32)
 
 
 def _below_max(logits_BV: jax.Array) -> jax.Array:
@@ -109,5 +119,7 @@ def _below_max(logits_BV: jax.Array) -> jax.Array:
 def _marks(logits_BV: jax.Array, ids_BS: jax.Array, which_BS: jax.Array) -> jax.Array:
     """Mark the ids in `ids_BS` at the slots selected by `which_BS`: bool `[B, V]`."""
     B, V = logits_BV.shape
+    row_B1 = jnp.arange(B)[:, None]
     ids_BS = jnp.where(which_BS, ids_BS, V)  # out of range: dropped
-    return jnp.zeros((B, V), bool).at[jnp.arange(B)[:, None], ids_BS].set(True, mode="drop")
+    marks_BV = jnp.zeros((B, V), bool)
+    return marks_BV.at[row_B1, ids_BS].set(True, mode="drop")

@@ -41,7 +41,8 @@ class Sampler:
 
     def ends(self, ids: jax.Array) -> jax.Array:
         """Return whether each id ends its row: a stop id, or a negative id."""
-        return jnp.isin(ids, jnp.asarray(self.stop_ids, jnp.int32)) | (ids < 0)
+        stop_ids = jnp.asarray(self.stop_ids, jnp.int32)
+        return jnp.isin(ids, stop_ids) | (ids < 0)
 
 
 class SamplerState(NamedTuple):
@@ -76,13 +77,24 @@ def prefill(sampler: Sampler, params: Any, text: TokenBuffer, key_B: jax.Array, 
         key_B: sampling keys, one per row.
         size: number of slots of the text buffer, prompt included.
     """
-    P, context = text.ids_BS.shape[1], sampler.context
-    read = min(P, context) if context else P
-    slots = min(size, read + context) if context else size  # `slide_steps` adds at most `context` tokens to the cache
+    P = text.ids_BS.shape[1]
+    read = P
+    slots = size
+    if sampler.context:
+        read = min(P, sampler.context)
+        slots = min(size, read + sampler.context)  # `slide_steps` adds at most `context` tokens to the cache
     cache = read_prompts(sampler.model, params, text.last(read), slots)
-    text = text._replace(ids_BS=jnp.pad(text.ids_BS, ((0, 0), (0, size - P))))
-    log_p_BS = jnp.zeros(text.ids_BS.shape, jnp.float32)
-    return SamplerState(text, cache, text.tokens_B == 0, jnp.int32(0), key_B, log_p_BS)
+
+    ids_BS = jnp.pad(text.ids_BS, ((0, 0), (0, size - P)))
+    text = text._replace(ids_BS=ids_BS)
+    return SamplerState(
+        text=text,
+        cache=cache,
+        done_B=text.tokens_B == 0,
+        made=jnp.int32(0),
+        key_B=key_B,
+        log_p_BS=jnp.zeros(ids_BS.shape, jnp.float32),
+    )
 
 
 def decode_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.Array) -> SamplerState:
@@ -107,29 +119,33 @@ def slide_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.A
         return decode_steps(sampler, params, state, steps)
 
     def read_again(state: SamplerState) -> SamplerState:
-        cache = read_prompts(sampler.model, params, state.text.last(sampler.context), state.cache.size)
+        text = state.text.last(sampler.context)
+        cache = read_prompts(sampler.model, params, text, state.cache.size)
         return step(sampler, params, state._replace(cache=cache))
 
     # Count ended rows too: after a row has slid, the cache lacks tokens and must not be used again.
     longest = state.text.tokens_B.max()
     # A step with the cache reads all tokens of a row, which may be `context` or fewer.
     cached_steps = jnp.clip(sampler.context + 1 - longest, 0, steps)
-    return repeat(read_again, decode_steps(sampler, params, state, cached_steps), steps - cached_steps)
+    state = decode_steps(sampler, params, state, cached_steps)
+    return repeat(read_again, state, steps - cached_steps)
 
 
 def step(sampler: Sampler, params: Any, state: SamplerState) -> SamplerState:
     """Read the last token of each row, then sample and append the next; ended rows repeat their last token."""
-    text, last_B1 = state.text, state.text.last(1).ids_BS
+    text = state.text
+    last_B1 = text.last(1).ids_BS
     logits_B1V, cache = extend(sampler.model, params, last_B1, state.cache)
     sampled = sample_token(logits_B1V[:, -1], text, state.key_B, state.made, sampler.sampling, sampler.filters)
     token_B = jnp.where(state.done_B, last_B1[:, 0], sampled.token_B)
     log_p_B = jnp.where(state.done_B, 0.0, sampled.log_p_B)
+    log_p_BS = write(state.log_p_BS, log_p_B[:, None], text.length)
     return state._replace(
         text=text.append(token_B[:, None]),
         cache=cache,
         done_B=state.done_B | sampler.ends(token_B),
         made=state.made + 1,
-        log_p_BS=write(state.log_p_BS, log_p_B[:, None], text.length),
+        log_p_BS=log_p_BS,
     )
 
 
@@ -141,14 +157,20 @@ def write(x_BS: jax.Array, new_BT: jax.Array, slot: jax.Array) -> jax.Array:
 def repeat(advance: Callable[[SamplerState], SamplerState], state: SamplerState, steps: jax.Array) -> SamplerState:
     """Call `advance` until `steps` more tokens per row exist, all rows end, or the text buffer is full."""
     last = state.made + jnp.minimum(steps, state.text.room)
-    return jax.lax.while_loop(lambda state: (state.made < last) & ~jnp.all(state.done_B), advance, state)
+
+    def is_open(state: SamplerState) -> jax.Array:
+        return (state.made < last) & ~jnp.all(state.done_B)
+
+    return jax.lax.while_loop(is_open, advance, state)
 
 
 def read_prompts(model: GPT, params: Any, text: TokenBuffer, slots: int) -> KVCache:
     """Run the model on prompts without the last token of each row; return a cache of `slots` slots."""
-    ids_BT = text.last(max(text.ids_BS.shape[1], 2)).ids_BS[:, :-1]  # the model reads at least one slot
+    P = max(text.ids_BS.shape[1], 2)  # the model reads at least one slot
+    ids_BT = text.last(P).ids_BS[:, :-1]
     result: Any = model.apply({"params": params}, ids_BT, slots, method=GPT.prefill)
-    return result[1]  # the compiler removes the logits
+    _, cache = result  # the compiler removes the logits
+    return cache
 
 
 def extend(model: GPT, params: Any, ids_BT: jax.Array, cache: KVCache) -> tuple[jax.Array, KVCache]:

@@ -36,7 +36,8 @@ def stages(
         yield f"no-repeat n-gram {s.no_repeat_ngram_size}", logits_BV
     for each in custom:
         logits_BV = each(logits_BV, text)
-        yield getattr(each, "__name__", type(each).__name__), logits_BV
+        name = getattr(each, "__name__", type(each).__name__)
+        yield name, logits_BV
     if s.temperature == 0:
         yield "greedy", filters.keep_argmax(logits_BV)
         return
@@ -63,7 +64,11 @@ def warp(logits_BV: jax.Array, text: TokenBuffer, sampling: SamplingParams, cust
 
 def row_uniform(key_B: jax.Array, index: jax.typing.ArrayLike) -> jax.Array:
     """Return each row's uniform random number for new token `index`: float32 `[B]` in [0, 1)."""
-    return jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, index), dtype=jnp.float32))(key_B)
+
+    def uniform(key: jax.Array) -> jax.Array:
+        return jax.random.uniform(jax.random.fold_in(key, index), dtype=jnp.float32)
+
+    return jax.vmap(uniform)(key_B)
 
 
 class Sampled(NamedTuple):

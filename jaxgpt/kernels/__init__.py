@@ -34,12 +34,14 @@ def best(config: Config, mesh: Mesh | AbstractMesh | None = None) -> Ops:
     if isinstance(mesh, AbstractMesh):
         return PLAIN._replace(dtype=jnp.dtype(config.train.compute_dtype))
     device = jax.local_devices()[0] if mesh is None else mesh.devices.flat[0]
-    return of_device(device, config.train.compute_dtype)._replace(attend=choose_attention(config, device)[0])
+    attention, _ = choose_attention(config, device)
+    return of_device(device, config.train.compute_dtype)._replace(attend=attention)
 
 
 def of_device(device: jax.Device, dtype: str = "float32") -> Ops:
     """Return the operations of a device for generation, where `train.attention` does not apply."""
-    return {"cpu": CPU, "gpu": GPU}.get(device.platform, PLAIN)._replace(dtype=jnp.dtype(dtype))
+    ops = {"cpu": CPU, "gpu": GPU}.get(device.platform, PLAIN)
+    return ops._replace(dtype=jnp.dtype(dtype))
 
 
 # `KERNELS` maps each platform to its attention kernel: the name in `train.attention`, and the function for `Ops.attend`.
@@ -57,13 +59,17 @@ def choose_attention(config: Config, device: jax.Device) -> tuple[AttendFn, str]
     name = of_platform if asked == "auto" else asked
     if name == "xla":
         return attend, ""
+
     lack = _lack(name, config, device) if name == of_platform else f"does not run on {device.platform} devices"
     if not lack:
         return kernel, ""
     if asked == name:
         raise UserError(f"train.attention {name} {lack}; use --train.attention xla or auto")
-    long = config.model.block_size >= SHORTEST
-    return attend, f"attention by xla, with all T x T scores in memory: {name} {lack}" if long else ""
+
+    # `auto` falls back to `attend`, which needs much memory only for long sequences.
+    if config.model.block_size < SHORTEST:
+        return attend, ""
+    return attend, f"attention by xla, with all T x T scores in memory: {name} {lack}"
 
 
 def _lack(name: str, config: Config, device: jax.Device) -> str:
@@ -72,12 +78,13 @@ def _lack(name: str, config: Config, device: jax.Device) -> str:
         return f"does not support dropout (model.dropout {config.model.dropout:g})"
     if name != "cudnn":
         return ""
-    width, capability = config.model.head_width, str(getattr(device, "compute_capability", ""))
+    capability = str(getattr(device, "compute_capability", ""))
     if not re.fullmatch(r"([89]|\d\d)\.\d", capability):  # AMD: gfx942
         return "needs an NVIDIA GPU of compute capability 8.0 or more"
     widest = 128 if capability[0] == "8" else 256
     if config.train.compute_dtype == "float32":
         return "needs train.compute_dtype bfloat16"
+    width = config.model.head_width
     if width % 8 or width > widest:
         return f"needs a head width that is a multiple of 8 up to {widest}, not {width}"
     if config.window % 2:

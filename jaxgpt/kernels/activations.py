@@ -18,7 +18,8 @@ def keeping_input(f: Activation) -> Activation:
 
     @function.defjvp
     def _(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
-        (x,), (dx,) = primals, tangents
+        (x,) = primals
+        (dx,) = tangents
         x = jnp.asarray(x)
         wide = x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
         _, slope = jax.jvp(f, (-wide,), (jnp.ones_like(wide),))

@@ -24,8 +24,12 @@ def call_without_inlining(function: Callable[..., Any], *args: Any, small: bool 
     operations use all cores, in an executor that blocks the threads of other devices. Optimization barriers do not prevent
     fusion: the CPU backend removes them before it fuses.
     """
-    with set_xla_metadata(inlineable="false", **({"xla_cpu_small_call": "true"} if small else {})):
-        return jax.jit(function)(*args)
+    compiled = jax.jit(function)
+    attributes = {"inlineable": "false"}
+    if small:
+        attributes["xla_cpu_small_call"] = "true"
+    with set_xla_metadata(**attributes):
+        return compiled(*args)
 
 
 def transposed_copy(x_RI: Array) -> Array:
@@ -36,8 +40,8 @@ def transposed_copy(x_RI: Array) -> Array:
     """
     # XLA multiplies in float32 if a bfloat16 operand is a transposition; a reshape in between prevents this.
     x = x_RI[None] if x_RI.dtype == jnp.bfloat16 else x_RI
-    x_IR: Array = call_without_inlining(jnp.matrix_transpose, x).reshape(x_RI.shape[::-1])
-    return x_IR
+    transposed: Array = call_without_inlining(jnp.matrix_transpose, x)
+    return transposed.reshape(x_RI.shape[::-1])
 
 
 @jax.custom_vjp
@@ -48,7 +52,9 @@ def product(x: Array, w: Array) -> Array:
 
 def _product_backward(saved: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
     x, w = saved
-    return dy @ w.T, transposed_copy(x.reshape(-1, x.shape[-1])) @ dy.reshape(-1, dy.shape[-1])
+    x_RI = x.reshape(-1, x.shape[-1])
+    dy_RO = dy.reshape(-1, dy.shape[-1])
+    return dy @ w.T, transposed_copy(x_RI) @ dy_RO
 
 
 product.defvjp(lambda x, w: (x @ w, (x, w)), _product_backward)
@@ -63,7 +69,10 @@ def linear(x: Array, w: Any, b: Array | None, dtype: Any) -> Array:
     if not isinstance(w, Array) or not only_rows_are_divided():
         return products.linear(x, w, b, dtype)
     y = product(x.astype(dtype), w.astype(dtype))
-    return y if b is None else y + jnp.broadcast_to(b, y.shape).astype(dtype)
+    if b is None:
+        return y
+    bias = jnp.broadcast_to(b, y.shape)
+    return y + bias.astype(dtype)
 
 
 def rotation(position_BT: Array, frequency_h: Any) -> Rotation:

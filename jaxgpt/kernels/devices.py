@@ -19,13 +19,16 @@ def per_device(
     """Run `local(q, k, v, documents) -> out_BTNH` on each device's rows and heads, over whole sequences."""
     if document_BT is not None:
         document_BT = jnp.broadcast_to(document_BT, q_BTNH.shape[:2])
+
     rules: dict[str, Any] = dict(nn.get_logical_axis_rules())
     if jax.sharding.get_abstract_mesh().empty or not rules:
         return local(q_BTNH, k_BKSH, v_BKHS, document_BT)
     if rules.get("heads") != rules.get("kv_heads"):
         # The mesh shards the query heads but not the key/value heads: repeat the key/value heads to match.
         each = q_BTNH.shape[2] // k_BKSH.shape[1]
-        k_BKSH, v_BKHS = (jnp.repeat(x, each, axis=1) for x in (k_BKSH, v_BKHS))
+        k_BKSH = jnp.repeat(k_BKSH, each, axis=1)
+        v_BKHS = jnp.repeat(v_BKHS, each, axis=1)
+
     # Complete sequences: the axis of positions has no name, so its shards are gathered.
     queries = logical_spec("batch", None, "heads")
     keys = logical_spec("batch", "heads")
@@ -44,5 +47,9 @@ def logical_spec(*names: str | None) -> PartitionSpec:
 def only_rows_are_divided() -> bool:
     """Return whether the current mesh and sharding rules shard only the rows of batches."""
     sizes = jax.sharding.get_abstract_mesh().shape
-    rules = [rule for rule in nn.get_logical_axis_rules() if rule[0] not in ("batch", "lookup", "matrices")]
-    return all(sizes.get(axis, 1) == 1 for _, axes in rules for axis in jax.tree.leaves(axes))
+    for name, axes in nn.get_logical_axis_rules():
+        if name in ("batch", "lookup", "matrices"):
+            continue
+        if any(sizes.get(axis, 1) != 1 for axis in jax.tree.leaves(axes)):
+            return False
+    return True

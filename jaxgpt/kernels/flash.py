@@ -30,15 +30,19 @@ def cudnn_attention(
     if edit or visible.key or visible.query.document_BT is not None:
         return attend(q_BTNH, k_BKSH, v_BKHS, visible, scale, edit)
 
+    # The window of cuDNN does not count the query itself; `Visible.window` does.
+    window = (visible.window - 1, 0) if visible.window else None
+
     def local(q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, _: None) -> Array:
+        k_BSKH = k_BKSH.transpose(0, 2, 1, 3)
+        v_BSKH = v_BKHS.transpose(0, 3, 1, 2)
         return jax.nn.dot_product_attention(
             q_BTNH,
-            k_BKSH.transpose(0, 2, 1, 3),
-            v_BKHS.transpose(0, 3, 1, 2),
+            k_BSKH,
+            v_BSKH,
             scale=scale,
             is_causal=True,
-            # The window of cuDNN does not count the query itself; `Visible.window` does.
-            local_window_size=(visible.window - 1, 0) if visible.window else None,
+            local_window_size=window,
             implementation="cudnn",
         )
 
@@ -53,25 +57,38 @@ def splash_attention(
 
     if edit or visible.key:
         return attend(q_BTNH, k_BKSH, v_BKHS, visible, scale, edit)
-    T, window, document_BT = q_BTNH.shape[1], visible.window, visible.query.document_BT
+    T = q_BTNH.shape[1]
+    window = visible.window
+    document_BT = visible.query.document_BT
+
+    # Pad to whole tiles at the end, where the causal mask hides the padding.
     tile = min(TILE, LANES * math.ceil(T / LANES))
-    fill = (0, -T % tile)  # padding at the end, hidden by the causal mask
-    q_BTNH = jnp.pad(q_BTNH * jnp.asarray(scale, q_BTNH.dtype), ((0, 0), fill, (0, 0), (0, 0)))
-    k_BKSH, v_BKHS = jnp.pad(k_BKSH, ((0, 0), (0, 0), fill, (0, 0))), jnp.pad(v_BKHS, ((0, 0), (0, 0), (0, 0), fill))
+    no = (0, 0)
+    fill = (0, -T % tile)
+    scaled_q = q_BTNH * jnp.asarray(scale, q_BTNH.dtype)
+    q_BTNH = jnp.pad(scaled_q, (no, fill, no, no))
+    k_BKSH = jnp.pad(k_BKSH, (no, no, fill, no))
+    v_BKHS = jnp.pad(v_BKHS, (no, no, no, fill))
     if document_BT is not None:
-        document_BT = jnp.pad(document_BT, ((0, 0), fill))
+        document_BT = jnp.pad(document_BT, (no, fill))
+
+    # All of the kernel's tiles, forward and backward, have one size.
     tiles: Any = {f"block_{side}": tile for side in ("q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute")}
+    block_sizes = splash.BlockSizes(**tiles, use_fused_bwd_kernel=True)
 
     def local(q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, document_BT: Array | None) -> Array:
-        square = (q_BTNH.shape[1],) * 2
+        _, slots, heads, _ = q_BTNH.shape
+        square = (slots, slots)
         mask = splash.LocalMask(square, (window - 1, 0), 0) if window else splash.CausalMask(square)
         kernel = splash.make_splash_mha_single_device(
-            splash.MultiHeadMask([mask] * q_BTNH.shape[2]),
-            block_sizes=splash.BlockSizes(**tiles, use_fused_bwd_kernel=True),
+            splash.MultiHeadMask([mask] * heads),
+            block_sizes=block_sizes,
             residual_checkpoint_name="attention",
         )
         segments = None if document_BT is None else splash.SegmentIds(document_BT, document_BT)
-        out_BNTH = jax.vmap(kernel)(q_BTNH.swapaxes(1, 2), k_BKSH, v_BKHS.swapaxes(2, 3), segments)
+        attend_rows = jax.vmap(kernel)
+        out_BNTH = attend_rows(q_BTNH.swapaxes(1, 2), k_BKSH, v_BKHS.swapaxes(2, 3), segments)
         return out_BNTH.swapaxes(1, 2)
 
-    return per_device(local, q_BTNH, k_BKSH, v_BKHS, document_BT)[:, :T]
+    padded_out = per_device(local, q_BTNH, k_BKSH, v_BKHS, document_BT)
+    return padded_out[:, :T]

@@ -19,11 +19,14 @@ def _gained(kind: str, eps: float, x: Array, gain: Array) -> Array:
 
 @_gained.defjvp
 def _(kind: str, eps: float, primals: Any, tangents: Any) -> tuple[Array, Array]:
-    (x, gain), (dx, dgain) = primals, tangents
+    x, gain = primals
+    dx, dgain = tangents
     y, dy = jax.jvp(lambda x: norms.norm(kind, x, eps, gain), (x,), (dx,))
+
     x = x.astype(jnp.float32)
     mean = x.mean(-1, keepdims=True) if kind == "layernorm" else jnp.zeros_like(x[..., :1])
-    factor = jax.lax.rsqrt(jnp.square(x - mean).mean(-1, keepdims=True) + eps)
+    variance = jnp.square(x - mean).mean(-1, keepdims=True)
+    factor = jax.lax.rsqrt(variance + eps)
     # XLA computes what is behind a barrier once: the sum over tokens is then one pass over x and dy.
     mean, factor = jax.lax.optimization_barrier((mean, factor))
     return y, dy + (x - mean) * factor * jnp.broadcast_to(dgain, x.shape)
@@ -36,4 +39,6 @@ def norm(
     if gain is None or edit or kind not in ("layernorm", "rmsnorm"):
         return norms.norm(kind, x, eps, gain, bias, edit)
     y = _gained(kind, eps, x, gain)
-    return y if bias is None else y + jnp.broadcast_to(bias, y.shape)
+    if bias is None:
+        return y
+    return y + jnp.broadcast_to(bias, y.shape)

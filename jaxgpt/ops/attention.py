@@ -49,9 +49,11 @@ class Visible:
 
     def mask(self) -> jax.Array:
         """Return the attention mask, bool `[B or 1, 1, T, S]`: true where the query attends to the key."""
-        query, key = self.query, self.key or self.query
+        query = self.query
+        key = self.key or query
         distance_BTS = query.position_BT[:, :, None] - key.position_BT[:, None, :]
-        mask_BTS = (distance_BTS >= 0) & (key.position_BT != NO_TOKEN)[:, None, :]
+        exists_BS = key.position_BT != NO_TOKEN
+        mask_BTS = (distance_BTS >= 0) & exists_BS[:, None, :]
         if self.window:
             mask_BTS &= distance_BTS < self.window
         if query.document_BT is not None and key.document_BT is not None:
@@ -67,14 +69,17 @@ def row_positions(tokens: int) -> Positions:
 def padded_positions(ids_BT: jax.Array) -> Positions:
     """Return the positions of left-padded rows; padding has negative ids and is a separate document."""
     token_BT = (ids_BT >= 0).astype(jnp.int32)
-    return Positions(jnp.cumsum(token_BT, axis=1) - 1, token_BT)  # padding: 0 - 1, which is `NO_TOKEN`
+    position_BT = jnp.cumsum(token_BT, axis=1) - 1  # padding: 0 - 1, which is `NO_TOKEN`
+    return Positions(position_BT, token_BT)
 
 
 def document_positions(document_BT: jax.Array) -> Positions:
     """Return positions that start at 0 in each document; a document is a run of equal ids in its row."""
-    slot_BT = jnp.broadcast_to(jnp.arange(document_BT.shape[1], dtype=jnp.int32), document_BT.shape)
+    slot_T = jnp.arange(document_BT.shape[1], dtype=jnp.int32)
+    slot_BT = jnp.broadcast_to(slot_T, document_BT.shape)
     begins_BT = jnp.diff(document_BT, prepend=document_BT[:, :1]) != 0
-    return Positions(slot_BT - jax.lax.cummax(jnp.where(begins_BT, slot_BT, 0), axis=1), document_BT)
+    start_BT = jax.lax.cummax(jnp.where(begins_BT, slot_BT, 0), axis=1)
+    return Positions(slot_BT - start_BT, document_BT)
 
 
 def attend(
@@ -96,13 +101,22 @@ def attend(
 
     Source: Vaswani et al. 2017, section 3.2; grouped queries: Ainslie et al. 2023.
     """
-    (B, T, N, H), (_, K, S, _) = q_BTNH.shape, k_BKSH.shape
+    B, T, N, H = q_BTNH.shape
+    _, K, S, _ = k_BKSH.shape
+    G = N // K
     chex.assert_shape([k_BKSH, v_BKHS], [(B, K, S, H), (B, K, H, S)])
-    q_BTKGH = q_BTNH.reshape(B, T, K, N // K, H)
-    scores = scale * jnp.einsum("BTKGH,BKSH->BKGTS", q_BTKGH, k_BKSH, preferred_element_type=jnp.float32)
-    scores_BNTS = jnp.where(visible.mask(), scores.reshape(B, N, T, S), jnp.finfo(jnp.float32).min)
-    scores_BNTS = edit("scores", scores_BNTS) if edit else scores_BNTS
+
+    q_BTKGH = q_BTNH.reshape(B, T, K, G, H)
+    scores_BKGTS = scale * jnp.einsum("BTKGH,BKSH->BKGTS", q_BTKGH, k_BKSH, preferred_element_type=jnp.float32)
+    scores_BNTS = scores_BKGTS.reshape(B, N, T, S)
+    scores_BNTS = jnp.where(visible.mask(), scores_BNTS, jnp.finfo(jnp.float32).min)
+    if edit:
+        scores_BNTS = edit("scores", scores_BNTS)
+
     weights_BNTS = jax.nn.softmax(scores_BNTS, axis=-1)
-    weights_BNTS = edit("pattern", weights_BNTS) if edit else weights_BNTS
-    weights = weights_BNTS.astype(v_BKHS.dtype).reshape(B, K, N // K, T, S)
-    return jnp.einsum("BKGTS,BKHS->BTKGH", weights, v_BKHS).reshape(B, T, N, H)
+    if edit:
+        weights_BNTS = edit("pattern", weights_BNTS)
+
+    weights_BKGTS = weights_BNTS.astype(v_BKHS.dtype).reshape(B, K, G, T, S)
+    out_BTKGH = jnp.einsum("BKGTS,BKHS->BTKGH", weights_BKGTS, v_BKHS)
+    return out_BTKGH.reshape(B, T, N, H)

@@ -18,5 +18,8 @@ def linear(x: jax.Array, w: Any, b: jax.Array | None, dtype: Any) -> jax.Array:
         dtype: dtype of the result, and of the product if w is an array.
     """
     y = x.astype(dtype) @ w.astype(dtype)
+    if b is None:
+        return y
     # Broadcast in float32, so that the gradient of b, a sum over all tokens, is accumulated in float32.
-    return y if b is None else y + jnp.broadcast_to(b, y.shape).astype(dtype)
+    bias = jnp.broadcast_to(b, y.shape)
+    return y + bias.astype(dtype)

@@ -22,12 +22,14 @@ def unedited(name: str, x: jax.Array) -> jax.Array:
 def layer_norm(x: jax.Array, eps: float, edit: Edit = unedited) -> jax.Array:
     """Compute `(x - mean) / sqrt(var + eps)`. Source: Ba et al. 2016."""
     x = x - x.mean(-1, keepdims=True)
-    return x * edit("scale", jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + eps))
+    variance = jnp.square(x).mean(-1, keepdims=True)
+    return x * edit("scale", jax.lax.rsqrt(variance + eps))
 
 
 def rms_norm(x: jax.Array, eps: float, edit: Edit = unedited) -> jax.Array:
     """Compute `x / sqrt(mean(x^2) + eps)`. Source: Zhang & Sennrich 2019."""
-    return x * edit("scale", jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + eps))
+    mean_square = jnp.square(x).mean(-1, keepdims=True)
+    return x * edit("scale", jax.lax.rsqrt(mean_square + eps))
 
 
 def std_norm(x: jax.Array, eps: float, edit: Edit = unedited) -> jax.Array:
@@ -36,7 +38,8 @@ def std_norm(x: jax.Array, eps: float, edit: Edit = unedited) -> jax.Array:
     variance = jnp.square(x).mean(-1, keepdims=True)
     # The gradient of sqrt is infinite at 0, the variance of a row of equal values, so sqrt receives 1 there.
     safe = jnp.where(variance > 0, variance, 1.0)
-    return x * edit("scale", 1 / (jnp.where(variance > 0, jnp.sqrt(safe), 0.0) + eps))
+    std = jnp.where(variance > 0, jnp.sqrt(safe), 0.0)
+    return x * edit("scale", 1 / (std + eps))
 
 
 NORMS: Registry[Callable[..., jax.Array]] = Registry(layernorm=layer_norm, rmsnorm=rms_norm, stdnorm=std_norm)
@@ -52,5 +55,8 @@ def norm(
 ) -> jax.Array:
     """Normalize in float32 by the named norm, then apply `gain` and `bias`, if given: `[..., D]`."""
     y = NORMS[kind](x.astype(jnp.float32), eps, edit or unedited)
-    y = y if gain is None else y * jnp.broadcast_to(gain, y.shape)
-    return y if bias is None else y + jnp.broadcast_to(bias, y.shape)
+    if gain is not None:
+        y = y * jnp.broadcast_to(gain, y.shape)
+    if bias is not None:
+        y = y + jnp.broadcast_to(bias, y.shape)
+    return y

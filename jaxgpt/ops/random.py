@@ -15,7 +15,8 @@ def named_key(seed: jax.typing.ArrayLike, name: str, index: jax.typing.ArrayLike
         name: purpose of the key, such as "init" or "dropout"; keys with different names are independent.
         index: integer that distinguishes keys of the same name, usually the step.
     """
-    key = jax.random.fold_in(jax.random.key(seed), zlib.crc32(name.encode()) & 0x7FFFFFFF)
+    purpose = zlib.crc32(name.encode()) & 0x7FFFFFFF
+    key = jax.random.fold_in(jax.random.key(seed), purpose)
     return jax.random.fold_in(key, index)
 
 

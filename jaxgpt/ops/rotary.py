@@ -52,7 +52,8 @@ def rope_frequencies(width: int, theta: float, scaling: Llama3Scaling) -> np.nda
 def rope_rotation(positions_BT: jax.Array, frequency_h: np.ndarray) -> Rotation:
     """Compute the cosine and sine of the angles at each position, float32 `[B, T, R / 2]` each."""
     frequency = jnp.asarray(frequency_h, jnp.float32)
-    angle_BTh = positions_BT.astype(jnp.float32)[..., None] * frequency[None, None, :]
+    position_BT1 = positions_BT.astype(jnp.float32)[..., None]
+    angle_BTh = position_BT1 * frequency[None, None, :]
     return jnp.cos(angle_BTh), jnp.sin(angle_BTh)
 
 
@@ -66,4 +67,6 @@ def rotate(x_BTNH: jax.Array, rotation: Rotation) -> jax.Array:
     cos, sin = (each[:, :, None, :] for each in rotation)
     half = cos.shape[-1]
     x1, x2, rest = jnp.split(x_BTNH.astype(jnp.float32), [half, 2 * half], axis=-1)
-    return jnp.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin, rest], axis=-1).astype(x_BTNH.dtype)
+    y1 = x1 * cos - x2 * sin
+    y2 = x2 * cos + x1 * sin
+    return jnp.concatenate([y1, y2, rest], axis=-1).astype(x_BTNH.dtype)

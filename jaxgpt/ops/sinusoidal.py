@@ -22,5 +22,7 @@ def sinusoidal(positions_BT: jax.Array, width: int) -> jax.Array:
     Source: Vaswani et al. 2017, section 3.5.
     """
     frequency = 10_000.0 ** (-np.arange(0, width, 2, dtype=np.float64) / width)
-    angle = positions_BT.astype(jnp.float32)[..., None] * jnp.asarray(frequency, jnp.float32)[None, None, :]
-    return jnp.stack([jnp.sin(angle), jnp.cos(angle)], axis=-1).reshape(*positions_BT.shape, width)
+    position_BT1 = positions_BT.astype(jnp.float32)[..., None]
+    angle_BTh = position_BT1 * jnp.asarray(frequency, jnp.float32)[None, None, :]
+    interleaved = jnp.stack([jnp.sin(angle_BTh), jnp.cos(angle_BTh)], axis=-1)
+    return interleaved.reshape(*positions_BT.shape, width)

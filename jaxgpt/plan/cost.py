@@ -59,7 +59,8 @@ class StepCost:
         appendix B.
         """
         seconds = self.seconds(chip)
-        overlapped, serial = max(seconds.values()), sum(seconds.values())
+        overlapped = max(seconds.values())
+        serial = sum(seconds.values())
         return {
             "seconds_overlapped": overlapped,
             "seconds_serial": serial,
@@ -70,19 +71,23 @@ class StepCost:
     def to_json(self, chip: Chip) -> dict[str, Any]:
         """Return all numbers as JSON; with `out_of_memory`, the unknown numbers and the times are null."""
         times = {"seconds": self.seconds(chip), "bounds": self.bounds(chip)}
-        unknown = ("hbm_bytes", "traffic", "compiled_flops", "loops_once", *times) if self.out_of_memory else ()
-        return asdict(self) | {"fits": self.fits, "total": self.total} | times | dict.fromkeys(unknown)
+        values = asdict(self) | {"fits": self.fits, "total": self.total} | times
+        if not self.out_of_memory:
+            return values
+        unknown = ("hbm_bytes", "traffic", "compiled_flops", "loops_once", *times)
+        return values | dict.fromkeys(unknown)
 
 
 def traffic_by_kind(collectives: Iterable[Collective]) -> dict[str, Traffic]:
     """Sum the collectives of each kind."""
     traffic: dict[str, Traffic] = {}
     for one in collectives:
-        old, sent = traffic.get(one.kind, Traffic()), one.sent * one.times
+        old = traffic.get(one.kind, Traffic())
+        sent = one.sent * one.times
         traffic[one.kind] = Traffic(
-            old.count + one.times,
-            old.bytes + one.bytes * one.times,
-            old.sent + (0.0 if one.between_slices else sent),
-            old.sent_between_slices + (sent if one.between_slices else 0.0),
+            count=old.count + one.times,
+            bytes=old.bytes + one.bytes * one.times,
+            sent=old.sent + (0.0 if one.between_slices else sent),
+            sent_between_slices=old.sent_between_slices + (sent if one.between_slices else 0.0),
         )
     return traffic

@@ -55,18 +55,32 @@ def estimate(config: Config, topology: Topology) -> StepCost:
     twice per microbatch. Communication: the collectives that the sharding table implies. The config's mesh must be resolved.
     """
     layers = config.model.n_layer
-    one, two = (_counts(config, n) for n in (1, 2))  # one and two layers, faster to trace than all layers
+    # Extrapolate from one and two layers, which are faster to trace than all layers.
+    one = _counts(config, 1)
+    two = _counts(config, 2)
     counts = jax.tree.map(lambda first, both: first + (layers - 1) * (both - first), one, two)
     memory = {kind: counts.memory[kind] for kind in KINDS if kind in counts.memory}
+
+    # Rematerialization: the saved activations of all blocks, and all activations of the block that is recomputed.
     if config.train.remat != "none":
-        first, both = (residual_bytes(one_device(abstract_program(config, n)), remat=False) for n in (1, 2))
-        memory["activations"] = min(memory["activations"], first + (layers - 2) * (both - first)) + both - first
+        first = residual_bytes(one_device(abstract_program(config, 1)), remat=False)
+        both = residual_bytes(one_device(abstract_program(config, 2)), remat=False)
+        saved = min(memory["activations"], first + (layers - 2) * (both - first))
+        memory["activations"] = saved + both - first
+
     program = abstract_program(config)
     count = program.microbatches.accumulation
     state = sum(v for k, v in memory.items() if k not in ("activations", "gradients", "batch"))
     moved = 2 * state + 2 * memory["gradients"] * count + count * (2 * memory["activations"] + 2 * memory["parameters"])
-    (computed, useful), traffic = counts.flops, _implied_traffic(program, topology, counts)
-    return StepCost(memory, topology.chip.hbm, computed, moved, traffic, useful_share=useful / computed)
+    computed, useful = counts.flops
+    return StepCost(
+        memory=memory,
+        available=topology.chip.hbm,
+        model_flops=computed,
+        hbm_bytes=moved,
+        traffic=_implied_traffic(program, topology, counts),
+        useful_share=useful / computed,
+    )
 
 
 def _counts(config: Config, layers: int) -> _Counts:
@@ -75,8 +89,12 @@ def _counts(config: Config, layers: int) -> _Counts:
     part = one_device(program)
     gradients = shard_bytes(program.abstract_state.params)
     memory = argument_bytes(program) | {"gradients": gradients, "activations": residual_bytes(part)}
-    weights, trained = parameter_count(part.abstract_weights), parameter_count(part.abstract_state.params)
-    return _Counts(memory, step_flops(program), weights, trained)
+    return _Counts(
+        memory=memory,
+        flops=step_flops(program),
+        weights=parameter_count(part.abstract_weights),
+        gradients=parameter_count(part.abstract_state.params),
+    )
 
 
 def suggestions(config: Config, topology: Topology) -> list[tuple[str, float]]:
@@ -85,11 +103,17 @@ def suggestions(config: Config, topology: Topology) -> list[tuple[str, float]]:
     If no single option fits in device memory, the first item is the fastest combination that fits, if any.
     """
     options = [*_meshes(config, topology), *_remats(config, "dots", "offload", "full")]
-    if (half := _windows(config) // 2) > 0:
+    half = _windows(config) // 2
+    if half > 0:
         options.append(_with_windows("", config, half))
-    totals = [(flags, estimate(changed, topology).total) for flags, changed in options]
+
     now = estimate(config, topology).total
-    found = sorted((each for each in totals if each[1] < now), key=lambda each: each[1])
+    found = []
+    for flags, changed in options:
+        total = estimate(changed, topology).total
+        if total < now:
+            found.append((flags, total))
+    found.sort(key=lambda each: each[1])
     if any(total <= topology.chip.hbm for _, total in found):
         return found
     return _combination(config, topology) + found
@@ -100,17 +124,28 @@ def _combination(config: Config, topology: Topology) -> list[tuple[str, float]]:
     fitting = []
     for on, run in [("", config), *_meshes(config, topology)]:
         for saved, changed in [("", run), *_remats(run, "dots", "full")]:
-            flags, cost, windows = f"{on} {saved}".strip(), estimate(changed, topology), _windows(changed)
+            flags = f"{on} {saved}".strip()
+            cost = estimate(changed, topology)
+
+            # Activations are proportional to the windows of a microbatch: use as many windows as fit.
+            windows = _windows(changed)
             activations = cost.memory["activations"]
             fewer = math.floor(windows * (cost.available - cost.total + activations) / activations)
             if 1 <= fewer < windows:
                 flags, changed = _with_windows(flags, changed, fewer)
                 cost = estimate(changed, topology)
-            if cost.fits:
-                # The roofline excludes recomputation, which with remat full takes one forward pass.
-                again = cost.seconds(topology.chip)["compute"] / 3 * (changed.train.remat == "full")
-                fitting.append((cost.bounds(topology.chip)["seconds_serial"] + again, flags, cost.total))
-    return [min(fitting)[1:]] if fitting else []
+            if not cost.fits:
+                continue
+
+            # The roofline excludes recomputation, which with remat full takes one forward pass.
+            seconds = cost.bounds(topology.chip)["seconds_serial"]
+            if changed.train.remat == "full":
+                seconds += cost.seconds(topology.chip)["compute"] / 3
+            fitting.append((seconds, flags, cost.total))
+    if not fitting:
+        return []
+    _, flags, total = min(fitting)
+    return [(flags, total)]
 
 
 def _meshes(config: Config, topology: Topology) -> list[tuple[str, Config]]:
@@ -121,18 +156,25 @@ def _meshes(config: Config, topology: Topology) -> list[tuple[str, Config]]:
         changed, _ = resolve_mesh(replace(config, mesh=wide), topology)
     except UserError:  # such as an n_embd that fsdp does not divide
         return []
-    return [(f"--mesh.data {wide.data} --mesh.fsdp {wide.fsdp}", changed)] if wide != mesh else []
+    if wide == mesh:
+        return []
+    return [(f"--mesh.data {wide.data} --mesh.fsdp {wide.fsdp}", changed)]
 
 
 def _remats(config: Config, *kinds: Literal["dots", "offload", "full"]) -> list[tuple[str, Config]]:
     """Return the flag and the config of each kind of rematerialization in `kinds` except the current kind."""
-    others = [kind for kind in kinds if kind != config.train.remat]
-    return [(f"--train.remat {kind}", replace(config, train=replace(config.train, remat=kind))) for kind in others]
+    options = []
+    for kind in kinds:
+        if kind != config.train.remat:
+            changed = replace(config, train=replace(config.train, remat=kind))
+            options.append((f"--train.remat {kind}", changed))
+    return options
 
 
 def _windows(config: Config) -> int:
     """Return the number of windows per device and microbatch."""
-    return one_device(abstract_program(config)).config.train.batch_size
+    part = one_device(abstract_program(config))
+    return part.config.train.batch_size
 
 
 def _with_windows(flags: str, config: Config, windows: int) -> tuple[str, Config]:
@@ -161,10 +203,12 @@ def step_flops(program: Program) -> tuple[float, float]:
         The FLOPs that the device computes, including padding and products that other devices repeat, and its equal share
         of the model's FLOPs.
     """
-    config, rows = program.config, math.prod(program.microbatches) / batch_ways(program.mesh)
+    config = program.config
+    rows = math.prod(program.microbatches) / batch_ways(program.mesh)
+    computed = config.window * rows * token_flops(program, config.window)
     model = flops_per_token(config.model, program.abstract_weights, config.window, config.lora)
     useful = model * config.train.batch_size / program.mesh.size
-    return config.window * rows * token_flops(program, config.window), config.window * useful
+    return computed, config.window * useful
 
 
 def token_flops(program: Program, T: int) -> float:
@@ -175,8 +219,11 @@ def token_flops(program: Program, T: int) -> float:
 
 def shard_bytes(tree: Any) -> float:
     """Compute the bytes that a tree of sharded arrays, or of their shapes, takes on one device."""
-    shards = ((leaf.sharding.shard_shape(leaf.shape), leaf.dtype.itemsize) for leaf in jax.tree.leaves(tree))
-    return float(sum(math.prod(shape) * size for shape, size in shards))
+    total = 0
+    for leaf in jax.tree.leaves(tree):
+        shape = leaf.sharding.shard_shape(leaf.shape)
+        total += math.prod(shape) * leaf.dtype.itemsize
+    return float(total)
 
 
 def _implied_traffic(program: Program, topology: Topology, counts: _Counts) -> dict[str, Traffic]:
@@ -186,9 +233,15 @@ def _implied_traffic(program: Program, topology: Topology, counts: _Counts) -> d
     embeddings are exchanged (all-to-all) forward and backward. An untied token table is not gathered. Over data: gradients are
     all-reduced. Over tensor: activations are all-reduced four times per block.
     """
-    config, mesh, part = program.config, program.config.mesh, one_device(program).config
-    width, count = jnp.dtype(config.train.compute_dtype).itemsize, program.microbatches.accumulation
-    weights, grads = width * counts.weights, width * counts.gradients
+    config = program.config
+    mesh = config.mesh
+    part = one_device(program).config
+    count = program.microbatches.accumulation
+
+    # Bytes in the compute dtype; the table counts only if it is untied.
+    width = jnp.dtype(config.train.compute_dtype).itemsize
+    weights = width * counts.weights
+    grads = width * counts.gradients
     table = 0 if config.model.tie_embeddings else width * part.model.vocab_size * config.model.n_embd
     block = width * part.train.batch_size * config.window * config.model.n_embd
     within = max(mesh.data // topology.slices, 1)

@@ -32,7 +32,8 @@ class Instruction(NamedTuple):
 
     @property
     def operands(self) -> list[str]:
-        return re.findall(r"%([\w.-]+)", self.rest.split("), ")[0])
+        operands, _, _ = self.rest.partition("), ")
+        return re.findall(r"%([\w.-]+)", operands)
 
     @property
     def called(self) -> list[str]:
@@ -59,12 +60,21 @@ def read_computations(text: str) -> tuple[dict[str, Computation], str]:
     computations: dict[str, Computation] = {}
     entry = ""
     for line in text.splitlines():
-        if header := _COMPUTATION.match(line):
+        header = _COMPUTATION.match(line)
+        if header:
             body = computations[header["name"]] = {}
-            entry = header["name"] if header["entry"] else entry
-        elif computations and (match := _INSTRUCTION.match(line)):
-            name, root = match["name"], bool(match["root"])
-            body[name] = Instruction(name, match["shape"], match["opcode"], match["rest"], root)
+            if header["entry"]:
+                entry = header["name"]
+            continue
+        match = _INSTRUCTION.match(line)
+        if computations and match:
+            body[match["name"]] = Instruction(
+                name=match["name"],
+                shape=match["shape"],
+                opcode=match["opcode"],
+                rest=match["rest"],
+                root=bool(match["root"]),
+            )
     return computations, entry
 
 
@@ -102,8 +112,13 @@ def read_program(text: str) -> tuple[list[Collective], bool]:
         ValueError: if a device group has an unknown syntax.
     """
     computations, entry = read_computations(text)
-    devices = math.prod(map(int, re.findall(r"\b(?:replica_count|num_partitions)=(\d+)", text.split("\n", 1)[0])))
-    loops, times, pending = False, defaultdict[str, int](int), [(entry, 1)]
+    header, _, _ = text.partition("\n")
+    devices = math.prod(map(int, re.findall(r"\b(?:replica_count|num_partitions)=(\d+)", header)))
+
+    # Count the executions of each computation: its callers' executions, times the trip count of a loop.
+    loops = False
+    times = defaultdict[str, int](int)
+    pending = [(entry, 1)]
     while pending:
         name, n = pending.pop()
         times[name] += n
@@ -112,13 +127,16 @@ def read_program(text: str) -> tuple[list[Collective], bool]:
             loops |= loop
             trips = _trip_count(instruction, computations) if loop else 1
             pending += [(other, n * trips) for other in instruction.called]
+
     collectives: dict[tuple[str, str], Collective] = {}
     for name, n in times.items():
         body = computations.get(name, {})
         for instruction in body.values():
-            if collective := _collective(instruction, name, body, devices):
-                channel = instruction.find(r"channel_id=(\d+)") or f"{name}/{instruction.name}"
-                collectives.setdefault((collective.kind, channel), collective._replace(times=n))
+            collective = _collective(instruction, name, body, devices)
+            if collective is None:
+                continue
+            channel = instruction.find(r"channel_id=(\d+)") or f"{name}/{instruction.name}"
+            collectives.setdefault((collective.kind, channel), collective._replace(times=n))
     return list(collectives.values()), loops
 
 
@@ -128,7 +146,8 @@ def array_bytes(shape: str) -> list[float]:
     for kind, dims in _ARRAY.findall(shape):
         bits = re.search(r"\d+", kind)
         width = WIDTHS.get(kind, int(bits[0]) / 8 if bits else 0)
-        sizes.append(width * math.prod(int(d) for d in dims.split(",") if d))
+        elements = math.prod(int(d) for d in dims.split(",") if d)
+        sizes.append(width * elements)
     return sizes
 
 
@@ -138,16 +157,21 @@ def group_size(line: str, devices: int) -> int:
     Notations are `{{0,1},{2,3}}`; `{}`, all `devices` of the program; `[2,2]<=[4]`; `mesh['a'=2,'b'=4] {'b'}`, with split
     axes such as `'a':(1)2`; and `source_target_pairs={{0,1},{1,0}}`, counting each device once.
     """
-    if pairs := re.search(r"source_target_pairs=\{(\{.*?\})\}", line):
+    pairs = re.search(r"source_target_pairs=\{(\{.*?\})\}", line)
+    if pairs:
         return len(set(re.findall(r"\d+", pairs[1])))
-    text = line.partition("replica_groups=")[2]
+
+    _, _, text = line.partition("replica_groups=")
     if text.startswith("{}"):
         return devices
-    if listed := re.match(r"\{\{([\d,]+)\}", text):
+    listed = re.match(r"\{\{([\d,]+)\}", text)
+    if listed:
         return listed[1].count(",") + 1
-    if grid := re.match(r"\[\d+,(\d+)\]<=", text):
+    grid = re.match(r"\[\d+,(\d+)\]<=", text)
+    if grid:
         return int(grid[1])
-    if mesh := re.match(r"mesh\[([^\]]*)\][^{]*\{([^}]*)\}", text):
+    mesh = re.match(r"mesh\[([^\]]*)\][^{]*\{([^}]*)\}", text)
+    if mesh:
         sizes = dict(re.findall(r"'([^']*)'=(\d+)", mesh[1]))
         axes = re.findall(r"'([^']*)'(?::\(\d+\)(\d+))?", mesh[2])
         return math.prod(int(part or sizes[name]) for name, part in axes)
@@ -159,41 +183,68 @@ def _trip_count(loop: Instruction, computations: dict[str, Computation]) -> int:
 
     The count is the compiler's annotation, or derived from `i < end` and `i + step`, assuming that i starts at 0.
     """
-    if known := loop.find(r'known_trip_count[^}]*?"?n"?[:=]"?(\d+)'):
+    known = loop.find(r'known_trip_count[^}]*?"?n"?[:=]"?(\d+)')
+    if known:
         return int(known)
-    condition, body = (computations.get(loop.find(rf"{name}=%?([\w.-]+)"), {}) for name in ("condition", "body"))
-    less, results = (next((each for each in part.values() if each.root), None) for part in (condition, body))
+
+    condition = computations.get(loop.find(r"condition=%?([\w.-]+)"), {})
+    body = computations.get(loop.find(r"body=%?([\w.-]+)"), {})
+    less = _root(condition)
+    results = _root(body)
     if less is None or results is None or "direction=LT" not in less.rest:
         return 1
+
+    # The counter is one element of the tuple that the body returns; the body must add a constant to it.
     counter, end = less.operands
     index = condition[counter].find(r"index=(\d+)") if counter in condition else ""
-    added = body.get(results.operands[int(index)]) if index and results.opcode == "tuple" else None
-    step = _constant(body, added.operands[1]) if added and added.opcode == "add" else 0
-    return max(math.ceil(_constant(condition, end) / step), 1) if step else 1
+    if not index or results.opcode != "tuple":
+        return 1
+    added = body.get(results.operands[int(index)])
+    if added is None or added.opcode != "add":
+        return 1
+    step = _constant(body, added.operands[1])
+    if not step:
+        return 1
+    return max(math.ceil(_constant(condition, end) / step), 1)
+
+
+def _root(computation: Computation) -> Instruction | None:
+    """Return the instruction that returns the result of a computation, or None."""
+    return next((each for each in computation.values() if each.root), None)
 
 
 def _constant(body: Computation, name: str) -> int:
     """Return the value of an integer constant, or 0 for other instructions."""
-    value = re.match(r"-?\d+(?=\))", body[name].rest) if name in body and body[name].opcode == "constant" else None
+    if name not in body or body[name].opcode != "constant":
+        return 0
+    value = re.match(r"-?\d+(?=\))", body[name].rest)
     return int(value[0]) if value else 0
 
 
 def _collective(instruction: Instruction, computation: str, body: Computation, devices: int) -> Collective | None:
     """Return the collective that an instruction executes or starts, or None."""
-    opcode, sizes = instruction.opcode, array_bytes(instruction.shape)
+    opcode = instruction.opcode
+    sizes = array_bytes(instruction.shape)
     # Collectives between TPU slices (MegaScale) are sends from each device to its host.
-    if opcode == "send" and (kind := instruction.find(r'_xla_megascale_transfer_type="([A-Z_]+)"')):
-        ranges = [part.split(":") for part in instruction.find(r'_xla_megascale_target="\{([^}]*)\}').split(",")]
-        slices = sum(int(ends[-1]) - int(ends[0]) + 1 for ends in ranges)  # 4 slices for `1:4`
-        return Collective(kind.lower().replace("_", "-"), sizes[0], slices, between_slices=True)
+    transfer = instruction.find(r'_xla_megascale_transfer_type="([A-Z_]+)"') if opcode == "send" else ""
+    if transfer:
+        slices = 0
+        for part in instruction.find(r'_xla_megascale_target="\{([^}]*)\}').split(","):
+            ends = part.split(":")
+            slices += int(ends[-1]) - int(ends[0]) + 1  # 4 slices for `1:4`
+        kind = transfer.lower().replace("_", "-")
+        return Collective(kind, sizes[0], slices, between_slices=True)
+
     kind = opcode.removesuffix("-start")
     if kind not in COLLECTIVES:
         return None
-    if opcode.endswith("-start") and (
-        kind in ("all-gather", "collective-permute") or instruction.shape.startswith("((")
-    ):
-        # The result of a start instruction also contains the operands and counters.
-        sizes = sizes[1:2] if kind == "collective-permute" else sizes[len(sizes) // 2 :]
-    if kind == "all-reduce" and computation.startswith("all-reduce-scatter"):  # a TPU's fusion of all-reduce and slice
-        kind, sizes = "reduce-scatter", array_bytes(next(each.shape for each in body.values() if each.root))
+    # The result of these start instructions also contains the operands and counters.
+    if opcode == "collective-permute-start":
+        sizes = sizes[1:2]
+    elif opcode == "all-gather-start" or (opcode.endswith("-start") and instruction.shape.startswith("((")):
+        sizes = sizes[len(sizes) // 2 :]
+    # A TPU's fusion of all-reduce and slice is a reduce-scatter.
+    if kind == "all-reduce" and computation.startswith("all-reduce-scatter"):
+        kind = "reduce-scatter"
+        sizes = array_bytes(next(each.shape for each in body.values() if each.root))
     return Collective(kind, sum(sizes), group_size(instruction.rest, devices))

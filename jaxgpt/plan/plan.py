@@ -63,15 +63,18 @@ def compile_step(
     mesh = make_mesh(config.mesh, devices_of(topology))
     table = change_rules(rules or {})
     program = make_program(config, mesh, ops=ops, rules=table, model=model, optimizer=optimizer, objective=objective)
-    counted, count = argument_bytes(program), program.microbatches.accumulation
+    counted = argument_bytes(program)
     cost = _compiled(lambda: program.lower(program.abstract_state, program.batch()), counted, program, topology)
+
     moved = cost.hbm_bytes
+    count = program.microbatches.accumulation
     if not (moved or cost.out_of_memory):  # GPUs: memory traffic not counted by the compiler
         moved = estimate(config, topology).hbm_bytes
     elif count > 1 and not cost.out_of_memory:
         # The compiler counts one iteration of the loop over microbatches: multiply all traffic except the state's by `count`.
         fixed = 2 * (sum(counted.values()) - counted["batch"])
         moved = fixed + count * max(moved - fixed, 0.0)
+
     computed, useful = step_flops(program)
     return replace(cost, hbm_bytes=moved, model_flops=computed, useful_share=useful / computed)
 
@@ -86,20 +89,25 @@ def compile_decode(config: Config, topology: Topology) -> StepCost:
     """
     # Decoding uses merged weights, unstacked because stacked layers support no cache.
     config = replace(config, train=replace(config.train, scan_layers=False), lora=LoraConfig())
-    program = make_program(config, make_mesh(config.mesh, devices_of(topology)))
-    model, mesh, B = config.model, program.mesh, program.microbatches.rows
-    sampler, rules = Sampler(GPT(model, program.ops)), rules_for(model, mesh)
+    mesh = make_mesh(config.mesh, devices_of(topology))
+    program = make_program(config, mesh)
+    model = config.model
+    B = program.microbatches.rows
+    sampler = Sampler(GPT(model, program.ops))
+    rules = rules_for(model, mesh)
 
     def begin(params: Any) -> SamplerState:
         text = TokenBuffer(jnp.zeros((B, 1), jnp.int32), jnp.int32(1))
-        return prefill(sampler, params, text, jax.random.split(jax.random.key(0), B), model.block_size)
+        key_B = jax.random.split(jax.random.key(0), B)
+        return prefill(sampler, params, text, key_B, model.block_size)
 
     def placed(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         names = KV_AXES if leaf.ndim == 4 else ("batch", None)[: leaf.ndim]
         sharding = jax.sharding.NamedSharding(mesh, spec(names, rules))
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
-    dtype, weights = config.train.compute_dtype, program.abstract_weights
+    dtype = config.train.compute_dtype
+    weights = program.abstract_weights
     params = map_matrices(lambda w: w.update(dtype=dtype), weights, model)  # as in `for_decoding`
     with use_mesh(mesh, model):
         state = jax.tree.map(placed, jax.eval_shape(begin, params))
@@ -111,7 +119,9 @@ def compile_decode(config: Config, topology: Topology) -> StepCost:
     counted = {"parameters": shard_bytes(params), "cache": shard_bytes(state.cache)}
     cost = _compiled(lowered, counted, program, topology)
     if dtype != "float32":
-        cost = replace(cost, memory=cost.memory | {"float32 parameters": shard_bytes(weights)})
+        memory = cost.memory | {"float32 parameters": shard_bytes(weights)}
+        cost = replace(cost, memory=memory)
+
     # Without adapters, the forward pass is a third of the training FLOPs.
     flops = token_flops(program, model.block_size) / 3 * B / batch_ways(mesh)
     useful = flops_per_token(model, weights, model.block_size) / 3 * B / mesh.size
@@ -131,19 +141,34 @@ def _compiled(lower: Callable[[], Any], counted: dict[str, float], program: Prog
             raise UserError(explain_failure(program, e)) from None
         needed, available = _too_big(text)
         memory = counted | {"temporaries": max(needed - arguments, 0.0)}
-        return StepCost(memory, available, 0.0, 0.0, {}, compiled=True, out_of_memory=True)
-    sizes, costs = compiled.memory_analysis(), compiled.cost_analysis() or {}
+        return StepCost(
+            memory=memory,
+            available=available,
+            model_flops=0.0,
+            hbm_bytes=0.0,
+            traffic={},
+            compiled=True,
+            out_of_memory=True,
+        )
+
+    sizes = compiled.memory_analysis()
     memory = counted | {
         "padding": max(sizes.argument_size_in_bytes - arguments, 0.0),
         "results": float(sizes.output_size_in_bytes - sizes.alias_size_in_bytes),
         "temporaries": float(sizes.temp_size_in_bytes),
         "program": float(sizes.generated_code_size_in_bytes),
     }
+    costs = compiled.cost_analysis() or {}
     collectives, loops = read_program(compiled.as_text())
-    moved, flops = (float(costs.get(name, 0.0)) for name in ("bytes accessed", "flops"))
-    traffic = traffic_by_kind(collectives)
     return StepCost(
-        memory, topology.chip.hbm, 0.0, moved, traffic, compiled_flops=flops, compiled=True, loops_once=loops
+        memory=memory,
+        available=topology.chip.hbm,
+        model_flops=0.0,
+        hbm_bytes=float(costs.get("bytes accessed", 0.0)),
+        traffic=traffic_by_kind(collectives),
+        compiled_flops=float(costs.get("flops", 0.0)),
+        compiled=True,
+        loops_once=loops,
     )
 
 
@@ -166,6 +191,9 @@ def _too_big(text: str) -> tuple[float, float]:
     """Parse the needed and the available bytes from the compiler's out-of-memory message."""
     units = {"K": 2**10, "M": 2**20, "G": GIB, "T": 2**40}
     for form in (r"Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT])", r"\(([\d.]+)([KMGT])\) exceeds.*?\(([\d.]+)([KMGT])\)"):
-        if found := re.search(form, text):
-            return float(found[1]) * units[found[2]], float(found[3]) * units[found[4]]
+        found = re.search(form, text)
+        if found:
+            needed = float(found[1]) * units[found[2]]
+            available = float(found[3]) * units[found[4]]
+            return needed, available
     raise UserError(f"the program does not fit in device memory: {text[:300]}")

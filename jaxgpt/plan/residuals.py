@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.extend.core
@@ -27,8 +27,10 @@ ELEMENTWISE = frozenset(
 @cache
 def abstract_program(config: Config, layers: int = 0) -> Program:
     """Return the program on absent devices with this number of layers; 0: the config's number."""
-    config = config.with_model(n_layer=layers) if layers else config
-    return make_program(config, cast(Any, AbstractMesh(tuple(sizes_of(config.mesh).values()), AXES)))
+    if layers:
+        config = config.with_model(n_layer=layers)
+    mesh: Any = AbstractMesh(tuple(sizes_of(config.mesh).values()), AXES)
+    return make_program(config, mesh)
 
 
 @cache
@@ -38,7 +40,9 @@ def one_device(program: Program) -> Program:
     The model has its full width, because weights are gathered along fsdp. If `tensor` does not divide an axis, every
     device computes the complete axis.
     """
-    config, model, tensor = program.config, program.config.model, program.mesh.shape["tensor"]
+    config = program.config
+    model = config.model
+    tensor = program.mesh.shape["tensor"]
     rules = rules_for(model, program.mesh, program.rules)
     if not model.attn_proj:  # unsharded heads, added to the complete residual stream
         rules |= {"heads": (), "kv_heads": ()}
@@ -54,9 +58,12 @@ def one_device(program: Program) -> Program:
         n_inner=part("mlp", model.mlp_width),
         vocab_size=part("vocab", model.vocab_size),
     )
+
     ways = row_shards(sizes_of(config.mesh))
-    train = replace(config.train, batch_size=microbatches(config.train, ways).rows // ways, accumulation=1)
-    return abstract_program(replace(config, train=train, mesh=MeshConfig(data=1, fsdp=1, tensor=1)))
+    rows = microbatches(config.train, ways).rows // ways
+    train = replace(config.train, batch_size=rows, accumulation=1)
+    mesh = MeshConfig(data=1, fsdp=1, tensor=1)
+    return abstract_program(replace(config, train=train, mesh=mesh))
 
 
 def residual_bytes(program: Program, remat: bool = True) -> float:
@@ -71,12 +78,19 @@ def residual_bytes(program: Program, remat: bool = True) -> float:
     key = named_key(0, "dropout") if program.config.model.dropout > 0 else None
 
     def residuals(params: Any, frozen: Any, windows: jax.Array) -> Any:
-        return jax.vjp(lambda p: run.objective(p, windows, key, frozen).loss_B.sum(), params)[1]
+        def loss(params: Any) -> jax.Array:
+            return run.objective(params, windows, key, frozen).loss_B.sum()
 
+        _, backward = jax.vjp(loss, params)
+        return backward
+
+    # The backward function is a tree of arrays: the residuals.
     arguments = program.abstract_state.params, program.abstract_frozen, program.batch()
     plain = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), arguments)
     jaxpr = jax.make_jaxpr(residuals)(*plain).jaxpr
-    sizes = [0.0, *(math.prod(aval.shape) * aval.dtype.itemsize for aval in _roots(jaxpr, jaxpr.outvars))]
+    sizes = [0.0]
+    for aval in _roots(jaxpr, jaxpr.outvars):
+        sizes.append(math.prod(aval.shape) * aval.dtype.itemsize)
     return sum(sizes) + max(sizes)
 
 
@@ -87,7 +101,9 @@ def _roots(jaxpr: Any, results: Iterable[Any]) -> list[Any]:
     Results in host memory are omitted.
     """
     made_by = {id(out): eqn for eqn in jaxpr.eqns for out in eqn.outvars}
-    pending, seen, found = list(results), set[int](), []
+    pending = list(results)
+    seen = set[int]()
+    found = []
     while pending:
         var = pending.pop()
         eqn = made_by.get(id(var))
@@ -109,10 +125,18 @@ def _elementwise(eqn: Any, result: int) -> bool:
     """
     if eqn.primitive.name in ELEMENTWISE:
         return True
-    body = None
-    if platforms := eqn.params.get("branches_platforms"):  # the accelerator branch of `jax.lax.platform_dependent`
-        branches = zip(platforms, eqn.params["branches"], strict=True)
-        body = next((branch.jaxpr for names, branch in branches if "cpu" not in (names or ())), None)
-    elif eqn.primitive.name in ("jit", "pjit", "custom_jvp_call"):
-        body = next((value.jaxpr for value in eqn.params.values() if hasattr(value, "jaxpr")), None)
+    body = _body(eqn)
     return body is not None and not _roots(body, [body.outvars[result]])
+
+
+def _body(eqn: Any) -> Any:
+    """Return the jaxpr that an equation calls; None: no call, or an unknown kind of call."""
+    platforms = eqn.params.get("branches_platforms")
+    if platforms:  # the accelerator branch of `jax.lax.platform_dependent`
+        for names, branch in zip(platforms, eqn.params["branches"], strict=True):
+            if "cpu" not in (names or ()):
+                return branch.jaxpr
+        return None
+    if eqn.primitive.name in ("jit", "pjit", "custom_jvp_call"):
+        return next((value.jaxpr for value in eqn.params.values() if hasattr(value, "jaxpr")), None)
+    return None

@@ -87,8 +87,10 @@ def parse_topology(text: str, slices: int = 1) -> Topology:
         raise UserError(f"topology {short_repr(text)} has no valid grid; expected {_FORM}")
     if slices < 1:
         raise UserError(f"--slices must be at least 1, not {slices}")
+
     shape = tuple(map(int, grid.split("x")))
-    if (size := math.prod(shape)) > (chip.machine or size):
+    size = math.prod(shape)
+    if chip.machine and size > chip.machine:
         part = next(n for n in range(chip.machine, 0, -1) if size % n == 0)
         fix = f"--topology {name}:{part} --slices {slices * size // part}"
         raise UserError(f"{name}:{grid} exceeds the {chip.machine} GPUs that are linked in one machine: use {fix}")
@@ -119,7 +121,10 @@ def _of_cloud(text: str) -> str:
     if version not in CLOUD or not size:
         return text
     name, cores, grids = CLOUD[version]
-    sizes = {str(cores * math.prod(map(int, grid.split("x")))): grid for grid in grids}
+    sizes = {}
+    for grid in grids:
+        chips = math.prod(map(int, grid.split("x")))
+        sizes[str(cores * chips)] = grid
     if size not in sizes:
         unit = "chips" if cores == 1 else "TensorCores, two per chip"
         raise UserError(
@@ -141,7 +146,9 @@ def compiler_missing(topology: Topology) -> str:
         return f"there is no compiler for {topology.chip.title}, only for TPUs and Hopper GPUs"
     if importlib.util.find_spec("libtpu") is None:
         return "libtpu is not installed: pip install -e '.[tpu]' (Linux, x86-64; no TPU needed)"
-    found, required = importlib.metadata.version("libtpu"), " ".join(importlib.metadata.requires("jax") or [])
+
+    found = importlib.metadata.version("libtpu")
+    required = " ".join(importlib.metadata.requires("jax") or [])
     wanted = "".join(re.findall(r"libtpu\s*==\s*([\d.]+)\*", required))
     if not found.startswith(wanted):
         jax_version = importlib.metadata.version("jax")
@@ -155,13 +162,16 @@ def devices_of(topology: Topology) -> list[Any]:
     Raises:
         UserError: if the compiler is missing, has the wrong version, is in use by another process, or lacks the topology.
     """
-    if why := compiler_missing(topology):
+    why = compiler_missing(topology)
+    if why:
         raise UserError(why)
     quiet_libtpu()
     import jax
     from jax.experimental import topologies
 
-    chip, name, platform = topology.chip, f"{topology.name}:{'x'.join(map(str, topology.grid))}", "tpu"
+    chip = topology.chip
+    name = f"{topology.name}:{'x'.join(map(str, topology.grid))}"
+    platform = "tpu"
     options: dict[str, Any] = dict(chip.options)
     if topology.name in HOPPER:
         platform = "cuda"
@@ -174,8 +184,10 @@ def devices_of(topology: Topology) -> list[Any]:
         options["num_slices"] = topology.slices
     elif topology.n_devices == chip.per_chip:
         options["chips_per_host_bounds"] = (1, 1, 1)
+
     try:
-        return list(topologies.get_topology_desc(name, platform, **options).devices)
+        described = topologies.get_topology_desc(name, platform, **options)
+        return list(described.devices)
     except (jax.errors.JaxRuntimeError, RuntimeError) as e:
         text = " ".join(str(e).split())
         if "lockfile" in text or "already in use" in text:

@@ -37,7 +37,9 @@ def baselines(data: Data) -> dict[str, Any] | None:
     if any(part.is_conversations for part in data.parts or (data,)) or size > MAX_BASE:
         return None
     found = fit_ngrams(data.train, data.val, size, QUICK, QUICK)
-    return found and found | {"bytes_per_token": bytes_per_token(data, QUICK), "data": data.fingerprint}
+    if found is None:
+        return None
+    return found | {"bytes_per_token": bytes_per_token(data, QUICK), "data": data.fingerprint}
 
 
 def read_baselines(run: Path) -> dict[str, Any]:
@@ -47,7 +49,8 @@ def read_baselines(run: Path) -> dict[str, Any]:
         UserError: if baselines.json is damaged.
     """
     path = run / "baselines.json"
-    found = {"losses": {}} | (read_json(path) if path.exists() else {})
+    stored = read_json(path) if path.exists() else {}
+    found = {"losses": {}} | stored
     losses = found["losses"]
     if not isinstance(losses, dict) or not all(isinstance(loss, float) for loss in losses.values()):
         raise UserError(f"{path} is damaged: delete it; resuming the run computes it again")
@@ -76,25 +79,37 @@ def bytes_per_token(data: Data, limit: int = 1 << 62) -> float:
     if data.parts:
         parts = [part for part in data.val_parts if part.held_out or not data.held_out]
         ratios = [bytes_per_token(part, limit) for part in parts]
-        return float(np.average(ratios, weights=[len(part.val) for part in parts])) if all(ratios) else 0.0
+        if not all(ratios):
+            return 0.0
+        sizes = [len(part.val) for part in parts]
+        return float(np.average(ratios, weights=sizes))
     if data.is_conversations or data.tokenizer.separator:
         return 0.0
-    blocks = sample(len(data.val), limit)
-    pieces = [(i, min(DECODED, start + n - i)) for start, n in blocks for i in range(start, start + n, DECODED)]
-    return sum(len(data.decode(data.val, *piece).encode()) for piece in pieces) / sum(n for _, n in blocks)
+
+    total_bytes = 0
+    total_tokens = 0
+    for start, n in sample(len(data.val), limit):
+        end = start + n
+        for begin in range(start, end, DECODED):
+            text = data.decode(data.val, begin, min(DECODED, end - begin))
+            total_bytes += len(text.encode())
+        total_tokens += n
+    return total_bytes / total_tokens
 
 
 def compressed_bits(data: Data) -> float:
     """Compress the first `COMPRESSED` bytes of validation text (DEFLATE, level 9); return bits per byte."""
     text = data.decode(data.val, 0, COMPRESSED).encode()[:COMPRESSED]
-    return 8 * len(zlib.compress(text, 9, wbits=-15)) / len(text)
+    compressed = zlib.compress(text, 9, wbits=-15)
+    return 8 * len(compressed) / len(text)
 
 
 def sample(length: int, limit: int) -> list[tuple[int, int]]:
     """Return start and length of evenly spaced blocks that cover at most `limit` of `length` tokens."""
     if length <= limit:
         return [(0, length)]
-    return [(int(start), SAMPLED) for start in np.linspace(0, length - SAMPLED, limit // SAMPLED)]
+    starts = np.linspace(0, length - SAMPLED, limit // SAMPLED)
+    return [(int(start), SAMPLED) for start in starts]
 
 
 def _trigrams(split: Split, base: int, start: int, n: int) -> np.ndarray:
@@ -104,13 +119,17 @@ def _trigrams(split: Split, base: int, start: int, n: int) -> np.ndarray:
         return np.concatenate([_trigrams(split.sources[index], base, *block) for index, *block in parts])
     if isinstance(split, Packed) and split.is_target is None:
         return _trigrams(split.tokens, base, start, n)
+
     ids = split.take(start, n)
     keys = trigrams(ids, base)
     if isinstance(split, Packed) and split.is_target is not None:
+        # A trigram is within a conversation if its last token is not one of the first two.
         index = np.arange(start, start + n)
         begins = np.sort(split.begins)
-        inside = index >= begins[np.searchsorted(begins, index, side="right") - 1] + 2
-        return keys[(inside & split.is_target[start : start + n])[2:]]
+        conversation = np.searchsorted(begins, index, side="right") - 1
+        is_inside = index >= begins[conversation] + 2
+        is_counted = is_inside & split.is_target[start : start + n]
+        return keys[is_counted[2:]]
     if isinstance(split, Tokens) and split.end_ids:
         ends = np.isin(ids, split.end_ids)
         return keys[~(ends[:-2] | ends[1:-1])]
@@ -132,12 +151,14 @@ class Counts(NamedTuple):
         """Count the occurrences and the distinct continuations of each context of the n-grams."""
         keys = self.keys // base
         first = np.flatnonzero(np.diff(keys, prepend=-1))
-        numbers = np.add.reduceat(self.counts, first), np.diff(first, append=len(keys))
-        return Counts(keys[first], numbers[0]), Counts(keys[first], numbers[1])
+        occurrences = np.add.reduceat(self.counts, first)
+        continuations = np.diff(first, append=len(keys))
+        return Counts(keys[first], occurrences), Counts(keys[first], continuations)
 
     def lookup(self, keys: np.ndarray) -> np.ndarray:
         """Return the count of each key; 0 if the key does not occur."""
-        index = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
+        index = np.searchsorted(self.keys, keys)
+        index = np.minimum(index, len(self.keys) - 1)
         return np.where(self.keys[index] == keys, self.counts[index], 0)
 
 
@@ -166,12 +187,18 @@ def probabilities(training: np.ndarray, keys: np.ndarray, base: int) -> Iterator
         keys: keys of the trigrams to evaluate.
         base: vocabulary size V, the base of the trigram keys.
     """
-    p: np.ndarray = (Counts.of(training % base).lookup(keys % base) + 1) / (len(training) + base)
+    unigrams = Counts.of(training % base)
+    p: np.ndarray = (unigrams.lookup(keys % base) + 1) / (len(training) + base)
     yield p
+
     for n in (2, 3):
-        grams, of_n = Counts.of(training % base**n), keys % base**n
-        seen, kinds = (each.lookup(of_n // base) for each in grams.contexts(base))
-        p = np.where(seen > 0, (grams.lookup(of_n) + kinds * p) / np.maximum(seen + kinds, 1), p)
+        grams = Counts.of(training % base**n)
+        of_n = keys % base**n
+        occurrences, continuations = grams.contexts(base)
+        seen = occurrences.lookup(of_n // base)
+        kinds = continuations.lookup(of_n // base)
+        interpolated = (grams.lookup(of_n) + kinds * p) / np.maximum(seen + kinds, 1)
+        p = np.where(seen > 0, interpolated, p)
         yield p
 
 
@@ -179,4 +206,8 @@ def cross_entropies(training: np.ndarray, keys: np.ndarray, base: int) -> dict[s
     """Return the cross entropy under unigram, bigram and trigram models, in nats per token."""
     test = Counts.of(keys)
     models = zip(("unigram", "bigram", "trigram"), probabilities(training, test.keys, base), strict=True)
-    return {name: abs(float(np.average(np.log(p), weights=test.counts))) for name, p in models}
+    losses = {}
+    for name, p in models:
+        mean = np.average(np.log(p), weights=test.counts)
+        losses[name] = abs(float(mean))
+    return losses

@@ -37,12 +37,14 @@ def describe(data: Data, progress: Progress = NO_PROGRESS) -> dict[str, Any]:
     Raises:
         UserError: if an id is outside the vocabulary, the vocabulary is above `baselines.MAX_BASE`, or tokens are too few.
     """
-    train, val = _plain(data.train), _plain(data.val)
+    train = _plain(data.train)
+    val = _plain(data.val)
     splits = [train, val] if data.held_out else [train]
     used = np.zeros(data.tokenizer.vocab_size, bool)
     for split in splits:
         for ids in blocks(split, READ, progress):
             used[ids] = True
+
     fitted = fit_ngrams(train, val, len(used), COUNTED, EVALUATED)
     if fitted is None:
         raise UserError(
@@ -50,13 +52,14 @@ def describe(data: Data, progress: Progress = NO_PROGRESS) -> dict[str, Any]:
             f"the entropy of trigrams: use a longer text, or change --data.train-fraction"
         )
     ratio = bytes_per_token(data, EVALUATED)
-    baselines = {
-        name: {"loss": loss, "bits_per_byte": loss / math.log(2) / ratio if ratio else None}
-        for name, loss in fitted["losses"].items()
-    }
+    baselines = {}
+    for name, loss in fitted["losses"].items():
+        bits = loss / math.log(2) / ratio if ratio else None
+        baselines[name] = {"loss": loss, "bits_per_byte": bits}
     if ratio:
         bits = compressed_bits(data)
         baselines["gzip"] = {"loss": bits * math.log(2) * ratio, "bits_per_byte": bits}
+
     grams = _held_out_grams(val) if data.held_out else np.zeros(0, np.uint64)
     training = (Grams(ids).of(GRAM) for ids in blocks(train, READ, progress, more=GRAM - 1))
     return {
@@ -77,7 +80,9 @@ def describe(data: Data, progress: Progress = NO_PROGRESS) -> dict[str, Any]:
 
 def _plain(split: Split) -> Split:
     """Return the ids of packed documents in document order; return other splits unchanged."""
-    return split.tokens if isinstance(split, Packed) and split.is_target is None else split
+    if isinstance(split, Packed) and split.is_target is None:
+        return split.tokens
+    return split
 
 
 def _held_out_grams(val: Split) -> np.ndarray:
@@ -86,40 +91,54 @@ def _held_out_grams(val: Split) -> np.ndarray:
     for start, n in sample(len(val), EVALUATED):
         hashes = Grams(val.take(start, n)).of(GRAM)
         if isinstance(val, Packed) and val.is_target is not None:
-            hashes = hashes[val.is_target[start : start + n][GRAM - 1 :]]
+            is_target = val.is_target[start : start + n]
+            hashes = hashes[is_target[GRAM - 1 :]]
         parts.append(hashes)
     return np.concatenate(parts)
 
 
 def _document_hashes(data: Data, splits: list[Split]) -> np.ndarray | None:
     """Return hashes of conversations, documents or files; None: unknown boundaries."""
-    hashes, has_ends = array("q"), data.is_conversations
+    hashes = array("q")
+    has_ends = data.is_conversations
     for split in splits:
         if isinstance(split, Packed):
-            begins, ends = split.begins, split.begins + split.lengths + 1
+            begins = split.begins
+            ends = split.begins + split.lengths + 1
         else:
             assert isinstance(split, Tokens)
-            ends = np.concatenate([np.zeros(0, int), *Tokens(split.parts, end_ids=data.tokenizer.end_ids).ends()])
-            begins = np.append(0, ends + 1)
-            has_ends = has_ends or len(ends) > 0
-            ends = np.append(ends, len(split))
-        if has_ends:
-            documents = zip(begins.tolist(), ends.tolist(), strict=True)
-            hashes.extend(hash(split.take(begin, end - begin).tobytes()) for begin, end in documents if begin < end)
+            with_ends = Tokens(split.parts, end_ids=data.tokenizer.end_ids)
+            end_tokens = np.concatenate([np.zeros(0, int), *with_ends.ends()])
+            has_ends = has_ends or len(end_tokens) > 0
+            begins = np.append(0, end_tokens + 1)
+            ends = np.append(end_tokens, len(split))
+        if not has_ends:
+            continue
+        for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+            if begin < end:
+                ids = split.take(begin, end - begin)
+                hashes.append(hash(ids.tobytes()))
+
+    # A text without end-of-text tokens: each file is a document.
     if data.text and not has_ends:
         file = io.BytesIO(data.text.data)
-        hashes.extend(hash(file.read(size)) for _, size in data.text.files or [("", -1)])
-    return np.frombuffer(hashes, np.int64) if has_ends or data.text else None
+        for _, size in data.text.files or [("", -1)]:
+            hashes.append(hash(file.read(size)))
+    if not has_ends and not data.text:
+        return None
+    return np.frombuffer(hashes, np.int64)
 
 
 def _line_hashes(text: Text) -> np.ndarray:
     """Return the hash of each non-blank line, without surrounding whitespace."""
     lines = map(bytes.strip, io.BytesIO(text.data))
-    return np.frombuffer(array("q", (hash(line) for line in lines if line)), np.int64)
+    hashes = array("q", (hash(line) for line in lines if line))
+    return np.frombuffer(hashes, np.int64)
 
 
 def _counts(name: str, hashes: np.ndarray | None) -> dict[str, int | None]:
     """Return the number of items, and the number of duplicates."""
     if hashes is None:
         return {name: None, f"duplicate_{name}": None}
-    return {name: len(hashes), f"duplicate_{name}": len(hashes) - len(np.unique(hashes))}
+    duplicates = len(hashes) - len(np.unique(hashes))
+    return {name: len(hashes), f"duplicate_{name}": duplicates}

@@ -28,8 +28,10 @@ class HashSet:
     def find(self, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return ascending indices of the `hashes` in the set, and the index of each in `self.hashes`."""
         candidates = np.flatnonzero(self._used[hashes >> self._shift])
-        ranks = np.minimum(np.searchsorted(self.hashes, hashes[candidates]), len(self.hashes) - 1)
-        equal = self.hashes[ranks] == hashes[candidates]
+        likely = hashes[candidates]
+        ranks = np.searchsorted(self.hashes, likely)
+        ranks = np.minimum(ranks, len(self.hashes) - 1)
+        equal = self.hashes[ranks] == likely
         return candidates[equal], ranks[equal]
 
 
@@ -38,7 +40,8 @@ class Grams:
 
     def __init__(self, ids: np.ndarray) -> None:
         self.ids = ids
-        self._powers = [mix(ids.astype(np.int64).view(np.uint64) + np.uint64(1))]  # hashes for n = 1, 2, 4, ...
+        unsigned = ids.astype(np.int64).view(np.uint64)
+        self._powers = [mix(unsigned + np.uint64(1))]  # hashes for n = 1, 2, 4, ...
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -47,13 +50,17 @@ class Grams:
         """Return the hash of each n-gram in order, from its first and last 2^k ids, k = floor(log2 n)."""
         power = n.bit_length() - 1
         while len(self._powers) <= power:
-            self._powers.append(self._join(len(self._powers) - 1, 1 << (len(self._powers) - 1)))
-        return self._powers[power] if n == 1 << power else self._join(power, n - (1 << power))
+            last = len(self._powers) - 1
+            self._powers.append(self._join(last, 1 << last))
+        if n == 1 << power:
+            return self._powers[power]
+        return self._join(power, n - (1 << power))
 
     def _join(self, power: int, apart: int) -> np.ndarray:
         hashes = self._powers[power]
         factor = np.uint64((ODD * (2 * power + 1)) & (2**64 - 1))  # a different odd number for each power
-        joined: np.ndarray = hashes[: max(len(hashes) - apart, 0)] * factor + hashes[apart:]
+        count = max(len(hashes) - apart, 0)
+        joined: np.ndarray = hashes[:count] * factor + hashes[apart:]
         return joined
 
 
@@ -62,12 +69,15 @@ def overlap(hashes: np.ndarray, training: Iterable[np.ndarray]) -> float:
     wanted = HashSet(hashes)
     found = np.zeros(len(wanted.hashes), bool)
     for block in training:
-        found[wanted.find(block)[1]] = True
-    return float(found[np.searchsorted(wanted.hashes, hashes)].mean())
+        _, ranks = wanted.find(block)
+        found[ranks] = True
+    rank = np.searchsorted(wanted.hashes, hashes)
+    return float(found[rank].mean())
 
 
 def blocks(split: Split, size: int, progress: Progress, more: int = 0) -> Iterator[np.ndarray]:
     """Yield the ids of a split in blocks of `size`, each with up to `more` ids of the next block."""
-    for start in range(0, len(split), size):
-        yield split.take(start, min(size + more, len(split) - start))
-        progress(min(start + size, len(split)), len(split))
+    total = len(split)
+    for start in range(0, total, size):
+        yield split.take(start, min(size + more, total - start))
+        progress(min(start + size, total), total)

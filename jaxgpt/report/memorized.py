@@ -68,18 +68,26 @@ def longest_matches(samples: Sequence[ArrayLike], corpus: Any, progress: Progres
     best = [Match(0, 0, 0)] * len(rows)
     longest = max(map(len, rows), default=0)
     size = max(SEARCHED, 4 * longest)
-    n, wanted = 0, HashSet(np.zeros(0, np.uint64))
+    n = 0  # length of the n-grams whose hashes are in `wanted`
+    wanted = HashSet(np.zeros(0, np.uint64))
     # Blocks overlap: a match across the end of a block is complete in the next block.
     for number, ids in enumerate(blocks(split, size, progress, more=longest - 1)):
         open_rows = [i for i, row in enumerate(rows) if best[i].length < len(row)]
         if not open_rows:
             break
+
+        longer = min(best[i].length for i in open_rows) + 1
+        if longer != n:
+            n = longer
+            wanted = HashSet(np.concatenate([rows[i].of(n) for i in open_rows]))
+
         block = Grams(ids)
-        if (longer := min(best[i].length for i in open_rows) + 1) != n:
-            n, wanted = longer, HashSet(np.concatenate([rows[i].of(longer) for i in open_rows]))
-        hits = np.unique(wanted.find(block.of(n))[1])
-        for i in open_rows if len(hits) else ():
-            if np.isin(rows[i].of(n), wanted.hashes[hits]).any():
+        _, ranks = wanted.find(block.of(n))
+        if not len(ranks):
+            continue
+        hits = wanted.hashes[np.unique(ranks)]
+        for i in open_rows:
+            if np.isin(rows[i].of(n), hits).any():
                 best[i] = _improve(best[i], rows[i], block, number * size)
     return best
 
@@ -93,28 +101,38 @@ def find_memorized(
         The spans and, for comparison, the median span length in tokens of `PIECES` pieces of the validation text, each as
         long as the longest sample. The median is None if the samples are empty, or the held-out text is shorter than a piece.
     """
-    n, pieces = max(map(len, samples), default=0), list[np.ndarray]()
+    n = max(map(len, samples), default=0)
+    pieces: list[np.ndarray] = []
     if data.held_out and 0 < n <= len(data.val):
-        pieces = [data.val.take(int(start), n) for start in np.linspace(0, len(data.val) - n, PIECES)]
+        starts = np.linspace(0, len(data.val) - n, PIECES)
+        pieces = [data.val.take(int(start), n) for start in starts]
+
     matches = longest_matches([*samples, *pieces], data.train, progress)
     spans = [_memorized(ids, match, data) for ids, match in zip(samples, matches, strict=False)]
-    return spans, float(median(match.length for match in matches[len(samples) :])) if pieces else None
+    if not pieces:
+        return spans, None
+    lengths = [match.length for match in matches[len(samples) :]]
+    return spans, float(median(lengths))
 
 
 def _improve(best: Match, sample: Grams, block: Grams, begin: int) -> Match:
     """Return the longest match in the block at `begin` in the corpus, or `best` if no match is longer."""
-    while match := _find(best.length + 1, sample, block):
-        start, position = match
+    while True:
+        found = _find(best.length + 1, sample, block)
+        if found is None:
+            return best
+        start, position = found
         n = min(len(sample) - start, len(block) - position)
         differ = np.flatnonzero(sample.ids[start : start + n] != block.ids[position : position + n])
-        best = Match(int(differ[0]) if len(differ) else n, start, begin + position)
-    return best
+        length = int(differ[0]) if len(differ) else n
+        best = Match(length, start, begin + position)
 
 
 def _find(n: int, sample: Grams, block: Grams) -> tuple[int, int] | None:
     """Find the first n-gram of a block that a sample contains; return its start in the sample and block."""
     grams, starts = np.unique(sample.of(n), return_index=True)
-    for position, rank in zip(*HashSet(grams).find(block.of(n)), strict=True):
+    positions, ranks = HashSet(grams).find(block.of(n))
+    for position, rank in zip(positions, ranks, strict=True):
         start = int(starts[rank])
         if np.array_equal(sample.ids[start : start + n], block.ids[position : position + n]):
             return start, int(position)
@@ -132,16 +150,30 @@ def _memorized(ids: Sequence[int], match: Match, data: Data) -> Memorized:
     n, start, position = match
     if not n:
         return Memorized(0, len(ids))
-    begin, end = max(position - CONTEXT, 0), position + n
+    begin = max(position - CONTEXT, 0)
+    end = position + n
     before = data.train.take(begin, position - begin)
     after = data.train.take(end, min(CONTEXT, len(data.train) - end))
-    span, *around = [data.tokenizer.decode(part) for part in (ids[start:][:n], before, after)]
-    part, inside = data, position
+    decode = data.tokenizer.decode
+    span = decode(ids[start:][:n])
+
+    # A source of a mixture has separate positions.
+    part = data
+    inside = position
     if isinstance(data.train, Mixture):
         index, inside, _ = next(data.train.parts(position, 1))
         part = data.parts[index]
-    location = _line(span, part) or f"{part.name}, token {inside:,}"
-    return Memorized(n, len(ids), len(span), span, start, position, location, *around)
+    return Memorized(
+        tokens=n,
+        of=len(ids),
+        characters=len(span),
+        text=span,
+        start=start,
+        token=position,
+        location=_line(span, part) or f"{part.name}, token {inside:,}",
+        before=decode(before),
+        after=decode(after),
+    )
 
 
 def _line(span: str, data: Data) -> str:
@@ -150,9 +182,15 @@ def _line(span: str, data: Data) -> str:
     index = data.text.data.find(wanted) if data.text and wanted else -1
     if data.text is None or index < 0:
         return ""
-    name, first, begin = data.name, 0, 0
+
+    # The last file that begins at or before the span contains its start.
+    name = data.name
+    first = 0
+    begin = 0
     for file, size in data.text.files:
         if index >= begin:
-            name, first = file, begin
+            name = file
+            first = begin
         begin += size
-    return f"{name}:{data.text.data[first:index].count(10) + 1}"
+    line = data.text.data[first:index].count(10) + 1
+    return f"{name}:{line}"

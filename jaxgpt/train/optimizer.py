@@ -11,7 +11,7 @@ import optax
 from jax.tree_util import DictKey
 
 from jaxgpt.config import Config, OptimConfig
-from jaxgpt.model.params import Model, map_weights
+from jaxgpt.model.params import Model, Weight, map_weights
 from jaxgpt.model.scan import STACKED
 from jaxgpt.train.muon import muon
 
@@ -35,7 +35,13 @@ class Numbers(NamedTuple):
 def numbers_of(optim: OptimConfig) -> Numbers:
     """Return the `Numbers` of an optimizer config, as Python floats."""
     o = optim
-    return Numbers(o.learning_rate, o.min_lr, o.muon_ratio, o.weight_decay, o.grad_clip)
+    return Numbers(
+        learning_rate=o.learning_rate,
+        min_lr=o.min_lr,
+        muon_ratio=o.muon_ratio,
+        weight_decay=o.weight_decay,
+        grad_clip=o.grad_clip,
+    )
 
 
 def schedule(config: Config, numbers: Numbers | None = None) -> optax.Schedule:
@@ -53,9 +59,12 @@ def schedule(config: Config, numbers: Numbers | None = None) -> optax.Schedule:
     Returns:
         A function from the number of updates so far (int or int32 array) to rates, float32 of the same shape.
     """
-    o, numbers = config.optim, numbers or numbers_of(config.optim)
-    peak, low = numbers.learning_rate, numbers.min_lr
-    warmup, end = o.warmup_steps, config.decay_steps
+    o = config.optim
+    numbers = numbers or numbers_of(o)
+    peak = numbers.learning_rate
+    low = numbers.min_lr
+    warmup = o.warmup_steps
+    end = config.decay_steps
     cooldown = min(o.cooldown_steps or max(end // 5, 1), max(end - warmup, 1))
 
     def rate(step: jax.typing.ArrayLike) -> jax.Array:
@@ -88,7 +97,9 @@ def restart_schedules(opt_state: Any) -> Any:
     """
 
     def restart(state: Any) -> Any:
-        return state._replace(count=jnp.zeros_like(state.count)) if _is_scheduled(state) else state
+        if not _is_scheduled(state):
+            return state
+        return state._replace(count=jnp.zeros_like(state.count))
 
     return jax.tree.map(restart, opt_state, is_leaf=_is_scheduled)
 
@@ -99,7 +110,13 @@ def _is_scheduled(state: Any) -> bool:
 
 def decay_mask(params: Any, model: Model) -> Any:
     """Mark the weights that decay: matrices, tables and adapters, but not gains and biases."""
-    return map_weights(lambda weight, leaf: weight.kind != "vector" if weight else leaf.ndim > 1, params, model)
+
+    def decays(weight: Weight | None, leaf: Any) -> bool:
+        if weight is None:  # such as an adapter
+            return leaf.ndim > 1
+        return weight.kind != "vector"
+
+    return map_weights(decays, params, model)
 
 
 def groups(params: Any, model: Model) -> Any:
@@ -128,7 +145,7 @@ def make_optimizer(
     Args:
         config: settings of the run; reads `optim`, `model` (kinds of weights), and `train.steps` for the schedule.
         numbers: hyperparameters to use instead of the values in `config.optim`; may be traced.
-        model: the trained module, if it is a subclass of GPT with weights of its own; None: `config.model`.
+        model: the trained module, if it is a subclass of GPT with additional weights; None: `config.model`.
     """
     numbers = numbers or numbers_of(config.optim)
     model = model or config.model
@@ -139,7 +156,14 @@ def make_optimizer(
     decays = partial(decay_mask, model=model)
     label = partial(groups, model=model)
     adamw = partial(
-        optax.adamw, rate, o.beta1, o.beta2, o.eps, weight_decay=decay, mask=decays, mu_dtype=momentum_dtype
+        optax.adamw,
+        rate,
+        b1=o.beta1,
+        b2=o.beta2,
+        eps=o.eps,
+        weight_decay=decay,
+        mask=decays,
+        mu_dtype=momentum_dtype,
     )
     match o.name:
         case "adamw":
@@ -159,6 +183,7 @@ def make_optimizer(
             update = per_layer(
                 optax.adafactor(rate, weight_decay_rate=lambda step: decay * rate(step), weight_decay_mask=decays)
             )
+
     clip = optax.clip_by_global_norm(numbers.grad_clip) if o.grad_clip else optax.identity()
     return optax.chain(clip, update)
 
@@ -177,12 +202,17 @@ def per_layer(optimizer: optax.GradientTransformation) -> optax.GradientTransfor
         if STACKED not in params:
             return optimizer.init(params)
         state = jax.eval_shape(optimizer.init, params)
-        return jax.vmap(optimizer.init, in_axes=(axes(params),), out_axes=axes(state))(params)
+        init_layers = jax.vmap(optimizer.init, in_axes=(axes(params),), out_axes=axes(state))
+        return init_layers(params)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         if STACKED not in updates:
             return optimizer.update(updates, state, params)
-        trees = updates, state, params
-        return jax.vmap(optimizer.update, in_axes=axes(trees), out_axes=axes(trees[:2]))(*trees)
+        update_layers = jax.vmap(
+            optimizer.update,
+            in_axes=axes((updates, state, params)),
+            out_axes=axes((updates, state)),
+        )
+        return update_layers(updates, state, params)
 
     return optax.GradientTransformation(init, update)

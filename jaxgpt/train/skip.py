@@ -31,8 +31,13 @@ class SkipStatistics(NamedTuple):
 def init_statistics() -> SkipStatistics:
     """Return the initial statistics."""
     # Make one array per field, because donated buffers must not alias.
-    counts, means = (jnp.zeros((), jnp.int32) for _ in range(3)), (jnp.zeros((), jnp.float32) for _ in range(2))
-    return SkipStatistics(*counts, *means)
+    return SkipStatistics(
+        in_a_row=jnp.zeros((), jnp.int32),
+        total=jnp.zeros((), jnp.int32),
+        seen=jnp.zeros((), jnp.int32),
+        loss=jnp.zeros((), jnp.float32),
+        grad_norm=jnp.zeros((), jnp.float32),
+    )
 
 
 def should_apply(
@@ -55,15 +60,25 @@ def should_apply(
         A boolean scalar, and the new statistics.
     """
     finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
-    values, means = jnp.stack([loss, grad_norm]), jnp.stack([statistics.loss, statistics.grad_norm])
-    applied, clipped = finite, values
+    values = jnp.stack([loss, grad_norm])
+    means = jnp.stack([statistics.loss, statistics.grad_norm])
+    applied = finite
+    clipped = values
     if spike_factor:
         highest = jnp.where(statistics.seen >= HORIZON, spike_factor * means, jnp.inf)
         applied = finite & (values <= highest).all()
         clipped = jnp.minimum(values, highest)
+
     seen = statistics.seen + finite
     weight = 1 / jnp.clip(seen, 1, HORIZON).astype(means.dtype)  # no float64 under x64
     # A spike is finite, so it also moves the means, but only by its clipped value.
     means = jnp.where(finite, means + (clipped - means) * weight, means)
-    in_a_row = jnp.where(applied, 0, statistics.in_a_row + 1)
-    return applied, SkipStatistics(in_a_row, statistics.total + ~applied, seen, means[0], means[1])
+
+    new = SkipStatistics(
+        in_a_row=jnp.where(applied, 0, statistics.in_a_row + 1),
+        total=statistics.total + ~applied,
+        seen=seen,
+        loss=means[0],
+        grad_norm=means[1],
+    )
+    return applied, new

@@ -57,7 +57,13 @@ def init_state(
     average = jax.tree.map(jnp.copy, params) if ema else None
     # Copy, because some optimizers store the given arrays, and an array cannot be donated twice.
     opt_state = jax.tree.map(jnp.copy, optimizer.init(params))
-    return TrainState(jnp.zeros((), jnp.int32), params, opt_state, average, init_statistics() if skip else None)
+    return TrainState(
+        step=jnp.zeros((), jnp.int32),
+        params=params,
+        opt_state=opt_state,
+        ema=average,
+        skip=init_statistics() if skip else None,
+    )
 
 
 def gradient_sums(
@@ -71,12 +77,14 @@ def gradient_sums(
 
     def total(params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, Sums]:
         # If rows are sharded over devices, the compiler adds this sum and the gradients over the devices.
-        loss, count, others = jax.tree.map(lambda x: x.sum(0), objective(params, batch, key, frozen))
+        row_sums = objective(params, batch, key, frozen)
+        loss, count, others = jax.tree.map(lambda x: x.sum(0), row_sums)
         return loss, (loss, count, others)
 
     grad: Callable[..., tuple[Any, Sums]] = jax.grad(total, has_aux=True)
     if accumulation == 1:
         return grad(params, batch, subkey(key, 0))
+
     rows = len(jax.tree.leaves(batch)[0])
     if rows % accumulation:
         raise ValueError(f"{rows} rows cannot be split into {accumulation} equal microbatches")
@@ -85,18 +93,22 @@ def gradient_sums(
 
     def add(sums: Any, microbatch: tuple[Any, jax.Array]) -> tuple[Any, None]:
         part, index = microbatch
-        return jax.tree.map(jnp.add, sums, grad(params, part, subkey(key, index))), None
+        new = grad(params, part, subkey(key, index))
+        return jax.tree.map(jnp.add, sums, new), None
 
     first = jax.tree.map(lambda x: x[0], microbatches)
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(grad, params, first, key))
-    return jax.lax.scan(add, zeros, (microbatches, jnp.arange(accumulation)))[0]
+    shapes = jax.eval_shape(grad, params, first, key)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    sums, _ = jax.lax.scan(add, zeros, (microbatches, jnp.arange(accumulation)))
+    return sums
 
 
 def gradients(
     params: Any, batch: Any, key: jax.Array | None, frozen: Any = (), *, objective: Objective, accumulation: int = 1
 ) -> tuple[dict[str, jax.Array], Any]:
     """Compute the mean loss and the means of the objective's other sums as metrics, and the gradient of the mean loss."""
-    return mean_gradients(*gradient_sums(params, batch, key, frozen, objective=objective, accumulation=accumulation))
+    grads, sums = gradient_sums(params, batch, key, frozen, objective=objective, accumulation=accumulation)
+    return mean_gradients(grads, sums)
 
 
 def mean_gradients(grads: Any, sums: Sums) -> tuple[dict[str, jax.Array], Any]:
@@ -111,14 +123,16 @@ def mean_gradients(grads: Any, sums: Sums) -> tuple[dict[str, jax.Array], Any]:
     loss, count, others = sums
     check_names(others, STEP_METRICS)
     count = jnp.where(count == 0, 1, count)  # zero loss and gradients without targets
-    means = {name: total / count for name, total in {"loss": loss, **others}.items()}
+    totals = {"loss": loss, **others}
+    means = {name: total / count for name, total in totals.items()}
     inverse = 1 / count  # some compilers fuse a product with the next operations, but write a quotient to memory
     return means, jax.tree.map(lambda g: g * inverse, grads)
 
 
 def check_names(sums: Iterable[str], taken: Iterable[str]) -> None:
     """Raise `ValueError` if a sum of an objective has the name of another metric."""
-    if found := set(sums) & set(taken):
+    found = set(sums) & set(taken)
+    if found:
         raise ValueError(f"sums of an objective must not have the names of other metrics: {sorted(found)}")
 
 
@@ -146,13 +160,15 @@ def apply_gradients(
         raise ValueError(f"ema_decay {ema_decay:g} does not match the state: set ema of init_state")
     if spike_factor and state.skip is None:
         raise ValueError(f"spike_factor {spike_factor:g} needs a state with statistics: set skip of init_state")
+
     squares = squared_norms(grads)
     metrics |= {"grad_norm": jnp.sqrt(squares.sum()), "grad_squares": squares}
 
     # The optimizer's update.
     update = optax.with_extra_args_support(optimizer).update
     updates, opt_state = update(grads, state.opt_state, state.params, value=metrics["loss"])
-    new = state._replace(params=optax.apply_updates(state.params, updates), opt_state=opt_state)
+    params = optax.apply_updates(state.params, updates)
+    new = state._replace(params=params, opt_state=opt_state)
 
     # The moving average of the parameters.
     if state.ema is not None:
@@ -162,7 +178,8 @@ def apply_gradients(
     # A bad update changes only the statistics.
     if state.skip is not None:
         applied, skip = should_apply(state.skip, metrics["loss"], metrics["grad_norm"], spike_factor)
-        new = jax.tree.map(partial(jnp.where, applied), new, state)._replace(skip=skip)
+        kept = jax.tree.map(partial(jnp.where, applied), new, state)
+        new = kept._replace(skip=skip)
         metrics |= {"skipped": skip.total, "skipped_in_a_row": skip.in_a_row}
     return new._replace(step=state.step + 1), metrics
 

@@ -201,7 +201,7 @@ def test_a_missing_part_is_named(parts: list[Path]) -> None:
 def test_a_renamed_part_is_named(tmp_path: Path, parts: list[Path]) -> None:
     renamed = parts[0].rename(tmp_path / "model.gguf")
     with pytest.raises(
-        UserError, match=r"name the parts NAME-00001-of-00003\.gguf, or merge them with llama-gguf-split"
+        UserError, match=r"rename the parts to NAME-00001-of-00003\.gguf, or merge them with llama-gguf-split"
     ):
         open_gguf(renamed)
 

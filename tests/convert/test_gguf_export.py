@@ -95,7 +95,7 @@ def test_a_different_model_is_not_written(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.usefixtures("uncompiled")
 @pytest.mark.parametrize("kind", TYPES)
 def test_types_of_matrices(kind: str, tmp_path: Path) -> None:
-    """Matrices have the type, and vectors are float32; numbers are those of the gguf package."""
+    """Matrices have the requested type, vectors are float32, and values match the gguf package."""
     run = run_of(tmp_path, replace(LLAMA, n_inner=64))
     export_gguf(run, tmp_path / "m.gguf", kind)
     weights = GgufWeights(tmp_path / "m.gguf")

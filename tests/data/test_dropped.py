@@ -312,7 +312,7 @@ def test_links_to_one_file_are_noted() -> None:
     notes = list[str]()
     run(["src", "src/a.txt"], note=notes.append)
     copies = "src/b.txt is equal to src/a.txt (and 1 more)"
-    assert notes == [f"some text may be read twice: {copies}: name the files to read, or use --dedup exact"]
+    assert notes == [f"some text may be read twice: {copies}: pass only the files to read, or use --dedup exact"]
 
 
 def test_an_output_inside_the_source_is_not_read() -> None:
