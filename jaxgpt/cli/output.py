@@ -73,8 +73,9 @@ class Console(rich.console.Console):
     def on_broken_pipe(self) -> None:
         """Stop printing but keep working when the reader closes the pipe, as in `jaxgpt train | head`."""
         self.quiet = True
+        stream = sys.stderr if self.stderr else sys.stdout
         null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, (sys.stderr if self.stderr else sys.stdout).fileno())
+        os.dup2(null, stream.fileno())
         os.close(null)
 
 
@@ -100,19 +101,20 @@ class Activity:
 
     def stage(self, name: str) -> None:
         """Start the next activity and reset progress."""
-        self.name, self.started = name, time.monotonic()
-        self.done, self.total = 0, 0
+        self.name = name
+        self.started = time.monotonic()
+        self(0, 0)
 
     def __call__(self, done: int, total: int) -> None:
-        self.done, self.total = done, total
+        self.done = done
+        self.total = total
 
     def __str__(self) -> str:
         """Format the name, the completed fraction if known, the elapsed time, and the remaining time if known."""
-        elapsed, done, total = (
-            time.monotonic() - self.started,
-            self.done,
-            self.total,
-        )  # read once: the main thread changes them
+        # Read once: the main thread changes these values.
+        elapsed = time.monotonic() - self.started
+        done = self.done
+        total = self.total
         texts = [self.name, duration(elapsed)]
         if total:
             texts.insert(1, f"{done / total:.0%}")
