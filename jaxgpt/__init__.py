@@ -55,7 +55,9 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'jaxgpt' has no attribute {name!r}")
     module = importlib.import_module(_HOME[name])
-    return module if name == "study" else getattr(module, name)
+    if name == "study":
+        return module
+    return getattr(module, name)
 
 
 def __dir__() -> list[str]:

@@ -149,16 +149,32 @@ class ModelConfig(Section):
     @property
     def parameters(self) -> int:
         """Number of model parameters, without token embedding and output head if `vocab_size` is 0."""
-        D, F, V, bias = self.n_embd, self.mlp_width, self.vocab_size, int(self.bias)
-        heads, gain = self.n_head * self.head_width, int(self.norm_affine)
+        D = self.n_embd
+        F = self.mlp_width
+        V = self.vocab_size
+        heads = self.n_head * self.head_width  # width of the queries of all heads
+        kv = self.kv_heads * self.head_width  # width of the keys of all heads
+        bias = int(self.bias)
+        gain = int(self.norm_affine)
         norm = gain * D * (1 + (bias and self.norm != "rmsnorm")) * (self.norm != "none")
-        norms, kv = norm * (1 + (self.norm_position == "both")), self.kv_heads * self.head_width
-        attention = (D + (bias or self.qkv_bias)) * (heads + 2 * kv) + self.attn_proj * (heads + bias) * D
+        norms = norm * (1 + (self.norm_position == "both"))  # parameters of all norms of a sublayer
+
+        attention = (D + (bias or self.qkv_bias)) * (heads + 2 * kv)
+        attention += self.attn_proj * (heads + bias) * D
         attention += self.qk_norm * gain * (2 * self.head_width if self.qk_norm_per_head else heads + kv)
-        mlp = (1 + (self.mlp == "gated")) * (D + bias) * F + (F + bias) * D + norms if self.mlp != "none" else 0
-        ends = V * D + (self.positions == "learned") * self.block_size * D + self.final_norm * norm
+        attention += norms
+
+        mlp = 0
+        if self.mlp != "none":
+            mlp += (1 + (self.mlp == "gated")) * (D + bias) * F
+            mlp += (F + bias) * D
+            mlp += norms
+
+        ends = V * D
+        ends += (self.positions == "learned") * self.block_size * D
+        ends += self.final_norm * norm
         ends += (not self.tie_embeddings) * (D + self.head_bias) * V
-        return self.n_layer * (attention + norms + mlp) + ends
+        return self.n_layer * (attention + mlp) + ends
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -494,10 +510,14 @@ class DistributedConfig(Section):
             if self.num_processes or self.process_id != -1:
                 yield "distributed.num_processes and process_id need distributed.coordinator HOST:PORT"
             return
-        forms = ("coordinator", self.coordinator, "HOST:PORT, auto or none"), ("bind", self.bind, "ADDRESS:PORT")
-        for name, value, form in forms:
+        addresses = (
+            ("coordinator", self.coordinator, "HOST:PORT, auto or none"),
+            ("bind", self.bind, "ADDRESS:PORT"),
+        )
+        for name, value, form in addresses:
             host, _, port = value.rpartition(":")
-            if value and not (host and port.isdecimal() and 0 < int(port) < 2**16):
+            is_address = host and port.isdecimal() and 0 < int(port) < 2**16
+            if value and not is_address:
                 yield f"distributed.{name} must be {form}, not {short_repr(value)}"
         if not 0 <= self.process_id < self.num_processes <= 2**20:
             limits = f"at least 0 and below distributed.num_processes {self.num_processes}"
@@ -530,9 +550,10 @@ class Config(Section):
         if self.lora.rank and self.optim.name == "muon":
             yield "optim.name muon does not support adapters (lora.rank): use --optim.name adamw"
         windows = max(self.train.steps_per_call * self.train.batch_size, self.train.eval_batch_size)
-        if windows * (self.window + 1) > MAX_BATCH:
+        ids = windows * (self.window + 1)
+        if ids > MAX_BATCH:
             yield (
-                f"{windows:,} windows of {self.window_setting} are {windows * (self.window + 1):,} token ids: at most "
+                f"{windows:,} windows of {self.window_setting} are {ids:,} token ids: at most "
                 f"{MAX_BATCH:,} are allowed; lower train.batch_size, steps_per_call or eval_batch_size"
             )
 
@@ -569,28 +590,35 @@ class Config(Section):
         Raises:
             UserError: if a setting is unknown, its value is invalid, or settings conflict.
         """
-        given, known = dict(given), flat(self)
+        given = dict(given)
         for name, other, empty in (("data.path", "data.mix", ()), ("data.mix", "data.path", "")):
             if name in given:
                 given.setdefault(other, empty)
         if given.get("train.epochs") and "train.steps" in given:
             raise UserError("train.steps and train.epochs both set the length of the run: omit one of them")
-        changed: dict[str, Any] = {}
+
+        # Sort the settings by section; the settings of `Config` itself have no section.
+        known = flat(self)
+        by_section: dict[str, dict[str, Any]] = {}
         for name, value in given.items():
             if name not in known:
                 raise UserError(f"unknown setting {name}{similar_setting(name, known)}")
             section, _, last = name.rpartition(".")
-            (changed.setdefault(section, {}) if section else changed)[last] = value
-        return replace(
-            self, **{k: replace(getattr(self, k), **v) if isinstance(v, dict) else v for k, v in changed.items()}
-        )
+            by_section.setdefault(section, {})[last] = value
+
+        changed = by_section.pop("", {})
+        for section, values in by_section.items():
+            changed[section] = replace(getattr(self, section), **values)
+        return replace(self, **changed)
 
 
 def place_of(path: str, directory: str) -> str:
     """Return the path of data in `directory`, where the run was started; if missing there, the path itself."""
     started = Path(directory, path)
     is_elsewhere = Path(directory).resolve() != Path.cwd()
-    return str(started) if path and is_elsewhere and started.exists() else path
+    if path and is_elsewhere and started.exists():
+        return str(started)
+    return path
 
 
 def parse_variables(text: str, where: str) -> dict[str, Any]:
@@ -633,10 +661,15 @@ def to_json(config: Any) -> str:
 
 def flat(config: Any) -> dict[str, Any]:
     """Flatten a config to `{"model.n_layer": 6, ...}`, without `directory`, which is a fact about the run, not a setting."""
-    names = {f.name: getattr(config, f.name) for f in fields(config) if f.name != "directory"}
-    sections = {name: flat(value) for name, value in names.items() if is_dataclass(value)}
-    nested = {f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()}
-    return {name: value for name, value in names.items() if name not in sections} | nested
+    own: dict[str, Any] = {}
+    nested: dict[str, Any] = {}
+    for f in fields(config):
+        value = getattr(config, f.name)
+        if is_dataclass(value):
+            nested |= {f"{f.name}.{key}": each for key, each in flat(value).items()}
+        elif f.name != "directory":
+            own[f.name] = value
+    return own | nested
 
 
 def changes(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
@@ -644,7 +677,8 @@ def changes(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
 
     If the last mixture of `data.mix` differs, the values are the last mixtures, not the schedules.
     """
-    before, after = flat(old), flat(new)
+    before = flat(old)
+    after = flat(new)
     was = old.data.phases[-1].words
     now = new.data.phases[-1].words
     if was != now:
@@ -688,10 +722,12 @@ def _build(cls: Any, values: Any) -> Any:
     """Build a section from JSON: nested objects become sections, lists become tuples."""
     if not isinstance(values, Mapping):
         raise UserError(f"{cls.prefix}: expected an object, found {type(values).__name__}")
-    given, hints = dict(values), get_type_hints(cls)
+    given = dict(values)
+    hints = get_type_hints(cls)
     for name, value in values.items():
-        if is_dataclass(hints.get(name)):
-            given[name] = _build(hints[name], value)
-        elif get_origin(hints.get(name)) is tuple and isinstance(value, list):
+        kind = hints.get(name)
+        if is_dataclass(kind):
+            given[name] = _build(kind, value)
+        elif get_origin(kind) is tuple and isinstance(value, list):
             given[name] = tuple(value)
     return cls(**given)

@@ -17,7 +17,9 @@ from jaxgpt.errors import UserError, plural, reported
 
 INDEX = "index.json"  # index of a directory of `jaxgpt data prepare`
 PREPARED = "jaxgpt token shards"  # beginning of the kind of an index, for every version
-NEW, REPLACED = ".new", ".replaced"  # drafts in the directory of a run, see checkpoint/run.py
+# Drafts in the directory of a run, see checkpoint/run.py.
+NEW = ".new"
+REPLACED = ".replaced"
 # Files of a run. config.json is moved out first and moved in last: a directory with a config.json contains a complete run.
 RUN_NEEDED = ("config.json", "tokenizer.json", "checkpoints")
 # Files of a tokenizer next to its tokenizer.json.
@@ -168,4 +170,6 @@ def _is_read_anyway(target: Path, root: Path) -> bool:
     """Return whether a link would lead to a parent of the tree, or to a visible directory inside the tree."""
     if root.is_relative_to(target):
         return True
-    return target.is_relative_to(root) and not any(part.startswith(".") for part in target.relative_to(root).parts)
+    if not target.is_relative_to(root):
+        return False
+    return not any(part.startswith(".") for part in target.relative_to(root).parts)

@@ -40,7 +40,9 @@ class UserError(ValueError):
     def __init__(self, message: str) -> None:
         line = _BREAKS.sub(lambda match: repr(match[0])[1:-1], message)
         half = MESSAGE_CHARACTERS // 2
-        super().__init__(line if len(line) <= 2 * half else f"{line[:half]} ... {line[-half:]}")
+        if len(line) > 2 * half:
+            line = f"{line[:half]} ... {line[-half:]}"
+        super().__init__(line)
 
 
 @contextmanager
@@ -49,8 +51,9 @@ def reported(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as e:
+        message = f"{what}: {e.strerror or e}"
         fix = full_disk_fix(e)
-        raise UserError(f"{what}: {e.strerror or e}" + (f"; {fix}" if fix else "")) from None
+        raise UserError(f"{message}; {fix}" if fix else message) from None
 
 
 def full_disk_fix(error: OSError) -> str:
@@ -67,8 +70,13 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 def nearest(word: str, known: Iterable[str]) -> list[str]:
     """Return the most similar known word, otherwise words abbreviated by `word`: learning_rate for lr."""
     words = list(known)
-    near = difflib.get_close_matches(word, words, n=1, cutoff=0.7) if len(word) < 100 else []
-    return near or [each for each in words if len(word) > 1 and word == "".join(re.findall(r"(?:^|[-_])(.)", each))]
+    if len(word) < 100:
+        near = difflib.get_close_matches(word, words, n=1, cutoff=0.7)
+        if near:
+            return near
+    if len(word) < 2:
+        return []
+    return [each for each in words if word == "".join(re.findall(r"(?:^|[-_])(.)", each))]
 
 
 def one_line(text: object, limit: int = MESSAGE_CHARACTERS) -> str:

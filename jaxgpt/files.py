@@ -38,9 +38,11 @@ def cache_dir() -> Path:
 
     Its files are downloaded or compiled again if they are deleted.
     """
-    if own := os.environ.get("JAXGPT_CACHE"):
+    own = os.environ.get("JAXGPT_CACHE")
+    if own:
         return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxgpt"
+    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(caches) / "jaxgpt"
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -111,7 +113,8 @@ def check_renames(directory: Path, shown: Path) -> None:
     Raises `UserError`, with the path `shown`, on a bucket that is mounted without this function. A killed process leaves
     names that end in .partial.
     """
-    probe, renamed = directory / "probe.partial", directory / "renamed.partial"
+    probe = directory / "probe.partial"
+    renamed = directory / "renamed.partial"
     try:
         for path in (probe, renamed):
             shutil.rmtree(path, ignore_errors=True)

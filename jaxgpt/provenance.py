@@ -51,5 +51,6 @@ def _commit() -> str:
     """Return the current directory's git commit, with -dirty if tracked files changed; "" if git fails."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     with suppress(OSError, subprocess.SubprocessError):
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        return done.stdout.strip()
     return ""

@@ -23,7 +23,10 @@ SAFE_FLAG = "--xla_cpu_experimental_ynn_fusion_type=-reduce"
 QUICK_FLAG = "--xla_backend_extra_options=xla_cpu_disable_loop_unrolling=true,xla_cpu_small_while_loop_byte_threshold=0"
 COMPILED_BYTES = 2 * 2**30  # maximum size of the persistent compilation cache, in bytes
 GARBAGE = 50_000  # number of new objects that triggers a garbage collection
-M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8  # option numbers from malloc.h
+# Option numbers from malloc.h.
+M_TRIM_THRESHOLD = -1
+M_MMAP_MAX = -4
+M_ARENA_MAX = -8
 
 
 class MiscompiledReductions(RuntimeWarning):
@@ -63,6 +66,7 @@ def add_flag(flag: str) -> bool:
 
     if not version.startswith(tuple(f"{known}." for known in MISCOMPILING)):
         return True
+
     flags = os.environ.get("XLA_FLAGS", "").strip()
     file = flags_file()
     known = file.read_text() if file and file.is_file() else flags
@@ -106,14 +110,18 @@ def cpu_kind() -> str:
     """Return an identifier of this CPU model and its instruction set."""
     lines = [line for line in cpu_info() if line.startswith(("model name", "flags", "Features", "CPU part"))]
     about = "\n".join(lines) or platform.processor()
-    return f"{platform.machine()}-{hashlib.sha256(about.encode()).hexdigest()[:12]}"
+    digest = hashlib.sha256(about.encode()).hexdigest()
+    return f"{platform.machine()}-{digest[:12]}"
 
 
 @lru_cache
 def cpu_info() -> list[str]:
     """Return the lines of /proc/cpuinfo about the first core; [] if the file does not exist."""
     file = Path("/proc/cpuinfo")
-    return file.read_text().split("\n\n")[0].splitlines() if file.is_file() else []
+    if not file.is_file():
+        return []
+    first, *_ = file.read_text().split("\n\n")
+    return first.splitlines()
 
 
 def cpu_supports(instructions: str) -> bool:
@@ -134,7 +142,10 @@ def tune_memory() -> None:
 
 def set_malloc(options: dict[int, int]) -> None:
     """Set options of glibc's malloc through ctypes. Has no effect with a different C library."""
-    if sys.platform.startswith("linux") and hasattr(libc := ctypes.CDLL(None), "mallopt"):
+    if not sys.platform.startswith("linux"):
+        return
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
         for name, value in options.items():
             libc.mallopt(name, value)
 
@@ -174,4 +185,6 @@ def debugs_nans() -> bool:
 
 def cores() -> int:
     """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -34,7 +34,8 @@ def setting(
 ) -> Any:
     """Declare a field of a `Section`: `setting(4, "number of blocks", 1, 1024)`."""
     if type(default) is int:
-        low, high = max(low, -INT_MAX - 1), min(high, INT_MAX)
+        low = max(low, -INT_MAX - 1)
+        high = min(high, INT_MAX)
     return field(default=default, metadata={"help": about, "limits": Limits(low, high, above, below)})
 
 
@@ -51,8 +52,9 @@ class Section:
     def __new__(cls, *_: Any, **given: Any) -> Self:
         """Suggest a name in the error for an unknown setting, as in `ModelConfig(n_layers=2)`."""
         names = [each.name for each in fields(cls)]
-        if unknown := [name for name in given if name not in names]:
-            raise UserError(f"{cls.__name__} has no setting {unknown[0]!r}{did_you_mean(unknown[0], names)}")
+        for name in given:
+            if name not in names:
+                raise UserError(f"{cls.__name__} has no setting {name!r}{did_you_mean(name, names)}")
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
@@ -60,11 +62,14 @@ class Section:
         named = vars(sys.modules[cls.__module__])
         # The types are part of the cache key, because a program may extend the values of a Literal.
         hints = _hints(cls, tuple(named.get(str(each.type)) for each in fields(cls)))
+
         for each in fields(self):
             name = f"{self.prefix}.{each.name}" if self.prefix else each.name
             limits = each.metadata.get("limits", Limits())
-            object.__setattr__(self, each.name, _checked(name, getattr(self, each.name), hints[each.name], limits))
-        if problem := next(iter(self.check()), ""):
+            value = _checked(name, getattr(self, each.name), hints[each.name], limits)
+            object.__setattr__(self, each.name, value)
+        problem = next(iter(self.check()), "")
+        if problem:
             raise UserError(problem)
 
     def check(self) -> Iterable[str]:
@@ -88,7 +93,8 @@ def _checked(name: str, value: Any, kind: Any, limits: Limits) -> Any:
         number = _number(value, kind)
         if number is None:
             raise UserError(f"{name} must be {'an integer' if kind is int else 'a number'}, not {short_repr(value)}")
-        if allowed := _broken(number, limits):
+        allowed = _broken(number, limits)
+        if allowed:
             raise UserError(f"{name} must be {allowed}, not {short_repr(value)}")
         return number
     elif kind == tuple[str, ...]:
@@ -117,11 +123,15 @@ def similar_setting(name: str, known: Iterable[str]) -> str:
     section, _, last = name.lstrip("-").rpartition(".")
     parts = {each: each.lstrip("-").rpartition(".") for each in known}
     of_section = [tail for place, _, tail in parts.values() if place == (section or last)]
+
     near = nearest(last, [tail for *_, tail in parts.values()])
     if near and (section or not of_section):
         same = [each for each, (_, _, tail) in parts.items() if tail in near]
-        return f" (did you mean {' or '.join([each for each in same if parts[each][0] == section] or same)}?)"
-    return f" (settings of {section or last}: {', '.join(of_section)})" if of_section else ""
+        in_section = [each for each in same if parts[each][0] == section]
+        return f" (did you mean {' or '.join(in_section or same)}?)"
+    if of_section:
+        return f" (settings of {section or last}: {', '.join(of_section)})"
+    return ""
 
 
 def check_text(name: str, value: str) -> None:
@@ -151,7 +161,11 @@ def _broken(value: float, limits: Limits) -> str:
     low, high, above, below = limits
     if low <= value <= high and above < value < below:
         return ""
-    named = {"at least": low, "above": above, "at most": high, "below": below}
-    named = {word: x for word, x in named.items() if abs(x) < 1e6 or (abs(x) < INF and (value < x) == (x < 0))}
-    allowed = [f"{word} {limit if isinstance(limit, int) else format(limit, 'g')}" for word, limit in named.items()]
-    return " and ".join([*allowed, *([] if abs(value) < INF else ["finite"])])
+    allowed = []
+    for word, limit in (("at least", low), ("above", above), ("at most", high), ("below", below)):
+        is_violated = abs(limit) < INF and (value < limit) == (limit < 0)
+        if abs(limit) < 1e6 or is_violated:
+            allowed.append(f"{word} {limit if isinstance(limit, int) else format(limit, 'g')}")
+    if not abs(value) < INF:
+        allowed.append("finite")
+    return " and ".join(allowed)

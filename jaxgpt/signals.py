@@ -88,7 +88,8 @@ def stop_on_signal(notice: str = STOPPING, signals: Sequence[int] = SIGNALS) -> 
     main = threading.current_thread() is threading.main_thread()
     numbers = [number for number in signals if main and signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, handle) for number in numbers}
-    outer, _stop = _stop, stop
+    outer = _stop
+    _stop = stop
     try:
         yield stop
     finally:
@@ -111,7 +112,10 @@ def exit_on_second_signal() -> None:
 
     def watch() -> None:
         last = -TWICE
-        while number := receiver.recv(1):
+        while True:
+            number = receiver.recv(1)
+            if not number:  # the socket is closed
+                return
             if _stop is not None:
                 _stop.count()
             if number[0] == signal.SIGINT:

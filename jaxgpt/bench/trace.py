@@ -33,14 +33,18 @@ def instruction_kinds(program: str) -> dict[str, str]:
     kinds = {}
     for body in computations.values():
         work = {name: _path_and_product(instruction, computations) for name, instruction in body.items()}
-        with_path = {name for name, (path, _) in work.items() if path}
+        paths = {name: path for name, (path, _) in work.items()}
+        with_path = {name for name, path in paths.items() if path}
         for name, (path, product) in work.items():
+            opcode = body[name].opcode
             # Loops over steps and microbatches have no kind: their time outside their instructions counts as idle.
-            if body[name].opcode == "while" and "jvp(" not in path:
+            if opcode == "while" and "jvp(" not in path:
                 continue
+            near = {name}
             # The CPU compiler splits the products of attention and drops their source paths: use the paths of neighbors.
-            near = {name} if path or not product else _near(name, body, with_path)
-            kinds[name] = _kind(body[name].opcode, product, [work[each][0] for each in near])
+            if product and not path:
+                near = _near(name, body, with_path)
+            kinds[name] = _kind(opcode, product, [paths[each] for each in near])
     return kinds
 
 
@@ -52,7 +56,8 @@ def record_trace(work: Callable[[], Any], directory: str = "") -> jax.profiler.P
         with jax.profiler.trace(directory or temporary, profiler_options=options):
             work()
         files = Path(directory or temporary).rglob("*.xplane.pb")
-        return jax.profiler.ProfileData.from_file(str(max(files, key=lambda file: file.stat().st_mtime)))
+        newest = max(files, key=lambda file: file.stat().st_mtime)
+        return jax.profiler.ProfileData.from_file(str(newest))
 
 
 def device_time(profile: jax.profiler.ProfileData, kind_of: Mapping[str, str], devices: int) -> dict[str, float]:
@@ -63,18 +68,17 @@ def device_time(profile: jax.profiler.ProfileData, kind_of: Mapping[str, str], d
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # warning of jaxlib 0.12 on reading `event.stats`
-        lines = [
-            [(e.start_ns, e.end_ns, kind_of[name]) for e in line.events if (name := _instruction(e, kind_of))]
-            for line in _lines(profile)
-        ]
+        lines = [_events(line, kind_of) for line in _lines(profile)]
     if not any(lines):
         raise ValueError("the trace contains no instruction of the program")
+
     times = dict.fromkeys(WORK, 0.0)
     for kind, own in itertools.chain(*map(own_times, lines)):
         times[kind] += own
+    busy = sum(times.values())
     starts, ends, _ = zip(*itertools.chain(*lines), strict=True)
-    whole = max(devices * (max(ends) - min(starts)), sum(times.values()))
-    times["idle"] = whole - sum(times.values())
+    whole = max(devices * (max(ends) - min(starts)), busy)
+    times["idle"] = whole - busy
     return {kind: time / whole for kind, time in times.items()}
 
 
@@ -83,7 +87,8 @@ def own_times(events: Iterable[tuple[float, float, str]]) -> Iterator[tuple[str,
     open_events: list[list[Any]] = []  # stack of [end, name, self time]
     for start, end, name in sorted(events, key=lambda event: (event[0], -event[1])):
         while open_events and open_events[-1][0] <= start:
-            yield (done := open_events.pop())[1], done[2]
+            _, ended, own = open_events.pop()
+            yield ended, own
         if open_events:
             open_events[-1][2] -= min(end, open_events[-1][0]) - start
         open_events.append([end, name, end - start])
@@ -98,6 +103,16 @@ def _lines(profile: jax.profiler.ProfileData) -> Iterator[Any]:
     for lines in devices or [planes.get("/host:CPU", [])]:
         # "XLA Ops" holds the events of all streams: reading the streams as well would count the events twice.
         yield from [line for line in lines if line.name == "XLA Ops"] or lines
+
+
+def _events(line: Any, kind_of: Mapping[str, str]) -> list[tuple[float, float, str]]:
+    """Return the start, the end and the kind of each instruction of a thread or stream."""
+    events = []
+    for event in line.events:
+        name = _instruction(event, kind_of)
+        if name:
+            events.append((event.start_ns, event.end_ns, kind_of[name]))
+    return events
 
 
 def _instruction(event: Any, kind_of: Mapping[str, str]) -> str:
@@ -116,24 +131,27 @@ def _path_and_product(instruction: Instruction, computations: Mapping[str, Compu
 
     A fusion has its first product's path; without a product, its own path or the path of its first instruction with a path.
     """
-    called = instruction.called if instruction.opcode in ("fusion", "call") else []
-    fused = [instruction, *(each for name in called for each in computations.get(name, {}).values())]
+    fused = [instruction]
+    if instruction.opcode in ("fusion", "call"):
+        for name in instruction.called:
+            fused += computations.get(name, {}).values()
     products = [each for each in fused if _is_product(each)]
-    return next((each.path for each in products or fused if each.path), ""), bool(products)
+    path = next((each.path for each in products or fused if each.path), "")
+    return path, bool(products)
 
 
 def _is_product(instruction: Instruction) -> bool:
     if instruction.opcode == "dot":  # a product, except a bias gradient: a sum over tokens as a product with ones
         return not re.match(r"\w+\[\d+,1\]", instruction.shape)
-    library = instruction.opcode == "custom-call" and (
-        "dot_general" in instruction.path or "__cublas" in instruction.rest
-    )
-    return library or instruction.opcode == "convolution"
+    if instruction.opcode == "custom-call":  # a product of a library
+        return "dot_general" in instruction.path or "__cublas" in instruction.rest
+    return instruction.opcode == "convolution"
 
 
 def _near(name: str, body: Computation, with_path: Collection[str]) -> set[str]:
     """Return an instruction, its operands and users, and the neighbors of each neighbor without a path."""
-    near, without_path = {name}, {name}
+    near = {name}
+    without_path = {name}
     for _ in range(2):
         operands = {each for other in without_path for each in body[other].operands if each in body}
         users = {other for other, each in body.items() if not without_path.isdisjoint(each.operands)}

@@ -111,14 +111,18 @@ def compared(run: Run, info: Info, config: Config, data: Data, opened: Open) -> 
         if has_other_split(info, part):
             return RunData(config, data, _describe(run, info, part.source + OTHER_SPLIT))
 
-    moved = moved_sources(known, {path: part.fingerprint for path, part in parts.items()})
+    current = {path: part.fingerprint for path, part in parts.items()}
+    moved = moved_sources(known, current)
     config = replace(config, data=_renamed(config.data, moved, info.tokens))
     if not config.data.mix:
         return RunData(config, parts[config.data.path], "")
+
+    # The sources of mixtures that have ended are not open: their fingerprints come from the checkpoint.
     fingerprints = {moved.get(path, path): fingerprint for path, fingerprint in known.items()}
-    fingerprints |= {path: part.fingerprint for path, part in parts.items()}
+    fingerprints |= current
     recorded = tuple(fingerprints[each.path] for each in config.data.sources)
-    return RunData(config, replace(mixed(config.data, parts), fingerprints=recorded), "")
+    mixture = replace(mixed(config.data, parts), fingerprints=recorded)
+    return RunData(config, mixture, "")
 
 
 def known_fingerprints(info: Info, data: Data, parts: Mapping[str, Data], opened: Open) -> dict[str, str] | None:

@@ -49,8 +49,11 @@ class Run:
 
     def config(self) -> Config:
         """Read the settings of the run. Version 0.1.0 recorded `directory` only in metrics.jsonl."""
-        config = from_json(read_bytes(self.path / "config.json"), str(self.path / "config.json"))
-        return config if config.directory else replace(config, directory=_started_in(self.metrics))
+        path = self.path / "config.json"
+        config = from_json(read_bytes(path), str(path))
+        if config.directory:
+            return config
+        return replace(config, directory=_started_in(self.metrics))
 
     def tokenizer(self) -> Tokenizer:
         """Read the tokenizer of the run."""
@@ -99,8 +102,11 @@ def open_run(path: Path) -> Run:
 
 def runs_near(path: Path) -> str:
     """Return a hint for a path without a run: a similar run, otherwise the newest runs, or ""."""
-    directories = {file.parent for home in (path.parent, Path("runs")) for file in home.glob("*/config.json")}
-    found = [run for run in directories if (run / "checkpoints").is_dir()]
+    found = set()
+    for home in (path.parent, Path("runs")):
+        for file in home.glob("*/config.json"):
+            if (file.parent / "checkpoints").is_dir():
+                found.add(file.parent)
     newest = sorted(found, key=lambda run: -(run / "config.json").stat().st_mtime)
 
     # Compare names without their directory: runs/a and runs/b have little in common.
@@ -208,7 +214,8 @@ def _new_directory(preset: str) -> Path:
 @contextmanager
 def _locked(path: Path, overwrite: bool) -> Iterator[None]:
     """Create the directory of a run if missing, and lock it; on exit, delete it if it is new and empty."""
-    if created := not path.exists():
+    created = not path.exists()
+    if created:
         with reported(f"cannot write the run to {path}"):
             path.mkdir(parents=True, exist_ok=True)
     with sole_writer(path):
@@ -225,14 +232,17 @@ def _locked(path: Path, overwrite: bool) -> Iterator[None]:
 @contextmanager
 def _draft(path: Path, config: Config, tokenizer: Tokenizer) -> Iterator[Run]:
     """Yield a draft of a run with settings and tokenizer; then move it to `path`, replacing any run there."""
-    draft, replaced = path / NEW, path / REPLACED
+    draft = path / NEW
+    replaced = path / REPLACED
     with reported(f"cannot write the run to {path}"):
         try:
             shutil.rmtree(draft, ignore_errors=True)
             (draft / "checkpoints").mkdir(parents=True)
             check_renames(draft / "checkpoints", path)
             write_settings(Run(draft), config, tokenizer)
+
             yield Run(draft)
+
             shutil.rmtree(replaced, ignore_errors=True)
             replaced.mkdir()
             _move(path, replaced, RUN_FILES)
@@ -275,7 +285,8 @@ def _interrupted(path: Path) -> bool:
 
 def _recover(path: Path) -> None:
     """Move the rest of the new run in, if all files of the old run were moved out; otherwise move the old run back."""
-    draft, replaced = path / NEW, path / REPLACED
+    draft = path / NEW
+    replaced = path / REPLACED
     is_moved = (replaced / MOVED).exists()
     if is_moved and (draft / "config.json").exists():
         _move(draft, path, RUN_FILES[::-1])

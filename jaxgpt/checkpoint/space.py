@@ -38,7 +38,8 @@ def check_space(run: Run, state: Any, train: TrainConfig, note: Callable[[str], 
         return
     present = saved_steps(run.checkpoints)
     if replaced:
-        free += sum(file.stat().st_size for file in run.path.rglob("*") if file.is_file())
+        old_files = (file for file in run.path.rglob("*") if file.is_file())
+        free += sum(file.stat().st_size for file in old_files)
         present = []
 
     one = _bytes(state)

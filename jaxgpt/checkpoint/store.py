@@ -39,7 +39,8 @@ from jaxgpt.parallel.processes import is_leader, is_peer_failure
 if TYPE_CHECKING:  # Orbax and optax: slow imports, deferred to the functions that need them
     from jaxgpt.train.step import TrainState
 
-SEAL, PARTIAL = "checkpoint.json", ".partial"
+SEAL = "checkpoint.json"
+PARTIAL = ".partial"
 PARTS = ("params", "opt_state", "skip", "ema")
 IN_FLIGHT = 2**26  # bytes that may be read or written at a time, in addition to the largest array
 
@@ -80,7 +81,8 @@ class Saver:
     """Context manager: write checkpoints in the background, and prune them by `train.keep_*`."""
 
     def __init__(self, directory: Path, train: TrainConfig) -> None:
-        self.directory, self.train = directory, train
+        self.directory = directory
+        self.train = train
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
 
@@ -107,7 +109,8 @@ class Saver:
         self.wait()
         if is_leader():
             path = self.directory / str(info.step)
-            write_atomically(path / SEAL, _render(replace(info, sha256=read_info(path).sha256)))
+            digests = read_info(path).sha256
+            write_atomically(path / SEAL, _render(replace(info, sha256=digests)))
 
     def check(self) -> None:
         """Raise the error of a failed background write."""
@@ -116,7 +119,8 @@ class Saver:
 
     def wait(self) -> None:
         """Wait until the last checkpoint is on disk. Raises `TrainingFailed` if it cannot be written."""
-        writing, self._writing = self._writing, None
+        writing = self._writing
+        self._writing = None  # even if the write has failed
         if writing is not None:
             with failed_writes():
                 writing.result()
@@ -135,8 +139,9 @@ def prune(directory: Path, train: TrainConfig) -> None:
     """Delete the checkpoints that `kept` omits, except those with a damaged checkpoint.json."""
     infos = checkpoints(directory)
     for step in infos.keys() - kept(infos, train):
-        unwanted = directory / str(step)
-        shutil.rmtree(unwanted.rename(unwanted.with_suffix(PARTIAL)), ignore_errors=True)
+        path = directory / str(step)
+        unwanted = path.rename(path.with_suffix(PARTIAL))
+        shutil.rmtree(unwanted, ignore_errors=True)
 
 
 @contextmanager
@@ -159,11 +164,13 @@ def kept(infos: Mapping[int, Info], train: TrainConfig) -> set[int]:
     The best checkpoints are selected separately for each validation data.
     """
     lasting = sorted(step for step, info in infos.items() if not info.temporary)
+
     losses: dict[str, list[tuple[float, int]]] = defaultdict(list)
     for step in lasting:
-        loss = infos[step].val_loss
-        if loss is not None:
-            losses[infos[step].about.get("data", "")].append((loss, step))
+        info = infos[step]
+        if info.val_loss is not None:
+            data = info.about.get("data", "")
+            losses[data].append((info.val_loss, step))
     best = [step for each in losses.values() for _, step in sorted(each)[: train.keep_best]]
     every = [step for step in lasting if train.keep_every and step % train.keep_every == 0]
     return {max(infos), *lasting[-train.keep_last :], *best, *every}
@@ -178,14 +185,16 @@ def save_params(directory: Path, params: Any, about: Mapping[str, Any]) -> None:
     options = ocp.Context()
     options.array.saving.use_compression = False  # compression: a copy of the weights for only 8% less space
     options.memory.deepcopy_host_arrays = False  # constant weights during the write
+    state = TrainState(jnp.zeros((), jnp.int32), params, None)
     with options, Saver(directory, TrainConfig()) as saver:
-        saver.save(TrainState(jnp.zeros((), jnp.int32), params, None), Info(0, about=about))
+        saver.save(state, Info(0, about=about))
 
 
 def seal(path: Path, info: Info) -> None:
     """Flush the files of a checkpoint to disk, and write checkpoint.json with their digests, atomically."""
     digests = {}
-    for file in sorted(file for file in path.rglob("*") if file.is_file()):
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    for file in files:
         with file.open("rb") as opened:
             os.fsync(opened.fileno())
         digests[file.relative_to(path).as_posix()] = sha256_file(file)
@@ -196,7 +205,8 @@ def _render(info: Info) -> str:
     """Format the content of checkpoint.json, including its own digest."""
     values = asdict(info)
     values["sha256"].pop(SEAL, None)
-    values["sha256"][SEAL] = hashlib.sha256(json.dumps(values, allow_nan=False).encode()).hexdigest()
+    content = json.dumps(values, allow_nan=False)
+    values["sha256"][SEAL] = hashlib.sha256(content.encode()).hexdigest()
     return json.dumps(values, indent=1) + "\n"
 
 
@@ -254,7 +264,10 @@ def resolve_step(directory: Path, which: str) -> int:
             raise UserError(
                 f"{path} is damaged: restore it, or choose a step with --checkpoint, or --init-from RUN/checkpoints/STEP"
             )
-        return best_step(infos) if infos else resolve_step(directory, which)
+        if not infos:  # a training process has deleted the listed checkpoints
+            return resolve_step(directory, which)
+        return best_step(infos)
+
     names = {"last": steps[-1]} | {str(step): step for step in steps}
     if which in names:
         return names[which]
@@ -306,12 +319,15 @@ def _damage(path: Path, parts: tuple[str, ...]) -> str:
     except UserError as e:
         return str(e)
     for name, digest in digests.items():
-        if name != SEAL and ("/" not in name or name.split("/")[0] in parts):
-            try:
-                if sha256_file(path / name) != digest:
-                    return f"{name} has changed since it was written"
-            except (OSError, ValueError) as e:  # ValueError: a null byte in a forged name
-                return f"{name} cannot be read ({getattr(e, 'strerror', e)})"
+        part, separator, _ = name.partition("/")
+        is_other_part = bool(separator) and part not in parts
+        if name == SEAL or is_other_part:
+            continue
+        try:
+            if sha256_file(path / name) != digest:
+                return f"{name} has changed since it was written"
+        except (OSError, ValueError) as e:  # ValueError: a null byte in a forged name
+            return f"{name} cannot be read ({getattr(e, 'strerror', e)})"
     return ""
 
 
@@ -322,10 +338,12 @@ def latest_valid(directory: Path, note: Callable[[str], None]) -> Info | None:
     """
     for path in directory.glob(f"*{PARTIAL}*"):
         shutil.rmtree(path, ignore_errors=True)
+
     damaged: dict[int, str] = {}
     for step in reversed(saved_steps(directory)):
-        if reason := find_damage(directory / str(step)):
-            damaged[step] = reason
+        damage = find_damage(directory / str(step))
+        if damage:
+            damaged[step] = damage
             continue
         for newer, reason in damaged.items():
             aside = directory / f"{newer}.damaged"
@@ -333,6 +351,7 @@ def latest_valid(directory: Path, note: Callable[[str], None]) -> Info | None:
             (directory / str(newer)).rename(aside)
             note(f"checkpoint {newer} is not used: {reason}; it is kept as {aside}")
         return read_info(directory / str(step))
+
     if damaged:
         reasons = "; ".join(f"{step}: {reason}" for step, reason in damaged.items())
         fix = f"restore a checkpoint, or start again from step 0: jaxgpt train {directory.parent} --out NEW"
@@ -345,10 +364,14 @@ def restore(directory: Path, step: int, like: TrainState) -> TrainState:
     from jaxgpt.train.skip import init_statistics
     from jaxgpt.train.step import TrainState
 
-    path, sharding, wanted = directory / str(step), like.step.sharding, _parts(like)
-    parts = {name: _load(path, name, part) for name, part in wanted.items() if name != "skip" or (path / name).is_dir()}
-    if "skip" in wanted and "skip" not in parts:  # no statistics in the checkpoint if a resume enables skipping
-        parts["skip"] = jax.device_put(init_statistics(), sharding)
+    path = directory / str(step)
+    sharding = like.step.sharding
+    parts = {}
+    for name, part in _parts(like).items():
+        if name == "skip" and not (path / name).is_dir():  # a resume has enabled skipping
+            parts[name] = jax.device_put(init_statistics(), sharding)
+        else:
+            parts[name] = _load(path, name, part)
     return TrainState(step=jax.device_put(np.int32(step), sharding), **parts)
 
 
@@ -403,7 +426,8 @@ def _load(path: Path, part: str, like: Any) -> Any:
     check_backslash(path)
     try:
         # Check shapes first: if Orbax finds a wrong shape while it reads arrays, its threads fail at process exit.
-        check_shapes(ocp.checkpointables_metadata(path.absolute()).metadata.get(part, {}), like)
+        saved = ocp.checkpointables_metadata(path.absolute()).metadata
+        check_shapes(saved.get(part, {}), like)
         with _few_in_flight(like):
             return ocp.load_checkpointables(path.absolute(), {part: like})[part]
     except Exception as e:
@@ -425,10 +449,14 @@ def _few_in_flight(like: Any) -> AbstractContextManager[Any]:
 
 def check_shapes(saved: Any, like: Any) -> None:
     """Raise `ValueError` if an array has different shapes in two trees."""
-    shapes, wanted = (
-        {keystr(path, simple=True, separator="/"): leaf.shape for path, leaf in leaves if hasattr(leaf, "shape")}
-        for leaves in map(tree_leaves_with_path, (saved, like))
-    )
+    shapes = _shapes(saved)
+    wanted = _shapes(like)
     for name in sorted(shapes.keys() & wanted.keys()):
         if shapes[name] != wanted[name]:
             raise ValueError(f"{name} has the shape {list(shapes[name])}, not {list(wanted[name])}")
+
+
+def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each array of a tree, keyed by path."""
+    leaves = tree_leaves_with_path(tree)
+    return {keystr(path, simple=True, separator="/"): leaf.shape for path, leaf in leaves if hasattr(leaf, "shape")}

@@ -19,7 +19,8 @@ from jaxgpt.runtime import debugs_nans, keep_compiled, set_quick_flag, skip_miss
 from jaxgpt.signals import INTERRUPTED, advice, exit_on_second_signal
 
 # Exit codes. jaxgpt/signals.py defines two more, UNFINISHED and INTERRUPTED.
-FAILED, BAD_INPUT = 1, 2  # failed command; bad usage or input
+FAILED = 1  # failed command
+BAD_INPUT = 2  # bad usage or input
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,25 +50,28 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         return _fail(f"cannot access {e.filename}: {e.strerror}", BAD_INPUT)
     except MemoryError as e:
-        reason = _with_advice(f"out of memory on the host{f' ({one_line(e, 100)})' if str(e) else ''}")
+        details = f" ({one_line(e, 100)})" if str(e) else ""
+        reason = _with_advice(f"out of memory on the host{details}")
         return _fail(f"{reason}; use a smaller model or batch, or a machine with more memory", FAILED)
     except FloatingPointError as e:
         if not debugs_nans():
             raise
-        return _fail(
-            _with_advice(f"JAX_DEBUG_NANS or JAX_DEBUG_INFS found a non-finite value: {one_line(e, 200)}"), FAILED
-        )
+        reason = f"JAX_DEBUG_NANS or JAX_DEBUG_INFS found a non-finite value: {one_line(e, 200)}"
+        return _fail(_with_advice(reason), FAILED)
     except (RuntimeError, AssertionError) as e:  # missing accelerator, or failure of XLA
         import jax
 
         from jaxgpt.parallel.host import missing_platform
 
-        if missing := missing_platform():
+        missing = missing_platform()
+        if missing:
             return _fail(missing, BAD_INPUT)
         if not isinstance(e, jax.errors.JaxRuntimeError):
             raise
-        full = "; the device is out of memory: use a smaller model or batch, or the CPU (JAX_PLATFORMS=cpu)"
-        return _fail(f"XLA failed: {one_line(e, 300)}{full if 'RESOURCE_EXHAUSTED' in str(e) else ''}", FAILED)
+        reason = f"XLA failed: {one_line(e, 300)}"
+        if "RESOURCE_EXHAUSTED" in str(e):
+            reason += "; the device is out of memory: use a smaller model or batch, or the CPU (JAX_PLATFORMS=cpu)"
+        return _fail(reason, FAILED)
 
 
 def _with_advice(reason: str) -> str:

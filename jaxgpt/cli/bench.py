@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -50,39 +51,52 @@ def bench(
 
     with progress("starting") as activity:
         results = {"name": target} | benchmark(config, seconds, decode, trace, activity)
-    opened = f"\ntrace   {trace}: open the directory with XProf, or its .trace.json.gz with ui.perfetto.dev"
-    return print_result(json, results, as_text(results) + opened * bool(trace))
+    text = as_text(results)
+    if trace:
+        text += f"\ntrace   {trace}: open the directory with XProf, or its .trace.json.gz with ui.perfetto.dev"
+    return print_result(json, results, text)
 
 
 def as_text(results: dict[str, Any]) -> str:
     """Format the results as text."""
     from jaxgpt.bench.trace import WORK
 
-    step, start, limits, host = (results[name] for name in ("step", "start_seconds", "limits", "input_seconds"))
-    seconds, (low, high) = step["seconds"], step["range"]
+    facts: dict[str, str | Sequence[str]] = {}
+    size = f"{results['parameters']:,} parameters, {results['flops_per_token'] / 1e6:,.1f} MFLOPs per token"
+    facts["model"] = f"{results['name']}, {size}, {results['compute_dtype']}"
+    facts["device"] = f"{results['devices']} x {results['device']}, jax {results['jax']}"
+
+    start = results["start_seconds"]
+    traced = f"weights {start['weights']:.1f} s, step traced {start['traced']:.1f} s"
+    compiled = f"compiled or loaded from the cache {start['compiled']:.1f} s"
+    facts["start"] = f"{traced}, {compiled}, first step {start['first_step']:.2f} s"
+
+    step = results["step"]
+    seconds = step["seconds"]
+    low, high = step["range"]
+    spread = f"{1e3 * low:.1f} to {1e3 * high:.1f}, {step['steps']} steps of {step['tokens']:,} tokens"
+    facts["step"] = f"{1e3 * seconds:.1f} ms ({spread}), {step['tokens_per_second']:,.0f} tokens/s"
+
+    limits = results["limits"]
+    products = f"{limits['flops_per_second'] / 1e9:,.0f} GFLOP/s in matrix products"
+    faster = limits["bfloat16_flops_per_second"] / limits["flops_per_second"]
+    if faster > 1.5:
+        products += f", in bfloat16 {faster:.1f} times as fast (--train.compute-dtype bfloat16)"
+    memory = f"memory read at {limits['bytes_per_second'] / 1e9:.1f} GB/s"
+    facts["peak"] = f"{products}, {memory}: MFU {step['mfu']:.0%}"
+
     where = ["share of device time in a profiler trace"]
     for kind, share in results["where"].items():
         about = WORK.get(kind, "waiting for the host or for other instructions")
         where.append(f"{kind:<14}{share:6.1%} {1e3 * share * seconds:9.1f} ms  {about}")
-    faster = limits["bfloat16_flops_per_second"] / limits["flops_per_second"]
-    advice = f", in bfloat16 {faster:.1f} times as fast (--train.compute-dtype bfloat16)" if faster > 1.5 else ""
-    facts = {
-        "model": f"{results['name']}, {results['parameters']:,} parameters, "
-        f"{results['flops_per_token'] / 1e6:,.1f} MFLOPs per token, {results['compute_dtype']}",
-        "device": f"{results['devices']} x {results['device']}, jax {results['jax']}",
-        "start": f"weights {start['weights']:.1f} s, step traced {start['traced']:.1f} s, "
-        f"compiled or loaded from the cache {start['compiled']:.1f} s, first step {start['first_step']:.2f} s",
-        "step": f"{1e3 * seconds:.1f} ms ({1e3 * low:.1f} to {1e3 * high:.1f}, {step['steps']} steps of "
-        f"{step['tokens']:,} tokens), {step['tokens_per_second']:,.0f} tokens/s",
-        "peak": f"{limits['flops_per_second'] / 1e9:,.0f} GFLOP/s in matrix products{advice}, memory read "
-        f"at {limits['bytes_per_second'] / 1e9:.1f} GB/s: MFU {step['mfu']:.0%}",
-        "where": where,
-        "host": f"prepares a batch in {1e3 * host:.2f} ms, {host / seconds:.1%} of a step",
-    }
-    if decode := results.get("decode"):
-        facts["decode"] = (
-            f"{decode['tokens_per_second']:,.0f} tokens/s, {decode['of_limit']:.0%} of the memory limit "
-            f"(greedy, batch 1, {decode['prompt']} + {decode['new']} tokens, {decode['dtype']}); first token after "
-            f"{1e3 * decode['first_token_seconds']:.1f} ms, {decode['first_call_seconds']:.1f} s with compilation"
-        )
+    facts["where"] = where
+    host = results["input_seconds"]
+    facts["host"] = f"prepares a batch in {1e3 * host:.2f} ms, {host / seconds:.1%} of a step"
+
+    decode = results.get("decode")
+    if decode:
+        speed = f"{decode['tokens_per_second']:,.0f} tokens/s, {decode['of_limit']:.0%} of the memory limit"
+        text = f"greedy, batch 1, {decode['prompt']} + {decode['new']} tokens, {decode['dtype']}"
+        first = f"first token after {1e3 * decode['first_token_seconds']:.1f} ms"
+        facts["decode"] = f"{speed} ({text}); {first}, {decode['first_call_seconds']:.1f} s with compilation"
     return aligned(facts)

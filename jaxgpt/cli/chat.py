@@ -74,9 +74,18 @@ def chat(
 
     if json:
         *_, last = answer(once)
-        result = {"messages": conversation.messages, "answer": last.done.text, "tokens": len(last.done.ids)}
-        reason = {"finish_reason": last.done.finish_reason, "prompt_tokens": conversation.prompt_tokens}
-        print_json({"run": run, "model": lm.source} | result | reason)
+        done = last.done
+        print_json(
+            {
+                "run": run,
+                "model": lm.source,
+                "messages": conversation.messages,
+                "answer": done.text,
+                "tokens": len(done.ids),
+                "finish_reason": done.finish_reason,
+                "prompt_tokens": conversation.prompt_tokens,
+            }
+        )
     elif once:
         _print(answer(once))
     else:
@@ -86,11 +95,14 @@ def chat(
 
 def _talk(model: str, conversation: Chat, answer: Callable[[str, int], Iterator[Any]]) -> int:
     """Answer each input line, or run it as a command; return 2 if a line of a pipe or file failed."""
-    terminal, answers, code = sys.stdin.isatty(), 0, 0
+    terminal = sys.stdin.isatty()
     if terminal:
         print(f"{model}: /help lists the commands", file=sys.stderr)
         with suppress(ImportError):
             import readline  # noqa: F401  (line editing and history for input())
+
+    answers = 0
+    code = 0
     for line in _lines(terminal):
         try:
             if not line.startswith("/"):

@@ -39,7 +39,8 @@ def data_prepare(
     from jaxgpt.data.prepare import prepare
 
     set_advice(lambda: f"repeat the command to continue {out}")
-    with progress("reading the sources" if params.tokenizer != "bpe" else "training the tokenizer") as activity:
+    stage = "training the tokenizer" if params.tokenizer == "bpe" else "reading the sources"
+    with progress(stage) as activity:
         index = prepare(sources, Path(out), params, activity, note)
     next_command = shlex.join(["jaxgpt", "train", "--data.path", out])
     return print_result(json, {"out": out} | index, _facts(index) | {"next": next_command})
@@ -56,12 +57,18 @@ def _facts(index: dict[str, Any]) -> dict[str, str | list[str]]:
     tokenizer = index["tokenizer"]
     bos = f"; {tokenizer['bos']} before each document" if tokenizer.get("bos") else ""
     facts["tokenizer"] = f"{tokenizer['name']}, {tokenizer['vocab_size']:,} tokens{bos}"
-    train, val = (index["splits"][split]["tokens"] for split in ("train", "val"))
+
+    train = index["splits"]["train"]["tokens"]
+    val = index["splits"]["val"]["tokens"]
     if val:
-        few = f"; fewer than {MIN_WINDOWS} windows of {WINDOW:,} tokens: raise --val-fraction to compare runs by their loss"
-        facts["validation"] = f"{val / (val + train):.2%} of the tokens" + few * (val // WINDOW < MIN_WINDOWS)
+        validation = f"{val / (val + train):.2%} of the tokens"
+        if val // WINDOW < MIN_WINDOWS:
+            fix = "raise --val-fraction to compare runs by their loss"
+            validation += f"; fewer than {MIN_WINDOWS} windows of {WINDOW:,} tokens: {fix}"
+        facts["validation"] = validation
     else:
         facts["validation"] = "no documents were selected, so jaxgpt train splits the tokens at --data.train-fraction"
+
     facts["skipped"] = _skipped(index["skipped"])
     dropped = index["dropped"]
     if dropped["repeated"]:

@@ -40,13 +40,14 @@ def data_report(target: str = "", /, *, json: Json = False, settings: GivenSetti
     # A run has config.json and tokenizer.json; a directory of text may contain one of these files.
     has_run_files = all(Path(target, name).is_file() for name in ("config.json", "tokenizer.json"))
     is_run = target not in ("", *PRESETS) and has_run_files
+    sets_data = bool({"data.path", "data.mix"} & settings.keys())
     if not target:
-        if not {"data.path", "data.mix"} & settings.keys():
+        if not sets_data:
             raise UserError("missing argument: a preset, a run or the path of the data (see jaxgpt data report --help)")
         base = preset(DEFAULT)
     elif target in PRESETS or is_run:
         base = named_config(target)
-    elif {"data.path", "data.mix"} & settings.keys():
+    elif sets_data:
         raise UserError(f"{target} is the path of the data: omit --data.path and --data.mix")
     elif Path(target).exists():
         base = preset(DEFAULT)
@@ -54,6 +55,7 @@ def data_report(target: str = "", /, *, json: Json = False, settings: GivenSetti
     else:
         near = did_you_mean(target, [*PRESETS, *beside(target)])
         raise UserError(f"no preset, run, file or directory {target!r}{near}; jaxgpt presets lists the presets")
+
     config = with_settings(base, settings)
     config = replace(config, data=config.data.last)
     target = target or config.data.path or " ".join(config.data.mix)
@@ -72,18 +74,22 @@ def data_report(target: str = "", /, *, json: Json = False, settings: GivenSetti
         data = _open(config.with_model(vocab_size=0), target if is_unchanged else "", tokenizer, activity)
         activity.stage("counting")
         reports = [describe(part, activity) for part in data.parts or (data,)]
+
+    if not data.parts:
+        [results] = reports
+        text = f"{aligned(_facts(results))}\n\n{_baselines(results)}"
+        return print_result(json, {"name": target} | results, text)
+
     weights = config.data.weights(config.data.phases[0])
     total = sum(weights.values())
-    shares = [{"path": part.name, "share": weights[part.name] / total} for part in data.parts]
-    sources = [share | results for share, results in zip(shares, reports, strict=False)]
-    parts = []
-    for number, results in enumerate(reports):
-        facts = _facts(results)
-        if shares:
-            path, share = shares[number].values()
-            facts = {"source": f"{path}, {share:.1%} of the training windows"} | facts
-        parts.append(f"{aligned(facts)}\n\n{_baselines(results)}")
-    return print_result(json, {"name": target} | ({"sources": sources} if sources else reports[0]), "\n\n".join(parts))
+    sources = []
+    texts = []
+    for part, results in zip(data.parts, reports, strict=True):
+        share = weights[part.name] / total
+        sources.append({"path": part.name, "share": share} | results)
+        facts = {"source": f"{part.name}, {share:.1%} of the training windows"} | _facts(results)
+        texts.append(f"{aligned(facts)}\n\n{_baselines(results)}")
+    return print_result(json, {"name": target, "sources": sources}, "\n\n".join(texts))
 
 
 def _open(config: Config, target: str, tokenizer: Tokenizer | None, progress: Progress) -> Data:
@@ -101,12 +107,16 @@ def _open(config: Config, target: str, tokenizer: Tokenizer | None, progress: Pr
 
 
 def _facts(results: dict[str, Any]) -> dict[str, str]:
-    val, size, overlap = (results[name] for name in ("validation_tokens", "bytes_per_token", "overlap"))
+    val = results["validation_tokens"]
     held_out = f"{val:,} validation" if val else "no validation"
+    size = results["bytes_per_token"]
     ratio = f"; {size:.2f} bytes per token" if size else ""
+    overlap = results["overlap"]
+
     repeated = {"documents": "", "lines": ""}
     for items in repeated:
-        if (total := results[items]) is not None:
+        total = results[items]
+        if total is not None:
             number = results[f"duplicate_{items}"]
             share = f" ({number / total:.1%})" if number else ""
             repeated[items] = f"{total:,}, {plural(number, 'duplicate')}{share}"
@@ -127,6 +137,8 @@ def _baselines(results: dict[str, Any]) -> str:
         bits = row["bits_per_byte"]
         rows.append([label, f"{row['loss']:.4f}", "unknown" if bits is None else f"{bits:.4f}"])
     split = "validation tokens" if results["validation_tokens"] else "training tokens (nothing is held out)"
-    sampled = results["counted_tokens"] < results["train_tokens"] - 2
-    counted = f"; n-grams are counted in {results['counted_tokens']:,} training tokens" * sampled
-    return f"{columns(rows)}\n\nOn {results['evaluated_tokens']:,} {split}{counted}."
+    basis = f"On {results['evaluated_tokens']:,} {split}"
+    counted = results["counted_tokens"]
+    if counted < results["train_tokens"] - 2:  # a sample
+        basis += f"; n-grams are counted in {counted:,} training tokens"
+    return f"{columns(rows)}\n\n{basis}."

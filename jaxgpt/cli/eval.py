@@ -5,14 +5,19 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from jaxgpt.cli.output import ERROR_OF_DATA, print_result, progress
+from jaxgpt.cli.output import ERROR_OF_DATA, Activity, print_result, progress
 from jaxgpt.cli.parse import Checkpoint, Json, Weights
-from jaxgpt.config import MeshConfig
+from jaxgpt.config import Config, MeshConfig
 from jaxgpt.errors import UserError, plural
+
+if TYPE_CHECKING:
+    from jaxgpt.data import Split
+    from jaxgpt.lm import LM
+    from jaxgpt.trainer.evaluation import Evaluation
 
 
 def eval(
@@ -45,52 +50,47 @@ def eval(
     use_cores(MeshConfig())
     from jaxgpt.checkpoint.data import info_of, open_run_data
     from jaxgpt.checkpoint.run import Run, open_run
-    from jaxgpt.data import with_path
     from jaxgpt.data.open import check_sources
     from jaxgpt.lm import load
-    from jaxgpt.lm.weights import dequantize, quantize
     from jaxgpt.report.baselines import bytes_per_token
-    from jaxgpt.trainer.evaluation import evaluate, loss_difference
-    from jaxgpt.trainer.program import build
+    from jaxgpt.trainer.evaluation import loss_difference
 
     with progress("loading") as activity:
         if path:
-            given = with_path(open_run(Path(run)).config(), path)
-            if on_error:
-                given = replace(given, data=replace(given.data, on_error=on_error))
-            check_sources(given)
+            recorded = open_run(Path(run)).config()
+            check_sources(_with_options(recorded, path, bos, on_error))
         lm = load(run, checkpoint)
+
         activity.stage("tokenizing")
-        config = with_path(lm.config, path)
-        if bos:
-            config = replace(config, data=replace(config.data, bos=bos))
-        if on_error:
-            config = replace(config, data=replace(config.data, on_error=on_error))
+        config = _with_options(lm.config, path, bos, on_error)
         trained = None if path else Run(Path(run))
         info = info_of(trained, checkpoint) if trained else None
         _, data, change = open_run_data(trained, info, config, lm.tokenizer, activity)
         if change:
             fix = "restore it, or evaluate on a different text with --data.path"
             raise UserError(f"{change}, so a loss on it would not be a validation loss; {fix}")
-        activity.stage("evaluating")
-        # The run's mesh, attention kernel and rematerialization may need hardware that this machine lacks.
-        train = replace(lm.config.train, attention="auto", remat="none")
-        program = build(replace(lm.config, mesh=MeshConfig(), train=train))
-        result = evaluate(program, program.put_params(lm.params), data.val, progress=activity)
-        assert result is not None  # None: interrupted, which cannot happen here
-        cost: dict[str, float] = {}
-        change = ""
-        if weights != "float32":
-            activity.stage(f"evaluating {weights}")
-            lower = program.put_params(dequantize(quantize(lm.params, lm.config.model, weights)))
-            full, result = result, evaluate(program, lower, data.val, progress=activity)
-            assert result is not None
-            difference, stderr = loss_difference(full, result)
-            cost = {"loss_float32": full.loss, "loss_change": difference, "loss_change_stderr": stderr}
-            error = f" +- {stderr:.5f}" if math.isfinite(stderr) else ""
-            change = f"changes the loss by {difference:+.5f}{error}, from {full.loss:.4f}"
-    split = "validation split" if data.held_out else "all" if path else "training text"
-    text, ratio = f"{data.source} ({split})", bytes_per_token(data)
+
+        as_trained, result = _evaluate(lm, data.val, weights, activity)
+
+    # The change in loss from the weights, for the JSON object and as text.
+    cost: dict[str, float] = {}
+    effect = ""
+    if weights != "float32":
+        difference, stderr = loss_difference(as_trained, result)
+        cost = {"loss_float32": as_trained.loss, "loss_change": difference, "loss_change_stderr": stderr}
+        error = f" +- {stderr:.5f}" if math.isfinite(stderr) else ""
+        effect = f"changes the loss by {difference:+.5f}{error}, from {as_trained.loss:.4f}"
+
+    if data.held_out:
+        split = "validation split"
+    elif path:
+        split = "all"
+    else:
+        split = "training text"
+    text = f"{data.source} ({split})"
+    perplexity = math.exp(min(result.loss, 700.0))
+    ratio = bytes_per_token(data)
+    bits_per_byte = result.loss / math.log(2) / ratio if ratio else math.nan
     results = {
         "run": run,
         "model": lm.source,
@@ -99,18 +99,53 @@ def eval(
         "loss": result.loss,
         "stderr": result.stderr,
         **cost,
-        "perplexity": math.exp(min(result.loss, 700.0)),
-        "bits_per_byte": result.loss / math.log(2) / ratio if ratio else math.nan,
+        "perplexity": perplexity,
+        "bits_per_byte": bits_per_byte,
         "tokens": result.tokens,
         "windows": result.windows,
     }
+    known = {name: value for name, value in results.items() if not isinstance(value, float) or math.isfinite(value)}
     facts = {
         "model": lm.source,
         "text": text,
         "loss": [f"{result} nats per token", ERROR_OF_DATA if math.isfinite(result.stderr) else ""],
-        weights: change,
-        "perplexity": f"{results['perplexity']:.3f}",
-        "bits per byte": f"{results['bits_per_byte']:.4f}" if ratio else "",
+        weights: effect,
+        "perplexity": f"{perplexity:.3f}",
+        "bits per byte": f"{bits_per_byte:.4f}" if ratio else "",
         "tokens": f"{result.tokens:,} in {plural(result.windows, 'window')} of {lm.config.window}",
     }
-    return print_result(json, {k: v for k, v in results.items() if not isinstance(v, float) or math.isfinite(v)}, facts)
+    return print_result(json, known, facts)
+
+
+def _with_options(config: Config, path: str, bos: str | None, on_error: str | None) -> Config:
+    """Return the settings of a run with the data options of the command."""
+    from jaxgpt.data import with_path
+
+    config = with_path(config, path)
+    options = {"bos": bos, "on_error": on_error}
+    given: dict[str, Any] = {name: value for name, value in options.items() if value}
+    return replace(config, data=replace(config.data, **given))
+
+
+def _evaluate(lm: LM, split: Split, weights: Weights, activity: Activity) -> tuple[Evaluation, Evaluation]:
+    """Compute the loss of the weights as trained, and of the weights rounded to the type `weights`."""
+    from jaxgpt.lm.weights import dequantize, quantize
+    from jaxgpt.trainer.evaluation import evaluate
+    from jaxgpt.trainer.program import build
+
+    activity.stage("evaluating")
+    # The run's mesh, attention kernel and rematerialization may need hardware that this machine lacks.
+    train = replace(lm.config.train, attention="auto", remat="none")
+    program = build(replace(lm.config, mesh=MeshConfig(), train=train))
+
+    def loss(params: Any) -> Evaluation:
+        result = evaluate(program, params, split, progress=activity)
+        assert result is not None  # None: interrupted, which cannot happen here
+        return result
+
+    as_trained = loss(program.put_params(lm.params))
+    if weights == "float32":
+        return as_trained, as_trained
+    activity.stage(f"evaluating {weights}")
+    rounded = program.put_params(dequantize(quantize(lm.params, lm.config.model, weights)))
+    return as_trained, loss(rounded)

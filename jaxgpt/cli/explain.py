@@ -57,22 +57,30 @@ def explain(
 
     top = np.argsort(-choice.probability_V, kind="stable")[:show]
     candidates = [described(int(i)) for i in top if choice.probability_V[i] > 0]
-    total = float(choice.probability_V.sum())
-    stages = {"stages": [stage._asdict() for stage in choice.stages], "candidates": candidates}
     token = described(choice.token)
-    chosen = {"uniform": choice.uniform, "before": choice.before, "token": token}
-    values = {"run": run, "prompt": prompt, "key": choice.key, "total": total} | stages | chosen
+    values = {
+        "run": run,
+        "prompt": prompt,
+        "key": choice.key,
+        "total": float(choice.probability_V.sum()),
+        "stages": [stage._asdict() for stage in choice.stages],
+        "candidates": candidates,
+        "uniform": choice.uniform,
+        "before": choice.before,
+        "token": token,
+    }
     return print_result(json, values, "\n".join(_lines(choice, candidates, token)))
 
 
 def _lines(choice: Choice, candidates: list[dict[str, Any]], token: dict[str, Any]) -> Iterator[str]:
     yield f"vocabulary     {len(choice.probability_V):,} tokens"
     for stage in choice.stages:
-        mass = f"{stage.removed_mass:.2%} of the probability mass"
-        gone = f"removed {stage.removed:,} tokens ({mass})" if stage.removed else ""
-        moved = f"shifted {stage.moved_mass:.2%} of the probability mass" if stage.moved_mass > 5e-7 else ""
-        effect = ", ".join(filter(None, (gone, moved))) or "no change"
-        yield f"{stage.name:22} {effect}; {stage.left:,} left"
+        effects = []
+        if stage.removed:
+            effects.append(f"removed {stage.removed:,} tokens ({stage.removed_mass:.2%} of the probability mass)")
+        if stage.moved_mass > 5e-7:
+            effects.append(f"shifted {stage.moved_mass:.2%} of the probability mass")
+        yield f"{stage.name:22} {', '.join(effects) or 'no change'}; {stage.left:,} left"
     for one in candidates:
         yield f"  {one['probability']:.6f}  {one['text']!r} ({one['id']})"
     if choice.uniform is None:

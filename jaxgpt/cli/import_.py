@@ -42,7 +42,8 @@ def import_(
     from jaxgpt.convert.models import fetch_model, import_model
     from jaxgpt.convert.peft import CONFIG, import_adapter
 
-    folder, commit = Path(source), ""
+    folder = Path(source)
+    commit = ""
     if not folder.exists():
         with progress("downloading"):
             folder, commit = fetch_model(source, revision)

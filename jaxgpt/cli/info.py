@@ -17,11 +17,8 @@ from jaxgpt.progress import duration
 if TYPE_CHECKING:
     from jaxgpt.checkpoint.run import Run
 
-OF_DATA = (
-    "model.vocab_size",
-    "init_from",
-    "state_from",
-)  # settings determined by the data and --init-from, not listed as changed
+# Settings determined by the data and --init-from, not listed as changed.
+OF_DATA = ("model.vocab_size", "init_from", "state_from")
 
 
 def info(target: str, /, *, json: Json = False) -> int:
@@ -63,49 +60,72 @@ def state_of(run: Run, config: Config) -> dict[str, Any]:
     from jaxgpt.trainer.metrics import read_metrics
 
     infos, damaged = read_checkpoints(run.checkpoints)
+    best = best_step(infos) if infos and not damaged else None
+
+    # The metrics may end before or after the last checkpoint.
     lines = list(read_metrics(run.metrics)) if run.metrics.is_file() else []
-    steps = [line for line in lines if "loss" in line]
+    logged = [line for line in lines if "loss" in line]
+    steps = [line["step"] + 1 for line in logged] + list(infos)
+    tokens = [line.get("tokens", 0) for line in logged] + [each.tokens for each in infos.values()]
+    seconds = [line.get("elapsed_seconds", 0.0) for line in logged]
+
+    # `windows` counts the windows in a checkpoint's loss; 0 (not printed): no evaluation used more windows.
     windows = config.train.eval_windows
-    differ = changes(preset(config.preset) if config.preset in PRESETS else config, config)
+    has_larger = any(line.get("val_windows", 0) > windows for line in lines)
+
+    paths = [path for path in (config.data.path, *config.data.mix) if path]
+    base = preset(config.preset) if config.preset in PRESETS else config
+    changed = {name: value for name, (_, value) in changes(base, config).items() if name not in OF_DATA}
     return {
         "preset": config.preset,
         "init_from": config.init_from,
-        "data": " ".join(filter(None, (config.data.path, *config.data.mix))) or config.data.dataset,
-        "step": max([line["step"] + 1 for line in steps] + list(infos), default=0),
+        "data": " ".join(paths) or config.data.dataset,
+        "step": max(steps, default=0),
         "steps": config.train.steps if lines else 0,
-        "tokens": max([line.get("tokens", 0) for line in steps] + [each.tokens for each in infos.values()], default=0),
-        "seconds": max((line.get("elapsed_seconds", 0.0) for line in steps), default=0.0),
+        "tokens": max(tokens, default=0),
+        "seconds": max(seconds, default=0.0),
         "checkpoints": [{"step": step, "val_loss": each.val_loss} for step, each in infos.items()],
-        # `windows` counts the windows in a checkpoint's loss; 0 (not printed): no evaluation used more windows.
-        "windows": windows if any(line.get("val_windows", 0) > windows for line in lines) else 0,
+        "windows": windows if has_larger else 0,
         "damaged": damaged,
-        "best": best_step(infos) if infos and not damaged else None,
-        "changed": {name: value for name, (_, value) in differ.items() if name not in OF_DATA},
+        "best": best,
+        "changed": changed,
         "starts": [line for line in lines if "started" in line],
     }
 
 
 def _run_facts(results: dict[str, Any], config: Config) -> dict[str, Any]:
-    run, lora = results["run"], config.lora
-    on = f" on {run['windows']} windows" if run["windows"] else ""
-    steps = []
+    run = results["run"]
+    facts: dict[str, Any] = {}
+    if config.lora.rank:
+        adapters = f"LoRA of rank {config.lora.rank}, alpha {config.lora.alpha:g}, on {config.lora.targets}"
+        facts["adapters"] = f"{adapters}: {results['trainable_parameters']:,} trainable parameters"
+    facts["preset"] = run["preset"]
+    facts["settings"] = [f"{name} {short_repr(value)}" for name, value in run["changed"].items()]
+    if config.init_from:
+        facts["weights"] = f"started from {origin(config)}"
+    facts["data"] = run["data"]
+    facts["trained"] = "no: imported or saved from Python"
+    if run["steps"]:
+        time = duration(run["seconds"])
+        facts["trained"] = f"step {run['step']}/{run['steps']}, {run['tokens']:,} tokens in {time}"
+    facts["checkpoints"] = _checkpoint_lines(run) or "none yet"
+    facts["started"] = [f"step {line['step']}: {line.get('command', '')}; {line['started']}" for line in run["starts"]]
+    return facts
+
+
+def _checkpoint_lines(run: dict[str, Any]) -> list[str]:
+    """Return a line for each checkpoint of a run, with its loss."""
+    lines = []
     for each in run["checkpoints"]:
-        loss = "" if each["val_loss"] is None else f": loss {each['val_loss']:.4f}{on}"
-        steps.append(f"step {each['step']}{loss}{' (best)' if each['step'] == run['best'] else ''}")
-    steps += [f"step {step}: its checkpoint.json is damaged" for step in run["damaged"]]
-    trainable = f"{results['trainable_parameters']:,} trainable parameters"
-    adapters = f"LoRA of rank {lora.rank}, alpha {lora.alpha:g}, on {lora.targets}: {trainable}"
-    trained = f"step {run['step']}/{run['steps']}, {run['tokens']:,} tokens in {duration(run['seconds'])}"
-    return {
-        "adapters": adapters if lora.rank else "",
-        "preset": run["preset"],
-        "settings": [f"{name} {short_repr(value)}" for name, value in run["changed"].items()],
-        "weights": f"started from {origin(config)}" if config.init_from else "",
-        "data": run["data"],
-        "trained": trained if run["steps"] else "no: imported or saved from Python",
-        "checkpoints": steps or "none yet",
-        "started": [f"step {line['step']}: {line.get('command', '')}; {line['started']}" for line in run["starts"]],
-    }
+        line = f"step {each['step']}"
+        if each["val_loss"] is not None:
+            line += f": loss {each['val_loss']:.4f}"
+            if run["windows"]:
+                line += f" on {run['windows']} windows"
+        if each["step"] == run["best"]:
+            line += " (best)"
+        lines.append(line)
+    return lines + [f"step {step}: its checkpoint.json is damaged" for step in run["damaged"]]
 
 
 def _module_rows(modules: dict[str, int], n_layer: int) -> list[list[str]]:

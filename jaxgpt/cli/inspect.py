@@ -61,10 +61,11 @@ def table(found: Inspection) -> list[str]:
     """Format the predictions as the lines of a table."""
     lines = [f"{'':>4} {'after':<16} {'next':>6} {'rank':>6} {'entropy':>8}  most probable"]
     for i, token in enumerate(found.tokens):
-        last = i == len(found.next_rank)
-        follows = f"{'':>6} {'':>6}" if last else f"{found.next_probability[i]:>6.1%} {found.next_rank[i]:>6,}"
-        best = ", ".join(
-            f"{word!r} {p:.1%}" for word, p in zip(found.top_tokens[i], found.top_probabilities[i], strict=True)
-        )
-        lines.append(f"{i:>4} {token!r:<16} {follows} {found.entropy[i]:>8.2f}  {best}")
+        probability = rank = ""
+        if i < len(found.next_rank):  # the last token has no next token
+            probability = f"{found.next_probability[i]:.1%}"
+            rank = f"{found.next_rank[i]:,}"
+        top = zip(found.top_tokens[i], found.top_probabilities[i], strict=True)
+        best = ", ".join(f"{word!r} {p:.1%}" for word, p in top)
+        lines.append(f"{i:>4} {token!r:<16} {probability:>6} {rank:>6} {found.entropy[i]:>8.2f}  {best}")
     return lines

@@ -51,7 +51,8 @@ def launch(
     """
     if command[:1] != ("train",):
         raise UserError(f"expected train, not {' '.join(command[:1])!r}: use jaxgpt launch --processes 2 train PRESET")
-    arguments = parse(command)[1].arguments  # report an unknown option here, not in every process
+    _, bound = parse(command)  # report an unknown option here, not in every process
+    arguments = bound.arguments
     run = arguments.get("out") or (arguments.get("target") if arguments.get("resume") else "")
     fleet = _Fleet(processes)
     with socket.socket() as reserved:
@@ -82,10 +83,10 @@ class _Fleet:
     def start(self, command: Sequence[str], devices: int) -> None:
         """Start the processes and forward signals to them."""
         for number in SIGNALS:
-            if (
-                signal.getsignal(number) is not signal.SIG_IGN
-            ):  # keep ignored signals ignored, such as SIGHUP under nohup
+            is_ignored = signal.getsignal(number) is signal.SIG_IGN  # for example, SIGHUP under nohup
+            if not is_ignored:
                 signal.signal(number, self._forward)
+
         variable = "JAX_NUM_CPU_DEVICES"
         each = devices or os.environ.get(variable) or max(cores() // self.count, 1)
         flags = ["--distributed.num-processes", str(self.count), "--distributed.launched", "--distributed.process-id"]
@@ -101,8 +102,9 @@ class _Fleet:
                 start_new_session=True,  # Ctrl-C reaches only this process, which forwards it once
             )
             self.processes.append(process)
-            self.readers.append(threading.Thread(target=self._read, args=(index, process.stderr), daemon=True))
-            self.readers[-1].start()
+            reader = threading.Thread(target=self._read, args=(index, process.stderr), daemon=True)
+            reader.start()
+            self.readers.append(reader)
         if self.forwarded:  # a signal before all processes had started
             self._forward(self.forwarded, None)
 
@@ -150,8 +152,11 @@ class _Fleet:
             is_victim = index in self.ended or (is_explained and number == signal.SIGABRT)
             if number > 0 and not self.forwarded and not is_victim:
                 note(f"process {index} was killed by {signal.Signals(number).name}")
+
             lines = list(self.errors[index])
-            for line in without_logs(lines) if is_explained else lines:
+            if is_explained:
+                lines = without_logs(lines)
+            for line in lines:
                 if line not in printed:
                     printed.add(line)
                     sys.stderr.write(line)

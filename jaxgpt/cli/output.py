@@ -73,8 +73,9 @@ class Console(rich.console.Console):
     def on_broken_pipe(self) -> None:
         """Stop printing but keep working when the reader closes the pipe, as in `jaxgpt train | head`."""
         self.quiet = True
+        stream = sys.stderr if self.stderr else sys.stdout
         null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, (sys.stderr if self.stderr else sys.stdout).fileno())
+        os.dup2(null, stream.fileno())
         os.close(null)
 
 

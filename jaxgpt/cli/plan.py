@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -76,7 +75,11 @@ def plan(
     why_not = "--estimate is given; omit it to compile" if estimate else compiler_missing(chips)
     if decode and why_not:
         raise UserError(f"--decode needs the compiler: {why_not}")
-    show: Callable[[str], None] = (lambda text: None) if json else print
+
+    def show(text: str) -> None:
+        if not json:
+            print(text)
+
     show(aligned(_head(target, config, chips, remark)))
     with progress("estimating"):
         steps = {"train": estimates.estimate(config, chips)}
@@ -89,57 +92,70 @@ def plan(
             steps["train"] = compile_step(config, chips)
         show("\ncompiled training step, per device")
         show(table(steps["train"], chips, config.train.steps))
-    if decode and not why_not:
+    if decode:
         with progress("compiling the sampler"):
             steps["decode"] = compile_decode(config, chips)
         show("\ncompiled decode step, per device (one token per row)")
         show(table(steps["decode"], chips))
+
+    hints: list[tuple[str, float]] = []
     fits = all(cost.fits for cost in steps.values())
-    hints = [] if fits else estimates.suggestions(config, chips)
     if not fits:
         show("\nThe run does not fit. Options that need less memory (estimate, GiB per device):")
-        for flags, total in hints:
-            show(f"  {total / GIB:7.2f}  {flags}{'  (fits)' * (total <= chips.chip.hbm)}")
+        hints = estimates.suggestions(config, chips)
+    for flags, total in hints:
+        verdict = "  (fits)" if total <= chips.chip.hbm else ""
+        show(f"  {total / GIB:7.2f}  {flags}{verdict}")
+
     if json:
-        print_json(
-            {
-                "name": target,
-                "note": remark,
-                "fits": fits,
-                "not_compiled": why_not,
-                "topology": str(chips),
-                "chip": chips.chip.title,
-                "devices": chips.n_devices,
-                "mesh": asdict(config.mesh),
-                "suggestions": [{"flags": flags, "total": total} for flags, total in hints],
-            }
-            | {name: cost.to_json(chips.chip) for name, cost in steps.items()}
-        )
+        about = {
+            "name": target,
+            "note": remark,
+            "fits": fits,
+            "not_compiled": why_not,
+            "topology": str(chips),
+            "chip": chips.chip.title,
+            "devices": chips.n_devices,
+            "mesh": asdict(config.mesh),
+            "suggestions": [{"flags": flags, "total": total} for flags, total in hints],
+        }
+        costs = {name: cost.to_json(chips.chip) for name, cost in steps.items()}
+        print_json(about | costs)
     return 0 if fits else 1
 
 
 def table(cost: StepCost, topology: Topology, steps: int = 0) -> str:
     """Format the per-device cost of a step, and the time of `steps` steps; 0: omit the time."""
     facts: dict[str, str | list[str]] = {kind: f"{size / GIB:9.3f} GiB" for kind, size in cost.memory.items()}
-    verdict = "fits" if cost.fits else "DOES NOT FIT"
-    if not cost.compiled and cost.fits and cost.total > CLOSE * cost.available:
+    is_close = cost.total > CLOSE * cost.available
+    if not cost.fits:
+        verdict = "DOES NOT FIT"
+    elif is_close and not cost.compiled:
         verdict = "may not fit: a program needs up to twice its estimate; compile it to check"
+    else:
+        verdict = "fits"
     facts["total"] = f"{cost.total / GIB:9.3f} GiB of {cost.available / GIB:.2f} GiB: {verdict}"
     if cost.out_of_memory:
         return aligned(facts)
-    once = " (loop bodies counted once)" if cost.loops_once else ""
-    counted = f"; the compiler counts {_si(cost.compiled_flops)}{once}" if cost.compiled_flops else ""
-    facts["FLOPs"] = f"{_si(cost.model_flops)} for the model{counted}"
+
+    flops = f"{_si(cost.model_flops)} for the model"
+    if cost.compiled_flops:
+        flops += f"; the compiler counts {_si(cost.compiled_flops)}"
+        if cost.loops_once:
+            flops += " (loop bodies counted once)"
+    facts["FLOPs"] = flops
     facts["memory traffic"] = f"{_si(cost.hbm_bytes)}B"
     for kind, traffic in cost.traffic.items():
-        between = f", {_si(traffic.sent_between_slices)}B to other slices" if traffic.sent_between_slices else ""
-        facts[kind] = (
-            f"{plural(traffic.count, 'call')}, {_si(traffic.bytes)}B total, {_si(traffic.sent)}B sent{between}"
-        )
-    bounds = cost.bounds(topology.chip)
-    low, high = bounds["seconds_overlapped"], bounds["seconds_serial"]
+        sent = f"{_si(traffic.sent)}B sent"
+        if traffic.sent_between_slices:
+            sent += f", {_si(traffic.sent_between_slices)}B to other slices"
+        facts[kind] = f"{plural(traffic.count, 'call')}, {_si(traffic.bytes)}B total, {sent}"
+
     seconds = cost.seconds(topology.chip)
     facts["lower bounds"] = ", ".join(f"{kind} {1e3 * each:.2f} ms" for kind, each in seconds.items() if each)
+    bounds = cost.bounds(topology.chip)
+    low = bounds["seconds_overlapped"]
+    high = bounds["seconds_serial"]
     facts["roofline"] = [
         f"step: {1e3 * low:.2f} ms with full overlap (max), {1e3 * high:.2f} ms without overlap (sum)",
         f"MFU: {bounds['mfu_overlapped']:.0%} to {bounds['mfu_serial']:.0%}",
@@ -151,16 +167,20 @@ def table(cost: StepCost, topology: Topology, steps: int = 0) -> str:
 def _head(target: str, config: Config, topology: Topology, remark: str) -> dict[str, str]:
     from jaxgpt.parallel.mesh import microbatches, row_shards, sizes_of
 
-    chip, mesh, train = topology.chip, config.mesh, config.train
-    ways = row_shards(sizes_of(mesh))
+    chip = topology.chip
+    train = config.train
+    sizes = sizes_of(config.mesh)
+    ways = row_shards(sizes)
     count, rows = microbatches(train, ways)
+    tokens = f"{train.batch_size:,} x {config.window:,} = {train.batch_size * config.window:,} tokens"
+    split = f"{rows // ways} rows per device {count} times"
+    memory = f"{chip.hbm / GIB:.2f} GiB at {_si(chip.hbm_bandwidth)}B/s"
+    links = f"links {_si(chip.link)}B/s, network {_si(chip.network)}B/s"
     return {
         "run": f"{target} on {topology}: {topology.n_devices:,} x {chip.title}",
-        "mesh": " x ".join(f"{axis} {size}" for axis, size in sizes_of(mesh).items()),
-        "step": f"{train.batch_size:,} x {config.window:,} = {train.batch_size * config.window:,} tokens, "
-        f"{rows // ways} rows per device {count} times, {train.compute_dtype}, remat {train.remat}",
-        "device": f"{_si(chip.flops)}FLOP/s, {chip.hbm / GIB:.2f} GiB at {_si(chip.hbm_bandwidth)}B/s, "
-        f"links {_si(chip.link)}B/s, network {_si(chip.network)}B/s",
+        "mesh": " x ".join(f"{axis} {size}" for axis, size in sizes.items()),
+        "step": f"{tokens}, {split}, {train.compute_dtype}, remat {train.remat}",
+        "device": f"{_si(chip.flops)}FLOP/s, {memory}, {links}",
         "note": remark,
     }
 

@@ -58,13 +58,18 @@ def plot(*runs: str, out: str = "losses.png", x: Literal["all", "step", "tokens"
 
     lines = {name: list(read_metrics(run.metrics)) for name, run in opened.items()}
     about = {name: read_baselines(run.path) for name, run in opened.items()}
+
+    baselines = None
     known = [found["losses"] for found in about.values() if found["losses"]]
-    same = all(found == known[0] for found in known)
-    if not same:
+    if any(found != known[0] for found in known):
         note("baselines omitted: the runs have different data or tokenizers")
-    save(losses(lines, x, baselines=known[0] if known and same else None), path)
+    elif known:
+        baselines = known[0]
+    save(losses(lines, x, baselines=baselines), path)
+
+    settings = {name: flat(run.config()) for name, run in opened.items()}
     ratios = {name: found.get("bytes_per_token", 0) for name, found in about.items()}
-    print(table({name: flat(run.config()) for name, run in opened.items()}, lines, ratios))
+    print(table(settings, lines, ratios))
     print(f"wrote {path}: {plural(len(opened), 'run')}")
     return 0
 
@@ -81,8 +86,9 @@ def draw_run(run: Run, title: str) -> None:
     from jaxgpt.study.plot import losses, save
     from jaxgpt.trainer.metrics import read_metrics
 
-    figure = losses({title: list(read_metrics(run.metrics))}, "step", baselines=read_baselines(run.path)["losses"])
-    save(figure, run.path / "loss.png")
+    lines = list(read_metrics(run.metrics))
+    baselines = read_baselines(run.path)["losses"]
+    save(losses({title: lines}, "step", baselines=baselines), run.path / "loss.png")
 
 
 def table(
@@ -100,10 +106,9 @@ def table(
     first = next(iter(settings.values()))
     differ = [key for key in first if any(each[key] != first[key] for each in settings.values())]
     shown = differ[:SHOWN]
-    bests = {
-        name: min(comparable_evaluations(lines), key=lambda line: line["val_loss"], default=None)
-        for name, lines in metrics.items()
-    }
+    bests = {}
+    for name, lines in metrics.items():
+        bests[name] = min(comparable_evaluations(lines), key=lambda line: line["val_loss"], default=None)
     windows = {best.get("val_windows", 0) for best in bests.values() if best}
 
     rows = []
@@ -116,15 +121,20 @@ def table(
             if len(windows) > 1:
                 values["windows"] = f"{best.get('val_windows', 0):,}"
             if bytes_per_token[name]:
-                values["bits/byte"] = f"{best['val_loss'] / math.log(2) / bytes_per_token[name]:.4f}"
+                bits = best["val_loss"] / math.log(2) / bytes_per_token[name]
+                values["bits/byte"] = f"{bits:.4f}"
         speeds = [line["tokens_per_second"] for line in lines if isinstance(line.get("tokens_per_second"), float)]
         if speeds:
             values["tokens/s"] = f"{statistics.median(speeds):,.0f}"
-        rows.append({"run": name, **values, **{key: str(settings[name][key]) for key in shown}})
+        own = {key: str(settings[name][key]) for key in shown}
+        rows.append({"run": name, **values, **own})
     rows.sort(key=lambda row: float(row["val loss"] or "inf"))
 
     # Columns without any value are omitted.
     heads = [head for head in rows[0] if any(row[head] for row in rows)]
-    text = columns([tuple(heads), *(tuple(row[head] for head in heads) for row in rows)])
+    cells = [[row[head] for head in heads] for row in rows]
+    text = columns([heads, *cells])
     more = differ[SHOWN:]
-    return f"{text}\nfurther settings that differ: {', '.join(more)}" if more else text
+    if more:
+        text += f"\nfurther settings that differ: {', '.join(more)}"
+    return text

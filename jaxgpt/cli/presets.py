@@ -17,16 +17,19 @@ def presets(*, json: Json = False) -> int:
     jaxgpt presets --json
     jaxgpt train shakespeare --help  # all settings of this preset
     """
-    rows = [
-        {"name": name, "parameters": size(name), "about": it.about, "command": command(name), "expect": it.expect}
-        for name, it in PRESETS.items()
-    ]
-    text = []
-    for row in rows:
-        parameters = f"{row['parameters']:,} parameters" if row["parameters"] else BASE
-        expect = f"\n    expect: {row['expect']}" if row["expect"] else ""
-        text.append(f"{row['name']}  ({parameters})\n    {row['about']}\n    {row['command']}{expect}\n")
-    return print_result(json, {"presets": rows}, "\n".join(text))
+    rows = []
+    lines = []
+    for name, it in PRESETS.items():
+        parameters = size(name)
+        run = command(name)
+        rows.append({"name": name, "parameters": parameters, "about": it.about, "command": run, "expect": it.expect})
+
+        shown = f"{parameters:,} parameters" if parameters else BASE
+        lines += [f"{name}  ({shown})", f"    {it.about}", f"    {run}"]
+        if it.expect:
+            lines.append(f"    expect: {it.expect}")
+        lines.append("")
+    return print_result(json, {"presets": rows}, "\n".join(lines))
 
 
 def size(name: str) -> int | None:

@@ -34,7 +34,9 @@ from jaxgpt.trainer.events import Listener, Outcome
 from jaxgpt.trainer.program import Program
 
 QUOTES = set("'\"`\\$!")  # characters that make a word hard to read in a command; such words are skipped
-LINE, WORDS, LETTERS = 256, 4, 40  # maxima: tokens decoded to find a line; words and characters of the default prompt
+LINE = 256  # maximum number of tokens decoded to find a line for the default prompt
+WORDS = 4  # maximum number of words of the default prompt
+LETTERS = 40  # maximum number of characters of the default prompt
 PLOT_EVERY = 30.0  # minimum seconds between drawings of loss.png during a run; each takes 0.1 s
 
 
@@ -47,7 +49,9 @@ class RunPrinter(Listener):
 
     def __init__(self) -> None:
         self.console = Console(quiet=not is_leader())
-        self._step, self._total, self._metrics = 0, 0, dict[str, float]()
+        self._step = 0
+        self._total = 0
+        self._metrics: dict[str, float] = {}
         self._stage: Progress | None = Progress("starting")
         self._drawn = time.monotonic()
         self._stack = ExitStack()
@@ -60,9 +64,12 @@ class RunPrinter(Listener):
         self._stack.close()
 
     def started(self, program: Program, data: Data, run: Run, step: int) -> None:
-        self.program, self.data, self.run = program, data, run
+        self.program = program
+        self.data = data
+        self.run = run
         config = program.config
-        self._step, self._total = step, config.train.steps
+        self._step = step
+        self._total = config.train.steps
         set_advice(lambda: f"{kept_checkpoint_message(run.checkpoints)}; resume with: {self.resume_command}")
         self.console.write(aligned(self._introduction(config)))
         if is_leader():
@@ -79,7 +86,8 @@ class RunPrinter(Listener):
         self.console.write(f"         compiled in {seconds:.1f} s")
 
     def progress(self, metrics: dict[str, float]) -> None:
-        self._step, self._metrics = int(metrics["step"]) + 1, metrics
+        self._step = int(metrics["step"]) + 1
+        self._metrics = metrics
 
     def evaluated(self, step: int, result: Result) -> None:
         if isinstance(result, Evaluation):
@@ -111,7 +119,10 @@ class RunPrinter(Listener):
         if outcome.step < train.steps:
             without = f"no lower validation loss in {train.patience} evaluations (--train.patience)"
             self.note(f"stopped early at step {outcome.step}: {without}")
-        params = gather_to_host(self.program.weights(outcome.state.eval_params)) if train.sample_tokens else None
+
+        params = None
+        if train.sample_tokens:
+            params = gather_to_host(self.program.weights(outcome.state.eval_params))
         if is_leader():
             prompt = self._print_sample(params)
             self.console.write(aligned(self._summary(prompt)))
@@ -140,12 +151,13 @@ class RunPrinter(Listener):
 
     def _summary(self, prompt: str) -> dict[str, str]:
         """Return the baselines, the run directory and the next command, keyed by label."""
-        path, losses = self.run.path, ", ".join(f"{name} {loss:.2f}" for name, loss in self._baselines().items())
-        chats = self.data.is_conversations and self.data.tokenizer.special.chat_template is not None
+        path = self.run.path
+        losses = ", ".join(f"{name} {loss:.2f}" for name, loss in self._baselines().items())
+        can_chat = self.data.is_conversations and self.data.tokenizer.special.chat_template is not None
         return {
             "baseline": f"{losses} (nats per token)" if losses else "",
             "run": f"{path} (loss.png, metrics.jsonl, checkpoints)",
-            "next": shlex.join(["jaxgpt", "chat", str(path)]) if chats else sample_command(path, prompt),
+            "next": shlex.join(["jaxgpt", "chat", str(path)]) if can_chat else sample_command(path, prompt),
         }
 
     def _update_baselines(self) -> None:
@@ -174,7 +186,8 @@ class RunPrinter(Listener):
         parts = [f"step {self._step:>5}/{self._total}"] if self._total else []
         if metrics:
             parts.append(f"loss {metrics['loss']:.4f}")
-        if stage := self._stage:
+        stage = self._stage  # read once: the main thread replaces it
+        if stage:
             return "  ".join([*parts, str(stage)])
         if "lr" in metrics:
             parts.append(f"lr {metrics['lr']:.2e}")
@@ -186,32 +199,43 @@ class RunPrinter(Listener):
 
     def _introduction(self, config: Config) -> dict[str, str | list[str]]:
         """Return a dict that describes the model, data, devices and directory of the run, keyed by label."""
-        program, data, train, V = self.program, self.data, config.train, config.model.vocab_size
-        model = [f"{config.preset}, {parameter_count(program.abstract_weights):,} parameters"]
+        model = [f"{config.preset}, {parameter_count(self.program.abstract_weights):,} parameters"]
         if config.lora.rank:
-            trained = parameter_count(program.abstract_state.params)
+            trained = parameter_count(self.program.abstract_state.params)
             model.append(f"LoRA of rank {config.lora.rank} on {config.lora.targets}: {trained:,} trainable parameters")
-        text = f"{data.characters:,} characters, " if data.characters else ""
-        held_out = f"{len(data.val):,} validation tokens" if data.held_out else "no validation tokens"
-        epochs = train.steps * train.batch_size / Batches.of(config, data.train).per_epoch
-        mesh = program.mesh
-        devices = f"{mesh.size} x {mesh.devices.flat[0].device_kind} ({jax.default_backend()})"
-        if split := " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1):
-            devices += f": {split}"
-        if process_count() > 1:
-            devices += f", in {process_count()} processes"
         return {
             "preset": model,
             "weights": f"started from {origin(config)}" if config.init_from else "",
-            "data": [
-                data.source,
-                f"{text}{len(data.train):,} training tokens, {held_out}, vocabulary of {data.tokenizer.vocab_size:,}",
-                f"{train.steps:,} steps of {train.batch_size:,} x {config.window:,} tokens: {epochs:.3g} epochs",
-                f"uniform baseline: ln {V:,} = {math.log(V):.2f}",
-            ],
-            "devices": [devices, self.program.note],
+            "data": self._describe_data(config),
+            "devices": [self._describe_devices(), self.program.note],
             "run": str(self.run.path),
         }
+
+    def _describe_data(self, config: Config) -> list[str]:
+        """Return lines about the data, the length of the training, and the uniform baseline."""
+        data = self.data
+        text = f"{data.characters:,} characters, " if data.characters else ""
+        held_out = f"{len(data.val):,} validation tokens" if data.held_out else "no validation tokens"
+        train = config.train
+        epochs = train.steps * train.batch_size / Batches.of(config, data.train).per_epoch
+        V = config.model.vocab_size
+        return [
+            data.source,
+            f"{text}{len(data.train):,} training tokens, {held_out}, vocabulary of {data.tokenizer.vocab_size:,}",
+            f"{train.steps:,} steps of {train.batch_size:,} x {config.window:,} tokens: {epochs:.3g} epochs",
+            f"uniform baseline: ln {V:,} = {math.log(V):.2f}",
+        ]
+
+    def _describe_devices(self) -> str:
+        """Return the number and kind of the devices, the mesh and the number of processes."""
+        mesh = self.program.mesh
+        devices = f"{mesh.size} x {mesh.devices.flat[0].device_kind} ({jax.default_backend()})"
+        split = " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1)
+        if split:
+            devices += f": {split}"
+        if process_count() > 1:
+            devices += f", in {process_count()} processes"
+        return devices
 
     def _draw(self) -> None:
         """Draw loss.png; print a note if drawing fails."""
@@ -224,7 +248,8 @@ class RunPrinter(Listener):
 
     def _sample(self, params: Any, ids: list[int]) -> str:
         """Return a prompt followed by a sample that continues it."""
-        config, tokenizer = self.program.config, self.data.tokenizer
+        config = self.program.config
+        tokenizer = self.data.tokenizer
         params = jax.device_put(params, jax.local_devices()[0])
         lm = LM(config, unstack_layers(params, config.model.n_layer), tokenizer)
         tokens = config.train.sample_tokens
@@ -240,18 +265,29 @@ def first_prompt(config: Config, tokenizer: Tokenizer, split: Split) -> list[int
     The default prompt consists of the first words of a line of the validation data
     or, for conversations, the text before the first target.
     """
-    prompt, context = config.train.prompt, config.model.block_size
+    prompt = config.train.prompt
     if prompt == TrainConfig.prompt:
-        if isinstance(split, Packed) and len(ids := split.prompt()):
-            return ids.tolist()
-        ids = split.take(0, min(len(split), LINE))
-        lines = tokenizer.decode(ids[ids != tokenizer.eos_id]).split("\n")
-        # Skip the first line if possible: it may be incomplete.
-        words = next((line.split() for line in lines[1:] if line.strip()), lines[0].split())
-        words = [word for word in words if not QUOTES.intersection(word)] or words
-        prompt = " ".join(words[:WORDS])[:LETTERS]
+        if isinstance(split, Packed):
+            before_target = split.prompt()
+            if len(before_target):
+                return before_target.tolist()
+        prompt = _first_words(tokenizer, split)
     encoded = encode_prompt(tokenizer, tokenizer.vocab_size, prompt)
-    return encoded if len(encoded) <= context else encoded[: max(context // 2, 1)]
+    context = config.model.block_size
+    if len(encoded) <= context:
+        return encoded
+    return encoded[: max(context // 2, 1)]
+
+
+def _first_words(tokenizer: Tokenizer, split: Split) -> str:
+    """Return the first words of a line; words with quotes are skipped if possible."""
+    ids = split.take(0, min(len(split), LINE))
+    first, *others = tokenizer.decode(ids[ids != tokenizer.eos_id]).split("\n")
+    # Skip the first line if possible: it may be incomplete.
+    line = next((line for line in others if line.strip()), first)
+    words = line.split()
+    without_quotes = [word for word in words if not QUOTES.intersection(word)]
+    return " ".join((without_quotes or words)[:WORDS])[:LETTERS]
 
 
 def without_bos(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
@@ -262,5 +298,9 @@ def without_bos(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
 
 def sample_command(run: Path, prompt: str) -> str:
     """Return the command that samples from a run, quoted for a shell."""
-    words = [f"--prompt={prompt}"] if prompt.startswith("-") else ["--prompt", prompt]
-    return shlex.join(["jaxgpt", "sample", str(run), *(words if prompt.strip() else [])])
+    words = ["jaxgpt", "sample", str(run)]
+    if prompt.startswith("-"):
+        words.append(f"--prompt={prompt}")
+    elif prompt.strip():
+        words += ["--prompt", prompt]
+    return shlex.join(words)

@@ -63,6 +63,7 @@ def sample(
     if check_memorized:
         with progress("tokenizing") as activity:
             data = _training_data(lm, run, checkpoint, activity)
+
     inputs = [encode_prompt(lm.tokenizer, lm.config.model.vocab_size, each, special) or "" for each in prompt]
     settings: dict[str, Any] = asdict(text) | {"key": seed} | sampling
     note_sampling(lm, sampling, () if beams.num_beams == 1 else BEAMS_REJECT)
@@ -72,6 +73,7 @@ def sample(
         with progress("sampling") as activity:
             outs = generate(lm, inputs, **settings, **asdict(beams), progress=activity)
     note(f"sampled from {lm.source}")
+
     repeated = [each for each in prompt for _ in range(beams.num_return_sequences)]
     rows: list[dict[str, Any]] = [{"prompt": each} | out._asdict() for each, out in zip(repeated, outs, strict=True)]
     results: dict[str, Any] = {"run": run, "model": lm.source, "samples": rows}
@@ -83,6 +85,7 @@ def sample(
         for row, span in zip(rows, spans, strict=True):
             row["memorized"] = asdict(span)
         results["validation_tokens"] = validation
+
     if json:
         print_json(results)
         return 0
@@ -114,7 +117,8 @@ def _print_memorized(spans: Sequence[Memorized], validation: float | None) -> No
     for number, span in enumerate(spans, 1):
         size = f"{span.tokens:,} of {span.of:,} tokens, {span.characters:,} characters"
         print(f"longest span of sample {number} in the training data: {size}, at {span.location or 'no location'}")
-        print(aligned({f"  {label}": repr(getattr(span, label)) for label in ("text", "before", "after")}))
+        texts = {"  text": span.text, "  before": span.before, "  after": span.after}
+        print(aligned({label: repr(text) for label, text in texts.items()}))
     if validation is not None:
         print(f"median longest span of {PIECES} validation texts as long as the longest sample: {validation:g} tokens")
 

@@ -44,7 +44,8 @@ def train(
         init_from: initialize the weights from this run or RUN/checkpoints/STEP; empty: as in the target, or randomly
         keep_optimizer: also start from the optimizer state, by default of the last checkpoint, with a new schedule
     """
-    base, given = named_config(target), target not in ("", *PRESETS)
+    base = named_config(target)
+    given = target not in ("", *PRESETS)
     source = target if given and Path(target).is_dir() else ""  # the run to repeat or to resume
     if resume and overwrite:
         raise UserError("--resume and --overwrite are mutually exclusive: omit one of them")
@@ -69,25 +70,29 @@ def train(
         if resume and (run.exists() or not target):
             name = base.preset if target and not source else ""
             config = resumed(run.path, name, init_from, keep_optimizer, settings)
-            if given and not source and (unused := differing(base, config, settings)):
+            unused = differing(base, config, settings) if given and not source else ""
+            if unused:
                 printer.note(f"{out} keeps its settings, and ignores these settings of {target}: {unused}")
-            if reason := why_finished(run, config):
+            finished = why_finished(run, config)
+            if finished:
                 prune_finished(run)
-                printer.note(reason)
+                printer.note(finished)
                 return 0
             start = Start(config, run=run)
         else:
             if resume:
                 printer.note(f"no run at {out} yet: starting a new run")
+            weights = init_from or base.state_from or base.init_from
             if source:
                 config = repeated(base, Path(source), init_from, keep_optimizer, settings)
                 printer.note(f"using the settings of {source}, starting from {origin(config)}")
-            elif weights := init_from or base.state_from or base.init_from:
+            elif weights:
                 keep = keep_optimizer or bool(base.state_from and not init_from)
                 config = with_weights(base, weights, settings, keep=given, keep_optimizer=keep)
             else:
                 config = started(base, settings)
             start = Start(config, out, overwrite)
+
         try:
             outcome = loop.train(start, printer)
         except TrainingFailed as e:
@@ -100,9 +105,12 @@ def started(base: Config, settings: Mapping[str, Any]) -> Config:
     if base.preset == "finetune" or settings.get("lora.rank", base.lora.rank):
         name = "finetune" if base.preset == "finetune" else "--lora.rank"
         raise UserError(f"{name} needs the weights of a run: add --init-from RUN")
+
+    # The prompt of a preset belongs to its text: with a different text, use the default prompt.
     preset = PRESETS.get(base.preset)
-    if {"data.path", "data.mix"} & settings.keys() and preset and preset.config.train.prompt == base.train.prompt:
-        settings = {"train.prompt": TrainConfig.prompt, **settings}  # the default prompt for a different text
+    has_own_text = bool({"data.path", "data.mix"} & settings.keys())
+    if has_own_text and preset and preset.config.train.prompt == base.train.prompt:
+        settings = {"train.prompt": TrainConfig.prompt, **settings}
     return with_settings(base, settings)
 
 
@@ -112,7 +120,8 @@ def repeated(base: Config, source: Path, init_from: str, keep_optimizer: bool, s
 
     if init_from:
         return with_weights(base, init_from, settings, keep=True, keep_optimizer=keep_optimizer)
-    if weights := base.state_from or base.init_from:
+    weights = base.state_from or base.init_from
+    if weights:
         return with_weights(base, weights, settings, keep=True, keep_optimizer=bool(base.state_from))
     if base.model.vocab_size == Run(source).tokenizer().vocab_size:
         base = base.with_model(vocab_size=0)  # 0: determined by the tokenizer of the new run
@@ -129,12 +138,14 @@ def resumed(path: Path, preset: str, init_from: str, keep_optimizer: bool, setti
     if preset not in ("", old.preset):
         raise UserError(f"{path} is a run of {old.preset!r}, not {preset!r}: omit the preset, or change --out")
     weights, step = parse_checkpoint(init_from)
-    used, its_step = parse_checkpoint(old.state_from or old.init_from)
-    if init_from and (weights.resolve() != used.resolve() or step not in ("best", its_step)):
+    used, used_step = parse_checkpoint(old.state_from or old.init_from)
+    is_same = weights.resolve() == used.resolve() and step in ("best", used_step)
+    if init_from and not is_same:
         raise UserError(f"--init-from {init_from}: {path} started from {origin(old)}; omit it, or start a new run")
     if keep_optimizer and not old.state_from:
         raise UserError(f"--keep-optimizer: {path} started with a new optimizer; omit it, or start a new run (--out)")
-    if not old.lora.rank and any(value for name, value in settings.items() if name.startswith("lora.")):
+    wants_adapters = any(value for name, value in settings.items() if name.startswith("lora."))
+    if wants_adapters and not old.lora.rank:
         new = f"jaxgpt train finetune --init-from {path} --lora.rank 8 --data.path PATH"
         raise UserError(f"{path} trains all weights, without adapters; to train adapters, start a new run: {new}")
     return with_settings(old, settings)

@@ -46,14 +46,17 @@ def verify(target: str = "", /, *, checkpoint: Checkpoint = "best", json: Json =
     with progress("loading") as activity:
         damaged = _damaged(target)
         lm, model = _model(target, checkpoint)
-        rows, results = [], check(lm, LAWS)
+        rows = []
+        results = check(lm, LAWS)
         for law in LAWS:
             activity.stage(f"verifying: {law.name}")
             rows.append(next(results))
+
+    kind = jax.devices()[0].device_kind
     about = {
         "model": model,
         "dtype": "float32, regardless of train.compute_dtype",
-        "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind} ({jax.default_backend()})",
+        "devices": f"{jax.device_count()} x {kind} ({jax.default_backend()})",
         "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
         "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
     }
@@ -72,8 +75,13 @@ def _damaged(target: str) -> list[str]:
     if target in ("", *PRESETS):
         return []
     directory = Run(Path(target)).checkpoints
-    paths = [directory / str(step) for step in saved_steps(directory)]
-    return [f"checkpoint {path}: {damage}" for path in paths if (damage := find_damage(path))]
+    found = []
+    for step in saved_steps(directory):
+        path = directory / str(step)
+        damage = find_damage(path)
+        if damage:
+            found.append(f"checkpoint {path}: {damage}")
+    return found
 
 
 def _model(target: str, checkpoint: str) -> tuple[LM, str]:
@@ -83,7 +91,8 @@ def _model(target: str, checkpoint: str) -> tuple[LM, str]:
     from jaxgpt.verify import fresh
 
     if target and target not in PRESETS:
-        lm, name = load(target, checkpoint), target
+        lm = load(target, checkpoint)
+        name = target
     else:
         config = replace(with_vocab(named_config(target)), data=DataConfig(dataset="none"))
         lm = fresh(config if target else config.with_model(n_layer=2, n_embd=64))
@@ -97,6 +106,9 @@ def _table(rows: Sequence[LawResult]) -> str:
         difference = "" if row.difference is None else f"{row.difference:.1e}"
         cells.append([row.name, difference, f"{row.tolerance:.0e}", f"{row.seconds:.1f}", VERDICTS[row.ok]])
     notes = [f"{VERDICTS[row.ok]}: {row.name}: {row.note}" for row in rows if row.note]
-    held, skipped = sum(row.ok is True for row in rows), sum(row.ok is None for row in rows)
-    summary = f"{held} of {len(rows) - skipped} laws hold" + (f", {skipped} skipped" if skipped else "")
+    held = sum(row.ok is True for row in rows)
+    skipped = sum(row.ok is None for row in rows)
+    summary = f"{held} of {len(rows) - skipped} laws hold"
+    if skipped:
+        summary += f", {skipped} skipped"
     return "\n".join([f"\n{columns(cells)}\n", *notes, summary])

@@ -42,7 +42,7 @@ class SamplingDefaults(NamedTuple):
     ignored: dict[str, str]
 
     def note(self, given: Collection[str]) -> str:
-        """Return a line with the settings in use and the ignored settings, except `given` ones; "" if there are none."""
+        """Return a line with the used and the ignored settings that are not in `given`, or "" without such settings."""
         used = {name: value for name, value in self.values.items() if name not in given}
         own = vars(SamplingParams())
         changed = [f"{name} {value:g}" for name, value in used.items() if value != own[name]]

@@ -31,7 +31,7 @@ class LM(NamedTuple):
         params: weights, or their EMA if the run computes it, as nested dicts of arrays (or of `Stored`, see `load`).
         tokenizer: converts text to ids and back.
         source: run and step that the model was loaded from; empty: built in Python.
-        model: class of the model, GPT or a subclass with weights of its own.
+        model: class of the model: GPT, or a subclass that may have additional weights.
     """
 
     config: Config

@@ -41,7 +41,8 @@ def stack_arrays(arrays: Sequence[Any], sharding: Sharding) -> jax.Array:
     first = arrays[0]
     if not isinstance(first, jax.Array) or first.sharding.device_set != sharding.device_set:
         return put_array(np.stack([to_host(array) for array in arrays]), sharding)
-    return jax.block_until_ready(_stack(sharding)(*arrays))
+    stack = _stack(sharding)
+    return jax.block_until_ready(stack(*arrays))
 
 
 @functools.lru_cache(maxsize=64)

@@ -78,8 +78,12 @@ class Heartbeats:
         clock: Callable[[], float] = time.monotonic,
         end: Callable[[str, int], Any] = exit_now,
     ) -> None:
-        self.board, self.index, self.count, self.limit = board, index, count, limit
-        self.clock, self.end = clock, end
+        self.board = board
+        self.index = index
+        self.count = count
+        self.limit = limit
+        self.clock = clock
+        self.end = end
         self.status: Callable[[], str] = str  # "": this process is not judged
         self.heard = {process: Heard(-1, "", clock()) for process in range(count)}
         self._beat = 0
@@ -109,6 +113,7 @@ class Heartbeats:
             if int(beat) != heard.beat:
                 self.heard[int(name)] = Heard(int(beat), status, now)
         self._answered = now
+
         for verdict in self.board.get(VERDICT).values():
             self._end(verdict)
 
@@ -122,12 +127,17 @@ class Heartbeats:
         if paused > self.limit:
             self._end(f"process {self.index} was paused for {paused:.0f} s ({OPTION} {self.limit:g})")
             return
-        silent = [0] if now - self._answered > self.limit and self.index else []
+
+        # Process 0 judges the others, and they judge process 0.
+        silent: list[int] = []
         if self.index == 0:
             others = [process for process, heard in self.heard.items() if process and heard.status]
             silent = [process for process in others if now - self.heard[process].at > self.limit]
+        elif now - self._answered > self.limit:
+            silent = [0]
         if not silent:
             return
+
         names = ", ".join(map(str, silent))
         verb = "process" if len(silent) == 1 else "processes"
         verdict = f"{verb} {names} sent no heartbeat for {self.limit:g} s ({OPTION}): paused, unreachable or overloaded"

@@ -42,10 +42,13 @@ def use_cores(mesh: MeshConfig, processes: int = 1, model: ModelConfig | None = 
     if "JAX_NUM_CPU_DEVICES" in os.environ or "host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
     sizes = sizes_of(mesh).values()
-    devices = math.ceil(math.prod(size for size in sizes if size > 0) / processes)
+    fixed = math.prod(size for size in sizes if size > 0)
+    devices = math.ceil(fixed / processes)
     if -1 in sizes:
-        large = model is not None and replace(model, vocab_size=0).parameters >= LARGE
-        devices = max(devices, 1 if large and -1 not in (mesh.fsdp, mesh.tensor) else cores())
+        is_large = model is not None and replace(model, vocab_size=0).parameters >= LARGE
+        only_data = -1 not in (mesh.fsdp, mesh.tensor)
+        if not (is_large and only_data):
+            devices = max(devices, cores())
     if devices > 1024:  # cost: a few threads per device
         devices = cores()  # `resolve` then reports how many devices the mesh needs
     with contextlib.suppress(RuntimeError):  # raised if JAX has already used a device
@@ -57,12 +60,14 @@ def missing_platform() -> str:
 
     Call this only after JAX has failed, because it tries to start the backend.
     """
-    if asked := os.environ.get("JAX_PLATFORMS"):
-        try:
-            jax.devices()
-        except (RuntimeError, AssertionError) as e:  # AssertionError: missing plugin
-            why = one_line(e, 200) or "jaxlib was installed without it"
-            return f"JAX_PLATFORMS={asked} cannot be used ({why}); install jaxgpt[cuda13] or jaxgpt[tpu], or unset it"
+    asked = os.environ.get("JAX_PLATFORMS")
+    if not asked:
+        return ""
+    try:
+        jax.devices()
+    except (RuntimeError, AssertionError) as e:  # AssertionError: missing plugin
+        why = one_line(e, 200) or "jaxlib was installed without it"
+        return f"JAX_PLATFORMS={asked} cannot be used ({why}); install jaxgpt[cuda13] or jaxgpt[tpu], or unset it"
     return ""
 
 
@@ -72,9 +77,11 @@ def keep_memory(config: Config) -> None:
     XLA on a CPU allocates the temporaries of each step as one block. glibc returns a large block to the kernel, and mapping it
     again takes up to 20% of a step. Small models are not affected: glibc keeps their blocks anyway.
     """
-    devices = min(max(jax.config.values["jax_num_cpu_devices"], 1), config.train.batch_size)
+    cpu_devices = max(jax.config.values["jax_num_cpu_devices"], 1)
+    devices = min(cpu_devices, config.train.batch_size)
     tokens = microbatches(config.train, devices).rows * config.window / cores()
-    if tokens * config.model.n_embd * config.model.n_layer * ACTIVATIONS > GLIBC_KEEPS:
+    temporaries = tokens * config.model.n_embd * config.model.n_layer * ACTIVATIONS
+    if temporaries > GLIBC_KEEPS:
         # Allocate all blocks in the heap, and do not return them to the kernel. Use one heap for all threads, as
         # the command line already does.
         set_malloc({M_MMAP_MAX: 0, M_TRIM_THRESHOLD: -1, M_ARENA_MAX: 1})
@@ -92,7 +99,8 @@ def precision_note(dtype: str, device: jax.Device) -> str:
 def device_memory(devices: int = 1) -> int:
     """Return the memory in bytes of this process's first device; `devices` on a CPU share the host's memory equally."""
     stats = jax.local_devices()[0].memory_stats() or {}
-    return stats.get("bytes_limit") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // devices
+    host_memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return stats.get("bytes_limit") or host_memory // devices
 
 
 def quick_compile_options(mesh: Mesh) -> dict[str, bool | str | int | float] | None:

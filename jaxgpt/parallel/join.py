@@ -37,15 +37,18 @@ def joined(config: DistributedConfig) -> Iterator[None]:
     """
     if config.launched:
         threading.Thread(target=_follow_launcher, daemon=True).start()
-    if config.coordinator == "none" or (not config.coordinator and not _scheduled()) or config.num_processes == 1:
+    is_alone = config.coordinator == "none" or (not config.coordinator and not _scheduled())
+    if is_alone or config.num_processes == 1:
         yield
         return
+
     _initialize(config)
     count, index = _place(config)
     set_place(count, index)
     heartbeats = Heartbeats(CoordinatorBoard(), index, count, config.heartbeat_seconds)
     set_heartbeats(heartbeats)
     heartbeats.start()
+
     try:
         yield
         heartbeats.stop()
@@ -89,7 +92,8 @@ def _scheduled() -> bool:
     """Return whether a scheduler started several processes, by environment variables that JAX reads."""
     slurm = _number("SLURM_NTASKS") if "SLURM_STEP_NODELIST" in os.environ else 0
     hosts = os.environ.get("TPU_PROCESS_ADDRESSES") or os.environ.get("TPU_WORKER_HOSTNAMES", "")
-    return max(slurm, _number("OMPI_COMM_WORLD_SIZE"), _number("MEGASCALE_NUM_SLICES")) > 1 or "," in hosts
+    largest = max(slurm, _number("OMPI_COMM_WORLD_SIZE"), _number("MEGASCALE_NUM_SLICES"))
+    return largest > 1 or "," in hosts
 
 
 def _place(config: DistributedConfig) -> tuple[int, int]:
@@ -119,6 +123,7 @@ def _initialize(config: DistributedConfig) -> None:
             "process_id": config.process_id,
             "cluster_detection_method": "deactivate",
         }
+
     # JAX's own timeout aborts the process with a stack trace, so this timer is shorter.
     watch = threading.Timer(config.join_seconds, _give_up, [named.get("coordinator_address"), config.join_seconds])
     watch.daemon = True

@@ -91,54 +91,74 @@ def resolve(config: Config, n_devices: int, processes: int = 1, tpu: bool = Fals
         UserError: if the mesh needs more devices than exist, does not divide a width or number of heads, or leaves devices
             idle that must be used.
     """
-    model, train, sizes = config.model, config.train, sizes_of(config.mesh)
-    tensor_widths = {"model.n_head": model.n_head, "the MLP's width": model.mlp_width}
-    widths = {"fsdp": {"model.n_embd": model.n_embd}, "tensor": tensor_widths}
-    rest = max(n_devices // math.prod(size for size in sizes.values() if size > 0), 1)
+    model = config.model
+    sizes = sizes_of(config.mesh)
+    widths = {
+        "fsdp": {"model.n_embd": model.n_embd},
+        "tensor": {"model.n_head": model.n_head, "the MLP's width": model.mlp_width},
+    }
+
+    # The devices that remain after the fixed sizes are assigned to fsdp, then to tensor, then to data.
+    fixed = math.prod(size for size in sizes.values() if size > 0)
+    rest = max(n_devices // fixed, 1)
     for axis, split in widths.items():
         if sizes[axis] == -1:
             sizes[axis] = math.gcd(rest, *split.values())
             rest //= sizes[axis]
     if sizes["data"] == -1:
-        others = math.prod(sizes[axis] for axis in RULES["batch"] if axis != "data")
-        share = math.ceil(train.batch_size / (rest * others))  # windows per device
-        sizes["data"] = rest if processes > 1 or tpu else math.ceil(train.batch_size / (share * others))
+        sizes["data"] = rest
+        may_idle = processes == 1 and not tpu
+        if may_idle:
+            B = config.train.batch_size
+            others = math.prod(sizes[axis] for axis in RULES["batch"] if axis != "data")
+            share = math.ceil(B / (rest * others))  # windows per device
+            sizes["data"] = math.ceil(B / (share * others))
 
     used = math.prod(sizes.values())
     shape = " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "data 1"
     in_use = f"{used} of {n_devices} devices in use ({shape})"
-    problems = [
+    indivisible = [
         f"mesh.{axis} {sizes[axis]} does not divide {name} {width}"
         for axis, split in widths.items()
         for name, width in split.items()
         if width % sizes[axis]
     ]
+    problem = ""
     if used > n_devices:
-        problems.insert(0, f"the mesh needs {used} devices ({shape}), but only {n_devices} exist")
+        problem = f"the mesh needs {used} devices ({shape}), but only {n_devices} exist"
+    elif indivisible:
+        problem = indivisible[0]
     elif processes > 1 and used < n_devices:
-        problems.append(f"{in_use}, but {processes} processes must use all of their devices")
+        problem = f"{in_use}, but {processes} processes must use all of their devices"
     elif tpu and n_devices % used:
-        problems.append(f"{in_use}, but a TPU mesh must use all devices, or a divisor of their number")
-    if problems:
+        problem = f"{in_use}, but a TPU mesh must use all devices, or a divisor of their number"
+    if problem:
         inner = " --mesh.fsdp -1 --mesh.tensor 1" if sizes["fsdp"] * sizes["tensor"] > 1 else ""
-        raise UserError(f"{problems[0]}: use --mesh.data -1{inner}, which fits any number of devices")
-    return MeshConfig(**sizes), "; ".join(_advice(config, sizes, in_use if used < n_devices else ""))
+        raise UserError(f"{problem}: use --mesh.data -1{inner}, which fits any number of devices")
+
+    idle = in_use if used < n_devices else ""
+    return MeshConfig(**sizes), "; ".join(_advice(config, sizes, idle))
 
 
 def _advice(config: Config, sizes: dict[str, int], idle: str) -> Iterator[str]:
     """Yield notes on devices or computation that a mesh wastes, each with a fix."""
-    model, train, tensor = config.model, config.train, sizes["tensor"]
     if idle:
         larger = "a larger --train.batch-size or " if config.mesh.data == -1 else ""
         yield f"{idle}: {larger}a different mesh, such as --mesh.data -1 --mesh.fsdp -1, uses more"
-    count, rows = microbatches(train, row_shards(sizes))
-    if padding := count * rows - train.batch_size:
-        wasted = f"{padding:,} of {count * rows:,} windows per step are padding"
-        yield f"{wasted}: --train.batch-size {count * rows} would use them"
-    for name, size, what in (
-        ("vocab_size", model.vocab_size, "logits"),
-        ("n_kv_head", model.kv_heads, "keys and values"),
-    ):
+
+    count, rows = microbatches(config.train, row_shards(sizes))
+    windows = count * rows
+    padding = windows - config.train.batch_size
+    if padding:
+        wasted = f"{padding:,} of {windows:,} windows per step are padding"
+        yield f"{wasted}: --train.batch-size {windows} would use them"
+
+    tensor = sizes["tensor"]
+    split = (
+        ("vocab_size", config.model.vocab_size, "logits"),
+        ("n_kv_head", config.model.kv_heads, "keys and values"),
+    )
+    for name, size, what in split:
         if size % tensor:
             yield (
                 f"mesh.tensor {tensor} does not divide model.{name} {size}, so each device computes all {what}: "
@@ -160,20 +180,26 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
     fix = "pass the sizes that jaxgpt.parallel.mesh.resolve returns"
     if -1 in shape:
         raise UserError(f"the mesh {shape} has a size of -1: {fix}")
-    chosen = list(jax.devices() if devices is None else devices)[: math.prod(shape)]
-    if len(chosen) < math.prod(shape):
-        raise UserError(f"the mesh {shape} needs {math.prod(shape)} devices, but only {len(chosen)} exist: {fix}")
+    needed = math.prod(shape)
+    available = jax.devices() if devices is None else devices
+    chosen = list(available)[:needed]
+    if len(chosen) < needed:
+        raise UserError(f"the mesh {shape} needs {needed} devices, but only {len(chosen)} exist: {fix}")
+
     slices: dict[int, list[Any]] = {}
     for device in chosen:
+        index = 0
         # JAX also reports the hosts of a GPU or CPU cluster as slices, but there, any mesh axis may span the network.
-        index = getattr(device, "slice_index", None) or 0
-        slices.setdefault(index if device.platform == "tpu" else 0, []).append(device)
-    if config.data % len(slices) or len({len(group) for group in slices.values()}) > 1:
-        sizes = " + ".join(str(len(group)) for group in slices.values())
+        if device.platform == "tpu":
+            index = getattr(device, "slice_index", None) or 0
+        slices.setdefault(index, []).append(device)
+    lengths = [len(group) for group in slices.values()]
+    if config.data % len(slices) or len(set(lengths)) > 1:
         raise UserError(
-            f"mesh.data {config.data} cannot be split over {len(slices)} slices ({sizes} devices), and each slice holds a copy "
-            f"of the weights: use --mesh.data {len(slices)} --mesh.fsdp -1"
+            f"mesh.data {config.data} cannot be split over {len(slices)} slices ({' + '.join(map(str, lengths))} devices), and "
+            f"each slice holds a copy of the weights: use --mesh.data {len(slices)} --mesh.fsdp -1"
         )
+
     inside = (config.data // len(slices), *shape[1:])
     grid = np.concatenate([_on_torus(inside, group) for group in slices.values()])
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
@@ -222,12 +248,27 @@ def rules_for(
         rows: number of rows of a batch; 0: always sharded.
         length: number of positions of a row; 0: `model.block_size`.
     """
-    sizes = {"vocab": model.vocab_size, "heads": model.n_head, "kv_heads": model.kv_heads, "head_dim": model.head_width}
-    sizes |= {"embed": model.n_embd, "width": model.n_embd, "norm": model.n_embd, "mlp": model.mlp_width}
-    sizes |= {"length": length or model.block_size, "position": model.block_size, "layers": model.n_layer}
-    sizes |= {"batch": rows, "lookup": rows}
-    ways = {name: math.prod(mesh.shape[a] for a in rules[name]) for name in sizes}
-    return {**rules, **{name: () for name in sizes if sizes[name] % ways[name]}}
+    sizes = {
+        "batch": rows,
+        "lookup": rows,
+        "length": length or model.block_size,
+        "width": model.n_embd,
+        "embed": model.n_embd,
+        "vocab": model.vocab_size,
+        "heads": model.n_head,
+        "kv_heads": model.kv_heads,
+        "head_dim": model.head_width,
+        "mlp": model.mlp_width,
+        "position": model.block_size,
+        "norm": model.n_embd,
+        "layers": model.n_layer,
+    }
+    table = dict(rules)
+    for name, size in sizes.items():
+        ways = math.prod(mesh.shape[axis] for axis in rules[name])
+        if size % ways:
+            table[name] = ()
+    return table
 
 
 def spec(names: tuple[str | None, ...], rules: Rules) -> PartitionSpec:
@@ -262,7 +303,7 @@ def shardings_like(tree: Any, boxed: Any, model: ModelConfig, mesh: Mesh, rules:
     """Return the sharding of every leaf of a tree, such as a train state or the weights of a reference model.
 
     - A leaf in a box (`nn.Partitioned`) is sharded by the logical axes of the box.
-    - A leaf with the shape of a parameter, whose path ends with the path of the parameter in `boxed`, is sharded like it.
+    - A leaf with the shape of a parameter and a path that ends with its path in `boxed` is sharded like the parameter.
     - Any other leaf with at least `SMALL` elements is sharded along an axis (`spec_of_shape`).
     - All others are replicated: counters and small vectors.
     """
@@ -325,7 +366,8 @@ def row_spec(batch: Any) -> Any:
     A batch is a tree with leaves `[B, ...]`. A leaf is an array, or a lazy batch such as `data.batches.Windows`: its slices
     are trees of arrays.
     """
-    return jax.tree.map(_on_device, jax.tree.map(lambda leaf: leaf[0:0], batch))
+    no_rows = jax.tree.map(lambda leaf: leaf[0:0], batch)
+    return jax.tree.map(_on_device, no_rows)
 
 
 def rows_of(batch: Any) -> int:
@@ -360,19 +402,23 @@ def put(mesh: Mesh, batches: Sequence[Any], rows: int, steps: int = 0) -> Any:
             read = jax.tree.leaves(jax.tree.map(lambda leaf: leaf[first:last], batch))
             for out, values in zip(parts, read, strict=True):
                 np.copyto(out[step, : len(values)], values, casting="same_kind")
-        return parts if steps else [part[0] for part in parts]
+        if steps:
+            return parts
+        return [only[0] for only in parts]
+
+    sharding = batch_sharding(mesh, several=bool(steps))
+    axis = 1 if steps else 0  # axis of the rows
 
     def put_leaf(index: int, leaf: Any) -> jax.Array:
         shape = (rows, *leaf.shape[1:])
         if steps:
             shape = (steps, *shape)
-        axis = 1 if steps else 0
 
         def shard(where: Any) -> np.ndarray:
             first, last, _ = where[axis].indices(rows)
             return part(first, last)[index]
 
-        return jax.make_array_from_callback(shape, batch_sharding(mesh, several=bool(steps)), shard)
+        return jax.make_array_from_callback(shape, sharding, shard)
 
     return jax.tree.unflatten(tree, [put_leaf(index, leaf) for index, leaf in enumerate(spec)])
 
@@ -382,7 +428,8 @@ def _on_device(array: Any) -> np.ndarray:
     array = np.asarray(array)
     if array.dtype == bool:
         return array
-    return array.astype(np.float32 if jnp.issubdtype(array.dtype, jnp.floating) else np.int32)
+    is_float = jnp.issubdtype(array.dtype, jnp.floating)
+    return array.astype(np.float32 if is_float else np.int32)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

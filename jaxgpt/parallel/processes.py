@@ -26,13 +26,16 @@ T = TypeVar("T")
 # This pattern matches error messages of JAX, gloo and Orbax after the connection to another process breaks.
 BROKEN = re.compile("Gloo|Connection|Socket closed|UNAVAILABLE|[Cc]oordination service|heartbeat|timed out|[Bb]arrier")
 
-_count, _index = 1, 0  # number of processes, index of this process; `jax.process_count()` would start the backend
+# `jax.process_count()` and `jax.process_index()` would start the backend.
+_count = 1  # number of processes
+_index = 0  # index of this process
 
 
 def set_place(count: int, index: int) -> None:
     """Set the number of processes, and the index of this process."""
     global _count, _index
-    _count, _index = count, index
+    _count = count
+    _index = index
 
 
 def process_count() -> int:
@@ -53,7 +56,8 @@ def on_leader(make: Callable[[], T]) -> T:
     """
     if _count == 1:
         return make()
-    outcome: dict[str, Any] = _gather(_outcome(make) if is_leader() else None)[0]
+    own = _outcome(make) if is_leader() else None
+    outcome, *_ = _gather(own)
     if "error" in outcome:
         raise UserError(outcome["error"])
     return cast(T, outcome["value"])
@@ -74,13 +78,18 @@ def same_on_all(make: Callable[[], T], facts: Callable[[T], Mapping[str, Any]]) 
         return {name: repr(value) for name, value in facts(results[0]).items()}
 
     outcomes = _gather(_outcome(own_facts))
-    if errors := [(n, each["error"]) for n, each in enumerate(outcomes) if "error" in each]:
-        same = len(errors) == len(outcomes) and len({error for _, error in errors}) == 1
-        raise UserError(errors[0][1] if same else f"process {errors[0][0]}: {errors[0][1]}")
+    errors = {n: each["error"] for n, each in enumerate(outcomes) if "error" in each}
+    if errors:
+        n, error = next(iter(errors.items()))
+        is_everywhere = len(errors) == len(outcomes) and len(set(errors.values())) == 1
+        raise UserError(error if is_everywhere else f"process {n}: {error}")
+
     leader = outcomes[0]["value"]
     for n, outcome in enumerate(outcomes):
-        for name in leader | outcome["value"]:
-            here, there = leader.get(name, "missing"), outcome["value"].get(name, "missing")
+        other = outcome["value"]
+        for name in leader | other:
+            here = leader.get(name, "missing")
+            there = other.get(name, "missing")
             if here != there:
                 difference = f"{name} is {here} in process 0, {there} in process {n}"
                 raise UserError(f"the processes disagree: {difference}; start all with the same command, code and data")
@@ -118,11 +127,14 @@ class Poll:
         """Send a request; return the largest request from `lag` calls ago (initially and after `forget`, 0)."""
         if _count == 1:
             return request
-        n = self.mesh.devices.size
         sharding = NamedSharding(self.mesh, PartitionSpec(self.mesh.axis_names))
-        requests = jax.make_array_from_callback((n,), sharding, lambda index: np.full(n, request, np.int32)[index])
-        self._answers.append(block_on_cpu_mesh(self.mesh, self._largest(requests)))
-        return int(self._answers.popleft()) if len(self._answers) > self.lag else 0
+        copies = np.full(self.mesh.devices.size, request, np.int32)
+        requests = jax.make_array_from_callback(copies.shape, sharding, lambda index: copies[index])
+        answer = block_on_cpu_mesh(self.mesh, self._largest(requests))
+        self._answers.append(answer)
+        if len(self._answers) <= self.lag:
+            return 0
+        return int(self._answers.popleft())
 
     def forget(self) -> None:
         """Drop the pending answers; call this after their requests have been fulfilled."""
@@ -136,10 +148,12 @@ def _gather(value: Any) -> list[Any]:
         raise UserError(
             f"the processes have {sorted(devices.values())} devices: start all with the same number (CPUs: JAX_NUM_CPU_DEVICES)"
         )
+
     data = np.frombuffer(json.dumps(value).encode(), np.uint8)
     sizes = multihost_utils.process_allgather(np.int32(data.size))
     # Sizes are rounded up to a power of 2, so that few shapes are compiled.
-    padded = np.zeros(1 << (int(sizes.max()) - 1).bit_length(), np.uint8)
+    largest = int(sizes.max())
+    padded = np.zeros(1 << (largest - 1).bit_length(), np.uint8)
     padded[: data.size] = data
     rows = multihost_utils.process_allgather(padded)
     return [json.loads(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]

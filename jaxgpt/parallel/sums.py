@@ -26,10 +26,14 @@ def over_data(sums: Callable[..., Any]) -> Callable[..., Any]:
     def on_device(params: Any, rows: Any) -> Any:
         with nn.logical_axis_rules(()):
             leaves, tree = jax.tree.flatten(sums(params, rows))
-        together, split = ravel_pytree([leaf for leaf in leaves if leaf.size <= SMALL])
-        together, large = jax.lax.psum((together, [leaf for leaf in leaves if leaf.size > SMALL]), "data")
-        small = split(together)
-        return jax.tree.unflatten(tree, [(small if leaf.size <= SMALL else large).pop(0) for leaf in leaves])
+        small = [leaf for leaf in leaves if leaf.size <= SMALL]
+        large = [leaf for leaf in leaves if leaf.size > SMALL]
+        together, split = ravel_pytree(small)
+        together, large = jax.lax.psum((together, large), "data")
+        small_sums = iter(split(together))
+        large_sums = iter(large)
+        total = [next(small_sums if leaf.size <= SMALL else large_sums) for leaf in leaves]
+        return jax.tree.unflatten(tree, total)
 
     specs = PartitionSpec(), PartitionSpec("data")
     # check_vma=False: each device computes the gradients of its own rows. Otherwise JAX would insert one all-reduce per array.

@@ -40,8 +40,11 @@ def _heads(model: GPT, params: Any, tokens_BT: jax.Array) -> Heads:
     names = tuple(layer_names(model.config, "attn.pattern"))
     taps = forward(model, params, tokens_BT, names).taps
     pattern_LBNTS = jnp.stack([taps[name] for name in names])
-    previous, induction = jax.vmap(previous_score), jax.vmap(induction_score, (0, None))
-    return Heads(previous(pattern_LBNTS), induction(pattern_LBNTS, tokens_BT), entropy(pattern_LBNTS).mean((1, 3)))
+    return Heads(
+        previous=jax.vmap(previous_score)(pattern_LBNTS),
+        induction=jax.vmap(induction_score, (0, None))(pattern_LBNTS, tokens_BT),
+        entropy=entropy(pattern_LBNTS).mean((1, 3)),
+    )
 
 
 def previous_score(pattern_BNTS: jax.Array) -> jax.Array:
@@ -57,7 +60,8 @@ def induction_score(pattern_BNTS: jax.Array, tokens_BT: jax.Array) -> jax.Array:
     T = tokens_BT.shape[1]
     before_BTS = tokens_BT[:, :, None] == jnp.roll(tokens_BT, 1, 1)[:, None, :]  # token s - 1 equal to the query token
     at = jnp.arange(T)
-    follows_BTS = before_BTS & ((at[None, :] <= at[:, None]) & (at[None, :] > 0))[None]
+    candidates_TS = (at[None, :] <= at[:, None]) & (at[None, :] > 0)  # keys up to the query, except the first
+    follows_BTS = before_BTS & candidates_TS[None]
     repeated_BT = follows_BTS.any(-1)
     mass_N = jnp.where(follows_BTS[:, None], pattern_BNTS, 0.0).sum((0, 2, 3))
     return mass_N / repeated_BT.sum().astype(mass_N.dtype)
@@ -75,5 +79,7 @@ def repeated_tokens(lm: LM, period: int, rows: int = 8, key: int | jax.Array = 0
     `period` is at most half the context length. Raises `UserError` if `period` or `rows` is out of range.
     """
     c = lm.config.model
-    shape = as_int("rows", rows, 1, 2**20), as_int("period", period, 1, c.block_size // 2)
-    return jnp.tile(jax.random.randint(as_keys(key), shape, 0, c.vocab_size, jnp.int32), (1, 2))
+    rows = as_int("rows", rows, 1, 2**20)
+    period = as_int("period", period, 1, c.block_size // 2)
+    once = jax.random.randint(as_keys(key), (rows, period), 0, c.vocab_size, jnp.int32)
+    return jnp.tile(once, (1, 2))

@@ -64,20 +64,25 @@ class Inspection(NamedTuple):
         The means omit the first query, unless it is the only query. The dicts also have `layer`, `head`, the mean `entropy`
         and, if computed, `without`.
         """
-        several = len(self.ids) > 1
-        own, before = (np.diagonal(self.attention, offset, 2, 3) for offset in (0, -1))
+        begin = 1 if len(self.ids) > 1 else 0  # index of the first query in the means
+        same = np.diagonal(self.attention, 0, 2, 3)
+        previous = np.diagonal(self.attention, -1, 2, 3)
+        entropies = np.asarray(entropy(jnp.asarray(self.attention)))
         values = {
-            "same": own[..., several:].mean(-1),
-            "previous": before.mean(-1) if several else np.zeros(own.shape[:2]),
-            "first": self.attention[:, :, several:, 0].mean(-1),
-            "entropy": np.asarray(entropy(jnp.asarray(self.attention)))[..., several:].mean(-1),
+            "same": same[..., begin:].mean(-1),
+            "previous": previous.mean(-1) if begin else np.zeros(same.shape[:2]),
+            "first": self.attention[:, :, begin:, 0].mean(-1),
+            "entropy": entropies[..., begin:].mean(-1),
         }
         if self.without is not None:
             values["without"] = self.without
-        return [
-            {"layer": layer, "head": head} | {name: float(value[layer, head]) for name, value in values.items()}
-            for layer, head in np.ndindex(own.shape[:2])
-        ]
+
+        rows = []
+        for layer, head in np.ndindex(same.shape[:2]):
+            row: dict[str, Any] = {"layer": layer, "head": head}
+            row |= {name: float(value[layer, head]) for name, value in values.items()}
+            rows.append(row)
+        return rows
 
     def to_json(self) -> dict[str, Any]:
         """Return all values but the attention maps, which are summarized by `heads`."""
@@ -98,26 +103,35 @@ def inspect(lm: LM, prompt: str, *, max_new_tokens: int = 20) -> Inspection:
         UserError: as in `generate`, or if the prompt and `max_new_tokens` exceed 128 tokens or the context length, or the
             weights have diverged.
     """
-    model, only = lm.config.model, only_text(lm)
+    model = lm.config.model
+    only = only_text(lm)
     ids = encode_prompt(lm.tokenizer, model.vocab_size, prompt) or start_ids(lm.tokenizer)
-    limit, before = min(INSPECTED_TOKENS, model.block_size), len(ids)
+    before = len(ids)
+    limit = min(INSPECTED_TOKENS, model.block_size)
     if before + max_new_tokens > limit:
         raise UserError(
             f"a prompt of {before} tokens and {max_new_tokens} new tokens exceed the limit of {limit}: shorten the "
             f"prompt, or lower max_new_tokens"
         )
     if max_new_tokens:
-        ids = ids + generate(lm, [ids], max_new_tokens=max_new_tokens, temperature=0)[0].ids
+        [continuation] = generate(lm, [ids], max_new_tokens=max_new_tokens, temperature=0)
+        ids = ids + continuation.ids
+    T = len(ids)
+
     # Pad the text to a power of two, within the limit: texts of similar lengths then share a compiled program.
-    T, size = len(ids), min(limit, round_up(len(ids), 8))
-    ablate = T > 1 and 2 * model.parameters * T * model.n_layer * model.n_head <= ABLATION
-    found = jax.device_get(on_tokens(_compute, lm, np.pad([ids], ((0, 0), (0, size - T))), np.int32(T), only, ablate))
-    log_p = found.log_p_TV[:T]
-    if np.isnan(log_p).any():
+    size = min(limit, round_up(T, 8))
+    padded = np.pad([ids], ((0, 0), (0, size - T)))
+    flops = 2 * model.parameters * T * model.n_layer * model.n_head  # FLOPs of ablating each head in turn
+    ablate = T > 1 and flops <= ABLATION
+    found = jax.device_get(on_tokens(_compute, lm, padded, np.int32(T), only, ablate))
+    log_p_TV = found.log_p_TV[:T]
+    if np.isnan(log_p_TV).any():
         raise UserError(DIVERGED)
-    p, follows = np.exp(log_p), log_p[np.arange(T - 1), ids[1:]]
-    k = min(TOP, int(np.isfinite(log_p[0]).sum()))
-    best = np.argsort(-log_p, axis=-1, kind="stable")[:, :k]
+
+    p_TV = np.exp(log_p_TV)
+    k = min(TOP, int(np.isfinite(log_p_TV[0]).sum()))  # ids without a text have probability 0
+    best_Tk = np.argsort(-log_p_TV, axis=-1, kind="stable")[:, :k]
+    next_log_p = log_p_TV[np.arange(T - 1), ids[1:]]
 
     word = partial(token_text, lm.tokenizer, first=ids[0])
     return Inspection(
@@ -125,12 +139,12 @@ def inspect(lm: LM, prompt: str, *, max_new_tokens: int = 20) -> Inspection:
         ids=ids,
         tokens=[token_text(lm.tokenizer, ids[0]), *map(word, ids[1:])],
         prompt=before,
-        top_ids=best,
-        top_probabilities=np.take_along_axis(p, best, -1),
-        top_tokens=[[word(i) for i in row] for row in best.tolist()],
-        entropy=-(p * np.where(p > 0, log_p, 0.0)).sum(-1),
-        next_probability=np.exp(follows),
-        next_rank=1 + (log_p[:-1] > follows[:, None]).sum(-1),
+        top_ids=best_Tk,
+        top_probabilities=np.take_along_axis(p_TV, best_Tk, -1),
+        top_tokens=[[word(i) for i in row] for row in best_Tk.tolist()],
+        entropy=-(p_TV * np.where(p_TV > 0, log_p_TV, 0.0)).sum(-1),
+        next_probability=np.exp(next_log_p),
+        next_rank=1 + (log_p_TV[:-1] > next_log_p[:, None]).sum(-1),
         attention=found.attention_LNTT[:, :, :T, :T],
         lens_tokens=[[word(i) for i in row] for row in found.lens_LT[:, :T].tolist()],
         lens_probabilities=found.lens_p_LT[:, :T],
@@ -160,25 +174,28 @@ def _compute(
     patterns = layer_names(config, "attn.pattern")
     out = forward(model, params, tokens_1T, (*stream, *patterns))
     layers = read_layers(model, params, tokens_1T, 1, only)
+
     without_LN = None
     if ablate:
 
         def loss(logits_1TV: jax.Array) -> jax.Array:
             """Compute the mean loss of the tokens from the second to the last."""
             log_p_1T = log_likelihood(only(logits_1TV), jnp.roll(tokens_1T, -1, 1))
-            return -log_p_1T.mean(where=(jnp.arange(T) < length - 1)[None])
+            has_next_T = jnp.arange(T) < length - 1
+            return -log_p_1T.mean(where=has_next_T[None])
 
         heads = tuple(layer_names(config, "attn.head_out"))
-        zeros = (jnp.zeros((1, T, config.n_head, config.head_width), model.ops.dtype),) * config.n_layer
-        clean, ablated_LN = sweep(model, params, tokens_1T, zeros, heads, 2, loss)
+        zeros_1TNH = jnp.zeros((1, T, config.n_head, config.head_width), model.ops.dtype)
+        clean, ablated_LN = sweep(model, params, tokens_1T, (zeros_1TNH,) * config.n_layer, heads, 2, loss)
         without_LN = ablated_LN - clean
+
     return _Computed(
-        jax.nn.log_softmax(only(out.logits)[0]),
-        jnp.stack([out.taps[name][0] for name in stream]),
-        jnp.stack([out.taps[name][0] for name in patterns]),
-        layers.ids[:, 0, :, 0],
-        layers.probabilities[:, 0, :, 0],
-        without_LN,
+        log_p_TV=jax.nn.log_softmax(only(out.logits)[0]),
+        stream_LTD=jnp.stack([out.taps[name][0] for name in stream]),
+        attention_LNTT=jnp.stack([out.taps[name][0] for name in patterns]),
+        lens_LT=layers.ids[:, 0, :, 0],
+        lens_p_LT=layers.probabilities[:, 0, :, 0],
+        without_LN=without_LN,
     )
 
 
@@ -187,15 +204,27 @@ def html(inspection: Inspection, title: str) -> str:
 
     `title` is the heading, such as the name of the model.
     """
-    template, style, script = (
-        files("jaxgpt.study").joinpath(f"page.{kind}").read_text("utf-8") for kind in ("html", "css", "js")
-    )
+    folder = files("jaxgpt.study")
+    template = folder.joinpath("page.html").read_text("utf-8")
+    style = folder.joinpath("page.css").read_text("utf-8")
+    script = folder.joinpath("page.js").read_text("utf-8")
+
+    # The policy allows inline styles and the script with this digest, and nothing else.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    script_rule = f"script-src 'sha256-{digest}'"
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; {script_rule}; base-uri 'none'; form-action 'none'"
+
     L, N, T, _ = inspection.attention.shape
-    made = f", {T - inspection.prompt} generated greedily (underlined)" if inspection.prompt < T else ""
-    model = f"{inspection.source}: " * bool(inspection.source) + f"{plural(L, 'layer')} of {plural(N, 'head')}"
-    row, column = np.tril_indices(T)  # lower triangle: the stored entries of the attention maps
+    summary = f"{plural(L, 'layer')} of {plural(N, 'head')}. {plural(T, 'token')}: {inspection.prompt} of the prompt"
+    if inspection.source:
+        summary = f"{inspection.source}: {summary}"
+    if inspection.prompt < T:
+        summary += f", {T - inspection.prompt} generated greedily (underlined)"
+
+    # The page stores the lower triangle of the attention maps, one byte per weight.
+    row, column = np.tril_indices(T)
     weights = np.rint(255 * inspection.attention[:, :, row, column]).astype(np.uint8)
+
     # The template escapes all text of the model and the user.
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
@@ -204,7 +233,7 @@ def html(inspection: Inspection, title: str) -> str:
     return environment.from_string(template).render(
         found=inspection,
         title=title,
-        summary=f"{model}. {plural(T, 'token')}: {inspection.prompt} of the prompt{made}.",
+        summary=f"{summary}.",
         largest=inspection.norms.max() or 1.0,
         data={
             "tokens": [visible(token, DOT) for token in inspection.tokens],
@@ -212,9 +241,7 @@ def html(inspection: Inspection, title: str) -> str:
             "heads": N,
             "weights": base64.b64encode(weights.tobytes()).decode(),
         },
-        policy=(
-            f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
-        ),
+        policy=policy,
         style=style,
         script=script,
         DOT=DOT,
@@ -228,8 +255,10 @@ def token_text(tokenizer: Tokenizer, i: int, first: int | None = None) -> str:
     """
     text = tokenizer.decode([i])
     if first is not None and not tokenizer.separator:
-        before, both = tokenizer.decode([first]), tokenizer.decode([first, i])
-        text = both[len(before) :] if both.startswith(before) else text
+        before = tokenizer.decode([first])
+        both = tokenizer.decode([first, i])
+        if both.startswith(before):
+            text = both[len(before) :]
     return tokenizer.name(i) if UNFINISHED in text else text
 
 
@@ -239,4 +268,12 @@ def visible(text: str, space: str = " ") -> str:
     Bidirectional control characters count as unprintable, because they could rearrange the page.
     """
     special = SPACES | {" ": space}
-    return "".join(special.get(c) or (c if c.isprintable() else c.encode("unicode_escape").decode()) for c in text)
+    shown = []
+    for c in text:
+        if c in special:
+            shown.append(special[c])
+        elif c.isprintable():
+            shown.append(c)
+        else:
+            shown.append(c.encode("unicode_escape").decode())
+    return "".join(shown)

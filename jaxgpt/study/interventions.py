@@ -45,7 +45,8 @@ class LogitDifference:
         """Make the metric hashable, so that it can be a static argument of compiled programs."""
         for name in ("right", "wrong"):
             ids = np.asarray(getattr(self, name))
-            object.__setattr__(self, name, tuple(ids.reshape(-1).tolist()) if ids.ndim else ids.item())
+            hashable = tuple(ids.reshape(-1).tolist()) if ids.ndim else ids.item()
+            object.__setattr__(self, name, hashable)
 
     def __call__(self, logits_BTV: jax.Array) -> jax.Array:
         """Compute the mean difference of the two logits."""
@@ -53,7 +54,8 @@ class LogitDifference:
         logits_BV = logits_BTV[:, as_int("position", self.position, -T, T - 1)]
 
         def of(ids: int | Sequence[int]) -> jax.Array:
-            return jnp.take_along_axis(logits_BV, answer_ids(V, ids, B)[:, None], -1).mean()
+            ids_B = answer_ids(V, ids, B)
+            return jnp.take_along_axis(logits_BV, ids_B[:, None], -1).mean()
 
         return of(self.right) - of(self.wrong)
 
@@ -137,7 +139,8 @@ def patch(
 
     Source: Meng et al. 2022 (causal tracing); Wang et al. 2022.
     """
-    clean_BT, corrupted_BT = as_tokens(lm, clean), as_tokens(lm, corrupted)
+    clean_BT = as_tokens(lm, clean)
+    corrupted_BT = as_tokens(lm, corrupted)
     if clean_BT.shape != corrupted_BT.shape:
         raise UserError(
             f"the clean ids have shape {list(clean_BT.shape)} and the corrupted ids {list(corrupted_BT.shape)}: patching "
@@ -150,8 +153,13 @@ def patch(
     values = tuple(out.taps[name] for name in names)
     if over == "heads" and values[0].ndim != 4:
         raise UserError(f"{short_repr(site)} has no heads: choose attn.head_out, attn.q, attn.pattern, ...")
-    axis = 1 if (over == "heads") == site.endswith((".scores", ".pattern")) else 2  # [B, T, N, H], or [B, N, T, S]
-    return Patching(_measure(metric, out.logits), *on_tokens(_sweep, lm, corrupted_BT, values, names, axis, metric))
+
+    # Activations of heads are [B, T, N, H], but scores and patterns [B, N, T, S].
+    heads_first = site.endswith((".scores", ".pattern"))
+    axis = 1 if (over == "heads") == heads_first else 2
+    clean_value = _measure(metric, out.logits)
+    corrupted_value, grid = on_tokens(_sweep, lm, corrupted_BT, values, names, axis, metric)
+    return Patching(clean_value, corrupted_value, grid)
 
 
 def sweep(
@@ -177,13 +185,16 @@ def sweep(
 
     def replaced(cell: jax.Array) -> jax.Array:
         def edit(i: int, x: jax.Array) -> jax.Array:
-            slices = jnp.arange(n).reshape([-1 if a == axis else 1 for a in range(x.ndim)])
+            along_axis = [-1 if a == axis else 1 for a in range(x.ndim)]
+            slices = jnp.arange(n).reshape(along_axis)
             return jnp.where(slices + i * n == cell, values[i], x)
 
         return measure(tuple((name, partial(edit, i)) for i, name in enumerate(names)))
 
     cells = jnp.arange(len(names) * n)
-    return measure(), jax.lax.map(replaced, cells, batch_size=AT_ONCE).reshape(len(names), n)
+    unedited = measure()
+    edited = jax.lax.map(replaced, cells, batch_size=AT_ONCE)
+    return unedited, edited.reshape(len(names), n)
 
 
 _sweep = jax.jit(sweep, static_argnums=(0, 4, 5, 6))

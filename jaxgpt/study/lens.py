@@ -52,7 +52,8 @@ def lens(lm: LM, ids: Any, k: int = 5) -> Lens:
         UserError: as in `run`, or if k is not between 1 and the vocabulary size.
     """
     tokens_BT = as_tokens(lm, ids)
-    return on_tokens(_read_layers, lm, tokens_BT, as_int("k", k, 1, lm.config.model.vocab_size), only_text(lm))
+    k = as_int("k", k, 1, lm.config.model.vocab_size)
+    return on_tokens(_read_layers, lm, tokens_BT, k, only_text(lm))
 
 
 def read_layers(model: GPT, params: Any, tokens_BT: jax.Array, k: int, only: OnlyIds) -> Lens:
@@ -69,14 +70,16 @@ def read_layers(model: GPT, params: Any, tokens_BT: jax.Array, k: int, only: Onl
         answer_BT = jnp.where(answer_BT < 0, ids_BTk[..., 0], answer_BT)
         answer_BT1 = jnp.take_along_axis(logits_BTV, answer_BT[..., None], -1)
         probability_BTk = jnp.take_along_axis(jax.nn.softmax(logits_BTV), ids_BTk, -1)
-        return answer_BT, (ids_BTk, probability_BTk, 1 + (logits_BTV > answer_BT1).sum(-1))
+        rank_BT = 1 + (logits_BTV > answer_BT1).sum(-1)
+        return answer_BT, (ids_BTk, probability_BTk, rank_BT)
 
     # Read the last block's output first, with the same compiled program as the other layers: in bfloat16, a different
     # program may return a different answer.
     none_BT = jnp.full(tokens_BT.shape, -1, jnp.int32)
     stream = jnp.stack([out.taps[name] for name in names])
     answer_BT, (ids, probabilities, rank) = jax.lax.scan(read, none_BT, stream, reverse=True)
-    return Lens(ids, probabilities, answer_BT, rank, jnp.argmax(rank == 1, 0))
+    first_BT = jnp.argmax(rank == 1, 0)
+    return Lens(ids, probabilities, answer_BT, rank, first_BT)
 
 
 _read_layers = jax.jit(read_layers, static_argnums=(0, 3, 4))
@@ -143,7 +146,8 @@ def _attribution(
 
     def logit_of(parts: dict[str, jax.Array]) -> jax.Array:
         edits = tuple((name, lambda _, x=x: x) for name, x in (scales | parts).items())
-        logits_BV = jnp.take(forward(model, params, tokens_BT, (), edits).logits, at, axis=1)
+        logits_BTV = forward(model, params, tokens_BT, (), edits).logits
+        logits_BV = jnp.take(logits_BTV, at, axis=1)
         return jnp.take_along_axis(logits_BV, answer_B[:, None], -1)[:, 0]
 
     gradients = jax.grad(lambda parts: logit_of(parts).sum())(parts)

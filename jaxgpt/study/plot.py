@@ -40,18 +40,15 @@ STYLE: dict[Any, Any] = {
 GRAY = "#6b7280"
 LABEL = 0.045  # height of a baseline label, as a fraction of the axes' height
 TICK = 0.17  # minimum distance of tick labels in inches
-LARGEST = 48.0, 18.0  # maximum width and height of a matrix figure in inches
+LARGEST = (48.0, 18.0)  # maximum width and height of a matrix figure in inches
 RUNS = "#3069b3 #d07a2d #3c8c5f #9a4f9e #8a6d3b #c04a4a #4aa3a8 #6b7280".split()
 TOKEN_CHARACTERS = 14
 SETTING_CHARACTERS = 40
 TRAINING: dict[str, Any] = {"linewidth": 1, "alpha": 0.4}  # style of training losses next to validation losses
 VALIDATION: dict[str, Any] = {"linewidth": 1.6, "marker": "o", "markersize": 3.5}
-FULL: dict[str, Any] = {
-    "linestyle": "none",
-    "marker": "D",
-    "markersize": 5,
-}  # evaluations on the most windows, next to others
-CHANGE: dict[str, Any] = {"linewidth": 0.8, "linestyle": ":"}  # where a resumed run changed settings
+# Style of evaluations on the most windows, next to evaluations on fewer windows.
+FULL: dict[str, Any] = {"linestyle": "none", "marker": "D", "markersize": 5}
+CHANGE: dict[str, Any] = {"linewidth": 0.8, "linestyle": ":"}  # style of changes of settings in a resumed run
 # AXES maps axis names to fields of metrics.jsonl.
 AXES = {"step": "step", "tokens": "tokens", "seconds": "elapsed_seconds"}
 UNITS = ((3600, "hours"), (60, "minutes"), (1, "seconds"))
@@ -79,6 +76,7 @@ def attention(pattern: ArrayLike, tokens: Sequence[str] | None = None, *, title:
     if weights.ndim == 2:
         keys = [str(i) for i in range(S)] if tokens is None else tokens
         return _cells(weights, keys, keys[S - T :], ("key", "query", "attention"), title)
+
     columns = math.ceil(math.sqrt(1.5 * len(weights)))
     rows = math.ceil(len(weights) / columns)
     figure = new_figure(1.7 * columns + 0.9, 1.85 * rows * max(T / S, 0.3) + 0.7)
@@ -89,6 +87,7 @@ def attention(pattern: ArrayLike, tokens: Sequence[str] | None = None, *, title:
         axes.set(xticks=[], yticks=[])
     for axes in grid[len(weights) :]:
         axes.set_axis_off()
+
     figure.supxlabel("key", fontsize="medium")
     figure.supylabel("query", fontsize="medium")
     figure.suptitle(drawable(title))
@@ -107,12 +106,14 @@ def lens(
         tokens: the text of each token, `[T]`.
         words: the token predicted by each layer at each position, `[L + 1][T]`, to write into the cells.
     """
-    numbers, names = np.asarray(probabilities, np.float64), ("token", "layer", "probability")
-    figure = _cells(numbers, tokens, None, names, title, width=0.85 if words else 0.4)
+    numbers = np.asarray(probabilities, np.float64)
+    width = 0.85 if words else 0.4
+    figure = _cells(numbers, tokens, None, ("token", "layer", "probability"), title, width)
+    [axes, *_] = figure.axes
     for layer, row in enumerate(words or ()):
         for position, word in enumerate(row):
             color = "white" if numbers[layer, position] > 0.6 else "#111827"
-            figure.axes[0].text(position, layer, token_label(word), ha="center", va="center", fontsize=7, color=color)
+            axes.text(position, layer, token_label(word), ha="center", va="center", fontsize=7, color=color)
     return figure
 
 
@@ -152,8 +153,6 @@ def losses(
     Raises:
         UserError: if there are no runs, a run has no losses, or the axis does not exist.
     """
-    from matplotlib.lines import Line2D
-
     choices = ("all", *AXES)
     if x not in choices:
         raise UserError(f"no axis {x!r}{did_you_mean(str(x), choices)}: choose from {', '.join(choices)}")
@@ -164,43 +163,54 @@ def losses(
         if not curve.training.size + curve.partial.size + curve.full.size:
             raise UserError(f"{name} has no losses to draw: its metrics.jsonl has no line with a loss")
 
-    # Every run has a color; after eight runs, the colors repeat with another dash.
+    # Every run has a color; after eight runs, the colors repeat with a different dash.
     looks: dict[str, dict[str, Any]] = {}
-    for name, (dash, color) in zip(
-        runs, itertools.cycle(itertools.product(("-", "--", ":", "-."), RUNS)), strict=False
-    ):
+    styles = itertools.cycle(itertools.product(("-", "--", ":", "-."), RUNS))
+    for name, (dash, color) in zip(runs, styles, strict=False):
         looks[name] = {"ls": dash, "c": color}
     changes = _changes(runs)
 
     # One panel for each kind of axis.
     kinds = list(AXES) if x == "all" else [x]
-    figure = new_figure(4.0 * len(kinds) + (3.4 if len(kinds) == 1 else 1.0), 4.2)
-    panels: list[Axes] = list(figure.subplots(1, len(kinds), sharey=True, squeeze=False)[0])
-    divide, unit = _time_unit(runs)
+    margin = 3.4 if len(kinds) == 1 else 1.0  # inches
+    figure = new_figure(4.0 * len(kinds) + margin, 4.2)
+    [panels] = figure.subplots(1, len(kinds), sharey=True, squeeze=False)
+    seconds, unit = _time_unit(runs)
     for axes, kind in zip(panels, kinds, strict=True):
+        scale = seconds if kind == "seconds" else 1
         for name, curve in curves.items():
-            place = partial(_place, runs[name], kind, divide if kind == "seconds" else 1)
+            place = partial(_place, runs[name], kind, scale)
             _draw_run(axes, curve, place, looks[name], labeled=len(curves) == 1)
         for number, change in enumerate(changes, 1):
-            place = partial(_place, runs[change.run], kind, divide if kind == "seconds" else 1)
-            _mark_change(axes, number, place(change.step), looks[change.run]["c"])
+            x_change = _place(runs[change.run], kind, scale, change.step)
+            _mark_change(axes, number, x_change, looks[change.run]["c"])
         _style_axes(axes, kind, unit)
         draw_baselines(axes, baselines or {}, labels=axes is panels[-1])
     panels[0].set(ylabel="loss (nats per token)", title=drawable(title))
+    _add_legend(figure, list(curves.values()), looks, changes)
+    return figure
 
-    names = list(map(drawable, runs))
-    handles = [Line2D([], [], **looks[name]) for name in runs]
-    if any(curve.training.size and curve.partial.size + curve.full.size for curve in curves.values()):
+
+def _add_legend(
+    figure: Figure, curves: Sequence[Curves], looks: Mapping[str, dict[str, Any]], changes: Sequence[Change]
+) -> None:
+    """Add the runs, the kinds of losses that occur, and the changes of settings."""
+    from matplotlib.lines import Line2D
+
+    names = [drawable(name) for name in looks]
+    handles = [Line2D([], [], **look) for look in looks.values()]
+    if any(curve.training.size and curve.partial.size + curve.full.size for curve in curves):
         names += ["training (single batch)", "validation"]
         handles += [Line2D([], [], color=GRAY, **look) for look in (TRAINING, VALIDATION)]
-    if any(curve.partial.size and curve.full.size for curve in curves.values()):
+    if any(curve.partial.size and curve.full.size for curve in curves):
         names.append("validation, comparable")
         handles.append(Line2D([], [], color=GRAY, **FULL))
     for number, change in enumerate(changes, 1):
         names.append(drawable(f"{number}: step {change.step:,}, {change.text}"))
         handles.append(Line2D([], [], color=looks[change.run]["c"], **CHANGE))
-    figure.legend(handles, names, loc="outside upper left", ncols=min(len(names), 2 if changes else 4))
-    return figure
+
+    most = 2 if changes else 4  # columns
+    figure.legend(handles, names, loc="outside upper left", ncols=min(len(names), most))
 
 
 class Curves(NamedTuple):
@@ -234,17 +244,22 @@ class Change(NamedTuple):
 
 
 def _draw_run(axes: Axes, curve: Curves, place: Callable[[Any], Any], look: Mapping[str, Any], labeled: bool) -> None:
-    """Draw the losses of a run; with `labeled`, write the lowest comparable validation loss beside its point."""
-    validated = curve.partial.size + curve.full.size
-    axes.plot(place(curve.training[0]), curve.training[1], **look, **(TRAINING if validated else {"linewidth": 1}))
+    """Draw the losses of a run; with `labeled`, write the lowest comparable validation loss next to its point."""
+    has_validation = curve.partial.size + curve.full.size > 0
+    steps, training = curve.training
+    axes.plot(place(steps), training, **look, **(TRAINING if has_validation else {"linewidth": 1}))
+    steps, full = curve.full
     if curve.partial.size:
-        axes.plot(place(curve.partial[0]), curve.partial[1], **look, **VALIDATION)
-        axes.plot(place(curve.full[0]), curve.full[1], color=look["c"], **FULL)
+        partial_steps, values = curve.partial
+        axes.plot(place(partial_steps), values, **look, **VALIDATION)
+        axes.plot(place(steps), full, color=look["c"], **FULL)
     else:
-        axes.plot(place(curve.full[0]), curve.full[1], **look, **VALIDATION)
+        axes.plot(place(steps), full, **look, **VALIDATION)
+
     if curve.full.size and labeled:
-        step, loss = curve.full[:, curve.full[1].argmin()]
-        axes.annotate(f"{loss:.3f}", (place(step), loss), (0, 8), textcoords="offset points", ha="center")
+        lowest = full.argmin()
+        point = (place(steps[lowest]), full[lowest])
+        axes.annotate(f"{full[lowest]:.3f}", point, (0, 8), textcoords="offset points", ha="center")
 
 
 def _changes(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Change]:
@@ -252,10 +267,14 @@ def _changes(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Change]:
     changes: dict[tuple[str, int], Change] = {}
     for name, lines in runs.items():
         for line in lines:
-            if line.get("changed"):
-                settings = line["changed"].items()
-                text = ", ".join(f"{setting.rpartition('.')[2]} {setting_label(new)}" for setting, (_, new) in settings)
-                changes[name, line["step"]] = Change(name, line["step"], text)
+            if not line.get("changed"):
+                continue
+            texts = []
+            for setting, (_, new) in line["changed"].items():
+                _, _, short = setting.rpartition(".")
+                texts.append(f"{short} {setting_label(new)}")
+            step = line["step"]
+            changes[name, step] = Change(name, step, ", ".join(texts))
     return list(changes.values())
 
 
@@ -280,8 +299,11 @@ def _style_axes(axes: Axes, kind: str, unit: str) -> None:
 
 
 def _time_unit(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> tuple[int, str]:
-    """Return the seconds and the name of the largest unit of which the longest run has more than two."""
-    longest = max(_column(lines, "elapsed_seconds")[1].max(initial=0) for lines in runs.values())
+    """Return the length in seconds and the name of a time unit: the largest unit below half of the longest run."""
+    longest = 0.0
+    for lines in runs.values():
+        _, elapsed = _column(lines, "elapsed_seconds")
+        longest = max(longest, elapsed.max(initial=0))
     for seconds, unit in UNITS:
         if longest > 2 * seconds:
             return seconds, unit
@@ -300,7 +322,8 @@ def drawable(text: str) -> str:
     from matplotlib import get_data_path
     from matplotlib.font_manager import get_font
 
-    font = get_font(str(Path(get_data_path(), "fonts", "ttf", f"{FONT.replace(' ', '')}.ttf")))
+    file = f"{FONT.replace(' ', '')}.ttf"
+    font = get_font(str(Path(get_data_path(), "fonts", "ttf", file)))
     return "".join(c if font.get_char_index(ord(c)) else "\N{WHITE SQUARE}" for c in visible(text))
 
 
@@ -315,9 +338,12 @@ def draw_baselines(axes: Axes, losses: Mapping[str, float], labels: bool = True)
     """Draw a horizontal line for each loss behind the curves, labeled on the right."""
     for loss in losses.values():
         axes.axhline(loss, color="#9ca3af", linewidth=0.8, linestyle=(0, (4, 3)), zorder=0.5)
+    if not labels:
+        return
+
     low, high = axes.get_ylim()
     height = -math.inf
-    for name, loss in sorted(losses.items(), key=lambda item: item[1]) if labels else ():
+    for name, loss in sorted(losses.items(), key=lambda item: item[1]):
         height = max(loss, height + LABEL * (high - low))  # at least one label height above the previous label
         axes.annotate(
             drawable(f"{name} {loss:.2f}"), (1, height), xycoords=("axes fraction", "data"), xytext=(4, 0),
@@ -328,20 +354,25 @@ def draw_baselines(axes: Axes, losses: Mapping[str, float], labels: bool = True)
 def setting_label(value: Any) -> str:
     """Return a short label for the value of a setting, such as the words of a mixture."""
     text = " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-    short = text[: SETTING_CHARACTERS - 1] + "\N{HORIZONTAL ELLIPSIS}"
-    return text if len(text) <= SETTING_CHARACTERS else short
+    return _shortened(text, SETTING_CHARACTERS)
 
 
 def token_label(token: str) -> str:
     """Return a short label for a token."""
-    label = drawable(visible(token, DOT))
-    short = label[: TOKEN_CHARACTERS - 1] + "\N{HORIZONTAL ELLIPSIS}"
-    return label if len(label) <= TOKEN_CHARACTERS else short
+    return _shortened(drawable(visible(token, DOT)), TOKEN_CHARACTERS)
+
+
+def _shortened(text: str, characters: int) -> str:
+    """Truncate a text to a number of characters, including the ellipsis."""
+    if len(text) <= characters:
+        return text
+    return text[: characters - 1] + "\N{HORIZONTAL ELLIPSIS}"
 
 
 def _column(lines: Sequence[Mapping[str, Any]], field: str) -> np.ndarray:
     """Return the steps and values of the lines that have a field, `[2, n]`."""
-    return np.array([(line["step"], line[field]) for line in lines if field in line], float).reshape(-1, 2).T
+    pairs = [(line["step"], line[field]) for line in lines if field in line]
+    return np.array(pairs, float).reshape(-1, 2).T
 
 
 def _place(lines: Sequence[Mapping[str, Any]], kind: str, unit: float, steps: Any) -> Any:
@@ -370,18 +401,22 @@ def _cells(
         raise UserError(
             f"expected an array of shape [{len(rows)}, {len(columns)}] for these labels, not {list(values.shape)}"
         )
-    below, left = ([token_label(label) for label in labels] for labels in (columns, rows))
-    inches = (
-        min(1.6 + 0.07 * max(map(len, left)) + width * len(below), LARGEST[0]),
-        min(1.0 + 0.06 * max(map(len, below)) + 0.3 * len(left), LARGEST[1]),
-    )
-    figure = new_figure(*inches)
+    below = [token_label(label) for label in columns]
+    left = [token_label(label) for label in rows]
+    max_width, max_height = LARGEST
+    figure_width = min(1.6 + 0.07 * max(map(len, left)) + width * len(below), max_width)
+    figure_height = min(1.0 + 0.06 * max(map(len, below)) + 0.3 * len(left), max_height)
+    figure = new_figure(figure_width, figure_height)
     axes = figure.subplots()
     image = _image(axes, values, limits, aspect="auto")
-    steep: dict[str, Any] = {"rotation": 60, "ha": "right", "rotation_mode": "anchor"}
-    steep = steep if any(len(label) > 3 for label in below) else {}
-    x, y = (math.ceil(len(labels) * TICK / size) for labels, size in zip((below, left), inches, strict=True))
-    axes.set_xticks(range(0, len(below), x), below[::x], fontsize=8, **steep)  # as many labels as fit
+
+    # Label every x-th column and every y-th row: as many as fit.
+    x = math.ceil(len(below) * TICK / figure_width)
+    y = math.ceil(len(left) * TICK / figure_height)
+    steep: dict[str, Any] = {}
+    if any(len(label) > 3 for label in below):
+        steep = {"rotation": 60, "ha": "right", "rotation_mode": "anchor"}
+    axes.set_xticks(range(0, len(below), x), below[::x], fontsize=8, **steep)
     axes.set_yticks(range(0, len(left), y), left[::y], fontsize=8)
     axes.set(xlabel=names[0], ylabel=names[1], title=drawable(title))
     _add_bar(image, [axes], names[2])
@@ -399,7 +434,8 @@ def _image(axes: Axes, values: np.ndarray, limits: tuple[float, float] = (0.0, 1
 
 def _add_bar(image: AxesImage, axes: list[Axes], label: str) -> None:
     """Add a color bar next to the axes."""
-    bar: Any = axes[0].get_figure().colorbar(image, ax=axes, shrink=0.8, aspect=30, pad=0.02)  # type: ignore[union-attr]
+    figure: Any = axes[0].get_figure()
+    bar = figure.colorbar(image, ax=axes, shrink=0.8, aspect=30, pad=0.02)
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=8, length=0)
     bar.set_label(drawable(label))

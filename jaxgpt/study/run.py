@@ -61,8 +61,9 @@ def names(lm: LM, shape: tuple[int, int] | None = None) -> dict[str, jax.ShapeDt
     """
     check_lm(lm)
     tokens = jax.ShapeDtypeStruct(shape or (1, lm.config.model.block_size), jnp.int32)
-    taps: Any = jax.eval_shape(partial(forward, observed(lm), taps=("*",)), lm.params, tokens).taps
-    return dict(taps)
+    tap_all = partial(forward, observed(lm), taps=("*",))
+    out: Any = jax.eval_shape(tap_all, lm.params, tokens)
+    return dict(out.taps)
 
 
 def run(lm: LM, ids: Any, taps: Sequence[str] = (), edits: Mapping[str, Edit] | None = None) -> ForwardPass:
@@ -105,15 +106,22 @@ class Captured(NamedTuple):
 def capture(lm: LM, ids: Any) -> Captured:
     """Compute the logits, hidden states and attention maps of a text or ids `[B, T]`; errors as in `run`."""
     check_lm(lm)
-    hidden, attentions = hidden_names(lm.config.model), layer_names(lm.config.model, "attn.pattern")
+    hidden = hidden_names(lm.config.model)
+    attentions = layer_names(lm.config.model, "attn.pattern")
     logits, taps = run(lm, ids, [*hidden, *attentions])
-    return Captured(logits, tuple(taps[name] for name in hidden), tuple(taps[name] for name in attentions))
+    return Captured(
+        logits=logits,
+        hidden=tuple(taps[name] for name in hidden),
+        attentions=tuple(taps[name] for name in attentions),
+    )
 
 
 def layer_names(config: ModelConfig, activation: str) -> list[str]:
     """Return the names of an activation, such as `resid.pre` or `attn.pattern`, in all layers."""
-    in_stream = activation.startswith("resid.")
-    return [f"{activation}.{layer}" if in_stream else f"h.{layer}.{activation}" for layer in range(config.n_layer)]
+    layers = range(config.n_layer)
+    if activation.startswith("resid."):
+        return [f"{activation}.{layer}" for layer in layers]
+    return [f"h.{layer}.{activation}" for layer in layers]
 
 
 def stream_names(config: ModelConfig) -> list[str]:
@@ -124,7 +132,9 @@ def stream_names(config: ModelConfig) -> list[str]:
 def hidden_names(config: ModelConfig) -> list[str]:
     """Return the names of the hidden states that `capture` returns."""
     *inputs, last = stream_names(config)
-    return [*inputs, "ln_f.out" if config.final_norm and config.norm != "none" else last]
+    if config.final_norm and config.norm != "none":
+        last = "ln_f.out"
+    return [*inputs, last]
 
 
 class Generated(NamedTuple):
@@ -170,21 +180,30 @@ def generate(
     check_lm(lm)
     params, sampling = make_settings(with_defaults(lm.tokenizer, settings), TextParams, SamplingParams)
     request = read_request(lm, [prompt], replace(params, overflow="error"))
-    [row], [new], [text], key_1 = request.rows, request.new, [request.text(0)], row_keys(key, 1)
-    read = slice(lm.config.model.block_size)  # ids within the context
-    so_far = TokenBuffer(jnp.pad(jnp.asarray([row]), ((0, 0), (0, new))), jnp.int32(len(row)))
+    [row] = request.rows
+    [new] = request.new
+    text = request.text(0)
+    key_1 = row_keys(key, 1)
+    within_context = slice(lm.config.model.block_size)
+
+    # Each token is sampled from the logits of the whole text, which has room for the new tokens.
+    ids_1S = jnp.pad(jnp.asarray([row]), ((0, 0), (0, new)))
+    so_far = TokenBuffer(ids_1S, jnp.int32(len(row)))
     for made in range(new):
         at = len(row) + made - 1
-        last_11V = np.asarray(run(lm, so_far.ids_BS[:, read], (), edits).logits)[:, at : at + 1]
+        logits_1TV = np.asarray(run(lm, so_far.ids_BS[:, within_context], (), edits).logits)
+        last_11V = logits_1TV[:, at : at + 1]
         sampled = _next_token(last_11V, so_far, key_1, made, sampling, only_text(lm))
         text.add(sampled.token_B.tolist(), sampled.log_p_B.tolist())
         if text.finish_reason:
             break
         so_far = so_far.append(sampled.token_B[:, None])
     assert text.finish_reason is not None
-    logits, found = run(lm, [(row + text.ids)[read]], taps, edits)
+
+    ids = row + text.ids
+    logits, found = run(lm, [ids[within_context]], taps, edits)
     generation = Generation(text.text, text.ids, text.finish_reason, log_p=text.log_p, stop_id=text.stop_id)
-    return Generated(row + text.ids, generation, logits, found)
+    return Generated(ids, generation, logits, found)
 
 
 def on_tokens(compute: Callable[..., Result], lm: LM, ids: Any, *args: Any) -> Result:
@@ -238,8 +257,11 @@ class Observer:
         name = re.sub(r"^h_(\d+)\.", r"h.\1.", path.replace("/", "."))
         name = re.sub(r"^h\.(\d+)\.(resid\.\w+)$", r"\2.\1", name)
         self.seen.append(name)
-        for _, edit in (each for each in self.edits if fnmatchcase(name, each[0])):
-            before, x = x, jnp.asarray(edit(x))
+        for wanted, edit in self.edits:
+            if not fnmatchcase(name, wanted):
+                continue
+            before = x
+            x = jnp.asarray(edit(x))
             if (x.shape, x.dtype) != (before.shape, before.dtype):
                 raise UserError(
                     f"the edit of {name} returned {x.dtype} {list(x.shape)} for {before.dtype} {list(before.shape)}: shape "
@@ -251,7 +273,8 @@ class Observer:
 
     def results(self) -> dict[str, jax.Array]:
         """Return the taps; raise `UserError` if a name matches no activation."""
-        for wanted in (*self.taps, *(name for name, _ in self.edits)):
+        edited = [name for name, _ in self.edits]
+        for wanted in (*self.taps, *edited):
             if not any(fnmatchcase(name, wanted) for name in self.seen):
                 near = did_you_mean(wanted, self.seen)
                 raise UserError(f"no activation {short_repr(wanted)}{near}: jaxgpt.study.names(lm) lists all names")
@@ -268,10 +291,12 @@ def as_tokens(lm: LM, ids: Any) -> jax.Array:
     if isinstance(ids, str):
         ids = [encode_prompt(lm.tokenizer, model.vocab_size, ids) or start_ids(lm.tokenizer)]
     try:
+        # The values of traced ids are unknown: check their shape and dtype.
         known = np.zeros(ids.shape, ids.dtype) if isinstance(ids, jax.core.Tracer) else np.asarray(ids)
     except ValueError:
         raise UserError("expected integer ids of shape [B, T], not rows of different lengths") from None
-    if known.ndim != 2 or not known.size or not np.issubdtype(known.dtype, np.integer):
+    is_integer = np.issubdtype(known.dtype, np.integer)
+    if known.ndim != 2 or not known.size or not is_integer:
         raise UserError(f"expected integer ids of shape [B, T], not {known.dtype} of shape {known.shape}")
     if known.shape[1] > model.block_size:
         raise UserError(f"{known.shape[1]} tokens do not fit the context of {model.block_size}: use fewer tokens")

@@ -111,7 +111,7 @@ def file_of_settings() -> Config:
 
 
 def start_from_file(trained: list[Config], settings: Config) -> None:
-    """Start the run "new" from my.json, and write it without a checkpoint, as if it had just begun."""
+    """Start the run "new" from my.json, and write its directory without a checkpoint, as right after the start."""
     result = jaxgpt(*RESUME_FROM_FILE)
     assert "no run at new yet" in result.err
     new = Run(run_folder(Path("new"), SMALL))
