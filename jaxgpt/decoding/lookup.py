@@ -90,10 +90,10 @@ def lookup_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.
         count = accepted_G.sum(dtype=jnp.int32) + 1
 
         # Keep `count` tokens: the slots after them are masked until later tokens overwrite them.
-        sampled = text.append(token_T[None])
+        extended = text.append(token_T[None])
         log_p_BS = write(state.log_p_BS, log_p_T[None], text.length)
         return state._replace(
-            text=sampled._replace(length=text.length + count),
+            text=extended._replace(length=text.length + count),
             cache=cache._replace(length=state.cache.length + count),
             done_B=ended_T[count - 1][None],
             made=state.made + count,

@@ -88,8 +88,13 @@ def gradient_sums(
     rows = len(jax.tree.leaves(batch)[0])
     if rows % accumulation:
         raise ValueError(f"{rows} rows cannot be split into {accumulation} equal microbatches")
+
     # Each device holds consecutive rows, and microbatch r % accumulation takes row r, so every device keeps its rows.
-    microbatches = jax.tree.map(lambda x: x.reshape(-1, accumulation, *x.shape[1:]).swapaxes(0, 1), batch)
+    def divide(x: jax.Array) -> jax.Array:
+        consecutive = x.reshape(-1, accumulation, *x.shape[1:])
+        return consecutive.swapaxes(0, 1)
+
+    microbatches = jax.tree.map(divide, batch)
 
     def add(sums: Any, microbatch: tuple[Any, jax.Array]) -> tuple[Any, None]:
         part, index = microbatch

@@ -51,10 +51,10 @@ def prepare(config: Config) -> tuple[Program, Data]:
     return build(config.with_model(vocab_size=data.tokenizer.vocab_size)), data
 
 
-def run(config: Config, folder: str, *, resume: bool = False, reporter: Silent | None = None) -> Outcome:
+def run(config: Config, folder: str, *, resume: bool = False, listener: Silent | None = None) -> Outcome:
     Path("text.txt").write_text(TEXT)
     start = Start(config, run=Run(Path(folder))) if resume else Start(config, folder)
-    return train(start, reporter or Silent())
+    return train(start, listener or Silent())
 
 
 def same_bits(a: object, b: object) -> bool:
@@ -76,7 +76,7 @@ def test_resumed_equals_uninterrupted_bit_for_bit(mesh: MeshConfig) -> None:
     config = replace(config, mesh=mesh, optim=optim).with_model(dropout=0.2)
     straight = run(config, "straight")
     # The interrupted run has the same number of steps in its config.
-    cut = run(config, "cut", reporter=Silent({6: lambda: os.kill(os.getpid(), signal.SIGTERM)}))
+    cut = run(config, "cut", listener=Silent({6: lambda: os.kill(os.getpid(), signal.SIGTERM)}))
     assert cut.stopped
     assert 5 < int(cut.state.step) < 14
     resumed = run(config, "cut", resume=True)
@@ -93,7 +93,7 @@ def test_every_optimizer_resumes_bit_for_bit(name: Any) -> None:
     optim = OptimConfig(name=name, warmup_steps=2, momentum_dtype="bfloat16")
     config = replace(config, mesh=MeshConfig(data=1, fsdp=2), optim=optim).with_model(n_embd=128, n_layer=2)
     straight = run(config, "straight")
-    assert run(config, "cut", reporter=Silent({1: lambda: os.kill(os.getpid(), signal.SIGTERM)})).stopped
+    assert run(config, "cut", listener=Silent({1: lambda: os.kill(os.getpid(), signal.SIGTERM)})).stopped
     assert same_bits(run(config, "cut", resume=True).state, straight.state)
 
 
@@ -103,7 +103,7 @@ def test_steps_per_call_do_not_change_a_run() -> None:
     config = small_run(steps=15, eval_every=12, steps_per_call=3)
     config = replace(config, mesh=MeshConfig(data=2)).with_model(dropout=0.2)
     straight = run(config, "straight")
-    cut = run(config, "cut", reporter=Silent({1: lambda: os.kill(os.getpid(), signal.SIGTERM)}))
+    cut = run(config, "cut", listener=Silent({1: lambda: os.kill(os.getpid(), signal.SIGTERM)}))
     assert int(cut.state.step) == 10
     resumed = run(config, "cut", resume=True)
     assert same_bits(resumed.state, straight.state)
@@ -132,7 +132,7 @@ def test_a_run_writes_checkpoints_and_metrics() -> None:
     assert list(read_metrics(Path("out/metrics.jsonl"))) == lines, "damaged lines are skipped"
 
 
-def test_a_reporter_is_called_for_every_step_and_stage() -> None:
+def test_a_listener_is_called_for_every_step_and_stage() -> None:
     """Calls do not depend on log_every; otherwise the progress line of a slow model would not change for hours."""
     heard: list[object] = []
 
@@ -149,7 +149,7 @@ def test_a_reporter_is_called_for_every_step_and_stage() -> None:
             assert {"loss", "lr", "grad_norm"} <= set(metrics)
             assert ("seconds_left" in metrics) == (metrics["step"] > 0)
 
-    run(small_run(steps=3, log_every=100, eval_every=2), "out", reporter=Listener())
+    run(small_run(steps=3, log_every=100, eval_every=2), "out", listener=Listener())
     assert heard[:4] == ["compiling", "compiled", 0, 1]
     assert heard[4:] == ["evaluating", "saving a checkpoint", 2, "evaluating", "saving a checkpoint"]
 
@@ -240,7 +240,7 @@ def test_out_of_memory_errors_come_with_advice(monkeypatch: pytest.MonkeyPatch) 
 def test_a_file_system_that_cannot_rename_directories_is_found_before_the_first_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    stopped = run(small_run(), "old", reporter=Silent({1: lambda: os.kill(os.getpid(), signal.SIGTERM)}))
+    stopped = run(small_run(), "old", listener=Silent({1: lambda: os.kill(os.getpid(), signal.SIGTERM)}))
     assert stopped.stopped
     rename = Path.rename
 
@@ -270,9 +270,9 @@ def test_other_files_in_the_directory_of_a_new_run_are_noted_and_kept() -> None:
     Path("out").mkdir()
     for name in ("notes.txt", "slurm.log", ".hidden"):
         Path("out", name).touch()
-    reporter = Silent()
-    run(small_run(steps=1, eval_every=1), "out", reporter=reporter)
-    assert reporter.notes == ["out also has files that are not of a run, which are kept: notes.txt and 1 more"]
+    listener = Silent()
+    run(small_run(steps=1, eval_every=1), "out", listener=listener)
+    assert listener.notes == ["out also has files that are not of a run, which are kept: notes.txt and 1 more"]
     assert Path("out/notes.txt").exists()
 
 
@@ -288,7 +288,7 @@ def test_a_second_writer_of_a_run_that_trains_is_refused_and_the_first_is_unharm
         for words in ("train --resume --out out", "train out --resume", "train straight --out out --overwrite"):
             seconds.append(jaxgpt(*words.split()))
 
-    disturbed = run(small_run(), "out", reporter=Silent({5: disturb}))
+    disturbed = run(small_run(), "out", listener=Silent({5: disturb}))
     for second in seconds:
         assert (second.code, second.err.count("\n")) == (2, 1 + second.err.count("using the settings of")), second.err
         assert f"out is being written by process {os.getpid()} on" in second.err
@@ -317,10 +317,10 @@ def overflow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_too_many_consecutive_skips_stop_the_run(overflow: None) -> None:
     config = replace(small_run(), optim=OptimConfig(warmup_steps=2, not_finite="skip", skip_limit=3))
-    reporter = Silent()
+    listener = Silent()
     with pytest.raises(TrainingFailed, match="at step 2 after 3 skipped updates in a row, and no gradient is finite"):
-        run(config, "out", reporter=reporter)
-    assert [note.split(":")[0] for note in reporter.notes] == ["step 0", "step 1", "step 2"]
+        run(config, "out", listener=listener)
+    assert [note.split(":")[0] for note in listener.notes] == ["step 0", "step 1", "step 2"]
     assert list(checkpoints(Path("out/checkpoints"))) == []
 
 
