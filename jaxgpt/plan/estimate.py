@@ -162,7 +162,7 @@ def step_flops(program: Program) -> tuple[float, float]:
         of the model's FLOPs.
     """
     config, rows = program.config, math.prod(program.microbatches) / batch_ways(program.mesh)
-    model = flops_per_token(config.model, program.abstract_weights, config.window, config.lora)
+    model = flops_per_token(program.model, program.abstract_weights, config.window, config.lora)
     useful = model * config.train.batch_size / program.mesh.size
     return config.window * rows * token_flops(program, config.window), config.window * useful
 
