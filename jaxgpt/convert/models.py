@@ -44,7 +44,7 @@ from jaxgpt.errors import UserError, short_repr
 from jaxgpt.files import read_json, write_atomically, write_json
 from jaxgpt.hub import download
 from jaxgpt.lm.source import Place, Source, read_source
-from jaxgpt.model.params import abstract_params
+from jaxgpt.model.params import abstract_params, count_parameters
 
 OF_LLAMA = (llama.LLAMA, llama.MISTRAL, llama.QWEN2, llama.QWEN3)
 FAMILIES = {family.name: family for family in (gpt2.FAMILY, *OF_LLAMA, neox.FAMILY, gemma.FAMILY, llama.OLMO2)}
@@ -111,7 +111,7 @@ def import_model(source: Path, target: Path, tokenizer: str = "", accept: Collec
         stream_params(run.checkpoints, abstract_params(model), leaves, {"config": asdict(config)})
     if source.is_dir() and (card := read_card(source)):
         write_atomically(target / CARD, card)
-    return Converted(family, model.parameters, skipped=skipped_tensors(weights, form))
+    return Converted(family, count_parameters(model), skipped=skipped_tensors(weights, form))
 
 
 def imported_config(target: Path, model: ModelConfig, **settings: Any) -> Config:
@@ -160,7 +160,8 @@ def export_model(
         after = probe_logits(*read_model(directory)[:2])
         check_change(expected, after)
     change = largest_change(before, after)
-    return Converted(family.name, config.model.parameters, change, engines(family, model, tokenizer))
+    parameters = count_parameters(config.model)
+    return Converted(family.name, parameters, change, engines(family, model, tokenizer))
 
 
 def exported_form(model: ModelConfig) -> tuple[Family, ModelConfig]:

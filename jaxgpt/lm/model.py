@@ -24,7 +24,7 @@ from jaxgpt.kernels import of_device
 from jaxgpt.lm.source import Place, as_path, check_mesh, check_names, first_difference, open_source, read_source
 from jaxgpt.lm.weights import Precision, quantize
 from jaxgpt.model import GPT
-from jaxgpt.model.params import map_matrices
+from jaxgpt.model.params import count_parameters, map_matrices
 from jaxgpt.model.scan import STACKED, unstack_layers
 from jaxgpt.ops import Ops
 from jaxgpt.parallel.mesh import batch_ways, use_mesh
@@ -55,7 +55,7 @@ class LM(NamedTuple):
 
     def __repr__(self) -> str:
         """Format the model in one line, without its weights."""
-        return f"<LM: {self.config.model.parameters:,} parameters, {self.source or 'made in Python'}>"
+        return f"<LM: {count_parameters(self.gpt):,} parameters, {self.source or 'made in Python'}>"
 
 
 def load(

@@ -13,6 +13,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from jaxgpt.config import Config, MeshConfig, ModelConfig
 from jaxgpt.errors import one_line
+from jaxgpt.model.params import count_parameters
 from jaxgpt.parallel.mesh import microbatches, sizes_of
 from jaxgpt.runtime import M_ARENA_MAX, M_MMAP_MAX, M_TRIM_THRESHOLD, cores, cpu_supports, set_malloc, skip_missing_tpus
 
@@ -34,7 +35,7 @@ def use_cores(mesh: MeshConfig, processes: int = 1, model: ModelConfig | None = 
     sizes = sizes_of(mesh).values()
     devices = math.ceil(math.prod(size for size in sizes if size > 0) / processes)
     if -1 in sizes:
-        large = model is not None and replace(model, vocab_size=0).parameters >= LARGE
+        large = model is not None and count_parameters(replace(model, vocab_size=1)) >= LARGE
         devices = max(devices, 1 if large and -1 not in (mesh.fsdp, mesh.tensor) else cores())
     if devices > 1024:  # cost: a few threads per device
         devices = cores()  # `resolve` then reports how many devices the mesh needs

@@ -22,6 +22,7 @@ from jaxgpt.lm.engine import round_up
 from jaxgpt.lm.model import OnlyIds, only_text
 from jaxgpt.lm.text import UNFINISHED
 from jaxgpt.model import GPT
+from jaxgpt.model.params import count_parameters
 from jaxgpt.study.heads import entropy
 from jaxgpt.study.interventions import sweep
 from jaxgpt.study.lens import read_layers
@@ -110,7 +111,8 @@ def inspect(lm: LM, prompt: str, *, max_new_tokens: int = 20) -> Inspection:
         ids = ids + generate(lm, [ids], max_new_tokens=max_new_tokens, temperature=0)[0].ids
     # Pad the text to a power of two, within the limit: texts of similar lengths then share a compiled program.
     T, size = len(ids), min(limit, round_up(len(ids), 8))
-    ablate = T > 1 and 2 * model.parameters * T * model.n_layer * model.n_head <= ABLATION
+    ablations = model.n_layer * model.n_head
+    ablate = T > 1 and 2 * count_parameters(lm.gpt) * T * ablations <= ABLATION
     found = jax.device_get(on_tokens(_compute, lm, np.pad([ids], ((0, 0), (0, size - T))), np.int32(T), only, ablate))
     log_p = found.log_p_TV[:T]
     if np.isnan(log_p).any():
