@@ -71,7 +71,7 @@ def residual_bytes(program: Program, remat: bool = True) -> float:
     key = named_key(0, "dropout") if program.config.model.dropout > 0 else None
 
     def residuals(params: Any, frozen: Any, windows: jax.Array) -> Any:
-        return jax.vjp(lambda p: run.objective(p, windows, key, frozen).loss_B.sum(), params)[1]
+        return jax.vjp(lambda p: run.objective(p, windows, key, frozen).minimized.sum(), params)[1]
 
     arguments = program.abstract_state.params, program.abstract_frozen, program.batch()
     plain = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), arguments)
