@@ -25,6 +25,7 @@ from jaxgpt.model import GPT
 from jaxgpt.model.init import init_params
 from jaxgpt.model.linear import Linear
 from jaxgpt.model.lora import init_lora, matrices, merge
+from jaxgpt.model.params import count_parameters
 from jaxgpt.runtime import set_quick_flag
 from jaxgpt.train.loss import cross_entropy
 
@@ -75,7 +76,7 @@ def main() -> None:
         return loss(weights, ids)
 
     print(
-        f"{jax.devices()[0].device_kind}, {MODEL.parameters:,} parameters, {B} x {MODEL.block_size} tokens, rank {RANK}"
+        f"{jax.devices()[0].device_kind}, {count_parameters(MODEL):,} parameters, {B} x {MODEL.block_size} tokens, rank {RANK}"
     )
     rows: dict[str, tuple[Any, Any]] = {"all weights": (full, params)}
     for names in (("q_proj", "v_proj"), tuple(matrices(params))):

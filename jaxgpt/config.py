@@ -116,8 +116,9 @@ class ModelConfig(Section):
         for name, default in (("window_pattern", "L"), ("rope_local_theta", 0.0)):
             if getattr(self, name) != default and not self.sliding_window:
                 yield f"model.{name} needs a model.sliding_window: set it, or set model.{name} to {default}"
-        if self.parameters > MAX_PARAMETERS:
-            size = f"{self.parameters:.1e} parameters"
+        # Arithmetic, because the exact count traces the initialization of the weights.
+        if self.least_parameters > MAX_PARAMETERS:
+            size = f"at least {self.least_parameters:.1e} parameters"
             yield f"the model has {size}: at most {MAX_PARAMETERS:.0e} are allowed; lower model.n_embd"
 
     @property
@@ -147,34 +148,15 @@ class ModelConfig(Section):
         return self.n_inner or 4 * self.n_embd
 
     @property
-    def parameters(self) -> int:
-        """Number of model parameters, without token embedding and output head if `vocab_size` is 0."""
-        D = self.n_embd
-        F = self.mlp_width
-        V = self.vocab_size
-        heads = self.n_head * self.head_width  # width of the queries of all heads
-        kv = self.kv_heads * self.head_width  # width of the keys of all heads
-        bias = int(self.bias)
-        gain = int(self.norm_affine)
-        norm = gain * D * (1 + (bias and self.norm != "rmsnorm")) * (self.norm != "none")
-        norms = norm * (1 + (self.norm_position == "both"))  # parameters of all norms of a sublayer
-
-        attention = (D + (bias or self.qkv_bias)) * (heads + 2 * kv)
-        attention += self.attn_proj * (heads + bias) * D
-        attention += self.qk_norm * gain * (2 * self.head_width if self.qk_norm_per_head else heads + kv)
-        attention += norms
-
-        mlp = 0
+    def least_parameters(self) -> int:
+        """A lower bound of the number of parameters: the largest matrices. `count_parameters` in model/params.py is exact."""
+        widest = self.n_head * self.head_width
         if self.mlp != "none":
-            mlp += (1 + (self.mlp == "gated")) * (D + bias) * F
-            mlp += (F + bias) * D
-            mlp += norms
-
-        ends = V * D
-        ends += (self.positions == "learned") * self.block_size * D
-        ends += self.final_norm * norm
-        ends += (not self.tie_embeddings) * (D + self.head_bias) * V
-        return self.n_layer * (attention + mlp) + ends
+            widest = max(widest, self.mlp_width)
+        rows = self.vocab_size + self.n_layer * widest
+        if self.positions == "learned":
+            rows += self.block_size
+        return rows * self.n_embd
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,9 @@ from typing import Any
 
 import jax
 
-from jaxgpt.config import Config, LoraConfig, ModelConfig
+from jaxgpt.config import Config, LoraConfig
 from jaxgpt.model.lora import abstract_trained
-from jaxgpt.model.params import abstract_params, weight_at
+from jaxgpt.model.params import Model, abstract_params, config_of, weight_at
 from jaxgpt.train.optimizer import make_optimizer
 
 
@@ -40,21 +40,36 @@ def parameter_table(params: Any) -> dict[str, int]:
     return table
 
 
-def multiplied_parameters(config: ModelConfig, params: Any) -> int:
-    """Count the parameters in matrix products: matrices, and a tied token embedding."""
-    kinds = ("matrix", "table") if config.tie_embeddings else ("matrix",)
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    return sum(leaf.size for path, leaf in leaves if (w := weight_at(path, config)) and w.kind in kinds)
+def multiplied_parameters(model: Model, params: Any) -> int:
+    """Count the parameters in matrix products: matrices, all matrices of stacks, and a tied token embedding.
+
+    Arguments as for `flops_per_token`.
+    """
+    kinds = ("matrix", "table") if config_of(model).tie_embeddings else ("matrix",)
+    total = 0
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        weight = weight_at(path, model)
+        if weight is not None and weight.kind in kinds:
+            total += leaf.size
+    return total
 
 
-def flops_per_token(config: ModelConfig, params: Any, T: int, lora: LoraConfig | None = None) -> int:
+def flops_per_token(model: Model, params: Any, T: int, lora: LoraConfig | None = None) -> int:
     """Compute the floating-point operations of training on one token: `6 P + 12 L N H T`.
 
     P: number of parameters in matrix products, each with 2 operations forward and 4 backward. The second term is attention
     over T tokens in L layers of N heads of width H (PaLM, appendix B). The causal mask and sliding windows are not deducted.
     With adapters, `4 P + 2 A` replaces `6 P`: only the adapted matrices, with A parameters, have a gradient.
+
+    Args:
+        model: the model, or its config if it is a GPT.
+        params: weights of the model, or their shapes.
+        T: tokens per window.
+        lora: settings of the adapters.
     """
-    count = gradients = multiplied_parameters(config, params)
+    config = config_of(model)
+    count = multiplied_parameters(model, params)
+    gradients = count
     if lora is not None and lora.rank:
         names = lora.targets.replace("+", ",").split(",")
         leaves = jax.tree_util.tree_leaves_with_path(params)
@@ -66,8 +81,16 @@ def flops_per_token(config: ModelConfig, params: Any, T: int, lora: LoraConfig |
 def state_bytes(config: Config, params: Any) -> dict[str, int]:
     """Compute the bytes of each part of a train state and of its gradients, without replication."""
     trained = abstract_trained(config.model, config.lora)
-    trees = {"parameters": (params, trained) if config.lora.rank else params, "gradients": trained}
-    trees["optimizer"] = jax.eval_shape(make_optimizer(config).init, trained)
-    trees |= {"average": trained} if config.optim.ema_decay > 0 else {}
-    bytes_of = lambda tree: sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))  # noqa: E731
+    trees = {
+        "parameters": (params, trained) if config.lora.rank else params,
+        "gradients": trained,
+        "optimizer": jax.eval_shape(make_optimizer(config).init, trained),
+    }
+    if config.optim.ema_decay > 0:
+        trees["average"] = trained
     return {kind: bytes_of(tree) for kind, tree in trees.items()}
+
+
+def bytes_of(tree: Any) -> int:
+    """Count the bytes of the arrays of a tree."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

@@ -25,6 +25,7 @@ from jaxgpt.config import Config, DataConfig, OptimConfig
 from jaxgpt.data.tokenizer import CharTokenizer, WordTokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.lm import LM
+from jaxgpt.model.params import count_parameters
 from jaxgpt.model.scan import stack_layers
 
 TOKENIZER = CharTokenizer(TEXT)
@@ -95,7 +96,7 @@ def test_every_public_name_is_documented(name: str) -> None:
 
 
 def test_repr_of_a_model_is_one_line(lm: LM) -> None:
-    size = f"<LM: {lm.config.model.parameters:,} parameters"
+    size = f"<LM: {count_parameters(lm.config.model):,} parameters"
     assert repr(lm) == f"{size}, made in Python>"
     jaxgpt.save(lm, "run")
     assert repr(jaxgpt.load("run", weights="int8")) == f"{size}, run, step 0>"

@@ -26,31 +26,32 @@ trainer.loop.train
     program.step = trainer.program.Program.pure_step
       train.step.gradient_sums
         objective = train.loss.next_token_loss
-          train.loss.token_losses
+          train.loss.forward
             train.loss.split_windows
-            apply_fn = model.gpt.GPT.__call__
-              model.gpt.GPT.hidden
-                model.gpt.GPT.embed
-                  wte = model.embedding.Embedding.__call__
-                model.gpt.GPT.stack
-                  model.gpt.GPT.blocks
-                    block = model.gpt.Block.__call__
-                      model.gpt.Block._input
-                        model.gpt.Block._norm
-                          model.norm.Norm.__call__
-                            ops.norms.norm
-                      attention = model.attention.Attention.__call__
-                        model.attention.Attention._project
-                          model.linear.Linear.__call__
-                            ops.linear.linear
-                        ops.rotary.rotate
-                        ops.attention.attend
-                          ops.attention.Visible.mask
+            call = model.gpt.GPT.hidden_and_sides
+              model.gpt.GPT.embed
+                wte = model.embedding.Embedding.__call__
+              model.gpt.GPT.stack
+                model.gpt.GPT.blocks
+                  block = model.gpt.Block.__call__
+                    model.gpt.Block._input
+                      model.gpt.Block._norm
+                        model.norm.Norm.__call__
+                          ops.norms.norm
+                    attention = model.attention.Attention.__call__
+                      model.attention.Attention._project
+                        model.linear.Linear.__call__
+                          ops.linear.linear
+                      ops.rotary.rotate
+                      ops.attention.attend
+                        ops.attention.Visible.mask
+                    model.gpt.Block.feed_forward
                       mlp = model.mlp.MLP.__call__
                         ops.activations.activate
-              model.gpt.GPT.head
+            call = model.gpt.GPT.head
             train.loss.cross_entropy
               train.loss.log_likelihood
+          train.loss.side_sums
       train.step.mean_gradients
       optimizer = train.optimizer.make_optimizer
         train.optimizer.schedule

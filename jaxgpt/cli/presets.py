@@ -5,6 +5,7 @@ from __future__ import annotations
 from jaxgpt.cli.output import print_result
 from jaxgpt.cli.parse import Json
 from jaxgpt.cli.settings import with_vocab
+from jaxgpt.model.params import count_parameters
 from jaxgpt.presets import PRESETS, command, preset
 
 BASE = "size of the --init-from model"
@@ -34,4 +35,6 @@ def presets(*, json: Json = False) -> int:
 
 def size(name: str) -> int | None:
     """Return the number of parameters of a preset; None for `finetune`, which uses the --init-from model."""
-    return None if name == "finetune" else with_vocab(preset(name)).model.parameters
+    if name == "finetune":
+        return None
+    return count_parameters(with_vocab(preset(name)).model)

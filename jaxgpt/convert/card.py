@@ -13,6 +13,7 @@ from jaxgpt.checkpoint.store import Info
 from jaxgpt.config import Config, flat
 from jaxgpt.errors import UserError
 from jaxgpt.files import read_bytes
+from jaxgpt.model.params import count_parameters
 from jaxgpt.report.baselines import read_baselines
 from jaxgpt.trainer.metrics import read_metrics
 
@@ -112,8 +113,9 @@ def _model(config: Config, adapter: bool) -> str:
     what = "A decoder-only language model"
     if adapter:
         what = f"LoRA adapters of rank {config.lora.rank} for a decoder-only language model"
+    parameters = count_parameters(model)
     return (
-        f"{what} of {model.parameters:,} parameters: {model.n_layer} layers of width {model.n_embd}, {model.n_head} heads, a "
+        f"{what} of {parameters:,} parameters: {model.n_layer} layers of width {model.n_embd}, {model.n_head} heads, a "
         f"context of {model.block_size:,} tokens, and {model.vocab_size:,} ids.\n"
     )
 

@@ -17,6 +17,7 @@ from jaxgpt.convert.models import Converted, exported_form, exported_special_tok
 from jaxgpt.convert.tensors import check_change, largest_change, probe_logits, tensors_of
 from jaxgpt.errors import UserError, reported
 from jaxgpt.lm import load
+from jaxgpt.model.params import count_parameters
 
 TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")  # types that the gguf package writes
 FILE_TYPES = {"f32": "ALL_F32"}  # names of other types: MOSTLY_Q8_0
@@ -64,7 +65,7 @@ def export_gguf(run: str | Path, target: Path, kind: str = "f32", checkpoint: st
         if kind == "f32" and model.activation == config.model.activation:
             check_change(before, after)
     change = largest_change(before, after)
-    return Converted(f"llama.cpp {architecture.name}", config.model.parameters, change, ("llama.cpp",))
+    return Converted(f"llama.cpp {architecture.name}", count_parameters(config.model), change, ("llama.cpp",))
 
 
 def write_gguf(

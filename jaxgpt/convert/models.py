@@ -44,7 +44,7 @@ from jaxgpt.data.tokenizer_files import (
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.files import read_json, write_atomically, write_json
 from jaxgpt.hub import download
-from jaxgpt.model.params import abstract_params
+from jaxgpt.model.params import abstract_params, count_parameters
 
 OF_LLAMA = (llama.LLAMA, llama.MISTRAL, llama.QWEN2, llama.QWEN3)
 FAMILIES = {family.name: family for family in (gpt2.FAMILY, *OF_LLAMA, neox.FAMILY, gemma.FAMILY, llama.OLMO2)}
@@ -112,7 +112,7 @@ def import_model(source: Path, target: Path, tokenizer: str = "", accept: Collec
     card = read_card(source) if source.is_dir() else ""
     if card:
         write_atomically(target / CARD, card)
-    return Converted(family, model.parameters, skipped=skipped_tensors(weights, form))
+    return Converted(family, count_parameters(model), skipped=skipped_tensors(weights, form))
 
 
 def imported_config(target: Path, model: ModelConfig, **settings: Any) -> Config:
@@ -161,7 +161,8 @@ def export_model(
         after = probe_logits(*read_model(directory)[:2])
         check_change(expected, after)
     change = largest_change(before, after)
-    return Converted(family.name, config.model.parameters, change, engines(family, model, tokenizer))
+    parameters = count_parameters(config.model)
+    return Converted(family.name, parameters, change, engines(family, model, tokenizer))
 
 
 def exported_form(model: ModelConfig) -> tuple[Family, ModelConfig]:

@@ -1,12 +1,13 @@
 """Read and write weights with another system's names and layout; import and export share a table.
 
 A leaf is named by its path, `h_0/attn/q_proj/kernel`. A `WeightRow` lists the leaves of a tensor, concatenated along its output
-axis or alternating by head. Matrices here are `[in, out]`; torch.nn.Linear stores `[out, in]`.
+axis or alternating by head. Matrices here are `[in, out]`; torch.nn.Linear stores `[out, in]`. A stack of matrices,
+`[E, in, out]`, is one tensor, or a tensor for each matrix.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ from jaxgpt.config import ModelConfig
 from jaxgpt.convert.files import SHARD_BYTES, Tensor, Weights, rounded, write_shards
 from jaxgpt.errors import TrainingFailed, UserError
 from jaxgpt.model import GPT
-from jaxgpt.model.params import flatten_params, weights
+from jaxgpt.model.params import Model, config_of, flatten_params, weights
 
 HEAD = "lm_head.weight"
 # Suffixes of the masks and constants to skip in older files.
@@ -30,7 +31,7 @@ STRAY = "_orig_mod."  # prefix that torch.compile adds to names
 
 
 class WeightRow(NamedTuple):
-    """One row of a table; `{}` in names is the layer number."""
+    """One row of a table; `{}` in names is the layer number, and `{expert}` in the tensor's name the index in a stack."""
 
     name: str  # name of the tensor in the other system
     leaves: tuple[str, ...]  # paths of the jaxgpt leaves, in storage order
@@ -40,6 +41,7 @@ class WeightRow(NamedTuple):
     factor: float = 1.0  # number multiplied with the tensor after adding `offset`
     interleaved: bool = False  # whether the two halves of each head alternate by channel, as in llama.cpp's Llama
     heads: int = 0  # number of heads of the leaves, set by `expand` if `by_head` or `interleaved`
+    expert: int = -1  # index of the tensor in the leaf's stack, set by `expand`; -1: the tensor is the complete leaf
 
 
 WeightTable = tuple[WeightRow, ...]
@@ -73,14 +75,15 @@ def norm(name: str, leaf: str, offset: float = 0.0, factor: float = 1.0) -> Weig
     )
 
 
-def leaf_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+def leaf_shapes(model: Model) -> dict[str, tuple[int, ...]]:
     """Return a dict of the shapes of a model's weights, keyed by path."""
-    return {path: weight.shape for path, weight in weights(config).items()}
+    return {path: weight.shape for path, weight in weights(model).items()}
 
 
-def expand(table: WeightTable, config: ModelConfig) -> list[WeightRow]:
-    """Return the table of one model: a row per layer, without the rows of absent leaves."""
-    shapes = leaf_shapes(config)
+def expand(table: WeightTable, model: Model) -> list[WeightRow]:
+    """Return the table of one model: a row per layer and matrix of a stack, without the rows of absent leaves."""
+    config = config_of(model)
+    shapes = leaf_shapes(model)
     rows = []
     for row in table:
         for layer in range(config.n_layer) if "{}" in row.name else (0,):
@@ -90,21 +93,34 @@ def expand(table: WeightTable, config: ModelConfig) -> list[WeightRow]:
             heads = 0
             if row.by_head or row.interleaved:
                 heads = config.kv_heads if "/k_proj/" in leaves[0] else config.n_head
-            rows.append(row._replace(name=row.name.format(layer), leaves=leaves, heads=heads))
+            one = row._replace(leaves=leaves, heads=heads)
+            if "{expert}" not in row.name:
+                rows.append(one._replace(name=row.name.format(layer)))
+                continue
+            stacked, *_ = shapes[leaves[0]]
+            for expert in range(stacked):
+                rows.append(one._replace(name=row.name.format(layer, expert=expert), expert=expert))
     return rows
+
+
+def part_shape(row: WeightRow, leaf: str, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+    """Return the shape of a row's part of a leaf: a matrix of a stack, or the complete leaf."""
+    return shapes[leaf] if row.expert < 0 else shapes[leaf][1:]
 
 
 def tensor_shape(row: WeightRow, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
     """Return the shape of the tensor of a row."""
-    inputs = shapes[row.leaves[0]][:-1]
     outputs = sum(shapes[leaf][-1] for leaf in row.leaves)
-    shape = (*inputs, outputs)
-    return shape[::-1] if row.output_first else shape
+    *stack_and_inputs, _ = part_shape(row, row.leaves[0], shapes)
+    if not row.output_first:
+        return (*stack_and_inputs, outputs)
+    *stack, inputs = stack_and_inputs
+    return (*stack, outputs, inputs)
 
 
 def to_leaves(row: WeightRow, tensor: np.ndarray, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
     """Split a tensor into leaves, as views where possible."""
-    matrix = tensor.T if row.output_first else tensor
+    matrix = tensor.swapaxes(-1, -2) if row.output_first else tensor
     if row.offset or row.factor != 1.0:
         matrix = (matrix + np.float32(row.offset)) * np.float32(row.factor)
 
@@ -119,7 +135,7 @@ def to_leaves(row: WeightRow, tensor: np.ndarray, shapes: Mapping[str, tuple[int
     else:
         ends = np.cumsum([shapes[leaf][-1] for leaf in row.leaves])
         parts = np.split(matrix, ends[:-1], axis=-1)
-    return {leaf: part.reshape(shapes[leaf]) for leaf, part in zip(row.leaves, parts, strict=True)}
+    return {leaf: part.reshape(part_shape(row, leaf, shapes)) for leaf, part in zip(row.leaves, parts, strict=True)}
 
 
 def to_tensor(row: WeightRow, leaves: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -141,7 +157,7 @@ def to_tensor(row: WeightRow, leaves: Mapping[str, np.ndarray]) -> np.ndarray:
     if row.offset or row.factor != 1.0:
         matrix = matrix / np.float32(row.factor) - np.float32(row.offset)
     if row.output_first:
-        matrix = matrix.T
+        matrix = matrix.swapaxes(-1, -2)
     return np.ascontiguousarray(matrix, np.float32)
 
 
@@ -214,11 +230,12 @@ def read_leaves(weights: Weights, config: ModelConfig, form: Format) -> Iterator
 def _read_rows(
     weights: Weights, names: Mapping[str, str], config: ModelConfig, form: Format
 ) -> Iterator[tuple[str, np.ndarray]]:
-    shapes = leaf_shapes(config)
-    for row in expand(form.table, config):
-        for path, leaf in to_leaves(row, weights.read(names[row.name]), shapes).items():
-            # Copy views of a tensor: a view would keep the whole tensor in memory.
-            yield path, np.ascontiguousarray(leaf)
+    def read(row: WeightRow) -> np.ndarray:
+        return weights.read(names[row.name])
+
+    for path, leaf in complete_leaves(expand(form.table, config), read, leaf_shapes(config)):
+        # Copy views of a tensor: a view would keep the whole tensor in memory.
+        yield path, np.ascontiguousarray(leaf)
 
 
 def load_weights(weights: Weights, config: ModelConfig, form: Format) -> Any:
@@ -230,15 +247,39 @@ def load_weights(weights: Weights, config: ModelConfig, form: Format) -> Any:
     return unflatten_dict(leaves, sep="/")
 
 
-def tensors_of(params: Any, config: ModelConfig, form: Format) -> list[Tensor]:
-    """List the tensors of a model; add gains of 1, biases of 0 and gates that only `config` has."""
-    shapes = leaf_shapes(config)
+def complete_leaves(
+    rows: Iterable[WeightRow], read: Callable[[WeightRow], np.ndarray], shapes: Mapping[str, tuple[int, ...]]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Return an iterator of the path and values of each leaf, as views where possible; `read` returns a row's tensor.
+
+    A stack with a tensor for each matrix is complete after its last row.
+    """
+    stacks: dict[str, np.ndarray] = {}
+    for row in rows:
+        for path, part in to_leaves(row, read(row), shapes).items():
+            if row.expert < 0:
+                yield path, part
+                continue
+            if row.expert == 0:
+                stacks[path] = np.empty(shapes[path], np.float32)
+            stacks[path][row.expert] = part
+            if row.expert == len(stacks[path]) - 1:
+                yield path, stacks.pop(path)
+
+
+def tensors_of(params: Any, model: Model, form: Format) -> list[Tensor]:
+    """List the tensors of a model; add gains of 1, biases of 0 and gates that only `model` has."""
+    shapes = leaf_shapes(model)
     ours = flatten_params(params)
 
-    def read(row: WeightRow) -> np.ndarray:
-        return to_tensor(row, {leaf: _leaf(ours, leaf, shapes) for leaf in row.leaves})
+    def part(row: WeightRow, path: str) -> np.ndarray:
+        leaf = _leaf(ours, path, shapes)
+        return leaf if row.expert < 0 else leaf[row.expert]
 
-    rows = expand(form.table, config)
+    def read(row: WeightRow) -> np.ndarray:
+        return to_tensor(row, {path: part(row, path) for path in row.leaves})
+
+    rows = expand(form.table, model)
     return [Tensor(row.name, tensor_shape(row, shapes), partial(read, row)) for row in rows]
 
 
@@ -256,13 +297,13 @@ def save_weights(
 
 def rounded_weights(params: Any, config: ModelConfig, form: Format, dtype: str) -> Any:
     """Return the weights of a model after its tensors are rounded to a type of `DTYPES`."""
-    shapes = leaf_shapes(config)
-    leaves: dict[str, np.ndarray] = {}
-    tensors = tensors_of(params, config, form)
-    for row, tensor in zip(expand(form.table, config), tensors, strict=True):
-        value = rounded(tensor.name, tensor.read(), dtype).astype(np.float32)
-        leaves |= to_leaves(row, value, shapes)
-    return unflatten_dict(leaves, sep="/")
+    tensors = {tensor.name: tensor for tensor in tensors_of(params, config, form)}
+
+    def read(row: WeightRow) -> np.ndarray:
+        return rounded(row.name, tensors[row.name].read(), dtype).astype(np.float32)
+
+    leaves = complete_leaves(expand(form.table, config), read, leaf_shapes(config))
+    return unflatten_dict(dict(leaves), sep="/")
 
 
 def probe_logits(config: ModelConfig, params: Any) -> np.ndarray:

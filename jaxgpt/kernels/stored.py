@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,9 +24,11 @@ _dot = functools.partial(jnp.einsum, "ai,bi->ab")
 class Stored:
     """A matrix `W[i, o] = values[o, i] * scale[o]`; supports `x @ W`, `W.T` and `W.T.take(ids, axis=0)`.
 
+    A stack of matrices, `[*stack, in, out]`, also supports `W[e]`, the matrix or stack at index e, and iteration.
+
     Attributes:
-        values_OI: stored weights, float32, bfloat16 or int8.
-        scale_O: float32, quantization scale of each output; ones, except for int8.
+        values_OI: stored weights, float32, bfloat16 or int8; `[*stack, out, in]`.
+        scale_O: float32, quantization scale of each output; ones, except for int8; `[*stack, out]`.
         transposed: true: the matrix is `W`, `[in, out]`; false: `W^T`, `[out, in]`, such as the embedding table `[V, D]`.
     """
 
@@ -35,17 +38,29 @@ class Stored:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the matrix."""
-        return self.values_OI.shape[::-1] if self.transposed else self.values_OI.shape
+        """Shape of the matrix, or of the stack."""
+        *stack, outputs, inputs = self.values_OI.shape
+        return (*stack, inputs, outputs) if self.transposed else self.values_OI.shape
 
     @property
     def T(self) -> Stored:  # noqa: N802
         """The transposed matrix."""
         return replace(self, transposed=not self.transposed)
 
+    def __getitem__(self, index: Any) -> Stored:
+        """Return the matrix at an index of the first stack axis, or a stack with fewer axes."""
+        assert self.values_OI.ndim > 2, "not a stack"
+        return replace(self, values_OI=self.values_OI[index], scale_O=self.scale_O[index])
+
+    def __iter__(self) -> Iterator[Stored]:
+        """Return an iterator of the matrices of a stack."""
+        return (self[index] for index in range(self.shape[0]))
+
     def astype(self, dtype: Any) -> Stored:
         """Convert float32 values to a dtype; values of lower precision are unchanged."""
-        return replace(self, values_OI=self.values_OI.astype(dtype)) if self.values_OI.dtype == jnp.float32 else self
+        if self.values_OI.dtype != jnp.float32:
+            return self
+        return replace(self, values_OI=self.values_OI.astype(dtype))
 
     def take(self, ids: jax.Array, axis: int) -> jax.Array:
         """Look up rows of a table: ids `[...]` to float32 `[..., D]`."""
@@ -53,19 +68,29 @@ class Stored:
         return self.values_OI.take(ids, axis=0).astype(jnp.float32) * self.scale_O.take(ids, axis=0)[..., None]
 
     def dense(self) -> jax.Array:
-        """Return the matrix as a float32 array."""
-        w_OI = self.values_OI.astype(jnp.float32) * self.scale_O[:, None]
-        return w_OI.T if self.transposed else w_OI
+        """Return the matrix, or the stack, as a float32 array."""
+        w_OI = self.values_OI.astype(jnp.float32) * self.scale_O[..., None]
+        return w_OI.mT if self.transposed else w_OI
 
     def __rmatmul__(self, x: jax.Array) -> jax.Array:
-        """Compute `x W` in float32, rounded to the dtype of x: `[..., in]` to `[..., out]`."""
+        """Compute `x W` in float32, rounded to the dtype of x: `[..., in]` to `[..., out]`.
+
+        For a stack of E matrices, as in `jnp.matmul`: `[R, in]` or `[E, R, in]` to `[E, R, out]`.
+        """
         assert self.transposed, "multiply by table.T"
-        x_RI = x.reshape(-1, x.shape[-1]).astype(x.dtype if self.values_OI.dtype == x.dtype else jnp.float32)
+        *stack, inputs, outputs = self.shape
+        if stack:
+            x_ERI = jnp.broadcast_to(x, (*stack, *x.shape[-2:]))
+            return jnp.stack([x_RI @ w_IO for x_RI, w_IO in zip(x_ERI, self, strict=True)])
+
+        dtype = x.dtype if self.values_OI.dtype == x.dtype else jnp.float32
+        x_RI = x.reshape(-1, inputs).astype(dtype)
         # Since JAX 0.12, three int8 products with VNNI take less time than a float32 product; int32 sums hold 2^17 inputs.
         fast = len(x_RI) <= FEW_ROWS or (jax.__version_info__ >= (0, 12) and cpu_supports("avx512_vnni"))
-        on_cpu = _product_by_digits if fast and self.values_OI.dtype == jnp.int8 and x.shape[-1] <= 2**17 else _product
+        by_digits = fast and self.values_OI.dtype == jnp.int8 and inputs <= 2**17
+        on_cpu = _product_by_digits if by_digits else _product
         y_RO = jax.lax.platform_dependent(x_RI, self.values_OI, cpu=on_cpu, default=_product) * self.scale_O[None]
-        return y_RO.astype(x.dtype).reshape(*x.shape[:-1], -1)
+        return y_RO.astype(x.dtype).reshape(*x.shape[:-1], outputs)
 
 
 def _product(x_RI: jax.Array, values_OI: jax.Array) -> jax.Array:
@@ -85,14 +110,25 @@ def _product_by_digits(x_RI: jax.Array, values_OI: jax.Array) -> jax.Array:
     a library three int8 digits: 23 bits (up to 8,260 inputs), like a float32 mantissa. Products of digits are exact.
     The custom derivative is the derivative of `_product`, because rounding has the derivative 0.
     """
-    loop = len(x_RI) <= LOOP_ROWS
-    count, most, dtype = (2, min(2047, 2**31 // (127 * x_RI.shape[1])), jnp.int16) if loop else (3, 127, jnp.int8)
+    dtype: Any
+    if len(x_RI) <= LOOP_ROWS:
+        count = 2
+        most = min(2047, 2**31 // (127 * x_RI.shape[1]))  # int32 sums of the products do not overflow
+        dtype = jnp.int16
+    else:
+        count = 3
+        most = 127
+        dtype = jnp.int8
+
+    # Split the rows into digits.
     unit_R1 = jnp.maximum(jnp.abs(x_RI).max(-1, keepdims=True), jnp.finfo(jnp.float32).tiny) / most
-    rest_RI, digits = x_RI / unit_R1, []
+    rest_RI = x_RI / unit_R1
+    digits = []
     for _ in range(count):
         digit_RI = jnp.round(rest_RI)
         digits.append(digit_RI.astype(dtype))
         rest_RI = 2 * most * (rest_RI - digit_RI)  # magnitude at most `most`, because the rounding error is at most 0.5
+
     # If inlined, the loop would compute the digits again for each output.
     products_XO = call_without_inlining(_integer_product, jnp.concatenate(digits), values_OI, small=False)
     products = jnp.split(products_XO.astype(jnp.float32), count)

@@ -18,6 +18,7 @@ from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.lm.weights import Precision, quantize
 from jaxgpt.model import GPT
+from jaxgpt.model.params import count_parameters
 from jaxgpt.model.scan import STACKED, unstack_layers
 from jaxgpt.runtime import set_quick_flag
 from jaxgpt.settings import as_int
@@ -47,7 +48,7 @@ class LM(NamedTuple):
 
     def __repr__(self) -> str:
         """Format the model in one line, without its weights."""
-        return f"<LM: {self.config.model.parameters:,} parameters, {self.source or 'made in Python'}>"
+        return f"<LM: {count_parameters(self.gpt):,} parameters, {self.source or 'made in Python'}>"
 
 
 def load(

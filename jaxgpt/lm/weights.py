@@ -16,8 +16,8 @@ Precision = Literal["float32", "bfloat16", "int8"]
 def quantize(params: Any, model: Model, precision: Precision) -> Any:
     """Convert the matrices and the token embeddings of a model to `Stored`.
 
-    int8: `values = round(w / scale)` with `scale = max |w| / 127` per output (per row of the embedding table). Biases, norms
-    and learned positions are unchanged.
+    int8: `values = round(w / scale)` with `scale = max |w| / 127` per output (per row of the embedding table) of each matrix.
+    Biases, norms and learned positions are unchanged.
 
     Source: Dettmers et al. 2022, section 2.1.
     """
@@ -26,11 +26,11 @@ def quantize(params: Any, model: Model, precision: Precision) -> Any:
         if weight is None or weight.kind not in ("matrix", "table"):
             return w
         transposed = weight.kind == "matrix"
-        w_OI = w.T if transposed else w
+        w_OI = w.mT if transposed else w
         if precision != "int8":
-            return Stored(w_OI.astype(precision), jnp.ones(len(w_OI), jnp.float32), transposed)
+            return Stored(w_OI.astype(precision), jnp.ones(w_OI.shape[:-1], jnp.float32), transposed)
         scale_O = jnp.maximum(jnp.abs(w_OI).max(-1), jnp.finfo(jnp.float32).tiny) / 127
-        return Stored(jnp.round(w_OI / scale_O[:, None]).astype(jnp.int8), scale_O, transposed)
+        return Stored(jnp.round(w_OI / scale_O[..., None]).astype(jnp.int8), scale_O, transposed)
 
     return map_weights(store, params, model)
 

@@ -43,28 +43,31 @@ class Attention(Module):
             key: random key of the dropout of attention weights; None disables dropout.
             tokens_BT: ids of the tokens, for subclasses that read them; None: unknown.
         """
-        c, o = self.config, self.ops
+        c = self.config
+        B, T, _ = x_BTD.shape
         q_BTNH = self._project(x_BTD, "q", "heads", c.n_head)
         k_BTKH = self._project(x_BTD, "k", "kv_heads", c.kv_heads)
         v_BTKH = self.values(x_BTD, tokens_BT)
         if c.qk_norm:
-            q_BTNH, k_BTKH = self._normed(q_BTNH, "q_norm"), self._normed(k_BTKH, "k_norm")
+            q_BTNH = self._normed(q_BTNH, "q_norm")
+            k_BTKH = self._normed(k_BTKH, "k_norm")
         if rotation is not None:
             q_BTNH = self.named("rot_q", rotate(q_BTNH, rotation))
             k_BTKH = self.named("rot_k", rotate(k_BTKH, rotation))
         if c.scale_attn_by_inverse_layer_idx:
-            q_BTNH = q_BTNH / jnp.asarray(layer + 1, o.dtype)
+            q_BTNH = q_BTNH / jnp.asarray(layer + 1, self.ops.dtype)
         scale = 1 / math.sqrt(c.head_width) if c.scale_attn_weights else 1.0
 
         kv = KeysValues(k_BTKH.transpose(0, 2, 1, 3), v_BTKH.transpose(0, 2, 3, 1))
         if cache is not None:
             cached, slot = cache
             kv = cached.write(slot, kv)
-        out_BTNH = o.attend(q_BTNH, *kv, visible, scale, self._edit(key))
-        out = self.named("head_out", out_BTNH).reshape(*x_BTD.shape[:2], -1)
+        out_BTNH = self.ops.attend(q_BTNH, *kv, visible, scale, self._edit(key))
+        out = self.named("head_out", out_BTNH).reshape(B, T, -1)
         if c.attn_proj:
             shape = (c.n_head * c.head_width, c.n_embd)
-            out = Linear(c, o, shape, ("heads", "embed"), c.bias, residual=True, name="o_proj")(out)
+            o_proj = Linear(c, self.ops, shape, ("heads", "embed"), c.bias, residual=True, name="o_proj")
+            out = o_proj(out)
         return out, kv
 
     def values(self, x_BTD: jax.Array, tokens_BT: jax.Array | None) -> jax.Array:
@@ -87,11 +90,14 @@ class Attention(Module):
         norm = Norm(self.config, self.ops, "rmsnorm", name=name)
         if self.config.qk_norm_per_head:
             return norm(x_BTNH)
-        return norm(x_BTNH.reshape(*x_BTNH.shape[:2], -1)).reshape(x_BTNH.shape)
+        B, T, *_ = x_BTNH.shape
+        together = x_BTNH.reshape(B, T, -1)
+        return norm(together).reshape(x_BTNH.shape)
 
     def _project(self, x_BTD: jax.Array, name: str, axis: str, heads: int) -> jax.Array:
         c = self.config
+        B, T, _ = x_BTD.shape
         shape = (c.n_embd, heads * c.head_width)
-        y = Linear(c, self.ops, shape, ("embed", axis), c.bias or c.qkv_bias, name=f"{name}_proj")(x_BTD)
-        y_BTNH = y.reshape(*x_BTD.shape[:2], heads, c.head_width)
+        projection = Linear(c, self.ops, shape, ("embed", axis), c.bias or c.qkv_bias, name=f"{name}_proj")
+        y_BTNH = projection(x_BTD).reshape(B, T, heads, c.head_width)
         return self.named(name, constrain(y_BTNH, ("batch", "length", axis, "head_dim")))

@@ -25,7 +25,9 @@ class KeysValues(NamedTuple):
         The caller must check that the tokens fit: JAX silently shifts an update that would exceed the end.
         """
         update = jax.lax.dynamic_update_slice_in_dim
-        return KeysValues(update(self.k_BKSH, new.k_BKSH, slot, 2), update(self.v_BKHS, new.v_BKHS, slot, 3))
+        k_BKSH = update(self.k_BKSH, new.k_BKSH, slot, 2)
+        v_BKHS = update(self.v_BKHS, new.v_BKHS, slot, 3)
+        return KeysValues(k_BKSH, v_BKHS)
 
 
 class KVCache(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import chex
@@ -27,6 +27,10 @@ from jaxgpt.ops.rotary import Llama3Scaling, Rotation, rope_frequencies
 from jaxgpt.ops.sharding import constrain
 from jaxgpt.ops.sinusoidal import sinusoidal
 
+# Side outputs of a block, by name: a value of each token, `[B, T]`, or of each row, `[B, 1]`. The objective sums them over the
+# counted tokens (`train.loss.side_sums`).
+SideOutputs = Mapping[str, jax.Array]
+
 
 class Block(Module):
     """Compute `y = x + attn(norm(x))`, then `y + mlp(norm(y))` (parallel: `y + mlp(norm(x))`).
@@ -34,7 +38,7 @@ class Block(Module):
     `norm_position` places the norms of each sublayer f: `x + f(norm(x))` (pre), `x + norm(f(x))` (output),
     `x + norm(f(norm(x)))` (both), `norm(x + f(x))` (post). Without an MLP, the result is y.
 
-    A subclass may replace the classes `attention` and `mlp`.
+    A subclass may replace the classes `attention` and `mlp`, or override `residual` and `feed_forward`.
     """
 
     attention = Attention
@@ -50,8 +54,8 @@ class Block(Module):
         layer: int | jax.Array = 0,
         key: jax.Array | None = None,
         tokens_BT: jax.Array | None = None,
-    ) -> tuple[jax.Array, KeysValues]:
-        """Apply the block; return the new residual stream `[B, T, D]`, and the layer's keys and values.
+    ) -> tuple[jax.Array, KeysValues, SideOutputs]:
+        """Apply the block; return the new residual stream `[B, T, D]`, the layer's keys and values, and side outputs.
 
         Arguments as for `Attention`; `key` is the random key of all dropout masks of the layer.
         """
@@ -65,15 +69,22 @@ class Block(Module):
         y_BTD = self._add(x_BTD, self.named("attn.out", out_BTD), "ln_1", attn_key)
         y_BTD = self.named("resid.mid", y_BTD)
 
+        sides: SideOutputs = {}
         if c.mlp != "none":
             normed_BTD = self._input(x_BTD if c.parallel_residual else y_BTD, "ln_2")
-            out_BTD = self.mlp(c, self.ops, name="mlp")(normed_BTD)
+            out_BTD, sides = self.feed_forward(normed_BTD)
             y_BTD = self._add(y_BTD, self.named("mlp.out", out_BTD), "ln_2", mlp_key)
-        return self.named("resid.post", constrain(y_BTD, ("batch", "length", "width"))), kv
+        y_BTD = constrain(y_BTD, ("batch", "length", "width"))
+        return self.named("resid.post", y_BTD), kv, sides
 
     def residual(self, x_BTD: jax.Array, tokens_BT: jax.Array | None) -> jax.Array:
         """Return the residual stream that the block reads, `[B, T, D]`; a subclass may change it."""
         return x_BTD
+
+    def feed_forward(self, x_BTD: jax.Array) -> tuple[jax.Array, SideOutputs]:
+        """Apply the MLP, `[B, T, D]` to `[B, T, D]`; also return side outputs, which a subclass may add."""
+        mlp = self.mlp(self.config, self.ops, name="mlp")
+        return mlp(x_BTD), {}
 
     def _input(self, x_BTD: jax.Array, name: str) -> jax.Array:
         return self._norm(x_BTD, name) if self.config.norm_position in ("pre", "both") else x_BTD
@@ -81,9 +92,12 @@ class Block(Module):
     def _add(self, x_BTD: jax.Array, out_BTD: jax.Array, name: str, key: jax.Array | None) -> jax.Array:
         """Add a sublayer's output to the residual stream, with dropout and the norms after the sublayer."""
         position = self.config.norm_position
-        out_BTD = self._norm(out_BTD, f"{name}_out") if position in ("output", "both") else out_BTD
+        if position in ("output", "both"):
+            out_BTD = self._norm(out_BTD, f"{name}_out")
         x_BTD = x_BTD + dropout(out_BTD, self.config.dropout, key)
-        return self._norm(x_BTD, name) if position == "post" else x_BTD
+        if position == "post":
+            x_BTD = self._norm(x_BTD, name)
+        return x_BTD
 
     def _norm(self, x_BTD: jax.Array, name: str) -> jax.Array:
         return Norm(self.config, self.ops, self.config.norm, name=name)(x_BTD)
@@ -146,12 +160,22 @@ class GPT(Module):
         self, tokens_BT: jax.Array, key: jax.Array | None = None, positions: Positions | None = None
     ) -> jax.Array:
         """Compute the final hidden states `[B, T, D]`, the input of `head`. Arguments as for `__call__`."""
+        x_BTD, _ = self.hidden_and_sides(tokens_BT, key, positions)
+        return x_BTD
+
+    def hidden_and_sides(
+        self, tokens_BT: jax.Array, key: jax.Array | None = None, positions: Positions | None = None
+    ) -> tuple[jax.Array, SideOutputs]:
+        """Compute the final hidden states `[B, T, D]`, and the side outputs of the blocks. Arguments as for `__call__`."""
         chex.assert_rank(tokens_BT, 2)
-        T, c = tokens_BT.shape[1], self.config
+        c = self.config
+        T = tokens_BT.shape[1]
         if c.positions == "learned" and c.block_size < T:  # an error instead of NaN from an out-of-range lookup
             raise ValueError(f"{T} tokens do not fit the context of {c.block_size} (model.block_size)")
-        x_BTD, _ = self.stack(self.embed(tokens_BT), positions or row_positions(T), key=key, tokens_BT=tokens_BT)
-        return x_BTD
+        x_BTD = self.embed(tokens_BT)
+        positions = positions or row_positions(T)
+        x_BTD, _, sides = self.stack(x_BTD, positions, key=key, tokens_BT=tokens_BT)
+        return x_BTD, sides
 
     def prefill(self, tokens_BT: jax.Array, slots: int) -> tuple[jax.Array, KVCache]:
         """Compute the logits of prompts, float32 `[B, T, V]`, and a cache with their keys and values.
@@ -160,9 +184,10 @@ class GPT(Module):
             tokens_BT: token ids, padded on the left with negative ids.
             slots: number of slots of the cache, at least T.
         """
-        positions, T = padded_positions(tokens_BT), tokens_BT.shape[1]
+        T = tokens_BT.shape[1]
+        positions = padded_positions(tokens_BT)
         tokens_BT = jnp.maximum(tokens_BT, 0)
-        x_BTD, layers = self.stack(self.embed(tokens_BT), positions, tokens_BT=tokens_BT)
+        x_BTD, layers, _ = self.stack(self.embed(tokens_BT), positions, tokens_BT=tokens_BT)
         cache = grow(KVCache(layers, positions.position_BT, jnp.int32(T)), slots - T)
         return self.head(x_BTD), cache
 
@@ -173,9 +198,10 @@ class GPT(Module):
             tokens_BT: ids of the tokens to append.
             cache: cache of the preceding tokens, from `prefill` or `extend`, with at least T free slots.
         """
-        positions, cache = cache.reserve(tokens_BT.shape[1])
-        x_BTD, layers = self.stack(self.embed(tokens_BT), positions, cache, tokens_BT=tokens_BT)
-        return self.head(x_BTD), cache._replace(layers=layers, length=cache.length + tokens_BT.shape[1])
+        T = tokens_BT.shape[1]
+        positions, cache = cache.reserve(T)
+        x_BTD, layers, _ = self.stack(self.embed(tokens_BT), positions, cache, tokens_BT=tokens_BT)
+        return self.head(x_BTD), cache._replace(layers=layers, length=cache.length + T)
 
     def embed(self, tokens_BT: jax.Array) -> jax.Array:
         """Look up the embeddings of tokens, `[B, T, D]`, multiplied by `sqrt(D)` with `embed_scale`.
@@ -185,7 +211,8 @@ class GPT(Module):
         """
         tokens_BT = constrain(tokens_BT, ("lookup", "length"))
         x_BTD = constrain(self.wte(tokens_BT), ("lookup", "length", "embed"))
-        x_BTD = x_BTD * jnp.asarray(math.sqrt(self.config.n_embd), self.ops.dtype) if self.config.embed_scale else x_BTD
+        if self.config.embed_scale:
+            x_BTD = x_BTD * jnp.asarray(math.sqrt(self.config.n_embd), self.ops.dtype)
         return self.named("embed", x_BTD)
 
     def stack(
@@ -195,8 +222,8 @@ class GPT(Module):
         cache: KVCache | None = None,
         key: jax.Array | None = None,
         tokens_BT: jax.Array | None = None,
-    ) -> tuple[jax.Array, tuple[KeysValues, ...]]:
-        """Apply position encoding, blocks and final norm: `[B, T, D]`, and each layer's keys and values.
+    ) -> tuple[jax.Array, tuple[KeysValues, ...], SideOutputs]:
+        """Apply position encoding, blocks and final norm: `[B, T, D]`, each layer's keys and values, and side outputs.
 
         Args:
             x_BTD: embeddings.
@@ -213,8 +240,10 @@ class GPT(Module):
         elif c.positions == "sinusoidal":
             x_BTD = x_BTD + self.named("pos_embed", sinusoidal(position_BT, c.n_embd).astype(x_BTD.dtype))
         x_BTD = constrain(dropout(x_BTD, c.dropout, subkey(key, 0)), ("batch", "length", "width"))
-        x_BTD, layers = self.blocks(x_BTD, positions, cache, key, tokens_BT)
-        return self.ln_f(x_BTD) if c.final_norm else x_BTD, layers
+        x_BTD, layers, sides = self.blocks(x_BTD, positions, cache, key, tokens_BT)
+        if c.final_norm:
+            x_BTD = self.ln_f(x_BTD)
+        return x_BTD, layers, sides
 
     def blocks(
         self,
@@ -223,17 +252,20 @@ class GPT(Module):
         cache: KVCache | None,
         key: jax.Array | None,
         tokens_BT: jax.Array | None = None,
-    ) -> tuple[jax.Array, tuple[KeysValues, ...]]:
-        """Apply the blocks; return `[B, T, D]`, and each layer's keys and values."""
+    ) -> tuple[jax.Array, tuple[KeysValues, ...], SideOutputs]:
+        """Apply the blocks; return `[B, T, D]`, each layer's keys and values, and the mean of the layers' side outputs."""
         windows = self.config.windows
         layers = []
+        sides = []
         rotations = {window: self._rotation(positions, window) for window in sorted(set(windows))}
         for layer, (block, window) in enumerate(zip(self.h, windows, strict=True)):
             visible = Visible(positions, None if cache is None else Positions(cache.position_BS), window)
             cached = None if cache is None else (cache.layers[layer], cache.length)
-            x_BTD, kv = block(x_BTD, visible, rotations[window], cached, layer, subkey(key, layer + 1), tokens_BT)
+            layer_key = subkey(key, layer + 1)
+            x_BTD, kv, side = block(x_BTD, visible, rotations[window], cached, layer, layer_key, tokens_BT)
             layers.append(kv)
-        return x_BTD, tuple(layers)
+            sides.append(side)
+        return x_BTD, tuple(layers), jax.tree.map(lambda *each: jnp.stack(each).mean(0), *sides)
 
     def head(self, x_BTD: jax.Array) -> jax.Array:
         """Compute logits from hidden states, in `ops.dtype`, and return them as float32 `[B, T, V]`.
@@ -250,8 +282,12 @@ class GPT(Module):
         c = self.config
         if c.positions != "rope":
             return None
-        factors = c.rope_factor, c.rope_low_freq_factor, c.rope_high_freq_factor, c.rope_original_context
-        theta, scaling = c.rope_theta, Llama3Scaling(*factors)
         if window and c.rope_local_theta:
-            theta, scaling = c.rope_local_theta, Llama3Scaling()
+            theta = c.rope_local_theta
+            scaling = Llama3Scaling()
+        else:
+            theta = c.rope_theta
+            scaling = Llama3Scaling(
+                c.rope_factor, c.rope_low_freq_factor, c.rope_high_freq_factor, c.rope_original_context
+            )
         return self.ops.rotation(positions.position_BT, rope_frequencies(c.rotary_width, theta, scaling))

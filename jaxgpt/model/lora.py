@@ -30,31 +30,34 @@ def init_lora(key: jax.Array, params: Any, rank: int, targets: Sequence[str] = T
             one shared A, as an adapter of GPT-2's fused matrix does.
 
     Returns:
-        Nested dicts like `params`, with `{"a": [inputs, r], "b": {"q_proj": [r, outputs]}}` at each target.
+        Nested dicts like `params`, with `{"a": [inputs, r], "b": {"q_proj": [r, outputs]}}` at each target. Each matrix of a
+        stack `[E, inputs, outputs]` has its own adapter: `[E, inputs, r]` and `[E, r, outputs]`.
 
     Raises:
         UserError: if `rank` is below 1, a target is not a matrix of the model, or combined matrices have different inputs.
     """
-    rank, used = as_int("rank", rank, 1, 2**31 - 1), set()
+    rank = as_int("rank", rank, 1, 2**31 - 1)
+    used = set()
 
     def adapt(modules: Any, path: str) -> dict[str, Any]:
-        found = {name: adapt(child, f"{path}{name}/") for name, child in modules.items() if isinstance(child, dict)}
+        children = {name: child for name, child in modules.items() if isinstance(child, dict)}
+        found = {name: adapt(child, f"{path}{name}/") for name, child in children.items()}
         for target in targets:
             names = target.split("+")
-            if all(isinstance(modules.get(name), dict) and "kernel" in modules[name] for name in names):
-                salt = zlib.crc32(f"{path}{target}".encode()) & 0x7FFFFFFF
-                kernels = {name: modules[name]["kernel"] for name in names}
-                found[target] = _init_adapter(jax.random.fold_in(key, salt), kernels, rank)
-                used.add(target)
+            if not all("kernel" in children.get(name, {}) for name in names):
+                continue
+            salt = zlib.crc32(f"{path}{target}".encode()) & 0x7FFFFFFF
+            kernels = {name: children[name]["kernel"] for name in names}
+            found[target] = _init_adapter(jax.random.fold_in(key, salt), kernels, rank)
+            used.add(target)
         return {name: adapter for name, adapter in found.items() if adapter}
 
     adapters = adapt(params, "")
     for target in targets:
         if target not in used:
             known = matrices(nn.unbox(params))
-            raise UserError(
-                f"no matrix {short_repr(target)} to adapt{did_you_mean(target, known)}: use one of {', '.join(known)}"
-            )
+            near = did_you_mean(target, known)
+            raise UserError(f"no matrix {short_repr(target)} to adapt{near}: use one of {', '.join(known)}")
     return adapters
 
 
@@ -77,13 +80,16 @@ def merge(params: Any, adapters: Any, alpha: float = 16.0) -> Any:
         for kernel, b in adapter["b"].items():
             if kernel not in merged:
                 raise UserError(f"adapters do not match the model: no matrix {kernel}")
-            w, a = merged[kernel]["kernel"], adapter["a"]
-            if (*a.shape[:-1], a.shape[-1]) != (*w.shape[:-1], b.shape[-2]) or b.shape[-1] != w.shape[-1]:
+            w = merged[kernel]["kernel"]
+            a = adapter["a"]
+            *stack, inputs, outputs = w.shape
+            rank = a.shape[-1]
+            if a.shape != (*stack, inputs, rank) or b.shape != (*stack, rank, outputs):
                 raise UserError(
                     f"adapters do not match the model: {kernel} is {list(w.shape)}, A {list(a.shape)}, B {list(b.shape)}"
                 )
             change = jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
-            merged[kernel] = merged[kernel] | {"kernel": w + alpha / a.shape[-1] * change}
+            merged[kernel] = merged[kernel] | {"kernel": w + alpha / rank * change}
     return merged
 
 
@@ -117,15 +123,23 @@ def abstract_trained(model: Model, lora: LoraConfig) -> Any:
 
 
 def _init_adapter(key: jax.Array, kernels: dict[str, Any], rank: int) -> dict[str, Any]:
+    """Initialize the adapter of matrices, or stacks of matrices, with the same inputs."""
     shapes = {name: nn.unbox(kernel).shape for name, kernel in kernels.items()}
-    fan_in = next(iter(shapes.values()))[0]
     # Boxed weights have axis names. The inputs of q_proj and o_proj may have equal lengths, but their names differ.
-    inputs = {(shapes[name][0], *getattr(kernel, "names", ())[:1]) for name, kernel in kernels.items()}
+    inputs = {(shapes[name][:-1], getattr(kernel, "names", ())[:-1]) for name, kernel in kernels.items()}
     if len(inputs) > 1:
         raise UserError(f"{'+'.join(kernels)} have different inputs and cannot share an A: use {','.join(kernels)}")
-    a = jax.random.uniform(key, (fan_in, rank), jnp.float32, -1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in))
-    b = {name: jnp.zeros((rank, shape[1]), jnp.float32) for name, shape in shapes.items()}
-    if not isinstance(box := next(iter(kernels.values())), nn.Partitioned):
+
+    *stack, fan_in, _ = next(iter(shapes.values()))
+    bound = 1 / math.sqrt(fan_in)
+    a = jax.random.uniform(key, (*stack, fan_in, rank), jnp.float32, -bound, bound)
+    b = {name: jnp.zeros((*stack, rank, shape[-1]), jnp.float32) for name, shape in shapes.items()}
+    box = next(iter(kernels.values()))
+    if not isinstance(box, nn.Partitioned):
         return {"a": a, "b": b}
-    boxes = {name: kernels[name].replace(value=b[name], names=("rank", kernels[name].names[1])) for name in kernels}
-    return {"a": box.replace(value=a, names=(box.names[0], "rank")), "b": boxes}
+
+    boxed_b = {}
+    for name, kernel in kernels.items():
+        *stack_names, _, output = kernel.names
+        boxed_b[name] = kernel.replace(value=b[name], names=(*stack_names, "rank", output))
+    return {"a": box.replace(value=a, names=(*box.names[:-1], "rank")), "b": boxed_b}

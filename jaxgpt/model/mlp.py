@@ -18,12 +18,20 @@ class MLP(Module):
     @nn.compact
     def __call__(self, x_BTD: jax.Array) -> jax.Array:
         """Apply the MLP: `[B, T, D]` to `[B, T, D]`."""
-        c, o, act = self.config, self.ops, functools.partial(self.ops.activate, self.config.activation)
-        widen = functools.partial(Linear, c, o, (c.n_embd, c.mlp_width), ("embed", "mlp"), c.bias)
-        h_BTF = widen(name="up_proj")(x_BTD)
+        c = self.config
+        act = functools.partial(self.ops.activate, c.activation)
+        widen = functools.partial(Linear, c, self.ops, (c.n_embd, c.mlp_width), ("embed", "mlp"), c.bias)
+        narrow = functools.partial(Linear, c, self.ops, (c.mlp_width, c.n_embd), ("mlp", "embed"), c.bias)
+
+        up_proj = widen(name="up_proj")
+        h_BTF = up_proj(x_BTD)
         if c.mlp == "gated":
-            h_BTF = act(self.named("pre", widen(name="gate_proj")(x_BTD))) * self.named("up", h_BTF)
+            gate_proj = widen(name="gate_proj")
+            gate_BTF = self.named("pre", gate_proj(x_BTD))
+            h_BTF = act(gate_BTF) * self.named("up", h_BTF)
         else:
             h_BTF = act(self.named("pre", h_BTF))
         h_BTF = self.named("post", constrain(h_BTF, ("batch", "length", "mlp")))
-        return Linear(c, o, (c.mlp_width, c.n_embd), ("mlp", "embed"), c.bias, residual=True, name="down_proj")(h_BTF)
+
+        down_proj = narrow(residual=True, name="down_proj")
+        return down_proj(h_BTF)

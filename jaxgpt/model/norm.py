@@ -20,13 +20,16 @@ class Norm(Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """Normalize the last axis."""
-        c, o, shape = self.config, self.ops, x.shape[-1:]
         if self.kind == "none":
             return x
-        gain = bias = None
+        c = self.config
+        shape = x.shape[-1:]
+        gain = None
+        bias = None
         if c.norm_affine:
             gain = self.weight("scale", nn.initializers.ones, shape, ("norm",))
             if c.bias and self.kind != "rmsnorm":
                 bias = self.weight("bias", nn.initializers.zeros, shape, ("norm",))
-        y = o.norm(self.kind, x, c.norm_eps, gain, bias, None if o.edit is None else self.named)
-        return self.named("out", y.astype(o.dtype))
+        edit = None if self.ops.edit is None else self.named
+        y = self.ops.norm(self.kind, x, c.norm_eps, gain, bias, edit)
+        return self.named("out", y.astype(self.ops.dtype))

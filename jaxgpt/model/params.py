@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import Any, NamedTuple
 
 import jax
@@ -18,12 +19,16 @@ from jaxgpt.model.init import boxed_params
 from jaxgpt.model.scan import STACKED, layer_name
 from jaxgpt.ops import Ops
 
+STACKS = ("expert",)  # logical names of the leading axes that stack weights
+
 
 class Weight(NamedTuple):
     """Shape and logical axes of a weight, as its module declares them.
 
+    A matrix is `[*stack, in, out]`, and a vector `[*stack, out]`: a stack `[E, in, out]` holds E matrices in one array.
+
     Attributes:
-        shape: shape without the layer axis of stacked weights.
+        shape: shape without the layer axis of stacked layers.
         axes: logical name of each axis, for the sharding table; None: not sharded.
     """
 
@@ -31,12 +36,22 @@ class Weight(NamedTuple):
     axes: tuple[str | None, ...]
 
     @property
+    def stack(self) -> int:
+        """Number of stack axes: leading axes named in `STACKS`, and otherwise all axes before the last two."""
+        named = takewhile(lambda name: name in STACKS, self.axes)
+        return max(len(list(named)), len(self.axes) - 2)
+
+    @property
     def kind(self) -> str:
-        """Kind: `matrix` `[in, out]`, `table` (tokens) `[V, D]`, `positions` `[context, D]`, or `vector`."""
-        if len(self.axes) == 1:
+        """Kind of each weight of a stack.
+
+        `matrix` `[in, out]`, `table` (tokens) `[V, D]`, `positions` `[context, D]`, or `vector`.
+        """
+        axes = self.axes[self.stack :]
+        if len(axes) < 2:
             return "vector"
         kinds: dict[str | None, str] = {"vocab": "table", "position": "positions"}
-        return kinds.get(self.axes[0], "matrix")
+        return kinds.get(axes[0], "matrix")
 
     @property
     def in_block(self) -> bool:
@@ -46,6 +61,11 @@ class Weight(NamedTuple):
 
 # A model whose weights are described: its config, or the model itself if it is a subclass of GPT with other weights.
 Model = ModelConfig | GPT
+
+
+def config_of(model: Model) -> ModelConfig:
+    """Return the architecture of a model."""
+    return model if isinstance(model, ModelConfig) else model.config
 
 
 def weights(model: Model) -> dict[str, Weight]:
@@ -95,7 +115,18 @@ def map_weights(function: Callable[[Weight | None, Any], Any], params: Any, mode
 
 def map_matrices(function: Callable[[Any], Any], params: Any, model: Model) -> Any:
     """Apply a function to all weights except vectors: matrices, and the tables of tokens and positions."""
-    return map_weights(lambda weight, w: function(w) if weight and weight.kind != "vector" else w, params, model)
+
+    def change(weight: Weight | None, w: Any) -> Any:
+        if weight is None or weight.kind == "vector":
+            return w
+        return function(w)
+
+    return map_weights(change, params, model)
+
+
+def count_parameters(model: Model) -> int:
+    """Count the parameters of a model, from the shapes of its weights."""
+    return sum(math.prod(weight.shape) for weight in weights(model).values())
 
 
 def flatten_params(params: Any) -> dict[str, Any]:

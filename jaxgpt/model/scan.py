@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxgpt.model.cache import KeysValues, KVCache
-from jaxgpt.model.gpt import GPT
+from jaxgpt.model.gpt import GPT, SideOutputs
 from jaxgpt.ops.attention import Positions, Visible
 from jaxgpt.ops.random import subkey
 
@@ -33,7 +33,7 @@ class ScannedGPT(GPT):
         cache: KVCache | None,
         key: jax.Array | None,
         tokens_BT: jax.Array | None = None,
-    ) -> tuple[jax.Array, tuple[KeysValues, ...]]:
+    ) -> tuple[jax.Array, tuple[KeysValues, ...], SideOutputs]:
         """Apply the blocks in a scan; all layers must have the same window. `init` declares unstacked weights."""
         if self.is_initializing():
             return super().blocks(x_BTD, positions, cache, key, tokens_BT)
@@ -44,16 +44,19 @@ class ScannedGPT(GPT):
         block = self.block(self.config, self.ops, parent=None)
         visible = Visible(positions, None, window)
 
-        def run(x_BTD: jax.Array, scanned: tuple[Any, jax.Array, jax.Array | None]) -> tuple[jax.Array, None]:
+        def run(x_BTD: jax.Array, scanned: tuple[Any, jax.Array, jax.Array | None]) -> tuple[jax.Array, SideOutputs]:
             params, layer, layer_key = scanned
-            x_BTD, _ = block.apply({"params": params}, x_BTD, visible, rotation, None, layer, layer_key, tokens_BT)
-            return x_BTD, None
+            out: Any = block.apply({"params": params}, x_BTD, visible, rotation, None, layer, layer_key, tokens_BT)
+            x_BTD, _, side = out
+            return x_BTD, side
 
         if self.remat is not None:
             run = jax.checkpoint(run, policy=self.remat, prevent_cse=False)
         layer_L = jnp.arange(self.config.n_layer)
-        layers: Any = self.get_variable("params", STACKED), layer_L, jax.vmap(partial(subkey, key))(layer_L + 1)
-        return jax.lax.scan(run, x_BTD, layers)[0], ()
+        key_L = jax.vmap(partial(subkey, key))(layer_L + 1)
+        layers: Any = self.get_variable("params", STACKED), layer_L, key_L
+        x_BTD, sides = jax.lax.scan(run, x_BTD, layers)
+        return x_BTD, (), jax.tree.map(lambda each_L: each_L.mean(0), sides)
 
     def prefill(self, *_: Any, **__: Any) -> Any:
         """Raise `TypeError`: unstack the layers to generate text."""
@@ -90,8 +93,10 @@ def unstack_layers(tree: Any, n_layer: int) -> Any:
         if not _has(node, STACKED):
             return node
         rest = {name: leaf for name, leaf in node.items() if name != STACKED}
-        blocks = (jax.tree.map(lambda leaf, i=i: leaf[i], node[STACKED]) for i in range(n_layer))
-        return rest | {layer_name(i): nn.meta.remove_axis(block, 0, LAYERS) for i, block in enumerate(blocks)}
+        for i in range(n_layer):
+            block = jax.tree.map(lambda leaf, i=i: leaf[i], node[STACKED])
+            rest[layer_name(i)] = nn.meta.remove_axis(block, 0, LAYERS)
+        return rest
 
     return jax.tree.map(unstack, tree, is_leaf=lambda node: _has(node, STACKED))
 

@@ -13,6 +13,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from jaxgpt.config import Config, MeshConfig, ModelConfig
 from jaxgpt.errors import one_line
+from jaxgpt.model.params import count_parameters
 from jaxgpt.parallel.mesh import microbatches, sizes_of
 from jaxgpt.runtime import (
     M_ARENA_MAX,
@@ -45,7 +46,7 @@ def use_cores(mesh: MeshConfig, processes: int = 1, model: ModelConfig | None = 
     fixed = math.prod(size for size in sizes if size > 0)
     devices = math.ceil(fixed / processes)
     if -1 in sizes:
-        is_large = model is not None and replace(model, vocab_size=0).parameters >= LARGE
+        is_large = model is not None and count_parameters(replace(model, vocab_size=1)) >= LARGE
         only_data = -1 not in (mesh.fsdp, mesh.tensor)
         if not (is_large and only_data):
             devices = max(devices, cores())

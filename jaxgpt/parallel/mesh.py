@@ -41,6 +41,7 @@ RULES: Rules = {
     "kv_heads": ("tensor",),
     "head_dim": (),
     "mlp": ("tensor",),
+    "expert": (),  # stack axis of weights, such as the matrices of experts
     "position": (),
     "norm": (),
     "rank": (),  # rank axis of adapters; the other axis is sharded as in the weight

@@ -206,7 +206,7 @@ def step_flops(program: Program) -> tuple[float, float]:
     config = program.config
     rows = math.prod(program.microbatches) / batch_ways(program.mesh)
     computed = config.window * rows * token_flops(program, config.window)
-    model = flops_per_token(config.model, program.abstract_weights, config.window, config.lora)
+    model = flops_per_token(program.model, program.abstract_weights, config.window, config.lora)
     useful = model * config.train.batch_size / program.mesh.size
     return computed, config.window * useful
 

@@ -79,7 +79,7 @@ def residual_bytes(program: Program, remat: bool = True) -> float:
 
     def residuals(params: Any, frozen: Any, windows: jax.Array) -> Any:
         def loss(params: Any) -> jax.Array:
-            return run.objective(params, windows, key, frozen).loss_B.sum()
+            return run.objective(params, windows, key, frozen).minimized.sum()
 
         _, backward = jax.vjp(loss, params)
         return backward

@@ -22,6 +22,7 @@ from jaxgpt.lm.engine import round_up
 from jaxgpt.lm.sampler import OnlyIds, only_text
 from jaxgpt.lm.text import UNFINISHED
 from jaxgpt.model import GPT
+from jaxgpt.model.params import count_parameters
 from jaxgpt.study.heads import entropy
 from jaxgpt.study.interventions import sweep
 from jaxgpt.study.lens import read_layers
@@ -121,7 +122,7 @@ def inspect(lm: LM, prompt: str, *, max_new_tokens: int = 20) -> Inspection:
     # Pad the text to a power of two, within the limit: texts of similar lengths then share a compiled program.
     size = min(limit, round_up(T, 8))
     padded = np.pad([ids], ((0, 0), (0, size - T)))
-    flops = 2 * model.parameters * T * model.n_layer * model.n_head  # FLOPs of ablating each head in turn
+    flops = 2 * count_parameters(lm.gpt) * T * model.n_layer * model.n_head  # FLOPs of ablating each head in turn
     ablate = T > 1 and flops <= ABLATION
     found = jax.device_get(on_tokens(_compute, lm, padded, np.int32(T), only, ablate))
     log_p_TV = found.log_p_TV[:T]

@@ -10,6 +10,8 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from jaxgpt.errors import did_you_mean, short_repr
+from jaxgpt.model.gpt import SideOutputs
 from jaxgpt.model.lora import merge
 from jaxgpt.ops.attention import Positions, document_positions
 
@@ -21,11 +23,18 @@ class RowSums(NamedTuple):
         loss_B: summed loss, float32.
         count_B: number of counted tokens, or sum of their weights, float32: the divisor of all sums.
         others: dict of further sums, keyed by name. Divided by the count, they become metrics.
+        penalty_B: summed penalty, minimized with the loss, but no part of the reported loss; None: no penalty.
     """
 
     loss_B: jax.Array
     count_B: jax.Array
     others: Mapping[str, jax.Array] = {}
+    penalty_B: jax.Array | None = None
+
+    @property
+    def minimized(self) -> jax.Array:
+        """The sum to minimize: loss plus penalty."""
+        return self.loss_B if self.penalty_B is None else self.loss_B + self.penalty_B
 
 
 # An objective maps (params, batch, dropout key or None, frozen) to RowSums. A batch is any tree of arrays with rows as first
@@ -33,23 +42,67 @@ class RowSums(NamedTuple):
 Objective = Callable[[Any, Any, jax.Array | None, Any], RowSums]
 
 
-def next_token_loss(apply_fn: Callable[..., Any], chunk: int = 0) -> Objective:
+def next_token_loss(
+    apply_fn: Callable[..., Any], chunk: int = 0, penalties: Mapping[str, float] | None = None
+) -> Objective:
     """Make the objective of language models: `-log softmax(logits)[target]` of the next token, in nats.
 
     Args:
         apply_fn: `GPT(config).apply`, or any `(variables, tokens_BT, key, positions) -> logits_BTV`.
         chunk: positions of each window per chunk of logits, to save memory (see `chunked`); 0: all. Chunks need the
-            model's methods `hidden` and `head`.
+            model's methods `hidden_and_sides` and `head`.
+        penalties: factor of each side output of the blocks that is minimized with the loss. All side outputs become
+            metrics; {}: without a penalty. None: ignore side outputs; otherwise, the methods of chunks are needed.
 
     Returns:
         An objective for batches of windows (see `split_windows`). It ignores `frozen`.
+
+    Raises:
+        ValueError: by the objective, if no block returns the side output of a penalty, or a side output has a wrong shape.
     """
 
     def objective(params: Any, windows: jax.Array, key: jax.Array | None, frozen: Any = ()) -> RowSums:
-        losses_BT, targets_BT = token_losses(apply_fn, params, windows, key, chunk)
-        return RowSums(losses_BT.sum(-1), (targets_BT >= 0).sum(-1, dtype=jnp.float32))
+        losses_BT, targets_BT, sides = forward(apply_fn, params, windows, key, chunk, penalties is not None)
+        loss_B = losses_BT.sum(-1)
+        count_B = (targets_BT >= 0).sum(-1, dtype=jnp.float32)
+        sums = side_sums(sides, targets_BT)
+        return RowSums(loss_B, count_B, sums, _penalty(sums, penalties or {}))
 
     return objective
+
+
+def side_sums(sides: SideOutputs, targets_BT: jax.Array) -> dict[str, jax.Array]:
+    """Sum the side outputs of each row over the positions with counted targets: float32 `[B]` each.
+
+    Like the loss, padding counts 0.
+
+    Args:
+        sides: side outputs, from the model's method `hidden_and_sides`. A value of a row, `[B, 1]`, counts once per target.
+        targets_BT: targets, negative if not counted.
+
+    Raises:
+        ValueError: if a side output is neither `[B, T]` nor `[B, 1]`.
+    """
+    B, T = targets_BT.shape
+    sums = {}
+    for name, side_BT in sides.items():
+        if side_BT.shape not in ((B, T), (B, 1)):
+            raise ValueError(f"side output {name} has shape {side_BT.shape}; expected {(B, T)}, or {(B, 1)} for rows")
+        side_BT = side_BT.astype(jnp.promote_types(side_BT.dtype, jnp.float32))
+        sums[name] = jnp.where(targets_BT >= 0, side_BT, 0.0).sum(-1)
+    return sums
+
+
+def _penalty(sums: Mapping[str, jax.Array], penalties: Mapping[str, float]) -> jax.Array | None:
+    """Add the sums with a penalty, times their factors; None: no penalties."""
+    penalty_B = None
+    for name, factor in penalties.items():
+        if name not in sums:
+            known = ", ".join(sums) or "blocks that return side outputs"
+            raise ValueError(f"no side output {short_repr(name)} for a penalty{did_you_mean(name, sums)}: use {known}")
+        weighted_B = factor * sums[name]
+        penalty_B = weighted_B if penalty_B is None else penalty_B + weighted_B
+    return penalty_B
 
 
 def with_adapters(objective: Objective, alpha: float) -> Objective:
@@ -72,14 +125,25 @@ def token_losses(
 
     Arguments as for `next_token_loss` and its objective.
     """
+    losses_BT, targets_BT, _ = forward(apply_fn, params, windows, key, chunk, with_sides=False)
+    return losses_BT, targets_BT
+
+
+def forward(
+    apply_fn: Callable[..., Any], params: Any, windows: jax.Array, key: jax.Array | None, chunk: int, with_sides: bool
+) -> tuple[jax.Array, jax.Array, SideOutputs]:
+    """Compute the results of `token_losses`, and the side outputs of the blocks if `with_sides`."""
     inputs_BT, targets_BT, positions = split_windows(windows)
     call = partial(apply_fn, {"params": params})
-    if chunk:
-        x_BTD = call(inputs_BT, key, positions, method="hidden")
-        losses_BT = chunked(lambda x, y: cross_entropy(call(x, method="head"), y), x_BTD, targets_BT, chunk)
-    else:
-        losses_BT = cross_entropy(call(inputs_BT, key, positions), targets_BT)
-    return losses_BT, targets_BT
+    if not chunk and not with_sides:
+        return cross_entropy(call(inputs_BT, key, positions), targets_BT), targets_BT, {}
+
+    def losses(x_BTD: jax.Array, targets_BT: jax.Array) -> jax.Array:
+        return cross_entropy(call(x_BTD, method="head"), targets_BT)
+
+    x_BTD, sides = call(inputs_BT, key, positions, method="hidden_and_sides")
+    losses_BT = chunked(losses, x_BTD, targets_BT, chunk) if chunk else losses(x_BTD, targets_BT)
+    return losses_BT, targets_BT, sides
 
 
 def split_windows(windows: jax.Array) -> tuple[jax.Array, jax.Array, Positions | None]:
@@ -90,7 +154,8 @@ def split_windows(windows: jax.Array) -> tuple[jax.Array, jax.Array, Positions |
             position. A negative target is not counted. Inputs with negative ids are read as id 0.
     """
     if windows.ndim == 2:
-        return jnp.maximum(windows[:, :-1], 0), windows[:, 1:], None
+        inputs_BT = jnp.maximum(windows[:, :-1], 0)
+        return inputs_BT, windows[:, 1:], None
     inputs_BT, targets_BT, document_BT = jnp.moveaxis(windows, -1, 0)
     return jnp.maximum(inputs_BT, 0), targets_BT, document_positions(document_BT)
 
@@ -99,7 +164,9 @@ def cross_entropy(logits_BTV: jax.Array, targets_BT: jax.Array) -> jax.Array:
     """Compute each token's cross entropy in nats, `[B, T]`, at least float32; 0 for negative targets."""
     chex.assert_equal_shape_prefix([logits_BTV, targets_BT], 2)
     logits_BTV = logits_BTV.astype(jnp.promote_types(logits_BTV.dtype, jnp.float32))
-    return jnp.where(targets_BT >= 0, -log_likelihood(logits_BTV, jnp.maximum(targets_BT, 0)), 0.0)
+    counted_BT = targets_BT >= 0
+    log_p_BT = log_likelihood(logits_BTV, jnp.maximum(targets_BT, 0))
+    return jnp.where(counted_BT, -log_p_BT, 0.0)
 
 
 def log_likelihood(logits_BTV: jax.Array, ids_BT: jax.Array) -> jax.Array:
@@ -120,7 +187,12 @@ def chunked(
     B, T, D = x_BTD.shape
     chunk = min(chunk, T)
     fill = -T % chunk
-    x_nBcD = jnp.pad(x_BTD, ((0, 0), (0, fill), (0, 0))).reshape(B, -1, chunk, D).swapaxes(0, 1)
-    targets_nBc = jnp.pad(targets_BT, ((0, 0), (0, fill)), constant_values=-1).reshape(B, -1, chunk).swapaxes(0, 1)
+
+    # Cut into n chunks of c positions.
+    padded_BSD = jnp.pad(x_BTD, ((0, 0), (0, fill), (0, 0)))
+    x_nBcD = padded_BSD.reshape(B, -1, chunk, D).swapaxes(0, 1)
+    padded_BS = jnp.pad(targets_BT, ((0, 0), (0, fill)), constant_values=-1)
+    targets_nBc = padded_BS.reshape(B, -1, chunk).swapaxes(0, 1)
+
     results_nBc = jax.lax.map(jax.checkpoint(lambda each: function(*each)), (x_nBcD, targets_nBc))
     return jax.tree.map(lambda y_nBc: y_nBc.swapaxes(0, 1).reshape(B, -1)[:, :T], results_nBc)

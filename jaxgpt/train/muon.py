@@ -87,14 +87,15 @@ def orthogonal(updates: Any, steps: int, model: Model) -> Any:
     paths_and_leaves, tree = jax.tree_util.tree_flatten_with_path(updates)
     leaves = []
     axes = []
-    stacks = []  # each leaf as [M, E, O]; M: 1, or the number of layers of stacked weights
+    stacks = []  # each leaf as [M, E, O]; M: number of matrices in the leaf, over stacked layers and stack axes
     for path, leaf in paths_and_leaves:
         weight = weight_at(path, model)
         assert weight is not None, path
+        matrix_axes = weight.axes[-2:]
         x_MIO = leaf.reshape(-1, *leaf.shape[-2:])
         leaves.append(leaf)
-        axes.append(weight.axes)
-        stacks.append(_by_width(x_MIO, weight.axes))
+        axes.append(matrix_axes)
+        stacks.append(_by_width(x_MIO, matrix_axes))
 
     same_shape: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for index, x_MEO in enumerate(stacks):

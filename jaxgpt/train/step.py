@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import optax
 
 from jaxgpt.ops.random import named_key, subkey
-from jaxgpt.train.loss import Objective
+from jaxgpt.train.loss import Objective, RowSums
 from jaxgpt.train.skip import SkipStatistics, init_statistics, should_apply
 
 # The metrics that a step adds to the means of the objective's sums, which must have other names.
 STEP_METRICS = ("loss", "grad_norm", "grad_squares", "skipped", "skipped_in_a_row")
-# The fields of `RowSums`, added over the rows of a batch: scalars.
+# Loss, count and others of `RowSums`, added over the rows of a batch: scalars.
 Sums = tuple[jax.Array, jax.Array, Mapping[str, jax.Array]]
 
 
@@ -69,7 +69,7 @@ def init_state(
 def gradient_sums(
     params: Any, batch: Any, key: jax.Array | None, frozen: Any = (), *, objective: Objective, accumulation: int = 1
 ) -> tuple[Any, Sums]:
-    """Compute the gradient of the summed loss, in microbatches, and the objective's sums over all rows.
+    """Compute the gradient of the summed loss and penalty, in microbatches, and the objective's sums over all rows.
 
     Raises:
         ValueError: if the number of microbatches does not divide the number of rows.
@@ -77,9 +77,9 @@ def gradient_sums(
 
     def total(params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, Sums]:
         # If rows are sharded over devices, the compiler adds this sum and the gradients over the devices.
-        row_sums = objective(params, batch, key, frozen)
-        loss, count, others = jax.tree.map(lambda x: x.sum(0), row_sums)
-        return loss, (loss, count, others)
+        rows = RowSums(*objective(params, batch, key, frozen))
+        sums = jax.tree.map(lambda x: x.sum(0), rows)
+        return sums.minimized, (sums.loss_B, sums.count_B, sums.others)
 
     grad: Callable[..., tuple[Any, Sums]] = jax.grad(total, has_aux=True)
     if accumulation == 1:

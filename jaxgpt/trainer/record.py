@@ -72,7 +72,7 @@ class Recorder:
         self.about = {"config": asdict(config), "versions": versions(), **about_data(data), **about}
         changed = changes(last.config(), config) if last else {}
         file.write(step=self.done, **provenance(), changed=changed)
-        flops = flops_per_token(config.model, program.abstract_weights, config.window, config.lora)
+        flops = flops_per_token(program.model, program.abstract_weights, config.window, config.lora)
         peak = peak_flops(program.mesh)
         self.speed = Speed(config, flops / peak if peak else 0.0)
         self._saved_at = time.perf_counter()

@@ -13,6 +13,7 @@ from jaxgpt_course import architecture
 
 from jaxgpt.config import ModelConfig
 from jaxgpt.errors import UserError
+from jaxgpt.model.params import count_parameters
 from jaxgpt.presets import preset
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -36,8 +37,8 @@ def test_the_numbers_add_up_to_the_parameters_of_the_model(name: str) -> None:
     begin, end = right.index(f"block, {TIMES} 3"), next(i for i, word in enumerate(right) if "=" in word)
     block, each, of_all = sum(numbers(right[begin:end])), *numbers(re.split(f" [{TIMES}=] ", right[end])[1:])
     assert (block, 3 * block) == (each, of_all)
-    assert sum(numbers(right[:begin] + right[end:])) + of_all == config.parameters
-    assert right[-1] == f"{config.parameters:,} parameters"
+    assert sum(numbers(right[:begin] + right[end:])) + of_all == count_parameters(config)
+    assert right[-1] == f"{count_parameters(config):,} parameters"
 
 
 def test_the_numbers_of_gpt2() -> None:

@@ -65,7 +65,7 @@ def test_causal_by_gradient(name: str) -> None:
     @jax.jit
     @jax.grad
     def slope(x_BTD: jax.Array, t: jax.Array) -> jax.Array:
-        hidden, _ = model.apply({"params": params}, x_BTD, row_positions(10), method="stack")
+        hidden, _, _ = model.apply({"params": params}, x_BTD, row_positions(10), method="stack")
         return model.apply({"params": params}, hidden, method="head")[0, t].sum()
 
     for t in (0, 4, 9):

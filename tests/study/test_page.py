@@ -26,6 +26,7 @@ from jaxgpt.data.tokenizer import ByteTokenizer, CharTokenizer, SubwordTokenizer
 from jaxgpt.data.tokenizer_files import train_bpe
 from jaxgpt.errors import UserError
 from jaxgpt.lm import LM
+from jaxgpt.model.params import count_parameters
 from jaxgpt.study import inspection
 from jaxgpt.study.inspection import Inspection, inspect, token_text
 
@@ -195,7 +196,9 @@ def test_a_text_of_one_token_has_no_loss(lm: LM, found: Inspection) -> None:
 def test_heads_are_ablated_up_to_a_number_of_operations_of_the_text(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
     model, T = lm.config.model, len(lm.tokenizer.encode(ODD))
     for less in (0, 1):
-        monkeypatch.setattr(inspection, "ABLATION", 2 * model.parameters * T * model.n_layer * model.n_head - less)
+        monkeypatch.setattr(
+            inspection, "ABLATION", 2 * count_parameters(model) * T * model.n_layer * model.n_head - less
+        )
         assert (inspect(lm, ODD, max_new_tokens=0).without is None) == bool(less)
 
 

@@ -81,8 +81,10 @@ def program_of(steps_mesh: MeshConfig, model: GPT, **optim: Any) -> Any:
 def test_a_block_composes_with_defaults() -> None:
     params = init_params(GPT(CONFIG))
     x_BTD = jnp.ones((1, 4, CONFIG.n_embd))
-    y_BTD, _ = Block(CONFIG, Ops()).apply({"params": params["h_0"]}, x_BTD, Visible(row_positions(4)))  # type: ignore[misc]
+    block = Block(CONFIG, Ops())
+    y_BTD, _, sides = block.apply({"params": params["h_0"]}, x_BTD, Visible(row_positions(4)))  # type: ignore[misc]
     assert y_BTD.shape == x_BTD.shape
+    assert sides == {}
 
 
 def test_the_parts_of_a_subclass_change_the_logits() -> None:

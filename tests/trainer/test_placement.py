@@ -22,6 +22,7 @@ import jaxgpt as api
 from jaxgpt.checkpoint.source import Place, WeightSource, checksum, open_source
 from jaxgpt.config import LoraConfig, MeshConfig
 from jaxgpt.errors import UserError
+from jaxgpt.model.params import count_parameters
 from jaxgpt.parallel.mesh import make_mesh
 from jaxgpt.trainer import program
 from jaxgpt.trainer.program import Program
@@ -157,7 +158,7 @@ def test_a_run_starts_and_resumes_with_the_shards_of_each_device(
 ) -> None:
     Path("text.txt").write_text(TEXT * 40)
     largest = LARGEST * (MODEL.n_layer if "--train.scan-layers" in words else 1)
-    most = arrays * 4 * MODEL.parameters / 8 + largest + arrays * REPLICATED
+    most = arrays * 4 * count_parameters(MODEL) / 8 + largest + arrays * REPLICATED
     peak = watch()
     result = jaxgpt("train", "finetune", "--init-from", str(base), *RUN, *words, "--out", "run")
     assert result.code == 0, result.err

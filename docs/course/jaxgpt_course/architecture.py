@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from jaxgpt.config import ModelConfig
 from jaxgpt.errors import UserError
-from jaxgpt.model.params import abstract_params, flatten_params
+from jaxgpt.model.params import abstract_params, count_parameters, flatten_params
 
 WIDTH = 400
 STREAM = 40  # x coordinate of the residual stream
@@ -97,7 +97,7 @@ def architecture(config: ModelConfig, title: str = "") -> str:
         draw.text(WIDTH / 2, title, "h", "middle")
         draw.y += 10
     _draw_model(draw, config, sizes)
-    label = html.escape(f"{title or 'Decoder'}: {config.n_layer} blocks, {config.parameters:,} parameters")
+    label = html.escape(f"{title or 'Decoder'}: {config.n_layer} blocks, {count_parameters(config):,} parameters")
     height = math.ceil(draw.y)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="jaxgpt-arch" role="img" aria-label="{label}" '
@@ -157,7 +157,7 @@ def _draw_model(draw: _Drawing, c: ModelConfig, sizes: dict[str, int]) -> None:
     draw.text(LEFT, f"logits [B, T, {V:,}]{cap}", "d")
     draw.y += 12
     total = sum(sizes.values()) + (c.n_layer - 1) * count("h_0/")
-    assert total == c.parameters
+    assert total == count_parameters(c)
     draw.wire(f"M{LEFT} {draw.y}H{NUMBERS}")
     draw.y += 20
     draw.text(LEFT, f"context of {c.block_size:,} tokens", "d")
