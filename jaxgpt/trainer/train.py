@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from jaxgpt.checkpoint.run import Run, check_backslash, other_files
+from jaxgpt.checkpoint.run import Run, check_backslash, other_files, write_settings
 from jaxgpt.checkpoint.space import check_space
 from jaxgpt.checkpoint.store import Info, Saver
 from jaxgpt.config import Config, TrainConfig
@@ -96,6 +96,9 @@ def run_loop(start: Start, report: Report, until: int | None) -> Outcome:
         evaluators = start.evaluators or (ValidationLoss(data.val),)
         with compiling(program, feed, report):
             state = starting_state(program, run, last, weights)
+        if start.run is not None:
+            # Settings that do not fit the disk, or cannot be compiled, have ended the command before this line.
+            on_leader(lambda: write_settings(run, program.config, data.tokenizer))
         saver = Saver(run.checkpoints, settings)
         file = MetricsFile(run.metrics, last)
         record = Record(program, data, saver, file, report, last, weights.about())
