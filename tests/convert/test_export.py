@@ -125,6 +125,37 @@ def test_windows_that_are_equal_need_no_pattern(config, n_layer, pattern, window
     assert exported_form(replace(plain, sliding_window=5, window_pattern=pattern)) == exported_form(plain)
 
 
+NO_EFFECT = {
+    "scaling by 1": (
+        LLAMA,
+        {"rope_factor": 1.0, "rope_low_freq_factor": 2.0, "rope_high_freq_factor": 3.0, "rope_original_context": 16},
+    ),
+    "rope of learned positions": (SMALL, {"rope_theta": 500.0, "rope_factor": 8.0, "rope_fraction": 0.5}),
+    "norms of queries": (LLAMA, {"qk_norm": False, "qk_norm_per_head": False}),
+    "biases of queries": (SMALL, {"bias": True, "qkv_bias": True}),
+}
+
+
+@pytest.mark.parametrize("case", NO_EFFECT)
+def test_settings_without_effect_do_not_prevent_an_export(case):
+    config, settings = NO_EFFECT[case]
+    assert exported_form(replace(config, **settings)) == exported_form(config)
+
+
+@pytest.mark.parametrize("kind", ["linear", "llama3"])
+def test_a_model_whose_rope_is_scaled_by_1_is_exported_again(tmp_path, kind):
+    """Some published models have this scaling, which has no effect."""
+    export_model(run_folder(tmp_path / "run", LLAMA), tmp_path / "hf")
+    values = json.loads((tmp_path / "hf/config.json").read_text())
+    del values["rope_parameters"]
+    values["rope_scaling"] = {"rope_type": kind, "factor": 1.0}
+    if kind == "llama3":
+        values["rope_scaling"] |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    (tmp_path / "hf/config.json").write_text(json.dumps(values))
+    import_model(tmp_path / "hf", tmp_path / "again")
+    assert export_model(tmp_path / "again", tmp_path / "exported").max_logit_change == 0
+
+
 def test_the_tolerance_of_logits_is_relative(tmp_path):
     """Gemma stores each gain minus 1, which rounds; with large logits the error exceeds 1e-5."""
     lm = jaxgpt.load(run_folder(tmp_path / "run", GEMMA))
