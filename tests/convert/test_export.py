@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 import jaxgpt
 import jaxgpt.convert.models as models
 from jaxgpt.convert.engines import engines
+from jaxgpt.convert.files import Tensor, write_safetensors
 from jaxgpt.convert.llamacpp_tokenizers import is_recognized
 from jaxgpt.convert.models import export_model, exported_form, import_model
 from jaxgpt.data.tokenizer import SubwordTokenizer
@@ -296,6 +297,13 @@ def files_of(folder):
     for file in sorted(folder.glob("*.safetensors")):
         found |= load_file(file)
     return found
+
+
+def test_a_file_of_weights_that_does_not_fit_on_the_disk_is_named():
+    tensor = Tensor("a", (1,), lambda: np.ones(1, np.float32))
+    with pytest.raises(OSError, match="No space left") as error:
+        write_safetensors(Path("/dev/full"), [tensor])
+    assert error.value.filename == "/dev/full"
 
 
 def test_elements_beyond_float16_are_rejected(tmp_path):
