@@ -361,6 +361,30 @@ def test_a_card_keeps_the_card_and_license_of_an_imported_model(tmp_path):
     assert text.endswith("## Card of the original model\n\n# Their model\n\nThe license text.\n")
 
 
+def test_a_card_keeps_the_license_after_several_fine_tunings(tmp_path):
+    """The license of a model also holds for the models that descend from it."""
+    source = hf_folder(tmp_path / "source")
+    (source / "README.md").write_text(CARD)
+    import_model(source, tmp_path / "imported")
+    lm = jaxgpt.load(tmp_path / "imported")
+    for name, origin in (("first", "imported"), ("second", "first")):
+        config = replace(lm.config, init_from=str(tmp_path / origin / "checkpoints/0"))
+        jaxgpt.save(lm._replace(config=config), tmp_path / name)
+    export_model(tmp_path / "second", tmp_path / "hf")
+    card = (tmp_path / "hf/README.md").read_text()
+    assert "license: apache-2.0" in card
+    assert "# Their model" in card
+
+
+def test_a_card_of_runs_that_start_from_each_other_has_no_original(tmp_path):
+    lm = jaxgpt.load(run_folder(tmp_path / "first", SMALL))
+    for name, origin in (("second", "third"), ("third", "second")):
+        config = replace(lm.config, init_from=str(tmp_path / origin / "checkpoints/0"))
+        jaxgpt.save(lm._replace(config=config), tmp_path / name)
+    export_model(tmp_path / "second", tmp_path / "hf")
+    assert "the run does not record a license" in (tmp_path / "hf/README.md").read_text()
+
+
 def test_a_card_states_the_loss_and_tokens_of_the_exported_checkpoint():
     Path("text.txt").write_text(TEXT * 40)
     small = ["--model.n-layer", "1", "--model.n-embd", "16", "--model.n-head", "2", "--model.block-size", "8"]
