@@ -30,6 +30,14 @@ class TrainingFailed(RuntimeError):
     """An error despite valid input, such as a failed write. Commands print one line and exit with 1."""
 
 
+class WriteFailed(TrainingFailed):
+    """A checkpoint could not be written; `cause` has the number of the operating system's error, if known."""
+
+    def __init__(self, reason: str, number: int | None) -> None:
+        super().__init__(f"a checkpoint could not be written ({reason})")
+        self.cause = OSError(number, reason)
+
+
 class UserError(ValueError):
     """An error that the user can fix. The command line prints the message in one line and exits with 2.
 

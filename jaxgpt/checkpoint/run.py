@@ -26,7 +26,7 @@ from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokenizer_files import load_saved_tokenizer, save_tokenizer
 from jaxgpt.directories import NEW, RUN_FILES, RUN_NEEDED
 from jaxgpt.directories import REPLACED as REPLACED
-from jaxgpt.errors import UserError, nearest, reported
+from jaxgpt.errors import TrainingFailed, UserError, WriteFailed, full_disk_fix, nearest, reported
 from jaxgpt.files import JSON_BYTES, LOCK, check_renames, parse_json, read_bytes, sole_writer, write_atomically
 
 REPLACING = 5.0  # maximum seconds to wait for a process that replaces a run
@@ -136,9 +136,19 @@ def new_run(out: str, config: Config, tokenizer: Tokenizer, overwrite: bool = Fa
 
 @contextmanager
 def complete_run(path: Path, config: Config, tokenizer: Tokenizer, overwrite: bool = False) -> Iterator[Run]:
-    """Yield a draft of a run, which appears at `path` if the context ends without an error."""
+    """Yield a draft of a run, which appears at `path` if the context ends without an error.
+
+    Raises:
+        UserError: as for `new_run`.
+        TrainingFailed: if the checkpoint in the draft cannot be written.
+    """
     with _locked(path, overwrite), _draft(path, config, tokenizer) as draft:
-        yield draft
+        try:
+            yield draft
+        except WriteFailed as e:
+            fix = full_disk_fix(e.cause)
+            advice = f"; {fix}" if fix else ""
+            raise TrainingFailed(f"cannot write the run to {path}: {e.cause.strerror}{advice}") from None
 
 
 def check_path(path: Path) -> None:

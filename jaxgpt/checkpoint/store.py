@@ -32,7 +32,7 @@ from jax.tree_util import keystr, tree_leaves_with_path
 
 from jaxgpt.checkpoint.run import check_backslash, open_run, parse_checkpoint
 from jaxgpt.config import Config, TrainConfig, from_json
-from jaxgpt.errors import TrainingFailed, UserError, one_line
+from jaxgpt.errors import UserError, WriteFailed, one_line
 from jaxgpt.files import parse_json, read_bytes, sha256_file, sync_directory, write_atomically
 from jaxgpt.parallel.processes import is_leader, is_peer_failure
 
@@ -67,14 +67,6 @@ class Info:
     def config(self) -> Config:
         """Return the settings of the run when the checkpoint was written."""
         return from_json(json.dumps(self.about.get("config")), f"the config in {SEAL}")
-
-
-class WriteFailed(TrainingFailed):
-    """A checkpoint could not be written; `cause` has the number of the operating system's error, if known."""
-
-    def __init__(self, reason: str, number: int | None) -> None:
-        super().__init__(f"a checkpoint could not be written ({reason})")
-        self.cause = OSError(number, reason)
 
 
 class Saver:

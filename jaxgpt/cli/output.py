@@ -67,8 +67,17 @@ class Console(rich.console.Console):
         super().__init__(stderr=stderr, quiet=quiet, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
     def write(self, text: str) -> None:
-        """Print a line verbatim, tabs and control characters included, above any live display."""
-        self.print(Segments([Segment(text + "\n")]), end="")
+        """Print a line verbatim, tabs and control characters included, above any live display.
+
+        If the line cannot be written, because the disk of a log is full or the terminal was closed, work continues without
+        further lines.
+        """
+        try:
+            self.print(Segments([Segment(text + "\n")]), end="")
+        except OSError as e:
+            self.on_broken_pipe()
+            if not self.stderr:
+                note(f"cannot print: {e.strerror}; continuing without output")
 
     def on_broken_pipe(self) -> None:
         """Stop printing but keep working when the reader closes the pipe, as in `jaxgpt train | head`."""

@@ -79,15 +79,18 @@ def model_card(
 
 
 def original_card(run: Path, config: Config) -> str:
-    """Return the card that a run, or the run it started from, was imported with, or ""."""
-    runs = [run]
-    if config.init_from:
-        recorded, _ = parse_checkpoint(config.init_from)
-        runs += [recorded, run.absolute().parent / recorded.name]
-    for each in runs:
-        card = read_card(each)
-        if card:
+    """Return the card that a run, or a run that it descends from, was imported with, or ""."""
+    seen: set[Path] = set()
+    while run.resolve() not in seen:
+        seen.add(run.resolve())
+        card = read_card(run)
+        if card or not config.init_from:
             return card
+        recorded, _ = parse_checkpoint(config.init_from)
+        next_to_run = run.absolute().parent / recorded.name
+        run = recorded if recorded.is_dir() else next_to_run
+        with suppress(OSError, UserError):  # a missing or damaged run has no further ancestors
+            config = Run(run).config()
     return ""
 
 

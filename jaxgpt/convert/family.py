@@ -14,6 +14,7 @@ from jaxgpt.convert.rope import is_linear, linear
 from jaxgpt.convert.tensors import Format
 from jaxgpt.errors import UserError, short_repr
 
+SCALING = ("rope_low_freq_factor", "rope_high_freq_factor", "rope_original_context")
 TRAINING = ("dropout", "init", "init_std")  # settings that do not affect the output of a trained model
 
 
@@ -87,8 +88,17 @@ class Family(NamedTuple):
 
 
 def canonical(config: ModelConfig) -> ModelConfig:
-    """Convert a config to its canonical form: explicit sizes, unique window and RoPE settings, short epsilon."""
-    rope = linear(config.block_size) if config.rope_factor != 1.0 and is_linear(config) else {}
+    """Convert a config to its canonical form: explicit sizes, short epsilon, and unique settings of windows, RoPE and biases.
+
+    Settings that have no effect get their defaults, because a family may lack them.
+    """
+    rope: dict[str, Any] = {}
+    if config.positions != "rope":
+        rope = defaults("rope_theta", "rope_fraction", "rope_factor", *SCALING)
+    elif config.rope_factor == 1.0:
+        rope = defaults(*SCALING)
+    elif is_linear(config):
+        rope = linear(config.block_size)
 
     pattern = period("".join("L" if window else "G" for window in config.windows))
     windows: dict[str, Any] = {"sliding_window": 0, "window_pattern": "L", "rope_local_theta": 0.0}
@@ -99,6 +109,8 @@ def canonical(config: ModelConfig) -> ModelConfig:
             "window_pattern": pattern,
             "rope_local_theta": 0.0 if has_one_rope else config.rope_local_theta,
         }
+
+    norms: dict[str, Any] = {} if config.qk_norm else defaults("qk_norm_per_head")
     eps = float(str(np.float32(config.norm_eps)))  # 1e-05, not 9.999999747378752e-06, as GGUF files store it
     return replace(
         config,
@@ -106,9 +118,16 @@ def canonical(config: ModelConfig) -> ModelConfig:
         n_kv_head=config.kv_heads,
         head_dim=config.head_width,
         n_inner=config.mlp_width,
+        qkv_bias=config.qkv_bias and not config.bias,
+        **norms,
         **rope,
         **windows,
     )
+
+
+def defaults(*names: str) -> dict[str, Any]:
+    """Return the defaults of settings of `ModelConfig`."""
+    return {name: getattr(ModelConfig, name) for name in names}
 
 
 def period(pattern: str) -> str:

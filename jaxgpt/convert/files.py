@@ -117,7 +117,15 @@ def write_safetensors(path: Path, tensors: Sequence[Tensor], dtype: str = "float
 
     Raises:
         UserError: if an element is outside the range of the type.
+        OSError: if the file cannot be written; it contains the path.
     """
+    try:
+        _write_safetensors(path, tensors, dtype)
+    except OSError as e:  # without the path if writing fails after opening
+        raise OSError(e.errno, e.strerror, str(path)) from None
+
+
+def _write_safetensors(path: Path, tensors: Sequence[Tensor], dtype: str) -> None:
     kind = DTYPES[dtype]
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0

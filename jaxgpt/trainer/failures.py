@@ -11,9 +11,9 @@ import jax
 import numpy as np
 
 from jaxgpt.checkpoint.run import Run
-from jaxgpt.checkpoint.store import WriteFailed, kept_checkpoint_message
+from jaxgpt.checkpoint.store import kept_checkpoint_message
 from jaxgpt.config import ModelConfig
-from jaxgpt.errors import TrainingFailed, UserError, full_disk_fix, one_line
+from jaxgpt.errors import TrainingFailed, UserError, WriteFailed, full_disk_fix, one_line
 from jaxgpt.model.params import flatten_params, weights
 from jaxgpt.parallel.processes import is_peer_failure
 from jaxgpt.trainer.program import Program

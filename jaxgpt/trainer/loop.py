@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from jaxgpt.checkpoint.run import Run, check_backslash, other_files
+from jaxgpt.checkpoint.run import Run, check_backslash, other_files, write_settings
 from jaxgpt.checkpoint.space import check_space
 from jaxgpt.checkpoint.store import Info, Saver
 from jaxgpt.config import Config, TrainConfig
@@ -95,6 +95,9 @@ def run_loop(start: Start, listener: Listener, until: int | None) -> Outcome:
         evaluators = start.evaluators or (ValidationLoss(data.val),)
         with compiling(program, feed, listener):
             state = starting_state(program, run, last, weights)
+        if start.run is not None:
+            # Settings that do not fit the disk, or cannot be compiled, have ended the command before this line.
+            on_leader(lambda: write_settings(run, program.config, data.tokenizer))
         saver = Saver(run.checkpoints, settings)
         file = MetricsFile(run.metrics, last)
         record = Recorder(program, data, saver, file, listener, last, weights.about())

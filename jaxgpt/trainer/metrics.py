@@ -41,6 +41,7 @@ class MetricsFile:
                     line.setdefault("val_data", last.about["data"])
             write_atomically(path, "".join(json.dumps(line) + "\n" for line in kept))
             self.elapsed_seconds = max((line.get("elapsed_seconds", 0.0) for line in kept), default=0.0)
+        self._path = path
         self._file = path.open("a" if last else "w")
 
     def write(self, **values: Any) -> None:
@@ -48,6 +49,11 @@ class MetricsFile:
         line = {k: v for k, v in values.items() if not isinstance(v, float) or math.isfinite(v)}
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
+
+    def reopen(self) -> None:
+        """Continue in a new file at the same path, after the directory of the run was renamed or deleted."""
+        self._file.close()
+        self._file = self._path.open("a")
 
     def __enter__(self) -> MetricsFile:
         return self

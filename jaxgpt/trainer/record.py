@@ -13,13 +13,14 @@ from typing import Any
 import jax
 
 from jaxgpt.checkpoint.data import about_data
+from jaxgpt.checkpoint.run import Run, write_settings
 from jaxgpt.checkpoint.store import Info, Saver
 from jaxgpt.config import Config, changes
 from jaxgpt.counts import flops_per_token
 from jaxgpt.data import Data
 from jaxgpt.errors import TrainingFailed, UserError, one_line
 from jaxgpt.parallel.chips import peak_flops
-from jaxgpt.parallel.processes import Poll, process_count
+from jaxgpt.parallel.processes import Poll, is_leader, process_count
 from jaxgpt.provenance import provenance, versions
 from jaxgpt.runtime import debugs_nans
 from jaxgpt.trainer.evaluation import Result
@@ -63,6 +64,7 @@ class Recorder:
         self.poll = Poll(program.mesh, LAG)
         self.config = config
         self.first = last or Info(0)
+        self.tokenizer = data.tokenizer
         self.done = self.first.step
         self._saved = last.step if last else None
         self.evaluated = self.done if self.first.val_loss is not None else 0
@@ -136,6 +138,7 @@ class Recorder:
         best = {"best": self.best} if math.isfinite(self.best[0]) else {}
         info = Info(self.done, val_loss, self.tokens(self.done), temporary, self.about | best)
         if self._saved != self.done:
+            self._check_run()
             self.listener.stage("saving a checkpoint")  # blocking on the previous checkpoint and a copy of the state
             self.saver.save(self.program.to_checkpoint(state), info)
             self.listener.stage("")
@@ -144,6 +147,18 @@ class Recorder:
             self.poll.forget()
         elif val_loss is not None:  # for example, a resume after a stop during this evaluation
             self.saver.save_info(info)
+
+    def _check_run(self) -> None:
+        """Create the run again if its directory was renamed or deleted: otherwise, no command could read the checkpoint."""
+        run = Run(self.saver.directory.parent)
+        if not is_leader() or run.exists():
+            return
+        run.checkpoints.mkdir(parents=True, exist_ok=True)
+        write_settings(run, self.config, self.tokenizer)
+        self.file.reopen()
+        self.listener.note(
+            f"{run.path} was renamed or deleted: its checkpoints and metrics from step {self.done} on are in a new {run.path}"
+        )
 
     @contextmanager
     def closing(self, state: Callable[[], Any]) -> Iterator[None]:

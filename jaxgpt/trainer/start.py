@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxgpt.checkpoint.data import open_run_data
-from jaxgpt.checkpoint.run import REPLACED, Run, check_free, new_run, open_run, parse_checkpoint, write_settings
+from jaxgpt.checkpoint.run import REPLACED, Run, check_free, new_run, open_run, parse_checkpoint
 from jaxgpt.checkpoint.source import (
     Place,
     WeightSource,
@@ -305,7 +305,7 @@ def open_for_training(
             run = lock.enter_context(new_run(start.out, program.config, data.tokenizer, start.overwrite))
             return str(run.path)
         lock.enter_context(sole_writer(start.run.path))
-        _reopen(start.run, program, data, last, about, note)
+        _reopen(start.run, program, last, about, note)
         return str(start.run.path)
 
     with ExitStack() as lock:
@@ -314,9 +314,9 @@ def open_for_training(
 
 
 def _reopen(
-    run: Run, program: Program, data: Data, last: Info | None, about: Mapping[str, Any], note: Callable[[str], None]
+    run: Run, program: Program, last: Info | None, about: Mapping[str, Any], note: Callable[[str], None]
 ) -> None:
-    """Check that a run can continue from the checkpoint `last`, and write the changed settings."""
+    """Check that a run can continue from the checkpoint `last`, and report the changed settings."""
     shutil.rmtree(run.path / REPLACED, ignore_errors=True)  # remains of a killed process
     if saved_steps(run.checkpoints)[-1:] != ([last.step] if last else []):
         raise UserError(f"another process has trained {run.path} meanwhile: run the command again")
@@ -334,7 +334,6 @@ def _reopen(
     if changed := changes(old, config):
         settings = (f"{name} {short_repr(was)} -> {short_repr(now)}" for name, (was, now) in changed.items())
         note(f"changed settings: {', '.join(settings)}")
-    write_settings(run, config, data.tokenizer)
 
 
 def why_finished(run: Run, config: Config) -> str:

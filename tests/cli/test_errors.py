@@ -18,7 +18,7 @@ from helpers import jaxgpt
 from jaxgpt.checkpoint.run import Run, write_settings
 from jaxgpt.checkpoint.store import read_info, seal
 from jaxgpt.cli import main
-from jaxgpt.cli.output import Console
+from jaxgpt.cli.output import Console, note
 
 
 def panicking_tokenizer(run: Path) -> None:
@@ -175,6 +175,27 @@ def test_a_full_disk_is_one_line(command: str) -> None:
     result = shell(f"{JAXGPT} {command} > /dev/full")
     assert result.returncode == 1
     assert result.stderr == b"jaxgpt: cannot write: No space left on device; free space on its file system\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_work_continues_if_its_lines_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The log of a long run may be on a full disk, and the checkpoints on a different one."""
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        console = Console()
+        console.write("first")
+        console.write("second")
+    assert capfd.readouterr().err == "jaxgpt: cannot print: No space left on device; continuing without output\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_note_that_cannot_be_written_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        note("first")
+        note("second")
 
 
 def test_a_process_ends_with_one_line_and_the_exit_code() -> None:

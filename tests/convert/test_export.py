@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 import jaxgpt
 import jaxgpt.convert.models as models
 from jaxgpt.convert.engines import engines
+from jaxgpt.convert.files import Tensor, write_safetensors
 from jaxgpt.convert.llamacpp_tokenizers import is_recognized
 from jaxgpt.convert.models import export_model, exported_form, import_model
 from jaxgpt.data.tokenizer import SubwordTokenizer
@@ -123,6 +124,37 @@ def test_windows_that_are_equal_need_no_pattern(config, n_layer, pattern, window
     """Families with one window for all layers, or without windows, support these models."""
     plain = replace(config, n_layer=n_layer, sliding_window=window)
     assert exported_form(replace(plain, sliding_window=5, window_pattern=pattern)) == exported_form(plain)
+
+
+NO_EFFECT = {
+    "scaling by 1": (
+        LLAMA,
+        {"rope_factor": 1.0, "rope_low_freq_factor": 2.0, "rope_high_freq_factor": 3.0, "rope_original_context": 16},
+    ),
+    "rope of learned positions": (SMALL, {"rope_theta": 500.0, "rope_factor": 8.0, "rope_fraction": 0.5}),
+    "norms of queries": (LLAMA, {"qk_norm": False, "qk_norm_per_head": False}),
+    "biases of queries": (SMALL, {"bias": True, "qkv_bias": True}),
+}
+
+
+@pytest.mark.parametrize("case", NO_EFFECT)
+def test_settings_without_effect_do_not_prevent_an_export(case):
+    config, settings = NO_EFFECT[case]
+    assert exported_form(replace(config, **settings)) == exported_form(config)
+
+
+@pytest.mark.parametrize("kind", ["linear", "llama3"])
+def test_a_model_whose_rope_is_scaled_by_1_is_exported_again(tmp_path, kind):
+    """Some published models have this scaling, which has no effect."""
+    export_model(run_folder(tmp_path / "run", LLAMA), tmp_path / "hf")
+    values = json.loads((tmp_path / "hf/config.json").read_text())
+    del values["rope_parameters"]
+    values["rope_scaling"] = {"rope_type": kind, "factor": 1.0}
+    if kind == "llama3":
+        values["rope_scaling"] |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    (tmp_path / "hf/config.json").write_text(json.dumps(values))
+    import_model(tmp_path / "hf", tmp_path / "again")
+    assert export_model(tmp_path / "again", tmp_path / "exported").max_logit_change == 0
 
 
 def test_the_tolerance_of_logits_is_relative(tmp_path):
@@ -267,6 +299,13 @@ def files_of(folder):
     return found
 
 
+def test_a_file_of_weights_that_does_not_fit_on_the_disk_is_named():
+    tensor = Tensor("a", (1,), lambda: np.ones(1, np.float32))
+    with pytest.raises(OSError, match="No space left") as error:
+        write_safetensors(Path("/dev/full"), [tensor])
+    assert error.value.filename == "/dev/full"
+
+
 def test_elements_beyond_float16_are_rejected(tmp_path):
     run = run_folder(tmp_path / "run", SMALL)
     lm = jaxgpt.load(run)
@@ -320,6 +359,30 @@ def test_a_card_keeps_the_card_and_license_of_an_imported_model(tmp_path):
     assert "- old" not in card
     assert "no record of their training" in text
     assert text.endswith("## Card of the original model\n\n# Their model\n\nThe license text.\n")
+
+
+def test_a_card_keeps_the_license_after_several_fine_tunings(tmp_path):
+    """The license of a model also holds for the models that descend from it."""
+    source = hf_folder(tmp_path / "source")
+    (source / "README.md").write_text(CARD)
+    import_model(source, tmp_path / "imported")
+    lm = jaxgpt.load(tmp_path / "imported")
+    for name, origin in (("first", "imported"), ("second", "first")):
+        config = replace(lm.config, init_from=str(tmp_path / origin / "checkpoints/0"))
+        jaxgpt.save(lm._replace(config=config), tmp_path / name)
+    export_model(tmp_path / "second", tmp_path / "hf")
+    card = (tmp_path / "hf/README.md").read_text()
+    assert "license: apache-2.0" in card
+    assert "# Their model" in card
+
+
+def test_a_card_of_runs_that_start_from_each_other_has_no_original(tmp_path):
+    lm = jaxgpt.load(run_folder(tmp_path / "first", SMALL))
+    for name, origin in (("second", "third"), ("third", "second")):
+        config = replace(lm.config, init_from=str(tmp_path / origin / "checkpoints/0"))
+        jaxgpt.save(lm._replace(config=config), tmp_path / name)
+    export_model(tmp_path / "second", tmp_path / "hf")
+    assert "the run does not record a license" in (tmp_path / "hf/README.md").read_text()
 
 
 def test_a_card_states_the_loss_and_tokens_of_the_exported_checkpoint():

@@ -1,6 +1,8 @@
 """Imported directories become complete runs with the same weights, or nothing is written."""
 
+import errno
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -18,7 +20,7 @@ from jaxgpt.convert.family import canonical
 from jaxgpt.convert.models import FAMILIES, import_model, open_model
 from jaxgpt.convert.options import Options
 from jaxgpt.convert.tensors import expand, leaf_shapes, to_leaves, to_tensor
-from jaxgpt.errors import UserError
+from jaxgpt.errors import TrainingFailed, UserError
 from jaxgpt.model.params import count_parameters, flatten_params
 
 
@@ -495,6 +497,20 @@ def test_a_missing_and_a_damaged_tokenizer_have_their_own_messages(tmp_path):
     (folder / "tokenizer.json").write_text("{")
     with pytest.raises(UserError, match=r"tokenizer\.json.*; choose a tokenizer with --tokenizer"):
         import_model(folder, tmp_path / "run")
+
+
+def test_a_full_disk_is_named_and_leaves_nothing(tmp_path, monkeypatch):
+    hf_folder(tmp_path / "hf", SMALL)
+
+    def fail(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("jaxgpt.checkpoint.stream._write_array", fail)
+    with pytest.raises(TrainingFailed) as error:
+        import_model(tmp_path / "hf", tmp_path / "run")
+    reason = "No space left on device; free space on its file system"
+    assert str(error.value) == f"cannot write the run to {tmp_path / 'run'}: {reason}"
+    assert not (tmp_path / "run").exists()
 
 
 def test_existing_files_are_not_overwritten(tmp_path):

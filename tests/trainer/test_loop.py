@@ -296,6 +296,45 @@ def test_a_second_writer_of_a_run_that_trains_is_refused_and_the_first_is_unharm
     assert comparable("out") == comparable("straight")
 
 
+def test_a_run_that_is_renamed_while_it_trains_can_be_resumed_at_its_old_path() -> None:
+    config = small_run(steps=12, eval_every=12)
+    straight = run(config, "straight")
+    first = Silent({5: lambda: Path("old").rename("new"), 6: lambda: os.kill(os.getpid(), signal.SIGTERM)})
+    stopped = run(config, "old", reporter=first)
+    done = stopped.step
+    assert first.notes == [
+        f"old was renamed or deleted: its checkpoints and metrics from step {done} on are in a new old"
+    ]
+
+    again = Silent()
+    resumed = run(config, "old", resume=True, reporter=again)
+    assert again.notes == [f"resuming from old/checkpoints/{done} at step {done}/12"]
+    assert same_bits(resumed.state, straight.state)
+    assert [line["step"] for line in read_metrics(Path("old/metrics.jsonl")) if "loss" in line] == [*range(done, 12)]
+    assert Run(Path("old")).config() == Run(Path("new")).config()
+
+
+def test_settings_that_end_a_resume_before_its_first_step_do_not_change_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run(small_run(), "out")
+    before = Path("out/config.json").read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.disk_usage", lambda _: (10**6, 10**6, 10))
+        with pytest.raises(UserError, match="free at least"):
+            run(small_run(steps=12), "out", resume=True)
+        assert Path("out/config.json").read_bytes() == before
+
+    def fail(*_: object) -> None:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(jax.stages.Lowered, "compile", fail)
+        with pytest.raises(UserError, match="out of device memory"):
+            run(small_run(steps=12), "out", resume=True)
+    assert Path("out/config.json").read_bytes() == before
+
+
 def test_a_run_moved_to_a_directory_with_a_backslash_is_not_called_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
     run(small_run(), "run")
     Path("run").rename("a\\b")
