@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxgpt.checkpoint.data import open_run_data
-from jaxgpt.checkpoint.run import REPLACED, Run, check_free, new_run, open_run, parse_checkpoint
+from jaxgpt.checkpoint.run import NEW, REPLACED, Run, check_free, new_run, open_run, parse_checkpoint
 from jaxgpt.checkpoint.source import (
     Place,
     WeightSource,
@@ -317,7 +317,8 @@ def _reopen(
     run: Run, program: Program, last: Info | None, about: Mapping[str, Any], note: Callable[[str], None]
 ) -> None:
     """Check that a run can continue from the checkpoint `last`, and report the changed settings."""
-    shutil.rmtree(run.path / REPLACED, ignore_errors=True)  # remains of a killed process
+    for remains in (NEW, REPLACED):  # left by a process that was killed while it replaced the run
+        shutil.rmtree(run.path / remains, ignore_errors=True)
     if saved_steps(run.checkpoints)[-1:] != ([last.step] if last else []):
         raise UserError(f"another process has trained {run.path} meanwhile: run the command again")
     config = program.config
