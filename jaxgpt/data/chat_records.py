@@ -7,7 +7,7 @@ docs/finetune.md lists the accepted shapes.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from jaxgpt.data.chat_template import for_templates
@@ -74,14 +74,6 @@ class Chat(NamedTuple):
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
 
-    @property
-    def function_names(self) -> set[str]:
-        """The names of the functions in tools and calls."""
-        tools = self.tools or []
-        calls = [call for message in self.messages for call in message.get("tool_calls", ())]
-        functions = [each.get("function", each) for each in (*tools, *calls)]
-        return {function["name"] for function in functions if "name" in function}
-
     def with_text_arguments(self) -> Chat:
         """Return the conversation with the JSON of the arguments of calls, which some templates need."""
         messages = []
@@ -104,6 +96,16 @@ class Pair(NamedTuple):
     def chat(self) -> Chat:
         """The prompt and the completion as messages."""
         return Chat([_message("user", self.prompt), _message("assistant", self.completion)])
+
+
+def function_names(functions: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Return the names in descriptions of functions, or in calls; a description may have no name."""
+    names = set[str]()
+    for each in functions:
+        match each.get("function", each):
+            case {"name": str(name)}:
+                names.add(name)
+    return names
 
 
 def read_record(record: Any) -> Chat | Pair:
