@@ -186,7 +186,8 @@ class ChatFormat:
             if text is None or not prompt.startswith(text):
                 sequences.append([])
                 text = ""
-            sequences[-1] += [Part(prompt[len(text) :]), *answer]
+            self._continue(sequences[-1], prompt[len(text) :])
+            sequences[-1] += answer
             text = prompt + "".join(part.text for part in answer)
             if view.messages[n].get("weight") == 0:
                 sequences[-1][-len(answer) :] = [part._replace(is_target=False) for part in answer]
@@ -196,8 +197,23 @@ class ChatFormat:
             if text is None or not prompt.startswith(text):
                 sequences.append([])
                 text = ""
-            sequences[-1].append(Part(prompt[len(text) :]))
+            self._continue(sequences[-1], prompt[len(text) :])
         return sequences
+
+    def _continue(self, parts: list[Part], text: str) -> None:
+        """Append text that is not a target; if it begins with the end that the last answer adds, this is the end."""
+        last = parts[-1] if parts else Part("")
+        name = self._added_end
+        if last.adds_end and name and text.startswith(name):
+            parts[-1] = last._replace(adds_end=False)
+            parts.append(Part(name, last.is_target))
+            text = text.removeprefix(name)
+        parts.append(Part(text))
+
+    @property
+    def _added_end(self) -> str:
+        """The token that ends an answer because the template renders nothing after the last answer; "": none."""
+        return self._control.names.get(self.end.ids[0], "") if self.end.ids else ""
 
     def _answer(self, view: _View, n: int) -> list[Part] | None:
         """Return the parts of message n, rendered as the last message; None: the text before it is not the prompt."""
@@ -236,14 +252,18 @@ class ChatFormat:
             end = self._end_of(view.after(n), text)
             if end is None:
                 continue
+            # A template may render the end between messages, but not after the last one.
+            name = self._added_end
+            is_rendered = name != "" and text.startswith(name, end)
             # Text after the end of the turn is never generated.
-            stop = end + len(self.end.text)
+            stop = end + len(name if is_rendered else self.end.text)
             targets = [(a, stop) if begin <= a <= stop < b else (a, b) for a, b in targets]
             message = view.messages[n]
             is_marked = any(begin <= a <= end for a, _ in targets)
             if is_marked or message.get("tool_calls") or not message.get("content"):
                 targets.append((end, stop))
-                ends.add(end)
+                if not is_rendered:
+                    ends.add(end)
             if message.get("weight") == 0:
                 omitted.append((begin, stop))
         if not is_prompt:

@@ -7,7 +7,7 @@ docs/finetune.md lists the accepted shapes.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from jaxgpt.data.chat_template import for_templates
@@ -26,6 +26,12 @@ ROLES = {
     "function": "tool",
     "function_response": "tool",
 }
+ARGUMENTS = (
+    "parameters",
+    "args",
+    "input",
+    "kwargs",
+)  # other names of the arguments of a call, which templates do not read
 CALL = "function_call"  # role of a message whose text is the JSON of a call: LLaMA-Factory
 LISTS = ("messages", "conversations", "conversation")  # fields with a list of messages
 # Fields of a request and its answer.
@@ -74,14 +80,6 @@ class ChatRecord(NamedTuple):
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
 
-    @property
-    def function_names(self) -> set[str]:
-        """The names of the functions in tools and calls."""
-        tools = self.tools or []
-        calls = [call for message in self.messages for call in message.get("tool_calls", ())]
-        functions = [each.get("function", each) for each in (*tools, *calls)]
-        return {function["name"] for function in functions if "name" in function}
-
     def with_text_arguments(self) -> ChatRecord:
         """Return the conversation with the JSON of the arguments of calls, which some templates need."""
         messages = []
@@ -104,6 +102,16 @@ class Pair(NamedTuple):
     def chat(self) -> ChatRecord:
         """The prompt and the completion as messages."""
         return ChatRecord([_message("user", self.prompt), _message("assistant", self.completion)])
+
+
+def function_names(functions: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Return the names in descriptions of functions, or in calls; a description may have no name."""
+    names = set[str]()
+    for each in functions:
+        match each.get("function", each):
+            case {"name": str(name)}:
+                names.add(name)
+    return names
 
 
 def read_record(record: Any) -> ChatRecord | Pair:
@@ -137,9 +145,10 @@ def read_record(record: Any) -> ChatRecord | Pair:
         request = fields[asked]
         answer = fields[answered]
         are_texts = isinstance(request, str) and isinstance(answer, str)
-        if pairs[0] == PAIRS[0] and are_texts and not system and not tools:
+        earlier = [*_history(fields)]
+        if pairs[0] == PAIRS[0] and are_texts and not system and not tools and not earlier:
             return Pair(request, answer)
-        messages = [*_history(fields), *_pair(asked, request, answered, answer, fields)]
+        messages = [*earlier, *_pair(asked, request, answered, answer, fields)]
     if system and messages[0]["role"] != "system":
         messages = [_message("system", system), *messages]
     return ChatRecord(messages, tools)
@@ -152,7 +161,10 @@ def _message(role: str, content: str) -> dict[str, Any]:
 def _pair(asked: str, request: Any, answered: str, answer: Any, fields: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the messages of a request and its answer, which are texts or lists of messages."""
     if isinstance(request, str):
-        messages = [_message("user", _with_input(asked, request, fields))]
+        is_text = (asked, answered) == PAIRS[
+            0
+        ]  # a complete text and its continuation, without a place for other fields
+        messages = [_message("user", request if is_text else _with_input(asked, request, fields))]
     else:
         messages = [_without_loss(message) for message in _messages(asked, request)]
     if isinstance(answer, str):
@@ -162,8 +174,6 @@ def _pair(asked: str, request: Any, answered: str, answer: Any, fields: dict[str
 
 def _with_input(asked: str, request: str, fields: dict[str, Any]) -> str:
     """Append the input of an instruction to it, after a line break; reject such fields of other requests."""
-    if asked == "prompt":
-        return request
     present = [name for name in BESIDE if fields.get(name)]
     added = [name for name in present if asked == "instruction" and name in ADDED]
     if len(present) != len(added) or len(added) > 1:
@@ -296,9 +306,21 @@ def _calls(calls: Any, where: str) -> list[dict[str, Any]]:
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise UserError(f"{where} has a call without the name of a function: {short_repr(call)}")
         others = {name: value for name, value in call.items() if value is not None} if function is not call else {}
+        _check_arguments(function, where)
         arguments = _arguments(function.get("arguments"), where)
         converted.append({**others, "type": "function", "function": {**function, "arguments": arguments}})
     return converted
+
+
+def _check_arguments(function: Mapping[str, Any], where: str) -> None:
+    """Check that the arguments of a call do not have a different name: the call would lose them."""
+    if function.get("arguments") is not None:
+        return
+    for name in ARGUMENTS:
+        if function.get(name):
+            raise UserError(
+                f"{where} has a call with {name!r} instead of 'arguments': rename this field to 'arguments'"
+            )
 
 
 def _arguments(arguments: Any, where: str) -> dict[str, Any]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from jaxgpt.config import Config
 from jaxgpt.data.chat_encoding import Conversation, chat_format, encode_messages
 from jaxgpt.data.chat_files import Skipped, find_files, no_conversations, read_chats
-from jaxgpt.data.chat_records import ChatRecord, Pair
-from jaxgpt.data.chat_template import ChatTemplate
+from jaxgpt.data.chat_records import ChatRecord, Pair, function_names
+from jaxgpt.data.chat_template import ChatTemplate, Message
 from jaxgpt.data.packing import Packed
 from jaxgpt.data.tokenizer import Tokenizer, encode_continuation
 from jaxgpt.data.tokens import Tokens
@@ -186,16 +187,57 @@ def encode_conversation(chat: ChatRecord | Pair, tokenizer: Tokenizer, template:
 
 def _encode_chat(chat: ChatRecord, tokenizer: Tokenizer, template: ChatTemplate) -> Sequences:
     sequences = encode_messages(chat.messages, chat.tools, tokenizer, template)
-    if not chat.function_names:
-        return sequences
-    text = template.render(chat.messages, tools=chat.tools, add_generation_prompt=False).text
-    for name in sorted(chat.function_names):
-        if name not in text:
-            raise UserError(
-                f"the chat template does not render the function {short_repr(name)} of the tools or calls: use a template "
-                f"that supports tools, or write them as text"
-            )
+    omitted = _omitted_tools(chat, template) | _omitted_calls(chat, template)
+    if omitted:
+        raise UserError(
+            f"the chat template does not render the function {short_repr(min(omitted))} of the tools or calls: use a template "
+            f"that supports tools, or write them as text"
+        )
     return sequences
+
+
+def _omitted_tools(chat: ChatRecord, template: ChatTemplate) -> set[str]:
+    """Return the names of the tools that the template omits; tools in the text of a system message are not omitted."""
+    if not chat.tools:
+        return set()
+    text = _rendered(template, chat.messages, chat.tools)
+    try:
+        without = _rendered(template, chat.messages, None)
+    except UserError:  # the template needs the tools of calls
+        without = ""
+    written = "".join(message["content"] for message in chat.messages if message["role"] in ("system", "developer"))
+    omitted = set[str]()
+    for name in function_names(chat.tools):
+        is_rendered = text.count(name) > without.count(name)
+        if not is_rendered and name not in written:
+            omitted.add(name)
+    return omitted
+
+
+def _omitted_calls(chat: ChatRecord, template: ChatTemplate) -> set[str]:
+    """Return the names of the called functions that the template omits in the text of their messages."""
+    omitted = set[str]()
+    for n, message in enumerate(chat.messages):
+        names = function_names(message.get("tool_calls", ()))
+        if not names:
+            continue
+        before = template.render(chat.messages[:n], tools=chat.tools).text if n else ""
+        after = _rendered(template, chat.messages[: n + 1], chat.tools)
+        added = _added(before, after)
+        omitted |= {name for name in names if name not in added}
+    return omitted
+
+
+def _added(before: str, after: str) -> str:
+    """Return the text of `after` from the first character that differs from `before`."""
+    for index, (old, new) in enumerate(zip(before, after, strict=False)):
+        if old != new:
+            return after[index:]
+    return after[len(before) :]
+
+
+def _rendered(template: ChatTemplate, messages: Sequence[Message], tools: Sequence[Any] | None) -> str:
+    return template.render(messages, tools=tools, add_generation_prompt=False).text
 
 
 def _encode_pair(prompt: str, completion: str, tokenizer: Tokenizer) -> Conversation:

@@ -120,7 +120,11 @@ def _read_rows(file: BinaryIO, where: str, columns: Collection[str]) -> Iterator
     except ImportError:
         raise UserError("needs the package pyarrow: pip install 'jaxgpt[data]'") from None
     table = parquet.ParquetFile(file, buffer_size=BLOCK)
-    known = [name for name in table.schema_arrow.names if name in columns]
+    names = table.schema_arrow.names
+    known = [name for name in names if name in columns]
+    for name in known:
+        if names.count(name) > 1:
+            raise UserError(f"{where} has {names.count(name)} columns {name!r}: rename one")
     number = 0
     for batch in table.iter_batches(ROWS, columns=known or None):
         for row in batch.to_pylist():

@@ -273,6 +273,39 @@ def test_the_end_of_a_turn_comes_from_the_template(name: str, end: TurnEnd) -> N
     assert form(name, "bytes").end == end
 
 
+# The end of an answer is printed before the next message, so not after the last answer.
+BETWEEN = (
+    "{% for m in messages %}{% if not loop.first and m.role == 'user' %}{{ eos_token }}{% endif %}{{ '<|im_start|>' + m.role }}"
+    "{% if m.role == 'assistant' %}{GENERATION}{{ m.content }}{END}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant' }}{% endif %}"
+)
+MARKED_BETWEEN = BETWEEN.replace("{GENERATION}", "{% generation %}").replace("{END}", "{% endgeneration %}")
+
+
+between = pytest.mark.parametrize("source", [BETWEEN.replace("{GENERATION}", "").replace("{END}", ""), MARKED_BETWEEN])
+LETTERS = [{"role": role, "content": text} for role, text in zip(["user", "assistant"] * 2, "ABCD", strict=True)]
+PRINTED = "<|im_start|>userA<|im_start|>assistantB</s><|im_start|>userC<|im_start|>assistant"
+
+
+@between
+def test_an_end_that_the_template_prints_between_messages_is_not_repeated(source: str) -> None:
+    own = tokenizer("bytes")
+    form = ChatFormat(ChatTemplate(source, VARIABLES), own)
+    assert own.decode(form.prompt_ids(LETTERS[:3])) == PRINTED
+    [(ids, is_target)] = form.encode(LETTERS)
+    assert own.decode(ids) == PRINTED + "D</s>"
+    assert own.decode(ids[is_target]) == "B</s>D</s>"
+
+
+@between
+def test_an_end_between_messages_has_the_weight_of_its_answer(source: str) -> None:
+    own = tokenizer("bytes")
+    first, answer, *rest = LETTERS
+    [(ids, is_target)] = ChatFormat(ChatTemplate(source, VARIABLES), own).encode([first, answer | {"weight": 0}, *rest])
+    assert own.decode(ids) == PRINTED + "D</s>"
+    assert own.decode(ids[is_target]) == "D</s>"
+
+
 def test_a_single_character_or_word_ends_a_turn_by_its_id() -> None:
     source = "{% for m in messages %}{{ m.role + ' ' + m.content + ' # ' }}{% endfor %}"
     words = WordTokenizer(["user", "assistant", "#", "Zq7question", "Zq7answer"])

@@ -28,6 +28,7 @@ def call(arguments: Any, **others: Any) -> Message:
 
 CALLS = {"role": "assistant", "tool_calls": [call({"x": 1})]}
 
+NOW = {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "now", "arguments": {}}}]}
 SHAPES: dict[str, tuple[Any, list[Message]]] = {
     "OpenAI": ({"messages": TALK}, TALK),
     "OpenAI, beside another form": ({"messages": TALK, "prompt": "Hi", "completion": "x", "text": "x"}, TALK),
@@ -57,6 +58,12 @@ SHAPES: dict[str, tuple[Any, list[Message]]] = {
         {"prompt": [*TALK, USER], "completion": [ANSWER]},
         [USER, ANSWER | {"weight": 0}, USER, ANSWER],
     ),
+    "prompt and completion with a history": (
+        {"prompt": "Hi", "completion": "Hello", "history": [["a", "b"]]},
+        [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, *TALK],
+    ),
+    "prompt and response with an empty context": ({"prompt": "Hi", "response": "Hello", "context": ""}, TALK),
+    "a call without arguments": ({"messages": [USER, CALLS | {"tool_calls": [{"name": "now"}]}]}, [USER, NOW]),
     "prompt and response": ({"prompt": "Hi", "response": "Hello"}, TALK),
     "GSM8K": ({"question": "Hi", "answer": "Hello"}, TALK),
     "OpenOrca": ({"id": 1, "system_prompt": "Be brief.", "question": "Hi", "response": "Hello"}, [SYSTEM, *TALK]),
@@ -169,6 +176,10 @@ ERRORS: dict[str, tuple[Any, str]] = {
     ),
     "two answers": ({"question": "a", "answer": "b", "response": "c"}, "an ambiguous shape: "),
     "a context": ({"question": "a", "answer": "b", "context": "c"}, "'context' has no defined place in 'question'"),
+    "a context of a prompt": (
+        {"prompt": "a", "response": "b", "context": "c"},
+        "'context' has no defined place in 'prompt'",
+    ),
     "choices": ({"question": "a", "answer": "b", "choices": ["c"]}, "'choices' has no defined place"),
     "no messages": ({"messages": []}, r"messages must be a list such as \[.*\]: \[\]"),
     "a message": ({"messages": ["Hi"]}, "message 1 must be an object with role and content, not 'Hi'"),
@@ -188,6 +199,23 @@ ERRORS: dict[str, tuple[Any, str]] = {
     "broken arguments": (
         {"messages": [USER, CALLS | {"tool_calls": [call("{")]}]},
         "arguments of a call of message 2 is",
+    ),
+    "arguments with a different name": (
+        {"messages": [USER, CALLS | {"tool_calls": [{"name": "add", "parameters": {"x": 1}}]}]},
+        "message 2 has a call with 'parameters' instead of 'arguments': rename",
+    ),
+    "arguments with a different name in ShareGPT": (
+        {"conversations": [USER, {"from": "function_call", "value": '{"name": "add", "args": {"x": 1}}'}]},
+        "message 2 has a call with 'args' instead of 'arguments': rename",
+    ),
+    "null arguments": (
+        {
+            "messages": [
+                USER,
+                CALLS | {"tool_calls": [call(None) | {"function": {"name": "add", "arguments": None, "input": "1"}}]},
+            ]
+        },
+        "message 2 has a call with 'input' instead of 'arguments': rename",
     ),
     "history": ({"instruction": "a", "output": "b", "history": ["c"]}, "'history' must have pairs"),
 }

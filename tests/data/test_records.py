@@ -67,6 +67,19 @@ def test_rows_of_a_table(tmp_path: Path) -> None:
     assert [record.value["n"] for record in read_records(path, ["text"])] == [1, 2], "all columns, for the message"
 
 
+def test_two_columns_of_one_name_are_ambiguous(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "a.parquet"
+    columns = [pyarrow.array([text]) for text in "abcde"]
+    names = ["prompt", "prompt", "completion", "id", "id"]
+    parquet.write_table(pyarrow.Table.from_arrays(columns, names=names), path)
+    [record] = read_records(path, ["prompt", "completion"])
+    assert (record.error, record.lost) == ("has 2 columns 'prompt': rename one", True)
+    [record] = read_records(path, ["completion"])
+    assert record.value == {"completion": "c"}
+
+
 def test_unread_fields_hold_anything(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text(

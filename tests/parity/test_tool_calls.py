@@ -314,3 +314,54 @@ def test_templates_without_tools_are_refused(record: str) -> None:
         UserError, match="the chat template does not render the function 'weather' of the tools or calls"
     ):
         encode_conversation(read_record(RECORDS[record]), tokenizer(), ChatTemplate(template, NAMES))
+
+
+CHATML = """
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' + (message.content or '') }}
+    {%- if calls %}
+        {%- for call in message.tool_calls or [] %}
+            {{- call.function | tojson }}
+        {%- endfor %}
+    {%- endif %}
+    {{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}"""
+ONLY_TOOLS = "{%- set calls = false %}{%- if tools %}{{- tools | tojson + '\\n' }}{%- endif %}" + CHATML
+ONLY_CALLS = "{%- set calls = true %}" + CHATML
+NEITHER = "{%- set calls = false %}" + CHATML
+IN_QUESTION = [{"role": "user", "content": "How is the weather?"}, *conversation(ARGUMENTS)[2:]]
+
+
+@pytest.mark.parametrize(
+    ("template", "record"),
+    [
+        (ONLY_TOOLS, {"messages": conversation(ARGUMENTS), "tools": TOOLS}),
+        (ONLY_CALLS, {"messages": conversation(ARGUMENTS), "tools": TOOLS}),
+        (NEITHER, {"messages": IN_QUESTION}),
+        (NEITHER, {"messages": IN_QUESTION, "tools": TOOLS}),
+        (NEITHER, {"messages": [IN_QUESTION[0], IN_QUESTION[-1]], "tools": TOOLS}),
+    ],
+    ids=["calls are omitted", "tools are omitted", "calls, by name in a question", "both", "tools, without calls"],
+)
+def test_a_template_that_omits_tools_or_calls_is_refused_even_if_their_name_occurs(template: str, record: Any) -> None:
+    with pytest.raises(UserError, match="the chat template does not render the function 'weather'"):
+        encode_conversation(read_record(record), tokenizer(), ChatTemplate(template))
+
+
+def test_tools_that_a_system_message_describes_need_no_rendering() -> None:
+    own = tokenizer()
+    system = {"role": "system", "content": f"You can call {json.dumps(TOOLS)}"}
+    chat = read_record({"messages": [system, *conversation(ARGUMENTS)[1:]], "tools": TOOLS})
+    [(ids, is_target)] = encode_conversation(chat, own, ChatTemplate(ONLY_CALLS))
+    assert own.decode(ids).count("Get the weather.") == 1
+    assert own.decode(ids[is_target]).startswith('{"name": "weather", "arguments": {"city": "Köln')
+
+
+def test_a_description_without_a_name_is_left_to_the_template() -> None:
+    template = "{%- set calls = false %}{{- (tools or []) | length }}" + CHATML
+    chat = read_record({"messages": [IN_QUESTION[0], IN_QUESTION[-1]], "tools": [{"function": "names"}, {"name": 1}]})
+    [(ids, _)] = encode_conversation(chat, tokenizer(), ChatTemplate(template))
+    assert tokenizer().decode(ids).startswith("2<|im_start|>user")
