@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from jaxgpt.cli.output import ERROR_OF_DATA, Activity, print_result, progress
+from jaxgpt.cli.output import ERROR_OF_DATA, print_result, progress
 from jaxgpt.cli.parse import Checkpoint, Json, Weights
 from jaxgpt.config import Config, MeshConfig
 from jaxgpt.errors import UserError, plural
+from jaxgpt.progress import Progress
 
 if TYPE_CHECKING:
     from jaxgpt.data import Split
@@ -127,7 +128,7 @@ def _with_options(config: Config, path: str, bos: str | None, on_error: str | No
     return replace(config, data=replace(config.data, **given))
 
 
-def _evaluate(lm: LM, split: Split, weights: Weights, activity: Activity) -> tuple[Evaluation, Evaluation]:
+def _evaluate(lm: LM, split: Split, weights: Weights, activity: Progress) -> tuple[Evaluation, Evaluation]:
     """Compute the loss of the weights as trained, and of the weights rounded to the type `weights`."""
     from jaxgpt.lm.weights import dequantize, quantize
     from jaxgpt.trainer.evaluation import evaluate

@@ -304,7 +304,7 @@ def _read_lines(file: BinaryIO, where: str, field: str) -> Iterator[DocumentPiec
 
 def _read_parquet(file: BinaryIO, where: str, field: str) -> Iterator[DocumentPiece]:
     try:
-        from pyarrow import parquet
+        from pyarrow import ArrowNotImplementedError, parquet
     except ImportError:
         raise MissingPackage(f"{where} needs the package pyarrow: pip install 'jaxgpt[data]'") from None
 
@@ -319,7 +319,14 @@ def _read_parquet(file: BinaryIO, where: str, field: str) -> Iterator[DocumentPi
 
     number = 0
     for batch in table.iter_batches(ROWS, columns=[field]):
-        for value in batch.column(0).cast("binary").to_pylist():  # bytes, for the UTF-8 check in `DocumentPiece.text`
+        column = batch.column(0)
+        try:
+            texts = column.cast("binary")  # bytes, for the UTF-8 check in `DocumentPiece.text`
+        except ArrowNotImplementedError:
+            raise UserError(
+                f"{where}: the column {field!r} has the type {column.type}, not text: choose a column of text with --field"
+            ) from None
+        for value in texts.to_pylist():
             yield DocumentPiece(f"{where}, row {number}", value)
             number += 1
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxgpt.checkpoint.data import open_run_data
-from jaxgpt.checkpoint.run import NEW, REPLACED, Run, check_free, new_run, open_run, parse_checkpoint
+from jaxgpt.checkpoint.run import Run, check_free, new_run, open_run, parse_checkpoint
 from jaxgpt.checkpoint.source import (
     Place,
     WeightSource,
@@ -39,6 +39,7 @@ from jaxgpt.data import Batches, Data
 from jaxgpt.data.bos import with_bos
 from jaxgpt.data.open import base_directory, check_sources
 from jaxgpt.data.tokenizer import Tokenizer
+from jaxgpt.directories import NEW, REPLACED
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.files import sole_writer
 from jaxgpt.parallel.processes import is_leader, on_leader, same_on_all
