@@ -298,7 +298,7 @@ def _read_lines(file: BinaryIO, where: str, field: str) -> Iterator[Piece]:
 
 def _read_parquet(file: BinaryIO, where: str, field: str) -> Iterator[Piece]:
     try:
-        from pyarrow import parquet
+        from pyarrow import ArrowNotImplementedError, parquet
     except ImportError:
         raise MissingPackage(f"{where} needs the package pyarrow: pip install 'jaxgpt[data]'") from None
     table = parquet.ParquetFile(file, buffer_size=BLOCK)
@@ -311,7 +311,15 @@ def _read_parquet(file: BinaryIO, where: str, field: str) -> Iterator[Piece]:
         )
     number = 0
     for batch in table.iter_batches(ROWS, columns=[field]):
-        for value in batch.column(0).cast("binary").to_pylist():  # bytes, for the UTF-8 check in `Piece.text`
+        column = batch.column(0)
+        try:
+            texts = column.cast("binary")  # bytes, for the UTF-8 check in `Piece.text`
+        except ArrowNotImplementedError:
+            raise UserError(
+                f"cannot read {where}: the column {field!r} has the type {column.type}, not text: choose a column of text "
+                f"with --field"
+            ) from None
+        for value in texts.to_pylist():
             yield Piece(f"{where}, row {number}", value)
             number += 1
 

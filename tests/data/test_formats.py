@@ -106,6 +106,20 @@ def test_two_columns_of_one_name_are_ambiguous() -> None:
         texts("a.parquet")
 
 
+@pytest.mark.parametrize(
+    ("value", "kind"), [(1, "int64"), (["a"], "list<.*string>"), ({"a": "b"}, "struct<a: string>")]
+)
+def test_a_column_of_other_values_than_text_is_named_with_its_type(value: Any, kind: str) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table({"text": [value]}), "a.parquet")
+    with pytest.raises(
+        UserError, match=rf"cannot read a\.parquet: the column 'text' has the type {kind}, not text: choose"
+    ):
+        texts("a.parquet")
+
+
 @pytest.mark.parametrize("on_error", ["fail", "skip"])
 def test_a_missing_library_is_no_damage_of_a_file(on_error: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("backports", "compression"):
