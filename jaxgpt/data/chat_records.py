@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from jaxgpt.data.chat_template import for_templates
+from jaxgpt.data.records import DECODER, repeats_key
 from jaxgpt.errors import UserError, short_repr
 
 # Names of roles in data sets. Any other role, such as developer, is left to the chat template.
@@ -223,6 +224,8 @@ def _tools(fields: dict[str, Any]) -> list[dict[str, Any]] | None:
     tools = _parsed(fields[name], f"the field {name!r}")
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise UserError(f"the field {name!r} must be a list of objects, or its JSON, not {short_repr(tools)}")
+    if repeats_key(tools):
+        raise UserError(f"the field {name!r} has a key that is given twice: remove one")
     if name == "functions":  # OpenAI's form before tools
         tools = [{"type": "function", "function": tool} for tool in tools]
     return tools or None
@@ -330,6 +333,8 @@ def _arguments(arguments: Any, where: str) -> dict[str, Any]:
     parsed = _parsed(arguments, f"the arguments of a call of {where}")
     if not isinstance(parsed, dict):
         raise UserError(f"{where} has a call with arguments that are not an object: {short_repr(arguments)}")
+    if repeats_key(parsed):
+        raise UserError(f"{where} has a call with a key that is given twice: {short_repr(parsed)}; remove one")
     return parsed
 
 
@@ -338,6 +343,6 @@ def _parsed(value: Any, what: str) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
+        return DECODER.decode(value)
     except (ValueError, RecursionError) as e:
         raise UserError(f"{what} is a string, but not valid JSON ({e}): {short_repr(value)}") from None

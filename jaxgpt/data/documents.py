@@ -324,7 +324,8 @@ def _read_parquet(file: BinaryIO, where: str, field: str) -> Iterator[DocumentPi
             texts = column.cast("binary")  # bytes, for the UTF-8 check in `DocumentPiece.text`
         except ArrowNotImplementedError:
             raise UserError(
-                f"{where}: the column {field!r} has the type {column.type}, not text: choose a column of text with --field"
+                f"cannot read {where}: the column {field!r} has the type {column.type}, not text: choose a column of text "
+                f"with --field"
             ) from None
         for value in texts.to_pylist():
             yield DocumentPiece(f"{where}, row {number}", value)

@@ -33,10 +33,13 @@ class Record(NamedTuple):
 
 
 class Twice:
-    """The value of a key that an object has twice; its type is wrong wherever it is read."""
+    """The value of a key that an object has twice; its type is wrong wherever it is read, and a template cannot print it."""
 
     def __repr__(self) -> str:
         return "(a key that is given twice)"
+
+    def __str__(self) -> str:
+        raise ValueError("a key is given twice")
 
 
 def read_records(path: Path, columns: Collection[str]) -> Iterator[Record]:
@@ -87,7 +90,7 @@ def _read_json(file: BinaryIO, where: str) -> Iterator[Record]:
 
 def _parsed(where: str, text: bytes) -> Record:
     try:
-        return Record(where, _DECODER.decode(text.decode("utf-8")))
+        return Record(where, DECODER.decode(text.decode("utf-8")))
     except (ValueError, RecursionError) as e:
         return Record(where, error=_not_json(e))
 
@@ -99,7 +102,7 @@ def _read_objects(data: bytes, where: str) -> Iterator[Record]:
         text = data.decode("utf-8")
         position = _skip(text, 0)
         while position < len(text):
-            value, end = _DECODER.raw_decode(text, position)
+            value, end = DECODER.raw_decode(text, position)
             yield Record(f"{where}, record {number}", value)
             number += 1
             position = _skip(text, end)
@@ -141,6 +144,15 @@ def without_nulls(value: Any) -> Any:
     return value
 
 
+def repeats_key(value: Any) -> bool:
+    """Return whether an object in a JSON value has a key twice."""
+    if isinstance(value, dict):
+        return any(map(repeats_key, value.values()))
+    if isinstance(value, list):
+        return any(map(repeats_key, value))
+    return isinstance(value, Twice)
+
+
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) < len(pairs):
@@ -158,4 +170,4 @@ def _not_json(e: ValueError | RecursionError) -> str:
     return f"not valid JSON ({reason})"
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_int=_integer)
+DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_int=_integer)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxgpt.data.chat_records import ChatRecord, Pair, read_record
-from jaxgpt.data.records import without_nulls
+from jaxgpt.data.records import Twice, without_nulls
 from jaxgpt.errors import UserError
 
 Message = dict[str, Any]
@@ -216,6 +216,18 @@ ERRORS: dict[str, tuple[Any, str]] = {
             ]
         },
         "message 2 has a call with 'input' instead of 'arguments': rename",
+    ),
+    "arguments with a key twice, as JSON": (
+        {"messages": [USER, CALLS | {"tool_calls": [call('{"x": [{"y": 1, "y": 2}]}')]}]},
+        "message 2 has a call with a key that is given twice: .*; remove one",
+    ),
+    "arguments with a key twice": (
+        {"messages": [USER, CALLS | {"tool_calls": [call({"x": Twice()})]}]},
+        "message 2 has a call with a key that is given twice: .*; remove one",
+    ),
+    "tools with a key twice": (
+        {"messages": TALK, "tools": '[{"name": "add", "name": "sub"}]'},
+        "the field 'tools' has a key that is given twice: remove one",
     ),
     "history": ({"instruction": "a", "output": "b", "history": ["c"]}, "'history' must have pairs"),
 }

@@ -8,6 +8,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from jaxgpt.data.chat_template import ChatTemplate
+from jaxgpt.data.records import Twice
 from jaxgpt.data.tokenizer import ByteTokenizer
 from jaxgpt.errors import UserError
 
@@ -127,6 +128,13 @@ def test_the_template_decides_about_roles_tools_and_calls() -> None:
     ]
     rendered = ChatTemplate(source).render(messages, tools=[{"name": "f"}])
     assert rendered.text == 'f;developer:ab;assistant:{"x": "<é>"};tool:1;'
+
+
+def test_a_value_of_a_key_that_is_given_twice_is_not_printed() -> None:
+    message = {"role": "user", "content": "Hi", "name": Twice()}
+    assert ChatTemplate("{{ messages[0].content }}").render([message]).text == "Hi"
+    with pytest.raises(UserError, match="the chat template cannot render these messages: a key is given twice"):
+        ChatTemplate("{{ messages[0].name }}").render([message])
 
 
 def test_a_variable_reaches_the_template() -> None:

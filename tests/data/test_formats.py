@@ -114,7 +114,9 @@ def test_a_column_of_other_values_than_text_is_named_with_its_type(value: Any, k
     from pyarrow import parquet
 
     parquet.write_table(pyarrow.table({"text": [value]}), "a.parquet")
-    with pytest.raises(UserError, match=rf"a\.parquet: the column 'text' has the type {kind}, not text: choose"):
+    with pytest.raises(
+        UserError, match=rf"cannot read a\.parquet: the column 'text' has the type {kind}, not text: choose"
+    ):
         texts("a.parquet")
 
 
