@@ -30,6 +30,7 @@ from jaxgpt.data.bos import with_bos
 from jaxgpt.data.open import base_directory, check_sources
 from jaxgpt.data.text import Progress
 from jaxgpt.data.tokenizer import Tokenizer
+from jaxgpt.directories import NEW
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.files import sole_writer
 from jaxgpt.lm.source import Place, Source, check_base, checksum, needed_runs, open_base, open_base_of, open_source
@@ -308,7 +309,8 @@ def _reopen(
     run: Run, program: Program, data: Data, last: Info | None, about: Mapping[str, Any], note: Callable[[str], None]
 ) -> None:
     """Check that a run can continue from the checkpoint `last`, and write the changed settings."""
-    shutil.rmtree(run.path / REPLACED, ignore_errors=True)  # remains of a killed process
+    for remains in (NEW, REPLACED):  # left by a process that was killed while it replaced the run
+        shutil.rmtree(run.path / remains, ignore_errors=True)
     if saved_steps(run.checkpoints)[-1:] != ([last.step] if last else []):
         raise UserError(f"another process has trained {run.path} meanwhile: run the command again")
     config = program.config

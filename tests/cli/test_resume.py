@@ -13,7 +13,7 @@ import pytest
 from helpers import TEXT, Result, comparable, flags, jaxgpt
 
 from jaxgpt.checkpoint import store
-from jaxgpt.checkpoint.run import Run
+from jaxgpt.checkpoint.run import NEW, REPLACED, Run
 from jaxgpt.checkpoint.store import checkpoints, read_info, seal
 from jaxgpt.data import Batches, open_data
 from jaxgpt.files import LOCK
@@ -307,6 +307,14 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(finished: Path, r
     assert checkpoints(run / "checkpoints").keys() == checkpoints(finished / "checkpoints").keys()
     assert {p.name for p in run.iterdir()} - {".config.json.jaxgpt-tmp"} == {p.name for p in finished.iterdir()}
     assert jaxgpt(*same_command).err.startswith("jaxgpt: already at 4/4")
+
+
+def test_the_remains_of_a_killed_replacement_are_deleted(run: Path) -> None:
+    """`jaxgpt train --overwrite` was killed while it wrote the draft of the new run, or after it had moved it in."""
+    for remains in (NEW, REPLACED):
+        (run / remains / "checkpoints").mkdir(parents=True)
+    assert resume("run", "--train.steps", "5").code == 0
+    assert not any((run / remains).exists() for remains in (NEW, REPLACED))
 
 
 @pytest.mark.ci
