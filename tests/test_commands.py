@@ -10,6 +10,7 @@ import itertools
 import re
 import runpy
 import shlex
+import shutil
 import string
 import sys
 import tomllib
@@ -186,6 +187,7 @@ def test_the_quick_commands_and_python_blocks_run(monkeypatch: pytest.MonkeyPatc
     for name in ("python-char", "mine", "other"):
         out = jaxgpt(*shlex.split(f"train {small} --out runs/{name}"))
         assert out.code == 0, out
+    shutil.copytree("runs/mine", "runs/smollm2")
     for words in commands(RUN):
         out = jaxgpt(*words[1:])
         assert out.code == 0, (shlex.join(words), out)
