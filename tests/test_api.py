@@ -233,6 +233,26 @@ def only_numpy(logits_BV: jax.Array, text: object) -> Any:
     return np.where(np.asarray(logits_BV) > 0, logits_BV, -np.inf)
 
 
+def force_digit(logits_BV: jax.Array, text: object) -> jax.Array:
+    return jnp.where(jnp.arange(logits_BV.shape[-1]) == 7, jnp.inf, logits_BV)
+
+
+def nan(logits_BV: jax.Array, text: object) -> jax.Array:
+    return logits_BV * jnp.nan
+
+
+def test_explain_gives_a_forced_token_the_probability_1(lm: LM) -> None:
+    [out] = jaxgpt.generate(lm, "1", max_new_tokens=1, filters=[force_digit], temperature=0)
+    choice = jaxgpt.explain(lm, "1", filters=[force_digit], temperature=0)
+    assert choice.token == out.ids[0] == 7
+    assert choice.probability_V[7] == 1
+
+
+def test_explain_names_a_filter_that_returns_nan(lm: LM) -> None:
+    with pytest.raises(UserError, match="nan returns NaN: correct the filter"):
+        jaxgpt.explain(lm, "1", filters=[nan])
+
+
 @pytest.mark.ci
 def test_custom_filters_apply_to_sampling_beams_and_explain(lm: LM) -> None:
     """Test greedy decoding and beams with a compiled function as filter; docs/own/filter.md samples with a filter."""

@@ -187,10 +187,11 @@ def rounded(name: str, value: np.ndarray, dtype: str) -> np.ndarray:
     """Convert a finite float32 tensor to a type of `DTYPES`; raise `UserError` if an element is outside its range."""
     with np.errstate(over="ignore"):
         converted = np.ascontiguousarray(value, DTYPES[dtype].numpy)
-    if dtype == "float16" and not np.isfinite(converted).all():
+    if dtype != "float32" and not np.isfinite(converted).all():
         largest = float(np.abs(value).max())
+        wider = "bfloat16" if dtype == "float16" else "float32"
         raise UserError(
-            f"tensor {name} has elements beyond the range of float16: {largest:.3g}; export with --dtype bfloat16"
+            f"tensor {name} has elements beyond the range of {dtype}: {largest:.3g}; export with --dtype {wider}"
         )
     return converted
 

@@ -47,7 +47,7 @@ def load_conversations(
     skipped = Skipped(config.data.on_error)
     read_train = read_conversations(files.train, tokenizer, template, skipped, progress)
     read_val = read_conversations(files.val, tokenizer, template, skipped, progress)
-    if not read_train and not read_val:
+    if not read_train:
         raise no_conversations(path, skipped)
 
     size = config.window + 1

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from jaxgpt.data.formats import HEAD, array_items, compression, inner_name, unpacked
+from jaxgpt.data.formats import HEAD, MissingPackage, array_items, compression, inner_name, unpacked
 from jaxgpt.errors import UserError, one_line
 
 BLOCK = 1 << 20  # buffer size of a Parquet file in bytes
@@ -60,6 +60,8 @@ def read_records(path: Path, columns: Collection[str]) -> Iterator[Record]:
             is_table = inner_name(path.name, suffix).endswith(".parquet")
             for record in _read_rows(file, where, columns) if is_table else _read_json(file, where):
                 yield record._replace(read=raw.tell())
+    except MissingPackage:  # no damage of the file, which would be skipped
+        raise
     except UserError as e:
         yield Record(where, error=str(e).removeprefix(where).lstrip(": "), lost=True)
     except Exception as e:  # any error of the reading libraries
@@ -121,7 +123,7 @@ def _read_rows(file: BinaryIO, where: str, columns: Collection[str]) -> Iterator
     try:
         from pyarrow import parquet
     except ImportError:
-        raise UserError("needs the package pyarrow: pip install 'jaxgpt[data]'") from None
+        raise MissingPackage(f"{where} needs the package pyarrow: pip install 'jaxgpt[data]'") from None
     table = parquet.ParquetFile(file, buffer_size=BLOCK)
     names = table.schema_arrow.names
     known = [name for name in names if name in columns]

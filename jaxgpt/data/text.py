@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from random import Random
+from shlex import quote
 from string import ascii_letters
 
 from jaxgpt.config import DataConfig
@@ -168,7 +169,7 @@ def _markers(data: bytes, path: Path) -> str:
     number = data.count(MARKER.encode())
     if not number:
         return ""
-    command = f"jaxgpt data prepare {path} --separator '{MARKER}' --out tokens"
+    command = f"jaxgpt data prepare {quote(str(path))} --separator '{MARKER}' --out tokens"
     return f"; {number:,} times {MARKER} as ordinary text; to separate documents there: {command}"
 
 
@@ -210,4 +211,4 @@ def _too_large(path: Path) -> UserError:
 
 
 def _prepare(path: Path) -> str:
-    return f"tokenize it with jaxgpt data prepare {path} --out tokens, then use --data.path tokens"
+    return f"tokenize it with jaxgpt data prepare {quote(str(path))} --out tokens, then use --data.path tokens"

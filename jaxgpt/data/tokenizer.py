@@ -243,24 +243,6 @@ class SubwordTokenizer(Tokenizer):
         return self.library.to_str(pretty=True)
 
 
-def encode_spans(tokenizer: Tokenizer, text: str, spans: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
-    """Encode like `encode_special`; return ids and a mask of ids that overlap character ranges `spans`."""
-    if isinstance(tokenizer, SubwordTokenizer):
-        encoding = tokenizer.encode_offsets(text)
-        inside = np.zeros(len(encoding.ids), bool)
-        offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
-        for begin, end in spans:
-            touching = np.flatnonzero((offsets[:, 0] < end) & (offsets[:, 1] > begin))
-            inside[touching.min(initial=len(inside)) : touching.max(initial=-1) + 1] = True
-        return np.array(encoding.ids, np.int32), inside
-
-    # The texts between the bounds are outside and inside of a span in turn.
-    bounds = [0, *itertools.chain.from_iterable(spans), len(text)]
-    parts = [tokenizer.encode(text[begin:end]) for begin, end in itertools.pairwise(bounds)]
-    is_inside = np.arange(len(parts)) % 2 == 1
-    return np.concatenate(parts), np.repeat(is_inside, [len(part) for part in parts])
-
-
 def encode_continuation(tokenizer: Tokenizer, before: str | Ids, text: str) -> np.ndarray:
     """Encode the continuation of a text, so that the ids of both decode to their concatenation.
 

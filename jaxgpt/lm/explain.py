@@ -111,6 +111,8 @@ def explain_choice(
     for name, logits_1V in stages(logits_1V, text, sampling, custom):  # noqa: B020
         if np.isneginf(np.asarray(logits_1V)).all():
             raise UserError(f"{name} forbids every token: filter fewer tokens, or set no_repeat_ngram_size to 0")
+        if np.isnan(np.asarray(logits_1V)).any():
+            raise UserError(f"{name} returns NaN: correct the filter")
         after_V = _probability(logits_1V)
         gone_V = (before_V > 0) & np.isneginf(np.asarray(logits_1V)[0])
         lost = float(before_V[gone_V].sum())
@@ -136,5 +138,10 @@ def _next_logits(model: GPT, params: Any, text: TokenBuffer) -> jax.Array:
 
 
 def _probability(logits_1V: jax.Array) -> np.ndarray:
-    weight_V = np.exp(np.asarray(logits_1V, np.float64)[0] - float(logits_1V.max()))
+    """Compute the softmax; infinite logits share the probability equally."""
+    logits_V = np.asarray(logits_1V, np.float64)[0]
+    if np.isposinf(logits_V).any():
+        weight_V = np.isposinf(logits_V).astype(np.float64)
+    else:
+        weight_V = np.exp(logits_V - logits_V.max())
     return weight_V / weight_V.sum()

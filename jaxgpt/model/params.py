@@ -100,7 +100,9 @@ def weight_at(path: tuple[Any, ...], model: Model) -> Weight | None:
     name = "/".join(key.key for key in path if isinstance(key, jax.tree_util.DictKey))
     if isinstance(model, ModelConfig) and not model.vocab_size:
         model = replace(model, vocab_size=1)  # the kinds of weights do not depend on the size
-    return weights(model).get(name.replace(f"{STACKED}/", f"{layer_name(0)}/", 1))
+    if name.startswith(f"{STACKED}/"):  # all blocks have the same weights
+        name = f"{layer_name(0)}/{name.removeprefix(f'{STACKED}/')}"
+    return weights(model).get(name)
 
 
 def map_weights(function: Callable[[Weight | None, Any], Any], params: Any, model: Model) -> Any:

@@ -306,6 +306,15 @@ def test_a_file_of_weights_that_does_not_fit_on_the_disk_is_named():
     assert error.value.filename == "/dev/full"
 
 
+def test_elements_that_bfloat16_rounds_to_infinity_are_rejected(tmp_path):
+    run = run_folder(tmp_path / "run", SMALL)
+    lm = jaxgpt.load(run)
+    lm.params["wpe"]["embedding"] = lm.params["wpe"]["embedding"].at[0, 0].set(3.4e38)
+    jaxgpt.save(lm, tmp_path / "large")
+    with pytest.raises(UserError, match=r"beyond the range of bfloat16: 3.4e\+38; export with --dtype float32"):
+        export_model(tmp_path / "large", tmp_path / "hf", dtype="bfloat16")
+
+
 def test_elements_beyond_float16_are_rejected(tmp_path):
     run = run_folder(tmp_path / "run", SMALL)
     lm = jaxgpt.load(run)

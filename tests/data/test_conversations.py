@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import hashlib
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -369,6 +370,21 @@ def test_a_file_without_any_usable_record(tmp_path: Path) -> None:
         load(path, tokenizer(None), on_error="skip")
     with pytest.raises(UserError, match=expected):
         check_conversations(path, "skip")
+
+
+def test_unusable_training_files_are_not_mended_by_good_validation_files(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text("<html>\n")
+    (tmp_path / "val.jsonl").write_text(pair(0))
+    with pytest.raises(UserError, match=r"has no conversations; skipped 1 record: 1 unreadable"):
+        load(tmp_path, tokenizer(None), on_error="skip")
+
+
+def test_a_missing_library_is_no_unreadable_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tmp_path / "a.jsonl").write_text(pair(0))
+    (tmp_path / "b.parquet").write_bytes(b"PAR1")
+    with pytest.raises(UserError, match=r"b\.parquet needs the package pyarrow: pip install"):
+        load(tmp_path, tokenizer(None), on_error="skip")
 
 
 def test_the_check_finds_the_last_line(tmp_path: Path) -> None:

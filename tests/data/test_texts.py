@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -91,6 +92,14 @@ def test_files_that_are_not_text(name: str, content: bytes, message: str, tmp_pa
 def test_no_text() -> None:
     with pytest.raises(UserError, match=r"no text is specified: add --data\.path FILE"):
         read_text(DataConfig(dataset="none"))
+
+
+def test_the_advised_command_quotes_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "my text.txt"
+    path.write_text("a" * 120)
+    monkeypatch.setattr(text, "TEXT_BYTES", 100)
+    with pytest.raises(UserError, match=re.escape(f"jaxgpt data prepare '{path}' --out tokens")):
+        read_path(path)
 
 
 def test_empty_and_large_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,8 +23,9 @@ from jaxgpt.lm.weights import dequantize, quantize
 from jaxgpt.model import GPT
 from jaxgpt.model.gpt import Block
 from jaxgpt.model.init import boxed_params
+from jaxgpt.model.linear import Linear
 from jaxgpt.model.lora import boxed_trained, init_lora, merge
-from jaxgpt.model.params import Weight, abstract_params, count_parameters, flatten_params, weights
+from jaxgpt.model.params import Weight, abstract_params, count_parameters, flatten_params, weight_at, weights
 from jaxgpt.model.scan import ScannedGPT, stack_layers
 from jaxgpt.parallel.mesh import change_rules, make_mesh, shardings
 from jaxgpt.train.muon import orthogonal
@@ -111,6 +112,25 @@ def test_muon_of_stacked_layers_of_stacks_equals_muon_of_each_matrix() -> None:
         jnp.stack([expected[f"h_{i}"]["mlp"]["up_proj"]["kernel"] for i in range(2)]),
         atol=1e-6,
     )
+
+
+class BranchBlock(Block):
+    """A block with a matrix in a module whose name ends in h."""
+
+    def residual(self, x_BTD: jax.Array, tokens_BT: jax.Array | None) -> jax.Array:
+        return x_BTD + Linear(self.config, self.ops, (D, D), ("embed", "mlp"), False, name="branch")(x_BTD)
+
+
+class BranchGPT(GPT):
+    block = BranchBlock
+
+
+@pytest.mark.parametrize("name", ["h_0", "h"])
+def test_the_name_of_a_module_may_end_in_h(name: str) -> None:
+    path = tuple(jax.tree_util.DictKey(key) for key in (name, "branch", "kernel"))
+    found = weight_at(path, BranchGPT(CONFIG))
+    assert found is not None
+    assert found.kind == "matrix"
 
 
 def test_adapters_of_a_stack_are_an_adapter_of_each_matrix() -> None:
