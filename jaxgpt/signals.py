@@ -18,20 +18,8 @@ UNFINISHED = 75  # exit code of a stopped training run that can be resumed (EX_T
 # Signals that request a stop: Ctrl-C, kill and Kubernetes, a closing terminal, warnings of schedulers before a time limit.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 TWICE = 2.0  # maximum seconds between two presses of Ctrl-C that end the process
-STOPPING = "jaxgpt: stopping after this step, then saving; press Ctrl-C again to stop now, without saving\n"
-_advice: Callable[[], str] = str
 SHOW_CURSOR = b"\r\x1b[2K\x1b[?25h"  # escape sequences that erase the progress line and show the cursor
-
-
-def set_advice(advice: Callable[[], str]) -> None:
-    """Set the function that returns advice for an early exit: the kept checkpoint and the resume command."""
-    global _advice
-    _advice = advice
-
-
-def advice() -> str:
-    """Return the advice for a process that ends early; "" before `set_advice`."""
-    return _advice()
+STOPPING = "jaxgpt: stopping after this step, then saving; press Ctrl-C again to stop now, without saving\n"
 
 
 @dataclass
@@ -57,8 +45,25 @@ class Stop:
             self.repeated = True
 
 
-_is_watching = False  # whether a thread receives all signals
+def _no_advice() -> str:
+    return ""
+
+
+# The state of the process.
+_advice: Callable[[], str] = _no_advice
 _stop: Stop | None = None  # request of the innermost `stop_on_signal`
+_is_watching = False  # whether the thread of `exit_on_second_signal` receives all signals
+
+
+def set_advice(advice: Callable[[], str]) -> None:
+    """Set the function that returns advice for an early exit: the kept checkpoint and the resume command."""
+    global _advice
+    _advice = advice
+
+
+def advice() -> str:
+    """Return the advice for a process that ends early; "" before `set_advice`."""
+    return _advice()
 
 
 @contextmanager
@@ -73,7 +78,7 @@ def stop_on_signal(notice: str = STOPPING, signals: Sequence[int] = SIGNALS) -> 
     stop = Stop()
 
     def handle(number: int, frame: object) -> None:
-        # Otherwise the thread of `exit_on_second_signal` has counted it, perhaps long before Python runs this handler.
+        # The thread of `exit_on_second_signal`, if it runs, has counted the signal, perhaps long before this handler runs.
         if stop.arrived is None or not _is_watching:
             stop.count()
         if stop.requested:
@@ -85,16 +90,18 @@ def stop_on_signal(notice: str = STOPPING, signals: Sequence[int] = SIGNALS) -> 
             line = f"\n{notice}" if sys.stderr.isatty() else notice  # newline after ^C or the progress line
             os.write(sys.stderr.fileno(), line.encode())  # reentrant, unlike print
 
-    main = threading.current_thread() is threading.main_thread()
-    numbers = [number for number in signals if main and signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, handle) for number in numbers}
+    previous = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in signals:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                previous[number] = signal.signal(number, handle)
     outer = _stop
     _stop = stop
     try:
         yield stop
     finally:
         _stop = outer
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)
 
 

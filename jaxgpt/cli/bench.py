@@ -12,6 +12,8 @@ from jaxgpt.cli.output import aligned, print_result, progress
 from jaxgpt.cli.parse import NO_SETTINGS, ON, GivenSettings, Json
 from jaxgpt.cli.settings import named_config, with_settings, with_vocab
 
+MENTIONED = 1.5  # least speedup of bfloat16 that the text mentions
+
 
 def bench(
     target: str,
@@ -58,45 +60,65 @@ def bench(
 
 
 def as_text(results: dict[str, Any]) -> str:
-    """Format the results as text."""
-    from jaxgpt.bench.trace import WORK
-
-    facts: dict[str, str | Sequence[str]] = {}
-    size = f"{results['parameters']:,} parameters, {results['flops_per_token'] / 1e6:,.1f} MFLOPs per token"
-    facts["model"] = f"{results['name']}, {size}, {results['compute_dtype']}"
-    facts["device"] = f"{results['devices']} x {results['device']}, jax {results['jax']}"
-
-    start = results["start_seconds"]
-    traced = f"weights {start['weights']:.1f} s, step traced {start['traced']:.1f} s"
-    compiled = f"compiled or loaded from the cache {start['compiled']:.1f} s"
-    facts["start"] = f"{traced}, {compiled}, first step {start['first_step']:.2f} s"
-
+    """Format the results of `benchmark` as text."""
     step = results["step"]
-    seconds = step["seconds"]
-    low, high = step["range"]
-    spread = f"{1e3 * low:.1f} to {1e3 * high:.1f}, {step['steps']} steps of {step['tokens']:,} tokens"
-    facts["step"] = f"{1e3 * seconds:.1f} ms ({spread}), {step['tokens_per_second']:,.0f} tokens/s"
-
-    limits = results["limits"]
-    products = f"{limits['flops_per_second'] / 1e9:,.0f} GFLOP/s in matrix products"
-    faster = limits["bfloat16_flops_per_second"] / limits["flops_per_second"]
-    if faster > 1.5:
-        products += f", in bfloat16 {faster:.1f} times as fast (--train.compute-dtype bfloat16)"
-    memory = f"memory read at {limits['bytes_per_second'] / 1e9:.1f} GB/s"
-    facts["peak"] = f"{products}, {memory}: MFU {step['mfu']:.0%}"
-
-    where = ["share of device time in a profiler trace"]
-    for kind, share in results["where"].items():
-        about = WORK.get(kind, "waiting for the host or for other instructions")
-        where.append(f"{kind:<14}{share:6.1%} {1e3 * share * seconds:9.1f} ms  {about}")
-    facts["where"] = where
-    host = results["input_seconds"]
-    facts["host"] = f"prepares a batch in {1e3 * host:.2f} ms, {host / seconds:.1%} of a step"
-
+    facts: dict[str, str | Sequence[str]] = {
+        "model": _model(results),
+        "device": f"{results['devices']} x {results['device']}, jax {results['jax']}",
+        "start": _start(results["start_seconds"]),
+        "step": _step(step),
+        "peak": f"{_peak(results['limits'])}: MFU {step['mfu']:.0%}",
+        "where": _where(results["where"], step["seconds"]),
+        "host": _host(results["input_seconds"], step["seconds"]),
+    }
     decode = results.get("decode")
     if decode:
-        speed = f"{decode['tokens_per_second']:,.0f} tokens/s, {decode['of_limit']:.0%} of the memory limit"
-        text = f"greedy, batch 1, {decode['prompt']} + {decode['new']} tokens, {decode['dtype']}"
-        first = f"first token after {1e3 * decode['first_token_seconds']:.1f} ms"
-        facts["decode"] = f"{speed} ({text}); {first}, {decode['first_call_seconds']:.1f} s with compilation"
+        facts["decode"] = _decode(decode)
     return aligned(facts)
+
+
+def _model(results: dict[str, Any]) -> str:
+    size = f"{results['parameters']:,} parameters, {results['flops_per_token'] / 1e6:,.1f} MFLOPs per token"
+    return f"{results['name']}, {size}, {results['compute_dtype']}"
+
+
+def _start(seconds: dict[str, float]) -> str:
+    traced = f"weights {seconds['weights']:.1f} s, step traced {seconds['traced']:.1f} s"
+    compiled = f"compiled or loaded from the cache {seconds['compiled']:.1f} s"
+    return f"{traced}, {compiled}, first step {seconds['first_step']:.2f} s"
+
+
+def _step(step: dict[str, Any]) -> str:
+    low, high = step["range"]
+    spread = f"{1e3 * low:.1f} to {1e3 * high:.1f}, {step['steps']} steps of {step['tokens']:,} tokens"
+    return f"{1e3 * step['seconds']:.1f} ms ({spread}), {step['tokens_per_second']:,.0f} tokens/s"
+
+
+def _peak(limits: dict[str, float]) -> str:
+    products = f"{limits['flops_per_second'] / 1e9:,.0f} GFLOP/s in matrix products"
+    bfloat16_speedup = limits["bfloat16_flops_per_second"] / limits["flops_per_second"]
+    if bfloat16_speedup > MENTIONED:
+        products += f", in bfloat16 {bfloat16_speedup:.1f} times as fast (--train.compute-dtype bfloat16)"
+    return f"{products}, memory read at {limits['bytes_per_second'] / 1e9:.1f} GB/s"
+
+
+def _where(shares: dict[str, float], step_seconds: float) -> list[str]:
+    """Return a heading, and a line for each type of operation."""
+    from jaxgpt.bench.trace import WORK
+
+    lines = ["share of device time in a profiler trace"]
+    for kind, share in shares.items():
+        about = WORK.get(kind, "waiting for the host or for other instructions")
+        lines.append(f"{kind:<14}{share:6.1%} {1e3 * share * step_seconds:9.1f} ms  {about}")
+    return lines
+
+
+def _host(batch_seconds: float, step_seconds: float) -> str:
+    return f"prepares a batch in {1e3 * batch_seconds:.2f} ms, {batch_seconds / step_seconds:.1%} of a step"
+
+
+def _decode(decode: dict[str, Any]) -> str:
+    speed = f"{decode['tokens_per_second']:,.0f} tokens/s, {decode['of_limit']:.0%} of the memory limit"
+    text = f"greedy, batch 1, {decode['prompt']} + {decode['new']} tokens, {decode['dtype']}"
+    first = f"first token after {1e3 * decode['first_token_seconds']:.1f} ms"
+    return f"{speed} ({text}); {first}, {decode['first_call_seconds']:.1f} s with compilation"

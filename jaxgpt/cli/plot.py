@@ -112,7 +112,8 @@ def table(
     windows = {best.get("val_windows", 0) for best in bests.values() if best}
 
     rows = []
-    for name, lines in metrics.items():
+    losses = {name: best["val_loss"] if best else math.inf for name, best in bests.items()}
+    for name in sorted(losses, key=losses.__getitem__):
         best = bests[name]
         values = dict.fromkeys(("val loss", "windows", "bits/byte", "step", "tokens/s"), "")
         if best:
@@ -123,12 +124,12 @@ def table(
             if bytes_per_token[name]:
                 bits = best["val_loss"] / math.log(2) / bytes_per_token[name]
                 values["bits/byte"] = f"{bits:.4f}"
-        speeds = [line["tokens_per_second"] for line in lines if isinstance(line.get("tokens_per_second"), float)]
-        if speeds:
-            values["tokens/s"] = f"{statistics.median(speeds):,.0f}"
+        speeds = [line.get("tokens_per_second") for line in metrics[name]]
+        measured = [speed for speed in speeds if isinstance(speed, float)]
+        if measured:
+            values["tokens/s"] = f"{statistics.median(measured):,.0f}"
         own = {key: str(settings[name][key]) for key in shown}
         rows.append({"run": name, **values, **own})
-    rows.sort(key=lambda row: float(row["val loss"] or "inf"))
 
     # Columns without any value are omitted.
     heads = [head for head in rows[0] if any(row[head] for row in rows)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,15 +26,26 @@ MIN_HELD_OUT = 20  # minimum number of validation conversations for comparing ru
 Sequences = list[Conversation]  # the sequences of a conversation, usually a single one
 
 
-def load_conversations(
-    config: Config, tokenizer: Tokenizer, progress: Progress = NO_PROGRESS
-) -> tuple[Packed, Packed, str, str]:
+class Loaded(NamedTuple):
+    """The conversations of `data.path`.
+
+    Attributes:
+        train: training data.
+        val: validation data, which may be empty.
+        note: a one-line description.
+        fingerprint: SHA-256 of the files.
+    """
+
+    train: Packed
+    val: Packed
+    note: str
+    fingerprint: str
+
+
+def load_conversations(config: Config, tokenizer: Tokenizer, progress: Progress = NO_PROGRESS) -> Loaded:
     """Read, encode, split and pack the conversations of `data.path`.
 
     Conversations of more than T + 1 ids are truncated; conversations without assistant tokens are then dropped.
-
-    Returns:
-        Training data; validation data, which may be empty; a one-line description; and the SHA-256 of the files.
 
     Raises:
         UserError: if a file cannot be read, a record is not a conversation (unless `data.on_error` is skip), or no
@@ -43,6 +54,8 @@ def load_conversations(
     path = Path(config.data.path)
     form = chat_format(tokenizer, config.data, date=DATE)
     template = form.template if form else None
+
+    # Read and encode.
     files = find_files(path)
     skipped = Skipped(config.data.on_error)
     read_train = read_conversations(files.train, tokenizer, template, skipped, progress)
@@ -50,20 +63,15 @@ def load_conversations(
     if not read_train:
         raise no_conversations(path, skipped)
 
+    # Truncate to windows.
     size = config.window + 1
     train, truncated_train = _truncated(read_train, size)
     val, truncated_val = _truncated(read_val, size)
     if not train:
-        if not any(each.is_target[1:].any() for each in itertools.chain(*read_train, *read_val)):
-            raise UserError(
-                f"{path} has no target: all answers have the weight 0, or all records are empty; add an answer to train on"
-            )
-        setting = config.window_setting
-        flag = "--" + setting.split()[0].replace("_", "-")
-        raise UserError(
-            f"no conversation of {path} has assistant tokens among its first {size:,} ({setting}): raise {flag}"
-        )
+        raise _no_targets(config, [*read_train, *read_val])
     dropped = len(read_train) + len(read_val) - len(train) - len(val)
+
+    # Hold out the last conversations, unless there are files for validation.
     if not files.val:
         n = max(int(config.data.train_fraction * len(train)), 1)
         val = train[n:]
@@ -71,23 +79,39 @@ def load_conversations(
     held_out = _without_copies(val, train)
 
     packed = pack_conversations(itertools.chain(*train), config.window)
-    note = f"{_described([*train, *held_out], path)}; windows {packed.fill(config.window):.1%} full"
+    packed_val = pack_conversations(itertools.chain(*held_out), config.window)
+    notes = [_described([*train, *held_out], path), f"windows {packed.fill(config.window):.1%} full"]
     if form and form.added_target:
-        note += f"; the chat template adds {short_repr(form.added_target)} to answers, a target"
-    truncated = truncated_train + truncated_val
+        notes.append(f"the chat template adds {short_repr(form.added_target)} to answers, a target")
     if files.unused:
-        note += f"; {plural(len(files.unused), 'file')} not used, such as {files.unused[0]}"
+        notes.append(f"{plural(len(files.unused), 'file')} not used, such as {files.unused[0]}")
+    truncated = truncated_train + truncated_val
     if truncated:
-        note += f"; {truncated:,} truncated to {size:,} tokens"
+        notes.append(f"{truncated:,} truncated to {size:,} tokens")
     if dropped:
-        note += f"; {dropped:,} skipped without assistant tokens among the first {size:,}"
+        notes.append(f"{dropped:,} skipped without assistant tokens among the first {size:,}")
     copies = len(val) - len(held_out)
     if copies:
-        note += f"; {copies:,} not held out, because they are also among the training conversations"
+        notes.append(f"{copies:,} not held out, because they are also among the training conversations")
     if 0 < len(held_out) < MIN_HELD_OUT:
-        note += f"; {len(held_out)} held out, fewer than {MIN_HELD_OUT}: hold out more to compare runs by their loss"
-    note += str(skipped)
-    return packed, pack_conversations(itertools.chain(*held_out), config.window), note, files.fingerprint
+        fix = "hold out more to compare runs by their loss"
+        notes.append(f"{len(held_out)} held out, fewer than {MIN_HELD_OUT}: {fix}")
+    return Loaded(packed, packed_val, "; ".join(notes) + str(skipped), files.fingerprint)
+
+
+def _no_targets(config: Config, conversations: Iterable[Sequences]) -> UserError:
+    """Return the error for conversations without targets in the windows, or without any target."""
+    path = config.data.path
+    if not any(each.is_target[1:].any() for each in itertools.chain(*conversations)):
+        return UserError(
+            f"{path} has no target: all answers have the weight 0, or all records are empty; add an answer to train on"
+        )
+    setting = config.window_setting
+    flag = "--" + setting.split()[0].replace("_", "-")
+    size = config.window + 1
+    return UserError(
+        f"no conversation of {path} has assistant tokens among its first {size:,} ({setting}): raise {flag}"
+    )
 
 
 def _truncated(conversations: Sequence[Sequences], size: int) -> tuple[list[Sequences], int]:

@@ -143,17 +143,21 @@ def _read_file(path: Path, params: PrepareParams, cuts: Cuts) -> Iterator[Docume
         MissingPackage: if a library for the format is not installed, which is no damage of the file.
     """
     where = str(path)
-    piece = DocumentPiece(where, "", file=where, lost="file")
+    last: DocumentPiece | None = None
     try:
         with path.open("rb") as raw:
             for piece in _pieces(raw, path, params, cuts):
-                piece = piece._replace(read=raw.tell(), file=where)
-                yield piece
+                last = piece._replace(read=raw.tell(), file=where)
+                yield last
     except MissingPackage:
         raise
     except Exception as e:  # any error of the reading libraries
-        lost = "rest" if piece.lost == "document" else "file"
-        yield piece._replace(content=_unreadable(where, e), first=piece.last, last=True, lost=lost)
+        content = _unreadable(where, e)
+        if last is None:
+            yield DocumentPiece(where, content, file=where, lost="file")
+            return
+        lost = "rest" if last.lost == "document" else "file"
+        yield last._replace(content=content, first=last.last, last=True, lost=lost)
 
 
 def _pieces(raw: BinaryIO, path: Path, params: PrepareParams, cuts: Cuts) -> Iterator[DocumentPiece]:

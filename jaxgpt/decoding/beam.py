@@ -41,6 +41,22 @@ class Hypotheses(NamedTuple):
         return self.score_BW != NO_SCORE
 
 
+class Candidates(NamedTuple):
+    """The best one-token continuations of the beams of each prompt.
+
+    Attributes:
+        log_p_BC: log probability of the extended text.
+        beam_BC: index of the continued beam.
+        id_BC: the next id.
+        ids_BCS: ids of the extended text.
+    """
+
+    log_p_BC: jax.Array
+    beam_BC: jax.Array
+    id_BC: jax.Array
+    ids_BCS: jax.Array
+
+
 class BeamState(NamedTuple):
     """The state of the search between steps.
 
@@ -124,13 +140,8 @@ class BeamSearch:
         """Return whether another step can change the result."""
         return jnp.any(state.active_B) & (state.made < state.limit_B.max())
 
-    def candidates(self, state: BeamState, logits_XV: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-        """Find the C best one-token continuations; at least W add no stop id, unless all ids are stop ids.
-
-        Returns:
-            For each candidate: log p, the index of the continued beam, and the next id, all `[B, C]`; and the
-            ids of the extended text, `[B, C, S]`.
-        """
+    def candidates(self, state: BeamState, logits_XV: jax.Array) -> Candidates:
+        """Find the C best one-token continuations; at least W add no stop id, unless all ids are stop ids."""
         B, W = state.score_BW.shape
         V = logits_XV.shape[-1]
         per_beam = max(2, 1 + len(self.sampler.stop_ids))  # at most len(stop_ids) of a beam's continuations end
@@ -147,7 +158,7 @@ class BeamSearch:
         ids_BWS = state.text.ids_BS.reshape(B, W, -1)
         ids_BCS = gather_beams(ids_BWS, beam_BC)
         ids_BCS = ids_BCS.at[:, :, state.text.length].set(id_BC)
-        return log_p_BC, beam_BC, id_BC, ids_BCS
+        return Candidates(log_p_BC, beam_BC, id_BC, ids_BCS)
 
     def step(self, params: Any, state: BeamState) -> BeamState:
         """Extend the beams by one token; keep the best W running and the best W finished sequences."""
@@ -158,8 +169,8 @@ class BeamSearch:
         W = self.beams.num_beams
         made = state.made + 1
         penalty = self.beams.length_penalty
-        # NaN also ends a sequence, which the caller then reports.
         at_limit_B = made >= state.limit_B
+        # NaN also ends a sequence, which the caller then reports.
         ends_BC = self.sampler.ends(id_BC) | at_limit_B[:, None] | jnp.isnan(log_p_BC)
 
         def score(log_p: jax.Array, length: jax.Array) -> jax.Array:

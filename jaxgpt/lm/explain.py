@@ -106,30 +106,45 @@ def explain_choice(
     """
     if np.isnan(np.asarray(logits_1V)).any():
         raise UserError(DIVERGED)
-    before_V = _probability(logits_1V)
+    probability_V = _probability(logits_1V)
     effects = []
-    for name, logits_1V in stages(logits_1V, text, sampling, custom):  # noqa: B020
-        if np.isneginf(np.asarray(logits_1V)).all():
-            raise UserError(f"{name} forbids every token: filter fewer tokens, or set no_repeat_ngram_size to 0")
-        if np.isnan(np.asarray(logits_1V)).any():
+    for name, after_1V in stages(logits_1V, text, sampling, custom):
+        if np.isnan(np.asarray(after_1V)).any():
             raise UserError(f"{name} returns NaN: correct the filter")
-        after_V = _probability(logits_1V)
-        gone_V = (before_V > 0) & np.isneginf(np.asarray(logits_1V)[0])
-        lost = float(before_V[gone_V].sum())
-        kept_V = np.where(gone_V, 0.0, before_V)
-        moved = float(np.abs(after_V - kept_V / max(kept_V.sum(), 1e-300)).sum() / 2)
-        effects.append(Stage(name, int(gone_V.sum()), lost, moved, int((after_V > 0).sum())))
-        before_V = after_V
-    number = jax.jit(row_uniform)(key[None], index) if sampling.draws else None
-    token = int(before_V.argmax() if number is None else jax.jit(inverse_cdf_sample)(logits_1V, number)[0])
+        if np.isneginf(np.asarray(after_1V)).all():
+            raise UserError(f"{name} forbids every token: filter fewer tokens, or set no_repeat_ngram_size to 0")
+        effects.append(_effect(name, probability_V, after_1V))
+        probability_V = _probability(after_1V)
+        logits_1V = after_1V
+
+    if sampling.draws:
+        uniform_1 = jax.jit(row_uniform)(key[None], index)
+        uniform = float(uniform_1[0])
+        token = int(jax.jit(inverse_cdf_sample)(logits_1V, uniform_1)[0])
+    else:
+        uniform = None
+        token = int(probability_V.argmax())
     return Choice(
-        effects,
-        before_V,
-        None if number is None else float(number[0]),
-        float(before_V[:token].sum()),
-        token,
-        [int(x) for x in jax.random.key_data(key).reshape(-1)],
+        stages=effects,
+        probability_V=probability_V,
+        uniform=uniform,
+        before=float(probability_V[:token].sum()),
+        token=token,
+        key=[int(x) for x in jax.random.key_data(key).reshape(-1)],
     )
+
+
+def _effect(name: str, before_V: np.ndarray, after_1V: jax.Array) -> Stage:
+    """Compare the probabilities before a filter with the logits after it."""
+    after_V = _probability(after_1V)
+    gone_V = (before_V > 0) & np.isneginf(np.asarray(after_1V)[0])
+    lost = float(before_V[gone_V].sum())
+
+    # The probability that the filter moved between the remaining tokens: half the L1 distance to a mere renormalization.
+    kept_V = np.where(gone_V, 0.0, before_V)
+    total = max(kept_V.sum(), 1e-300)  # 0 if the remaining tokens had no probability
+    moved = float(np.abs(after_V - kept_V / total).sum() / 2)
+    return Stage(name, int(gone_V.sum()), lost, moved, int((after_V > 0).sum()))
 
 
 def _next_logits(model: GPT, params: Any, text: TokenBuffer) -> jax.Array:

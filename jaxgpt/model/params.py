@@ -78,20 +78,22 @@ def weights(model: Model) -> dict[str, Weight]:
 @functools.lru_cache(maxsize=64)
 def _table(one: GPT, n_layer: int) -> dict[str, Weight]:
     """Return the table of a model with one block, repeated for `n_layer` blocks: all blocks have the same shapes."""
-    first = dict[str, Weight]()
+    declared = dict[str, Weight]()
 
     def declare() -> None:
         # Record the order here, within the trace: tree functions, such as eval_shape's flattening, sort names.
         boxes = flatten_dict(boxed_params(one, 0), sep="/")
-        first.update({path: Weight(box.value.shape, box.names) for path, box in boxes.items()})
+        declared.update({path: Weight(box.value.shape, box.names) for path, box in boxes.items()})
 
     jax.eval_shape(declare)
+
+    # Repeat the weights of the block, which are consecutive.
     block = f"{layer_name(0)}/"
     table = dict[str, Weight]()
-    for repeated, part in groupby(first.items(), lambda item: item[0].startswith(block)):
-        declared = list(part)
-        for layer in range(n_layer if repeated else 1):
-            table |= {path.replace(block, f"{layer_name(layer)}/", 1): weight for path, weight in declared}
+    for in_block, group in groupby(declared.items(), lambda item: item[0].startswith(block)):
+        entries = list(group)
+        for layer in range(n_layer if in_block else 1):
+            table |= {path.replace(block, f"{layer_name(layer)}/", 1): weight for path, weight in entries}
     return table
 
 
@@ -110,9 +112,14 @@ def map_weights(function: Callable[[Weight | None, Any], Any], params: Any, mode
 
     A stored weight, which may consist of several arrays, is one leaf.
     """
-    return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: function(weight_at(path, model), leaf), params, is_leaf=lambda leaf: hasattr(leaf, "astype")
-    )
+
+    def apply(path: tuple[Any, ...], leaf: Any) -> Any:
+        return function(weight_at(path, model), leaf)
+
+    def is_weight(leaf: Any) -> bool:  # an array, or a stored weight, which imitates an array
+        return hasattr(leaf, "astype")
+
+    return jax.tree_util.tree_map_with_path(apply, params, is_leaf=is_weight)
 
 
 def map_matrices(function: Callable[[Any], Any], params: Any, model: Model) -> Any:

@@ -32,6 +32,7 @@ from jaxgpt.data.shards import read_index, write_index
 from jaxgpt.data.sources import find_source
 from jaxgpt.data.tokenizer_files import load_tokenizer, make_tokenizer, train_bpe
 from jaxgpt.errors import UserError
+from jaxgpt.progress import Progress
 
 WORDS = ("the", "Tea", "naïve", "is", "42", "\n", "\n\n", "  ", "don't", "東京、", "<|endoftext|>", "ab", "'s", "🙂")
 OUT = Path("out")
@@ -226,6 +227,15 @@ class Killed(BaseException):
     """Simulates kill -9: no handler catches it."""
 
 
+class Stopped(Progress):
+    """Ends the command after the first batch of documents, as a kill does."""
+
+    def __call__(self, done: int, total: int, detail: str = "") -> None:
+        assert 0 <= done <= total
+        assert "tokens" in detail
+        raise Killed
+
+
 def test_a_complete_directory_is_compared_with_its_checksums(params: PrepareParams) -> None:
     write_sources()
     run(params)
@@ -262,15 +272,11 @@ def test_a_complete_directory_is_compared_with_its_checksums(params: PreparePara
 def test_an_unfinished_directory_takes_the_same_arguments_only(
     params: PrepareParams, names: list[str], change: dict[str, Any], message: str
 ) -> None:
-    def stop(index: Any, read: int, total: int) -> None:
-        assert 0 < read <= total
-        raise Killed
-
     write_sources()
     Path("tokenizer.json").write_text(Path(params.tokenizer).read_text())
     params = replace(params, tokenizer="tokenizer.json")
     with pytest.raises(Killed):
-        run(params, report=stop)
+        run(params, progress=Stopped())
     before = contents(OUT)
     for path in (path for path in change if "." in path):
         Path(path).write_text(train_bpe([[TEXT]], 300).to_json())
@@ -283,12 +289,9 @@ def test_an_unfinished_directory_takes_the_same_arguments_only(
 
 
 def test_a_shard_that_lost_its_end(params: PrepareParams) -> None:
-    def stop(index: Any, read: int, total: int) -> None:
-        raise Killed
-
     write_sources()
     with pytest.raises(Killed):
-        run(params, report=stop)
+        run(params, progress=Stopped())
     for shard in Path("out").glob("*.bin"):
         shard.write_bytes(b"")
     with pytest.raises(UserError, match=r"is missing or shorter than in index.json: delete out and start again"):
@@ -302,11 +305,8 @@ def test_nothing_is_lost_by_other_settings_before_the_first_document(params: Pre
     Path("model/tokenizer_config.json").write_text('{"chat_template": "a"}')
     Path("one.txt").write_text("a")
 
-    def stop(index: Any, read: int, total: int) -> None:
-        raise Killed
-
     with pytest.raises(Killed):
-        run(replace(params, tokenizer="model"), names=["one.txt"], report=stop)
+        run(replace(params, tokenizer="model"), names=["one.txt"], progress=Stopped())
     assert load_tokenizer(OUT).special.chat_template == "a"
     Path("out/train_000007.bin").touch()
     run(params)
