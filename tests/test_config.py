@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import asdict, replace
 from typing import Literal
 
 import pytest
-from helpers import MODELS, parsed
+from helpers import MODELS
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -70,11 +72,27 @@ def test_an_unknown_setting_is_an_error() -> None:
 
 
 def test_a_program_may_add_names_of_functions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """docs/own/activation.md and docs/own/norm.md add names; the command line and config.json accept them."""
+    """docs/own/activation.md and docs/own/norm.md add names; config.json accepts them."""
     for name, setting in (("ActivationName", "activation"), ("NormName", "norm")):
         with pytest.raises(UserError, match=f"model.{setting} must be one of .*, not 'mine'"):
             ModelConfig(**{setting: "mine"})
         monkeypatch.setattr(f"jaxgpt.config.{name}", Literal[getattr(jaxgpt.config, name), "mine"])
         config = Config(model=ModelConfig(**{setting: "mine"}))
         assert from_json(to_json(config)) == config
-        assert parsed("train", f"--model.{setting}", "mine")["settings"] == {f"model.{setting}": "mine"}
+
+
+@pytest.mark.parametrize(("name", "setting"), [("ActivationName", "activation"), ("NormName", "norm")])
+def test_the_command_line_of_a_program_accepts_the_names_that_it_adds(name: str, setting: str) -> None:
+    program = f"""
+import sys
+import jaxgpt.cli
+from typing import Literal
+from jaxgpt import config
+config.{name} = Literal[config.{name}, "mine"]
+sys.argv = ["mine.py", "train", "--model.{setting}", "mine", "--train.steps", "-1"]
+sys.exit(jaxgpt.cli.entry())
+"""
+    made = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert made.returncode == 2
+    assert "train.steps" in made.stderr
+    assert "mine" not in made.stderr

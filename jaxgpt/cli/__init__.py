@@ -13,7 +13,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from jaxgpt.cli.output import note
-from jaxgpt.cli.parse import parse
 from jaxgpt.errors import FULL, TrainingFailed, UserError, full_disk_fix, one_line
 from jaxgpt.runtime import debugs_nans, keep_compiled, set_quick_flag, skip_missing_tpus, tune_memory
 from jaxgpt.signals import INTERRUPTED, advice, exit_on_second_signal
@@ -25,6 +24,9 @@ BAD_INPUT = 2  # bad usage or input
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 0, `FAILED`, `BAD_INPUT`, `UNFINISHED` or `INTERRUPTED`."""
+    # Imported here, because a program may have added names of functions (docs/own/activation.md) since its first import.
+    from jaxgpt.cli.parse import parse
+
     try:
         command, arguments = parse(sys.argv[1:] if argv is None else argv)
         if "run" in arguments.arguments:  # report a wrong path before the command imports JAX

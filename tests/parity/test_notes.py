@@ -118,7 +118,9 @@ def test_numpy_minimal(seed, length):
     params = from_arrays(NUMPY_MINIMAL, weights, config)
     x_BTD = rng.normal(0, 1, (2, length, 16))
     with jax.default_matmul_precision("highest"):
-        out, _ = compiled(config, "stack")({"params": params}, jnp.asarray(x_BTD, jnp.float32), row_positions(length))
+        out, _, _ = compiled(config, "stack")(
+            {"params": params}, jnp.asarray(x_BTD, jnp.float32), row_positions(length)
+        )
     expected = np.stack([numpy_minimal(x, weights, 3) for x in x_BTD])
     assert np.abs(np.asarray(out) - expected).max() < TOLERANCE
 

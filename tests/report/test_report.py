@@ -15,7 +15,7 @@ from folders import SMALL, run_folder
 from helpers import TEXT, jaxgpt
 
 from jaxgpt.data.tokenizer import CharTokenizer
-from jaxgpt.report import report
+from jaxgpt.report import describe
 
 
 def described(*args: str) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def test_token_files(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found["bytes_per_token"], found["documents"], found["lines"]) == (1, None, None)
     held_out = zlib.compress(TEXT[7000:].encode(), 9, wbits=-15)
     assert found["baselines"]["gzip"]["bits_per_byte"] == pytest.approx(8 * len(held_out) / len(TEXT[7000:]))
-    monkeypatch.setattr(report, "READ", 100)
+    monkeypatch.setattr(describe, "READ", 100)
     assert described("tokens", "--data.tokenizer", "tokenizer.json") == found
     only_train = ["--data.tokenizer", "tokenizer.json", "--data.train-fraction", "1"]
     single = described("tokens/train.bin", *only_train)
@@ -101,7 +101,7 @@ def test_a_copy_in_token_files_without_validation_files_overlaps(monkeypatch: py
     ids = np.random.default_rng(0).integers(0, 200, 300).astype("<u2")
     ids.tofile("tokens/train_0.bin")
     np.concatenate([ids[:40], ids[:60]]).tofile("tokens/train_1.bin")
-    monkeypatch.setattr(report, "READ", 16)
+    monkeypatch.setattr(describe, "READ", 16)
     found = described("tokens", "--data.train-fraction", "0.85", "--data.tokenizer", "byte")
     assert (found["train_tokens"], found["overlap"]) == (340, 1)
 
@@ -110,8 +110,8 @@ def test_a_long_text_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("text.txt").write_text(TEXT)
     whole = losses(described("text.txt", "--data.train-fraction", "0.5"))
     monkeypatch.setattr("jaxgpt.report.baselines.SAMPLED", 500)
-    monkeypatch.setattr(report, "COUNTED", 5000)
-    monkeypatch.setattr(report, "EVALUATED", 5000)
+    monkeypatch.setattr(describe, "COUNTED", 5000)
+    monkeypatch.setattr(describe, "EVALUATED", 5000)
     part = described("text.txt", "--data.train-fraction", "0.5")
     assert (part["counted_tokens"], part["evaluated_tokens"]) == (4980, 4980)
     assert losses(part)["unigram"] == pytest.approx(whole["unigram"], rel=0.02)

@@ -300,14 +300,14 @@ def test_a_run_that_is_renamed_while_it_trains_can_be_resumed_at_its_old_path() 
     config = small_run(steps=12, eval_every=12)
     straight = run(config, "straight")
     first = Silent({5: lambda: Path("old").rename("new"), 6: lambda: os.kill(os.getpid(), signal.SIGTERM)})
-    stopped = run(config, "old", reporter=first)
+    stopped = run(config, "old", listener=first)
     done = stopped.step
     assert first.notes == [
         f"old was renamed or deleted: its checkpoints and metrics from step {done} on are in a new old"
     ]
 
     again = Silent()
-    resumed = run(config, "old", resume=True, reporter=again)
+    resumed = run(config, "old", resume=True, listener=again)
     assert again.notes == [f"resuming from old/checkpoints/{done} at step {done}/12"]
     assert same_bits(resumed.state, straight.state)
     assert [line["step"] for line in read_metrics(Path("old/metrics.jsonl")) if "loss" in line] == [*range(done, 12)]
@@ -347,8 +347,8 @@ def test_a_run_moved_to_a_directory_with_a_backslash_is_not_called_damaged(monke
 def overflow(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model with non-finite outputs."""
 
-    def bad(*model: Any) -> Any:
-        good = next_token_loss(*model)
+    def bad(*args: Any, **options: Any) -> Any:
+        good = next_token_loss(*args, **options)
         return lambda *args: jax.tree.map(lambda x: x * jax.numpy.nan, good(*args))
 
     monkeypatch.setattr("jaxgpt.trainer.program.next_token_loss", bad)

@@ -42,8 +42,12 @@ class Peak:
         self.bytes = 0
 
     def sample(self) -> None:
-        now = held()
-        self.bytes = max([self.bytes, *(size - self.before[device] for device, size in now.items())])
+        if self._now() > self.bytes:
+            gc.collect()  # garbage of Python is no part of the arrays that are read
+            self.bytes = max(self.bytes, self._now())
+
+    def _now(self) -> int:
+        return max((size - self.before[device] for device, size in held().items()), default=0)
 
 
 def held() -> Counter[Any]:

@@ -65,7 +65,7 @@ def simulate(case: Case, patch: pytest.MonkeyPatch) -> Any:
             log(("evaluated", step))
 
     class Program:
-        mesh = abstract_weights = None
+        mesh = model = abstract_weights = None
         abstract_state = SimpleNamespace(params={})
 
         def init(self) -> Any:
@@ -159,6 +159,7 @@ def simulate(case: Case, patch: pytest.MonkeyPatch) -> Any:
         patch.setattr(record_module, name, lambda *_: 0)
     patch.setattr(record_module, "Poll", Poll)
     patch.setattr(record_module, "provenance", lambda: {"started": ""})
+    patch.setattr(record_module.Recorder, "_check_run", lambda self: None)  # no run is on the disk
     try:
         parts = {"build": lambda *_, **__: Program(), "feed": lambda *_: SimpleNamespace(reads_state=False)}
         start = Start(config, data=data, evaluators=(evaluate,), **parts)  # type: ignore
