@@ -27,12 +27,8 @@ ROLES = {
     "function": "tool",
     "function_response": "tool",
 }
-ARGUMENTS = (
-    "parameters",
-    "args",
-    "input",
-    "kwargs",
-)  # other names of the arguments of a call, which templates do not read
+# Other names of the arguments of a call, which templates do not read.
+ARGUMENTS = ("parameters", "args", "input", "kwargs")
 CALL = "function_call"  # role of a message whose text is the JSON of a call: LLaMA-Factory
 LISTS = ("messages", "conversations", "conversation")  # fields with a list of messages
 # Fields of a request and its answer.
@@ -162,9 +158,8 @@ def _message(role: str, content: str) -> dict[str, Any]:
 def _pair(asked: str, request: Any, answered: str, answer: Any, fields: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the messages of a request and its answer, which are texts or lists of messages."""
     if isinstance(request, str):
-        is_text = (asked, answered) == PAIRS[
-            0
-        ]  # a complete text and its continuation, without a place for other fields
+        # A text and its continuation have no place for other fields.
+        is_text = (asked, answered) == PAIRS[0]
         messages = [_message("user", request if is_text else _with_input(asked, request, fields))]
     else:
         messages = [_without_loss(message) for message in _messages(asked, request)]

@@ -460,7 +460,7 @@ def build(
             `shardings_like`. With `lora.rank`, it may be a function from a `Place` to the base weights, which reads them
             with their shardings.
         model: module to train instead of `GPT(config.model, ...)`, with weights of the same names; with `train.scan_layers`,
-            a `ScannedGPT` (`model/scan.py`).
+            a `ScannedGPT` (`model/scan.py`). The default objective calls its methods `hidden_and_sides` and `head`.
         objective: objective to use instead of `next_token_loss`, which reports side outputs of blocks, but has no penalties;
             with `lora.rank`, it receives the merged weights as `params`.
         ops: operations to use instead of `jaxgpt.kernels.best(config, mesh)`.
