@@ -24,8 +24,7 @@ from pathlib import Path
 from jaxgpt.config import Config, from_json, to_json
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokenizer_files import load_saved_tokenizer, save_tokenizer
-from jaxgpt.directories import NEW, RUN_FILES, RUN_NEEDED
-from jaxgpt.directories import REPLACED as REPLACED
+from jaxgpt.directories import NEW, REPLACED, RUN_FILES, RUN_NEEDED
 from jaxgpt.errors import TrainingFailed, UserError, WriteFailed, full_disk_fix, nearest, reported
 from jaxgpt.files import JSON_BYTES, LOCK, check_renames, parse_json, read_bytes, sole_writer, write_atomically
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from helpers import small_run
 
-from jaxgpt.checkpoint.run import NEW, REPLACED, check_free, check_new_run, complete_run, new_run
+from jaxgpt.checkpoint.run import check_free, check_new_run, complete_run, new_run
 from jaxgpt.data.tokenizer_files import make_tokenizer
+from jaxgpt.directories import NEW, REPLACED
 from jaxgpt.errors import UserError
 from jaxgpt.files import LOCK
 
