@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
-import threading
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import jax
@@ -30,6 +31,9 @@ from jaxgpt.trainer.program import Program
 # The largest arrays are the matrices of the MLP. Eight devices do not divide the 27 ids.
 MODEL = replace(LLAMA, n_layer=4, n_embd=64, n_head=8, n_kv_head=8, n_inner=256, tie_embeddings=False)
 LARGEST = 64 * 256 * 4
+READERS = tuple(
+    str(Path(api.__file__).parent / name) for name in ("checkpoint", "parallel/arrays.py", "trainer/program.py")
+)
 REPLICATED = 20_000  # maximum bytes of the arrays that every device holds, such as gains and counters
 
 
@@ -52,14 +56,16 @@ class Peak:
 
 
 def held() -> Counter[Any]:
-    """Return the bytes of the live arrays on each device, computed from their shardings."""
-    found: Counter[Any] = Counter()
+    """Return the bytes of the live arrays on each device; arrays that share a buffer (a shard and its array) count once."""
+    buffers: dict[tuple[Any, int], int] = {}
     for array in jax.live_arrays():
         if array.is_deleted():
             continue
-        size = int(np.prod(array.sharding.shard_shape(array.shape))) * array.dtype.itemsize
-        for device in array.sharding.device_set:
-            found[device] += size
+        for shard in array.addressable_shards:
+            buffers[shard.device, shard.data.unsafe_buffer_pointer()] = shard.data.nbytes
+    found: Counter[Any] = Counter()
+    for (device, _), size in buffers.items():
+        found[device] += size
     return found
 
 
@@ -68,21 +74,19 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Peak]]:
     """Yield a function that starts to measure while weights are read and a state is made, but not while it is trained."""
     peaks: list[Peak] = []
 
+    # A function that returns still holds its arrays. A thread that samples would also keep alive what it lists.
+    def sample(frame: FrameType, event: str, _: Any) -> None:
+        if event == "return" and frame.f_code.co_filename.startswith(READERS):
+            peaks[-1].sample()
+
     @contextmanager
     def sampling() -> Iterator[None]:
-        stop = threading.Event()
-
-        def sample() -> None:
-            while not stop.wait(0.001):
-                peaks[-1].sample()
-
-        thread = threading.Thread(target=sample)
-        thread.start()
+        before = sys.getprofile()
+        sys.setprofile(sample)
         try:
             yield
         finally:
-            stop.set()
-            thread.join()
+            sys.setprofile(before)
 
     def measured(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
