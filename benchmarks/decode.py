@@ -251,7 +251,8 @@ def placed(config: Any, devices: int) -> Any:
     from contextlib import nullcontext
 
     from jaxgpt.config import MeshConfig
-    from jaxgpt.parallel.mesh import make_mesh, use_mesh
+    from jaxgpt.parallel.mesh import make_mesh
+    from jaxgpt.parallel.rules import use_mesh
 
     return use_mesh(make_mesh(MeshConfig(data=1, tensor=devices)), config) if devices > 1 else nullcontext()
 
@@ -264,7 +265,8 @@ def ours(settings: dict[str, Any], devices: int) -> tuple[Any, Any]:
     from jaxgpt.model import GPT
     from jaxgpt.model.init import boxed_params, init_params
     from jaxgpt.parallel.host import random_bits_by_kernel
-    from jaxgpt.parallel.mesh import make_mesh, shardings
+    from jaxgpt.parallel.mesh import make_mesh
+    from jaxgpt.parallel.rules import shardings
 
     config = ModelConfig(**settings)
     init = functools.partial(init_params, GPT(config))

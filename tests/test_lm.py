@@ -31,7 +31,8 @@ from jaxgpt.model.params import abstract_params
 from jaxgpt.model.scan import stack_layers
 from jaxgpt.ops.activations import ACTIVATIONS
 from jaxgpt.ops.norms import NORMS
-from jaxgpt.parallel.mesh import make_mesh, shardings
+from jaxgpt.parallel.mesh import make_mesh
+from jaxgpt.parallel.rules import shardings
 
 LETTERS = "abcdefghijklmnop\n"
 

@@ -26,7 +26,8 @@ from jaxgpt.lm import LM
 from jaxgpt.lm.weights import Precision, quantize
 from jaxgpt.model import GPT
 from jaxgpt.model.init import boxed_params
-from jaxgpt.parallel.mesh import make_mesh, shardings
+from jaxgpt.parallel.mesh import make_mesh
+from jaxgpt.parallel.rules import shardings
 from jaxgpt.train.loss import token_losses
 
 PROMPTS = ["1 2 3 1 2", "4", "16 0 9"]

@@ -16,7 +16,8 @@ from jax.sharding import NamedSharding
 from matplotlib.patches import Rectangle
 
 from jaxgpt.config import MeshConfig
-from jaxgpt.parallel.mesh import RULES, make_mesh, spec
+from jaxgpt.parallel.mesh import make_mesh
+from jaxgpt.parallel.rules import RULES, partition_spec
 
 ARRAYS = {
     "batch: rows x tokens": ("batch", "length"),
@@ -39,7 +40,7 @@ def main() -> None:
         for column, (array_name, names) in enumerate(ARRAYS.items()):
             ax = axes[row, column]
             parts: dict[tuple[int, int, int, int], list[int]] = {}
-            places = NamedSharding(mesh, spec(names, RULES)).devices_indices_map((SIDE, SIDE))
+            places = NamedSharding(mesh, partition_spec(names, RULES)).devices_indices_map((SIDE, SIDE))
             for device, (rows, columns) in places.items():
                 (top, bottom, _), (left, right, _) = rows.indices(SIDE), columns.indices(SIDE)
                 parts.setdefault((left, top, right - left, bottom - top), []).append(device.id)

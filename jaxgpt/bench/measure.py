@@ -28,7 +28,7 @@ from jaxgpt.model import GPT
 from jaxgpt.model.init import init_params
 from jaxgpt.model.params import abstract_params, map_matrices
 from jaxgpt.parallel.host import random_bits_by_kernel
-from jaxgpt.parallel.mesh import replicated
+from jaxgpt.parallel.rules import replicated
 from jaxgpt.progress import NO_PROGRESS, Progress
 from jaxgpt.trainer.failures import compile_lowered
 from jaxgpt.trainer.program import Program, build

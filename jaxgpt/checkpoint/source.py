@@ -24,7 +24,7 @@ from jaxgpt.model import GPT
 from jaxgpt.model.lora import boxed_trained, merge
 from jaxgpt.model.params import Model, abstract_params, flatten_params, weights
 from jaxgpt.parallel.arrays import put_array, to_host
-from jaxgpt.parallel.mesh import AXES, RULES, Rules, shardings
+from jaxgpt.parallel.rules import AXES, RULES, Rules, shardings
 
 T = TypeVar("T")
 

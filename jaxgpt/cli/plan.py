@@ -165,7 +165,8 @@ def table(cost: StepCost, topology: Topology, steps: int = 0) -> str:
 
 
 def _head(target: str, config: Config, topology: Topology, remark: str) -> dict[str, str]:
-    from jaxgpt.parallel.mesh import microbatches, row_shards, sizes_of
+    from jaxgpt.parallel.mesh import sizes_of
+    from jaxgpt.parallel.rows import microbatches, row_shards
 
     chip = topology.chip
     train = config.train

@@ -9,7 +9,8 @@ import jax
 from jax.sharding import Mesh
 
 from jaxgpt.lm.model import LM
-from jaxgpt.parallel.mesh import batch_ways, use_mesh
+from jaxgpt.parallel.rows import batch_ways
+from jaxgpt.parallel.rules import use_mesh
 
 
 def mesh_of(lm: LM) -> Mesh | None:

@@ -14,7 +14,8 @@ from jax.sharding import AbstractMesh, Mesh
 from jaxgpt.config import Config, MeshConfig, ModelConfig
 from jaxgpt.errors import one_line
 from jaxgpt.model.params import count_parameters
-from jaxgpt.parallel.mesh import microbatches, sizes_of
+from jaxgpt.parallel.mesh import sizes_of
+from jaxgpt.parallel.rows import microbatches
 from jaxgpt.runtime import (
     M_ARENA_MAX,
     M_MMAP_MAX,

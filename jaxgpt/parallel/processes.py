@@ -19,7 +19,8 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxgpt.errors import UserError
-from jaxgpt.parallel.mesh import block_on_cpu_mesh, replicated
+from jaxgpt.parallel.mesh import block_on_cpu_mesh
+from jaxgpt.parallel.rules import replicated
 
 T = TypeVar("T")
 

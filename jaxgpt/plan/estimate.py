@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from jaxgpt.config import Config
 from jaxgpt.counts import flops_per_token, parameter_count
 from jaxgpt.errors import UserError
-from jaxgpt.parallel.mesh import batch_ways, resolve
+from jaxgpt.parallel.mesh import resolve
+from jaxgpt.parallel.rows import batch_ways
 from jaxgpt.plan.cost import StepCost, Traffic, traffic_by_kind
 from jaxgpt.plan.hlo import Collective
 from jaxgpt.plan.residuals import abstract_program, one_device, residual_bytes

@@ -22,7 +22,9 @@ from jaxgpt.model import GPT
 from jaxgpt.model.params import map_matrices
 from jaxgpt.ops import Ops
 from jaxgpt.parallel.chips import GIB
-from jaxgpt.parallel.mesh import Rules, batch_ways, change_rules, make_mesh, rules_for, spec, use_mesh
+from jaxgpt.parallel.mesh import make_mesh
+from jaxgpt.parallel.rows import batch_ways
+from jaxgpt.parallel.rules import Rules, change_rules, partition_spec, rules_for, use_mesh
 from jaxgpt.plan.cost import StepCost, traffic_by_kind
 from jaxgpt.plan.estimate import argument_bytes, estimate, shard_bytes, step_flops, token_flops
 from jaxgpt.plan.hlo import read_program
@@ -103,7 +105,7 @@ def compile_decode(config: Config, topology: Topology) -> StepCost:
 
     def placed(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         names = KV_AXES if leaf.ndim == 4 else ("batch", None)[: leaf.ndim]
-        sharding = jax.sharding.NamedSharding(mesh, spec(names, rules))
+        sharding = jax.sharding.NamedSharding(mesh, partition_spec(names, rules))
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
     dtype = config.train.compute_dtype

@@ -14,7 +14,9 @@ from jax.sharding import AbstractMesh
 
 from jaxgpt.config import Config, MeshConfig
 from jaxgpt.ops.random import named_key
-from jaxgpt.parallel.mesh import AXES, microbatches, row_shards, rules_for, sizes_of
+from jaxgpt.parallel.mesh import sizes_of
+from jaxgpt.parallel.rows import microbatches, row_shards
+from jaxgpt.parallel.rules import AXES, rules_for
 from jaxgpt.trainer.program import Program, make_program
 
 ELEMENTWISE = frozenset(

@@ -213,7 +213,7 @@ def train_step(
         objective: `next_token_loss(...)`, or any `Objective`.
         optimizer: an optax transformation, including clipping. Its `update` receives one extra argument, the loss as `value`.
         dropout_seed: seed of the dropout masks, which are a function of (seed, step, microbatch); None: no dropout.
-        accumulation: number of equal microbatches of the rows, which `parallel.mesh.microbatches` derives from
+        accumulation: number of equal microbatches of the rows, which `parallel.rows.microbatches` derives from
             `train.accumulation`. Without dropout, it changes results only by rounding.
         ema_decay: decay of the EMA, `ema <- ema_decay * ema + (1 - ema_decay) * params`; 0: the state has no EMA.
         spike_factor: if the state has statistics, skip non-finite updates, and those whose loss or gradient norm exceeds this

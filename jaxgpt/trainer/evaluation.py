@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxgpt.data import Split, Windows
 from jaxgpt.errors import UserError
-from jaxgpt.parallel.mesh import batch_ways, put
+from jaxgpt.parallel.rows import batch_ways, put
 from jaxgpt.progress import NO_PROGRESS, Progress
 from jaxgpt.trainer.prefetch import prefetched
 from jaxgpt.trainer.program import Program

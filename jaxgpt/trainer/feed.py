@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxgpt.checkpoint.store import Info
 from jaxgpt.data import Batches, Data, Windows
-from jaxgpt.parallel.mesh import row_spec
+from jaxgpt.parallel.rows import row_spec
 from jaxgpt.train.step import TrainState
 from jaxgpt.trainer.prefetch import prefetched
 from jaxgpt.trainer.program import Program

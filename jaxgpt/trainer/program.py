@@ -29,23 +29,10 @@ from jaxgpt.model.scan import ScannedGPT, unstack_layers
 from jaxgpt.ops import Ops
 from jaxgpt.ops.attention import attend
 from jaxgpt.parallel.host import precision_note, step_compile_options
-from jaxgpt.parallel.mesh import (
-    RULES,
-    Microbatches,
-    Rules,
-    batch_sharding,
-    batch_ways,
-    block_on_cpu_mesh,
-    change_rules,
-    make_mesh,
-    microbatches,
-    put,
-    replicated,
-    resolve,
-    rows_of,
-    use_mesh,
-)
+from jaxgpt.parallel.mesh import block_on_cpu_mesh, make_mesh, resolve
 from jaxgpt.parallel.processes import process_count
+from jaxgpt.parallel.rows import Microbatches, batch_sharding, batch_ways, microbatches, put, rows_of
+from jaxgpt.parallel.rules import RULES, Rules, change_rules, replicated, use_mesh
 from jaxgpt.parallel.sums import sums_by_device
 from jaxgpt.runtime import set_quick_flag
 from jaxgpt.train.loss import Objective, next_token_loss, with_adapters
@@ -159,7 +146,7 @@ class Program:
         return math.ceil(rows / ways) * ways
 
     def put(self, batch: Any) -> Any:
-        """Put a batch on the devices, sharded by rows, with `padded_rows`. For batches and padding, see `mesh.put`."""
+        """Put a batch on the devices, sharded by rows, with `padded_rows`. For batches and padding, see `rows.put`."""
         return put(self.mesh, [batch], self.padded_rows(rows_of(batch)))
 
     def put_batches(self, batches: Sequence[Any]) -> Any:
@@ -177,7 +164,7 @@ class Program:
 
         Args:
             steps: number of batches.
-            spec: shapes and dtypes of the rows, from `mesh.row_spec`; None: windows, `[T + 1]` or with document ids `[T, 3]`
+            spec: shapes and dtypes of the rows, from `rows.row_spec`; None: windows, `[T + 1]` or with document ids `[T, 3]`
                 (see `train.loss.split_windows`).
         """
         if spec is None:
@@ -453,7 +440,7 @@ def build(
         optimizer: optax transformation to use instead of `config.optim`, which then sets only `ema_decay` and the skipping
             of updates. The metrics then have no `lr`. With `train.scan_layers`, the optimizer receives one array
             for each weight of a block, stacked over the layers.
-        rules: changes to the sharding table (`jaxgpt.parallel.mesh.RULES`), from logical axis to mesh axes: `{"length":
+        rules: changes to the sharding table (`jaxgpt.parallel.rules.RULES`), from logical axis to mesh axes: `{"length":
             ("tensor",)}` shards the activations between blocks along the sequence. Losses match a single device up to rounding.
         frozen: any tree of arrays that the objective reads, but that are not trained, with unstacked layers: with `lora.rank`,
             the base weights (None: random weights); otherwise, for example, a reference model. The arrays are sharded as by

@@ -15,7 +15,8 @@ from jaxgpt.config import MeshConfig
 from jaxgpt.kernels.devices import only_rows_are_divided
 from jaxgpt.kernels.tiled import tiled_attention
 from jaxgpt.ops.attention import Visible, attend, row_positions
-from jaxgpt.parallel.mesh import Rules, change_rules, make_mesh, use_mesh
+from jaxgpt.parallel.mesh import make_mesh
+from jaxgpt.parallel.rules import Rules, change_rules, use_mesh
 
 SPLIT = {"length": ("tensor",)}
 

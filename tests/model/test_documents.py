@@ -20,7 +20,8 @@ from jaxgpt.model import GPT
 from jaxgpt.model.scan import ScannedGPT, stack_layers
 from jaxgpt.ops import Ops
 from jaxgpt.ops.attention import Positions
-from jaxgpt.parallel.mesh import make_mesh, use_mesh
+from jaxgpt.parallel.mesh import make_mesh
+from jaxgpt.parallel.rules import use_mesh
 from jaxgpt.train.loss import cross_entropy, next_token_loss, split_windows
 from jaxgpt.train.step import gradients
 

@@ -27,7 +27,8 @@ from jaxgpt.model.linear import Linear
 from jaxgpt.model.lora import boxed_trained, init_lora, merge
 from jaxgpt.model.params import Weight, abstract_params, count_parameters, flatten_params, weight_at, weights
 from jaxgpt.model.scan import ScannedGPT, stack_layers
-from jaxgpt.parallel.mesh import change_rules, make_mesh, shardings
+from jaxgpt.parallel.mesh import make_mesh
+from jaxgpt.parallel.rules import change_rules, shardings
 from jaxgpt.train.muon import orthogonal
 from jaxgpt.train.optimizer import decay_mask, groups
 

@@ -15,7 +15,9 @@ from jax.sharding import PartitionSpec
 
 from jaxgpt.config import Config, MeshConfig, ModelConfig, TrainConfig
 from jaxgpt.errors import UserError
-from jaxgpt.parallel.mesh import AXES, RULES, change_rules, make_mesh, microbatches, resolve, rules_for, spec
+from jaxgpt.parallel.mesh import make_mesh, resolve
+from jaxgpt.parallel.rows import microbatches
+from jaxgpt.parallel.rules import AXES, RULES, change_rules, partition_spec, rules_for
 from jaxgpt.presets import preset
 
 
@@ -141,9 +143,9 @@ def test_axes_that_the_mesh_does_not_divide_are_not_sharded() -> None:
 
 
 def test_colliding_axes_raise() -> None:
-    assert spec(("embed", "mlp"), RULES) == PartitionSpec(("fsdp",), ("tensor",))
+    assert partition_spec(("embed", "mlp"), RULES) == PartitionSpec(("fsdp",), ("tensor",))
     with pytest.raises(UserError, match="axes of an array over the same mesh axis: heads by tensor and mlp by tensor"):
-        spec(("heads", "mlp"), RULES)
+        partition_spec(("heads", "mlp"), RULES)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from helpers import make, small
 from jaxgpt.config import Config, MeshConfig, ModelConfig, OptimConfig, TrainConfig
 from jaxgpt.model.params import weight_at
 from jaxgpt.model.scan import stack_layers
-from jaxgpt.parallel.mesh import make_mesh, use_mesh
+from jaxgpt.parallel.mesh import make_mesh
+from jaxgpt.parallel.rules import use_mesh
 from jaxgpt.train.muon import orthogonal
 from jaxgpt.train.optimizer import decay_mask, groups, make_optimizer, schedule
 

@@ -24,7 +24,8 @@ from jaxgpt.model import GPT
 from jaxgpt.model.scan import ScannedGPT
 from jaxgpt.ops import Ops
 from jaxgpt.ops.random import named_key
-from jaxgpt.parallel.mesh import row_spec, use_mesh
+from jaxgpt.parallel.rows import row_spec
+from jaxgpt.parallel.rules import use_mesh
 from jaxgpt.train.loss import RowSums, cross_entropy, next_token_loss, split_windows
 from jaxgpt.train.step import gradients, init_state, train_step
 from jaxgpt.trainer.failures import compile_lowered

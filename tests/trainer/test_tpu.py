@@ -15,7 +15,7 @@ import pytest
 from jax.sharding import AxisType, Mesh
 
 from jaxgpt.config import Config, MeshConfig, ModelConfig, TrainConfig
-from jaxgpt.parallel.mesh import AXES
+from jaxgpt.parallel.rules import AXES
 from jaxgpt.trainer.program import make_program
 
 LAYERS, HEADS = 2, 4

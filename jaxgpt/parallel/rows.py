@@ -1,0 +1,125 @@
+"""Rows of batches: how many each device computes at a time, and how they are put on the devices of a mesh."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxgpt.config import TrainConfig
+from jaxgpt.parallel.rules import RULES, partition_spec
+
+
+class Microbatches(NamedTuple):
+    """The microbatches of a step."""
+
+    accumulation: int  # number of microbatches that each device computes per step
+    rows: int  # windows per microbatch, over all devices, including padding
+
+
+def microbatches(train: TrainConfig, ways: int) -> Microbatches:
+    """Split a batch of B windows over `ways` groups of devices, and in each group into equal microbatches.
+
+    A group computes at most `m = ceil(B / train.accumulation)` windows at a time. Its share of the batch is
+    `s = ceil(B / ways)` windows, in at least `n = ceil(s / m)` microbatches. Up to `2 * n - 1` microbatches are used if they
+    can then be equal without padding. Otherwise, or if B is not a multiple of `ways`, the batch is padded to the
+    result's `accumulation * rows` windows. Padding has no targets, so it changes neither the mean loss nor its gradient.
+    """
+    share = math.ceil(train.batch_size / ways)
+    fewest = math.ceil(share / math.ceil(train.batch_size / train.accumulation))
+    count = next((n for n in range(fewest, 2 * fewest) if share % n == 0), fewest)
+    return Microbatches(count, ways * math.ceil(share / count))
+
+
+def row_shards(sizes: Mapping[str, int]) -> int:
+    """Return the number of shards of the rows of a batch, from the size of each mesh axis."""
+    return math.prod(sizes[axis] for axis in RULES["batch"])
+
+
+def batch_ways(mesh: Any) -> int:
+    """Return the number of shards of the rows of a batch on a mesh."""
+    return row_shards(mesh.shape)
+
+
+def batch_sharding(mesh: Mesh, several: bool = False) -> NamedSharding:
+    """Return the sharding of a batch `[B, ...]`, or of several batches `[K, B, ...]`, sharded by rows."""
+    rows = partition_spec(("batch",), RULES)
+    return NamedSharding(mesh, PartitionSpec(None, *rows) if several else rows)
+
+
+def row_spec(batch: Any) -> Any:
+    """Return the shapes and dtypes of the rows of a batch on the devices, each `[0, ...]`: a batch without rows.
+
+    A batch is a tree with leaves `[B, ...]`. A leaf is an array, or a lazy batch such as `data.batches.Windows`: its slices
+    are trees of arrays.
+    """
+    no_rows = jax.tree.map(lambda leaf: leaf[0:0], batch)
+    return jax.tree.map(_on_device, no_rows)
+
+
+def _on_device(array: Any) -> np.ndarray:
+    """Convert an array without rows to the dtype of its device copy."""
+    array = np.asarray(array)
+    if array.dtype == bool:
+        return array
+    is_float = jnp.issubdtype(array.dtype, jnp.floating)
+    return array.astype(np.float32 if is_float else np.int32)
+
+
+def rows_of(batch: Any) -> int:
+    """Return the number of rows of a batch."""
+    return len(jax.tree.leaves(batch)[0])
+
+
+def put(mesh: Mesh, batches: Sequence[Any], rows: int, steps: int = 0) -> Any:
+    """Put batches on the devices of a mesh, sharded by rows.
+
+    Only rows of this process's devices are read, each once. Missing rows are filled with -1 (booleans: False), and must have
+    zero weight in an objective: windows of -1 have no targets.
+
+    Args:
+        batches: batches of equal structure, as in `row_spec`, with up to `rows` rows.
+        rows: number of rows of the result, a multiple of `batch_ways`.
+        steps: 0: put the only batch, `[rows, ...]`; K: put 1 to K batches, `[K, rows, ...]`.
+
+    Returns:
+        A tree of sharded arrays: int32, float32 for floating-point numbers, or booleans.
+    """
+    spec, tree = jax.tree.flatten(row_spec(batches[0]))
+
+    @cache
+    def part(first: int, last: int) -> list[np.ndarray]:
+        """Read rows of all batches: `[K, last - first, ...]` for each leaf."""
+        parts = []
+        for leaf in spec:
+            fill = False if leaf.dtype == bool else -1
+            parts.append(np.full((max(steps, 1), last - first, *leaf.shape[1:]), fill, leaf.dtype))
+        for step, batch in enumerate(batches):
+            read = jax.tree.leaves(jax.tree.map(lambda leaf: leaf[first:last], batch))
+            for out, values in zip(parts, read, strict=True):
+                np.copyto(out[step, : len(values)], values, casting="same_kind")
+        if steps:
+            return parts
+        return [only[0] for only in parts]
+
+    sharding = batch_sharding(mesh, several=bool(steps))
+    axis = 1 if steps else 0  # axis of the rows
+
+    def put_leaf(index: int, leaf: Any) -> jax.Array:
+        shape = (rows, *leaf.shape[1:])
+        if steps:
+            shape = (steps, *shape)
+
+        def shard(where: Any) -> np.ndarray:
+            first, last, _ = where[axis].indices(rows)
+            return part(first, last)[index]
+
+        return jax.make_array_from_callback(shape, sharding, shard)
+
+    return jax.tree.unflatten(tree, [put_leaf(index, leaf) for index, leaf in enumerate(spec)])

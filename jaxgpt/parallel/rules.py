@@ -1,0 +1,190 @@
+"""The one table that maps logical axes of arrays to mesh axes, and the shardings that follow from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
+from typing import Any
+
+import flax.linen as nn
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxgpt.config import MeshConfig, ModelConfig
+from jaxgpt.errors import UserError, did_you_mean, short_repr
+
+AXES = tuple(axis.name for axis in fields(MeshConfig))  # names of the mesh axes, in the order of the settings
+SMALL = 1 << 16  # arrays with fewer elements are replicated if no rule applies to them
+
+# Logical axis -> mesh axes. Weights: an axis of width D, except in norms, is sharded over fsdp; heads, MLP and vocabulary over
+# tensor. Activations: the batch is sharded over data and fsdp; in the embedding lookup, over data, and the width over fsdp.
+Rules = Mapping[str, tuple[str, ...]]
+RULES: Rules = {
+    "batch": ("data", "fsdp"),
+    "lookup": ("data",),
+    "length": (),
+    "width": (),
+    "embed": ("fsdp",),
+    "vocab": ("tensor",),
+    "heads": ("tensor",),
+    "kv_heads": ("tensor",),
+    "head_dim": (),
+    "mlp": ("tensor",),
+    "expert": (),  # stack axis of weights, such as the matrices of experts
+    "position": (),
+    "norm": (),
+    "rank": (),  # rank axis of adapters; the other axis is sharded as in the weight
+    "layers": (),
+    "matrix_shards": ("fsdp",),  # Muon: stack of matrices, in an intermediate step of resharding
+    "matrices": ("fsdp", "data", "tensor"),  # Muon: stack of complete matrices, sharded over all devices
+}
+
+
+def change_rules(changes: Rules) -> Rules:
+    """Return the sharding table with some rules replaced.
+
+    Raises:
+        UserError: if a rule is for an unknown axis, changes the rule of `batch`, or is not a tuple of distinct mesh axes.
+    """
+    for name, axes in changes.items():
+        if name == "batch" and axes != RULES[name]:  # rule required by data loading and loss sums
+            raise UserError(
+                f"the rule of batch must be {RULES[name]}, not {short_repr(axes)}: to shard over data only, use --mesh.fsdp 1"
+            )
+        if name not in RULES:
+            raise UserError(
+                f"no logical axis {short_repr(name)}{did_you_mean(name, RULES)}: use one of {', '.join(RULES)}"
+            )
+        if not isinstance(axes, tuple) or not set(axes) <= set(AXES) or len(set(axes)) < len(axes):
+            raise UserError(f"the rule of {name} must be a tuple of the mesh axes {AXES}, not {short_repr(axes)}")
+    return {**RULES, **changes}
+
+
+def rules_for(
+    model: ModelConfig, mesh: Mesh, rules: Rules = RULES, rows: int = 0, length: int = 0
+) -> dict[str, tuple[str, ...]]:
+    """Return the table for one model: an axis is not sharded if the mesh does not divide its length.
+
+    For example, mesh.tensor 2 does not shard a vocabulary of 65 characters.
+
+    Args:
+        model: the architecture.
+        mesh: the devices.
+        rules: the complete sharding table.
+        rows: number of rows of a batch; 0: always sharded.
+        length: number of positions of a row; 0: `model.block_size`.
+    """
+    sizes = {
+        "batch": rows,
+        "lookup": rows,
+        "length": length or model.block_size,
+        "width": model.n_embd,
+        "embed": model.n_embd,
+        "vocab": model.vocab_size,
+        "heads": model.n_head,
+        "kv_heads": model.kv_heads,
+        "head_dim": model.head_width,
+        "mlp": model.mlp_width,
+        "position": model.block_size,
+        "norm": model.n_embd,
+        "layers": model.n_layer,
+    }
+    table = dict(rules)
+    for name, size in sizes.items():
+        ways = math.prod(mesh.shape[axis] for axis in rules[name])
+        if size % ways:
+            table[name] = ()
+    return table
+
+
+@contextmanager
+def use_mesh(mesh: Mesh, model: ModelConfig, rules: Rules = RULES, rows: int = 0, length: int = 0) -> Iterator[None]:
+    """Set JAX's mesh and Flax's logical axis rules in this context; arguments as in `rules_for`."""
+    table = [(name, axes or None) for name, axes in rules_for(model, mesh, rules, rows, length).items()]
+    with jax.set_mesh(mesh), nn.logical_axis_rules(table):
+        yield
+
+
+def partition_spec(names: tuple[str | None, ...], rules: Rules) -> PartitionSpec:
+    """Map the logical axes of an array to mesh axes.
+
+    Raises:
+        UserError: if an axis has no rule, or two axes of the array would be sharded over the same mesh axis.
+    """
+    for name in names:
+        if name and name not in rules:
+            near = did_you_mean(name, rules)
+            raise UserError(f"no rule for the logical axis {short_repr(name)}{near}: use None for an unsharded axis")
+    ways = [rules[name] if name else () for name in names]
+    used = [axis for way in ways for axis in way]
+    if len(used) != len(set(used)):
+        split = " and ".join(f"{name} by {', '.join(way)}" for name, way in zip(names, ways, strict=True) if way)
+        raise UserError(f"the rules shard several axes of an array over the same mesh axis: {split}; set one to ()")
+    return PartitionSpec(*[way or None for way in ways])
+
+
+def shardings(boxed: Any, model: ModelConfig, mesh: Mesh, rules: Rules = RULES) -> Any:
+    """Return the sharding of every boxed parameter; parameters without logical axes are replicated."""
+    rules = rules_for(model, mesh, rules)
+
+    def place(leaf: Any) -> NamedSharding:
+        return (
+            NamedSharding(mesh, partition_spec(leaf.names, rules))
+            if isinstance(leaf, nn.Partitioned)
+            else replicated(mesh)
+        )
+
+    return jax.tree.map(place, boxed, is_leaf=lambda leaf: isinstance(leaf, nn.Partitioned))
+
+
+def shardings_like(tree: Any, boxed: Any, model: ModelConfig, mesh: Mesh, rules: Rules = RULES) -> Any:
+    """Return the sharding of every leaf of a tree, such as a train state or the weights of a reference model.
+
+    - A leaf in a box (`nn.Partitioned`) is sharded by the logical axes of the box.
+    - A leaf with the shape of a parameter and a path that ends with its path in `boxed` is sharded like the parameter.
+    - Any other leaf with at least `SMALL` elements is sharded along an axis (`spec_of_shape`).
+    - All others are replicated: counters and small vectors.
+    """
+    table = rules_for(model, mesh, rules)
+    shapes = map(np.shape, jax.tree.leaves(nn.unbox(boxed)))
+    places = jax.tree_util.tree_leaves_with_path(shardings(boxed, model, mesh, rules))
+    known = {(_keys(path), shape): place for (path, place), shape in zip(places, shapes, strict=True)}
+
+    def place(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
+        if isinstance(leaf, nn.Partitioned):
+            return NamedSharding(mesh, partition_spec(leaf.names, table))
+        keys = _keys(path)
+        for start in range(len(keys)):
+            like = known.get((keys[start:], np.shape(leaf)))
+            if like is not None:
+                return like
+        return NamedSharding(mesh, spec_of_shape(np.shape(leaf), mesh))
+
+    return jax.tree_util.tree_map_with_path(place, tree, is_leaf=lambda leaf: isinstance(leaf, nn.Partitioned))
+
+
+def spec_of_shape(shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
+    """Shard an array without logical axes along the largest axis that the mesh divides, over fsdp, tensor or both."""
+    if math.prod(shape) < SMALL:
+        return PartitionSpec()
+    ways = [("fsdp", "tensor"), ("fsdp",), ("tensor",)]
+    ways.sort(key=lambda names: -math.prod(mesh.shape[name] for name in names))
+    for names in ways:
+        count = math.prod(mesh.shape[name] for name in names)
+        divided = [size if size % count == 0 else 0 for size in shape]
+        if count > 1 and any(divided):
+            axis = divided.index(max(divided))
+            return PartitionSpec(*[names if i == axis else None for i in range(len(shape))])
+    return PartitionSpec()
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """Return the sharding of a replicated array."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def _keys(path: tuple[Any, ...]) -> tuple[str, ...]:
+    return tuple(key.key for key in path if isinstance(key, jax.tree_util.DictKey))
