@@ -8,8 +8,8 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from jaxgpt.cli.options import NO_SETTINGS, ON, GivenSettings, Json
 from jaxgpt.cli.output import aligned, print_result, progress
-from jaxgpt.cli.parse import NO_SETTINGS, ON, GivenSettings, Json
 from jaxgpt.cli.settings import named_config, with_settings, with_vocab
 
 MENTIONED = 1.5  # least speedup of bfloat16 that the text mentions

@@ -10,8 +10,8 @@ from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jaxgpt.cli.options import NO_SAMPLING, Checkpoint, GivenSampling, Json, Seed, Weights
 from jaxgpt.cli.output import note, note_sampling, print_json, progress
-from jaxgpt.cli.parse import NO_SAMPLING, Checkpoint, GivenSampling, Json, Seed, Weights
 from jaxgpt.config import SEED, SamplingParams, parse_variables
 from jaxgpt.errors import UserError, reported
 from jaxgpt.files import write_atomically

@@ -6,8 +6,8 @@ import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
+from jaxgpt.cli.options import FLAT, Json
 from jaxgpt.cli.output import note, print_result, progress
-from jaxgpt.cli.parse import FLAT, Json
 from jaxgpt.config import PrepareParams
 from jaxgpt.errors import UserError, plural
 from jaxgpt.signals import set_advice

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jaxgpt.cli.options import NO_SETTINGS, GivenSettings, Json
 from jaxgpt.cli.output import aligned, columns, note, print_result, progress
-from jaxgpt.cli.parse import NO_SETTINGS, GivenSettings, Json
 from jaxgpt.cli.settings import named_config, with_settings
 from jaxgpt.errors import UserError, did_you_mean, plural
 from jaxgpt.files import beside

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from jaxgpt.cli.options import Checkpoint, Json, Weights
 from jaxgpt.cli.output import ERROR_OF_DATA, print_result, progress
-from jaxgpt.cli.parse import Checkpoint, Json, Weights
 from jaxgpt.config import Config, MeshConfig
 from jaxgpt.errors import UserError, plural
 from jaxgpt.progress import Progress

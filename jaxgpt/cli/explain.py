@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from jaxgpt.cli.options import NO_SAMPLING, Checkpoint, Count, GivenSampling, Json, Seed, Special, Weights
 from jaxgpt.cli.output import note_sampling, print_result, progress
-from jaxgpt.cli.parse import NO_SAMPLING, Checkpoint, Count, GivenSampling, Json, Seed, Special, Weights
 from jaxgpt.config import SEED, SamplingParams
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+from jaxgpt.cli.options import Checkpoint, Json
 from jaxgpt.cli.output import print_result, progress
-from jaxgpt.cli.parse import Checkpoint, Json
 from jaxgpt.errors import UserError
 
 

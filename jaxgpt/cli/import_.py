@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from jaxgpt.cli.options import Json
 from jaxgpt.cli.output import print_result, progress
-from jaxgpt.cli.parse import Json
 from jaxgpt.errors import UserError, plural
 
 

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jaxgpt.cli.options import Json
 from jaxgpt.cli.output import aligned, columns, print_result
-from jaxgpt.cli.parse import Json
 from jaxgpt.cli.settings import named_config, origin, with_vocab
 from jaxgpt.config import Config, changes
 from jaxgpt.errors import short_repr

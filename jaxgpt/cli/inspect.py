@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jaxgpt.cli.options import Checkpoint, Count, Json
 from jaxgpt.cli.output import print_result, progress
-from jaxgpt.cli.parse import Checkpoint, Count, Json
 from jaxgpt.files import check_writable, write_atomically
 
 if TYPE_CHECKING:

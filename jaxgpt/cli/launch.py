@@ -20,8 +20,9 @@ from typing import IO, Annotated, Any
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from jaxgpt.cli.options import Count
 from jaxgpt.cli.output import note
-from jaxgpt.cli.parse import Count, parse
+from jaxgpt.cli.parse import parse
 from jaxgpt.errors import UserError
 from jaxgpt.runtime import cores
 from jaxgpt.signals import SIGNALS, UNFINISHED

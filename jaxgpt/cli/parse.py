@@ -1,46 +1,23 @@
-"""Parse commands with cyclopts: a signature declares options, a docstring is the help.
-
-`--train.steps` is the setting `steps` of the section `train`; `--steps` is equivalent because `steps` is unique.
-"""
+"""Parse commands with cyclopts: a signature declares options, a docstring is the help."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Sequence
 from inspect import BoundArguments
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, get_args, get_type_hints
+from typing import Any, get_args
 
-from cyclopts import (
-    App,
-    CycloptsError,
-    Group,
-    MissingArgumentError,
-    Parameter,
-    UnknownOptionError,
-    UnusedCliTokensError,
-)
+from cyclopts import App, CycloptsError, MissingArgumentError, UnknownOptionError, UnusedCliTokensError
 from cyclopts.argument import ArgumentCollection
 from cyclopts.help import DefaultFormatter, HelpEntry, HelpPanel
-from cyclopts.validators import Number
 from rich.console import ConsoleOptions
 
 import jaxgpt
-from jaxgpt.config import (
-    Config,
-    DataConfig,
-    LoraConfig,
-    MeshConfig,
-    ModelConfig,
-    OptimConfig,
-    SamplingParams,
-    TrainConfig,
-    flat,
-)
+from jaxgpt.cli.options import EVERY, full_names, option_name, shown
+from jaxgpt.config import Config, flat
 from jaxgpt.errors import UserError, one_line, short_repr
 from jaxgpt.presets import DEFAULT, PRESETS, preset
-from jaxgpt.settings import Section, check_text, similar_setting
+from jaxgpt.settings import check_text, similar_setting
 
 # The function of each command; cyclopts imports only the module of the command in use.
 COMMANDS = {
@@ -63,91 +40,9 @@ COMMANDS = {
     "data report": "jaxgpt.cli.data_report:data_report",
 }
 
-# The sections of settings. `TrainConfig` has the prefix "train": its field `steps` is the option --train.steps.
-SECTIONS: tuple[type[Section], ...] = (ModelConfig, DataConfig, OptimConfig, TrainConfig, MeshConfig, LoraConfig)
-
 # Options that other programs have for the choice of devices.
 DEVICE_OPTIONS = ("--platform", "--device", "--devices", "--accelerator", "--gpu", "--gpus", "--cpu", "--tpu")
 DEVICE_HINT = "JAX chooses the devices: set the environment variable JAX_PLATFORMS to cpu, cuda or tpu"
-
-
-def shown(default: Any) -> str | None:
-    """Format the default of an option; None: do not show it, because it is empty, 0 or False."""
-    if not default or default == ("",):
-        return None
-    return repr(default).strip("'")
-
-
-EVERY = Parameter(
-    consume_multiple=True, allow_repeating=True, negative_bool=(), negative_iterable=(), show_default=shown
-)
-FLAT = Parameter(name="*")  # fields of a class as top-level options: --top-k
-ON = Parameter(negative_bool="no-")  # --no-NAME to turn the option off
-
-
-def setting_options() -> dict[str, Any]:
-    """Return the type of each setting's option, keyed by the setting: {"train.steps": Annotated[int, ...], ...}."""
-    # `--steps` is unique if no other section has this setting, and no section this name.
-    count = Counter[str]()
-    for section in SECTIONS:
-        count[section.prefix] += 1
-        count.update(field.name for field in fields(section))
-
-    options = dict[str, Any]()
-    for section in SECTIONS:
-        types = get_type_hints(section)
-        group = Group.create_ordered(section.prefix.capitalize())
-        for field in fields(section):
-            setting = f"{section.prefix}.{field.name}"
-            names = [option_name(setting)]
-            if count[field.name] == 1:
-                names.append(option_name(field.name))
-            parameter = Parameter(name=names, help=field.metadata["help"], group=group, show_default=False)
-            options[setting] = Annotated[types[field.name], parameter, ON]
-    return options
-
-
-def sampling_options() -> dict[str, Any]:
-    """Return the type of the option of each field of `SamplingParams`."""
-    types = get_type_hints(SamplingParams)
-    options = dict[str, Any]()
-    for field in fields(SamplingParams):
-        parameter = Parameter(help=field.metadata["help"], show_default=shown(field.default) or False)
-        options[field.name] = Annotated[types[field.name], parameter]
-    return options
-
-
-def option_name(setting: str) -> str:
-    """Return the option of a setting: "train.batch_size" is --train.batch-size."""
-    return f"--{setting.replace('_', '-')}"
-
-
-def full_names(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the names of an option without the short names of a setting."""
-    names = tuple(names)
-    dotted = tuple(name for name in names if "." in name)
-    return dotted or names
-
-
-if TYPE_CHECKING:
-    Settings = dict[str, Any]
-    Sampling = dict[str, Any]
-else:
-    # The settings on a command line, keyed by dotted name: {"train.steps": 10}.
-    Settings = TypedDict("Settings", setting_options(), total=False)
-    # The fields of `SamplingParams` on a command line; others come from the model, otherwise from `SamplingParams`.
-    Sampling = TypedDict("Sampling", sampling_options(), total=False)
-
-GivenSettings = Annotated[Settings, FLAT]
-NO_SETTINGS = Settings()
-GivenSampling = Annotated[Sampling, FLAT]
-NO_SAMPLING = Sampling()
-Json = Annotated[bool, Parameter(help="print one JSON object instead of text")]
-Checkpoint = Annotated[str, Parameter(help="checkpoint to load: best (lowest validation loss), last, or a step")]
-Weights = Annotated[Literal["float32", "bfloat16", "int8"], Parameter(help="precision of the weights in memory")]
-Seed = Annotated[int, Parameter(help="random seed", validator=Number(gte=0, lt=2**32))]
-Count = Annotated[int, Parameter(validator=Number(gte=0))]
-Special = Annotated[bool, Parameter(help="encode special tokens in the prompt, such as <|im_end|>, as their ids")]
 
 
 def parse(words: Sequence[str]) -> tuple[Callable[..., Any], BoundArguments]:

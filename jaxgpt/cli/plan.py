@@ -6,8 +6,8 @@ import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from jaxgpt.cli.options import NO_SETTINGS, GivenSettings, Json
 from jaxgpt.cli.output import aligned, print_json, progress
-from jaxgpt.cli.parse import NO_SETTINGS, GivenSettings, Json
 from jaxgpt.cli.settings import named_config, with_settings, with_vocab
 from jaxgpt.config import Config
 from jaxgpt.errors import UserError, plural

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from jaxgpt.cli.options import Json
 from jaxgpt.cli.output import print_result
-from jaxgpt.cli.parse import Json
 from jaxgpt.cli.settings import with_vocab
 from jaxgpt.model.params import count_parameters
 from jaxgpt.presets import PRESETS, command, preset

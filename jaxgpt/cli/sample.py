@@ -7,8 +7,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from jaxgpt.cli.options import FLAT, NO_SAMPLING, Checkpoint, GivenSampling, Json, Seed, Special, Weights
 from jaxgpt.cli.output import aligned, note, note_sampling, print_json, progress
-from jaxgpt.cli.parse import FLAT, NO_SAMPLING, Checkpoint, GivenSampling, Json, Seed, Special, Weights
 from jaxgpt.config import SEED, BeamParams, SamplingParams, TextParams
 from jaxgpt.errors import UserError
 

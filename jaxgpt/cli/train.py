@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxgpt.cli.parse import NO_SETTINGS, GivenSettings
+from jaxgpt.cli.options import NO_SETTINGS, GivenSettings
 from jaxgpt.cli.settings import differing, named_config, origin, with_settings, with_weights
 from jaxgpt.config import Config, DistributedConfig, TrainConfig
 from jaxgpt.errors import TrainingFailed, UserError

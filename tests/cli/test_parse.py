@@ -18,7 +18,8 @@ from helpers import jaxgpt, parsed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxgpt.cli.parse import COMMANDS, EVERY, full_names, make_app
+from jaxgpt.cli.options import EVERY, full_names
+from jaxgpt.cli.parse import COMMANDS, make_app
 from jaxgpt.config import Config, TextParams, flat
 from jaxgpt.errors import UserError
 from jaxgpt.presets import preset
