@@ -43,7 +43,8 @@ settings.load_profile("jaxgpt")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--long", action="store_true", help="run the tests that take minutes, too")
+    parser.addoption("--ci", action="store_true", help="run the cases marked ci, too")
+    parser.addoption("--long", action="store_true", help="run the tests that take minutes and the cases marked ci, too")
 
 
 def pytest_collection_finish() -> None:
@@ -71,10 +72,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--long"):
-        for item in items:
-            if item.get_closest_marker("long") or item.get_closest_marker("ci"):
-                item.add_marker(pytest.mark.skip(reason="takes long: --long runs it"))
+    if config.getoption("--long"):
+        return
+    left_out = ["long"] if config.getoption("--ci") else ["long", "ci"]
+    for item in items:
+        if any(item.get_closest_marker(mark) for mark in left_out):
+            item.add_marker(pytest.mark.skip(reason="takes long: --long runs it"))
 
 
 @pytest.fixture(scope="session", autouse=True)
