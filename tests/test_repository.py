@@ -39,7 +39,7 @@ def test_an_unknown_stage_of_ci_is_rejected() -> None:
     made = subprocess.run([ROOT / ".ci" / "run", "lint", "tset"], capture_output=True, text=True)
     assert made.returncode == 2
     assert made.stdout == ""
-    assert made.stderr == "unknown stage: tset; stages: lint site tests long ci newest run tpu\n"
+    assert made.stderr == "unknown stage: tset; stages: lint site tests long newest run tpu\n"
 
 
 def test_one_command_fills_in_the_url_of_the_repository(tmp_path: Path) -> None:
