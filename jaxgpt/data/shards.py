@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from jaxgpt.data.same_ids import same_ids
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokenizer_files import load_saved_tokenizer
 from jaxgpt.data.tokens import HEADER, LLMC
@@ -28,13 +29,6 @@ KIND = f"{PREPARED}, version 4"
 SPLITS = ("train", "val")
 FIX = f"prepare the data in an empty directory, or delete {INDEX} to read the .bin files without it"
 BUFFER = 1 << 20  # buffer size of a shard's file in bytes
-# Texts to compare tokenizers with equal vocabularies and merges.
-PROBES = (
-    "It's 1,234 o'clock\n\n\tin the  café -- don't <|endoftext|> 東京 we'll\r\n",
-    "  leading and trailing  ",
-    " one space before, cafe\u0301 and \ufb01 ",
-    "\n\nIT'S  \u00a0\u3000 12345678 \U0001f44d\U0001f3fd",
-)
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
@@ -205,48 +199,3 @@ def prepared_bos(path: Path) -> tuple[int, ...] | None:
     if index is None:
         return None
     return tuple(index["settings"].get("bos_ids", ()))  # jaxgpt 0.1.0 wrote none
-
-
-def same_ids(given: Tokenizer, own: Tokenizer) -> bool:
-    """Return whether a tokenizer gives the ids of data that a different tokenizer wrote.
-
-    Their vocabularies, merges, added tokens and ids of probe texts are compared. Special tokens may be missing in one of them,
-    because the names of special tokens in a text are ordinary text, except for tokens that begin or end the documents.
-
-    Args:
-        given: tokenizer of the model.
-        own: tokenizer of the data.
-    """
-    one = json.loads(given.to_json())
-    other = json.loads(own.to_json())
-    if any(one["model"].get(key) != other["model"].get(key) for key in ("type", "vocab", "merges")):
-        return False
-    if _added(one, special=False) != _added(other, special=False):
-        return False
-
-    # No special token has two ids, and no id has two special tokens.
-    special = _added(one, special=True)
-    others = _added(other, special=True)
-    ids = {token["id"]: name for name, token in special.items()}
-    for name, token in others.items():
-        if ids.get(token["id"], name) != name or special.get(name, token)["id"] != token["id"]:
-            return False
-
-    around_documents = {*own.bos_ids, own.eos_id} - {None}
-    if any(token["id"] in around_documents and name not in special for name, token in others.items()):
-        return False
-    return all(_encoded(given, text) == _encoded(own, text) for text in PROBES)
-
-
-def _added(tokenizer_json: Mapping[str, Any], *, special: bool) -> dict[str, dict[str, Any]]:
-    """Return the special or the other added tokens of a tokenizer.json, keyed by name."""
-    return {token["content"]: token for token in tokenizer_json["added_tokens"] if token["special"] == special}
-
-
-def _encoded(tokenizer: Tokenizer, text: str) -> list[int] | None:
-    """Return the ids of a text; None: the tokenizer cannot encode it."""
-    try:
-        ids: list[int] = tokenizer.encode(text).tolist()
-    except UserError:  # a character or word outside the vocabulary
-        return None
-    return ids

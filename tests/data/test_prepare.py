@@ -28,7 +28,8 @@ from jaxgpt.data import documents as module
 from jaxgpt.data import open_data
 from jaxgpt.data.documents import sample_text
 from jaxgpt.data.prepare import prepare
-from jaxgpt.data.shards import read_index, same_ids, write_index
+from jaxgpt.data.same_ids import same_ids
+from jaxgpt.data.shards import read_index, write_index
 from jaxgpt.data.sources import find_source
 from jaxgpt.data.special import SpecialTokens
 from jaxgpt.data.tokenizer import Tokenizer
