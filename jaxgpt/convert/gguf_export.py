@@ -13,7 +13,8 @@ import numpy as np
 from jaxgpt.config import ModelConfig
 from jaxgpt.convert import gguf_describe, llamacpp
 from jaxgpt.convert.divisors import ROPE_DIVISORS
-from jaxgpt.convert.files import Tensor, new_file
+from jaxgpt.convert.drafts import new_file
+from jaxgpt.convert.files import Tensor
 from jaxgpt.convert.models import Converted, exported_form, exported_special_tokens, read_model
 from jaxgpt.convert.tensors import check_change, largest_change, probe_logits, tensors_of
 from jaxgpt.errors import UserError, reported

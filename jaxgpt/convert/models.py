@@ -15,9 +15,10 @@ from jaxgpt.checkpoint.stream import stream_params
 from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig
 from jaxgpt.convert import gemma, gguf, gguf_tokenizer, gpt2, llama, neox
 from jaxgpt.convert.card import CARD, model_card, read_card
+from jaxgpt.convert.drafts import new_directory
 from jaxgpt.convert.engines import engines
 from jaxgpt.convert.family import Family, canonical
-from jaxgpt.convert.files import DTYPES, SECOND_COPY, SHARD_BYTES, Weights, is_gguf, new_directory
+from jaxgpt.convert.files import DTYPES, SECOND_COPY, SHARD_BYTES, Weights, is_gguf
 from jaxgpt.convert.options import Options
 from jaxgpt.convert.tensors import (
     Format,

@@ -27,7 +27,8 @@ from jaxgpt.config import Config, LoraConfig, ModelConfig
 from jaxgpt.convert import gpt2
 from jaxgpt.convert.adapter_tokenizer import adapter_tokenizer
 from jaxgpt.convert.card import CARD, model_card
-from jaxgpt.convert.files import Tensor, Weights, new_directory, write_safetensors
+from jaxgpt.convert.drafts import new_directory
+from jaxgpt.convert.files import Tensor, Weights, write_safetensors
 from jaxgpt.convert.models import Converted, exported_form, imported_config
 from jaxgpt.convert.options import Options
 from jaxgpt.convert.tensors import WeightRow, check_change, expand, leaf_shapes, probe_logits, to_leaves, to_tensor

@@ -212,7 +212,7 @@ def test_a_directory_has_no_name_of_a_gguf_file(tmp_path):
 
 def test_an_export_deletes_the_draft_of_a_killed_one(tmp_path):
     run = run_folder(tmp_path / "run", SMALL)
-    killed = """import os; from pathlib import Path; from jaxgpt.convert.files import new_directory
+    killed = """import os; from pathlib import Path; from jaxgpt.convert.drafts import new_directory
 with new_directory(Path("hf")) as draft:
     (draft / "old").touch()
     os._exit(9)"""
