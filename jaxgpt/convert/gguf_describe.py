@@ -41,7 +41,7 @@ PROBES = (
     "I'll we've CAN'T it's 12345678901 3.14 \u00bd",
     "na\u00efve caf\u00e9 \u2014 \u201cquotes\u201d \u2026 \u20ac5",
     "\u6f22\u5b57\u3068\u304b\u306a\u3001\ud55c\uad6d\uc5b4 \u05d0\u05d1\u05d2 \u0639\u0631\u0628\u064a",
-    "\U0001f468\u200d\U0001f469 \U0001f44d\U0001f3fd <|endoftext|> </s> leading and trailing  ",
+    "\U0001f468\u200d\U0001f469 \U0001f44d\U0001f3fd <|endoftext|> <s> </s> <unk> leading and trailing  ",
     " one space before",
     "   three spaces before",
     "\n\n line breaks before",
@@ -199,8 +199,8 @@ def _sentencepiece(
     """
     unknown = value["model"]["unk_token"]
     for i, token in enumerate(tokens):
-        if token == unknown:
-            types[i] = UNKNOWN
+        if token == unknown and types[i] == CONTROL:
+            types[i] = UNKNOWN  # as a control token, found in a text; otherwise, text as in tokenizer.json
         elif types[i] == NORMAL and token in BYTE_NAMES:
             types[i] = BYTE
     rank: dict[str, int] = {}

@@ -339,6 +339,18 @@ def test_an_added_token_may_match_before_or_after_a_normalizer_that_is_absent(tm
         assert again.encode_special(text).tolist() == tokenizer.encode_special(text).tolist()
 
 
+@pytest.mark.parametrize("is_added", [True, False])
+def test_the_unknown_token_is_found_in_a_text_if_it_is_an_added_token(is_added: bool, tmp_path: Path) -> None:
+    added = llama_tokenizer(("<x>",))["added_tokens"]
+    if is_added:
+        added.insert(0, added[0] | {"id": 0, "content": "<unk>"})
+    tokenizer = sentencepiece(tmp_path, added_tokens=added)
+    again = read_tokenizer(describe(tokenizer, V), "m.gguf")
+    for text in ("<unk>", "a <unk>b", "\u6f22"):
+        assert again.encode_special(text).tolist() == tokenizer.encode_special(text).tolist()
+    assert again.special.names["unk_token"] == "<unk>"
+
+
 def test_two_tokens_before_a_text_are_named(tmp_path: Path) -> None:
     value = llama_tokenizer(("<x>",))["post_processor"]
     value["single"].insert(1, {"SpecialToken": {"id": "<x>", "type_id": 0}})
