@@ -46,6 +46,7 @@ def about_data(data: Data) -> dict[str, object]:
         "sources": sources,
         "data_tokens": _tokens(data),
         "boundaries": {part.fingerprint: part.boundary for part in data.parts or (data,)},
+        "held_out": data.held_out,
     }
 
 

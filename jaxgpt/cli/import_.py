@@ -68,4 +68,6 @@ def import_(
     facts = {"model": f"{name}, {done.family}, {done.parameters:,} parameters", "run": out}
     if done.skipped:
         facts["skipped"] = f"{plural(done.skipped, 'tensor')} that the text model does not use, such as a vision tower"
+    if done.note:
+        facts["note"] = done.note
     return print_result(json, {"source": source, "commit": commit, "run": out} | done._asdict(), facts)

@@ -66,7 +66,7 @@ def model_card(
         f"# {name}\n",
         _model(config, adapter),
         _training(run, info, config, base),
-        _results(run, info.step),
+        _results(run, info, config),
         "## How to load it\n",
         (LOAD_ADAPTER if adapter else LOAD_MODEL).format(name=name),
         f"## How it was made\n\nExported by jaxgpt {__version__}:\n\n```sh\n{command}\n```\n",
@@ -134,22 +134,32 @@ def _training(run: Path, info: Info, config: Config, base: str) -> str:
     return "## Training data\n\n" + " ".join(parts) + "\n"
 
 
-def _results(run: Path, step: int) -> str:
+def _results(run: Path, info: Info, config: Config) -> str:
     """Return the loss of the exported checkpoint and the baselines of the same data, or "" without an evaluation."""
-    evaluated = [line for line in _metrics(run) if "val_loss" in line and line["step"] == step]
+    evaluated = [line for line in _metrics(run) if "val_loss" in line and line["step"] == info.step]
     if not evaluated:
         return ""
     found = evaluated[-1]
     error = f" +- {found['val_stderr']:.4f}" if "val_stderr" in found else ""
     rows = ["## Results\n", "| model | loss, nats per token |", "|---|---|"]
-    rows.append(f"| this model, step {step:,} | {found['val_loss']:.4f}{error} |")
+    rows.append(f"| this model, step {info.step:,} | {found['val_loss']:.4f}{error} |")
     with suppress(UserError):
         known = read_baselines(run)
         data = found.get("val_data")
         if known.get("data", data) == data:
             rows += [f"| {name} baseline | {loss:.4f} |" for name, loss in known["losses"].items()]
-    rows.append("\nThe loss is on held-out text; +- is the standard error over its windows.\n")
+    text = "held-out text"
+    if not _held_out(info, config):
+        text = "the training text, because the run held out no text"
+    rows.append(f"\nThe loss is on {text}; +- is the standard error over its windows.\n")
     return "\n".join(rows)
+
+
+def _held_out(info: Info, config: Config) -> bool:
+    """Return whether the evaluations of a run used other text than its training text."""
+    has_validation_files = any(boundary is not None for boundary in info.about.get("boundaries", {}).values())
+    # Earlier checkpoints do not record whether text was held out.
+    return bool(info.about.get("held_out", has_validation_files or config.data.train_fraction < 1))
 
 
 def _settings(config: Config) -> str:

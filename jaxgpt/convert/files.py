@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,8 +13,8 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from jaxgpt.errors import UserError, one_line, reported
-from jaxgpt.files import TEMPORARY, check_renames, read_json, sole_writer, write_json
+from jaxgpt.errors import UserError, one_line
+from jaxgpt.files import read_json, write_json
 
 SINGLE = "model.safetensors"
 SECOND_COPY = "consolidated*"  # glob pattern of Mistral's own weight files, duplicates of the transformers files
@@ -201,80 +200,41 @@ def is_gguf(path: Path) -> bool:
     return path.suffix.lower() == ".gguf"
 
 
-def check_new(target: Path) -> None:
-    """Raise `UserError` if a path exists, unless it is an empty directory."""
-    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise UserError(f"{target} already exists: choose a different name, or remove it")
-
-
-@contextmanager
-def new_directory(target: Path) -> Iterator[Path]:
-    """Yield a draft directory, which is renamed to `target` on success and deleted on failure.
-
-    A killed process leaves its draft next to `target`; the next process with this target deletes it. Raises `UserError`
-    if `target` exists (except as an empty directory), cannot be written or replaced, or has the name of a GGUF file.
-    """
-    if is_gguf(target):
-        raise UserError(f"{target} has the name of a GGUF file: choose a different name for a directory")
-    check_new(target)
-    if target.exists() and (target.samefile(Path()) or target.is_mount()):
-        raise UserError(f"{target} is the current directory or a mount point: choose a new directory in it")
-    with _draft(target, "new") as draft:
-        with reported(f"cannot write {target}"):
-            shutil.rmtree(draft, ignore_errors=True)
-            check_renames(draft.parent, target)
-            draft.mkdir()
-        yield draft
-
-
-@contextmanager
-def new_file(target: Path) -> Iterator[Path]:
-    """Yield the path of a draft file, as `new_directory` does for a directory."""
-    if target.exists():
-        raise UserError(f"{target} already exists: choose a different name, or remove it")
-    with _draft(target, f"new{target.suffix}") as draft:
-        yield draft
-
-
-@contextmanager
-def _draft(target: Path, name: str) -> Iterator[Path]:
-    """Yield a path in a locked directory next to `target`, and rename it to `target` on success."""
-    target = target.resolve()
-    temporary = target.with_name(f".{target.name}{TEMPORARY}")
-    with reported(f"cannot write {target}"):
-        temporary.mkdir(parents=True, exist_ok=True)
-    with sole_writer(temporary):
-        draft = temporary / name
-        try:
-            yield draft
-            with reported(f"cannot write {target}"):
-                draft.rename(target)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-
-
 def _find(path: Path) -> list[Path]:
     """Return the safetensors files of a model: one file, or the shards in its directory.
 
-    If there is an index, its files are the shards, as in transformers; other files in the directory are not read.
+    As in transformers, model.safetensors is the model; otherwise, the files of an index are its shards. Without both, the
+    shards are all files in the directory, except copies.
     """
-    files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
-    files = [path / SINGLE] if path / SINGLE in files else files
-    if path / SINGLE not in files and (path / INDEX).is_file():
+    if path.is_file():
+        _check_no_pickle(path)
+        return [path]
+
+    files = sorted(path.glob("*.safetensors"))
+    if path / SINGLE in files:
+        files = [path / SINGLE]
+    elif (path / INDEX).is_file():
         return _indexed(path)
-    files = [file for file in files if not file.match(SECOND_COPY)] or files
-    broken = [file for file in files if not file.exists()]
-    if broken:
-        raise UserError(f"{broken[0]} is a link to a missing file, {broken[0].readlink()}: download the model again")
-    for file in files or sorted(path.iterdir()):
-        if file.suffix in PICKLES:
-            raise UserError(
-                f"{file} is a pickle, which can run code when it is loaded: convert it to safetensors "
-                f"with safetensors.torch.save_model or transformers' save_pretrained"
-            )
+    else:
+        originals = [file for file in files if not file.match(SECOND_COPY)]
+        files = originals or files
+
     if not files:
+        for file in sorted(path.iterdir()):
+            _check_no_pickle(file)
         raise UserError(f"{path} has no weights: expected {SINGLE} or other .safetensors files")
+    for file in files:
+        if not file.exists():
+            raise UserError(f"{file} is a link to a missing file, {file.readlink()}: download the model again")
     return files
+
+
+def _check_no_pickle(file: Path) -> None:
+    if file.suffix in PICKLES:
+        raise UserError(
+            f"{file} is a pickle, which can run code when it is loaded: convert it to safetensors "
+            f"with safetensors.torch.save_model or transformers' save_pretrained"
+        )
 
 
 def _indexed(path: Path) -> list[Path]:

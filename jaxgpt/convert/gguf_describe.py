@@ -10,6 +10,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from jaxgpt.convert.gguf_tokenizer import (
     BYTE,
     CONTROL,
@@ -39,8 +41,14 @@ PROBES = (
     "I'll we've CAN'T it's 12345678901 3.14 \u00bd",
     "na\u00efve caf\u00e9 \u2014 \u201cquotes\u201d \u2026 \u20ac5",
     "\u6f22\u5b57\u3068\u304b\u306a\u3001\ud55c\uad6d\uc5b4 \u05d0\u05d1\u05d2 \u0639\u0631\u0628\u064a",
-    "\U0001f468\u200d\U0001f469 \U0001f44d\U0001f3fd <|endoftext|> </s> leading and trailing  ",
+    "\U0001f468\u200d\U0001f469 \U0001f44d\U0001f3fd <|endoftext|> <s> </s> <unk> leading and trailing  ",
+    " one space before",
+    "   three spaces before",
+    "\n\n line breaks before",
 )
+# Text with an added token at both ends, and beside spaces, letters, line breaks and itself.
+AROUND = "{0} a {0}b{0}  c {0}\n{0}{0} d\n {0}"
+FLAGS = ("single_word", "lstrip", "rstrip", "normalized")  # options of added tokens without an equivalent in llama.cpp
 
 
 def describe(tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]:
@@ -72,13 +80,35 @@ def describe(tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]:
 
 
 def _check_ids(tokenizer: Tokenizer, metadata: Mapping[str, Any]) -> None:
-    """Raise `UserError` if the tokenizer of a file computes different ids."""
+    """Raise `UserError` if the tokenizer of a file computes different ids, with or without special tokens."""
     read = read_tokenizer(metadata, "the exported file")
+    if read.bos_ids != tokenizer.bos_ids:
+        raise UserError(
+            f"llama.cpp begins a text with at most one token, but this tokenizer with {tokenizer.decode(tokenizer.bos_ids)}: "
+            f"export a directory"
+        )
     for text in PROBES:
         if isinstance(tokenizer, CharTokenizer):
             text = "".join(character for character in text if character in tokenizer.words)
-        if read.encode(text).tolist() != tokenizer.encode(text).tolist():
+        if not _same_ids(read, tokenizer, text):
             raise UserError(f"llama.cpp has no tokenizer that computes the same ids for {text!r}: export a directory")
+
+    if not isinstance(tokenizer, SubwordTokenizer):
+        return
+    for i, token in sorted(tokenizer.library.get_added_tokens_decoder().items()):
+        text = AROUND.format(token.content)
+        if not _same_ids(read, tokenizer, text):
+            flags = [name for name in FLAGS if getattr(token, name)]
+            options = f" (id {i}, {' and '.join(flags)})" if flags else f" (id {i})"
+            raise UserError(
+                f"llama.cpp has no added token that matches as {token.content!r}{options} in tokenizer.json: export a directory"
+            )
+
+
+def _same_ids(one: Tokenizer, other: Tokenizer, text: str) -> bool:
+    """Return whether two tokenizers encode a text equally, with and without its special tokens."""
+    as_text = np.array_equal(one.encode(text), other.encode(text))
+    return as_text and np.array_equal(one.encode_special(text), other.encode_special(text))
 
 
 def _special_ids(tokenizer: Tokenizer) -> dict[str, Any]:
@@ -169,8 +199,8 @@ def _sentencepiece(
     """
     unknown = value["model"]["unk_token"]
     for i, token in enumerate(tokens):
-        if token == unknown:
-            types[i] = UNKNOWN
+        if token == unknown and types[i] == CONTROL:
+            types[i] = UNKNOWN  # as a control token, found in a text; otherwise, text as in tokenizer.json
         elif types[i] == NORMAL and token in BYTE_NAMES:
             types[i] = BYTE
     rank: dict[str, int] = {}
@@ -183,10 +213,19 @@ def _sentencepiece(
 
 
 def _begins_with_space(value: Mapping[str, Any]) -> bool:
-    """Return whether a tokenizer.json adds a space to the beginning of a text."""
+    """Return whether a tokenizer.json adds a space to the beginning of a text, and to a text after a special token.
+
+    Raises:
+        UserError: if it adds the space only to some of these texts, unlike llama.cpp.
+    """
+    pre = value["pre_tokenizer"] or {}
+    scheme = pre.get("prepend_scheme", "never")
+    if scheme != "never":
+        which = "the beginning of a text" if scheme == "first" else "a text"
+        raise UserError(
+            f"llama.cpp adds a space before each text, even after a special token or before a space, but Metaspace with "
+            f"prepend_scheme {scheme} in this tokenizer.json only to {which} without a space: export a directory"
+        )
     normalizer = value["normalizer"] or {}
     steps = normalizer.get("normalizers", [normalizer])
-    if any(step.get("type") == "Prepend" and step["prepend"] == SPACE for step in steps):
-        return True
-    pre = value["pre_tokenizer"] or {}
-    return pre.get("type") == "Metaspace" and pre.get("prepend_scheme") != "never"
+    return any(step.get("type") == "Prepend" and step["prepend"] == SPACE for step in steps)

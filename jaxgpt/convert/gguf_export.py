@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import numpy as np
 from jaxgpt.config import ModelConfig
 from jaxgpt.convert import gguf_describe, llamacpp
 from jaxgpt.convert.divisors import ROPE_DIVISORS
-from jaxgpt.convert.files import Tensor, new_file
+from jaxgpt.convert.drafts import new_file
+from jaxgpt.convert.files import Tensor
 from jaxgpt.convert.models import Converted, exported_form, exported_special_tokens, read_model
 from jaxgpt.convert.tensors import check_change, largest_change, probe_logits, tensors_of
 from jaxgpt.errors import UserError, reported
@@ -48,7 +50,7 @@ def export_gguf(run: str | Path, target: Path, kind: str = "f32", checkpoint: st
         model = llamacpp.express(architecture, model)
         tokenizer.special = exported_special_tokens(tokenizer, config)
         metadata = {
-            "general.name": Path(run).name,
+            "general.name": _name(run),
             "general.file_type": _file_type(kind),
             **llamacpp.describe(architecture, model),
             **gguf_describe.describe(tokenizer, model.vocab_size),
@@ -155,6 +157,11 @@ def _stored_type(tensor: Tensor, kind: str) -> Any:
             f"cannot write {tensor.name} of shape {tensor.shape} as {kind}: its rows are not multiples of {block}; use f16"
         )
     return stored
+
+
+def _name(run: str | Path) -> str:
+    """Return the name of a model: llama.cpp removes spaces after the special tokens of models named phi-3 or phi3."""
+    return re.sub("(phi)-?3", r"\1 3", Path(run).name, flags=re.IGNORECASE)
 
 
 def _file_type(kind: str) -> int:

@@ -15,9 +15,10 @@ from jaxgpt.checkpoint.stream import stream_params
 from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig
 from jaxgpt.convert import gemma, gguf, gguf_tokenizer, gpt2, llama, neox
 from jaxgpt.convert.card import CARD, model_card, read_card
+from jaxgpt.convert.drafts import new_directory
 from jaxgpt.convert.engines import engines
 from jaxgpt.convert.family import Family, canonical
-from jaxgpt.convert.files import DTYPES, SECOND_COPY, SHARD_BYTES, Weights, is_gguf, new_directory
+from jaxgpt.convert.files import DTYPES, SECOND_COPY, SHARD_BYTES, Weights, is_gguf
 from jaxgpt.convert.options import Options
 from jaxgpt.convert.tensors import (
     Format,
@@ -72,6 +73,7 @@ class Converted(NamedTuple):
     max_logit_change: float = 0.0  # largest logit difference between the model and its exported files; 0 for an import
     engines: tuple[str, ...] = ()  # programs that support the exported model; empty for imports and adapters
     skipped: int = 0  # number of tensors of a multimodal model that are not part of its text model
+    note: str = ""  # files of an adapter that were ignored, and the reason
 
 
 def fetch_model(name: str, revision: str = "") -> tuple[Path, str]:

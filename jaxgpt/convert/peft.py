@@ -25,8 +25,10 @@ from jaxgpt.checkpoint.source import Place, open_source
 from jaxgpt.checkpoint.store import save_params, weights_at
 from jaxgpt.config import Config, LoraConfig, ModelConfig
 from jaxgpt.convert import gpt2
+from jaxgpt.convert.adapter_tokenizer import adapter_tokenizer
 from jaxgpt.convert.card import CARD, model_card
-from jaxgpt.convert.files import Tensor, Weights, new_directory, write_safetensors
+from jaxgpt.convert.drafts import new_directory
+from jaxgpt.convert.files import Tensor, Weights, write_safetensors
 from jaxgpt.convert.models import Converted, exported_form, imported_config
 from jaxgpt.convert.options import Options
 from jaxgpt.convert.tensors import WeightRow, check_change, expand, leaf_shapes, probe_logits, to_leaves, to_tensor
@@ -114,7 +116,8 @@ def resolve_targets(model: ModelConfig, lora: LoraConfig) -> str:
 def import_adapter(source: Path, target: Path, init_from: str) -> Converted:
     """Write a new run with the adapters of a PEFT directory, on the base `init_from`.
 
-    The base is a run or RUN/checkpoints/STEP. The new run is created atomically. Raises the errors of
+    The base is a run or RUN/checkpoints/STEP. The tokenizer and chat template of the adapter are used if they fit the base;
+    otherwise, the result has a note. The new run is created atomically. Raises the errors of
     `read_adapter`, and `UserError` if `target` exists or the base does not exist.
     """
     check_new_run(target)
@@ -123,11 +126,12 @@ def import_adapter(source: Path, target: Path, init_from: str) -> Converted:
     model = base.config.model
     lora, adapters = read_adapter(source, model)
     config = imported_config(target, model, init_from=where, lora=lora)
+    tokenizer, note = adapter_tokenizer(source, base.run.tokenizer(), model.vocab_size)
     frozen = base.read_frozen(Place())
-    with complete_run(target, config, base.run.tokenizer()) as run:
+    with complete_run(target, config, tokenizer) as run:
         metadata = {"config": asdict(config), "base": frozen.checksum}
         save_params(run.checkpoints, jax.tree.map(jnp.asarray, adapters), metadata)
-    return Converted("lora", parameter_count(adapters))
+    return Converted("lora", parameter_count(adapters), note=note)
 
 
 def export_adapter(run: str | Path, target: Path, checkpoint: str = "best", base: str = "") -> Converted:

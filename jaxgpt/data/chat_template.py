@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jinja2
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
 from jaxgpt.errors import UserError, short_repr
 
@@ -187,7 +188,7 @@ class ChatTemplate:
             trim_blocks=True, lstrip_blocks=True, extensions=extensions, undefined=UndefinedToken
         )
         environment.filters["tojson"] = _to_json
-        environment.globals |= {"raise_exception": _raise, "strftime_now": self._strftime}
+        environment.globals |= {"raise_exception": _raise, "strftime_now": self._strftime, "namespace": PublicNamespace}
         return environment
 
     def _strftime(self, form: str) -> str:
@@ -206,6 +207,20 @@ class GenerationTag(Extension):
 
     def mark(self, caller: Any) -> str:
         return f"{MARK}{caller()}{MARK}"
+
+
+class PublicNamespace(Namespace):
+    """Jinja's `namespace`, whose attributes must not begin with an underscore, as in transformers."""
+
+    def __init__(*args: Any, **attributes: Any) -> None:  # `self` is in `args`: it may be the name of an attribute
+        values = dict(*args[1:], **attributes)
+        for name in values:
+            _check_public(name)
+        Namespace.__init__(args[0], values)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_public(name)
+        super().__setitem__(name, value)
 
 
 class UndefinedToken(jinja2.Undefined):
@@ -237,16 +252,29 @@ def for_templates(message: Message) -> dict[str, Any]:
     return fields
 
 
+def _check_public(name: Any) -> None:
+    if str(name).startswith("_"):
+        raise jinja2.exceptions.SecurityError(
+            f"a namespace has no attribute {name!r}: rename it without the underscore"
+        )
+
+
 def _raise(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
     """Format JSON without escapes of <, > and &, unlike Jinja's filter, and without escapes of noncharacters.
 
     Noncharacters mark names of control tokens in messages (`control_tokens.py`).
     """
-    text = json.dumps(value, ensure_ascii=ensure_ascii, **options)
+    text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
     return re.sub(r"\\(?:u([0-9a-f]{4})|.)", _unescape_noncharacter, text) if ensure_ascii else text
 
 

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from jaxgpt.data.same_ids import same_ids
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokenizer_files import load_saved_tokenizer
 from jaxgpt.data.tokens import HEADER, LLMC
@@ -28,8 +29,6 @@ KIND = f"{PREPARED}, version 4"
 SPLITS = ("train", "val")
 FIX = f"prepare the data in an empty directory, or delete {INDEX} to read the .bin files without it"
 BUFFER = 1 << 20  # buffer size of a shard's file in bytes
-# Text to compare tokenizers with equal vocabularies and merges.
-PROBE = "It's 1,234 o'clock\n\n\tin the  café -- don't <|endoftext|> 東京 we'll\r\n"
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
@@ -200,11 +199,3 @@ def prepared_bos(path: Path) -> tuple[int, ...] | None:
     if index is None:
         return None
     return tuple(index["settings"].get("bos_ids", ()))  # jaxgpt 0.1.0 wrote none
-
-
-def same_ids(a: Tokenizer, b: Tokenizer) -> bool:
-    """Return whether two tokenizers have equal vocabularies and merges, and encode a probe text equally."""
-    one = json.loads(a.to_json())["model"]
-    other = json.loads(b.to_json())["model"]
-    is_equal = all(one.get(key) == other.get(key) for key in ("type", "vocab", "merges"))
-    return is_equal and np.array_equal(a.encode(PROBE), b.encode(PROBE))

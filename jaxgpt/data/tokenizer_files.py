@@ -157,6 +157,9 @@ def _from_json(path: Path, files: SpecialFiles | None = None) -> Tokenizer:
         return known
     if files is not None:
         _add_tokens(library, files, path.parent)
+        # A replaced token stays special in memory, but not in a file: read the tokens as a saved tokenizer reads them.
+        text = library.to_str()
+        library = call_tokenizers(lambda: LibraryTokenizer.from_str(text), f"{path}")
     return call_tokenizers(lambda: SubwordTokenizer(library), f"{path}")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -19,11 +19,14 @@ from safetensors.numpy import load_file, save_file
 import jaxgpt as api
 from jaxgpt.checkpoint.run import Run, write_settings
 from jaxgpt.checkpoint.store import save_params
-from jaxgpt.config import Config, LoraConfig
+from jaxgpt.config import Config, DataConfig, LoraConfig
+from jaxgpt.convert.adapter_tokenizer import adapter_tokenizer
 from jaxgpt.convert.peft import export_adapter, read_adapter, resolve_targets
+from jaxgpt.data.special import SpecialTokens
 from jaxgpt.errors import UserError
 from jaxgpt.lm.model import load_adapters
 from jaxgpt.model.lora import abstract_trained, merge
+from jaxgpt.model.params import abstract_params
 
 
 def lora_run(path: Path, base: Path, lora: LoraConfig) -> dict[str, Any]:
@@ -244,6 +247,105 @@ def test_adapters_of_rewritten_matrices_are_rejected(tmp_path: Path) -> None:
     lora_run(tmp_path / "run", tmp_path / "base", LoraConfig(rank=2, targets="up_proj"))
     with pytest.raises(UserError, match=r"the llama model, .* matrices \(gate_proj\): export the merged model"):
         export_adapter(tmp_path / "run", tmp_path / "adapter")
+
+
+TEMPLATE = "{% for m in messages %}<x>{{ m.content }}{{ eos_token }}{% endfor %}"
+ADDED = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+
+
+def import_with_tokenizer(written: Path, tokenizer: Any, *, rows: int = 60, **config: Any) -> tuple[Any, str]:
+    """Import an adapter with a tokenizer on a base with `rows` rows; return the tokenizer of the run, and the output.
+
+    Args:
+        tokenizer: changes the content of the base's tokenizer.json; None: the adapter has no tokenizer.json.
+        config: content of the adapter's tokenizer_config.json.
+    """
+    model = replace(LLAMA, vocab_size=rows)
+    special = Run(written / "llama").tokenizer()
+    assert special.vocab_size < rows - 1
+    base_config = Config(preset="test", model=model, data=DataConfig(dataset="none"))
+    special.special = SpecialTokens({"eos_token_id": 0}, {"chat_template": "base", "eos_token": special.decode([0])})
+    base = Path("wide")
+    base.mkdir()
+    write_settings(Run(base), base_config, special)
+    rng = np.random.default_rng(0)
+    leaves, tree = jax.tree.flatten(abstract_params(model))
+    params = tree.unflatten([rng.normal(0, 0.3, leaf.shape).astype(np.float32) for leaf in leaves])
+    save_params(base / "checkpoints", params, {"config": asdict(base_config)})
+
+    copy(written, {})
+    if tokenizer is not None:
+        value = json.loads(special.to_json())
+        tokenizer(value)
+        Path("adapter/tokenizer.json").write_text(json.dumps(value))
+    Path("adapter/chat_template.jinja").write_text(TEMPLATE)
+    Path("adapter/tokenizer_config.json").write_text(json.dumps(config))
+    result = jaxgpt("import", "adapter", "run", "--init-from", str(base))
+    assert result.code == 0, result.err
+    return Run(Path("run")).tokenizer(), result.out
+
+
+def add_token(value: dict[str, Any], content: str = "<x>") -> None:
+    i = max([*value["model"]["vocab"].values(), *(token["id"] for token in value["added_tokens"])]) + 1
+    value["added_tokens"].append({"id": i, "content": content, "special": True, **ADDED})
+
+
+def test_the_tokenizer_of_an_adapter_is_used(written: Path) -> None:
+    tokenizer, out = import_with_tokenizer(written, add_token, eos_token="<x>")
+    i = Run(Path("wide")).tokenizer().vocab_size
+    assert tokenizer.encode_special("<x>").tolist() == [i]
+    assert tokenizer.special.names["eos_token"] == "<x>"
+    assert tokenizer.special.chat_template == TEMPLATE
+    assert tokenizer.special.generation == {"eos_token_id": 0}, "an adapter has no generation_config.json"
+    assert "ignored" not in out
+
+
+def test_the_template_of_the_base_is_kept_if_an_adapter_has_none(written: Path) -> None:
+    base = Run(written / "llama").tokenizer()
+    base.special = SpecialTokens({}, {"chat_template": "base"})
+    copy(written, {})
+    Path("adapter/tokenizer.json").write_text(base.to_json())
+    tokenizer, note = adapter_tokenizer(Path("adapter"), base, 60)
+    assert (tokenizer.special.chat_template, note) == ("base", "")
+
+
+def test_the_template_of_an_adapter_without_a_tokenizer_is_used(written: Path) -> None:
+    tokenizer, out = import_with_tokenizer(written, None)
+    assert tokenizer.special.chat_template == TEMPLATE
+    assert "ignored" not in out
+
+
+def test_special_tokens_of_an_adapter_without_a_tokenizer_are_named(written: Path) -> None:
+    tokenizer, out = import_with_tokenizer(written, None, eos_token="<x>")
+    assert tokenizer.special.names["eos_token"] == Run(Path("wide")).tokenizer().special.names["eos_token"]
+    assert "the adapter's special tokens are ignored, because it has no tokenizer.json" in out
+
+
+def test_a_tokenizer_with_different_ids_is_ignored_with_a_note(written: Path) -> None:
+    def exchange(value: dict[str, Any]) -> None:
+        vocab = value["model"]["vocab"]
+        first, second, *_ = vocab
+        vocab[first], vocab[second] = vocab[second], vocab[first]
+
+    tokenizer, out = import_with_tokenizer(written, exchange)
+    assert tokenizer.special.chat_template == "base"
+    assert "tokenizer and chat template are ignored, because its ids differ from the ids of the base's tokenizer" in out
+
+
+def test_added_tokens_beyond_the_rows_of_the_base_are_named(written: Path) -> None:
+    def add_many(value: dict[str, Any]) -> None:
+        for n in range(60):
+            add_token(value, f"<{n}>")
+
+    tokenizer, out = import_with_tokenizer(written, add_many)
+    assert tokenizer.vocab_size == 60
+    assert "the adapter's added tokens with ids above 59 are ignored: the base has no rows for them" in out
+
+
+def test_a_tokenizer_that_cannot_be_read_is_ignored_with_a_note(written: Path) -> None:
+    tokenizer, out = import_with_tokenizer(written, lambda value: value.pop("model"))
+    assert tokenizer.special.chat_template == "base"
+    assert "the adapter's tokenizer is ignored, because it cannot be read: adapter/tokenizer.json is not" in out
 
 
 def test_targets_have_the_names_of_either_side() -> None:

@@ -16,6 +16,9 @@ from tokenizers import Tokenizer
 
 import jaxgpt
 import jaxgpt.convert.models as models
+from jaxgpt.checkpoint.store import Info
+from jaxgpt.config import Config, DataConfig
+from jaxgpt.convert import card
 from jaxgpt.convert.engines import engines
 from jaxgpt.convert.files import Tensor, write_safetensors
 from jaxgpt.convert.llamacpp_tokenizers import is_recognized
@@ -209,7 +212,7 @@ def test_a_directory_has_no_name_of_a_gguf_file(tmp_path):
 
 def test_an_export_deletes_the_draft_of_a_killed_one(tmp_path):
     run = run_folder(tmp_path / "run", SMALL)
-    killed = """import os; from pathlib import Path; from jaxgpt.convert.files import new_directory
+    killed = """import os; from pathlib import Path; from jaxgpt.convert.drafts import new_directory
 with new_directory(Path("hf")) as draft:
     (draft / "old").touch()
     os._exit(9)"""
@@ -407,6 +410,33 @@ def test_a_card_states_the_loss_and_tokens_of_the_exported_checkpoint():
     [found] = [line for line in read_metrics(Path("run/metrics.jsonl")) if line["step"] == 4 and "val_loss" in line]
     assert f"| this model, step 4 | {found['val_loss']:.4f} +-" in card
     assert f"{4 * 4 * 8:,} tokens in 4 steps." in card
+
+
+HELD_OUT = "The loss is on held-out text; +- is"
+TRAINED = "The loss is on the training text, because the run held out no text; +- is"
+
+
+@pytest.mark.parametrize(
+    ("fraction", "expected"),
+    [("0.9", HELD_OUT), ("1", TRAINED)],
+    ids=["a part is held out", "nothing is held out"],
+)
+def test_a_card_names_the_text_of_the_loss(fraction, expected):
+    Path("text.txt").write_text(TEXT * 40)
+    small = ["--model.n-layer", "1", "--model.n-embd", "16", "--model.n-head", "2", "--model.block-size", "8"]
+    run = ["--train.steps", "2", "--train.eval-every", "2", "--train.batch-size", "4", "--train.sample-tokens", "0"]
+    data = ["--data.path", "text.txt", "--data.train-fraction", fraction]
+    done = command("train", "llama-tiny", *data, *small, *run, "--out", "run")
+    assert done.code == 0, done.err
+    assert command("export", "run", "hf").code == 0
+    assert expected in Path("hf/README.md").read_text()
+
+
+@pytest.mark.parametrize(("fraction", "boundary", "expected"), [(1.0, None, False), (1.0, 5, True), (0.9, None, True)])
+def test_the_text_of_the_loss_of_an_earlier_checkpoint(fraction, boundary, expected):
+    """Validation files are held out whatever the fraction is."""
+    info = Info(1, about={"boundaries": {"sha": boundary}})
+    assert card._held_out(info, Config(data=DataConfig(train_fraction=fraction))) == expected
 
 
 def test_a_card_describes_the_run_and_no_private_path(tmp_path):

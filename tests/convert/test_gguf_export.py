@@ -278,6 +278,95 @@ def test_tokenizers_without_an_equivalent_are_named(tmp_path: Path) -> None:
         describe(changed_bpe(tmp_path, split_at_a), 300)
 
 
+def sentencepiece(folder: Path, **changes: Any) -> Tokenizer:
+    """Return a tokenizer as in Llama 2 after changes of its tokenizer.json."""
+    (folder / "tokenizer.json").write_text(json.dumps(llama_tokenizer(("<x>",)) | changes))
+    return load_tokenizer(folder)
+
+
+def metaspace(scheme: str) -> dict[str, Any]:
+    kind = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": scheme, "split": False}
+    return {"normalizer": None, "pre_tokenizer": kind}
+
+
+@pytest.mark.parametrize("scheme", ["first", "always"])
+def test_spaces_that_llama_cpp_adds_to_other_texts_are_named(scheme: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"but Metaspace with prepend_scheme {scheme} in this tokenizer.json") as e:
+        describe(sentencepiece(tmp_path, **metaspace(scheme)), V)
+    assert "\n" not in str(e.value)
+
+
+def test_metaspace_without_a_space_before_a_text_is_restored(tmp_path: Path) -> None:
+    tokenizer = sentencepiece(tmp_path, **metaspace("never"))
+    metadata = describe(tokenizer, V)
+    again = read_tokenizer(metadata, "m.gguf")
+    assert not metadata["tokenizer.ggml.add_space_prefix"]
+    for text in (" a", "a <x> b<x>b  <x>", *TEXTS):
+        assert again.encode_special(text).tolist() == tokenizer.encode_special(text).tolist()
+
+
+FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
+
+
+@pytest.mark.parametrize("is_special", [True, False])
+@pytest.mark.parametrize("flag", FLAGS)
+def test_added_tokens_without_an_equivalent_are_named(flag: str, is_special: bool, tmp_path: Path) -> None:
+    value = llama_tokenizer(("<x>",))
+    value["added_tokens"][-1] |= {flag: True, "special": is_special}
+    message = rf"llama\.cpp has no added token that matches as '<x>' \(id 265, {flag}\) in tokenizer\.json"
+    with pytest.raises(UserError, match=message):
+        describe(sentencepiece(tmp_path, added_tokens=value["added_tokens"]), V)
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_nothing_is_written_without_an_equivalent_of_an_added_token(tmp_path: Path) -> None:
+    value = llama_tokenizer(("<x>",))
+    value["added_tokens"][-1]["rstrip"] = True
+    run = run_of(tmp_path, UNTIED, sentencepiece(tmp_path, added_tokens=value["added_tokens"]))
+    assert main(["export", str(run), str(tmp_path / "m.gguf")]) == 2
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["run", "tokenizer.json"]
+
+
+def test_an_added_token_may_match_before_or_after_a_normalizer_that_is_absent(tmp_path: Path) -> None:
+    flags = dict.fromkeys(FLAGS, False)
+
+    def add(value: dict[str, Any]) -> None:
+        value["added_tokens"].append({"id": 299, "content": "<x>", **flags, "normalized": True, "special": True})
+
+    tokenizer = changed_bpe(tmp_path, add)
+    again = read_tokenizer(describe(tokenizer, V), "m.gguf")
+    for text in (" a <x> b<x>", *TEXTS):
+        assert again.encode_special(text).tolist() == tokenizer.encode_special(text).tolist()
+
+
+@pytest.mark.parametrize("is_added", [True, False])
+def test_the_unknown_token_is_found_in_a_text_if_it_is_an_added_token(is_added: bool, tmp_path: Path) -> None:
+    added = llama_tokenizer(("<x>",))["added_tokens"]
+    if is_added:
+        added.insert(0, added[0] | {"id": 0, "content": "<unk>"})
+    tokenizer = sentencepiece(tmp_path, added_tokens=added)
+    again = read_tokenizer(describe(tokenizer, V), "m.gguf")
+    for text in ("<unk>", "a <unk>b", "\u6f22"):
+        assert again.encode_special(text).tolist() == tokenizer.encode_special(text).tolist()
+    assert again.special.names["unk_token"] == "<unk>"
+
+
+def test_two_tokens_before_a_text_are_named(tmp_path: Path) -> None:
+    value = llama_tokenizer(("<x>",))["post_processor"]
+    value["single"].insert(1, {"SpecialToken": {"id": "<x>", "type_id": 0}})
+    value["special_tokens"]["<x>"] = {"id": "<x>", "ids": [265], "tokens": ["<x>"]}
+    with pytest.raises(UserError, match=r"llama\.cpp begins a text with at most one token, but .* <s><x>"):
+        describe(sentencepiece(tmp_path, post_processor=value), V)
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_the_name_of_a_run_does_not_change_special_tokens(tmp_path: Path) -> None:
+    """In models named phi-3 or phi3, llama.cpp removes spaces after special tokens."""
+    run = run_of(tmp_path, LLAMA).rename(tmp_path / "My-Phi-3-mini")
+    export_gguf(run, tmp_path / "m.gguf")
+    assert GgufWeights(tmp_path / "m.gguf").metadata["general.name"] == "My-Phi 3-mini"
+
+
 def test_wrong_types_are_named(tmp_path: Path) -> None:
     run = run_of(tmp_path, LLAMA)
     with pytest.raises(

@@ -36,6 +36,39 @@ MARKED = """{% for m in messages %}{% if m.role == 'assistant' %}{{ '<|im_start|
 {%- generation %}{{ m.content + '<|im_end|>' }}{% endgeneration %}{{ '\n' }}
 {%- else %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endif %}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+# An agent's format: messages sliced in a block, defaults of variables, and calls and reasoning inside {% generation %}.
+AGENT = """{#- comment -#}
+{{- "〈|EOS|〉" -}}
+{%- set enable_thinking = enable_thinking | default(false) -%}
+{%- set add_generation_prompt = add_generation_prompt | default(false) -%}
+{%- set system = "Be kind." -%}
+{%- if messages and messages[0].role == "system" -%}{%- set system = messages[0].content -%}{%- set messages = messages[1:] -%}
+{%- endif -%}
+{%- set ns = namespace(tools="<available_tools>\n") -%}
+{%- for tool in tools or [] -%}{%- set ns.tools = ns.tools ~ (tool | tojson) ~ "\n" -%}{%- endfor -%}
+{%- if system and system.strip() -%}{{- "<system>" + system.rstrip() + ns.tools + "</system>\n" -}}{%- endif -%}
+{%- for message in messages -%}
+  {%- set content = message.content if message.content is string else "" -%}
+  {%- if message.role == "assistant" -%}
+    {%- generation -%}
+      {{- "<assistant>" -}}
+      {%- set reasoning = message.reasoning if message.reasoning is string else message.reasoning_content or "" -%}
+      {{- "<think>" + reasoning + "</think>" if enable_thinking else "</think>" -}}
+      {{- content -}}
+      {%- for call in message.tool_calls or [] -%}
+        {{- "<tool_call>" + call.function.name }}
+        {% set _args = call.function.arguments %}
+        {%- for k, v in _args.items() -%}
+          {{- "<arg_key>" ~ k ~ "</arg_key>" -}}
+          {{- "<arg_value>"}}{{ v | tojson(ensure_ascii=False) if v is not string else v }}{{ "</arg_value>" -}}
+        {%- endfor -%}
+        {{- "</tool_call>" -}}
+      {%- endfor -%}
+      {{- "</assistant>\n" -}}
+    {%- endgeneration -%}
+  {%- else -%}{{- "<" + message.role + ">" + content + "</" + message.role + ">\n" -}}{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- "<assistant>" -}}{{- "<think>" if enable_thinking else "</think>" -}}{%- endif -%}"""
 LANGUAGE = """{% for m in messages %}{% if m.content == 'stop' %}{% break %}{% endif %}{{ m | tojson }}
 {{- {'b': 1, 'a': '<é>'} | tojson(indent=2) }}
   {% set found = namespace(n=0) %}
@@ -53,10 +86,10 @@ TALK = [
 SYSTEM = {"role": "system", "content": "Be brief."}
 
 
-@pytest.mark.parametrize("name", [*PUBLISHED, "marked", "language"])
+@pytest.mark.parametrize("name", [*PUBLISHED, "marked", "language", "agent"])
 def test_text_is_rendered_as_by_transformers(name: str) -> None:
     utils = pytest.importorskip("transformers.utils.chat_template_utils")
-    source = (PUBLISHED | {"marked": MARKED, "language": LANGUAGE})[name]
+    source = (PUBLISHED | {"marked": MARKED, "language": LANGUAGE, "agent": AGENT})[name]
     template = ChatTemplate(source, VARIABLES)
     talks = [TALK[:n] for n in (1, 2, 3, 4)] + ([] if name == "gemma" else [[SYSTEM, *TALK[:3]]])
     for talk in talks:
@@ -73,7 +106,56 @@ def test_text_is_rendered_as_by_transformers(name: str) -> None:
             assert ours.spans == list(map(tuple, spans[0]))
 
 
+CALL = {"function": {"name": "f", "arguments": {"city": "Łódź", "days": 2, "units": {"wind": "m/s"}}}}
+CALLS = [
+    {"role": "user", "content": "Weather?"},
+    {"role": "assistant", "content": None, "reasoning": "Look it up.", "tool_calls": [CALL]},
+    {"role": "tool", "content": "3 °C"},
+    {"role": "assistant", "content": "Cold."},
+]
+
+
+@pytest.mark.parametrize("thinking", [True, False])
+def test_an_agent_s_calls_are_rendered_as_by_transformers(thinking: bool) -> None:
+    utils = pytest.importorskip("transformers.utils.chat_template_utils")
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    ours = ChatTemplate(AGENT, {"enable_thinking": thinking}).render(CALLS, tools=tools)
+    [theirs], [spans] = utils.render_jinja_template(
+        [CALLS],
+        tools=tools,
+        chat_template=AGENT,
+        add_generation_prompt=True,
+        return_assistant_tokens_mask=True,
+        enable_thinking=thinking,
+    )
+    assert ours.text == theirs
+    assert ours.spans == list(map(tuple, spans))
+
+
+# Functions and filters of transformers, with their arguments by name and by position.
+EXPRESSIONS = (
+    "{{ {'b': 'é', 'a': [1, 2]} | tojson(true) }}",
+    "{{ {'b': 'é', 'a': [1, 2]} | tojson(false, 2) }}",
+    "{{ {'b': 'é', 'a': [1, 2]} | tojson(false, none, (',', ':'), true) }}",
+    "{{ {'b': 'é', 'a': [1, 2]} | tojson(indent=4, sort_keys=true, separators=(', ', '=')) }}",
+    "{% set d = dict.fromkeys(['a', 'b'], 1) %}{{ d.a }}{{ dict(x=1).x }}{{ dict([('y', 2)]).y }}",
+    "{% set ns = namespace({'a': 1}, self=2) %}{% set ns.b = 3 %}{{ ns.a }}{{ ns.self }}{{ ns.b }}",
+    "{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{{ m.role }}{% break %}{% endfor %}",
+    "{{ strftime_now('%Y') | length }}",
+)
+
+
+@pytest.mark.parametrize("source", EXPRESSIONS)
+def test_expressions_are_rendered_as_by_transformers(source: str) -> None:
+    utils = pytest.importorskip("transformers.utils.chat_template_utils")
+    [theirs], _ = utils.render_jinja_template([TALK], chat_template=source)
+    assert ChatTemplate(source).render(TALK).text == theirs
+
+
 HOSTILE = {
+    "{% set ns = namespace(_x=1) %}": "a namespace has no attribute '_x'",
+    "{% set ns = namespace() %}{% set ns.__class__ = 1 %}": "a namespace has no attribute '__class__'",
+    "{{ [] | tojson(default=raise_exception) }}": "unexpected keyword argument 'default'",
     "{{ ''.__class__.__mro__ }}": "unsafe",
     "{{ cycler.__init__.__globals__.os.popen('id').read() }}": "unsafe",
     "{% include '/etc/passwd' %}": "no loader",

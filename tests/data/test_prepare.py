@@ -28,8 +28,11 @@ from jaxgpt.data import documents as module
 from jaxgpt.data import open_data
 from jaxgpt.data.documents import sample_text
 from jaxgpt.data.prepare import prepare
+from jaxgpt.data.same_ids import same_ids
 from jaxgpt.data.shards import read_index, write_index
 from jaxgpt.data.sources import find_source
+from jaxgpt.data.special import SpecialTokens
+from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokenizer_files import load_tokenizer, make_tokenizer, train_bpe
 from jaxgpt.errors import UserError
 from jaxgpt.progress import Progress
@@ -190,6 +193,72 @@ def test_training_reads_the_directory(params: PrepareParams) -> None:
     run(replace(params, tokenizer="bpe", vocab_size=300), Path("other"))
     with pytest.raises(UserError, match="other was prepared with a different tokenizer"):
         open_data(replace(mixed, data=DataConfig(mix=("out=1", "other=1"))))
+
+
+def with_added(path: Path, *tokens: dict[str, Any]) -> Tokenizer:
+    """Return a tokenizer with further added tokens, which have new ids unless they are given."""
+    value = json.loads(path.read_text())
+    for token in tokens:
+        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+        i = max([*value["model"]["vocab"].values(), *(each["id"] for each in value["added_tokens"])]) + 1
+        value["added_tokens"].append({"id": i} | flags | token)
+    changed = Path("changed") / "tokenizer.json"
+    changed.parent.mkdir(exist_ok=True)
+    changed.write_text(json.dumps(value))
+    return load_tokenizer(changed)
+
+
+USER = {"content": "<|user|>", "special": True}
+MARK = {"content": "Qz", "normalized": False}
+IN_MODEL = {  # added tokens of the model; the tokenizer of the data has MARK
+    "none": [],
+    "a different name": [MARK | {"content": "Zx"}],
+    "a different id": [USER, MARK],
+    "a special token": [MARK | {"special": True}],
+    "a token that absorbs spaces": [MARK | {"rstrip": True}],
+    "a word": [MARK | {"single_word": True}],
+    "one more": [MARK, MARK | {"content": "Zx"}],
+}
+
+
+@pytest.mark.parametrize("case", IN_MODEL)
+def test_added_tokens_change_the_ids_of_data(case: str, tokenizer_path: Path) -> None:
+    own = with_added(tokenizer_path, MARK)
+    given = with_added(tokenizer_path, *IN_MODEL[case])
+    assert not same_ids(given, own)
+    assert not same_ids(own, given)
+    assert same_ids(own, with_added(tokenizer_path, MARK))
+
+
+def test_special_tokens_of_a_model_may_be_missing_in_its_data(tokenizer_path: Path) -> None:
+    """Their names in a text are text, so the ids of the text are equal."""
+    base = load_tokenizer(tokenizer_path)
+    assert same_ids(with_added(tokenizer_path, USER), base)
+    assert same_ids(base, with_added(tokenizer_path, USER))
+    assert same_ids(with_added(tokenizer_path, USER | {"rstrip": True}), with_added(tokenizer_path, USER))
+
+
+def test_a_special_token_with_two_meanings_is_a_different_tokenizer(tokenizer_path: Path) -> None:
+    own = with_added(tokenizer_path, USER)
+    assert not same_ids(with_added(tokenizer_path, USER | {"content": "<|tool|>"}), own)
+    assert not same_ids(with_added(tokenizer_path, {"content": "<|tool|>", "special": True}, USER), own)
+
+
+def test_the_end_of_documents_must_be_a_token_of_the_model(tokenizer_path: Path) -> None:
+    own = with_added(tokenizer_path, {"content": "<|end|>", "special": True})
+    own.special = SpecialTokens({"eos_token_id": own.vocab_size - 1})
+    assert not same_ids(load_tokenizer(tokenizer_path), own)
+
+
+def test_spaces_at_the_beginning_of_a_text_distinguish_tokenizers(tokenizer_path: Path) -> None:
+    value = json.loads(tokenizer_path.read_text())
+    value["normalizer"] = {"type": "Strip", "strip_left": True, "strip_right": False}
+    Path("tokenizer.json").write_text(json.dumps(value))
+    assert not same_ids(load_tokenizer(Path("tokenizer.json")), load_tokenizer(tokenizer_path))
+
+
+def test_equal_tokenizers_of_characters_have_equal_ids() -> None:
+    assert same_ids(make_tokenizer("char", TEXT), make_tokenizer("char", TEXT))
 
 
 def change_index(**change: Any) -> None:

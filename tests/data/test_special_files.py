@@ -11,6 +11,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from jaxgpt.data.chat_template import ChatTemplate
+from jaxgpt.data.control_tokens import ControlTokens
 from jaxgpt.data.special import TOKENS, read_special_files
 from jaxgpt.data.tokenizer import SubwordTokenizer
 from jaxgpt.data.tokenizer_files import load_saved_tokenizer, load_tokenizer, save_tokenizer
@@ -121,6 +122,7 @@ def test_any_combination_of_files_is_read_and_written_as_by_transformers(seed: i
     again = load_saved_tokenizer(target / "tokenizer.json")
     assert again.special == ours.special
     assert again.to_json() == ours.to_json()
+    assert again.encode(text).tolist() == ours.encode(text).tolist()
 
     if ours.special.chat_template is None:
         return
@@ -134,6 +136,34 @@ def special_folder(folder: Path, **files: Any) -> Path:
     for name, content in files.items():
         (folder / f"{name}.json").write_text(json.dumps(content))
     return folder
+
+
+@pytest.mark.parametrize("in_tokenizer", [True, False])
+@pytest.mark.parametrize("in_config", [True, False])
+def test_the_config_decides_whether_an_added_token_is_special(
+    in_tokenizer: bool, in_config: bool, tmp_path: Path
+) -> None:
+    """The names of special tokens in a text are text; the same before and after saving, here and in transformers."""
+    transformers = pytest.importorskip("transformers")
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir()
+    target.mkdir()
+    library = word_library([])
+    library.add_tokens([AddedToken("<x>", special=in_tokenizer, normalized=False)])
+    library.save(str(source / "tokenizer.json"))
+    i = library.token_to_id("<x>")
+    decoder = {str(i): {"content": "<x>", "special": in_config, "normalized": False}}
+    (source / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": decoder}))
+
+    ours = load_tokenizer(source)
+    assert (i in ours.encode("a <x> b").tolist()) == (not in_config)
+    assert (i in ControlTokens(ours).names) == in_config
+    save_tokenizer(target, ours)
+    again = load_saved_tokenizer(target / "tokenizer.json")
+    assert again.encode("a <x> b").tolist() == ours.encode("a <x> b").tolist()
+    for folder in (source, target):
+        theirs = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+        assert theirs.added_tokens_decoder[i].special == in_config
 
 
 def test_a_template_that_prints_a_token_of_the_map_prints_it(tmp_path: Path) -> None:

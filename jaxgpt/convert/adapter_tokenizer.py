@@ -1,0 +1,62 @@
+"""The tokenizer and chat template of a PEFT adapter: its own, if they fit the vocabulary of its base."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from jaxgpt.data.same_ids import same_vocabulary
+from jaxgpt.data.special import SpecialTokens, read_special_files
+from jaxgpt.data.tokenizer import Tokenizer
+from jaxgpt.data.tokenizer_files import load_tokenizer, without_ids_from
+from jaxgpt.errors import UserError
+
+
+def adapter_tokenizer(source: Path, base: Tokenizer, vocab_size: int) -> tuple[Tokenizer, str]:
+    """Return the tokenizer of an imported adapter, and a note about ignored files, or "".
+
+    An adapter has the tokens and the chat template that it was trained with, which may differ from those of its base. Ids and
+    templates that the adapter lacks are taken from the base.
+
+    Args:
+        source: directory of the adapter; tokenizer.json and its chat template are optional.
+        base: tokenizer of the base.
+        vocab_size: number of rows of the embedding.
+    """
+    if not (source / "tokenizer.json").is_file():
+        return _with_template(source, base)
+    try:
+        whole = load_tokenizer(source)
+    except UserError as e:
+        return base, f"the adapter's tokenizer is ignored, because it cannot be read: {e}"
+    own = without_ids_from(whole, vocab_size)
+    if own.vocab_size > vocab_size or not same_vocabulary(own, base):
+        return base, (
+            "the adapter's tokenizer and chat template are ignored, because its ids differ from the ids of the base's tokenizer"
+        )
+    own.special = _completed(own.special, base.special)
+    if own is whole:
+        return own, ""
+    return own, f"the adapter's added tokens with ids above {vocab_size - 1} are ignored: the base has no rows for them"
+
+
+def _with_template(source: Path, base: Tokenizer) -> tuple[Tokenizer, str]:
+    """Return the tokenizer of the base with the chat template of an adapter that has no tokenizer.json, and a note."""
+    try:
+        own = read_special_files(source).tokens
+    except UserError as e:
+        return base, f"the adapter's chat template is ignored, because it cannot be read: {e}"
+    template = own.tokenizer.get("chat_template")
+    if template is not None:
+        base.special = replace(base.special, tokenizer=dict(base.special.tokenizer) | {"chat_template": template})
+    if own.tokens <= base.special.tokens:
+        return base, ""
+    return base, "the adapter's special tokens are ignored, because it has no tokenizer.json"
+
+
+def _completed(own: SpecialTokens, base: SpecialTokens) -> SpecialTokens:
+    """Return the special tokens of an adapter, with the ids and the chat template of the base if it has none."""
+    entries = dict(own.tokenizer)
+    if base.tokenizer.get("chat_template") is not None:
+        entries.setdefault("chat_template", base.tokenizer["chat_template"])
+    return replace(own, generation=dict(base.generation) | dict(own.generation), tokenizer=entries)

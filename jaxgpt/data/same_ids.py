@@ -1,0 +1,76 @@
+"""Compare tokenizers: whether one of them gives the ids that the other one gave."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from jaxgpt.data.tokenizer import Tokenizer
+from jaxgpt.errors import UserError
+
+# Texts to compare tokenizers with equal vocabularies and merges.
+PROBES = (
+    "It's 1,234 o'clock\n\n\tin the  café -- don't <|endoftext|> 東京 we'll\r\n",
+    "  leading and trailing  ",
+    " one space before, cafe\u0301 and \ufb01 ",
+    "\n\nIT'S  \u00a0\u3000 12345678 \U0001f44d\U0001f3fd",
+)
+
+
+def same_ids(given: Tokenizer, own: Tokenizer) -> bool:
+    """Return whether a tokenizer gives the ids of data that a different tokenizer wrote.
+
+    Their vocabularies, merges, added tokens and ids of probe texts are compared. Special tokens may be missing in one of them,
+    because the names of special tokens in a text are ordinary text, except for tokens that begin or end the documents.
+
+    Args:
+        given: tokenizer of the model.
+        own: tokenizer of the data.
+    """
+    added = _added(json.loads(given.to_json()))
+    others = _added(json.loads(own.to_json()))
+    if _ordinary(added) != _ordinary(others):
+        return False
+    around_documents = {*own.bos_ids, own.eos_id} - {None}
+    if any(token["id"] in around_documents and name not in added for name, token in others.items()):
+        return False
+    return same_vocabulary(given, own)
+
+
+def same_vocabulary(a: Tokenizer, b: Tokenizer) -> bool:
+    """Return whether two tokenizers give the same ids to probe texts, and no id has two meanings.
+
+    Either of them may have further added tokens.
+    """
+    one = json.loads(a.to_json())
+    other = json.loads(b.to_json())
+    if any(one["model"].get(key) != other["model"].get(key) for key in ("type", "vocab", "merges")):
+        return False
+
+    # No added token has two ids, and no id has two added tokens.
+    added = _added(one)
+    names = {token["id"]: name for name, token in added.items()}
+    for name, token in _added(other).items():
+        if names.get(token["id"], name) != name or added.get(name, token)["id"] != token["id"]:
+            return False
+    return all(_encoded(a, text) == _encoded(b, text) for text in PROBES)
+
+
+def _added(tokenizer_json: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the added tokens of a tokenizer.json, keyed by name."""
+    return {token["content"]: token for token in tokenizer_json["added_tokens"]}
+
+
+def _ordinary(added: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the added tokens that are not special."""
+    return {name: token for name, token in added.items() if not token["special"]}
+
+
+def _encoded(tokenizer: Tokenizer, text: str) -> list[int] | None:
+    """Return the ids of a text; None: the tokenizer cannot encode it."""
+    try:
+        ids: list[int] = tokenizer.encode(text).tolist()
+    except UserError:  # a character or word outside the vocabulary
+        return None
+    return ids
