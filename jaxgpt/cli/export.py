@@ -60,6 +60,7 @@ def export(
         "file" if to_gguf else "directory": directory,
         "supported by": _supported(done.engines),
         "largest logit difference after reloading": f"{done.max_logit_change:.1e}",
+        "note": done.note,
     }
     return print_result(json, {"run": run, "directory": directory} | done._asdict(), facts)
 

@@ -67,7 +67,13 @@ def export_gguf(run: str | Path, target: Path, kind: str = "f32", checkpoint: st
         if kind == "f32" and model.activation == config.model.activation:
             check_change(before, after)
     change = largest_change(before, after)
-    return Converted(f"llama.cpp {architecture.name}", count_parameters(config.model), change, ("llama.cpp",))
+    return Converted(
+        family=f"llama.cpp {architecture.name}",
+        parameters=count_parameters(config.model),
+        max_logit_change=change,
+        engines=("llama.cpp",),
+        note=gguf_describe.spaces_note(tokenizer),
+    )
 
 
 def write_gguf(

@@ -73,7 +73,7 @@ class Converted(NamedTuple):
     max_logit_change: float = 0.0  # largest logit difference between the model and its exported files; 0 for an import
     engines: tuple[str, ...] = ()  # programs that support the exported model; empty for imports and adapters
     skipped: int = 0  # number of tensors of a multimodal model that are not part of its text model
-    note: str = ""  # files of an adapter that were ignored, and the reason
+    note: str = ""  # files of an imported adapter that were ignored, or texts whose ids differ in llama.cpp
 
 
 def fetch_model(name: str, revision: str = "") -> tuple[Path, str]:

@@ -19,7 +19,7 @@ from jaxgpt.cli import main
 from jaxgpt.config import Config, ModelConfig
 from jaxgpt.convert import gguf_export, llamacpp
 from jaxgpt.convert.gguf import GgufWeights
-from jaxgpt.convert.gguf_describe import describe
+from jaxgpt.convert.gguf_describe import describe, spaces_note
 from jaxgpt.convert.gguf_export import TYPES, export_gguf
 from jaxgpt.convert.gguf_tokenizer import read_tokenizer
 from jaxgpt.convert.models import exported_form, import_model
@@ -291,9 +291,14 @@ def metaspace(scheme: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("scheme", ["first", "always"])
 def test_spaces_that_llama_cpp_adds_to_other_texts_are_named(scheme: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=f"but Metaspace with prepend_scheme {scheme} in this tokenizer.json") as e:
-        describe(sentencepiece(tmp_path, **metaspace(scheme)), V)
-    assert "\n" not in str(e.value)
+    tokenizer = sentencepiece(tmp_path, **metaspace(scheme))
+    again = read_tokenizer(describe(tokenizer, V), "m.gguf")
+    note = spaces_note(tokenizer)
+    for text, named in ((" a", "begin with a space"), ("a <x>b", "after a special token")):
+        differ = again.encode_special(text).tolist() != tokenizer.encode_special(text).tolist()
+        assert differ == (named in note), text
+    for text in ("a", "a  b", "\n a"):
+        assert again.encode(text).tolist() == tokenizer.encode(text).tolist()
 
 
 def test_metaspace_without_a_space_before_a_text_is_restored(tmp_path: Path) -> None:
