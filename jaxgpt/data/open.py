@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxgpt.config import Config, DataConfig, place_of
-from jaxgpt.data.bos import describe, text_bos, with_bos
+from jaxgpt.data.bos import decode_texts, describe, text_bos, with_bos
 from jaxgpt.data.chat_files import check_conversations, find_files
 from jaxgpt.data.conversations import load_conversations
 from jaxgpt.data.cuts import cut
@@ -45,6 +45,7 @@ class Data:
     text: Text | None = None  # text before tokenization; None for token files, conversations and mixtures
     # If names of files determine the splits: number of training ids of token files, of training files of conversations.
     boundary: int | None = None
+    bos_ids: tuple[int, ...] = ()  # recorded beginning-of-text ids of the documents of prepared data
 
     @property
     def is_conversations(self) -> bool:
@@ -69,9 +70,11 @@ class Data:
         return sizes | {"the fingerprint of the data": self.fingerprint, "the SHA-256 of the tokenizer": tokenizer}
 
     def decode(self, split: Split, start: int, n: int) -> str:
-        """Decode at most n ids of a split from index `start`, without the end-of-text id."""
+        """Decode at most n ids of a split from index `start`, without the ids that the encoder added (`bos.decode_texts`)."""
         ids = split.take(start, max(min(n, len(split) - start), 0))
-        return self.tokenizer.decode(ids[ids != self.tokenizer.eos_id])
+        if self.text is not None:  # its encoder adds no ids
+            return self.tokenizer.decode(ids)
+        return decode_texts(self.tokenizer, ids, self.bos_ids)
 
     def check(self, config: Config) -> None:
         """Check that a model can be trained on this data.
@@ -130,6 +133,7 @@ def open_data(
     fraction = data.train_fraction
     text = None
     boundary = None
+    written: tuple[int, ...] = ()
     train: Split
     val: Split
     match _kind(data):
@@ -144,9 +148,10 @@ def open_data(
             train, val, source = open_splits(path, fraction, size)
             fingerprint = Tokens([*train.parts, *val.parts], size).fingerprint()
             boundary = len(train) if has_validation_files(path) else None
-            written = prepared_bos(path)
-            if written is not None:
-                source += describe(tokenizer, written, "before each document")
+            recorded_bos = prepared_bos(path)
+            if recorded_bos is not None:
+                source += describe(tokenizer, recorded_bos, "before each document")
+                written = recorded_bos
         case _:
             text = read_text(data)
             bos = text_bos(tokenizer, data.bos)
@@ -172,7 +177,18 @@ def open_data(
             fix = "use longer documents, or change --data.train-fraction"
             raise UserError(f"no evaluation window: the evaluated documents of {source} have a single id each; {fix}")
         raise UserError(f"too few tokens for evaluation: {len(val)} in {source}; use a longer text")
-    return Data(train, val, held_out, tokenizer, source, fingerprint, recorded, text=text, boundary=boundary)
+    return Data(
+        train=train,
+        val=val,
+        held_out=held_out,
+        tokenizer=tokenizer,
+        source=source,
+        fingerprint=fingerprint,
+        name=recorded,
+        text=text,
+        boundary=boundary,
+        bos_ids=written,
+    )
 
 
 def check_sources(config: Config, tokens: int = 0) -> None:
@@ -305,6 +321,7 @@ def mixed(data: DataConfig, parts: Mapping[str, Data]) -> Data:
         parts=tuple(ordered.values()),
         val_parts=val_parts,
         fingerprints=tuple(part.fingerprint for part in ordered.values()),
+        bos_ids=tuple(i for part in val_parts for i in part.bos_ids),
     )
 
 
