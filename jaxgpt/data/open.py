@@ -395,8 +395,8 @@ def _as_documents(config: Config, train: Tokens, val: Tokens, ends: tuple[int, .
             f"data.documents {setting} needs an end-of-text id after each document, but the tokenizer lacks it: choose a "
             f"different tokenizer, or --data.documents flow"
         )
-    train = Tokens(train.parts, train.vocab_size, ends)
-    val = Tokens(val.parts, val.vocab_size, ends)
+    train = Tokens(train.parts, train.vocab_size, ends, train.first_id)
+    val = Tokens(val.parts, val.vocab_size, ends, val.first_id)
     if setting == "mask":
         return train, val, ""
     packed = pack_documents(train, T)

@@ -174,16 +174,21 @@ class Tokens:
         for row, start in zip(rows, starts.tolist(), strict=True):
             n = min(block_size + 1, len(self) - start)
             row[:n] = self.take(start, n)
-        if self.first_id is not None:
-            rows[:, 0] = self.first_id
         if not self.end_ids:
-            return rows
+            return self._begun(rows)
 
+        ends = np.isin(rows[:, :-1], self.end_ids)
+        rows = self._begun(rows)  # not before `ends`: the beginning-of-text id may also end documents
         inputs = rows[:, :-1]
-        ends = np.isin(inputs, self.end_ids)
         targets = np.where(ends, -1, rows[:, 1:])
         documents = np.cumsum(ends, axis=1, dtype=np.int32) - ends
         return np.stack([inputs, targets, documents], axis=-1)
+
+    def _begun(self, rows: np.ndarray) -> np.ndarray:
+        """Replace the first id of each row with `first_id`, if any, in place."""
+        if self.first_id is not None:
+            rows[:, 0] = self.first_id
+        return rows
 
 
 def split_of(path: Path) -> str:

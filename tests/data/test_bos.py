@@ -154,6 +154,23 @@ def test_each_window_of_a_text_begins_with_the_token_and_has_the_same_targets(tm
     assert (data.tokenizer.bos_ids, plain.tokenizer.bos_ids) == ((BOS,), ())
 
 
+@pytest.mark.parametrize("documents", ["mask", "pack"])
+@pytest.mark.parametrize("end", ["</s>", "<s>"])
+def test_windows_of_a_text_have_the_token_for_each_rule_of_documents(documents: Any, end: str, tmp_path: Path) -> None:
+    """A run on documents may be evaluated on a text, a single document; the token may also be the end-of-text token."""
+    (tmp_path / "a.txt").write_text(TEXT)
+    tokenizer = byte_tokenizer(START, end)
+    config = text_config(tmp_path / "a.txt", tmp_path, train_fraction=1.0)
+    flow = open_data(config, tokenizer).val
+    split = open_data(replace(config, data=replace(config.data, documents=documents)), tokenizer).val
+    starts = np.asarray(flow.eval_starts(16, 16))
+    of_documents = split.windows(np.asarray(split.eval_starts(16, 16))[: len(starts)], 16)
+    rows = flow.windows(starts, 16)
+    expected = np.stack([rows[:, :-1], rows[:, 1:], np.zeros_like(rows[:, 1:])], axis=-1)
+    assert (rows[:, 0] == BOS).all()
+    assert (of_documents == expected).all()
+
+
 def test_text_of_a_given_tokenizer_follows_the_setting_and_the_difference_is_printed(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(TEXT)
     tokenizer = byte_tokenizer(START)
