@@ -10,6 +10,7 @@ from __future__ import annotations
 import codecs
 import hashlib
 import io
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -17,9 +18,9 @@ from typing import Any, BinaryIO, NamedTuple
 from jaxgpt.config import PrepareParams
 from jaxgpt.data.cuts import GPT2_CUTS, Cuts, cut
 from jaxgpt.data.formats import HEAD, LINES, MissingPackage, array_items, compression, inner_name, json_layout, unpacked
+from jaxgpt.data.records import parse_record
 from jaxgpt.data.sources import Source
 from jaxgpt.errors import UserError, one_line, short_repr
-from jaxgpt.files import parse_json
 
 BLOCK = 1 << 20  # characters of a text file to read at a time; buffer size of a Parquet file in bytes
 ROWS = 64  # rows of a Parquet file to read at a time
@@ -28,6 +29,7 @@ BEGINNING = 200  # characters of the first document that identify a corpus
 TRAIN = b"\xff" * 32  # digest assigned to the first document; selects training for any `val_fraction`
 CONVERT = "convert it to UTF-8 text, JSON Lines (.jsonl) or Parquet (.parquet)"
 PARQUET = b"PAR1"  # first and last bytes of a Parquet file
+SURROGATE = re.compile("[\ud800-\udfff]")  # JSON can contain halves of characters, such as "\ud83d"
 SKIP = "to skip such documents, use --on-error skip"
 
 
@@ -51,7 +53,7 @@ class DocumentPiece(NamedTuple):
         if isinstance(value, UserError):
             raise value
         if self.field:
-            record = parse_json(value, self.where)
+            record = parse_record(value, self.where)
             if not isinstance(record, dict):
                 raise UserError(f"{self.where}: expected an object, found {type(record).__name__}")
             if self.field not in record:
@@ -65,9 +67,11 @@ class DocumentPiece(NamedTuple):
                 value = value.decode("utf-8")
             except UnicodeDecodeError as e:
                 raise _unreadable(self.where, e) from None
+        what = f"the field {self.field!r}" if self.field else "the text"
         if not isinstance(value, str):
-            what = f"the field {self.field!r}" if self.field else "the text"
             raise UserError(f"{self.where}: {what} must be a string, not {short_repr(value)}")
+        if self.field and not value.isascii() and SURROGATE.search(value):
+            raise UserError(f"{self.where}: {what} has an unpaired surrogate, which is no character: remove it")
         if "\0" in value:
             raise UserError(f"{self.where}: not text (it has a NUL): {CONVERT}")
         return value

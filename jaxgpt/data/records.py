@@ -92,9 +92,17 @@ def _read_json(file: BinaryIO, where: str) -> Iterator[Record]:
 
 def _parsed(where: str, text: bytes) -> Record:
     try:
-        return Record(where, DECODER.decode(text.decode("utf-8")))
+        return Record(where, parse_record(text, where))
+    except UserError as e:
+        return Record(where, error=str(e).removeprefix(f"{where}: "))
+
+
+def parse_record(text: bytes | str, where: str) -> Any:
+    """Parse JSON leniently; raise a `UserError` that begins with `where` for invalid JSON or UTF-8."""
+    try:
+        return DECODER.decode(text.decode("utf-8") if isinstance(text, bytes) else text)
     except (ValueError, RecursionError) as e:
-        return Record(where, error=_not_json(e))
+        raise UserError(f"{where}: {_not_json(e)}") from None
 
 
 def _read_objects(data: bytes, where: str) -> Iterator[Record]:
