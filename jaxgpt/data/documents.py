@@ -79,8 +79,16 @@ class DocumentPiece(NamedTuple):
 
 def unreadable(piece: DocumentPiece, error: UserError) -> str:
     """Return the message for an unreadable piece, with the file and the line or row."""
-    text = str(error) if piece.where in str(error) else f"{piece.where}: {error}"
-    return f"{text}; the rest of this file is lost" if piece.lost == "rest" else text
+    if piece.lost != "rest":
+        return str(error) if piece.where in str(error) else f"{piece.where}: {error}"
+
+    # The piece is at the place of the last piece that was read: its document is complete, or has lost its end.
+    place = piece.where.removeprefix(piece.file).lstrip(", ")
+    if not place:
+        return f"{error}; the rest of this file is lost"
+    if piece.first:
+        return f"{error}; the rest of this file after {place} is lost"
+    return f"{error}; the rest of this file is lost, including the end of {place}"
 
 
 def read_pieces(sources: Sequence[Source], params: PrepareParams, cuts: Cuts) -> Iterator[DocumentPiece]:
