@@ -17,7 +17,18 @@ from typing import Any, BinaryIO, NamedTuple
 
 from jaxgpt.config import PrepareParams
 from jaxgpt.data.cuts import GPT2_CUTS, Cuts, cut
-from jaxgpt.data.formats import HEAD, LINES, MissingPackage, array_items, compression, inner_name, json_layout, unpacked
+from jaxgpt.data.formats import (
+    HEAD,
+    LINES,
+    SPREAD_ERROR,
+    MissingPackage,
+    array_items,
+    compression,
+    inner_name,
+    is_spread,
+    json_layout,
+    unpacked,
+)
 from jaxgpt.data.records import parse_record
 from jaxgpt.data.sources import Source
 from jaxgpt.errors import UserError, one_line, short_repr
@@ -311,11 +322,16 @@ def _numbered(items: Iterable[bytes], where: str, noun: str, field: str) -> Iter
 
 
 def _read_lines(file: BinaryIO, where: str, field: str) -> Iterator[DocumentPiece]:
+    is_first = True
     for number, line in enumerate(file, 1):
         if number == 1:
             line = line.removeprefix(codecs.BOM_UTF8)
-        if line.strip():
-            yield DocumentPiece(f"{where}, line {number}", line, field)
+        if not line.strip():
+            continue
+        if is_first and not line.rstrip().endswith(b"}") and is_spread(line, file):
+            raise UserError(f"{where}, line {number}: {SPREAD_ERROR}")
+        is_first = False
+        yield DocumentPiece(f"{where}, line {number}", line, field)
 
 
 def _read_parquet(file: BinaryIO, where: str, field: str) -> Iterator[DocumentPiece]:

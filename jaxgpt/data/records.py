@@ -13,7 +13,16 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from jaxgpt.data.formats import HEAD, MissingPackage, array_items, compression, inner_name, unpacked
+from jaxgpt.data.formats import (
+    HEAD,
+    SPREAD_ERROR,
+    MissingPackage,
+    array_items,
+    compression,
+    inner_name,
+    is_spread,
+    unpacked,
+)
 from jaxgpt.errors import UserError, one_line
 
 BLOCK = 1 << 20  # buffer size of a Parquet file in bytes
@@ -86,8 +95,12 @@ def _read_json(file: BinaryIO, where: str) -> Iterator[Record]:
         if is_first and text == b"{":
             yield from _read_objects(line + file.read(), where)
             return
+        record = _parsed(f"{where}, line {number}", text)
+        if is_first and record.error and is_spread(line, file):
+            yield Record(f"{where}, line {number}", error=SPREAD_ERROR, lost=True)
+            return
         is_first = False
-        yield _parsed(f"{where}, line {number}", text)
+        yield record
 
 
 def _parsed(where: str, text: bytes) -> Record:

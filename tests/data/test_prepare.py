@@ -316,6 +316,8 @@ def test_nothing_is_lost_by_other_settings_before_the_first_document(params: Pre
 
 LONG, LINES = b"caf\xc3\xa9 " * 100, b'{"text": "a"}\n{"text": "b"}\n'
 BAD = [  # file, content, message, and number of readable characters
+    ("b.jsonl", b'{"text": "a",\n"n": {\n}}\n', r"b.jsonl, \w+ 1: one JSON object is spread", ""),
+    ("b.jsonl", b'{\n"text": "a"}\n', r"b.jsonl, \w+ 1: one JSON object is spread", ""),
     ("b.jsonl", b'{"text": "a"\n', r"b.jsonl, line 1: not valid JSON \(Expecting", ""),
     ("b.jsonl", b'{"text": "a"}\n[1]\n', "b.jsonl, line 2: expected an object, found list", "a"),
     ("b.jsonl", b'\n{"body": "a"}\n', r"line 2: no field 'text' in \['body'\]: choose a field with --field", ""),
