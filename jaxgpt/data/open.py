@@ -207,6 +207,22 @@ def check_sources(config: Config, tokens: int = 0) -> None:
             check_conversations(Path(found.path), found.on_error)
 
 
+def check_windows_begin(config: Config, setting: str) -> None:
+    """Check that a source of the data has windows with a beginning-of-text token that a setting can change.
+
+    Raises:
+        UserError: if a path is missing, or no source is a text.
+    """
+    found = [located(each, config.directory) for each in config.data.sources]
+    kinds = {_kind(each): each.path for each in found}
+    if "text" not in kinds:
+        kind, path = next(iter(kinds.items()))
+        raise UserError(
+            f"{setting} applies only to windows of a text, but {path} holds {kind}: omit it; the tokenizer of the run, the chat "
+            f"template or the token files determine their beginning-of-text tokens"
+        )
+
+
 def remaining_sources(data: DataConfig, tokens: int) -> list[DataConfig]:
     """Return the settings of the sources of the mixtures that have not ended after a number of training tokens."""
     phases = data.phases
