@@ -218,8 +218,8 @@ def check_windows_begin(config: Config, setting: str) -> None:
     if "text" not in kinds:
         kind, path = next(iter(kinds.items()))
         raise UserError(
-            f"{setting} applies only to windows of a text, but {path} holds {kind}: omit it; the tokenizer of the run, the chat "
-            f"template or the token files determine their beginning-of-text tokens"
+            f"{setting} applies only to windows of a text, but {path} holds {kind}: omit it; the tokenizer of the run, the "
+            f"chat template or the token files determine their beginning-of-text tokens"
         )
 
 
