@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -17,14 +18,16 @@ from jaxgpt.data.cuts import cut
 from jaxgpt.data.mixture import Mixture, Shares
 from jaxgpt.data.packing import Packed, pack_documents
 from jaxgpt.data.shards import prepared_bos, prepared_tokenizer
+from jaxgpt.data.sources import sampled_digest
 from jaxgpt.data.text import NO_TEXT, SHAKESPEARE_CHARACTERS, Text, read_text
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokenizer_files import FROM_TEXT, make_tokenizer
-from jaxgpt.data.tokens import Split, Tokens, has_validation_files, is_token_path, open_splits
+from jaxgpt.data.tokens import Split, Tokens, has_validation_files, is_token_path, open_splits, token_files
 from jaxgpt.errors import UserError
 from jaxgpt.files import check_kind, missing
 from jaxgpt.progress import NO_PROGRESS, Progress
 
+FILES = 1000  # maximum number of files whose digests a checkpoint records, to name changed files
 TOGETHER = 64  # number of pieces of a text to encode per call; `tokenizers` uses all cores
 
 
@@ -45,6 +48,9 @@ class Data:
     text: Text | None = None  # text before tokenization; None for token files, conversations and mixtures
     # If names of files determine the splits: number of training ids of token files, of training files of conversations.
     boundary: int | None = None
+    files: Mapping[str, str] = field(
+        default_factory=dict
+    )  # digest of each file of a directory with up to `FILES` files
     bos_ids: tuple[int, ...] = ()  # recorded beginning-of-text ids of the documents of prepared data
 
     @property
@@ -134,12 +140,14 @@ def open_data(
     text = None
     boundary = None
     written: tuple[int, ...] = ()
+    names: list[Path]
     train: Split
     val: Split
     match _kind(data):
         case "conversations":
             train, val, source, fingerprint = load_conversations(replace(config, data=data), tokenizer, progress)
             files = find_files(path)
+            names = [*files.train, *files.val]
             boundary = len(files.train) if files.val else None
             if tokenizer.special.chat_template is None:
                 source += describe(tokenizer, tokenizer.bos_ids, "before each prompt")
@@ -147,6 +155,7 @@ def open_data(
             size = tokenizer.vocab_size
             train, val, source = open_splits(path, fraction, size)
             fingerprint = Tokens([*train.parts, *val.parts], size).fingerprint()
+            names = [*chain(*token_files(path).values())]
             boundary = len(train) if has_validation_files(path) else None
             recorded_bos = prepared_bos(path)
             if recorded_bos is not None:
@@ -154,6 +163,7 @@ def open_data(
                 written = recorded_bos
         case _:
             text = read_text(data)
+            names = [path / name for name, _ in text.files]
             bos = text_bos(tokenizer, data.bos)
             first_id = bos[-1] if bos else None
             try:
@@ -187,6 +197,7 @@ def open_data(
         name=recorded,
         text=text,
         boundary=boundary,
+        files=_digests(path, names) if data.path else {},
         bos_ids=written,
     )
 
@@ -392,6 +403,13 @@ def _tokenizer(config: Config, given: Tokenizer | None = None) -> Tokenizer:
         texts.append(read_text(each).text)
     made = make_tokenizer(data.tokenizer, texts, data.vocab_size, config.model.vocab_size)
     return with_bos(made, data.bos)
+
+
+def _digests(directory: Path, files: Sequence[Path]) -> dict[str, str]:
+    """Return a digest of each file of a directory, keyed by its relative path; {} for a file, or too many files."""
+    if not directory.is_dir() or len(files) > FILES:
+        return {}
+    return {str(file.relative_to(directory)): sampled_digest(file)[:16] for file in files}
 
 
 def _kind(data: DataConfig) -> str:

@@ -201,12 +201,12 @@ def split_of(path: Path) -> str:
 
 def is_token_path(path: Path) -> bool:
     """Return whether a path is a `.bin` file, or a directory with a `.bin` file named after a split."""
-    return any(_token_files(path).values()) if path.is_dir() else path.suffix == ".bin"
+    return any(token_files(path).values()) if path.is_dir() else path.suffix == ".bin"
 
 
 def has_validation_files(path: Path) -> bool:
     """Return whether a path is a directory with a `.bin` file for validation."""
-    return path.is_dir() and bool(_token_files(path)["val"])
+    return path.is_dir() and bool(token_files(path)["val"])
 
 
 def open_splits(path: Path, train_fraction: float, vocab_size: int) -> tuple[Tokens, Tokens, str]:
@@ -221,7 +221,7 @@ def open_splits(path: Path, train_fraction: float, vocab_size: int) -> tuple[Tok
     """
     files = {"train": [path], "val": list[Path]()}
     if path.is_dir():
-        files = _token_files(path)
+        files = token_files(path)
         if not files["train"]:
             raise UserError(
                 f"no token file in {path} has the word 'train' in its name: rename the files to train.bin and val.bin"
@@ -342,6 +342,7 @@ def _has_ids(numbers: np.ndarray) -> bool:
     return bool(distances[0] == 1 and len(np.unique(numbers[row, column])) > 1)
 
 
-def _token_files(directory: Path) -> dict[str, list[Path]]:
+def token_files(directory: Path) -> dict[str, list[Path]]:
+    """List the token files of a directory by split, `train` and `val`."""
     bins = sorted(p for p in directory.glob("[!.]*.bin") if p.is_file())
     return {split: [p for p in bins if split_of(p) == split] for split in SPLIT_WORDS}
