@@ -86,7 +86,7 @@ def decode_texts(tokenizer: Tokenizer, ids: np.ndarray, written: Collection[int]
         named = {tokenizer.special.bos_id, *tokenizer.end_ids}
         named.add(tokenizer.library.token_to_id(tokenizer.special.names.get("bos_token", "")))
         tokens = tokenizer.library.get_added_tokens_decoder()
-        added |= {i for i in named if i in tokens and tokens[i].special}
+        added |= {i for i in named if i is not None and i in tokens and tokens[i].special}
     is_added = np.isin(ids, [*added])
     texts = []
     for part in np.split(ids, np.flatnonzero(is_added)):
