@@ -143,14 +143,17 @@ def test_a_log_in_the_directory_of_the_text_is_no_change(name: str) -> None:
     assert "has changed" not in result.err
 
 
-@pytest.mark.parametrize("suffix", ["jsonl", "bin"])
-def test_changed_files_of_conversations_and_ids_are_named(suffix: str) -> None:
+@pytest.mark.parametrize(
+    ("suffix", "source"),
+    [("jsonl", ["--data.path", "data"]), ("bin", ["--data.path", "data"]), ("bin", ["--data.mix", "data=1"])],
+)
+def test_changed_files_of_conversations_and_ids_are_named(suffix: str, source: list[str]) -> None:
     Path("data").mkdir()
     token_files() if suffix == "bin" else conversations()
-    result = jaxgpt("train", "python-char", *TINY, "--data.path", "data", "--data.train-fraction", "0.5", "--out", "r")
+    result = jaxgpt("train", "python-char", *TINY, *source, "--data.train-fraction", "0.5", "--out", "r")
     assert result.code == 0, result.err
-    source = Path(f"data/a_train.{suffix}")
-    Path(f"data/c_train.{suffix}").write_bytes(source.read_bytes())
+    copied = Path(f"data/a_train.{suffix}").read_bytes()
+    Path(f"data/c_train.{suffix}").write_bytes(copied)
     result = jaxgpt("eval", "r")
     assert result.code == 2
     assert f"; added: c_train.{suffix}" in result.err
