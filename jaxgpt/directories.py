@@ -1,4 +1,4 @@
-"""Directories of data: list the visible files; skip runs, exported models and prepared token ids; find files of records.
+"""Directories of data: list the visible files; skip runs, exported models, token ids and logs; find files of records.
 
 This module imports only the standard library and `jaxgpt.errors`.
 """
@@ -6,7 +6,9 @@ This module imports only the standard library and `jaxgpt.errors`.
 from __future__ import annotations
 
 import codecs
+import os
 import re
+import stat
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -34,6 +36,7 @@ RUN_FILES = (*RUN_NEEDED, *OF_TOKENIZER, "metrics.jsonl", "baselines.json", "los
 PACKED = (".gz", ".xz", ".bz2", ".zst")  # suffixes of compressed files
 RECORDS = (".jsonl", ".ndjson", ".parquet")  # suffixes of files of records: one per line or row
 DOCUMENTATION = (".md", ".json", "")  # suffixes of other files in a directory of records, such as README.md and LICENSE
+LOG = re.compile(r".*\.log|nohup\.out|slurm-.*\.(out|err)", re.IGNORECASE)  # names of logs, which grow during a run
 HEAD = 1 << 16  # bytes of a JSON file to look at
 # The beginning of an array of objects, or a complete object in the first line or in all of the beginning.
 _RECORDS = re.compile(rb"\s*(\[\s*\{|\{[^\n]*(\}\s*\n|\Z))")
@@ -45,7 +48,7 @@ class Listing:
 
     Attributes:
         files: visible files, sorted by path.
-        skipped: number of skipped directories by what they hold, such as {"run": 2}.
+        skipped: number of skipped directories by what they hold, such as {"run": 2}, and of logs.
     """
 
     files: tuple[Path, ...]
@@ -53,7 +56,7 @@ class Listing:
 
     @property
     def note(self) -> str:
-        """The skipped directories, such as `2 runs and 1 exported model`, or ""."""
+        """The skipped directories and logs, such as `2 runs and 1 exported model`, or ""."""
         return " and ".join(plural(number, kind) for kind, number in self.skipped.items())
 
 
@@ -61,11 +64,16 @@ def list_files(directory: Path) -> Listing:
     """List the visible files of a directory tree, sorted by path.
 
     Every directory is read at most once. Links to directories are followed, except to directories that are read anyway and
-    to parents. If `directory` itself holds a run, only the files of the run are skipped.
+    to parents. If `directory` itself holds a run, only the files of the run are skipped. Files that receive the output of this
+    command are skipped, and logs (`LOG`), unless there are only logs.
     """
     skipped = Counter[str]()
-    files = tuple(_walk(directory, directory.resolve(), skipped, set()))
-    return Listing(files, dict(skipped))
+    files = [*_walk(directory, directory.resolve(), skipped, set())]
+    others = [file for file in files if not LOG.fullmatch(file.name)]
+    if others and len(others) < len(files):
+        skipped["log"] = len(files) - len(others)
+        files = others
+    return Listing(tuple(files), dict(skipped))
 
 
 def output_kind(directory: Path) -> str:
@@ -89,7 +97,7 @@ def is_prepared(directory: Path) -> bool:
 
 
 def holds_records(path: Path) -> bool:
-    """Return whether a path is a file of records, or a directory of such files and documentation.
+    """Return whether a path is a file of records, or a directory of such files, documentation and logs.
 
     The name determines this: JSON Lines, Parquet and compressed JSON are records. An uncompressed `.json` file is records if
     it begins with an array of objects or with a complete object in a line, and otherwise text. Directories are listed as by
@@ -102,7 +110,7 @@ def holds_records(path: Path) -> bool:
         for file in _walk(path, path.resolve(), Counter(), set()):
             if _is_records(file):
                 found = True
-            elif file.suffix.lower() not in DOCUMENTATION:
+            elif file.suffix.lower() not in DOCUMENTATION and not LOG.fullmatch(file.name):
                 return False
     except UserError:  # the reader of the directory reports the error
         return False
@@ -147,7 +155,9 @@ def _walk(directory: Path, root: Path, skipped: Counter[str], seen: set[tuple[in
         if path.name in own:
             continue
         if not path.is_dir():
-            if path.is_file():
+            if _receives_output(path):
+                skipped["output file"] += 1
+            elif path.is_file():
                 yield path
             continue
         if path.is_symlink() and _is_read_anyway(path.resolve(), root):
@@ -157,6 +167,16 @@ def _walk(directory: Path, root: Path, skipped: Counter[str], seen: set[tuple[in
             skipped[kind] += 1
         else:
             yield from _walk(path, root, skipped, seen)
+
+
+def _receives_output(path: Path) -> bool:
+    """Return whether a path is a file to which the output of this process is redirected, such as `> train.txt`."""
+    for descriptor in (1, 2):
+        with suppress(OSError):  # a closed descriptor, or a file that has been removed
+            output = os.fstat(descriptor)
+            if stat.S_ISREG(output.st_mode) and os.path.samestat(output, path.stat()):
+                return True
+    return False
 
 
 def _holds_run(directory: Path) -> bool:

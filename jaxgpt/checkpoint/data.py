@@ -47,6 +47,7 @@ def about_data(data: Data) -> dict[str, object]:
         "data_tokens": _tokens(data),
         "boundaries": {part.fingerprint: part.boundary for part in data.parts or (data,)},
         "held_out": data.held_out,
+        "files": {part.fingerprint: dict(part.files) for part in data.parts or (data,)},
     }
 
 
@@ -94,7 +95,8 @@ def open_run_data(
     if not is_given:  # the only source, or the source of the first mixture; version 0.1.0 recorded no list
         recorded, *_ = info.about.get("sources", [recorded])
     if recorded != data.fingerprint:
-        return RunData(config, data, _describe(run, info, data.source + _sizes(info, data)))
+        changes = _sizes(info, data) + _file_changes(info, recorded, data)
+        return RunData(config, data, _describe(run, info, data.source + changes))
     if has_other_split(info, data):
         return RunData(config, data, _describe(run, info, data.source + OTHER_SPLIT))
     return RunData(config, data, "")
@@ -107,8 +109,10 @@ def compared(run: Run, info: Info, config: Config, data: Data, opened: Open) -> 
     if known is None:
         return RunData(config, data, _describe(run, info, data.source))
     for path, part in parts.items():
-        if known.get(path, part.fingerprint) != part.fingerprint:
-            return RunData(config, data, _describe(run, info, part.source))
+        recorded = known.get(path, part.fingerprint)
+        if recorded != part.fingerprint:
+            changes = _file_changes(info, recorded, part)
+            return RunData(config, data, _describe(run, info, part.source + changes))
         if has_other_split(info, part):
             return RunData(config, data, _describe(run, info, part.source + OTHER_SPLIT))
 
@@ -121,8 +125,8 @@ def compared(run: Run, info: Info, config: Config, data: Data, opened: Open) -> 
     # The sources of mixtures that have ended are not open: their fingerprints come from the checkpoint.
     fingerprints = {moved.get(path, path): fingerprint for path, fingerprint in known.items()}
     fingerprints |= current
-    recorded = tuple(fingerprints[each.path] for each in config.data.sources)
-    mixture = replace(mixed(config.data, parts), fingerprints=recorded)
+    of_sources = tuple(fingerprints[each.path] for each in config.data.sources)
+    mixture = replace(mixed(config.data, parts), fingerprints=of_sources)
     return RunData(config, mixture, "")
 
 
@@ -202,6 +206,30 @@ def _sizes(info: Info, data: Data) -> str:
     was = info.about.get("data_tokens")
     now = _tokens(data)
     return f" ({was:,} tokens then, {now:,} now)" if isinstance(was, int) and was != now else ""
+
+
+def _file_changes(info: Info, recorded: str, data: Data) -> str:
+    """Return the files of a directory that are new, gone or different since a checkpoint, or "" if not recorded.
+
+    Args:
+        recorded: fingerprint of the directory at the checkpoint.
+        data: the directory now.
+    """
+    old: dict[str, str] = info.about.get("files", {}).get(recorded, {})
+    new = data.files
+    if not old or not new:
+        return ""
+    changes = {
+        "added": new.keys() - old.keys(),
+        "removed": old.keys() - new.keys(),
+        "changed": {name for name in new.keys() & old.keys() if new[name] != old[name]},
+    }
+    notes = []
+    for change, names in changes.items():
+        if names:
+            others = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
+            notes.append(f"{change}: {min(names)}{others}")
+    return f"; {'; '.join(notes)}" if notes else ""
 
 
 def _tokens(data: Data) -> int:

@@ -43,7 +43,7 @@ def eval(
     Args:
         run: run to evaluate
         path: text, directory, token files or conversations; empty: the run's validation data or, without a split, training data
-        bos: begin each window of a text with the beginning-of-text token; by default, as in training
+        bos: begin each window of a text with the beginning-of-text token; by default, as in training; only for text
         on_error: on unreadable conversations: fail, or skip and count them; by default, as in training
     """
     from jaxgpt.parallel.host import use_cores
@@ -51,15 +51,19 @@ def eval(
     use_cores(MeshConfig())
     from jaxgpt.checkpoint.data import info_of, open_run_data
     from jaxgpt.checkpoint.run import Run, open_run
-    from jaxgpt.data.open import check_sources
+    from jaxgpt.data.open import check_sources, check_windows_begin
     from jaxgpt.lm import load
     from jaxgpt.report.baselines import bytes_per_token
     from jaxgpt.trainer.evaluation import loss_difference
 
     with progress("loading") as activity:
-        if path:
+        if path or bos:
             recorded = open_run(Path(run)).config()
-            check_sources(_with_options(recorded, path, bos, on_error))
+            asked = _with_options(recorded, path, bos, on_error)
+            if bos in ("yes", "no"):
+                check_windows_begin(asked, f"--data.bos {bos}")
+            if path:
+                check_sources(asked)
         lm = load(run, checkpoint)
 
         activity.stage("tokenizing")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from jaxgpt.cli.settings import origin
 from jaxgpt.config import Config, TrainConfig
 from jaxgpt.counts import parameter_count
 from jaxgpt.data import Batches, Data, Packed, Split
+from jaxgpt.data.bos import decode_texts
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.files import write_json
@@ -131,7 +133,7 @@ class RunPrinter(Listener):
         """Print a sample, unless `params` is None, and return its prompt."""
         prompt = ""
         try:
-            ids = first_prompt(self.program.config, self.data.tokenizer, self.data.val)
+            ids = first_prompt(self.program.config, self.data.tokenizer, self.data.val, self.data.bos_ids)
             prompt = self.data.tokenizer.decode(without_bos(self.data.tokenizer, ids))
             if params is not None:
                 with progress("compiling the sampler, and sampling"):
@@ -259,11 +261,11 @@ class RunPrinter(Listener):
         return tokenizer.decode([*without_bos(tokenizer, ids), *out.ids])
 
 
-def first_prompt(config: Config, tokenizer: Tokenizer, split: Split) -> list[int]:
+def first_prompt(config: Config, tokenizer: Tokenizer, split: Split, bos_ids: Sequence[int] = ()) -> list[int]:
     """Return the ids of `train.prompt`; if they exceed the context, truncate them to half its length.
 
     The default prompt consists of the first words of a line of the validation data
-    or, for conversations, the text before the first target.
+    or, for conversations, the text before the first target. `bos_ids`: beginning-of-text ids that the data record.
     """
     prompt = config.train.prompt
     if prompt == TrainConfig.prompt:
@@ -271,7 +273,7 @@ def first_prompt(config: Config, tokenizer: Tokenizer, split: Split) -> list[int
             before_target = split.prompt()
             if len(before_target):
                 return before_target.tolist()
-        prompt = _first_words(tokenizer, split)
+        prompt = _first_words(tokenizer, split, bos_ids)
     encoded = encode_prompt(tokenizer, tokenizer.vocab_size, prompt)
     context = config.model.block_size
     if len(encoded) <= context:
@@ -279,10 +281,10 @@ def first_prompt(config: Config, tokenizer: Tokenizer, split: Split) -> list[int
     return encoded[: max(context // 2, 1)]
 
 
-def _first_words(tokenizer: Tokenizer, split: Split) -> str:
+def _first_words(tokenizer: Tokenizer, split: Split, bos_ids: Sequence[int]) -> str:
     """Return the first words of a line; words with quotes are skipped if possible."""
     ids = split.take(0, min(len(split), LINE))
-    first, *others = tokenizer.decode(ids[ids != tokenizer.eos_id]).split("\n")
+    first, *others = decode_texts(tokenizer, ids, bos_ids).split("\n")
     # Skip the first line if possible: it may be incomplete.
     line = next((line for line in others if line.strip()), first)
     words = line.split()

@@ -13,7 +13,10 @@ A text without documents is trained on and evaluated in windows: each window beg
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from typing import Any
+
+import numpy as np
 
 from jaxgpt.data.tokenizer import SubwordTokenizer, Tokenizer, call_tokenizers
 from jaxgpt.errors import UserError
@@ -63,6 +66,34 @@ def text_bos(tokenizer: Tokenizer, rule: str) -> tuple[int, ...]:
 def document_bos(tokenizer: Tokenizer) -> tuple[int, ...]:
     """Return the ids between the end-of-text id and a document: `bos_ids`, unless they are this id, written anyway."""
     return () if tokenizer.bos_ids == (tokenizer.eos_id,) else tokenizer.bos_ids
+
+
+def decode_texts(tokenizer: Tokenizer, ids: np.ndarray, written: Collection[int] = ()) -> str:
+    """Decode ids `[n]` to the texts that were encoded: the ids that encoders add before and after a text have no text.
+
+    Each text is decoded separately, because tokenizers such as Llama 2's also prepend a space to each text.
+
+    Args:
+        tokenizer: the tokenizer of the model; its rule may differ from the rule of the data.
+        ids: ids of texts with their beginning-of-text and end-of-text ids.
+        written: beginning-of-text ids that the data record.
+    """
+    added = {*written, *tokenizer.bos_ids}
+    if tokenizer.eos_id is not None:
+        added.add(tokenizer.eos_id)
+    if isinstance(tokenizer, SubwordTokenizer):
+        # The files of a model may also name ordinary tokens, such as a line break that ends a text.
+        named = {tokenizer.special.bos_id, *tokenizer.end_ids}
+        named.add(tokenizer.library.token_to_id(tokenizer.special.names.get("bos_token", "")))
+        tokens = tokenizer.library.get_added_tokens_decoder()
+        added |= {i for i in named if i is not None and i in tokens and tokens[i].special}
+    is_added = np.isin(ids, [*added])
+    texts = []
+    for part in np.split(ids, np.flatnonzero(is_added)):
+        text_ids = part[1:] if len(part) and part[0] in added else part
+        if len(text_ids):
+            texts.append(tokenizer.decode(text_ids))
+    return tokenizer.separator.join(texts)
 
 
 def describe(tokenizer: Tokenizer, used: tuple[int, ...], where: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from jaxgpt.data.chat_records import EXAMPLE, FIELDS, ChatRecord, Pair, read_record
+from jaxgpt.data.chat_records import EXAMPLE, FIELDS, ChatRecord, Pair, RejectedAnswer, read_record
 from jaxgpt.data.records import read_records
 from jaxgpt.data.tokens import split_of
 from jaxgpt.directories import holds_records, list_files
@@ -109,6 +109,9 @@ def read_chats(
                 continue
             try:
                 chat = read_record(record.value)
+            except RejectedAnswer as e:
+                skipped.add("with a rejected answer", record.where, str(e))
+                continue
             except UserError as e:
                 skipped.add("of an unknown shape", record.where, str(e))
                 continue

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from jaxgpt.data.chat_template import for_templates
-from jaxgpt.data.records import DECODER, repeats_key
+from jaxgpt.data.records import DECODER, Twice, repeats_key
 from jaxgpt.errors import UserError, short_repr
 
 # Names of roles in data sets. Any other role, such as developer, is left to the chat template.
@@ -46,7 +46,8 @@ BESIDE = (*ADDED, "choices", "options", "passage", "document")  # fields without
 SYSTEM = ("system", "system_prompt")  # fields with the text of a system message
 TOOLS = ("tools", "functions")  # fields with the functions that the assistant can call
 HISTORY = "history"  # field with earlier pairs of a request and its answer
-FIELDS = frozenset({*LISTS, *sum(PAIRS, ()), *BESIDE, *SYSTEM, *TOOLS, HISTORY})  # all fields that are read
+LABEL = "label"  # field that marks an answer as accepted (true) or rejected (false): KTO
+FIELDS = frozenset({*LISTS, *sum(PAIRS, ()), *BESIDE, *SYSTEM, *TOOLS, HISTORY, LABEL})  # all fields that are read
 TURN = (
     "role",
     "from",
@@ -58,11 +59,17 @@ TURN = (
     "train",
 )  # fields that are converted
 
+MARKS = ("weight", "train")  # fields of a message that exclude it from the loss
+
 EXAMPLE = '{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}'
 SHAPES = (
     '"messages" (with role and content), "conversations" (with from and value), "prompt" and "completion", "instruction" '
     'and "output", or "question" and "answer"'
 )
+
+
+class RejectedAnswer(UserError):
+    """The error for a record of preference data with an answer to avoid."""
 
 
 class ChatRecord(NamedTuple):
@@ -115,11 +122,18 @@ def read_record(record: Any) -> ChatRecord | Pair:
     """Turn a record of any accepted shape into messages and tools, or into a prompt and its completion.
 
     Raises:
+        RejectedAnswer: if the record is labelled as rejected.
         UserError: if the record has an unknown or ambiguous shape, or a field that is read has a wrong type.
     """
     if not isinstance(record, dict):
         raise UserError(f"a conversation must be an object, not {short_repr(record)}: write {EXAMPLE}")
     fields = {name: value for name, value in record.items() if value is not None}
+    label = fields.get(LABEL)
+    if label is False or isinstance(label, Twice):
+        raise RejectedAnswer(
+            f"the label {short_repr(label)} marks a rejected answer, as in preference data: remove the record, or rename the "
+            f"field if it has a different meaning"
+        )
     tools = _tools(fields)
     system = _system(fields)
 
@@ -202,10 +216,10 @@ def _history(fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _system(fields: dict[str, Any]) -> str:
     """Return the text of the system message; "": the record has no field for it."""
-    for name in SYSTEM:
-        if fields.get(name):
-            return _text(fields[name], f"the field {name!r}")
-    return ""
+    texts = [_text(fields[name], f"the field {name!r}") for name in SYSTEM if fields.get(name)]
+    if len(set(texts)) > 1:
+        raise UserError(f"the fields {' and '.join(map(repr, SYSTEM))} differ: remove one")
+    return next(iter(texts), "")
 
 
 def _tools(fields: dict[str, Any]) -> list[dict[str, Any]] | None:
@@ -243,6 +257,7 @@ def _turn(number: int, turn: Any) -> dict[str, Any]:
     if not isinstance(role, str):
         raise UserError(f"{where} has no role: {short_repr(turn)}")
     role = ROLES.get(role, role)
+    _check_names(turn, role, where)
     content = turn.get("content")
     if content is None:
         content = turn.get("value")
@@ -263,16 +278,29 @@ def _turn(number: int, turn: Any) -> dict[str, Any]:
     return for_templates(message)
 
 
+def _check_names(turn: Mapping[str, Any], role: str, where: str) -> None:
+    """Check that a message with the names of two shapes has the same role and content in both."""
+    other = turn.get("from")
+    if (
+        other in ("system", *ROLES, *ROLES.values()) and ROLES.get(other, other) != role
+    ):  # otherwise, for example, a name
+        raise UserError(f"{where} has the role {short_repr(turn['role'])}, but is from {short_repr(other)}: remove one")
+    content = turn.get("content")
+    value = turn.get("value")
+    if content is not None and isinstance(value, str) and value != content:
+        raise UserError(f"{where} has both content and value, which differ: remove one")
+
+
 def _weight(turn: Mapping[str, Any], where: str) -> int:
     """Return 0 if the message is not a target, otherwise 1."""
-    for name in ("weight", "train"):
-        value = turn.get(name)
-        if value is None:
-            continue
+    marks = {name: turn[name] for name in MARKS if turn.get(name) is not None}
+    for name, value in marks.items():
         if value not in (0, 1):  # includes booleans
             raise UserError(f"{where} has the {name} {short_repr(value)}: use 1, or 0 for no loss on this message")
-        return int(value)
-    return 1
+    if len(set(marks.values())) > 1:
+        given = " and ".join(f"the {name} {short_repr(value)}" for name, value in marks.items())
+        raise UserError(f"{where} has {given}, which contradict each other: remove one")
+    return int(next(iter(marks.values()), 1))
 
 
 def _text(content: Any, where: str) -> str:

@@ -10,16 +10,28 @@ from __future__ import annotations
 import codecs
 import hashlib
 import io
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from jaxgpt.config import PrepareParams
 from jaxgpt.data.cuts import GPT2_CUTS, Cuts, cut
-from jaxgpt.data.formats import HEAD, LINES, MissingPackage, array_items, compression, inner_name, json_layout, unpacked
+from jaxgpt.data.formats import (
+    HEAD,
+    LINES,
+    SPREAD_ERROR,
+    MissingPackage,
+    array_items,
+    compression,
+    inner_name,
+    is_spread,
+    json_layout,
+    unpacked,
+)
+from jaxgpt.data.records import parse_record
 from jaxgpt.data.sources import Source
 from jaxgpt.errors import UserError, one_line, short_repr
-from jaxgpt.files import parse_json
 
 BLOCK = 1 << 20  # characters of a text file to read at a time; buffer size of a Parquet file in bytes
 ROWS = 64  # rows of a Parquet file to read at a time
@@ -28,6 +40,7 @@ BEGINNING = 200  # characters of the first document that identify a corpus
 TRAIN = b"\xff" * 32  # digest assigned to the first document; selects training for any `val_fraction`
 CONVERT = "convert it to UTF-8 text, JSON Lines (.jsonl) or Parquet (.parquet)"
 PARQUET = b"PAR1"  # first and last bytes of a Parquet file
+SURROGATE = re.compile("[\ud800-\udfff]")  # JSON can contain halves of characters, such as "\ud83d"
 SKIP = "to skip such documents, use --on-error skip"
 
 
@@ -51,7 +64,7 @@ class DocumentPiece(NamedTuple):
         if isinstance(value, UserError):
             raise value
         if self.field:
-            record = parse_json(value, self.where)
+            record = parse_record(value, self.where)
             if not isinstance(record, dict):
                 raise UserError(f"{self.where}: expected an object, found {type(record).__name__}")
             if self.field not in record:
@@ -65,9 +78,11 @@ class DocumentPiece(NamedTuple):
                 value = value.decode("utf-8")
             except UnicodeDecodeError as e:
                 raise _unreadable(self.where, e) from None
+        what = f"the field {self.field!r}" if self.field else "the text"
         if not isinstance(value, str):
-            what = f"the field {self.field!r}" if self.field else "the text"
             raise UserError(f"{self.where}: {what} must be a string, not {short_repr(value)}")
+        if self.field and not value.isascii() and SURROGATE.search(value):
+            raise UserError(f"{self.where}: {what} has an unpaired surrogate, which is no character: remove it")
         if "\0" in value:
             raise UserError(f"{self.where}: not text (it has a NUL): {CONVERT}")
         return value
@@ -75,8 +90,16 @@ class DocumentPiece(NamedTuple):
 
 def unreadable(piece: DocumentPiece, error: UserError) -> str:
     """Return the message for an unreadable piece, with the file and the line or row."""
-    text = str(error) if piece.where in str(error) else f"{piece.where}: {error}"
-    return f"{text}; the rest of this file is lost" if piece.lost == "rest" else text
+    if piece.lost != "rest":
+        return str(error) if piece.where in str(error) else f"{piece.where}: {error}"
+
+    # The piece is at the place of the last piece that was read: its document is complete, or has lost its end.
+    place = piece.where.removeprefix(piece.file).lstrip(", ")
+    if not place:
+        return f"{error}; the rest of this file is lost"
+    if piece.first:
+        return f"{error}; the rest of this file after {place} is lost"
+    return f"{error}; the rest of this file is lost, including the end of {place}"
 
 
 def read_pieces(sources: Sequence[Source], params: PrepareParams, cuts: Cuts) -> Iterator[DocumentPiece]:
@@ -299,11 +322,16 @@ def _numbered(items: Iterable[bytes], where: str, noun: str, field: str) -> Iter
 
 
 def _read_lines(file: BinaryIO, where: str, field: str) -> Iterator[DocumentPiece]:
+    is_first = True
     for number, line in enumerate(file, 1):
         if number == 1:
             line = line.removeprefix(codecs.BOM_UTF8)
-        if line.strip():
-            yield DocumentPiece(f"{where}, line {number}", line, field)
+        if not line.strip():
+            continue
+        if is_first and not line.rstrip().endswith(b"}") and is_spread(line, file):
+            raise UserError(f"{where}, line {number}: {SPREAD_ERROR}")
+        is_first = False
+        yield DocumentPiece(f"{where}, line {number}", line, field)
 
 
 def _read_parquet(file: BinaryIO, where: str, field: str) -> Iterator[DocumentPiece]:

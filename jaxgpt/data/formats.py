@@ -8,6 +8,7 @@ from __future__ import annotations
 import bz2
 import codecs
 import gzip
+import json
 import lzma
 import re
 from collections.abc import Iterator
@@ -20,6 +21,11 @@ PACKED = (".gz", ".xz", ".bz2", ".zst")
 LINES = (".jsonl", ".ndjson")
 HEAD = 16  # bytes that identify a format
 CHUNK = 1 << 16  # bytes of a JSON array to read at a time, at first
+SPREAD = 1 << 26  # maximum bytes to read to find the end of an object
+SPREAD_ERROR = (
+    "one JSON object is spread over several lines: write one object per line (json.dumps without indent), or an array of "
+    "objects in a .json file"
+)
 # A complete string, the quote of an incomplete string, or a bracket: the parts of JSON that decide where an object ends.
 TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"|["\[\]{},]', re.DOTALL)
 
@@ -82,6 +88,20 @@ def json_layout(file: BinaryIO) -> str:
     if line.startswith(b"["):
         return "array"
     return "lines" if line.endswith(b"}") else "object"
+
+
+def is_spread(line: bytes, file: BinaryIO) -> bool:
+    """Return whether a line begins a JSON object that ends in a later line; the position in the file stays the same."""
+    if not line.lstrip().startswith(b"{"):
+        return False
+    position = file.tell()
+    text = (line + file.read(SPREAD)).decode("utf-8", "replace").lstrip()
+    file.seek(position)
+    try:
+        _, end = json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError):
+        return False
+    return "\n" in text[:end]
 
 
 def array_items(file: BinaryIO, where: str) -> Iterator[bytes]:

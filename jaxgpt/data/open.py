@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
 from jaxgpt.config import Config, DataConfig, place_of
-from jaxgpt.data.bos import describe, text_bos, with_bos
+from jaxgpt.data.bos import decode_texts, describe, text_bos, with_bos
 from jaxgpt.data.chat_files import check_conversations, find_files
 from jaxgpt.data.conversations import load_conversations
 from jaxgpt.data.cuts import cut
 from jaxgpt.data.mixture import Mixture, Shares
 from jaxgpt.data.packing import Packed, pack_documents
 from jaxgpt.data.shards import prepared_bos, prepared_tokenizer
+from jaxgpt.data.sources import sampled_digest
 from jaxgpt.data.text import NO_TEXT, SHAKESPEARE_CHARACTERS, Text, read_text
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokenizer_files import FROM_TEXT, make_tokenizer
-from jaxgpt.data.tokens import Split, Tokens, has_validation_files, is_token_path, open_splits
+from jaxgpt.data.tokens import Split, Tokens, has_validation_files, is_token_path, open_splits, token_files
 from jaxgpt.errors import UserError
 from jaxgpt.files import check_kind, missing
 from jaxgpt.progress import NO_PROGRESS, Progress
 
+FILES = 1000  # maximum number of files whose digests a checkpoint records, to name changed files
 TOGETHER = 64  # number of pieces of a text to encode per call; `tokenizers` uses all cores
 
 
@@ -45,6 +48,10 @@ class Data:
     text: Text | None = None  # text before tokenization; None for token files, conversations and mixtures
     # If names of files determine the splits: number of training ids of token files, of training files of conversations.
     boundary: int | None = None
+    files: Mapping[str, str] = field(
+        default_factory=dict
+    )  # digest of each file of a directory with up to `FILES` files
+    bos_ids: tuple[int, ...] = ()  # recorded beginning-of-text ids of the documents of prepared data
 
     @property
     def is_conversations(self) -> bool:
@@ -69,9 +76,11 @@ class Data:
         return sizes | {"the fingerprint of the data": self.fingerprint, "the SHA-256 of the tokenizer": tokenizer}
 
     def decode(self, split: Split, start: int, n: int) -> str:
-        """Decode at most n ids of a split from index `start`, without the end-of-text id."""
+        """Decode at most n ids of a split from index `start`, without the ids that the encoder added (`bos.decode_texts`)."""
         ids = split.take(start, max(min(n, len(split) - start), 0))
-        return self.tokenizer.decode(ids[ids != self.tokenizer.eos_id])
+        if self.text is not None:  # its encoder adds no ids
+            return self.tokenizer.decode(ids)
+        return decode_texts(self.tokenizer, ids, self.bos_ids)
 
     def check(self, config: Config) -> None:
         """Check that a model can be trained on this data.
@@ -130,12 +139,15 @@ def open_data(
     fraction = data.train_fraction
     text = None
     boundary = None
+    written: tuple[int, ...] = ()
+    names: list[Path]
     train: Split
     val: Split
     match _kind(data):
         case "conversations":
             train, val, source, fingerprint = load_conversations(replace(config, data=data), tokenizer, progress)
             files = find_files(path)
+            names = [*files.train, *files.val]
             boundary = len(files.train) if files.val else None
             if tokenizer.special.chat_template is None:
                 source += describe(tokenizer, tokenizer.bos_ids, "before each prompt")
@@ -143,12 +155,15 @@ def open_data(
             size = tokenizer.vocab_size
             train, val, source = open_splits(path, fraction, size)
             fingerprint = Tokens([*train.parts, *val.parts], size).fingerprint()
+            names = [*chain(*token_files(path).values())]
             boundary = len(train) if has_validation_files(path) else None
-            written = prepared_bos(path)
-            if written is not None:
-                source += describe(tokenizer, written, "before each document")
+            recorded_bos = prepared_bos(path)
+            if recorded_bos is not None:
+                source += describe(tokenizer, recorded_bos, "before each document")
+                written = recorded_bos
         case _:
             text = read_text(data)
+            names = [path / name for name, _ in text.files]
             bos = text_bos(tokenizer, data.bos)
             first_id = bos[-1] if bos else None
             try:
@@ -172,7 +187,19 @@ def open_data(
             fix = "use longer documents, or change --data.train-fraction"
             raise UserError(f"no evaluation window: the evaluated documents of {source} have a single id each; {fix}")
         raise UserError(f"too few tokens for evaluation: {len(val)} in {source}; use a longer text")
-    return Data(train, val, held_out, tokenizer, source, fingerprint, recorded, text=text, boundary=boundary)
+    return Data(
+        train=train,
+        val=val,
+        held_out=held_out,
+        tokenizer=tokenizer,
+        source=source,
+        fingerprint=fingerprint,
+        name=recorded,
+        text=text,
+        boundary=boundary,
+        files=_digests(path, names) if data.path else {},
+        bos_ids=written,
+    )
 
 
 def check_sources(config: Config, tokens: int = 0) -> None:
@@ -189,6 +216,22 @@ def check_sources(config: Config, tokens: int = 0) -> None:
         found = located(each, config.directory)
         if _kind(found) == "conversations":
             check_conversations(Path(found.path), found.on_error)
+
+
+def check_windows_begin(config: Config, setting: str) -> None:
+    """Check that a source of the data has windows with a beginning-of-text token that a setting can change.
+
+    Raises:
+        UserError: if a path is missing, or no source is a text.
+    """
+    found = [located(each, config.directory) for each in config.data.sources]
+    kinds = {_kind(each): each.path for each in found}
+    if "text" not in kinds:
+        kind, path = next(iter(kinds.items()))
+        raise UserError(
+            f"{setting} applies only to windows of a text, but {path} holds {kind}: omit it; the tokenizer of the run, the "
+            f"chat template or the token files determine their beginning-of-text tokens"
+        )
 
 
 def remaining_sources(data: DataConfig, tokens: int) -> list[DataConfig]:
@@ -305,6 +348,7 @@ def mixed(data: DataConfig, parts: Mapping[str, Data]) -> Data:
         parts=tuple(ordered.values()),
         val_parts=val_parts,
         fingerprints=tuple(part.fingerprint for part in ordered.values()),
+        bos_ids=tuple(i for part in val_parts for i in part.bos_ids),
     )
 
 
@@ -361,6 +405,13 @@ def _tokenizer(config: Config, given: Tokenizer | None = None) -> Tokenizer:
     return with_bos(made, data.bos)
 
 
+def _digests(directory: Path, files: Sequence[Path]) -> dict[str, str]:
+    """Return a digest of each file of a directory, keyed by its relative path; {} for a file, or too many files."""
+    if not directory.is_dir() or len(files) > FILES:
+        return {}
+    return {str(file.relative_to(directory)): sampled_digest(file)[:16] for file in files}
+
+
 def _kind(data: DataConfig) -> str:
     if data.path and Path(data.path).exists():
         check_kind(Path(data.path))
@@ -378,8 +429,8 @@ def _as_documents(config: Config, train: Tokens, val: Tokens, ends: tuple[int, .
             f"data.documents {setting} needs an end-of-text id after each document, but the tokenizer lacks it: choose a "
             f"different tokenizer, or --data.documents flow"
         )
-    train = Tokens(train.parts, train.vocab_size, ends)
-    val = Tokens(val.parts, val.vocab_size, ends)
+    train = Tokens(train.parts, train.vocab_size, ends, train.first_id)
+    val = Tokens(val.parts, val.vocab_size, ends, val.first_id)
     if setting == "mask":
         return train, val, ""
     packed = pack_documents(train, T)

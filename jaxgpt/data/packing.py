@@ -86,6 +86,8 @@ class Packed:
                 n = int(self.lengths[piece])
                 ids = self.tokens.take(first, n + 1)
                 row[end : end + n, 0] = ids[:-1]
+                if self.tokens.first_id is not None:  # a text, each of its pieces is a window
+                    row[end, 0] = self.tokens.first_id
                 row[end : end + n, 1] = ids[1:]
                 row[end : end + n, 2] = number
                 if self.is_target is not None:

@@ -13,7 +13,16 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from jaxgpt.data.formats import HEAD, MissingPackage, array_items, compression, inner_name, unpacked
+from jaxgpt.data.formats import (
+    HEAD,
+    SPREAD_ERROR,
+    MissingPackage,
+    array_items,
+    compression,
+    inner_name,
+    is_spread,
+    unpacked,
+)
 from jaxgpt.errors import UserError, one_line
 
 BLOCK = 1 << 20  # buffer size of a Parquet file in bytes
@@ -86,15 +95,27 @@ def _read_json(file: BinaryIO, where: str) -> Iterator[Record]:
         if is_first and text == b"{":
             yield from _read_objects(line + file.read(), where)
             return
+        record = _parsed(f"{where}, line {number}", text)
+        if is_first and record.error and is_spread(line, file):
+            yield Record(f"{where}, line {number}", error=SPREAD_ERROR, lost=True)
+            return
         is_first = False
-        yield _parsed(f"{where}, line {number}", text)
+        yield record
 
 
 def _parsed(where: str, text: bytes) -> Record:
     try:
-        return Record(where, DECODER.decode(text.decode("utf-8")))
+        return Record(where, parse_record(text, where))
+    except UserError as e:
+        return Record(where, error=str(e).removeprefix(f"{where}: "))
+
+
+def parse_record(text: bytes | str, where: str) -> Any:
+    """Parse JSON leniently; raise a `UserError` that begins with `where` for invalid JSON or UTF-8."""
+    try:
+        return DECODER.decode(text.decode("utf-8") if isinstance(text, bytes) else text)
     except (ValueError, RecursionError) as e:
-        return Record(where, error=_not_json(e))
+        raise UserError(f"{where}: {_not_json(e)}") from None
 
 
 def _read_objects(data: bytes, where: str) -> Iterator[Record]:

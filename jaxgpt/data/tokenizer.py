@@ -66,7 +66,11 @@ class Tokenizer(Protocol):
         return self.encode(text)
 
     def decode(self, ids: Ids) -> str:
-        """Decode ids to text."""
+        """Decode ids to text.
+
+        Raises:
+            UserError: if an id is negative or, for words and characters, outside the vocabulary.
+        """
         ...
 
     def settled(self, ids: list[int]) -> list[int]:
@@ -79,7 +83,7 @@ class Tokenizer(Protocol):
         return np.arange(vocab_size) < self.vocab_size
 
     def name(self, i: int) -> str:
-        """Return a name for a token with incomplete characters: its bytes, such as `<0xC3>`."""
+        """Return the text of a token, with the names of bytes of incomplete characters, such as `<0xC3>`."""
         return self.decode([i])
 
     def to_json(self) -> str:
@@ -97,10 +101,11 @@ class ByteTokenizer(Tokenizer):
 
     def decode(self, ids: Ids) -> str:
         values = np.asarray(ids, np.int64)
-        return bytes(values[(values >= 0) & (values < 256)].astype(np.uint8)).decode("utf-8", "replace")
+        _check_negative(values)
+        return bytes(values[values < 256].astype(np.uint8)).decode("utf-8", "replace")
 
     def name(self, i: int) -> str:
-        return f"<0x{i:02X}>"
+        return byte_names(bytes([i])) if i < 256 else ""
 
     def to_json(self) -> str:
         return byte_level(byte_vocab(), []).to_str(pretty=True)
@@ -132,7 +137,12 @@ class WordTokenizer(Tokenizer):
             ) from None
 
     def decode(self, ids: Ids) -> str:
-        return self.separator.join(self.words[i] for i in np.asarray(ids, np.int64))
+        values = np.asarray(ids, np.int64)
+        is_outside = (values < 0) | (values >= self.vocab_size)
+        if is_outside.any():
+            wrong = int(values[is_outside][0])
+            raise UserError(f"id {wrong} is outside the vocabulary of {self.vocab_size}: use ids of this tokenizer")
+        return self.separator.join(self.words[i] for i in values)
 
     def to_json(self) -> str:
         from tokenizers import Regex, decoders, models, pre_tokenizers
@@ -228,16 +238,18 @@ class SubwordTokenizer(Tokenizer):
         return call_tokenizers(lambda: self.special_library.encode(text, add_special_tokens=False), "this text")
 
     def decode(self, ids: Ids) -> str:
-        return call_tokenizers(
-            lambda: self.library.decode([int(i) for i in ids], skip_special_tokens=False), "these ids"
-        )
+        values = np.asarray(ids, np.int64)
+        _check_negative(values)
+        return call_tokenizers(lambda: self.library.decode(values.tolist(), skip_special_tokens=False), "these ids")
 
     def name(self, i: int) -> str:
         token = self.library.id_to_token(i) or ""
+        if i in self.byte_ids:
+            return byte_names(bytes([int(token[1:-1], 16)]))
         byte_of = byte_vocab()
-        if i in self.byte_ids or not byte_of.keys() >= set(token):
+        if not byte_of.keys() >= set(token):
             return token
-        return "".join(f"<0x{byte_of[c]:02X}>" for c in token)  # byte-level BPE
+        return byte_names(bytes(byte_of[c] for c in token))  # byte-level BPE
 
     def to_json(self) -> str:
         return self.library.to_str(pretty=True)
@@ -316,6 +328,18 @@ def byte_vocab() -> dict[str, int]:
     visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [b for b in range(256) if b not in visible]
     return {chr(b) if b in visible else chr(256 + hidden.index(b)): b for b in range(256)}
+
+
+def _check_negative(ids: np.ndarray) -> None:
+    if ids.min(initial=0) < 0:
+        raise UserError(f"id {ids.min()} is negative: ids are at least 0")
+
+
+def byte_names(data: bytes) -> str:
+    """Return the text of UTF-8 bytes, with a name such as `<0xC3>` for each byte of an incomplete character."""
+    text = data.decode("utf-8", "surrogateescape")
+    # An incomplete byte is a surrogate from U+DC80 to U+DCFF, which no UTF-8 contains.
+    return "".join(f"<0x{ord(c) - 0xDC00:02X}>" if 0xDC80 <= ord(c) <= 0xDCFF else c for c in text)
 
 
 def _utf8(text: str) -> bytes:

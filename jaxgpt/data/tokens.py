@@ -22,8 +22,7 @@ HASHED_IDS = 1 << 14  # ids per block of a fingerprint
 HASHED_BLOCKS = 256  # maximum number of blocks
 CHECKED = 1 << 12  # 16-bit values per block of the check for wider types
 CHECKED_BLOCKS = 64  # number of blocks
-FEWEST = 512  # 16-bit values below which a file is not checked
-DISTINCT = 8  # minimum number of distinct ids for wider types
+NONZERO = 32  # minimum number of ids other than 0 for wider types: 16-bit ids have their pattern by chance once in 2**32 files
 NUMPY = b"\x93NUMPY"  # first bytes of a .npy file
 SPLIT_WORDS = {"val": {"val", "valid", "validation"}, "train": {"train", "training"}}
 LLMC: dict[int, tuple[int, np.dtype[Any]]] = {
@@ -174,16 +173,21 @@ class Tokens:
         for row, start in zip(rows, starts.tolist(), strict=True):
             n = min(block_size + 1, len(self) - start)
             row[:n] = self.take(start, n)
-        if self.first_id is not None:
-            rows[:, 0] = self.first_id
         if not self.end_ids:
-            return rows
+            return self._begun(rows)
 
+        ends = np.isin(rows[:, :-1], self.end_ids)
+        rows = self._begun(rows)  # not before `ends`: the beginning-of-text id may also end documents
         inputs = rows[:, :-1]
-        ends = np.isin(inputs, self.end_ids)
         targets = np.where(ends, -1, rows[:, 1:])
         documents = np.cumsum(ends, axis=1, dtype=np.int32) - ends
         return np.stack([inputs, targets, documents], axis=-1)
+
+    def _begun(self, rows: np.ndarray) -> np.ndarray:
+        """Replace the first id of each row with `first_id`, if any, in place."""
+        if self.first_id is not None:
+            rows[:, 0] = self.first_id
+        return rows
 
 
 def split_of(path: Path) -> str:
@@ -197,12 +201,12 @@ def split_of(path: Path) -> str:
 
 def is_token_path(path: Path) -> bool:
     """Return whether a path is a `.bin` file, or a directory with a `.bin` file named after a split."""
-    return any(_token_files(path).values()) if path.is_dir() else path.suffix == ".bin"
+    return any(token_files(path).values()) if path.is_dir() else path.suffix == ".bin"
 
 
 def has_validation_files(path: Path) -> bool:
     """Return whether a path is a directory with a `.bin` file for validation."""
-    return path.is_dir() and bool(_token_files(path)["val"])
+    return path.is_dir() and bool(token_files(path)["val"])
 
 
 def open_splits(path: Path, train_fraction: float, vocab_size: int) -> tuple[Tokens, Tokens, str]:
@@ -217,7 +221,7 @@ def open_splits(path: Path, train_fraction: float, vocab_size: int) -> tuple[Tok
     """
     files = {"train": [path], "val": list[Path]()}
     if path.is_dir():
-        files = _token_files(path)
+        files = token_files(path)
         if not files["train"]:
             raise UserError(
                 f"no token file in {path} has the word 'train' in its name: rename the files to train.bin and val.bin"
@@ -278,8 +282,8 @@ def open_tokens(path: Path) -> np.ndarray:
 def _check_raw(ids: np.memmap) -> None:
     """Raise `UserError` if a file without a header, read as uint16, holds ids of a wider type.
 
-    Small ids of a wider type have a zero in all but one of their 16-bit parts. Real 16-bit ids have no such pattern. Short
-    files, and files with few distinct ids, are not checked.
+    Small ids of a wider type have a zero in all but one of their 16-bit parts. Real 16-bit ids have no such pattern. Files with
+    fewer than `NONZERO` ids other than 0, or with one such id at equal distances, are not rejected.
     """
     kind = _wider_type(_checked_values(ids))
     if not kind:
@@ -292,46 +296,53 @@ def _check_raw(ids: np.memmap) -> None:
 
 
 def _checked_values(ids: np.memmap) -> np.ndarray:
-    """Return evenly spaced blocks of 16-bit values, each at a multiple of 8 bytes, uint16 `[n]` with n a multiple of 4."""
+    """Return evenly spaced blocks of 16-bit values, each at a multiple of 8 bytes, uint16 `[blocks, n]`, n a multiple of 4."""
     if len(ids) <= CHECKED * CHECKED_BLOCKS:
-        blocks = [ids[: len(ids) // 4 * 4]]
-    else:
-        starts = np.linspace(0, len(ids) - CHECKED, CHECKED_BLOCKS, dtype=np.int64) // 4 * 4
-        blocks = [ids[start : start + CHECKED] for start in starts.tolist()]
-    return np.concatenate(blocks)
+        return np.array(ids[: len(ids) // 4 * 4])[None]
+    starts = np.linspace(0, len(ids) - CHECKED, CHECKED_BLOCKS, dtype=np.int64) // 4 * 4
+    return np.stack([ids[start : start + CHECKED] for start in starts.tolist()])
 
 
 def _wider_type(values: np.ndarray) -> str:
     """Return the type of ids that 16-bit values were probably written as, such as `int64`, or "" for uint16."""
-    if len(values) < FEWEST:
-        return ""
     # Positive ids below 2^16: their high parts are 0. Padding by -1 or -100: its high parts are 0xFFFF.
     for size, kind in ((4, "int64 (the default of numpy.array)"), (2, "int32 or uint32")):
-        parts = values.reshape(-1, size)
-        high = parts[:, 1:]
-        is_padding = (high == 0xFFFF).all(axis=1) & (parts[:, 0] >= 0x8000)
-        low = parts[~is_padding, 0]
-        if not high[~is_padding].any() and _is_spread(low):
+        parts = values.reshape(len(values), -1, size)
+        low = parts[..., 0]
+        high = parts[..., 1:]
+        is_padding = (high == 0xFFFF).all(axis=-1) & (low >= 0x8000)
+        is_small = (high == 0).all(axis=-1)
+        if (is_small | is_padding).all() and _has_ids(np.where(is_padding, 0, low)):
             return f"ids of {kind}"
 
     # Floating-point numbers that are integers below 2^24.
     for dtype, kind in (("<f4", "float32"), ("<f8", "float64")):
         numbers = values.view(dtype)
-        is_id = np.zeros(len(numbers), bool)
+        is_id = np.zeros(numbers.shape, bool)
         is_finite = np.isfinite(numbers)
         is_id[is_finite] = numbers[is_finite] == np.floor(numbers[is_finite])
         is_id &= (numbers >= 0) & (numbers < 2.0**24)
-        if is_id.all() and _is_spread(numbers):
+        if is_id.all() and _has_ids(numbers):
             return f"numbers of {kind}"
     return ""
 
 
-def _is_spread(low: np.ndarray) -> bool:
-    """Return whether at least half of the values are not 0, and `DISTINCT` values differ."""
-    nonzero = int(np.count_nonzero(low))
-    return 2 * nonzero >= len(low) and len(np.unique(low)) >= DISTINCT
+def _has_ids(numbers: np.ndarray) -> bool:
+    """Return whether numbers `[blocks, n]` are ids of a wider type, not 16-bit ids with zeros at regular places.
+
+    A single id between zeros, such as 5, 0, 5, 0 or 5, 0, 0, 0, may also be 16-bit ids.
+    """
+    row, column = np.nonzero(numbers)
+    if len(row) < NONZERO:
+        return False
+    is_same_row = row[1:] == row[:-1]
+    distances = np.unique(np.diff(column)[is_same_row])
+    if len(distances) != 1:
+        return len(distances) > 1
+    return bool(distances[0] == 1 and len(np.unique(numbers[row, column])) > 1)
 
 
-def _token_files(directory: Path) -> dict[str, list[Path]]:
+def token_files(directory: Path) -> dict[str, list[Path]]:
+    """List the token files of a directory by split, `train` and `val`."""
     bins = sorted(p for p in directory.glob("[!.]*.bin") if p.is_file())
     return {split: [p for p in bins if split_of(p) == split] for split in SPLIT_WORDS}

@@ -101,13 +101,62 @@ def test_a_checkpoint_without_recorded_sizes_is_compared() -> None:
     """Checkpoints of 0.1.0 record the fingerprint only."""
     path = Path("runs/x/checkpoints/1")
     info = read_info(path)
-    about = {name: value for name, value in info.about.items() if name not in ("data_tokens", "sources", "boundaries")}
+    about = {
+        name: value
+        for name, value in info.about.items()
+        if name not in ("data_tokens", "sources", "boundaries", "files")
+    }
     seal(path, replace(info, about=about))
     assert jaxgpt("eval", "runs/x").code == 0
     Path("a.txt").write_text(TEXT + "more")
     result = jaxgpt("eval", "runs/x")
     assert result.code == 2
     assert "has changed since step 1: 1 text file in .; skipped 1 run, so a loss" in result.err
+
+
+@pytest.mark.usefixtures("place")
+def test_the_files_that_have_changed_are_named() -> None:
+    Path("a.txt").write_text(TEXT.replace("times", "TIMES"))
+    Path("b.txt").write_text("new\n")
+    Path("c.txt").write_text("new\n")
+    result = jaxgpt("eval", "runs/x")
+    assert result.code == 2
+    assert "; added: b.txt and 1 more; changed: a.txt, so a loss on it" in result.err
+
+
+@pytest.mark.usefixtures("place")
+def test_a_file_that_is_gone_is_named() -> None:
+    Path("a.txt").rename("b.txt")
+    with Path("b.txt").open("a") as file:
+        file.write("more\n")
+    result = jaxgpt(*COMMANDS["resume"])
+    assert result.code == 2
+    assert "; added: b.txt; removed: a.txt" in result.err
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_log_in_the_directory_of_the_text_is_no_change(name: str) -> None:
+    Path("train.log").write_text("step 1\n")
+    result = jaxgpt(*COMMANDS[name])
+    assert result.code == 0, result.err
+    assert "has changed" not in result.err
+
+
+@pytest.mark.parametrize(
+    ("suffix", "source"),
+    [("jsonl", ["--data.path", "data"]), ("bin", ["--data.path", "data"]), ("bin", ["--data.mix", "data=1"])],
+)
+def test_changed_files_of_conversations_and_ids_are_named(suffix: str, source: list[str]) -> None:
+    Path("data").mkdir()
+    token_files() if suffix == "bin" else conversations()
+    result = jaxgpt("train", "python-char", *TINY, *source, "--data.train-fraction", "0.5", "--out", "r")
+    assert result.code == 0, result.err
+    copied = Path(f"data/a_train.{suffix}").read_bytes()
+    Path(f"data/c_train.{suffix}").write_bytes(copied)
+    result = jaxgpt("eval", "r")
+    assert result.code == 2
+    assert f"; added: c_train.{suffix}" in result.err
 
 
 def token_files() -> None:

@@ -95,6 +95,32 @@ def test_bits_per_byte_count_the_bytes_of_the_text(run: Path) -> None:
         assert found["bits_per_byte"] == pytest.approx(bits * len(text) / len(text.encode()), rel=1e-6)
 
 
+PAIRS = "".join(json.dumps({"prompt": "To be", "completion": " or not"}) + "\n" for _ in range(3))
+
+
+@pytest.mark.parametrize(("name", "kind"), [("pairs.jsonl", "conversations"), ("ids.bin", "token ids")])
+@pytest.mark.parametrize("rule", ["yes", "no"])
+@pytest.mark.parametrize("is_given", [True, False])
+def test_the_rule_of_windows_is_rejected_where_it_has_no_effect(
+    run: Path, name: str, kind: str, rule: str, is_given: bool
+) -> None:
+    Path("pairs.jsonl").write_text(PAIRS)
+    (np.arange(400) % 15).astype("<u2").tofile("ids.bin")
+    if not is_given:
+        change(run, "data", path=name)
+    path = ["--data.path", name] if is_given else []
+    result = jaxgpt("eval", str(run), *path, "--data.bos", rule)
+    assert result.code == 2
+    assert f"--data.bos {rule} applies only to windows of a text, but {name} holds {kind}: omit it" in result.err
+
+
+def test_the_rule_of_the_tokenizer_may_be_given_for_pairs(run: Path) -> None:
+    Path("pairs.jsonl").write_text(PAIRS)
+    assert evaluate(run, "--data.path", "pairs.jsonl", "--data.bos", "auto") == evaluate(
+        run, "--data.path", "pairs.jsonl"
+    )
+
+
 def test_token_files(run: Path, tmp_path: Path) -> None:
     """A directory's validation files are used and reported; word ids have no bytes."""
     ids = np.arange(400) % 15

@@ -15,7 +15,7 @@ from jaxgpt.cli.run_printer import first_prompt, without_bos
 from jaxgpt.config import Config, DataConfig, ModelConfig, PrepareParams, from_json, to_json
 from jaxgpt.data import cuts, open_data
 from jaxgpt.data import documents as documents_module
-from jaxgpt.data.bos import text_bos, with_bos
+from jaxgpt.data.bos import decode_texts, text_bos, with_bos
 from jaxgpt.data.chat_records import Pair
 from jaxgpt.data.conversations import encode_conversation
 from jaxgpt.data.prepare import prepare
@@ -23,9 +23,11 @@ from jaxgpt.data.shards import read_index, write_index
 from jaxgpt.data.special import SpecialTokens
 from jaxgpt.data.tokenizer import SubwordTokenizer
 from jaxgpt.data.tokenizer_files import load_tokenizer, make_tokenizer, save_tokenizer
+from jaxgpt.data.tokens import Tokens
 from jaxgpt.errors import UserError
 from jaxgpt.files import sha256_file
 from jaxgpt.lm.arguments import encode_prompt
+from jaxgpt.report.baselines import bytes_per_token
 
 BOS, END = 257, 258
 START = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", BOS)])
@@ -152,6 +154,23 @@ def test_each_window_of_a_text_begins_with_the_token_and_has_the_same_targets(tm
     assert (data.tokenizer.bos_ids, plain.tokenizer.bos_ids) == ((BOS,), ())
 
 
+@pytest.mark.parametrize("documents", ["mask", "pack"])
+@pytest.mark.parametrize("end", ["</s>", "<s>"])
+def test_windows_of_a_text_have_the_token_for_each_rule_of_documents(documents: Any, end: str, tmp_path: Path) -> None:
+    """A run on documents may be evaluated on a text, a single document; the token may also be the end-of-text token."""
+    (tmp_path / "a.txt").write_text(TEXT)
+    tokenizer = byte_tokenizer(START, end)
+    config = text_config(tmp_path / "a.txt", tmp_path, train_fraction=1.0)
+    flow = open_data(config, tokenizer).val
+    split = open_data(replace(config, data=replace(config.data, documents=documents)), tokenizer).val
+    starts = np.asarray(flow.eval_starts(16, 16))
+    of_documents = split.windows(np.asarray(split.eval_starts(16, 16))[: len(starts)], 16)
+    rows = flow.windows(starts, 16)
+    expected = np.stack([rows[:, :-1], rows[:, 1:], np.zeros_like(rows[:, 1:])], axis=-1)
+    assert (rows[:, 0] == BOS).all()
+    assert (of_documents == expected).all()
+
+
 def test_text_of_a_given_tokenizer_follows_the_setting_and_the_difference_is_printed(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(TEXT)
     tokenizer = byte_tokenizer(START)
@@ -259,3 +278,69 @@ def test_the_sample_at_the_end_of_training_begins_as_the_command_that_is_printed
     ids = first_prompt(config, tokenizer, open_data(config, tokenizer).val)
     assert ids == encode_prompt(tokenizer, tokenizer.vocab_size, "the") == [BOS, *tokenizer.encode("the")]
     assert tokenizer.decode(without_bos(tokenizer, ids)) == "the"
+
+
+def prepared(tmp_path: Path, bos: Any = "auto") -> tuple[Path, Path, list[str]]:
+    """Documents with `<s>` before and `</s>` after each, the directory of their tokenizer, and their texts."""
+    texts = [f"document {n} has a line\nand the end of it" for n in range(40)]
+    source = tmp_path / "a.jsonl"
+    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    folder = saved(byte_tokenizer(START), tmp_path / "tokenizer")
+    prepare([str(source)], tmp_path / "out", PrepareParams(str(folder), bos=bos, val_fraction=0.0, workers=1))
+    return tmp_path / "out", folder, texts
+
+
+def test_the_added_tokens_of_prepared_documents_have_no_bytes(tmp_path: Path) -> None:
+    out, folder, texts = prepared(tmp_path)
+    data = open_data(text_config(out, folder, train_fraction=1.0))
+    size = len("".join(texts))
+    assert data.decode(data.val, 0, len(data.val)) == "".join(texts)
+    assert bytes_per_token(data) == pytest.approx(size / (size + 2 * len(texts)))
+
+
+def test_the_recorded_token_has_no_bytes_for_a_tokenizer_that_does_not_know_it(tmp_path: Path) -> None:
+    out, folder, texts = prepared(tmp_path)
+    tokenizer = with_bos(byte_tokenizer(START), "no")
+    tokenizer.special = SpecialTokens({"eos_token_id": END})
+    data = open_data(text_config(out, folder, train_fraction=1.0), tokenizer)
+    assert data.decode(data.val, 0, len(data.val)) == "".join(texts)
+
+
+def test_an_end_that_is_ordinary_text_counts_its_bytes(tmp_path: Path) -> None:
+    """Some models also end a text at a line break, which is a character of documents."""
+    out, folder, texts = prepared(tmp_path)
+    tokenizer = byte_tokenizer(START)
+    [newline] = tokenizer.encode("\n").tolist()
+    tokenizer.special = SpecialTokens({"bos_token_id": BOS, "eos_token_id": [END, newline]})
+    data = open_data(text_config(out, folder, train_fraction=1.0), tokenizer)
+    assert data.decode(data.val, 0, len(data.val)) == "".join(texts)
+
+
+def test_the_bytes_of_a_text_include_an_end_that_is_written_in_it(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a line\n" * 40)
+    tokenizer = byte_tokenizer(START)
+    [newline] = tokenizer.encode("\n").tolist()
+    tokenizer.special = SpecialTokens({"eos_token_id": newline})
+    data = open_data(text_config(tmp_path / "a.txt", tmp_path, train_fraction=1.0), tokenizer)
+    assert bytes_per_token(data) == 1.0
+
+
+def test_the_space_before_each_document_has_no_bytes() -> None:
+    """Llama 2's tokenizer prepends a space to every text, which decoding removes."""
+    words = ["<s>", "</s>", "\u2581a", "\u2581b"]
+    library = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, []))
+    library.decoder = decoders.Metaspace()
+    library.add_special_tokens([AddedToken(name, normalized=False) for name in words[:2]])
+    tokenizer = SubwordTokenizer(library)
+    tokenizer.special = SpecialTokens({"bos_token_id": 0, "eos_token_id": 1})
+    ids = np.array([1, 0, 2, 3, 1, 0, 3, 2])
+    assert decode_texts(tokenizer, ids) == "a bb a"
+
+
+def test_the_default_prompt_has_the_beginning_of_text_token_once(tmp_path: Path) -> None:
+    out, folder, _ = prepared(tmp_path)
+    config = text_config(out, folder)
+    data = open_data(config)
+    data_of_one_line = Tokens([np.array([END, BOS, *data.tokenizer.encode("one line only")])])
+    ids = first_prompt(config, data.tokenizer, data_of_one_line, data.bos_ids)
+    assert ids == [BOS, *data.tokenizer.encode("one line only")]

@@ -74,6 +74,15 @@ SHAPES: dict[str, tuple[Any, list[Message]]] = {
     "a weight of 1": ({"messages": [USER, ANSWER | {"weight": 1}]}, TALK),
     "a weight of 0": ({"messages": [USER, ANSWER | {"weight": 0}]}, [USER, ANSWER | {"weight": 0}]),
     "train": ({"messages": [USER, ANSWER | {"train": False}]}, [USER, ANSWER | {"weight": 0}]),
+    "two equal marks": ({"messages": [USER, ANSWER | {"weight": 1, "train": True}]}, TALK),
+    "two equal marks of 0": (
+        {"messages": [USER, ANSWER | {"weight": 0, "train": False}]},
+        [USER, ANSWER | {"weight": 0}],
+    ),
+    "names of two shapes": ({"messages": [USER | {"from": "human", "value": "Hi"}, ANSWER | {"value": "Hello"}]}, TALK),
+    "a sender and a number": ({"messages": [USER | {"from": "Ann", "value": 0.5}, ANSWER]}, TALK),
+    "an accepted answer": ({"messages": TALK, "label": True}, TALK),
+    "the label of a class": ({"messages": TALK, "label": 0}, TALK),
     "a weight of a message that is never a target": ({"messages": [USER | {"weight": 0}, ANSWER]}, TALK),
     "roles of templates": (
         {"messages": [{"role": "developer", "content": "x"}, USER, ANSWER, {"role": "ipython", "content": "1"}]},
@@ -191,6 +200,39 @@ ERRORS: dict[str, tuple[Any, str]] = {
         "message 1 has a part of the type 'image_url': only text is supported",
     ),
     "a part": ({"messages": [USER | {"content": [1]}]}, "message 1 has a part that is not a text: 1"),
+    "contradicting marks": (
+        {"messages": [USER, ANSWER | {"weight": 1, "train": False}]},
+        "message 2 has the weight 1 and the train False, which contradict each other: remove one",
+    ),
+    "contradicting marks, the other way round": (
+        {"messages": [USER, ANSWER | {"weight": 0, "train": True}]},
+        "message 2 has the weight 0 and the train True, which contradict",
+    ),
+    "a wrong mark beside a right one": (
+        {"messages": [USER, ANSWER | {"weight": 1, "train": "no"}]},
+        "message 2 has the train 'no': use 1, or 0",
+    ),
+    "contradicting roles": (
+        {"messages": [USER, {"role": "user", "from": "gpt", "content": "Hello"}]},
+        "message 2 has the role 'user', but is from 'gpt': remove one",
+    ),
+    "contradicting contents": (
+        {"messages": [USER, ANSWER | {"value": "Bye"}]},
+        "message 2 has both content and value, which differ: remove one",
+    ),
+    "two system messages": (
+        {"system": "a", "system_prompt": "b", "messages": TALK},
+        "the fields 'system' and 'system_prompt' differ: remove one",
+    ),
+    "a rejected answer": (
+        {"prompt": "Hi", "completion": "Go away", "label": False},
+        "the label False marks a rejected answer, as in preference data: remove the record",
+    ),
+    "rejected messages": ({"messages": TALK, "label": False}, "the label False marks a rejected answer"),
+    "a label that is given twice": (
+        {"messages": TALK, "label": Twice()},
+        "the label .*twice.* marks a rejected answer",
+    ),
     "a weight": ({"messages": [USER, ANSWER | {"weight": 0.5}]}, "message 2 has the weight 0.5: use 1, or 0"),
     "tools": ({"messages": TALK, "tools": "add"}, "the field 'tools' is a string, but not valid JSON"),
     "tools as strings": ({"messages": TALK, "tools": ["add"]}, "the field 'tools' must be a list of objects"),

@@ -362,6 +362,25 @@ def test_unusable_records_are_skipped_and_counted(tmp_path: Path) -> None:
         load(path, tokenizer(None))
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
+def test_rejected_answers_of_preference_data_are_not_trained_on(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    rows = [json.loads(pair(n)) | {"label": n != 1} for n in range(3)]
+    place = "line 2"
+    if name == "a.jsonl":
+        path.write_text("\n".join(map(json.dumps, rows)))
+    else:
+        pyarrow = pytest.importorskip("pyarrow")
+        parquet = pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+        place = "row 1"
+    with pytest.raises(UserError, match=f"{place}: the label False marks a rejected answer"):
+        load(path, tokenizer(None))
+    train, _, source, _ = load(path, tokenizer(None), on_error="skip")
+    assert shown(train) == [0, 2]
+    assert "skipped 1 record: 1 with a rejected answer" in source
+
+
 def test_a_file_without_any_usable_record(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("<html>\n</html>")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -157,3 +159,42 @@ def test_a_loop_outside_the_tree_ends() -> None:
     for name in ("one", "two"):
         Path("texts", name).symlink_to(Path("elsewhere").absolute())
     assert listed() == ["a.txt", "one/c.txt", "sub/b.txt"]
+
+
+@pytest.mark.parametrize("name", ["train.log", "sub/TRAIN.LOG", "nohup.out", "slurm-123.out", "slurm-123_4.err"])
+def test_logs_beside_text_are_not_text(name: str) -> None:
+    before = read_path(Path("texts"))
+    Path("texts", name).write_text("step 1\n")
+    after = read_path(Path("texts"))
+    assert after.sha256 == before.sha256
+    assert after.source == f"{before.source}; skipped 1 log"
+    assert find_source("texts").skipped == "1 log"
+
+
+def test_a_directory_of_logs_only_is_text() -> None:
+    Path("logs").mkdir()
+    for name in ("a.log", "b.log"):
+        Path("logs", name).write_text(f"{name}\n")
+    assert read_path(Path("logs")).text == "a.log\nb.log\n"
+
+
+def test_a_log_that_is_named_is_text() -> None:
+    Path("a.log").write_text("line\n")
+    assert read_path(Path("a.log")).text == "line\n"
+
+
+def test_a_log_beside_records_is_no_text() -> None:
+    Path("records").mkdir()
+    Path("records/a.jsonl").write_text("{}\n")
+    Path("records/train.log").write_text("step 1\n")
+    assert holds_records(Path("records"))
+    assert find_files(Path("records")).train == [Path("records/a.jsonl")]
+
+
+@pytest.mark.parametrize("stream", ["1", "2"])
+def test_a_file_that_receives_the_output_of_the_command_is_not_text(stream: str) -> None:
+    code = "from jaxgpt.data.text import read_path; from pathlib import Path; text = read_path(Path('texts'))"
+    code += "; Path('found').write_text(text.text + text.source)"
+    command = f'"$0" -c "$1" {stream}> texts/out.txt'
+    subprocess.run(["sh", "-c", command, sys.executable, code], check=True)
+    assert Path("found").read_text() == "one\ntwo\n2 text files in texts; skipped 1 output file"

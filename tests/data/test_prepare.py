@@ -385,6 +385,8 @@ def test_nothing_is_lost_by_other_settings_before_the_first_document(params: Pre
 
 LONG, LINES = b"caf\xc3\xa9 " * 100, b'{"text": "a"}\n{"text": "b"}\n'
 BAD = [  # file, content, message, and number of readable characters
+    ("b.jsonl", b'{"text": "a",\n"n": {\n}}\n', r"b.jsonl, \w+ 1: one JSON object is spread", ""),
+    ("b.jsonl", b'{\n"text": "a"}\n', r"b.jsonl, \w+ 1: one JSON object is spread", ""),
     ("b.jsonl", b'{"text": "a"\n', r"b.jsonl, line 1: not valid JSON \(Expecting", ""),
     ("b.jsonl", b'{"text": "a"}\n[1]\n', "b.jsonl, line 2: expected an object, found list", "a"),
     ("b.jsonl", b'\n{"body": "a"}\n', r"line 2: no field 'text' in \['body'\]: choose a field with --field", ""),
@@ -392,6 +394,13 @@ BAD = [  # file, content, message, and number of readable characters
     ("b.json", b'[{"text": "a"}, {"tex": "b"}]', r"b.json, item 2: no field 'text' in \['tex'\]", "a"),
     ("b.json", b'[{"text": "a"}, {"text": "b', "b.json: the array of the .json file has no end", "a"),
     ("b.jsonl", b'{"text": 3}', "b.jsonl, line 1: the field 'text' must be a string, not 3", ""),
+    ("b.jsonl", b'{"text": "\\ud83d"}', "b.jsonl, line 1: the field 'text' has an unpaired surrogate", ""),
+    (
+        "b.jsonl",
+        b'{"text": "a", "text": "b"}',
+        r"line 1: the field 'text' must be a string, not \(a key .* twice\)",
+        "",
+    ),
     ("b.jsonl", b'{"text": "a\\u0000"}', r"b.jsonl, line 1: not text \(it has a NUL", ""),
     ("b.txt", b"caf\xe9 ", r"b.txt: not UTF-8 text: convert it to UTF-8 text, JSON Lines", ""),
     ("b.txt", LONG + b"\xe9 ", "b.txt: not UTF-8 text", ""),
@@ -408,6 +417,18 @@ def test_parquet_without_pyarrow(params: PrepareParams, monkeypatch: pytest.Monk
     Path("a.parquet").write_bytes(b"PAR1")
     with pytest.raises(UserError, match=r"a\.parquet needs the package pyarrow: pip install 'jaxgpt\[data\]'"):
         run(params, names=["a.parquet"])
+
+
+ANYTHING = b'"score": NaN, "big": 1e999, "half": "\\ud83d", "twice": {"b": 1, "b": 2}, "long": ' + b"9" * 5000
+
+
+@pytest.mark.parametrize("name", ["b.jsonl", "b.json"])
+def test_fields_that_are_not_read_hold_anything(params: PrepareParams, name: str) -> None:
+    record = b'{"text": "a", ' + ANYTHING + b"}"
+    Path(name).write_bytes(record + b"\n" if name == "b.jsonl" else b"[" + record + b"]")
+    index = run(replace(params, val_fraction=0.0), names=[name])
+    assert index["skipped"]["documents"] == 0
+    assert shards_of(OUT, "train") == llmc_shards(params.tokenizer, ["a"])
 
 
 @pytest.mark.parametrize(("name", "data", "message", "between"), BAD)

@@ -103,6 +103,13 @@ DAMAGED: dict[str, tuple[bytes, list[int], str, bool]] = {
         "a.jsonl: the array of the .json file has no end",
         True,
     ),
+    "an object in several lines": (
+        b'{"a": [\n{"b": 1}\n]}\n',
+        [],
+        "a.jsonl, line 1: one JSON object is spread over several lines: write one object per line",
+        True,
+    ),
+    "a first line without its end": (b'{"a": 1, "b": [\n{"a": 2}\n', [2], "a.jsonl, line 1: not valid JSON (", False),
     "an object without an end": (b'{\n"a": 1}\n{\n"a": 2', [1], "a.jsonl, record 2: not valid JSON (", True),
     "a page": (b"<html>\n", [], "a.jsonl, line 1: not valid JSON (Expecting value", False),
 }

@@ -143,3 +143,24 @@ def test_bytes_that_are_not_text_are_named() -> None:
     for encode in (bpe.encode, bpe.encode_special, make_tokenizer("byte").encode):
         with pytest.raises(UserError, match=r"the text has '.udcff' at position 1, which is not a valid character"):
             encode("a\udcff")
+
+
+def test_names_of_tokens_are_text_and_incomplete_bytes() -> None:
+    bpe = SubwordTokenizer(byte_level(byte_vocab() | {"e\u00c3": 256}, []))
+    for tokenizer in (bpe, make_tokenizer("byte")):
+        assert [tokenizer.name(i) for i in (0x65, 0xC3)] == ["e", "<0xC3>"]
+    assert bpe.name(256) == "e<0xC3>"
+
+
+@pytest.mark.parametrize("kind", ["word", "char"])
+@pytest.mark.parametrize("wrong", [-1, 4])
+def test_ids_outside_the_words_are_one_line(kind: str, wrong: int) -> None:
+    tokenizer = make_tokenizer(kind, "a b c d" if kind == "word" else "abcd")
+    with pytest.raises(UserError, match=f"id {wrong} is outside the vocabulary of 4"):
+        tokenizer.decode([0, wrong])
+
+
+@pytest.mark.parametrize("kind", ["byte", "bpe"])
+def test_negative_ids_are_one_line(kind: str) -> None:
+    with pytest.raises(UserError, match="negative"):
+        make_tokenizer(kind, "a text", 300).decode([0, -1])

@@ -138,7 +138,7 @@ def test_ids_outside_the_vocabulary_are_found_when_they_are_read(ids: list[int],
 def test_raw_ids_are_too_small_for_a_large_vocabulary(tmp_path: Path) -> None:
     """32-bit ids without a header would be read as twice as many ids."""
     path = tmp_path / "train.bin"
-    path.write_bytes(np.arange(100, dtype="<u4").tobytes())
+    path.write_bytes(np.arange(65_500, 65_600, dtype="<u4").tobytes())
     assert len(open_splits(path, 1.0, 65_536)[0]) == 200
     with pytest.raises(UserError, match=r"train\.bin has no header .* ids, too small for a vocabulary of 65,537"):
         open_splits(path, 1.0, 65_537)
@@ -166,6 +166,50 @@ def test_ids_of_a_wider_type_are_rejected(dtype: str, largest: int, padding: int
     kind = {"<i8": "int64", "<u8": "int64", "<i4": "int32", "<u4": "int32", "<f4": "float32", "<f8": "float64"}[dtype]
     with pytest.raises(UserError, match=rf"train\.bin has no header, .* looks like .*{kind}.*astype\('uint16'\)"):
         open_splits(path, 0.9, 50_257)
+
+
+KINDS = {"<i8": "int64", "<i4": "int32", "<f4": "float32", "<f8": "float64"}
+
+
+@pytest.mark.parametrize("dtype", KINDS)
+@pytest.mark.parametrize("vocabulary", [2, 3, 5, 7])
+@pytest.mark.parametrize("n", [128, 9999, 3_000_000])
+def test_few_distinct_ids_of_a_wider_type_are_rejected(dtype: str, vocabulary: int, n: int) -> None:
+    """For example, the bases of DNA, or bits."""
+    ids = np.random.default_rng(0).integers(0, vocabulary, n)
+    Path("train.bin").write_bytes(ids.astype(dtype).tobytes())
+    with pytest.raises(UserError, match=f"looks like .*{KINDS[dtype]}"):
+        open_splits(Path("train.bin"), 0.9, 300)
+
+
+@pytest.mark.parametrize("dtype", KINDS)
+@pytest.mark.parametrize("zeros", [0.6, 0.98])
+def test_ids_of_a_wider_type_with_many_zeros_are_rejected(dtype: str, zeros: float) -> None:
+    """Windows that are padded with 0."""
+    chosen = np.random.default_rng(0)
+    ids = chosen.integers(1, 300, 9999)
+    ids[chosen.random(9999) < zeros] = 0
+    Path("train.bin").write_bytes(ids.astype(dtype).tobytes())
+    with pytest.raises(UserError, match=f"looks like .*{KINDS[dtype]}"):
+        open_splits(Path("train.bin"), 0.9, 300)
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        np.zeros(5000),
+        np.tile([5, 0], 4000),
+        np.tile([5, 0, 0, 0], 900_000),  # read in blocks
+        np.tile([7, *[0] * 47], 100_000),
+        np.tile([0, 0x4040], 4000),  # equal to float32 3.0
+        np.eye(1, 900_000, 600_000).ravel() * 5,  # a single id
+        np.full(5000, 0xFFFF),
+    ],
+    ids=str,
+)
+def test_16_bit_ids_at_regular_places_among_zeros_are_not_rejected(ids: np.ndarray) -> None:
+    Path("train.bin").write_bytes(ids.astype("<u2").tobytes())
+    assert len(open_splits(Path("train.bin"), 1.0, 65_536)[0]) == len(ids)
 
 
 @pytest.mark.parametrize("name", ["train.bin", "train.npy"])

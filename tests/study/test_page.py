@@ -183,6 +183,12 @@ def test_tokens_keep_their_spaces_and_bytes() -> None:
     assert token_text(WordTokenizer(["one", "two"]), 1, 0) == "two"
 
 
+def test_a_byte_that_is_a_character_is_text_after_an_incomplete_one() -> None:
+    """A decoder of bytes shows no character of a run of bytes that is not UTF-8."""
+    tokenizer = SubwordTokenizer(HFTokenizer.from_str(json.dumps(llama_tokenizer())))
+    assert token_text(tokenizer, 3 + 0x65, first=3 + 0xC3) == "e"
+
+
 def test_a_text_of_one_token_has_no_loss(lm: LM, found: Inspection) -> None:
     assert "The model or the text is too large to compute the loss without each head." in inspection.html(
         found._replace(without=None), "x"
