@@ -23,6 +23,7 @@ from jaxgpt.convert.gguf_tokenizer import (
     escaped,
     read_tokenizer,
 )
+from jaxgpt.convert.templates import definition
 from jaxgpt.data.cuts import GPT2, LLAMA3, word_pattern
 from jaxgpt.data.tokenizer import ByteTokenizer, CharTokenizer, SubwordTokenizer, Tokenizer
 from jaxgpt.errors import UserError
@@ -30,6 +31,9 @@ from jaxgpt.errors import UserError
 UNSCORED = -1e6  # score of a token that no merge forms
 NAMES = {GPT2: "gpt-2", LLAMA3[1]: "qwen2"}
 LLAMACPP_NAMES = ("bos_token", "eos_token")  # variables of chat templates in llama.cpp
+ALWAYS = (
+    "enable_thinking",
+)  # variables that llama.cpp sets even if its caller does not: true, if the template reads it
 DIGITS = {"type": "Digits", "individual_digits": True}
 BYTE_NAMES = frozenset(f"<0x{byte:02X}>" for byte in range(256))
 # Texts for comparing the tokenizer of a file with the original.
@@ -101,8 +105,7 @@ def _template(tokenizer: Tokenizer, source: str, values: Mapping[str, Any]) -> s
     lines = []
     for name, token in wanted.items():
         if name in source and given.get(name) != token:
-            text = json.dumps(token, ensure_ascii=False)
-            lines.append(f"{{% set {name} = {text} %}}\n")
+            lines.append(definition(name, token) + "\n")
     return "".join(lines) + source
 
 

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import jinja2
+import jinja2.meta
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -169,11 +170,21 @@ class ChatTemplate:
     @cached_property
     def strings(self) -> frozenset[str]:
         """The string constants of the template's expressions, for example strings that it looks for in messages."""
+        constants = self._syntax.find_all(jinja2.nodes.Const)
+        return frozenset(node.value for node in constants if isinstance(node.value, str))
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The names of the variables that the template reads."""
+        return frozenset(jinja2.meta.find_undeclared_variables(self._syntax))
+
+    @cached_property
+    def _syntax(self) -> jinja2.nodes.Template:
+        """The parsed template; an empty template if it has an error, which `render` reports."""
         try:
-            syntax = self._environment.parse(self.source)
-        except jinja2.TemplateSyntaxError:  # `render` reports it
-            return frozenset()
-        return frozenset(node.value for node in syntax.find_all(jinja2.nodes.Const) if isinstance(node.value, str))
+            return self._environment.parse(self.source)
+        except jinja2.TemplateSyntaxError:
+            return self._environment.parse("")
 
     @cached_property
     def _template(self) -> jinja2.Template:
