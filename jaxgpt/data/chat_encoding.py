@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxgpt.config import DataConfig, check_variables
 from jaxgpt.data.chat_frame import Frame, TurnEnd, find_end, read_frame
-from jaxgpt.data.chat_template import ChatTemplate, Message, Rendered, check_messages
+from jaxgpt.data.chat_template import ChatTemplate, Message, Rendered
 from jaxgpt.data.control_tokens import ControlTokens, unused_mark
 from jaxgpt.data.tokenizer import SubwordTokenizer, Tokenizer
 from jaxgpt.errors import UserError, short_repr
@@ -55,7 +55,7 @@ class ChatFormat:
         Raises:
             UserError: if the messages are malformed, or the template or the tokenizer rejects them.
         """
-        sequences, mark = self._sequences(check_messages(messages), tools, is_prompt=True)
+        sequences, mark = self._sequences(self.template.readable(messages), tools, is_prompt=True)
         ids: list[int] = self._encode(sequences[-1], mark).ids.tolist()
         return ids
 
@@ -69,7 +69,7 @@ class ChatFormat:
             UserError: as in `prompt_ids`; if no message has the role assistant; without `{% generation %}`: if the first
                 message has this role, or the text of an answer cannot be located.
         """
-        messages = check_messages(messages)
+        messages = self.template.readable(messages)
         roles = [message["role"] for message in messages]
         if "assistant" not in roles:
             raise UserError(

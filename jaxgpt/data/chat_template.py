@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import cached_property
+from itertools import product
 from typing import Any, NamedTuple
 
 import jinja2
@@ -24,7 +26,9 @@ MARK = secrets.token_hex(16)  # delimiter of the assistant's text; random, so th
 Message = Mapping[str, Any]
 Tools = Sequence[Mapping[str, Any]]
 
+SYSTEM = {"role": "system", "content": "Zq7system"}  # message that some templates need
 PROBE = "Zq7probe"  # content of a message that shows which forms of content a template reads
+ARGUMENTS = {"Zq7name": "Zq7value"}  # arguments of a call that show which forms of arguments a template reads
 REASONING = ("reasoning_content", "thinking", "reasoning")  # names of the assistant's reasoning, in order of precedence
 
 
@@ -95,8 +99,7 @@ class ChatTemplate:
     ) -> Rendered:
         """Render a conversation.
 
-        A content that is a string is passed to a template that reads only lists of parts as a list of one part, and a list of
-        text parts to a template that reads only strings as their concatenation: neither template would render the text.
+        Contents and arguments of calls are passed in the form that the template reads (`readable`).
 
         Args:
             messages: conversation, `[{"role": "user", "content": "Hi"}, ...]`.
@@ -106,8 +109,20 @@ class ChatTemplate:
         Raises:
             UserError: if the messages are malformed, or the template rejects them, fails, or renders too much text.
         """
-        readable = [self._readable(message) for message in check_messages(messages)]
-        return self._render(readable, tools, add_generation_prompt, RENDERED)
+        return self._render(self.readable(messages), tools, add_generation_prompt, RENDERED)
+
+    def readable(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        """Return messages with contents and arguments of calls in the form that the template reads, otherwise as given.
+
+        A content that is a string is passed to a template that reads only lists of parts as a list of one part, and a list of
+        text parts to a template that reads only strings as their concatenation: neither template would render the text.
+        Likewise, arguments are passed as an object to a template that does not print their JSON, and as JSON to a template
+        that needs it.
+
+        Raises:
+            UserError: if the messages are malformed.
+        """
+        return [self._with_readable_calls(self._readable(message)) for message in check_messages(messages)]
 
     def _render(
         self, messages: Sequence[Message], tools: Sequence[Any] | None, add_generation_prompt: bool, limit: int
@@ -160,12 +175,60 @@ class ChatTemplate:
 
     def _reads(self, content: Any) -> bool:
         """Return whether the template renders the text of a content, without the fields of its parts."""
-        try:
-            rendered = self._render([{"role": "user", "content": content}], None, False, PROBED)
-        except UserError:
-            return False
-        is_printed = any(field in rendered.text for field in ("'text'", '"text"'))
-        return PROBE in rendered.text and not is_printed
+        question = {"role": "user", "content": content}
+        for messages in ([question], [{"role": "system", "content": content}, question]):  # some need a system message
+            with suppress(UserError):
+                rendered = self._render(messages, None, False, PROBED)
+                is_printed = any(field in rendered.text for field in ("'text'", '"text"'))
+                return PROBE in rendered.text and not is_printed
+        return False
+
+    def _with_readable_calls(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Return a message with the form of arguments that the template reads."""
+        calls = message.get("tool_calls")
+        if not isinstance(calls, list):
+            return message
+        return message | {"tool_calls": [self._readable_call(call) for call in calls]}
+
+    def _readable_call(self, call: Any) -> Any:
+        function = call.get("function", call) if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping):
+            return call
+        given = function.get("arguments")
+        arguments = given
+        if isinstance(given, str) and not self._reads_json:
+            arguments = _parsed(given)
+        elif isinstance(given, Mapping) and self._reads_json and not self._reads_object:
+            arguments = json.dumps(given, ensure_ascii=False)
+        if arguments is given:
+            return call
+        changed = {**function, "arguments": arguments}
+        return changed if function is call else {**call, "function": changed}
+
+    @cached_property
+    def _reads_json(self) -> bool:
+        """Whether the template prints arguments that are given as JSON."""
+        text = json.dumps(ARGUMENTS)
+        return any(text in rendered for rendered in self._with_call(text))
+
+    @cached_property
+    def _reads_object(self) -> bool:
+        return any(ARGUMENTS["Zq7name"] in rendered for rendered in self._with_call(ARGUMENTS))
+
+    def _with_call(self, arguments: Any) -> Iterator[str]:
+        """Render short conversations with a call, with and without other things that a template may need."""
+        call = {"id": "Zq7callid", "type": "function", "function": {"name": "Zq7function", "arguments": arguments}}
+        answer = {"role": "assistant", "tool_calls": [call]}
+        result = {"role": "tool", "name": "Zq7function", "tool_call_id": "Zq7callid", "content": PROBE}
+        function = {"name": "Zq7function", "description": PROBE, "parameters": {"type": "object", "properties": {}}}
+        tools = [{"type": "function", "function": function}]
+        question = {"role": "user", "content": PROBE}
+        for given, before, content, after in product(
+            (None, tools), ([], [SYSTEM]), ({}, {"content": ""}), ([], [result])
+        ):
+            messages = [*before, question, answer | content, *after]
+            with suppress(UserError):
+                yield self._render([self._readable(message) for message in messages], given, False, PROBED).text
 
     @cached_property
     def strings(self) -> frozenset[str]:
@@ -246,6 +309,15 @@ def for_templates(message: Message) -> dict[str, Any]:
         if name in fields:
             return {"thinking": fields[name], **fields, "reasoning_content": fields[name]}
     return fields
+
+
+def _parsed(arguments: str) -> Any:
+    """Parse arguments that are the JSON of an object; return other texts as they are."""
+    try:
+        parsed = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    return parsed if isinstance(parsed, dict) else arguments
 
 
 def _raise(message: str) -> None:

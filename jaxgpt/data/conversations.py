@@ -200,16 +200,6 @@ def encode_conversation(chat: ChatRecord | Pair, tokenizer: Tokenizer, template:
         chat = chat.chat
     if template is None:
         raise UserError("messages need a chat template, which the model lacks: use a prompt and a completion (strings)")
-    try:
-        return _encode_chat(chat, tokenizer, template)
-    except UserError:
-        as_text = chat.with_text_arguments()
-        if as_text == chat:
-            raise
-    return _encode_chat(as_text, tokenizer, template)
-
-
-def _encode_chat(chat: ChatRecord, tokenizer: Tokenizer, template: ChatTemplate) -> Sequences:
     sequences = encode_messages(chat.messages, chat.tools, tokenizer, template)
     omitted = _omitted_tools(chat, template) | _omitted_calls(chat, template)
     if omitted:
