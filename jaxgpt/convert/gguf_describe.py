@@ -7,6 +7,7 @@ llama.cpp's RWKV tokenizer: it finds the longest token, and has no default speci
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from jaxgpt.convert.gguf_tokenizer import (
     NORMAL,
     SPACE,
     TEMPLATE,
+    TEMPLATES,
     UNKNOWN,
     UNUSED,
     USER_DEFINED,
@@ -69,10 +71,22 @@ def describe(tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]:
 
     values |= _special_ids(tokenizer)
     metadata = {f"{GGML}{name}": value for name, value in values.items()}
-    if tokenizer.special.chat_template is not None:
-        metadata[TEMPLATE] = _template(tokenizer, tokenizer.special.chat_template, values)
+    metadata |= _templates(tokenizer, values)
     _check_ids(tokenizer, metadata)
     return metadata
+
+
+def _templates(tokenizer: Tokenizer, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Describe the chat templates; names have letters, digits and underscores."""
+    metadata = dict[str, Any]()
+    names = list[str]()
+    for name, source in tokenizer.special.templates.items():
+        key = TEMPLATE
+        if name != "default":
+            names.append(re.sub(r"[^A-Za-z0-9]", "_", name))
+            key = f"{TEMPLATE}.{names[-1]}"
+        metadata[key] = _template(tokenizer, source, values)
+    return metadata | {TEMPLATES: names} if names else metadata
 
 
 def _check_ids(tokenizer: Tokenizer, metadata: Mapping[str, Any]) -> None:

@@ -372,31 +372,40 @@ def encode_messages(
 
 
 def chat_format(
-    tokenizer: Tokenizer, data: DataConfig, variables: Mapping[str, Any] | None = None, date: str = ""
+    tokenizer: Tokenizer,
+    data: DataConfig,
+    variables: Mapping[str, Any] | None = None,
+    date: str = "",
+    with_tools: bool = False,
 ) -> ChatFormat | None:
-    """Return the format of a model's conversations; None: the model has no chat template.
+    """Return the format of a model's conversations; None: the model has no chat template for them.
 
     Args:
         tokenizer: tokenizer of the model, with its special tokens.
         data: `data` settings of the run.
         variables: variables of the template, in addition to `data.chat_template_kwargs`.
         date: date for templates that include it; empty: today.
+        with_tools: conversations with tools; some models have a template for them, named tool_use.
 
     Raises:
         UserError: if a variable is not a JSON value.
     """
-    source = tokenizer.special.chat_template
+    special = tokenizer.special
+    source = special.tool_template if with_tools else special.chat_template
     if source is None:
         return None
     given = data.template_variables | check_variables(variables or {})
-    values = json.dumps(tokenizer.special.variables | given)
+    values = json.dumps(special.variables | given)
     return _known_format(tokenizer, source, values, date, data.answer_tokens)  # type: ignore[arg-type]  # as above
 
 
 def stop_ids(tokenizer: Tokenizer, data: DataConfig) -> tuple[int, ...]:
-    """Return the ids that end a generated text: the end of the assistant's turn, if any, then the end-of-text ids."""
-    form = chat_format(tokenizer, data)
-    ids = () if form is None or form.end.stop_id is None else (form.end.stop_id,)
+    """Return the ids that end a generated text: the ends of the assistant's turn, if any, then the end-of-text ids."""
+    ids = list[int]()
+    for with_tools in (False, True):
+        form = chat_format(tokenizer, data, with_tools=with_tools)
+        if form is not None and form.end.stop_id is not None:
+            ids.append(form.end.stop_id)
     return tuple(dict.fromkeys((*ids, *tokenizer.end_ids)))
 
 

@@ -130,7 +130,7 @@ class ChatTemplate:
         """Render messages in the form that the template reads, with at most `limit` characters."""
         variables: dict[str, Any] = {"documents": None} | self.variables
         variables["messages"] = [for_templates(message) for message in messages]
-        variables["tools"] = list(tools) if tools else None
+        variables["tools"] = None if tools is None else list(tools)
         marked = ""
         try:
             for part in self._template.generate(variables, add_generation_prompt=add_generation_prompt):
