@@ -102,6 +102,19 @@ class ChatFormat:
         """The end of the assistant's turn."""
         return find_end(self.frame.tail, self.tokenizer, self._control)
 
+    @property
+    def warning(self) -> str:
+        """A line that says that the end of the turn is unknown; "": it is known."""
+        if self.end.stop_id is not None or self.end.stop:
+            return ""
+        if self.frame.tail is None:
+            problem = "the end of a turn cannot be derived from the chat template"
+        else:
+            problem = "the chat template renders no end of a turn, and the tokenizer has no end-of-text token"
+        return (
+            f"{problem}: answers may not stop; add the end to the chat template, or pass stop strings to chat (--stop)"
+        )
+
     @cached_property
     def _control(self) -> ControlTokens:
         """Special tokens, and further added tokens that the template places around a user's message or after an answer."""

@@ -26,7 +26,15 @@ MARK = secrets.token_hex(16)  # delimiter of the assistant's text; random, so th
 Message = Mapping[str, Any]
 Tools = Sequence[Mapping[str, Any]]
 
-SYSTEM = {"role": "system", "content": "Zq7system"}  # message that some templates need
+SYSTEM = {"role": "system", "content": "Zq7system"}
+FUNCTION = {"name": "Zq7function", "description": "Zq7", "parameters": {"type": "object", "properties": {}}}
+# Messages before a question, and tools, in the order of trial: some templates need a system message or tools.
+CONTEXTS: tuple[tuple[list[dict[str, Any]], list[dict[str, Any]] | None], ...] = (
+    ([], None),
+    ([SYSTEM], None),
+    ([], [{"type": "function", "function": FUNCTION}]),
+    ([SYSTEM], [{"type": "function", "function": FUNCTION}]),
+)
 PROBE = "Zq7probe"  # content of a message that shows which forms of content a template reads
 ARGUMENTS = {"Zq7name": "Zq7value"}  # arguments of a call that show which forms of arguments a template reads
 REASONING = ("reasoning_content", "thinking", "reasoning")  # names of the assistant's reasoning, in order of precedence
@@ -176,9 +184,10 @@ class ChatTemplate:
     def _reads(self, content: Any) -> bool:
         """Return whether the template renders the text of a content, without the fields of its parts."""
         question = {"role": "user", "content": content}
-        for messages in ([question], [{"role": "system", "content": content}, question]):  # some need a system message
+        for before, tools in CONTEXTS:
             with suppress(UserError):
-                rendered = self._render(messages, None, False, PROBED)
+                messages = [*(message | {"content": content} for message in before), question]
+                rendered = self._render(messages, tools, False, PROBED)
                 is_printed = any(field in rendered.text for field in ("'text'", '"text"'))
                 return PROBE in rendered.text and not is_printed
         return False
@@ -220,15 +229,11 @@ class ChatTemplate:
         call = {"id": "Zq7callid", "type": "function", "function": {"name": "Zq7function", "arguments": arguments}}
         answer = {"role": "assistant", "tool_calls": [call]}
         result = {"role": "tool", "name": "Zq7function", "tool_call_id": "Zq7callid", "content": PROBE}
-        function = {"name": "Zq7function", "description": PROBE, "parameters": {"type": "object", "properties": {}}}
-        tools = [{"type": "function", "function": function}]
         question = {"role": "user", "content": PROBE}
-        for given, before, content, after in product(
-            (None, tools), ([], [SYSTEM]), ({}, {"content": ""}), ([], [result])
-        ):
+        for (before, tools), content, after in product(CONTEXTS, ({}, {"content": ""}), ([], [result])):
             messages = [*before, question, answer | content, *after]
             with suppress(UserError):
-                yield self._render([self._readable(message) for message in messages], given, False, PROBED).text
+                yield self._render([self._readable(message) for message in messages], tools, False, PROBED).text
 
     @cached_property
     def strings(self) -> frozenset[str]:

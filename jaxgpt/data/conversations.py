@@ -97,9 +97,11 @@ def load_conversations(config: Config, tokenizer: Tokenizer, progress: Progress 
     packed = pack_conversations(itertools.chain(*train), config.window)
     packed_val = pack_conversations(itertools.chain(*held_out), config.window)
     notes = [_described([*train, *held_out], path), f"windows {packed.fill(config.window):.1%} full"]
-    for added in dict.fromkeys(form.added_target for form in forms if form):
-        if added:
-            notes.append(f"the chat template adds {short_repr(added)} to answers, a target")
+    for form in dict.fromkeys(filter(None, forms)):
+        if form.added_target:
+            notes.append(f"the chat template adds {short_repr(form.added_target)} to answers, a target")
+        if form.warning:
+            notes.append(f"warning: {form.warning}")
     if files.unused:
         notes.append(f"{plural(len(files.unused), 'file')} not used, such as {files.unused[0]}")
     truncated = truncated_train + truncated_val

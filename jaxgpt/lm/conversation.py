@@ -31,6 +31,7 @@ class Chat:
         reused: number of leading tokens of the last prompt in the cache of the previous turn; 0 if reuse saves no
             computation.
         prompt_tokens: number of tokens of the last prompt, the rendered messages.
+        warning: a line if the end of the assistant's turn is unknown, so that answers may not stop; otherwise "".
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Chat:
         """
         check_lm(lm)
         self._format = _format(lm, chat_template_kwargs, with_tools=tools is not None)
+        self.warning = self._format.warning
         self._tools = tools
         self._lm = for_decoding(lm)
         self._state: SamplerState | None = None  # state after the last piece; None: nothing to reuse

@@ -19,7 +19,8 @@ from jaxgpt.data.tokenizer_files import load_tokenizer, save_tokenizer
 from jaxgpt.errors import UserError
 
 TALK = conversation(ARGUMENTS)
-PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}</s>{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}</s>{% endfor %}"
+PLAIN += "{% if add_generation_prompt %}assistant: {% endif %}"
 NAMED = [{"name": "default", "template": PLAIN}, {"name": "tool_use", "template": QWEN}]
 
 
@@ -88,6 +89,15 @@ def test_the_ends_of_both_templates_end_a_text() -> None:
     own = named()
     ends = [own.library.token_to_id(name) for name in ("</s>", "<|im_end|>")]
     assert stop_ids(own, DataConfig()) == tuple(ends)
+
+
+def test_a_template_that_needs_tools_has_an_end() -> None:
+    own = named(
+        [NAMED[0], {"name": "tool_use", "template": "{% if not tools %}{{ raise_exception('no') }}{% endif %}" + QWEN}]
+    )
+    form = chat_format(own, DataConfig(), with_tools=True)
+    assert form is not None
+    assert form.end.stop_id == own.library.token_to_id("<|im_end|>")
 
 
 def test_named_templates_are_saved(tmp_path: Path) -> None:
