@@ -37,6 +37,21 @@ class Part(NamedTuple):
     adds_end: bool = False  # followed by the `ids` of the end of the turn
 
 
+Range = tuple[int, int]  # [begin, end) of the characters in the text of a conversation
+
+
+class Turn(NamedTuple):
+    """The place of an answer in the text of a conversation, in characters."""
+
+    begin: int  # end of the text that chat sends before the answer; 0: unknown
+    end: int | None  # end of the answer; None: unknown
+    stop: int  # end of the text that ends the turn
+
+    def is_marked(self, targets: Sequence[Range]) -> bool:
+        """Return whether a target begins in the answer."""
+        return self.end is not None and any(self.begin <= begin <= self.end for begin, _ in targets)
+
+
 class ChatFormat:
     """The format of conversations: a chat template and the tokenizer of its text.
 
@@ -253,46 +268,41 @@ class ChatFormat:
         """Split a conversation at `{% generation %}`; targets begin after the prompt and include the end of the turn."""
         text = view.prompt(len(view.messages)) if is_prompt else whole.text
         targets = [self._without_tail(text, begin, end) for begin, end in whole.spans]
-        omitted = list[tuple[int, int]]()  # messages with the weight 0
         cuts = {0, len(text)}
-        ends = set[int]()
+        omitted = list[Range]()  # messages with the weight 0
+        ends = set[int]()  # indices at which the end of a turn is missing in the text
         for n in view.answers(first=0):
-            prompt = view.prompt(n) if n else ""
-            begin = len(prompt) if n and text.startswith(prompt) else 0
-            cuts.add(begin)
-            targets = [(begin, b) if a < begin < b else (a, b) for a, b in targets]
-
-            end = self._end_of(view.after(n), text)
-            if end is None:
-                continue
-            # A template may render the end between messages, but not after the last one.
-            name = self._added_end
-            is_rendered = name != "" and text.startswith(name, end)
-            # Text after the end of the turn is never generated.
-            stop = end + len(name if is_rendered else self.end.text)
-            targets = [(a, stop) if begin <= a <= stop < b else (a, b) for a, b in targets]
+            turn = self._locate(view, n, text)
             message = view.messages[n]
-            is_marked = any(begin <= a <= end for a, _ in targets)
-            if is_marked or message.get("tool_calls") or not message.get("content"):
-                targets.append((end, stop))
-                if not is_rendered:
-                    ends.add(end)
+            cuts.add(turn.begin)
+            targets = [_within(turn, each) for each in targets]
+            if turn.end is None:
+                continue
+            if turn.is_marked(targets) or message.get("tool_calls") or not message.get("content"):
+                targets.append((turn.end, turn.stop))
+                if not self.end.text and turn.stop == turn.end:
+                    ends.add(turn.end)
             if message.get("weight") == 0:
-                omitted.append((begin, stop))
-        if not is_prompt:
-            last = max(b for _, b in targets)
+                omitted.append((turn.begin, turn.stop))
+
+        if not is_prompt:  # a training sequence ends with its last target
+            last = max(end for _, end in targets)
             cuts = {min(cut, last) for cut in cuts}
+        return _split(text, cuts, targets, omitted, ends)
 
-        parts = list[Part]()
-        bounds = sorted(cuts.union(*targets))
-        for begin, end in pairwise(bounds):
-            is_target = _covers(targets, begin, end) and not _covers(omitted, begin, end)
-            parts.append(Part(text[begin:end], is_target))
-            if end in ends and not self.end.text:
-                parts.append(Part("", is_target=not _covers(omitted, end, end), adds_end=True))
-        return parts
+    def _locate(self, view: _View, n: int, text: str) -> Turn:
+        """Locate message n in the text of a conversation."""
+        prompt = view.prompt(n) if n else ""
+        begin = len(prompt) if text.startswith(prompt) else 0
+        end = self._end_of(view.after(n), text)
+        if end is None:
+            return Turn(begin, None, begin)
+        # A template may render the end between messages, but not after the last one.
+        name = self._added_end
+        is_rendered = name != "" and text.startswith(name, end)
+        return Turn(begin, end, end + len(name if is_rendered else self.end.text))
 
-    def _without_tail(self, text: str, begin: int, end: int) -> tuple[int, int]:
+    def _without_tail(self, text: str, begin: int, end: int) -> Range:
         """Return the range of a marked answer without the text after the end of its turn, which is never generated."""
         tail = self.frame.tail or ""
         if self.end.text and text.endswith(tail, begin, end):
@@ -334,7 +344,38 @@ def _not_located(view: _View, n: int) -> UserError:
     return UserError(f"the assistant's text in message {n + 1} cannot be located: {problem}; {solution}")
 
 
-def _covers(ranges: Sequence[tuple[int, int]], begin: int, end: int) -> bool:
+def _within(turn: Turn, target: Range) -> Range:
+    """Return a target without the text before a turn that begins in it, and without the text after the end of this turn.
+
+    Chat sends the text before the turn, and text after its end is never generated.
+    """
+    begin, end = target
+    if begin < turn.begin < end:
+        begin = turn.begin
+    if turn.end is not None and turn.begin <= begin <= turn.stop < end:
+        end = turn.stop
+    return begin, end
+
+
+def _split(text: str, cuts: set[int], targets: Sequence[Range], omitted: Sequence[Range], ends: set[int]) -> list[Part]:
+    """Split a text into parts.
+
+    Args:
+        text: text of a conversation.
+        cuts: indices at which parts begin or end, in addition to the bounds of targets.
+        targets: ranges of targets.
+        omitted: ranges without targets.
+        ends: indices at which to add the end of a turn.
+    """
+    parts = list[Part]()
+    for begin, end in pairwise(sorted(cuts.union(*targets))):
+        parts.append(Part(text[begin:end], _covers(targets, begin, end) and not _covers(omitted, begin, end)))
+        if end in ends:
+            parts.append(Part("", is_target=not _covers(omitted, end, end), adds_end=True))
+    return parts
+
+
+def _covers(ranges: Sequence[Range], begin: int, end: int) -> bool:
     return any(a <= begin and end <= b for a, b in ranges)
 
 
