@@ -277,6 +277,8 @@ class ChatFormat:
             cuts.add(turn.begin)
             targets = [_within(turn, each) for each in targets]
             if turn.end is None:
+                if message.get("weight") == 0 and not is_prompt:
+                    omitted.append(_span_of(view, n, whole))
                 continue
             if turn.is_marked(targets) or message.get("tool_calls") or not message.get("content"):
                 targets.append((turn.end, turn.stop))
@@ -342,6 +344,18 @@ def _not_located(view: _View, n: int) -> UserError:
             f"'{{\"enable_thinking\": false}}', or {solution}"
         )
     return UserError(f"the assistant's text in message {n + 1} cannot be located: {problem}; {solution}")
+
+
+def _span_of(view: _View, n: int, whole: Rendered) -> Range:
+    """Return the marked range of message n, if each answer has one."""
+    answers = [*view.answers(first=0)]
+    if len(answers) != len(whole.spans):
+        raise UserError(
+            f"message {n + 1} has the weight 0, but its text cannot be located: the chat template changes earlier text, and "
+            f"marks {len(whole.spans)} texts of {len(answers)} answers; mark each answer with {{% generation %}}, or omit "
+            f"such records"
+        )
+    return whole.spans[answers.index(n)]
 
 
 def _within(turn: Turn, target: Range) -> Range:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from jaxgpt.data.chat_template import CONTEXTS, ChatTemplate
+from jaxgpt.data.chat_template import CONTEXTS, PROBED, ChatTemplate
 from jaxgpt.data.control_tokens import ControlTokens
 from jaxgpt.data.tokenizer import SubwordTokenizer, Tokenizer
 from jaxgpt.errors import UserError
@@ -90,8 +90,8 @@ class _Probe(NamedTuple):
     def frame(self) -> Frame | None:
         """Return the frame; None: the template fails, or its text does not depend on the answer."""
         try:
-            prompt = self.template.render(self.asked, tools=self.tools).text
-            question = self.template.render(self.asked, tools=self.tools, add_generation_prompt=False).text
+            prompt = self.rendered(add_generation_prompt=True)
+            question = self.rendered()
             around = self.around_answer()
         except UserError:
             return None
@@ -112,13 +112,13 @@ class _Probe(NamedTuple):
 
     def around_answer(self) -> tuple[str, str] | None:
         """Return the texts before and after the last answer; None: unknown."""
-        whole = self.rendered(ANSWER)
+        whole = self.rendered(self.answer(ANSWER))
         before, found, tail = whole.rpartition(ANSWER["content"])
         if found:
             return before, tail
 
         # The template changes the content, for example to capitals: compare with the text of a different answer.
-        other = self.rendered(OTHER)
+        other = self.rendered(self.answer(OTHER))
         if other == whole:
             return None
         return _common_prefix(whole, other), _common_prefix(whole[::-1], other[::-1])[::-1]
@@ -130,15 +130,23 @@ class _Probe(NamedTuple):
         prompt, for example end a think block.
         """
         try:
-            before = _common_prefix(self.rendered(ANSWER, QUESTION), self.rendered(OTHER, QUESTION))
+            one, two = (self.rendered(self.answer(answer), QUESTION) for answer in (ANSWER, OTHER))
         except UserError:
             return True
+        before = _common_prefix(one, two)
         return before.endswith(added) or not before.startswith(prompt)
 
-    def rendered(self, answer: dict[str, Any], *after: dict[str, Any]) -> str:
-        """Render the conversation with an answer and further messages."""
-        message = answer | {"content": self.thought + answer["content"]}
-        return self.template.render([*self.asked, message, *after], tools=self.tools, add_generation_prompt=False).text
+    def answer(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """Return an answer with the thought before it."""
+        return answer | {"content": self.thought + answer["content"]}
+
+    def rendered(self, *after: dict[str, Any], add_generation_prompt: bool = False) -> str:
+        """Render the conversation with further messages."""
+        messages = [*self.asked, *after]
+        rendered = self.template.render(
+            messages, tools=self.tools, add_generation_prompt=add_generation_prompt, limit=PROBED
+        )
+        return rendered.text
 
 
 def _common_prefix(one: str, two: str) -> str:

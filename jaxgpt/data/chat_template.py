@@ -20,7 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jaxgpt.errors import UserError, short_repr
 
 RENDERED = 1 << 24  # maximum number of characters of a rendered conversation
-PROBED = 1 << 18  # maximum number of characters of a rendered `PROBE`
+PROBED = 1 << 18  # maximum number of characters of a short conversation that shows what a template reads and adds
 MARK = secrets.token_hex(16)  # delimiter of the assistant's text; random, so that no message contains it
 
 Message = Mapping[str, Any]
@@ -103,7 +103,12 @@ class ChatTemplate:
         self.answer_tokens = tuple(answer_tokens)
 
     def render(
-        self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Any] | None = None,
+        add_generation_prompt: bool = True,
+        limit: int = RENDERED,
     ) -> Rendered:
         """Render a conversation.
 
@@ -113,11 +118,12 @@ class ChatTemplate:
             messages: conversation, `[{"role": "user", "content": "Hi"}, ...]`.
             tools: descriptions of functions that the assistant may call, as JSON values; None: no tools.
             add_generation_prompt: end with the header of an assistant message.
+            limit: maximum number of characters.
 
         Raises:
             UserError: if the messages are malformed, or the template rejects them, fails, or renders too much text.
         """
-        return self._render(self.readable(messages), tools, add_generation_prompt, RENDERED)
+        return self._render(self.readable(messages), tools, add_generation_prompt, limit)
 
     def readable(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """Return messages with contents and arguments of calls in the form that the template reads, otherwise as given.

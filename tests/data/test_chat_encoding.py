@@ -418,6 +418,31 @@ def test_a_message_of_weight_0_is_no_target() -> None:
         assert said(form(name, "bytes"), messages)[0] in ("Bye.<|im_end|>", "Bye.</s>")
 
 
+# Marks, and a text that only the last answer has: earlier turns are not found in the whole conversation.
+CHANGING = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role }}{% if m.role == 'assistant' %}{% generation %}"
+    "{{ ('!' if loop.last else '') + m.content + '<|im_end|>' }}{% endgeneration %}{% else %}{{ m.content }}"
+    "{% endif %}{% endfor %}"
+)
+
+
+def test_a_message_of_weight_0_is_no_target_if_the_template_changes_earlier_text() -> None:
+    own = ChatFormat(ChatTemplate(CHANGING), tokenizer("bytes"))
+    assert said(own, LETTERS) == ["B<|im_end|>D<|im_end|>"]
+    assert said(own, [LETTERS[0], LETTERS[1] | {"weight": 0}, *LETTERS[2:]]) == ["D<|im_end|>"]
+
+
+def test_a_message_of_weight_0_that_cannot_be_located_is_an_error() -> None:
+    source = CHANGING.replace(
+        "m.content + '<|im_end|>' }}", "m.content }}{% endgeneration %}{% generation %}{{ '<|im_end|>' }}"
+    )
+    own = ChatFormat(ChatTemplate(source), tokenizer("bytes"))
+    with pytest.raises(
+        UserError, match=r"message 2 has the weight 0, but its text cannot be located: .* 4 texts of 2 answers"
+    ):
+        own.encode([LETTERS[0], LETTERS[1] | {"weight": 0}, *LETTERS[2:]])
+
+
 def test_reasoning_is_a_target_and_begins_a_sequence() -> None:
     """The template removes reasoning from earlier answers, so each answer is trained as the last message."""
     own = form("think", "bytes")
