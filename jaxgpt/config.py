@@ -29,6 +29,7 @@ MAX_ROWS = 2**16  # maximum num_beams and num_return_sequences
 
 NEW_TOKENS = 200  # default max_new_tokens, reduced if the text must fit the context
 SEED = 1337  # default seed for sampling
+OF_CHATS = ("chat_template_kwargs", "answer_tokens")  # settings of `data` that a model has been trained with
 SET_VARIABLES = ("messages", "tools", "add_generation_prompt")  # variables of chat templates that jaxgpt sets
 
 # Names in the registries of jaxgpt/ops, and "none". A program may add functions: docs/own/activation.md, docs/own/norm.md.

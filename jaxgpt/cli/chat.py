@@ -67,6 +67,8 @@ def chat(
     note_sampling(lm, sampling)
     messages = [{"role": "system", "content": system}] if system else []
     conversation = Chat(lm, messages, chat_template_kwargs=variables)
+    if conversation.warning and not stop:
+        note(conversation.warning)
 
     def answer(text: str, number: int = 0) -> Iterator[Any]:
         key = (seed + number) % 2**32  # the seed plus the number of previous answers

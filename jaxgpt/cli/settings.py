@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jaxgpt.config import Config, changes, flat, from_json
+from jaxgpt.config import OF_CHATS, Config, changes, flat, from_json
 from jaxgpt.errors import UserError, did_you_mean
-from jaxgpt.files import read_bytes
+from jaxgpt.files import parse_json, read_bytes
 from jaxgpt.mix import path_of, with_paths
 from jaxgpt.presets import DEFAULT, PRESETS, preset
 
@@ -68,13 +68,29 @@ def _from_here(base: Config, settings: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
+def unset_of_chats(target: str) -> list[str]:
+    """Return the names of the settings in `OF_CHATS` that a preset or file does not set; a run sets all."""
+    if target in ("", *PRESETS):
+        return [*OF_CHATS]
+    if not Path(target).is_file():
+        return []
+    data = parse_json(read_bytes(Path(target)), target).get("data", {})
+    return [name for name in OF_CHATS if name not in data]
+
+
 def with_weights(
-    base: Config, init_from: str, settings: Mapping[str, Any], keep: bool, keep_optimizer: bool = False
+    base: Config,
+    init_from: str,
+    settings: Mapping[str, Any],
+    keep: bool,
+    keep_optimizer: bool = False,
+    inherited: Collection[str] = (),
 ) -> Config:
     """Return a config that starts from the weights of `init_from`, with their model and tokenizer.
 
     With `keep`, dropout and, unless positions are learned, the context length come from `base`. With `keep_optimizer`, the
-    run also starts from the optimizer state, by default of the last checkpoint instead of the best.
+    run also starts from the optimizer state, by default of the last checkpoint instead of the best. `inherited` are names of
+    settings of `data` that come from the run of the weights.
 
     Raises:
         UserError: if `init_from` does not exist, a setting is invalid or changes the tokenizer or any other model setting, or
@@ -85,11 +101,13 @@ def with_weights(
 
     directory, _ = parse_checkpoint(init_from)
     run = open_run(directory)
-    model = run.config().model
+    its = run.config()
+    model = its.model
     free = ["dropout"] if model.positions == "learned" else ["dropout", "block_size"]  # overridable model settings
     own = {name: getattr(base.model, name) for name in free} if keep else {}
     # Absolute paths stay valid if the run is used from a different directory.
     data = replace(base.data, tokenizer=str((directory / "tokenizer.json").absolute()))
+    data = replace(data, **{name: getattr(its.data, name) for name in inherited})
     weights = replace(base, model=replace(model, **own), data=data, state_from="")
     if keep_optimizer:
         weights = _with_state(weights, init_from)
@@ -152,6 +170,16 @@ def origin(config: Config) -> str:
     if config.state_from:
         return f"the weights and the optimizer state of {config.state_from}"
     return f"the weights of {config.init_from}" if config.init_from else "random weights"
+
+
+def inherited_note(config: Config, inherited: Collection[str], init_from: str) -> str:
+    """Describe the settings of `data` that a config has from the run of its initial weights; "": none."""
+    used = list[str]()
+    for name in inherited:
+        value = getattr(config.data, name)
+        if value:
+            used.append(f"data.{name} {value if isinstance(value, str) else ' '.join(value)}")
+    return f"using {' and '.join(used)}, as {init_from}" if used else ""
 
 
 def with_vocab(config: Config) -> Config:

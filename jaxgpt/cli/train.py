@@ -7,7 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from jaxgpt.cli.options import NO_SETTINGS, GivenSettings
-from jaxgpt.cli.settings import differing, named_config, origin, with_settings, with_weights
+from jaxgpt.cli.settings import (
+    differing,
+    inherited_note,
+    named_config,
+    origin,
+    unset_of_chats,
+    with_settings,
+    with_weights,
+)
 from jaxgpt.config import Config, DistributedConfig, TrainConfig
 from jaxgpt.errors import TrainingFailed, UserError
 from jaxgpt.presets import PRESETS
@@ -88,7 +96,11 @@ def train(
                 printer.note(f"using the settings of {source}, starting from {origin(config)}")
             elif weights:
                 keep = keep_optimizer or bool(base.state_from and not init_from)
-                config = with_weights(base, weights, settings, keep=given, keep_optimizer=keep)
+                inherited = [name for name in unset_of_chats(target) if f"data.{name}" not in settings]
+                config = with_weights(base, weights, settings, given, keep, inherited)
+                used = inherited_note(config, inherited, weights)
+                if used:
+                    printer.note(used)
             else:
                 config = started(base, settings)
             start = Start(config, out, overwrite)

@@ -7,6 +7,7 @@ llama.cpp's RWKV tokenizer: it finds the longest token, and has no default speci
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,12 +20,14 @@ from jaxgpt.convert.gguf_tokenizer import (
     NORMAL,
     SPACE,
     TEMPLATE,
+    TEMPLATES,
     UNKNOWN,
     UNUSED,
     USER_DEFINED,
     escaped,
     read_tokenizer,
 )
+from jaxgpt.convert.templates import definition
 from jaxgpt.data.cuts import GPT2, LLAMA3, word_pattern
 from jaxgpt.data.tokenizer import ByteTokenizer, CharTokenizer, SubwordTokenizer, Tokenizer
 from jaxgpt.errors import UserError
@@ -32,6 +35,9 @@ from jaxgpt.errors import UserError
 UNSCORED = -1e6  # score of a token that no merge forms
 NAMES = {GPT2: "gpt-2", LLAMA3[1]: "qwen2"}
 LLAMACPP_NAMES = ("bos_token", "eos_token")  # variables of chat templates in llama.cpp
+ALWAYS = (
+    "enable_thinking",
+)  # variables that llama.cpp sets even if its caller does not: true, if the template reads it
 DIGITS = {"type": "Digits", "individual_digits": True}
 BYTE_NAMES = frozenset(f"<0x{byte:02X}>" for byte in range(256))
 # Texts for comparing the tokenizer of a file with the original.
@@ -73,10 +79,22 @@ def describe(tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]:
 
     values |= _special_ids(tokenizer)
     metadata = {f"{GGML}{name}": value for name, value in values.items()}
-    if tokenizer.special.chat_template is not None:
-        metadata[TEMPLATE] = _template(tokenizer, tokenizer.special.chat_template, values)
+    metadata |= _templates(tokenizer, values)
     _check_ids(tokenizer, metadata)
     return metadata
+
+
+def _templates(tokenizer: Tokenizer, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Describe the chat templates; names have letters, digits and underscores."""
+    metadata = dict[str, Any]()
+    names = list[str]()
+    for name, source in tokenizer.special.templates.items():
+        key = TEMPLATE
+        if name != "default":
+            names.append(re.sub(r"[^A-Za-z0-9]", "_", name))
+            key = f"{TEMPLATE}.{names[-1]}"
+        metadata[key] = _template(tokenizer, source, values)
+    return metadata | {TEMPLATES: names} if names else metadata
 
 
 def _check_ids(tokenizer: Tokenizer, metadata: Mapping[str, Any]) -> None:
@@ -134,8 +152,7 @@ def _template(tokenizer: Tokenizer, source: str, values: Mapping[str, Any]) -> s
     lines = []
     for name, token in wanted.items():
         if name in source and given.get(name) != token:
-            text = json.dumps(token, ensure_ascii=False)
-            lines.append(f"{{% set {name} = {text} %}}\n")
+            lines.append(definition(name, token) + "\n")
     return "".join(lines) + source
 
 

@@ -48,7 +48,7 @@ def export_gguf(run: str | Path, target: Path, kind: str = "f32", checkpoint: st
         family, model = exported_form(config.model)
         architecture = llamacpp.architecture_of(family.name)
         model = llamacpp.express(architecture, model)
-        tokenizer.special = exported_special_tokens(tokenizer, config)
+        tokenizer.special = exported_special_tokens(tokenizer, config, gguf_describe.ALWAYS)
         metadata = {
             "general.name": _name(run),
             "general.file_type": _file_type(kind),

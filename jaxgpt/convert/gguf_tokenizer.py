@@ -21,7 +21,8 @@ from jaxgpt.data.tokenizer import (
 from jaxgpt.errors import UserError, short_repr
 
 GGML = "tokenizer.ggml."
-TEMPLATE = "tokenizer.chat_template"
+TEMPLATE = "tokenizer.chat_template"  # with a dot and a name: a template with this name
+TEMPLATES = "tokenizer.chat_templates"  # names of templates
 
 # llama.cpp token types.
 NORMAL = 1
@@ -148,8 +149,8 @@ def read_special_tokens(metadata: Mapping[str, Any], where: str) -> SpecialToken
     """
     tokens = _array(metadata, "tokens", str, where)
     types = _array(metadata, "token_type", int, where)
-    template = metadata.get(TEMPLATE)
-    names: dict[str, Any] = {"chat_template": template} if isinstance(template, str) else {}
+    template = _templates(metadata)
+    names: dict[str, Any] = {} if template is None else {"chat_template": template}
     if not tokens:
         return SpecialTokens({}, names)
     ids = _special_ids(metadata, tokens, where)
@@ -162,6 +163,18 @@ def read_special_tokens(metadata: Mapping[str, Any], where: str) -> SpecialToken
         generation["eos_token_id"] = ends if len(ends) > 1 else ends[0]
     names |= {f"{name}_token": tokens[ids[name]] for name in ("bos", "eos", "pad", "unk") if name in ids}
     return SpecialTokens(generation, names)
+
+
+def _templates(metadata: Mapping[str, Any]) -> str | list[dict[str, str]] | None:
+    """Return the chat template of a file, several as a list of names and templates, or None."""
+    named = list[dict[str, str]]()
+    for key, value in metadata.items():
+        if isinstance(value, str) and key.startswith(f"{TEMPLATE}."):
+            named.append({"name": key.removeprefix(f"{TEMPLATE}."), "template": value})
+    default = metadata.get(TEMPLATE)
+    if not isinstance(default, str):
+        return named or None
+    return [{"name": "default", "template": default}, *named] if named else default
 
 
 def _special_ids(metadata: Mapping[str, Any], tokens: list[str], where: str) -> dict[str, int]:

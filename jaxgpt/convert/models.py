@@ -20,6 +20,7 @@ from jaxgpt.convert.engines import engines
 from jaxgpt.convert.family import Family, canonical
 from jaxgpt.convert.files import DTYPES, SECOND_COPY, SHARD_BYTES, Weights, is_gguf
 from jaxgpt.convert.options import Options
+from jaxgpt.convert.templates import with_defaults
 from jaxgpt.convert.tensors import (
     Format,
     check_change,
@@ -315,10 +316,11 @@ def _read(source: WeightSource) -> tuple[Info, Any]:
     return source.info, source.read(Place())
 
 
-def exported_special_tokens(tokenizer: Tokenizer, config: Config) -> SpecialTokens:
+def exported_special_tokens(tokenizer: Tokenizer, config: Config, always: Collection[str] = ()) -> SpecialTokens:
     """Return the special tokens of an exported model; the tokenizer supplies missing tokens for transformers.
 
-    The end of the assistant's turn in the chat template comes first among the ids that end a text.
+    The end of the assistant's turn in the chat template comes first among the ids that end a text. The variables of the run
+    become defaults of its chat templates; `always` as in `with_defaults`.
     """
     eos = tokenizer.eos_id
     bos = next(iter(tokenizer.bos_ids), None)
@@ -336,4 +338,5 @@ def exported_special_tokens(tokenizer: Tokenizer, config: Config) -> SpecialToke
     for name, i in (("eos_token", eos), ("bos_token", bos)):
         if i is not None:
             tokens[name] = tokenizer.decode([i])
-    return SpecialTokens(generation, tokens | dict(tokenizer.special.tokenizer), tokenizer.special.missing)
+    special = SpecialTokens(generation, tokens | dict(tokenizer.special.tokenizer), tokenizer.special.missing)
+    return with_defaults(special, config.data.template_variables, always)

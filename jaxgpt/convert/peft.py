@@ -23,7 +23,7 @@ from flax.traverse_util import unflatten_dict
 from jaxgpt.checkpoint.run import check_new_run, complete_run, parse_checkpoint
 from jaxgpt.checkpoint.source import Place, open_source
 from jaxgpt.checkpoint.store import save_params, weights_at
-from jaxgpt.config import Config, LoraConfig, ModelConfig
+from jaxgpt.config import OF_CHATS, Config, LoraConfig, ModelConfig
 from jaxgpt.convert import gpt2
 from jaxgpt.convert.adapter_tokenizer import adapter_tokenizer
 from jaxgpt.convert.card import CARD, model_card
@@ -127,6 +127,8 @@ def import_adapter(source: Path, target: Path, init_from: str) -> Converted:
     lora, adapters = read_adapter(source, model)
     config = imported_config(target, model, init_from=where, lora=lora)
     tokenizer, note = adapter_tokenizer(source, base.run.tokenizer(), model.vocab_size)
+    of_chats = {name: getattr(base.config.data, name) for name in OF_CHATS}
+    config = replace(config, data=replace(config.data, **of_chats))
     frozen = base.read_frozen(Place())
     with complete_run(target, config, tokenizer) as run:
         metadata = {"config": asdict(config), "base": frozen.checksum}

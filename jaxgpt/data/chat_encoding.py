@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxgpt.config import DataConfig, check_variables
 from jaxgpt.data.chat_frame import Frame, TurnEnd, find_end, read_frame
-from jaxgpt.data.chat_template import ChatTemplate, Message, Rendered, check_messages
+from jaxgpt.data.chat_template import ChatTemplate, Message, Rendered
 from jaxgpt.data.control_tokens import ControlTokens, unused_mark
 from jaxgpt.data.tokenizer import SubwordTokenizer, Tokenizer
 from jaxgpt.errors import UserError, short_repr
@@ -37,6 +37,21 @@ class Part(NamedTuple):
     adds_end: bool = False  # followed by the `ids` of the end of the turn
 
 
+Range = tuple[int, int]  # [begin, end) of the characters in the text of a conversation
+
+
+class Turn(NamedTuple):
+    """The place of an answer in the text of a conversation, in characters."""
+
+    begin: int  # end of the text that chat sends before the answer; 0: unknown
+    end: int | None  # end of the answer; None: unknown
+    stop: int  # end of the text that ends the turn
+
+    def is_marked(self, targets: Sequence[Range]) -> bool:
+        """Return whether a target begins in the answer."""
+        return self.end is not None and any(self.begin <= begin <= self.end for begin, _ in targets)
+
+
 class ChatFormat:
     """The format of conversations: a chat template and the tokenizer of its text.
 
@@ -55,7 +70,7 @@ class ChatFormat:
         Raises:
             UserError: if the messages are malformed, or the template or the tokenizer rejects them.
         """
-        sequences, mark = self._sequences(check_messages(messages), tools, is_prompt=True)
+        sequences, mark = self._sequences(self.template.readable(messages), tools, is_prompt=True)
         ids: list[int] = self._encode(sequences[-1], mark).ids.tolist()
         return ids
 
@@ -69,7 +84,7 @@ class ChatFormat:
             UserError: as in `prompt_ids`; if no message has the role assistant; without `{% generation %}`: if the first
                 message has this role, or the text of an answer cannot be located.
         """
-        messages = check_messages(messages)
+        messages = self.template.readable(messages)
         roles = [message["role"] for message in messages]
         if "assistant" not in roles:
             raise UserError(
@@ -101,6 +116,19 @@ class ChatFormat:
     def end(self) -> TurnEnd:
         """The end of the assistant's turn."""
         return find_end(self.frame.tail, self.tokenizer, self._control)
+
+    @property
+    def warning(self) -> str:
+        """A line that says that the end of the turn is unknown; "": it is known."""
+        if self.end.stop_id is not None or self.end.stop:
+            return ""
+        if self.frame.tail is None:
+            problem = "the end of a turn cannot be derived from the chat template"
+        else:
+            problem = "the chat template renders no end of a turn, and the tokenizer has no end-of-text token"
+        return (
+            f"{problem}: answers may not stop; add the end to the chat template, or pass stop strings to chat (--stop)"
+        )
 
     @cached_property
     def _control(self) -> ControlTokens:
@@ -240,46 +268,43 @@ class ChatFormat:
         """Split a conversation at `{% generation %}`; targets begin after the prompt and include the end of the turn."""
         text = view.prompt(len(view.messages)) if is_prompt else whole.text
         targets = [self._without_tail(text, begin, end) for begin, end in whole.spans]
-        omitted = list[tuple[int, int]]()  # messages with the weight 0
         cuts = {0, len(text)}
-        ends = set[int]()
+        omitted = list[Range]()  # messages with the weight 0
+        ends = set[int]()  # indices at which the end of a turn is missing in the text
         for n in view.answers(first=0):
-            prompt = view.prompt(n) if n else ""
-            begin = len(prompt) if n and text.startswith(prompt) else 0
-            cuts.add(begin)
-            targets = [(begin, b) if a < begin < b else (a, b) for a, b in targets]
-
-            end = self._end_of(view.after(n), text)
-            if end is None:
-                continue
-            # A template may render the end between messages, but not after the last one.
-            name = self._added_end
-            is_rendered = name != "" and text.startswith(name, end)
-            # Text after the end of the turn is never generated.
-            stop = end + len(name if is_rendered else self.end.text)
-            targets = [(a, stop) if begin <= a <= stop < b else (a, b) for a, b in targets]
+            turn = self._locate(view, n, text)
             message = view.messages[n]
-            is_marked = any(begin <= a <= end for a, _ in targets)
-            if is_marked or message.get("tool_calls") or not message.get("content"):
-                targets.append((end, stop))
-                if not is_rendered:
-                    ends.add(end)
+            cuts.add(turn.begin)
+            targets = [_within(turn, each) for each in targets]
+            if turn.end is None:
+                if message.get("weight") == 0 and not is_prompt:
+                    omitted.append(_span_of(view, n, whole))
+                continue
+            if turn.is_marked(targets) or message.get("tool_calls") or not message.get("content"):
+                targets.append((turn.end, turn.stop))
+                if not self.end.text and turn.stop == turn.end:
+                    ends.add(turn.end)
             if message.get("weight") == 0:
-                omitted.append((begin, stop))
-        if not is_prompt:
-            last = max(b for _, b in targets)
+                omitted.append((turn.begin, turn.stop))
+
+        if not is_prompt:  # a training sequence ends with its last target
+            last = max(end for _, end in targets)
             cuts = {min(cut, last) for cut in cuts}
+        return _split(text, cuts, targets, omitted, ends)
 
-        parts = list[Part]()
-        bounds = sorted(cuts.union(*targets))
-        for begin, end in pairwise(bounds):
-            is_target = _covers(targets, begin, end) and not _covers(omitted, begin, end)
-            parts.append(Part(text[begin:end], is_target))
-            if end in ends and not self.end.text:
-                parts.append(Part("", is_target=not _covers(omitted, end, end), adds_end=True))
-        return parts
+    def _locate(self, view: _View, n: int, text: str) -> Turn:
+        """Locate message n in the text of a conversation."""
+        prompt = view.prompt(n) if n else ""
+        begin = len(prompt) if text.startswith(prompt) else 0
+        end = self._end_of(view.after(n), text)
+        if end is None:
+            return Turn(begin, None, begin)
+        # A template may render the end between messages, but not after the last one.
+        name = self._added_end
+        is_rendered = name != "" and text.startswith(name, end)
+        return Turn(begin, end, end + len(name if is_rendered else self.end.text))
 
-    def _without_tail(self, text: str, begin: int, end: int) -> tuple[int, int]:
+    def _without_tail(self, text: str, begin: int, end: int) -> Range:
         """Return the range of a marked answer without the text after the end of its turn, which is never generated."""
         tail = self.frame.tail or ""
         if self.end.text and text.endswith(tail, begin, end):
@@ -321,7 +346,50 @@ def _not_located(view: _View, n: int) -> UserError:
     return UserError(f"the assistant's text in message {n + 1} cannot be located: {problem}; {solution}")
 
 
-def _covers(ranges: Sequence[tuple[int, int]], begin: int, end: int) -> bool:
+def _span_of(view: _View, n: int, whole: Rendered) -> Range:
+    """Return the marked range of message n, if each answer has one."""
+    answers = [*view.answers(first=0)]
+    if len(answers) != len(whole.spans):
+        raise UserError(
+            f"message {n + 1} has the weight 0, but its text cannot be located: the chat template changes earlier text, and "
+            f"marks {len(whole.spans)} texts of {len(answers)} answers; mark each answer with {{% generation %}}, or omit "
+            f"such records"
+        )
+    return whole.spans[answers.index(n)]
+
+
+def _within(turn: Turn, target: Range) -> Range:
+    """Return a target without the text before a turn that begins in it, and without the text after the end of this turn.
+
+    Chat sends the text before the turn, and text after its end is never generated.
+    """
+    begin, end = target
+    if begin < turn.begin < end:
+        begin = turn.begin
+    if turn.end is not None and turn.begin <= begin <= turn.stop < end:
+        end = turn.stop
+    return begin, end
+
+
+def _split(text: str, cuts: set[int], targets: Sequence[Range], omitted: Sequence[Range], ends: set[int]) -> list[Part]:
+    """Split a text into parts.
+
+    Args:
+        text: text of a conversation.
+        cuts: indices at which parts begin or end, in addition to the bounds of targets.
+        targets: ranges of targets.
+        omitted: ranges without targets.
+        ends: indices at which to add the end of a turn.
+    """
+    parts = list[Part]()
+    for begin, end in pairwise(sorted(cuts.union(*targets))):
+        parts.append(Part(text[begin:end], _covers(targets, begin, end) and not _covers(omitted, begin, end)))
+        if end in ends:
+            parts.append(Part("", is_target=not _covers(omitted, end, end), adds_end=True))
+    return parts
+
+
+def _covers(ranges: Sequence[Range], begin: int, end: int) -> bool:
     return any(a <= begin and end <= b for a, b in ranges)
 
 
@@ -372,31 +440,40 @@ def encode_messages(
 
 
 def chat_format(
-    tokenizer: Tokenizer, data: DataConfig, variables: Mapping[str, Any] | None = None, date: str = ""
+    tokenizer: Tokenizer,
+    data: DataConfig,
+    variables: Mapping[str, Any] | None = None,
+    date: str = "",
+    with_tools: bool = False,
 ) -> ChatFormat | None:
-    """Return the format of a model's conversations; None: the model has no chat template.
+    """Return the format of a model's conversations; None: the model has no chat template for them.
 
     Args:
         tokenizer: tokenizer of the model, with its special tokens.
         data: `data` settings of the run.
         variables: variables of the template, in addition to `data.chat_template_kwargs`.
         date: date for templates that include it; empty: today.
+        with_tools: conversations with tools; some models have a template for them, named tool_use.
 
     Raises:
         UserError: if a variable is not a JSON value.
     """
-    source = tokenizer.special.chat_template
+    special = tokenizer.special
+    source = special.tool_template if with_tools else special.chat_template
     if source is None:
         return None
     given = data.template_variables | check_variables(variables or {})
-    values = json.dumps(tokenizer.special.variables | given)
+    values = json.dumps(special.variables | given)
     return _known_format(tokenizer, source, values, date, data.answer_tokens)  # type: ignore[arg-type]  # as above
 
 
 def stop_ids(tokenizer: Tokenizer, data: DataConfig) -> tuple[int, ...]:
-    """Return the ids that end a generated text: the end of the assistant's turn, if any, then the end-of-text ids."""
-    form = chat_format(tokenizer, data)
-    ids = () if form is None or form.end.stop_id is None else (form.end.stop_id,)
+    """Return the ids that end a generated text: the ends of the assistant's turn, if any, then the end-of-text ids."""
+    ids = list[int]()
+    for with_tools in (False, True):
+        form = chat_format(tokenizer, data, with_tools=with_tools)
+        if form is not None and form.end.stop_id is not None:
+            ids.append(form.end.stop_id)
     return tuple(dict.fromkeys((*ids, *tokenizer.end_ids)))
 
 

@@ -1,19 +1,20 @@
 """The frame of messages in a chat template: headers, the end of a turn, and text added to answers.
 
-A template is a program, so the frame is read from renderings of short messages.
+A template is a program, so the frame is read from renderings of short conversations.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from jaxgpt.data.chat_template import ChatTemplate
+from jaxgpt.data.chat_template import CONTEXTS, PROBED, ChatTemplate
 from jaxgpt.data.control_tokens import ControlTokens
 from jaxgpt.data.tokenizer import SubwordTokenizer, Tokenizer
 from jaxgpt.errors import UserError
 
 QUESTION = {"role": "user", "content": "Zq7question"}
 ANSWER = {"role": "assistant", "content": "Zq7answer"}
+OTHER = {"role": "assistant", "content": "Kj4hobbit"}  # an answer of the same length, with other letters
 
 
 class Frame(NamedTuple):
@@ -54,41 +55,105 @@ class TurnEnd(NamedTuple):
 
 
 def read_frame(template: ChatTemplate) -> Frame:
-    """Read the frame of messages from renderings of a question and an answer."""
-    try:
-        prompt = template.render([QUESTION]).text
-        question = template.render([QUESTION], add_generation_prompt=False).text
-        whole = template.render([QUESTION, ANSWER], add_generation_prompt=False).text
-    except UserError:
-        return Frame()
-    before, found, tail = whole.rpartition(ANSWER["content"])
-    if not found:
-        return Frame()
+    """Read the frame of messages from renderings of a question and an answer.
 
-    frame = Frame(tail=tail, around_user=question.replace(QUESTION["content"], "\n"))
-    added = before[len(prompt) :] if before.startswith(prompt) else ""
-    if not added.strip():  # white space before an answer belongs to the first token of the answer
-        return frame._replace(lead=added)
-    if prompt == question:
-        header = added.rstrip(" ")
-        return frame._replace(header=header, lead=added.removeprefix(header))
-    if _is_generated(template, prompt, added):
-        return frame._replace(kept_opening=added)
-    return frame._replace(opening=added)
-
-
-def _is_generated(template: ChatTemplate, prompt: str, added: str) -> bool:
-    """Return whether the model must generate a text that a template adds to the last answer.
-
-    It must if earlier answers have the text, too, or if they do not follow the prompt: then the text may continue the
-    prompt, for example end a think block.
+    A template may need a system message or tools, and may read only answers with a think block. Such an answer shows only the
+    tail.
     """
-    try:
-        whole = template.render([QUESTION, ANSWER, QUESTION]).text
-    except UserError:
-        return True
-    before, _, _ = whole.partition(ANSWER["content"])
-    return before.endswith(added) or not before.startswith(prompt)
+    for before, tools in CONTEXTS:
+        frame = _Probe(template, [*before, QUESTION], tools).frame()
+        if frame:
+            return frame
+    for before, tools in CONTEXTS:
+        probe = _Probe(template, [*before, QUESTION], tools, "<think>\nZq7thought\n</think>\n\n")
+        frame = probe.frame()
+        if frame:
+            return Frame(tail=frame.tail, around_user=frame.around_user)
+    return Frame()
+
+
+class _Probe(NamedTuple):
+    """A short conversation that shows the frame of a template.
+
+    Attributes:
+        template: chat template.
+        asked: messages up to a question.
+        tools: tools of the conversation.
+        thought: text before the answer in the content of the assistant's message.
+    """
+
+    template: ChatTemplate
+    asked: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None
+    thought: str = ""
+
+    def frame(self) -> Frame | None:
+        """Return the frame; None: the template fails, or its text does not depend on the answer."""
+        try:
+            prompt = self.rendered(add_generation_prompt=True)
+            question = self.rendered()
+            around = self.around_answer()
+        except UserError:
+            return None
+        if around is None:
+            return None
+        before, tail = around
+
+        frame = Frame(tail=tail, around_user=question.replace(QUESTION["content"], "\n"))
+        added = before[len(prompt) :] if before.startswith(prompt) else ""
+        if not added.strip():  # white space before an answer belongs to the first token of the answer
+            return frame._replace(lead=added)
+        if prompt == question:
+            header = added.rstrip(" ")
+            return frame._replace(header=header, lead=added.removeprefix(header))
+        if self.is_generated(prompt, added):
+            return frame._replace(kept_opening=added)
+        return frame._replace(opening=added)
+
+    def around_answer(self) -> tuple[str, str] | None:
+        """Return the texts before and after the last answer; None: unknown."""
+        whole = self.rendered(self.answer(ANSWER))
+        before, found, tail = whole.rpartition(ANSWER["content"])
+        if found:
+            return before, tail
+
+        # The template changes the content, for example to capitals: compare with the text of a different answer.
+        other = self.rendered(self.answer(OTHER))
+        if other == whole:
+            return None
+        return _common_prefix(whole, other), _common_prefix(whole[::-1], other[::-1])[::-1]
+
+    def is_generated(self, prompt: str, added: str) -> bool:
+        """Return whether the model must generate a text that the template adds to the last answer.
+
+        It must if earlier answers have the text, too, or if they do not follow the prompt: then the text may continue the
+        prompt, for example end a think block.
+        """
+        try:
+            one, two = (self.rendered(self.answer(answer), QUESTION) for answer in (ANSWER, OTHER))
+        except UserError:
+            return True
+        before = _common_prefix(one, two)
+        return before.endswith(added) or not before.startswith(prompt)
+
+    def answer(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """Return an answer with the thought before it."""
+        return answer | {"content": self.thought + answer["content"]}
+
+    def rendered(self, *after: dict[str, Any], add_generation_prompt: bool = False) -> str:
+        """Render the conversation with further messages."""
+        messages = [*self.asked, *after]
+        rendered = self.template.render(
+            messages, tools=self.tools, add_generation_prompt=add_generation_prompt, limit=PROBED
+        )
+        return rendered.text
+
+
+def _common_prefix(one: str, two: str) -> str:
+    for n, (first, second) in enumerate(zip(one, two, strict=False)):
+        if first != second:
+            return one[:n]
+    return min(one, two, key=len)
 
 
 def find_end(tail: str | None, tokenizer: Tokenizer, control: ControlTokens) -> TurnEnd:

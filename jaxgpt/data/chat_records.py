@@ -6,7 +6,6 @@ docs/finetune.md lists the accepted shapes.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -77,23 +76,12 @@ class ChatRecord(NamedTuple):
 
     Attributes:
         messages: dicts with `role`, `content` (a string; missing: only calls) and the other fields of the message, if not null;
-            `tool_calls` have an object as `arguments`; `weight` 0: an assistant message that is not a target.
+            `tool_calls` have an object or its JSON as `arguments`; `weight` 0: an assistant message that is not a target.
         tools: descriptions of functions, as in the record; None: no tools.
     """
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
-
-    def with_text_arguments(self) -> ChatRecord:
-        """Return the conversation with the JSON of the arguments of calls, which some templates need."""
-        messages = []
-        for message in self.messages:
-            calls = []
-            for call in message.get("tool_calls", ()):
-                arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
-                calls.append(call | {"function": call["function"] | {"arguments": arguments}})
-            messages.append(message | {"tool_calls": calls} if calls else message)
-        return ChatRecord(messages, self.tools)
 
 
 class Pair(NamedTuple):
@@ -324,7 +312,7 @@ def _text(content: Any, where: str) -> str:
 
 
 def _calls(calls: Any, where: str) -> list[dict[str, Any]]:
-    """Convert calls to `{"type": "function", "function": {"name": ..., "arguments": {...}}}`, with ids if given."""
+    """Convert calls to `{"type": "function", "function": {"name": ..., "arguments": ...}}`, with ids if given."""
     calls = _parsed(calls, f"the call of {where}")
     converted = list[dict[str, Any]]()
     for call in calls if isinstance(calls, list) else [calls]:
@@ -349,8 +337,8 @@ def _check_arguments(function: Mapping[str, Any], where: str) -> None:
             )
 
 
-def _arguments(arguments: Any, where: str) -> dict[str, Any]:
-    """Return the arguments of a call as an object: they may be its JSON, or missing."""
+def _arguments(arguments: Any, where: str) -> dict[str, Any] | str:
+    """Check the arguments of a call, an object or its JSON, and return them as given; an empty object if they are missing."""
     if arguments is None or arguments == "":
         return {}
     parsed = _parsed(arguments, f"the arguments of a call of {where}")
@@ -358,7 +346,7 @@ def _arguments(arguments: Any, where: str) -> dict[str, Any]:
         raise UserError(f"{where} has a call with arguments that are not an object: {short_repr(arguments)}")
     if repeats_key(parsed):
         raise UserError(f"{where} has a call with a key that is given twice: {short_repr(parsed)}; remove one")
-    return parsed
+    return arguments if isinstance(arguments, str) else parsed
 
 
 def _parsed(value: Any, what: str) -> Any:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import cached_property
+from itertools import product
 from typing import Any, NamedTuple
 
 import jinja2
+import jinja2.meta
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
@@ -18,13 +21,23 @@ from jinja2.utils import Namespace
 from jaxgpt.errors import UserError, short_repr
 
 RENDERED = 1 << 24  # maximum number of characters of a rendered conversation
-PROBED = 1 << 18  # maximum number of characters of a rendered `PROBE`
+PROBED = 1 << 18  # maximum number of characters of a short conversation that shows what a template reads and adds
 MARK = secrets.token_hex(16)  # delimiter of the assistant's text; random, so that no message contains it
 
 Message = Mapping[str, Any]
 Tools = Sequence[Mapping[str, Any]]
 
+SYSTEM = {"role": "system", "content": "Zq7system"}
+FUNCTION = {"name": "Zq7function", "description": "Zq7", "parameters": {"type": "object", "properties": {}}}
+# Messages before a question, and tools, in the order of trial: some templates need a system message or tools.
+CONTEXTS: tuple[tuple[list[dict[str, Any]], list[dict[str, Any]] | None], ...] = (
+    ([], None),
+    ([SYSTEM], None),
+    ([], [{"type": "function", "function": FUNCTION}]),
+    ([SYSTEM], [{"type": "function", "function": FUNCTION}]),
+)
 PROBE = "Zq7probe"  # content of a message that shows which forms of content a template reads
+ARGUMENTS = {"Zq7name": "Zq7value"}  # arguments of a call that show which forms of arguments a template reads
 REASONING = ("reasoning_content", "thinking", "reasoning")  # names of the assistant's reasoning, in order of precedence
 
 
@@ -91,23 +104,40 @@ class ChatTemplate:
         self.answer_tokens = tuple(answer_tokens)
 
     def render(
-        self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Any] | None = None,
+        add_generation_prompt: bool = True,
+        limit: int = RENDERED,
     ) -> Rendered:
         """Render a conversation.
 
-        A content that is a string is passed to a template that reads only lists of parts as a list of one part, and a list of
-        text parts to a template that reads only strings as their concatenation: neither template would render the text.
+        Contents and arguments of calls are passed in the form that the template reads (`readable`).
 
         Args:
             messages: conversation, `[{"role": "user", "content": "Hi"}, ...]`.
             tools: descriptions of functions that the assistant may call, as JSON values; None: no tools.
             add_generation_prompt: end with the header of an assistant message.
+            limit: maximum number of characters.
 
         Raises:
             UserError: if the messages are malformed, or the template rejects them, fails, or renders too much text.
         """
-        readable = [self._readable(message) for message in check_messages(messages)]
-        return self._render(readable, tools, add_generation_prompt, RENDERED)
+        return self._render(self.readable(messages), tools, add_generation_prompt, limit)
+
+    def readable(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        """Return messages with contents and arguments of calls in the form that the template reads, otherwise as given.
+
+        A content that is a string is passed to a template that reads only lists of parts as a list of one part, and a list of
+        text parts to a template that reads only strings as their concatenation: neither template would render the text.
+        Likewise, arguments are passed as an object to a template that does not print their JSON, and as JSON to a template
+        that needs it.
+
+        Raises:
+            UserError: if the messages are malformed.
+        """
+        return [self._with_readable_calls(self._readable(message)) for message in check_messages(messages)]
 
     def _render(
         self, messages: Sequence[Message], tools: Sequence[Any] | None, add_generation_prompt: bool, limit: int
@@ -115,7 +145,7 @@ class ChatTemplate:
         """Render messages in the form that the template reads, with at most `limit` characters."""
         variables: dict[str, Any] = {"documents": None} | self.variables
         variables["messages"] = [for_templates(message) for message in messages]
-        variables["tools"] = list(tools) if tools else None
+        variables["tools"] = None if tools is None else list(tools)
         marked = ""
         try:
             for part in self._template.generate(variables, add_generation_prompt=add_generation_prompt):
@@ -160,21 +190,76 @@ class ChatTemplate:
 
     def _reads(self, content: Any) -> bool:
         """Return whether the template renders the text of a content, without the fields of its parts."""
-        try:
-            rendered = self._render([{"role": "user", "content": content}], None, False, PROBED)
-        except UserError:
-            return False
-        is_printed = any(field in rendered.text for field in ("'text'", '"text"'))
-        return PROBE in rendered.text and not is_printed
+        question = {"role": "user", "content": content}
+        for before, tools in CONTEXTS:
+            with suppress(UserError):
+                messages = [*(message | {"content": content} for message in before), question]
+                rendered = self._render(messages, tools, False, PROBED)
+                is_printed = any(field in rendered.text for field in ("'text'", '"text"'))
+                return PROBE in rendered.text and not is_printed
+        return False
+
+    def _with_readable_calls(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Return a message with the form of arguments that the template reads."""
+        calls = message.get("tool_calls")
+        if not isinstance(calls, list):
+            return message
+        return message | {"tool_calls": [self._readable_call(call) for call in calls]}
+
+    def _readable_call(self, call: Any) -> Any:
+        function = call.get("function", call) if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping):
+            return call
+        given = function.get("arguments")
+        arguments = given
+        if isinstance(given, str) and not self._reads_json:
+            arguments = _parsed(given)
+        elif isinstance(given, Mapping) and self._reads_json and not self._reads_object:
+            arguments = json.dumps(given, ensure_ascii=False)
+        if arguments is given:
+            return call
+        changed = {**function, "arguments": arguments}
+        return changed if function is call else {**call, "function": changed}
+
+    @cached_property
+    def _reads_json(self) -> bool:
+        """Whether the template prints arguments that are given as JSON."""
+        text = json.dumps(ARGUMENTS)
+        return any(text in rendered for rendered in self._with_call(text))
+
+    @cached_property
+    def _reads_object(self) -> bool:
+        return any(ARGUMENTS["Zq7name"] in rendered for rendered in self._with_call(ARGUMENTS))
+
+    def _with_call(self, arguments: Any) -> Iterator[str]:
+        """Render short conversations with a call, with and without other things that a template may need."""
+        call = {"id": "Zq7callid", "type": "function", "function": {"name": "Zq7function", "arguments": arguments}}
+        answer = {"role": "assistant", "tool_calls": [call]}
+        result = {"role": "tool", "name": "Zq7function", "tool_call_id": "Zq7callid", "content": PROBE}
+        question = {"role": "user", "content": PROBE}
+        for (before, tools), content, after in product(CONTEXTS, ({}, {"content": ""}), ([], [result])):
+            messages = [*before, question, answer | content, *after]
+            with suppress(UserError):
+                yield self._render([self._readable(message) for message in messages], tools, False, PROBED).text
 
     @cached_property
     def strings(self) -> frozenset[str]:
         """The string constants of the template's expressions, for example strings that it looks for in messages."""
+        constants = self._syntax.find_all(jinja2.nodes.Const)
+        return frozenset(node.value for node in constants if isinstance(node.value, str))
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The names of the variables that the template reads."""
+        return frozenset(jinja2.meta.find_undeclared_variables(self._syntax))
+
+    @cached_property
+    def _syntax(self) -> jinja2.nodes.Template:
+        """The parsed template; an empty template if it has an error, which `render` reports."""
         try:
-            syntax = self._environment.parse(self.source)
-        except jinja2.TemplateSyntaxError:  # `render` reports it
-            return frozenset()
-        return frozenset(node.value for node in syntax.find_all(jinja2.nodes.Const) if isinstance(node.value, str))
+            return self._environment.parse(self.source)
+        except jinja2.TemplateSyntaxError:
+            return self._environment.parse("")
 
     @cached_property
     def _template(self) -> jinja2.Template:
@@ -257,6 +342,15 @@ def _check_public(name: Any) -> None:
         raise jinja2.exceptions.SecurityError(
             f"a namespace has no attribute {name!r}: rename it without the underscore"
         )
+
+
+def _parsed(arguments: str) -> Any:
+    """Parse arguments that are the JSON of an object; return other texts as they are."""
+    try:
+        parsed = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    return parsed if isinstance(parsed, dict) else arguments
 
 
 def _raise(message: str) -> None:

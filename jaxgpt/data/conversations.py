@@ -26,6 +26,22 @@ MIN_HELD_OUT = 20  # minimum number of validation conversations for comparing ru
 Sequences = list[Conversation]  # the sequences of a conversation, usually a single one
 
 
+class Templates(NamedTuple):
+    """The chat templates of a model.
+
+    Attributes:
+        plain: template of conversations without tools; None: the model has no template for them.
+        with_tools: template of conversations with tools.
+    """
+
+    plain: ChatTemplate | None
+    with_tools: ChatTemplate | None
+
+    def of(self, chat: ChatRecord | Pair) -> ChatTemplate | None:
+        """Return the template of a conversation."""
+        return self.plain if isinstance(chat, Pair) or chat.tools is None else self.with_tools
+
+
 class Loaded(NamedTuple):
     """The conversations of `data.path`.
 
@@ -52,14 +68,14 @@ def load_conversations(config: Config, tokenizer: Tokenizer, progress: Progress 
             conversation remains.
     """
     path = Path(config.data.path)
-    form = chat_format(tokenizer, config.data, date=DATE)
-    template = form.template if form else None
+    forms = [chat_format(tokenizer, config.data, date=DATE, with_tools=with_tools) for with_tools in (False, True)]
+    templates = Templates(*(form.template if form else None for form in forms))
 
     # Read and encode.
     files = find_files(path)
     skipped = Skipped(config.data.on_error)
-    read_train = read_conversations(files.train, tokenizer, template, skipped, progress)
-    read_val = read_conversations(files.val, tokenizer, template, skipped, progress)
+    read_train = read_conversations(files.train, tokenizer, templates, skipped, progress)
+    read_val = read_conversations(files.val, tokenizer, templates, skipped, progress)
     if not read_train:
         raise no_conversations(path, skipped)
 
@@ -81,8 +97,11 @@ def load_conversations(config: Config, tokenizer: Tokenizer, progress: Progress 
     packed = pack_conversations(itertools.chain(*train), config.window)
     packed_val = pack_conversations(itertools.chain(*held_out), config.window)
     notes = [_described([*train, *held_out], path), f"windows {packed.fill(config.window):.1%} full"]
-    if form and form.added_target:
-        notes.append(f"the chat template adds {short_repr(form.added_target)} to answers, a target")
+    for form in dict.fromkeys(filter(None, forms)):
+        if form.added_target:
+            notes.append(f"the chat template adds {short_repr(form.added_target)} to answers, a target")
+        if form.warning:
+            notes.append(f"warning: {form.warning}")
     if files.unused:
         notes.append(f"{plural(len(files.unused), 'file')} not used, such as {files.unused[0]}")
     truncated = truncated_train + truncated_val
@@ -170,7 +189,7 @@ def pack_conversations(conversations: Iterable[Conversation], block_size: int) -
 def read_conversations(
     files: Sequence[Path],
     tokenizer: Tokenizer,
-    template: ChatTemplate | None,
+    templates: Templates,
     skipped: Skipped,
     progress: Progress = NO_PROGRESS,
 ) -> list[Sequences]:
@@ -178,7 +197,7 @@ def read_conversations(
     conversations = list[Sequences]()
     for where, chat in read_chats(files, skipped, progress):
         try:
-            conversations.append(encode_conversation(chat, tokenizer, template))
+            conversations.append(encode_conversation(chat, tokenizer, templates.of(chat)))
         except UserError as e:
             skipped.add("that cannot be encoded", where, str(e))
     return conversations
@@ -200,16 +219,6 @@ def encode_conversation(chat: ChatRecord | Pair, tokenizer: Tokenizer, template:
         chat = chat.chat
     if template is None:
         raise UserError("messages need a chat template, which the model lacks: use a prompt and a completion (strings)")
-    try:
-        return _encode_chat(chat, tokenizer, template)
-    except UserError:
-        as_text = chat.with_text_arguments()
-        if as_text == chat:
-            raise
-    return _encode_chat(as_text, tokenizer, template)
-
-
-def _encode_chat(chat: ChatRecord, tokenizer: Tokenizer, template: ChatTemplate) -> Sequences:
     sequences = encode_messages(chat.messages, chat.tools, tokenizer, template)
     omitted = _omitted_tools(chat, template) | _omitted_calls(chat, template)
     if omitted:

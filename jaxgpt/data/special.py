@@ -60,15 +60,22 @@ class SpecialTokens:
         return self.names | {name: "" for name, token in self._named() if token is None}
 
     @property
+    def templates(self) -> dict[str, str]:
+        """Jinja sources of the chat templates, keyed by name; a single template without a name is the default."""
+        templates = self.tokenizer.get("chat_template")
+        if isinstance(templates, list):
+            return {each["name"]: each["template"] for each in templates}
+        return {} if templates is None else {"default": templates}
+
+    @property
     def chat_template(self) -> str | None:
         """Jinja source of the chat template; None: the model has no template."""
-        templates = self.tokenizer.get("chat_template")
-        if not isinstance(templates, list):
-            return templates
-        for each in templates:
-            if each["name"] == "default":
-                return str(each["template"])
-        return None
+        return self.templates.get("default")
+
+    @property
+    def tool_template(self) -> str | None:
+        """Jinja source of the chat template for conversations with tools, as in transformers; None: no template."""
+        return self.templates.get("tool_use", self.chat_template)
 
     @property
     def tokens(self) -> set[str]:

@@ -31,6 +31,7 @@ class Chat:
         reused: number of leading tokens of the last prompt in the cache of the previous turn; 0 if reuse saves no
             computation.
         prompt_tokens: number of tokens of the last prompt, the rendered messages.
+        warning: a line if the end of the assistant's turn is unknown, so that answers may not stop; otherwise "".
     """
 
     def __init__(
@@ -54,7 +55,8 @@ class Chat:
             UserError: if `lm` is not an LM with a chat template, or the messages or variables are malformed.
         """
         check_lm(lm)
-        self._format = _format(lm, chat_template_kwargs)
+        self._format = _format(lm, chat_template_kwargs, with_tools=tools is not None)
+        self.warning = self._format.warning
         self._tools = tools
         self._lm = for_decoding(lm)
         self._state: SamplerState | None = None  # state after the last piece; None: nothing to reuse
@@ -178,8 +180,13 @@ def chat(
     return end.done
 
 
-def _format(lm: LM, variables: Mapping[str, Any] | None) -> ChatFormat:
-    form = chat_format(lm.tokenizer, lm.config.data, variables)
+def _format(lm: LM, variables: Mapping[str, Any] | None, with_tools: bool) -> ChatFormat:
+    form = chat_format(lm.tokenizer, lm.config.data, variables, with_tools=with_tools)
+    if form is None and lm.tokenizer.special.templates:
+        names = ", ".join(lm.tokenizer.special.templates)
+        raise UserError(
+            f"{lm.source or 'the model'} has no chat template named default, only {names}: add one to the model"
+        )
     if form is None:
         raise UserError(
             f"{lm.source or 'the model'} has no chat template: import an instruction-tuned model, or continue "

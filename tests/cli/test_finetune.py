@@ -12,6 +12,7 @@ from helpers import flags, jaxgpt
 from test_chat import talker
 
 from jaxgpt import load, save
+from jaxgpt.checkpoint.run import Run
 from jaxgpt.trainer.metrics import read_metrics
 
 SETTINGS = flags(data__path="chats.jsonl", data__window=64, train__batch_size=4, optim__learning_rate=0.02)
@@ -133,3 +134,49 @@ def test_records_can_be_skipped() -> None:
     out = jaxgpt("data", "report", "base", "--data.path", "chats.jsonl", "--data.on-error", "skip").out
     assert "99 conversations with 139 answers in chats.jsonl; " in out
     assert "skipped 1 record: 1 unreadable (first: chats.jsonl, line 7: not valid JSON (" in out
+
+
+QUICK = flags(train__steps=1, train__sample_tokens=0, mesh__data=1)
+VARIABLES = '{"think": false}'
+
+
+def tuned() -> None:
+    """Fine-tune a run with variables of its chat template, and a token in its answers."""
+    finetune("tuned", *QUICK, "--data.chat-template-kwargs", VARIABLES, "--data.answer-tokens", "<|im_start|>")
+
+
+def tuned_again(*settings: str, target: str = "finetune") -> str:
+    """Fine-tune the fine-tuned run; return the notes."""
+    result = jaxgpt("train", target, "--init-from", "tuned", "--out", "again", *SETTINGS, *QUICK, *settings)
+    assert result.code == 0, result.err
+    return str(result.err)
+
+
+def test_a_run_that_starts_from_a_fine_tuned_run_inherits_the_format_of_its_conversations() -> None:
+    tuned()
+    assert f"using data.chat_template_kwargs {VARIABLES} and data.answer_tokens <|im_start|>, as tuned" in tuned_again()
+    data = Run(Path("again")).config().data
+    assert (data.template_variables, data.answer_tokens) == ({"think": False}, ("<|im_start|>",))
+
+
+def test_given_settings_of_conversations_are_not_inherited() -> None:
+    tuned()
+    notes = tuned_again("--data.chat-template-kwargs", "{}")
+    assert "using data.answer_tokens <|im_start|>, as tuned" in notes
+    data = Run(Path("again")).config().data
+    assert (data.template_variables, data.answer_tokens) == ({}, ("<|im_start|>",))
+
+
+def test_a_file_of_settings_inherits_what_it_does_not_set() -> None:
+    tuned()
+    Path("a.json").write_text('{"data": {"answer_tokens": []}}')
+    tuned_again(target="a.json")
+    data = Run(Path("again")).config().data
+    assert (data.template_variables, data.answer_tokens) == ({"think": False}, ())
+
+
+def test_a_repeated_run_keeps_its_own_format_of_conversations() -> None:
+    tuned()
+    tuned_again("--data.chat-template-kwargs", "{}")
+    assert jaxgpt("train", "again", "--out", "third").code == 0
+    assert Run(Path("third")).config().data.template_variables == {}

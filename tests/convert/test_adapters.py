@@ -55,6 +55,17 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_an_imported_adapter_has_the_format_of_conversations_of_its_base(written: Path, tmp_path: Path) -> None:
+    copytree(written / "llama", tmp_path / "base")
+    base = Run(tmp_path / "base")
+    config = base.config()
+    data = replace(config.data, chat_template_kwargs='{"think": false}', answer_tokens=("<think>",))
+    write_settings(base, replace(config, data=data), base.tokenizer())
+    assert jaxgpt("import", str(written / "adapter"), "again", "--init-from", str(base.path)).code == 0
+    found = Run(Path("again")).config().data
+    assert (found.template_variables, found.answer_tokens) == ({"think": False}, ("<think>",))
+
+
 @pytest.mark.ci
 def test_separate_adapters_share_a_fused_matrix(written: Path) -> None:
     """PEFT treats GPT-2's c_attn as one matrix: the adapters of q and v become one block adapter, and their ranks add up."""

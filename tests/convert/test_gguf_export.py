@@ -206,6 +206,15 @@ def test_an_imported_tokenizer_is_restored() -> None:
     assert [again.encode(text).tolist() for text in TEXTS] == [first.encode(text).tolist() for text in TEXTS]
 
 
+def test_templates_with_names_are_restored() -> None:
+    named = {"tokenizer.chat_template.tool_use": "{{ tools }}", "tokenizer.chat_templates": ["tool_use"]}
+    metadata = SPM | {"tokenizer.chat_template": "{{ messages }}"} | named
+    tokenizer = read_tokenizer(metadata, "m.gguf")
+    assert tokenizer.special.templates == {"default": "{{ messages }}", "tool_use": "{{ tools }}"}
+    written = describe(tokenizer, V)
+    assert {name: written[name] for name in named} == named
+
+
 def chat_tokenizer(template: str, **names: str | None) -> Tokenizer:
     """Return a tokenizer of SentencePiece with a chat template; its texts end with `</s>`."""
     tokenizer = read_tokenizer(SPM, "m.gguf")

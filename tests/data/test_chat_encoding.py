@@ -59,6 +59,7 @@ TEMPLATES = PUBLISHED | {
     "marks": MARKS,
     "headed": HEADED,
     "think": THINK,
+    "capitals": PLAIN.replace("m.content", "m.content | upper"),
     "no header": TURNS,
     "no end": "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}",
@@ -199,7 +200,7 @@ def test_training_ids_are_the_ids_that_chat_sends_and_the_answer_and_the_end(
     assert not last.is_target[len(prompt) - 1]
     if own.end.stop_id is not None:
         assert answer[-1] == own.end.stop_id
-    if kind in LOSSLESS and name not in ("llama-2", "llama-3", "gemma"):
+    if kind in LOSSLESS and name not in ("llama-2", "llama-3", "gemma", "capitals"):
         end = own.end.text or own.tokenizer.decode(list(own.end.ids))
         assert own.tokenizer.decode(answer) == messages[-1]["content"] + end
 
@@ -271,6 +272,61 @@ def test_the_end_of_an_empty_answer_is_a_target(name: str) -> None:
 )
 def test_the_end_of_a_turn_comes_from_the_template(name: str, end: TurnEnd) -> None:
     assert form(name, "bytes").end == end
+
+
+NEEDS_SYSTEM = "{% if messages[0].role != 'system' %}{{ raise_exception('no system message') }}{% endif %}"
+# Text before a template, the expression of a content, and the rendered answer.
+CHANGES = {
+    "needs a system message": (NEEDS_SYSTEM, "m.content", "Yes."),
+    "omits all without a system message": (
+        "{% set messages = messages if messages[0].role == 'system' else [] %}",
+        "m.content",
+        "Yes.",
+    ),
+    "capitals": ("", "(m.content | upper)", "YES."),
+    "escapes": ("", "(m.content | urlencode | replace('e', '%65'))", "Y%65s."),
+    "strips letters": ("", "m.content.strip('Zqrs.')", "Ye"),
+    "reverses": ("", "(m.content | reverse)", ".seY"),
+    "truncates": ("", "m.content[:3]", "Yes"),
+    "needs a think block": ("", "m.content.split('</think>')[1 if m.role == 'assistant' else 0]", "Yes."),
+    "needs a system message with parts": (NEEDS_SYSTEM, "m.content[0].text", "Yes."),
+}
+
+
+@pytest.mark.parametrize("base", [PLAIN, MARKS], ids=["plain", "marks"])
+@pytest.mark.parametrize("case", CHANGES)
+def test_the_end_of_a_turn_is_known_if_the_template_needs_or_changes_more(case: str, base: str) -> None:
+    before, content, answer = CHANGES[case]
+    own = ChatFormat(ChatTemplate(before + base.replace("m.content", content)), tokenizer("bytes"))
+    assert own.end == TurnEnd("<|im_end|>", stop_id=259)
+    assert own.warning == ""
+    given = "</think>Yes." if "think" in case else "Yes."
+    messages = [{"role": "system", "content": "Be brief."}, user("Is it?"), assistant(given)]
+    assert said(own, messages) == [answer + "<|im_end|>"]
+    [encoded] = own.encode(messages)
+    prompt = own.prompt_ids(messages[:2])
+    assert encoded.ids[: len(prompt)].tolist() == prompt
+
+
+def test_an_unknown_end_of_a_turn_is_a_warning() -> None:
+    own = ChatFormat(
+        ChatTemplate("{% if messages | length < 9 %}{{ raise_exception('short') }}{% endif %}"), tokenizer("bytes")
+    )
+    assert own.warning.startswith("the end of a turn cannot be derived from the chat template: answers may not stop")
+
+
+def test_a_template_without_an_end_and_no_end_of_text_is_a_warning() -> None:
+    own = ChatFormat(ChatTemplate(TEMPLATES["no end"]), ByteTokenizer())
+    assert own.warning.startswith(
+        "the chat template renders no end of a turn, and the tokenizer has no end-of-text token"
+    )
+
+
+def test_text_parts_are_joined_for_a_template_of_texts_that_needs_a_system_message() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    template = ChatTemplate(NEEDS_SYSTEM + PLAIN)
+    messages = [{"role": "system", "content": "x"}, user(parts)]
+    assert "ab<|im_end|>" in template.render(messages).text
 
 
 # The end of an answer is printed before the next message, so not after the last answer.
@@ -360,6 +416,31 @@ def test_a_message_of_weight_0_is_no_target() -> None:
     messages = [TALK[0], TALK[1] | {"weight": 0}, *TALK[2:]]
     for name in ("plain", "marked", "marks", "no end"):
         assert said(form(name, "bytes"), messages)[0] in ("Bye.<|im_end|>", "Bye.</s>")
+
+
+# Marks, and a text that only the last answer has: earlier turns are not found in the whole conversation.
+CHANGING = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role }}{% if m.role == 'assistant' %}{% generation %}"
+    "{{ ('!' if loop.last else '') + m.content + '<|im_end|>' }}{% endgeneration %}{% else %}{{ m.content }}"
+    "{% endif %}{% endfor %}"
+)
+
+
+def test_a_message_of_weight_0_is_no_target_if_the_template_changes_earlier_text() -> None:
+    own = ChatFormat(ChatTemplate(CHANGING), tokenizer("bytes"))
+    assert said(own, LETTERS) == ["B<|im_end|>D<|im_end|>"]
+    assert said(own, [LETTERS[0], LETTERS[1] | {"weight": 0}, *LETTERS[2:]]) == ["D<|im_end|>"]
+
+
+def test_a_message_of_weight_0_that_cannot_be_located_is_an_error() -> None:
+    source = CHANGING.replace(
+        "m.content + '<|im_end|>' }}", "m.content }}{% endgeneration %}{% generation %}{{ '<|im_end|>' }}"
+    )
+    own = ChatFormat(ChatTemplate(source), tokenizer("bytes"))
+    with pytest.raises(
+        UserError, match=r"message 2 has the weight 0, but its text cannot be located: .* 4 texts of 2 answers"
+    ):
+        own.encode([LETTERS[0], LETTERS[1] | {"weight": 0}, *LETTERS[2:]])
 
 
 def test_reasoning_is_a_target_and_begins_a_sequence() -> None:

@@ -100,8 +100,14 @@ SHAPES: dict[str, tuple[Any, list[Message]]] = {
     "calls": ({"messages": [USER, CALLS]}, [USER, CALLS]),
     "calls with a null content": ({"messages": [USER, CALLS | {"content": None}]}, [USER, CALLS]),
     "calls with a content": ({"messages": [USER, CALLS | {"content": ""}]}, [USER, CALLS | {"content": ""}]),
-    "arguments as JSON": ({"messages": [USER, CALLS | {"tool_calls": [call('{"x": 1}')]}]}, [USER, CALLS]),
-    "calls as JSON": ({"messages": [USER, CALLS | {"tool_calls": json.dumps([call('{"x": 1}')])}]}, [USER, CALLS]),
+    "arguments as JSON": (
+        {"messages": [USER, CALLS | {"tool_calls": [call('{"x": 1}')]}]},
+        [USER, CALLS | {"tool_calls": [call('{"x": 1}')]}],
+    ),
+    "calls as JSON": (
+        {"messages": [USER, CALLS | {"tool_calls": json.dumps([call('{"x": 1}')])}]},
+        [USER, CALLS | {"tool_calls": [call('{"x": 1}')]}],
+    ),
     "bare calls": (
         {"messages": [USER, CALLS | {"tool_calls": [{"name": "add", "arguments": {"x": 1}}]}]},
         [USER, CALLS],
@@ -117,7 +123,7 @@ SHAPES: dict[str, tuple[Any, list[Message]]] = {
                 {"role": "assistant", "content": None, "function_call": {"name": "add", "arguments": '{"x": 1}'}},
             ]
         },
-        [USER, CALLS],
+        [USER, CALLS | {"tool_calls": [call('{"x": 1}')]}],
     ),
     "LLaMA-Factory": (
         {
@@ -310,14 +316,6 @@ def as_parts(message: Message) -> Message:
     return message | {"content": [{"type": "text", "text": character} for character in message["content"]]}
 
 
-def with_text_arguments(message: Message) -> Message:
-    """Return a message with the arguments of its calls as JSON."""
-    if "tool_calls" not in message:
-        return message
-    texts = [call(json.dumps(each["function"]["arguments"])) for each in message["tool_calls"]]
-    return message | {"tool_calls": texts}
-
-
 def as_struct(message: Message) -> Message:
     """Return a message as a row of a Parquet column, with all fields of all rows."""
     return dict.fromkeys(("name", "weight", "tool_calls")) | message
@@ -329,6 +327,5 @@ def test_converted_shapes_are_equal(talk: list[Message]) -> None:
     assert expected == ChatRecord(talk)
     assert read_record({"conversations": [as_share_gpt(message) for message in talk]}) == expected
     assert read_record({"messages": [as_parts(message) for message in talk]}) == expected
-    assert read_record({"messages": [with_text_arguments(message) for message in talk]}) == expected
     assert read_record(without_nulls({"messages": [as_struct(message) for message in talk]})) == expected
     assert read_record({"messages": json.dumps(talk)}) == expected

@@ -438,3 +438,13 @@ def test_conversations_without_a_target_are_an_error(tmp_path: Path) -> None:
     path.write_text(json.dumps({"messages": [SYSTEM, TALK[0], answer]}))
     with pytest.raises(UserError, match=r"a\.jsonl has no target: all answers have the weight 0"):
         load(path, tokenizer(MARKED))
+
+
+def test_fine_tuning_says_that_the_end_of_a_turn_is_unknown(tmp_path: Path) -> None:
+    """The template accepts only conversations that begin with a word."""
+    source = "{% if 'Hi' not in messages[0].content %}{{ raise_exception('say Hi') }}{% endif %}" + MARKED
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"messages": TALK}))
+    assert "warning" not in load(path, tokenizer(MARKED))[2]
+    expected = "; warning: the end of a turn cannot be derived from the chat template: answers may not stop"
+    assert load(path, tokenizer(source))[2].count(expected) == 1

@@ -39,7 +39,7 @@ from jaxgpt.convert.models import FAMILIES, open_model
 from jaxgpt.convert.tensors import check_weights
 from jaxgpt.data.chat_files import Skipped
 from jaxgpt.data.chat_template import ChatTemplate
-from jaxgpt.data.conversations import read_conversations
+from jaxgpt.data.conversations import Templates, read_conversations
 from jaxgpt.data.cuts import LLAMA3, split_by
 from jaxgpt.data.tokenizer import ByteTokenizer, SubwordTokenizer
 from jaxgpt.data.tokenizer_files import load_tokenizer, make_tokenizer
@@ -222,7 +222,7 @@ def conversations(rng: Random) -> None:
     path = Path("chats.jsonl")
     path.write_bytes(data)
     bytes_and_names, template = chat()
-    found = read_conversations([path], bytes_and_names, template, Skipped("fail"))
+    found = read_conversations([path], bytes_and_names, Templates(template, template), Skipped("fail"))
     lines = [line for line in data.removeprefix(b"\xef\xbb\xbf").split(b"\n") if line.strip()]
     if not lines or lines[0].strip()[:1] == b"[" or lines[0].strip() == b"{":
         return  # empty, or read as a whole instead of line by line

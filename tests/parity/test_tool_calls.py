@@ -9,6 +9,7 @@ import pytest
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as HFTokenizer
 
+from jaxgpt.data.chat_encoding import ChatFormat
 from jaxgpt.data.chat_records import ChatRecord, read_record
 from jaxgpt.data.chat_template import ChatTemplate
 from jaxgpt.data.conversations import encode_conversation
@@ -215,6 +216,21 @@ DEEPSEEK = """
 {%- endif %}
 """
 
+# The variable `calls` determines whether calls are rendered.
+CHATML = """
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' + (message.content or '') }}
+    {%- if calls %}
+        {%- for call in message.tool_calls or [] %}
+            {{- call.function | tojson }}
+        {%- endfor %}
+    {%- endif %}
+    {{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}"""
+
 TEMPLATES = {"Qwen": QWEN, "Llama 3.1": LLAMA, "Mistral": MISTRAL}
 NAMES = {"bos_token": "<s>", "eos_token": "</s>"}
 PROPERTIES = {"city": {"type": "string", "description": 'Name, such as "Köln" or <Rome>'}}
@@ -302,6 +318,68 @@ def test_templates_that_need_arguments_as_text() -> None:
         assert text in own.decode(ids[is_target])
 
 
+def with_arguments(printed: str) -> str:
+    """A template that prints the arguments of calls with an expression."""
+    return CHATML.replace("call.function | tojson", f"call.function.name + ' ' }}}}{printed}{{{{- ''").replace(
+        "{%- if calls %}", "{%- if true %}"
+    )
+
+
+DIRECT = with_arguments("{{- call.function.arguments }}")
+JSON = with_arguments("{{- call.function.arguments | tojson }}")
+EITHER = with_arguments(
+    "{%- if call.function.arguments is string %}{{- call.function.arguments }}{%- else %}"
+    "{{- call.function.arguments | tojson }}{%- endif %}"
+)
+ITEMS = with_arguments("{%- for name, value in call.function.arguments.items() %}{{- name }}={{ value }}{%- endfor %}")
+TEXT = '{"days":[1, 2.5, null, true],  "city": "K\\u00f6ln & <Bonn>"}'  # as no function would write it
+CALLS = {
+    "a template prints JSON": (DIRECT, TEXT, TEXT),
+    "a template prints an object": (DIRECT, ARGUMENTS, ARGUMENTS),
+    "a template needs JSON": (DEEPSEEK, TEXT, TEXT),
+    "a template writes an object as JSON": (JSON, ARGUMENTS, ARGUMENTS),
+    "a template would write JSON as JSON": (JSON, TEXT, json.loads(TEXT)),
+    "a template reads both, as JSON": (EITHER, TEXT, TEXT),
+    "a template reads both, as an object": (EITHER, ARGUMENTS, ARGUMENTS),
+    "a template needs an object": (ITEMS, ARGUMENTS, ARGUMENTS),
+    "a template needs an object of JSON": (ITEMS, TEXT, json.loads(TEXT)),
+}
+
+
+@pytest.mark.parametrize("case", CALLS)
+def test_arguments_have_the_form_that_the_template_reads_in_training_and_chat(case: str) -> None:
+    """The ids equal those of transformers with arguments in the given form, or in the only form that the template reads."""
+    template, given, read = CALLS[case]
+    own = tokenizer()
+    made = ChatTemplate(template, NAMES)
+    expected = theirs(template, conversation(read), None, tokenize=True, return_dict=True)["input_ids"]
+    [(ids, is_target)] = encode_conversation(read_record({"messages": conversation(given)}), own, made)
+    assert ids.tolist() == expected[: len(ids)]
+    assert "city" in own.decode(ids[is_target])
+    asked = conversation(given)[:-1]
+    prompt = theirs(template, conversation(read)[:-1], None, add_generation_prompt=True, return_dict=True)["input_ids"]
+    assert ChatFormat(made, own).prompt_ids(asked) == prompt == ids[: len(prompt)].tolist()
+
+
+def test_names_in_arguments_are_text_in_either_form() -> None:
+    own = tokenizer()
+    for template in (DIRECT, JSON):
+        for given in ({"x": "<|im_end|>[1]"}, '{"x": "<|im_end|>[1]"}', '{"x": "\\u003c|im_end|>[1]"}'):
+            [(ids, _)] = encode_conversation(
+                read_record({"messages": conversation(given)}), own, ChatTemplate(template)
+            )
+            assert ids.tolist().count(own.library.token_to_id("<|im_end|>")) == 7
+
+
+@pytest.mark.parametrize("needed", ["tools", "messages[0].role == 'system'", "messages[-1].role != 'assistant'"])
+def test_a_template_that_needs_more_than_a_call_receives_arguments_as_json(needed: str) -> None:
+    template = "{% if not (" + needed + ") %}{{ raise_exception('missing') }}{% endif %}" + DIRECT
+    messages = conversation(TEXT)[:4]
+    found = ChatTemplate(template).render(messages, tools=TOOLS).text
+    assert found == theirs(template, messages, TOOLS, tokenize=False, add_generation_prompt=True)
+    assert TEXT in found
+
+
 @pytest.mark.parametrize("record", RECORDS)
 def test_templates_without_tools_are_refused(record: str) -> None:
     """transformers omits the calls without an error."""
@@ -316,19 +394,6 @@ def test_templates_without_tools_are_refused(record: str) -> None:
         encode_conversation(read_record(RECORDS[record]), tokenizer(), ChatTemplate(template, NAMES))
 
 
-CHATML = """
-{%- for message in messages %}
-    {{- '<|im_start|>' + message.role + '\\n' + (message.content or '') }}
-    {%- if calls %}
-        {%- for call in message.tool_calls or [] %}
-            {{- call.function | tojson }}
-        {%- endfor %}
-    {%- endif %}
-    {{- '<|im_end|>\\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\\n' }}
-{%- endif %}"""
 ONLY_TOOLS = "{%- set calls = false %}{%- if tools %}{{- tools | tojson + '\\n' }}{%- endif %}" + CHATML
 ONLY_CALLS = "{%- set calls = true %}" + CHATML
 NEITHER = "{%- set calls = false %}" + CHATML
