@@ -9,7 +9,7 @@ from typing import Any
 from jaxgpt.cli.parse import NO_SETTINGS, GivenSettings
 from jaxgpt.cli.settings import differing, named_config, origin, with_settings, with_weights
 from jaxgpt.config import Config, DistributedConfig, TrainConfig
-from jaxgpt.errors import TrainingFailed, UserError
+from jaxgpt.errors import TrainingFailed, UserError, one_line
 from jaxgpt.presets import PRESETS
 from jaxgpt.signals import UNFINISHED
 
@@ -97,6 +97,13 @@ def train(
             outcome = loop.train(start, printer)
         except TrainingFailed as e:
             raise TrainingFailed(f"{e}; resume with: {printer.resume_command}") from None
+        except Exception as e:
+            notes = getattr(e, "__notes__", [])  # the saved step, after an error of the user's own code
+            if not notes:
+                raise
+            saved = "; ".join(note.removeprefix("jaxgpt: ") for note in notes)
+            name = type(e).__name__
+            raise TrainingFailed(f"{name}: {one_line(e, 300)}: {saved}; resume with: {printer.resume_command}") from e
     return UNFINISHED if outcome.stopped else 0
 
 
