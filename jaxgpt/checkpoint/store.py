@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import keystr, tree_leaves_with_path
 
-from jaxgpt.checkpoint.run import check_backslash, open_run, parse_checkpoint
+from jaxgpt.checkpoint.run import check_backslash, open_run, parse_checkpoint, replaced_note
 from jaxgpt.config import Config, TrainConfig, from_json
 from jaxgpt.errors import UserError, WriteFailed, one_line
 from jaxgpt.files import parse_json, read_bytes, sha256_file, sync_directory, write_atomically
@@ -248,7 +248,9 @@ def resolve_step(directory: Path, which: str) -> int:
     """
     steps = saved_steps(directory)
     if not steps:
-        raise UserError(f"no complete checkpoint in {directory}: training saves at evaluations and when it stops")
+        message = f"no complete checkpoint in {directory}: training saves at evaluations and when it stops"
+        kept = replaced_note(directory.parent)
+        raise UserError(f"{message}; {kept}" if kept else message)
     if which == "best":
         infos, damaged = read_checkpoints(directory)
         if damaged:

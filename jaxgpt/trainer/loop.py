@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from jaxgpt.checkpoint.run import Run, check_backslash, other_files, write_settings
+from jaxgpt.checkpoint.run import Run, check_backslash, other_files, replaced_note, write_settings
 from jaxgpt.checkpoint.space import check_space
 from jaxgpt.checkpoint.store import Info, Saver
 from jaxgpt.config import Config, TrainConfig
@@ -149,6 +149,9 @@ def check_target(start: Start, program: Program, note: Callable[[str], None]) ->
     """Check the space for a new run before its directory is created, and note that other files there are kept."""
     run = Run(Path(start.out or "runs"))
     check_space(run, program.abstract.state, program.config.train, note, start.overwrite)
+    kept = replaced_note(run.path) if start.overwrite else ""
+    if kept:
+        note(f"{kept}, and is restored before {run.path} is replaced again")
     others = other_files(run.path) if start.out else []
     if others:
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from jaxgpt.checkpoint.data import about_data
-from jaxgpt.checkpoint.run import Run, write_settings
+from jaxgpt.checkpoint.run import Run, delete_replaced, write_settings
 from jaxgpt.checkpoint.store import Info, Saver
 from jaxgpt.config import Config, changes
 from jaxgpt.counts import flops_per_token
@@ -83,11 +83,17 @@ class Recorder:
         self._ended: deque[tuple[int, dict[str, Any], dict[str, float], dict[str, float]]] = deque()
 
     def steps(self, steps: range, metrics: dict[str, jax.Array]) -> None:
-        """Add the metrics of a call, and read the metrics of `LAG` calls ago; block on the first call."""
+        """Add the metrics of a call, and read the metrics of `LAG` calls ago; block on the first call.
+
+        After the first call, an old run that the run replaces is deleted.
+        """
         self._in_flight.append((steps, metrics))
         self.done = steps.stop
         self.saver.check()
-        self.read(LAG if steps.start > self.first.step else 0)
+        is_first = steps.start == self.first.step
+        self.read(0 if is_first else LAG)
+        if is_first and is_leader():
+            delete_replaced(self.saver.directory.parent)
 
     def read(self, leave: int = 0) -> None:
         """Read, check and write the metrics of all calls in flight except the last `leave`."""
