@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.checkpoint.store import Info, checkpoints
-from jaxgpt.config import Config, MeshConfig, OptimConfig, to_json
+from jaxgpt.config import Config, DataConfig, MeshConfig, OptimConfig, to_json
 from jaxgpt.data import Batches, Data, open_data
 from jaxgpt.errors import TrainingFailed, UserError
 from jaxgpt.lm import load, save
@@ -186,6 +186,20 @@ def test_data_that_become_unreadable_stop_the_run_and_lose_no_step(
             run(small_run(), "out")
     assert [line["step"] for line in read_metrics(Path("out/metrics.jsonl")) if "loss" in line] == list(range(6))
     assert int(run(small_run(), "out", resume=True).state.step) == 8
+
+
+def test_a_token_file_that_is_truncated_while_it_is_read_stops_the_run_and_loses_no_step() -> None:
+    """Reading beyond the end of the mapped file would kill the process with SIGBUS."""
+    np.random.default_rng(0).integers(0, 250, 400_000).astype("<u2").tofile("ids.bin")
+    before = Path("ids.bin").read_bytes()
+    config = replace(small_run(eval_every=8, eval_windows=4), data=DataConfig(path="ids.bin", tokenizer="byte"))
+    straight = train(Start(config, "straight"), Silent())
+    message = r"ids\.bin was truncated .* it has 4,096 of 800,000 bytes; .*: stopped, the checkpoint of step [45] is kept"
+    with pytest.raises(TrainingFailed, match=message):
+        train(Start(config, "out"), Silent({1: lambda: os.truncate("ids.bin", 4096)}))
+    Path("ids.bin").write_bytes(before)
+    resumed = train(Start(config, run=Run(Path("out"))), Silent())
+    assert same_bits(resumed.state, straight.state)
 
 
 @pytest.mark.parametrize(
