@@ -27,7 +27,7 @@ from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokenizer_files import load_saved_tokenizer, save_tokenizer
 from jaxgpt.directories import NEW, REPLACED, RUN_FILES, RUN_NEEDED
 from jaxgpt.errors import TrainingFailed, UserError, WriteFailed, full_disk_fix, nearest, reported
-from jaxgpt.files import JSON_BYTES, LOCK, check_renames, parse_json, read_bytes, sole_writer, write_atomically
+from jaxgpt.files import JSON_BYTES, LOCK, check_renames, missing, parse_json, read_bytes, sole_writer, write_atomically
 
 REPLACING = 5.0  # maximum seconds to wait for a process that replaces a run
 # Files in REPLACED.
@@ -92,18 +92,19 @@ def open_run(path: Path) -> Run:
     """Open an existing run, after `recover`. Raises `UserError` if `path` is not a run."""
     recover(path)
     run = Run(path)
+    _check_link(path)
     if not path.is_dir():
         raise UserError(f"no run at {path}{runs_near(path)}: expected a run directory, as written by `jaxgpt train`")
-    missing = [name for name in RUN_NEEDED if not (path / name).exists()]
-    if run.exists() and not missing:
+    absent = [name for name in RUN_NEEDED if not (path / name).exists()]
+    if run.exists() and not absent:
         return run
     if any(path.glob("*.safetensors")):
         base = " --init-from BASE" if (path / "adapter_config.json").exists() else ""
         raise UserError(f"{path} is a model of a different library, not a run: use jaxgpt import {path} RUN{base}")
-    if missing == ["checkpoints"]:
+    if absent == ["checkpoints"]:
         fix = f"restore it, or start again from step 0: jaxgpt train {path / 'config.json'} --out NEW"
         raise UserError(f"{run.checkpoints} is missing: {fix}")
-    raise UserError(f"{path} is not a run: it has no {missing[0]} (expected: {', '.join(RUN_NEEDED)})")
+    raise UserError(f"{path} is not a run: it has no {absent[0]} (expected: {', '.join(RUN_NEEDED)})")
 
 
 def runs_near(path: Path) -> str:
@@ -220,6 +221,12 @@ def check_path(path: Path) -> None:
     check_backslash(path)
 
 
+def _check_link(path: Path) -> None:
+    """Raise `UserError` if a path is a link to a missing directory."""
+    if path.is_symlink() and not path.exists():
+        raise missing(path)
+
+
 def check_backslash(path: Path) -> None:
     """Raise `UserError` if a path contains a backslash: TensorStore would read and write a different path."""
     if "\\" in str(path.absolute()):
@@ -232,6 +239,7 @@ def check_backslash(path: Path) -> None:
 def check_free(path: Path, overwrite: bool) -> None:
     """Raise `UserError` if a run cannot be created in a directory; unrelated files are allowed."""
     check_path(path)
+    _check_link(path)
     recover(path)
     if Run(path).exists():
         if not overwrite:
@@ -278,6 +286,7 @@ def _new_directory(preset: str) -> Path:
 @contextmanager
 def _locked(path: Path, overwrite: bool) -> Iterator[None]:
     """Create the directory of a run if missing, and lock it; on exit, delete it if it is new and empty."""
+    _check_link(path)
     created = not path.exists()
     if created:
         with reported(f"cannot write the run to {path}"):
@@ -353,7 +362,8 @@ def recover(path: Path) -> None:
 
 def _interrupted(path: Path) -> bool:
     """Return whether the settings of an old run have been moved out, and those of the new run not moved in."""
-    return (path / REPLACED / "config.json").exists() and not (path / "config.json").exists()
+    with reported(f"cannot read {path}"):
+        return (path / REPLACED / "config.json").exists() and not (path / "config.json").exists()
 
 
 def _recover(path: Path) -> None:

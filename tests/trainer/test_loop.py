@@ -194,7 +194,9 @@ def test_a_token_file_that_is_truncated_while_it_is_read_stops_the_run_and_loses
     before = Path("ids.bin").read_bytes()
     config = replace(small_run(eval_every=8, eval_windows=4), data=DataConfig(path="ids.bin", tokenizer="byte"))
     straight = train(Start(config, "straight"), Silent())
-    message = r"ids\.bin was truncated .* it has 4,096 of 800,000 bytes; .*: stopped, the checkpoint of step [45] is kept"
+    message = (
+        r"ids\.bin was truncated .* it has 4,096 of 800,000 bytes; .*: stopped, the checkpoint of step [45] is kept"
+    )
     with pytest.raises(TrainingFailed, match=message):
         train(Start(config, "out"), Silent({1: lambda: os.truncate("ids.bin", 4096)}))
     Path("ids.bin").write_bytes(before)
