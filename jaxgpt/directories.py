@@ -77,12 +77,17 @@ def list_files(directory: Path) -> Listing:
 
 
 def output_kind(directory: Path) -> str:
-    """Return what a directory holds if its files are not text, such as "run"; "" for other directories."""
+    """Return what a directory holds if its files are not text, such as "run"; "" for other directories.
+
+    Raises:
+        UserError: if the directory cannot be read.
+    """
     if is_prepared(directory):
         return "directory of token ids"
     if _holds_run(directory):
         return "run"
-    has_config = any((directory / name).is_file() for name in ("config.json", "adapter_config.json"))
+    with reported(f"cannot read {directory}"):
+        has_config = any((directory / name).is_file() for name in ("config.json", "adapter_config.json"))
     if has_config and any(directory.glob("*.safetensors")):
         return "exported model"
     return ""
@@ -181,9 +186,10 @@ def _receives_output(path: Path) -> bool:
 
 def _holds_run(directory: Path) -> bool:
     """Return whether a directory holds a run, or the draft of a run that is created or replaced."""
-    if (directory / "config.json").is_file() and (directory / "checkpoints").is_dir():
-        return True
-    return any((directory / draft / "checkpoints").is_dir() for draft in (NEW, REPLACED))
+    with reported(f"cannot read {directory}"):
+        if (directory / "config.json").is_file() and (directory / "checkpoints").is_dir():
+            return True
+        return any((directory / draft / "checkpoints").is_dir() for draft in (NEW, REPLACED))
 
 
 def _is_read_anyway(target: Path, root: Path) -> bool:

@@ -134,6 +134,13 @@ def exit_on_second_signal() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
+def keep_on_second_signal() -> None:
+    """Undo `exit_on_second_signal`, in a process that forwards its signals and waits for other processes."""
+    global _is_watching
+    _is_watching = False
+    signal.set_wakeup_fd(-1)
+
+
 def exit_now(reason: str, code: int) -> NoReturn:
     """Print a line and end the process, from any thread, without waiting for other threads."""
     with suppress(OSError):  # closed stream

@@ -8,7 +8,8 @@ metrics.jsonl           losses and speed of logged steps, and evaluations
 baselines.json          losses of the uniform and the n-gram models, bytes of text per token
 loss.png
 .lock                   locked by the writing process
-.new/, .replaced/       a new run while it is written; an old run while a new run replaces it
+.new/                   a new run while it is written
+.replaced/              the old run, until the new run that replaces it has taken a step (train) or is complete (import)
 """
 
 from __future__ import annotations
@@ -26,10 +27,16 @@ from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokenizer_files import load_saved_tokenizer, save_tokenizer
 from jaxgpt.directories import NEW, REPLACED, RUN_FILES, RUN_NEEDED
 from jaxgpt.errors import TrainingFailed, UserError, WriteFailed, full_disk_fix, nearest, reported
-from jaxgpt.files import JSON_BYTES, LOCK, check_renames, parse_json, read_bytes, sole_writer, write_atomically
+from jaxgpt.files import JSON_BYTES, LOCK, check_renames, missing, parse_json, read_bytes, sole_writer, write_atomically
 
 REPLACING = 5.0  # maximum seconds to wait for a process that replaces a run
-MOVED = "moved"  # file in REPLACED that shows that all files of the old run have been moved there
+# Files in REPLACED.
+MOVED = "moved"  # all files of the old run have been moved there
+KEPT = "kept"  # the old run is kept until the new run has taken a step
+
+
+class NotReplaced(TrainingFailed):
+    """A new run failed before its first step, and the run that it should replace is restored."""
 
 
 @dataclass(frozen=True)
@@ -85,18 +92,19 @@ def open_run(path: Path) -> Run:
     """Open an existing run, after `recover`. Raises `UserError` if `path` is not a run."""
     recover(path)
     run = Run(path)
+    _check_link(path)
     if not path.is_dir():
         raise UserError(f"no run at {path}{runs_near(path)}: expected a run directory, as written by `jaxgpt train`")
-    missing = [name for name in RUN_NEEDED if not (path / name).exists()]
-    if run.exists() and not missing:
+    absent = [name for name in RUN_NEEDED if not (path / name).exists()]
+    if run.exists() and not absent:
         return run
     if any(path.glob("*.safetensors")):
         base = " --init-from BASE" if (path / "adapter_config.json").exists() else ""
         raise UserError(f"{path} is a model of a different library, not a run: use jaxgpt import {path} RUN{base}")
-    if missing == ["checkpoints"]:
+    if absent == ["checkpoints"]:
         fix = f"restore it, or start again from step 0: jaxgpt train {path / 'config.json'} --out NEW"
         raise UserError(f"{run.checkpoints} is missing: {fix}")
-    raise UserError(f"{path} is not a run: it has no {missing[0]} (expected: {', '.join(RUN_NEEDED)})")
+    raise UserError(f"{path} is not a run: it has no {absent[0]} (expected: {', '.join(RUN_NEEDED)})")
 
 
 def runs_near(path: Path) -> str:
@@ -125,12 +133,22 @@ def new_run(out: str, config: Config, tokenizer: Tokenizer, overwrite: bool = Fa
     The run is locked in the context. A process killed at any moment leaves no run, the old run, or a new run that can be
     resumed; if the process was moving files, `recover` restores one of them. Raises `UserError` as in `check_free`, or if
     the directory is locked or cannot be written.
+
+    The replaced run is kept in `.replaced` until `delete_replaced`, after the first step of the new run. If an exception
+    leaves the context before that, the replaced run is restored.
     """
     path = Path(out) if out else _new_directory(config.preset)
     with _locked(path, overwrite):
-        with _draft(path, config, tokenizer):
+        with _draft(path, config, tokenizer, keep=True):
             pass
-        yield Run(path)
+        try:
+            yield Run(path)
+        except Exception as e:
+            if replaced_run(path):
+                with reported(f"cannot restore {path / REPLACED}"):
+                    _restore(path)
+                _add_restored(e, path)
+            raise
 
 
 @contextmanager
@@ -150,6 +168,44 @@ def complete_run(path: Path, config: Config, tokenizer: Tokenizer, overwrite: bo
             raise TrainingFailed(f"cannot write the run to {path}: {e.cause.strerror}{advice}") from None
 
 
+def replaced_run(path: Path) -> Path | None:
+    """Return the directory of the old run that a new run in `path` replaces, if the new run has not taken a step; or None."""
+    replaced = path / REPLACED
+    is_kept = all((replaced / name).exists() for name in ("config.json", MOVED, KEPT))
+    return replaced if is_kept and Run(path).exists() else None
+
+
+def replaced_note(path: Path) -> str:
+    """Return a note that names the directory of the old run that a new run in `path` replaces, as `replaced_run`, or ""."""
+    replaced = replaced_run(path)
+    return f"the run that {path} replaces is in {replaced} until the first step" if replaced else ""
+
+
+def delete_replaced(path: Path) -> None:
+    """Delete the old run that a new run has replaced, after which nothing restores it, or the rest of it."""
+    replaced = path / REPLACED
+    with suppress(OSError):
+        (replaced / "config.json").unlink(missing_ok=True)  # first: the rest is not a run, if this process is killed
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _restore(path: Path) -> None:
+    """Delete a new run without a step, and move the run that it should replace back."""
+    shutil.rmtree(path / NEW, ignore_errors=True)
+    (path / "config.json").unlink()  # `recover` finishes the rest, if this process is killed
+    _recover(path)
+
+
+def _add_restored(error: Exception, path: Path) -> None:
+    """Add to an error that the old run is restored: raise a new `TrainingFailed` or `UserError`; otherwise, add a note."""
+    restored = f"the old run in {path} is kept"
+    if isinstance(error, TrainingFailed):
+        raise NotReplaced(f"{error}; {restored}") from None
+    if isinstance(error, UserError):
+        raise UserError(f"{error}; {restored}") from None
+    error.add_note(f"jaxgpt: {restored}")
+
+
 def check_path(path: Path) -> None:
     """Raise `UserError` if a run cannot be created at a path: a bucket, a glob pattern or a backslash."""
     absolute = f"{path.absolute()}/"
@@ -165,6 +221,12 @@ def check_path(path: Path) -> None:
     check_backslash(path)
 
 
+def _check_link(path: Path) -> None:
+    """Raise `UserError` if a path is a link to a missing directory."""
+    if path.is_symlink() and not path.exists():
+        raise missing(path)
+
+
 def check_backslash(path: Path) -> None:
     """Raise `UserError` if a path contains a backslash: TensorStore would read and write a different path."""
     if "\\" in str(path.absolute()):
@@ -177,6 +239,7 @@ def check_backslash(path: Path) -> None:
 def check_free(path: Path, overwrite: bool) -> None:
     """Raise `UserError` if a run cannot be created in a directory; unrelated files are allowed."""
     check_path(path)
+    _check_link(path)
     recover(path)
     if Run(path).exists():
         if not overwrite:
@@ -223,6 +286,7 @@ def _new_directory(preset: str) -> Path:
 @contextmanager
 def _locked(path: Path, overwrite: bool) -> Iterator[None]:
     """Create the directory of a run if missing, and lock it; on exit, delete it if it is new and empty."""
+    _check_link(path)
     created = not path.exists()
     if created:
         with reported(f"cannot write the run to {path}"):
@@ -239,12 +303,18 @@ def _locked(path: Path, overwrite: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _draft(path: Path, config: Config, tokenizer: Tokenizer) -> Iterator[Run]:
-    """Yield a draft of a run with settings and tokenizer; then move it to `path`, replacing any run there."""
+def _draft(path: Path, config: Config, tokenizer: Tokenizer, keep: bool = False) -> Iterator[Run]:
+    """Yield a draft of a run with settings and tokenizer; then move it to `path`, and any run there to `.replaced`.
+
+    With `keep`, the old run stays in `.replaced`, see `replaced_run`. A run in `path` that has not taken a step since it
+    replaced an old run is deleted first, and the old run restored.
+    """
     draft = path / NEW
     replaced = path / REPLACED
     with reported(f"cannot write the run to {path}"):
         try:
+            if replaced_run(path):
+                _restore(path)
             shutil.rmtree(draft, ignore_errors=True)
             (draft / "checkpoints").mkdir(parents=True)
             check_renames(draft / "checkpoints", path)
@@ -252,12 +322,15 @@ def _draft(path: Path, config: Config, tokenizer: Tokenizer) -> Iterator[Run]:
 
             yield Run(draft)
 
-            shutil.rmtree(replaced, ignore_errors=True)
+            delete_replaced(path)
             replaced.mkdir()
+            if keep:
+                (replaced / KEPT).touch()
             _move(path, replaced, RUN_FILES)
             (replaced / MOVED).touch()
             _move(draft, path, RUN_FILES[::-1])
-            shutil.rmtree(replaced, ignore_errors=True)
+            if not replaced_run(path):
+                delete_replaced(path)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
             if _interrupted(path):  # a failed move
@@ -289,7 +362,8 @@ def recover(path: Path) -> None:
 
 def _interrupted(path: Path) -> bool:
     """Return whether the settings of an old run have been moved out, and those of the new run not moved in."""
-    return (path / REPLACED / "config.json").exists() and not (path / "config.json").exists()
+    with reported(f"cannot read {path}"):
+        return (path / REPLACED / "config.json").exists() and not (path / "config.json").exists()
 
 
 def _recover(path: Path) -> None:
@@ -299,11 +373,14 @@ def _recover(path: Path) -> None:
     is_moved = (replaced / MOVED).exists()
     if is_moved and (draft / "config.json").exists():
         _move(draft, path, RUN_FILES[::-1])
+        if not replaced_run(path):
+            delete_replaced(path)
     else:
         if is_moved:
             _delete(path, RUN_FILES)  # files of the new run
+            (replaced / MOVED).unlink()  # the files in `path` are now those of the old run
         _move(replaced, path, RUN_FILES[::-1])
-    shutil.rmtree(replaced, ignore_errors=True)
+        shutil.rmtree(replaced, ignore_errors=True)
     shutil.rmtree(draft, ignore_errors=True)
 
 

@@ -30,9 +30,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import keystr, tree_leaves_with_path
 
-from jaxgpt.checkpoint.run import check_backslash, open_run, parse_checkpoint
+from jaxgpt.checkpoint.run import check_backslash, open_run, parse_checkpoint, replaced_note
 from jaxgpt.config import Config, TrainConfig, from_json
-from jaxgpt.errors import UserError, WriteFailed, one_line
+from jaxgpt.errors import UserError, WriteFailed, one_line, reported
 from jaxgpt.files import parse_json, read_bytes, sha256_file, sync_directory, write_atomically
 from jaxgpt.parallel.processes import is_leader, is_peer_failure
 
@@ -213,8 +213,14 @@ def read_info(path: Path) -> Info:
 
 
 def saved_steps(directory: Path) -> list[int]:
-    """List the steps of the checkpoints, ascending."""
-    return sorted(int(path.name) for path in directory.glob("*") if path.name.isdecimal())
+    """List the steps of the checkpoints, ascending; [] if the directory is missing.
+
+    Raises:
+        UserError: if the directory cannot be read: a run must not start from step 0 again because of its permissions.
+    """
+    with reported(f"cannot read {directory}"), suppress(FileNotFoundError, NotADirectoryError):
+        return sorted(int(path.name) for path in directory.iterdir() if path.name.isdecimal())
+    return []
 
 
 def checkpoints(directory: Path) -> dict[int, Info]:
@@ -248,7 +254,9 @@ def resolve_step(directory: Path, which: str) -> int:
     """
     steps = saved_steps(directory)
     if not steps:
-        raise UserError(f"no complete checkpoint in {directory}: training saves at evaluations and when it stops")
+        message = f"no complete checkpoint in {directory}: training saves at evaluations and when it stops"
+        kept = replaced_note(directory.parent)
+        raise UserError(f"{message}; {kept}" if kept else message)
     if which == "best":
         infos, damaged = read_checkpoints(directory)
         if damaged:
@@ -306,6 +314,7 @@ def find_damage(path: Path, parts: tuple[str, ...] = PARTS) -> str:
 
 def _damage(path: Path, parts: tuple[str, ...]) -> str:
     """Describe the first file that is damaged or missing."""
+    _check_readable(path / SEAL)
     try:
         digests = read_info(path).sha256
     except UserError as e:
@@ -315,12 +324,24 @@ def _damage(path: Path, parts: tuple[str, ...]) -> str:
         is_other_part = bool(separator) and part not in parts
         if name == SEAL or is_other_part:
             continue
+        _check_readable(path / name)
         try:
             if sha256_file(path / name) != digest:
                 return f"{name} has changed since it was written"
         except (OSError, ValueError) as e:  # ValueError: a null byte in a forged name
             return f"{name} cannot be read ({getattr(e, 'strerror', e)})"
     return ""
+
+
+def _check_readable(file: Path) -> None:
+    """Raise `UserError` if this user may not read a file, which is no damage."""
+    try:
+        with file.open("rb"):
+            pass
+    except PermissionError as e:
+        raise UserError(f"cannot read {file}: {e.strerror}") from None
+    except (OSError, ValueError):  # damage
+        return
 
 
 def latest_valid(directory: Path, note: Callable[[str], None]) -> Info | None:

@@ -25,7 +25,7 @@ from jaxgpt.cli.output import note
 from jaxgpt.cli.parse import parse
 from jaxgpt.errors import UserError
 from jaxgpt.runtime import cores
-from jaxgpt.signals import SIGNALS, UNFINISHED
+from jaxgpt.signals import SIGNALS, UNFINISHED, keep_on_second_signal
 
 HERE = "127.0.0.1"
 STDERR_LINES = 200  # maximum lines of standard error to keep per process
@@ -78,15 +78,17 @@ class _Fleet:
         self.readers = list[threading.Thread]()
         self.errors = [deque[str](maxlen=STDERR_LINES) for _ in range(count)]
         self.forwarded = 0  # the last forwarded signal; 0: none
+        self.previous: dict[int, Any] = {}  # signal handlers to restore
         self.ended = set[int]()  # processes that this process has killed
         self.crashed = False  # whether a process was killed and no process printed the resume command
 
     def start(self, command: Sequence[str], devices: int) -> None:
-        """Start the processes and forward signals to them."""
+        """Start the processes and forward signals to them; on a second Ctrl-C, they exit, and this process waits for them."""
+        keep_on_second_signal()
         for number in SIGNALS:
             is_ignored = signal.getsignal(number) is signal.SIG_IGN  # for example, SIGHUP under nohup
             if not is_ignored:
-                signal.signal(number, self._forward)
+                self.previous[number] = signal.signal(number, self._forward)
 
         variable = "JAX_NUM_CPU_DEVICES"
         each = devices or os.environ.get(variable) or max(cores() // self.count, 1)
@@ -124,6 +126,8 @@ class _Fleet:
             time.sleep(0.05)
         for reader in self.readers:
             reader.join(1)
+        for number, handler in self.previous.items():
+            signal.signal(number, handler)
         codes = [process.returncode for process in self.processes]
         self._print_failures(codes)
         return max(code if code >= 0 else 1 for code in codes)
@@ -146,7 +150,9 @@ class _Fleet:
         """Print the processes killed by a signal, and the errors that process 0 did not print; set `crashed`."""
         printed = set(self.errors[0])
         failed = [index for index, code in enumerate(codes) if code not in (0, UNFINISHED)]
-        is_explained = any(line.startswith(OWN) for index in failed for line in self.errors[index])
+        is_explained = any(
+            line.startswith(OWN) for index, code in enumerate(codes) if code for line in self.errors[index]
+        )
         for index in failed:
             number = -codes[index]
             # XLA aborts the processes that remain, which explains nothing.

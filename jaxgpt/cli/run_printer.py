@@ -107,6 +107,11 @@ class RunPrinter(Listener):
             note(text)
 
     @property
+    def has_steps(self) -> bool:
+        """Whether this process has taken a step."""
+        return bool(self._metrics)
+
+    @property
     def resume_command(self) -> str:
         """The command that resumes the run."""
         return shlex.join(["jaxgpt", "train", "--resume", "--out", str(self.run.path)])
@@ -240,7 +245,9 @@ class RunPrinter(Listener):
         return devices
 
     def _draw(self) -> None:
-        """Draw loss.png; print a note if drawing fails."""
+        """Draw loss.png, if a step was taken; print a note if drawing fails."""
+        if not self.has_steps:  # the old run may have been restored
+            return
         try:
             with suppress(UserError):  # no losses yet, or damaged baselines.json
                 draw_run(self.run, f"{self.program.config.preset}: {self.run.path}")

@@ -17,7 +17,7 @@ from jaxgpt.cli.settings import (
     with_weights,
 )
 from jaxgpt.config import Config, DistributedConfig, TrainConfig
-from jaxgpt.errors import TrainingFailed, UserError
+from jaxgpt.errors import TrainingFailed, UserError, one_line
 from jaxgpt.presets import PRESETS
 from jaxgpt.signals import UNFINISHED
 
@@ -48,7 +48,7 @@ def train(
         target: preset, run, or JSON file of settings, such as the config.json of a run
         out: run directory; empty: a new directory under runs/
         resume: resume the target run or the run in --out; with a preset or file, start a new run if --out has no run
-        overwrite: delete the run in --out and start a new run there
+        overwrite: replace the run in --out, which is deleted after the first step of the new run
         init_from: initialize the weights from this run or RUN/checkpoints/STEP; empty: as in the target, or randomly
         keep_optimizer: also start from the optimizer state, by default of the last checkpoint, with a new schedule
     """
@@ -66,7 +66,7 @@ def train(
     if source and resume and out and Path(out) != Path(source):
         raise UserError(f"--resume continues one run, not both {source} and --out {out}: omit one of them")
 
-    from jaxgpt.checkpoint.run import Run, recover
+    from jaxgpt.checkpoint.run import NotReplaced, Run, recover
     from jaxgpt.cli.run_printer import RunPrinter
     from jaxgpt.parallel.join import joined
     from jaxgpt.trainer import loop
@@ -107,8 +107,17 @@ def train(
 
         try:
             outcome = loop.train(start, printer)
+        except NotReplaced:  # --resume would continue the old run
+            raise
         except TrainingFailed as e:
             raise TrainingFailed(f"{e}; resume with: {printer.resume_command}") from None
+        except Exception as e:
+            notes = getattr(e, "__notes__", [])  # the saved step, after an error of the user's own code
+            if not notes:
+                raise
+            kept = "; ".join(note.removeprefix("jaxgpt: ") for note in notes)
+            resume_with = f"; resume with: {printer.resume_command}" if printer.has_steps else ""
+            raise TrainingFailed(f"{type(e).__name__}: {one_line(e, 300)}: {kept}{resume_with}") from e
     return UNFINISHED if outcome.stopped else 0
 
 

@@ -21,7 +21,7 @@ from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokenizer_files import load_saved_tokenizer
 from jaxgpt.data.tokens import HEADER, LLMC
 from jaxgpt.directories import INDEX, PREPARED
-from jaxgpt.errors import UserError
+from jaxgpt.errors import UserError, reported
 from jaxgpt.files import read_json, sha256_file, write_json
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -129,7 +129,9 @@ def read_index(directory: Path) -> dict[str, Any] | None:
         UserError: if the index does not match its own checksum, or is unreadable and there are .bin files.
     """
     try:
-        index = read_json(directory / INDEX) if (directory / INDEX).is_file() else {}
+        with reported(f"cannot read {directory}"):
+            has_index = (directory / INDEX).is_file()
+        index = read_json(directory / INDEX) if has_index else {}
     except UserError:
         if any(directory.glob("*.bin")):
             raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import mmap
 import os
 import re
 from bisect import bisect_right
@@ -107,11 +108,13 @@ class Tokens:
         """Return a copy of the n ids from index `start`, int32.
 
         Raises:
-            UserError: if an id is outside the vocabulary. JAX would not raise an error.
+            UserError: if an id is outside the vocabulary (JAX would not raise an error), or a file has been truncated.
         """
         out = np.empty(n, np.int32)
         end = 0
         for piece in self.pieces(start, n):
+            if isinstance(piece, np.memmap):
+                _check_size(piece)
             ids = np.asarray(piece)  # plain array, for 3x faster operations than on a memory map
             if not 0 <= int(ids.min()) <= int(ids.max()) < self.vocab_size:
                 wrong = int(ids[(ids < 0) | (ids >= self.vocab_size)][0])
@@ -277,6 +280,20 @@ def open_tokens(path: Path) -> np.ndarray:
     if size % 2:
         raise UserError(f"{path}: {size:,} bytes are not 16-bit ids (the size is odd), and there is no llm.c header")
     return np.memmap(path, np.dtype("<u2"), "r")
+
+
+def _check_size(ids: np.memmap) -> None:
+    """Raise `UserError` if a memory-mapped file has become shorter: the operating system would kill the process at the read."""
+    mapped: mmap.mmap | None = getattr(ids, "_mmap", None)
+    if mapped is None:
+        return
+    end = ids.offset - ids.offset % mmap.ALLOCATIONGRANULARITY + len(mapped)
+    size = mapped.size()  # of the file, now
+    if size < end:
+        raise UserError(
+            f"{ids.filename} was truncated or overwritten while it was read: it has {size:,} of {end:,} bytes; restore it, and "
+            f"replace files by renaming (mv), which does not change the data of a running process"
+        )
 
 
 def _check_raw(ids: np.memmap) -> None:

@@ -18,6 +18,7 @@ from jaxgpt.config import DistributedConfig
 from jaxgpt.errors import UserError, one_line
 from jaxgpt.parallel.heartbeat import LAST_WORDS, CoordinatorBoard, Heartbeats, set_heartbeats
 from jaxgpt.parallel.processes import is_leader, is_peer_failure, process_count, set_place
+from jaxgpt.runtime import debugs_nans
 from jaxgpt.signals import advice, set_advice
 
 MARGIN = 30  # seconds that JAX's own heartbeat limit, which aborts with a stack trace, exceeds that of `Heartbeats`
@@ -60,11 +61,19 @@ def joined(config: DistributedConfig) -> Iterator[None]:
                 file=sys.stderr,
             )
             exit_process(1)
-        is_reported = type(e).__module__.startswith("jaxgpt") or isinstance(e, MemoryError)
-        if is_reported or (isinstance(e, OSError) and e.errno):
-            raise  # by the command line, in one line
+        if _is_reported(e):
+            raise
         traceback.print_exc()
         exit_process(1)
+
+
+def _is_reported(error: Exception) -> bool:
+    """Return whether the command line reports an error in one line."""
+    if isinstance(error, OSError):
+        return bool(error.errno)
+    if isinstance(error, FloatingPointError):
+        return debugs_nans()
+    return type(error).__module__.startswith("jaxgpt") or isinstance(error, (MemoryError, jax.errors.JaxRuntimeError))
 
 
 def exit_process(code: int) -> NoReturn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import NamedTuple
 
 from jaxgpt.checkpoint.run import Run
@@ -69,6 +70,25 @@ class StageProgress(Progress):
 
     def __call__(self, done: int, total: int, detail: str = "") -> None:
         self.listener.stage(self.name, done, total)
+
+
+class Tolerant(Listener):
+    """Passes the events of saving to a listener, and drops its exceptions, so that they cannot prevent a checkpoint."""
+
+    def __init__(self, listener: Listener) -> None:
+        self.listener = listener
+
+    def stage(self, name: str, done: int = 0, total: int = 0) -> None:
+        with suppress(Exception):
+            self.listener.stage(name, done, total)
+
+    def progress(self, metrics: dict[str, float]) -> None:
+        with suppress(Exception):
+            self.listener.progress(metrics)
+
+    def note(self, text: str) -> None:
+        with suppress(Exception):
+            self.listener.note(text)
 
 
 class Listeners(Listener):

@@ -37,11 +37,11 @@ def failures(run: Run, program: Program) -> Iterator[None]:
         reason = f"{e.filename or run.path}: {e.strerror or e}"
         fix = full_disk_fix(e)
     except jax.errors.JaxRuntimeError as e:
-        if "RESOURCE_EXHAUSTED" not in str(e):
+        if not is_out_of_memory(e):
             raise
         reason = explain_failure(program, e)
     except MemoryError as e:
-        reason = f"out of memory on the host{f' ({one_line(e, 100)})' if str(e) else ''}"
+        reason = out_of_host_memory(e)
         fix = "use a smaller model or batch, or a machine with more memory"
     except Diverged as e:
         reason = str(e)
@@ -57,6 +57,39 @@ def failures(run: Run, program: Program) -> Iterator[None]:
     raise TrainingFailed(f"{reason}: stopped, {kept_checkpoint_message(run.checkpoints)}{advice}")
 
 
+@contextmanager
+def evaluating(program: Program, step: int) -> Iterator[None]:
+    """Raise exhausted memory in an evaluation as `TrainingFailed`, with the setting that helps."""
+    size = program.config.train.eval_batch_size or program.microbatches.rows
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as e:
+        if not is_out_of_memory(e):
+            raise
+        reason = f"out of device memory in the evaluation at step {step} ({mesh_shape(program)}): {one_line(e, 300)}"
+    except MemoryError as e:
+        reason = f"{out_of_host_memory(e)} in the evaluation at step {step}"
+    else:
+        return
+    raise TrainingFailed(f"{reason}; lower --train.eval-batch-size, now {size}") from None
+
+
+def is_out_of_memory(error: jax.errors.JaxRuntimeError) -> bool:
+    """Return whether XLA could not allocate memory."""
+    return "RESOURCE_EXHAUSTED" in str(error)
+
+
+def out_of_host_memory(error: MemoryError) -> str:
+    """Describe exhausted memory of the host."""
+    details = one_line(error, 100)
+    return f"out of memory on the host ({details})" if details else "out of memory on the host"
+
+
+def mesh_shape(program: Program) -> str:
+    """Return the axes of the mesh and their sizes, as in "mesh data 2 x fsdp 1"."""
+    return "mesh " + " x ".join(f"{axis} {size}" for axis, size in program.mesh.shape.items())
+
+
 def compile_lowered(program: Program, lowered: jax.stages.Lowered, options: Any = None) -> jax.stages.Compiled:
     """Compile the result of `Program.lower`. Raises `UserError`, with advice, if the compiler fails."""
     try:
@@ -70,8 +103,8 @@ def compile_lowered(program: Program, lowered: jax.stages.Lowered, options: Any 
 def explain_failure(program: Program, error: jax.errors.JaxRuntimeError) -> str:
     """Explain a failure of XLA in one line, with the settings that may help."""
     message = one_line(error, 300)
-    shape = "mesh " + " x ".join(f"{axis} {size}" for axis, size in program.mesh.shape.items())
-    if "RESOURCE_EXHAUSTED" in str(error):
+    shape = mesh_shape(program)
+    if is_out_of_memory(error):
         return (
             f"out of device memory (--train.accumulation {program.config.train.accumulation}, {shape}): {message}; "
             "raise --train.accumulation, set --train.remat dots or full, or shard the weights with --mesh.data 1 "

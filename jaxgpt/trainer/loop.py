@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from jaxgpt.checkpoint.run import Run, check_backslash, other_files, write_settings
+from jaxgpt.checkpoint.run import Run, check_backslash, other_files, replaced_note, write_settings
 from jaxgpt.checkpoint.space import check_space
 from jaxgpt.checkpoint.store import Info, Saver
 from jaxgpt.config import Config, TrainConfig
@@ -21,7 +21,7 @@ from jaxgpt.signals import STOPPING, stop_on_signal
 from jaxgpt.train.step import TrainState
 from jaxgpt.trainer.evaluation import ValidationLoss, Watch, run_evaluators
 from jaxgpt.trainer.events import Listener, Listeners, Outcome, StageProgress
-from jaxgpt.trainer.failures import compile_lowered, failures
+from jaxgpt.trainer.failures import compile_lowered, evaluating, failures
 from jaxgpt.trainer.feed import Feed, batches_of
 from jaxgpt.trainer.metrics import MetricsFile
 from jaxgpt.trainer.monitor import monitored
@@ -87,7 +87,7 @@ def run_loop(start: Start, listener: Listener, until: int | None) -> Outcome:
         failures(run, program),
         monitored(stop, listener.note) as monitor,
     ):
-        listener = Listeners(listener, monitor)
+        listener = Listeners(monitor, listener)
         first = last.step if last else 0
         evaluation = None
         listener.started(program, data, run, first)
@@ -121,7 +121,8 @@ def run_loop(start: Start, listener: Listener, until: int | None) -> Outcome:
                         progress=StageProgress(listener, "evaluating"),
                         wait=monitor.wait,
                     )
-                    results = run_evaluators(evaluators, program, state.eval_params, watch)
+                    with evaluating(program, record.done):
+                        results = run_evaluators(evaluators, program, state.eval_params, watch)
                     if results is None:
                         break
                     evaluation = record.evaluation(state, results, began)
@@ -148,6 +149,9 @@ def check_target(start: Start, program: Program, note: Callable[[str], None]) ->
     """Check the space for a new run before its directory is created, and note that other files there are kept."""
     run = Run(Path(start.out or "runs"))
     check_space(run, program.abstract.state, program.config.train, note, start.overwrite)
+    kept = replaced_note(run.path) if start.overwrite else ""
+    if kept:
+        note(f"{kept}, and is restored before {run.path} is replaced again")
     others = other_files(run.path) if start.out else []
     if others:
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""

@@ -35,6 +35,9 @@ class MetricsFile:
         if last is not None and path.is_file():
             # The checkpoint of step s precedes update s: keep the val_loss of step s, but drop the loss of step s.
             kept = [line for line in read_metrics(path) if (line["step"], "loss" in line) < (last.step, True)]
+            # An evaluation that the checkpoint does not record is repeated.
+            if last.val_loss is None:
+                kept = [line for line in kept if line["step"] < last.step or "val_data" not in line]
             # Version 0.1.0 recorded no `val_data`; the data of its runs did not change.
             for line in kept:
                 if "val_loss" in line and "data" in last.about:

@@ -13,18 +13,18 @@ from typing import Any
 import jax
 
 from jaxgpt.checkpoint.data import about_data
-from jaxgpt.checkpoint.run import Run, write_settings
+from jaxgpt.checkpoint.run import Run, delete_replaced, write_settings
 from jaxgpt.checkpoint.store import Info, Saver
 from jaxgpt.config import Config, changes
 from jaxgpt.counts import flops_per_token
 from jaxgpt.data import Data
-from jaxgpt.errors import TrainingFailed, UserError, one_line
+from jaxgpt.errors import TrainingFailed, UserError, WriteFailed, one_line
 from jaxgpt.parallel.chips import peak_flops
 from jaxgpt.parallel.processes import Poll, is_leader, process_count
 from jaxgpt.provenance import provenance, versions
 from jaxgpt.runtime import debugs_nans
 from jaxgpt.trainer.evaluation import Result
-from jaxgpt.trainer.events import Listener
+from jaxgpt.trainer.events import Listener, Tolerant
 from jaxgpt.trainer.failures import Diverged, first_non_finite
 from jaxgpt.trainer.metrics import MetricsFile
 from jaxgpt.trainer.program import Program
@@ -80,30 +80,44 @@ class Recorder:
         self._saved_at = time.perf_counter()
         self._began = self._saved_at - file.elapsed_seconds
         self._in_flight: deque[tuple[range, dict[str, jax.Array]]] = deque()
+        self._ended: deque[tuple[int, dict[str, Any], dict[str, float], dict[str, float]]] = deque()
 
     def steps(self, steps: range, metrics: dict[str, jax.Array]) -> None:
-        """Add the metrics of a call, and read the metrics of `LAG` calls ago; block on the first call."""
+        """Add the metrics of a call, and read the metrics of `LAG` calls ago; block on the first call.
+
+        After the first call, an old run that the run replaces is deleted.
+        """
         self._in_flight.append((steps, metrics))
         self.done = steps.stop
         self.saver.check()
-        self.read(LAG if steps.start > self.first.step else 0)
+        is_first = steps.start == self.first.step
+        self.read(0 if is_first else LAG)
+        if is_first and is_leader():
+            delete_replaced(self.saver.directory.parent)
 
     def read(self, leave: int = 0) -> None:
         """Read, check and write the metrics of all calls in flight except the last `leave`."""
-        train = self.config.train
+        self._write_ended()
         while len(self._in_flight) > leave:
             steps, arrays = self._in_flight.popleft()
             per_step = metrics_of_steps(arrays, len(steps))  # blocking until the call has ended
             speed, left = self.speed.call_ended(steps.stop)
-            for step, values in zip(steps, per_step, strict=True):
-                squared_norms = values.pop("grad_squares")
-                metrics = {name: float(value) for name, value in values.items()}
-                self._check(step, metrics, squared_norms)
-                elapsed = time.perf_counter() - self._began
-                line = {"step": step, **metrics, "tokens": self.tokens(step + 1), "elapsed_seconds": elapsed, **speed}
-                if step % train.log_every == 0 or step == train.steps - 1:
-                    self.file.write(**line)
-                self.listener.progress(line | left)
+            self._ended.extend((step, values, speed, left) for step, values in zip(steps, per_step, strict=True))
+            self._write_ended()
+
+    def _write_ended(self) -> None:
+        """Check and write the metrics of the steps that have ended. After an error of the listener, a second call continues."""
+        train = self.config.train
+        while self._ended:
+            step, values, speed, left = self._ended[0]
+            metrics = {name: float(value) for name, value in values.items() if name != "grad_squares"}
+            self._check(step, metrics, values["grad_squares"])
+            elapsed = time.perf_counter() - self._began
+            line = {"step": step, **metrics, "tokens": self.tokens(step + 1), "elapsed_seconds": elapsed, **speed}
+            if step % train.log_every == 0 or step == train.steps - 1:
+                self.file.write(**line)
+            self._ended.popleft()
+            self.listener.progress(line | left)
 
     def evaluation(self, state: Any, results: Sequence[Result], began: float) -> Result:
         """Write the metrics and checkpoint of an evaluation; the speed excludes evaluating and writing.
@@ -162,23 +176,48 @@ class Recorder:
 
     @contextmanager
     def closing(self, state: Callable[[], Any]) -> Iterator[None]:
-        """Context manager: save the last state at the end; in a single process, even after I/O or data errors."""
-        error: Exception | None = None
+        """Context manager: save the last state at the end; in a single process, even after an error, if the state is intact.
+
+        Errors of evaluators, listeners and feeds, of reading data and of memory in an evaluation leave the state intact. After
+        such an error, a note of the exception names the saved step.
+        """
         try:
             yield
-        except (OSError, UserError) as e:
-            error = e if isinstance(e, OSError) else TrainingFailed(str(e))
-        except FloatingPointError as e:  # from JAX_DEBUG_NANS, with the donated state of the step
-            if not debugs_nans():
-                raise
-            raise Diverged(f"{one_line(e, 200)} at step {self.done}") from None
-        if not error or process_count() == 1:  # no checkpoint without the other processes
-            self.save(state(), temporary=True)
-            self.listener.stage("saving a checkpoint")
-            self.saver.wait()
-            self.listener.stage("")
-        if error:
-            raise error
+        except (Exception, SystemExit) as e:
+            if isinstance(e, FloatingPointError) and debugs_nans():  # from JAX, with the donated state of the step
+                raise Diverged(f"{one_line(e, 200)} at step {self.done}") from None
+            self._save_after(e, state())
+            if isinstance(e, UserError):
+                raise TrainingFailed(str(e)) from None
+            raise
+        self._save_last(state())
+
+    def _save_last(self, state: Any) -> None:
+        """Save a state, and wait until it is on disk."""
+        self.save(state, temporary=True)
+        self.listener.stage("saving a checkpoint")
+        self.saver.wait()
+        self.listener.stage("")
+
+    def _save_after(self, error: BaseException, state: Any) -> None:
+        """Save the state of the last complete step after an error, and add the result to the notes of the error.
+
+        Nothing is saved if the run has diverged, the state was donated to the failed step, or a checkpoint cannot be written.
+        A checkpoint needs all processes, of which this one has failed.
+        """
+        is_lost = isinstance(error, (Diverged, WriteFailed)) or process_count() > 1
+        if is_lost or self.done == (self._saved or 0):
+            return
+        self.listener = Tolerant(self.listener)  # the error may be the listener's
+        try:
+            if any(leaf.is_deleted() for leaf in jax.tree.leaves(state)):
+                raise RuntimeError("its arrays have been deleted")
+            jax.block_until_ready(state)  # error if the step has failed on the device
+            self._save_last(state)
+        except Exception as e:
+            error.add_note(f"jaxgpt: step {self.done} could not be saved: {one_line(e, 200)}")
+        else:
+            error.add_note(f"jaxgpt: step {self.done} was saved in {self.saver.directory}")
 
     def out_of_patience(self) -> bool:
         """Return whether early stopping (`train.patience`) ends the run."""

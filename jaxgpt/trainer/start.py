@@ -13,7 +13,16 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxgpt.checkpoint.data import open_run_data
-from jaxgpt.checkpoint.run import Run, check_free, new_run, open_run, parse_checkpoint
+from jaxgpt.checkpoint.run import (
+    Run,
+    check_free,
+    delete_replaced,
+    new_run,
+    open_run,
+    parse_checkpoint,
+    replaced_note,
+    replaced_run,
+)
 from jaxgpt.checkpoint.source import (
     Place,
     WeightSource,
@@ -39,7 +48,7 @@ from jaxgpt.data import Batches, Data
 from jaxgpt.data.bos import with_bos
 from jaxgpt.data.open import base_directory, check_sources
 from jaxgpt.data.tokenizer import Tokenizer
-from jaxgpt.directories import NEW, REPLACED
+from jaxgpt.directories import NEW
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.files import sole_writer
 from jaxgpt.parallel.processes import is_leader, on_leader, same_on_all
@@ -58,7 +67,7 @@ class Start(NamedTuple):
     Attributes:
         config: settings of the run.
         out: directory of a new run; empty: the first unused name of runs/PRESET, runs/PRESET-2, ...
-        overwrite: replace the run in `out`.
+        overwrite: replace the run in `out`, which is kept until the first step of the new run.
         run: the run to resume; None: a new run.
         data: training and validation data; None: `open_data(config)`.
         build: function that returns the program; `partial(build, optimizer=..., objective=...)` replaces parts of it.
@@ -318,8 +327,11 @@ def _reopen(
     run: Run, program: Program, last: Info | None, about: Mapping[str, Any], note: Callable[[str], None]
 ) -> None:
     """Check that a run can continue from the checkpoint `last`, and report the changed settings."""
-    for remains in (NEW, REPLACED):  # left by a process that was killed while it replaced the run
-        shutil.rmtree(run.path / remains, ignore_errors=True)
+    shutil.rmtree(run.path / NEW, ignore_errors=True)  # left by a process that was killed while it replaced the run
+    if replaced_run(run.path):
+        note(replaced_note(run.path))
+    else:
+        delete_replaced(run.path)
     if saved_steps(run.checkpoints)[-1:] != ([last.step] if last else []):
         raise UserError(f"another process has trained {run.path} meanwhile: run the command again")
     config = program.config

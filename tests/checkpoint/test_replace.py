@@ -17,7 +17,7 @@ import pytest
 from folders import SMALL, run_folder
 
 import jaxgpt
-from jaxgpt.checkpoint.run import Run, new_run, recover
+from jaxgpt.checkpoint.run import Run, delete_replaced, new_run, recover, replaced_run
 from jaxgpt.checkpoint.store import Info, Saver, checkpoints, latest_valid
 from jaxgpt.config import TrainConfig
 from jaxgpt.errors import UserError
@@ -73,12 +73,25 @@ def save(lm: jaxgpt.LM) -> None:
 
 
 def start(lm: jaxgpt.LM) -> None:
-    """Replace a run as `jaxgpt train --overwrite` does, before its first step."""
+    """Replace a run as `jaxgpt train --overwrite` does, up to its first step."""
+    with new_run(str(RUN), lm.config, lm.tokenizer, overwrite=True):
+        delete_replaced(RUN)
+
+
+def restart(lm: jaxgpt.LM) -> None:
+    """Replace a run by a new run that is killed before its first step, and then by a second new run."""
     with new_run(str(RUN), lm.config, lm.tokenizer, overwrite=True):
         pass
+    start(lm)
 
 
-@pytest.mark.parametrize("replace", [save, start])
+def fail(lm: jaxgpt.LM) -> None:
+    """Replace a run by a new run that fails before its first step."""
+    with suppress(UserError), new_run(str(RUN), lm.config, lm.tokenizer, overwrite=True):
+        raise UserError("bad data")
+
+
+@pytest.mark.parametrize("replace", [save, start, restart, fail])
 def test_a_kill_at_any_moment_leaves_the_old_or_the_new_run(replace: Callable[[Any], None], new: jaxgpt.LM) -> None:
     """A copy of the directory before an operation equals the directory of a process killed at the operation."""
     old = weights(RUN)
@@ -89,7 +102,7 @@ def test_a_kill_at_any_moment_leaves_the_old_or_the_new_run(replace: Callable[[A
 
     with observed(copy) as events:
         replace(new)
-    found = {"old": 0, "new": 0, "moved": 0}
+    found = {"old": 0, "new": 0, "both": 0, "moved": 0}
     for number in range(1, len(events) + 1):
         run = Path(f"killed-{number}")
         assert (run / NOTES).exists()
@@ -99,13 +112,35 @@ def test_a_kill_at_any_moment_leaves_the_old_or_the_new_run(replace: Callable[[A
         if (run / "checkpoints" / "0").exists() and weights(run) == old:
             found["old"] += 1
         else:  # a new run has all its settings, and a saved model its weights
-            assert Run(run).config() == Run(RUN).config()
-            assert replace is start or weights(run) == weights(RUN)
-            found["new"] += 1
-    assert min(found.values()) > 0, found
+            assert Run(run).config() == new.config
+            assert replace is not save or weights(run) == weights(RUN)
+            kept = replaced_run(run)
+            assert kept is None or weights(kept) == old
+            found["both" if kept else "new"] += 1
+    assert min(found["old"], found["moved"]) > 0, found
+    assert (found["new"] > 0) == (replace is not fail), found
+    assert (found["both"] > 0) == (replace is not save), found
 
 
-@pytest.mark.parametrize("replace", [pytest.param(save, marks=pytest.mark.ci), start])
+def test_a_kill_while_an_old_run_is_restored_keeps_it(new: jaxgpt.LM) -> None:
+    """Kill `recover` at each of its operations, after a failed move."""
+    old = weights(RUN)
+    with new_run(str(RUN), new.config, new.tokenizer, overwrite=True):
+        pass
+    (RUN / "config.json").unlink()
+
+    def copy(number: int, event: str) -> None:
+        shutil.copytree(RUN, f"killed-{number}")
+
+    with observed(copy) as events:
+        recover(RUN)
+    assert len(events) > 5
+    for run in (RUN, *(Path(f"killed-{number}") for number in range(1, len(events) + 1))):
+        recover(run)
+        assert weights(run) == old
+
+
+@pytest.mark.parametrize("replace", [pytest.param(save, marks=pytest.mark.ci), start, fail])
 def test_a_full_disk_at_any_write_keeps_the_old_run(replace: Callable[[Any], None], new: jaxgpt.LM) -> None:
     old, last = weights(RUN), 0
 

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import signal
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.checkpoint.store import Info, checkpoints
-from jaxgpt.config import Config, MeshConfig, OptimConfig
+from jaxgpt.config import Config, DataConfig, MeshConfig, OptimConfig, to_json
 from jaxgpt.data import Batches, Data, open_data
 from jaxgpt.errors import TrainingFailed, UserError
 from jaxgpt.lm import load, save
@@ -187,6 +188,144 @@ def test_data_that_become_unreadable_stop_the_run_and_lose_no_step(
     assert int(run(small_run(), "out", resume=True).state.step) == 8
 
 
+def test_a_token_file_that_is_truncated_while_it_is_read_stops_the_run_and_loses_no_step() -> None:
+    """Reading beyond the end of the mapped file would kill the process with SIGBUS."""
+    np.random.default_rng(0).integers(0, 250, 400_000).astype("<u2").tofile("ids.bin")
+    before = Path("ids.bin").read_bytes()
+    config = replace(small_run(eval_every=8, eval_windows=4), data=DataConfig(path="ids.bin", tokenizer="byte"))
+    straight = train(Start(config, "straight"), Silent())
+    message = (
+        r"ids\.bin was truncated .* it has 4,096 of 800,000 bytes; .*: stopped, the checkpoint of step [45] is kept"
+    )
+    with pytest.raises(TrainingFailed, match=message):
+        train(Start(config, "out"), Silent({1: lambda: os.truncate("ids.bin", 4096)}))
+    Path("ids.bin").write_bytes(before)
+    resumed = train(Start(config, run=Run(Path("out"))), Silent())
+    assert same_bits(resumed.state, straight.state)
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (
+            jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory"),
+            r"out of device memory in the evaluation at step 4 .*; lower --train\.eval-batch-size, now 8: stopped, the "
+            r"checkpoint of step 4 is kept",
+        ),
+        (
+            MemoryError("Unable to allocate 9 TiB"),
+            r"out of memory on the host \(Unable to allocate 9 TiB\) in the evaluation at step 4; lower "
+            r"--train\.eval-batch-size, now 8: stopped, the checkpoint of step 4 is kept",
+        ),
+    ],
+)
+def test_memory_exhausted_by_an_evaluation_loses_no_step(
+    error: Exception, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    straight = run(small_run(), "straight")
+    with monkeypatch.context() as full:
+        full.setattr(Program, "eval", fail)
+        with pytest.raises(TrainingFailed, match=message):
+            run(small_run(), "out")
+    assert same_bits(run(small_run(), "out", resume=True).state, straight.state)
+    assert comparable("out") == comparable("straight")
+
+
+class Bug(Exception):
+    """An error of the user's own code."""
+
+
+def bug(*_: object) -> None:
+    raise Bug("mine")
+
+
+class Heard(Silent):
+    def evaluated(self, step: int, result: object) -> None:
+        bug()
+
+
+@pytest.mark.parametrize(
+    ("listener", "steps_per_call"),
+    [pytest.param(Silent({1: bug, 2: bug, 3: bug}), 4, id="progress"), pytest.param(Heard(), 1, id="evaluated")],
+)
+def test_a_listener_that_raises_loses_no_step(listener: Silent, steps_per_call: int) -> None:
+    """Its exception reaches the caller, with a note; the resumed run equals a run without the error."""
+    config = small_run(steps=9, eval_every=4, steps_per_call=steps_per_call)
+    straight = run(config, "straight")
+    with pytest.raises(Bug, match="mine") as error:
+        run(config, "out", listener=listener)
+    [saved] = checkpoints(Path("out/checkpoints"))
+    assert error.value.__notes__ == [f"jaxgpt: step {saved} was saved in out/checkpoints"]
+    assert [line["step"] for line in read_metrics(Path("out/metrics.jsonl")) if "loss" in line] == list(range(saved))
+    assert same_bits(run(config, "out", resume=True).state, straight.state)
+    assert comparable("out") == comparable("straight")
+
+
+def test_an_evaluator_that_raises_loses_no_step() -> None:
+    config = small_run()
+    Path("text.txt").write_text(TEXT)
+    with pytest.raises(Bug, match="mine") as error:
+        train(Start(config, "out", evaluators=(bug,)), Silent())  # type: ignore[arg-type]
+    assert error.value.__notes__ == ["jaxgpt: step 4 was saved in out/checkpoints"]
+    assert int(run(config, "out", resume=True).state.step) == 8
+
+
+def test_an_evaluator_that_deletes_the_weights_keeps_the_last_checkpoint() -> None:
+    def destroy(program: Program, params: Any, watch: Any) -> Any:
+        jax.tree.leaves(params)[0].delete()
+        raise Bug("mine")
+
+    Path("text.txt").write_text(TEXT)
+    with pytest.raises(Bug, match="mine") as error:
+        train(Start(small_run(checkpoint_every=3), "out", evaluators=(destroy,)), Silent())
+    assert error.value.__notes__ == ["jaxgpt: step 4 could not be saved: its arrays have been deleted"]
+    assert list(checkpoints(Path("out/checkpoints"))) == [3]
+
+
+def test_a_feed_that_raises_loses_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = Batches.at
+    monkeypatch.setattr(Batches, "at", lambda self, step: bug() if step == 6 else at(self, step))
+    with pytest.raises(Bug, match="mine") as error:
+        run(small_run(), "out")
+    assert error.value.__notes__ == ["jaxgpt: step 6 was saved in out/checkpoints"]
+    assert list(checkpoints(Path("out/checkpoints"))) == [4, 6]
+
+
+def test_a_listener_that_exits_loses_no_step() -> None:
+    with pytest.raises(SystemExit):
+        run(small_run(eval_every=8), "out", listener=Silent({2: lambda: sys.exit(3)}))
+    assert list(checkpoints(Path("out/checkpoints"))) == [5]
+
+
+def test_a_listener_that_raises_does_not_save_a_diverged_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loss of the next step, whose metrics are unread, is NaN."""
+    step = Program.step
+
+    def bad(self: Program, state: Any, batch: Any) -> Any:
+        state, metrics = step(self, state, batch)
+        return state, metrics | ({"loss": np.float32(np.nan)} if int(state.step) == 7 else {})
+
+    monkeypatch.setattr(Program, "step", bad)
+    with pytest.raises(Bug, match="mine") as error:
+        run(small_run(), "out", listener=Silent({5: bug}))
+    assert error.value.__notes__ == ["jaxgpt: step 8 could not be saved: loss is nan at step 6"]
+    assert list(checkpoints(Path("out/checkpoints"))) == [4]
+
+
+def test_an_error_of_own_code_is_one_line_on_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("text.txt").write_text(TEXT)
+    monkeypatch.setattr("jaxgpt.cli.run_printer.RunPrinter.evaluated", bug)
+    Path("settings.json").write_text(to_json(small_run()))
+    result = jaxgpt("train", "settings.json", "--out", "out")
+    assert result.code == 1
+    assert result.err == (
+        "jaxgpt: Bug: mine: step 4 was saved in out/checkpoints; resume with: jaxgpt train --resume --out out\n"
+    )
+
+
 def test_a_nan_found_by_jax_itself_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """With JAX_DEBUG_NANS, JAX raises from inside the step."""
     step = Program.step
@@ -221,7 +360,7 @@ def test_memory_of_the_host_that_is_exhausted_is_one_line(monkeypatch: pytest.Mo
         return at(self, step)
 
     monkeypatch.setattr(Batches, "at", fail)
-    message = r"out of memory on the host \(Unable to allocate 9 TiB\): stopped, the checkpoint of step 4 is kept"
+    message = r"out of memory on the host \(Unable to allocate 9 TiB\): stopped, the checkpoint of step 6 is kept"
     with pytest.raises(TrainingFailed, match=message):
         run(small_run(), "out")
 

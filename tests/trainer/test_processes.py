@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
+import jax
 import numpy as np
 import pytest
 from helpers import TEXT, comparable, flags, jaxgpt, small_run
@@ -26,7 +27,7 @@ from jaxgpt.checkpoint import store as checkpoint
 from jaxgpt.checkpoint.store import checkpoints, find_damage
 from jaxgpt.config import DistributedConfig, MeshConfig
 from jaxgpt.errors import TrainingFailed, UserError
-from jaxgpt.parallel import processes
+from jaxgpt.parallel import join, processes
 from jaxgpt.parallel.join import _scheduled
 from jaxgpt.parallel.mesh import resolve
 from jaxgpt.signals import STOPPING
@@ -244,6 +245,31 @@ def test_the_reason_of_a_failure_is_not_buried_by_the_processes_that_xla_ends(
     assert (result.code, result.err) == (1, reason + own)
 
 
+def test_the_reason_of_a_stop_is_not_buried_by_the_processes_that_xla_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Process 0 stops a stuck run on a signal, and exits with 75."""
+    reason = "jaxgpt: stopped without saving: process 1 has not reached step 1; resume with: jaxgpt x\n"
+    ends = iter([MagicMock(stderr=[reason], returncode=75), MagicMock(stderr=[STACK], returncode=-6)])
+    monkeypatch.setattr(subprocess, "Popen", MagicMock(side_effect=ends))
+    result = jaxgpt("launch", "train", "--resume", "--out", "my run")
+    assert (result.code, result.err) == (75, reason)
+
+
+def test_a_launcher_outlives_a_second_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise, it would exit before it has forwarded the signal, and the processes would go on for a while."""
+    from jaxgpt.cli import launch
+
+    monkeypatch.setattr(launch, "SIGNALS", ())
+    monkeypatch.setattr(subprocess, "Popen", MagicMock(return_value=MagicMock(stderr=[])))
+    with socket.socket() as sender:
+        sender.setblocking(False)
+        before = signal.set_wakeup_fd(sender.fileno())
+        try:
+            launch._Fleet(2).start(["train"], 0)
+            assert signal.set_wakeup_fd(-1) == -1, "no thread receives the signals"
+        finally:
+            signal.set_wakeup_fd(before)
+
+
 def test_a_stack_trace_without_a_reason_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     ends = iter([MagicMock(stderr=[], returncode=1), MagicMock(stderr=[STACK], returncode=-6)])
     monkeypatch.setattr(subprocess, "Popen", MagicMock(side_effect=ends))
@@ -343,6 +369,34 @@ def test_recognizing_the_failure_of_a_peer(error: Exception, loss: bool, monkeyp
     assert not processes.is_peer_failure(error), "there is no peer"
     monkeypatch.setattr(processes, "_count", 2)
     assert processes.is_peer_failure(error) is loss
+
+
+@pytest.mark.parametrize(
+    ("error", "nans", "in_one_line"),
+    [
+        (FloatingPointError("invalid value (nan) encountered in sample"), True, True),
+        (FloatingPointError("divide by zero"), False, False),
+        (JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory"), False, True),
+        (MemoryError(), False, True),
+        (OSError(28, "No space left on device"), False, True),
+        (OSError("no number"), False, False),
+        (UserError("bad data"), False, True),
+        (KeyError("bug"), False, False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_errors_that_the_command_line_reports_are_no_tracebacks_in_several_processes(
+    error: Exception, nans: bool, in_one_line: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Exited(Exception):
+        """The process has printed a traceback and exited."""
+
+    for name in ("_initialize", "Heartbeats", "CoordinatorBoard", "set_heartbeats", "set_place"):
+        monkeypatch.setattr(join, name, MagicMock())
+    monkeypatch.setattr(join, "exit_process", MagicMock(side_effect=Exited))
+    settings = DistributedConfig(coordinator="127.0.0.1:1", num_processes=2, process_id=0)
+    with jax.debug_nans(nans), pytest.raises(type(error) if in_one_line else Exited), join.joined(settings):
+        raise error
 
 
 def test_a_peer_failure_while_reading_is_not_a_damaged_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
