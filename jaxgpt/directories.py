@@ -10,7 +10,7 @@ import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,15 +65,25 @@ def list_files(directory: Path) -> Listing:
 
     Every directory is read at most once. Links to directories are followed, except to directories that are read anyway and
     to parents. If `directory` itself holds a run, only the files of the run are skipped. Files that receive the output of this
-    command are skipped, and logs (`LOG`), unless there are only logs.
+    command are skipped, and logs (`LOG`), unless most of the bytes are in logs.
     """
     skipped = Counter[str]()
     files = [*_walk(directory, directory.resolve(), skipped, set())]
+    logs = [file for file in files if LOG.fullmatch(file.name)]
     others = [file for file in files if not LOG.fullmatch(file.name)]
-    if others and len(others) < len(files):
-        skipped["log"] = len(files) - len(others)
+    if logs and _bytes(logs) < _bytes(others):
+        skipped["log"] = len(logs)
         files = others
     return Listing(tuple(files), dict(skipped))
+
+
+def _bytes(files: Sequence[Path]) -> int:
+    """Return the size of all files; a file that has been deleted meanwhile counts 0."""
+    total = 0
+    for file in files:
+        with suppress(OSError):
+            total += file.stat().st_size
+    return total
 
 
 def output_kind(directory: Path) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from jaxgpt.checkpoint.run import Run
+from jaxgpt.checkpoint.run import Run, replaced_run
 from jaxgpt.checkpoint.store import saved_steps
 from jaxgpt.config import TrainConfig
 from jaxgpt.errors import UserError
@@ -38,9 +38,11 @@ def check_space(run: Run, state: Any, train: TrainConfig, note: Callable[[str], 
         return
     present = saved_steps(run.checkpoints)
     if replaced:
-        old_files = (file for file in run.path.rglob("*") if file.is_file())
-        free += sum(file.stat().st_size for file in old_files)
+        free += _bytes_in(run.path)
         present = []
+    else:
+        old = replaced_run(run.path)  # deleted before the first checkpoint
+        free += _bytes_in(old) if old else 0
 
     one = _bytes(state)
     most = most_checkpoints(train)
@@ -52,6 +54,11 @@ def check_space(run: Run, state: Any, train: TrainConfig, note: Callable[[str], 
     if free < needed:
         fix = "free space, or lower --train.keep-last and --train.keep-best"
         note(f"{facts}: the run stores up to {most} at a time, {readable(most * one)}; {fix}")
+
+
+def _bytes_in(directory: Path) -> int:
+    """Return the size of all files in a directory tree."""
+    return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
 
 
 def most_checkpoints(train: TrainConfig) -> int:

@@ -297,7 +297,10 @@ def weights_at(init_from: str) -> Path:
 
 def kept_checkpoint_message(directory: Path) -> str:
     """Describe the checkpoint that a failed run can resume from."""
-    steps = saved_steps(directory)
+    try:
+        steps = saved_steps(directory)
+    except UserError as e:  # the reason of the failure must still be reported
+        return str(e)
     return f"the checkpoint of step {steps[-1]} is kept" if steps else "there is no checkpoint yet"
 
 

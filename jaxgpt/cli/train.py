@@ -112,7 +112,8 @@ def train(
         except TrainingFailed as e:
             raise TrainingFailed(f"{e}; resume with: {printer.resume_command}") from None
         except Exception as e:
-            notes = getattr(e, "__notes__", [])  # the saved step, after an error of the user's own code
+            # Notes of the saved step, after an error of the user's own code. JAX adds notes of its own.
+            notes = [note for note in getattr(e, "__notes__", []) if note.startswith("jaxgpt: ")]
             if not notes:
                 raise
             kept = "; ".join(note.removeprefix("jaxgpt: ") for note in notes)

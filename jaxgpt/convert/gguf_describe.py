@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from tokenizers import AddedToken
 
 from jaxgpt.convert.gguf_tokenizer import (
     BYTE,
@@ -98,32 +99,53 @@ def _templates(tokenizer: Tokenizer, values: Mapping[str, Any]) -> dict[str, Any
 
 
 def _check_ids(tokenizer: Tokenizer, metadata: Mapping[str, Any]) -> None:
-    """Raise `UserError` if the tokenizer of a file computes different ids, with or without special tokens."""
+    """Raise `UserError` if the tokenizer of a file computes different ids, except where `notes` says so."""
     read = read_tokenizer(metadata, "the exported file")
     if read.bos_ids != tokenizer.bos_ids:
         raise UserError(
             f"llama.cpp begins a text with at most one token, but this tokenizer with {tokenizer.decode(tokenizer.bos_ids)}: "
             f"export a directory"
         )
-    other_spaces = bool(spaces_note(tokenizer))
+    for token in _added_tokens(tokenizer):
+        if not _same_ids(read, tokenizer, AROUND.format(token.content), special=False) and not spaces_note(tokenizer):
+            raise UserError(
+                f"llama.cpp has no added token that matches as {_shown(token)} in tokenizer.json: export a directory"
+            )
+
+    is_noted = bool(notes(tokenizer, metadata))
     for text in PROBES:
-        if other_spaces and text.startswith(" "):
-            continue  # `spaces_note` names them, and texts after special tokens
+        if spaces_note(tokenizer) and text.startswith(" "):
+            continue
         if isinstance(tokenizer, CharTokenizer):
             text = "".join(character for character in text if character in tokenizer.words)
-        if not _same_ids(read, tokenizer, text, special=not other_spaces):
+        if not _same_ids(read, tokenizer, text, special=not is_noted):
             raise UserError(f"llama.cpp has no tokenizer that computes the same ids for {text!r}: export a directory")
 
-    if not isinstance(tokenizer, SubwordTokenizer) or other_spaces:
-        return
-    for i, token in sorted(tokenizer.library.get_added_tokens_decoder().items()):
-        text = AROUND.format(token.content)
-        if not _same_ids(read, tokenizer, text):
-            flags = [name for name in FLAGS if getattr(token, name)]
-            options = f" (id {i}, {' and '.join(flags)})" if flags else f" (id {i})"
-            raise UserError(
-                f"llama.cpp has no added token that matches as {token.content!r}{options} in tokenizer.json: export a directory"
-            )
+
+def notes(tokenizer: Tokenizer, metadata: Mapping[str, Any]) -> str:
+    """Return where llama.cpp computes other ids than a tokenizer, although it does so for no ordinary text; "": nowhere."""
+    spaces = spaces_note(tokenizer)
+    if spaces:
+        return spaces
+    read = read_tokenizer(metadata, "the exported file")
+    tokens = [each for each in _added_tokens(tokenizer) if not _same_ids(read, tokenizer, AROUND.format(each.content))]
+    if not tokens:
+        return ""
+    more = f" and {len(tokens) - 1:,} more" if len(tokens) > 1 else ""
+    return f"llama.cpp matches {_shown(tokens[0])}{more} differently beside spaces; the ids of texts without them are equal"
+
+
+def _added_tokens(tokenizer: Tokenizer) -> list[AddedToken]:
+    """Return the added tokens of a tokenizer, in the order of their ids."""
+    if not isinstance(tokenizer, SubwordTokenizer):
+        return []
+    return [token for _, token in sorted(tokenizer.library.get_added_tokens_decoder().items())]
+
+
+def _shown(token: AddedToken) -> str:
+    """Format an added token with its options that llama.cpp lacks."""
+    flags = [name for name in FLAGS if getattr(token, name)]
+    return f"{token.content!r} ({' and '.join(flags)})" if flags else repr(token.content)
 
 
 def _same_ids(one: Tokenizer, other: Tokenizer, text: str, special: bool = True) -> bool:

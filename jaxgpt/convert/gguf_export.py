@@ -72,7 +72,7 @@ def export_gguf(run: str | Path, target: Path, kind: str = "f32", checkpoint: st
         parameters=count_parameters(config.model),
         max_logit_change=change,
         engines=("llama.cpp",),
-        note=gguf_describe.spaces_note(tokenizer),
+        note=gguf_describe.notes(tokenizer, metadata),
     )
 
 

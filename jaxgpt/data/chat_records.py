@@ -116,15 +116,7 @@ def read_record(record: Any) -> ChatRecord | Pair:
     if not isinstance(record, dict):
         raise UserError(f"a conversation must be an object, not {short_repr(record)}: write {EXAMPLE}")
     fields = {name: value for name, value in record.items() if value is not None}
-    label = fields.get(LABEL)
-    if label is False or isinstance(label, Twice):
-        raise RejectedAnswer(
-            f"the label {short_repr(label)} marks a rejected answer, as in preference data: remove the record, or rename the "
-            f"field if it has a different meaning"
-        )
     tools = _tools(fields)
-    system = _system(fields)
-
     lists = [name for name in LISTS if name in fields]
     pairs = [pair for pair in PAIRS if fields.keys() >= set(pair)]
     shapes = [*lists, *pairs]
@@ -140,17 +132,30 @@ def read_record(record: Any) -> ChatRecord | Pair:
     if lists:
         messages = _messages(lists[0], fields[lists[0]])
     else:
+        _check_label(fields)
         asked, answered = pairs[0]
         request = fields[asked]
         answer = fields[answered]
         are_texts = isinstance(request, str) and isinstance(answer, str)
         earlier = [*_history(fields)]
-        if pairs[0] == PAIRS[0] and are_texts and not system and not tools and not earlier:
+        if pairs[0] == PAIRS[0] and are_texts and not _system(fields) and not tools and not earlier:
             return Pair(request, answer)
         messages = [*earlier, *_pair(asked, request, answered, answer, fields)]
-    if system and messages[0]["role"] != "system":
-        messages = [_message("system", system), *messages]
+    if messages[0]["role"] != "system":
+        system = _system(fields)
+        if system:
+            messages = [_message("system", system), *messages]
     return ChatRecord(messages, tools)
+
+
+def _check_label(fields: Mapping[str, Any]) -> None:
+    """Raise `RejectedAnswer` if the label of a request and its answer is false, as in preference data for KTO."""
+    label = fields.get(LABEL)
+    if label is False or isinstance(label, Twice):
+        raise RejectedAnswer(
+            f"the label {short_repr(label)} marks a rejected answer, as in preference data: remove the record, or rename the "
+            f"field if it has a different meaning"
+        )
 
 
 def _message(role: str, content: str) -> dict[str, Any]:
@@ -205,7 +210,7 @@ def _history(fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def _system(fields: dict[str, Any]) -> str:
     """Return the text of the system message; "": the record has no field for it."""
     texts = [_text(fields[name], f"the field {name!r}") for name in SYSTEM if fields.get(name)]
-    if len(set(texts)) > 1:
+    if len({text.strip() for text in texts}) > 1:
         raise UserError(f"the fields {' and '.join(map(repr, SYSTEM))} differ: remove one")
     return next(iter(texts), "")
 
@@ -269,14 +274,20 @@ def _turn(number: int, turn: Any) -> dict[str, Any]:
 def _check_names(turn: Mapping[str, Any], role: str, where: str) -> None:
     """Check that a message with the names of two shapes has the same role and content in both."""
     other = turn.get("from")
-    if (
-        other in ("system", *ROLES, *ROLES.values()) and ROLES.get(other, other) != role
-    ):  # otherwise, for example, a name
+    is_role = other in ("system", *ROLES, *ROLES.values())  # otherwise, for example, a name
+    if is_role and _speaker(str(other)) != _speaker(role):
         raise UserError(f"{where} has the role {short_repr(turn['role'])}, but is from {short_repr(other)}: remove one")
     content = turn.get("content")
     value = turn.get("value")
-    if content is not None and isinstance(value, str) and value != content:
+    if content is None or not isinstance(value, str):
+        return
+    if _text(content, where).strip() != value.strip():
         raise UserError(f"{where} has both content and value, which differ: remove one")
+
+
+def _speaker(role: str) -> str:
+    """Return the role that a name in either shape stands for."""
+    return {CALL: "assistant", "developer": "system"}.get(role, ROLES.get(role, role))
 
 
 def _weight(turn: Mapping[str, Any], where: str) -> int:

@@ -27,7 +27,7 @@ from jaxgpt.errors import UserError
 from jaxgpt.files import check_kind, missing
 from jaxgpt.progress import NO_PROGRESS, Progress
 
-FILES = 1000  # maximum number of files whose digests a checkpoint records, to name changed files
+FILES = 100  # maximum number of files whose digests a checkpoint records, to name changed files
 TOGETHER = 64  # number of pieces of a text to encode per call; `tokenizers` uses all cores
 
 

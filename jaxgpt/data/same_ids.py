@@ -28,9 +28,11 @@ def same_ids(given: Tokenizer, own: Tokenizer) -> bool:
         given: tokenizer of the model.
         own: tokenizer of the data.
     """
-    added = _added(json.loads(given.to_json()))
-    others = _added(json.loads(own.to_json()))
-    if _ordinary(added) != _ordinary(others):
+    one = json.loads(given.to_json())
+    other = json.loads(own.to_json())
+    added = _added(one)
+    others = _added(other)
+    if _ordinary(one) != _ordinary(other):
         return False
     around_documents = {*own.bos_ids, own.eos_id} - {None}
     if any(token["id"] in around_documents and name not in added for name, token in others.items()):
@@ -62,9 +64,12 @@ def _added(tokenizer_json: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {token["content"]: token for token in tokenizer_json["added_tokens"]}
 
 
-def _ordinary(added: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the added tokens that are not special."""
-    return {name: token for name, token in added.items() if not token["special"]}
+def _ordinary(tokenizer_json: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the added tokens that are not special; without a normalizer, their option `normalized` has no effect."""
+    tokens = {name: token for name, token in _added(tokenizer_json).items() if not token["special"]}
+    if tokenizer_json.get("normalizer") is None:
+        tokens = {name: token | {"normalized": False} for name, token in tokens.items()}
+    return tokens
 
 
 def _encoded(tokenizer: Tokenizer, text: str) -> list[int] | None:

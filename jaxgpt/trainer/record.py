@@ -18,6 +18,7 @@ from jaxgpt.checkpoint.store import Info, Saver
 from jaxgpt.config import Config, changes
 from jaxgpt.counts import flops_per_token
 from jaxgpt.data import Data
+from jaxgpt.directories import REPLACED
 from jaxgpt.errors import TrainingFailed, UserError, WriteFailed, one_line
 from jaxgpt.parallel.chips import peak_flops
 from jaxgpt.parallel.processes import Poll, is_leader, process_count
@@ -93,7 +94,18 @@ class Recorder:
         is_first = steps.start == self.first.step
         self.read(0 if is_first else LAG)
         if is_first and is_leader():
-            delete_replaced(self.saver.directory.parent)
+            self._delete_replaced()
+
+    def _delete_replaced(self) -> None:
+        """Delete the old run that the run replaces, if any; the speed excludes the time."""
+        path = self.saver.directory.parent
+        if not (path / REPLACED).exists():
+            return
+        began = time.perf_counter()
+        self.listener.stage("deleting the replaced run")
+        delete_replaced(path)
+        self.listener.stage("")
+        self.speed.exclude(time.perf_counter() - began)
 
     def read(self, leave: int = 0) -> None:
         """Read, check and write the metrics of all calls in flight except the last `leave`."""
@@ -214,6 +226,7 @@ class Recorder:
                 raise RuntimeError("its arrays have been deleted")
             jax.block_until_ready(state)  # error if the step has failed on the device
             self._save_last(state)
+            delete_replaced(self.saver.directory.parent)  # otherwise, the old run would be restored over the saved step
         except Exception as e:
             error.add_note(f"jaxgpt: step {self.done} could not be saved: {one_line(e, 200)}")
         else:

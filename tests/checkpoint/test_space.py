@@ -10,9 +10,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxgpt.checkpoint.run import Run
+from jaxgpt.checkpoint.run import KEPT, MOVED, Run
 from jaxgpt.checkpoint.space import check_space, most_checkpoints, readable
 from jaxgpt.config import TrainConfig
+from jaxgpt.directories import REPLACED
 from jaxgpt.errors import UserError
 from jaxgpt.train.step import TrainState
 
@@ -74,6 +75,18 @@ def test_a_replaced_run_frees_its_space(free: SimpleNamespace) -> None:
     run.path.mkdir()
     (run.path / "file").write_bytes(bytes(50_000))
     assert notes_at(run, replaced=True) == []
+
+
+def test_an_old_run_that_is_kept_until_the_first_step_frees_its_space(free: SimpleNamespace) -> None:
+    free.free = 13_000
+    run = Run(Path("run"))
+    old = run.path / REPLACED
+    old.mkdir(parents=True)
+    for path in (run.path / "config.json", old / "config.json", old / MOVED, old / KEPT):
+        path.write_text("{}")
+    assert notes_at(run) != []
+    (old / "file").write_bytes(bytes(50_000))
+    assert notes_at(run) == []
 
 
 def test_a_file_system_without_this_information_is_silent(free: SimpleNamespace) -> None:

@@ -19,7 +19,7 @@ from jaxgpt.cli import main
 from jaxgpt.config import Config, ModelConfig
 from jaxgpt.convert import gguf_export, llamacpp
 from jaxgpt.convert.gguf import GgufWeights
-from jaxgpt.convert.gguf_describe import describe, spaces_note
+from jaxgpt.convert.gguf_describe import describe, notes, spaces_note
 from jaxgpt.convert.gguf_export import TYPES, export_gguf
 from jaxgpt.convert.gguf_tokenizer import read_tokenizer
 from jaxgpt.convert.models import exported_form, import_model
@@ -322,20 +322,28 @@ def test_metaspace_without_a_space_before_a_text_is_restored(tmp_path: Path) -> 
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 
 
-@pytest.mark.parametrize("is_special", [True, False])
 @pytest.mark.parametrize("flag", FLAGS)
-def test_added_tokens_without_an_equivalent_are_named(flag: str, is_special: bool, tmp_path: Path) -> None:
+def test_added_tokens_without_an_equivalent_are_named(flag: str, tmp_path: Path) -> None:
     value = llama_tokenizer(("<x>",))
-    value["added_tokens"][-1] |= {flag: True, "special": is_special}
-    message = rf"llama\.cpp has no added token that matches as '<x>' \(id 265, {flag}\) in tokenizer\.json"
+    value["added_tokens"][-1] |= {flag: True, "special": False}
+    message = rf"llama\.cpp has no added token that matches as '<x>' \({flag}\) in tokenizer\.json"
     with pytest.raises(UserError, match=message):
         describe(sentencepiece(tmp_path, added_tokens=value["added_tokens"]), V)
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_special_tokens_without_an_equivalent_are_noted(flag: str, tmp_path: Path) -> None:
+    """The ids of texts without control tokens are equal, so the file is written."""
+    value = llama_tokenizer(("<x>",))
+    value["added_tokens"][-1] |= {flag: True, "special": True}
+    tokenizer = sentencepiece(tmp_path, added_tokens=value["added_tokens"])
+    assert f"'<x>' ({flag})" in notes(tokenizer, describe(tokenizer, V))
 
 
 @pytest.mark.usefixtures("uncompiled")
 def test_nothing_is_written_without_an_equivalent_of_an_added_token(tmp_path: Path) -> None:
     value = llama_tokenizer(("<x>",))
-    value["added_tokens"][-1]["rstrip"] = True
+    value["added_tokens"][-1] |= {"rstrip": True, "special": False}
     run = run_of(tmp_path, UNTIED, sentencepiece(tmp_path, added_tokens=value["added_tokens"]))
     assert main(["export", str(run), str(tmp_path / "m.gguf")]) == 2
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run", "tokenizer.json"]

@@ -83,6 +83,19 @@ SHAPES: dict[str, tuple[Any, list[Message]]] = {
     "a sender and a number": ({"messages": [USER | {"from": "Ann", "value": 0.5}, ANSWER]}, TALK),
     "an accepted answer": ({"messages": TALK, "label": True}, TALK),
     "the label of a class": ({"messages": TALK, "label": 0}, TALK),
+    "the label of a conversation": ({"messages": TALK, "label": False}, TALK),
+    "a text in parts and its value": (
+        {"messages": [USER, ANSWER | {"content": [{"type": "text", "text": "Hello"}], "value": "Hello\n"}]},
+        TALK,
+    ),
+    "a developer from the system": (
+        {"messages": [{"role": "developer", "from": "system", "content": "x"}, *TALK]},
+        [{"role": "developer", "content": "x"}, *TALK],
+    ),
+    "two unused system messages": (
+        {"messages": [SYSTEM, *TALK], "system": "a", "system_prompt": "b"},
+        [SYSTEM, *TALK],
+    ),
     "a weight of a message that is never a target": ({"messages": [USER | {"weight": 0}, ANSWER]}, TALK),
     "roles of templates": (
         {"messages": [{"role": "developer", "content": "x"}, USER, ANSWER, {"role": "ipython", "content": "1"}]},
@@ -234,9 +247,8 @@ ERRORS: dict[str, tuple[Any, str]] = {
         {"prompt": "Hi", "completion": "Go away", "label": False},
         "the label False marks a rejected answer, as in preference data: remove the record",
     ),
-    "rejected messages": ({"messages": TALK, "label": False}, "the label False marks a rejected answer"),
     "a label that is given twice": (
-        {"messages": TALK, "label": Twice()},
+        {"prompt": "Hi", "completion": "Go away", "label": Twice()},
         "the label .*twice.* marks a rejected answer",
     ),
     "a weight": ({"messages": [USER, ANSWER | {"weight": 0.5}]}, "message 2 has the weight 0.5: use 1, or 0"),

@@ -178,6 +178,13 @@ def test_a_directory_of_logs_only_is_text() -> None:
     assert read_path(Path("logs")).text == "a.log\nb.log\n"
 
 
+def test_logs_that_hold_most_of_the_text_are_text() -> None:
+    Path("chats").mkdir()
+    Path("chats/2004.log").write_text("hello\n" * 20)
+    Path("chats/README.md").write_text("chats of 2004\n")
+    assert read_path(Path("chats")).text == "hello\n" * 20 + "chats of 2004\n"
+
+
 def test_a_log_that_is_named_is_text() -> None:
     Path("a.log").write_text("line\n")
     assert read_path(Path("a.log")).text == "line\n"

@@ -230,6 +230,11 @@ def test_added_tokens_change_the_ids_of_data(case: str, tokenizer_path: Path) ->
     assert same_ids(own, with_added(tokenizer_path, MARK))
 
 
+def test_an_option_of_added_tokens_without_effect_does_not_change_the_ids(tokenizer_path: Path) -> None:
+    """Without a normalizer, a token that is searched in normalized text is found in the same places."""
+    assert same_ids(with_added(tokenizer_path, MARK | {"normalized": True}), with_added(tokenizer_path, MARK))
+
+
 def test_special_tokens_of_a_model_may_be_missing_in_its_data(tokenizer_path: Path) -> None:
     """Their names in a text are text, so the ids of the text are equal."""
     base = load_tokenizer(tokenizer_path)

@@ -326,6 +326,19 @@ def test_an_error_of_own_code_is_one_line_on_the_command_line(monkeypatch: pytes
     )
 
 
+def test_notes_of_jax_are_not_notes_of_the_saved_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        error = TypeError("shapes")
+        error.add_note("For simplicity, JAX has removed its internal frames")
+        raise error
+
+    Path("text.txt").write_text(TEXT)
+    monkeypatch.setattr("jaxgpt.trainer.loop.train", fails)
+    Path("settings.json").write_text(to_json(small_run()))
+    with pytest.raises(TypeError, match="shapes"):
+        jaxgpt("train", "settings.json", "--out", "out")
+
+
 def test_a_nan_found_by_jax_itself_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """With JAX_DEBUG_NANS, JAX raises from inside the step."""
     step = Program.step

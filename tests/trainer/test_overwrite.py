@@ -135,6 +135,17 @@ def test_a_new_run_that_takes_a_step_deletes_the_old_run() -> None:
     assert (OUT / "loss.png").read_bytes() != b"plot"
 
 
+def test_a_saved_step_replaces_the_old_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The listener fails on the metrics of the first step, before the old run would be deleted."""
+    monkeypatch.setattr("jaxgpt.cli.run_printer.RunPrinter.progress", bug)
+    result = overwrite()
+    assert result.code == 1
+    assert "step 1 was saved in out/checkpoints" in result.err
+    assert "the old run" not in result.err
+    assert not (OUT / REPLACED).exists()
+    assert [path.name for path in (OUT / "checkpoints").iterdir()] == ["1"]
+
+
 def test_an_old_run_that_is_partly_deleted_is_not_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process was killed while it deleted the old run, after the first step of the new run."""
     shutil.copytree(OUT, OUT / REPLACED)
