@@ -60,7 +60,6 @@ def failures(run: Run, program: Program) -> Iterator[None]:
 @contextmanager
 def evaluating(program: Program, step: int) -> Iterator[None]:
     """Raise exhausted memory in an evaluation as `TrainingFailed`, with the setting that helps."""
-    size = program.config.train.eval_batch_size or program.microbatches.rows
     try:
         yield
     except jax.errors.JaxRuntimeError as e:
@@ -71,6 +70,7 @@ def evaluating(program: Program, step: int) -> Iterator[None]:
         reason = f"{out_of_host_memory(e)} in the evaluation at step {step}"
     else:
         return
+    size = program.config.train.eval_batch_size or program.microbatches.rows
     raise TrainingFailed(f"{reason}; lower --train.eval-batch-size, now {size}") from None
 
 

@@ -171,7 +171,7 @@ EACH_FILTER = [
 CASES = [*((sampling, ()) for sampling in EACH_FILTER), (SamplingParams(temperature=0.5), (remove_above_one,))]
 
 
-@pytest.mark.parametrize("V", [4096, *(pytest.param(V, marks=pytest.mark.ci) for V in (300, 50_257))])
+@pytest.mark.parametrize("V", [4096, *(pytest.param(V, marks=pytest.mark.long) for V in (300, 50_257))])
 def test_a_removed_token_is_never_drawn(V: int) -> None:
     """Draw with random numbers near the cumulative probability at the ends of groups of ids, where sums are rounded."""
     draw = jax.jit(lambda warped_1V, u: filters.inverse_cdf_sample(jnp.broadcast_to(warped_1V, (len(u), V)), u))

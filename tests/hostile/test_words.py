@@ -38,7 +38,7 @@ def test_a_hostile_argument(name: str) -> None:
             check(*name.split(), word, *GIVEN.get(name, [])[1:])
 
 
-@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.ci)], ids=["20 options", "all"])
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.long)], ids=["20 options", "all"])
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_hostile_option(name: str, every: bool) -> None:
     for number, option in enumerate(options(name)[: None if every else 20]):

@@ -85,7 +85,7 @@ def step(
 alone = functools.cache(step)
 
 
-@pytest.mark.parametrize("draws", [0, pytest.param(12, marks=pytest.mark.ci)])
+@pytest.mark.parametrize("draws", [0, pytest.param(12, marks=pytest.mark.long)])
 def test_one_step_equals_that_of_one_device(draws: int) -> None:
     @settings(max_examples=max(draws, 1), phases=(Phase.explicit, *((Phase.generate,) if draws else ())))
     @example(NOT_COMPILED)

@@ -31,9 +31,8 @@ from jaxgpt.trainer.program import Program
 # The largest arrays are the matrices of the MLP. Eight devices do not divide the 27 ids.
 MODEL = replace(LLAMA, n_layer=4, n_embd=64, n_head=8, n_kv_head=8, n_inner=256, tie_embeddings=False)
 LARGEST = 64 * 256 * 4
-READERS = tuple(
-    str(Path(api.__file__).parent / name) for name in ("checkpoint", "parallel/arrays.py", "trainer/program.py")
-)
+NAMES = ("checkpoint/store.py", "checkpoint/source.py", "parallel/arrays.py", "trainer/program.py")
+READERS = tuple(str(Path(api.__file__).parent / name) for name in NAMES)
 REPLICATED = 20_000  # maximum bytes of the arrays that every device holds, such as gains and counters
 
 

@@ -139,6 +139,7 @@ def simulate(case: Case, patch: pytest.MonkeyPatch) -> Any:
         fingerprints=(),
         parts=(),
         boundary=0,
+        files={},
         check=lambda config: None,
         facts=dict,
     )
