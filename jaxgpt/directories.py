@@ -65,13 +65,14 @@ def list_files(directory: Path) -> Listing:
 
     Every directory is read at most once. Links to directories are followed, except to directories that are read anyway and
     to parents. If `directory` itself holds a run, only the files of the run are skipped. Files that receive the output of this
-    command are skipped, and logs (`LOG`), unless most of the bytes are in logs.
+    command are skipped, and logs (`LOG`), unless most of the files and most of the bytes are logs.
     """
     skipped = Counter[str]()
     files = [*_walk(directory, directory.resolve(), skipped, set())]
     logs = [file for file in files if LOG.fullmatch(file.name)]
     others = [file for file in files if not LOG.fullmatch(file.name)]
-    if logs and _bytes(logs) < _bytes(others):
+    are_text = len(logs) > len(others) and _bytes(logs) > _bytes(others)  # such as archives of chats
+    if logs and not are_text:
         skipped["log"] = len(logs)
         files = others
     return Listing(tuple(files), dict(skipped))

@@ -1,4 +1,4 @@
-"""The types of the commands' options, from which cyclopts parses them: one option for each setting, and those in common.
+"""Types of the options that several commands share, and of one option for each setting, for cyclopts.
 
 `--train.steps` is the setting `steps` of the section `train`; `--steps` is equivalent because `steps` is unique.
 """

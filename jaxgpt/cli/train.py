@@ -112,7 +112,7 @@ def train(
         except TrainingFailed as e:
             raise TrainingFailed(f"{e}; resume with: {printer.resume_command}") from None
         except Exception as e:
-            # Notes of the saved step, after an error of the user's own code. JAX adds notes of its own.
+            # Notes about the saved step, after an error of the user's own code. JAX also adds notes to errors.
             notes = [note for note in getattr(e, "__notes__", []) if note.startswith("jaxgpt: ")]
             if not notes:
                 raise

@@ -55,7 +55,7 @@ def _with_template(source: Path, base: Tokenizer) -> tuple[Tokenizer, str]:
 
 
 def _completed(own: SpecialTokens, base: SpecialTokens) -> SpecialTokens:
-    """Return the special tokens of an adapter, with the ids and the chat template of the base if it has none."""
+    """Return the special tokens of an adapter; the base supplies missing ids and a missing chat template."""
     entries = dict(own.tokenizer)
     if base.tokenizer.get("chat_template") is not None:
         entries.setdefault("chat_template", base.tokenizer["chat_template"])

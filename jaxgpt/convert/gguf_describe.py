@@ -36,9 +36,8 @@ from jaxgpt.errors import UserError
 UNSCORED = -1e6  # score of a token that no merge forms
 NAMES = {GPT2: "gpt-2", LLAMA3[1]: "qwen2"}
 LLAMACPP_NAMES = ("bos_token", "eos_token")  # variables of chat templates in llama.cpp
-ALWAYS = (
-    "enable_thinking",
-)  # variables that llama.cpp sets even if its caller does not: true, if the template reads it
+# Variables of templates that llama.cpp sets even if its caller does not: to true, if the template reads them.
+ALWAYS = ("enable_thinking",)
 DIGITS = {"type": "Digits", "individual_digits": True}
 BYTE_NAMES = frozenset(f"<0x{byte:02X}>" for byte in range(256))
 # Texts for comparing the tokenizer of a file with the original.
@@ -53,7 +52,7 @@ PROBES = (
     "   three spaces before",
     "\n\n line breaks before",
 )
-# Text with an added token at both ends, and beside spaces, letters, line breaks and itself.
+# Text with an added token at both ends, and adjacent to spaces, letters, line breaks and itself.
 AROUND = "{0} a {0}b{0}  c {0}\n{0}{0} d\n {0}"
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized")  # options of added tokens without an equivalent in llama.cpp
 
@@ -99,7 +98,7 @@ def _templates(tokenizer: Tokenizer, values: Mapping[str, Any]) -> dict[str, Any
 
 
 def _check_ids(tokenizer: Tokenizer, metadata: Mapping[str, Any]) -> None:
-    """Raise `UserError` if the tokenizer of a file computes different ids, except where `notes` says so."""
+    """Raise `UserError` if the tokenizer of a file computes different ids, except the differences in `notes`."""
     read = read_tokenizer(metadata, "the exported file")
     if read.bos_ids != tokenizer.bos_ids:
         raise UserError(
@@ -107,7 +106,7 @@ def _check_ids(tokenizer: Tokenizer, metadata: Mapping[str, Any]) -> None:
             f"export a directory"
         )
     for token in _added_tokens(tokenizer):
-        if not _same_ids(read, tokenizer, AROUND.format(token.content), special=False) and not spaces_note(tokenizer):
+        if not token.special and _differs(read, tokenizer, token):
             raise UserError(
                 f"llama.cpp has no added token that matches as {_shown(token)} in tokenizer.json: export a directory"
             )
@@ -123,16 +122,24 @@ def _check_ids(tokenizer: Tokenizer, metadata: Mapping[str, Any]) -> None:
 
 
 def notes(tokenizer: Tokenizer, metadata: Mapping[str, Any]) -> str:
-    """Return where llama.cpp computes other ids than a tokenizer, although it does so for no ordinary text; "": nowhere."""
-    spaces = spaces_note(tokenizer)
-    if spaces:
-        return spaces
+    """Describe the texts with special tokens or leading spaces whose ids differ in llama.cpp; "": none."""
+    found = [spaces_note(tokenizer)]
     read = read_tokenizer(metadata, "the exported file")
-    tokens = [each for each in _added_tokens(tokenizer) if not _same_ids(read, tokenizer, AROUND.format(each.content))]
-    if not tokens:
-        return ""
-    more = f" and {len(tokens) - 1:,} more" if len(tokens) > 1 else ""
-    return f"llama.cpp matches {_shown(tokens[0])}{more} differently beside spaces; the ids of texts without them are equal"
+    tokens = [token for token in _added_tokens(tokenizer) if token.special and _differs(read, tokenizer, token)]
+    if tokens:
+        more = f" and {len(tokens) - 1:,} more" if len(tokens) > 1 else ""
+        found.append(f"llama.cpp matches the special token {_shown(tokens[0])}{more} differently between other texts")
+    return "; ".join(filter(None, found))
+
+
+def _differs(read: Tokenizer, tokenizer: Tokenizer, token: AddedToken) -> bool:
+    """Return whether llama.cpp, whose tokenizer is `read`, matches an added token differently.
+
+    Where llama.cpp adds other spaces, all ids around tokens differ: then, the options of the token decide.
+    """
+    if spaces_note(tokenizer):
+        return token.single_word or token.lstrip or token.rstrip
+    return not _same_ids(read, tokenizer, AROUND.format(token.content))
 
 
 def _added_tokens(tokenizer: Tokenizer) -> list[AddedToken]:
@@ -264,13 +271,13 @@ def _begins_with_space(value: Mapping[str, Any]) -> bool:
 
 
 def _scheme(value: Mapping[str, Any]) -> str:
-    """Return to which texts the pre-tokenizer Metaspace of a tokenizer.json adds a space: first, always or never."""
+    """Return the `prepend_scheme` of the pre-tokenizer Metaspace of a tokenizer.json: first, always or never."""
     pre = value["pre_tokenizer"] or {}
     return pre.get("prepend_scheme", "never")
 
 
 def spaces_note(tokenizer: Tokenizer) -> str:
-    """Return to which texts llama.cpp adds a space, but the tokenizer does not; "": to none."""
+    """Describe the texts that begin with an added space only in llama.cpp; "": none."""
     if not isinstance(tokenizer, SubwordTokenizer):
         return ""
     scheme = _scheme(json.loads(tokenizer.library.to_str()))
@@ -279,4 +286,4 @@ def spaces_note(tokenizer: Tokenizer) -> str:
     others = "texts that begin with a space"
     if scheme == "first":
         others += ", and to texts after a special token"
-    return f"unlike this tokenizer, llama.cpp adds a space to {others}; the ids of other texts are equal"
+    return f"unlike this tokenizer, llama.cpp adds a space to {others}"

@@ -286,7 +286,7 @@ def _check_names(turn: Mapping[str, Any], role: str, where: str) -> None:
 
 
 def _speaker(role: str) -> str:
-    """Return the role that a name in either shape stands for."""
+    """Map the names of a role in different shapes to one name."""
     return {CALL: "assistant", "developer": "system"}.get(role, ROLES.get(role, role))
 
 

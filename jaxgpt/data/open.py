@@ -48,9 +48,8 @@ class Data:
     text: Text | None = None  # text before tokenization; None for token files, conversations and mixtures
     # If names of files determine the splits: number of training ids of token files, of training files of conversations.
     boundary: int | None = None
-    files: Mapping[str, str] = field(
-        default_factory=dict
-    )  # digest of each file of a directory with up to `FILES` files
+    # Digest of each file of a directory with up to `FILES` files, to name changed files.
+    files: Mapping[str, str] = field(default_factory=dict)
     bos_ids: tuple[int, ...] = ()  # recorded beginning-of-text ids of the documents of prepared data
 
     @property

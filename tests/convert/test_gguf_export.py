@@ -340,6 +340,20 @@ def test_special_tokens_without_an_equivalent_are_noted(flag: str, tmp_path: Pat
     assert f"'<x>' ({flag})" in notes(tokenizer, describe(tokenizer, V))
 
 
+@pytest.mark.parametrize("scheme", ["first", "always"])
+def test_options_of_tokens_are_compared_where_spaces_differ(scheme: str, tmp_path: Path) -> None:
+    value = llama_tokenizer(("<x>",))
+    value["added_tokens"][-1] |= {"rstrip": True, "special": True}
+    tokenizer = sentencepiece(tmp_path, **metaspace(scheme), added_tokens=value["added_tokens"])
+    found = notes(tokenizer, describe(tokenizer, V))
+    assert spaces_note(tokenizer) in found
+    assert "'<x>' (rstrip)" in found
+
+    value["added_tokens"][-1]["special"] = False
+    with pytest.raises(UserError, match=r"matches as '<x>' \(rstrip\)"):
+        describe(sentencepiece(tmp_path, **metaspace(scheme), added_tokens=value["added_tokens"]), V)
+
+
 @pytest.mark.usefixtures("uncompiled")
 def test_nothing_is_written_without_an_equivalent_of_an_added_token(tmp_path: Path) -> None:
     value = llama_tokenizer(("<x>",))

@@ -180,9 +180,16 @@ def test_a_directory_of_logs_only_is_text() -> None:
 
 def test_logs_that_hold_most_of_the_text_are_text() -> None:
     Path("chats").mkdir()
-    Path("chats/2004.log").write_text("hello\n" * 20)
-    Path("chats/README.md").write_text("chats of 2004\n")
-    assert read_path(Path("chats")).text == "hello\n" * 20 + "chats of 2004\n"
+    for name in ("2004.log", "2005.log"):
+        Path("chats", name).write_text("hello\n" * 20)
+    Path("chats/README.md").write_text("chats\n")
+    assert read_path(Path("chats")).text == "hello\n" * 40 + "chats\n"
+
+
+def test_a_log_that_is_larger_than_the_text_is_no_text() -> None:
+    before = read_path(Path("texts"))
+    Path("texts/train.log").write_text("step 1\n" * 1000)
+    assert read_path(Path("texts")).sha256 == before.sha256
 
 
 def test_a_log_that_is_named_is_text() -> None:
