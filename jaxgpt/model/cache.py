@@ -65,8 +65,13 @@ def grow(cache: KVCache, slots: int) -> KVCache:
     """Return the cache with `slots` additional empty slots."""
 
     def pad(x: jax.Array, axis: int, value: int = 0) -> jax.Array:
-        return jnp.pad(x, [(0, slots if i == axis else 0) for i in range(x.ndim)], constant_values=value)
+        widths = [(0, 0)] * x.ndim
+        widths[axis] = (0, slots)
+        return jnp.pad(x, widths, constant_values=value)
 
     # Pad with zeros, because an attention weight of 0 times an uninitialized NaN is NaN.
-    layers = tuple(KeysValues(pad(k_BKSH, 2), pad(v_BKHS, 3)) for k_BKSH, v_BKHS in cache.layers)
-    return KVCache(layers, pad(cache.position_BS, 1, NO_TOKEN), cache.length)
+    layers = []
+    for k_BKSH, v_BKHS in cache.layers:
+        layers.append(KeysValues(pad(k_BKSH, 2), pad(v_BKHS, 3)))
+    position_BS = pad(cache.position_BS, 1, NO_TOKEN)
+    return KVCache(tuple(layers), position_BS, cache.length)

@@ -212,7 +212,8 @@ class GPT(Module):
         tokens_BT = constrain(tokens_BT, ("lookup", "length"))
         x_BTD = constrain(self.wte(tokens_BT), ("lookup", "length", "embed"))
         if self.config.embed_scale:
-            x_BTD = x_BTD * jnp.asarray(math.sqrt(self.config.n_embd), self.ops.dtype)
+            scale = math.sqrt(self.config.n_embd)
+            x_BTD = x_BTD * jnp.asarray(scale, self.ops.dtype)
         return self.named("embed", x_BTD)
 
     def stack(
@@ -236,10 +237,13 @@ class GPT(Module):
         position_BT = positions.position_BT
         if c.positions == "learned":
             # Padding, with the position -1, takes any row of the table.
-            x_BTD = x_BTD + self.named("pos_embed", self.wpe(jnp.maximum(position_BT, 0)))
+            pos_BTD = self.wpe(jnp.maximum(position_BT, 0))
+            x_BTD = x_BTD + self.named("pos_embed", pos_BTD)
         elif c.positions == "sinusoidal":
-            x_BTD = x_BTD + self.named("pos_embed", sinusoidal(position_BT, c.n_embd).astype(x_BTD.dtype))
-        x_BTD = constrain(dropout(x_BTD, c.dropout, subkey(key, 0)), ("batch", "length", "width"))
+            pos_BTD = sinusoidal(position_BT, c.n_embd).astype(x_BTD.dtype)
+            x_BTD = x_BTD + self.named("pos_embed", pos_BTD)
+        x_BTD = dropout(x_BTD, c.dropout, subkey(key, 0))
+        x_BTD = constrain(x_BTD, ("batch", "length", "width"))
         x_BTD, layers, sides = self.blocks(x_BTD, positions, cache, key, tokens_BT)
         if c.final_norm:
             x_BTD = self.ln_f(x_BTD)
@@ -259,13 +263,18 @@ class GPT(Module):
         sides = []
         rotations = {window: self._rotation(positions, window) for window in sorted(set(windows))}
         for layer, (block, window) in enumerate(zip(self.h, windows, strict=True)):
-            visible = Visible(positions, None if cache is None else Positions(cache.position_BS), window)
-            cached = None if cache is None else (cache.layers[layer], cache.length)
+            if cache is None:
+                visible = Visible(positions, None, window)
+                cached = None
+            else:
+                visible = Visible(positions, Positions(cache.position_BS), window)
+                cached = (cache.layers[layer], cache.length)
             layer_key = subkey(key, layer + 1)
             x_BTD, kv, side = block(x_BTD, visible, rotations[window], cached, layer, layer_key, tokens_BT)
             layers.append(kv)
             sides.append(side)
-        return x_BTD, tuple(layers), jax.tree.map(lambda *each: jnp.stack(each).mean(0), *sides)
+        side = jax.tree.map(lambda *each: jnp.stack(each).mean(0), *sides)
+        return x_BTD, tuple(layers), side
 
     def head(self, x_BTD: jax.Array) -> jax.Array:
         """Compute logits from hidden states, in `ops.dtype`, and return them as float32 `[B, T, V]`.
@@ -273,9 +282,12 @@ class GPT(Module):
         A tied head is the transposed token table.
         """
         logits_BTV = self.wte.logits(x_BTD) if self.config.tie_embeddings else self.lm_head(x_BTD)
-        logits_BTV = constrain(logits_BTV, ("batch", "length", "vocab")).astype(jnp.float32)
+        logits_BTV = constrain(logits_BTV, ("batch", "length", "vocab"))
+        logits_BTV = logits_BTV.astype(jnp.float32)
         cap = self.config.logit_softcap
-        return self.named("logits", cap * jnp.tanh(logits_BTV / cap) if cap else logits_BTV)
+        if cap:
+            logits_BTV = cap * jnp.tanh(logits_BTV / cap)
+        return self.named("logits", logits_BTV)
 
     def _rotation(self, positions: Positions, window: int) -> Rotation | None:
         """Return the rotations of the layers with a window; local and global layers may have different angles."""

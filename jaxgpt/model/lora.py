@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from jaxgpt.config import LoraConfig
 from jaxgpt.errors import UserError, did_you_mean, short_repr
-from jaxgpt.model.params import Model, abstract_params, flatten_params, map_weights
+from jaxgpt.model.params import Model, Weight, abstract_params, flatten_params, map_weights
 from jaxgpt.settings import as_int
 
 TARGETS = ("q_proj", "v_proj")
@@ -88,15 +88,20 @@ def merge(params: Any, adapters: Any, alpha: float = 16.0) -> Any:
                 raise UserError(
                     f"adapters do not match the model: {kernel} is {list(w.shape)}, A {list(a.shape)}, B {list(b.shape)}"
                 )
-            change = jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
-            merged[kernel] = merged[kernel] | {"kernel": w + alpha / rank * change}
+            scale = alpha / rank
+            change = scale * jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
+            merged[kernel] = merged[kernel] | {"kernel": w + change}
     return merged
 
 
 def matrices(params: Any) -> list[str]:
     """List the names of the matrices that adapters can change."""
-    names = (path.split("/") for path in flatten_params(params))
-    return list(dict.fromkeys(name[-2] for name in names if name[-1] == "kernel"))
+    found = dict[str, None]()  # keys in order, each once
+    for path in flatten_params(params):
+        *_, module, leaf = path.split("/")
+        if leaf == "kernel":
+            found[module] = None
+    return list(found)
 
 
 def model_adapters(key: jax.Array, params: Any, lora: LoraConfig) -> Any:
@@ -111,7 +116,12 @@ def boxed_trained(model: Model, lora: LoraConfig) -> Any:
         UserError: if `init_lora` rejects `lora.targets`.
     """
     params = abstract_params(model)
-    boxed = map_weights(lambda weight, leaf: nn.Partitioned(leaf, names=weight.axes if weight else ()), params, model)
+
+    def box(weight: Weight | None, leaf: Any) -> nn.Partitioned[Any]:
+        axes = weight.axes if weight else ()
+        return nn.Partitioned(leaf, names=axes)
+
+    boxed = map_weights(box, params, model)
     if not lora.rank:
         return boxed
     return jax.eval_shape(lambda boxed: model_adapters(jax.random.key(0), boxed, lora), boxed)
@@ -125,15 +135,26 @@ def abstract_trained(model: Model, lora: LoraConfig) -> Any:
 def _init_adapter(key: jax.Array, kernels: dict[str, Any], rank: int) -> dict[str, Any]:
     """Initialize the adapter of matrices, or stacks of matrices, with the same inputs."""
     shapes = {name: nn.unbox(kernel).shape for name, kernel in kernels.items()}
+
     # Boxed weights have axis names. The inputs of q_proj and o_proj may have equal lengths, but their names differ.
-    inputs = {(shapes[name][:-1], getattr(kernel, "names", ())[:-1]) for name, kernel in kernels.items()}
+    inputs = set()
+    for name, kernel in kernels.items():
+        axes = getattr(kernel, "names", ())
+        inputs.add((shapes[name][:-1], axes[:-1]))
     if len(inputs) > 1:
         raise UserError(f"{'+'.join(kernels)} have different inputs and cannot share an A: use {','.join(kernels)}")
 
+    # A random A and a zero B: the product is 0 at first.
     *stack, fan_in, _ = next(iter(shapes.values()))
     bound = 1 / math.sqrt(fan_in)
-    a = jax.random.uniform(key, (*stack, fan_in, rank), jnp.float32, -bound, bound)
-    b = {name: jnp.zeros((*stack, rank, shape[-1]), jnp.float32) for name, shape in shapes.items()}
+    a_shape = (*stack, fan_in, rank)
+    a = jax.random.uniform(key, a_shape, jnp.float32, -bound, bound)
+    b = {}
+    for name, shape in shapes.items():
+        b_shape = (*stack, rank, shape[-1])
+        b[name] = jnp.zeros(b_shape, jnp.float32)
+
+    # Boxes of weights become boxes of A and B, with the names of their axes.
     box = next(iter(kernels.values()))
     if not isinstance(box, nn.Partitioned):
         return {"a": a, "b": b}

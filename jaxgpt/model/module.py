@@ -37,9 +37,15 @@ class Module(nn.Module):
             return self.param(name, nn.with_logical_partitioning(init, axes), shape, jnp.float32)
         given: Any = nn.unbox(self.get_variable("params", name))  # not `param`, which rejects stored weights
         if given.shape != shape:
-            raise ValueError(f"{'/'.join((*self.path, name))} has shape {given.shape}; expected {shape}")
+            raise ValueError(f"{self._path_of(name)} has shape {given.shape}; expected {shape}")
         return jnp.asarray(given) if isinstance(given, np.ndarray) else given
 
     def named(self, name: str, x: jax.Array) -> jax.Array:
         """Name the activation x: return the result of `ops.edit(path, x)`, or x if `ops.edit` is None."""
-        return x if self.ops.edit is None else self.ops.edit("/".join((*self.path, name)), x)
+        if self.ops.edit is None:
+            return x
+        return self.ops.edit(self._path_of(name), x)
+
+    @nn.nowrap
+    def _path_of(self, name: str) -> str:
+        return "/".join((*self.path, name))

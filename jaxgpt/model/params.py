@@ -83,7 +83,8 @@ def _table(one: GPT, n_layer: int) -> dict[str, Weight]:
     def declare() -> None:
         # Record the order here, within the trace: tree functions, such as eval_shape's flattening, sort names.
         boxes = flatten_dict(boxed_params(one, 0), sep="/")
-        declared.update({path: Weight(box.value.shape, box.names) for path, box in boxes.items()})
+        for path, box in boxes.items():
+            declared[path] = Weight(box.value.shape, box.names)
 
     jax.eval_shape(declare)
 
@@ -93,7 +94,9 @@ def _table(one: GPT, n_layer: int) -> dict[str, Weight]:
     for in_block, group in groupby(declared.items(), lambda item: item[0].startswith(block)):
         entries = list(group)
         for layer in range(n_layer if in_block else 1):
-            table |= {path.replace(block, f"{layer_name(layer)}/", 1): weight for path, weight in entries}
+            for path, weight in entries:
+                own_path = path.replace(block, f"{layer_name(layer)}/", 1)
+                table[own_path] = weight
     return table
 
 

@@ -78,7 +78,8 @@ def stack_layers(tree: Any) -> Any:
     def stack(node: Any) -> Any:
         if not _has(node, layer_name(0)):
             return node
-        blocks = [node[layer_name(layer)] for layer in range(sum(_is_layer(name) for name in node))]
+        n_layer = sum(_is_layer(name) for name in node)
+        blocks = [node[layer_name(layer)] for layer in range(n_layer)]
         rest = {name: leaf for name, leaf in node.items() if not _is_layer(name)}
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *blocks)
         return rest | {STACKED: nn.meta.add_axis(stacked, 0, LAYERS)}

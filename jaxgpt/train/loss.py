@@ -172,8 +172,10 @@ def cross_entropy(logits_BTV: jax.Array, targets_BT: jax.Array) -> jax.Array:
 def log_likelihood(logits_BTV: jax.Array, ids_BT: jax.Array) -> jax.Array:
     """Compute the log probability of each id, in nats: `[B, T]`, in the dtype of the logits."""
     # A lookup would need the logits of the whole vocabulary on each device; a comparison works on any part of it.
-    hits_BTV = ids_BT[..., None] == jax.lax.broadcasted_iota(ids_BT.dtype, logits_BTV.shape, 2)
-    return jnp.where(hits_BTV, logits_BTV, 0.0).sum(-1) - jax.nn.logsumexp(logits_BTV, axis=-1)
+    id_BTV = jax.lax.broadcasted_iota(ids_BT.dtype, logits_BTV.shape, 2)
+    is_target_BTV = ids_BT[..., None] == id_BTV
+    target_logit_BT = jnp.where(is_target_BTV, logits_BTV, 0.0).sum(-1)
+    return target_logit_BT - jax.nn.logsumexp(logits_BTV, axis=-1)
 
 
 def chunked(
@@ -194,5 +196,14 @@ def chunked(
     padded_BS = jnp.pad(targets_BT, ((0, 0), (0, fill)), constant_values=-1)
     targets_nBc = padded_BS.reshape(B, -1, chunk).swapaxes(0, 1)
 
-    results_nBc = jax.lax.map(jax.checkpoint(lambda each: function(*each)), (x_nBcD, targets_nBc))
-    return jax.tree.map(lambda y_nBc: y_nBc.swapaxes(0, 1).reshape(B, -1)[:, :T], results_nBc)
+    @jax.checkpoint
+    def one_chunk(each: tuple[jax.Array, jax.Array]) -> Any:
+        x_BcD, targets_Bc = each
+        return function(x_BcD, targets_Bc)
+
+    def join(y_nBc: jax.Array) -> jax.Array:
+        y_BS = y_nBc.swapaxes(0, 1).reshape(B, -1)
+        return y_BS[:, :T]
+
+    results_nBc = jax.lax.map(one_chunk, (x_nBcD, targets_nBc))
+    return jax.tree.map(join, results_nBc)

@@ -65,21 +65,25 @@ def schedule(config: Config, numbers: Numbers | None = None) -> optax.Schedule:
     low = numbers.min_lr
     warmup = o.warmup_steps
     end = config.decay_steps
-    cooldown = min(o.cooldown_steps or max(end // 5, 1), max(end - warmup, 1))
+    after_warmup = max(end - warmup, 1)
+    cooldown = o.cooldown_steps or max(end // 5, 1)
+    cooldown = min(cooldown, after_warmup)
 
     def rate(step: jax.typing.ArrayLike) -> jax.Array:
         step = jnp.asarray(step, jnp.float32)
-        progress = jnp.clip((step - warmup) / max(end - warmup, 1), 0.0, 1.0)
+        progress = jnp.clip((step - warmup) / after_warmup, 0.0, 1.0)
         match o.schedule:
             case "cosine":
                 after = low + (peak - low) * 0.5 * (1.0 + jnp.cos(jnp.pi * progress))
             case "linear":
                 after = peak - (peak - low) * progress
             case "wsd":
-                after = peak - (peak - low) * jnp.clip((step - (end - cooldown)) / cooldown, 0.0, 1.0)
+                cooled = jnp.clip((step - (end - cooldown)) / cooldown, 0.0, 1.0)
+                after = peak - (peak - low) * cooled
             case _:
                 after = jnp.full_like(step, peak)
-        return jnp.where(step < warmup, peak * (step + 1) / (warmup + 1), after)
+        warming = peak * (step + 1) / (warmup + 1)
+        return jnp.where(step < warmup, warming, after)
 
     return rate
 
