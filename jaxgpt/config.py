@@ -74,6 +74,13 @@ class ModelConfig(Section):
     qk_norm_per_head: bool = setting(True, "qk_norm: normalize each head separately; false: across heads")
     mlp: Literal["plain", "gated", "none"] = setting("plain", "gated: act(x W_g) * (x W_u), as in SwiGLU")
     activation: ActivationName = setting("gelu_new", "MLP activation; gelu_new: tanh approximation of gelu")
+    n_experts: int = setting(0, "E, number of experts, of which each computes some of the tokens; 0: one MLP", 0, 2**16)
+    experts_per_token: int = setting(2, "A, number of experts that compute each token", 1, 2**16)
+    shared_experts: int = setting(0, "experts that compute every token: one MLP of this many times the width", 0, 2**16)
+    router: Literal["softmax", "sigmoid"] = setting("softmax", "scores of the experts, from the router's logits")
+    router_normalize: bool = setting(True, "divide the scores of a token's experts by their sum")
+    router_scale: float = setting(1.0, "factor of the scores of a token's experts", above=0.0, high=1e6)
+    router_bias: bool = setting(False, "choose experts by score plus a bias that evens out their load")
     parallel_residual: bool = setting(False, "parallel sublayers: x + attn(norm(x)) + mlp(norm(x))")
     bias: bool = setting(True, "add biases in attention, MLP and norms (not RMSNorm)")
     qkv_bias: bool = setting(False, "add biases to query, key and value projections even if model.bias is false")
@@ -104,6 +111,8 @@ class ModelConfig(Section):
             yield f"model.positions 'sinusoidal' needs an even model.n_embd, not {self.n_embd}"
         if self.tie_embeddings and self.head_bias:
             yield "model.head_bias needs an untied head: set model.tie_embeddings to false"
+        if self.n_experts:
+            yield from self._check_experts()
         if self.parallel_residual and self.norm_position == "post":
             yield "model.parallel_residual needs model.norm_position pre, output or both, not post"
         if self.rope_factor != 1.0 and self.rope_low_freq_factor >= self.rope_high_freq_factor:
@@ -121,6 +130,14 @@ class ModelConfig(Section):
         if self.least_parameters > MAX_PARAMETERS:
             size = f"at least {self.least_parameters:.1e} parameters"
             yield f"the model has {size}: at most {MAX_PARAMETERS:.0e} are allowed; lower model.n_embd"
+
+    def _check_experts(self) -> Iterator[str]:
+        if self.mlp == "none":
+            yield "model.n_experts needs an MLP: set model.mlp to gated or plain"
+        if self.bias:
+            yield "model.n_experts needs MLPs without biases: set model.bias to false"
+        if self.experts_per_token > self.n_experts:
+            yield f"model.experts_per_token {self.experts_per_token} exceeds model.n_experts {self.n_experts}: lower it"
 
     @property
     def windows(self) -> tuple[int, ...]:
@@ -153,7 +170,7 @@ class ModelConfig(Section):
         """A lower bound of the number of parameters: the largest matrices. `count_parameters` in model/params.py is exact."""
         widest = self.n_head * self.head_width
         if self.mlp != "none":
-            widest = max(widest, self.mlp_width)
+            widest = max(widest, self.mlp_width * max(self.n_experts, 1))
         rows = self.vocab_size + self.n_layer * widest
         if self.positions == "learned":
             rows += self.block_size
@@ -285,6 +302,9 @@ class OptimConfig(Section):
     muon_ratio: float = setting(5.0, "Muon: learning rate of matrices, relative to learning_rate", above=0.0, high=1e3)
     muon_momentum: float = setting(0.95, "Muon: momentum decay rate", 0.0, below=1.0)
     muon_steps: int = setting(5, "Muon: Newton-Schulz iterations", 1, 100)
+    balance_loss: float = setting(0.01, "experts: factor of the load-balancing loss, minimized with the loss", 0.0, 1e6)
+    router_z_loss: float = setting(0.0, "experts: factor of the router's z-loss, minimized with the loss", 0.0, 1e6)
+    router_bias_rate: float = setting(1e-3, "experts: change of a router bias per step (model.router_bias)", 0.0, 1e3)
     momentum_dtype: Literal["float32", "bfloat16"] = setting("float32", "storage type of the first moment or momentum")
     ema_decay: float = setting(0.0, "decay rate of an EMA of the weights, for evaluation; 0: off", 0.0, below=1.0)
     not_finite: Literal["stop", "skip"] = setting("stop", "on a non-finite loss or gradient: stop, or skip the update")
@@ -560,6 +580,16 @@ class Config(Section):
     def decay_steps(self) -> int:
         """Step at which the learning rate reaches `min_lr`, unless the schedule is constant."""
         return self.optim.decay_steps or self.train.steps
+
+    @property
+    def penalties(self) -> dict[str, float]:
+        """Factors of the side outputs that are minimized with the loss: those of the router, if the model has experts."""
+        if not self.model.n_experts:
+            return {}
+        factors = {"balance_loss": self.optim.balance_loss, "router_z_loss": self.optim.router_z_loss}
+        if self.model.router_bias:
+            factors["router_bias"] = 1.0  # zeros: only the gradient matters
+        return {name: factor for name, factor in factors.items() if factor}
 
     def with_model(self, **changes: Any) -> Config:
         """Return a copy with changed model settings."""

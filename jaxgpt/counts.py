@@ -17,6 +17,7 @@ def model_counts(config: Config) -> dict[str, Any]:
     params = abstract_params(config.model)
     return {
         "parameters": parameter_count(params),
+        "active_parameters": active_count(config.model, params),
         "trainable_parameters": parameter_count(abstract_trained(config.model, config.lora)),
         "modules": parameter_table(params),
         "flops_per_token": flops_per_token(config.model, params, config.window, config.lora),
@@ -27,6 +28,20 @@ def model_counts(config: Config) -> dict[str, Any]:
 def parameter_count(params: Any) -> int:
     """Count the parameters of a tree."""
     return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+def active_count(model: Model, params: Any) -> int:
+    """Count the parameters that compute one token: of a stack of experts, those of `experts_per_token` experts."""
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return sum(_active_size(path, leaf, model) for path, leaf in leaves)
+
+
+def _active_size(path: tuple[Any, ...], leaf: Any, model: Model) -> int:
+    weight = weight_at(path, model)
+    config = config_of(model)
+    if weight is None or weight.axes[:1] != ("expert",) or not config.n_experts:
+        return int(leaf.size)
+    return int(leaf.size) // config.n_experts * config.experts_per_token
 
 
 def parameter_table(params: Any) -> dict[str, int]:
@@ -41,7 +56,9 @@ def parameter_table(params: Any) -> dict[str, int]:
 
 
 def multiplied_parameters(model: Model, params: Any) -> int:
-    """Count the parameters in matrix products: matrices, all matrices of stacks, and a tied token embedding.
+    """Count the parameters in the matrix products of one token: matrices, and a tied token embedding.
+
+    All matrices of a stack count, but of experts only `experts_per_token`.
 
     Arguments as for `flops_per_token`.
     """
@@ -50,7 +67,7 @@ def multiplied_parameters(model: Model, params: Any) -> int:
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         weight = weight_at(path, model)
         if weight is not None and weight.kind in kinds:
-            total += leaf.size
+            total += _active_size(path, leaf, model)
     return total
 
 
@@ -73,7 +90,8 @@ def flops_per_token(model: Model, params: Any, T: int, lora: LoraConfig | None =
     if lora is not None and lora.rank:
         names = lora.targets.replace("+", ",").split(",")
         leaves = jax.tree_util.tree_leaves_with_path(params)
-        gradients = sum(leaf.size for path, leaf in leaves if path[-1].key == "kernel" and path[-2].key in names)
+        adapted = [(path, leaf) for path, leaf in leaves if path[-1].key == "kernel" and path[-2].key in names]
+        gradients = sum(_active_size(path, leaf, model) for path, leaf in adapted)
     attention = 12 * config.n_layer * config.n_head * config.head_width * T
     return 4 * count + 2 * gradients + attention
 

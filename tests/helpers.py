@@ -68,6 +68,14 @@ MODELS = {
     ),
     "neox": ModelConfig(positions="rope", rope_fraction=0.5, parallel_residual=True, tie_embeddings=False),
     "olmo2": replace(ROPE, norm_position="output", qk_norm=True, qk_norm_per_head=False, qkv_bias=True),
+    "experts": replace(
+        replace(GATED, n_experts=4, experts_per_token=2, shared_experts=1),
+        activation="silu",
+        n_inner=8,
+        router="sigmoid",
+        router_bias=True,
+        router_scale=1.5,
+    ),
     "scaled": ModelConfig(scale_attn_by_inverse_layer_idx=True, scale_attn_weights=False, init="zero-proj", n_inner=20),
 }
 

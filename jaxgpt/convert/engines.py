@@ -16,6 +16,8 @@ def engines(family: Family, config: ModelConfig, tokenizer: Tokenizer) -> tuple[
     Only transformers is run by the tests. The rules for vLLM, and for llama.cpp's converter of directories, follow their source
     code.
     """
+    if config.n_experts:
+        return ("transformers",)
     # vLLM rejects or ignores non-default scales of attention scores, and does not read an untied GPT-2 head.
     scaled = config.scale_attn_by_inverse_layer_idx or not config.scale_attn_weights
     untied = family.name == "gpt2" and not config.tie_embeddings

@@ -15,6 +15,8 @@ from jaxgpt.convert.tensors import Format
 from jaxgpt.errors import UserError, short_repr
 
 SCALING = ("rope_low_freq_factor", "rope_high_freq_factor", "rope_original_context")
+# Settings without effect in a model without experts.
+OF_EXPERTS = ("experts_per_token", "shared_experts", "router", "router_normalize", "router_scale", "router_bias")
 TRAINING = ("dropout", "init", "init_std")  # settings that do not affect the output of a trained model
 
 
@@ -111,6 +113,7 @@ def canonical(config: ModelConfig) -> ModelConfig:
         }
 
     norms: dict[str, Any] = {} if config.qk_norm else defaults("qk_norm_per_head")
+    experts: dict[str, Any] = {} if config.n_experts else defaults(*OF_EXPERTS)
     eps = float(str(np.float32(config.norm_eps)))  # 1e-05, not 9.999999747378752e-06, as GGUF files store it
     return replace(
         config,
@@ -120,6 +123,7 @@ def canonical(config: ModelConfig) -> ModelConfig:
         n_inner=config.mlp_width,
         qkv_bias=config.qkv_bias and not config.bias,
         **norms,
+        **experts,
         **rope,
         **windows,
     )

@@ -18,6 +18,7 @@ PREFIX = "model."
 LETTERS = {"full_attention": "G", "sliding_attention": "L"}  # map from layer_types to letters of window_pattern
 NORMS = {"input_layernorm": "ln_1", "post_attention_layernorm": "ln_2"}
 OLMO_NORMS = {"post_attention_layernorm": "ln_1_out", "post_feedforward_layernorm": "ln_2_out"}
+MLP = {"mlp.gate_proj": "gate_proj", "mlp.up_proj": "up_proj", "mlp.down_proj": "down_proj"}
 OPTIONS: dict[str, tuple[str, Any]] = {  # option: (setting, default of LlamaConfig)
     "vocab_size": ("vocab_size", 32000),
     "hidden_size": ("n_embd", 4096),
@@ -33,18 +34,24 @@ OPTIONS: dict[str, tuple[str, Any]] = {  # option: (setting, default of LlamaCon
 }
 
 
-def make_form(norms: Mapping[str, str], offset: float = 0.0, q_gain: float = 1.0) -> Format:
+def make_form(
+    norms: Mapping[str, str], offset: float = 0.0, q_gain: float = 1.0, mlp: Mapping[str, str] = MLP
+) -> Format:
     """Return the names and layout of a family's tensors.
 
     Args:
         norms: map from the names of a layer's norms in transformers to their names in jaxgpt.
         offset: number added to stored gains; 1 if gains are stored as differences from 1.
         q_gain: factor of the query norm's gain.
+        mlp: map from the names of a layer's MLP matrices, or router and experts' matrices, to their names in jaxgpt.
     """
     layer = f"{PREFIX}layers.{{}}."
     layer_norms: list[WeightRow] = []
     for name, leaf in norms.items():
         layer_norms += norm(f"{layer}{name}", f"h_{{}}/{leaf}", offset)
+    layer_mlp: list[WeightRow] = []
+    for name, leaf in mlp.items():
+        layer_mlp += matrix(f"{layer}{name}", f"mlp/{leaf}")
 
     table = (
         WeightRow(f"{PREFIX}embed_tokens.weight", ("wte/embedding",)),
@@ -55,9 +62,7 @@ def make_form(norms: Mapping[str, str], offset: float = 0.0, q_gain: float = 1.0
         *matrix(f"{layer}self_attn.o_proj", "attn/o_proj"),
         *norm(f"{layer}self_attn.q_norm", "h_{}/attn/q_norm", offset, q_gain),
         *norm(f"{layer}self_attn.k_norm", "h_{}/attn/k_norm", offset),
-        *matrix(f"{layer}mlp.gate_proj", "mlp/gate_proj"),
-        *matrix(f"{layer}mlp.up_proj", "mlp/up_proj"),
-        *matrix(f"{layer}mlp.down_proj", "mlp/down_proj"),
+        *layer_mlp,
         *norm(f"{PREFIX}norm", "ln_f", offset),
         WeightRow(HEAD, ("lm_head/kernel",), output_first=True),
     )
@@ -69,7 +74,8 @@ def with_defaults(**defaults: Any) -> dict[str, tuple[str, Any]]:
     return {name: (setting, defaults.get(name, default)) for name, (setting, default) in OPTIONS.items()}
 
 
-def _write(config: ModelConfig) -> dict[str, Any]:
+def write_rope_options(config: ModelConfig) -> dict[str, Any]:
+    """Return the options of RoPE, as transformers 5 and 4 read them."""
     rope = write_rope(config)
     values: dict[str, Any] = {"rope_parameters": rope, "rope_theta": config.rope_theta}  # rope_theta for transformers 4
     if config.rope_factor != 1.0:
@@ -99,7 +105,7 @@ def _read_qwen(options: Options, config: ModelConfig) -> dict[str, Any]:
 def _write_qwen(config: ModelConfig) -> dict[str, Any]:
     kinds = layer_types(config)
     first = kinds.index("sliding_attention") if "sliding_attention" in kinds else config.n_layer
-    return _write(config) | {
+    return write_rope_options(config) | {
         "use_sliding_window": first < config.n_layer,
         "sliding_window": config.sliding_window or None,
         "max_window_layers": first,
@@ -138,7 +144,7 @@ LLAMA = Family(
     only={"attention_dropout": 0.0, "bias": False},
     fills={"norm_affine": True, "dropout": 0.0},
     read=_read_llama,
-    write=lambda config: _write(config) | {"attention_bias": config.bias, "mlp_bias": config.bias},
+    write=lambda config: write_rope_options(config) | {"attention_bias": config.bias, "mlp_bias": config.bias},
 )
 MISTRAL = LLAMA._replace(
     name="mistral",
@@ -147,7 +153,7 @@ MISTRAL = LLAMA._replace(
     | {"sliding_window": ("sliding_window", 4096)},
     only={"attention_dropout": 0.0, "attention_bias": False},
     read=read_rope,
-    write=lambda config: _write(config) | {"sliding_window": config.sliding_window or None},
+    write=lambda config: write_rope_options(config) | {"sliding_window": config.sliding_window or None},
 )
 QWEN: dict[str, Any] = {"vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768}
 QWEN2 = LLAMA._replace(
@@ -175,5 +181,5 @@ OLMO2 = LLAMA._replace(
     settings=LLAMA.settings | {"norm_position": "output", "qk_norm": True, "qk_norm_per_head": False},
     only=MISTRAL.only,
     read=read_rope,
-    write=_write,
+    write=write_rope_options,
 )

@@ -147,7 +147,8 @@ def architecture_of(name: str) -> Architecture:
     for architecture in ARCHITECTURES.values():
         if name == architecture.family.name:
             return architecture
-    assert name == llama.MISTRAL.name, name
+    if name != llama.MISTRAL.name:
+        raise UserError(f"{name} models cannot be written as a GGUF file: export a directory")
     return ARCHITECTURES["llama"]
 
 

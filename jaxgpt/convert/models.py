@@ -13,7 +13,7 @@ from jaxgpt.checkpoint.source import Place, WeightSource, read_source
 from jaxgpt.checkpoint.store import Info
 from jaxgpt.checkpoint.stream import stream_params
 from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig
-from jaxgpt.convert import gemma, gguf, gguf_tokenizer, gpt2, llama, neox
+from jaxgpt.convert import experts, gemma, gguf, gguf_tokenizer, gpt2, llama, neox
 from jaxgpt.convert.card import CARD, model_card, read_card
 from jaxgpt.convert.drafts import new_directory
 from jaxgpt.convert.engines import engines
@@ -49,7 +49,9 @@ from jaxgpt.hub import download
 from jaxgpt.model.params import abstract_params, count_parameters
 
 OF_LLAMA = (llama.LLAMA, llama.MISTRAL, llama.QWEN2, llama.QWEN3)
-FAMILIES = {family.name: family for family in (gpt2.FAMILY, *OF_LLAMA, neox.FAMILY, gemma.FAMILY, llama.OLMO2)}
+WITH_EXPERTS = (experts.MIXTRAL, experts.QWEN3_MOE, experts.OLMOE)
+DENSE = (gpt2.FAMILY, *OF_LLAMA, neox.FAMILY, gemma.FAMILY, llama.OLMO2)
+FAMILIES = {family.name: family for family in (*DENSE, *WITH_EXPERTS)}
 
 # Multimodal models whose text model can be imported: `model_type`, and the default `model_type` of their `text_config`.
 WRAPPERS = {"gemma3": "gemma3_text", "mistral3": "mistral", "llava": "llama"}
@@ -264,6 +266,8 @@ def _family_for(model: ModelConfig) -> Family:
         return gpt2.FAMILY
     if model.norm == "layernorm":
         return neox.FAMILY
+    if model.n_experts:
+        return experts.family_for(model)
     if model.norm_position in ("both", "output"):
         return gemma.FAMILY if model.norm_position == "both" else llama.OLMO2
     if model.qk_norm:

@@ -11,13 +11,14 @@ from jax.sharding import AbstractMesh, Mesh
 from jaxgpt.config import Config
 from jaxgpt.errors import UserError
 from jaxgpt.kernels import activations, cpu, norms
+from jaxgpt.kernels.experts import ragged_experts, tiled_experts
 from jaxgpt.kernels.flash import cudnn_attention, splash_attention
 from jaxgpt.kernels.tiled import SHORTEST
 from jaxgpt.ops import AttendFn, Ops
 from jaxgpt.ops.attention import attend
 
-PLAIN = Ops(activate=activations.activate)
-CPU = PLAIN._replace(linear=cpu.linear, rotation=cpu.rotation, attend=cpu.attend)
+PLAIN = Ops(activate=activations.activate, experts=ragged_experts)
+CPU = PLAIN._replace(linear=cpu.linear, rotation=cpu.rotation, attend=cpu.attend, experts=tiled_experts)
 GPU = PLAIN._replace(norm=norms.norm)
 
 

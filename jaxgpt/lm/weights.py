@@ -17,13 +17,15 @@ def quantize(params: Any, model: Model, precision: Precision) -> Any:
     """Convert the matrices and the token embeddings of a model to `Stored`.
 
     int8: `values = round(w / scale)` with `scale = max |w| / 127` per output (per row of the embedding table) of each matrix.
-    Biases, norms and learned positions are unchanged.
+    Biases, norms, learned positions and routers of experts are unchanged.
 
     Source: Dettmers et al. 2022, section 2.1.
     """
 
     def store(weight: Weight | None, w: jax.Array) -> Any:
         if weight is None or weight.kind not in ("matrix", "table"):
+            return w
+        if "router" in weight.axes:  # a small matrix, whose rounding would change the choice of experts
             return w
         transposed = weight.kind == "matrix"
         w_OI = w.mT if transposed else w

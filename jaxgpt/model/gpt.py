@@ -18,9 +18,10 @@ from jaxgpt.model.embedding import Embedding
 from jaxgpt.model.linear import Linear
 from jaxgpt.model.mlp import MLP
 from jaxgpt.model.module import Module
+from jaxgpt.model.moe import MoE
 from jaxgpt.model.norm import Norm
 from jaxgpt.ops import Ops
-from jaxgpt.ops.attention import Positions, Visible, padded_positions, row_positions
+from jaxgpt.ops.attention import Positions, Visible, padded_positions, real_tokens, row_positions
 from jaxgpt.ops.dropout import dropout
 from jaxgpt.ops.random import subkey
 from jaxgpt.ops.rotary import Llama3Scaling, Rotation, rope_frequencies
@@ -38,11 +39,12 @@ class Block(Module):
     `norm_position` places the norms of each sublayer f: `x + f(norm(x))` (pre), `x + norm(f(x))` (output),
     `x + norm(f(norm(x)))` (both), `norm(x + f(x))` (post). Without an MLP, the result is y.
 
-    A subclass may replace the classes `attention` and `mlp`, or override `residual` and `feed_forward`.
+    A subclass may replace the classes `attention`, `mlp` and `moe`, or override `residual` and `feed_forward`.
     """
 
     attention = Attention
     mlp = MLP
+    moe = MoE
 
     @nn.compact
     def __call__(
@@ -72,7 +74,7 @@ class Block(Module):
         sides: SideOutputs = {}
         if c.mlp != "none":
             normed_BTD = self._input(x_BTD if c.parallel_residual else y_BTD, "ln_2")
-            out_BTD, sides = self.feed_forward(normed_BTD)
+            out_BTD, sides = self.feed_forward(normed_BTD, visible.query)
             y_BTD = self._add(y_BTD, self.named("mlp.out", out_BTD), "ln_2", mlp_key)
         y_BTD = constrain(y_BTD, ("batch", "length", "width"))
         return self.named("resid.post", y_BTD), kv, sides
@@ -81,8 +83,11 @@ class Block(Module):
         """Return the residual stream that the block reads, `[B, T, D]`; a subclass may change it."""
         return x_BTD
 
-    def feed_forward(self, x_BTD: jax.Array) -> tuple[jax.Array, SideOutputs]:
-        """Apply the MLP, `[B, T, D]` to `[B, T, D]`; also return side outputs, which a subclass may add."""
+    def feed_forward(self, x_BTD: jax.Array, positions: Positions) -> tuple[jax.Array, SideOutputs]:
+        """Apply the MLP or the experts, `[B, T, D]` to `[B, T, D]`; also return side outputs, which a subclass may add."""
+        if self.config.n_experts:
+            moe = self.moe(self.config, self.ops, name="mlp")
+            return moe(x_BTD, real_tokens(positions))
         mlp = self.mlp(self.config, self.ops, name="mlp")
         return mlp(x_BTD), {}
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from jaxgpt.ops import activations, attention, norms, rotary
+from jaxgpt.ops import activations, attention, experts, norms, rotary
 from jaxgpt.ops import linear as products
 from jaxgpt.ops.attention import Edit, Visible
 
@@ -37,6 +37,21 @@ class NormFn(Protocol):
     ) -> Array: ...
 
 
+class ExpertsFn(Protocol):
+    """The signature of `ops.experts.experts`."""
+
+    def __call__(
+        self,
+        x_BTD: Array,
+        choice_BTA: Array,
+        share_BTA: Array,
+        weights: experts.ExpertWeights,
+        activate: Callable[[Array], Array],
+        dtype: Any,
+        /,
+    ) -> Array: ...
+
+
 class Ops(NamedTuple):
     """The functions that compute each operation; the defaults are the reference definitions.
 
@@ -51,6 +66,7 @@ class Ops(NamedTuple):
         activate: activation function by name.
         rotation: cosine and sine of the RoPE angles of positions.
         attend: `softmax(scale q k^T) v` over the visible keys.
+        experts: the MLPs of each token's experts, times their shares.
         edit: called with the path and array of each named activation; returns the array to use. None: no activation is
             read or replaced.
     """
@@ -61,4 +77,5 @@ class Ops(NamedTuple):
     activate: Callable[[str, Array], Array] = activations.activate
     rotation: Callable[[Array, Any], rotary.Rotation] = rotary.rope_rotation
     attend: AttendFn = attention.attend
+    experts: ExpertsFn = experts.experts
     edit: Edit | None = None

@@ -24,7 +24,7 @@ class Positions(NamedTuple):
 
     Attributes:
         position_BT: position in the document, starting at 0; `NO_TOKEN` for left padding. `[1, T]`: equal in all rows.
-        document_BT: id of the token's document; None: one document per row.
+        document_BT: id of the token's document; negative for padding on the right; None: one document per row.
     """
 
     position_BT: jax.Array
@@ -59,6 +59,14 @@ class Visible:
         if query.document_BT is not None and key.document_BT is not None:
             mask_BTS &= query.document_BT[:, :, None] == key.document_BT[:, None, :]
         return mask_BTS[:, None]
+
+
+def real_tokens(positions: Positions) -> jax.Array:
+    """Return where there is no padding, bool `[B or 1, T]`: neither on the left, nor a document with a negative id."""
+    token_BT = positions.position_BT != NO_TOKEN
+    if positions.document_BT is not None:
+        token_BT &= positions.document_BT >= 0
+    return token_BT
 
 
 def row_positions(tokens: int) -> Positions:

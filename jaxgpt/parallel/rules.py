@@ -33,6 +33,7 @@ RULES: Rules = {
     "kv_heads": ("tensor",),
     "head_dim": (),
     "mlp": ("tensor",),
+    "router": (),  # logits of the experts
     "expert": (),  # stack axis of weights, such as the matrices of experts
     "position": (),
     "norm": (),

@@ -143,6 +143,9 @@ def make_optimizer(
     - adafactor: `w <- w - r * (max(rms(w), 1e-3) * u / max(rms(u), 1) + d * w)`, `u = g / sqrt(v)`, `v` factored into row and
       column means where two axes are at least 128 long, `beta2 = 1 - t^-0.8` at update t, no momentum (Shazeer & Stern 2018).
 
+    The biases of routers (`model.router_bias`) take no part in the clipping: `b <- b - router_bias_rate * sign(g)`, where
+    g is the error of an expert's load (`ops.experts.bias_loss`).
+
     `optim.momentum_dtype` is the dtype of `m`. Second moments are always float32: a step adds
     `(1 - beta2) * (g^2 - v)`, which bfloat16, with relative rounding errors of up to 1/256, can round away.
 
@@ -189,7 +192,22 @@ def make_optimizer(
             )
 
     clip = optax.clip_by_global_norm(numbers.grad_clip) if o.grad_clip else optax.identity()
-    return optax.chain(clip, update)
+    update = optax.chain(clip, update)
+    if not config.model.router_bias:
+        return update
+    biases = optax.chain(optax.stateless(_signs), optax.scale(-o.router_bias_rate))
+    return optax.partition({"router bias": biases, "rest": update}, partial(router_biases, model=model))
+
+
+def router_biases(params: Any, model: Model) -> Any:
+    """Label the biases of routers `router bias`, and all other weights `rest`."""
+    return map_weights(
+        lambda weight, _: "router bias" if weight and weight.axes == ("router",) else "rest", params, model
+    )
+
+
+def _signs(updates: Any, _: Any) -> Any:
+    return jax.tree.map(jnp.sign, updates)
 
 
 def per_layer(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:

@@ -418,7 +418,7 @@ def make_program(
     # Functions.
     gpt = ScannedGPT if config.train.scan_layers else GPT
     model = model or gpt(config.model, ops, POLICIES[config.train.remat])
-    objective = objective or next_token_loss(model.apply, config.train.loss_chunk, penalties={})
+    objective = objective or next_token_loss(model.apply, config.train.loss_chunk, config.penalties)
     if config.lora.rank:
         objective = with_adapters(objective, config.lora.alpha)
     return Program(config, mesh, rules, ops, model, objective, optimizer, arrays, make, host_numbers(config), note=note)
@@ -448,7 +448,7 @@ def build(
             with their shardings.
         model: module to train instead of `GPT(config.model, ...)`, with weights of the same names; with `train.scan_layers`,
             a `ScannedGPT` (`model/scan.py`). The default objective calls its methods `hidden_and_sides` and `head`.
-        objective: objective to use instead of `next_token_loss`, which reports side outputs of blocks, but has no penalties;
+        objective: objective to use instead of `next_token_loss`, with the penalties of `config.penalties`;
             with `lora.rank`, it receives the merged weights as `params`.
         ops: operations to use instead of `jaxgpt.kernels.best(config, mesh)`.
 

@@ -76,7 +76,14 @@ def test_norms(kind: str, bias: bool) -> None:
 
 def test_every_entry_is_tested_here() -> None:
     changed = {name for name in Ops._fields for ops in (CPU, GPU) if getattr(ops, name) is not getattr(Ops(), name)}
-    assert changed == {"linear", "norm", "activate", "rotation", "attend"}
+    assert changed == {
+        "linear",
+        "norm",
+        "activate",
+        "rotation",
+        "attend",
+        "experts",
+    }  # experts: test_experts_kernels.py
 
 
 def padded(*starts: int, T: int) -> Positions:

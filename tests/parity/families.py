@@ -41,6 +41,7 @@ SMALL: dict[str, Any] = {
 }
 NEOX = {k: v for k, v in SMALL.items() if k != "num_key_value_heads"}
 GEMMA = SMALL | {"num_hidden_layers": 6, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 8}
+EXPERTS = {"num_experts_per_tok": 2}
 LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
 
 
@@ -87,6 +88,21 @@ CASES = {
     "gpt_neox": Case("GPT-NeoX, Pythia", "GPTNeoX", NEOX | {"rope_parameters": {"partial_rotary_factor": 0.5}}),
     "gemma3_text": Case("Gemma 3, text", "Gemma3", GEMMA),
     "olmo2": Case("OLMo 2", "Olmo2", SMALL),
+    "mixtral": Case("Mixtral", "Mixtral", SMALL | EXPERTS | {"num_local_experts": 4}),
+    "qwen3_moe": Case(
+        "Qwen3-MoE",
+        "Qwen3Moe",
+        SMALL
+        | EXPERTS
+        | {
+            "num_experts": 6,
+            "head_dim": 16,
+            "moe_intermediate_size": 24,
+            "intermediate_size": 24,
+            "norm_topk_prob": True,
+        },
+    ),
+    "olmoe": Case("OLMoE", "Olmoe", SMALL | EXPERTS | {"num_experts": 6}),
 }
 VARIANTS = {
     "mistral-global": Case("", "Mistral", SMALL | {"sliding_window": None, "tie_word_embeddings": True}),
@@ -196,15 +212,38 @@ def compare(theirs: Any, config: Any, params: Any, form: Any, ids_BT: np.ndarray
     out = theirs(torch.tensor(ids_BT)).logits
     torch.nn.functional.cross_entropy(out[:, :-1].reshape(-1, V), torch.tensor(ids_BT[:, 1:]).reshape(-1)).backward()
     mine, worst = flatten_params(jax.device_get(grads)), 0.0
-    expected = dict(theirs.named_parameters())
-    expected["embed_out.weight"] = expected.get("lm_head.weight")  # the name of the head in files of GPT-NeoX
+    expected = gradients_by_file_name(theirs)
     for row in expand(form.table, config):
         plain = row._replace(offset=0.0, factor=1 / row.factor)  # the offset does not change the gradient
-        slope, other = to_tensor(plain, {leaf: mine[leaf] for leaf in row.leaves}), expected[row.name].grad.numpy()
+        parts = {leaf: mine[leaf] if row.expert < 0 else mine[leaf][row.expert] for leaf in row.leaves}
+        slope, other = to_tensor(plain, parts), expected[row.name]
         # The bias of the keys shifts all scores of a query equally, so its gradient is zero except for rounding.
         worst = max(worst, float(np.abs(slope - other).max() / max(np.abs(other).max(), 1e-4)))
     scores = out.detach().numpy()
     return float(np.abs(np.asarray(logits) - scores).max()), float(scores.std()), worst
+
+
+def gradients_by_file_name(theirs: Any) -> dict[str, np.ndarray]:
+    """Return the gradients of a model in transformers, by the names of the tensors in its files."""
+    found = {name: parameter.grad.numpy() for name, parameter in theirs.named_parameters()}
+    if "lm_head.weight" in found:
+        found["embed_out.weight"] = found["lm_head.weight"]  # in files of GPT-NeoX
+    for name in [name for name in found if ".mlp.experts." in name or ".mlp.gate." in name]:
+        gradient = found.pop(name)
+        if type(theirs).__name__.startswith("Mixtral"):
+            name = name.replace(".mlp.", ".block_sparse_moe.")
+            parts = {"gate_up_proj": ("w1", "w3"), "down_proj": ("w2",)}
+        else:
+            parts = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+        base, _, last = name.rpartition(".")
+        if last == "weight":  # the router
+            found[name] = gradient
+            continue
+        # Memory holds the experts in one tensor, [E, out, in], with gates above the other outputs.
+        for part, stack in zip(parts[last], np.split(gradient, len(parts[last]), axis=1), strict=True):
+            for expert, one in enumerate(stack):
+                found[f"{base}.{expert}.{part}.weight"] = one
+    return found
 
 
 @functools.cache

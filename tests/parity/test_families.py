@@ -24,7 +24,7 @@ from parity.families import CASES, GPT2, NEW, SMALL, VARIANTS, Case, Measured, V
 
 ALL = CASES | VARIANTS
 # The other cases, tested with --long, differ less from these cases or from the options below.
-SHORT = ("qwen2", "gpt_neox", "gemma3_text", "olmo2")
+SHORT = ("qwen2", "gpt_neox", "gemma3_text", "olmo2", "mixtral")
 # A model may be exported as a different family that also expresses it; a factor of scores moves into a gain.
 REWRITTEN = ("mistral-global", "gemma3-other")
 

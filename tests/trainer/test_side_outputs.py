@@ -24,6 +24,7 @@ from jaxgpt.model.gpt import Block, SideOutputs
 from jaxgpt.model.init import init_params
 from jaxgpt.model.scan import ScannedGPT, unstack_layers
 from jaxgpt.ops import Ops
+from jaxgpt.ops.attention import Positions
 from jaxgpt.parallel.sums import sums_by_device
 from jaxgpt.train.loss import next_token_loss, side_sums
 from jaxgpt.train.step import gradient_sums
@@ -35,8 +36,8 @@ FACTOR = 0.5
 class QuietBlock(Block):
     """A block with two side outputs: a value of each token, and a value of each row."""
 
-    def feed_forward(self, x_BTD: jax.Array) -> tuple[jax.Array, SideOutputs]:
-        out_BTD, _ = super().feed_forward(x_BTD)
+    def feed_forward(self, x_BTD: jax.Array, positions: Positions) -> tuple[jax.Array, SideOutputs]:
+        out_BTD, _ = super().feed_forward(x_BTD, positions)
         square_BT = jnp.square(out_BTD.astype(jnp.float32)).mean(-1)
         return out_BTD, {"square": square_BT, "largest": square_BT.max(-1, keepdims=True)}
 
@@ -250,8 +251,8 @@ def test_a_side_output_of_another_shape_raises_one_line() -> None:
 
 def test_a_side_output_named_like_a_metric_raises_one_line() -> None:
     class LossBlock(Block):
-        def feed_forward(self, x_BTD: jax.Array) -> tuple[jax.Array, SideOutputs]:
-            out_BTD, _ = super().feed_forward(x_BTD)
+        def feed_forward(self, x_BTD: jax.Array, positions: Positions) -> tuple[jax.Array, SideOutputs]:
+            out_BTD, _ = super().feed_forward(x_BTD, positions)
             return out_BTD, {"loss": out_BTD.mean(-1)}
 
     class LossGPT(GPT):

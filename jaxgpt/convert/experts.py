@@ -1,0 +1,132 @@
+"""Mixtral, Qwen3-MoE and OLMoE: families with experts, as differences from Mistral, Qwen 3 and Llama.
+
+Every layer must have experts. The factor of the load-balancing loss is a setting of training, so `router_aux_loss_coef` is
+not read.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxgpt.config import ModelConfig
+from jaxgpt.convert import llama
+from jaxgpt.convert.options import Options
+from jaxgpt.convert.rope import read_rope
+
+# Map from the names of the router and of each expert's matrices in transformers to their names in jaxgpt.
+EXPERTS = {
+    "mlp.gate": "router",
+    "mlp.experts.{expert}.gate_proj": "gate_proj",
+    "mlp.experts.{expert}.up_proj": "up_proj",
+    "mlp.experts.{expert}.down_proj": "down_proj",
+}
+MIXTRAL_EXPERTS = {
+    "block_sparse_moe.gate": "router",
+    "block_sparse_moe.experts.{expert}.w1": "gate_proj",
+    "block_sparse_moe.experts.{expert}.w3": "up_proj",
+    "block_sparse_moe.experts.{expert}.w2": "down_proj",
+}
+COUNTS: dict[str, tuple[str, Any]] = {
+    "num_experts": ("n_experts", 128),
+    "num_experts_per_tok": ("experts_per_token", 8),
+}
+NOT_TRAINED_HERE: dict[str, Any] = {"output_router_logits": False}
+
+
+def _read(options: Options, config: ModelConfig) -> dict[str, Any]:
+    """Read the options that Qwen3-MoE and OLMoE share."""
+    options.skip("router_aux_loss_coef")
+    settings = read_rope(options, config)
+    settings["router_normalize"] = options.read("norm_topk_prob", False)
+    # transformers 5 writes the number of experts under Mixtral's name.
+    renamed = options.read("num_local_experts", 0)
+    if renamed:
+        settings["n_experts"] = renamed
+    return settings
+
+
+def _read_qwen(options: Options, config: ModelConfig) -> dict[str, Any]:
+    # The width of layers without experts, and windows: `only` excludes both.
+    options.skip("intermediate_size", "sliding_window", "max_window_layers")
+    return _read(options, config)
+
+
+def _read_mixtral(options: Options, config: ModelConfig) -> dict[str, Any]:
+    options.skip("router_aux_loss_coef")
+    return read_rope(options, config)
+
+
+def _write_qwen(config: ModelConfig) -> dict[str, Any]:
+    return _write(config) | {"intermediate_size": config.mlp_width}
+
+
+def _write(config: ModelConfig) -> dict[str, Any]:
+    return llama.write_rope_options(config) | {"norm_topk_prob": config.router_normalize}
+
+
+MIXTRAL = llama.MISTRAL._replace(
+    name="mixtral",
+    architectures=("MixtralForCausalLM", "MixtralModel"),
+    form=llama.make_form(llama.NORMS, mlp=MIXTRAL_EXPERTS),
+    options=llama.with_defaults(
+        intermediate_size=14336, num_key_value_heads=8, max_position_embeddings=4096 * 32, rms_norm_eps=1e-5
+    )
+    | {
+        "sliding_window": ("sliding_window", 0),
+        "num_local_experts": ("n_experts", 8),
+        "num_experts_per_tok": ("experts_per_token", 2),
+    },
+    only=llama.MISTRAL.only | NOT_TRAINED_HERE | {"router_jitter_noise": 0.0},
+    read=_read_mixtral,
+)
+QWEN3_MOE = llama.LLAMA._replace(
+    name="qwen3_moe",
+    architectures=("Qwen3MoeForCausalLM", "Qwen3MoeModel"),
+    form=llama.make_form(llama.NORMS, mlp=EXPERTS),
+    options={
+        name: row
+        for name, row in llama.with_defaults(
+            vocab_size=151936,
+            hidden_size=2048,
+            num_hidden_layers=24,
+            num_key_value_heads=4,
+            max_position_embeddings=32768,
+        ).items()
+        if name != "intermediate_size"
+    }
+    | COUNTS
+    | {"moe_intermediate_size": ("n_inner", 768)},
+    settings=llama.LLAMA.settings | {"qk_norm": True},
+    # Layers without experts would have other weights than their neighbors.
+    only=llama.MISTRAL.only
+    | NOT_TRAINED_HERE
+    | {"decoder_sparse_step": 1, "mlp_only_layers": [], "use_sliding_window": False},
+    read=_read_qwen,
+    write=_write_qwen,
+)
+OLMOE = llama.LLAMA._replace(
+    name="olmoe",
+    architectures=("OlmoeForCausalLM", "OlmoeModel"),
+    form=llama.make_form(llama.NORMS, mlp=EXPERTS),
+    options=llama.with_defaults(
+        vocab_size=50304,
+        hidden_size=2048,
+        intermediate_size=2048,
+        num_hidden_layers=16,
+        num_attention_heads=16,
+        max_position_embeddings=4096,
+        rms_norm_eps=1e-5,
+    )
+    | {"num_experts": ("n_experts", 64), "num_experts_per_tok": ("experts_per_token", 8)},
+    settings=llama.LLAMA.settings | {"qk_norm": True, "qk_norm_per_head": False},
+    only=llama.MISTRAL.only | NOT_TRAINED_HERE | {"clip_qkv": None},
+    read=_read,
+    write=_write,
+)
+
+
+def family_for(model: ModelConfig) -> Any:
+    """Return the family closest to a model with experts."""
+    if not model.qk_norm:
+        return MIXTRAL
+    return QWEN3_MOE if model.qk_norm_per_head else OLMOE

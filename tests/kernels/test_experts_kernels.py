@@ -1,0 +1,102 @@
+"""Kernels of experts equal the definition: values and gradients, on one device and on a mesh."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import small
+
+from jaxgpt.config import MeshConfig
+from jaxgpt.kernels.experts import TILE, ragged_experts, tiled_experts
+from jaxgpt.kernels.stored import Stored
+from jaxgpt.ops.experts import ExpertWeights, experts, route
+from jaxgpt.parallel.mesh import make_mesh
+from jaxgpt.parallel.rules import use_mesh
+
+D, F, E = 16, 8, 4
+KERNELS = pytest.mark.parametrize("kernel", [tiled_experts, ragged_experts])
+
+
+def arrays(rows: int, T: int, gated: bool = True, dtype: Any = jnp.float32) -> tuple[Any, ...]:
+    rng = np.random.default_rng(0)
+    x, router = rng.normal(size=(rows, T, D)), rng.normal(size=(D, E))
+    up, gate, down = (rng.normal(0, 0.3, shape) for shape in ((E, D, F), (E, D, F), (E, F, D)))
+    weights = ExpertWeights(up, down, gate if gated else None)
+    return tuple(jax.tree.map(lambda w: jnp.asarray(w, dtype), each) for each in (x, router, weights))
+
+
+def forward_and_backward(kernel: Any, x: Any, router: Any, weights: Any, dtype: Any = jnp.float32) -> Any:
+    def apply(x: Any, router: Any, weights: Any) -> Any:
+        routing = route(x @ router, 2)
+        return kernel(x, routing.choice_BTA, routing.share_BTA, weights, jax.nn.silu, dtype)
+
+    out, backward = jax.vjp(apply, x, router, weights)
+    return out, backward(jnp.sin(out))
+
+
+def assert_close(found: Any, expected: Any, tolerance: float) -> None:
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        b = np.asarray(b, np.float32)
+        np.testing.assert_allclose(np.asarray(a, np.float32), b, atol=tolerance * np.abs(b).max())
+
+
+@KERNELS
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(("rows", "T"), [(2, 7), (2, TILE + 3), (1, 2)])
+def test_a_kernel_equals_the_definition(kernel: Any, gated: bool, rows: int, T: int) -> None:
+    given = arrays(rows, T, gated)
+    assert_close(forward_and_backward(kernel, *given), forward_and_backward(experts, *given), 2e-6)
+
+
+@KERNELS
+def test_all_tokens_may_choose_the_same_experts(kernel: Any) -> None:
+    x, router, weights = arrays(2, 40)
+    router = jnp.zeros_like(router)
+    assert_close(
+        forward_and_backward(kernel, x, router, weights), forward_and_backward(experts, x, router, weights), 2e-6
+    )
+
+
+@KERNELS
+def test_bfloat16(kernel: Any) -> None:
+    given = arrays(2, 40)
+    dtype = jnp.dtype("bfloat16")
+    found = forward_and_backward(kernel, *given, dtype)
+    assert found[0].dtype == dtype
+    assert_close(found, forward_and_backward(experts, *given, dtype), 3e-2)
+
+
+@KERNELS
+@pytest.mark.parametrize("sizes", [{"data": 2, "fsdp": 2, "tensor": 2}, {"data": 1, "tensor": 4}], ids=str)
+def test_each_device_computes_its_rows_and_width(kernel: Any, sizes: dict[str, int]) -> None:
+    given = arrays(4, 12)
+    config = small("experts", n_experts=E, n_inner=F)
+    with use_mesh(make_mesh(MeshConfig(**sizes)), config, rows=4, length=12):
+        found = jax.jit(lambda *args: forward_and_backward(kernel, *args))(*given)
+    assert_close(found, forward_and_backward(experts, *given), 2e-6)
+
+
+@pytest.mark.parametrize("T", [1, 5])
+def test_stored_weights(T: int) -> None:
+    """One token reads the matrices of its experts; several use the definition."""
+    x, router, weights = arrays(1, T)
+    stored = jax.tree.map(lambda w: Stored(w.mT, jnp.ones(w.mT.shape[:-1], jnp.float32)), weights)
+    routing = route(x @ router, 2)
+    arguments = x, routing.choice_BTA, routing.share_BTA
+    found = tiled_experts(*arguments, stored, jax.nn.silu, jnp.dtype("float32"))
+    assert_close(found, experts(*arguments, weights, jax.nn.silu, jnp.dtype("float32")), 2e-6)
+
+
+def test_one_token_reads_only_its_experts() -> None:
+    """The matrices of other experts may even be NaN."""
+    x, router, weights = arrays(1, 1)
+    routing = route(x @ router, 2)
+    chosen = np.asarray(routing.choice_BTA).ravel()
+    other = ~np.isin(np.arange(E), chosen)
+    broken = jax.tree.map(lambda w: jnp.where(other[:, None, None], jnp.nan, w), weights)
+    out = tiled_experts(x, routing.choice_BTA, routing.share_BTA, broken, jax.nn.silu, jnp.dtype("float32"))
+    assert jnp.isfinite(out).all()
