@@ -374,6 +374,7 @@ class MeshConfig(Section):
 
     data: int = setting(-1, "devices that split the batch and replicate the weights; -1: all remaining devices", -1)
     fsdp: int = setting(1, "devices that split both the batch and the weights; -1: all remaining devices", -1)
+    expert: int = setting(1, "devices that split both the batch and the experts of each block", 1)
     tensor: int = setting(1, "devices that split heads, MLP and vocabulary; -1: all remaining devices", -1)
 
     def check(self) -> Iterator[str]:
@@ -552,6 +553,9 @@ class Config(Section):
             yield f"data.window {self.data.window} exceeds model.block_size {self.model.block_size}: lower it"
         if self.lora.rank and self.optim.name == "muon":
             yield "optim.name muon does not support adapters (lora.rank): use --optim.name adamw"
+        experts = self.model.n_experts
+        if self.mesh.expert > 1 and (not experts or experts % self.mesh.expert):
+            yield f"mesh.expert {self.mesh.expert} must divide the number of experts, model.n_experts {experts}"
         windows = max(self.train.steps_per_call * self.train.batch_size, self.train.eval_batch_size)
         ids = windows * (self.window + 1)
         if ids > MAX_BATCH:

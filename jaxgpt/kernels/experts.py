@@ -49,8 +49,12 @@ def _dropless(
 ) -> Array:
     """Compute the experts, on each device for its rows and its part of the MLP's width.
 
-    A few tokens read the matrices of their experts only. Otherwise stored weights, and meshes that shard positions or
-    experts, use the definition.
+    A few tokens read the matrices of their experts only. Otherwise stored weights, and meshes that shard positions, use the
+    definition.
+
+    Devices along the axis of the experts exchange their tokens: an all-gather before, a reduce-scatter after. This sends R * D
+    numbers each way per device, for the R tokens of the group. An all-to-all would send up to A * R * D / devices: not less if
+    a token has as many experts as the axis has devices.
     """
     B, T, A = choice_BTA.shape
     E = weights.up_EDF.shape[0]
@@ -59,25 +63,41 @@ def _dropless(
     on_mesh = bool(rules) and not jax.sharding.get_abstract_mesh().empty
     if B * T * A <= E and not on_mesh:
         return _by_token(x_BTD, choice_BTA, share_BTA, weights, activate, dtype)
-    if not isinstance(weights.up_EDF, Array) or rules.get("length") or rules.get("expert"):
+    if not isinstance(weights.up_EDF, Array) or rules.get("length"):
         return experts.experts(x_BTD, choice_BTA, share_BTA, weights, activate, dtype)
 
     weights = jax.tree.map(lambda w: w.astype(dtype), weights)
     compute = functools.partial(local, activate=activate)
     if not on_mesh:
-        return compute(x_BTD, choice_BTA, share_BTA, weights).astype(dtype)
+        return compute(x_BTD, choice_BTA, share_BTA, weights, first=0).astype(dtype)
+
+    # The names of the mesh axes that shard the experts, the rows of a batch and the width of an MLP.
+    by_expert, by_row, by_width = (tuple(jax.tree.leaves(rules.get(name))) for name in ("expert", "batch", "mlp"))
+    exchanged = bool(by_expert) and set(by_expert) <= set(by_row)
 
     def on_device(x_BTD: Array, choice_BTA: Array, share_BTA: Array, weights: ExpertWeights) -> Array:
-        y_BTD = compute(x_BTD, choice_BTA, share_BTA, weights)
-        # Each device has the terms of its part of the MLP's width: add them.
-        width = rules.get("mlp")
-        if width:
-            y_BTD = jax.lax.psum(y_BTD, width)
+        first: Any = 0
+        if by_expert:
+            first = jax.lax.axis_index(by_expert) * len(weights.up_EDF)
+        if exchanged:
+            gather = functools.partial(jax.lax.all_gather, axis_name=by_expert, tiled=True)
+            x_BTD = gather(x_BTD)
+            choice_BTA = gather(choice_BTA)
+            share_BTA = gather(share_BTA)
+        y_BTD = compute(x_BTD, choice_BTA, share_BTA, weights, first=first)
+
+        # Each device has the terms of its experts, and of its part of the MLP's width: add them.
+        if by_width:
+            y_BTD = jax.lax.psum(y_BTD, by_width)
+        if exchanged:
+            y_BTD = jax.lax.psum_scatter(y_BTD, by_expert, tiled=True)
+        elif by_expert:
+            y_BTD = jax.lax.psum(y_BTD, by_expert)
         return y_BTD.astype(dtype)
 
     tokens = logical_spec("batch")
-    widen = logical_spec(None, None, "mlp")
-    narrow = logical_spec(None, "mlp", None)
+    widen = logical_spec("expert", None, "mlp")
+    narrow = logical_spec("expert", "mlp", None)
     of_weights = ExpertWeights(widen, narrow, None if weights.gate_EDF is None else widen)
     # check_vma=False: ragged products do not annotate which mesh axes their results vary over.
     divided = jax.shard_map(on_device, in_specs=(tokens, tokens, tokens, of_weights), out_specs=tokens, check_vma=False)
@@ -112,44 +132,69 @@ def _mlp(x: Array, weights: ExpertWeights, activate: Activation, product: Produc
     return product(h, weights.down_EFD)
 
 
+def _own_experts(choice_BTA: Array, first: Any, E: int) -> tuple[Array, Array]:
+    """Return the expert of each pair, counted from expert `first`, and whether it is one of the E experts from there.
+
+    The expert of other pairs is E.
+    """
+    expert_X = choice_BTA.reshape(-1) - first
+    own_X = (expert_X >= 0) & (expert_X < E)
+    return jnp.where(own_X, expert_X, E), own_X
+
+
 def _by_groups(
-    x_BTD: Array, choice_BTA: Array, share_BTA: Array, weights: ExpertWeights, activate: Activation
+    x_BTD: Array, choice_BTA: Array, share_BTA: Array, weights: ExpertWeights, activate: Activation, first: Any
 ) -> Array:
-    """Sort the pairs by expert, and multiply consecutive groups by their matrices: float32 `[B, T, D]`."""
+    """Compute the terms of the E experts starting at expert `first`: float32 `[B, T, D]`.
+
+    The pairs are sorted by expert, and consecutive groups multiplied by their matrices. Pairs with other experts come last, in
+    no group.
+    """
     B, T, D = x_BTD.shape
     A = choice_BTA.shape[-1]
     E = len(weights.up_EDF)
-    expert_X = choice_BTA.reshape(-1)
+    expert_X, own_X = _own_experts(choice_BTA, first, E)
     order_X = jnp.argsort(expert_X, stable=True)
     size_E = jnp.bincount(expert_X, length=E).astype(jnp.int32)
     x_XD = x_BTD.reshape(-1, D)[order_X // A]
     y_XD = _mlp(x_XD, weights, activate, lambda x, w: jax.lax.ragged_dot(x, w, size_E))
 
-    # Back to the order of the tokens; add the terms of each token.
+    # Back to the order of the tokens; add the terms of each token. Rows without a group are undefined.
     back_X = jnp.argsort(order_X)
-    y_BTAD = y_XD[back_X].reshape(B, T, A, D).astype(jnp.float32)
+    y_XD = jnp.where(own_X[:, None], y_XD[back_X].astype(jnp.float32), 0.0)
+    y_BTAD = y_XD.reshape(B, T, A, D)
     return (share_BTA[..., None] * y_BTAD).sum(2)
 
 
-def _by_tiles(x_BTD: Array, choice_BTA: Array, share_BTA: Array, weights: ExpertWeights, activate: Activation) -> Array:
-    """Pad each expert's rows to whole tiles, and multiply each tile by the matrix of its expert: float32 `[B, T, D]`.
+def _by_tiles(
+    x_BTD: Array, choice_BTA: Array, share_BTA: Array, weights: ExpertWeights, activate: Activation, first: Any
+) -> Array:
+    """Compute the terms of the E experts starting at expert `first`: float32 `[B, T, D]`.
 
-    There are at most E tiles more than the rows fill, so the number of tiles is static, and no row is dropped.
+    Each expert's rows are padded to whole tiles, and each tile is multiplied by the matrix of its expert. There are at most E
+    tiles more than the rows fill, so the number of tiles is static, and no row is dropped.
     """
     B, T, D = x_BTD.shape
     A = choice_BTA.shape[-1]
-    slot_X, expert_n = _slots(choice_BTA.reshape(-1), len(weights.up_EDF))
+    E = len(weights.up_EDF)
+    expert_X, own_X = _own_experts(choice_BTA, first, E)
+    slot_X, expert_n = _slots(expert_X, E)
     token_X = jnp.arange(len(slot_X)) // A
     x_XD = x_BTD.reshape(-1, D)[token_X]
     rows = jnp.zeros((len(expert_n) * TILE, D), x_BTD.dtype)
-    x_ntD = rows.at[slot_X].set(x_XD, unique_indices=True).reshape(-1, TILE, D)
+    x_ntD = rows.at[jnp.where(own_X, slot_X, len(rows))].set(x_XD, mode="drop").reshape(-1, TILE, D)
     y_ntD = _mlp(x_ntD, weights, activate, lambda x_ntI, w_EIO: _tile_product(x_ntI, w_EIO, expert_n))
-    y_BTAD = y_ntD.reshape(-1, D)[slot_X].reshape(B, T, A, D).astype(jnp.float32)
+    y_XD = y_ntD.reshape(-1, D)[slot_X]
+    y_XD = jnp.where(own_X[:, None], y_XD.astype(jnp.float32), 0.0)
+    y_BTAD = y_XD.reshape(B, T, A, D)
     return (share_BTA[..., None] * y_BTAD).sum(2)
 
 
 def _slots(expert_X: Array, E: int) -> tuple[Array, Array]:
-    """Return the row of each pair in the padded layout, int32 `[X]`, and the expert of each tile, `[n]`."""
+    """Return the row of each pair in the padded layout, int32 `[X]`, and the expert of each tile, `[n]`.
+
+    Pairs with the expert E, of another device, have an arbitrary row.
+    """
     # The tiles of an expert are consecutive: as many as its pairs need.
     size_E = jnp.bincount(expert_X, length=E)
     tiles_E = -(-size_E // TILE)

@@ -23,8 +23,8 @@ SMALL = 1 << 16  # arrays with fewer elements are replicated if no rule applies 
 # tensor. Activations: the batch is sharded over data and fsdp; in the embedding lookup, over data, and the width over fsdp.
 Rules = Mapping[str, tuple[str, ...]]
 RULES: Rules = {
-    "batch": ("data", "fsdp"),
-    "lookup": ("data",),
+    "batch": ("data", "fsdp", "expert"),
+    "lookup": ("data", "expert"),
     "length": (),
     "width": (),
     "embed": ("fsdp",),
@@ -34,13 +34,13 @@ RULES: Rules = {
     "head_dim": (),
     "mlp": ("tensor",),
     "router": (),  # logits of the experts
-    "expert": (),  # stack axis of weights, such as the matrices of experts
+    "expert": ("expert",),  # stack axis of weights, such as the matrices of experts
     "position": (),
     "norm": (),
     "rank": (),  # rank axis of adapters; the other axis is sharded as in the weight
     "layers": (),
     "matrix_shards": ("fsdp",),  # Muon: stack of matrices, in an intermediate step of resharding
-    "matrices": ("fsdp", "data", "tensor"),  # Muon: stack of complete matrices, sharded over all devices
+    "matrices": ("fsdp", "data", "expert", "tensor"),  # Muon: stack of complete matrices, sharded over all devices
 }
 
 
@@ -89,6 +89,7 @@ def rules_for(
         "kv_heads": model.kv_heads,
         "head_dim": model.head_width,
         "mlp": model.mlp_width,
+        "expert": model.n_experts,
         "position": model.block_size,
         "norm": model.n_embd,
         "layers": model.n_layer,

@@ -232,7 +232,8 @@ def _implied_traffic(program: Program, topology: Topology, counts: _Counts) -> d
 
     Each collective runs in every microbatch. Over fsdp: weights are gathered twice, gradients are reduce-scattered, and
     embeddings are exchanged (all-to-all) forward and backward. An untied token table is not gathered. Over data: gradients are
-    all-reduced. Over tensor: activations are all-reduced four times per block.
+    all-reduced. Over tensor: activations are all-reduced four times per block. Over expert: the tokens of each block are
+    gathered, and the outputs of the experts reduce-scattered, forward and backward.
     """
     config = program.config
     mesh = config.mesh
@@ -254,5 +255,8 @@ def _implied_traffic(program: Program, topology: Topology, counts: _Counts) -> d
         # Between slices, each device all-reduces one shard of the gradients, already summed within its slice.
         Collective("all-reduce", grads / mesh.fsdp / within, topology.slices, count, True),
         Collective("all-reduce", block, mesh.tensor, 4 * config.model.n_layer * count),
+        # Tokens are gathered forward, and the gradients of the sums backward; sums are float32.
+        Collective("all-gather", block * mesh.expert, mesh.expert, 2 * config.model.n_layer * count),
+        Collective("reduce-scatter", block, mesh.expert, 2 * config.model.n_layer * count),
     )
     return traffic_by_kind(one for one in collectives if one.group > 1)

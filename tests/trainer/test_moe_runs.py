@@ -55,6 +55,8 @@ def three_steps(
     [
         {"scan": True, "remat": "full", "accumulation": 2},
         {"fsdp": 2, "tensor": 2, "accumulation": 2},
+        {"fsdp": 2, "expert": 2, "scan": True},
+        pytest.param({"expert": 4, "remat": "full"}, marks=pytest.mark.long),
         pytest.param({"remat": "dots"}, marks=pytest.mark.long),
         pytest.param({"data": 2, "scan": True}, marks=pytest.mark.long),
         pytest.param({"rows": 4, "data": 2, "fsdp": 2, "tensor": 2, "remat": "full"}, marks=pytest.mark.long),
