@@ -102,6 +102,7 @@ def test_invalid_sizes_raise_with_both_numbers(made: Config, message: str) -> No
 @settings(max_examples=100)
 @given(
     st.tuples(*[st.sampled_from([-1, 1, 2, 3, 4, 6, 8, 2**17])] * 3).filter(lambda sizes: sizes[1:] != (-1, -1)),
+    st.sampled_from([1, 2, 4]),
     st.integers(1, 40),
     st.integers(1, 64),
     st.sampled_from([12, 20, 64]),
@@ -109,16 +110,18 @@ def test_invalid_sizes_raise_with_both_numbers(made: Config, message: str) -> No
     st.booleans(),
 )
 def test_a_mesh_fits_or_the_suggested_mesh_does(
-    sizes: tuple[int, int, int], devices: int, batch: int, width: int, processes: int, tpu: bool
+    sizes: tuple[int, int, int], expert: int, devices: int, batch: int, width: int, processes: int, tpu: bool
 ) -> None:
-    asked = config(MeshConfig(**dict(zip(AXES, sizes, strict=True))), batch, n_embd=width)
+    data, fsdp, tensor = sizes
+    mesh = MeshConfig(data=data, fsdp=fsdp, expert=expert, tensor=tensor)
+    asked = config(mesh, batch, n_embd=width, n_experts=4, bias=False)
     try:
         found, _ = resolve(asked, devices, processes, tpu)
     except UserError as e:
         flags = re.findall(r"--mesh\.(\w+) (-?\d+)", str(e).partition(": use ")[2])
         mesh = replace(asked.mesh, **{axis: int(size) for axis, size in flags})
         found, _ = resolve(replace(asked, mesh=mesh), devices, processes, tpu)
-    used = found.data * found.fsdp * found.tensor
+    used = math.prod(getattr(found, axis) for axis in AXES)
     assert 1 <= used <= devices
     assert used == devices or processes == 1
     assert devices % used == 0 or not tpu
@@ -155,7 +158,7 @@ def test_colliding_axes_raise() -> None:
         ({"length": "tensor"}, "the rule of length must be a tuple of the mesh axes"),
         ({"length": ("tensors",)}, r"'tensor'\), not"),
         ({"length": ("fsdp", "fsdp")}, "the rule of length"),
-        ({"batch": ("data",)}, r"the rule of batch must be \('data', 'fsdp'\)"),
+        ({"batch": ("data",)}, r"the rule of batch must be \('data', 'fsdp', 'expert'\)"),
     ],
 )
 def test_invalid_rules_raise(changes: dict, message: str) -> None:  # type: ignore[type-arg]
@@ -176,5 +179,5 @@ def test_a_mesh_needs_resolved_sizes() -> None:
     """A size of -1 would silently omit the last device."""
     with pytest.raises(UserError, match=r"-1.*resolve"):
         make_mesh(MeshConfig(data=-1))
-    with pytest.raises(UserError, match=r"the mesh \(2, 1, 3\) needs 6 devices, but only 2 exist: pass"):
+    with pytest.raises(UserError, match=r"the mesh \(2, 1, 1, 3\) needs 6 devices, but only 2 exist: pass"):
         make_mesh(MeshConfig(data=2, tensor=3), [None, None])
