@@ -153,11 +153,15 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+class Locked(UserError):
+    """A directory is locked by another process."""
+
+
 @contextmanager
 def sole_writer(directory: Path) -> Iterator[None]:
     """Lock a directory against other writers, until the `with` block or the process ends.
 
-    If the directory is locked, raise a `UserError` with the id and host of the locking process, and the time of locking. A
+    If the directory is locked, raise `Locked` with the id and host of the locking process, and the time of locking. A
     file system without locks gives no protection.
     """
     path = directory / LOCK
@@ -168,7 +172,7 @@ def sole_writer(directory: Path) -> Iterator[None]:
             _lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = path.read_text("utf-8", "replace") or "another process"
-            raise UserError(f"{directory} is being written by {holder}: wait for it, or stop it") from None
+            raise Locked(f"{directory} is being written by {holder}: wait for it, or stop it") from None
         file.truncate(0)
         holder = f"process {os.getpid()} on {socket.gethostname()} since {datetime.now():%Y-%m-%d %H:%M:%S}"
         with suppress(OSError):  # full disk: the lock holds, and the block may free space
@@ -177,6 +181,33 @@ def sole_writer(directory: Path) -> Iterator[None]:
             yield
         finally:
             file.truncate(0)
+
+
+def has_writer(directory: Path) -> bool | None:
+    """Return whether a process holds the lock of `sole_writer`; None: it is on another host, and may have been killed.
+
+    The lock itself is not tested: a process that starts meanwhile would find it locked. A writer empties the file at its end; if
+    it was killed, the file still has its id.
+    """
+    try:
+        holder = (directory / LOCK).read_text("utf-8", "replace")
+    except OSError:
+        return False
+    found = re.fullmatch(r"process (\d+) on (.+) since .*", holder)
+    if not found:
+        return False
+    if found[2] != socket.gethostname():
+        return None
+    process = int(found[1])
+    if process == os.getpid():  # a killed process in an earlier container of the same name
+        return False
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # the process of another user
+        return True
+    return True
 
 
 @contextmanager

@@ -250,8 +250,9 @@ def largest_file(size: int) -> Iterator[None]:
 
 
 def comparable(run: str | Path) -> list[dict[str, Any]]:
-    """Read the part of a run's metrics.jsonl that is equal in identical runs, without start lines and times."""
-    times = ("elapsed_seconds", "tokens_per_second", "mfu", "val_seconds")
+    """Read the part of a run's metrics.jsonl that is equal in identical runs, without start lines, end lines and times."""
+    times = ("elapsed_seconds", "tokens_per_second", "mfu", "val_seconds", "data_wait_seconds")
     path = Path(run, "metrics.jsonl")
-    lines = [line for line in read_metrics(path) if "started" not in line] if path.exists() else []
+    found = read_metrics(path) if path.exists() else ()
+    lines = [line for line in found if "started" not in line and "ended" not in line]
     return [{name: value for name, value in line.items() if name not in times} for line in lines]

@@ -29,6 +29,7 @@ COMMANDS = {
     "inspect": "jaxgpt.cli.inspect:inspect",
     "eval": "jaxgpt.cli.eval:eval",
     "plot": "jaxgpt.cli.plot:plot",
+    "follow": "jaxgpt.cli.follow:follow",
     "info": "jaxgpt.cli.info:info",
     "presets": "jaxgpt.cli.presets:presets",
     "import": "jaxgpt.cli.import_:import_",

@@ -31,6 +31,7 @@ def train(
     overwrite: bool = False,
     init_from: str = "",
     keep_optimizer: bool = False,
+    track: tuple[str, ...] = (),
     distributed: DistributedConfig = DistributedConfig(),
     settings: GivenSettings = NO_SETTINGS,
 ) -> int:
@@ -51,6 +52,7 @@ def train(
         overwrite: replace the run in --out, which is deleted after the first step of the new run
         init_from: initialize the weights from this run or RUN/checkpoints/STEP; empty: as in the target, or randomly
         keep_optimizer: also start from the optimizer state, by default of the last checkpoint, with a new schedule
+        track: start jaxgpt follow for these trackers: tensorboard, wandb, mlflow, trackio
     """
     base = named_config(target)
     given = target not in ("", *PRESETS)
@@ -68,10 +70,15 @@ def train(
 
     from jaxgpt.checkpoint.run import NotReplaced, Run, recover
     from jaxgpt.cli.run_printer import RunPrinter
+    from jaxgpt.follow.listener import Follow
+    from jaxgpt.follow.trackers import tracker_of
     from jaxgpt.parallel.join import joined
     from jaxgpt.trainer import loop
+    from jaxgpt.trainer.events import Listeners
     from jaxgpt.trainer.start import Start, prune_finished, why_finished
 
+    for name in track:
+        tracker_of(name)
     with joined(distributed), RunPrinter() as printer:
         recover(Path(out or source))
         run = Run(Path(out or source))
@@ -106,7 +113,7 @@ def train(
             start = Start(config, out, overwrite)
 
         try:
-            outcome = loop.train(start, printer)
+            outcome = loop.train(start, Listeners(printer, Follow(*track, note=printer.note)))
         except NotReplaced:  # --resume would continue the old run
             raise
         except TrainingFailed as e:

@@ -101,7 +101,8 @@ def run_loop(start: Start, listener: Listener, until: int | None) -> Outcome:
         saver = Saver(run.checkpoints, settings)
         file = MetricsFile(run.metrics, last)
         record = Recorder(program, data, saver, file, listener, last, weights.about())
-        calls = batches_of(program, feed, plan_calls(first, end, settings, last, feed.reads_state), monitor.wait)
+        plan = plan_calls(first, end, settings, last, feed.reads_state)
+        calls = batches_of(program, feed, plan, record.waiting(monitor.wait))
         with saver, file, calls as prepared, record.closing(lambda: state):
             for steps, batches in prepared:
                 request = record.ask(stop.requested)
@@ -128,8 +129,7 @@ def run_loop(start: Start, listener: Listener, until: int | None) -> Outcome:
                     evaluation = record.evaluation(state, results, began)
                 elif settings.checkpoint_every and steps.stop % settings.checkpoint_every == 0:
                     record.save(state)
-    stopped = record.evaluated != settings.steps and not record.out_of_patience()
-    return Outcome(state, record.done, evaluation, stopped)
+    return Outcome(state, record.done, evaluation, record.is_stopped())
 
 
 @contextmanager

@@ -1,4 +1,7 @@
-"""Write and read `metrics.jsonl`, one JSON object per line."""
+"""Write and read `metrics.jsonl`, one JSON object per line.
+
+JAX is imported only to write, so that `jaxgpt follow` reads a file without it.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,21 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from jaxgpt.checkpoint.store import Info
 from jaxgpt.errors import UserError
 from jaxgpt.files import parse_json, write_atomically
-from jaxgpt.parallel.processes import is_leader
+
+if TYPE_CHECKING:
+    from jaxgpt.checkpoint.store import Info
 
 # The names that the training loop adds to the metrics of a step; the sums of an objective must have other names.
 HOST_METRICS = """
-    step lr tokens elapsed_seconds tokens_per_second mfu val_loss val_stderr val_windows val_seconds
-    val_data changed seconds_left
+    step lr tokens elapsed_seconds tokens_per_second mfu data_wait_seconds device_memory_bytes
+    val_loss val_stderr val_windows val_seconds val_data changed seconds_left ended
 """.split()
+# How a run ended, in the last line of its file. A run that was killed has no such line.
+Ended = Literal["finished", "stopped", "failed"]
 
 
 class MetricsFile:
@@ -30,6 +36,8 @@ class MetricsFile:
 
     def __init__(self, path: Path, last: Info | None = None) -> None:
         """Start a new file, or continue a file from the checkpoint `last` and drop later lines."""
+        from jaxgpt.parallel.processes import is_leader
+
         path = path if is_leader() else Path(os.devnull)
         self.elapsed_seconds = 0.0
         if last is not None and path.is_file():
@@ -53,6 +61,10 @@ class MetricsFile:
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
 
+    def end(self, step: int, ended: Ended) -> None:
+        """Write the last line of the run: the number of steps taken, and how the run ended."""
+        self.write(step=step, ended=ended)
+
     def reopen(self) -> None:
         """Continue in a new file at the same path, after the directory of the run was renamed or deleted."""
         self._file.close()
@@ -69,15 +81,35 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
     """Read the lines of a metrics file; skip truncated and damaged lines."""
     with path.open("rb") as f:
         for line in f:
-            try:
-                value = parse_json(line, str(path))
-            except UserError:
-                continue
-            if not isinstance(value, dict) or type(value.get("step")) is not int or value["step"] < 0:
-                continue
-            numbers = (value.get(name, 0) for name in ("loss", "val_loss", "tokens", "elapsed_seconds"))
-            if all(type(number) in (int, float) for number in numbers) and isinstance(value.get("changed", {}), dict):
+            value = parse_line(line)
+            if value is not None:
                 yield value
+
+
+def parse_line(line: bytes) -> dict[str, Any] | None:
+    """Parse a line of a metrics file; None: it is truncated or damaged."""
+    try:
+        value = parse_json(line, "metrics.jsonl")
+    except UserError:
+        return None
+    if not isinstance(value, dict) or type(value.get("step")) is not int or value["step"] < 0:
+        return None
+    numbers = (value.get(name, 0) for name in ("loss", "val_loss", "tokens", "elapsed_seconds"))
+    if all(type(number) in (int, float) for number in numbers) and isinstance(value.get("changed", {}), dict):
+        return value
+    return None
+
+
+def how_ended(lines: Sequence[Mapping[str, Any]], steps: int) -> str:
+    """Return how the last process of a run ended: finished, stopped or failed; "": it was killed, or still trains.
+
+    Earlier versions wrote no line at the end: their runs have finished if the model was evaluated after the last of `steps`.
+    """
+    last = lines[-1] if lines else {}
+    if "ended" in last:
+        return str(last["ended"])
+    is_complete = "val_data" in last and last["step"] == steps
+    return "finished" if is_complete else ""
 
 
 def comparable_evaluations(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -6,7 +6,8 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -68,6 +69,7 @@ class Recorder:
         self.tokenizer = data.tokenizer
         self.done = self.first.step
         self._saved = last.step if last else None
+        self._checked = self.done  # steps whose metrics have been read and checked
         self.evaluated = self.done if self.first.val_loss is not None else 0
         self.best = (math.inf, self.done)
         if self.first.about.get("data", data.fingerprint) == data.fingerprint:  # otherwise, losses are not comparable
@@ -80,6 +82,7 @@ class Recorder:
         self.speed = Speed(config, flops / peak if peak else 0.0)
         self._saved_at = time.perf_counter()
         self._began = self._saved_at - file.elapsed_seconds
+        self._waited = 0.0  # seconds waited for data since the last line
         self._in_flight: deque[tuple[range, dict[str, jax.Array]]] = deque()
         self._ended: deque[tuple[int, dict[str, Any], dict[str, float], dict[str, float]]] = deque()
 
@@ -127,9 +130,30 @@ class Recorder:
             elapsed = time.perf_counter() - self._began
             line = {"step": step, **metrics, "tokens": self.tokens(step + 1), "elapsed_seconds": elapsed, **speed}
             if step % train.log_every == 0 or step == train.steps - 1:
+                line |= self._host_metrics()
                 self.file.write(**line)
             self._ended.popleft()
+            self._checked = step + 1
             self.listener.progress(line | left)
+
+    def waiting(self, wait: Callable[[Future[Any]], None]) -> Callable[[Future[Any]], None]:
+        """Return a function that waits for data with `wait`, and counts the seconds for the next line of the metrics."""
+
+        def timed(future: Future[Any]) -> None:
+            began = time.perf_counter()
+            wait(future)
+            self._waited += time.perf_counter() - began
+
+        return timed
+
+    def _host_metrics(self) -> dict[str, float]:
+        """Return the seconds waited for data since the last line, and the highest use of device memory, if known."""
+        metrics = {"data_wait_seconds": self._waited}
+        self._waited = 0.0
+        memory = peak_memory()
+        if memory:
+            metrics["device_memory_bytes"] = memory
+        return metrics
 
     def evaluation(self, state: Any, results: Sequence[Result], began: float) -> Result:
         """Write the metrics and checkpoint of an evaluation; the speed excludes evaluating and writing.
@@ -190,9 +214,23 @@ class Recorder:
     def closing(self, state: Callable[[], Any]) -> Iterator[None]:
         """Context manager: save the last state at the end; in a single process, even after an error, if the state is intact.
 
+        The last line of the metrics file records how the run ended.
+
         Errors of evaluators, listeners and feeds, of reading data and of memory in an evaluation leave the state intact. After
         such an error, a note of the exception names the saved step.
         """
+        try:
+            with self._saving_last(state):
+                yield
+        except (Exception, SystemExit):
+            with suppress(OSError):  # a full disk; the error of the run has precedence
+                self.file.end(self._checked, "failed")
+            raise
+        self.file.end(self._checked, "stopped" if self.is_stopped() else "finished")
+
+    @contextmanager
+    def _saving_last(self, state: Callable[[], Any]) -> Iterator[None]:
+        """Save the last state at the end, or after an error, as `closing`."""
         try:
             yield
         except (Exception, SystemExit) as e:
@@ -235,6 +273,10 @@ class Recorder:
     def out_of_patience(self) -> bool:
         """Return whether early stopping (`train.patience`) ends the run."""
         return out_of_patience(self.best, self.evaluated, self.config.train)
+
+    def is_stopped(self) -> bool:
+        """Return whether the run ends before its last step and evaluation, unless ended by `train.patience`."""
+        return self.evaluated != self.config.train.steps and not self.out_of_patience()
 
     def ask(self, stop: bool) -> int:
         """Request to stop, or to save if due; return the maximum request of all processes (`Poll.ask`)."""
@@ -279,6 +321,15 @@ def metrics_of_steps(metrics: dict[str, jax.Array], n: int) -> list[dict[str, An
     if not host["loss"].ndim:
         return [host]
     return [{name: value[i] for name, value in host.items()} for i in range(n)]
+
+
+def peak_memory() -> int:
+    """Return the highest use of memory of a local device so far, in bytes; 0 if the platform does not measure it."""
+    peaks = [0]
+    for device in jax.local_devices():
+        measured = device.memory_stats() or {}
+        peaks.append(measured.get("peak_bytes_in_use", 0))
+    return max(peaks)
 
 
 class Speed:

@@ -127,7 +127,10 @@ def test_a_run_writes_checkpoints_and_metrics() -> None:
     assert {line["step"]: line["val_loss"] for line in lines if "val_loss" in line} == losses
     assert {"step", "loss", "lr", "grad_norm", "tokens", "elapsed_seconds"} <= set(lines[1])
     assert set().union(*lines[1:]) <= {*STEP_METRICS, *HOST_METRICS}
-    assert lines[-2]["tokens"] == 8 * 8 * 16
+    *_, last, evaluated, end = lines
+    assert last["tokens"] == 8 * 8 * 16
+    assert "val_loss" in evaluated
+    assert end == {"step": 8, "ended": "finished"}
     with Path("out/metrics.jsonl").open("a") as file:
         file.write('{"step": 8, "loss": 1.0, "elapsed_seconds": null}\n{"step": 8, "lo')
     assert list(read_metrics(Path("out/metrics.jsonl"))) == lines, "damaged lines are skipped"
@@ -166,7 +169,9 @@ def test_nan_stops_and_keeps_the_last_good_checkpoint(monkeypatch: pytest.Monkey
     with pytest.raises(TrainingFailed, match="loss is nan at step 6: stopped, the checkpoint of step 4 is kept"):
         run(small_run(), "out")
     assert list(checkpoints(Path("out/checkpoints"))) == [4]
-    assert max(line["step"] for line in read_metrics(Path("out/metrics.jsonl"))) == 5
+    *lines, end = read_metrics(Path("out/metrics.jsonl"))
+    assert max(line["step"] for line in lines) == 5
+    assert end == {"step": 6, "ended": "failed"}
 
 
 @pytest.mark.parametrize("error", [UserError("a.bin: id 99"), OSError(5, "Input/output error", "a.bin")])

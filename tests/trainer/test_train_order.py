@@ -111,6 +111,9 @@ def simulate(case: Case, patch: pytest.MonkeyPatch) -> Any:
             if "started" not in values:
                 log(("line", values["step"], "val_loss" if "val_loss" in values else "loss"))
 
+        def end(self, step: int, ended: str) -> None:
+            log(("end", step, ended))
+
     class Poll:
         def __init__(self, *_: Any) -> None: ...
         def forget(self) -> None: ...
@@ -255,7 +258,14 @@ def check_checkpoints(case: Case, outcome: Any) -> None:
 
 
 def check_end(case: Case, outcome: Any) -> None:
-    """A run fails at a bad step, ends at the last step or `until`, or stops early on request."""
+    """A run fails at a bad step, ends at the last step or `until`, or stops early on request; its last event says which."""
+    *_, (kind, done, ended) = case.events
+    assert kind == "end"
+    assert len(case.of("end")) == 1
+    if outcome is None:
+        assert ended == "failed"
+    else:
+        assert (done, ended) == (outcome.step, "stopped" if outcome.stopped else "finished")
     if outcome is None:
         assert case.bad is not None
         assert case.bad not in [s for (s,) in case.of("read")]

@@ -1,0 +1,348 @@
+"""Follow a run: send the lines of its metrics.jsonl to a tracker, during the run or afterwards.
+
+The follower is a process of its own, so a tracker that fails, hangs or is killed ends only the follower. The next follower
+continues after the last row that was sent.
+
+RUN/trackers/NAME/position.json   the last row sent, and the id of the run in the tracker
+RUN/trackers/NAME/log.txt         output of a follower that `train --track` has started
+RUN/trackers/NAME/.lock           locked by the follower
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from jaxgpt.checkpoint.run import Run
+from jaxgpt.config import flat
+from jaxgpt.directories import TRACKERS
+from jaxgpt.errors import TrainingFailed, UserError, one_line
+from jaxgpt.files import Locked, has_writer, read_json, sole_writer
+from jaxgpt.follow.trackers import Page, Row, Tracker
+from jaxgpt.trainer.metrics import how_ended, parse_line
+
+POLL = 1.0  # seconds between two looks at the file
+REPLACED = "replaced"  # status of a run whose directory was renamed, deleted or replaced
+
+
+class Followed(NamedTuple):
+    """Result of a follower.
+
+    Attributes:
+        rows: number of rows sent.
+        status: how the run ended: finished, stopped, failed, killed or replaced.
+        place: where to see the page of the run; "": no page was opened.
+    """
+
+    rows: int
+    status: str
+    place: str
+
+
+class Position(NamedTuple):
+    """What a tracker has received.
+
+    Attributes:
+        id: name of the run in the tracker.
+        order: `Row.order` of the last row sent; -1: none.
+        mark: the last result of `Tracker.send`.
+        ended: status that closed the page; "": the page is open, or no page was opened.
+    """
+
+    id: str
+    order: int = -1
+    mark: str = ""
+    ended: str = ""
+
+    @staticmethod
+    def read(directory: Path) -> Position | None:
+        """Read the position of the last follower; None: there was no follower.
+
+        Raises:
+            UserError: if the file is damaged.
+        """
+        path = directory / "position.json"
+        if not path.exists():
+            return None
+        values = read_json(path)
+        types = {"id": str, "order": int, "mark": str, "ended": str}
+        if {name: type(value) for name, value in values.items()} != types:
+            raise UserError(f"{path} is damaged: delete {directory} to send the run again, to a new page")
+        return Position(**values)
+
+    def write(self, directory: Path) -> None:
+        """Replace the file. A kill leaves the old or the new position; only a power failure can lose it."""
+        draft = directory / "position.json.partial"
+        draft.write_text(json.dumps(self._asdict()))
+        draft.replace(directory / "position.json")
+
+
+class Tail:
+    """Reads the new complete lines of a metrics file; a resume replaces the file, which is then read from its start.
+
+    Attributes:
+        last: the last line; {}: no line yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.last: dict[str, Any] = {}
+        self._file: BinaryIO | None = None
+        self._head = b""  # first line
+
+    def rows(self) -> Iterator[Row]:
+        """Yield the rows of the new lines."""
+        if self._file is None or self._is_replaced(self._file):
+            self.restart()
+        if self._file is None:
+            return
+        while True:
+            start = self._file.tell()
+            text = self._file.readline()
+            if not text.endswith(b"\n"):  # the rest is written later
+                self._file.seek(start)
+                return
+            line = parse_line(text)
+            if line is not None:
+                self.last = line
+                row = row_of(line, self._clock.at(line))
+                if row:
+                    yield row
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+
+    def restart(self) -> None:
+        """Read the file from its start."""
+        self.close()
+        self._file = None
+        self._clock = Clock()
+        self.last = {}
+        with suppress(FileNotFoundError):
+            self._file = self.path.open("rb")
+            self._head = self._file.readline()
+            self._file.seek(0)
+
+    def _is_replaced(self, file: BinaryIO) -> bool:
+        """Return whether the path is a different file, or was written again from its start."""
+        try:
+            is_same = os.path.samestat(os.fstat(file.fileno()), self.path.stat())
+        except FileNotFoundError:
+            return False
+        is_longer = os.fstat(file.fileno()).st_size >= file.tell()
+        has_same_head = os.pread(file.fileno(), len(self._head), 0) == self._head
+        return not (is_same and is_longer and has_same_head)
+
+
+class Clock:
+    """Computes the time of each line, in seconds since 1970, from the last start of the run and `elapsed_seconds`."""
+
+    def __init__(self) -> None:
+        self.started = 0.0
+        self.elapsed = 0.0
+        self.before = 0.0  # elapsed seconds before the last start
+
+    def at(self, line: Mapping[str, Any]) -> float:
+        """Return the time of a line; lines must come in their order."""
+        if "started" in line:
+            with suppress(TypeError, ValueError):
+                self.started = datetime.fromisoformat(line["started"]).timestamp()
+            self.before = self.elapsed
+        self.elapsed = line.get("elapsed_seconds", self.elapsed)
+        return self.started + self.elapsed - self.before
+
+
+def row_of(line: Mapping[str, Any], at: float) -> Row | None:
+    """Return the finite numbers of a line; None: it has none, or records a start or an end."""
+    if "started" in line or "ended" in line:
+        return None
+    values = {}
+    for name, value in line.items():
+        if name != "step" and type(value) in (int, float) and math.isfinite(value):
+            values[name] = float(value)
+    step = line["step"]
+    order = 2 * step + ("loss" in line)
+    return Row(step, values, at, order) if values else None
+
+
+def settings_to_send(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run as trackers receive them: of a path, only its last name."""
+    sent = {}
+    for name, value in settings.items():
+        if isinstance(value, str) and name != "train.prompt":
+            value = last_name(value)
+        elif isinstance(value, list | tuple):
+            value = [last_name(each) if isinstance(each, str) else each for each in value]
+        sent[name] = value
+    return sent
+
+
+def last_name(path: str) -> str:
+    """Return the text after the last slash of a path."""
+    return path.rstrip("/").rpartition("/")[2]
+
+
+def follow(path: Path, tracker: Tracker, note: Callable[[str], None] = print, poll: float = POLL) -> Followed:
+    """Send the metrics of a run to a tracker until the run ends; each row is sent once.
+
+    If a different follower sends the run to the same tracker, wait until it ends.
+
+    Args:
+        path: directory of the run.
+        tracker: receiver of the rows: a value of `jaxgpt.follow.trackers`, or your own.
+        note: called with one-line messages.
+        poll: seconds between two looks at the file.
+
+    Raises:
+        UserError: if the run has no metrics, or the position of the last follower is damaged.
+        TrainingFailed: if the tracker raises an exception.
+    """
+    if not (path / "metrics.jsonl").is_file() and has_writer(path) is False:
+        raise UserError(f"{path} has no metrics.jsonl: it was imported or saved from Python, not trained")
+    directory = path / TRACKERS / tracker.name
+    directory.mkdir(parents=True, exist_ok=True)
+    with sole_follower(directory, note, poll):
+        return _Follower(path, tracker, directory, poll).follow()
+
+
+@contextmanager
+def sole_follower(directory: Path, note: Callable[[str], None], poll: float) -> Iterator[None]:
+    """Lock the directory of a tracker; wait if a different follower has locked it."""
+    is_noted = False
+    with ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(sole_writer(directory))
+                break
+            except Locked as e:
+                if not is_noted:
+                    note(f"waiting for a different follower: {e}")
+                is_noted = True
+                time.sleep(poll)
+        yield
+
+
+class _Follower:
+    """The state of `follow`."""
+
+    def __init__(self, path: Path, tracker: Tracker, directory: Path, poll: float) -> None:
+        self.path = path
+        self.tracker = tracker
+        self.directory = directory
+        self.poll = poll
+        self.sent = 0
+        self.is_open = False
+        found = Position.read(directory)
+        if found is None:
+            name = path.resolve().name
+            found = Position(f"{name}-{secrets.token_hex(4)}")
+            found.write(directory)
+        self.position = found
+
+    def follow(self) -> Followed:
+        """Send the rows until the run ends, then close the page."""
+        with closing(Tail(Run(self.path).metrics)) as tail:
+            status = self._send_until_end(tail)
+        return Followed(self.sent, status, self._close(status))
+
+    def _send_until_end(self, tail: Tail) -> str:
+        """Send the rows until the run ends; return how it ended."""
+        while True:
+            is_running = has_writer(self.path)  # before the file is read: after the end, all lines are there
+            self._send_all(tail)
+            if self._is_replaced():
+                return REPLACED
+            has_ended = "ended" in tail.last
+            if is_running is False or (is_running is None and has_ended):
+                return how_ended([tail.last], self._steps()) or "killed"
+            time.sleep(self.poll)
+
+    def _send_all(self, tail: Tail) -> None:
+        """Send the new rows, `at_once` at a time."""
+        rows = list[Row]()
+        highest = self.position.order
+        for row in tail.rows():
+            if not self.is_open and row.order > highest:
+                stored = self._open()
+                if stored < highest:  # the tracker has lost rows: read the file again
+                    self.position = self.position._replace(order=stored)
+                    tail.restart()
+                    self._send_all(tail)
+                    return
+                highest = stored
+            if row.order <= highest:  # sent before, and trained again after a resume from an earlier checkpoint
+                continue
+            rows.append(row)
+            highest = row.order
+            if len(rows) == self.tracker.at_once:
+                self._send(rows)
+                rows = []
+        if rows:
+            self._send(rows)
+
+    def _send(self, rows: list[Row]) -> None:
+        if self._is_replaced():
+            return
+        with self._reported():
+            mark = self.tracker.send(rows)
+        self.sent += len(rows)
+        self._note(order=rows[-1].order, mark=mark, ended="")
+
+    def _open(self) -> int:
+        """Open the page; return the `order` of the last row that the tracker has."""
+        name = self.path.resolve().name
+        settings = settings_to_send(flat(Run(self.path).config()))
+        page = Page(name, self.position.id, settings, self.directory)
+        with self._reported():
+            stored = self.tracker.open(page, self.position.mark)
+        self.is_open = True
+        return self.position.order if stored is None else stored
+
+    def _close(self, status: str) -> str:
+        """Close the page, unless an earlier follower has closed it with this status; return where to see it."""
+        if not self.is_open:
+            was_sent = self.position.order >= 0
+            if status == REPLACED or not was_sent or self.position.ended == status:
+                return ""
+            self._open()
+        with self._reported():
+            place = self.tracker.close("killed" if status == REPLACED else status)
+        if status != REPLACED:
+            self._note(ended=status)
+        return place
+
+    def _note(self, **values: Any) -> None:
+        self.position = self.position._replace(**values)
+        with suppress(FileNotFoundError):  # the run was renamed, deleted or replaced
+            self.position.write(self.directory)
+
+    def _is_replaced(self) -> bool:
+        """Return whether the directory of the run was renamed, deleted or replaced by a new run."""
+        found = Position.read(self.directory)
+        return found is None or found.id != self.position.id
+
+    def _steps(self) -> int:
+        return Run(self.path).config().train.steps
+
+    @contextmanager
+    def _reported(self) -> Iterator[None]:
+        """Turn an exception of the tracker into one line."""
+        try:
+            yield
+        except UserError:
+            raise
+        except Exception as e:
+            name = self.tracker.name
+            reason = f"{type(e).__name__}: {one_line(e, 300)}"
+            again = f"jaxgpt follow {self.path} --to {name}"
+            raise TrainingFailed(f"the tracker {name} failed: {reason}; send the rest with: {again}") from e

@@ -1,0 +1,270 @@
+"""Trackers: programs that store and show the metrics of runs. Each class imports its package when it opens a page."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from jaxgpt.errors import UserError, did_you_mean
+from jaxgpt.follow.events import EventFile
+
+PROJECT = "jaxgpt"  # default name of the project or experiment
+
+
+class Row(NamedTuple):
+    """The numbers of a line of metrics.jsonl.
+
+    Attributes:
+        step: index of the train step, from 0; for an evaluation, the number of steps taken.
+        values: finite numbers, keyed by their names in metrics.jsonl.
+        time: seconds since 1970, computed from the start of the run and `elapsed_seconds`.
+        order: position in the run: 2 * step for an evaluation, 2 * step + 1 for a train step.
+    """
+
+    step: int
+    values: dict[str, float]
+    time: float
+    order: int
+
+
+class Page(NamedTuple):
+    """The place of a run in a tracker.
+
+    Attributes:
+        run: name of the directory of the run.
+        id: a name that is different for every run, and equal for all followers of a run.
+        settings: settings of the run, keyed by dotted name (`jaxgpt.follow.following.settings_to_send`).
+        directory: RUN/trackers/NAME, for files of the tracker.
+    """
+
+    run: str
+    id: str
+    settings: dict[str, Any]
+    directory: Path
+
+
+class Tracker(Protocol):
+    """Receives the rows of one run, in a process of its own. An exception ends the follower, and is printed in one line.
+
+    Attributes:
+        name: name of the directory in RUN/trackers.
+        at_once: highest number of rows that are sent together. If a follower is killed while it sends, the next follower sends
+            these rows again.
+    """
+
+    name: str
+    at_once: int
+
+    def open(self, page: Page, mark: str) -> int | None:
+        """Open a new page, or continue a page that an earlier follower has opened.
+
+        Args:
+            page: the page.
+            mark: the last result of `send` for this page; "": nothing was sent.
+
+        Returns:
+            The highest `order` that the tracker has stored; None: all rows that were sent.
+        """
+        ...
+
+    def send(self, rows: Sequence[Row]) -> str:
+        """Send rows of ascending `order`; return a text for `open` of the next follower."""
+        ...
+
+    def close(self, status: str) -> str:
+        """Record how the run ended (finished, stopped, failed or killed); return where to see the page."""
+        ...
+
+
+class TensorBoard:
+    """An event file in RUN/trackers/tensorboard. Needs no package; `pip install tensorboard` to look at it."""
+
+    name = "tensorboard"
+    package = ""
+    at_once = 1000
+
+    def open(self, page: Page, mark: str) -> int | None:
+        self.page = page
+        if not mark:
+            self.file: EventFile | None = None  # its name has the time of the first row
+            return None
+        # Records after this size were written by a follower that was killed before it could note them.
+        name, _, size = mark.partition(":")
+        path = page.directory / name
+        if not path.is_file() or path.stat().st_size < int(size):
+            raise UserError(f"{path} was deleted or changed: delete {page.directory} to send the run again")
+        self.file = EventFile(path, int(size))
+        return None
+
+    def send(self, rows: Sequence[Row]) -> str:
+        if self.file is None:
+            first = rows[0].time
+            name = f"events.out.tfevents.{int(first):010d}.{self.page.id}"
+            self.file = EventFile(self.page.directory / name, wall_time=first)
+        for row in rows:
+            self.file.add(row.step, row.values, row.time)
+        return f"{self.file.path.name}:{self.file.flush()}"
+
+    def close(self, status: str) -> str:
+        if self.file is not None:
+            self.file.close()
+        return f"tensorboard --logdir {self.page.directory}"
+
+
+class Wandb:
+    """Weights & Biases. The project is WANDB_PROJECT; with WANDB_MODE=offline, `wandb sync` sends the files later.
+
+    wandb rejects rows of lower steps than the stored ones, so the step that it counts is `Row.order`; charts show `step`.
+    """
+
+    name = "wandb"
+    package = "wandb"
+    at_once = 1
+
+    def open(self, page: Page, mark: str) -> int | None:
+        import wandb
+
+        # Only metrics and settings are sent: no git state, code, command, environment, host or console output.
+        settings = wandb.Settings(
+            console="off",
+            disable_git=True,
+            disable_code=True,
+            silent=True,
+            x_disable_meta=True,
+            x_disable_stats=True,
+            x_disable_machine_info=True,
+            x_save_requirements=False,
+        )
+        self.page = page
+        self.run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", PROJECT),
+            name=page.run,
+            id=page.id,
+            resume="allow",
+            dir=page.directory,
+            config=page.settings,
+            settings=settings,
+        )
+        self.run.define_metric("*", step_metric="step")
+        return None
+
+    def send(self, rows: Sequence[Row]) -> str:
+        for row in rows:
+            self.run.log({"step": row.step, **row.values}, step=row.order)
+        return ""
+
+    def close(self, status: str) -> str:
+        self.run.summary["ended"] = status
+        place = f"wandb sync {self.page.directory}/wandb/offline-run-*"
+        if not self.run.offline:
+            place = self.run.url
+        self.run.finish(exit_code=0 if status in ("finished", "stopped") else 1)
+        return place
+
+
+class Mlflow:
+    """MLflow at MLFLOW_TRACKING_URI, or at MLflow's default. The experiment is MLFLOW_EXPERIMENT_NAME.
+
+    MLflow stores a metric of equal key, step, time and value once, so rows that are sent again are not stored twice.
+    """
+
+    name = "mlflow"
+    package = "mlflow"
+    at_once = 50
+
+    def open(self, page: Page, mark: str) -> int | None:
+        from mlflow import MlflowClient
+        from mlflow.entities import Param
+
+        self.client = MlflowClient()
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+        found = self.client.get_experiment_by_name(name)
+        experiment = found.experiment_id if found else self.client.create_experiment(name)
+
+        # A tag finds the run that an earlier follower has created.
+        same = self.client.search_runs([experiment], f"tags.`jaxgpt.id` = '{page.id}'")
+        if same:
+            self.id = same[0].info.run_id
+            self.client.update_run(self.id, "RUNNING")
+            return None
+        created = self.client.create_run(experiment, tags={"jaxgpt.id": page.id}, run_name=page.run)
+        self.id = created.info.run_id
+        params = [Param(name, str(value)[:500]) for name, value in page.settings.items()]
+        for first in range(0, len(params), 100):  # MLflow's limit
+            self.client.log_batch(self.id, params=params[first : first + 100])
+        return None
+
+    def send(self, rows: Sequence[Row]) -> str:
+        from mlflow.entities import Metric
+
+        metrics = []
+        for row in rows:
+            milliseconds = int(row.time * 1000)
+            metrics += [Metric(name, value, milliseconds, row.step) for name, value in row.values.items()]
+        for first in range(0, len(metrics), 1000):  # MLflow's limit
+            self.client.log_batch(self.id, metrics[first : first + 1000])
+        return ""
+
+    def close(self, status: str) -> str:
+        ends = {"finished": "FINISHED", "stopped": "KILLED", "killed": "KILLED"}
+        self.client.set_terminated(self.id, ends.get(status, "FAILED"))
+        return f"mlflow server --backend-store-uri {self.client.tracking_uri}"
+
+
+class Trackio:
+    """Trackio: a database in TRACKIO_DIR, or a Space of Hugging Face (TRACKIO_SPACE_ID). The project is TRACKIO_PROJECT."""
+
+    name = "trackio"
+    package = "trackio"
+    at_once = 100
+
+    def open(self, page: Page, mark: str) -> int | None:
+        import trackio
+        from trackio.sqlite_storage import SQLiteStorage
+
+        self.project = os.environ.get("TRACKIO_PROJECT", PROJECT)
+        self.run = trackio.init(
+            project=self.project,
+            name=page.id,
+            config=page.settings,
+            resume="allow",
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
+        # Trackio writes in a thread: a follower that was killed may have lost its last rows, or not noted them.
+        is_remote = os.environ.get("TRACKIO_SPACE_ID") or os.environ.get("TRACKIO_SERVER_URL")
+        stored = SQLiteStorage.get_max_step_for_run(self.project, self.run.name, run_id=self.run.id)
+        if is_remote or str(stored) == mark:
+            return None
+        return -1 if stored is None else 2 * stored + 1
+
+    def send(self, rows: Sequence[Row]) -> str:
+        for row in rows:
+            self.run.log(row.values, step=row.step)
+        return str(rows[-1].step)
+
+    def close(self, status: str) -> str:
+        self.run.finish()
+        return f"trackio show --project {self.project}"
+
+
+TRACKERS: dict[str, Any] = {each.name: each for each in (TensorBoard, Wandb, Mlflow, Trackio)}
+
+
+def tracker_of(name: str) -> Tracker:
+    """Return a tracker by name.
+
+    Raises:
+        UserError: if the name is unknown, or the package of the tracker is not installed.
+    """
+    if name not in TRACKERS:
+        raise UserError(f"unknown tracker {name!r}{did_you_mean(name, TRACKERS)}: choose from {', '.join(TRACKERS)}")
+    found = TRACKERS[name]
+    if found.package and find_spec(found.package) is None:
+        raise UserError(f"the tracker {name} needs the package {found.package}: pip install {found.package}")
+    tracker: Tracker = found()
+    return tracker
