@@ -186,8 +186,8 @@ def sole_writer(directory: Path) -> Iterator[None]:
 def has_writer(directory: Path) -> bool | None:
     """Return whether a process holds the lock of `sole_writer`; None: it is on another host, and may have been killed.
 
-    The lock itself is not tested: a process that starts meanwhile would find it locked. A writer empties the file at its end; if
-    it was killed, the file still has its id.
+    The lock itself is not tested: a process that starts meanwhile would find it locked. A writer empties the file at its
+    end; if it was killed, the file still has its id.
     """
     try:
         holder = (directory / LOCK).read_text("utf-8", "replace")

@@ -57,7 +57,7 @@ def info(target: str, /, *, json: Json = False) -> int:
 def state_of(run: Run, config: Config) -> dict[str, Any]:
     """Describe a run: its step, checkpoints, data, time, and the settings that differ from its preset."""
     from jaxgpt.checkpoint.store import best_step, read_checkpoints
-    from jaxgpt.trainer.metrics import read_metrics
+    from jaxgpt.trainer.metrics import how_ended, read_metrics
 
     infos, damaged = read_checkpoints(run.checkpoints)
     best = best_step(infos) if infos and not damaged else None
@@ -82,6 +82,7 @@ def state_of(run: Run, config: Config) -> dict[str, Any]:
         "data": " ".join(paths) or config.data.dataset,
         "step": max(steps, default=0),
         "steps": config.train.steps if lines else 0,
+        "ended": how_ended(lines, config.train.steps),
         "tokens": max(tokens, default=0),
         "seconds": max(seconds, default=0.0),
         "checkpoints": [{"step": step, "val_loss": each.val_loss} for step, each in infos.items()],
@@ -108,6 +109,8 @@ def _run_facts(results: dict[str, Any], config: Config) -> dict[str, Any]:
     if run["steps"]:
         time = duration(run["seconds"])
         facts["trained"] = f"step {run['step']}/{run['steps']}, {run['tokens']:,} tokens in {time}"
+        if run["ended"] in ("stopped", "failed"):
+            facts["trained"] += f", {run['ended']}"
     facts["checkpoints"] = _checkpoint_lines(run) or "none yet"
     facts["started"] = [f"step {line['step']}: {line.get('command', '')}; {line['started']}" for line in run["starts"]]
     return facts

@@ -1,10 +1,11 @@
-"""jaxgpt plot RUN ... [--x step] [--out FILE]"""
+"""jaxgpt plot RUN ... [--x step] [--out FILE] [--follow]"""
 
 from __future__ import annotations
 
 import logging
 import math
 import statistics
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,16 +13,22 @@ from typing import TYPE_CHECKING, Any, Literal
 from jaxgpt.cli.output import columns, note
 from jaxgpt.config import flat
 from jaxgpt.errors import UserError, plural
-from jaxgpt.files import check_writable
+from jaxgpt.files import check_writable, has_writer
 
 if TYPE_CHECKING:
     from jaxgpt.checkpoint.run import Run
 
 FORMATS = (".png", ".svg", ".pdf")
+EVERY = 10.0  # seconds between two drawings of a run that trains
 SHOWN = 6  # maximum number of differing settings shown as columns
 
 
-def plot(*runs: str, out: str = "losses.png", x: Literal["all", "step", "tokens", "seconds"] = "all") -> int:
+def plot(
+    *runs: str,
+    out: str = "losses.png",
+    x: Literal["all", "step", "tokens", "seconds"] = "all",
+    follow: bool = False,
+) -> int:
     """Draw the losses of runs against steps, tokens and time, with the baselines of their data.
 
     Prints a table of the runs: the lowest validation loss, its bits per byte of
@@ -34,11 +41,13 @@ def plot(*runs: str, out: str = "losses.png", x: Literal["all", "step", "tokens"
     jaxgpt plot runs/shakespeare
     jaxgpt plot runs/shakespeare runs/shakespeare-2 --out compare.svg
     jaxgpt plot runs/* --x tokens
+    jaxgpt plot runs/shakespeare --follow
 
     Args:
         runs: runs to draw
         out: file to write: .png, .svg or .pdf
         x: horizontal axis; all: three plots side by side
+        follow: draw again every 10 seconds while a run trains
     """
     path = Path(out)
     if path.suffix.lower() not in FORMATS:
@@ -49,29 +58,72 @@ def plot(*runs: str, out: str = "losses.png", x: Literal["all", "step", "tokens"
     from jaxgpt.checkpoint.run import open_run
 
     opened = {name: open_run(Path(name)) for name in runs}
+    if follow:
+        draw_while_training(opened, path, x)
     for name, run in opened.items():
         if not run.metrics.is_file():
             raise UserError(f"{name} has no metrics.jsonl: it was imported or saved from Python, not trained")
     from jaxgpt.report.baselines import read_baselines
-    from jaxgpt.study.plot import losses, save
-    from jaxgpt.trainer.metrics import read_metrics
 
-    lines = {name: list(read_metrics(run.metrics)) for name, run in opened.items()}
+    lines = read_lines(opened)
     about = {name: read_baselines(run.path) for name, run in opened.items()}
-
-    baselines = None
     known = [found["losses"] for found in about.values() if found["losses"]]
     if any(found != known[0] for found in known):
         note("baselines omitted: the runs have different data or tokenizers")
-    elif known:
-        baselines = known[0]
-    save(losses(lines, x, baselines=baselines), path)
+    draw(opened, lines, path, x)
 
     settings = {name: flat(run.config()) for name, run in opened.items()}
     ratios = {name: found.get("bytes_per_token", 0) for name, found in about.items()}
     print(table(settings, lines, ratios))
     print(f"wrote {path}: {plural(len(opened), 'run')}")
     return 0
+
+
+def read_lines(runs: Mapping[str, Run]) -> dict[str, list[dict[str, Any]]]:
+    """Read the lines of the metrics files that exist."""
+    from jaxgpt.trainer.metrics import read_metrics
+
+    return {name: list(read_metrics(run.metrics)) for name, run in runs.items() if run.metrics.is_file()}
+
+
+def draw(runs: Mapping[str, Run], lines: Mapping[str, Sequence[Mapping[str, Any]]], path: Path, x: Any) -> None:
+    """Draw the losses of runs, and the baselines of their data if all runs have the same ones."""
+    from jaxgpt.report.baselines import read_baselines
+    from jaxgpt.study.plot import losses, save
+
+    found = [read_baselines(run.path)["losses"] for run in runs.values()]
+    known = [each for each in found if each]
+    baselines = None
+    if known and all(each == known[0] for each in known):
+        baselines = known[0]
+    save(losses(lines, x, baselines=baselines), path)
+
+
+def draw_while_training(runs: Mapping[str, Run], path: Path, x: Any) -> None:
+    """Draw the losses every `EVERY` seconds until no run trains."""
+    is_noted = False
+    while True:
+        lines = read_lines(runs)
+        training = [name for name, run in runs.items() if still_trains(run, lines.get(name, []))]
+        if not training:
+            return
+        if not is_noted:
+            note(f"drawing {path} every {EVERY:.0f} seconds while {', '.join(training)} trains")
+        is_noted = True
+        has_losses = [any("loss" in line for line in lines.get(name, [])) for name in runs]
+        if all(has_losses):
+            draw(runs, lines, path, x)
+        time.sleep(EVERY)
+
+
+def still_trains(run: Run, lines: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether a process trains the run; on another host, it trains until the last line says how it ended."""
+    from jaxgpt.trainer.metrics import how_ended
+
+    writer = has_writer(run.path)
+    if writer is None:
+        return not how_ended(lines, run.config().train.steps)
+    return writer
 
 
 def draw_run(run: Run, title: str) -> None:

@@ -152,6 +152,11 @@ plan shakespeare --topology v5e:1 --train.epochs 1 -> train.epochs 1 needs the n
 plan shakespeare --topology a100:1 --decode -> --decode needs the compiler:
 plot -> missing argument: the runs to draw, as in jaxgpt plot runs/shakespeare
 plot run --out a.gif -> --out a.gif must end in .png, .svg or .pdf
+plot runn --follow -> no run at runn (did you mean run?)
+follow run --to tensorbord -> unknown tracker 'tensorbord' (did you mean tensorboard?): choose from tensorboard, wandb, mlflow
+follow run --to tensorboard -> run has no metrics.jsonl: it was imported or saved from Python, not trained
+follow run -> --to requires an argument
+train --track nosuch -> unknown tracker 'nosuch': choose from tensorboard, wandb, mlflow, trackio
 plot runn -> no run at runn (did you mean run?)
 plot run -> run has no metrics.jsonl: it was imported or saved from Python, not trained
 sample run --stream --json -> --stream prints one sample: pass one --prompt, without --json

@@ -14,7 +14,11 @@ from jaxgpt.cli.parse import COMMANDS, make_app
 WORDS = ("\udcff", "a\0b", "", "x" * 100_000, "a\nb", "-1", "--", str(10**30), "nan", "/", "%s{}[*]\u2028")
 # Arguments besides the hostile word. No file or preset has these names, so no command starts its work.
 GIVEN = {"import": ["./nowhere", "out"], "export": ["nowhere", "out"], "presets": [], "plot": ["nowhere"]}
-GIVEN |= {"launch": ["nowhere"], "plan": ["nowhere", "--topology", "h100:8"]}
+GIVEN |= {
+    "launch": ["nowhere"],
+    "follow": ["nowhere", "--to", "tensorboard"],
+    "plan": ["nowhere", "--topology", "h100:8"],
+}
 
 
 def options(name: str) -> list[str]:

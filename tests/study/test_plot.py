@@ -12,6 +12,7 @@ import pytest
 from folders import SMALL, run_folder
 from helpers import jaxgpt
 
+import jaxgpt.cli.plot as plot_command
 from jaxgpt.cli.plot import table
 from jaxgpt.errors import UserError
 from jaxgpt.study import plot
@@ -203,3 +204,32 @@ def test_the_command_draws_runs() -> None:
     assert "baselines omitted" in jaxgpt("plot", "a", "b $^", "--x", "step").err
     result = jaxgpt("plot", "b $^", "--out", "no/x.png")
     assert (result.code, result.err) == (2, "jaxgpt: cannot write no/x.png: No such file or directory\n")
+
+
+def test_follow_draws_until_the_run_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first look finds no metrics yet; every later look finds a new line."""
+    run_folder(Path("a"), SMALL)
+    drawn: list[int] = []
+    texts = iter(["", *(json.dumps({"step": step, "loss": 3.0 - step}) for step in range(3))])
+
+    def still_trains(run: Any, lines: list[Any]) -> bool:
+        text = next(texts, None)
+        if text:
+            with Path("a/metrics.jsonl").open("a") as file:
+                file.write(text + "\n")
+        return text is not None
+
+    draw = plot_command.draw
+
+    def counted(runs: Any, lines: Any, *rest: Any) -> None:
+        drawn.append(len(lines["a"]))
+        draw(runs, lines, *rest)
+
+    monkeypatch.setattr(plot_command, "still_trains", still_trains)
+    monkeypatch.setattr(plot_command, "draw", counted)
+    monkeypatch.setattr(plot_command, "EVERY", 0.0)
+    result = jaxgpt("plot", "a", "--follow")
+    assert result.code == 0, result
+    assert drawn == [1, 2, 3]
+    assert result.err.splitlines()[0] == "jaxgpt: drawing losses.png every 0 seconds while a trains"
+    assert result.out.splitlines()[-1] == "wrote losses.png: 1 run"
