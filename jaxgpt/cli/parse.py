@@ -29,6 +29,7 @@ COMMANDS = {
     "inspect": "jaxgpt.cli.inspect:inspect",
     "eval": "jaxgpt.cli.eval:eval",
     "plot": "jaxgpt.cli.plot:plot",
+    "compare": "jaxgpt.cli.compare:compare",
     "follow": "jaxgpt.cli.follow:follow",
     "info": "jaxgpt.cli.info:info",
     "presets": "jaxgpt.cli.presets:presets",

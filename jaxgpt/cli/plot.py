@@ -33,7 +33,8 @@ def plot(
 
     Prints a table of the runs: the lowest validation loss, its bits per byte of
     text and its step, tokens/s, and the settings that differ. Use bits per byte
-    to compare runs with different tokenizers. Training losses, each of a single
+    to compare runs with different tokenizers. If runs differ only in their seed,
+    also prints the comparison of `jaxgpt compare`. Training losses, each of a single
     batch, are thin lines; validation losses are marked by dots. The baselines are
     the uniform and n-gram losses that training stores in the run; they are omitted
     if they differ between runs.
@@ -75,8 +76,27 @@ def plot(
     settings = {name: flat(run.config()) for name, run in opened.items()}
     ratios = {name: found.get("bytes_per_token", 0) for name, found in about.items()}
     print(table(settings, lines, ratios))
+    groups = groups_of_seeds(settings, lines)
+    if groups:
+        print(groups)
     print(f"wrote {path}: {plural(len(opened), 'run')}")
     return 0
+
+
+def groups_of_seeds(settings: Mapping[str, Mapping[str, Any]], lines: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """Describe the groups of runs that differ only in their seed, as `jaxgpt compare`; "" if there are none.
+
+    Runs that `jaxgpt compare` would reject, such as unfinished ones, have no groups.
+    """
+    from jaxgpt.cli.compare import describe, seed_groups
+
+    try:
+        groups = seed_groups(settings, lines)
+    except UserError:
+        return ""
+    if all(len(group.losses) == 1 for group in groups):
+        return ""
+    return describe(groups)
 
 
 def read_lines(runs: Mapping[str, Run]) -> dict[str, list[dict[str, Any]]]:

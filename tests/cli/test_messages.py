@@ -155,6 +155,9 @@ plot run --out a.gif -> --out a.gif must end in .png, .svg or .pdf
 plot runn --follow -> no run at runn (did you mean run?)
 follow run --to tensorbord -> unknown tracker 'tensorbord' (did you mean tensorboard?): choose from tensorboard, wandb, mlflow
 follow run --to tensorboard -> run has no metrics.jsonl: it was imported or saved from Python, not trained
+compare run -> missing arguments: two or more runs, as in jaxgpt compare runs/a runs/b
+compare run run -> run has no metrics.jsonl: it was imported or saved from Python, not trained
+compare run runn -> no run at runn (did you mean run?)
 follow run -> --to requires an argument
 train --track nosuch -> unknown tracker 'nosuch': choose from tensorboard, wandb, mlflow, trackio
 plot runn -> no run at runn (did you mean run?)

@@ -17,6 +17,7 @@ GIVEN = {"import": ["./nowhere", "out"], "export": ["nowhere", "out"], "presets"
 GIVEN |= {
     "launch": ["nowhere"],
     "follow": ["nowhere", "--to", "tensorboard"],
+    "compare": ["nowhere", "nowhere"],
     "plan": ["nowhere", "--topology", "h100:8"],
 }
 

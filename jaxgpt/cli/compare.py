@@ -1,0 +1,129 @@
+"""jaxgpt compare RUN RUN ... [--json]"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jaxgpt.cli.options import Json
+from jaxgpt.cli.output import columns, print_result
+from jaxgpt.config import flat
+from jaxgpt.errors import UserError
+
+if TYPE_CHECKING:
+    from jaxgpt.study.seeds import SeedGroup
+
+ERROR_OF_SEEDS = "+- is the standard error over seeds, on the same validation windows"
+
+
+def compare(*runs: str, json: Json = False) -> int:
+    """Compare the final validation losses of runs; runs that differ only in their seed are a group.
+
+    Prints the mean loss of each group with its standard error over seeds, and
+    whether the best group can be distinguished from each other group: in pairs of
+    equal seeds if there are two or more, otherwise with Welch's t-test. If not, it
+    prints the number of seeds that would tell. All runs must have the same
+    validation data.
+
+    jaxgpt compare runs/adamw-1 runs/adamw-2 runs/adamw-3 runs/muon-1 runs/muon-2 runs/muon-3
+    jaxgpt compare runs/* --json
+
+    Args:
+        runs: finished runs
+    """
+    if len(runs) < 2:
+        raise UserError("missing arguments: two or more runs, as in jaxgpt compare runs/a runs/b")
+    from jaxgpt.checkpoint.run import open_run
+    from jaxgpt.trainer.metrics import read_metrics
+
+    settings = {}
+    lines = {}
+    for name in runs:
+        run = open_run(Path(name))
+        if not run.metrics.is_file():
+            raise UserError(f"{name} has no metrics.jsonl: it was imported or saved from Python, not trained")
+        settings[name] = flat(run.config())
+        lines[name] = list(read_metrics(run.metrics))
+    groups = seed_groups(settings, lines)
+    return print_result(json, as_json(groups), describe(groups))
+
+
+def seed_groups(
+    settings: Mapping[str, Mapping[str, Any]], lines: Mapping[str, Sequence[Mapping[str, Any]]]
+) -> list[SeedGroup]:
+    """Group finished runs that differ only in their seed.
+
+    Raises:
+        UserError: if a run has not finished, or has a different evaluation than the first one.
+    """
+    from jaxgpt.study.seeds import final_loss, group_runs
+    from jaxgpt.trainer.metrics import comparable_evaluations
+
+    losses = {}
+    for name in settings:
+        losses[name] = final_loss(name, lines[name], settings[name]["train.steps"])
+    first, *others = settings
+    _check_same(first, others, {name: comparable_evaluations(lines[name])[-1] for name in settings})
+    return group_runs(settings, losses)
+
+
+def _check_same(first: str, others: Sequence[str], last: Mapping[str, Mapping[str, Any]]) -> None:
+    """Check that the last evaluations of all runs are on the same data and windows."""
+    for name in others:
+        for field, what in (("val_data", "validation data or tokenizers"), ("val_windows", "validation windows")):
+            if last[name].get(field) != last[first].get(field):
+                raise UserError(f"{first} and {name} have different {what}: their losses are not comparable")
+
+
+def describe(groups: Sequence[SeedGroup]) -> str:
+    """Format a table of groups, and a sentence for the best group and each other group."""
+    from jaxgpt.study.seeds import sentence
+
+    rows = [["group", "seeds", "val loss"]]
+    for group in groups:
+        loss = f"{group.mean:.4f}"
+        if math.isfinite(group.stderr):
+            loss += f" +- {group.stderr:.4f}"
+        rows.append([group.name or "all runs", " ".join(map(str, sorted(group.losses))), loss])
+    best, *others = groups
+    sentences = [sentence(best, other) for other in others]
+    return "\n".join([columns(rows), ERROR_OF_SEEDS, *sentences])
+
+
+def as_json(groups: Sequence[SeedGroup]) -> dict[str, Any]:
+    """Return the groups, and the comparisons of the best group with each other group; unknown numbers are null."""
+    from jaxgpt.study.seeds import difference
+
+    described = []
+    for group in groups:
+        stderr = known(group.stderr)
+        runs = [group.runs[seed] for seed in sorted(group.runs)]
+        seeds = sorted(group.losses)
+        losses = [group.losses[seed] for seed in seeds]
+        described.append(
+            {"settings": group.settings, "runs": runs, "seeds": seeds, "losses": losses, "mean": group.mean}
+            | {"stderr": stderr}
+        )
+    best, *others = groups
+    comparisons = []
+    for number, other in enumerate(others, 1):
+        found = difference(best, other)
+        comparisons.append(
+            {
+                "groups": [0, number],
+                "difference": found.mean,
+                "stderr": known(found.stderr),
+                "interval": [known(end) for end in found.interval],
+                "pairs": found.pairs,
+                "distinguishable": found.is_distinguishable,
+                "seeds_needed": found.seeds_needed or None,
+            }
+        )
+    return {"groups": described, "comparisons": comparisons}
+
+
+def known(value: float) -> float | None:
+    """Return a number, or None if it is NaN, which JSON cannot represent."""
+    return value if math.isfinite(value) else None
