@@ -7,6 +7,7 @@ checkpoints/            see store.py
 metrics.jsonl           losses and speed of logged steps, and evaluations
 baselines.json          losses of the uniform and the n-gram models, bytes of text per token
 loss.png
+profile/                traces of `jaxgpt train --profile`
 trackers/               what `jaxgpt follow` has sent to each tracker
 .lock                   locked by the writing process
 .new/                   a new run while it is written

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxgpt.cli.options import NO_SETTINGS, GivenSettings
+from jaxgpt.cli.options import NO_SETTINGS, Count, GivenSettings
 from jaxgpt.cli.settings import (
     differing,
     inherited_note,
@@ -32,6 +32,7 @@ def train(
     init_from: str = "",
     keep_optimizer: bool = False,
     track: tuple[str, ...] = (),
+    profile: Count = 0,
     distributed: DistributedConfig = DistributedConfig(),
     settings: GivenSettings = NO_SETTINGS,
 ) -> int:
@@ -52,6 +53,7 @@ def train(
         overwrite: replace the run in --out, which is deleted after the first step of the new run
         init_from: initialize the weights from this run or RUN/checkpoints/STEP; empty: as in the target, or randomly
         keep_optimizer: also start from the optimizer state, by default of the last checkpoint, with a new schedule
+        profile: write a profiler trace of this number of steps, after the first 3, to the run directory
         track: start jaxgpt follow for these trackers: tensorboard, wandb, mlflow, trackio
     """
     base = named_config(target)
@@ -68,6 +70,7 @@ def train(
     if source and resume and out and Path(out) != Path(source):
         raise UserError(f"--resume continues one run, not both {source} and --out {out}: omit one of them")
 
+    from jaxgpt.bench.profile import Profile
     from jaxgpt.checkpoint.run import NotReplaced, Run, recover
     from jaxgpt.cli.run_printer import RunPrinter
     from jaxgpt.follow.listener import Follow
@@ -112,8 +115,11 @@ def train(
                 config = started(base, settings)
             start = Start(config, out, overwrite)
 
+        listener = Listeners(printer, Follow(*track, note=printer.note))
+        if profile:
+            listener = Listeners(listener, Profile(profile, printer.note))
         try:
-            outcome = loop.train(start, Listeners(printer, Follow(*track, note=printer.note)))
+            outcome = loop.train(start, listener)
         except NotReplaced:  # --resume would continue the old run
             raise
         except TrainingFailed as e:

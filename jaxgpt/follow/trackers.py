@@ -159,7 +159,7 @@ class Wandb:
 
     def send(self, rows: Sequence[Row]) -> str:
         for row in rows:
-            self.run.log({"step": row.step, **row.values}, step=row.order)
+            self.run.log({"step": row.step, **row.values}, step=row.order, commit=True)
         if self.run.offline:
             time.sleep(3 * self.flush)
         return str(rows[-1].order)

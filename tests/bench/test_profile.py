@@ -1,0 +1,99 @@
+"""Profile: the trace has the steps, the layers, and does not change the weights."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from helpers import TEXT, small_run
+
+from jaxgpt.bench.profile import Profile
+from jaxgpt.trainer.events import Listener
+from jaxgpt.trainer.loop import train
+from jaxgpt.trainer.start import Start
+
+
+def weights(listener: Listener, out: str, **settings: Any) -> list[bytes]:
+    Path("text.txt").write_text(TEXT)
+    outcome = train(Start(small_run(**settings), out=out), listener)
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(outcome.state)]
+
+
+@pytest.mark.ci
+def test_a_trace_has_the_steps_and_the_layers_and_the_weights_are_equal() -> None:
+    notes: list[str] = []
+    settings = {"steps": 12, "eval_every": 12}
+    traced = weights(Profile(4, notes.append), "run", **settings)
+    assert traced == weights(Listener(), "plain", **settings)
+    [perfetto] = Path("run/profile").rglob("perfetto_trace.json.gz")
+    [xplane] = Path("run/profile").rglob("*.xplane.pb")
+    assert notes == [f"wrote a trace of 4 steps: xprof run/profile, or {perfetto}"]
+
+    events = json.loads(gzip.decompress(perfetto.read_bytes()))["traceEvents"]
+    steps = {int(event["args"]["step_num"]) for event in events if event.get("name") == "train"}
+    assert steps == {3, 4, 5, 6}
+    assert any("fusion" in event.get("name", "") for event in events), "the operations of the device"
+    assert b"h_0/attn" in xplane.read_bytes(), "the names of the layers, for XProf"
+
+
+class Calls:
+    """Records the calls of the profiler in the place of JAX's."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, error: Exception | None = None) -> None:
+        self.log: list[str] = []
+        self.error = error
+        monkeypatch.setattr(jax.profiler, "start_trace", self.start)
+        monkeypatch.setattr(jax.profiler, "stop_trace", lambda: self.log.append("stop"))
+
+    def start(self, *_: Any, **options: Any) -> None:
+        assert options["create_perfetto_trace"]
+        self.log.append("start")
+        if self.error:
+            raise self.error
+
+
+def run_steps(profile: Profile, steps: int, calls: Calls, per_call: int = 1) -> None:
+    """Pass the events of a run."""
+    config = small_run(steps_per_call=per_call)
+    program: Any = type("Program", (), {"config": config})
+    run: Any = type("Run", (), {"path": Path("run")})
+    profile.started(program, None, run, 0)  # type: ignore[arg-type]
+    for step in range(steps):
+        profile.progress({"step": step})
+        calls.log.append(str(step))
+    profile.finished(None)  # type: ignore[arg-type]
+
+
+def test_steps_of_a_call_before_the_trace_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 4 steps a call, steps 1 to 4 are read together: the trace has the calls after them."""
+    calls = Calls(monkeypatch)
+    run_steps(Profile(3, print), 14, calls, per_call=4)
+    assert calls.log == [*"01", "start", *"234567", "stop", "8", "9", "10", "11", "12", "13"]
+
+
+def test_a_run_that_ends_early_keeps_what_was_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = Calls(monkeypatch)
+    notes: list[str] = []
+    run_steps(Profile(10, notes.append), 5, calls)
+    assert calls.log == [*"01", "start", *"234", "stop"]
+    assert notes == ["wrote a trace of 2 steps: xprof run/profile, or run/profile"]
+
+
+def test_a_run_that_is_too_short_has_no_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = Calls(monkeypatch)
+    notes: list[str] = []
+    run_steps(Profile(10, notes.append), 2, calls)
+    assert (calls.log, notes) == (["0", "1"], ["no profile: the run took 2 steps, and a trace starts after 3"])
+
+
+def test_an_error_of_the_profiler_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = Calls(monkeypatch, RuntimeError("Only one profile may be run at a time."))
+    notes: list[str] = []
+    run_steps(Profile(2, notes.append), 6, calls)
+    assert calls.log == [*"01", "start", "stop", *"2345"]
+    assert notes == ["no profile: RuntimeError: Only one profile may be run at a time."]
