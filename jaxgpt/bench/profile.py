@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from jaxgpt.bench.layers import name_layers
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.data import Data
 from jaxgpt.directories import PROFILE
@@ -27,7 +28,7 @@ class Profile(Listener):
     next steps meanwhile. Evaluations and checkpoints between these steps are in the trace.
 
     plugins/profile/DATE/*.xplane.pb               for XProf: `xprof RUN/profile`
-    plugins/profile/DATE/perfetto_trace.json.gz    for Perfetto
+    plugins/profile/DATE/perfetto_trace.json.gz    for Perfetto, with the names of the layers
 
     An error of the profiler is reported in one line, and does not end the run.
 
@@ -92,9 +93,11 @@ class Profile(Listener):
         except Exception as e:
             self._give_up(e)
             return
-        self._note(
-            f"wrote a trace of {plural(self.steps, 'step')}: xprof {self._directory}, or {newest(self._directory)}"
-        )
+        trace = newest(self._directory)
+        with suppress(Exception):  # otherwise, the trace has the names of instructions only
+            [xplane] = trace.parent.glob("*.xplane.pb")
+            name_layers(trace, xplane)
+        self._note(f"wrote a trace of {plural(self.steps, 'step')}: xprof {self._directory}, or {trace}")
 
     def _end_early(self) -> None:
         """Keep what was traced if the run ends before."""

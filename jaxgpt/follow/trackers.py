@@ -168,7 +168,7 @@ class Wandb:
         self.run.summary["ended"] = status
         place = f"wandb sync {self.page.directory}/wandb/offline-run-*"
         if not self.run.offline:
-            place = self.run.url
+            place = str(self.run.url)
         self.run.finish(exit_code=0 if status in ("finished", "stopped") else 1)
         return place
 

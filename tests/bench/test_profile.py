@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from helpers import TEXT, small_run
 
+from jaxgpt.bench.layers import layer_of
 from jaxgpt.bench.profile import Profile
 from jaxgpt.trainer.events import Listener
 from jaxgpt.trainer.loop import train
@@ -37,8 +38,27 @@ def test_a_trace_has_the_steps_and_the_layers_and_the_weights_are_equal() -> Non
     events = json.loads(gzip.decompress(perfetto.read_bytes()))["traceEvents"]
     steps = {int(event["args"]["step_num"]) for event in events if event.get("name") == "train"}
     assert steps == {3, 4, 5, 6}
-    assert any("fusion" in event.get("name", "") for event in events), "the operations of the device"
-    assert b"h_0/attn" in xplane.read_bytes(), "the names of the layers, for XProf"
+    layers = {event.get("name", "").split(" ")[0] for event in events}
+    assert {"wte", "h_0/attn/q_proj", "h_0/attn/k_proj", "h_0/attn/v_proj", "h_0/attn"} <= layers
+    assert b"h_0/attn" in xplane.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("path", "layer"),
+    [
+        ("jit(train)/shard_map/jvp(GPT.loss)/GPT.blocks/h_0/attn/attn._project/q_proj/dot_general", "h_0/attn/q_proj"),
+        (
+            "jit(train)/transpose(jvp(GPT))/GPT.blocks/h_0/h_0.feed_forward/mlp/up_proj/dot_general",
+            "h_0/mlp/up_proj backward",
+        ),
+        ("jit(train)/jvp(GPT)/h_0/attn/BTKGH,BKSH->BKGTS/dot_general", "h_0/attn"),
+        ("jit(train)/while/body/closed_call/h/mlp/up_proj/add", "h/mlp/up_proj"),
+        ("jit(train)/add", ""),
+        ("", ""),
+    ],
+)
+def test_the_layer_of_a_path(path: str, layer: str) -> None:
+    assert layer_of(path) == layer
 
 
 class Calls:

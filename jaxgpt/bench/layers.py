@@ -1,0 +1,119 @@
+"""Name the layers in a trace for Perfetto: the names of instructions, such as `dot.108`, do not show their layer.
+
+The profiler stores the compiled programs in the xplane file next to the trace, as protobuf messages. The path of an
+instruction is the name scope in which JAX traced it: `.../transpose(jvp(GPT))/GPT.blocks/h_0/attn/q_proj/dot_general`.
+
+Source: xplane.proto and hlo.proto of OpenXLA.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from jaxgpt.files import write_atomically
+
+# Numbers of protobuf fields.
+PLANES = 1  # of XSpace
+PLANE_NAME = 2
+EVENT_METADATA = 4  # of XPlane: a map, with the value in field 2
+MAP_VALUE = 2
+STATS = 5  # of XEventMetadata
+BYTES_VALUE = 6  # of XStat
+HLO_MODULE = 1  # of HloProto
+MODULE_NAME = 1
+COMPUTATIONS = 3  # of HloModuleProto
+INSTRUCTIONS = 2  # of HloComputationProto
+INSTRUCTION_NAME = 1
+INSTRUCTION_METADATA = 7
+OP_NAME = 2  # of OpMetadata
+METADATA_PLANE = b"/host:metadata"
+
+
+def name_layers(trace: Path, xplane: Path) -> None:
+    """Put the layers before the names of instructions in a trace for Perfetto, and their paths into its arguments."""
+    paths = instruction_paths(xplane.read_bytes())
+    content = json.loads(gzip.decompress(trace.read_bytes()))
+    for event in content["traceEvents"]:
+        values = event.get("args", {})
+        path = paths.get((values.get("hlo_module", ""), values.get("hlo_op", "")), "")
+        layer = layer_of(path)
+        if path:
+            values["path"] = path
+        if layer:
+            event["name"] = f"{layer} {event['name']}"
+    write_atomically(trace, gzip.compress(json.dumps(content).encode()))
+
+
+def layer_of(path: str) -> str:
+    """Return the layer in a path, as in "h_0/attn/q_proj" or "h_0/attn/q_proj backward"; "" outside the layers."""
+    *scopes, _ = path.split("/")  # the last part is the operation
+    # Parts with a dot are methods, such as attn._project, or einsum equations; parts with brackets are transformations.
+    modules = [part for part in scopes if not set(part) & set(".(,>")]
+    layer = "/".join(
+        part for part in modules if part not in ("while", "body", "closed_call", "shard_map", "checkpoint")
+    )
+    is_backward = "transpose(" in path
+    return f"{layer} backward" if layer and is_backward else layer
+
+
+def instruction_paths(xplane: bytes) -> dict[tuple[str, str], str]:
+    """Return the path of each instruction in an xplane file, keyed by the names of its module and of the instruction."""
+    paths = {}
+    for module in _modules(xplane):
+        [module_name] = _all(module, MODULE_NAME)
+        for computation in _all(module, COMPUTATIONS):
+            for instruction in _all(computation, INSTRUCTIONS):
+                [name] = _all(instruction, INSTRUCTION_NAME)
+                for metadata in _all(instruction, INSTRUCTION_METADATA):
+                    for path in _all(metadata, OP_NAME):
+                        paths[bytes(module_name).decode(), bytes(name).decode()] = bytes(path).decode()
+    return paths
+
+
+def _modules(xplane: bytes) -> Iterator[memoryview]:
+    """Yield the messages of the compiled programs (HloModuleProto)."""
+    for plane in _all(memoryview(xplane), PLANES):
+        if [bytes(name) for name in _all(plane, PLANE_NAME)] != [METADATA_PLANE]:
+            continue
+        for entry in _all(plane, EVENT_METADATA):
+            for event in _all(entry, MAP_VALUE):
+                for stat in _all(event, STATS):
+                    for program in _all(stat, BYTES_VALUE):
+                        yield from _all(program, HLO_MODULE)
+
+
+def _all(message: memoryview, wanted: int) -> Iterator[memoryview]:
+    """Yield the values of a field of a message, which must be strings, bytes or messages."""
+    at = 0
+    while at < len(message):
+        key, at = _varint(message, at)
+        kind = key & 7
+        if kind == 0:
+            _, at = _varint(message, at)
+            continue
+        if kind == 1:
+            size = 8
+        elif kind == 5:
+            size = 4
+        else:
+            size, at = _varint(message, at)
+        if kind == 2 and key >> 3 == wanted:
+            yield message[at : at + size]
+        at += size
+
+
+def _varint(message: Any, at: int) -> tuple[int, int]:
+    """Decode an integer in groups of 7 bits, the lowest first; return it and the index after it."""
+    number = 0
+    shift = 0
+    while True:
+        byte = message[at]
+        at += 1
+        number |= (byte & 127) << shift
+        shift += 7
+        if byte < 128:
+            return number, at
