@@ -17,19 +17,19 @@ from typing import Any
 from jaxgpt.files import write_atomically
 
 # Numbers of protobuf fields.
-PLANES = 1  # of XSpace
+PLANES = 1  # field of XSpace
 PLANE_NAME = 2
-EVENT_METADATA = 4  # of XPlane: a map, with the value in field 2
+EVENT_METADATA = 4  # field of XPlane: a map, with the value in field 2
 MAP_VALUE = 2
-STATS = 5  # of XEventMetadata
-BYTES_VALUE = 6  # of XStat
-HLO_MODULE = 1  # of HloProto
+STATS = 5  # field of XEventMetadata
+BYTES_VALUE = 6  # field of XStat
+HLO_MODULE = 1  # field of HloProto
 MODULE_NAME = 1
-COMPUTATIONS = 3  # of HloModuleProto
-INSTRUCTIONS = 2  # of HloComputationProto
+COMPUTATIONS = 3  # field of HloModuleProto
+INSTRUCTIONS = 2  # field of HloComputationProto
 INSTRUCTION_NAME = 1
 INSTRUCTION_METADATA = 7
-OP_NAME = 2  # of OpMetadata
+OP_NAME = 2  # field of OpMetadata
 METADATA_PLANE = b"/host:metadata"
 
 

@@ -125,6 +125,6 @@ class Profile(Listener):
 
 
 def newest(directory: Path) -> Path:
-    """Return the last trace for Perfetto, or the directory if there is none."""
+    """Return the last trace for Perfetto, or the directory if it has no trace."""
     files = directory.rglob("perfetto_trace.json.gz")
     return max(files, key=lambda file: file.stat().st_mtime, default=directory)

@@ -84,7 +84,7 @@ def plot(
 
 
 def groups_of_seeds(settings: Mapping[str, Mapping[str, Any]], lines: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """Describe the groups of runs that differ only in their seed, as `jaxgpt compare`; "" if there are none.
+    """Describe the groups of runs that differ only in their seed, as `jaxgpt compare`; "" if every group has one run.
 
     Runs that `jaxgpt compare` would reject, such as unfinished ones, have no groups.
     """

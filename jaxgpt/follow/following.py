@@ -1,6 +1,6 @@
 """Follow a run: send the lines of its metrics.jsonl to a tracker, during the run or afterwards.
 
-The follower is a process of its own, so a tracker that fails, hangs or is killed ends only the follower. The next follower
+The follower is a separate process, so a tracker that fails, hangs or is killed ends only the follower. The next follower
 continues after the last row that was sent.
 
 RUN/trackers/NAME/position.json   the last row sent, and the id of the run in the tracker
@@ -38,7 +38,7 @@ class Followed(NamedTuple):
 
     Attributes:
         rows: number of rows sent.
-        status: how the run ended: finished, stopped, failed, killed or replaced.
+        status: the end of the run: finished, stopped, failed, killed or replaced.
         place: where to see the page of the run; "": no page was opened.
     """
 
@@ -48,7 +48,7 @@ class Followed(NamedTuple):
 
 
 class Position(NamedTuple):
-    """What a tracker has received.
+    """The part of a run that a tracker has received.
 
     Attributes:
         id: name of the run in the tracker.
@@ -163,7 +163,7 @@ class Clock:
 
 
 def row_of(line: Mapping[str, Any], at: float) -> Row | None:
-    """Return the finite numbers of a line; None: it has none, or records a start or an end."""
+    """Return the finite numbers of a line; None: the line has no numbers, or records a start or an end."""
     if "started" in line or "ended" in line:
         return None
     values = {}

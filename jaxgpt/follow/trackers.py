@@ -48,7 +48,7 @@ class Page(NamedTuple):
 
 
 class Tracker(Protocol):
-    """Receives the rows of one run, in a process of its own. An exception ends the follower, and is printed in one line.
+    """Receives the rows of one run, in the process of the follower. An exception ends the follower, and is printed in one line.
 
     Attributes:
         name: name of the directory in RUN/trackers.

@@ -123,6 +123,7 @@ def test_info_is_the_state_of_a_run(run: Path) -> None:
     assert state["changed"]["train.steps"] == 4
     assert not {"model.vocab_size", "preset", "optim.eps"} & set(state["changed"])
     assert state["seconds"] > 0
+    assert state["ended"] == "finished"
     [start] = state["starts"]
     assert start.keys() >= {"started", "command", "commit", "host", "versions"}
     printed = jaxgpt("info", "run").out

@@ -29,7 +29,7 @@ from jaxgpt.train.step import STEP_METRICS
 from jaxgpt.trainer.evaluation import evaluate, evenly_spaced, loss_difference, summarize
 from jaxgpt.trainer.events import Listener
 from jaxgpt.trainer.loop import Outcome, train
-from jaxgpt.trainer.metrics import HOST_METRICS, MetricsFile, read_metrics
+from jaxgpt.trainer.metrics import HOST_METRICS, MetricsFile, how_ended, read_metrics
 from jaxgpt.trainer.program import Program, build
 from jaxgpt.trainer.start import Start
 
@@ -548,6 +548,19 @@ def test_metrics_lines_past_the_resumed_step_are_dropped(tmp_path: Path) -> None
     with MetricsFile(path, Info(4)) as file:
         file.write(step=4, loss=0.5, grad_norm=float("nan"))
     assert [json.loads(line) for line in path.read_text().splitlines()] == [*lines[:2], {"step": 4, "loss": 0.5}]
+
+
+def test_the_end_of_an_earlier_process_is_kept_and_is_not_the_end_of_the_run(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    ended = [{"step": 3, "loss": 1.0}, {"step": 4, "ended": "stopped"}]
+    path.write_text("".join(json.dumps(line) + "\n" for line in [*ended, {"step": 5, "ended": "failed"}]))
+    assert how_ended(list(read_metrics(path)), 9) == "failed"
+    with MetricsFile(path, Info(4)) as file:
+        file.write(step=4, started="now")
+        assert how_ended(list(read_metrics(path)), 9) == "", "it trains"
+        file.end(6, "finished")
+    assert list(read_metrics(path)) == [*ended, {"step": 4, "started": "now"}, {"step": 6, "ended": "finished"}]
+    assert how_ended(list(read_metrics(path)), 9) == "finished"
 
 
 def test_standard_error_is_that_of_window_means() -> None:
