@@ -38,14 +38,16 @@ def compare(*runs: str, json: Json = False) -> int:
     from jaxgpt.checkpoint.run import open_run
     from jaxgpt.trainer.metrics import read_metrics
 
+    opened = {name: open_run(Path(name)) for name in runs}
     settings = {}
     lines = {}
-    for name in runs:
-        run = open_run(Path(name))
+    for name, run in opened.items():
         if not run.metrics.is_file():
             raise UserError(f"{name} has no metrics.jsonl: it was imported or saved from Python, not trained")
         settings[name] = flat(run.config())
         lines[name] = list(read_metrics(run.metrics))
+    if len(opened) < len(runs):
+        raise UserError(f"a run is given twice: {' '.join(runs)}")
     groups = seed_groups(settings, lines)
     return print_result(json, as_json(groups), describe(groups))
 

@@ -154,6 +154,12 @@ def test_the_command_compares_groups() -> None:
     assert result.out.splitlines()[-1] in plotted.splitlines()
 
 
+def test_a_run_that_is_given_twice_is_one_line() -> None:
+    write_run("a", 1, 1.0)
+    result = jaxgpt("compare", "a", "a")
+    assert (result.code, result.err) == (2, "jaxgpt: a run is given twice: a a\n")
+
+
 def test_one_group_has_a_mean() -> None:
     write_run("a", 1, 1.0)
     write_run("b", 2, 1.2)
