@@ -90,7 +90,7 @@ class Difference(NamedTuple):
     def seeds_needed(self) -> int:
         """Number of seeds per group that would find a difference of this size with probability 0.8; 0: unknown.
 
-        The smallest n with |mean| >= (t_0.975 + t_0.8) * deviation / sqrt(n), with n - 1 degrees of freedom in pairs and
+        The smallest n with abs(mean) >= (t_0.975 + t_0.8) * deviation / sqrt(n), with n - 1 degrees of freedom in pairs and
         2 (n - 1) without pairs. Numbers above `MOST_SEEDS` are returned as `MOST_SEEDS` + 1.
         """
         if not self.stderr > 0 or not self.mean:
