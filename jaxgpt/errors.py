@@ -46,11 +46,19 @@ class UserError(ValueError):
     """
 
     def __init__(self, message: str) -> None:
-        line = _BREAKS.sub(lambda match: repr(match[0])[1:-1], message)
+        line = printable(message)
         half = MESSAGE_CHARACTERS // 2
         if len(line) > 2 * half:
             line = f"{line[:half]} ... {line[-half:]}"
         super().__init__(line)
+
+
+def printable(text: str) -> str:
+    """Return a text with escapes instead of control characters, line breaks and bytes that are not UTF-8.
+
+    Python reads the name of a file that is not UTF-8 with unpaired surrogates, which no file in UTF-8 can contain.
+    """
+    return _BREAKS.sub(lambda match: repr(match[0])[1:-1], text)
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from jaxgpt.data.formats import (
 )
 from jaxgpt.data.records import parse_record
 from jaxgpt.data.sources import Source
-from jaxgpt.errors import UserError, one_line, short_repr
+from jaxgpt.errors import UserError, one_line, printable, short_repr
 
 BLOCK = 1 << 20  # characters of a text file to read at a time; buffer size of a Parquet file in bytes
 ROWS = 64  # rows of a Parquet file to read at a time
@@ -165,7 +165,7 @@ def _read_file(path: Path, params: PrepareParams, cuts: Cuts) -> Iterator[Docume
     Raises:
         MissingPackage: if a library for the format is not installed, which is no damage of the file.
     """
-    where = str(path)
+    where = printable(str(path))
     last: DocumentPiece | None = None
     try:
         with path.open("rb") as raw:
@@ -185,7 +185,7 @@ def _read_file(path: Path, params: PrepareParams, cuts: Cuts) -> Iterator[Docume
 
 def _pieces(raw: BinaryIO, path: Path, params: PrepareParams, cuts: Cuts) -> Iterator[DocumentPiece]:
     """Yield pieces of an open file in the format of its name and content."""
-    where = str(path)
+    where = printable(str(path))
     head = raw.read(HEAD)
     raw.seek(0)
     suffix = compression(path.name, head)

@@ -23,7 +23,7 @@ from jaxgpt.data.text import NO_TEXT, SHAKESPEARE_CHARACTERS, Text, read_text
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokenizer_files import FROM_TEXT, make_tokenizer
 from jaxgpt.data.tokens import Split, Tokens, has_validation_files, is_token_path, open_splits, token_files
-from jaxgpt.errors import UserError
+from jaxgpt.errors import UserError, printable
 from jaxgpt.files import check_kind, missing
 from jaxgpt.progress import NO_PROGRESS, Progress
 
@@ -405,10 +405,16 @@ def _tokenizer(config: Config, given: Tokenizer | None = None) -> Tokenizer:
 
 
 def _digests(directory: Path, files: Sequence[Path]) -> dict[str, str]:
-    """Return a digest of each file of a directory, keyed by its relative path; {} for a file, or too many files."""
+    """Return a digest of each file of a directory, keyed by its relative path; {} for a file, or too many files.
+
+    Checkpoints record the paths, so bytes that are not UTF-8 are escaped.
+    """
     if not directory.is_dir() or len(files) > FILES:
         return {}
-    return {str(file.relative_to(directory)): sampled_digest(file)[:16] for file in files}
+    digests = {}
+    for file in files:
+        digests[printable(str(file.relative_to(directory)))] = sampled_digest(file)[:16]
+    return digests
 
 
 def _kind(data: DataConfig) -> str:

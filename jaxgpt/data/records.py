@@ -23,7 +23,7 @@ from jaxgpt.data.formats import (
     is_spread,
     unpacked,
 )
-from jaxgpt.errors import UserError, one_line
+from jaxgpt.errors import UserError, one_line, printable
 
 BLOCK = 1 << 20  # buffer size of a Parquet file in bytes
 ROWS = 64  # rows of a Parquet file to read at a time
@@ -60,7 +60,7 @@ def read_records(path: Path, columns: Collection[str]) -> Iterator[Record]:
         path: file; its content or its suffix, such as `.gz`, selects the compression, and `.parquet` selects Parquet.
         columns: columns of a Parquet file to read, if present; otherwise, all columns are read.
     """
-    where = str(path)
+    where = printable(str(path))
     try:
         with path.open("rb") as raw:
             suffix = compression(path.name, raw.read(HEAD))

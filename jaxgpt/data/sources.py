@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from jaxgpt.data.formats import LINES, PACKED
 from jaxgpt.data.tokens import split_of
 from jaxgpt.directories import list_files, output_kind
-from jaxgpt.errors import UserError, reported
+from jaxgpt.errors import UserError, printable, reported
 from jaxgpt.files import check_kind, missing
 from jaxgpt.hub import download
 
@@ -43,7 +43,7 @@ class Source(NamedTuple):
         names = [str(path.relative_to(self.root)) for path in self.files]
         content = json.dumps([names, sizes, self.digests])
         return {
-            "name": self.name,
+            "name": printable(self.name),
             "files": len(self.files),
             "size": self.size,
             "fingerprint": self.fingerprint,

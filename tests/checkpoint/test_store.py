@@ -24,6 +24,7 @@ from helpers import largest_file, small, small_run
 from orbax.checkpoint import v1 as ocp
 
 from jaxgpt.checkpoint import source, store
+from jaxgpt.checkpoint.data import about_data
 from jaxgpt.checkpoint.store import (
     SEAL,
     Info,
@@ -32,12 +33,15 @@ from jaxgpt.checkpoint.store import (
     find_damage,
     kept,
     latest_valid,
+    read_info,
     read_params,
     resolve_step,
     resolve_weights,
     restore,
+    seal,
 )
-from jaxgpt.config import Config, MeshConfig, TrainConfig
+from jaxgpt.config import Config, DataConfig, MeshConfig, ModelConfig, TrainConfig
+from jaxgpt.data import open_data
 from jaxgpt.errors import TrainingFailed, UserError
 from jaxgpt.train.skip import SkipStatistics, init_statistics
 from jaxgpt.train.step import TrainState, init_state
@@ -442,3 +446,18 @@ def test_a_resumed_run_can_start_or_stop_skipping_updates(saved: str, restored: 
     result = restore(FOLDER, 7, abstract)
     assert jax.tree.structure(result) == jax.tree.structure(expected)
     jax.tree.map(np.testing.assert_array_equal, result, expected)
+
+
+def test_names_of_data_that_are_not_utf8_are_escaped_in_a_checkpoint(tmp_path: Path) -> None:
+    """Python reads such names with surrogates. A checkpoint that contains one could not be read again."""
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    names = ["a.txt", os.fsdecode(b"caf\xe9.txt"), os.fsdecode(b"caf\xe8.txt")]
+    for name in names:
+        (texts / name).write_text("some text " * 20)
+    data = open_data(Config(data=DataConfig(path=str(texts)), model=ModelConfig(block_size=8)))
+    checkpoint = tmp_path / "3"
+    checkpoint.mkdir()
+    seal(checkpoint, Info(3, about=about_data(data)))
+    [files] = read_info(checkpoint).about["files"].values()
+    assert [*files] == ["a.txt", "caf\\udce8.txt", "caf\\udce9.txt"]

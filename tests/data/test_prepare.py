@@ -479,6 +479,19 @@ def test_the_unreadable_part_of_a_long_text_is_skipped(params: PrepareParams, st
     assert after == "after"
 
 
+def test_names_that_are_not_utf8_are_escaped_in_the_index(params: PrepareParams) -> None:
+    """Python reads such names with surrogates. An index that contains one could not be read again."""
+    source = Path("names")
+    source.mkdir()
+    (source / "a.jsonl").write_text('{"text": "good"}')
+    (source / os.fsdecode(b"caf\xe9.jsonl")).write_text('{"text": 1}\nnot JSON')
+    params = replace(params, val_fraction=0.0, on_error="skip")
+    index = run(params, names=["names"])
+    assert [first[:31] for first in index["skipped"]["first"]] == [f"names/caf\\udce9.jsonl, line {n}: " for n in (1, 2)]
+    assert index["skipped"]["first"][0].count("line 1") == 1
+    assert run(params, names=["names"]) == index
+
+
 def test_unreadable_rows_are_named(params: PrepareParams) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
