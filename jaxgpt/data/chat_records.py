@@ -56,9 +56,12 @@ TURN = (
     "function_call",
     "weight",
     "train",
+    "loss",
+    "train_detail",
 )  # fields that are converted
 
-MARKS = ("weight", "train")  # fields of a message that exclude it from the loss
+MARKS = ("weight", "train", "loss")  # fields of a message that exclude it from the loss: OpenAI; Axolotl; ms-swift, XTuner
+PARTS = "train_detail"  # field of a message with the parts of its text that are targets: Axolotl
 
 EXAMPLE = '{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}'
 SHAPES = (
@@ -266,7 +269,13 @@ def _turn(number: int, turn: Any) -> dict[str, Any]:
     message |= {name: value for name, value in turn.items() if name not in TURN}
     if calls:
         message["tool_calls"] = _calls(calls, where)
-    if role == "assistant" and not _weight(turn, where):
+    is_target = role == "assistant" and bool(_weight(turn, where))
+    if is_target and turn.get(PARTS):
+        raise UserError(
+            f"{where} has {PARTS!r}, which selects parts of an answer as targets: only complete answers can be selected, with "
+            f"weight"
+        )
+    if role == "assistant" and not is_target:
         message["weight"] = 0
     return for_templates(message)
 
@@ -293,6 +302,8 @@ def _speaker(role: str) -> str:
 def _weight(turn: Mapping[str, Any], where: str) -> int:
     """Return 0 if the message is not a target, otherwise 1."""
     marks = {name: turn[name] for name in MARKS if turn.get(name) is not None}
+    if isinstance(marks.get("loss"), float):  # a measured loss
+        del marks["loss"]
     for name, value in marks.items():
         if value not in (0, 1):  # includes booleans
             raise UserError(f"{where} has the {name} {short_repr(value)}: use 1, or 0 for no loss on this message")

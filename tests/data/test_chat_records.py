@@ -74,6 +74,15 @@ SHAPES: dict[str, tuple[Any, list[Message]]] = {
     "a weight of 1": ({"messages": [USER, ANSWER | {"weight": 1}]}, TALK),
     "a weight of 0": ({"messages": [USER, ANSWER | {"weight": 0}]}, [USER, ANSWER | {"weight": 0}]),
     "train": ({"messages": [USER, ANSWER | {"train": False}]}, [USER, ANSWER | {"weight": 0}]),
+    "loss": ({"messages": [USER, ANSWER | {"loss": False}]}, [USER, ANSWER | {"weight": 0}]),
+    "a loss of 0": ({"messages": [USER, ANSWER | {"loss": 0}]}, [USER, ANSWER | {"weight": 0}]),
+    "an answer with a loss": ({"messages": [USER | {"loss": False}, ANSWER | {"loss": True}]}, TALK),
+    "a measured loss": ({"messages": [USER, ANSWER | {"loss": 0.7}]}, TALK),
+    "parts of an answer that is not a target": (
+        {"messages": [USER, ANSWER | {"train": False, "train_detail": [{"begin_offset": 0, "end_offset": 2}]}]},
+        [USER, ANSWER | {"weight": 0}],
+    ),
+    "no parts of an answer": ({"messages": [USER, ANSWER | {"train_detail": []}]}, TALK),
     "two equal marks": ({"messages": [USER, ANSWER | {"weight": 1, "train": True}]}, TALK),
     "two equal marks of 0": (
         {"messages": [USER, ANSWER | {"weight": 0, "train": False}]},
@@ -226,6 +235,14 @@ ERRORS: dict[str, tuple[Any, str]] = {
     "contradicting marks, the other way round": (
         {"messages": [USER, ANSWER | {"weight": 0, "train": True}]},
         "message 2 has the weight 0 and the train True, which contradict",
+    ),
+    "contradicting marks of two programs": (
+        {"messages": [USER, ANSWER | {"weight": 1, "loss": False}]},
+        "message 2 has the weight 1 and the loss False, which contradict",
+    ),
+    "parts of an answer": (
+        {"messages": [USER, ANSWER | {"train_detail": [{"begin_offset": 0, "end_offset": 2, "train": False}]}]},
+        "message 2 has 'train_detail', which selects parts of an answer as targets: only complete answers can be selected",
     ),
     "a wrong mark beside a right one": (
         {"messages": [USER, ANSWER | {"weight": 1, "train": "no"}]},
