@@ -33,12 +33,19 @@ class Files(NamedTuple):
 
 
 class Skipped:
-    """Records that cannot be used: an error or, with `data.on_error` skip, counts by reason."""
+    """Records that cannot be used: an error or, with `data.on_error` skip, counts by reason; and records that may be wrong."""
 
     def __init__(self, on_error: str) -> None:
         self._on_error = on_error
         self._first = dict[str, str]()  # the first such record, keyed by reason
         self._counts = dict[str, int]()
+        self._rejected = 0  # conversations that may be rejected answers
+        self._first_rejected = ""
+
+    def may_be_rejected(self, where: str) -> None:
+        """Count a conversation that is used, but whose label may mark a rejected answer."""
+        self._first_rejected = self._first_rejected or where
+        self._rejected += 1
 
     def add(self, reason: str, where: str, error: str) -> None:
         """Count a record; raise `UserError` if records are not skipped."""
@@ -49,12 +56,18 @@ class Skipped:
         self._counts[reason] = self._counts.get(reason, 0) + 1
 
     def __str__(self) -> str:
-        """Return the counts, and the first record of each reason; "" if no record was skipped."""
+        """Return the counts, and the first record of each reason; "" if no record was skipped or may be wrong."""
+        warning = ""
+        if self._rejected:
+            warning = (
+                f"; warning: {plural(self._rejected, 'conversation')} with the label false (first: {self._first_rejected}): "
+                f"remove these records if the label marks rejected answers, as in KTO data"
+            )
         if not self._counts:
-            return ""
+            return warning
         total = sum(self._counts.values())
         parts = [f"{count:,} {reason} (first: {self._first[reason]})" for reason, count in self._counts.items()]
-        return f"; skipped {plural(total, 'record')}: {', '.join(parts)}"
+        return f"; skipped {plural(total, 'record')}: {', '.join(parts)}{warning}"
 
 
 def find_files(path: Path) -> Files:

@@ -45,8 +45,9 @@ BESIDE = (*ADDED, "choices", "options", "passage", "document")  # fields without
 SYSTEM = ("system", "system_prompt")  # fields with the text of a system message
 TOOLS = ("tools", "functions")  # fields with the functions that the assistant can call
 HISTORY = "history"  # field with earlier pairs of a request and its answer
-LABEL = "label"  # field that marks an answer as accepted (true) or rejected (false): KTO
-FIELDS = frozenset({*LISTS, *sum(PAIRS, ()), *BESIDE, *SYSTEM, *TOOLS, HISTORY, LABEL})  # all fields that are read
+LABEL = "label"  # field that marks an answer as accepted (true) or rejected (false): KTO; beside messages, it may be a class
+KTO = "kto_tag"  # LLaMA-Factory's name of this field, which has no other meaning
+FIELDS = frozenset({*LISTS, *sum(PAIRS, ()), *BESIDE, *SYSTEM, *TOOLS, HISTORY, LABEL, KTO})  # all fields that are read
 TURN = (
     "role",
     "from",
@@ -81,10 +82,13 @@ class ChatRecord(NamedTuple):
         messages: dicts with `role`, `content` (a string; missing: only calls) and the other fields of the message, if not null;
             `tool_calls` have an object or its JSON as `arguments`; `weight` 0: an assistant message that is not a target.
         tools: descriptions of functions, as in the record; None: no tools.
+        may_be_rejected: whether the record has the label false, which marks a rejected answer in preference data for KTO, but
+            may also describe the conversation.
     """
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
+    may_be_rejected: bool = False
 
 
 class Pair(NamedTuple):
@@ -132,10 +136,11 @@ def read_record(record: Any) -> ChatRecord | Pair:
             f"jaxgpt data prepare"
         )
 
+    _check_label(KTO, fields)
     if lists:
         messages = _messages(lists[0], fields[lists[0]])
     else:
-        _check_label(fields)
+        _check_label(LABEL, fields)
         asked, answered = pairs[0]
         request = fields[asked]
         answer = fields[answered]
@@ -148,15 +153,15 @@ def read_record(record: Any) -> ChatRecord | Pair:
         system = _system(fields)
         if system:
             messages = [_message("system", system), *messages]
-    return ChatRecord(messages, tools)
+    return ChatRecord(messages, tools, may_be_rejected=fields.get(LABEL) is False)
 
 
-def _check_label(fields: Mapping[str, Any]) -> None:
+def _check_label(name: str, fields: Mapping[str, Any]) -> None:
     """Raise `RejectedAnswer` if the label of a request and its answer is false, as in preference data for KTO."""
-    label = fields.get(LABEL)
+    label = fields.get(name)
     if label is False or isinstance(label, Twice):
         raise RejectedAnswer(
-            f"the label {short_repr(label)} marks a rejected answer, as in preference data: remove the record, or rename the "
+            f"the {name} {short_repr(label)} marks a rejected answer, as in preference data: remove the record, or rename the "
             f"field if it has a different meaning"
         )
 

@@ -200,6 +200,9 @@ def read_conversations(
             conversations.append(encode_conversation(chat, tokenizer, templates.of(chat)))
         except UserError as e:
             skipped.add("that cannot be encoded", where, str(e))
+            continue
+        if isinstance(chat, ChatRecord) and chat.may_be_rejected:
+            skipped.may_be_rejected(where)
     return conversations
 
 

@@ -91,6 +91,7 @@ SHAPES: dict[str, tuple[Any, list[Message]]] = {
     "names of two shapes": ({"messages": [USER | {"from": "human", "value": "Hi"}, ANSWER | {"value": "Hello"}]}, TALK),
     "a sender and a number": ({"messages": [USER | {"from": "Ann", "value": 0.5}, ANSWER]}, TALK),
     "an accepted answer": ({"messages": TALK, "label": True}, TALK),
+    "an accepted answer in LLaMA-Factory": ({"messages": TALK, "kto_tag": True}, TALK),
     "the label of a class": ({"messages": TALK, "label": 0}, TALK),
     "the label of a conversation": ({"messages": TALK, "label": False}, TALK),
     "a text in parts and its value": (
@@ -167,7 +168,7 @@ def test_shapes_become_messages(name: str) -> None:
     record, expected = SHAPES[name]
     before = json.dumps(record)
     chat = read_record(record)
-    assert chat == ChatRecord(expected)
+    assert chat == ChatRecord(expected, may_be_rejected=record.get("label") is False)
     assert json.dumps(record) == before, "the record is not changed"
 
 
@@ -263,6 +264,10 @@ ERRORS: dict[str, tuple[Any, str]] = {
     "a rejected answer": (
         {"prompt": "Hi", "completion": "Go away", "label": False},
         "the label False marks a rejected answer, as in preference data: remove the record",
+    ),
+    "a rejected answer in LLaMA-Factory": (
+        {"messages": TALK, "kto_tag": False},
+        "the kto_tag False marks a rejected answer, as in preference data",
     ),
     "a label that is given twice": (
         {"prompt": "Hi", "completion": "Go away", "label": Twice()},

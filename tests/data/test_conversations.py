@@ -381,6 +381,19 @@ def test_rejected_answers_of_preference_data_are_not_trained_on(name: str, tmp_p
     assert "skipped 1 record: 1 with a rejected answer" in source
 
 
+@pytest.mark.parametrize("on_error", ["fail", "skip"])
+def test_conversations_with_the_label_false_are_reported(on_error: str, tmp_path: Path) -> None:
+    """The form of KTO data in LLaMA-Factory and ms-swift; the label may also describe the conversation."""
+    path = tmp_path / "a.jsonl"
+    rows = [json.dumps({"messages": TALK, "label": n % 2 == 0}) for n in range(5)]
+    path.write_text("\n".join(rows))
+    train, _, source, _ = load(path, tokenizer(MARKED), on_error=on_error)
+    assert len(train.lengths) == 5
+    assert f"; warning: 2 conversations with the label false (first: {path}, line 2): remove these records if" in source
+    path.write_text("\n".join(rows[::2]))
+    assert "warning" not in load(path, tokenizer(MARKED), on_error=on_error)[2]
+
+
 def test_a_file_without_any_usable_record(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("<html>\n</html>")
