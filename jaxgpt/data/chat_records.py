@@ -13,22 +13,30 @@ from jaxgpt.data.chat_template import for_templates
 from jaxgpt.data.records import DECODER, Twice, repeats_key
 from jaxgpt.errors import UserError, short_repr
 
-# Names of roles in data sets. Any other role, such as developer, is left to the chat template.
+# Names of roles in data sets, in lower case. Any other role, such as developer, is left to the chat template.
 ROLES = {
+    "user": "user",
+    "assistant": "assistant",
+    "system": "system",
+    "tool": "tool",
     "human": "user",
+    "prompter": "user",
     "gpt": "assistant",
     "chatgpt": "assistant",
     "model": "assistant",
     "bot": "assistant",
+    "chatbot": "assistant",
+    "ai": "assistant",
     "bing": "assistant",
     "bard": "assistant",
     "observation": "tool",
     "function": "tool",
     "function_response": "tool",
+    "tool_response": "tool",
 }
 # Other names of the arguments of a call, which templates do not read.
 ARGUMENTS = ("parameters", "args", "input", "kwargs")
-CALL = "function_call"  # role of a message whose text is the JSON of a call: LLaMA-Factory
+CALLS = ("function_call", "tool_call")  # roles of a message whose text is the JSON of a call: LLaMA-Factory; ms-swift
 LISTS = ("messages", "conversations", "conversation")  # fields with a list of messages
 # Fields of a request and its answer.
 PAIRS = (
@@ -246,7 +254,17 @@ def _messages(name: str, turns: Any) -> list[dict[str, Any]]:
     turns = _parsed(turns, f"the field {name!r}")
     if not isinstance(turns, list) or not turns:
         raise UserError(f"{name} must be a list such as {EXAMPLE.partition(': ')[2][:-1]}: {short_repr(turns)}")
-    return [_turn(number, turn) for number, turn in enumerate(turns, 1)]
+    messages = list[dict[str, Any]]()
+    was_call = False
+    for number, turn in enumerate(turns, 1):
+        message = _turn(number, turn)
+        is_call = (turn.get("role") or turn.get("from")) in CALLS
+        if is_call and was_call and message.get("weight") == messages[-1].get("weight"):
+            messages[-1]["tool_calls"] += message["tool_calls"]  # calls of one message, each in its own: ms-swift
+        else:
+            messages.append(message)
+        was_call = is_call
+    return messages
 
 
 def _turn(number: int, turn: Any) -> dict[str, Any]:
@@ -257,14 +275,14 @@ def _turn(number: int, turn: Any) -> dict[str, Any]:
     role = turn.get("role") or turn.get("from")
     if not isinstance(role, str):
         raise UserError(f"{where} has no role: {short_repr(turn)}")
-    role = ROLES.get(role, role)
+    role = _role(role)
     _check_names(turn, role, where)
     content = turn.get("content")
     if content is None:
         content = turn.get("value")
 
     calls = turn.get("tool_calls") or turn.get("function_call")
-    if role == CALL:  # the content is the call
+    if role in CALLS:  # the content is the call
         role = "assistant"
         calls = _text(content, where)
         content = None
@@ -288,7 +306,7 @@ def _turn(number: int, turn: Any) -> dict[str, Any]:
 def _check_names(turn: Mapping[str, Any], role: str, where: str) -> None:
     """Check that a message with the names of two shapes has the same role and content in both."""
     other = turn.get("from")
-    is_role = other in ("system", *ROLES, *ROLES.values())  # otherwise, for example, a name
+    is_role = isinstance(other, str) and other.lower() in ROLES  # otherwise, for example, a name
     if is_role and _speaker(str(other)) != _speaker(role):
         raise UserError(f"{where} has the role {short_repr(turn['role'])}, but is from {short_repr(other)}: remove one")
     content = turn.get("content")
@@ -299,9 +317,15 @@ def _check_names(turn: Mapping[str, Any], role: str, where: str) -> None:
         raise UserError(f"{where} has both content and value, which differ: remove one")
 
 
-def _speaker(role: str) -> str:
+def _role(name: str) -> str:
+    """Return the role with a name in data sets, in any case; other names as they are."""
+    return ROLES.get(name.lower(), name)
+
+
+def _speaker(name: str) -> str:
     """Map the names of a role in different shapes to one name."""
-    return {CALL: "assistant", "developer": "system"}.get(role, ROLES.get(role, role))
+    role = _role(name)
+    return "assistant" if role in CALLS else {"developer": "system"}.get(role, role)
 
 
 def _weight(turn: Mapping[str, Any], where: str) -> int:

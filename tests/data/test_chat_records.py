@@ -111,6 +111,31 @@ SHAPES: dict[str, tuple[Any, list[Message]]] = {
         {"messages": [{"role": "developer", "content": "x"}, USER, ANSWER, {"role": "ipython", "content": "1"}]},
         [{"role": "developer", "content": "x"}, USER, ANSWER, {"role": "ipython", "content": "1"}],
     ),
+    "roles in other cases": (
+        {"conversations": [{"from": "System", "value": "Be brief."}, {"from": "Human", "value": "Hi"}, ANSWER]},
+        [SYSTEM, *TALK],
+    ),
+    "Cohere": ({"messages": [USER | {"role": "User"}, ANSWER | {"role": "Chatbot"}]}, TALK),
+    "OpenAssistant": ({"messages": [USER | {"role": "prompter"}, ANSWER]}, TALK),
+    "LangChain": ({"messages": [USER | {"role": "human"}, ANSWER | {"role": "ai"}]}, TALK),
+    "ms-swift": (
+        {
+            "messages": [
+                USER,
+                {"role": "tool_call", "content": '{"name": "add", "arguments": {"x": 1}}'},
+                {"role": "tool_response", "content": "2"},
+                {"role": "tool_call", "content": '{"name": "add", "arguments": {"x": 1}}'},
+                {"role": "tool_call", "content": '{"name": "now"}'},
+                {"role": "tool_response", "content": "2"},
+                ANSWER,
+            ]
+        },
+        [
+            *(USER, CALLS, {"role": "tool", "content": "2"}),
+            {"role": "assistant", "tool_calls": [*CALLS["tool_calls"], *NOW["tool_calls"]]},
+            *({"role": "tool", "content": "2"}, ANSWER),
+        ],
+    ),
     "fields of messages": (
         {"messages": [USER | {"name": "Ann", "weight": None}, ANSWER | {"audio": 1}]},
         [USER | {"name": "Ann"}, ANSWER | {"audio": 1}],
