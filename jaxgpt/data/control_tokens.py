@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxgpt.data.tokenizer import SubwordTokenizer, Tokenizer, WordTokenizer, call_tokenizers
+from jaxgpt.data.tokenizer import ANCHORS, SubwordTokenizer, Tokenizer, WordTokenizer, call_tokenizers
 from jaxgpt.errors import UserError
 
 BREAK = secrets.token_hex(16)  # token before a text that follows a control token; random, so that no text contains it
@@ -188,23 +188,36 @@ class ControlTokens:
             whole = self._encode_text("".join(pieces[:n]), is_first)
             ids = whole[len(before) :]
             if whole[: len(before)] != before:  # a token would extend over two pieces
-                ids = self._encode_after(before, piece)
+                ids = self._encode_after(before, piece, whole)
             self._check_text(piece, ids)
             out.append(ids)
             before = before + ids
         return out
 
-    def _encode_after(self, before: list[int], piece: str) -> list[int]:
-        """Encode a piece of text separately from the text before, without the space that some tokenizers prepend."""
+    def _encode_after(self, before: list[int], piece: str, whole: list[int]) -> list[int]:
+        """Encode a piece of text separately from the text before, without the space that some tokenizers prepend.
+
+        Args:
+            before: ids of the text before.
+            piece: the text.
+            whole: ids of both texts together, in which a token extends over the end of the first. They show the text that
+                the tokenizer keeps: a normalizer may replace line breaks by spaces, for example.
+        """
         decode = self.tokenizer.decode
-        ids = self._encode_text(piece, is_first=False)
-        if decode(before + ids) == decode(before) + piece:
-            return ids
-        anchor = self._encode_text(ANCHOR, is_first=False)
-        anchored = self._encode_text(ANCHOR + piece, is_first=False)
-        rest = anchored[len(anchor) :]
-        is_exact = anchored[: len(anchor)] == anchor and decode(before + rest) == decode(before) + piece
-        return rest if is_exact else ids
+        wanted = {decode(before) + piece, decode(whole)}
+        alone = self._encode_text(piece, is_first=False)
+        for ids in [alone, *self._after_anchors(piece)]:
+            if decode(before + ids) in wanted:
+                return ids
+        return alone
+
+    def _after_anchors(self, piece: str) -> Iterator[list[int]]:
+        """Yield the ids of a text after each short text that no token joins to it."""
+        for anchor in (ANCHOR, *ANCHORS):
+            ids = self._encode_text(anchor, is_first=False)
+            joined = self._encode_text(anchor + piece, is_first=False)
+            if joined[: len(ids)] == ids:
+                yield joined[len(ids) :]
 
     def _check_text(self, text: str, ids: list[int]) -> None:
         """Check that ordinary text has no id of a control token: the vocabulary of some models contains the names."""

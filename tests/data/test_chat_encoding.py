@@ -12,7 +12,7 @@ from folders import llama_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_chat_template import MARKED, PUBLISHED, TALK, VARIABLES
-from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as HFTokenizer
 
 from jaxgpt.config import DataConfig
@@ -553,6 +553,25 @@ def test_unknown_characters_are_text(name: str, kind: str) -> None:
     messages = [user("a中b\n"), assistant("b a"), user("ab 中")]
     text = own.template.render(messages).text
     assert own.prompt_ids(messages) == theirs.encode(text, add_special_tokens=False)
+
+
+def test_an_answer_has_no_added_space_if_line_breaks_become_spaces() -> None:
+    """As in tokenizers of SentencePiece with its usual normalizer. The space before the answer is that of the line break."""
+    words = ["[UNK]", "\u2581", "\u2581a", "\u2581b", *"abcdefghijklmnopqrstuvwxyz"]
+    scores = [-1.0, -2.0, -2.5, -2.5, *[-3.0] * 26]
+    library = HFTokenizer(models.Unigram(list(zip(words, scores, strict=True)), unk_id=0))
+    library.normalizer = normalizers.Sequence([normalizers.Nmt(), normalizers.NFKC()])
+    library.pre_tokenizer = pre_tokenizers.Metaspace()
+    library.decoder = decoders.Metaspace()
+    made = added(library)
+    own = ChatFormat(ChatTemplate(PLAIN), made)
+    for answer in ("ab ab", "ab\nab", "b"):
+        talk = [user("a"), assistant(answer)]
+        [(ids, _)] = own.encode(talk)
+        prompt = own.prompt_ids(talk[:1])
+        assert ids[: len(prompt)].tolist() == prompt
+        text = own.template.render(talk, add_generation_prompt=False).text
+        assert made.decode(ids) == made.decode(made.encode_special(text)).rstrip()
 
 
 def test_tokens_absorb_the_white_space_after_them_between_turns() -> None:
