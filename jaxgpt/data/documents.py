@@ -281,13 +281,23 @@ def _portions(text: io.TextIOBase, separator: str) -> Iterator[tuple[str, bool]]
         buffer = documents[-1]
         if separator and is_begin:
             buffer = buffer.lstrip("\r\n")
-        # A separator may begin at the end of the buffer.
-        while len(buffer) >= BLOCK + len(separator):
+        while _has_block(buffer, separator):
             yield buffer[:BLOCK], False
             buffer = buffer[BLOCK:]
             is_begin = False
         block = text.read(BLOCK)
     yield from _ended(buffer.rstrip("\r\n") if separator else buffer)
+
+
+def _has_block(buffer: str, separator: str) -> bool:
+    """Return whether the first `BLOCK` characters of a buffer belong to its document.
+
+    A separator may begin at the end of the buffer. The line breaks before it belong to no document.
+    """
+    after = len(buffer) - len(separator)
+    if not separator or after <= BLOCK:
+        return not separator and len(buffer) >= BLOCK
+    return buffer[BLOCK:after].strip("\r\n") != ""
 
 
 def _ended(document: str) -> Iterator[tuple[str, bool]]:

@@ -6,6 +6,7 @@ import bz2
 import functools
 import gzip
 import hashlib
+import io
 import json
 import lzma
 import os
@@ -477,6 +478,23 @@ def test_the_unreadable_part_of_a_long_text_is_skipped(params: PrepareParams, st
     assert ("a word " * 5000).startswith(readable)
     assert len(readable) > 7000
     assert after == "after"
+
+
+@pytest.mark.parametrize("block", [3, 5, 8])
+def test_line_breaks_around_separators_belong_to_no_document(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever the blocks end in which a file is read."""
+    monkeypatch.setattr(module, "BLOCK", block)
+    random.seed(block)
+    for _ in range(100):
+        parts = random.choices(["a", "b", " ", "\n", "\r\n", "\n\n", "--", "---", "é"], k=30)
+        text = "".join(parts)
+        expected = [document.strip("\r\n") for document in text.split("---")]
+        found = [""]
+        for portion, is_end in module._portions(io.StringIO(text, newline=""), "---"):
+            found[-1] += portion
+            if is_end:
+                found.append("")
+        assert found[:-1] == expected
 
 
 def test_names_that_are_not_utf8_are_escaped_in_the_index(params: PrepareParams) -> None:
