@@ -24,6 +24,8 @@ NO_TEXT = "no text is specified: add --data.path FILE"
 TEXT_BYTES = 2 * 10**8  # maximum size in bytes of a text, which is read into memory
 DOCUMENTS = (*LINES, ".parquet", *PACKED)  # suffixes of files for `jaxgpt data prepare`
 MARKER = EOS_NAMES[0]  # end-of-text token of GPT-2, which other programs write into texts
+# Formats with structure that becomes part of the text.
+STRUCTURED = {".csv": "CSV", ".tsv": "TSV", ".json": "JSON", ".html": "HTML", ".htm": "HTML", ".xml": "XML"}
 NUMPY = b"\x93NUMPY"  # first bytes of a .npy file
 
 # Modules with ASCII source in every Python since 3.11, in the order of their concatenation.
@@ -126,7 +128,9 @@ def read_path(path: Path) -> Text:
         data = _read_file(path)
         if not data:
             raise UserError(f"{path} is empty: choose a file with text")
-        return Text(data, str(path) + _markers(data, path))
+        form = STRUCTURED.get(path.suffix.lower(), "")
+        note = f"; {form} read as plain text" if form else ""
+        return Text(data, f"{path}{note}{_markers(data, path)}")
 
     kind = output_kind(path)
     if kind not in ("", "run"):

@@ -126,6 +126,17 @@ def test_byte_order_marks_are_removed(tmp_path: Path) -> None:
     assert read_path(tmp_path).text == "a.txt\nb.txt\n"
 
 
+@pytest.mark.parametrize(
+    ("name", "note"),
+    [("a.json", "; JSON read as plain text"), ("a.CSV", "; CSV read as plain text"), ("a.txt", ""), ("a.py", "")],
+)
+def test_markup_that_becomes_text_is_reported(name: str, note: str, tmp_path: Path) -> None:
+    """For example, JSON that is no records: a fine-tuned model would learn to write it."""
+    path = tmp_path / name
+    path.write_text('{"train": [\n{"messages": []}]}\n')
+    assert read_path(path).source == f"{path}{note}"
+
+
 def test_statquest_is_two_sentences() -> None:
     data = open_data(preset("statquest"))
     assert data.train.take(0, 12).tolist() == [0, 1, 2, 3, 4, 3, 2, 1, 0, 3, 4, 3]
