@@ -32,7 +32,10 @@ class Result(Protocol):
 
     @property
     def ranking(self) -> float:
-        """Lower is better. The first evaluator of a run ranks its checkpoints, and decides about `train.patience`."""
+        """Lower is better. The first evaluator of a run ranks its checkpoints, and decides about `train.patience`.
+
+        A checkpoint whose ranking is not finite has no rank.
+        """
         ...
 
 

@@ -167,15 +167,23 @@ class Recorder:
             The first result.
         """
         self.listener.stage("")
-        metrics = {name: value for result in results for name, value in result.metrics.items()}
+        metrics = {}
+        for result in results:
+            for name, value in result.metrics.items():
+                metrics[name] = value if isinstance(value, (int, float)) else float(value)  # a NumPy or JAX scalar
         if not math.isfinite(metrics.get("val_loss", 0.0)):
             raise Diverged(f"validation loss is {metrics['val_loss']} at step {self.done}")
         self.file.write(step=self.done, **metrics, val_data=self.about["data"])
         for result in results:
             self.listener.evaluated(self.done, result)
         self.evaluated = self.done
-        self.best = min(self.best, (results[0].ranking, self.done))
-        self.save(state, results[0].ranking)
+        ranking = float(results[0].ranking)
+        if math.isfinite(ranking):
+            self.best = min(self.best, (ranking, self.done))
+            self.save(state, ranking)
+        else:
+            self.listener.note(f"step {self.done}: the ranking of the evaluation is {ranking}: its checkpoint has no rank")
+            self.save(state)
         self.speed.exclude(time.perf_counter() - began)
         return results[0]
 

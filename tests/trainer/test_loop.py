@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import signal
 import sys
@@ -26,7 +27,7 @@ from jaxgpt.errors import TrainingFailed, UserError
 from jaxgpt.lm import load, save
 from jaxgpt.train.loss import next_token_loss
 from jaxgpt.train.step import STEP_METRICS
-from jaxgpt.trainer.evaluation import evaluate, evenly_spaced, loss_difference, summarize
+from jaxgpt.trainer.evaluation import Measured, evaluate, evenly_spaced, loss_difference, summarize
 from jaxgpt.trainer.events import Listener
 from jaxgpt.trainer.loop import Outcome, train
 from jaxgpt.trainer.metrics import HOST_METRICS, MetricsFile, how_ended, read_metrics
@@ -276,6 +277,29 @@ def test_an_evaluator_that_raises_loses_no_step() -> None:
         train(Start(config, "out", evaluators=(bug,)), Silent())  # type: ignore[arg-type]
     assert error.value.__notes__ == ["jaxgpt: step 4 was saved in out/checkpoints"]
     assert int(run(config, "out", resume=True).state.step) == 8
+
+
+@pytest.mark.parametrize("worst", [math.inf, math.nan, np.float32(math.inf)])
+def test_a_ranking_that_is_no_number_loses_no_step(worst: Any) -> None:
+    """For example, the perplexity of a task without any right answer; scalars of NumPy are numbers, too."""
+    rankings = iter([worst, np.float32(2.5)])
+    notes = list[str]()
+
+    class Noted(Silent):
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    def evaluator(program: Program, params: Any, watch: Any) -> Any:
+        return Measured({"score": np.float32(0.5)}, next(rankings))
+
+    Path("text.txt").write_text(TEXT)
+    train(Start(small_run(), "out", evaluators=(evaluator,)), Noted())
+    found = checkpoints(Path("out/checkpoints"))
+    assert {step: info.val_loss for step, info in found.items()} == {4: None, 8: 2.5}
+    assert [note for note in notes if "ranking" in note] == [
+        f"step 4: the ranking of the evaluation is {float(worst)}: its checkpoint has no rank"
+    ]
+    assert [line["score"] for line in read_metrics(Path("out/metrics.jsonl")) if "score" in line] == [0.5, 0.5]
 
 
 def test_an_evaluator_that_deletes_the_weights_keeps_the_last_checkpoint() -> None:
