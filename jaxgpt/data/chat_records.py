@@ -69,7 +69,11 @@ TURN = (
     "train_detail",
 )  # fields that are converted
 
-MARKS = ("weight", "train", "loss")  # fields of a message that exclude it from the loss: OpenAI; Axolotl; ms-swift, XTuner
+MARKS = (
+    "weight",
+    "train",
+    "loss",
+)  # fields of a message that exclude it from the loss: OpenAI; Axolotl; ms-swift, XTuner
 PARTS = "train_detail"  # field of a message with the parts of its text that are targets: Axolotl
 
 EXAMPLE = '{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}'

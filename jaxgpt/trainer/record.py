@@ -182,7 +182,9 @@ class Recorder:
             self.best = min(self.best, (ranking, self.done))
             self.save(state, ranking)
         else:
-            self.listener.note(f"step {self.done}: the ranking of the evaluation is {ranking}: its checkpoint has no rank")
+            self.listener.note(
+                f"step {self.done}: the ranking of the evaluation is {ranking}: its checkpoint has no rank"
+            )
             self.save(state)
         self.speed.exclude(time.perf_counter() - began)
         return results[0]

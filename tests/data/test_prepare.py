@@ -505,7 +505,9 @@ def test_names_that_are_not_utf8_are_escaped_in_the_index(params: PrepareParams)
     (source / os.fsdecode(b"caf\xe9.jsonl")).write_text('{"text": 1}\nnot JSON')
     params = replace(params, val_fraction=0.0, on_error="skip")
     index = run(params, names=["names"])
-    assert [first[:31] for first in index["skipped"]["first"]] == [f"names/caf\\udce9.jsonl, line {n}: " for n in (1, 2)]
+    assert [first[:31] for first in index["skipped"]["first"]] == [
+        f"names/caf\\udce9.jsonl, line {n}: " for n in (1, 2)
+    ]
     assert index["skipped"]["first"][0].count("line 1") == 1
     assert run(params, names=["names"]) == index
 
