@@ -55,7 +55,9 @@ TOOLS = ("tools", "functions")  # fields with the functions that the assistant c
 HISTORY = "history"  # field with earlier pairs of a request and its answer
 LABEL = "label"  # field that marks an answer as accepted (true) or rejected (false): KTO; beside messages, it may be a class
 KTO = "kto_tag"  # LLaMA-Factory's name of this field, which has no other meaning
-FIELDS = frozenset({*LISTS, *sum(PAIRS, ()), *BESIDE, *SYSTEM, *TOOLS, HISTORY, LABEL, KTO})  # all fields that are read
+MEDIA = ("image", "video", "audio")  # kinds of media: fields of a record, also in the plural, and placeholders in its texts
+MEDIA_FIELDS = tuple(name for kind in MEDIA for name in (kind, f"{kind}s"))
+FIELDS = frozenset({*LISTS, *sum(PAIRS, ()), *BESIDE, *SYSTEM, *TOOLS, HISTORY, LABEL, KTO, *MEDIA_FIELDS})  # all fields that are read
 TURN = (
     "role",
     "from",
@@ -159,8 +161,11 @@ def read_record(record: Any) -> ChatRecord | Pair:
         are_texts = isinstance(request, str) and isinstance(answer, str)
         earlier = [*_history(fields)]
         if pairs[0] == PAIRS[0] and are_texts and not _system(fields) and not tools and not earlier:
-            return Pair(request, answer)
+            pair = Pair(request, answer)
+            _check_media(fields, pair.chat.messages)
+            return pair
         messages = [*earlier, *_pair(asked, request, answered, answer, fields)]
+    _check_media(fields, messages)
     if messages[0]["role"] != "system":
         system = _system(fields)
         if system:
@@ -176,6 +181,17 @@ def _check_label(name: str, fields: Mapping[str, Any]) -> None:
             f"the {name} {short_repr(label)} marks a rejected answer, as in preference data: remove the record, or rename the "
             f"field if it has a different meaning"
         )
+
+
+def _check_media(fields: Mapping[str, Any], messages: Iterable[Mapping[str, Any]]) -> None:
+    """Check that no message has the placeholder of an image, video or audio in a field of the record, as in LLaVA's data."""
+    for number, message in enumerate(messages, 1):
+        for kind in MEDIA:
+            has_field = bool(fields.get(kind) or fields.get(f"{kind}s"))
+            if has_field and f"<{kind}>" in message.get("content", ""):
+                raise UserError(
+                    f"message {number} has <{kind}>, which stands for the {kind} of the record: only text is supported"
+                )
 
 
 def _message(role: str, content: str) -> dict[str, Any]:

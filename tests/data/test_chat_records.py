@@ -102,6 +102,11 @@ SHAPES: dict[str, tuple[Any, list[Message]]] = {
         {"messages": [{"role": "developer", "from": "system", "content": "x"}, *TALK]},
         [{"role": "developer", "content": "x"}, *TALK],
     ),
+    "an image that no message has": ({"messages": TALK, "image": "http://a/b.jpg"}, TALK),
+    "a tag of HTML": (
+        {"messages": [USER | {"content": "Close <video>"}, ANSWER], "images": [], "video": None},
+        [USER | {"content": "Close <video>"}, ANSWER],
+    ),
     "two unused system messages": (
         {"messages": [SYSTEM, *TALK], "system": "a", "system_prompt": "b"},
         [SYSTEM, *TALK],
@@ -252,6 +257,18 @@ ERRORS: dict[str, tuple[Any, str]] = {
     "an image": (
         {"messages": [USER | {"content": [{"type": "image_url", "image_url": {}}]}]},
         "message 1 has a part of the type 'image_url': only text is supported",
+    ),
+    "an image of LLaVA": (
+        {"image": "a.jpg", "conversations": [{"from": "human", "value": "<image>\nWhat?"}, ANSWER]},
+        "message 1 has <image>, which stands for the image of the record: only text is supported",
+    ),
+    "videos of ms-swift": (
+        {"messages": [SYSTEM, USER | {"content": "<video>What?"}, ANSWER], "videos": ["a.mp4"]},
+        "message 2 has <video>, which stands for the video of the record",
+    ),
+    "an image of a prompt": (
+        {"prompt": "<image>What?", "completion": "A cat", "images": [{"bytes": "x"}]},
+        "message 1 has <image>, which stands for the image of the record",
     ),
     "a part": ({"messages": [USER | {"content": [1]}]}, "message 1 has a part that is not a text: 1"),
     "contradicting marks": (
