@@ -41,6 +41,13 @@ class Skipped:
         self._counts = dict[str, int]()
         self._rejected = 0  # conversations that may be rejected answers
         self._first_rejected = ""
+        self._omitted = dict[str, int]()  # messages that the chat template omits, keyed by role
+        self._first_omitted = ""
+
+    def omitted(self, where: str, role: str) -> None:
+        """Count a message that the chat template omits, in a conversation that is used."""
+        self._first_omitted = self._first_omitted or where
+        self._omitted[role] = self._omitted.get(role, 0) + 1
 
     def may_be_rejected(self, where: str) -> None:
         """Count a conversation that is used, but whose label may mark a rejected answer."""
@@ -62,6 +69,12 @@ class Skipped:
             warning = (
                 f"; warning: {plural(self._rejected, 'conversation')} with the label false (first: {self._first_rejected}): "
                 f"remove these records if the label marks rejected answers, as in KTO data"
+            )
+        if self._omitted:
+            counts = ", ".join(f"{plural(n, 'message')} of the role {role}" for role, n in self._omitted.items())
+            warning += (
+                f"; warning: the chat template omits {counts} (first: {self._first_omitted}): write their text into a user's "
+                f"message, or use a different template"
             )
         if not self._counts:
             return warning

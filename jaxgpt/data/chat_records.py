@@ -55,9 +55,14 @@ TOOLS = ("tools", "functions")  # fields with the functions that the assistant c
 HISTORY = "history"  # field with earlier pairs of a request and its answer
 LABEL = "label"  # field that marks an answer as accepted (true) or rejected (false): KTO; beside messages, it may be a class
 KTO = "kto_tag"  # LLaMA-Factory's name of this field, which has no other meaning
-MEDIA = ("image", "video", "audio")  # kinds of media: fields of a record, also in the plural, and placeholders in its texts
+MEDIA = (
+    "image",
+    "video",
+    "audio",
+)  # kinds of media: fields of a record, also in the plural, and placeholders in its texts
 MEDIA_FIELDS = tuple(name for kind in MEDIA for name in (kind, f"{kind}s"))
-FIELDS = frozenset({*LISTS, *sum(PAIRS, ()), *BESIDE, *SYSTEM, *TOOLS, HISTORY, LABEL, KTO, *MEDIA_FIELDS})  # all fields that are read
+# All fields that are read.
+FIELDS = frozenset({*LISTS, *sum(PAIRS, ()), *BESIDE, *SYSTEM, *TOOLS, HISTORY, LABEL, KTO, *MEDIA_FIELDS})
 TURN = (
     "role",
     "from",

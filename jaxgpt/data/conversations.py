@@ -201,8 +201,13 @@ def read_conversations(
         except UserError as e:
             skipped.add("that cannot be encoded", where, str(e))
             continue
-        if isinstance(chat, ChatRecord) and chat.may_be_rejected:
+        template = templates.of(chat)
+        if isinstance(chat, Pair) or template is None:
+            continue
+        if chat.may_be_rejected:
             skipped.may_be_rejected(where)
+        for role in omitted_messages(chat, template):
+            skipped.omitted(where, role)
     return conversations
 
 
@@ -230,6 +235,31 @@ def encode_conversation(chat: ChatRecord | Pair, tokenizer: Tokenizer, template:
             f"that supports tools, or write them as text"
         )
     return sequences
+
+
+def omitted_messages(chat: ChatRecord, template: ChatTemplate) -> list[str]:
+    """Return the role of each message whose text the template omits, except the assistant's.
+
+    A template may omit the text of some roles, such as system or tool; answers are then trained on without it. A text that is
+    not found may be changed by the template, for example to capitals, so a different text is rendered as well.
+    """
+    if all(message["role"] in ("user", "assistant") for message in chat.messages):
+        return []
+    text = _rendered(template, chat.messages, chat.tools)
+    roles = list[str]()
+    for n, message in enumerate(chat.messages):
+        content = message.get("content", "").strip()
+        if message["role"] == "assistant" or content in text:
+            continue
+        changed = [*chat.messages]
+        changed[n] = message | {"content": f"{content}Zq7other"}
+        try:
+            is_omitted = _rendered(template, changed, chat.tools) == text
+        except UserError:  # the template needs this text
+            continue
+        if is_omitted:
+            roles.append(message["role"])
+    return roles
 
 
 def _omitted_tools(chat: ChatRecord, template: ChatTemplate) -> set[str]:

@@ -381,6 +381,27 @@ def test_rejected_answers_of_preference_data_are_not_trained_on(name: str, tmp_p
     assert "skipped 1 record: 1 with a rejected answer" in source
 
 
+def test_messages_that_the_template_omits_are_reported(tmp_path: Path) -> None:
+    """A template without a place for the system message or results of tools; answers are trained on without them."""
+    path = tmp_path / "a.jsonl"
+    user, answer, *_ = TALK
+    results = [user, answer, {"role": "tool", "content": "22 degrees"}, answer]
+    talks = [[user, answer], [SYSTEM, user, answer], results, [SYSTEM, *results]]
+    path.write_text("\n".join(json.dumps({"messages": talk}) for talk in talks))
+    turn = "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
+    start = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    some = (
+        f"{{% for m in messages %}}{{% if m.role in ('user', 'assistant') %}}{turn}{{% endif %}}{{% endfor %}}{start}"
+    )
+    counts = "2 messages of the role system, 2 messages of the role tool"
+    source = load(path, tokenizer(some))[2]
+    assert f"; warning: the chat template omits {counts} (first: {path}, line 2): write" in source
+    every = f"{{% for m in messages %}}{turn}{{% endfor %}}{start}"
+    loud = every.replace("m.content", "m.content | upper")
+    for complete in (every, loud):
+        assert "warning" not in load(path, tokenizer(complete))[2]
+
+
 @pytest.mark.parametrize("on_error", ["fail", "skip"])
 def test_conversations_with_the_label_false_are_reported(on_error: str, tmp_path: Path) -> None:
     """The form of KTO data in LLaMA-Factory and ms-swift; the label may also describe the conversation."""
