@@ -64,13 +64,21 @@ def word_pattern(value: Mapping[str, Any]) -> str:
     return ""
 
 
+def pattern_after_digits(value: Mapping[str, Any]) -> str:
+    """Return the word pattern of a tokenizer.json that splits off digits first, such as SmolLM2's; otherwise ""."""
+    match value["pre_tokenizer"]:
+        case {"type": "Sequence", "pretokenizers": [{"type": "Digits"}, words]}:
+            return word_pattern({"pre_tokenizer": words})
+    return ""
+
+
 def known_cuts(tokenizer_json: str) -> Cuts:
     """Return the pattern of safe cuts for a tokenizer.json, or None if no cut is known to be safe.
 
     NFC never combines characters across these cuts; a cut may be unsafe with other normalizations.
     """
     value = json.loads(tokenizer_json)
-    pattern = word_pattern(value)
+    pattern = word_pattern(value) or pattern_after_digits(value)
     if not pattern or (value["normalizer"] or {}).get("type") not in (None, "NFC"):
         return None
     # Added tokens that are not special are matched before the text is split into words, so they may span a cut.

@@ -248,7 +248,7 @@ def _read_text(
             if len(rest) > UNCUT:
                 raise UserError(
                     f"{place}: {len(rest):,} characters without a place to cut them: use text with spaces or line breaks, or "
-                    f"a tokenizer that splits words as GPT-2, Llama 3 or Qwen does"
+                    f"a tokenizer that splits words as GPT-2, Llama 3, Qwen or SmolLM2 does"
                 )
             if pieces:
                 yield DocumentPiece(place, "".join(pieces), "", first, False, digest, identity=identity)

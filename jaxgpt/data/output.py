@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -10,6 +11,7 @@ from typing import Any
 
 from jaxgpt.config import PrepareParams
 from jaxgpt.data import shards
+from jaxgpt.data.cuts import pattern_after_digits
 from jaxgpt.data.dropped import no_skips
 from jaxgpt.data.shards import SPLITS, TOKENIZER_FILE
 from jaxgpt.data.sources import Source
@@ -179,6 +181,13 @@ def _check_older(out: Path, index: Mapping[str, Any], sources: Sequence[Source])
     for path in (path for source in sources for path in source.files):
         if ".json" in path.suffixes or path.suffix == ".zst":
             raise UserError(f"{out} was created by jaxgpt 0.1.0, which skipped {path}: choose a different --out")
+
+
+def check_older_cuts(out: Path, index: Mapping[str, Any], tokenizer: Tokenizer) -> None:
+    """Raise `UserError` if an unfinished directory of 0.1.0 has counted pieces that are cut differently now."""
+    is_older = "separator" not in index["settings"]
+    if is_older and index["pieces"] and pattern_after_digits(json.loads(tokenizer.to_json())):
+        raise UserError(f"{out} was created by jaxgpt 0.1.0, which cut texts differently: choose a different --out")
 
 
 def _shown(value: Any) -> str:

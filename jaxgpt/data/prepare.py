@@ -27,7 +27,7 @@ from jaxgpt.data.bpe import train_bpe
 from jaxgpt.data.documents import SKIP, DocumentPiece, beginning, check_first, read_pieces, sample_text, unreadable
 from jaxgpt.data.dropped import Repeats, count_skipped
 from jaxgpt.data.fast import fast_encoder
-from jaxgpt.data.output import begin, new_output, set_tokenizer
+from jaxgpt.data.output import begin, check_older_cuts, new_output, set_tokenizer
 from jaxgpt.data.shards import SPLITS, ShardWriter
 from jaxgpt.data.sources import find_source, repeated_text
 from jaxgpt.data.tokenizer import EOS_NAMES, Tokenizer
@@ -117,6 +117,7 @@ def prepare(
             documents = sum(index["splits"][split]["documents"] for split in SPLITS)
             note(f"continuing {out} after {plural(documents, 'document')}")
         tokenizer = shards.saved_tokenizer(out, index)
+        check_older_cuts(out, index, tokenizer)
         total = sum(source.size for source in sources)
         pieces = read_pieces(sources, params, tokenizer.cuts)
         repeats = _after_earlier_pieces(pieces, index["pieces"], params)

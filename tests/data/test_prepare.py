@@ -480,6 +480,28 @@ def test_the_unreadable_part_of_a_long_text_is_skipped(params: PrepareParams, st
     assert after == "after"
 
 
+@pytest.mark.parametrize("is_cut_as_before", [True, False])
+def test_an_unfinished_directory_with_other_pieces_is_not_continued(
+    is_cut_as_before: bool, params: PrepareParams
+) -> None:
+    """Version 0.1.0 did not cut texts for tokenizers that split off digits; an index counts the pieces."""
+    value = json.loads(Path(params.tokenizer).read_text())
+    if not is_cut_as_before:
+        digits = {"type": "Digits", "individual_digits": True}
+        value["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [digits, value["pre_tokenizer"]]}
+    Path("digits.json").write_text(json.dumps(value))
+    Path("a.txt").write_text("some words " * 10)
+    params = replace(params, tokenizer="digits.json")
+    index = run(params, names=["a.txt"])
+    settings = {name: value for name, value in index["settings"].items() if name != "separator"}
+    change_index(complete=False, settings=settings)
+    if is_cut_as_before:
+        run(params, names=["a.txt"])
+    else:
+        with pytest.raises(UserError, match=r"out was created by jaxgpt 0\.1\.0, which cut texts differently"):
+            run(params, names=["a.txt"])
+
+
 @pytest.mark.parametrize("block", [3, 5, 8])
 def test_line_breaks_around_separators_belong_to_no_document(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever the blocks end in which a file is read."""

@@ -69,18 +69,24 @@ def pattern_tokenizer(pattern):
 
     tokenizer = Tokenizer.from_str(trained().to_json())
     splitters = pre_tokenizers
-    if pattern:
+    if pattern.startswith("digits"):
+        digits = splitters.Digits(individual_digits=pattern == "digits")
+        tokenizer.pre_tokenizer = splitters.Sequence([digits, splitters.ByteLevel(add_prefix_space=False)])
+    elif pattern:
         tokenizer.pre_tokenizer = splitters.Sequence(
             [splitters.Split(Regex(pattern), "isolated"), splitters.ByteLevel(add_prefix_space=False, use_regex=False)]
         )
     return tokenizer
 
 
-@pytest.mark.parametrize("pattern", ["", *LLAMA3], ids=["gpt2", "llama3", "qwen2"])
+@pytest.mark.parametrize(
+    "pattern", ["", *LLAMA3, "digits", "digits in groups"], ids=["gpt2", "llama3", "qwen2", "smollm2", "digits"]
+)
 def test_known_splits_keep_words(pattern, monkeypatch):
     """Compare the words found by the pattern; BPE encodes each word separately."""
     tokenizer = pattern_tokenizer(pattern)
     found = known_cuts(tokenizer.to_str())
+    assert found is not None
     monkeypatch.setattr(cuts, "PIECE", 1)
 
     def words(text):
