@@ -23,6 +23,7 @@ from jaxgpt.data.tokenizer import SubwordTokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.kernels import best
 from jaxgpt.lm import LM
+from jaxgpt.lm.score import _shared_rows, _Text
 from jaxgpt.lm.weights import Precision, quantize
 from jaxgpt.model import GPT
 from jaxgpt.model.init import boxed_params
@@ -102,7 +103,7 @@ def test_the_sum_of_the_scores_is_the_training_loss(lm: LM) -> None:
 
 
 @given(
-    st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=7), st.sampled_from([1, 20, 1000])
+    st.lists(st.tuples(st.integers(1, 9), st.integers(1, 8)), min_size=1, max_size=7), st.sampled_from([1, 20, 1000])
 )
 def test_scores_do_not_depend_on_the_other_texts_of_a_batch(lengths: list[tuple[int, int]], batch_tokens: int) -> None:
     lm = lm_of("gpt2", block_size=32)
@@ -114,6 +115,45 @@ def test_scores_do_not_depend_on_the_other_texts_of_a_batch(lengths: list[tuple[
         [alone] = jaxgpt.score(lm, [context], [ids])
         assert score.ids == ids
         np.testing.assert_allclose(score.log_p, alone.log_p, atol=1e-5)
+
+
+def test_texts_that_begin_alike_are_computed_once_and_score_as_alone(lm: LM) -> None:
+    question = [3, 1, 4, 1, 5]
+    # Answers of one token, an answer that goes on, a question that is a part of another, and a different one.
+    contexts = [question, question, question, question[:2], [2, 7]]
+    answers = [[9], [2], [9, 6, 5], [4, 1, 5, 9], [9]]
+    texts = [_Text(context, ids) for context, ids in zip(contexts, answers, strict=True)]
+    assert sorted(row.inputs for row in _shared_rows(texts)) == [[2, 7], [*question, 9, 6]]
+
+    together = jaxgpt.score(lm, contexts, answers)
+    for context, ids, score in zip(contexts, answers, together, strict=True):
+        [alone] = jaxgpt.score(lm, [context], [ids])
+        np.testing.assert_allclose(score.log_p, alone.log_p, atol=1e-5)
+        np.testing.assert_array_equal(score.is_best, alone.is_best)
+
+
+@given(st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=6), min_size=1, max_size=12))
+def test_every_text_is_in_one_row_that_begins_with_its_inputs(sequences: list[list[int]]) -> None:
+    texts = [_Text(ids[:1], ids[1:]) for ids in sequences]
+    rows = _shared_rows(texts)
+    assert sorted(n for row in rows for n in row.texts) == list(range(len(texts)))
+    for row in rows:
+        for n in row.texts:
+            assert row.inputs[: len(texts[n].inputs)] == texts[n].inputs
+    distinct = {tuple(row.inputs) for row in rows}
+    assert len(distinct) == len(rows)
+
+
+def test_progress_counts_texts_and_may_end_the_computation(lm: LM) -> None:
+    counts: list[tuple[int, int]] = []
+    jaxgpt.score(lm, ["1 2", "3", "4"], ["5", "6", "7"], batch_tokens=16, progress=lambda *count: counts.append(count))
+    assert counts == [(1, 3), (2, 3), (3, 3)]
+
+    def stop(done: int, total: int) -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        jaxgpt.score(lm, "1", "2", progress=stop)
 
 
 def test_greedy_decoding_chooses_what_is_best(lm: LM) -> None:

@@ -75,6 +75,8 @@ def encode_prompt(tokenizer: Tokenizer, vocab_size: int, prompt: Any, special: b
         ids = as_list(prompt)
         if not ids:
             raise UserError(f"a prompt must be a string or a list of at least one token id: {short_repr(prompt)}")
+    if set(map(type, ids)) <= {int} and (not ids or (min(ids) >= 0 and max(ids) < vocab_size)):
+        return ids  # the usual case, without a call per id
     return [
         as_int(f"the id at position {n} of the prompt (vocabulary of {vocab_size})", i, 0, vocab_size - 1)
         for n, i in enumerate(ids)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -19,9 +20,11 @@ from jaxgpt.lm.placement import placed
 from jaxgpt.lm.sampler import for_decoding, sampler_of
 from jaxgpt.model import GPT
 from jaxgpt.settings import INT_MAX, as_int
-from jaxgpt.train.loss import chunked, log_likelihood, split_windows
+from jaxgpt.train.loss import chunked, log_likelihood
 
-SCORE_TOKENS = 1 << 13  # default number of positions of a batch
+# Default number of positions of a batch, by platform; larger batches are slower on CPUs, whose caches they exceed.
+SCORE_TOKENS = {"cpu": 1 << 9}
+ACCELERATOR_TOKENS = 1 << 13  # on other platforms
 CHUNK = 1 << 10  # positions of a batch whose logits are in memory at once: 0.2 GB with 50,257 ids
 
 
@@ -46,29 +49,53 @@ class _Text(NamedTuple):
     ids: list[int]
 
     @property
-    def inputs(self) -> int:
-        """Number of ids that the model reads: all except the last."""
-        return len(self.context) + len(self.ids) - 1
+    def inputs(self) -> list[int]:
+        """The ids that the model reads: all except the last."""
+        return (self.context + self.ids)[:-1]
 
 
-def score(lm: LM, contexts: Prompts, continuations: Prompts, *, batch_tokens: int = SCORE_TOKENS) -> list[Score]:
+class _Row(NamedTuple):
+    """Ids that the model reads once, for all texts whose inputs they begin with.
+
+    Attributes:
+        inputs: ids that the model reads.
+        texts: indices of the texts.
+    """
+
+    inputs: list[int]
+    texts: list[int]
+
+
+def score(
+    lm: LM,
+    contexts: Prompts,
+    continuations: Prompts,
+    *,
+    batch_tokens: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Score]:
     """Compute the log probability of each token of each continuation, given its context and the tokens before it.
 
-    Except for rounding, the results equal `Generation.log_p` of the same tokens. Texts are batched by length. Memory holds the
-    activations of `batch_tokens` positions and the logits of a part of them. Weights on a mesh remain on their devices.
+    Except for rounding, the results equal `Generation.log_p` of the same tokens. Texts are batched by length, and a text whose
+    inputs begin a different text, such as answers of one token after the same question, costs no computation of its own.
+    Memory holds the activations of `batch_tokens` positions and the logits of a part of them. Weights on a mesh remain on
+    their devices.
 
     Args:
         lm: model.
         contexts: a string or ids, or a list of them; an empty string is the beginning of a text.
         continuations: one for each context, a string or ids. A string continues the text of the context and has the same
             ids as in the joined text, unless a token of the joined text crosses the boundary.
-        batch_tokens: maximum number of positions of a batch, at least one text.
+        batch_tokens: maximum number of positions of a batch, at least one text; None: 512 on CPUs, otherwise 8,192.
+        progress: callback with the number of scored texts so far, and the total; its exceptions end the computation.
 
     Raises:
         UserError: if the numbers of contexts and continuations differ, a continuation has no tokens, or (without RoPE) a text
             exceeds the context length of the model.
     """
     lm = for_decoding(lm)
+    if batch_tokens is None:
+        batch_tokens = SCORE_TOKENS.get(jax.local_devices()[0].platform, ACCELERATOR_TOKENS)
     batch_tokens = as_int("batch_tokens", batch_tokens, 1, INT_MAX)
     befores = as_prompts(contexts)
     afters = as_prompts(continuations)
@@ -77,16 +104,39 @@ def score(lm: LM, contexts: Prompts, continuations: Prompts, *, batch_tokens: in
     texts = [_encode(lm, before, after) for before, after in zip(befores, afters, strict=True)]
 
     # Batches of similar lengths, the longest first. Sizes are rounded up, so that few shapes are compiled.
-    order = sorted(range(len(texts)), key=lambda n: -texts[n].inputs)
+    rows = sorted(_shared_rows(texts), key=lambda row: -len(row.inputs))
     scores: dict[int, Score] = {}
-    while order:
-        longest = texts[order[0]].inputs
-        T = max(longest, min(round_up(longest, 16), lm.config.model.block_size))
-        rows = max(batch_tokens // T, 1)
-        batch, order = order[:rows], order[rows:]
-        found = _score_batch(lm, [texts[n] for n in batch], T)
-        scores |= dict(zip(batch, found, strict=True))
+    while rows:
+        longest = len(rows[0].inputs)
+        T = max(longest, min(_round_length(longest), lm.config.model.block_size))
+        B = min(max(batch_tokens // T, 1), round_up(len(rows)))
+        batch = rows[:B]
+        rows = rows[B:]
+        scores |= _score_batch(lm, texts, batch, B, T)
+        if progress is not None:
+            progress(len(scores), len(texts))
     return [scores[n] for n in range(len(texts))]
+
+
+def _shared_rows(texts: list[_Text]) -> list[_Row]:
+    """Return the rows that compute all texts; a text whose inputs begin those of a different text shares its row."""
+    inputs = [text.inputs for text in texts]
+    # In alphabetical order, the texts that begin with the inputs of a text follow it. From the last to the first:
+    order = sorted(range(len(texts)), key=lambda n: inputs[n], reverse=True)
+    rows: list[_Row] = []
+    for n in order:
+        is_shared = bool(rows) and rows[-1].inputs[: len(inputs[n])] == inputs[n]
+        if is_shared:
+            rows[-1].texts.append(n)
+        else:
+            rows.append(_Row(inputs[n], [n]))
+    return rows
+
+
+def _round_length(n: int) -> int:
+    """Round a length up to a quarter of a power of two, at least 16: few shapes, and at most a quarter of padding."""
+    step = max(round_up(n) // 8, 16)
+    return math.ceil(n / step) * step
 
 
 def _encode(lm: LM, before: Any, after: Any) -> _Text:
@@ -98,7 +148,7 @@ def _encode(lm: LM, before: Any, after: Any) -> _Text:
     if not ids:
         raise UserError("a continuation has no tokens: pass a text or at least one id")
     text = _Text(context, ids)
-    if text.inputs > model.block_size and model.positions != "rope":
+    if len(text.inputs) > model.block_size and model.positions != "rope":
         raise UserError(
             f"a text has {len(context)} tokens of context and {len(ids)} of continuation, and the model reads at most "
             f"{model.block_size}: shorten the context"
@@ -115,34 +165,44 @@ def _continuation(lm: LM, before: Any, after: Any) -> list[int]:
     return encode_prompt(lm.tokenizer, size, ids) if ids else []
 
 
-def _score_batch(lm: LM, texts: list[_Text], T: int) -> list[Score]:
-    """Score texts whose inputs have at most T tokens."""
-    # Only the tokens of continuations are targets, not the rows and positions that fill the batch.
-    windows_BT3 = np.full((round_up(len(texts)), T, 3), (0, -1, -1), np.int32)
-    for row_T3, text in zip(windows_BT3, texts, strict=False):
-        row_T3[: text.inputs, 0] = (text.context + text.ids)[:-1]
-        row_T3[len(text.context) - 1 : text.inputs, 1] = text.ids
-        row_T3[: text.inputs, 2] = 0
+def _score_batch(lm: LM, texts: list[_Text], rows: list[_Row], B: int, T: int) -> dict[int, Score]:
+    """Score the texts of up to B rows, whose inputs have at most T tokens; keyed by index."""
+    # The positions whose next token is a target: the head computes no other logits. A row of several texts has the targets
+    # of all of them.
+    counts = [sum(len(texts[n].ids) for n in row.texts) for row in rows]
+    C = round_up(max(counts), 8)
+    if max(counts) <= T < C:
+        C = T
+    tokens_BT = np.zeros((B, T), np.int32)
+    at_BC = np.zeros((B, C), np.int32)
+    targets_BC = np.full((B, C), -1, np.int32)
+    places = dict[int, tuple[int, slice]]()
+    for number, row in enumerate(rows):
+        tokens_BT[number, : len(row.inputs)] = row.inputs
+        begin = 0
+        for n in row.texts:
+            text = texts[n]
+            end = begin + len(text.ids)
+            first = len(text.context) - 1
+            at_BC[number, begin:end] = np.arange(first, first + len(text.ids))
+            targets_BC[number, begin:end] = text.ids
+            places[n] = (number, slice(begin, end))
+            begin = end
 
-    model = sampler_of(lm).model
-    compiled = _compiled(model, max(CHUNK // len(windows_BT3), 1))
-    with placed(lm, len(windows_BT3)):
-        log_p_BT, is_best_BT = jax.device_get(compiled(lm.params, windows_BT3))
-
-    scores = []
-    for row, text in enumerate(texts):
-        continuation = slice(len(text.context) - 1, text.inputs)
-        scores.append(Score(text.ids, log_p_BT[row, continuation], is_best_BT[row, continuation]))
-    return scores
+    # Padding is on the right, where a causal model needs no mask.
+    compiled = _compiled(sampler_of(lm).model, max(CHUNK // B, 1))
+    with placed(lm, B):
+        log_p_BC, is_best_BC = jax.device_get(compiled(lm.params, tokens_BT, at_BC, targets_BC))
+    return {n: Score(texts[n].ids, log_p_BC[place], is_best_BC[place]) for n, place in places.items()}
 
 
 @lru_cache(maxsize=16)
 def _compiled(model: GPT, chunk: int) -> Callable[..., Any]:
-    """Return the jitted function `(params, windows_BT3) -> (log_p_BT, is_best_BT)`."""
+    """Return the jitted function `(params, tokens_BT, at_BC, targets_BC) -> (log_p_BC, is_best_BC)`."""
 
-    def scores(params: Any, windows_BT3: jax.Array) -> Any:
-        inputs_BT, targets_BT, positions = split_windows(windows_BT3)
-        x_BTD: Any = model.apply({"params": params}, inputs_BT, None, positions, method=GPT.hidden)
+    def scores(params: Any, tokens_BT: jax.Array, at_BC: jax.Array, targets_BC: jax.Array) -> Any:
+        x_BTD: Any = model.apply({"params": params}, tokens_BT, method=GPT.hidden)
+        x_BCD = jnp.take_along_axis(x_BTD, at_BC[..., None], axis=1)
 
         def of_chunk(x_BcD: jax.Array, targets_Bc: jax.Array) -> tuple[jax.Array, jax.Array]:
             logits_BcV: Any = model.apply({"params": params}, x_BcD, method=GPT.head)
@@ -150,6 +210,6 @@ def _compiled(model: GPT, chunk: int) -> Callable[..., Any]:
             log_p_Bc = log_likelihood(logits_BcV, jnp.maximum(targets_Bc, 0))
             return log_p_Bc, jnp.argmax(logits_BcV, axis=-1) == targets_Bc
 
-        return chunked(of_chunk, x_BTD, targets_BT, chunk)
+        return chunked(of_chunk, x_BCD, targets_BC, chunk)
 
     return jax.jit(scores)
