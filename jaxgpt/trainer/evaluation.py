@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
-from jaxgpt.data import Split, Windows
+from jaxgpt.data import Data, Split, Windows
 from jaxgpt.errors import UserError
 from jaxgpt.parallel.rows import batch_ways, put
 from jaxgpt.progress import NO_PROGRESS, Progress
@@ -44,12 +44,16 @@ class Watch(NamedTuple):
 
     Attributes:
         final: whether this is the last evaluation of the run, which may take longer.
+        step: number of steps taken.
+        data: the data of the run; None: the evaluator brings its own.
         interrupted: called between batches, with equal results in all processes; True: stop and return None.
         progress: called with the number of evaluated examples and the total.
         wait: waits for a batch, but may return earlier, for example on a signal; call `interrupted` next.
     """
 
     final: bool = True
+    step: int = 0
+    data: Data | None = None
     interrupted: Callable[[], bool] = lambda: False
     progress: Progress = NO_PROGRESS
     wait: Callable[[Future[Any]], None] = lambda future: None
@@ -120,13 +124,41 @@ def run_evaluators(evaluators: Sequence[Evaluator], program: Program, params: An
 
 @dataclass(frozen=True)
 class ValidationLoss:
-    """The evaluator of a run by default: the loss on a split; before the last evaluation, on `train.eval_windows`."""
+    """The evaluator of a run by default: the loss on a split; before the last evaluation, on `train.eval_windows`.
 
-    split: Split
+    Attributes:
+        split: the split; None: the validation split of the run.
+    """
+
+    split: Split | None = None
 
     def __call__(self, program: Program, params: Any, watch: Watch) -> Evaluation | None:
         """Compute the loss."""
-        return evaluate(program, params, self.split, watch.interrupted, watch.final, watch.progress, watch.wait)
+        split = self.split
+        if split is None:
+            assert watch.data is not None, "the data of the run"
+            split = watch.data.val
+        return evaluate(program, params, split, watch.interrupted, watch.final, watch.progress, watch.wait)
+
+
+@dataclass(frozen=True)
+class Every:
+    """An evaluator that is called at fewer evaluations than the others, because it takes long.
+
+    Attributes:
+        evaluator: the evaluator. It cannot be the first of a run, which ranks the checkpoints.
+        steps: called after every multiple of this number of steps, and at the last evaluation; 0: only at the last one.
+    """
+
+    evaluator: Evaluator
+    steps: int
+
+    def __call__(self, program: Program, params: Any, watch: Watch) -> Result | None:
+        """Call the evaluator if it is due; otherwise, return a result without numbers."""
+        is_due = watch.final or bool(self.steps and watch.step % self.steps == 0)
+        if not is_due:
+            return Measured({}, math.inf)
+        return self.evaluator(program, params, watch)
 
 
 def evaluate(

@@ -92,7 +92,7 @@ def run_loop(start: Start, listener: Listener, until: int | None) -> Outcome:
         evaluation = None
         listener.started(program, data, run, first)
         feed = start.feed(program, data, last)
-        evaluators = start.evaluators or (ValidationLoss(data.val),)
+        evaluators = start.evaluators or (ValidationLoss(),)
         with compiling(program, feed, listener):
             state = starting_state(program, run, last, weights)
         if start.run is not None:
@@ -118,6 +118,8 @@ def run_loop(start: Start, listener: Listener, until: int | None) -> Outcome:
                     began = time.perf_counter()
                     watch = Watch(
                         final=steps.stop == settings.steps,
+                        step=steps.stop,
+                        data=data,
                         interrupted=lambda: record.ask(stop.requested) == STOP,
                         progress=StageProgress(listener, "evaluating"),
                         wait=monitor.wait,
