@@ -15,7 +15,7 @@ from helpers import nodes, repository
 ORDER = """
     errors progress files directories hub signals runtime settings mix config presets
     ops model train decoding
-    provenance counts kernels data report parallel checkpoint trainer lm
+    provenance counts kernels data report parallel checkpoint trainer lm tasks
     convert study verify plan bench follow cli
 """.split()
 LEVEL = {package: level for level, package in enumerate(ORDER)}

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
-from jaxgpt.cli.options import Checkpoint, Json, Weights
+from jaxgpt.cli.options import Checkpoint, Count, Json, Weights
 from jaxgpt.cli.output import ERROR_OF_DATA, print_result, progress
 from jaxgpt.config import Config, MeshConfig
 from jaxgpt.errors import UserError, plural
@@ -32,20 +33,41 @@ def eval(
         Weights, Parameter(help="round the weights to this type and print the change in loss")
     ] = "float32",
     checkpoint: Checkpoint = "best",
+    tasks: str = "",
+    tasks_path: str = "",
+    limit: Count = 0,
+    shots: Annotated[int, Parameter(validator=Number(gte=-1))] = -1,
+    chat_template: Annotated[bool, Parameter(negative_bool=())] = False,
     json: Json = False,
 ) -> int:
-    """Compute the loss of a run on its validation split or a different text, with a standard error.
+    """Compute the loss of a run on its validation split or a different text, or evaluate it on tasks.
+
+    Results of tasks are kept in tasks.json of the run, and printed by info and the model card.
 
     jaxgpt eval runs/shakespeare
     jaxgpt eval runs/shakespeare --data.path other.txt
     jaxgpt eval runs/shakespeare --weights int8  # the change in loss from int8 weights
+    jaxgpt eval runs/smollm2 --tasks hellaswag,arc_easy --limit 200  # needs jaxgpt[eval]
 
     Args:
         run: run to evaluate
         path: text, directory, token files or conversations; empty: the run's validation data or, without a split, training data
         bos: begin each window of a text with the beginning-of-text token; by default, as in training; only for text
         on_error: on unreadable conversations: fail, or skip and count them; by default, as in training
+        tasks: evaluate these tasks of lm-evaluation-harness instead of a text: names or YAML files, separated by commas
+        tasks_path: directory with YAML files of further tasks
+        limit: samples of each task; 0: all
+        shots: examples in each prompt of a task; -1: as the task defines
+        chat_template: render the prompts of tasks with the model's chat template
     """
+    of_tasks = {"--tasks-path": tasks_path, "--limit": limit, "--shots": shots >= 0, "--chat-template": chat_template}
+    of_text = {"--data.path": path, "--data.bos": bos, "--data.on-error": on_error}
+    for option in (name for name, value in (of_text if tasks else of_tasks).items() if value):
+        raise UserError(f"{option} has no effect {'with' if tasks else 'without'} --tasks: omit it")
+    if tasks:
+        from jaxgpt.cli.eval_tasks import eval_tasks
+
+        return eval_tasks(run, checkpoint, weights, tasks, tasks_path, limit, shots, chat_template, json)
     from jaxgpt.parallel.host import use_cores
 
     use_cores(MeshConfig())

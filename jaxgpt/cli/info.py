@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +58,7 @@ def info(target: str, /, *, json: Json = False) -> int:
 def state_of(run: Run, config: Config) -> dict[str, Any]:
     """Describe a run: its step, checkpoints, data, time, and the settings that differ from its preset."""
     from jaxgpt.checkpoint.store import best_step, read_checkpoints
+    from jaxgpt.tasks.record import read_results
     from jaxgpt.trainer.metrics import how_ended, read_metrics
 
     infos, damaged = read_checkpoints(run.checkpoints)
@@ -90,6 +92,7 @@ def state_of(run: Run, config: Config) -> dict[str, Any]:
         "damaged": damaged,
         "best": best,
         "changed": changed,
+        "tasks": [asdict(result) | facts for result, facts in read_results(run.path)],
         "starts": [line for line in lines if "started" in line],
     }
 
@@ -112,8 +115,22 @@ def _run_facts(results: dict[str, Any], config: Config) -> dict[str, Any]:
         if run["ended"] in ("stopped", "failed"):
             facts["trained"] += f", {run['ended']}"
     facts["checkpoints"] = _checkpoint_lines(run) or "none yet"
+    facts["tasks"] = [_task_line(each) for each in run["tasks"]]
     facts["started"] = [f"step {line['step']}: {line.get('command', '')}; {line['started']}" for line in run["starts"]]
     return facts
+
+
+def _task_line(result: dict[str, Any]) -> str:
+    """Return a line for a result of `jaxgpt eval RUN --tasks`."""
+    from jaxgpt.tasks.record import number, setting
+
+    error = "" if result.get("stderr") is None else f" +- {number(result['stderr'])}"
+    parts = [f"step {result.get('step')}", f"{result['samples']:,} samples"]
+    if result.get("shots"):
+        parts.append(f"{result['shots']} shots")
+    if setting(result):
+        parts.append(setting(result))
+    return f"{result['task']} {result['metric']} {number(result['value'])}{error} ({', '.join(parts)})"
 
 
 def _checkpoint_lines(run: dict[str, Any]) -> list[str]:

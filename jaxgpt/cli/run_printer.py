@@ -43,13 +43,18 @@ PLOT_EVERY = 30.0  # minimum seconds between drawings of loss.png during a run; 
 
 
 class RunPrinter(Listener):
-    """Print the progress and the results of a run, in process 0; use as a context manager."""
+    """Print the progress and the results of a run, in process 0; use as a context manager.
+
+    Attributes:
+        options: options of the command that are no settings of the run, for the command that resumes it.
+    """
 
     program: Program
     data: Data
     run: Run
 
     def __init__(self) -> None:
+        self.options: list[str] = []
         self.console = Console(quiet=not is_leader())
         self._step = 0
         self._total = 0
@@ -97,7 +102,7 @@ class RunPrinter(Listener):
             self.console.write(f"step {step:>5}: {kind} loss {result} ({result.tokens:,} tokens)")
             if step == self._total and math.isfinite(result.stderr):
                 self.console.write(f"            {ERROR_OF_DATA}")
-        else:
+        elif result.metrics:
             self.console.write(f"step {step:>5}: {result}")
         if is_leader() and time.monotonic() - self._drawn > PLOT_EVERY:
             self._draw()
@@ -114,7 +119,7 @@ class RunPrinter(Listener):
     @property
     def resume_command(self) -> str:
         """The command that resumes the run."""
-        return shlex.join(["jaxgpt", "train", "--resume", "--out", str(self.run.path)])
+        return shlex.join(["jaxgpt", "train", "--resume", "--out", str(self.run.path), *self.options])
 
     def finished(self, outcome: Outcome) -> None:
         """Print a sample, the run directory and the next command, or the command that resumes a stopped run."""

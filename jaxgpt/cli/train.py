@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxgpt.cli.options import NO_SETTINGS, Count, GivenSettings
 from jaxgpt.cli.settings import (
@@ -21,6 +21,9 @@ from jaxgpt.errors import TrainingFailed, UserError, one_line
 from jaxgpt.presets import PRESETS
 from jaxgpt.signals import UNFINISHED
 
+if TYPE_CHECKING:
+    from jaxgpt.trainer.evaluation import Evaluator
+
 
 def train(
     target: str = "",
@@ -33,6 +36,10 @@ def train(
     keep_optimizer: bool = False,
     track: tuple[str, ...] = (),
     profile: Count = 0,
+    tasks: str = "",
+    tasks_every: Count = 0,
+    tasks_limit: Count = 0,
+    tasks_path: str = "",
     distributed: DistributedConfig = DistributedConfig(),
     settings: GivenSettings = NO_SETTINGS,
 ) -> int:
@@ -44,6 +51,7 @@ def train(
     jaxgpt train gpt2 --data.mix web=0.7 code=0.3 --data.documents pack
     jaxgpt train runs/long --out runs/again --train.seed 2
     jaxgpt train runs/long --resume --train.steps 2000
+    jaxgpt train gpt2 --data.path web --tasks hellaswag --tasks-every 1000 --tasks-limit 200
     jaxgpt train runs/long --out runs/anneal --init-from runs/long --keep-optimizer --data.mix web=0.3 books=0.7
 
     Args:
@@ -55,6 +63,10 @@ def train(
         keep_optimizer: also start from the optimizer state, by default of the last checkpoint, with a new schedule
         profile: write a profiler trace of this number of steps, after the first 3, to the run directory
         track: start jaxgpt follow for these trackers: tensorboard, wandb, mlflow, trackio
+        tasks: also evaluate these tasks of lm-evaluation-harness: names or YAML files, separated by commas
+        tasks_every: steps between evaluations of tasks, a multiple of train.eval_every; 0: only after the last step
+        tasks_limit: samples of each task; 0: all
+        tasks_path: directory with YAML files of further tasks
     """
     base = named_config(target)
     given = target not in ("", *PRESETS)
@@ -69,6 +81,10 @@ def train(
         raise UserError("--keep-optimizer needs the run with the optimizer state: add --init-from RUN")
     if source and resume and out and Path(out) != Path(source):
         raise UserError(f"--resume continues one run, not both {source} and --out {out}: omit one of them")
+
+    of_tasks = {"--tasks-every": tasks_every, "--tasks-limit": tasks_limit, "--tasks-path": tasks_path}
+    for option in (name for name, value in of_tasks.items() if value and not tasks):
+        raise UserError(f"{option} has no effect without --tasks: omit it")
 
     from jaxgpt.bench.profile import Profile
     from jaxgpt.checkpoint.run import NotReplaced, Run, recover
@@ -114,6 +130,11 @@ def train(
             else:
                 config = started(base, settings)
             start = Start(config, out, overwrite)
+        if tasks:
+            printer.note("loading the tasks")
+            evaluators = with_tasks(start.config, tasks, tasks_every, tasks_limit, tasks_path)
+            start = start._replace(evaluators=evaluators)
+            printer.options = [f"--tasks={tasks}", *(f"{name}={value}" for name, value in of_tasks.items() if value)]
 
         listener = Listeners(printer, Follow(*track, note=printer.note))
         if profile:
@@ -133,6 +154,23 @@ def train(
             resume_with = f"; resume with: {printer.resume_command}" if printer.has_steps else ""
             raise TrainingFailed(f"{type(e).__name__}: {one_line(e, 300)}: {kept}{resume_with}") from e
     return UNFINISHED if outcome.stopped else 0
+
+
+def with_tasks(config: Config, names: str, every: int, limit: int, path: str) -> tuple[Evaluator, ...]:
+    """Return the evaluators of a run: its validation loss, then the tasks, which are loaded before the run is created."""
+    from jaxgpt.parallel.processes import process_count
+    from jaxgpt.tasks.evaluator import TaskScores
+    from jaxgpt.tasks.load import open_tasks, split_names
+    from jaxgpt.trainer.evaluation import Every, ValidationLoss
+
+    if every % config.train.eval_every:
+        raise UserError(
+            f"--tasks-every {every} is not a multiple of train.eval_every {config.train.eval_every}: change one of them"
+        )
+    if process_count() > 1:
+        raise UserError("--tasks needs a run of one process: evaluate the checkpoints with jaxgpt eval RUN --tasks")
+    scores = TaskScores(open_tasks(split_names(names), path), limit or None)
+    return (ValidationLoss(), Every(scores, every))
 
 
 def started(base: Config, settings: Mapping[str, Any]) -> Config:

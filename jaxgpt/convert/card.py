@@ -15,6 +15,7 @@ from jaxgpt.errors import UserError
 from jaxgpt.files import read_bytes
 from jaxgpt.model.params import count_parameters
 from jaxgpt.report.baselines import read_baselines
+from jaxgpt.tasks.record import TITLES, read_results, setting, table
 from jaxgpt.trainer.metrics import read_metrics
 
 CARD = "README.md"
@@ -67,6 +68,7 @@ def model_card(
         _model(config, adapter),
         _training(run, info, config, base),
         _results(run, info, config),
+        _tasks(run, info),
         "## How to load it\n",
         (LOAD_ADAPTER if adapter else LOAD_MODEL).format(name=name),
         f"## How it was made\n\nExported by jaxgpt {__version__}:\n\n```sh\n{command}\n```\n",
@@ -152,6 +154,22 @@ def _results(run: Path, info: Info, config: Config) -> str:
     if not _held_out(info, config):
         text = "the training text, because the run held out no text"
     rows.append(f"\nThe loss is on {text}; +- is the standard error over its windows.\n")
+    return "\n".join(rows)
+
+
+def _tasks(run: Path, info: Info) -> str:
+    """Return the results of `jaxgpt eval RUN --tasks` for the exported checkpoint, or "" without any."""
+    results = read_results(run, info.step)
+    if not results:
+        return ""
+    rows = ["## Tasks\n", f"| {' | '.join((*TITLES, 'settings'))} |", "|" + "---|" * (len(TITLES) + 1)]
+    _, *cells = table([result for result, _ in results])
+    for row, (_, facts) in zip(cells, results, strict=True):
+        rows.append(f"| {' | '.join([*row, setting(facts)])} |")
+    versions = {facts.get("versions", {}).get("lm_eval", "unknown") for _, facts in results}
+    rows.append(
+        f"\nMeasured by lm-evaluation-harness {', '.join(sorted(versions))}; +- is the standard error over the samples.\n"
+    )
     return "\n".join(rows)
 
 

@@ -1,0 +1,1 @@
+"""Benchmark tasks of lm-evaluation-harness, evaluated in memory: the requests of a task, their answers, and the results."""

@@ -1,0 +1,100 @@
+"""Tasks during training: an evaluator of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from jaxgpt.config import LoraConfig
+from jaxgpt.errors import UserError
+from jaxgpt.lm import LM
+from jaxgpt.model.scan import STACKED, unstack_layers
+from jaxgpt.parallel.processes import process_count
+from jaxgpt.progress import Progress
+from jaxgpt.tasks.load import Interrupted, Tasks
+from jaxgpt.tasks.record import TaskResult, number
+from jaxgpt.trainer.evaluation import Watch
+from jaxgpt.trainer.program import Program
+
+
+class TaskMetrics(NamedTuple):
+    """The result of an evaluation of tasks."""
+
+    results: tuple[TaskResult, ...]
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The metrics, `TASK/METRIC`, and their standard errors, `TASK/METRIC_stderr`."""
+        metrics = {}
+        for each in self.results:
+            name = f"{each.task}/{each.metric}"
+            metrics[name] = each.value
+            if each.stderr is not None:
+                metrics[f"{name}_stderr"] = each.stderr
+        return metrics
+
+    @property
+    def ranking(self) -> float:
+        """The mean of the metrics for which higher is better, with the opposite sign."""
+        values = [each.value for each in self.results if each.higher_is_better]
+        return -sum(values) / max(len(values), 1)
+
+    def __str__(self) -> str:
+        """Format the metrics as `hellaswag acc 0.3120 +- 0.0046, hellaswag acc_norm 0.3380 +- 0.0047`."""
+        parts = []
+        for each in self.results:
+            error = "" if each.stderr is None else f" +- {number(each.stderr)}"
+            parts.append(f"{each.task} {each.metric} {number(each.value)}{error}")
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class TaskScores:
+    """An evaluator: the metrics of tasks.
+
+    Attributes:
+        tasks: the loaded tasks.
+        limit: number of samples of each task; None: all.
+        chat_template: render the prompts with the model's chat template.
+    """
+
+    tasks: Tasks
+    limit: int | None = None
+    chat_template: bool = False
+
+    def __call__(self, program: Program, params: Any, watch: Watch) -> TaskMetrics | None:
+        """Evaluate the weights where they are; None if interrupted.
+
+        Raises:
+            UserError: with several processes, which do not have all weights, or if a task does not fit the model.
+        """
+        if process_count() > 1:
+            raise UserError("tasks are evaluated in one process: evaluate the checkpoints with jaxgpt eval RUN --tasks")
+        if watch.data is None:
+            raise UserError("tasks need the tokenizer of the run: pass the data of the run in Watch(data=...)")
+        config = program.config
+        weights = program.weights(params)
+        if STACKED in weights:
+            weights = unstack_layers(weights, config.model.n_layer)
+        lm = LM(replace(config, lora=LoraConfig()), weights, watch.data.tokenizer)
+        try:
+            results = self.tasks.evaluate(
+                lm, limit=self.limit, chat_template=self.chat_template, progress=_Watched(watch)
+            )
+        except Interrupted:
+            return None
+        return TaskMetrics(tuple(results))
+
+
+class _Watched(Progress):
+    """Passes on the progress of requests, and ends an evaluation that the run interrupts."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__("evaluating")
+        self.watch = watch
+
+    def __call__(self, done: int, total: int, detail: str = "") -> None:
+        """Report the progress; raise `Interrupted` if the run stops."""
+        self.watch.progress(done, total)
+        if self.watch.interrupted():
+            raise Interrupted

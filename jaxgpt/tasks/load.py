@@ -1,0 +1,306 @@
+"""Load tasks of lm-evaluation-harness, by name or from files, and evaluate a model on them."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import random
+import re
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxgpt.errors import UserError, did_you_mean, one_line
+from jaxgpt.hub import reachable
+from jaxgpt.lm import LM
+from jaxgpt.progress import NO_PROGRESS, Progress
+from jaxgpt.tasks.record import TaskResult, results_of
+
+BOOTSTRAPS = 1000  # resamples for standard errors without a formula, such as a perplexity's
+FEWSHOT_SEED = 1234  # the harness' own
+FILES = (".yaml", ".yml")
+LOGGERS = ("lm_eval", "datasets", "huggingface_hub", "fsspec", "evaluate")
+
+
+class _NeedsNetwork(Exception):
+    """The data set of a task is not in the cache, and the hub cannot be reached; the message is its name."""
+
+
+class Interrupted(Exception):
+    """The caller ended an evaluation."""
+
+
+def harness_version() -> str:
+    """Return the version of lm-evaluation-harness.
+
+    Raises:
+        UserError: if it is not installed.
+    """
+    if importlib.util.find_spec("lm_eval") is None:
+        raise UserError("tasks need lm-evaluation-harness, which is not installed: pip install 'jaxgpt[eval]'")
+    from importlib.metadata import version
+
+    return version("lm_eval")
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """Loaded tasks, which can be evaluated several times.
+
+    Attributes:
+        names: names as given.
+        loaded: tasks and groups, from the harness.
+    """
+
+    names: tuple[str, ...]
+    loaded: Mapping[str, Any]
+
+    def evaluate(
+        self,
+        lm: LM,
+        *,
+        limit: int | None = None,
+        chat_template: bool = False,
+        progress: Progress = NO_PROGRESS,
+    ) -> list[TaskResult]:
+        """Evaluate a model, in memory.
+
+        Args:
+            lm: model; its weights may be on a mesh.
+            limit: number of samples of each task; None: all.
+            chat_template: render the prompts with the model's chat template, and examples as earlier turns.
+            progress: called with the number of finished requests of a kind, and the total.
+
+        Raises:
+            UserError: if a task does not fit the model, or the harness rejects it.
+        """
+        return results_of(self.details(lm, limit=limit, chat_template=chat_template, progress=progress))
+
+    def details(
+        self,
+        lm: LM,
+        *,
+        limit: int | None = None,
+        chat_template: bool = False,
+        progress: Progress = NO_PROGRESS,
+        samples: bool = False,
+    ) -> Mapping[str, Any]:
+        """Return the results of the harness' own `evaluate`; with `samples`, also all prompts and answers."""
+        from lm_eval.evaluator import evaluate
+
+        from jaxgpt.tasks.harness import TaskModel
+
+        for task in self.loaded["tasks"].values():
+            task.set_fewshot_seed(seed=FEWSHOT_SEED)  # every evaluation has the same examples
+        try:
+            with quiet():
+                return evaluate(
+                    TaskModel(lm, progress),
+                    self.loaded,
+                    limit=limit,
+                    bootstrap_iters=BOOTSTRAPS,
+                    log_samples=samples,
+                    apply_chat_template=chat_template,
+                    fewshot_as_multiturn=chat_template,
+                )
+        except (UserError, Interrupted, jax.errors.JaxRuntimeError):
+            raise
+        except Exception as e:  # any error of a task's definition
+            raise UserError(
+                f"lm-evaluation-harness cannot evaluate {', '.join(self.names)}: {type(e).__name__}: {one_line(e, 300)}"
+            ) from e
+
+
+def open_tasks(
+    names: Sequence[str], path: str = "", shots: int | None = None, progress: Progress = NO_PROGRESS
+) -> Tasks:
+    """Load tasks and their data.
+
+    Data are read from the cache of the package `datasets` if they are there, and otherwise from the hub.
+
+    Args:
+        names: tasks, groups or tags of the harness, patterns of names such as `mmlu_*`, or YAML files of tasks.
+        path: directory of further YAML files; empty: none. Their names come first.
+        shots: number of examples in each prompt; None: as each task defines. A task that fixes it at 0 keeps 0.
+        progress: receives the stages.
+
+    Raises:
+        UserError: if the harness is missing, a name is unknown, or the data of a task cannot be read.
+    """
+    if not names:
+        raise UserError("no task is named: pass names such as hellaswag,arc_easy")
+    if path and not Path(path).is_dir():
+        raise UserError(f"the directory of tasks {path} does not exist: change --tasks-path")
+    harness_version()
+    with quiet():
+        progress.stage("finding the tasks")
+        manager, found = _find(names, path)
+        merged: dict[str, Any] = {"tasks": {}, "groups": {}, "group_map": {}}
+        needed: list[str] = []
+        progress.stage("loading the tasks")
+        for number, name in enumerate(found):
+            progress(number, len(found))
+            try:
+                loaded = _load(manager, name)
+            except _NeedsNetwork as e:
+                needed.append(f"{name} ({e})")
+                continue
+            for kind in merged:
+                merged[kind] |= loaded.get(kind, {})
+    if needed:
+        raise UserError(
+            f"the Hugging Face Hub cannot be reached, and these tasks need data that are not in its cache: "
+            f"{', '.join(needed)}; run the command once with a network, or use local tasks (--tasks-path)"
+        )
+    for name, task in merged["tasks"].items():
+        _check(name, task)
+        _set_shots(task, shots)
+    return Tasks(tuple(found), merged)
+
+
+def split_names(text: str) -> tuple[str, ...]:
+    """Split names that are separated by commas."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _find(names: Sequence[str], path: str) -> tuple[Any, list[str]]:
+    """Return the harness' task manager, and the names without patterns.
+
+    The index of the thousands of tasks of the harness takes seconds: it is built only for names that are not local.
+    """
+    from lm_eval.tasks import TaskManager
+
+    for name in names:
+        if name.endswith(FILES) and not Path(name).is_file():
+            raise UserError(f"the file of a task {name} does not exist")
+
+    manager = TaskManager(include_path=path or None, include_defaults=False)
+    is_local = all(name.endswith(FILES) or manager.match_tasks([name]) for name in names)
+    if not is_local:
+        manager = TaskManager(include_path=path or None)
+
+    found: list[str] = []
+    for name in names:
+        matches = [name] if name.endswith(FILES) else manager.match_tasks([name])
+        if not matches:
+            hint = did_you_mean(name, manager.all_tasks)
+            raise UserError(
+                f"unknown task {name}{hint}: use a task of lm-evaluation-harness {harness_version()} (lm_eval ls tasks), a "
+                f"YAML file, or a directory of them with --tasks-path"
+            )
+        found += matches
+    return manager, list(dict.fromkeys(found))
+
+
+def _load(manager: Any, name: str) -> Mapping[str, Any]:
+    """Load a task or group and its data: from the cache or local files, otherwise from the hub.
+
+    Raises:
+        _NeedsNetwork: if the hub is needed, but cannot be reached.
+        UserError: if the task is malformed, or its data cannot be read.
+    """
+    try:
+        with offline():
+            return manager.load([name])
+    except Exception as e:
+        reason = e
+    is_of_network = isinstance(reason, (ConnectionError, FileNotFoundError, TimeoutError))
+    if is_of_network and not _is_offline() and reachable():
+        try:
+            return manager.load([name])
+        except Exception as e:
+            reason = e
+    elif isinstance(reason, ConnectionError):
+        quoted = re.search(r"(?<!\w)'([^']+)'", str(reason))
+        raise _NeedsNetwork(quoted[1] if quoted else "its data")
+    raise UserError(f"cannot load the task {name}: {type(reason).__name__}: {one_line(reason, 300)}") from None
+
+
+def _is_offline() -> bool:
+    """Return whether the user has turned on the hub's offline mode."""
+    from huggingface_hub import constants
+
+    return bool(constants.is_offline_mode())
+
+
+def _check(name: str, task: Any) -> None:
+    """Raise `UserError` for tasks that a model of text cannot do, or that run generated programs."""
+    if getattr(task, "UNSAFE_CODE", False):
+        raise UserError(
+            f"{name} runs the programs that a model writes, which jaxgpt does not do: choose a different task"
+        )
+    if getattr(task, "MULTIMODAL", False):
+        raise UserError(f"{name} has images or audio, and the model reads text: choose a different task")
+
+
+def _set_shots(task: Any, shots: int | None) -> None:
+    """Set the number of examples as the harness does: a task that defines 0 keeps 0, and the default is 0."""
+    defined = task.get_config("num_fewshot")
+    if shots is not None and defined != 0:
+        task.set_config(key="num_fewshot", value=shots)
+    elif defined is None:
+        task.set_config(key="num_fewshot", value=0)
+
+
+class _OtherThreads:
+    """A stream that drops the text of the thread that makes it, and passes on the text of others, such as progress lines."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._thread = threading.get_ident()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write a text of a different thread."""
+        if threading.get_ident() == self._thread:
+            return len(text)
+        return self._stream.write(text)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Let the harness print nothing, compute in this process, and leave the random generators of Python and NumPy unchanged."""
+    # Read when tqdm is imported, and by the harness' bootstrap, which otherwise forks a process with JAX's threads.
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    os.environ.setdefault("DISABLE_MULTIPROC", "1")
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    levels = [logger.level for logger in loggers]
+    python_state = random.getstate()
+    numpy_state = np.random.get_state()
+    with ExitStack() as stack:
+        stack.callback(np.random.set_state, numpy_state)
+        stack.callback(random.setstate, python_state)
+        for logger, level in zip(loggers, levels, strict=True):
+            stack.callback(logger.setLevel, level)
+            logger.setLevel(logging.ERROR)
+        random.seed(0)
+        np.random.seed(FEWSHOT_SEED)
+        stack.enter_context(redirect_stdout(_OtherThreads(sys.stdout)))
+        yield
+
+
+@contextmanager
+def offline() -> Iterator[None]:
+    """Let `datasets` read only its cache and local files, without a network."""
+    import datasets.config
+    from huggingface_hub import constants
+
+    settings: Any = (datasets.config, constants)
+    before = [each.HF_HUB_OFFLINE for each in settings]
+    for each in settings:
+        each.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        for each, value in zip(settings, before, strict=True):
+            each.HF_HUB_OFFLINE = value

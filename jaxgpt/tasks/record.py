@@ -1,0 +1,163 @@
+"""Results of tasks: the file `tasks.json` of a run, and their table. This module does not need the harness."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+from jaxgpt.errors import UserError
+from jaxgpt.files import read_json, write_json
+
+FILE = "tasks.json"
+TITLES = ("task", "metric", "value", "+-", "samples", "shots")
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """One metric of a task.
+
+    Attributes:
+        task: name of the task or group.
+        metric: name of the metric, followed by its filter in parentheses if it has one.
+        value: the metric.
+        stderr: standard error over the samples, as the harness computes it; None: unknown.
+        higher_is_better: whether a higher value is better; None: unknown.
+        samples: number of evaluated samples.
+        of: number of samples of the task; 0: unknown, as for groups.
+        shots: number of examples in each prompt; None: it differs within a group.
+        task_version: version of the task's definition; "": none.
+    """
+
+    task: str
+    metric: str
+    value: float
+    stderr: float | None = None
+    higher_is_better: bool | None = None
+    samples: int = 0
+    of: int = 0
+    shots: int | None = 0
+    task_version: str = ""
+
+
+def results_of(found: Mapping[str, Any]) -> list[TaskResult]:
+    """Return the metrics in the result of lm-evaluation-harness; other values of a task are skipped."""
+    results = []
+    for task, values in (found["results"] | found.get("groups", {})).items():
+        counts = found["n-samples"].get(task, {})
+        for key, value in values.items():
+            metric, _, label = key.partition(",")
+            is_metric = bool(label) and not metric.endswith("_stderr")
+            if not is_metric or isinstance(value, bool) or not isinstance(value, Real):
+                continue
+            stderr = values.get(f"{metric}_stderr,{label}")
+            version = found["versions"].get(task)
+            result = TaskResult(
+                task=task,
+                metric=metric if label == "none" else f"{metric} ({label})",
+                value=float(value),
+                stderr=float(stderr) if isinstance(stderr, Real) else None,
+                higher_is_better=found["higher_is_better"].get(task, {}).get(metric),
+                samples=int(values.get("sample_len") or counts.get("effective", 0)),
+                of=int(counts.get("original", 0)),
+                shots=found["n-shot"].get(task),
+                task_version="" if version in (None, "N/A", "Yaml") else str(version),
+            )
+            results.append(result)
+    return results
+
+
+def table(results: Sequence[TaskResult]) -> list[list[str]]:
+    """Return the rows of a table of results, with `TITLES` first."""
+    rows = [list(TITLES)]
+    for each in results:
+        stderr = "" if each.stderr is None else number(each.stderr)
+        samples = f"{each.samples:,}"
+        if each.samples < each.of:
+            samples += f" of {each.of:,}"
+        shots = "" if each.shots is None else str(each.shots)
+        rows.append([each.task, each.metric, number(each.value), stderr, samples, shots])
+    return rows
+
+
+def number(value: float) -> str:
+    """Format a metric: four decimals, or four digits of a large number."""
+    return f"{value:.4f}" if abs(value) < 1e5 else f"{value:.3e}"
+
+
+def add_results(run: Path, results: Sequence[TaskResult], facts: Mapping[str, Any]) -> None:
+    """Add results to the file of a run; results of the same task and `facts`, except versions and time, are replaced.
+
+    Args:
+        run: the run.
+        results: the new results.
+        facts: what they depend on: `step`, `weights`, `limit`, `chat_template`; and `versions` and `date`.
+
+    Raises:
+        UserError: if the file is damaged.
+        OSError: if it cannot be written.
+    """
+    entries = _entries(run)
+    new = [asdict(result) | dict(facts) for result in results]
+    replaced = [_key(entry) for entry in new]
+    kept = [entry for entry in entries if _key(entry) not in replaced]
+    write_json(run / FILE, {"results": kept + new})
+
+
+def read_results(run: Path, step: int | None = None) -> list[tuple[TaskResult, dict[str, Any]]]:
+    """Return the results of a run and the facts of each, in the order of their evaluation.
+
+    Args:
+        run: the run.
+        step: only results of the checkpoint of this step; None: of all checkpoints.
+
+    Raises:
+        UserError: if the file is damaged.
+    """
+    names = {field.name for field in fields(TaskResult)}
+    found = []
+    for entry in _entries(run):
+        if step is not None and entry.get("step") != step:
+            continue
+        result = TaskResult(**{name: value for name, value in entry.items() if name in names})
+        found.append((result, {name: value for name, value in entry.items() if name not in names}))
+    return found
+
+
+def setting(facts: Mapping[str, Any]) -> str:
+    """Return the settings of an evaluation that differ from the defaults, such as `chat template`, or ""."""
+    parts = []
+    if facts.get("chat_template"):
+        parts.append("chat template")
+    if facts.get("weights", "float32") != "float32":
+        parts.append(f"{facts['weights']} weights")
+    return ", ".join(parts)
+
+
+def _key(entry: Mapping[str, Any]) -> list[Any]:
+    names = ("task", "metric", "step", "weights", "limit", "shots", "chat_template")
+    return [entry.get(name) for name in names]
+
+
+def _entries(run: Path) -> list[dict[str, Any]]:
+    path = run / FILE
+    if not path.exists():
+        return []
+    entries = read_json(path).get("results")
+    is_valid = isinstance(entries, list) and all(_is_entry(entry) for entry in entries)
+    if not is_valid:
+        raise UserError(f"{path} is damaged: delete it, and evaluate the tasks again")
+    return list(entries)  # type: ignore[arg-type]
+
+
+def _is_entry(entry: Any) -> bool:
+    """Return whether a value is a result as `add_results` writes it."""
+    if not isinstance(entry, dict):
+        return False
+    texts = all(isinstance(entry.get(name), str) for name in ("task", "metric"))
+    value = type(entry.get("value")) in (int, float)
+    stderr = entry.get("stderr") is None or type(entry["stderr"]) in (int, float)
+    counts = all(type(entry.get(name, 0)) is int for name in ("samples", "of"))
+    return texts and value and stderr and counts

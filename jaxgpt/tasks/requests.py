@@ -1,0 +1,173 @@
+"""The three kinds of requests of a task, answered by a model: choices, complete texts, and texts to generate.
+
+The definitions are those of lm-evaluation-harness for causal models, without its package.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from jaxgpt.config import SEED
+from jaxgpt.errors import UserError, short_repr
+from jaxgpt.lm import LM, generate, score
+from jaxgpt.lm.arguments import start_ids
+
+ANSWER_ROWS = 16  # texts generated in a batch
+SAMPLING = ("top_k", "top_p", "min_p", "repetition_penalty")  # settings of a request that `generate` has, too
+
+Count = Callable[[int, int], None]  # called with the number of finished requests so far, and the total
+
+
+def no_count(done: int, total: int) -> None:
+    """Ignore the progress."""
+
+
+class Choice(NamedTuple):
+    """A continuation whose probability a task compares, as ids after the ids of its context."""
+
+    context: list[int]
+    ids: list[int]
+
+
+class Prompt(NamedTuple):
+    """A text to continue.
+
+    Attributes:
+        text: the prompt.
+        stop: strings that end the answer.
+        new_tokens: maximum number of tokens of the answer.
+        sampling: settings of `generate`; `temperature` 0 for greedy answers.
+    """
+
+    text: str
+    stop: tuple[str, ...]
+    new_tokens: int
+    sampling: Mapping[str, Any]
+
+
+def encode(lm: LM, text: str, with_start: bool = True) -> list[int]:
+    """Encode a text; names of special tokens become their ids, as in transformers.
+
+    With `with_start`, the ids begin with the tokenizer's beginning-of-text ids.
+    """
+    ids: list[int] = lm.tokenizer.encode_special(text).tolist()
+    before = list(lm.tokenizer.bos_ids)
+    if not with_start or ids[: len(before)] == before:
+        return ids
+    return before + ids
+
+
+def prefix_id(lm: LM) -> int:
+    """Return the id before a text without context."""
+    return start_ids(lm.tokenizer)[0]
+
+
+def answer_choices(lm: LM, choices: Sequence[Choice], count: Count = no_count) -> list[tuple[float, bool]]:
+    """Return the log probability of each choice in nats, and whether greedy decoding would produce it.
+
+    A context that does not fit the context length with its choice loses its beginning.
+
+    Raises:
+        UserError: if a choice is empty or longer than the context length.
+    """
+    context_length = lm.config.model.block_size
+    contexts = []
+    for choice in choices:
+        if len(choice.ids) > context_length:
+            raise UserError(
+                f"a choice of the task has {len(choice.ids)} tokens, and the model's context is {context_length}: choose a "
+                f"task with shorter texts"
+            )
+        kept = context_length + 1 - len(choice.ids)
+        contexts.append(choice.context[-kept:])
+    scores = score(lm, contexts, [choice.ids for choice in choices], progress=count)
+    return [(float(each.log_p.sum(dtype="float64")), bool(each.is_best.all())) for each in scores]
+
+
+def windows(ids: list[int], start: int, length: int) -> list[Choice]:
+    """Split a text into windows that predict each of its ids once.
+
+    A window has at most `length` inputs. The first begins with the id `start`. Each later window begins with the last input
+    of the window before; the last one has as many earlier ids as fit.
+    """
+    sequence = [start, *ids]
+    found = []
+    for begin in range(0, len(ids), length):
+        end = min(begin + length, len(ids))
+        first = max(end - length, 0)
+        found.append(Choice(sequence[first : begin + 1], ids[begin:end]))
+    return found
+
+
+def answer_texts(lm: LM, texts: Sequence[list[int]], count: Count = no_count) -> list[float]:
+    """Return the log probability of each complete text, in nats; long texts are split into `windows`."""
+    start = prefix_id(lm)
+    choices: list[Choice] = []
+    owners: list[int] = []
+    for owner, ids in enumerate(texts):
+        parts = windows(ids, start, lm.config.model.block_size)
+        choices += parts
+        owners += [owner] * len(parts)
+
+    totals = [0.0] * len(texts)
+    for owner, (log_p, _) in zip(owners, answer_choices(lm, choices, count), strict=True):
+        totals[owner] += log_p
+    return totals
+
+
+def answer_prompts(lm: LM, prompts: Sequence[Prompt], count: Count = no_count, seed: int = SEED) -> list[str]:
+    """Return the answer to each prompt, without its stop string. A prompt that leaves no room loses its beginning.
+
+    Raises:
+        UserError: if the answers of a request may fill the whole context.
+    """
+    context_length = lm.config.model.block_size
+    groups: dict[str, list[int]] = {}
+    for n, prompt in enumerate(prompts):
+        settings = json.dumps([prompt.stop, prompt.new_tokens, dict(prompt.sampling)])
+        groups.setdefault(settings, []).append(n)
+
+    answers: dict[int, str] = {}
+    for members in groups.values():
+        _, stop, new_tokens, sampling = prompts[members[0]]
+        longest = context_length - new_tokens
+        if longest < 1:
+            raise UserError(
+                f"the task generates up to {new_tokens} tokens, and the model's context is {context_length}: set a lower "
+                f"max_gen_toks in the task, or choose a different one"
+            )
+        ids = {n: encode(lm, prompts[n].text)[-longest:] or [prefix_id(lm)] for n in members}
+
+        # Batches of prompts of similar lengths.
+        order = sorted(members, key=lambda n: -len(ids[n]))
+        for first in range(0, len(order), ANSWER_ROWS):
+            batch = order[first : first + ANSWER_ROWS]
+            generations = generate(
+                lm, [ids[n] for n in batch], max_new_tokens=new_tokens, stop=stop, key=seed + first, **sampling
+            )
+            answers |= {n: generation.text for n, generation in zip(batch, generations, strict=True)}
+            count(len(answers), len(prompts))
+    return [answers[n] for n in range(len(prompts))]
+
+
+def as_prompt(text: str, request: Mapping[str, Any]) -> Prompt:
+    """Return a prompt with the settings of a request of the harness, after its `normalize_gen_kwargs`.
+
+    Raises:
+        UserError: if a setting has no equivalent.
+    """
+    values = dict(request)
+    stop = tuple(each for each in values.pop("until", []) if each)
+    new_tokens = int(values.pop("max_gen_toks"))
+    is_sampled = values.pop("do_sample", False)
+    temperature = values.pop("temperature", 1.0)
+    sampling = {name: values.pop(name) for name in SAMPLING if name in values}
+    if values:
+        name = next(iter(values))
+        raise UserError(
+            f"the task sets {name} {short_repr(values[name])} in generation_kwargs, which jaxgpt does not have: use "
+            f"{', '.join(('until', 'max_gen_toks', 'do_sample', 'temperature', *SAMPLING))}"
+        )
+    return Prompt(text, stop, new_tokens, {"temperature": temperature if is_sampled else 0.0} | sampling)

@@ -1,0 +1,253 @@
+"""Tasks of lm-evaluation-harness: `jaxgpt eval --tasks` on local files, without a network, and tasks during training."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from helpers import TEXT, Result, jaxgpt, lm_of
+
+from jaxgpt.data.tokenizer_files import make_tokenizer
+from jaxgpt.lm import save
+from jaxgpt.trainer.metrics import read_metrics
+
+HEAD = "dataset_path: json\ndataset_kwargs:\n  data_files:\n    test: {data}\ntest_split: test\n"
+TASKS = {
+    "quiz": """task: quiz
+output_type: multiple_choice
+doc_to_text: "{{question}}"
+doc_to_choice: choices
+doc_to_target: answer
+metric_list:
+  - metric: acc
+  - metric: acc_norm
+""",
+    "pages": """task: pages
+output_type: loglikelihood_rolling
+doc_to_text: ""
+doc_to_target: "{{question}}"
+metric_list:
+  - metric: bits_per_byte
+""",
+    "sums": """task: sums
+output_type: generate_until
+doc_to_text: "{{question}}"
+doc_to_target: "{{choices[0]}}"
+generation_kwargs:
+  until: ["."]
+  max_gen_toks: 6
+metric_list:
+  - metric: exact_match
+""",
+}
+
+
+def write_tasks(directory: Path) -> None:
+    """Write three tasks on the same twelve questions."""
+    rows = []
+    for n in range(12):
+        rows.append({"question": f"{n} plus {n} is", "choices": [str(2 * n), str(3 * n), str(n)], "answer": 0})
+    data = directory / "questions.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name, text in TASKS.items():
+        (directory / f"{name}.yaml").write_text(text + HEAD.format(data=data))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("lm_eval", reason="tasks need lm-evaluation-harness: pip install 'jaxgpt[eval]'")
+    directory = tmp_path_factory.mktemp("tasks")
+    write_tasks(directory)
+    lm = lm_of("llama", block_size=64, vocab_size=256)
+    save(lm._replace(tokenizer=make_tokenizer("byte", "", 0, 256)), directory / "run")
+    return directory
+
+
+def error(result: Result) -> str:
+    """Return the only line of a command that failed because of its input."""
+    assert result.code == 2, result.err
+    assert not result.out
+    lines = [line for line in result.err.splitlines() if line.startswith("jaxgpt: ")]
+    return lines[-1]
+
+
+def evaluate(folder: Path, *args: str) -> Result:
+    return jaxgpt("eval", str(folder / "run"), "--tasks-path", str(folder), *args)
+
+
+def test_tasks_of_three_kinds_are_evaluated_and_kept(folder: Path) -> None:
+    result = evaluate(folder, "--tasks", "quiz,pages,sums", "--limit", "5", "--json")
+    assert result.code == 0
+    assert not result.err.replace("\n", "") or "jaxgpt:" not in result.err
+    found = {(each["task"], each["metric"]): each for each in result.json["tasks"]}
+    assert set(found) == {("quiz", "acc"), ("quiz", "acc_norm"), ("pages", "bits_per_byte"), ("sums", "exact_match")}
+    assert found["quiz", "acc"]["samples"] == 5
+    assert found["quiz", "acc"]["of"] == 12
+    assert 0 <= found["quiz", "acc"]["value"] <= 1
+    assert found["quiz", "acc"]["stderr"] >= 0
+    kept = json.loads((folder / "run" / "tasks.json").read_text())["results"]
+    assert [each["value"] for each in kept] == [each["value"] for each in result.json["tasks"]]
+    assert all(each["versions"]["lm_eval"] for each in kept)
+
+
+def test_the_loss_of_a_text_is_the_bits_per_byte_of_its_task(folder: Path) -> None:
+    """The model reads bytes: its loss in nats is the task's bits per byte."""
+    import jaxgpt as package
+    from jaxgpt.tasks.load import open_tasks
+    from jaxgpt.tasks.requests import answer_texts, encode
+
+    lm = package.load(folder / "run")
+    [result] = open_tasks(["pages"], str(folder)).evaluate(lm)
+    questions = [json.loads(line)["question"] for line in (folder / "questions.jsonl").read_text().splitlines()]
+    log_p = sum(answer_texts(lm, [encode(lm, question) for question in questions]))
+    assert result.value == pytest.approx(-log_p / sum(map(len, questions)) / 0.6931471805599453, rel=1e-6)
+
+
+def test_a_yaml_file_is_a_task_and_examples_are_added(folder: Path) -> None:
+    text = TASKS["quiz"] + HEAD.format(data=folder / "questions.jsonl") + "fewshot_split: test\n"
+    (folder / "shots.yaml").write_text(text.replace("task: quiz", "task: shots"))
+    args = ("--tasks", str(folder / "shots.yaml"), "--limit", "3", "--shots", "2", "--json")
+    result = jaxgpt("eval", str(folder / "run"), *args)
+    assert {each["shots"] for each in result.json["tasks"]} == {2}
+
+
+def test_every_evaluation_has_the_same_examples(folder: Path) -> None:
+    from jaxgpt import load
+    from jaxgpt.tasks.load import open_tasks
+
+    text = TASKS["quiz"] + HEAD.format(data=folder / "questions.jsonl") + "fewshot_split: test\n"
+    (folder / "again.yaml").write_text(text.replace("task: quiz", "task: again"))
+    tasks = open_tasks(["again"], str(folder), shots=2)
+    lm = load(folder / "run")
+    first, second = (tasks.details(lm, limit=3, samples=True)["samples"]["again"] for _ in range(2))
+    assert [each["arguments"] for each in first] == [each["arguments"] for each in second]
+
+
+def test_stored_weights_are_evaluated(folder: Path) -> None:
+    result = evaluate(folder, "--tasks", "quiz", "--limit", "3", "--weights", "int8")
+    assert "int8 weights" in result.out
+
+
+def test_data_that_need_the_network_are_named_in_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxgpt.tasks.load.reachable", lambda: False)
+    for name in ("far", "away"):
+        text = TASKS["quiz"].replace("task: quiz", f"task: {name}")
+        (folder / f"{name}.yaml").write_text(f"{text}dataset_path: nobody/{name}\ntest_split: test\n")
+    before = (folder / "run" / "tasks.json").exists()
+    message = error(evaluate(folder, "--tasks", "far,quiz,away"))
+    assert "the Hugging Face Hub cannot be reached" in message
+    assert "far (nobody/far), away (nobody/away)" in message
+    assert (folder / "run" / "tasks.json").exists() == before
+
+
+BAD = {
+    "no_data": (TASKS["quiz"] + HEAD.format(data="nowhere.jsonl"), "FileNotFoundError: Unable to find"),
+    "no_field": (TASKS["quiz"].replace("{{question}}", "{{riddle}}") + "DATA", "cannot"),
+    "programs": (TASKS["sums"] + "unsafe_code: true\nDATA", "programs runs the programs that a model writes"),
+    "long": (TASKS["sums"].replace("max_gen_toks: 6", "max_gen_toks: 64") + "DATA", "up to 64 tokens"),
+    "beams": (TASKS["sums"].replace("  until", "  num_beams: 3\n  until") + "DATA", "the task sets num_beams 3"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_task_that_cannot_be_evaluated_raises_one_line(folder: Path, name: str, tmp_path: Path) -> None:
+    text, message = BAD[name]
+    text = text.replace("DATA", HEAD.format(data=folder / "questions.jsonl"))
+    kind = "quiz" if "task: quiz" in text else "sums"
+    (tmp_path / "bad.yaml").write_text(text.replace(f"task: {kind}", f"task: {name}"))
+    save_before = (folder / "run" / "tasks.json").exists()
+    result = jaxgpt("eval", str(folder / "run"), "--tasks", str(tmp_path / "bad.yaml"))
+    assert message in error(result)
+    assert (folder / "run" / "tasks.json").exists() == save_before
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--limit", "3"], "--limit has no effect without --tasks: omit it"),
+        (["--shots", "0"], "--shots has no effect without --tasks: omit it"),
+        (["--tasks", "quiz", "--data.path", "a.txt"], "--data.path has no effect with --tasks: omit it"),
+        (["--tasks", "a.yaml"], "the file of a task a.yaml does not exist"),
+        (["--tasks", ","], "no task is named"),
+        (["--tasks", "quiz", "--tasks-path", "nowhere"], "the directory of tasks nowhere does not exist"),
+    ],
+    ids=str,
+)
+def test_options_that_do_not_fit_raise_one_line(folder: Path, args: list[str], message: str) -> None:
+    assert message in error(jaxgpt("eval", str(folder / "run"), *args))
+
+
+@pytest.mark.long
+def test_an_unknown_task_suggests_a_similar_one(folder: Path) -> None:
+    message = error(evaluate(folder, "--tasks", "quizz"))
+    assert message.startswith("jaxgpt: unknown task quizz (did you mean quiz")
+
+
+def test_without_the_harness_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(lm_of("gpt2"), tmp_path / "run")
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    message = error(jaxgpt("eval", str(tmp_path / "run"), "--tasks", "hellaswag"))
+    assert message == "jaxgpt: tasks need lm-evaluation-harness, which is not installed: pip install 'jaxgpt[eval]'"
+    assert not (tmp_path / "run" / "tasks.json").exists()
+
+
+TRAIN = """train python-char --data.path text.txt --data.tokenizer byte --model.block-size 64 --model.n-layer 1
+--model.n-embd 16 --model.n-head 2 --train.batch-size 4 --train.steps 4 --train.eval-every 1 --train.eval-windows 2
+--train.sample-tokens 0 --out run
+""".split()
+
+
+@pytest.mark.ci
+def test_training_evaluates_tasks_and_the_metrics_equal_eval(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text(TEXT)
+    args = ["--tasks", "quiz,sums", "--tasks-path", str(folder), "--tasks-every", "2", "--tasks-limit", "4"]
+    result = jaxgpt(*TRAIN, *args)
+    assert result.code == 0, result.err
+    lines = [line for line in read_metrics(tmp_path / "run" / "metrics.jsonl") if "quiz/acc" in line]
+    assert [line["step"] for line in lines] == [2, 4]
+    assert all("val_loss" in line and "quiz/acc_norm_stderr" in line for line in lines)
+
+    last = ["--checkpoint", "last", "--tasks", "quiz,sums", "--tasks-path", str(folder), "--limit", "4", "--json"]
+    found = jaxgpt("eval", "run", *last).json["tasks"]
+    for each in found:
+        assert lines[-1][f"{each['task']}/{each['metric']}"] == pytest.approx(each["value"], abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--tasks", "quiz", "--tasks-every", "3", "--train.eval-every", "2"], "--tasks-every 3 is not a multiple of"),
+        (["--tasks", "nope.yaml"], "the file of a task nope.yaml does not exist"),
+        (["--tasks-limit", "3"], "--tasks-limit has no effect without --tasks: omit it"),
+    ],
+    ids=str,
+)
+def test_tasks_that_cannot_be_trained_with_start_no_run(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args: Sequence[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text(TEXT)
+    assert message in error(jaxgpt(*TRAIN, *args))
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_windows_of_long_texts_are_the_harness_own() -> None:
+    pytest.importorskip("lm_eval", reason="compares with lm-evaluation-harness: pip install 'jaxgpt[eval]'")
+    from hypothesis import given
+    from hypothesis import strategies as st
+    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+    from jaxgpt.tasks.requests import windows
+
+    @given(st.lists(st.integers(0, 9), max_size=40), st.integers(1, 12))
+    def check(ids: list[int], length: int) -> None:
+        expected = [make_disjoint_window(pair) for pair in get_rolling_token_windows(ids, 99, length, 1)]
+        assert [tuple(window) for window in windows(ids, 99, length)] == expected
+
+    check()

@@ -1,0 +1,109 @@
+"""Tasks as an evaluator of a run: when it is called, what it is given, and what stops it. Needs no harness."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import TEXT, small_run
+
+import jaxgpt
+from jaxgpt.config import Config, LoraConfig
+from jaxgpt.lm import LM
+from jaxgpt.progress import Progress
+from jaxgpt.tasks.evaluator import TaskMetrics, TaskScores
+from jaxgpt.tasks.record import TaskResult
+from jaxgpt.tasks.requests import Choice, answer_choices
+from jaxgpt.trainer.evaluation import Every, Measured, ValidationLoss, Watch
+from jaxgpt.trainer.events import Listener, Outcome
+from jaxgpt.trainer.loop import Start, train
+from jaxgpt.trainer.metrics import read_metrics
+
+
+class OneChoice:
+    """Loaded tasks with a single choice, whose metric is its log probability."""
+
+    def evaluate(self, lm: LM, *, progress: Progress, **options: Any) -> list[TaskResult]:
+        [(log_p, _)] = answer_choices(lm, [Choice([1, 2], [3, 4])], progress)
+        return [TaskResult("quiz", "log_p", log_p, 0.5, True, 1)]
+
+
+@pytest.fixture(autouse=True)
+def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text(TEXT)
+
+
+def run(config: Config, evaluators: Sequence[Any]) -> Outcome:
+    return train(Start(config, "out", evaluators=evaluators), Listener())
+
+
+def scores(steps: int) -> Every:
+    return Every(TaskScores(OneChoice()), steps)  # type: ignore[arg-type]
+
+
+def evaluated() -> dict[int, float]:
+    """Return the metric of the task at each step."""
+    lines = read_metrics(Path("out/metrics.jsonl"))
+    return {line["step"]: line["quiz/log_p"] for line in lines if "quiz/log_p" in line}
+
+
+def test_tasks_score_the_weights_of_each_evaluation() -> None:
+    run(small_run(eval_every=2, keep_every=2), (ValidationLoss(), scores(4)))
+    found = evaluated()
+    assert list(found) == [4, 8]
+    for step, value in found.items():
+        [(log_p, _)] = answer_choices(jaxgpt.load("out", step), [Choice([1, 2], [3, 4])])
+        assert value == pytest.approx(log_p, abs=1e-5)
+
+
+def test_tasks_of_adapters_score_the_merged_weights() -> None:
+    run(small_run(), ())
+    model = jaxgpt.load("out").config.model
+    adapted = replace(small_run(steps=4), model=model, init_from="out/checkpoints/8", lora=LoraConfig(rank=2))
+    train(Start(adapted, "tuned", evaluators=(ValidationLoss(), scores(0))), Listener())
+    [line] = [line for line in read_metrics(Path("tuned/metrics.jsonl")) if "quiz/log_p" in line]
+    [(log_p, _)] = answer_choices(jaxgpt.load("tuned", "last"), [Choice([1, 2], [3, 4])])
+    assert line["quiz/log_p"] == pytest.approx(log_p, abs=1e-5)
+
+
+def test_evaluators_do_not_change_the_weights() -> None:
+    alone = run(small_run(), ())
+    with_tasks = train(Start(small_run(), "again", evaluators=(ValidationLoss(), scores(4))), Listener())
+    assert alone.evaluation is not None
+    assert with_tasks.evaluation is not None
+    assert alone.evaluation.ranking == with_tasks.evaluation.ranking
+
+
+@pytest.mark.parametrize(("steps", "at"), [(0, [8]), (2, [2, 4, 6, 8]), (4, [4, 8]), (6, [6, 8])])
+def test_every_calls_at_multiples_and_at_the_end(steps: int, at: list[int]) -> None:
+    called: list[int] = []
+
+    def evaluator(program: Any, params: Any, watch: Watch) -> Measured:
+        called.append(watch.step)
+        return Measured({}, 0.0)
+
+    for step in range(2, 9, 2):
+        Every(evaluator, steps)(None, None, Watch(final=step == 8, step=step))  # type: ignore[arg-type]
+    assert called == at
+
+
+def test_a_stopped_run_ends_the_evaluation() -> None:
+    def stopped(program: Any, params: Any, watch: Watch) -> Measured:
+        stopping = watch._replace(interrupted=lambda: True)
+        assert TaskScores(OneChoice())(program, params, stopping) is None  # type: ignore[arg-type]
+        return Measured({"checked": 1.0}, 0.0)
+
+    run(small_run(steps=4), (ValidationLoss(), stopped))
+    assert [line["checked"] for line in read_metrics(Path("out/metrics.jsonl")) if "checked" in line] == [1.0]
+
+
+def test_the_printed_result_has_errors_and_the_ranking_is_lower_for_better_scores() -> None:
+    better = TaskMetrics((TaskResult("quiz", "acc", 0.5, 0.05, True), TaskResult("pages", "bits_per_byte", 3.25)))
+    worse = TaskMetrics((TaskResult("quiz", "acc", 0.4, 0.05, True), TaskResult("pages", "bits_per_byte", 9.0)))
+    assert str(better) == "quiz acc 0.5000 +- 0.0500, pages bits_per_byte 3.2500"
+    assert better.ranking < worse.ranking
+    assert better.metrics == {"quiz/acc": 0.5, "quiz/acc_stderr": 0.05, "pages/bits_per_byte": 3.25}
