@@ -1,14 +1,15 @@
-"""Download repositories from the Hugging Face Hub, with one-line errors."""
+"""Download from the Hugging Face Hub, and upload exported models, with one-line errors."""
 
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxgpt.errors import UserError
+from jaxgpt.errors import UserError, short_repr
 
 TIMEOUT = 3.0  # maximum number of seconds to wait for a connection to the hub
 HINTS = {  # keyed by huggingface_hub exception name, subclasses first
@@ -18,6 +19,10 @@ HINTS = {  # keyed by huggingface_hub exception name, subclasses first
     "OfflineModeIsEnabled": "not in the hub's cache, and offline mode is on: set HF_HUB_OFFLINE=0, or pass a directory",
     "LocalEntryNotFoundError": "not in the hub's cache, and the hub cannot be reached: pass a directory instead",
     "HFValidationError": "not a valid name on the hub",
+}
+UPLOAD_HINTS = {  # keyed by HTTP status
+    401: "the token is not valid: run hf auth login, or change HF_TOKEN",
+    403: "the token has no permission to write there: use a token with write access",
 }
 
 
@@ -57,6 +62,47 @@ def download(
         reason = hint or f"{type(e).__name__}: {' '.join(str(e).split())[:200]}"
         raise UserError(f"{repo} at {revision}: {reason}") from None
     return Path(path)
+
+
+def check_upload(repo: str) -> None:
+    """Raise `UserError` if `upload` would fail for its name or for a missing login."""
+    from huggingface_hub import get_token
+
+    if not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", repo):
+        raise UserError(f"{short_repr(repo)} is not a repository of the hub: use OWNER/NAME")
+    if not get_token():
+        raise UserError(f"cannot upload to {repo}: not logged in; run hf auth login, or set HF_TOKEN")
+
+
+def upload(directory: Path, repo: str, private: bool = True) -> str:
+    """Upload the files of a directory as one commit, and return the address of the model; the directory is unchanged.
+
+    The repository is created if it does not exist. The token is that of the hub's own login.
+
+    Args:
+        directory: an exported model.
+        repo: name of the repository, `owner/name`.
+        private: whether a new repository is private; an existing one keeps its visibility.
+
+    Raises:
+        UserError: if the user is not logged in or lacks permission, or the hub cannot be reached or rejects the files.
+    """
+    from huggingface_hub import HfApi, constants
+
+    check_upload(repo)
+    retry = f"the files are in {directory}: run hf upload {repo} {directory}"
+    if constants.is_offline_mode() or not reachable():
+        raise UserError(f"cannot upload to {repo}: {constants.ENDPOINT} cannot be reached; {retry}")
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    api = HfApi()
+    try:
+        created = api.create_repo(repo, private=private, exist_ok=True)
+        api.upload_folder(repo_id=repo, folder_path=directory, commit_message="Upload model")
+    except Exception as e:  # errors of the hub's client and of the network
+        status = getattr(getattr(e, "response", None), "status_code", None)
+        reason = UPLOAD_HINTS.get(status, f"{type(e).__name__}: {' '.join(str(e).split())[:200]}")
+        raise UserError(f"cannot upload to {repo}: {reason}; {retry}") from None
+    return str(created)
 
 
 def reachable(timeout: float = TIMEOUT) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
 
 from jaxgpt.cli.options import Checkpoint, Json
 from jaxgpt.cli.output import print_result, progress
@@ -17,6 +19,10 @@ def export(
     *,
     adapter: bool = False,
     base: str = "",
+    license: str = "",
+    shard_size: str = "5GB",
+    push: str = "",
+    public: Annotated[bool, Parameter(negative_bool=())] = False,
     dtype: Literal["float32", "bfloat16", "float16"] = "float32",
     type: str = "",
     checkpoint: Checkpoint = "best",
@@ -29,6 +35,7 @@ def export(
     jaxgpt export runs/shakespeare exported
     jaxgpt export runs/shakespeare exported --checkpoint last
     jaxgpt export runs/shakespeare exported --dtype bfloat16  # half the size
+    jaxgpt export runs/llama exported --license apache-2.0 --push me/model  # upload it to the Hugging Face Hub
     jaxgpt export runs/llama model.gguf --type q8_0  # for llama.cpp
     jaxgpt export runs/lora adapter --adapter  # a PEFT adapter; without --adapter, the merged model
 
@@ -39,30 +46,51 @@ def export(
         dtype: type of the model's weights in a directory; the logit difference then includes the rounding
         type: type of the matrices of a .gguf file: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0; empty: f32
         base: name or directory of the base model to record (implies --adapter); empty: the path of the base's checkpoint
+        license: license for the model card, such as apache-2.0; empty: of the imported model, otherwise unknown
+        shard_size: maximum size of a file of weights in a directory, with KB, MB or GB
+        push: upload the directory to this repository of the Hugging Face Hub, OWNER/NAME, as one commit
+        public: create the repository of --push as a public one; otherwise, it is private
     """
-    from jaxgpt.convert.files import is_gguf
+    from jaxgpt.convert.card import check_license
+    from jaxgpt.convert.files import as_bytes, is_gguf
     from jaxgpt.convert.gguf_export import export_gguf
     from jaxgpt.convert.models import export_model
     from jaxgpt.convert.peft import export_adapter
+    from jaxgpt.hub import check_upload, upload
 
     is_adapter = adapter or bool(base)
     to_gguf = is_gguf(Path(directory))
     _check_options(directory, is_adapter, to_gguf, dtype, type)
-    with progress("exporting"):
+    for option, value in (("--license", license), ("--push", push)):
+        if value and to_gguf:
+            raise UserError(f"{option} needs a directory: choose a name that does not end in .gguf, or omit {option}")
+    if public and not push:
+        raise UserError("--public has no effect without --push: omit it")
+    check_license(license)
+    shard_bytes = as_bytes(shard_size)
+    if push:
+        check_upload(push)  # before the work
+    with progress("exporting") as activity:
         if is_adapter:
-            done = export_adapter(run, Path(directory), checkpoint, base)
+            done = export_adapter(run, Path(directory), checkpoint, base, license, push)
         elif to_gguf:
             done = export_gguf(run, Path(directory), type or "f32", checkpoint)
         else:
-            done = export_model(run, Path(directory), checkpoint, dtype)
+            done = export_model(run, Path(directory), checkpoint, dtype, shard_bytes, license, push)
+        address = ""
+        if push:
+            activity.stage("uploading")
+            address = upload(Path(directory), push, private=not public)
     facts = {
         "model": f"{run}, {done.family}, {done.parameters:,} parameters",
         "file" if to_gguf else "directory": directory,
         "supported by": _supported(done.engines),
         "largest logit difference after reloading": f"{done.max_logit_change:.1e}",
         "note": done.note,
+        "uploaded to": f"{address} ({'public' if public else 'private'}, if it is new)" if address else "",
     }
-    return print_result(json, {"run": run, "directory": directory} | done._asdict(), facts)
+    uploaded = {"address": address} if address else {}
+    return print_result(json, {"run": run, "directory": directory} | done._asdict() | uploaded, facts)
 
 
 def _check_options(directory: str, is_adapter: bool, to_gguf: bool, dtype: str, type: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from jaxgpt import __version__
 from jaxgpt.checkpoint.run import Run, parse_checkpoint
 from jaxgpt.checkpoint.store import Info
 from jaxgpt.config import Config, flat
-from jaxgpt.errors import UserError
+from jaxgpt.errors import UserError, short_repr
 from jaxgpt.files import read_bytes
 from jaxgpt.model.params import count_parameters
 from jaxgpt.report.baselines import read_baselines
@@ -31,8 +32,22 @@ tokenizer = AutoTokenizer.from_pretrained("{name}")
 ```
 
 ```sh
-jaxgpt import {name} runs/{name}
-jaxgpt sample runs/{name} --prompt "..."
+jaxgpt import {name} runs/{run}
+jaxgpt sample runs/{run} --prompt "..."
+```
+"""
+LOAD_VLLM = """In vLLM, according to its source code, not run:
+
+```sh
+vllm serve {name}
+```
+"""
+LOAD_LLAMACPP = """In llama.cpp, as a GGUF file:
+
+```sh
+jaxgpt import {name} runs/{run}
+jaxgpt export runs/{run} {run}.gguf --type q8_0
+llama-cli -m {run}.gguf
 ```
 """
 LOAD_ADAPTER = """```python
@@ -42,38 +57,54 @@ model = AutoPeftModelForCausalLM.from_pretrained("{name}")
 ```
 
 ```sh
-jaxgpt import {name} runs/{name} --init-from runs/base
+jaxgpt import {name} runs/{run} --init-from runs/base
 ```
 """
 
 
 def model_card(
-    run: Path, info: Info, name: str, config: Config, command: str, base: str = "", adapter: bool = False
+    run: Path,
+    info: Info,
+    name: str,
+    config: Config,
+    command: str,
+    base: str = "",
+    adapter: bool = False,
+    license: str = "",
+    served: Sequence[str] = (),
 ) -> str:
     """Return the model card of an exported model or adapter, followed by the card that the run was imported with.
 
     Args:
         run: the run.
         info: content of the checkpoint.json of the exported checkpoint.
-        name: name of the exported directory.
+        name: name of the exported directory, or of the model on the hub.
         config: settings of the run.
         command: command that exported it.
         base: name of the base model on the hub, if known.
         adapter: whether the directory has only the adapters.
+        license: license of the model; empty: of the original model, if its card names one.
+        served: programs that support the directory, as from `engines`.
+
+    Raises:
+        UserError: if the license is not the name of a license.
     """
+    check_license(license)
     original = original_card(run, config)
     sections = [
-        _front_matter(original, base, adapter),
+        _front_matter(original, base, adapter, license),
         f"# {name}\n",
         _model(config, adapter),
         _training(run, info, config, base),
         _results(run, info, config),
         _tasks(run, info),
         "## How to load it\n",
-        (LOAD_ADAPTER if adapter else LOAD_MODEL).format(name=name),
+        (LOAD_ADAPTER if adapter else LOAD_MODEL).format(name=name, run=name.rpartition("/")[2]),
+        _serving(name, served),
         f"## How it was made\n\nExported by jaxgpt {__version__}:\n\n```sh\n{command}\n```\n",
         _settings(config),
-        _license(original),
+        _limits(config),
+        _license(original, license),
     ]
     if original:
         sections.append(f"## Card of the original model\n\n{_without_front_matter(original)}")
@@ -103,13 +134,25 @@ def read_card(directory: Path) -> str:
     return ""
 
 
-def _front_matter(original: str, base: str, adapter: bool) -> str:
-    """Return the metadata that the hub reads; the license is the original model's, if its card names one."""
+def check_license(name: str) -> None:
+    """Raise `UserError` if a license is not a name as the hub has it, such as apache-2.0; "" is none."""
+    if name and not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", name):
+        raise UserError(
+            f"license {short_repr(name)} is not a name of the hub: use one such as apache-2.0, mit or other"
+        )
+
+
+def _front_matter(original: str, base: str, adapter: bool, license: str) -> str:
+    """Return the metadata that the hub reads; without a license, it is the original model's, if its card names one."""
     values = ["library_name: peft" if adapter else "library_name: transformers"]
     values += ["pipeline_tag: text-generation", "tags:", "- jaxgpt"]
     if REPOSITORY.fullmatch(base):
         values.append(f"base_model: {base}")
-    license_lines = re.findall(r"^license(?:_name|_link)?: *[^\n]*$", _metadata(original), re.MULTILINE)
+    license_lines = (
+        [f"license: {license}"]
+        if license
+        else re.findall(r"^license(?:_name|_link)?: *[^\n]*$", _metadata(original), re.MULTILINE)
+    )
     return "\n".join(["---", *values, *license_lines, "---\n"])
 
 
@@ -187,7 +230,27 @@ def _settings(config: Config) -> str:
     return "\n".join(["Settings that differ from the defaults:\n", *rows]) + "\n" if rows else ""
 
 
-def _license(original: str) -> str:
+def _serving(name: str, served: Sequence[str]) -> str:
+    """Return how to load a model in other programs that support it."""
+    parts = []
+    if "vLLM" in served:
+        parts.append(LOAD_VLLM)
+    if "llama.cpp" in served:
+        parts.append(LOAD_LLAMACPP)
+    return "\n".join(parts).format(name=name, run=name.rpartition("/")[2])
+
+
+def _limits(config: Config) -> str:
+    context = config.model.block_size
+    return (
+        f"## Limits\n\nThe model continues texts of up to {context:,} tokens. It may state falsehoods and repeat the biases "
+        f"of its data. The export did not test it for any use.\n"
+    )
+
+
+def _license(original: str, license: str) -> str:
+    if license:
+        return f"## License\n\n{license}, as chosen for this export.\n"
     if re.search("^license:", _metadata(original), re.MULTILINE):
         return "## License\n\nThe license is in the metadata above. It was copied from the original model.\n"
     return "## License\n\nUnknown: the run does not record a license.\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from jaxgpt.errors import UserError, one_line
+from jaxgpt.errors import UserError, one_line, short_repr
 from jaxgpt.files import read_json, write_json
 
 SINGLE = "model.safetensors"
@@ -22,6 +23,9 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 FLOATS = ("F32", "F16", "BF16")
 INDEX = f"{SINGLE}.index.json"
 SHARD_BYTES = 5 * 10**9  # maximum size of a file of weights
+
+
+SIZES = {"KB": 10**3, "MB": 10**6, "GB": 10**9}  # units of sizes of files
 
 
 class Dtype(NamedTuple):
@@ -145,6 +149,19 @@ def _write_safetensors(path: Path, tensors: Sequence[Tensor], dtype: str) -> Non
             f.write(rounded(tensor.name, value, dtype).view(np.uint8).data)
         f.flush()
         os.fsync(f.fileno())
+
+
+def as_bytes(size: str) -> int:
+    """Convert a size such as 5GB or 500MB to bytes, with 10**9 bytes in a GB, as in transformers.
+
+    Raises:
+        UserError: if it is not a positive number with a unit of `SIZES`.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMG]B)", size.strip(), re.IGNORECASE)
+    number = float(found[1]) * SIZES[found[2].upper()] if found else 0
+    if number < 1:
+        raise UserError(f"the size of a shard must be a number with KB, MB or GB, such as 5GB: {short_repr(size)}")
+    return round(number)
 
 
 def write_shards(

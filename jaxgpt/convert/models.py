@@ -127,7 +127,13 @@ def imported_config(target: Path, model: ModelConfig, **settings: Any) -> Config
 
 
 def export_model(
-    run: str | Path, target: Path, checkpoint: str = "best", dtype: str = "float32", shard_bytes: int = SHARD_BYTES
+    run: str | Path,
+    target: Path,
+    checkpoint: str = "best",
+    dtype: str = "float32",
+    shard_bytes: int = SHARD_BYTES,
+    license: str = "",
+    repo: str = "",
 ) -> Converted:
     """Export a run to a directory for transformers' `from_pretrained`.
 
@@ -136,6 +142,8 @@ def export_model(
         checkpoint: `best` (lowest validation loss), `last`, or a step.
         dtype: type of the weights in the files: float32, bfloat16 or float16.
         shard_bytes: maximum size of a file of weights; larger models get several files and an index.
+        license: license for the model card; empty: of the imported model, otherwise unknown.
+        repo: name of the model on the hub, for the model card; empty: the name of `target`.
 
     Raises:
         UserError: if the run or checkpoint does not exist, `target` exists, or a setting has no equivalent in transformers.
@@ -153,7 +161,9 @@ def export_model(
         write_json(directory / "config.json", family.config_to_hf(model) | {"dtype": dtype} | ids)
         save_tokenizer(directory, tokenizer)
         command = f"jaxgpt export {Path(run).name} {target.name} --checkpoint {checkpoint} --dtype {dtype}"
-        card = model_card(Path(run), info, target.name, config, command)
+        served = engines(family, model, tokenizer)
+        name = repo or target.name
+        card = model_card(Path(run), info, name, config, command, license=license, served=served)
         (directory / CARD).write_text(card)
         save_weights(directory, params, model, family.form, dtype, shard_bytes)
 
@@ -167,7 +177,7 @@ def export_model(
         check_change(expected, after)
     change = largest_change(before, after)
     parameters = count_parameters(config.model)
-    return Converted(family.name, parameters, change, engines(family, model, tokenizer))
+    return Converted(family.name, parameters, change, served)
 
 
 def exported_form(model: ModelConfig) -> tuple[Family, ModelConfig]:

@@ -136,7 +136,9 @@ def import_adapter(source: Path, target: Path, init_from: str) -> Converted:
     return Converted("lora", parameter_count(adapters), note=note)
 
 
-def export_adapter(run: str | Path, target: Path, checkpoint: str = "best", base: str = "") -> Converted:
+def export_adapter(
+    run: str | Path, target: Path, checkpoint: str = "best", base: str = "", license: str = "", repo: str = ""
+) -> Converted:
     """Write the adapters of a run as a directory for PEFT's `from_pretrained`, without their base.
 
     Arguments and errors are as in `export_model`; also raises `UserError` if the run has no adapters. `base` is the name or
@@ -149,7 +151,9 @@ def export_adapter(run: str | Path, target: Path, checkpoint: str = "best", base
         write_adapter(directory, config, adapters, base)
         flag = f"--base {base}" if base else "--adapter"
         command = f"jaxgpt export {Path(run).name} {target.name} --checkpoint {checkpoint} {flag}"
-        (directory / CARD).write_text(model_card(Path(run), info, target.name, config, command, base, adapter=True))
+        name = repo or target.name
+        card = model_card(Path(run), info, name, config, command, base, adapter=True, license=license)
+        (directory / CARD).write_text(card)
         lora, back = read_adapter(directory, model)
         before = probe_logits(model, merge(params, adapters, config.lora.alpha))
         change = check_change(before, probe_logits(model, merge(params, back, lora.alpha)))
