@@ -99,7 +99,7 @@ def upload(directory: Path, repo: str, private: bool = True) -> str:
         created = api.create_repo(repo, private=private, exist_ok=True)
         api.upload_folder(repo_id=repo, folder_path=directory, commit_message="Upload model")
     except Exception as e:  # errors of the hub's client and of the network
-        status = getattr(getattr(e, "response", None), "status_code", None)
+        status = int(getattr(getattr(e, "response", None), "status_code", 0))
         reason = UPLOAD_HINTS.get(status, f"{type(e).__name__}: {' '.join(str(e).split())[:200]}")
         raise UserError(f"cannot upload to {repo}: {reason}; {retry}") from None
     return str(created)

@@ -12,7 +12,7 @@ from jaxgpt.data.chat_encoding import chat_format
 from jaxgpt.errors import UserError
 from jaxgpt.lm import LM
 from jaxgpt.tasks import requests
-from jaxgpt.tasks.requests import Choice, Count, no_count
+from jaxgpt.tasks.requests import Continuation, Count, no_count
 
 NEW_TOKENS = 256  # the harness' own default for answers
 
@@ -57,7 +57,7 @@ class TaskModel(TemplateLM):
         return super().loglikelihood(requests_, disable_tqdm=True)
 
     def _loglikelihood_tokens(self, requests_: Sequence[Any], **kwargs: Any) -> list[tuple[float, bool]]:
-        choices = [Choice(context, ids) for _, context, ids in requests_]
+        choices = [Continuation(context, ids) for _, context, ids in requests_]
         return requests.answer_choices(self.lm, choices, self.count)
 
     def loglikelihood_rolling(self, requests_: Sequence[Any], disable_tqdm: bool = False) -> list[float]:

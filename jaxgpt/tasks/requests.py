@@ -24,7 +24,7 @@ def no_count(done: int, total: int) -> None:
     """Ignore the progress."""
 
 
-class Choice(NamedTuple):
+class Continuation(NamedTuple):
     """A continuation whose probability a task compares, as ids after the ids of its context."""
 
     context: list[int]
@@ -64,7 +64,7 @@ def prefix_id(lm: LM) -> int:
     return start_ids(lm.tokenizer)[0]
 
 
-def answer_choices(lm: LM, choices: Sequence[Choice], count: Count = no_count) -> list[tuple[float, bool]]:
+def answer_choices(lm: LM, choices: Sequence[Continuation], count: Count = no_count) -> list[tuple[float, bool]]:
     """Return the log probability of each choice in nats, and whether greedy decoding would produce it.
 
     A context that does not fit the context length with its choice loses its beginning.
@@ -86,7 +86,7 @@ def answer_choices(lm: LM, choices: Sequence[Choice], count: Count = no_count) -
     return [(float(each.log_p.sum(dtype="float64")), bool(each.is_best.all())) for each in scores]
 
 
-def windows(ids: list[int], start: int, length: int) -> list[Choice]:
+def windows(ids: list[int], start: int, length: int) -> list[Continuation]:
     """Split a text into windows that predict each of its ids once.
 
     A window has at most `length` inputs. The first begins with the id `start`. Each later window begins with the last input
@@ -97,14 +97,14 @@ def windows(ids: list[int], start: int, length: int) -> list[Choice]:
     for begin in range(0, len(ids), length):
         end = min(begin + length, len(ids))
         first = max(end - length, 0)
-        found.append(Choice(sequence[first : begin + 1], ids[begin:end]))
+        found.append(Continuation(sequence[first : begin + 1], ids[begin:end]))
     return found
 
 
 def answer_texts(lm: LM, texts: Sequence[list[int]], count: Count = no_count) -> list[float]:
     """Return the log probability of each complete text, in nats; long texts are split into `windows`."""
     start = prefix_id(lm)
-    choices: list[Choice] = []
+    choices: list[Continuation] = []
     owners: list[int] = []
     for owner, ids in enumerate(texts):
         parts = windows(ids, start, lm.config.model.block_size)

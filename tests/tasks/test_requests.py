@@ -16,7 +16,15 @@ from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.lm import LM
 from jaxgpt.model import GPT
-from jaxgpt.tasks.requests import Choice, answer_choices, answer_prompts, answer_texts, as_prompt, prefix_id, windows
+from jaxgpt.tasks.requests import (
+    Continuation,
+    answer_choices,
+    answer_prompts,
+    answer_texts,
+    as_prompt,
+    prefix_id,
+    windows,
+)
 from jaxgpt.train.loss import token_losses
 
 
@@ -43,7 +51,7 @@ def test_windows_predict_each_id_once_from_the_ids_before_it(ids: list[int], len
     predicted = 0
     for window in windows(ids, 99, length):
         read = (window.context + window.ids)[:-1]
-        assert len(read) <= length
+        assert len(read) == min(length, predicted + len(window.ids)), "as many earlier ids as fit"
         before = predicted + 1  # ids of the sequence before the predicted ones
         assert window.context == sequence[before - len(window.context) : before]
         assert window.ids == ids[predicted : predicted + len(window.ids)]
@@ -71,8 +79,8 @@ def test_long_texts_add_the_scores_of_their_windows(of_bytes: LM) -> None:
 
 
 def test_a_context_that_does_not_fit_loses_its_beginning(lm: LM) -> None:
-    long = Choice([5] * 30 + [1, 2, 3], [4, 6])
-    kept = Choice([5] * 12 + [1, 2, 3], [4, 6])  # 16 inputs and the last id
+    long = Continuation([5] * 30 + [1, 2, 3], [4, 6])
+    kept = Continuation([5] * 12 + [1, 2, 3], [4, 6])  # 16 inputs and the last id
     (log_p, _), (expected, _) = answer_choices(lm, [long, kept])
     assert log_p == pytest.approx(expected, abs=1e-5)
 
@@ -81,7 +89,7 @@ def test_a_choice_that_greedy_decoding_produces_is_marked(lm: LM) -> None:
     [out] = jaxgpt.generate(lm, [[1, 2, 3]], temperature=0, max_new_tokens=4)
     changed = [(out.ids[0] + 1) % 17, *out.ids[1:]]
     (_, is_greedy), (_, is_changed_greedy) = answer_choices(
-        lm, [Choice([1, 2, 3], out.ids), Choice([1, 2, 3], changed)]
+        lm, [Continuation([1, 2, 3], out.ids), Continuation([1, 2, 3], changed)]
     )
     assert is_greedy
     assert not is_changed_greedy
@@ -89,7 +97,7 @@ def test_a_choice_that_greedy_decoding_produces_is_marked(lm: LM) -> None:
 
 def test_a_choice_longer_than_the_context_is_rejected(lm: LM) -> None:
     with pytest.raises(UserError, match="a choice of the task has 17 tokens, and the model's context is 16"):
-        answer_choices(lm, [Choice([1], [2] * 17)])
+        answer_choices(lm, [Continuation([1], [2] * 17)])
 
 
 def test_answers_are_greedy_texts_whatever_their_batch(lm: LM) -> None:

@@ -16,7 +16,7 @@ from jaxgpt.lm import LM
 from jaxgpt.progress import Progress
 from jaxgpt.tasks.evaluator import TaskMetrics, TaskScores
 from jaxgpt.tasks.record import TaskResult
-from jaxgpt.tasks.requests import Choice, answer_choices
+from jaxgpt.tasks.requests import Continuation, answer_choices
 from jaxgpt.trainer.evaluation import Every, Measured, ValidationLoss, Watch
 from jaxgpt.trainer.events import Listener, Outcome
 from jaxgpt.trainer.loop import Start, train
@@ -27,7 +27,7 @@ class OneChoice:
     """Loaded tasks with a single choice, whose metric is its log probability."""
 
     def evaluate(self, lm: LM, *, progress: Progress, **options: Any) -> list[TaskResult]:
-        [(log_p, _)] = answer_choices(lm, [Choice([1, 2], [3, 4])], progress)
+        [(log_p, _)] = answer_choices(lm, [Continuation([1, 2], [3, 4])], progress)
         return [TaskResult("quiz", "log_p", log_p, 0.5, True, 1)]
 
 
@@ -56,7 +56,7 @@ def test_tasks_score_the_weights_of_each_evaluation() -> None:
     found = evaluated()
     assert list(found) == [4, 8]
     for step, value in found.items():
-        [(log_p, _)] = answer_choices(jaxgpt.load("out", step), [Choice([1, 2], [3, 4])])
+        [(log_p, _)] = answer_choices(jaxgpt.load("out", step), [Continuation([1, 2], [3, 4])])
         assert value == pytest.approx(log_p, abs=1e-5)
 
 
@@ -66,7 +66,7 @@ def test_tasks_of_adapters_score_the_merged_weights() -> None:
     adapted = replace(small_run(steps=4), model=model, init_from="out/checkpoints/8", lora=LoraConfig(rank=2))
     train(Start(adapted, "tuned", evaluators=(ValidationLoss(), scores(0))), Listener())
     [line] = [line for line in read_metrics(Path("tuned/metrics.jsonl")) if "quiz/log_p" in line]
-    [(log_p, _)] = answer_choices(jaxgpt.load("tuned", "last"), [Choice([1, 2], [3, 4])])
+    [(log_p, _)] = answer_choices(jaxgpt.load("tuned", "last"), [Continuation([1, 2], [3, 4])])
     assert line["quiz/log_p"] == pytest.approx(log_p, abs=1e-5)
 
 
