@@ -404,6 +404,94 @@ class LoraConfig(Section):
                 yield f"lora.{name} needs lora.rank: add --lora.rank 8, or omit lora.{name}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class PostConfig(Section):
+    """Objective of training: the next token, pairs of a chosen and a rejected answer, or rewards of generated answers."""
+
+    prefix = "post"
+
+    objective: Literal[
+        "next-token", "dpo", "robust", "ipo", "simpo", "orpo", "grpo", "dr-grpo", "dapo", "gspo", "rloo"
+    ] = setting("next-token", "next-token: language modeling; dpo to orpo: preference pairs; grpo to rloo: rewards")
+    beta: float = setting(
+        0.1,
+        "dpo, robust, ipo: strength of the reference; simpo: factor of the margin; orpo: weight of the odds ratio",
+        above=0.0,
+        high=1e3,
+    )
+    label_smoothing: float = setting(0.0, "dpo, robust: assumed fraction of swapped pairs", 0.0, below=0.5)
+    normalize: bool = setting(False, "dpo, robust: divide log probabilities by the lengths of the answers")
+    margin: float = setting(0.0, "simpo: target margin between the scores of the answers", 0.0, 1e3)
+    sft: float = setting(0.0, "dpo, robust, ipo, simpo: weight of the chosen answer's cross entropy", 0.0, 1e3)
+    reference: str = setting(
+        "", "run or RUN/checkpoints/STEP of the frozen reference; empty: the weights of --init-from"
+    )
+    reward: str = setting(
+        "",
+        "rewards: exact[:FIELD], number[:FIELD], regex:PATTERN, json, or FILE.py:FUNCTION, your own code, which is run",
+    )
+    reward_seconds: float = setting(60.0, "rewards: time limit of a call of the reward", above=0.0, high=1e6)
+    group: int = setting(8, "rewards: answers to each prompt of a rollout", 2, 2**16)
+    max_new_tokens: int = setting(64, "rewards: maximum number of tokens of an answer", 1, MAX_TOKENS)
+    rollout_epochs: int = setting(1, "rewards: passes over the answers of a rollout", 1, 2**16)
+    clip_low: float = setting(0.2, "rewards: lower clipping range of the probability ratio", 0.0, high=1.0)
+    clip_high: float = setting(0.2, "rewards: upper clipping range of the probability ratio; DAPO uses 0.28", 0.0, 1e3)
+    kl: float = setting(0.0, "rewards: weight of the divergence from the reference; 0: no reference", 0.0, 1e3)
+    kl_estimator: Literal["k1", "k2", "k3"] = setting("k3", "rewards: estimator of the divergence")
+
+    def check(self) -> Iterator[str]:
+        if self.is_rollout and not self.reward:
+            yield f"post.objective {self.objective} needs a reward: add --post.reward exact, number, json or FILE.py:FUNCTION"
+        if self.is_rollout and self.reference and not self.kl:
+            yield "post.reference has no effect without post.kl: add --post.kl 0.01, or omit it"
+        for name, objectives in USED_BY.items():
+            is_changed = getattr(self, name) != getattr(PostConfig, name)
+            if is_changed and self.objective not in objectives:
+                option = name.replace("_", "-")
+                yield (
+                    f"post.{name} has no effect on post.objective {self.objective}: add --post.objective "
+                    f"{objectives[0]}, or omit --post.{option}"
+                )
+
+    @property
+    def is_preference(self) -> bool:
+        """Whether the data are preference pairs."""
+        return self.objective in PREFERENCES
+
+    @property
+    def is_rollout(self) -> bool:
+        """Whether the data are prompts, to which the model generates answers."""
+        return self.objective in ROLLOUTS
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether the objective compares the trained weights with a frozen reference."""
+        return self.objective in WITH_REFERENCE or (self.is_rollout and self.kl > 0)
+
+
+WITH_REFERENCE = ("dpo", "robust", "ipo")  # objectives of pairs with a frozen reference
+PREFERENCES = (*WITH_REFERENCE, "simpo", "orpo")  # objectives of preference pairs
+ROLLOUTS = ("grpo", "dr-grpo", "dapo", "gspo", "rloo")  # objectives of rewards of generated answers
+# Objectives that use each setting of `post`.
+USED_BY = {
+    "beta": PREFERENCES,
+    "label_smoothing": ("dpo", "robust"),
+    "normalize": ("dpo", "robust"),
+    "margin": ("simpo",),
+    "sft": (*WITH_REFERENCE, "simpo"),
+    "reference": (*WITH_REFERENCE, *ROLLOUTS),
+    "reward": ROLLOUTS,
+    "reward_seconds": ROLLOUTS,
+    "group": ROLLOUTS,
+    "max_new_tokens": ROLLOUTS,
+    "rollout_epochs": ROLLOUTS,
+    "clip_low": ROLLOUTS,
+    "clip_high": ROLLOUTS,
+    "kl": ROLLOUTS,
+    "kl_estimator": ROLLOUTS,
+}
+
+
 @dataclass(frozen=True)
 class SamplingParams(Section):
     """Sampling parameters. `jaxgpt.generate` and `jaxgpt sample` have the same defaults.
@@ -544,6 +632,7 @@ class Config(Section):
     train: TrainConfig = field(default_factory=TrainConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
+    post: PostConfig = field(default_factory=PostConfig)
 
     def check(self) -> Iterator[str]:
         if self.train.scan_layers and len(set(self.model.windows)) > 1:
@@ -556,8 +645,14 @@ class Config(Section):
         experts = self.model.n_experts
         if self.mesh.expert > 1 and (not experts or experts % self.mesh.expert):
             yield f"mesh.expert {self.mesh.expert} must divide the number of experts, model.n_experts {experts}"
+        if self.lora.rank and self.post.reference:
+            yield "with lora.rank, the frozen base is the reference: omit post.reference, or train all weights"
+        if self.post.objective != "next-token" and self.data.documents != "flow":
+            yield f"data.documents {self.data.documents} does not apply to post.objective {self.post.objective}: omit it"
+        if self.post.is_rollout:
+            yield from self._check_rollouts()
         windows = max(self.train.steps_per_call * self.train.batch_size, self.train.eval_batch_size)
-        ids = windows * (self.window + 1)
+        ids = windows * (self.row_tokens + 1)
         if ids > MAX_BATCH:
             yield (
                 f"{windows:,} windows of {self.window_setting} are {ids:,} token ids: at most "
@@ -568,6 +663,43 @@ class Config(Section):
     def window(self) -> int:
         """T, tokens per training window."""
         return self.data.window or self.model.block_size
+
+    def _check_rollouts(self) -> Iterator[str]:
+        """Yield the errors of settings that do not fit rollouts: each call of the step takes the answers of one rollout."""
+        train = self.train
+        steps = train.steps_per_call
+        if steps % self.post.rollout_epochs:
+            yield (
+                f"train.steps_per_call {steps}, the steps of a rollout, must be a multiple of post.rollout_epochs "
+                f"{self.post.rollout_epochs}"
+            )
+        if self.rollout_answers % self.post.group:
+            yield (
+                f"a rollout of {self.rollout_answers} answers (train.batch_size x train.steps_per_call / post.rollout_epochs) "
+                f"must be a multiple of post.group {self.post.group}"
+            )
+        for name in ("steps", "eval_every", "checkpoint_every"):
+            if getattr(train, name) % steps:
+                yield f"train.{name} {getattr(train, name)} must be a multiple of train.steps_per_call {steps}"
+        if train.epochs:
+            yield "train.epochs does not apply to rollouts: use train.steps"
+        if self.data.mix:
+            yield "data.mix does not apply to rollouts: write all prompts to one path"
+        if train.scan_layers or self.model.dropout:
+            name = "train.scan_layers" if train.scan_layers else "model.dropout"
+            yield f"{name} does not apply to rollouts, which need the weights and log probabilities of training: turn it off"
+        if self.optim.spike_factor:
+            yield "optim.spike_factor does not apply to rollouts, because their loss may be negative: set it to 0"
+
+    @property
+    def rollout_answers(self) -> int:
+        """Number of answers of a rollout."""
+        return self.train.batch_size * self.train.steps_per_call // self.post.rollout_epochs
+
+    @property
+    def row_tokens(self) -> int:
+        """Tokens per row of a batch: a window, or two windows with the answers of a preference pair."""
+        return 2 * self.window if self.post.is_preference else self.window
 
     @property
     def window_setting(self) -> str:

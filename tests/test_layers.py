@@ -16,7 +16,7 @@ ORDER = """
     errors progress files directories hub signals runtime settings mix config presets
     ops model train decoding
     provenance counts kernels data report parallel checkpoint trainer lm tasks
-    convert study verify plan bench follow cli
+    convert study verify plan bench follow post cli
 """.split()
 LEVEL = {package: level for level, package in enumerate(ORDER)}
 CORE = ("ops", "model", "train", "decoding")

@@ -22,13 +22,14 @@ from jaxgpt.config import (
     MeshConfig,
     ModelConfig,
     OptimConfig,
+    PostConfig,
     SamplingParams,
     TextParams,
     TrainConfig,
 )
 from jaxgpt.errors import UserError
 
-SECTIONS = (ModelConfig, DataConfig, OptimConfig, TrainConfig, MeshConfig, DistributedConfig, Config)
+SECTIONS = (ModelConfig, DataConfig, OptimConfig, TrainConfig, MeshConfig, PostConfig, DistributedConfig, Config)
 # Variable names of the configs of each class. `norm` of `jnp.linalg` or `name` of a path is not a setting.
 CALLED: dict[type, set[str]] = {
     ModelConfig: {"model", "config", "c", "m"},
@@ -36,6 +37,7 @@ CALLED: dict[type, set[str]] = {
     OptimConfig: {"optim", "o"},
     TrainConfig: {"train"},
     MeshConfig: {"mesh"},
+    PostConfig: {"post", "settings"},
     DistributedConfig: {"config"},
     Config: {"config", "old", "new"},
 }

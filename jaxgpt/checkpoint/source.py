@@ -184,7 +184,12 @@ def check_base(run: Run, source: WeightSource, base: FrozenBase) -> None:
 
 def base_checkpoint(run: Run, config: Config) -> Path | None:
     """Return the base checkpoint of a run's adapters (recorded path or next to the run); None if missing."""
-    recorded, step = parse_checkpoint(config.init_from)
+    return recorded_checkpoint(run, config.init_from)
+
+
+def recorded_checkpoint(run: Run, path: str) -> Path | None:
+    """Return the checkpoint that a run records as RUN/checkpoints/STEP: at this path, or next to the run; None if missing."""
+    recorded, step = parse_checkpoint(path)
     next_to_run = run.path.absolute().parent / recorded.name
     for base in (recorded, next_to_run):
         checkpoint = base / "checkpoints" / step

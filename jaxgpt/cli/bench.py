@@ -10,7 +10,7 @@ from cyclopts.validators import Number
 
 from jaxgpt.cli.options import NO_SETTINGS, ON, GivenSettings, Json
 from jaxgpt.cli.output import aligned, print_result, progress
-from jaxgpt.cli.settings import named_config, with_settings, with_vocab
+from jaxgpt.cli.settings import check_next_token, named_config, with_settings, with_vocab
 
 MENTIONED = 1.5  # least speedup of bfloat16 that the text mentions
 
@@ -44,7 +44,9 @@ def bench(
         decode: also measure generation
         trace: keep the profiler trace in this directory, for XProf and Perfetto
     """
-    config = with_vocab(with_settings(named_config(target), settings))
+    config = with_settings(named_config(target), settings)
+    check_next_token(config, "bench")
+    config = with_vocab(config)
     from jaxgpt.parallel.host import keep_memory, use_cores
 
     use_cores(config.mesh, model=config.model)

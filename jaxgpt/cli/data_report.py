@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 from jaxgpt.cli.options import NO_SETTINGS, GivenSettings, Json
 from jaxgpt.cli.output import aligned, columns, note, print_result, progress
 from jaxgpt.cli.settings import named_config, with_settings
+from jaxgpt.config import Config, PostConfig
 from jaxgpt.errors import UserError, did_you_mean, plural
 from jaxgpt.files import beside
 from jaxgpt.presets import DEFAULT, PRESETS, preset
 
+LONGEST = 2**22  # tokens per window that hold any preference pair
+
 if TYPE_CHECKING:
-    from jaxgpt.config import Config
     from jaxgpt.data import Data
     from jaxgpt.data.tokenizer import Tokenizer
     from jaxgpt.progress import Progress
@@ -29,6 +31,10 @@ def data_report(target: str = "", /, *, json: Json = False, settings: GivenSetti
     further baseline: the compressed size of the first MiB of validation text.
     If nothing is held out, baselines use the training data instead. If data.mix has
     several mixtures, the report describes the last.
+
+    For preference pairs (chosen, rejected), the report lists lengths, duplicates,
+    contradictions, and the fraction of pairs with a longer chosen answer. Pairs that
+    cannot be used, such as pairs with equal answers, are counted.
 
     jaxgpt data report shakespeare
     jaxgpt data report my.txt --data.tokenizer bpe
@@ -58,11 +64,15 @@ def data_report(target: str = "", /, *, json: Json = False, settings: GivenSetti
 
     config = with_settings(base, settings)
     config = replace(config, data=config.data.last)
+    if config.post.is_rollout:
+        raise UserError(f"data report does not describe prompts, the data of post.objective {config.post.objective}")
+    config = _for_pairs(config, is_run)
     target = target or config.data.path or " ".join(config.data.mix)
     if config.data.tokenizer == "ids":
         raise UserError("data report needs the tokenizer of the ids: pass --data.tokenizer gpt2 or PATH")
 
     from jaxgpt.report.describe import describe
+    from jaxgpt.report.preferences import describe_preferences
 
     tokenizer = None
     if is_run and "data.tokenizer" not in settings:
@@ -73,12 +83,14 @@ def data_report(target: str = "", /, *, json: Json = False, settings: GivenSetti
         is_unchanged = is_run and not any(name.startswith("data.") for name in settings)
         data = _open(config.with_model(vocab_size=0), target if is_unchanged else "", tokenizer, activity)
         activity.stage("counting")
-        reports = [describe(part, activity) for part in data.parts or (data,)]
+        if config.post.is_preference:
+            reports = [describe_preferences(part) for part in data.parts or (data,)]
+        else:
+            reports = [describe(part, activity) for part in data.parts or (data,)]
 
     if not data.parts:
         [results] = reports
-        text = f"{aligned(_facts(results))}\n\n{_baselines(results)}"
-        return print_result(json, {"name": target} | results, text)
+        return print_result(json, {"name": target} | results, _text(results))
 
     weights = config.data.weights(config.data.phases[0])
     total = sum(weights.values())
@@ -87,9 +99,28 @@ def data_report(target: str = "", /, *, json: Json = False, settings: GivenSetti
     for part, results in zip(data.parts, reports, strict=True):
         share = weights[part.name] / total
         sources.append({"path": part.name, "share": share} | results)
-        facts = {"source": f"{part.name}, {share:.1%} of the training windows"} | _facts(results)
-        texts.append(f"{aligned(facts)}\n\n{_baselines(results)}")
+        texts.append(_text(results, f"{part.name}, {share:.1%} of the training windows"))
     return print_result(json, {"name": target, "sources": sources}, "\n\n".join(texts))
+
+
+def _for_pairs(config: Config, is_run: bool) -> Config:
+    """Return the settings to read preference pairs, if the data are such pairs: unusable pairs are counted.
+
+    Without a run or data.window, no pair is longer than a window.
+    """
+    from jaxgpt.data.preferences import are_preferences
+    from jaxgpt.directories import holds_records
+
+    paths = [Path(each.path) for each in config.data.sources if each.path]
+    has_pairs = any(path.exists() and holds_records(path) and are_preferences(path) for path in paths)
+    if not (has_pairs or config.post.is_preference):
+        return config
+    if not config.post.is_preference:
+        config = replace(config, post=PostConfig(objective="dpo"))
+    if not (is_run or config.data.window):
+        train = replace(config.train, batch_size=1, eval_batch_size=1, steps_per_call=1)
+        config = replace(config, train=train).with_model(block_size=LONGEST)
+    return replace(config, data=replace(config.data, on_error="skip"))
 
 
 def _open(config: Config, target: str, tokenizer: Tokenizer | None, progress: Progress) -> Data:
@@ -104,6 +135,35 @@ def _open(config: Config, target: str, tokenizer: Tokenizer | None, progress: Pr
     if change:
         note(f"{change}; this report and its baselines describe the new data")
     return data
+
+
+def _text(results: dict[str, Any], source: str = "") -> str:
+    """Format a report; `source`: description of a source of a mixture."""
+    first: dict[str, Any] = {"source": source} if source else {}
+    if "longer_chosen" in results:
+        return aligned(first | _facts_of_pairs(results))
+    return f"{aligned(first | _facts(results))}\n\n{_baselines(results)}"
+
+
+def _facts_of_pairs(results: dict[str, Any]) -> dict[str, str | list[str]]:
+    val = results["validation_pairs"]
+    held_out = f"{val:,} validation" if val else "no validation"
+    shared = results["shared_prompts"]
+    lengths = []
+    for name, values in results["lengths"].items():
+        numbers = (
+            f"mean {values['mean']:.1f}, median {values['median']:g}, 95% {values['p95']:g}, max {values['max']:,}"
+        )
+        lengths.append(f"{name} {numbers}")
+    return {
+        "data": results["source"],
+        "pairs": f"{results['train_pairs']:,} training, {held_out}, {plural(results['duplicate_pairs'], 'duplicate')}",
+        "contradictions": f"{plural(results['contradictions'], 'pair')} with swapped answers in another pair",
+        "prompts": f"{results['prompts']:,} different; {plural(shared, 'validation pair')} with a training prompt",
+        "tokens": lengths,
+        "longer": f"the chosen answer has more tokens in {results['longer_chosen']:.1%} of the pairs",
+        "longest": f"{results['longest']:,} tokens: --data.window {results['longest'] - 1} holds all pairs",
+    }
 
 
 def _facts(results: dict[str, Any]) -> dict[str, str]:

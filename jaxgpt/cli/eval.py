@@ -11,13 +11,14 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from jaxgpt.cli.options import Checkpoint, Count, Json, Weights
-from jaxgpt.cli.output import ERROR_OF_DATA, print_result, progress
-from jaxgpt.config import Config, MeshConfig
+from jaxgpt.cli.output import ERROR_OF_DATA, ERROR_OF_PAIRS, print_result, progress
+from jaxgpt.config import Config, MeshConfig, PostConfig
 from jaxgpt.errors import UserError, plural
 from jaxgpt.progress import Progress
 
 if TYPE_CHECKING:
-    from jaxgpt.data import Split
+    from jaxgpt.checkpoint.run import Run
+    from jaxgpt.data import Data, Split
     from jaxgpt.lm import LM
     from jaxgpt.trainer.evaluation import Evaluation
 
@@ -29,6 +30,7 @@ def eval(
     path: Annotated[str, Parameter(name="--data.path")] = "",
     bos: Annotated[Literal["auto", "yes", "no"] | None, Parameter(name="--data.bos")] = None,
     on_error: Annotated[Literal["fail", "skip"] | None, Parameter(name="--data.on-error")] = None,
+    reward: Annotated[str, Parameter(name="--post.reward")] = "",
     weights: Annotated[
         Weights, Parameter(help="round the weights to this type and print the change in loss")
     ] = "float32",
@@ -44,6 +46,9 @@ def eval(
 
     Results of tasks are kept in tasks.json of the run, and printed by info and the model card.
 
+    For a run with post.objective dpo or a similar one, and preference pairs, this is the loss of
+    the objective, with the fraction of pairs with a higher reward for the chosen answer.
+
     jaxgpt eval runs/shakespeare
     jaxgpt eval runs/shakespeare --data.path other.txt
     jaxgpt eval runs/shakespeare --weights int8  # the change in loss from int8 weights
@@ -51,7 +56,7 @@ def eval(
 
     Args:
         run: run to evaluate
-        path: text, directory, token files or conversations; empty: the run's validation data or, without a split, training data
+        path: text, tokens, conversations or pairs; empty: the run's validation data or, without a split, training data
         bos: begin each window of a text with the beginning-of-text token; by default, as in training; only for text
         on_error: on unreadable conversations: fail, or skip and count them; by default, as in training
         tasks: evaluate these tasks of lm-evaluation-harness instead of a text: names or YAML files, separated by commas
@@ -59,6 +64,7 @@ def eval(
         limit: samples of each task; 0: all
         shots: examples in each prompt of a task; -1: as the task defines
         chat_template: render the prompts of tasks with the model's chat template
+        reward: reward of a run with rewards, which must be named to run your own code, FILE.py:FUNCTION
     """
     of_tasks = {"--tasks-path": tasks_path, "--limit": limit, "--shots": shots >= 0, "--chat-template": chat_template}
     of_text = {"--data.path": path, "--data.bos": bos, "--data.on-error": on_error}
@@ -97,7 +103,10 @@ def eval(
             fix = "restore it, or evaluate on a different text with --data.path"
             raise UserError(f"{change}, so a loss on it would not be a validation loss; {fix}")
 
-        as_trained, result = _evaluate(lm, data.val, weights, activity)
+        lm = lm._replace(config=replace(lm.config, post=config.post))
+        if config.post.is_rollout:
+            return _evaluate_reward(run, lm, data, reward, json, activity)
+        as_trained, result = _evaluate(lm, Run(Path(run)), data.val, weights, activity)
 
     # The change in loss from the weights, for the JSON object and as text.
     cost: dict[str, float] = {}
@@ -113,11 +122,8 @@ def eval(
     elif path:
         split = "all"
     else:
-        split = "training text"
+        split = "training pairs" if config.post.is_preference else "training text"
     text = f"{data.source} ({split})"
-    perplexity = math.exp(min(result.loss, 700.0))
-    ratio = bytes_per_token(data)
-    bits_per_byte = result.loss / math.log(2) / ratio if ratio else math.nan
     results = {
         "run": run,
         "model": lm.source,
@@ -126,44 +132,100 @@ def eval(
         "loss": result.loss,
         "stderr": result.stderr,
         **cost,
-        "perplexity": perplexity,
-        "bits_per_byte": bits_per_byte,
-        "tokens": result.tokens,
-        "windows": result.windows,
     }
+    facts: dict[str, Any] = {"model": lm.source, "text": text}
+    if config.post.is_preference:
+        results |= {"objective": config.post.objective, "pairs": result.windows, **result.others}
+        error = ERROR_OF_PAIRS if math.isfinite(result.stderr) else ""
+        facts["loss"] = [f"{result}, {config.post.objective} per pair", error]
+        facts[weights] = effect
+        facts["accuracy"] = f"{result.others['accuracy']:.4f} of the pairs have a higher reward for the chosen answer"
+        facts["rewards"] = (
+            f"{result.others['reward_chosen']:.4f} chosen, {result.others['reward_rejected']:.4f} rejected"
+        )
+        facts["pairs"] = f"{result.windows:,}, in windows of {lm.config.window}"
+    else:
+        perplexity = math.exp(min(result.loss, 700.0))
+        ratio = bytes_per_token(data)
+        bits_per_byte = result.loss / math.log(2) / ratio if ratio else math.nan
+        results |= {
+            "perplexity": perplexity,
+            "bits_per_byte": bits_per_byte,
+            "tokens": result.tokens,
+            "windows": result.windows,
+        }
+        facts["loss"] = [f"{result} nats per token", ERROR_OF_DATA if math.isfinite(result.stderr) else ""]
+        facts[weights] = effect
+        facts["perplexity"] = f"{perplexity:.3f}"
+        facts["bits per byte"] = f"{bits_per_byte:.4f}" if ratio else ""
+        facts["tokens"] = f"{result.tokens:,} in {plural(result.windows, 'window')} of {lm.config.window}"
     known = {name: value for name, value in results.items() if not isinstance(value, float) or math.isfinite(value)}
-    facts = {
-        "model": lm.source,
-        "text": text,
-        "loss": [f"{result} nats per token", ERROR_OF_DATA if math.isfinite(result.stderr) else ""],
-        weights: effect,
-        "perplexity": f"{perplexity:.3f}",
-        "bits per byte": f"{bits_per_byte:.4f}" if ratio else "",
-        "tokens": f"{result.tokens:,} in {plural(result.windows, 'window')} of {lm.config.window}",
-    }
     return print_result(json, known, facts)
 
 
 def _with_options(config: Config, path: str, bos: str | None, on_error: str | None) -> Config:
-    """Return the settings of a run with the data options of the command."""
+    """Return the settings of a run with the data options of the command; a text has the objective of language models."""
     from jaxgpt.data import with_path
 
     config = with_path(config, path)
+    if path and config.post.objective != "next-token" and not _fits(config, path):
+        config = replace(config, post=PostConfig())
     options = {"bos": bos, "on_error": on_error}
     given: dict[str, Any] = {name: value for name, value in options.items() if value}
     return replace(config, data=replace(config.data, **given))
 
 
-def _evaluate(lm: LM, split: Split, weights: Weights, activity: Progress) -> tuple[Evaluation, Evaluation]:
+def _fits(config: Config, path: str) -> bool:
+    """Return whether a path holds the data of the objective, preference pairs or prompts; a missing path does not."""
+    from jaxgpt.data.preferences import are_preferences
+    from jaxgpt.directories import holds_records
+
+    if not Path(path).exists() or not holds_records(Path(path)):
+        return False
+    return config.post.is_rollout or are_preferences(Path(path))
+
+
+def _evaluate_reward(run: str, lm: LM, data: Data, named: str, json: bool, activity: Progress) -> int:
+    """Compute and print the reward of the most probable answers to prompts."""
+    from jaxgpt.cli.output import note
+    from jaxgpt.post.rollouts import HeldOutReward
+    from jaxgpt.post.start import build_program, named_reward
+    from jaxgpt.trainer.evaluation import Watch
+
+    post = lm.config.post
+    if named and named != post.reward:
+        lm = lm._replace(config=replace(lm.config, post=replace(post, reward=named)))
+    reward = named_reward(lm.config.post.reward, named, note)
+    activity.stage("evaluating")
+    train = replace(lm.config.train, attention="auto", remat="none")
+    program = build_program(replace(lm.config, mesh=MeshConfig(), train=train))
+    evaluator = HeldOutReward(reward)
+    result = evaluator(program, program.put_params(lm.params), Watch(data=data, progress=activity))
+    assert result is not None  # None: interrupted, which cannot happen here
+    results = {"run": run, "model": lm.source, "text": data.source, "reward": result.reward, "stderr": result.stderr}
+    results |= {"prompts": len(result.rewards), "answer_tokens": result.tokens}
+    known = {name: value for name, value in results.items() if not isinstance(value, float) or math.isfinite(value)}
+    facts = {
+        "model": lm.source,
+        "prompts": data.source,
+        "reward": f"{str(result).removeprefix('reward ')}, {lm.config.post.reward}",
+        "answers": f"{result.tokens:.1f} tokens on average, the most probable token at each position",
+    }
+    return print_result(json, known, facts)
+
+
+def _evaluate(lm: LM, run: Run, split: Split, weights: Weights, activity: Progress) -> tuple[Evaluation, Evaluation]:
     """Compute the loss of the weights as trained, and of the weights rounded to the type `weights`."""
     from jaxgpt.lm.weights import dequantize, quantize
+    from jaxgpt.post.start import build_program, reference_source
     from jaxgpt.trainer.evaluation import evaluate
-    from jaxgpt.trainer.program import build
 
     activity.stage("evaluating")
     # The run's mesh, attention kernel and rematerialization may need hardware that this machine lacks.
     train = replace(lm.config.train, attention="auto", remat="none")
-    program = build(replace(lm.config, mesh=MeshConfig(), train=train))
+    reference = reference_source(lm.config, run)
+    frozen = (lambda place: reference.read(place)) if reference else None
+    program = build_program(replace(lm.config, mesh=MeshConfig(), train=train), frozen=frozen)
 
     def loss(params: Any) -> Evaluation:
         result = evaluate(program, params, split, progress=activity)

@@ -114,7 +114,7 @@ def _run_facts(results: dict[str, Any], config: Config) -> dict[str, Any]:
         facts["trained"] = f"step {run['step']}/{run['steps']}, {run['tokens']:,} tokens in {time}"
         if run["ended"] in ("stopped", "failed"):
             facts["trained"] += f", {run['ended']}"
-    facts["checkpoints"] = _checkpoint_lines(run) or "none yet"
+    facts["checkpoints"] = _checkpoint_lines(run, config.post.is_rollout) or "none yet"
     facts["tasks"] = [_task_line(each) for each in run["tasks"]]
     facts["started"] = [f"step {line['step']}: {line.get('command', '')}; {line['started']}" for line in run["starts"]]
     return facts
@@ -133,13 +133,13 @@ def _task_line(result: dict[str, Any]) -> str:
     return f"{result['task']} {result['metric']} {number(result['value'])}{error} ({', '.join(parts)})"
 
 
-def _checkpoint_lines(run: dict[str, Any]) -> list[str]:
-    """Return a line for each checkpoint of a run, with its loss."""
+def _checkpoint_lines(run: dict[str, Any], has_rewards: bool) -> list[str]:
+    """Return a line for each checkpoint of a run, with its loss or reward."""
     lines = []
     for each in run["checkpoints"]:
         line = f"step {each['step']}"
         if each["val_loss"] is not None:
-            line += f": loss {each['val_loss']:.4f}"
+            line += f": reward {-each['val_loss']:.4f}" if has_rewards else f": loss {each['val_loss']:.4f}"
             if run["windows"]:
                 line += f" on {run['windows']} windows"
         if each["step"] == run["best"]:

@@ -13,11 +13,28 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, get_type_h
 from cyclopts import Group, Parameter
 from cyclopts.validators import Number
 
-from jaxgpt.config import DataConfig, LoraConfig, MeshConfig, ModelConfig, OptimConfig, SamplingParams, TrainConfig
+from jaxgpt.config import (
+    DataConfig,
+    LoraConfig,
+    MeshConfig,
+    ModelConfig,
+    OptimConfig,
+    PostConfig,
+    SamplingParams,
+    TrainConfig,
+)
 from jaxgpt.settings import Section
 
 # The sections of settings. `TrainConfig` has the prefix "train": its field `steps` is the option --train.steps.
-SECTIONS: tuple[type[Section], ...] = (ModelConfig, DataConfig, OptimConfig, TrainConfig, MeshConfig, LoraConfig)
+SECTIONS: tuple[type[Section], ...] = (
+    ModelConfig,
+    DataConfig,
+    OptimConfig,
+    TrainConfig,
+    MeshConfig,
+    LoraConfig,
+    PostConfig,
+)
 
 
 def shown(default: Any) -> str | None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from jaxgpt.lm import LM
 
 ERROR_OF_DATA = "+- is the standard error over windows of text, excluding variation between seeds"
+ERROR_OF_PAIRS = "+- is the standard error over pairs, excluding variation between seeds"
 DELAY = 2.0  # seconds before a command shows progress on a terminal
 EVERY = 10.0  # seconds between progress lines without a terminal
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from jaxgpt.cli.options import NO_SETTINGS, GivenSettings, Json
 from jaxgpt.cli.output import aligned, print_json, progress
-from jaxgpt.cli.settings import named_config, with_settings, with_vocab
+from jaxgpt.cli.settings import check_next_token, named_config, with_settings, with_vocab
 from jaxgpt.config import Config
 from jaxgpt.errors import UserError, plural
 from jaxgpt.progress import duration
@@ -58,7 +58,9 @@ def plan(
         decode: also plan a decoding step: one token for each row of a microbatch, with a full context
         estimate: print only the estimate, do not compile
     """
-    config = with_vocab(with_settings(named_config(target), settings))
+    config = with_settings(named_config(target), settings)
+    check_next_token(config, "plan")
+    config = with_vocab(config)
     if config.train.epochs:
         raise UserError(
             f"train.epochs {config.train.epochs:g} needs the number of tokens, which plan does not count: "

@@ -11,23 +11,25 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.checkpoint.store import kept_checkpoint_message
-from jaxgpt.cli.output import ERROR_OF_DATA, Console, aligned, line_shown, note, progress
+from jaxgpt.cli.output import ERROR_OF_DATA, ERROR_OF_PAIRS, Console, aligned, line_shown, note, progress
 from jaxgpt.cli.plot import draw_run
 from jaxgpt.cli.settings import origin
 from jaxgpt.config import Config, TrainConfig
 from jaxgpt.counts import parameter_count
-from jaxgpt.data import Batches, Data, Packed, Split
+from jaxgpt.data import Batches, Data, Packed, Preferences, PromptSplit, Split
 from jaxgpt.data.bos import decode_texts
 from jaxgpt.data.tokenizer import Tokenizer
-from jaxgpt.errors import UserError
+from jaxgpt.errors import UserError, plural
 from jaxgpt.files import write_json
 from jaxgpt.lm import LM, generate
 from jaxgpt.lm.arguments import encode_prompt
 from jaxgpt.model.scan import unstack_layers
 from jaxgpt.parallel.processes import gather_to_host, is_leader, process_count
+from jaxgpt.post.preference import pair_loss
 from jaxgpt.progress import Progress, duration
 from jaxgpt.report.baselines import baselines, read_baselines
 from jaxgpt.signals import set_advice
@@ -39,6 +41,7 @@ QUOTES = set("'\"`\\$!")  # characters that make a word hard to read in a comman
 LINE = 256  # maximum number of tokens decoded to find a line for the default prompt
 WORDS = 4  # maximum number of words of the default prompt
 LETTERS = 40  # maximum number of characters of the default prompt
+SHOWN = ("accuracy", "margin")  # sums of an objective that are printed with its loss
 PLOT_EVERY = 30.0  # minimum seconds between drawings of loss.png during a run; each takes 0.1 s
 
 
@@ -98,10 +101,12 @@ class RunPrinter(Listener):
 
     def evaluated(self, step: int, result: Result) -> None:
         if isinstance(result, Evaluation):
-            kind = "validation" if self.data.held_out else "training text"
-            self.console.write(f"step {step:>5}: {kind} loss {result} ({result.tokens:,} tokens)")
+            kind = "validation" if self.data.held_out else f"training {self._examples}"
+            counted = plural(result.tokens, "pair") if self._has_pairs else f"{result.tokens:,} tokens"
+            others = "".join(f", {name} {value:.4g}" for name, value in result.others.items() if name in SHOWN)
+            self.console.write(f"step {step:>5}: {kind} loss {result}{others} ({counted})")
             if step == self._total and math.isfinite(result.stderr):
-                self.console.write(f"            {ERROR_OF_DATA}")
+                self.console.write(f"            {ERROR_OF_PAIRS if self._has_pairs else ERROR_OF_DATA}")
         elif result.metrics:
             self.console.write(f"step {step:>5}: {result}")
         if is_leader() and time.monotonic() - self._drawn > PLOT_EVERY:
@@ -110,6 +115,16 @@ class RunPrinter(Listener):
     def note(self, text: str) -> None:
         if is_leader():
             note(text)
+
+    @property
+    def _has_pairs(self) -> bool:
+        """Whether the run trains on preference pairs."""
+        return self.program.config.post.is_preference
+
+    @property
+    def _examples(self) -> str:
+        """The word for the examples of the data."""
+        return "pairs" if self._has_pairs else "text"
 
     @property
     def has_steps(self) -> bool:
@@ -154,9 +169,11 @@ class RunPrinter(Listener):
         return prompt
 
     def _sample_end(self) -> str:
-        """Return the line after the sample; for conversations, it has the answer of the data."""
+        """Return the line after the sample; for conversations and pairs, it has the answer of the data."""
         val = self.data.val
-        if self.program.config.train.prompt != TrainConfig.prompt or not isinstance(val, Packed):
+        if self.program.config.train.prompt != TrainConfig.prompt or not isinstance(
+            val, Packed | Preferences | PromptSplit
+        ):
             return "---"
         answer = self.data.tokenizer.decode(val.answer())
         return f"--- the data continue with {answer!r} ---" if answer else "---"
@@ -165,7 +182,8 @@ class RunPrinter(Listener):
         """Return the baselines, the run directory and the next command, keyed by label."""
         path = self.run.path
         losses = ", ".join(f"{name} {loss:.2f}" for name, loss in self._baselines().items())
-        can_chat = self.data.is_conversations and self.data.tokenizer.special.chat_template is not None
+        has_answers = self.data.is_conversations or self.data.is_preferences or self.data.is_prompts
+        can_chat = has_answers and self.data.tokenizer.special.chat_template is not None
         return {
             "baseline": f"{losses} (nats per token)" if losses else "",
             "run": f"{path} (loss.png, metrics.jsonl, checkpoints)",
@@ -198,6 +216,9 @@ class RunPrinter(Listener):
         parts = [f"step {self._step:>5}/{self._total}"] if self._total else []
         if metrics:
             parts.append(f"loss {metrics['loss']:.4f}")
+        for name in ("accuracy", "reward"):
+            if name in metrics:
+                parts.append(f"{name} {metrics[name]:.2f}")
         stage = self._stage  # read once: the main thread replaces it
         if stage:
             return "  ".join([*parts, str(stage)])
@@ -230,12 +251,44 @@ class RunPrinter(Listener):
         held_out = f"{len(data.val):,} validation tokens" if data.held_out else "no validation tokens"
         train = config.train
         epochs = train.steps * train.batch_size / Batches.of(config, data.train).per_epoch
-        V = config.model.vocab_size
+        rows = f"{train.batch_size:,} x {config.window:,} tokens"
+        if config.post.is_preference:
+            rows = f"{train.batch_size:,} pairs x 2 x {config.window:,} tokens"
+            baseline = self._describe_objective(config)
+        else:
+            V = config.model.vocab_size
+            baseline = f"uniform baseline: ln {V:,} = {math.log(V):.2f}"
+        if config.post.is_rollout:
+            return [data.source, *self._describe_rollouts(config)]
         return [
             data.source,
             f"{text}{len(data.train):,} training tokens, {held_out}, vocabulary of {data.tokenizer.vocab_size:,}",
-            f"{train.steps:,} steps of {train.batch_size:,} x {config.window:,} tokens: {epochs:.3g} epochs",
-            f"uniform baseline: ln {V:,} = {math.log(V):.2f}",
+            f"{train.steps:,} steps of {rows}: {epochs:.3g} epochs",
+            baseline,
+        ]
+
+    def _describe_objective(self, config: Config) -> str:
+        """Return the objective of a run on preference pairs, its reference, and the loss of equal scores."""
+        post = config.post
+        text = f"objective: {post.objective}, beta {post.beta:g}"
+        if post.has_reference and config.lora.rank:
+            text += ", reference: the frozen base"
+        elif post.has_reference:
+            text += f", reference: {post.reference or 'the initial weights'}"
+        if post.objective == "orpo" or post.sft:
+            return text
+        equal = float(pair_loss(jnp.zeros((1, 2)), post)[0])
+        return f"{text}; loss without a preference: {equal:.4f}"
+
+    def _describe_rollouts(self, config: Config) -> list[str]:
+        """Return lines about the rollouts and the objective of a run with rewards."""
+        post = config.post
+        train = config.train
+        kl = f", kl {post.kl:g} ({post.kl_estimator})" if post.kl else ""
+        return [
+            f"{train.steps:,} steps of {train.batch_size:,} answers; {plural(train.steps_per_call, 'step')} per rollout of "
+            f"{config.rollout_answers:,} answers, {post.group} to each prompt, {plural(post.rollout_epochs, 'epoch')}",
+            f"objective: {post.objective}, reward {post.reward}{kl}",
         ]
 
     def _describe_devices(self) -> str:
@@ -276,12 +329,12 @@ class RunPrinter(Listener):
 def first_prompt(config: Config, tokenizer: Tokenizer, split: Split, bos_ids: Sequence[int] = ()) -> list[int]:
     """Return the ids of `train.prompt`; if they exceed the context, truncate them to half its length.
 
-    The default prompt consists of the first words of a line of the validation data
-    or, for conversations, the text before the first target. `bos_ids`: beginning-of-text ids that the data record.
+    The default prompt consists of the first words of a line of the validation data or, for conversations and preference
+    pairs, the text before the first target. `bos_ids`: beginning-of-text ids that the data record.
     """
     prompt = config.train.prompt
     if prompt == TrainConfig.prompt:
-        if isinstance(split, Packed):
+        if isinstance(split, Packed | Preferences | PromptSplit):
             before_target = split.prompt()
             if len(before_target):
                 return before_target.tolist()

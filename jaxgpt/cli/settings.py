@@ -122,6 +122,10 @@ def with_weights(
             raise UserError(f"{name} must be {was!r}, as in the run of --init-from, not {now!r}: omit it{window}")
     if keep_optimizer:
         _check_optimizer(config, directory)
+    if config.post.reference:
+        from jaxgpt.post.start import with_reference
+
+        config = with_reference(config, run.tokenizer())
     return config
 
 
@@ -187,6 +191,14 @@ def with_vocab(config: Config) -> Config:
     from jaxgpt.data.open import vocab_size
 
     return config.with_model(vocab_size=vocab_size(config))
+
+
+def check_next_token(config: Config, command: str) -> None:
+    """Raise `UserError` if a command that supports only language modeling has a different objective."""
+    if config.post.objective != "next-token":
+        raise UserError(
+            f"{command} does not support post.objective {config.post.objective}: use the run of --init-from, or omit it"
+        )
 
 
 def differing(file: Config, run: Config, settings: Mapping[str, Any]) -> str:

@@ -22,7 +22,7 @@ from jaxgpt.presets import PRESETS
 from jaxgpt.signals import UNFINISHED
 
 if TYPE_CHECKING:
-    from jaxgpt.trainer.evaluation import Evaluator
+    from jaxgpt.trainer.start import Start
 
 
 def train(
@@ -92,10 +92,13 @@ def train(
     from jaxgpt.follow.listener import Follow
     from jaxgpt.follow.trackers import tracker_of
     from jaxgpt.parallel.join import joined
+    from jaxgpt.post.rollouts import SampleFile
+    from jaxgpt.post.start import parts_of
     from jaxgpt.trainer import loop
     from jaxgpt.trainer.events import Listeners
     from jaxgpt.trainer.start import Start, prune_finished, why_finished
 
+    named_reward = settings.get("post.reward", "")
     for name in track:
         tracker_of(name)
     with joined(distributed), RunPrinter() as printer:
@@ -112,7 +115,7 @@ def train(
                 prune_finished(run)
                 printer.note(finished)
                 return 0
-            start = Start(config, run=run)
+            start = Start(config, run=run, **parts_of(config, named_reward, run, printer.note))
         else:
             if resume:
                 printer.note(f"no run at {out} yet: starting a new run")
@@ -129,14 +132,15 @@ def train(
                     printer.note(used)
             else:
                 config = started(base, settings)
-            start = Start(config, out, overwrite)
+            start = Start(config, out, overwrite, **parts_of(config, named_reward, note=printer.note))
         if tasks:
             printer.note("loading the tasks")
-            evaluators = with_tasks(start.config, tasks, tasks_every, tasks_limit, tasks_path)
-            start = start._replace(evaluators=evaluators)
+            start = with_tasks(start, tasks, tasks_every, tasks_limit, tasks_path)
             printer.options = [f"--tasks={tasks}", *(f"{name}={value}" for name, value in of_tasks.items() if value)]
 
         listener = Listeners(printer, Follow(*track, note=printer.note))
+        if start.config.post.is_rollout:
+            listener = Listeners(listener, SampleFile())
         if profile:
             listener = Listeners(listener, Profile(profile, printer.note))
         try:
@@ -156,21 +160,21 @@ def train(
     return UNFINISHED if outcome.stopped else 0
 
 
-def with_tasks(config: Config, names: str, every: int, limit: int, path: str) -> tuple[Evaluator, ...]:
-    """Return the evaluators of a run: its validation loss, then the tasks, which are loaded before the run is created."""
+def with_tasks(start: Start, names: str, every: int, limit: int, path: str) -> Start:
+    """Add tasks to the evaluators of a run, by default its validation loss. They are loaded before the run is created."""
     from jaxgpt.parallel.processes import process_count
     from jaxgpt.tasks.evaluator import TaskScores
     from jaxgpt.tasks.load import open_tasks, split_names
     from jaxgpt.trainer.evaluation import Every, ValidationLoss
 
-    if every % config.train.eval_every:
-        raise UserError(
-            f"--tasks-every {every} is not a multiple of train.eval_every {config.train.eval_every}: change one of them"
-        )
+    eval_every = start.config.train.eval_every
+    if every % eval_every:
+        raise UserError(f"--tasks-every {every} is not a multiple of train.eval_every {eval_every}: change one of them")
     if process_count() > 1:
         raise UserError("--tasks needs a run of one process: evaluate the checkpoints with jaxgpt eval RUN --tasks")
     scores = TaskScores(open_tasks(split_names(names), path), limit or None)
-    return (ValidationLoss(), Every(scores, every))
+    evaluators = start.evaluators or (ValidationLoss(),)
+    return start._replace(evaluators=(*evaluators, Every(scores, every)))
 
 
 def started(base: Config, settings: Mapping[str, Any]) -> Config:
@@ -178,6 +182,9 @@ def started(base: Config, settings: Mapping[str, Any]) -> Config:
     if base.preset == "finetune" or settings.get("lora.rank", base.lora.rank):
         name = "finetune" if base.preset == "finetune" else "--lora.rank"
         raise UserError(f"{name} needs the weights of a run: add --init-from RUN")
+    objective = settings.get("post.objective", base.post.objective)
+    if objective != "next-token":
+        raise UserError(f"post.objective {objective} needs the weights of a run: add --init-from RUN")
 
     # The prompt of a preset belongs to its text: with a different text, use the default prompt.
     preset = PRESETS.get(base.preset)

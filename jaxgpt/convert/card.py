@@ -21,7 +21,8 @@ from jaxgpt.trainer.metrics import read_metrics
 
 CARD = "README.md"
 CARD_BYTES = 1 << 20  # maximum size of a card in bytes
-PATHS = ("data.path", "data.mix", "data.tokenizer", "init_from")  # settings with paths, which stay private
+# Settings with paths, which stay private.
+PATHS = ("data.path", "data.mix", "data.tokenizer", "init_from", "post.reference", "post.reward")
 REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 LOAD_MODEL = """```python
@@ -181,6 +182,8 @@ def _training(run: Path, info: Info, config: Config, base: str) -> str:
 
 def _results(run: Path, info: Info, config: Config) -> str:
     """Return the loss of the exported checkpoint and the baselines of the same data, or "" without an evaluation."""
+    if config.post.objective != "next-token":
+        return _post_results(run, info, config)
     evaluated = [line for line in _metrics(run) if "val_loss" in line and line["step"] == info.step]
     if not evaluated:
         return ""
@@ -214,6 +217,24 @@ def _tasks(run: Path, info: Info) -> str:
         f"\nMeasured by lm-evaluation-harness {', '.join(sorted(versions))}; +- is the standard error over the samples.\n"
     )
     return "\n".join(rows)
+
+
+def _post_results(run: Path, info: Info, config: Config) -> str:
+    """Return the results of the exported checkpoint of a run on preference pairs or with rewards, or ""."""
+    name = "val_reward" if config.post.is_rollout else "val_loss"
+    evaluated = [line for line in _metrics(run) if name in line and line["step"] == info.step]
+    if not evaluated:
+        return ""
+    found = evaluated[-1]
+    split = "held-out" if _held_out(info, config) else "training"
+    if config.post.is_rollout:
+        reward = Path(config.post.reward).name
+        text = f"The mean reward ({reward}) of the answers to {split} prompts is {found['val_reward']:.4f}."
+    else:
+        text = f"The {config.post.objective} loss on {split} pairs is {found['val_loss']:.4f}."
+        if "val_accuracy" in found:
+            text += f" The reward of the chosen answer is higher in {found['val_accuracy']:.1%} of the pairs."
+    return f"## Results\n\nTrained with {config.post.objective}. {text}\n"
 
 
 def _held_out(info: Info, config: Config) -> bool:

@@ -4,6 +4,20 @@ from jaxgpt.data.batches import Batches, Windows
 from jaxgpt.data.mixture import Mixture
 from jaxgpt.data.open import Data, open_data, with_path
 from jaxgpt.data.packing import Packed
+from jaxgpt.data.preferences import Preferences
+from jaxgpt.data.prompts import PromptSplit
 from jaxgpt.data.tokens import Split, Tokens
 
-__all__ = ["Batches", "Data", "Mixture", "Packed", "Split", "Tokens", "Windows", "open_data", "with_path"]
+__all__ = [
+    "Batches",
+    "Data",
+    "Mixture",
+    "Packed",
+    "Preferences",
+    "PromptSplit",
+    "Split",
+    "Tokens",
+    "Windows",
+    "open_data",
+    "with_path",
+]

@@ -92,6 +92,7 @@ class Batches:
         sampling: Literal["epoch", "random"] = "epoch",
         stride: int = 0,
         first: int = 0,
+        row_tokens: int = 0,
     ) -> None:
         self.split = split
         self.block_size = block_size
@@ -99,6 +100,7 @@ class Batches:
         self.seed = seed
         self.sampling = sampling
         self.first = first
+        self.row_tokens = row_tokens or block_size  # tokens per row, for the schedule of a mixture
         if isinstance(split, Mixture):
             self._mixture = split
         else:
@@ -119,13 +121,14 @@ class Batches:
             sampling=config.data.sampling,
             stride=config.data.stride,
             first=first,
+            row_tokens=config.row_tokens,
         )
 
     def at(self, step: int) -> Windows:
         """Return the batch of a step."""
         rows = self.first + np.arange(step * self.batch_size, (step + 1) * self.batch_size)
         drawn = draw(self.seed, "window", step, self.batch_size) if self.sampling == "random" else None
-        source, before = self._mixture.source_of_rows(rows, self.block_size)
+        source, before = self._mixture.source_of_rows(rows, self.row_tokens)
         starts = np.empty(self.batch_size, np.int64)
         for index, (first, epochs) in enumerate(zip(self._mixture.offsets, self._sources, strict=False)):
             own = source == index

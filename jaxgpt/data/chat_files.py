@@ -1,19 +1,21 @@
-"""Files of conversations: list them, read their records, and count the records that cannot be used."""
+"""Files of conversations and preference pairs: list them, read their records, and count the records that cannot be used."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from jaxgpt.data.chat_records import EXAMPLE, FIELDS, ChatRecord, Pair, RejectedAnswer, read_record
+from jaxgpt.data.chat_records import EXAMPLE, FIELDS, ChatRecord, Pair, UnusableRecord, read_record
 from jaxgpt.data.records import read_records
 from jaxgpt.data.tokens import split_of
 from jaxgpt.directories import holds_records, list_files
 from jaxgpt.errors import UserError, plural
 from jaxgpt.files import sha256_file
 from jaxgpt.progress import NO_PROGRESS, Progress
+
+T = TypeVar("T")
 
 
 class Files(NamedTuple):
@@ -62,6 +64,11 @@ class Skipped:
         self._first.setdefault(reason, f"{where}: {problem}")
         self._counts[reason] = self._counts.get(reason, 0) + 1
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """The number of records, keyed by reason."""
+        return dict(self._counts)
+
     def __str__(self) -> str:
         """Return the counts, and the first record of each reason; "" if no record was skipped or may be wrong."""
         warning = ""
@@ -109,39 +116,63 @@ def check_conversations(path: Path, on_error: str = "fail") -> None:
     Raises:
         UserError: if a record is not a conversation; with `on_error` skip: if all records are not.
     """
-    files = find_files(path)
     skipped = Skipped(on_error)
-    found = False
-    for _ in read_chats([*files.train, *files.val], skipped):
-        found = True
-        if on_error == "skip":
-            break  # a single conversation is sufficient
-    if not found:
+    if not has_usable(path, skipped, read_record, FIELDS, all_records=on_error != "skip"):
         raise no_conversations(path, skipped)
+
+
+def has_usable(
+    path: Path, skipped: Skipped, read: Callable[[Any], Any], fields: Collection[str], all_records: bool
+) -> bool:
+    """Return whether `read` accepts a record of a path; `all_records`: read the remaining records too."""
+    files = find_files(path)
+    found = False
+    for _ in read_files([*files.train, *files.val], skipped, read, fields):
+        found = True
+        if not all_records:
+            break
+    return found
 
 
 def read_chats(
     files: Sequence[Path], skipped: Skipped, progress: Progress = NO_PROGRESS
 ) -> Iterator[tuple[str, ChatRecord | Pair]]:
     """Yield the conversations of files with their places, such as "a.jsonl, line 3"; progress counts bytes."""
+    return read_files(files, skipped, read_record, FIELDS, progress)
+
+
+def read_files(
+    files: Sequence[Path],
+    skipped: Skipped,
+    read: Callable[[Any], T],
+    fields: Collection[str],
+    progress: Progress = NO_PROGRESS,
+) -> Iterator[tuple[str, T]]:
+    """Yield the results of `read` for the records of files, with their places; progress counts bytes.
+
+    Args:
+        files: files of records.
+        skipped: receives the records that `read` rejects.
+        read: function of a record, usually a dict, that raises `UserError`.
+        fields: the fields that `read` needs.
+        progress: called with the number of bytes read so far and the total.
+    """
     total = sum(path.stat().st_size for path in files)
     done = 0
     for path in files:
-        for record in read_records(path, FIELDS):
+        for record in read_records(path, fields):
             progress(done + record.read, total)
             if record.error:
                 reason = "that end the reading of their file" if record.lost else "unreadable"
                 skipped.add(reason, record.where, record.error)
                 continue
             try:
-                chat = read_record(record.value)
-            except RejectedAnswer as e:
-                skipped.add("with a rejected answer", record.where, str(e))
-                continue
+                value = read(record.value)
             except UserError as e:
-                skipped.add("of an unknown shape", record.where, str(e))
+                reason = e.reason if isinstance(e, UnusableRecord) else "of an unknown shape"
+                skipped.add(reason, record.where, str(e))
                 continue
-            yield record.where, chat
+            yield record.where, value
         done += path.stat().st_size
 
 

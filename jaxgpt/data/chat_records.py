@@ -90,8 +90,22 @@ SHAPES = (
 )
 
 
-class RejectedAnswer(UserError):
+class UnusableRecord(UserError):
+    """The error for a record of a known shape that cannot be used; `reason` describes a group of such records."""
+
+    reason = ""
+
+
+class RejectedAnswer(UnusableRecord):
     """The error for a record of preference data with an answer to avoid."""
+
+    reason = "with a rejected answer"
+
+
+class NoPlace(UnusableRecord):
+    """The error for a record without place for an answer, or for a difference between answers, in a window."""
+
+    reason = "that do not fit a window"
 
 
 class ChatRecord(NamedTuple):
@@ -148,6 +162,11 @@ def read_record(record: Any) -> ChatRecord | Pair:
     shapes = [*lists, *pairs]
     if "messages" in lists:
         shapes = ["messages"]  # other fields are often a different form of these messages
+    if not shapes and fields.keys() >= {"chosen", "rejected"}:
+        raise UserError(
+            "a preference pair (chosen, rejected) is no conversation: train on pairs with --post.objective dpo, or rename the "
+            "field of the answer to completion"
+        )
     if len(shapes) != 1:
         problem = "an ambiguous shape" if shapes else "no known shape"
         raise UserError(

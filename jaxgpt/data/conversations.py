@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxgpt.config import Config
-from jaxgpt.data.chat_encoding import Conversation, chat_format, encode_messages
+from jaxgpt.config import Config, DataConfig
+from jaxgpt.data.chat_encoding import ChatFormat, Conversation, chat_format, encode_messages
 from jaxgpt.data.chat_files import Skipped, find_files, no_conversations, read_chats
 from jaxgpt.data.chat_records import ChatRecord, Pair, function_names
 from jaxgpt.data.chat_template import ChatTemplate, Message
@@ -68,8 +68,7 @@ def load_conversations(config: Config, tokenizer: Tokenizer, progress: Progress 
             conversation remains.
     """
     path = Path(config.data.path)
-    forms = [chat_format(tokenizer, config.data, date=DATE, with_tools=with_tools) for with_tools in (False, True)]
-    templates = Templates(*(form.template if form else None for form in forms))
+    forms, templates = templates_of(tokenizer, config.data)
 
     # Read and encode.
     files = find_files(path)
@@ -116,6 +115,12 @@ def load_conversations(config: Config, tokenizer: Tokenizer, progress: Progress 
         fix = "hold out more to compare runs by their loss"
         notes.append(f"{len(held_out)} held out, fewer than {MIN_HELD_OUT}: {fix}")
     return Loaded(packed, packed_val, "; ".join(notes) + str(skipped), files.fingerprint)
+
+
+def templates_of(tokenizer: Tokenizer, data: DataConfig) -> tuple[list[ChatFormat | None], Templates]:
+    """Return the formats of conversations without and with tools (None: no template), and their templates."""
+    forms = [chat_format(tokenizer, data, date=DATE, with_tools=with_tools) for with_tools in (False, True)]
+    return forms, Templates(*(form.template if form else None for form in forms))
 
 
 def _no_targets(config: Config, conversations: Iterable[Sequences]) -> UserError:

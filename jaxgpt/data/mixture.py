@@ -131,10 +131,10 @@ class Mixture:
         return np.concatenate([np.asarray(each.eval_starts(block_size, stride)) + first for each, first in pairs])
 
     def windows(self, starts: np.ndarray, block_size: int) -> np.ndarray:
-        """Read the windows at `starts`, int32 `[B, T + 1]`, or `[B, T, 3]` with document ids."""
+        """Read the windows at `starts`, int32; all sources have windows of the same shape, such as `[B, T + 1]`."""
         source = np.searchsorted(self.offsets, starts, side="right") - 1
-        window = (block_size, 3) if self.has_documents else (block_size + 1,)
-        out = np.empty((len(starts), *window), np.int32)
+        no_rows = self.sources[0].windows(starts[:0], block_size)
+        out = np.empty((len(starts), *no_rows.shape[1:]), np.int32)
         for index in np.unique(source).tolist():
             own = source == index
             out[own] = self.sources[index].windows(starts[own] - self.offsets[index], block_size)

@@ -1,12 +1,13 @@
-"""Open the data of a config: text, token files, conversations, or a mixture of these."""
+"""Open the data of a config: text, token files, conversations, preference pairs, or a mixture of these."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +18,8 @@ from jaxgpt.data.conversations import load_conversations
 from jaxgpt.data.cuts import cut
 from jaxgpt.data.mixture import Mixture, Shares
 from jaxgpt.data.packing import Packed, pack_documents
+from jaxgpt.data.preferences import Preferences, check_preferences, load_preferences
+from jaxgpt.data.prompts import PromptSplit, check_prompts, load_prompts
 from jaxgpt.data.shards import prepared_bos, prepared_tokenizer
 from jaxgpt.data.sources import sampled_digest
 from jaxgpt.data.text import NO_TEXT, SHAKESPEARE_CHARACTERS, Text, read_text
@@ -28,6 +31,12 @@ from jaxgpt.files import check_kind, missing
 from jaxgpt.progress import NO_PROGRESS, Progress
 
 FILES = 100  # maximum number of files whose digests a checkpoint records, to name changed files
+# The reader of each kind of records.
+RECORDS: dict[str, Callable[..., Any]] = {
+    "conversations": load_conversations,
+    "preference pairs": load_preferences,
+    "prompts": load_prompts,
+}
 TOGETHER = 64  # number of pieces of a text to encode per call; `tokenizers` uses all cores
 
 
@@ -56,6 +65,16 @@ class Data:
     def is_conversations(self) -> bool:
         """Whether only the assistant's tokens are targets; false for a mixture."""
         return isinstance(self.train, Packed) and self.train.is_target is not None
+
+    @property
+    def is_preferences(self) -> bool:
+        """Whether the rows are preference pairs; false for a mixture."""
+        return isinstance(self.train, Preferences)
+
+    @property
+    def is_prompts(self) -> bool:
+        """Whether the rows are prompts for rollouts."""
+        return isinstance(self.train, PromptSplit)
 
     @property
     def is_examples(self) -> bool:
@@ -121,7 +140,7 @@ def open_data(
         UserError: if the data cannot be read, is too short, or does not fit `config.data` or `model.vocab_size`.
     """
     data = config.data
-    if data.dataset == "none" and not (data.path or data.mix):
+    if data.dataset == "none" and not (data.path or data.mix) and config.post.objective == "next-token":
         raise UserError(NO_TEXT)
     tokenizer = _tokenizer(config, tokenizer)
     if 0 < config.model.vocab_size < tokenizer.vocab_size:
@@ -142,9 +161,11 @@ def open_data(
     names: list[Path]
     train: Split
     val: Split
-    match _kind(data):
-        case "conversations":
-            train, val, source, fingerprint = load_conversations(replace(config, data=data), tokenizer, progress)
+    kind = _kind(config, data)
+    match kind:
+        case "conversations" | "preference pairs" | "prompts":
+            load = RECORDS[kind]
+            train, val, source, fingerprint = load(replace(config, data=data), tokenizer, progress)
             files = find_files(path)
             names = [*files.train, *files.val]
             boundary = len(files.train) if files.val else None
@@ -213,8 +234,13 @@ def check_sources(config: Config, tokens: int = 0) -> None:
     """
     for each in remaining_sources(config.data, tokens):
         found = located(each, config.directory)
-        if _kind(found) == "conversations":
+        kind = _kind(config, found)
+        if kind == "conversations":
             check_conversations(Path(found.path), found.on_error)
+        elif kind == "preference pairs":
+            check_preferences(Path(found.path), found.on_error)
+        elif kind == "prompts":
+            check_prompts(Path(found.path), found.on_error)
 
 
 def check_windows_begin(config: Config, setting: str) -> None:
@@ -224,7 +250,7 @@ def check_windows_begin(config: Config, setting: str) -> None:
         UserError: if a path is missing, or no source is a text.
     """
     found = [located(each, config.directory) for each in config.data.sources]
-    kinds = {_kind(each): each.path for each in found}
+    kinds = {_kind(config, each): each.path for each in found}
     if "text" not in kinds:
         kind, path = next(iter(kinds.items()))
         raise UserError(
@@ -391,7 +417,7 @@ def _tokenizer(config: Config, given: Tokenizer | None = None) -> Tokenizer:
     if given:
         return given
     for each in sources if data.tokenizer in FROM_TEXT else ():
-        kind = _kind(each)
+        kind = _kind(config, each)
         if kind == "conversations":
             check_conversations(Path(each.path), each.on_error)  # a file without conversations is a different error
         if kind != "text":
@@ -417,12 +443,29 @@ def _digests(directory: Path, files: Sequence[Path]) -> dict[str, str]:
     return digests
 
 
-def _kind(data: DataConfig) -> str:
+def _kind(config: Config, data: DataConfig) -> str:
+    """Return the kind of data of a source; raise `UserError` if the objective needs a different kind."""
     if data.path and Path(data.path).exists():
         check_kind(Path(data.path))
+    post = config.post
+    needed = ""
+    if post.is_preference:
+        needed = "preference pairs"
+    elif post.is_rollout:
+        needed = "prompts"
     if data.conversations:
-        return "conversations"
-    return "token ids" if data.path and is_token_path(Path(data.path)) else "text"
+        return needed or "conversations"
+
+    kind = "token ids" if data.path and is_token_path(Path(data.path)) else "text"
+    if not needed:
+        return kind
+    if not data.path and data.dataset == "none":
+        raise UserError(f"post.objective {post.objective} needs {needed}: add --data.path {needed.split()[-1]}.jsonl")
+    source = data.path or f"the built-in text {data.dataset}"
+    raise UserError(
+        f"post.objective {post.objective} needs {needed} (.jsonl, .json or .parquet), but {source} holds {kind}: pass "
+        f"{needed.split()[-1]} with --data.path, or omit post.objective"
+    )
 
 
 def _as_documents(config: Config, train: Tokens, val: Tokens, ends: tuple[int, ...]) -> tuple[Split, Split, str]:

@@ -30,11 +30,11 @@ DECODED = 1 << 18  # tokens to decode at a time
 def baselines(data: Data) -> dict[str, Any] | None:
     """Compute the baselines of a run's loss in a few seconds, on at most `QUICK` tokens of each split.
 
-    Returns the result of `fit_ngrams` with `bytes_per_token` and `data`, the fingerprint of the data; None for conversations,
-    too little data or a vocabulary above `MAX_BASE`.
+    Returns the result of `fit_ngrams` with `bytes_per_token` and `data`, the fingerprint of the data; None for conversations
+    and preference pairs, too little data or a vocabulary above `MAX_BASE`.
     """
     size = data.tokenizer.vocab_size
-    if any(part.is_conversations for part in data.parts or (data,)) or size > MAX_BASE:
+    if any(part.is_examples for part in data.parts or (data,)) or size > MAX_BASE:
         return None
     found = fit_ngrams(data.train, data.val, size, QUICK, QUICK)
     if found is None:
@@ -75,7 +75,7 @@ def fit_ngrams(train: Split, val: Split, vocab_size: int, counted: int, evaluate
 
 
 def bytes_per_token(data: Data, limit: int = 1 << 62) -> float:
-    """Return bytes per validation token (up to `limit` per source); 0: word tokenizer or conversations."""
+    """Return bytes per validation token (up to `limit` per source); 0: word tokenizer, conversations or pairs."""
     if data.parts:
         parts = [part for part in data.val_parts if part.held_out or not data.held_out]
         ratios = [bytes_per_token(part, limit) for part in parts]
@@ -83,7 +83,7 @@ def bytes_per_token(data: Data, limit: int = 1 << 62) -> float:
             return 0.0
         sizes = [len(part.val) for part in parts]
         return float(np.average(ratios, weights=sizes))
-    if data.is_conversations or data.tokenizer.separator:
+    if data.is_examples or data.tokenizer.separator:
         return 0.0
 
     total_bytes = 0

@@ -16,6 +16,7 @@ from jaxgpt.data import Data, Split, Windows
 from jaxgpt.errors import UserError
 from jaxgpt.parallel.rows import batch_ways, put
 from jaxgpt.progress import NO_PROGRESS, Progress
+from jaxgpt.train.loss import RowSums
 from jaxgpt.trainer.prefetch import prefetched
 from jaxgpt.trainer.program import Program
 
@@ -81,6 +82,7 @@ class Evaluation(NamedTuple):
         ranking: mean loss over the windows common to all evaluations of a run, for comparing its checkpoints.
         deviations: `(loss_sum - loss * count) / mean(count)` of each window; `stderr` is the standard error of their mean.
         seconds: wall time of the evaluation.
+        others: further sums of the objective, divided by the number of tokens.
     """
 
     loss: float
@@ -90,11 +92,13 @@ class Evaluation(NamedTuple):
     ranking: float
     deviations: np.ndarray
     seconds: float = 0.0
+    others: Mapping[str, float] = {}
 
     @property
     def metrics(self) -> dict[str, float]:
         """The numbers in `metrics.jsonl`."""
-        return {
+        others = {f"val_{name}": value for name, value in self.others.items()}
+        return others | {
             "val_loss": self.loss,
             "val_stderr": self.stderr,
             "val_windows": self.windows,
@@ -199,7 +203,7 @@ def evaluate(
     batch_size = math.ceil(min(batch_size, len(starts)) / ways) * ways
     shared = evenly_spaced(len(starts), config.train.eval_windows)
     windows = np.arange(len(starts)) if all_windows else shared
-    sums: list[tuple[jax.Array, jax.Array]] = []  # loss and count of each window of a batch
+    sums: list[RowSums] = []  # of each batch
     progress(0, len(windows))
 
     def batch(first: int) -> Any:
@@ -211,17 +215,18 @@ def evaluate(
             wait(rows)
             if interrupted():
                 return None
-            sums.append(program.eval(params, rows.result()))
+            sums.append(program.sums(params, rows.result()))
             if len(sums) > AHEAD:  # limit on the number of queued batches
                 jax.block_until_ready(sums[-AHEAD - 1])
                 progress((len(sums) - AHEAD) * batch_size, len(windows))
 
     # Without the rows that pad the last batch.
-    losses, counts = zip(*jax.device_get(sums), strict=True)
-    window_losses = np.concatenate(losses)[: len(windows)]
-    window_counts = np.concatenate(counts)[: len(windows)]
-    result = summarize(window_losses, window_counts, np.searchsorted(windows, shared))
-    return result._replace(seconds=time.perf_counter() - began)
+    total: RowSums = jax.tree.map(lambda *parts: np.concatenate(parts)[: len(windows)], *jax.device_get(sums))
+    count_B = np.asarray(total.count_B)
+    result = summarize(np.asarray(total.loss_B), count_B, np.searchsorted(windows, shared))
+    count = float(count_B.sum(dtype=np.float64))
+    others = {name: float(np.sum(value_B, dtype=np.float64)) / count for name, value_B in total.others.items()}
+    return result._replace(seconds=time.perf_counter() - began, others=others)
 
 
 def evenly_spaced(n: int, count: int) -> np.ndarray:

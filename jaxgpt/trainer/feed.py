@@ -45,7 +45,7 @@ class DataFeed:
 
     def __init__(self, program: Program, data: Data, last: Info | None) -> None:
         config = program.config
-        used = last.tokens // config.window - last.step * config.train.batch_size if last else 0
+        used = last.tokens // config.row_tokens - last.step * config.train.batch_size if last else 0
         self.batches = Batches.of(config, data.train, used)
         self.spec = row_spec(Windows(data.train, np.zeros(0, np.int64), config.window))
 

@@ -18,10 +18,11 @@ from jaxgpt.files import parse_json, write_atomically
 if TYPE_CHECKING:
     from jaxgpt.checkpoint.store import Info
 
-# The names that the training loop adds to the metrics of a step; the sums of an objective must have other names.
+# The names that the training loop adds to the metrics of a step; the sums of an objective must have other names, also after
+# `val_`, the prefix of the metrics of an evaluation.
 HOST_METRICS = """
     step lr tokens elapsed_seconds tokens_per_second mfu data_wait_seconds device_memory_bytes
-    val_loss val_stderr val_windows val_seconds val_data changed seconds_left ended
+    val_loss val_stderr val_windows val_seconds val_data changed seconds_left ended stderr windows seconds data
 """.split()
 # How a run ended, in the last line of its file. A run that was killed has no such line.
 Ended = Literal["finished", "stopped", "failed"]

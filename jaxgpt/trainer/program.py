@@ -35,7 +35,7 @@ from jaxgpt.parallel.rows import Microbatches, batch_sharding, batch_ways, micro
 from jaxgpt.parallel.rules import RULES, Rules, change_rules, replicated, use_mesh
 from jaxgpt.parallel.sums import sums_by_device
 from jaxgpt.runtime import set_quick_flag
-from jaxgpt.train.loss import Objective, next_token_loss, with_adapters
+from jaxgpt.train.loss import Objective, RowSums, next_token_loss, with_adapters
 from jaxgpt.train.optimizer import (
     Numbers,
     make_optimizer,
@@ -119,7 +119,7 @@ class Program:
 
         def evaluate(params: Any, batch: Any, frozen: Any) -> Any:
             sums = self.objective(params, batch, None, frozen)
-            return sums.loss_B, sums.count_B
+            return sums._replace(penalty_B=None)
 
         def unstack(state: TrainState) -> TrainState:
             return unstack_layers(state, self.config.model.n_layer)
@@ -295,7 +295,13 @@ class Program:
 
     def eval(self, params: Any, batch: Any) -> tuple[jax.Array, jax.Array]:
         """Compute the summed loss and the number of tokens of each row, for `params` or an EMA."""
-        return self._run(self.jitted_eval, params, batch, self.frozen)
+        sums = self.sums(params, batch)
+        return sums.loss_B, sums.count_B
+
+    def sums(self, params: Any, batch: Any) -> RowSums:
+        """Compute all sums of the objective for each row, without dropout and penalties, for `params` or an EMA."""
+        result: RowSums = self._run(self.jitted_eval, params, batch, self.frozen)
+        return result
 
     def call(self, function: Callable[[Any, Any], Any], params: Any, batch: Any) -> Any:
         """Run `function(params, batch)` on the mesh, compiled, and return its results for the rows of the batch.
@@ -396,6 +402,7 @@ def make_program(
     frozen: Any = None,
     model: GPT | None = None,
     objective: Objective | None = None,
+    objective_of: Callable[[GPT], Objective] | None = None,
     ops: Ops | None = None,
     note: str = "",
 ) -> Program:
@@ -411,13 +418,15 @@ def make_program(
     frozen_shapes: Any = ()
     if frozen is not None and not callable(frozen):
         frozen_shapes = jax.eval_shape(partial(stacked, config), frozen)
-    elif config.lora.rank:
+    elif config.lora.rank or callable(frozen):
         frozen_shapes = nn.unbox(shapes.weights)
     arrays = abstract(config, mesh, rules, shapes, frozen_shapes)
 
     # Functions.
     gpt = ScannedGPT if config.train.scan_layers else GPT
     model = model or gpt(config.model, ops, POLICIES[config.train.remat])
+    if objective_of is not None:
+        objective = objective_of(model)
     objective = objective or next_token_loss(model.apply, config.train.loss_chunk, config.penalties)
     if config.lora.rank:
         objective = with_adapters(objective, config.lora.alpha)
@@ -431,6 +440,7 @@ def build(
     frozen: Any = None,
     model: GPT | None = None,
     objective: Objective | None = None,
+    objective_of: Callable[[GPT], Objective] | None = None,
     ops: Ops | None = None,
 ) -> Program:
     """Build the program of a config on the available devices.
@@ -444,18 +454,25 @@ def build(
             ("tensor",)}` shards the activations between blocks along the sequence. Losses match a single device up to rounding.
         frozen: any tree of arrays that the objective reads, but that are not trained, with unstacked layers: with `lora.rank`,
             the base weights (None: random weights); otherwise, for example, a reference model. The arrays are sharded as by
-            `shardings_like`. With `lora.rank`, it may be a function from a `Place` to the base weights, which reads them
-            with their shardings.
+            `shardings_like`. It may be a function from a `Place` to weights of the model, which reads them with their
+            shardings.
         model: module to train instead of `GPT(config.model, ...)`, with weights of the same names; with `train.scan_layers`,
             a `ScannedGPT` (`model/scan.py`). The default objective calls its methods `hidden_and_sides` and `head`.
         objective: objective to use instead of `next_token_loss`, with the penalties of `config.penalties`;
             with `lora.rank`, it receives the merged weights as `params`.
+        objective_of: function from the model, with the operations of the mesh, to the objective; instead of `objective`.
         ops: operations to use instead of `jaxgpt.kernels.best(config, mesh)`.
 
     Raises:
         UserError: if a rule is invalid (see `change_rules`), or a rule, the mesh or a setting does not fit the devices, the
             batch or the model.
     """
+    if config.post.objective != "next-token" and objective is None and objective_of is None:
+        raise UserError(
+            f"post.objective {config.post.objective} needs its objective: pass build=jaxgpt.post.start.build_program, or an "
+            f"objective"
+        )
+
     # The mesh, and settings that do not fit it.
     set_quick_flag()  # before JAX's first use of a device
     sizes, note = resolve(config, jax.device_count(), process_count(), jax.default_backend() == "tpu")
@@ -482,6 +499,7 @@ def build(
         frozen=frozen,
         model=model,
         objective=objective,
+        objective_of=objective_of,
         ops=ops,
         note=note,
     )

@@ -353,7 +353,7 @@ class Speed:
     def __init__(self, config: Config, mfu: float = 0.0) -> None:
         self.steps = config.train.steps
         self.mfu = mfu
-        self.tokens_per_step = config.train.batch_size * config.window
+        self.tokens_per_step = config.train.batch_size * config.row_tokens
         self._began = 0.0  # end time of the first call
         self._first = 0  # steps done at that time
         self._excluded = 0.0  # excluded seconds

@@ -18,8 +18,11 @@ def check_resume(old: Config, new: Config, step: int = 0) -> None:
         UserError: if a setting that a resumed run must keep has changed, or no steps are left.
     """
     for name, (was, now) in changes(old, new).items():
-        fixed = name.startswith(("model.", "data.", "lora.", "optim.name", "train.eval_windows"))
+        fixed = name.startswith(("model.", "data.", "lora.", "post.", "optim.name", "train.eval_windows"))
         fixed |= name == "optim.ema_decay" and not (was and now)
+        fixed |= old.post.is_rollout and name in ("train.batch_size", "train.steps_per_call")
+        if name == "post.reward_seconds":
+            continue
         if name in ("data.path", "data.mix") and _may_continue(old.data, new.data):
             continue
         if fixed:

@@ -28,6 +28,7 @@ from jaxgpt.checkpoint.source import (
     WeightSource,
     check_base,
     checksum,
+    first_difference,
     needed_runs,
     open_base,
     open_base_of,
@@ -51,6 +52,7 @@ from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.directories import NEW
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.files import sole_writer
+from jaxgpt.model.params import abstract_params
 from jaxgpt.parallel.processes import is_leader, on_leader, same_on_all
 from jaxgpt.progress import Progress
 from jaxgpt.provenance import versions
@@ -72,7 +74,8 @@ class Start(NamedTuple):
         data: training and validation data; None: `open_data(config)`.
         build: function that returns the program; `partial(build, optimizer=..., objective=...)` replaces parts of it.
         frozen: argument of the objective, any tree of arrays that are read, but not trained, such as a reference model; a
-            resumed run needs the same arrays. With `lora.rank`, the base of the adapters, and this is `()`.
+            resumed run needs the same arrays. A string is the path of a run or RUN/checkpoints/STEP with the same model, whose
+            weights are read onto the devices. With `lora.rank`, the base of the adapters, and this is `()`.
         feed: function `(program, data, last checkpoint or None) -> Feed` that returns the batches of the run.
         evaluators: values that judge the parameters; the first ranks the checkpoints. Empty: the loss on `data.val`.
     """
@@ -95,11 +98,11 @@ class Start(NamedTuple):
 
 @dataclass
 class Base:
-    """Frozen weights of adapters: a function that reads them onto the devices of a program, and records their checksum.
+    """Frozen weights: a function that reads them onto the devices of a program, and records their checksum.
 
     Attributes:
         source: the weights.
-        run: run with adapters that need these weights, to resume or to start from; None: new adapters.
+        run: run that needs these weights, to resume or, with adapters, to start from; None: a new run.
         checksum: SHA-256 of the weights, after the call.
     """
 
@@ -108,7 +111,7 @@ class Base:
     checksum: str = ""
 
     def __call__(self, place: Place) -> Any:
-        """Read the weights; raise `UserError` if the adapters of the run were trained on different weights."""
+        """Read the weights; raise `UserError` if the run was trained with different weights."""
         base = self.source.read_frozen(place)
         if self.run:
             check_base(self.run, self.source, base)
@@ -121,7 +124,7 @@ class InitialWeights(NamedTuple):
 
     Attributes:
         initial: source of the initial weights; None: random initialization, or the run's checkpoint.
-        frozen: base of the adapters (None: random weights), or `Start.frozen`, with unstacked layers.
+        frozen: base of the adapters (None: random weights), or `Start.frozen`, with unstacked layers; a `Base` is not yet read.
         checksum: SHA-256 of `Start.frozen`; "": none.
         tokenizer: tokenizer of the weights or of the resumed run; None: the tokenizer of the data.
         state: checkpoint of the initial weights and optimizer state (`state_from`); None: a new optimizer.
@@ -136,9 +139,10 @@ class InitialWeights(NamedTuple):
     def facts(self) -> dict[str, Any]:
         """Return the values that must be equal in all processes."""
         facts = {"the frozen weights": self.checksum} if self.checksum else {}
-        source = self.frozen.source if isinstance(self.frozen, Base) else self.initial
-        if source:
-            facts["the weights of --init-from"] = source.digest
+        if isinstance(self.frozen, Base):
+            facts["the frozen weights"] = self.frozen.source.digest
+        if self.initial:
+            facts["the weights of --init-from"] = self.initial.digest
         if self.state:
             facts["the optimizer state of --init-from"] = read_info(self.state).sha256[SEAL]
         return facts
@@ -187,7 +191,8 @@ def _check_out(start: Start) -> None:
     if start.out:
         check_free(out, start.overwrite)
     kept = set[Path]()
-    for origin in filter(None, (config.init_from, config.state_from) if start.overwrite else ()):
+    frozen = start.frozen if isinstance(start.frozen, str) else ""
+    for origin in filter(None, (config.init_from, config.state_from, frozen) if start.overwrite else ()):
         kept |= needed_runs(Run(parse_checkpoint(origin)[0]))
     if out.resolve() in kept:
         raise UserError(f"--out {out} --overwrite would delete the weights to start from: choose a different --out")
@@ -215,7 +220,7 @@ def open_weights(start: Start) -> InitialWeights:
         tokenizer = tokenizer or with_bos(origin.tokenizer(), config.data.bos)
 
     if config.lora.rank:
-        if jax.tree.leaves(start.frozen):
+        if isinstance(start.frozen, str) or jax.tree.leaves(start.frozen):
             raise UserError("with lora.rank, the frozen arrays are the base of the adapters: omit frozen")
         if not config.init_from:
             return InitialWeights(frozen=None, tokenizer=tokenizer)
@@ -224,12 +229,27 @@ def open_weights(start: Start) -> InitialWeights:
         return InitialWeights(frozen=Base(source, run or origin), tokenizer=tokenizer, state=state)
 
     frozen = start.frozen
-    known = checksum(frozen) if jax.tree.leaves(frozen) else ""
+    known = ""
+    if isinstance(frozen, str):
+        frozen = Base(open_frozen(frozen, config), run)
+    elif jax.tree.leaves(frozen):
+        known = checksum(frozen)
     if state or not (config.init_from and is_first):
         return InitialWeights(None, frozen, known, tokenizer, state)
     initial = open_source(*parse_checkpoint(config.init_from))
     tokenizer = tokenizer or with_bos(initial.run.tokenizer(), config.data.bos)
     return InitialWeights(initial, frozen, known, tokenizer)
+
+
+def open_frozen(path: str, config: Config) -> WeightSource:
+    """Open the frozen weights at a path; raise `UserError` if their model has different weights than the trained model."""
+    source = open_source(*parse_checkpoint(path))
+    difference = first_difference(abstract_params(source.config.model), config.model)
+    if difference:
+        raise UserError(
+            f"the model of {path} differs from the trained model ({difference}): choose weights of the same model"
+        )
+    return source
 
 
 def newest(start: Start, note: Callable[[str], None]) -> Info | None:
@@ -288,12 +308,13 @@ def completed(config: Config, data: Data, last: Info | None = None) -> Config:
         return replace(config, train=replace(train, steps=max(steps, 1), epochs=0.0))
 
     old = last.config().train
-    left = windows - last.tokens // config.window
+    left = windows - last.tokens // config.row_tokens
     is_finished = last.step == old.steps and left > -old.batch_size  # the last batch may exceed the epochs
     if left <= 0 and not is_finished:
+        passed = last.tokens / config.row_tokens / per_epoch
         raise UserError(
-            f"train.epochs {train.epochs:g} does not exceed the {last.tokens / config.window / per_epoch:.3g} epochs up to the "
-            f"current step {last.step}; raise it, or omit it"
+            f"train.epochs {train.epochs:g} does not exceed the {passed:.3g} epochs up to the current step {last.step}; "
+            f"raise it, or omit it"
         )
     steps = last.step + max(math.ceil(left / train.batch_size), 0)
     return replace(config, train=replace(train, steps=steps, epochs=0.0))

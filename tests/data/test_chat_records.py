@@ -237,7 +237,7 @@ def test_tools(field: str, value: Any, expected: Any, shape: dict[str, Any]) -> 
 ERRORS: dict[str, tuple[Any, str]] = {
     "a list": ([1], "a conversation must be an object, not .1.: write"),
     "documents": ({"text": "a", "id": 1}, "no known shape: the fields are .'text', 'id'.; use one of \"messages\""),
-    "preferences": ({"prompt": "a", "chosen": "b", "rejected": "c"}, "no known shape: .*'chosen'"),
+    "preferences": ({"prompt": "a", "chosen": "b", "rejected": "c"}, r"a preference pair \(chosen, rejected\) is no"),
     "two shapes": (
         {"conversations": TALK, "question": "a", "answer": "b"},
         "an ambiguous shape: .*'question', 'answer'",

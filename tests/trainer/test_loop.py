@@ -233,7 +233,7 @@ def test_memory_exhausted_by_an_evaluation_loses_no_step(
 
     straight = run(small_run(), "straight")
     with monkeypatch.context() as full:
-        full.setattr(Program, "eval", fail)
+        full.setattr(Program, "sums", fail)
         with pytest.raises(TrainingFailed, match=message):
             run(small_run(), "out")
     assert same_bits(run(small_run(), "out", resume=True).state, straight.state)

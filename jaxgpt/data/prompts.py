@@ -1,0 +1,235 @@
+"""Prompts for rollouts: records of a prompt with any other fields -> the ids that chat sends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxgpt.config import Config
+from jaxgpt.data.chat_encoding import ChatFormat
+from jaxgpt.data.chat_files import Skipped, find_files, has_usable, read_files
+from jaxgpt.data.chat_records import LISTS, SYSTEM, TOOLS, ChatRecord, NoPlace, Pair, UnusableRecord, read_record
+from jaxgpt.data.conversations import MIN_HELD_OUT, templates_of
+from jaxgpt.data.tokenizer import Tokenizer
+from jaxgpt.errors import UserError, plural, short_repr
+from jaxgpt.progress import NO_PROGRESS, Progress
+
+FIELDS = ("prompt", "question", "instruction", "query", *LISTS)  # fields with the prompt
+ALL: frozenset[str] = frozenset()  # columns of a table to read: all, because a reward may need any field
+EXAMPLE = '{"prompt": "2 + 2 =", "answer": "4"}'
+
+
+class PromptRecord(NamedTuple):
+    """A prompt, and its record.
+
+    Attributes:
+        prompt: text or list of messages, as in the record.
+        chat: the prompt in the form of conversations, without an answer.
+        record: all fields, for the reward.
+    """
+
+    prompt: Any
+    chat: ChatRecord | str
+    record: Mapping[str, Any]
+
+
+class Prompt(NamedTuple):
+    """An encoded prompt; the fields `prompt` and `record` as in `PromptRecord`."""
+
+    ids: list[int]
+    prompt: Any
+    record: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class PromptSplit:
+    """Prompts as a split; the start of a row is its index. Windows have no targets: rollouts add the answers."""
+
+    prompts: Sequence[Prompt]
+    has_documents = True
+    indexed = True
+
+    def __len__(self) -> int:
+        """Return the number of ids."""
+        return len(self.ids)
+
+    @cached_property
+    def ids(self) -> np.ndarray:
+        """The ids of all prompts, int32."""
+        return np.array([i for prompt in self.prompts for i in prompt.ids], np.int32)
+
+    def take(self, start: int, n: int) -> np.ndarray:
+        """Return a copy of n of the `ids` from index `start`, int32."""
+        return self.ids[start : start + n].copy()
+
+    def starts(self, block_size: int) -> int:
+        """Count the prompts."""
+        return len(self.prompts)
+
+    def eval_starts(self, block_size: int, stride: int) -> range:
+        """Return the starts of all prompts; `stride` does not apply."""
+        return range(len(self.prompts))
+
+    def windows(self, starts: np.ndarray, block_size: int) -> np.ndarray:
+        """Read prompts, int32 `[B, T, 3]`: input, no target (-1), and document (-1: padding)."""
+        rows_BT3 = np.full((len(starts), block_size, 3), (0, -1, -1), np.int32)
+        for row_T3, start in zip(rows_BT3, starts.tolist(), strict=True):
+            ids = self.prompts[start].ids[:block_size]
+            row_T3[: len(ids), 0] = ids
+            row_T3[: len(ids), 2] = 0
+        return rows_BT3
+
+    def prompt(self) -> np.ndarray:
+        """Return the ids of the first prompt."""
+        return np.array(self.prompts[0].ids, np.int32)
+
+    def answer(self) -> np.ndarray:
+        """Return no ids: the data have no answers."""
+        return np.zeros(0, np.int32)
+
+
+class LoadedPrompts(NamedTuple):
+    """The prompts of `data.path`; fields as in `conversations.Loaded`."""
+
+    train: PromptSplit
+    val: PromptSplit
+    note: str
+    fingerprint: str
+
+
+def read_prompt(record: Any) -> PromptRecord:
+    """Read the prompt of a record: a text, or a list of messages that ends before an answer.
+
+    Raises:
+        UserError: if the record has no prompt, or the messages end with an answer.
+    """
+    if not isinstance(record, dict):
+        raise UserError(f"a prompt must be an object, not {short_repr(record)}: write {EXAMPLE}")
+    fields = {name: value for name, value in record.items() if value is not None}
+    name = next((name for name in FIELDS if name in fields), "")
+    if not name:
+        raise UserError(f"no prompt: the fields are {short_repr([*record])}; write {EXAMPLE}")
+
+    prompt = fields[name]
+    others = {key: fields[key] for key in (*SYSTEM, *TOOLS) if key in fields}
+    if isinstance(prompt, str):
+        if not prompt:
+            raise UserError(f"the prompt is empty: write {EXAMPLE}")
+        if not others:
+            return PromptRecord(prompt, prompt, fields)
+        messages: Any = [{"role": "user", "content": prompt}]
+    else:
+        messages = prompt
+    chat = read_record({"messages": messages, **others})
+    assert not isinstance(chat, Pair)
+    if chat.messages[-1]["role"] == "assistant":
+        raise UserError("the prompt ends with a message of the assistant: end it with a message to answer")
+    return PromptRecord(prompt, chat, fields)
+
+
+def check_prompts(path: Path, on_error: str = "fail") -> None:
+    """Check that the records of a path are prompts, without a tokenizer and a chat template.
+
+    Raises:
+        UserError: if a record has no prompt; with `on_error` skip: if no record has a prompt.
+    """
+    skipped = Skipped(on_error)
+    if not has_usable(path, skipped, read_prompt, ALL, all_records=on_error != "skip"):
+        raise no_prompts(path, skipped)
+
+
+def no_prompts(path: Path, skipped: Skipped) -> UserError:
+    """Return the error for a path without usable records."""
+    return UserError(f"{path} has no prompts{skipped}; write one per line, as {EXAMPLE}")
+
+
+def load_prompts(config: Config, tokenizer: Tokenizer, progress: Progress = NO_PROGRESS) -> LoadedPrompts:
+    """Read, encode and split the prompts of `data.path`.
+
+    Raises:
+        UserError: if a file cannot be read, a record has no prompt or leaves no place for `post.max_new_tokens` in a window
+            (unless `data.on_error` is skip), or no prompt remains.
+    """
+    path = Path(config.data.path)
+    forms, _ = templates_of(tokenizer, config.data)
+    files = find_files(path)
+    skipped = Skipped(config.data.on_error)
+
+    def read(paths: Sequence[Path]) -> list[Prompt]:
+        prompts = []
+        for where, record in read_files(paths, skipped, read_prompt, ALL, progress):
+            try:
+                ids = encode_prompt_record(record, tokenizer, forms)
+                check_place(ids, config)
+            except UserError as e:
+                reason = e.reason if isinstance(e, UnusableRecord) else "that cannot be encoded"
+                skipped.add(reason, where, str(e))
+                continue
+            prompts.append(Prompt(ids, record.prompt, record.record))
+        return prompts
+
+    train = read(files.train)
+    val = read(files.val)
+    if not train:
+        raise no_prompts(path, skipped)
+
+    # Hold out the last prompts, unless there are files for validation.
+    if not files.val:
+        n = max(int(config.data.train_fraction * len(train)), 1)
+        val = train[n:]
+        train = train[:n]
+    seen = {tuple(prompt.ids) for prompt in train}
+    held_out = [prompt for prompt in val if tuple(prompt.ids) not in seen]
+
+    lengths = [len(prompt.ids) for prompt in (*train, *held_out)]
+    notes = [
+        f"{plural(len(lengths), 'prompt')} in {path}, {np.mean(lengths):.1f} tokens on average, at most {max(lengths)}"
+    ]
+    copies = len(val) - len(held_out)
+    if copies:
+        notes.append(f"{copies:,} not held out, because they are also among the training prompts")
+    if 0 < len(held_out) < MIN_HELD_OUT:
+        notes.append(
+            f"{len(held_out)} held out, fewer than {MIN_HELD_OUT}: hold out more to compare runs by their reward"
+        )
+    return LoadedPrompts(PromptSplit(train), PromptSplit(held_out), "; ".join(notes) + str(skipped), files.fingerprint)
+
+
+def encode_prompt_record(record: PromptRecord, tokenizer: Tokenizer, forms: Sequence[ChatFormat | None]) -> list[int]:
+    """Return the ids that chat sends for a prompt; without a chat template, the ids of a text, as `jaxgpt sample` reads it.
+
+    Raises:
+        UserError: if messages have no template, or the template or tokenizer rejects the prompt.
+    """
+    chat = record.chat
+    plain, with_tools = forms
+    has_tools = isinstance(chat, ChatRecord) and chat.tools is not None
+    form = with_tools if has_tools else plain
+    if form is None and isinstance(chat, str):
+        bos = list(tokenizer.bos_ids)
+        ids: list[int] = tokenizer.encode(chat).tolist()
+        ids = ids if ids[: len(bos)] == bos else bos + ids
+    elif form is None:
+        raise UserError("messages need a chat template, which the model lacks: use a prompt (a string)")
+    elif isinstance(chat, str):
+        ids = form.prompt_ids([{"role": "user", "content": chat}])
+    else:
+        ids = form.prompt_ids(chat.messages, chat.tools)
+    if not ids:
+        raise UserError("the prompt has no tokens: write a longer one")
+    return ids
+
+
+def check_place(ids: Sequence[int], config: Config) -> None:
+    """Raise `UserError` if a window has no place for a prompt and an answer of `post.max_new_tokens`."""
+    needed = len(ids) + config.post.max_new_tokens
+    if needed > config.window + 1:
+        raise NoPlace(
+            f"the prompt of {len(ids):,} tokens and {config.post.max_new_tokens:,} new tokens exceed {config.window_setting}: "
+            f"lower --post.max-new-tokens, or shorten the prompt"
+        )

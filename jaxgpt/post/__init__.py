@@ -1,0 +1,1 @@
+"""Post-training: objectives beyond the next token, on top of the same training loop."""

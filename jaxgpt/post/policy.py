@@ -1,0 +1,137 @@
+"""Policy gradients: advantages of a group of answers, and the clipped objective of their tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxgpt.config import PostConfig
+from jaxgpt.train.loss import Objective, RowSums, token_losses
+
+
+class Variant(NamedTuple):
+    """The parts in which the objectives differ.
+
+    Attributes:
+        advantage: argument of `advantages`.
+        ratio: of the probabilities of each token, the geometric mean over the answer, or the product over the answer.
+        average: over the tokens of each answer and then over answers; over all tokens of the batch; or the sum of each answer,
+            divided by the maximum number of tokens, and then over answers.
+    """
+
+    advantage: Literal["normalized", "centered", "leave-one-out"]
+    ratio: Literal["token", "mean", "product"]
+    average: Literal["answer", "token", "fixed"]
+
+
+VARIANTS = {
+    "grpo": Variant("normalized", "token", "answer"),  # Shao et al. 2024
+    "dr-grpo": Variant("centered", "token", "fixed"),  # Liu et al. 2025
+    "dapo": Variant("normalized", "token", "token"),  # Yu et al. 2025
+    "gspo": Variant("normalized", "mean", "answer"),  # Zheng et al. 2025
+    "rloo": Variant("leave-one-out", "product", "answer"),  # Ahmadian et al. 2024
+}
+
+
+def advantages(reward_PG: np.ndarray, kind: str) -> np.ndarray:
+    """Compute the advantages of the G answers to each of P prompts, float32 `[P, G]`.
+
+    centered: `r - mean`; normalized: `(r - mean) / (std + 1e-4)`, with the unbiased standard deviation of the group;
+    leave-one-out: r minus the mean of the other answers, `(r - mean) G / (G - 1)`.
+    """
+    centered_PG = reward_PG - reward_PG.mean(1, keepdims=True)
+    if kind == "normalized":
+        centered_PG = centered_PG / (reward_PG.std(1, ddof=1, keepdims=True) + 1e-4)
+    elif kind == "leave-one-out":
+        G = reward_PG.shape[1]
+        centered_PG = centered_PG * G / (G - 1)
+    return centered_PG.astype(np.float32)
+
+
+def kl_estimate(delta: jax.Array, kind: Literal["k1", "k2", "k3"]) -> jax.Array:
+    """Estimate `KL(p || p_reference)` from a token drawn from p, with `delta = log p_reference - log p` (Schulman 2020).
+
+    k1: `-delta`; k2: `delta^2 / 2`; k3: `exp(delta) - delta - 1`, which is never negative.
+    """
+    if kind == "k1":
+        return -delta
+    if kind == "k2":
+        return delta**2 / 2
+    return jnp.exp(delta) - delta - 1
+
+
+def clipped_loss(ratio: jax.Array, advantage: jax.Array, low: float, high: float) -> jax.Array:
+    """Compute `-min(r A, clip(r, 1 - low, 1 + high) A)` (Schulman et al. 2017), with broadcasting."""
+    return -jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - low, 1 + high) * advantage)
+
+
+def policy_objective(apply_fn: Callable[..., Any], settings: PostConfig, chunk: int = 0) -> Objective:
+    """Make the objective of policy gradients on rollouts (`jaxgpt.post.rollouts`).
+
+    With the ratio r = p / p_rollout and the advantage A of the answer, the loss of a token is
+    `-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) + kl KL(p || p_reference)`.
+
+    A batch is a dict: `windows` int32 `[B, T, 3]` (`train.loss.split_windows`) with the answers as targets; float32 `[B, T]`
+    `log_p` and, with `settings.kl`, `reference_log_p`, the log probabilities of the targets in the rollout and of the
+    reference; float32 `[B]` `advantage`, `reward`, and `weight`, for the mean over all tokens: rows per token of the batch.
+
+    The metrics are means over answers: `reward`, `answer_tokens`, `clipped` (fraction of tokens), `kl`.
+
+    Args:
+        apply_fn: `model.apply`.
+        settings: objective and its constants.
+        chunk: positions of each window per chunk of logits, to save memory; 0: all.
+    """
+    variant = VARIANTS[settings.objective]
+
+    def objective(params: Any, batch: Any, key: jax.Array | None, frozen: Any) -> RowSums:
+        losses_BT, targets_BT = token_losses(apply_fn, params, batch["windows"], key, chunk)
+        is_target_BT = targets_BT >= 0
+        tokens_B = is_target_BT.sum(-1, dtype=jnp.float32)
+        length_B = jnp.maximum(tokens_B, 1)
+        log_p_BT = -losses_BT
+
+        def total(x_BT: jax.Array) -> jax.Array:
+            return jnp.where(is_target_BT, x_BT, 0.0).sum(-1)
+
+        # The ratio of the probabilities now and in the rollout.
+        log_ratio_BT = jnp.where(is_target_BT, log_p_BT - batch["log_p"], 0.0)
+        if variant.ratio == "mean":
+            log_ratio_BT = jnp.broadcast_to((total(log_ratio_BT) / length_B)[:, None], log_ratio_BT.shape)
+        elif variant.ratio == "product":
+            log_ratio_BT = jnp.broadcast_to(total(log_ratio_BT)[:, None], log_ratio_BT.shape)
+        ratio_BT = jnp.exp(log_ratio_BT)
+
+        # The loss of each token.
+        advantage_B1 = batch["advantage"][:, None]
+        loss_BT = clipped_loss(ratio_BT, advantage_B1, settings.clip_low, settings.clip_high)
+        is_below_BT = (ratio_BT < 1 - settings.clip_low) & (advantage_B1 < 0)
+        is_above_BT = (ratio_BT > 1 + settings.clip_high) & (advantage_B1 > 0)
+        of_tokens = {"clipped": (is_below_BT | is_above_BT).astype(jnp.float32)}
+        if settings.kl:
+            delta_BT = jnp.where(is_target_BT, batch["reference_log_p"] - log_p_BT, 0.0)
+            kl_BT = kl_estimate(delta_BT, settings.kl_estimator)
+            loss_BT = loss_BT + settings.kl * kl_BT
+            of_tokens["kl"] = kl_BT
+
+        # Means over the tokens of each answer, or over the tokens of the batch.
+        weight_B = 1 / length_B
+        if variant.average == "token":
+            weight_B = batch["weight"]
+        loss_weight_B = weight_B
+        if variant.average == "fixed":
+            loss_weight_B = jnp.full_like(length_B, 1 / settings.max_new_tokens)
+
+        # Rows without answers are padding.
+        is_answer_B = tokens_B > 0
+        others = {name: total(x_BT) * weight_B for name, x_BT in of_tokens.items()}
+        others |= {"reward": batch["reward"], "answer_tokens": tokens_B}
+        sums = {name: jnp.where(is_answer_B, value_B, 0.0) for name, value_B in others.items()}
+        loss_B = jnp.where(is_answer_B, total(loss_BT) * loss_weight_B, 0.0)
+        return RowSums(loss_B, is_answer_B.astype(jnp.float32), sums)
+
+    return objective

@@ -1,0 +1,95 @@
+"""The objective of preference pairs: both answers of a pair, and a frozen reference, in one pass each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxgpt.config import PostConfig
+from jaxgpt.post.losses import dpo_loss, ipo_loss, odds_ratio_loss, robust_loss, simpo_loss
+from jaxgpt.train.loss import Objective, RowSums, token_losses
+
+
+def preference_objective(
+    apply_fn: Callable[..., Any], settings: PostConfig, chunk: int = 0, sft_tokens: float = 0.0
+) -> Objective:
+    """Make the objective of preference pairs (`jaxgpt.data.preferences`).
+
+    A batch is int32 `[B, 2, T, 3]`: the windows of the chosen and the rejected text (`train.loss.split_windows`). The targets
+    are the answers. The argument `frozen` of the objective holds the weights of the reference; SimPO and ORPO ignore it.
+
+    The metrics are means over pairs: `reward_chosen` and `reward_rejected`, beta times the log ratio to the reference (SimPO
+    and ORPO: beta times log p per token); `margin`, their difference; `accuracy`, the fraction of positive margins;
+    `log_p_chosen` and `log_p_rejected`, summed over the answers.
+
+    Args:
+        apply_fn: `model.apply`.
+        settings: objective and its constants.
+        chunk: positions of each window per chunk of logits, to save memory (`train.loss.chunked`); 0: all.
+        sft_tokens: divisor of the cross entropy with `settings.sft`, such as the mean length of the chosen answers; 0: the
+            length of each answer.
+    """
+
+    def answers(weights: Any, windows_B2T3: jax.Array, key: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+        """Return log p and the number of tokens of both answers, each float32 `[B, 2]`."""
+        # Both answers of a pair are on the same device, so no rows move.
+        B, _, T, _ = windows_B2T3.shape
+        losses_XT, targets_XT = token_losses(apply_fn, weights, windows_B2T3.reshape(2 * B, T, 3), key, chunk)
+        tokens_XT = (targets_XT >= 0).astype(jnp.float32)
+        return -losses_XT.sum(-1).reshape(B, 2), tokens_XT.sum(-1).reshape(B, 2)
+
+    def objective(params: Any, windows_B2T3: jax.Array, key: jax.Array | None, frozen: Any) -> RowSums:
+        log_p_B2, tokens_B2 = answers(params, windows_B2T3, key)
+        length_B2 = jnp.maximum(tokens_B2, 1)
+
+        # The score that the pairs compare.
+        if settings.has_reference:
+            reference_B2, _ = answers(frozen, windows_B2T3, None)
+            score_B2 = log_p_B2 - jax.lax.stop_gradient(reference_B2)
+            reward_B2 = settings.beta * score_B2
+        else:
+            score_B2 = log_p_B2 / length_B2
+            reward_B2 = settings.beta * score_B2
+        if settings.normalize or settings.objective == "ipo":
+            score_B2 = score_B2 / length_B2
+
+        loss_B = pair_loss(score_B2, settings)
+        cross_entropy_B = -log_p_B2[:, 0] / (sft_tokens or length_B2[:, 0])
+        if settings.objective == "orpo":
+            loss_B = cross_entropy_B + loss_B
+        elif settings.sft:
+            loss_B = loss_B + settings.sft * cross_entropy_B
+
+        # Rows without answers are padding.
+        is_pair_B = (tokens_B2 > 0).all(-1)
+        others = {
+            "reward_chosen": reward_B2[:, 0],
+            "reward_rejected": reward_B2[:, 1],
+            "margin": reward_B2[:, 0] - reward_B2[:, 1],
+            "accuracy": (reward_B2[:, 0] > reward_B2[:, 1]).astype(jnp.float32),
+            "log_p_chosen": log_p_B2[:, 0],
+            "log_p_rejected": log_p_B2[:, 1],
+        }
+        sums = {name: jnp.where(is_pair_B, value_B, 0.0) for name, value_B in others.items()}
+        return RowSums(jnp.where(is_pair_B, loss_B, 0.0), is_pair_B.astype(jnp.float32), sums)
+
+    return objective
+
+
+def pair_loss(score_B2: jax.Array, settings: PostConfig) -> jax.Array:
+    """Compute the loss of each pair from the scores of both answers, `[B]`; ORPO: without the cross entropy."""
+    beta = settings.beta
+    margin_B = score_B2[:, 0] - score_B2[:, 1]
+    if settings.objective == "dpo":
+        return dpo_loss(margin_B, beta, settings.label_smoothing)
+    if settings.objective == "robust":
+        return robust_loss(margin_B, beta, settings.label_smoothing)
+    if settings.objective == "ipo":
+        return ipo_loss(margin_B, beta)
+    if settings.objective == "simpo":
+        return simpo_loss(margin_B, beta, settings.margin)
+    assert settings.objective == "orpo"
+    return beta * odds_ratio_loss(score_B2[:, 0], score_B2[:, 1])

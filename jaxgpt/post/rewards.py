@@ -1,0 +1,185 @@
+"""Rewards of generated answers: built-in functions by name, or a function in a Python file of the user.
+
+A function in a file is the user's own code. It runs only if its file is named on the command line (`--post.reward`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import runpy
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxgpt.errors import UserError, did_you_mean, one_line, short_repr
+
+# A reward maps (prompts, texts, records) to a number per text. A prompt is a text or a list of messages, as in its record.
+Reward = Callable[[Sequence[Any], Sequence[str], Sequence[Mapping[str, Any]]], Sequence[float]]
+
+NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+BUILT_IN = "exact[:FIELD], number[:FIELD], regex:PATTERN or json"
+ANSWER = "answer"  # default field with the expected answer
+
+
+def is_own_code(name: str) -> bool:
+    """Return whether a reward is a function in a file: `FILE.py:FUNCTION`."""
+    path, _, function = name.rpartition(":")
+    return path.endswith(".py") and function.isidentifier()
+
+
+def open_reward(name: str) -> Reward:
+    """Return the reward with a name: a built-in reward, or a function in a Python file, which is run.
+
+    Raises:
+        UserError: if the name is unknown, or the file is missing, raises an error, or lacks the function.
+    """
+    if is_own_code(name):
+        path, _, function = name.rpartition(":")
+        return _load(Path(path), function)
+    kind, _, argument = name.partition(":")
+    if kind == "exact":
+        return _exact(argument or ANSWER)
+    if kind == "number":
+        return _number(argument or ANSWER)
+    if kind == "json" and not argument:
+        return _is_json
+    if kind == "regex" and argument:
+        return _matches(argument)
+    near = did_you_mean(kind, ("exact", "number", "regex", "json"))
+    raise UserError(f"post.reward {short_repr(name)} is unknown{near}: use {BUILT_IN}, or FILE.py:FUNCTION")
+
+
+def _load(path: Path, function: str) -> Reward:
+    if not path.is_file():
+        raise UserError(f"post.reward: {path} does not exist: write a file with the function {function}")
+    try:
+        found = runpy.run_path(str(path)).get(function)
+    except Exception as e:
+        raise UserError(f"post.reward: {path} raises {type(e).__name__}: {one_line(e, 200)}") from e
+    if not callable(found):
+        raise UserError(f"post.reward: {path} has no function {function}{did_you_mean(function, ())}: define it")
+    return found  # type: ignore[no-any-return]
+
+
+def _expected(record: Mapping[str, Any], field: str) -> str:
+    if field not in record:
+        raise UserError(f"the record has no field {field!r} with the expected answer: {short_repr([*record])}")
+    return str(record[field])
+
+
+def _exact(field: str) -> Reward:
+    """1 if a text equals the field of its record, without white space at the ends; otherwise 0."""
+
+    def reward(prompts: Sequence[Any], texts: Sequence[str], records: Sequence[Mapping[str, Any]]) -> list[float]:
+        pairs = zip(texts, records, strict=True)
+        return [float(text.strip() == _expected(record, field).strip()) for text, record in pairs]
+
+    return reward
+
+
+def last_number(text: str) -> float | None:
+    """Return the last number in a text, without commas between digits; None: no number."""
+    found = NUMBER.findall(text)
+    return float(found[-1].replace(",", "")) if found else None
+
+
+def _number(field: str) -> Reward:
+    """1 if the last number of a text equals the last number in the field of its record; otherwise 0."""
+
+    def one(text: str, record: Mapping[str, Any]) -> float:
+        expected = last_number(_expected(record, field))
+        if expected is None:
+            raise UserError(f"the field {field!r} has no number: {short_repr(record[field])}")
+        return float(last_number(text) == expected)
+
+    def reward(prompts: Sequence[Any], texts: Sequence[str], records: Sequence[Mapping[str, Any]]) -> list[float]:
+        return [one(text, record) for text, record in zip(texts, records, strict=True)]
+
+    return reward
+
+
+def _matches(pattern: str) -> Reward:
+    """1 if a text contains a match of a pattern; otherwise 0."""
+    try:
+        compiled = re.compile(pattern)
+    except re.error as e:
+        raise UserError(f"post.reward: regex {short_repr(pattern)} is no regular expression: {e}") from None
+
+    def reward(prompts: Sequence[Any], texts: Sequence[str], records: Sequence[Mapping[str, Any]]) -> list[float]:
+        return [float(compiled.search(text) is not None) for text in texts]
+
+    return reward
+
+
+def _is_json(prompts: Sequence[Any], texts: Sequence[str], records: Sequence[Mapping[str, Any]]) -> list[float]:
+    """1 if a text is valid JSON; otherwise 0."""
+
+    def one(text: str) -> float:
+        try:
+            json.loads(text)
+        except (ValueError, RecursionError):
+            return 0.0
+        return 1.0
+
+    return [one(text) for text in texts]
+
+
+def rewards_of(
+    reward: Reward,
+    name: str,
+    prompts: Sequence[Any],
+    texts: Sequence[str],
+    records: Sequence[Mapping[str, Any]],
+    seconds: float,
+) -> np.ndarray:
+    """Call a reward, and check its results, float32 `[n]`.
+
+    Raises:
+        UserError: if the reward raises an exception, takes longer than `seconds`, or returns a wrong number of numbers or a
+            number that is not finite.
+    """
+    result: list[Any] = []
+    errors: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            result.append(reward(list(prompts), list(texts), list(records)))
+        except BaseException as e:
+            errors.append(e)
+
+    # A thread that never returns must not keep the process alive.
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        raise UserError(
+            f"the reward {name} takes more than {seconds:g} seconds for {len(texts):,} answers: make it faster, or raise "
+            f"--post.reward-seconds"
+        )
+    if errors:
+        [e] = errors
+        kind = "" if isinstance(e, UserError) else f"{type(e).__name__}: "
+        raise UserError(f"the reward {name} failed: {kind}{one_line(e, 200)}") from e
+    return _checked(result[0], name, texts)
+
+
+def _checked(values: Any, name: str, texts: Sequence[str]) -> np.ndarray:
+    try:
+        numbers = [float(value) for value in values]
+    except (TypeError, ValueError):
+        raise UserError(f"the reward {name} must return a number per answer, not {short_repr(values)}") from None
+    if len(numbers) != len(texts):
+        raise UserError(
+            f"the reward {name} returned {len(numbers):,} numbers for {len(texts):,} answers: return one for each"
+        )
+    for number, text in zip(numbers, texts, strict=True):
+        if not math.isfinite(number):
+            raise UserError(
+                f"the reward {name} returned {number} for the answer {short_repr(text)}: return a finite number"
+            )
+    return np.array(numbers, np.float32)

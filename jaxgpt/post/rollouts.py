@@ -1,0 +1,285 @@
+"""Rollouts: answers sampled with the weights of the state, rewarded, as batches of a policy gradient.
+
+A rollout is a function of (seed, step, state): a resumed run needs no other state.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxgpt.checkpoint.run import Run
+from jaxgpt.checkpoint.store import Info
+from jaxgpt.config import Config
+from jaxgpt.data import Data, PromptSplit
+from jaxgpt.data.order import shuffled
+from jaxgpt.data.prompts import Prompt
+from jaxgpt.data.tokenizer import Tokenizer
+from jaxgpt.errors import UserError
+from jaxgpt.files import parse_json, write_atomically
+from jaxgpt.lm import LM, generate
+from jaxgpt.lm.generation import Generation
+from jaxgpt.ops.random import named_key
+from jaxgpt.parallel.processes import is_leader
+from jaxgpt.parallel.rows import row_spec
+from jaxgpt.post.policy import VARIANTS, advantages
+from jaxgpt.post.rewards import Reward, rewards_of
+from jaxgpt.train.loss import token_losses
+from jaxgpt.train.step import TrainState
+from jaxgpt.trainer.evaluation import Result, Watch
+from jaxgpt.trainer.events import Listener
+from jaxgpt.trainer.program import Program
+
+TOLERANCE = 1e-3  # maximum difference in log p between sampler and training, in nats: float32 rounding is below 1e-5
+WRITTEN = 16  # answers of an evaluation in samples.jsonl
+
+
+class Rollouts:
+    """A feed of rollouts: every call of the step takes `train.steps_per_call` batches, from one rollout.
+
+    With E = `post.rollout_epochs`, a rollout has `batch_size * steps_per_call / E` answers, `post.group` to each prompt. Each
+    epoch uses every answer once, in a different order.
+    """
+
+    reads_state = True
+
+    def __init__(self, program: Program, data: Data, last: Info | None, *, reward: Reward) -> None:
+        assert isinstance(data.train, PromptSplit)
+        self.program = program
+        self.tokenizer = data.tokenizer
+        self.prompts = data.train.prompts
+        self.reward = reward
+        self.rows = program.config.rollout_answers
+        self.spec = row_spec(self._batch([], [], np.zeros(0), np.zeros(0)))
+        self._log_p = partial(target_log_p, program)
+
+    def at(self, steps: range, state: TrainState | None) -> Sequence[Any]:
+        """Return the batches of the steps of a call.
+
+        Raises:
+            UserError: if the reward fails, or the log probabilities of the sampler differ from training.
+        """
+        assert state is not None
+        config = self.program.config
+        post = config.post
+        index = steps.start // len(steps)
+
+        # Sample answers, and reward them.
+        prompts = [prompt for prompt in self.prompts_of(index) for _ in range(post.group)]
+        key = named_key(config.train.seed, "rollout", index)
+        answers = sample(self.program, state.params, self.tokenizer, prompts, key)
+        reward_B = reward_answers(self.reward, config, prompts, answers)
+        advantage_PG = advantages(reward_B.reshape(-1, post.group), VARIANTS[post.objective].advantage)
+        rollout = self._batch(prompts, answers, advantage_PG.reshape(-1), reward_B)
+
+        # The law of rollouts: the sampler and training compute the same probabilities.
+        weights = self.program.weights(state.params)
+        log_p_BT = np.array(self.program.call(self._log_p, weights, {"windows": rollout["windows"]}))
+        check_ratio(rollout["log_p"], log_p_BT, config)
+        rollout["log_p"] = log_p_BT
+        if post.kl:
+            frozen = self.program.frozen
+            rollout["reference_log_p"] = np.array(
+                self.program.call(self._log_p, frozen, {"windows": rollout["windows"]})
+            )
+
+        batches = []
+        per_epoch = len(steps) // post.rollout_epochs
+        for epoch in range(post.rollout_epochs):
+            number = index * post.rollout_epochs + epoch
+            order = shuffled(np.arange(self.rows), self.rows, config.train.seed, number, "rollout")
+            for rows in np.split(order, per_epoch):
+                batch = jax.tree.map(lambda x, rows=rows: x[rows], rollout)
+                tokens = (batch["windows"][..., 1] >= 0).sum()
+                batch["weight"] = np.full(len(rows), len(rows) / tokens, np.float32)
+                batches.append(batch)
+        return batches
+
+    def prompts_of(self, index: int) -> list[Prompt]:
+        """Return the prompts of a rollout; each epoch of the data uses each prompt once, in a different order."""
+        P = self.rows // self.program.config.post.group
+        n = len(self.prompts)
+        epochs, positions = np.divmod(np.arange(index * P, (index + 1) * P), n)
+        chosen = []
+        for epoch, position in zip(epochs.tolist(), positions, strict=True):
+            [place] = shuffled(np.array([position]), n, self.program.config.train.seed, epoch, "prompts")
+            chosen.append(self.prompts[int(place)])
+        return chosen
+
+    def _batch(
+        self, prompts: Sequence[Prompt], answers: Sequence[Generation], advantage_B: np.ndarray, reward_B: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        """Return a batch of `policy_objective`; `weight` and `reference_log_p` are not yet computed."""
+        B = len(prompts)
+        T = self.program.config.window
+        windows_BT3 = np.full((B, T, 3), (0, -1, -1), np.int32)
+        log_p_BT = np.zeros((B, T), np.float32)
+        for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+            new = answer_ids(answer)
+            ids = prompt.ids + new
+            n = len(ids) - 1
+            targets = slice(len(prompt.ids) - 1, n)
+            windows_BT3[row, :n, 0] = ids[:-1]
+            windows_BT3[row, targets, 1] = new
+            windows_BT3[row, :n, 2] = 0
+            log_p_BT[row, targets] = answer.log_p
+        batch = {
+            "windows": windows_BT3,
+            "log_p": log_p_BT,
+            "advantage": advantage_B.astype(np.float32),
+            "reward": reward_B.astype(np.float32),
+            "weight": np.zeros(B, np.float32),
+        }
+        if self.program.config.post.kl:
+            batch["reference_log_p"] = np.zeros((B, T), np.float32)
+        return batch
+
+
+def answer_ids(answer: Generation) -> list[int]:
+    """Return the ids that the model generated, including the id that ended the answer."""
+    return answer.ids if answer.stop_id is None else [*answer.ids, answer.stop_id]
+
+
+def sample(
+    program: Program, params: Any, tokenizer: Tokenizer, prompts: Sequence[Prompt], key: jax.Array | None
+) -> list[Generation]:
+    """Generate an answer to each prompt, with the weights on their devices; without a key, the most probable tokens."""
+    config = program.config
+    lm = LM(config, program.weights(params), tokenizer)
+    # Without filters and at temperature 1, tokens are drawn from the probabilities of the loss.
+    options: dict[str, Any] = {"temperature": 0.0 if key is None else 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    options |= {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "overflow": "error"}
+    ids = [prompt.ids for prompt in prompts]
+    if key is not None:
+        options["key"] = key
+    return generate(lm, ids, max_new_tokens=config.post.max_new_tokens, **options)
+
+
+def reward_answers(
+    reward: Reward, config: Config, prompts: Sequence[Prompt], answers: Sequence[Generation]
+) -> np.ndarray:
+    """Return the reward of each answer, float32 `[B]`; raise `UserError` if the reward fails."""
+    texts = [answer.text for answer in answers]
+    originals = [prompt.prompt for prompt in prompts]
+    records = [prompt.record for prompt in prompts]
+    return rewards_of(reward, config.post.reward, originals, texts, records, config.post.reward_seconds)
+
+
+def target_log_p(program: Program, weights: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
+    """Compute the log probability of each target, `[B, T]`, as in training; 0 without a target."""
+    losses_BT, _ = token_losses(program.model.apply, weights, batch["windows"], chunk=program.config.train.loss_chunk)
+    return -losses_BT
+
+
+def check_ratio(sampled_BT: np.ndarray, trained_BT: np.ndarray, config: Config) -> None:
+    """Raise `UserError` if the log probabilities of a rollout differ from training: then the first ratio is not 1."""
+    difference = float(np.abs(sampled_BT - trained_BT).max(initial=0.0))
+    if difference <= TOLERANCE:
+        return
+    cause = "report this"
+    if config.train.compute_dtype != "float32":
+        cause = f"train.compute_dtype {config.train.compute_dtype} rounds differently in both: use float32"
+    raise UserError(
+        f"log probabilities of a rollout differ by {difference:.2g} between the sampler and training, so the ratio of the "
+        f"first step is not 1: {cause}"
+    )
+
+
+# Evaluation.
+
+
+class RewardResult(NamedTuple):
+    """The rewards of the most probable answers to the held-out prompts, with their standard error.
+
+    Attributes:
+        reward: mean reward.
+        stderr: standard error of the mean over prompts; NaN for a single prompt.
+        rewards: reward of each answer, float32.
+        answers: generated texts.
+        prompts: prompts, as in their records.
+        tokens: mean number of tokens of an answer.
+    """
+
+    reward: float
+    stderr: float
+    rewards: np.ndarray
+    answers: Sequence[str]
+    prompts: Sequence[Any]
+    tokens: float
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """The numbers in `metrics.jsonl`."""
+        return {"val_reward": self.reward, "val_reward_stderr": self.stderr, "val_answer_tokens": self.tokens}
+
+    @property
+    def ranking(self) -> float:
+        """Lower is better."""
+        return -self.reward
+
+    def __str__(self) -> str:
+        """Format the mean reward and its standard error, as `reward 0.8125 +- 0.0701 (32 prompts)`."""
+        error = f" +- {self.stderr:.4f}" if np.isfinite(self.stderr) else ""
+        return f"reward {self.reward:.4f}{error} ({len(self.rewards)} prompts)"
+
+
+@dataclass(frozen=True)
+class HeldOutReward:
+    """An evaluator: the mean reward of the most probable answers, on up to `train.eval_windows` prompts (0: all).
+
+    The prompts are the validation split of `Watch.data`.
+    """
+
+    reward: Reward
+
+    def __call__(self, program: Program, params: Any, watch: Watch) -> RewardResult | None:
+        """Answer the prompts in batches of `train.eval_batch_size` (0: of a rollout)."""
+        config = program.config
+        assert watch.data is not None, "the data of the run"
+        assert isinstance(watch.data.val, PromptSplit)
+        prompts = watch.data.val.prompts
+        if not watch.final and config.train.eval_windows:
+            prompts = prompts[: config.train.eval_windows]
+        size = config.train.eval_batch_size or config.rollout_answers
+        answers: list[Generation] = []
+        for first in range(0, len(prompts), size):
+            if watch.interrupted():
+                return None
+            answers += sample(program, params, watch.data.tokenizer, prompts[first : first + size], None)
+            watch.progress(len(answers), len(prompts))
+        rewards = reward_answers(self.reward, config, prompts, answers)
+        n = len(rewards)
+        stderr = float(rewards.std(ddof=1) / np.sqrt(n)) if n > 1 else float("nan")
+        texts = [answer.text for answer in answers]
+        tokens = float(np.mean([len(answer_ids(answer)) for answer in answers]))
+        originals = [prompt.prompt for prompt in prompts]
+        return RewardResult(float(rewards.mean()), stderr, rewards, texts, originals, tokens)
+
+
+class SampleFile(Listener):
+    """Writes the first `WRITTEN` answers of each evaluation, with their rewards, to samples.jsonl in the run directory."""
+
+    path: Path
+
+    def started(self, program: Program, data: Data, run: Run, step: int) -> None:
+        self.path = run.path / "samples.jsonl"
+        if not is_leader() or not self.path.is_file():
+            return
+        # A resumed run repeats the evaluations after its checkpoint.
+        kept = [line for line in self.path.read_text().splitlines() if parse_json(line, str(self.path))["step"] <= step]
+        write_atomically(self.path, "".join(line + "\n" for line in kept))
+
+    def evaluated(self, step: int, result: Result) -> None:
+        if not is_leader() or not isinstance(result, RewardResult):
+            return
+        with self.path.open("a") as file:
+            for prompt, answer, reward in zip(result.prompts, result.answers, result.rewards, strict=True):
+                line = {"step": step, "prompt": prompt, "answer": answer, "reward": float(reward)}
+                file.write(json.dumps(line) + "\n")

@@ -1,0 +1,154 @@
+"""Start runs with the objective of their settings: the program, and the frozen reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from jaxgpt.checkpoint.run import Run, open_run, parse_checkpoint
+from jaxgpt.checkpoint.source import WeightSource, open_source, recorded_checkpoint
+from jaxgpt.checkpoint.store import weights_at
+from jaxgpt.config import Config, ModelConfig
+from jaxgpt.data.tokenizer import Tokenizer
+from jaxgpt.errors import UserError
+from jaxgpt.model import GPT
+from jaxgpt.parallel.processes import process_count
+from jaxgpt.post.policy import policy_objective
+from jaxgpt.post.preference import preference_objective
+from jaxgpt.post.rewards import Reward, is_own_code, open_reward
+from jaxgpt.post.rollouts import HeldOutReward, Rollouts
+from jaxgpt.train.loss import Objective
+from jaxgpt.trainer.program import Program, build
+
+# Settings of the model that do not change its logits, or only the largest number of positions.
+WITHOUT_EFFECT = ("dropout", "init", "init_std", "block_size")
+
+
+def build_program(config: Config, **parts: Any) -> Program:
+    """Build the program of a config with the objective of `config.post`; other arguments as for `build`."""
+    post = config.post
+    if post.objective == "next-token":
+        return build(config, **parts)
+
+    def objective_of(model: GPT) -> Objective:
+        make = policy_objective if post.is_rollout else preference_objective
+        return make(model.apply, post, config.train.loss_chunk)
+
+    return build(config, objective_of=objective_of, **parts)
+
+
+def with_reference(config: Config, tokenizer: Tokenizer) -> Config:
+    """Check the settings of a new run, and resolve `post.reference` to an absolute RUN/checkpoints/STEP.
+
+    Args:
+        config: settings of the run.
+        tokenizer: tokenizer of the initial weights.
+
+    Raises:
+        UserError: if the reference is missing, or has a different vocabulary, tokenizer or model than the initial weights.
+    """
+    path = config.post.reference
+    if not path:
+        return config
+    run = open_run(parse_checkpoint(path)[0])
+    model = run.config().model
+    size = config.model.vocab_size
+    if model.vocab_size != size:
+        raise UserError(
+            f"post.reference {path} has a vocabulary of {model.vocab_size:,}, but the weights of --init-from have {size:,}: "
+            f"choose a reference with the same tokenizer"
+        )
+    if run.tokenizer().to_json() != tokenizer.to_json():
+        raise UserError(
+            f"post.reference {path} has a different tokenizer than the weights of --init-from, so its ids have different "
+            f"meanings: choose a reference with the same tokenizer"
+        )
+    name = different_setting(model, config.model)
+    if name:
+        raise UserError(
+            f"post.reference {path} has model.{name} {getattr(model, name)!r}, but the trained model has "
+            f"{getattr(config.model, name)!r}: choose a reference with the same model settings"
+        )
+    reference = str(weights_at(path).absolute())
+    return replace(config, post=replace(config.post, reference=reference))
+
+
+def different_setting(a: ModelConfig, b: ModelConfig) -> str:
+    """Return the name of a setting with an effect on logits that differs between two models, or ""."""
+    free = WITHOUT_EFFECT if a.positions != "learned" else [name for name in WITHOUT_EFFECT if name != "block_size"]
+    for name in vars(a):
+        if name not in free and getattr(a, name) != getattr(b, name):
+            return name
+    return ""
+
+
+def frozen_of(config: Config, run: Run | None = None) -> Any:
+    """Return `Start.frozen` of a run: the path of the reference, RUN/checkpoints/STEP, or `()`.
+
+    With adapters, the trainer freezes their base, which is the reference.
+
+    Args:
+        config: settings of the run.
+        run: the run, if it exists: a reference that has moved is also found next to it.
+
+    Raises:
+        UserError: if the reference of the run is missing.
+    """
+    if not config.post.has_reference or config.lora.rank:
+        return ()
+    path = config.post.reference or config.init_from
+    if run is None:
+        return path
+    found = recorded_checkpoint(run, path)
+    if found is None:
+        raise UserError(
+            f"{run.path} needs its reference {path}, which is missing: restore it, or move it next to {run.path}"
+        )
+    return str(found)
+
+
+def parts_of(config: Config, named: str, run: Run | None = None, note: Callable[[str], None] = print) -> dict[str, Any]:
+    """Return the fields of `Start` that the objective determines: program, frozen arrays, feed and evaluators.
+
+    Args:
+        config: settings of the run.
+        named: reward that the user has named on the command line; "": none.
+        run: the run, if it exists.
+        note: receives a line before code of the user is run.
+
+    Raises:
+        UserError: if the reward or the reference cannot be opened, or rollouts have several processes.
+    """
+    parts: dict[str, Any] = {"build": build_program, "frozen": frozen_of(config, run)}
+    if config.post.is_rollout:
+        if process_count() > 1:
+            raise UserError(
+                f"post.objective {config.post.objective} needs a single process: start the run without jaxgpt launch"
+            )
+        reward = named_reward(config.post.reward, named, note)
+        parts |= {"feed": partial(Rollouts, reward=reward), "evaluators": (HeldOutReward(reward),)}
+    return parts
+
+
+def named_reward(reward: str, named: str, note: Callable[[str], None]) -> Reward:
+    """Open the reward of a run. Code of the user is run only if it is named on the command line, not by a config.json.
+
+    Raises:
+        UserError: if the reward is code that the command line does not name, or cannot be opened.
+    """
+    if not is_own_code(reward):
+        return open_reward(reward)
+    if named != reward:
+        raise UserError(
+            f"the run uses the reward {reward}, which is Python code: to run it, add --post.reward {reward}"
+        )
+    note(f"running {reward}, your own code, as the reward")
+    return open_reward(reward)
+
+
+def reference_source(config: Config, run: Run) -> WeightSource | None:
+    """Open the reference of an existing run, to evaluate its merged weights; None: the objective has no reference."""
+    path = frozen_of(config, run)
+    return open_source(*parse_checkpoint(path)) if path else None

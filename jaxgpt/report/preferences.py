@@ -1,0 +1,61 @@
+"""Describe preference pairs: lengths, duplicates, contradictions, and how often the chosen answer is longer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from jaxgpt.data import Data, Preferences
+from jaxgpt.data.preferences import key_of, prompt_ids
+
+
+def describe_preferences(data: Data) -> dict[str, Any]:
+    """Describe preference pairs that are not a mixture.
+
+    Returns:
+        A dictionary for JSON: `source`; `train_pairs` and `validation_pairs`; `duplicate_pairs`, equal to an earlier pair;
+        `contradictions`, pairs whose chosen and rejected answers are swapped in another pair; `prompts`, the number of
+        different prompts; `shared_prompts`, validation pairs with a prompt of a training pair; `longer_chosen`, the
+        fraction of pairs with more tokens in the chosen answer than in the rejected; `lengths` of `prompt`, `chosen` and
+        `rejected` in tokens, each with `mean`, `median`, `p95` and `max`; `longest`, tokens of the longest text.
+    """
+    assert isinstance(data.train, Preferences)
+    assert isinstance(data.val, Preferences)
+    train = list(data.train.pairs)
+    held_out = list(data.val.pairs) if data.held_out else []
+    pairs = [*train, *held_out]
+
+    keys = Counter(key_of(pair) for pair in pairs)
+    swapped = sum(count for (chosen, rejected), count in keys.items() if (rejected, chosen) in keys)
+    prompts = [prompt_ids(pair.chosen).tobytes() for pair in pairs]
+    in_training = set(prompts[: len(train)])
+
+    lengths = {
+        "prompt": np.array([len(prompt_ids(pair.chosen)) for pair in pairs]),
+        "chosen": np.array([pair.chosen.is_target.sum() for pair in pairs]),
+        "rejected": np.array([pair.rejected.is_target.sum() for pair in pairs]),
+    }
+    source = [part for part in data.source.split("; ") if not part.startswith("windows ")]
+    return {
+        "source": "; ".join(source),
+        "train_pairs": len(train),
+        "validation_pairs": len(held_out),
+        "duplicate_pairs": len(pairs) - len(keys),
+        "contradictions": swapped,
+        "prompts": len(set(prompts)),
+        "shared_prompts": sum(prompt in in_training for prompt in prompts[len(train) :]),
+        "longer_chosen": float(np.mean(lengths["chosen"] > lengths["rejected"])),
+        "lengths": {name: _statistics(values) for name, values in lengths.items()},
+        "longest": max(len(text.ids) for pair in pairs for text in pair),
+    }
+
+
+def _statistics(values: np.ndarray) -> dict[str, float]:
+    return {
+        "mean": float(values.mean()),
+        "median": float(np.median(values)),
+        "p95": float(np.percentile(values, 95)),
+        "max": int(values.max()),
+    }

@@ -1,0 +1,96 @@
+"""Prompts of rollouts: shapes of records, ids, and records that cannot be used."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_chat import talker
+
+from jaxgpt.config import Config, DataConfig, ModelConfig, PostConfig
+from jaxgpt.data import PromptSplit, open_data
+from jaxgpt.data.chat_encoding import chat_format
+from jaxgpt.data.conversations import DATE
+from jaxgpt.data.tokenizer import CharTokenizer
+from jaxgpt.errors import UserError
+
+CONFIG = Config(
+    data=DataConfig(path="prompts.jsonl", dataset="none", train_fraction=1.0),
+    model=ModelConfig(block_size=64),
+    post=PostConfig(objective="grpo", reward="json", max_new_tokens=8),
+)
+TOKENIZER = talker(8, end=False).tokenizer
+USER = {"role": "user", "content": "2 + 2?"}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def write(*records: Any) -> None:
+    Path("prompts.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def read(*records: Any, tokenizer: Any = TOKENIZER) -> PromptSplit:
+    write(*records)
+    data = open_data(CONFIG, tokenizer)
+    assert isinstance(data.train, PromptSplit)
+    return data.train
+
+
+def test_prompts_are_what_chat_sends() -> None:
+    form = chat_format(TOKENIZER, CONFIG.data, date=DATE)
+    assert form is not None
+    shapes: list[Any] = [
+        {"prompt": "2 + 2?", "answer": "4"},
+        {"prompt": [USER]},
+        {"messages": [USER]},
+        {"question": "2 + 2?"},
+    ]
+    split = read(*shapes)
+    assert all(prompt.ids == form.prompt_ids([USER]) for prompt in split.prompts)
+    assert split.prompts[0].record == shapes[0]
+    assert split.prompts[1].prompt == [USER]
+
+
+def test_texts_without_a_template() -> None:
+    split = read({"prompt": "abc"}, tokenizer=CharTokenizer([*"abc"]))
+    assert split.prompts[0].ids == [0, 1, 2]
+
+
+BAD = {
+    "none": ({"text": "a"}, "no prompt: the fields are ['text']; write {"),
+    "empty": ({"prompt": ""}, "the prompt is empty: write {"),
+    "answered": (
+        {"prompt": [USER, {"role": "assistant", "content": "4"}]},
+        "the prompt ends with a message of the assistant",
+    ),
+    "long": (
+        {"prompt": "a" * 50},
+        "new tokens exceed model.block_size 64: lower --post.max-new-tokens, or shorten the prompt",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_records_that_cannot_be_used(name: str) -> None:
+    record, said = BAD[name]
+    write({"prompt": "a"}, record)
+    with pytest.raises(UserError) as error:
+        open_data(CONFIG, TOKENIZER)
+    assert str(error.value).startswith("prompts.jsonl, line 2: ")
+    assert said in str(error.value)
+    skipping = replace(CONFIG, data=replace(CONFIG.data, on_error="skip"))
+    assert open_data(skipping, TOKENIZER).train.starts(64) == 1
+
+
+def test_text_is_rejected() -> None:
+    Path("text.txt").write_text("abc" * 99)
+    with pytest.raises(
+        UserError, match=r"post.objective grpo needs prompts \(.jsonl, .json or .parquet\), but text.txt holds text"
+    ):
+        open_data(replace(CONFIG, data=replace(CONFIG.data, path="text.txt")), TOKENIZER)

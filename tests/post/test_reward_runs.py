@@ -1,0 +1,212 @@
+"""Runs with rewards from the command line: learning, resume, failing rewards, evaluation, errors."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from helpers import flags, jaxgpt
+from test_lm import tiny
+
+from jaxgpt import load, save
+from jaxgpt.checkpoint.run import Run
+from jaxgpt.checkpoint.store import read_checkpoints
+from jaxgpt.config import Config
+from jaxgpt.convert.card import model_card
+from jaxgpt.data.tokenizer import CharTokenizer
+from jaxgpt.errors import UserError
+from jaxgpt.post.rollouts import check_ratio
+from jaxgpt.trainer.metrics import read_metrics
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz?"
+SETTINGS = flags(
+    data__path="prompts.jsonl",
+    data__window=10,
+    post__objective="grpo",
+    post__max_new_tokens=4,
+    train__steps=80,
+    train__batch_size=32,
+    train__steps_per_call=4,
+    post__rollout_epochs=2,
+    post__kl=0.001,
+    train__eval_every=40,
+    train__log_every=1,
+    train__sample_tokens=0,
+    optim__learning_rate=0.02,
+    optim__warmup_steps=2,
+    optim__decay_steps=80,
+    mesh__data=1,
+)
+OWN = ["--post.reward", "my_reward.py:vowels"]
+CODE = """
+from pathlib import Path
+
+def vowels(prompts, texts, records):
+    if Path("fail").exists():
+        calls = len(Path("fail").read_text())
+        Path("fail").write_text("x" * (calls + 1))
+        if calls == 2:
+            raise RuntimeError("no more")
+    return [sum(c in "aeiou" for c in text) / 4 for text in texts]
+"""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base with random weights, prompts, a reward, and a run with it."""
+    home = tmp_path_factory.mktemp("rewards")
+    save(tiny(CharTokenizer([*LETTERS]), std=0.2, block_size=32, n_embd=16, positions="rope"), home / "base")
+    lines = [json.dumps({"prompt": f"{a}{b}?", "answer": a}) for a in "abcdefgh" for b in "abcdefgh"]
+    (home / "prompts.jsonl").write_text("\n".join(lines))
+    (home / "my_reward.py").write_text(CODE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        train("run", *OWN)
+    return home
+
+
+@pytest.fixture(autouse=True)
+def folder(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the home."""
+    shutil.copytree(home, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def train(out: str, *settings: str) -> str:
+    result = jaxgpt("train", "finetune", "--init-from", "base", "--out", out, *SETTINGS, *settings)
+    assert result.code == 0, result.err
+    return result.out
+
+
+def lines(run: str, name: str) -> list[dict[str, Any]]:
+    return [line for line in read_metrics(Path(run) / "metrics.jsonl") if name in line]
+
+
+def samples(run: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path(run, "samples.jsonl").read_text().splitlines()]
+
+
+def bits(run: str) -> list[bytes]:
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(load(run, "last").params)]
+
+
+def error(*words: str, code: int = 2) -> str:
+    result = jaxgpt(*words)
+    assert result.code == code, result.err
+    return result.err.splitlines()[-1]
+
+
+def test_a_run_learns_the_reward() -> None:
+    """At first, policy and reference are equal; about a fifth of the letters are vowels."""
+    metrics = lines("run", "reward")
+    assert metrics[0]["clipped"] == 0.0
+    assert metrics[0]["kl"] == pytest.approx(0.0, abs=1e-6)
+    assert metrics[0]["reward"] < 0.35
+    assert metrics[-1]["reward"] > 0.6
+    assert metrics[-1]["kl"] > 0.01
+    last = lines("run", "val_reward")[-1]
+    assert last["val_reward"] > 0.7
+
+    written = [sample for sample in samples("run") if sample["step"] == 80]
+    assert np.mean([sample["reward"] for sample in written]) == pytest.approx(last["val_reward"])
+    assert all(sample["reward"] == sum(c in "aeiou" for c in sample["answer"]) / 4 for sample in written)
+    assert "reward 0." in jaxgpt("info", "run").out or "reward 1." in jaxgpt("info", "run").out
+
+    infos, _ = read_checkpoints(Run(Path("run")).checkpoints)
+    card = model_card(Path("run"), infos[80], "run", Run(Path("run")).config(), "jaxgpt export run out")
+    assert "The mean reward (my_reward.py:vowels) of the answers to held-out prompts is " in card
+
+    assert jaxgpt("plot", "run", "--out", "loss.png").code == 0
+    assert "data report does not describe prompts" in error("data", "report", "run")
+
+    found = jaxgpt("eval", "run", *OWN, "--json").json
+    assert found["reward"] == pytest.approx(last["val_reward"])
+    assert found["prompts"] == 7
+    assert jaxgpt("eval", "run", "--post.reward", "exact", "--json").json["reward"] == 0.0
+    Path("text.txt").write_text("thebase?" * 20)
+    assert "perplexity" in jaxgpt("eval", "run", "--data.path", "text.txt", "--json").json
+
+
+def test_a_failing_reward_saves_the_run_which_resumes_in_every_bit() -> None:
+    """The reward fails in the third rollout, after sampling and before the update."""
+    Path("fail").write_text("")
+    start = ["train", "finetune", "--init-from", "base", "--out", "cut", *SETTINGS, *OWN]
+    message = error(*start, code=1)
+    assert "the reward my_reward.py:vowels failed: RuntimeError: no more" in message
+    assert "resume with: jaxgpt train --resume --out cut" in message
+    assert max(int(path.name) for path in Path("cut/checkpoints").iterdir()) == 8
+    Path("fail").unlink()
+
+    again = ["train", "--resume", "--out", "cut"]
+    assert "which is Python code: to run it, add --post.reward my_reward.py:vowels" in error(*again)
+    assert "which is Python code" in error("eval", "run")
+    assert jaxgpt(*again, *OWN).code == 0
+    assert bits("cut") == bits("run")
+    assert samples("cut") == samples("run")
+
+
+def test_sampler_and_training_compute_the_same_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first ratio of a rollout is 1: log probabilities of drawn tokens differ by float32 rounding."""
+    differences = []
+
+    def check(sampled_BT: np.ndarray, trained_BT: np.ndarray, config: Config) -> None:
+        assert (sampled_BT < 0).sum() >= 64 * 4
+        differences.append(np.abs(sampled_BT - trained_BT).max())
+
+    monkeypatch.setattr("jaxgpt.post.rollouts.check_ratio", check)
+    train("short", *OWN, "--train.steps", "4", "--train.eval-every", "4", "--mesh.data", "2")
+    assert len(differences) == 1
+    assert max(differences) < 1e-5
+
+
+@pytest.mark.ci
+def test_the_first_rollout_of_adapters_is_the_rollout_of_their_base() -> None:
+    """New adapters have no effect, and the reference is their base."""
+    settings = flags(lora__rank=4, lora__targets="all-linear", train__steps=8, train__eval_every=8)
+    train("lora", *OWN, *settings)
+    first = lines("lora", "reward")[0]
+    expected = lines("run", "reward")[0]
+    for name in ("reward", "answer_tokens", "loss"):
+        assert first[name] == pytest.approx(expected[name], abs=1e-5)
+    assert first["kl"] == pytest.approx(0.0, abs=1e-6)
+    assert lines("lora", "reward")[-1]["kl"] > 1e-6
+    assert jaxgpt("eval", "lora", *OWN).code == 0
+
+
+WRONG = {
+    "no reward": ([], "post.objective grpo needs a reward: add --post.reward"),
+    "epochs": (["--post.reward", "json", "--post.rollout-epochs", "3"], "must be a multiple of post.rollout_epochs 3"),
+    "group": (["--post.reward", "json", "--post.group", "7"], "must be a multiple of post.group 7"),
+    "steps": (
+        ["--post.reward", "json", "--train.steps", "41"],
+        "train.steps 41 must be a multiple of train.steps_per_call 4",
+    ),
+    "dropout": (["--post.reward", "json", "--model.dropout", "0.1"], "model.dropout does not apply to rollouts"),
+    "field": (["--post.reward", "exact:target"], "failed: the record has no field 'target' with the expected answer"),
+    "unknown": (["--post.reward", "jsn"], "post.reward 'jsn' is unknown (did you mean json?)"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_settings(name: str) -> None:
+    given, said = WRONG[name]
+    result = jaxgpt("train", "finetune", "--init-from", "base", "--out", "new", *SETTINGS, *given)
+    assert result.code in (1, 2)
+    assert said in result.err.splitlines()[-1]
+    assert name == "field" or not Path("new").exists()
+
+
+def test_a_ratio_other_than_one_names_its_cause() -> None:
+    config = Config()
+    check_ratio(np.zeros((2, 3)), np.full((2, 3), 1e-5), config)
+    with pytest.raises(UserError, match=r"differ by 0.01 .* so the ratio of the first step is not 1"):
+        check_ratio(np.zeros((2, 3)), np.full((2, 3), 0.01), config)
+    low = config.with_settings({"train.compute_dtype": "bfloat16"})
+    with pytest.raises(UserError, match=r"train.compute_dtype bfloat16 rounds differently in both: use float32"):
+        check_ratio(np.zeros((2, 3)), np.full((2, 3), 0.01), low)

@@ -1,0 +1,96 @@
+"""Rewards: built-in functions, functions of users, and what goes wrong in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxgpt.errors import UserError
+from jaxgpt.post.rewards import last_number, open_reward, rewards_of
+from jaxgpt.post.start import named_reward
+
+
+def one(name: str, text: str, **record: Any) -> float:
+    return float(rewards_of(open_reward(name), name, ["?"], [text], [record], 60.0)[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "record", "expected"),
+    [
+        ("exact", " 4\n", {"answer": "4"}, 1.0),
+        ("exact", "44", {"answer": "4"}, 0.0),
+        ("exact:target", "4", {"target": 4}, 1.0),
+        ("number", "2 + 2 is 4.", {"answer": "#### 4"}, 1.0),
+        ("number", "it is 1,234.50", {"answer": 1234.5}, 1.0),
+        ("number", "-3", {"answer": "3"}, 0.0),
+        ("number", "no number", {"answer": "3"}, 0.0),
+        ("regex:^[ab]+$", "abba", {}, 1.0),
+        ("regex:^[ab]+$", "abc", {}, 0.0),
+        ("json", '{"a": [1]}', {}, 1.0),
+        ("json", '{"a": [1}', {}, 0.0),
+    ],
+)
+def test_built_in_rewards(name: str, text: str, record: dict[str, Any], expected: float) -> None:
+    assert one(name, text, **record) == expected
+
+
+def test_last_numbers() -> None:
+    assert [last_number(text) for text in ("1 2 3.", "1e3", ".5", "", "-7,000 m")] == [3.0, 1000.0, 0.5, None, -7000.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (
+            "exat",
+            "post.reward 'exat' is unknown (did you mean exact?): use exact[:FIELD], number[:FIELD], regex:PATTERN or",
+        ),
+        ("regex:(", "is no regular expression"),
+        ("missing.py:reward", "post.reward: missing.py does not exist"),
+    ],
+)
+def test_unknown_rewards(name: str, said: str) -> None:
+    with pytest.raises(UserError) as error:
+        open_reward(name)
+    assert said in str(error.value)
+
+
+CODE = {
+    "raises": ("raise RuntimeError('a\\nb')", "the reward my.py:f failed: RuntimeError: a b"),
+    "sleeps": ("import time; time.sleep(9)", "takes more than 0.2 seconds for 2 answers"),
+    "nan": ("return [1, float('nan')]", "returned nan for the answer 'y': return a finite number"),
+    "few": ("return [1]", "returned 1 numbers for 2 answers"),
+    "words": ("return ['a', 'b']", "must return a number per answer, not ['a', 'b']"),
+    "none": ("return None", "must return a number per answer, not None"),
+}
+
+
+@pytest.mark.parametrize("case", CODE)
+def test_a_reward_that_fails(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, said = CODE[case]
+    Path("my.py").write_text(f"def f(prompts, texts, records):\n    {code}\n")
+    reward = open_reward("my.py:f")
+    with pytest.raises(UserError) as error:
+        rewards_of(reward, "my.py:f", ["p", "p"], ["x", "y"], [{}, {}], 0.2)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_code_runs_only_if_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The config.json of a run may come from anywhere."""
+    monkeypatch.chdir(tmp_path)
+    Path("my.py").write_text("from pathlib import Path\nPath('ran').touch()\ndef f(p, t, r): return [1.0] * len(t)\n")
+    notes: list[str] = []
+    with pytest.raises(UserError, match=r"which is Python code: to run it, add --post.reward my.py:f"):
+        named_reward("my.py:f", "", notes.append)
+    assert not Path("ran").exists()
+    assert list(named_reward("my.py:f", "my.py:f", notes.append)([], ["a"], [])) == [1.0]
+    assert notes == ["running my.py:f, your own code, as the reward"]
+    with pytest.raises(UserError, match=r"my.py has no function g"):
+        open_reward("my.py:g")
+    Path("bad.py").write_text("1 / 0\n")
+    with pytest.raises(UserError, match=r"bad.py raises ZeroDivisionError: division by zero"):
+        open_reward("bad.py:f")

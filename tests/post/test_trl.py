@@ -1,0 +1,190 @@
+"""Losses, gradients and metrics equal those of TRL, recorded by trl_values.py."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict, unflatten_dict
+from tokenizers import Tokenizer as Library
+
+from jaxgpt.config import ModelConfig, PostConfig
+from jaxgpt.convert.llama import LLAMA
+from jaxgpt.convert.tensors import expand, leaf_shapes, tensor_shape, to_leaves, to_tensor
+from jaxgpt.data.conversations import Templates
+from jaxgpt.data.preferences import Preferences, encode_preference, read_preference
+from jaxgpt.data.special import SpecialTokens
+from jaxgpt.data.tokenizer import SubwordTokenizer
+from jaxgpt.model import GPT
+from jaxgpt.post.policy import VARIANTS, advantages, policy_objective
+from jaxgpt.post.preference import preference_objective
+from jaxgpt.train.step import gradient_sums, mean_gradients
+
+RECORDED = json.loads(Path(__file__).with_name("trl_values.json").read_text())
+MODEL = ModelConfig(
+    vocab_size=32,
+    block_size=32,
+    n_layer=1,
+    n_head=2,
+    n_embd=8,
+    n_inner=12,
+    positions="rope",
+    norm="rmsnorm",
+    mlp="gated",
+    activation="silu",
+    bias=False,
+    tie_embeddings=False,
+)
+ROWS = sorted(expand(LLAMA.form.table, MODEL), key=lambda row: row.name)
+SETTINGS = {
+    "dpo": {},
+    "robust": {"objective": "robust", "label_smoothing": 0.2},
+    "ipo": {"objective": "ipo"},
+    "normalized": {"normalize": True},
+    "sft": {"sft": 0.5},
+}
+
+
+POLICIES: dict[str, dict[str, Any]] = {
+    "grpo": {},
+    "kl": {"kl": 0.05},
+    "dr_grpo": {"objective": "dr-grpo", "max_new_tokens": 8},
+    "dapo": {"objective": "dapo", "kl": 0.02, "clip_high": 0.28},
+    "gspo": {"objective": "gspo", "clip_low": 0.03, "clip_high": 0.04},
+    "rloo": {"objective": "rloo"},
+}
+
+
+def sines(shape: tuple[int, ...], seed: int) -> np.ndarray:
+    """Return the weights of trl_values.py."""
+    values = np.sin(np.arange(np.prod(shape)) * 1.7 + seed, dtype=np.float64)
+    return (1 + 0.1 * values if len(shape) == 1 else 0.5 * values).astype(np.float32).reshape(shape)
+
+
+def weights(seed: int) -> Any:
+    shapes = leaf_shapes(MODEL)
+    leaves = {}
+    for number, row in enumerate(ROWS):
+        leaves |= to_leaves(row, sines(tensor_shape(row, shapes), seed + number), shapes)
+    return unflatten_dict({tuple(path.split("/")): leaf for path, leaf in leaves.items()})
+
+
+def projections(array: np.ndarray) -> list[float]:
+    """Return the numbers that trl_values.py records of a gradient."""
+    flat = np.asarray(array, np.float64).reshape(-1)
+    index = np.arange(len(flat))
+    return [float(np.linalg.norm(flat)), float(flat @ np.sin(index)), float(flat @ np.cos(0.7 * index))]
+
+
+def pairs() -> Preferences:
+    library = Library.from_str(RECORDED["tokenizer"])
+    library.add_special_tokens(["<eos>"])
+    tokenizer = SubwordTokenizer(library)
+    tokenizer.special = SpecialTokens({"eos_token_id": 1}, {})
+    records = [read_preference(record) for record in RECORDED["records"]]
+    return Preferences([encode_preference(record, tokenizer, Templates(None, None)) for record in records])
+
+
+def check(
+    objective: Any, batch: Any, frozen: Any, expected: dict[str, Any], metrics: dict[str, str], accumulation: int = 1
+) -> None:
+    """Compare the loss, the gradients and the metrics of an objective; with microbatches, the last rows are padding."""
+    params = weights(0)
+    if accumulation > 1:
+        batch = jax.tree.map(lambda x: np.concatenate([x, np.full_like(x, -1)]), batch)
+    sums_of = partial(gradient_sums, objective=objective, accumulation=accumulation)
+    grads, sums = jax.jit(sums_of)(params, batch, None, frozen)
+    found, grads = mean_gradients(grads, sums)
+    assert float(found["loss"]) == pytest.approx(expected["loss"], rel=1e-5, abs=1e-6)
+    for ours, theirs in metrics.items():
+        assert float(found[ours]) == pytest.approx(expected["metrics"][theirs], rel=1e-5, abs=1e-5), ours
+
+    leaves = {"/".join(path): np.asarray(leaf) for path, leaf in flatten_dict(grads).items()}
+    scale = max(row[0] for row in expected["gradients"].values())
+    for row in ROWS:
+        np.testing.assert_allclose(
+            projections(to_tensor(row, leaves)), expected["gradients"][row.name], atol=1e-5 * scale, err_msg=row.name
+        )
+
+
+def test_ids_and_targets() -> None:
+    """TRL's collator lists the chosen texts first."""
+    found = pairs().pairs
+    texts = [pair.chosen for pair in found] + [pair.rejected for pair in found]
+    for text, ids, mask in zip(texts, RECORDED["pairs"]["ids"], RECORDED["pairs"]["mask"], strict=True):
+        n = len(text.ids)
+        assert text.ids.tolist() == ids[:n]
+        assert text.is_target.astype(int).tolist() == mask[:n]
+        assert not any(mask[n:])
+
+
+@pytest.mark.parametrize(
+    ("name", "chunk", "accumulation"), [*((name, 0, 1) for name in SETTINGS), ("dpo", 7, 1), ("sft", 0, 4)]
+)
+def test_preferences(name: str, chunk: int, accumulation: int) -> None:
+    expected = RECORDED["pairs"]["losses"][name]
+    settings = PostConfig(**{"objective": "dpo", "beta": expected["options"]["beta"]} | SETTINGS[name])
+    data = pairs()
+    tokens = float(np.mean([pair.chosen.is_target.sum() for pair in data.pairs]))
+    objective = preference_objective(GPT(MODEL).apply, settings, chunk, sft_tokens=tokens)
+    batch = data.windows(np.arange(len(data.pairs)), MODEL.block_size)
+    metrics = {
+        "reward_chosen": "rewards/chosen",
+        "reward_rejected": "rewards/rejected",
+        "margin": "rewards/margins",
+        "accuracy": "rewards/accuracies",
+        "log_p_chosen": "logps/chosen",
+        "log_p_rejected": "logps/rejected",
+    }
+    check(objective, batch, weights(100), expected, metrics, accumulation)
+
+
+def rollout() -> dict[str, np.ndarray]:
+    """Return the batch of TRL's recorded rollout, with log probabilities of a policy that has moved since."""
+    recorded = {name: np.array(value) for name, value in RECORDED["rollout"]["rollout"].items()}
+    B, T = len(recorded["prompt_ids"]), MODEL.block_size
+    windows_BT3 = np.full((B, T, 3), (0, -1, -1), np.int32)
+    log_p_BT, reference_BT = np.zeros((2, B, T), np.float32)
+    for row in range(B):
+        prompt = recorded["prompt_ids"][row][recorded["prompt_mask"][row] == 1].tolist()
+        length = recorded["completion_mask"][row].sum()
+        answer = recorded["completion_ids"][row][:length].tolist()
+        ids = prompt + answer
+        targets = slice(len(prompt) - 1, len(ids) - 1)
+        windows_BT3[row, : len(ids) - 1, 0] = ids[:-1]
+        windows_BT3[row, targets, 1] = answer
+        windows_BT3[row, : len(ids) - 1, 2] = 0
+        log_p_BT[row, targets] = recorded["old_per_token_logps"][row][:length]
+        reference_BT[row, targets] = recorded["ref_per_token_logps"][row][:length]
+    tokens = recorded["completion_mask"].sum()
+    return {
+        "windows": windows_BT3,
+        "log_p": log_p_BT,
+        "reference_log_p": reference_BT,
+        "reward": recorded["rewards"].astype(np.float32),
+        "weight": np.full(B, B / tokens, np.float32),
+    }
+
+
+@pytest.mark.parametrize(("name", "accumulation"), [*((name, 1) for name in POLICIES), ("dapo", 8)])
+def test_policies(name: str, accumulation: int) -> None:
+    expected = RECORDED["rollout"]["losses"][name]
+    recorded = RECORDED["rollout"]["rollout"]
+    settings = PostConfig(**{"objective": "grpo", "reward": "json"} | POLICIES[name])
+    batch = rollout()
+    reward_PG = batch["reward"].reshape(-1, recorded["group"])
+    advantage_B = advantages(reward_PG, VARIANTS[settings.objective].advantage).reshape(-1)
+    if name == "rloo":
+        np.testing.assert_allclose(advantage_B, recorded["leave_one_out"], atol=1e-6)
+    elif name != "dr_grpo":
+        np.testing.assert_allclose(advantage_B, recorded["advantages"], atol=1e-5)
+    else:
+        advantage_B = np.array(recorded["advantages"], np.float32)  # TRL's advantages are an argument of its loss
+    metrics = {"kl": "kl", "clipped": "clip_ratio/region_mean"} if name == "dapo" else {}
+    objective = policy_objective(GPT(MODEL).apply, settings)
+    check(objective, batch | {"advantage": advantage_B}, (), expected, metrics, accumulation)
