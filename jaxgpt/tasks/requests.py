@@ -31,7 +31,7 @@ class Continuation(NamedTuple):
     ids: list[int]
 
 
-class Prompt(NamedTuple):
+class GenerationRequest(NamedTuple):
     """A text to continue.
 
     Attributes:
@@ -117,7 +117,9 @@ def answer_texts(lm: LM, texts: Sequence[list[int]], count: Count = no_count) ->
     return totals
 
 
-def answer_prompts(lm: LM, prompts: Sequence[Prompt], count: Count = no_count, seed: int = SEED) -> list[str]:
+def answer_prompts(
+    lm: LM, prompts: Sequence[GenerationRequest], count: Count = no_count, seed: int = SEED
+) -> list[str]:
     """Return the answer to each prompt, without its stop string. A prompt that leaves no room loses its beginning.
 
     Raises:
@@ -152,7 +154,7 @@ def answer_prompts(lm: LM, prompts: Sequence[Prompt], count: Count = no_count, s
     return [answers[n] for n in range(len(prompts))]
 
 
-def as_prompt(text: str, request: Mapping[str, Any]) -> Prompt:
+def as_prompt(text: str, request: Mapping[str, Any]) -> GenerationRequest:
     """Return a prompt with the settings of a request of the harness, after its `normalize_gen_kwargs`.
 
     Raises:
@@ -170,4 +172,4 @@ def as_prompt(text: str, request: Mapping[str, Any]) -> Prompt:
             f"the task sets {name} {short_repr(values[name])} in generation_kwargs, which jaxgpt does not have: use "
             f"{', '.join(('until', 'max_gen_toks', 'do_sample', 'temperature', *SAMPLING))}"
         )
-    return Prompt(text, stop, new_tokens, {"temperature": temperature if is_sampled else 0.0} | sampling)
+    return GenerationRequest(text, stop, new_tokens, {"temperature": temperature if is_sampled else 0.0} | sampling)
