@@ -717,16 +717,6 @@ class Config(Section):
         """Step at which the learning rate reaches `min_lr`, unless the schedule is constant."""
         return self.optim.decay_steps or self.train.steps
 
-    @property
-    def penalties(self) -> dict[str, float]:
-        """Factors of the side outputs that are minimized with the loss: those of the router, if the model has experts."""
-        if not self.model.n_experts:
-            return {}
-        factors = {"balance_loss": self.optim.balance_loss, "router_z_loss": self.optim.router_z_loss}
-        if self.model.router_bias:
-            factors["router_bias"] = 1.0  # zeros: only the gradient matters
-        return {name: factor for name, factor in factors.items() if factor}
-
     def with_model(self, **changes: Any) -> Config:
         """Return a copy with changed model settings."""
         return replace(self, model=replace(self.model, **changes))

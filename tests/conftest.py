@@ -42,9 +42,30 @@ settings.register_profile(
 settings.load_profile("jaxgpt")
 
 
+# CPU seconds of the tests that take at least 1 s: a line for each, with the seconds, a tab and the id of the test.
+# `pytest --ci --measure tests/seconds.txt` writes it.
+SECONDS = Path(__file__).parent / "seconds.txt"
+MOST_BY_DEFAULT = 2.5  # CPU seconds of a test; those that take longer are left out of the default tests
+MOST_IN_CI = 10.0  # and those that take longer than this run only with --long
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--ci", action="store_true", help="run the cases marked ci, too")
-    parser.addoption("--long", action="store_true", help="run the tests that take minutes and the cases marked ci, too")
+    parser.addoption("--ci", action="store_true", help="run the cases marked ci and most slow tests, too")
+    parser.addoption("--long", action="store_true", help="run all tests, also those that take minutes")
+    parser.addoption("--measure", metavar="FILE", help="append the CPU seconds of the slow tests to a file")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Measure the CPU time of a test and of the processes that it starts, for --measure."""
+    before = sum(os.times()[:4])
+    result = yield
+    seconds = sum(os.times()[:4]) - before
+    target = item.config.getoption("--measure")
+    if target and seconds >= 1:
+        with Path(target).open("a") as file:
+            file.write(f"{seconds:.1f}\t{item.nodeid}\n")
+    return result
 
 
 def pytest_collection_finish() -> None:
@@ -74,9 +95,19 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--long"):
         return
-    left_out = ["long"] if config.getoption("--ci") else ["long", "ci"]
+    if config.getoption("--ci"):
+        left_out = ["long"]
+        most = MOST_IN_CI
+    else:
+        left_out = ["long", "ci"]
+        most = MOST_BY_DEFAULT
+    slow = set()
+    for line in SECONDS.read_text().splitlines():
+        seconds, _, test = line.partition("\t")
+        if float(seconds) > most:
+            slow.add(test)
     for item in items:
-        if any(item.get_closest_marker(mark) for mark in left_out):
+        if item.nodeid in slow or any(item.get_closest_marker(mark) for mark in left_out):
             item.add_marker(pytest.mark.skip(reason="takes long: --long runs it"))
 
 

@@ -31,6 +31,9 @@ OF_FAMILIES = {
         LLAMA, norm_position="both", qk_norm=True, embed_scale=True, sliding_window=3, rope_local_theta=100.0
     ),
     "olmo2": replace(LLAMA, norm_position="output", qk_norm=True, qk_norm_per_head=False),
+    "mixtral": replace(LLAMA, n_experts=4),
+    "qwen3_moe": replace(LLAMA, n_experts=4, qk_norm=True),
+    "olmoe": replace(LLAMA, n_experts=4, qk_norm=True, qk_norm_per_head=False, router_normalize=False),
 }
 TEXT = "To be, or not to be: that is the question.\n"
 

@@ -10,6 +10,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from jaxgpt.config import Config
 from jaxgpt.errors import did_you_mean, short_repr
 from jaxgpt.model.gpt import SideOutputs
 from jaxgpt.model.lora import merge
@@ -69,6 +70,17 @@ def next_token_loss(
         return RowSums(loss_B, count_B, sums, _penalty(sums, penalties or {}))
 
     return objective
+
+
+def router_penalties(config: Config) -> dict[str, float]:
+    """Return the factors of the side outputs of routers that are minimized with the loss; {} without experts."""
+    if not config.model.n_experts:
+        return {}
+    o = config.optim
+    factors = {"balance_loss": o.balance_loss, "router_z_loss": o.router_z_loss}
+    if config.model.router_bias:
+        factors["router_bias"] = 1.0  # zeros: only the gradient matters
+    return {name: factor for name, factor in factors.items() if factor}
 
 
 def side_sums(sides: SideOutputs, targets_BT: jax.Array) -> dict[str, jax.Array]:

@@ -35,7 +35,7 @@ from jaxgpt.parallel.rows import Microbatches, batch_sharding, batch_ways, micro
 from jaxgpt.parallel.rules import RULES, Rules, change_rules, replicated, use_mesh
 from jaxgpt.parallel.sums import sums_by_device
 from jaxgpt.runtime import set_quick_flag
-from jaxgpt.train.loss import Objective, RowSums, next_token_loss, with_adapters
+from jaxgpt.train.loss import Objective, RowSums, next_token_loss, router_penalties, with_adapters
 from jaxgpt.train.optimizer import (
     Numbers,
     make_optimizer,
@@ -427,7 +427,7 @@ def make_program(
     model = model or gpt(config.model, ops, POLICIES[config.train.remat])
     if objective_of is not None:
         objective = objective_of(model)
-    objective = objective or next_token_loss(model.apply, config.train.loss_chunk, config.penalties)
+    objective = objective or next_token_loss(model.apply, config.train.loss_chunk, router_penalties(config))
     if config.lora.rank:
         objective = with_adapters(objective, config.lora.alpha)
     return Program(config, mesh, rules, ops, model, objective, optimizer, arrays, make, host_numbers(config), note=note)
@@ -458,7 +458,7 @@ def build(
             shardings.
         model: module to train instead of `GPT(config.model, ...)`, with weights of the same names; with `train.scan_layers`,
             a `ScannedGPT` (`model/scan.py`). The default objective calls its methods `hidden_and_sides` and `head`.
-        objective: objective to use instead of `next_token_loss`, with the penalties of `config.penalties`;
+        objective: objective to use instead of `next_token_loss`, with the penalties of `router_penalties`;
             with `lora.rank`, it receives the merged weights as `params`.
         objective_of: function from the model, with the operations of the mesh, to the objective; instead of `objective`.
         ops: operations to use instead of `jaxgpt.kernels.best(config, mesh)`.

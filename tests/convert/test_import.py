@@ -171,7 +171,7 @@ BAD_OPTIONS = {
     "architecture": (
         {"model_type": "opt"},
         r"'opt' is not supported: use one of gpt2, llama, mistral, qwen2, qwen3, gpt_neox, gemma3_text, olmo2, "
-        r"gemma3, mistral3, llava; "
+        r"mixtral, qwen3_moe, olmoe, gemma3, mistral3, llava; "
         r"docs/families.md shows how",
     ),
     "head": ({"architectures": ["GPT2ForSequenceClassification"]}, "GPT2ForSequenceClassification"),

@@ -21,7 +21,7 @@ from jaxgpt.lm.weights import quantize
 from jaxgpt.model import GPT
 from jaxgpt.model.params import abstract_params, count_parameters
 from jaxgpt.ops.attention import document_positions
-from jaxgpt.train.loss import next_token_loss
+from jaxgpt.train.loss import next_token_loss, router_penalties
 
 CONFIG = small("experts", block_size=16)
 METRICS = ("loss", "grad_norm", "balance_loss", "router_z_loss", "largest_load")
@@ -71,7 +71,7 @@ def test_the_penalty_is_not_part_of_the_loss() -> None:
     config = Config(model=CONFIG, optim=OptimConfig(balance_loss=0.5, router_z_loss=0.25))
     model, params = make(CONFIG)
     windows = jnp.asarray(packed_rows(3, 0))
-    with_penalty = next_token_loss(model.apply, penalties=config.penalties)(params, windows, None)
+    with_penalty = next_token_loss(model.apply, penalties=router_penalties(config))(params, windows, None)
     without = next_token_loss(model.apply)(params, windows, None)
     np.testing.assert_allclose(with_penalty.loss_B, without.loss_B, rtol=1e-6)
     sums = with_penalty.others

@@ -206,7 +206,7 @@ def test_counts_include_every_matrix_of_a_stack() -> None:
 @pytest.mark.parametrize(
     ("rules", "expected"),
     [
-        ({}, PartitionSpec(None, ("fsdp",), ("tensor",))),
+        ({}, PartitionSpec(("expert",), ("fsdp",), ("tensor",))),
         ({"expert": ("tensor",), "mlp": ()}, PartitionSpec(("tensor",), ("fsdp",), None)),
     ],
     ids=str,

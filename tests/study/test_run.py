@@ -58,7 +58,7 @@ def test_names_and_shapes_are_those_of_the_docs(name):
     lm = lm_of(name, n_layer=1)
     c, listed = lm.config.model, names(lm, (B, T))
     letters = {"B": B, "T": T, "S": T, "D": c.n_embd, "N": c.n_head, "K": c.kv_heads, "H": c.head_width}
-    letters |= {"F": c.mlp_width, "V": V, "1": 1}
+    letters |= {"F": c.mlp_width, "V": V, "E": c.n_experts, "1": 1}
     expected = {key: tuple(letters[letter] for letter in shape.split()) for key, shape in documented().items()}
     if not c.qk_norm_per_head:
         expected |= {
@@ -69,7 +69,12 @@ def test_names_and_shapes_are_those_of_the_docs(name):
         "ln_f": c.final_norm,
         "rot_": c.positions == "rope",
         "mlp.": c.mlp != "none",
-        "mlp.up": c.mlp == "gated",
+        "mlp.pre": not c.n_experts,
+        "mlp.post": not c.n_experts,
+        "mlp.up": c.mlp == "gated" and not c.n_experts,
+        "router": bool(c.n_experts),
+        "shared": bool(c.n_experts and c.shared_experts),
+        "shared.up": c.mlp == "gated",
         "_norm.": c.qk_norm,
         **{f"ln_{i}.": c.norm != "none" and c.norm_position != "output" for i in "12"},
         **{f"ln_{i}_out.": c.norm_position in ("output", "both") for i in "12"},

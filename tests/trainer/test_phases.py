@@ -399,7 +399,7 @@ def test_a_path_becomes_a_mixture_and_keeps_its_position() -> None:
     assert Run(Path("legs")).config().data == data
     straight = train(Start(replace(config, data=data), "straight"), Silent())
     assert same_bits(resumed.state, straight.state)
-    assert same_bits(resumed.evaluation[:-1], straight.evaluation[:-1])
+    assert same_bits(resumed.evaluation._replace(seconds=0.0), straight.evaluation._replace(seconds=0.0))
 
 
 @pytest.mark.ci
