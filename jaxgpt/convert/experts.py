@@ -39,9 +39,9 @@ def _read(options: Options, config: ModelConfig) -> dict[str, Any]:
     settings = read_rope(options, config)
     settings["router_normalize"] = options.read("norm_topk_prob", False)
     # transformers 5 writes the number of experts under Mixtral's name.
-    renamed = options.read("num_local_experts", 0)
-    if renamed:
-        settings["n_experts"] = renamed
+    settings["n_experts"] = options.read("num_local_experts", 0) or config.n_experts
+    if settings["n_experts"] < 1:
+        raise options.refuse("num_experts", settings["n_experts"], "it must be at least 1")
     return settings
 
 
@@ -53,6 +53,8 @@ def _read_qwen(options: Options, config: ModelConfig) -> dict[str, Any]:
 
 def _read_mixtral(options: Options, config: ModelConfig) -> dict[str, Any]:
     options.skip("router_aux_loss_coef")
+    if config.n_experts < 1:
+        raise options.refuse("num_local_experts", config.n_experts, "it must be at least 1")
     return read_rope(options, config)
 
 

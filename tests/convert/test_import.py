@@ -574,6 +574,17 @@ def test_memory(tmp_path):
     assert float(out.stdout.splitlines()[-1]) < 1.2
 
 
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "olmoe"])
+def test_a_family_with_experts_needs_experts(name, tmp_path):
+    family = FAMILIES[name]
+    source = hf_folder(tmp_path / "hf", OF_FAMILIES[name], family=family)
+    values = json.loads((source / "config.json").read_text())
+    values |= {option: 0 for option in ("num_experts", "num_local_experts") if option in values}
+    (source / "config.json").write_text(json.dumps(values))
+    with pytest.raises(UserError, match="experts 0 is not supported: it must be at least 1"):
+        import_model(source, tmp_path / "run")
+
+
 def test_added_tokens_beyond_the_model_are_left_out(tmp_path):
     """The tokenizers of Gemma 3's text models have an image token without an embedding."""
     model = replace(OF_FAMILIES["gemma3_text"], vocab_size=266)
