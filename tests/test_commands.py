@@ -205,13 +205,13 @@ def python_blocks() -> dict[str, list[str]]:
     """Return the blocks of pages that run here.
 
     Those of docs/inside.md and docs/scaling.md run in tests/test_docs.py; chat needs a template (tests/test_chat.py), plans
-    for TPUs need libtpu (tests/plan).
+    for TPUs need libtpu (tests/plan), and tasks lm-evaluation-harness (tests/tasks).
     """
     found = {
         page.name: re.findall(r"^```python\n(.*?)^```", page.read_text("utf-8"), flags=re.M | re.S) for page in PAGES
     }
     return {
-        name: [block for block in parts if not re.search("jaxgpt.chat|parse_topology", block)]
+        name: [block for block in parts if not re.search("jaxgpt.chat|parse_topology|open_tasks", block)]
         for name, parts in found.items()
         if parts and name not in ("inside.md", "scaling.md")
     }
