@@ -14,6 +14,7 @@ from jaxgpt.data.chat_encoding import ChatFormat, Conversation, chat_format, enc
 from jaxgpt.data.chat_files import Skipped, find_files, no_conversations, read_chats
 from jaxgpt.data.chat_records import ChatRecord, Pair, function_names
 from jaxgpt.data.chat_template import ChatTemplate, Message
+from jaxgpt.data.examples import hold_out, notes_on_split, notes_on_templates
 from jaxgpt.data.packing import Packed
 from jaxgpt.data.tokenizer import Tokenizer, encode_continuation
 from jaxgpt.data.tokens import Tokens
@@ -21,7 +22,6 @@ from jaxgpt.errors import UserError, plural, short_repr
 from jaxgpt.progress import NO_PROGRESS, Progress
 
 DATE = "2024-07-26"  # date for templates that include it, fixed for deterministic encoding
-MIN_HELD_OUT = 20  # minimum number of validation conversations for comparing runs by their loss
 
 Sequences = list[Conversation]  # the sequences of a conversation, usually a single one
 
@@ -86,34 +86,17 @@ def load_conversations(config: Config, tokenizer: Tokenizer, progress: Progress 
         raise _no_targets(config, [*read_train, *read_val])
     dropped = len(read_train) + len(read_val) - len(train) - len(val)
 
-    # Hold out the last conversations, unless there are files for validation.
-    if not files.val:
-        n = max(int(config.data.train_fraction * len(train)), 1)
-        val = train[n:]
-        train = train[:n]
-    held_out = _without_copies(val, train)
-
+    train, held_out, copies = hold_out(train, val, files, config.data.train_fraction, _key)
     packed = pack_conversations(itertools.chain(*train), config.window)
     packed_val = pack_conversations(itertools.chain(*held_out), config.window)
     notes = [_described([*train, *held_out], path), f"windows {packed.fill(config.window):.1%} full"]
-    for form in dict.fromkeys(filter(None, forms)):
-        if form.added_target:
-            notes.append(f"the chat template adds {short_repr(form.added_target)} to answers, a target")
-        if form.warning:
-            notes.append(f"warning: {form.warning}")
-    if files.unused:
-        notes.append(f"{plural(len(files.unused), 'file')} not used, such as {files.unused[0]}")
+    notes += notes_on_templates(forms)
     truncated = truncated_train + truncated_val
     if truncated:
         notes.append(f"{truncated:,} truncated to {size:,} tokens")
     if dropped:
         notes.append(f"{dropped:,} skipped without assistant tokens among the first {size:,}")
-    copies = len(val) - len(held_out)
-    if copies:
-        notes.append(f"{copies:,} not held out, because they are also among the training conversations")
-    if 0 < len(held_out) < MIN_HELD_OUT:
-        fix = "hold out more to compare runs by their loss"
-        notes.append(f"{len(held_out)} held out, fewer than {MIN_HELD_OUT}: {fix}")
+    notes += notes_on_split(files, copies, len(held_out), "conversations")
     return Loaded(packed, packed_val, "; ".join(notes) + str(skipped), files.fingerprint)
 
 
@@ -170,12 +153,6 @@ def _described(conversations: Sequence[Sequences], path: Path) -> str:
         predicted += len(is_target) - 1
     counts = f"{plural(len(conversations), 'conversation')} with {plural(answers, 'answer')}"
     return f"{counts} in {path}; loss on {targets / predicted:.1%} of the tokens"
-
-
-def _without_copies(held_out: Sequence[Sequences], train: Sequence[Sequences]) -> list[Sequences]:
-    """Remove conversations that are also training conversations."""
-    seen = {_key(sequences) for sequences in train}
-    return [sequences for sequences in held_out if _key(sequences) not in seen]
 
 
 def _key(sequences: Sequences) -> tuple[bytes, ...]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +27,8 @@ from jaxgpt.data.chat_records import (
     UnusableRecord,
     read_record,
 )
-from jaxgpt.data.conversations import MIN_HELD_OUT, Templates, encode_conversation, templates_of
+from jaxgpt.data.conversations import Templates, encode_conversation, templates_of
+from jaxgpt.data.examples import ExampleSplit, encoded, hold_out, notes_on_split, notes_on_templates
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.errors import UserError, plural, short_repr
 from jaxgpt.progress import NO_PROGRESS, Progress
@@ -68,34 +68,18 @@ class Preference(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Preferences:
+class Preferences(ExampleSplit):
     """Preference pairs as a split; the start of a row is its index."""
 
     pairs: Sequence[Preference]
-    has_documents = True
-    indexed = True
 
-    def __len__(self) -> int:
-        """Return the number of ids."""
-        return len(self.ids)
-
-    @cached_property
-    def ids(self) -> np.ndarray:
-        """The ids of all texts, int32: of each pair, the chosen and the rejected text."""
-        texts = [text.ids for pair in self.pairs for text in pair]
-        return np.concatenate([np.zeros(0, np.int32), *texts])
-
-    def take(self, start: int, n: int) -> np.ndarray:
-        """Return a copy of n of the `ids` from index `start`, int32."""
-        return self.ids[start : start + n].copy()
-
-    def starts(self, block_size: int) -> int:
-        """Count the pairs."""
+    def count(self) -> int:
+        """Return the number of pairs."""
         return len(self.pairs)
 
-    def eval_starts(self, block_size: int, stride: int) -> range:
-        """Return the starts of all pairs; `stride` does not apply."""
-        return range(len(self.pairs))
+    def texts(self) -> list[np.ndarray]:
+        """Return the ids of each pair's texts: the chosen and the rejected one."""
+        return [text.ids for pair in self.pairs for text in pair]
 
     def windows(self, starts: np.ndarray, block_size: int) -> np.ndarray:
         """Read pairs, int32 `[B, 2, T, 3]`: input, target (-1: no target) and document (-1: padding) of both texts.
@@ -252,46 +236,23 @@ def load_preferences(config: Config, tokenizer: Tokenizer, progress: Progress = 
     files = find_files(path)
     skipped = Skipped(config.data.on_error)
 
+    def encode(record: PreferenceRecord) -> Preference:
+        """Return a pair that can be compared within a window."""
+        pair = encode_preference(record, tokenizer, templates)
+        check_fits(pair, config)
+        return pair
+
     def read(paths: Sequence[Path]) -> list[Preference]:
-        """Return the pairs of files that can be compared within a window."""
-        pairs = []
-        for where, record in read_files(paths, skipped, read_preference, FIELDS, progress):
-            try:
-                pair = encode_preference(record, tokenizer, templates)
-                check_fits(pair, config)
-            except UserError as e:
-                reason = e.reason if isinstance(e, UnusableRecord) else "that cannot be encoded"
-                skipped.add(reason, where, str(e))
-                continue
-            pairs.append(pair)
-        return pairs
+        return encoded(read_files(paths, skipped, read_preference, FIELDS, progress), skipped, encode)
 
     train = read(files.train)
     val = read(files.val)
     if not train:
         raise no_preferences(path, skipped)
-
-    # Hold out the last pairs, unless there are files for validation.
-    if not files.val:
-        n = max(int(config.data.train_fraction * len(train)), 1)
-        val = train[n:]
-        train = train[:n]
-    seen = {key_of(pair) for pair in train}
-    held_out = [pair for pair in val if key_of(pair) not in seen]
-
+    train, held_out, copies = hold_out(train, val, files, config.data.train_fraction, key_of)
     notes = [_described([*train, *held_out], path, config)]
-    for form in dict.fromkeys(filter(None, forms)):
-        if form.warning:
-            notes.append(f"warning: {form.warning}")
-    if files.unused:
-        notes.append(f"{plural(len(files.unused), 'file')} not used, such as {files.unused[0]}")
-    copies = len(val) - len(held_out)
-    if copies:
-        notes.append(f"{copies:,} not held out, because they are also among the training pairs")
-    if 0 < len(held_out) < MIN_HELD_OUT:
-        notes.append(
-            f"{len(held_out)} held out, fewer than {MIN_HELD_OUT}: hold out more to compare runs by their loss"
-        )
+    notes += notes_on_templates(forms)
+    notes += notes_on_split(files, copies, len(held_out), "pairs")
     return LoadedPreferences(
         Preferences(train), Preferences(held_out), "; ".join(notes) + str(skipped), files.fingerprint
     )

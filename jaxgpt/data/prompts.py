@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,8 +12,9 @@ import numpy as np
 from jaxgpt.config import Config
 from jaxgpt.data.chat_encoding import ChatFormat
 from jaxgpt.data.chat_files import Skipped, find_files, has_usable, read_files
-from jaxgpt.data.chat_records import LISTS, SYSTEM, TOOLS, ChatRecord, NoPlace, Pair, UnusableRecord, read_record
-from jaxgpt.data.conversations import MIN_HELD_OUT, templates_of
+from jaxgpt.data.chat_records import LISTS, SYSTEM, TOOLS, ChatRecord, NoPlace, Pair, read_record
+from jaxgpt.data.conversations import templates_of
+from jaxgpt.data.examples import ExampleSplit, encoded, hold_out, notes_on_split
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.errors import UserError, plural, short_repr
 from jaxgpt.progress import NO_PROGRESS, Progress
@@ -47,33 +47,18 @@ class Prompt(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PromptSplit:
+class PromptSplit(ExampleSplit):
     """Prompts as a split; the start of a row is its index. Windows have no targets: rollouts add the answers."""
 
     prompts: Sequence[Prompt]
-    has_documents = True
-    indexed = True
 
-    def __len__(self) -> int:
-        """Return the number of ids."""
-        return len(self.ids)
-
-    @cached_property
-    def ids(self) -> np.ndarray:
-        """The ids of all prompts, int32."""
-        return np.array([i for prompt in self.prompts for i in prompt.ids], np.int32)
-
-    def take(self, start: int, n: int) -> np.ndarray:
-        """Return a copy of n of the `ids` from index `start`, int32."""
-        return self.ids[start : start + n].copy()
-
-    def starts(self, block_size: int) -> int:
-        """Count the prompts."""
+    def count(self) -> int:
+        """Return the number of prompts."""
         return len(self.prompts)
 
-    def eval_starts(self, block_size: int, stride: int) -> range:
-        """Return the starts of all prompts; `stride` does not apply."""
-        return range(len(self.prompts))
+    def texts(self) -> list[list[int]]:
+        """Return the ids of each prompt."""
+        return [prompt.ids for prompt in self.prompts]
 
     def windows(self, starts: np.ndarray, block_size: int) -> np.ndarray:
         """Read prompts, int32 `[B, T, 3]`: input, no target (-1), and document (-1: padding)."""
@@ -160,43 +145,29 @@ def load_prompts(config: Config, tokenizer: Tokenizer, progress: Progress = NO_P
     files = find_files(path)
     skipped = Skipped(config.data.on_error)
 
+    def encode(record: PromptRecord) -> Prompt:
+        """Return a prompt that leaves place for an answer."""
+        ids = encode_prompt_record(record, tokenizer, forms)
+        check_place(ids, config)
+        return Prompt(ids, record.prompt, record.record)
+
     def read(paths: Sequence[Path]) -> list[Prompt]:
-        prompts = []
-        for where, record in read_files(paths, skipped, read_prompt, ALL, progress):
-            try:
-                ids = encode_prompt_record(record, tokenizer, forms)
-                check_place(ids, config)
-            except UserError as e:
-                reason = e.reason if isinstance(e, UnusableRecord) else "that cannot be encoded"
-                skipped.add(reason, where, str(e))
-                continue
-            prompts.append(Prompt(ids, record.prompt, record.record))
-        return prompts
+        return encoded(read_files(paths, skipped, read_prompt, ALL, progress), skipped, encode)
 
     train = read(files.train)
     val = read(files.val)
     if not train:
         raise no_prompts(path, skipped)
-
-    # Hold out the last prompts, unless there are files for validation.
-    if not files.val:
-        n = max(int(config.data.train_fraction * len(train)), 1)
-        val = train[n:]
-        train = train[:n]
-    seen = {tuple(prompt.ids) for prompt in train}
-    held_out = [prompt for prompt in val if tuple(prompt.ids) not in seen]
+    train, held_out, copies = hold_out(train, val, files, config.data.train_fraction, lambda prompt: tuple(prompt.ids))
 
     lengths = [len(prompt.ids) for prompt in (*train, *held_out)]
     notes = [
         f"{plural(len(lengths), 'prompt')} in {path}, {np.mean(lengths):.1f} tokens on average, at most {max(lengths)}"
     ]
-    copies = len(val) - len(held_out)
-    if copies:
-        notes.append(f"{copies:,} not held out, because they are also among the training prompts")
-    if 0 < len(held_out) < MIN_HELD_OUT:
-        notes.append(
-            f"{len(held_out)} held out, fewer than {MIN_HELD_OUT}: hold out more to compare runs by their reward"
-        )
+    for form in dict.fromkeys(filter(None, forms)):
+        if form.warning:
+            notes.append(f"warning: {form.warning}")
+    notes += notes_on_split(files, copies, len(held_out), "prompts", "reward")
     return LoadedPrompts(PromptSplit(train), PromptSplit(held_out), "; ".join(notes) + str(skipped), files.fingerprint)
 
 

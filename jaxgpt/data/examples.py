@@ -1,0 +1,129 @@
+"""Separate examples, such as preference pairs or prompts, instead of parts of a text: their split, and their notes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import cached_property
+from typing import Any, TypeVar
+
+import numpy as np
+
+from jaxgpt.data.chat_encoding import ChatFormat
+from jaxgpt.data.chat_files import Files, Skipped
+from jaxgpt.data.chat_records import UnusableRecord
+from jaxgpt.errors import UserError, plural, short_repr
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+MIN_HELD_OUT = 20  # minimum number of validation examples for comparing runs
+
+
+class ExampleSplit(ABC):
+    """A split of examples; the start of a row is the index of its example."""
+
+    has_documents = True
+    indexed = True
+
+    @abstractmethod
+    def count(self) -> int:
+        """Return the number of examples."""
+
+    @abstractmethod
+    def texts(self) -> Iterable[Any]:
+        """Return the ids of all texts, in order."""
+
+    @abstractmethod
+    def windows(self, starts: np.ndarray, block_size: int) -> np.ndarray:
+        """Read the rows at `starts`, int32."""
+
+    def __len__(self) -> int:
+        """Return the number of ids."""
+        return len(self.ids)
+
+    @cached_property
+    def ids(self) -> np.ndarray:
+        """The ids of all texts, int32."""
+        return np.concatenate([np.zeros(0, np.int32), *(np.asarray(ids, np.int32) for ids in self.texts())])
+
+    def take(self, start: int, n: int) -> np.ndarray:
+        """Return a copy of n of the `ids` from index `start`, int32."""
+        return self.ids[start : start + n].copy()
+
+    def starts(self, block_size: int) -> int:
+        """Count the examples."""
+        return self.count()
+
+    def eval_starts(self, block_size: int, stride: int) -> range:
+        """Return the starts of all examples; `stride` does not apply."""
+        return range(self.count())
+
+
+def encoded(records: Iterable[tuple[str, T]], skipped: Skipped, encode: Callable[[T], U]) -> list[U]:
+    """Encode records with their places; `skipped` receives those for which `encode` raises `UserError`."""
+    examples = []
+    for where, record in records:
+        try:
+            examples.append(encode(record))
+        except UserError as e:
+            reason = e.reason if isinstance(e, UnusableRecord) else "that cannot be encoded"
+            skipped.add(reason, where, str(e))
+    return examples
+
+
+def hold_out(
+    train: list[T], val: list[T], files: Files, fraction: float, key: Callable[[T], Hashable]
+) -> tuple[list[T], list[T], int]:
+    """Hold out the last examples, unless there are files for validation.
+
+    Args:
+        train: examples of the training files.
+        val: examples of the validation files.
+        files: the files.
+        fraction: leading fraction of the examples to train on (`data.train_fraction`).
+        key: function whose result is equal for equal examples.
+
+    Returns:
+        Training examples, validation examples that are not among them, and the number of omitted copies.
+    """
+    if not files.val:
+        n = max(int(fraction * len(train)), 1)
+        val = train[n:]
+        train = train[:n]
+    seen = {key(example) for example in train}
+    held_out = [example for example in val if key(example) not in seen]
+    return train, held_out, len(val) - len(held_out)
+
+
+def notes_on_templates(forms: Sequence[ChatFormat | None]) -> list[str]:
+    """Return notes about what chat templates add to answers, and warnings; None: no template."""
+    notes = []
+    for form in dict.fromkeys(filter(None, forms)):
+        if form.added_target:
+            notes.append(f"the chat template adds {short_repr(form.added_target)} to answers, a target")
+        if form.warning:
+            notes.append(f"warning: {form.warning}")
+    return notes
+
+
+def notes_on_split(files: Files, copies: int, held_out: int, what: str, measure: str = "loss") -> list[str]:
+    """Return notes about unused files and held-out examples.
+
+    Args:
+        files: the files.
+        copies: number of validation examples that are also among the training examples.
+        held_out: number of validation examples.
+        what: the examples, in the plural.
+        measure: what compares runs on them.
+    """
+    notes = []
+    if files.unused:
+        notes.append(f"{plural(len(files.unused), 'file')} not used, such as {files.unused[0]}")
+    if copies:
+        notes.append(f"{copies:,} not held out, because they are also among the training {what}")
+    if 0 < held_out < MIN_HELD_OUT:
+        notes.append(
+            f"{held_out} held out, fewer than {MIN_HELD_OUT}: hold out more to compare runs by their {measure}"
+        )
+    return notes
