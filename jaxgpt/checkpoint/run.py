@@ -6,6 +6,7 @@ generation_config.json  ids of special tokens, if any; tokenizer_config.json: th
 checkpoints/            see store.py
 metrics.jsonl           losses and speed of logged steps, and evaluations
 baselines.json          losses of the uniform and the n-gram models, bytes of text per token
+samples.jsonl           answers of each evaluation, with their rewards
 loss.png
 profile/                traces of `jaxgpt train --profile`
 trackers/               what `jaxgpt follow` has sent to each tracker

@@ -10,6 +10,7 @@ from typing import Any
 
 from jaxgpt.config import ModelConfig
 from jaxgpt.convert import llama
+from jaxgpt.convert.family import Family
 from jaxgpt.convert.options import Options
 from jaxgpt.convert.rope import read_rope
 
@@ -81,23 +82,15 @@ MIXTRAL = llama.MISTRAL._replace(
     only=llama.MISTRAL.only | NOT_TRAINED_HERE | {"router_jitter_noise": 0.0},
     read=_read_mixtral,
 )
+QWEN_OPTIONS = llama.with_defaults(
+    vocab_size=151936, hidden_size=2048, num_hidden_layers=24, num_key_value_heads=4, max_position_embeddings=32768
+)
+del QWEN_OPTIONS["intermediate_size"]  # the width of layers without experts
 QWEN3_MOE = llama.LLAMA._replace(
     name="qwen3_moe",
     architectures=("Qwen3MoeForCausalLM", "Qwen3MoeModel"),
     form=llama.make_form(llama.NORMS, mlp=EXPERTS),
-    options={
-        name: row
-        for name, row in llama.with_defaults(
-            vocab_size=151936,
-            hidden_size=2048,
-            num_hidden_layers=24,
-            num_key_value_heads=4,
-            max_position_embeddings=32768,
-        ).items()
-        if name != "intermediate_size"
-    }
-    | COUNTS
-    | {"moe_intermediate_size": ("n_inner", 768)},
+    options=QWEN_OPTIONS | COUNTS | {"moe_intermediate_size": ("n_inner", 768)},
     settings=llama.LLAMA.settings | {"qk_norm": True},
     # Layers without experts would have other weights than their neighbors.
     only=llama.MISTRAL.only
@@ -127,7 +120,7 @@ OLMOE = llama.LLAMA._replace(
 )
 
 
-def family_for(model: ModelConfig) -> Any:
+def family_for(model: ModelConfig) -> Family:
     """Return the family closest to a model with experts."""
     if not model.qk_norm:
         return MIXTRAL

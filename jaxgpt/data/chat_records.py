@@ -55,32 +55,18 @@ TOOLS = ("tools", "functions")  # fields with the functions that the assistant c
 HISTORY = "history"  # field with earlier pairs of a request and its answer
 LABEL = "label"  # field that marks an answer as accepted (true) or rejected (false): KTO; beside messages, it may be a class
 KTO = "kto_tag"  # LLaMA-Factory's name of this field, which has no other meaning
-MEDIA = (
-    "image",
-    "video",
-    "audio",
-)  # kinds of media: fields of a record, also in the plural, and placeholders in its texts
+# Kinds of media: fields of a record, also in the plural, and placeholders in its texts.
+MEDIA = ("image", "video", "audio")
 MEDIA_FIELDS = tuple(name for kind in MEDIA for name in (kind, f"{kind}s"))
 # All fields that are read.
 FIELDS = frozenset({*LISTS, *sum(PAIRS, ()), *BESIDE, *SYSTEM, *TOOLS, HISTORY, LABEL, KTO, *MEDIA_FIELDS})
+# Fields of a message that are converted.
 TURN = (
-    "role",
-    "from",
-    "content",
-    "value",
-    "tool_calls",
-    "function_call",
-    "weight",
-    "train",
-    "loss",
-    "train_detail",
-)  # fields that are converted
-
-MARKS = (
-    "weight",
-    "train",
-    "loss",
-)  # fields of a message that exclude it from the loss: OpenAI; Axolotl; ms-swift, XTuner
+    *("role", "from", "content", "value", "tool_calls", "function_call"),
+    *("weight", "train", "loss", "train_detail"),
+)
+# Fields of a message that exclude it from the loss: OpenAI; Axolotl; ms-swift and XTuner.
+MARKS = ("weight", "train", "loss")
 PARTS = "train_detail"  # field of a message with the parts of its text that are targets: Axolotl
 
 EXAMPLE = '{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}'

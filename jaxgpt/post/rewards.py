@@ -62,7 +62,7 @@ def _load(path: Path, function: str) -> Reward:
     except Exception as e:
         raise UserError(f"post.reward: {path} raises {type(e).__name__}: {one_line(e, 200)}") from e
     if not callable(found):
-        raise UserError(f"post.reward: {path} has no function {function}{did_you_mean(function, ())}: define it")
+        raise UserError(f"post.reward: {path} has no function {function}: define it")
     return found  # type: ignore[no-any-return]
 
 

@@ -22,8 +22,9 @@ from jaxgpt.data import Data, PromptSplit
 from jaxgpt.data.order import shuffled
 from jaxgpt.data.prompts import Prompt
 from jaxgpt.data.tokenizer import Tokenizer
+from jaxgpt.directories import SAMPLES
 from jaxgpt.errors import UserError
-from jaxgpt.files import parse_json, write_atomically
+from jaxgpt.files import write_atomically
 from jaxgpt.lm import LM, generate
 from jaxgpt.lm.generation import Generation
 from jaxgpt.ops.random import named_key
@@ -35,10 +36,10 @@ from jaxgpt.train.loss import token_losses
 from jaxgpt.train.step import TrainState
 from jaxgpt.trainer.evaluation import Result, Watch
 from jaxgpt.trainer.events import Listener
+from jaxgpt.trainer.metrics import parse_line
 from jaxgpt.trainer.program import Program
 
 TOLERANCE = 1e-3  # maximum difference in log p between sampler and training, in nats: float32 rounding is below 1e-5
-WRITTEN = 16  # answers of an evaluation in samples.jsonl
 
 
 class Rollouts:
@@ -264,17 +265,21 @@ class HeldOutReward:
 
 
 class SampleFile(Listener):
-    """Writes the first `WRITTEN` answers of each evaluation, with their rewards, to samples.jsonl in the run directory."""
+    """Writes the answers of each evaluation, with their rewards, to samples.jsonl in the run directory."""
 
     path: Path
 
     def started(self, program: Program, data: Data, run: Run, step: int) -> None:
-        self.path = run.path / "samples.jsonl"
+        self.path = run.path / SAMPLES
         if not is_leader() or not self.path.is_file():
             return
-        # A resumed run repeats the evaluations after its checkpoint.
-        kept = [line for line in self.path.read_text().splitlines() if parse_json(line, str(self.path))["step"] <= step]
-        write_atomically(self.path, "".join(line + "\n" for line in kept))
+        # A resumed run repeats the evaluations after its checkpoint. A killed run may leave an incomplete line.
+        kept = b""
+        for line in self.path.read_bytes().splitlines(keepends=True):
+            found = parse_line(line)
+            if found is not None and found["step"] <= step:
+                kept += line
+        write_atomically(self.path, kept)
 
     def evaluated(self, step: int, result: Result) -> None:
         if not is_leader() or not isinstance(result, RewardResult):

@@ -27,28 +27,41 @@ def describe_preferences(data: Data) -> dict[str, Any]:
     held_out = list(data.val.pairs) if data.held_out else []
     pairs = [*train, *held_out]
 
+    # Equal and contradicting pairs.
     keys = Counter(key_of(pair) for pair in pairs)
-    swapped = sum(count for (chosen, rejected), count in keys.items() if (rejected, chosen) in keys)
-    prompts = [prompt_ids(pair.chosen).tobytes() for pair in pairs]
-    in_training = set(prompts[: len(train)])
+    contradictions = 0
+    for (chosen, rejected), count in keys.items():
+        if (rejected, chosen) in keys:
+            contradictions += count
 
-    lengths = {
-        "prompt": np.array([len(prompt_ids(pair.chosen)) for pair in pairs]),
-        "chosen": np.array([pair.chosen.is_target.sum() for pair in pairs]),
-        "rejected": np.array([pair.rejected.is_target.sum() for pair in pairs]),
-    }
+    # Prompts of the training pairs, and of the held-out pairs.
+    prompts = [prompt_ids(pair.chosen) for pair in pairs]
+    as_bytes = [prompt.tobytes() for prompt in prompts]
+    in_training = set(as_bytes[: len(train)])
+    shared = sum(prompt in in_training for prompt in as_bytes[len(train) :])
+
+    # Lengths in tokens.
+    prompt_lengths = np.array([len(prompt) for prompt in prompts])
+    chosen_lengths = np.array([pair.chosen.is_target.sum() for pair in pairs])
+    rejected_lengths = np.array([pair.rejected.is_target.sum() for pair in pairs])
+    longest = max(len(text.ids) for pair in pairs for text in pair)
+
     source = [part for part in data.source.split("; ") if not part.startswith("windows ")]
     return {
         "source": "; ".join(source),
         "train_pairs": len(train),
         "validation_pairs": len(held_out),
         "duplicate_pairs": len(pairs) - len(keys),
-        "contradictions": swapped,
-        "prompts": len(set(prompts)),
-        "shared_prompts": sum(prompt in in_training for prompt in prompts[len(train) :]),
-        "longer_chosen": float(np.mean(lengths["chosen"] > lengths["rejected"])),
-        "lengths": {name: _statistics(values) for name, values in lengths.items()},
-        "longest": max(len(text.ids) for pair in pairs for text in pair),
+        "contradictions": contradictions,
+        "prompts": len(set(as_bytes)),
+        "shared_prompts": shared,
+        "longer_chosen": float(np.mean(chosen_lengths > rejected_lengths)),
+        "lengths": {
+            "prompt": _statistics(prompt_lengths),
+            "chosen": _statistics(chosen_lengths),
+            "rejected": _statistics(rejected_lengths),
+        },
+        "longest": longest,
     }
 
 

@@ -19,6 +19,7 @@ from jaxgpt.checkpoint.store import read_checkpoints
 from jaxgpt.config import Config
 from jaxgpt.convert.card import model_card
 from jaxgpt.data.tokenizer import CharTokenizer
+from jaxgpt.directories import RUN_FILES
 from jaxgpt.errors import UserError
 from jaxgpt.post.rollouts import check_ratio
 from jaxgpt.trainer.metrics import read_metrics
@@ -100,6 +101,11 @@ def error(*words: str, code: int = 2) -> str:
     result = jaxgpt(*words)
     assert result.code == code, result.err
     return result.err.splitlines()[-1]
+
+
+def test_the_run_knows_its_files() -> None:
+    """Other files in its directory would be kept by --overwrite, and be read as text if the run is inside its data."""
+    assert {path.name for path in Path("run").iterdir() if not path.name.startswith(".")} <= {*RUN_FILES}
 
 
 def test_a_run_learns_the_reward() -> None:

@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
+from jaxgpt.checkpoint.run import Run
+from jaxgpt.directories import SAMPLES
 from jaxgpt.errors import UserError
 from jaxgpt.post.rewards import last_number, open_reward, rewards_of
+from jaxgpt.post.rollouts import SampleFile
 from jaxgpt.post.start import named_reward
 
 
@@ -94,3 +97,11 @@ def test_code_runs_only_if_it_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     Path("bad.py").write_text("1 / 0\n")
     with pytest.raises(UserError, match=r"bad.py raises ZeroDivisionError: division by zero"):
         open_reward("bad.py:f")
+
+
+def test_samples_of_a_killed_run_are_resumed(tmp_path: Path) -> None:
+    """A kill may leave an incomplete line; evaluations after the checkpoint are repeated."""
+    path = tmp_path / SAMPLES
+    path.write_text('{"step": 2, "answer": "a"}\n{"step": 4, "answer": "b"}\n{"step": 4, "ans')
+    SampleFile().started(None, None, Run(tmp_path), 2)  # type: ignore[arg-type]
+    assert path.read_text() == '{"step": 2, "answer": "a"}\n'
