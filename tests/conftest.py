@@ -45,12 +45,11 @@ settings.load_profile("jaxgpt")
 # CPU seconds of the tests that take at least 1 s: a line for each, with the seconds, a tab and the id of the test.
 # `pytest --ci --measure tests/seconds.txt` writes it.
 SECONDS = Path(__file__).parent / "seconds.txt"
-MOST_BY_DEFAULT = 2.5  # CPU seconds of a test; those that take longer are left out of the default tests
-MOST_IN_CI = 10.0  # and those that take longer than this run only with --long
+MOST_BY_DEFAULT = 2.5  # CPU seconds; tests that take longer are left out of the default tests
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--ci", action="store_true", help="run the cases marked ci and most slow tests, too")
+    parser.addoption("--ci", action="store_true", help="run the cases marked ci and the slow tests, too")
     parser.addoption("--long", action="store_true", help="run all tests, also those that take minutes")
     parser.addoption("--measure", metavar="FILE", help="append the CPU seconds of the slow tests to a file")
 
@@ -95,20 +94,17 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--long"):
         return
-    if config.getoption("--ci"):
-        left_out = ["long"]
-        most = MOST_IN_CI
-    else:
-        left_out = ["long", "ci"]
-        most = MOST_BY_DEFAULT
+    left_out = ["long"]
     slow = set()
-    for line in SECONDS.read_text().splitlines():
-        seconds, _, test = line.partition("\t")
-        if float(seconds) > most:
-            slow.add(test)
+    if not config.getoption("--ci"):
+        left_out.append("ci")
+        for line in SECONDS.read_text().splitlines():
+            seconds, _, test = line.partition("\t")
+            if float(seconds) > MOST_BY_DEFAULT:
+                slow.add(test)
     for item in items:
         if item.nodeid in slow or any(item.get_closest_marker(mark) for mark in left_out):
-            item.add_marker(pytest.mark.skip(reason="takes long: --long runs it"))
+            item.add_marker(pytest.mark.skip(reason="takes long: --ci or --long runs it"))
 
 
 @pytest.fixture(scope="session", autouse=True)

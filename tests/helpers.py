@@ -155,6 +155,16 @@ def random_ids(config: ModelConfig, shape: tuple[int, ...], seed: int = 0) -> ja
     return jnp.asarray(np.random.default_rng(seed).integers(0, config.vocab_size, shape), jnp.int32)
 
 
+def packed_rows(config: ModelConfig, rows: int, seed: int) -> np.ndarray:
+    """Return rows of two documents and four positions of padding, int32 `[B, 16, 3]`."""
+    rng = np.random.default_rng(seed)
+    ids = rng.integers(0, config.vocab_size, (rows, 17))
+    documents = np.repeat([0, 1, -1], [5, 7, 4])
+    inputs = np.where(documents < 0, -1, ids[:, :-1])
+    targets = np.where(np.isin(np.arange(16), [4, 11]) | (documents < 0), -1, ids[:, 1:])
+    return np.stack([inputs, targets, np.broadcast_to(documents, inputs.shape)], -1).astype(np.int32)
+
+
 def splash_on_a_cpu(*args: Any) -> jax.Array:
     """Compute `splash_attention` in Pallas' interpreter."""
     from jax.experimental.pallas.ops.tpu import splash_attention as splash  # a slow import, 1 s

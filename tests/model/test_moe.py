@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import lm_of, make, random_ids, small
+from helpers import lm_of, make, packed_rows, random_ids, small
 
 import jaxgpt
 from jaxgpt.config import Config, ModelConfig, OptimConfig
@@ -57,20 +57,10 @@ def test_the_order_of_the_experts_does_not_matter() -> None:
     np.testing.assert_allclose(found, model.apply({"params": params}, ids), atol=2e-5)
 
 
-def packed_rows(rows: int, seed: int) -> np.ndarray:
-    """Return rows of two documents and four positions of padding, `[B, T, 3]`."""
-    rng = np.random.default_rng(seed)
-    ids = rng.integers(0, CONFIG.vocab_size, (rows, 17))
-    documents = np.repeat([0, 1, -1], [5, 7, 4])
-    inputs = np.where(documents < 0, -1, ids[:, :-1])
-    targets = np.where(np.isin(np.arange(16), [4, 11]) | (documents < 0), -1, ids[:, 1:])
-    return np.stack([inputs, targets, np.broadcast_to(documents, inputs.shape)], -1).astype(np.int32)
-
-
 def test_the_penalty_is_not_part_of_the_loss() -> None:
     config = Config(model=CONFIG, optim=OptimConfig(balance_loss=0.5, router_z_loss=0.25))
     model, params = make(CONFIG)
-    windows = jnp.asarray(packed_rows(3, 0))
+    windows = jnp.asarray(packed_rows(CONFIG, 3, 0))
     with_penalty = next_token_loss(model.apply, penalties=router_penalties(config))(params, windows, None)
     without = next_token_loss(model.apply)(params, windows, None)
     np.testing.assert_allclose(with_penalty.loss_B, without.loss_B, rtol=1e-6)
@@ -81,7 +71,7 @@ def test_the_penalty_is_not_part_of_the_loss() -> None:
 
 def test_padding_changes_no_side_output() -> None:
     model, params = make(CONFIG)
-    rows = packed_rows(2, 0)
+    rows = packed_rows(CONFIG, 2, 0)
     document = jnp.asarray(rows[..., 2])
     inputs = jnp.maximum(jnp.asarray(rows[..., 0]), 0)
     variables: Any = {"params": params}

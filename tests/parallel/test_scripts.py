@@ -83,7 +83,9 @@ def run_jobset() -> int:
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("script", [run_loop, run_slurm, run_jobset])
+@pytest.mark.parametrize(
+    "script", [run_loop, *(pytest.param(each, marks=pytest.mark.long) for each in (run_slurm, run_jobset))]
+)
 def test_a_script_continues_until_the_run_is_finished(script: object) -> None:
     Path("text.txt").write_text(TEXT)
     code = script()  # type: ignore[operator]

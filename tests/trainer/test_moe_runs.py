@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from helpers import small
+from helpers import packed_rows, small
 
 import jaxgpt
 from jaxgpt.config import Config, LoraConfig, MeshConfig, OptimConfig, TrainConfig
@@ -16,16 +16,6 @@ from jaxgpt.model.scan import unstack_layers
 
 CONFIG = small("experts", block_size=16)
 METRICS = ("loss", "grad_norm", "balance_loss", "router_z_loss", "largest_load")
-
-
-def packed_rows(rows: int, seed: int) -> np.ndarray:
-    """Return rows of two documents and four positions of padding, `[B, T, 3]`."""
-    rng = np.random.default_rng(seed)
-    ids = rng.integers(0, CONFIG.vocab_size, (rows, 17))
-    documents = np.repeat([0, 1, -1], [5, 7, 4])
-    inputs = np.where(documents < 0, -1, ids[:, :-1])
-    targets = np.where(np.isin(np.arange(16), [4, 11]) | (documents < 0), -1, ids[:, 1:])
-    return np.stack([inputs, targets, np.broadcast_to(documents, inputs.shape)], -1).astype(np.int32)
 
 
 def three_steps(
@@ -44,7 +34,7 @@ def three_steps(
     state = program.init()
     metrics = []
     for step in range(3):
-        state, found = program.step(state, program.put(packed_rows(rows, step)))
+        state, found = program.step(state, program.put(packed_rows(CONFIG, rows, step)))
         metrics.append({name: float(found[name]) for name in METRICS})
     params = unstack_layers(state.params, CONFIG.n_layer) if scan else state.params
     return metrics, jax.device_get(params)
@@ -83,7 +73,7 @@ def test_biases_of_routers_follow_the_sign_of_the_load_error() -> None:
     program = jaxgpt.build(config)
     state = program.init()
     before = jax.device_get(state.params["h_0"]["mlp"]["router"]["bias"])
-    state, _ = program.step(state, program.put(packed_rows(4, 0)))
+    state, _ = program.step(state, program.put(packed_rows(CONFIG, 4, 0)))
     change_E = np.asarray(state.params["h_0"]["mlp"]["router"]["bias"]) - before
     assert set(np.abs(change_E).tolist()) <= {0.0, 0.125}
     assert change_E.min() < 0 < change_E.max()  # some experts had too many tokens, and others too few
@@ -107,7 +97,7 @@ def test_training_evens_out_the_loads() -> None:
     state = program.init(params)
     losses = []
     for step in range(30):
-        state, metrics = program.step(state, program.put(packed_rows(8, step)))
+        state, metrics = program.step(state, program.put(packed_rows(CONFIG, 8, step)))
         losses.append(float(metrics["balance_loss"]))
     assert np.mean(losses[-5:]) < min(losses[0], 1.1)
 
@@ -124,6 +114,6 @@ def test_adapters_of_experts_train() -> None:
     state = program.init()
     losses = []
     for _ in range(8):
-        state, metrics = program.step(state, program.put(packed_rows(4, 0)))
+        state, metrics = program.step(state, program.put(packed_rows(CONFIG, 4, 0)))
         losses.append(float(metrics["loss"]))
     assert losses[-1] < losses[0]

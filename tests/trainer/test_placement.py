@@ -158,7 +158,7 @@ RUN = flags(
         ([], 3),  # weights and two moments of AdamW
         pytest.param(["--train.scan-layers"], 3, marks=pytest.mark.ci),
         (["--lora.rank", "2"], 1),
-        pytest.param(["--lora.rank", "2", "--train.scan-layers"], 1, marks=pytest.mark.ci),
+        pytest.param(["--lora.rank", "2", "--train.scan-layers"], 1, marks=pytest.mark.long),
     ],
     ids=["all", "scan", "lora", "lora-scan"],
 )

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from experts import Experts
-from helpers import make, random_ids, small
+from helpers import make, packed_rows, random_ids, small
 
 import jaxgpt
 from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig
@@ -100,20 +100,10 @@ def three_steps(
     state = program.init()
     metrics = []
     for step in range(3):
-        state, found = program.step(state, program.put(packed_rows(rows, step)))
+        state, found = program.step(state, program.put(packed_rows(CONFIG, rows, step)))
         metrics.append({name: float(found[name]) for name in ("loss", "grad_norm", "square", "largest")})
     params = unstack_layers(state.params, CONFIG.n_layer) if scan else state.params
     return metrics, jax.device_get(params)
-
-
-def packed_rows(rows: int, seed: int) -> np.ndarray:
-    """Return rows of two documents and four positions of padding, `[B, T, 3]`."""
-    rng = np.random.default_rng(seed)
-    ids = rng.integers(0, CONFIG.vocab_size, (rows, 17))
-    documents = np.repeat([0, 1, -1], [5, 7, 4])
-    inputs = np.where(documents < 0, -1, ids[:, :-1])
-    targets = np.where(np.isin(np.arange(16), [4, 11]) | (documents < 0), -1, ids[:, 1:])
-    return np.stack([inputs, targets, np.broadcast_to(documents, inputs.shape)], -1).astype(np.int32)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +149,7 @@ def test_side_outputs_of_a_packed_row_equal_those_of_its_documents() -> None:
     model = QuietGPT(CONFIG)
     params = make(CONFIG)[1]
     objective = next_token_loss(model.apply, penalties={"square": FACTOR})
-    packed = packed_rows(1, 0)
+    packed = packed_rows(CONFIG, 1, 0)
     documents = [np.where((packed[..., 2:] == document), packed, -1) for document in (0, 1)]
     together = objective(params, jnp.asarray(packed), None)
     apart = [objective(params, jnp.asarray(document), None) for document in documents]
