@@ -74,7 +74,7 @@ class ModelConfig(Section):
     qk_norm_per_head: bool = setting(True, "qk_norm: normalize each head separately; false: across heads")
     mlp: Literal["plain", "gated", "none"] = setting("plain", "gated: act(x W_g) * (x W_u), as in SwiGLU")
     activation: ActivationName = setting("gelu_new", "MLP activation; gelu_new: tanh approximation of gelu")
-    n_experts: int = setting(0, "E, number of experts, of which each computes some of the tokens; 0: one MLP", 0, 2**16)
+    n_experts: int = setting(0, "E, number of experts; each computes some of the tokens; 0: one MLP", 0, 2**16)
     experts_per_token: int = setting(2, "A, number of experts that compute each token", 1, 2**16)
     shared_experts: int = setting(0, "experts that compute every token: one MLP of this many times the width", 0, 2**16)
     router: Literal["softmax", "sigmoid"] = setting("softmax", "scores of the experts, from the router's logits")

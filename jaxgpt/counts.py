@@ -31,7 +31,7 @@ def parameter_count(params: Any) -> int:
 
 
 def active_count(model: Model, params: Any) -> int:
-    """Count the parameters that compute one token: of a stack of experts, those of `experts_per_token` experts."""
+    """Count the parameters that compute one token: of a stack of experts, `experts_per_token` matrices."""
     leaves = jax.tree_util.tree_leaves_with_path(params)
     return sum(_active_size(path, leaf, model) for path, leaf in leaves)
 

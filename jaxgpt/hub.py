@@ -77,7 +77,7 @@ def check_upload(repo: str) -> None:
 def upload(directory: Path, repo: str, private: bool = True) -> str:
     """Upload the files of a directory as one commit, and return the address of the model; the directory is unchanged.
 
-    The repository is created if it does not exist. The token is that of the hub's own login.
+    The repository is created if it does not exist. The token comes from the hub's own login.
 
     Args:
         directory: an exported model.

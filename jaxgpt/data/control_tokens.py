@@ -201,7 +201,7 @@ class ControlTokens:
             before: ids of the text before.
             piece: the text.
             whole: ids of both texts together, in which a token extends over the end of the first. They show the text that
-                the tokenizer keeps: a normalizer may replace line breaks by spaces, for example.
+                the tokenizer keeps: a normalizer may replace line breaks with spaces, for example.
         """
         decode = self.tokenizer.decode
         wanted = {decode(before) + piece, decode(whole)}

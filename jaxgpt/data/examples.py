@@ -61,7 +61,7 @@ class ExampleSplit(ABC):
 
 
 def encoded(records: Iterable[tuple[str, T]], skipped: Skipped, encode: Callable[[T], U]) -> list[U]:
-    """Encode records with their places; `skipped` receives those for which `encode` raises `UserError`."""
+    """Encode records with their places; `skipped` receives a record if `encode` raises `UserError`."""
     examples = []
     for where, record in records:
         try:
@@ -115,7 +115,7 @@ def notes_on_split(files: Files, copies: int, held_out: int, what: str, measure:
         copies: number of validation examples that are also among the training examples.
         held_out: number of validation examples.
         what: the examples, in the plural.
-        measure: what compares runs on them.
+        measure: the number that compares runs.
     """
     notes = []
     if files.unused:

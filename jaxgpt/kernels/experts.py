@@ -107,7 +107,7 @@ def _dropless(
 def _by_token(
     x_BTD: Array, choice_BTA: Array, share_BTA: Array, weights: ExpertWeights, activate: Activation, dtype: Any
 ) -> Array:
-    """Multiply each token by the matrices of its experts, one pair after the other, without reading other experts."""
+    """Multiply each token by the matrices of its experts in a loop, without reading other experts."""
     B, T, D = x_BTD.shape
     A = choice_BTA.shape[-1]
     x_X1D = jnp.repeat(x_BTD.reshape(-1, 1, D), A, axis=0)

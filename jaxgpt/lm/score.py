@@ -22,7 +22,7 @@ from jaxgpt.model import GPT
 from jaxgpt.settings import INT_MAX, as_int
 from jaxgpt.train.loss import chunked, log_likelihood
 
-# Default number of positions of a batch, by platform; larger batches are slower on CPUs, whose caches they exceed.
+# Default number of positions of a batch, by platform; larger batches exceed the caches of CPUs, and are slower there.
 SCORE_TOKENS = {"cpu": 1 << 9}
 ACCELERATOR_TOKENS = 1 << 13  # on other platforms
 CHUNK = 1 << 10  # positions of a batch whose logits are in memory at once: 0.2 GB with 50,257 ids

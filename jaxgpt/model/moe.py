@@ -1,4 +1,4 @@
-"""Mixture of experts: several MLPs, of which a router chooses a few for each token. Source: Shazeer et al. 2017."""
+"""Mixture of experts: several MLPs; a router chooses a few of them for each token. Source: Shazeer et al. 2017."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ def experts(
 def mlp_of(
     x: jax.Array, expert: Any, weights: ExpertWeights, activate: Callable[[jax.Array], jax.Array], dtype: Any
 ) -> Any:
-    """Apply the MLP of one expert, whose index may be traced: `[..., D]` to `[..., D]`."""
+    """Apply the MLP of one expert: `[..., D]` to `[..., D]`; its index may be traced."""
     up = x @ weights.up_EDF[expert].astype(dtype)
     if weights.gate_EDF is None:
         h = activate(up)

@@ -124,7 +124,7 @@ def open_tasks(
 ) -> Tasks:
     """Load tasks and their data.
 
-    Data are read from the cache of the package `datasets` if they are there, and otherwise from the hub.
+    Data are read from the cache of the package `datasets`, or from the hub if they are not in the cache.
 
     Args:
         names: tasks, groups or tags of the harness, patterns of names such as `mmlu_*`, or YAML files of tasks.
