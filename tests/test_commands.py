@@ -77,20 +77,17 @@ def commands(text: str) -> Iterator[Words]:
 
 
 def blocks(page: Path) -> list[Words]:
-    """Return the commands of a page's blocks: `sh` blocks, and lines after a `$` in blocks without a language."""
+    """Return the commands of a page's blocks: `sh` blocks and files, and lines after a `$` in blocks without a language."""
     found: list[Words] = []
     for language, block in re.findall(r"^```([^\n]*)\n(.*?)^```", page.read_text("utf-8"), flags=re.M | re.S):
+        file = language.removeprefix("{literalinclude} ")
         if language == "sh":
             found += commands(block)
+        elif file.endswith(".sh"):
+            found += commands((page.parent / file).read_text("utf-8"))
         elif language in ("", "console"):
             prompts = [line.removeprefix("$ ") for line in block.splitlines() if re.match(r"\$ |jaxgpt |python ", line)]
             found += [words for line in prompts for words in commands(line)]
-        elif language == "yaml":
-            found += [
-                words
-                for line in re.findall(r'exec (jaxgpt [^"]*)"', block)
-                for words in commands(" ".join(line.split()))
-            ]
     return found
 
 
