@@ -13,6 +13,7 @@ from cyclopts.help import DefaultFormatter, HelpEntry, HelpPanel
 from rich.console import ConsoleOptions
 
 import jaxgpt
+from jaxgpt.cli.absent import other_program
 from jaxgpt.cli.options import EVERY, full_names, option_name, shown
 from jaxgpt.config import Config, flat
 from jaxgpt.errors import UserError, one_line, short_repr
@@ -81,7 +82,8 @@ def _unknown_option(error: UnknownOptionError) -> str:
     if option in DEVICE_OPTIONS:
         return f"Unknown option: {option} ({DEVICE_HINT})."
     known = [name for argument in error.argument_collection for name in argument.names]
-    return f"Unknown option: {option}{similar_setting(option, known)}."
+    hint = other_program(option) or similar_setting(option, known)
+    return f"Unknown option: {option}{hint}."
 
 
 class PresetHelp:

@@ -31,6 +31,11 @@ train --train.stepz=1 -> did you mean --train.steps
 train --lr=1 -> Unknown option: --lr (did you mean --learning-rate?)
 train -x -> -x
 train --platform gpu -> Unknown option: --platform (JAX chooses the devices: set the environment variable JAX_PLATFORMS
+train --mesh.pipeline 2 -> Unknown option: --mesh.pipeline (no pipeline parallelism: shard the weights with --mesh.fsdp
+train --train.quantization int8 -> no training in int8 or fp8
+train --gradient-accumulation-steps 4 -> Unknown option: --gradient-accumulation-steps (here: --train.accumulation)
+train --bf16 -> Unknown option: --bf16 (here: --train.compute-dtype bfloat16). See jaxgpt train --help.
+sample x --draft-model y -> no draft model: --lookup N
 train a b -> Unexpected argument: 'b'; an option takes one value, in quotes if it contains spaces. See jaxgpt train --help.
 eval run --data.path a 'b c' d -> Unexpected argument: 'b c', 'd'; an option takes one value
 sample -> Missing argument: RUN. See jaxgpt sample --help.

@@ -18,6 +18,7 @@ from helpers import jaxgpt, parsed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxgpt.cli.absent import ABSENT, OTHER_NAMES, other_program
 from jaxgpt.cli.options import EVERY, full_names
 from jaxgpt.cli.parse import COMMANDS, make_app
 from jaxgpt.config import Config, TextParams, flat
@@ -167,3 +168,16 @@ def test_the_name_of_a_preset_means_the_preset() -> None:
     run_folder(Path("statquest"), SMALL)
     assert jaxgpt("info", "statquest", "--json").json == alone
     assert jaxgpt("info", "./statquest", "--json").json["parameters"] != alone["parameters"]
+
+
+def test_hints_for_options_of_other_programs_name_options_that_exist() -> None:
+    known = {name for command in ("train", "sample") for option in options(command) for name in option.names}
+    named = re.findall(r"--[\w.-]+", " ".join([*OTHER_NAMES.values(), *ABSENT.values()]))
+    assert len(named) > 10
+    assert set(named) <= known
+
+
+def test_no_option_is_taken_for_one_of_another_program() -> None:
+    """Otherwise a typo of an option would be explained as a missing feature."""
+    known = {name for command in COMMANDS for option in options(command) for name in option.names}
+    assert [name for name in known if other_program(name)] == []

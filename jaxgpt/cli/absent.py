@@ -1,0 +1,59 @@
+"""Options of other programs: the setting of jaxgpt that does the same, or what jaxgpt does instead (docs/missing.md)."""
+
+from __future__ import annotations
+
+import re
+
+# Words of an option (regular expressions), and the setting with the same meaning.
+OTHER_NAMES = {
+    "bf16|fp16|float16|amp|mixed-precision": "--train.compute-dtype bfloat16",
+    "gradient-accumulation|grad-accum|accumulation-steps|accumulate-grad-batches": "--train.accumulation",
+    "gradient-checkpointing|activation-checkpointing|checkpoint-activations": "--train.remat",
+    "max-grad-norm|clip-grad-norm": "--optim.grad-clip",
+    "per-device(-train)?-batch-size|micro-batch-size": "--train.batch-size, of all devices and microbatches together",
+    "zero|zero-stage|deepspeed": "--mesh.fsdp",
+    "ddp|data-parallel": "--mesh.data",
+    "report-to|wandb|tensorboard": "--track",
+}
+
+NO_PIPELINE = "no pipeline parallelism: shard the weights with --mesh.fsdp or --mesh.tensor"
+NO_QUANTIZED_TRAINING = (
+    "no training in int8 or fp8: use --train.compute-dtype bfloat16; only decoding reads int8, with --weights int8"
+)
+NO_QUANTIZED_BASE = "no training of quantized weights: use --lora.rank"
+NO_DRAFT = "no draft model: --lookup N finds drafts in the text itself"
+NO_MLA = "no multi-head latent attention: --model.n-kv-head shares keys and values"
+TEXT_ONLY = "text only"
+
+# Words of an option (regular expressions), and what there is instead.
+ABSENT = {
+    "pipeline|stage|pp|virtual-stages": NO_PIPELINE,
+    "sequence(-parallel)?": "sequence parallelism is a sharding rule in Python: docs/own/sharding.md",
+    r"quanti[sz]\w*|fp8|float8|int8|fp4": NO_QUANTIZED_TRAINING,
+    "qlora|load-in-4bit|load-in-8bit|bnb": NO_QUANTIZED_BASE,
+    "elastic": "no change of machines within a run: resume it on another mesh, docs/machines.md",
+    "draft|draft-model|assistant-model": NO_DRAFT,
+    "image|vision|audio|modality": TEXT_ONLY,
+    "mla|latent|kv-lora-rank|q-lora-rank": NO_MLA,
+    "streaming": "data are local files: prepare them once with jaxgpt data prepare",
+}
+
+
+def other_program(option: str) -> str:
+    """Return a hint for an option of another program, such as " (here: --train.remat)", or "" if it is not known.
+
+    Args:
+        option: an option that no command has, such as `--train.gradient-checkpointing`.
+    """
+    last = option.lstrip("-").rpartition(".")[2]
+    for words, setting in OTHER_NAMES.items():
+        if _has(last, words):
+            return f" (here: {setting})"
+    for words, instead in ABSENT.items():
+        if _has(last, words):
+            return f" ({instead}; docs/missing.md lists what is not there)"
+    return ""
+
+
+def _has(name: str, words: str) -> bool:
+    return re.search(rf"(^|-)({words})(-|$)", name) is not None
