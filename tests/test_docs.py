@@ -101,3 +101,35 @@ def test_the_links_of_a_page_outside_the_site_lead_to_files_and_headings(name: s
     assert len(links) > 2
     assert [file for file, _ in links if not (root / file).exists()] == []
     assert [(file, anchor) for file, anchor in links if anchor and anchor not in anchors(root / file)] == []
+
+
+def test_factors_of_speed_follow_from_their_measurements() -> None:
+    """A cell such as 1.11 (34.6, 38.4) has the two measurements: milliseconds of a step, otherwise tokens/s."""
+    page = (repository() / "docs" / "performance.md").read_text("utf-8")
+    cells = re.findall(r"\*{0,2}([\d.]+(?: to [\d.]+)?)\*{0,2} \(([\d.,]+), ([\d.,]+)\)", page)
+    assert len(cells) > 20
+    for factors, *measured in cells:
+        low, *_, high = [*map(float, factors.split(" to ")), float(factors.split(" to ")[-1])]
+        (ours_low, ours_high), (peer_low, peer_high) = map(_rounded_from, measured)
+        ratios = [(ours_low / peer_high, ours_high / peer_low), (peer_low / ours_high, peer_high / ours_low)]
+        assert any(least - 0.005 <= high and low <= most + 0.005 for least, most in ratios), (factors, measured)
+
+
+def _rounded_from(number: str) -> tuple[float, float]:
+    """Return the interval of values that are rounded to a number with these digits."""
+    value = float(number.replace(",", ""))
+    half = 0.5 * 10.0 ** -len(number.partition(".")[2])
+    return value - half, value + half
+
+
+def test_the_summary_of_speeds_has_the_ranges_of_the_tables() -> None:
+    page = (repository() / "docs" / "performance.md").read_text("utf-8")
+    speeds = runpy.run_path(str(repository() / "docs" / "tools" / "speed_chart.py"))["speeds"](page)
+
+    def span(row: str) -> str:
+        factors = [factor for each in speeds if each.row == row for factor in each.factors]
+        return f"{min(factors):.2f} to {max(factors):.2f}"
+
+    summary = page.partition("![Speed")[0]
+    assert span("step: nanoGPT's CPU model: 4 x 128, 12 x 64") in summary
+    assert span("decoding: float32, batch 1") in summary
