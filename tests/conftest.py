@@ -45,7 +45,8 @@ settings.load_profile("jaxgpt")
 # CPU seconds of the tests that take at least 1 s: a line for each, with the seconds, a tab and the id of the test.
 # `pytest --ci --measure tests/seconds.txt` writes it.
 SECONDS = Path(__file__).parent / "seconds.txt"
-MOST_BY_DEFAULT = 2.5  # CPU seconds; tests that take longer are left out of the default tests
+MOST_BY_DEFAULT = 1  # CPU seconds; tests that take longer are left out of the default tests
+ALWAYS = ("tests/test_end_to_end.py",)  # files whose tests are not left out for their time
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -100,7 +101,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out.append("ci")
         for line in SECONDS.read_text().splitlines():
             seconds, _, test = line.partition("\t")
-            if float(seconds) > MOST_BY_DEFAULT:
+            if float(seconds) > MOST_BY_DEFAULT and not test.startswith(ALWAYS):
                 slow.add(test)
     for item in items:
         if item.nodeid in slow or any(item.get_closest_marker(mark) for mark in left_out):

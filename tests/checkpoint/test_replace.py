@@ -92,7 +92,7 @@ def fail(lm: jaxgpt.LM) -> None:
 
 
 @pytest.mark.parametrize(
-    "replace", [save, start, *(pytest.param(each, marks=pytest.mark.ci) for each in (restart, fail))]
+    "replace", [save, start, pytest.param(restart, marks=pytest.mark.ci), pytest.param(fail, marks=pytest.mark.long)]
 )
 def test_a_kill_at_any_moment_leaves_the_old_or_the_new_run(replace: Callable[[Any], None], new: jaxgpt.LM) -> None:
     """A copy of the directory before an operation equals the directory of a process killed at the operation."""

@@ -47,7 +47,7 @@ def start_of(config: Config) -> TrainState:
 
 
 @pytest.mark.parametrize(
-    "name", ["muon", pytest.param("adamw", marks=pytest.mark.ci), pytest.param("lion", marks=pytest.mark.ci)]
+    "name", ["muon", pytest.param("adamw", marks=pytest.mark.ci), pytest.param("lion", marks=pytest.mark.long)]
 )
 def test_moments_are_those_of_the_last_checkpoint_and_the_schedule_starts_again(name: Any) -> None:
     optim = OptimConfig(name=name, warmup_steps=3, ema_decay=0.9)

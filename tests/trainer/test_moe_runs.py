@@ -43,7 +43,7 @@ def three_steps(
 @pytest.mark.parametrize(
     "layout",
     [
-        {"scan": True, "remat": "full", "accumulation": 2},
+        pytest.param({"scan": True, "remat": "full", "accumulation": 2}, marks=pytest.mark.long),
         {"fsdp": 2, "tensor": 2, "accumulation": 2},
         {"fsdp": 2, "expert": 2, "scan": True},
         pytest.param({"expert": 4, "remat": "full"}, marks=pytest.mark.long),

@@ -156,7 +156,7 @@ RUN = flags(
     ("words", "arrays"),
     [
         ([], 3),  # weights and two moments of AdamW
-        pytest.param(["--train.scan-layers"], 3, marks=pytest.mark.ci),
+        pytest.param(["--train.scan-layers"], 3, marks=pytest.mark.long),
         (["--lora.rank", "2"], 1),
         pytest.param(["--lora.rank", "2", "--train.scan-layers"], 1, marks=pytest.mark.long),
     ],

@@ -109,12 +109,12 @@ def three_steps(
 @pytest.mark.parametrize(
     "layout",
     [
-        {"scan": True},
-        {"remat": "full"},
+        pytest.param({"scan": True}, marks=pytest.mark.long),
+        pytest.param({"remat": "full"}, marks=pytest.mark.long),
         {"remat": "dots", "chunk": 5},
         {"scan": True, "remat": "full", "accumulation": 2},
         {"accumulation": 2, "data": 2},
-        {"fsdp": 2},
+        pytest.param({"fsdp": 2}, marks=pytest.mark.long),
         {"tensor": 2, "scan": True, "remat": "dots"},
         {"fsdp": 2, "tensor": 2, "accumulation": 2},
     ],
