@@ -460,7 +460,7 @@ class PostConfig(Section):
 
     @property
     def is_rollout(self) -> bool:
-        """Whether the data are prompts, to which the model generates answers."""
+        """Whether the data are prompts without answers."""
         return self.objective in ROLLOUTS
 
     @property

@@ -190,7 +190,7 @@ def _walk(directory: Path, root: Path, skipped: Counter[str], seen: set[tuple[in
 
 
 def _receives_output(path: Path) -> bool:
-    """Return whether a path is a file to which the output of this process is redirected, such as `> train.txt`."""
+    """Return whether the output of this process is redirected to a file, as by `> train.txt`."""
     for descriptor in (1, 2):
         with suppress(OSError):  # a closed descriptor, or a file that has been removed
             output = os.fstat(descriptor)

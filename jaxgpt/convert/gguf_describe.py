@@ -133,7 +133,7 @@ def notes(tokenizer: Tokenizer, metadata: Mapping[str, Any]) -> str:
 
 
 def _differs(read: Tokenizer, tokenizer: Tokenizer, token: AddedToken) -> bool:
-    """Return whether llama.cpp, whose tokenizer is `read`, matches an added token differently.
+    """Return whether llama.cpp matches an added token differently; `read` is its tokenizer.
 
     Where llama.cpp adds other spaces, all ids around tokens differ: then, the options of the token decide.
     """

@@ -200,7 +200,7 @@ def _check_media(fields: Mapping[str, Any], messages: Iterable[Mapping[str, Any]
             has_field = bool(fields.get(kind) or fields.get(f"{kind}s"))
             if has_field and f"<{kind}>" in message.get("content", ""):
                 raise UserError(
-                    f"message {number} has <{kind}>, which stands for the {kind} of the record: only text is supported"
+                    f"message {number} has <{kind}>, the placeholder of the {kind} of the record: only text is supported"
                 )
 
 

@@ -295,7 +295,7 @@ class GenerationTag(Extension):
 
 
 class PublicNamespace(Namespace):
-    """Jinja's `namespace`, whose attributes must not begin with an underscore, as in transformers."""
+    """Jinja's `namespace`; its attributes must not begin with an underscore, as in transformers."""
 
     def __init__(*args: Any, **attributes: Any) -> None:  # `self` is in `args`: it may be the name of an attribute
         values = dict(*args[1:], **attributes)

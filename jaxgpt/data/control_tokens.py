@@ -200,7 +200,7 @@ class ControlTokens:
         Args:
             before: ids of the text before.
             piece: the text.
-            whole: ids of both texts together, in which a token extends over the end of the first. They show the text that
+            whole: ids of both texts together; one token extends over the end of the first text. They show the text that
                 the tokenizer keeps: a normalizer may replace line breaks with spaces, for example.
         """
         decode = self.tokenizer.decode

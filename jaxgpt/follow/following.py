@@ -258,7 +258,7 @@ class _Follower:
     def _send_until_end(self, tail: Tail) -> str:
         """Send the rows until the run ends; return how it ended."""
         while True:
-            is_running = has_writer(self.path)  # before the file is read: after the end, all lines are there
+            is_running = has_writer(self.path)  # before the file is read: after the end, the file is complete
             self._send_all(tail)
             if self._is_replaced():
                 return REPLACED

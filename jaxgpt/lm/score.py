@@ -166,7 +166,7 @@ def _continuation(lm: LM, before: Any, after: Any) -> list[int]:
 
 
 def _score_batch(lm: LM, texts: list[_Text], rows: list[_Row], B: int, T: int) -> dict[int, Score]:
-    """Score the texts of up to B rows, whose inputs have at most T tokens; keyed by index."""
+    """Score the texts of up to B rows with at most T input tokens; keyed by index."""
     # The positions whose next token is a target: the head computes no other logits. A row of several texts has the targets
     # of all of them.
     counts = [sum(len(texts[n].ids) for n in row.texts) for row in rows]

@@ -25,7 +25,7 @@ def quantize(params: Any, model: Model, precision: Precision) -> Any:
     def store(weight: Weight | None, w: jax.Array) -> Any:
         if weight is None or weight.kind not in ("matrix", "table"):
             return w
-        if "router" in weight.axes:  # a small matrix, whose rounding would change the choice of experts
+        if "router" in weight.axes:  # a small matrix; rounding it would change the choice of experts
             return w
         transposed = weight.kind == "matrix"
         w_OI = w.mT if transposed else w

@@ -18,7 +18,7 @@ class Variant(NamedTuple):
 
     Attributes:
         advantage: argument of `advantages`.
-        ratio: of the probabilities of each token, the geometric mean over the answer, or the product over the answer.
+        ratio: the ratio of the probabilities of each token, its geometric mean over the answer, or its product.
         average: over the tokens of each answer and then over answers; over all tokens of the batch; or the sum of each answer,
             divided by the maximum number of tokens, and then over answers.
     """

@@ -140,8 +140,8 @@ def rewards_of(
     """Call a reward, and check its results, float32 `[n]`.
 
     Raises:
-        UserError: if the reward raises an exception, takes longer than `seconds`, or returns a wrong number of numbers or a
-            number that is not finite.
+        UserError: if the reward raises an exception, takes longer than `seconds`, or returns a wrong number of values, NaN or
+            infinity.
     """
     result: list[Any] = []
     errors: list[BaseException] = []

@@ -35,7 +35,7 @@ class TaskMetrics(NamedTuple):
 
     @property
     def ranking(self) -> float:
-        """The mean of the metrics for which higher is better, with the opposite sign."""
+        """The negative mean of the metrics that are better if they are higher."""
         values = [each.value for each in self.results if each.higher_is_better]
         return -sum(values) / max(len(values), 1)
 

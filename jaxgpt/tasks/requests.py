@@ -1,6 +1,6 @@
 """The three kinds of requests of a task, answered by a model: choices, complete texts, and texts to generate.
 
-The definitions are those of lm-evaluation-harness for causal models, without its package.
+The definitions equal lm-evaluation-harness' for causal models; this module does not import it.
 """
 
 from __future__ import annotations

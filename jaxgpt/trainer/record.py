@@ -263,7 +263,7 @@ class Recorder:
         """Save the state of the last complete step after an error, and add the result to the notes of the error.
 
         Nothing is saved if the run has diverged, the state was donated to the failed step, or a checkpoint cannot be written.
-        A checkpoint needs all processes, of which this one has failed.
+        A checkpoint needs all processes, and this process has failed.
         """
         is_lost = isinstance(error, (Diverged, WriteFailed)) or process_count() > 1
         if is_lost or self.done == (self._saved or 0):

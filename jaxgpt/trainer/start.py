@@ -74,7 +74,7 @@ class Start(NamedTuple):
         data: training and validation data; None: `open_data(config)`.
         build: function that returns the program; `partial(build, optimizer=..., objective=...)` replaces parts of it.
         frozen: argument of the objective, any tree of arrays that are read, but not trained, such as a reference model; a
-            resumed run needs the same arrays. A string is the path of a run or RUN/checkpoints/STEP with the same model, whose
+            resumed run needs the same arrays. A string is the path of a run or RUN/checkpoints/STEP with the same model; its
             weights are read onto the devices. With `lora.rank`, the base of the adapters, and this is `()`.
         feed: function `(program, data, last checkpoint or None) -> Feed` that returns the batches of the run.
         evaluators: values that judge the parameters; the first ranks the checkpoints. Empty: the loss on `data.val`.

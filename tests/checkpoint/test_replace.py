@@ -79,14 +79,14 @@ def start(lm: jaxgpt.LM) -> None:
 
 
 def restart(lm: jaxgpt.LM) -> None:
-    """Replace a run by a new run that is killed before its first step, and then by a second new run."""
+    """Start a new run over an old one, kill it before its first step, and start a second new run."""
     with new_run(str(RUN), lm.config, lm.tokenizer, overwrite=True):
         pass
     start(lm)
 
 
 def fail(lm: jaxgpt.LM) -> None:
-    """Replace a run by a new run that fails before its first step."""
+    """Start a new run over an old one; it fails before its first step."""
     with suppress(UserError), new_run(str(RUN), lm.config, lm.tokenizer, overwrite=True):
         raise UserError("bad data")
 

@@ -434,7 +434,7 @@ def test_a_card_names_the_text_of_the_loss(fraction, expected):
 
 @pytest.mark.parametrize(("fraction", "boundary", "expected"), [(1.0, None, False), (1.0, 5, True), (0.9, None, True)])
 def test_the_text_of_the_loss_of_an_earlier_checkpoint(fraction, boundary, expected):
-    """Validation files are held out whatever the fraction is."""
+    """Validation files are held out for every fraction."""
     info = Info(1, about={"boundaries": {"sha": boundary}})
     assert card._held_out(info, Config(data=DataConfig(train_fraction=fraction))) == expected
 

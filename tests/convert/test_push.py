@@ -1,4 +1,4 @@
-"""Export to the hub: a local server receives the files; each failure is one line, and the files stay."""
+"""Export to the hub: a local server receives the files; each failure is one line and deletes no file."""
 
 from __future__ import annotations
 

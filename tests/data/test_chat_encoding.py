@@ -556,7 +556,7 @@ def test_unknown_characters_are_text(name: str, kind: str) -> None:
 
 
 def test_an_answer_has_no_added_space_if_line_breaks_become_spaces() -> None:
-    """As in tokenizers of SentencePiece with its usual normalizer. The space before the answer is that of the line break."""
+    """As in tokenizers of SentencePiece with its usual normalizer. The line break is the space before the answer."""
     words = ["[UNK]", "\u2581", "\u2581a", "\u2581b", *"abcdefghijklmnopqrstuvwxyz"]
     scores = [-1.0, -2.0, -2.5, -2.5, *[-3.0] * 26]
     library = HFTokenizer(models.Unigram(list(zip(words, scores, strict=True)), unk_id=0))

@@ -260,15 +260,15 @@ ERRORS: dict[str, tuple[Any, str]] = {
     ),
     "an image of LLaVA": (
         {"image": "a.jpg", "conversations": [{"from": "human", "value": "<image>\nWhat?"}, ANSWER]},
-        "message 1 has <image>, which stands for the image of the record: only text is supported",
+        "message 1 has <image>, the placeholder of the image of the record: only text is supported",
     ),
     "videos of ms-swift": (
         {"messages": [SYSTEM, USER | {"content": "<video>What?"}, ANSWER], "videos": ["a.mp4"]},
-        "message 2 has <video>, which stands for the video of the record",
+        "message 2 has <video>, the placeholder of the video of the record",
     ),
     "an image of a prompt": (
         {"prompt": "<image>What?", "completion": "A cat", "images": [{"bytes": "x"}]},
-        "message 1 has <image>, which stands for the image of the record",
+        "message 1 has <image>, the placeholder of the image of the record",
     ),
     "a part": ({"messages": [USER | {"content": [1]}]}, "message 1 has a part that is not a text: 1"),
     "contradicting marks": (
@@ -287,7 +287,7 @@ ERRORS: dict[str, tuple[Any, str]] = {
         {"messages": [USER, ANSWER | {"train_detail": [{"begin_offset": 0, "end_offset": 2, "train": False}]}]},
         "message 2 has 'train_detail', which selects parts of an answer as targets: only complete answers can be selected",
     ),
-    "a wrong mark beside a right one": (
+    "a wrong mark, and a correct one": (
         {"messages": [USER, ANSWER | {"weight": 1, "train": "no"}]},
         "message 2 has the train 'no': use 1, or 0",
     ),

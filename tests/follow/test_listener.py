@@ -1,4 +1,4 @@
-"""The law of followers: a run has the same weights, bit for bit, whatever its trackers do."""
+"""The law of followers: no tracker changes a bit of the weights of a run."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def test_forged_headers(tmp_path: Path) -> None:
 
 FILES = sorted((repository() / "jaxgpt").rglob("*.py"))
 UNSAFE_MODULES = set("pickle cPickle _pickle dill cloudpickle marshal shelve joblib yaml code".split())
-# lm-evaluation-harness' manager of tasks runs the functions that a task names: docs/evaluate.md says so.
+# lm-evaluation-harness' manager of tasks runs functions named by a task, as docs/evaluate.md warns.
 LOADERS = ("json.loads", "ocp.load", "np.load", "manager.load")
 UNSAFE_CALLS = {"eval", "exec", "compile", "__import__", "breakpoint"}
 

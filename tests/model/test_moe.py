@@ -83,7 +83,7 @@ def test_padding_changes_no_side_output() -> None:
 
 
 def test_counts() -> None:
-    """Of each stack, two of four experts are active."""
+    """Two of four experts of each stack are active."""
     params = abstract_params(CONFIG)
     stack = CONFIG.n_layer * 3 * 4 * 16 * 8
     assert parameter_count(params) - active_count(CONFIG, params) == stack // 2

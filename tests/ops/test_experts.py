@@ -48,7 +48,7 @@ def test_the_balance_loss_by_hand() -> None:
 
 
 def test_padding_is_not_counted() -> None:
-    """The losses of a row with padding equal those of the row without it."""
+    """Padding does not change the losses of a row."""
     token_BT = jnp.asarray([[True] * 4 + [False] * 2] * B)
     padded = route(logits(), 2)
     short = route(logits()[:, :4], 2)

@@ -348,7 +348,7 @@ CALLS = {
 
 @pytest.mark.parametrize("case", CALLS)
 def test_arguments_have_the_form_that_the_template_reads_in_training_and_chat(case: str) -> None:
-    """The ids equal those of transformers with arguments in the given form, or in the only form that the template reads."""
+    """The ids equal transformers' ids with arguments in the given form, or in the only form that the template reads."""
     template, given, read = CALLS[case]
     own = tokenizer()
     made = ChatTemplate(template, NAMES)

@@ -169,7 +169,7 @@ def test_other_objectives_learn_the_preference(objective: str) -> None:
 
 
 def test_a_reference_of_its_own() -> None:
-    """The weights after DPO as the reference of the base: the rewards are those of DPO, negative."""
+    """With the weights after DPO as the reference of the base, the rewards have the opposite sign."""
     train("back", *DPO, "--post.reference", "dpo", "--train.steps", "1")
     first = lines("back", "loss")[0]
     assert first["margin"] < -0.2

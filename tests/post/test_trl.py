@@ -1,4 +1,4 @@
-"""Losses, gradients and metrics equal those of TRL, recorded by trl_values.py."""
+"""Losses, gradients and metrics equal TRL's, which trl_values.py recorded."""
 
 from __future__ import annotations
 

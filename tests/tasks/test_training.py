@@ -24,7 +24,7 @@ from jaxgpt.trainer.metrics import read_metrics
 
 
 class OneChoice:
-    """Loaded tasks with a single choice, whose metric is its log probability."""
+    """Loaded tasks with a single choice; the metric is its log probability."""
 
     def evaluate(self, lm: LM, *, progress: Progress, **options: Any) -> list[TaskResult]:
         [(log_p, _)] = answer_choices(lm, [Continuation([1, 2], [3, 4])], progress)

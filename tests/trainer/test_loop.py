@@ -330,7 +330,7 @@ def test_a_listener_that_exits_loses_no_step() -> None:
 
 
 def test_a_listener_that_raises_does_not_save_a_diverged_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loss of the next step, whose metrics are unread, is NaN."""
+    """The metrics of the next step are not read yet, and its loss is NaN."""
     step = Program.step
 
     def bad(self: Program, state: Any, batch: Any) -> Any:

@@ -258,7 +258,7 @@ def check_checkpoints(case: Case, outcome: Any) -> None:
 
 
 def check_end(case: Case, outcome: Any) -> None:
-    """A run fails at a bad step, ends at the last step or `until`, or stops early on request; its last event says which."""
+    """A run fails at a bad step, ends at the last step or `until`, or stops early on request; its last event has the reason."""
     *_, (kind, done, ended) = case.events
     assert kind == "end"
     assert len(case.of("end")) == 1
