@@ -181,6 +181,95 @@ def block_over_the_array(x, attend, mlp):
     return y + mlp(norm(y))
 
 
+def block_with_the_wrong_residual(x, attend, mlp):
+    def norm(x):
+        return (x - x.mean(-1, keepdims=True)) / jnp.sqrt(x.var(-1, keepdims=True) + 1e-5)
+
+    h = x + attend(norm(x))
+    return x + mlp(norm(h))
+
+
+def step_with_raw_gradients(state, batch, loss, optimizer):
+    """The state of the optimizer is forgotten, too."""
+    params, opt_state = state
+    value, grads = jax.value_and_grad(loss)(params, batch)
+    return (jax.tree.map(jnp.subtract, params, grads), opt_state), value
+
+
+def total(tree):
+    return sum(leaf.sum() for leaf in jax.tree.leaves(tree))
+
+
+def accuracy_of_the_gradient(logits_of, params, x, y):
+    def f(params):
+        logits = logits_of(params, x)
+        loss = -jnp.take_along_axis(jax.nn.log_softmax(logits), y[:, None], 1).mean()
+        return (logits.argmax(1) == y).mean(), loss
+
+    (accuracy, loss), grads = jax.value_and_grad(f, has_aux=True)(params)
+    return loss, accuracy, grads
+
+
+def fold_backwards(step, state, batches):
+    return jax.lax.scan(step, state, jax.tree.map(lambda x: x[::-1], batches))
+
+
+def mean_of_devices(params, part, loss_sum):
+    (value, count), grads = jax.value_and_grad(loss_sum, has_aux=True)(params, part)
+    return jax.lax.pmean(value / count, "data"), jax.tree.map(lambda g: jax.lax.pmean(g / count, "data"), grads)
+
+
+def seeds_in_a_row(init, step, seeds, batch):
+    def body(params, seed):
+        new, loss = step(params, batch)
+        return new, (new, loss)
+
+    return jax.lax.scan(body, init(seeds[0]), seeds)[1]
+
+
+def norm_of_the_batch(loss_of_one, params, x, y):
+    def mean(params):
+        return jax.vmap(loss_of_one, (None, 0, 0))(params, x, y).mean()
+
+    return jnp.sqrt(total(jax.tree.map(jnp.square, jax.grad(mean)(params))))
+
+
+def extend_with_slices(q, k, v, cache, length):
+    k_SH, v_SH = (jnp.asarray(x).at[length].set(y) for x, y in zip(cache, (k, v), strict=True))
+    return softmax(k_SH[: length + 1] @ q / len(q) ** 0.5) @ v_SH[: length + 1], (k_SH, v_SH)
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "words"),
+    [
+        ("cache", extend_with_slices, "so shapes must not depend on it: use all S slots, mask the scores"),
+        (
+            "seeds",
+            lambda init, step, seeds, batch: step_of_each(init, step, np.asarray(seeds), batch),
+            "map init over them",
+        ),
+        ("hvp", lambda f, w, v: jax.jvp(jax.grad(f), (w,), (v,))[1], "correct: right for"),
+    ],
+)
+def test_a_function_that_must_compile_is_called_under_jit(name: str, function: Any, words: str) -> None:
+    """Right results alone do not suffice: the place of the failure and the way to a compiled function are reported."""
+    result = check(name, function)
+    assert re.search(words, repr(result)), repr(result)
+    assert result or result.message.startswith("the results are right, but under jax.jit the function raises ")
+
+
+def step_of_each(init, step, seeds, batch):
+    results = [step(init(int(seed)), batch) for seed in seeds]
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *results)
+
+
+def test_a_function_of_devices_is_called_with_their_axis() -> None:
+    """Without its collective, an axis of the wrong name is an error with its name."""
+    message = check("devices", lambda params, part, loss_sum: jax.lax.psum(part, "model")).message
+    assert "model" in message
+    assert "unbound axis name" in message
+
+
 @pytest.mark.parametrize(
     ("name", "function", "words"),
     [
@@ -194,6 +283,22 @@ def block_over_the_array(x, attend, mlp):
         ("sample", sample_without_probabilities, "the exponentials are not divided by their sum"),
         ("product", product_of_summed_units, "hidden units of different devices are added"),
         ("block", block_over_the_array, "the norm runs over the whole array"),
+        ("block", block_with_the_wrong_residual, "the output of the MLP is added to x"),
+        ("step", step_with_raw_gradients, "gradients are subtracted from the parameters"),
+        ("vjp", lambda x, u: softmax(x) * u, "the sum over i is missing"),
+        ("vjp", lambda x, u: jax.vjp(jax.nn.log_softmax, x)[1](u)[0], "this is the vjp of log softmax"),
+        ("aux", accuracy_of_the_gradient, "the gradient is 0: argmax has no derivative"),
+        ("scan", lambda step, state, batches: jax.vmap(step, (None, 0))(state, batches), r"shape \[4, 3, 5\] instead"),
+        ("scan", fold_backwards, "the batches are used in reverse order"),
+        ("devices", mean_of_devices, "are a mean of the devices' means"),
+        ("seeds", seeds_in_a_row, "each model continues from the model before it"),
+        ("examples", norm_of_the_batch, "this is the norm of the mean gradient"),
+        ("hvp", lambda f, w, v: jax.grad(lambda w: total(jax.grad(f)(w)))(w), "v is ignored"),
+        (
+            "hvp",
+            lambda f, w, v: jax.tree.map(jnp.multiply, jax.grad(f)(w), v),
+            "the gradient times v, element by element",
+        ),
     ],
 )
 def test_a_typical_mistake_in_other_words_is_recognized(name: str, function: Any, words: str) -> None:
@@ -238,7 +343,7 @@ def test_the_score_counts_what_is_solved() -> None:
     assert some.correct == 1
     first, *lines = repr(some).splitlines()
     assert (first, len(lines)) == (f"1 of {len(exercises())} correct", len(exercises()))
-    assert [line.split()[1] for line in lines if line.startswith("x")] == ["softmax"]
+    assert [line.split()[1] for line in lines if line.startswith("ok ")] == ["softmax"]
     assert lines[0].endswith("not solved yet: there is no function embed")
 
 

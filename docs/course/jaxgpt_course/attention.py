@@ -341,6 +341,10 @@ def _first_without_residual(x: Any, attend: Callable[[Any], Any], mlp: Callable[
     return y + mlp(_layer_norm(y))
 
 
+def _mlp_added_to_x(x: Any, attend: Callable[[Any], Any], mlp: Callable[[Any], Any]) -> Any:
+    return x + _second_without_residual(x, attend, mlp)
+
+
 def _none_with_residual(x: Any, attend: Callable[[Any], Any], mlp: Callable[[Any], Any]) -> Any:
     return mlp(_layer_norm(attend(_layer_norm(x))))
 
@@ -397,6 +401,10 @@ BLOCK = Exercise(
         ("both residuals are missing: add the output of each sublayer to the stream", _none_with_residual),
         ("the residual of attention is missing: y = x + attend(norm(x))", _first_without_residual),
         ("the residual of the MLP is missing: y + mlp(norm(y))", _second_without_residual),
+        (
+            "the output of the MLP is added to x: add it to y, the stream after attention, y + mlp(norm(y))",
+            _mlp_added_to_x,
+        ),
         ("the MLP reads x instead of y: its input is norm(y), after attention was added", _parallel),
         ("the norms are missing: each sublayer reads the norm of the stream", _without_norm),
         ("the norm before the MLP is missing: y + mlp(norm(y))", _second_without_norm),

@@ -23,10 +23,12 @@ from jaxgpt_course.exercise import Exercise
 from jaxgpt_course.generation import CACHE, GREEDY, SAMPLE, TOP_P
 from jaxgpt_course.mesh import PRODUCT
 from jaxgpt_course.training import ACCUMULATION, ADAM, LOSS, STEP
+from jaxgpt_course.transformations import AUX, DEVICES, EXAMPLES, HVP, SCAN, SEEDS, VJP
 
 _EXERCISES = (
-    *(EMBEDDING, SOFTMAX, MASK, ATTENTION, BLOCK, LOSS, STEP, ADAM, ROPE),
-    *(ACCUMULATION, GREEDY, TOP_P, SAMPLE, CACHE, PRODUCT),
+    *(EMBEDDING, SOFTMAX, MASK, ATTENTION, BLOCK, LOSS, STEP, ADAM, ROPE, ACCUMULATION),
+    *(VJP, AUX, SCAN, DEVICES, SEEDS, EXAMPLES, HVP),
+    *(GREEDY, TOP_P, SAMPLE, CACHE, PRODUCT),
 )
 _RTOL, _ATOL = 1e-4, 1e-5  # tolerances above the rounding errors of float32 sums, about 1e-6
 _KINDS = {"booleans": jnp.bool_, "integers": jnp.integer, "floats": jnp.floating}
@@ -80,7 +82,7 @@ class Score:
         return sum(result.passed for result in self.results)
 
     def __repr__(self) -> str:
-        rows = [f"{'x' if each.passed else ' '} {each.exercise:13}{each.message}" for each in self.results]
+        rows = [f"{'ok' if each.passed else '  '} {each.exercise:13}{each.message}" for each in self.results]
         return "\n".join([f"{self.correct} of {len(self.results)} correct", *rows])
 
 
@@ -99,8 +101,8 @@ def exercises() -> tuple[Exercise, ...]:
 def check(name: str, function: Callable[..., Any]) -> Result:
     """Compare a learner's function with the reference for ordinary and extreme inputs.
 
-    The function may use NumPy or jax.numpy, and need not be compatible with `jax.jit`. It is called with NumPy arrays, and if
-    it raises an error, once more with JAX arrays, so that both `x[0] = y` and `x.at[0].set(y)` work.
+    The function may use NumPy or jax.numpy. It is called with NumPy arrays, and if it raises an error, once more with JAX
+    arrays, so that both `x[0] = y` and `x.at[0].set(y)` work. Exercises with `Exercise.jit` also call it under `jax.jit`.
 
     `check` raises no error: it returns a failed result if the name is unknown, or `function` is not callable or fails.
 
@@ -166,7 +168,8 @@ def _inputs(exercise: Exercise) -> Mapping[str, tuple[Any, ...]]:
 @cache
 def _expected(exercise: Exercise) -> dict[str, Any]:
     """Compute the results of the reference, keyed by the description of the input."""
-    return {label: jax.tree.map(np.asarray, exercise.reference(*args)) for label, args in _inputs(exercise).items()}
+    results = {label: exercise.call(exercise.reference, args) for label, args in _inputs(exercise).items()}
+    return {label: jax.tree.map(np.asarray, result) for label, result in results.items()}
 
 
 @cache
@@ -188,7 +191,7 @@ def _compare(exercise: Exercise, function: Callable[..., Any]) -> _Failed | None
             "two calls with the same arguments return different results: the function keeps state or draws random numbers"
         )
     if all(_same(results[label], expected[label]) for label in inputs):
-        return None
+        return _compile(exercise, function)
     if all(_exchanged(exercise, results[label], expected[label]) for label in inputs):
         return _Failed(f"the two results are exchanged: return {', '.join(exercise.returns)}")
     for index, (why, _) in enumerate(exercise.mistakes):
@@ -215,7 +218,7 @@ def _run(exercise: Exercise, function: Callable[..., Any], args: tuple[Any, ...]
     for convert in (np.array, jnp.asarray):
         given = jax.tree.map(lambda x: convert(x) if isinstance(x, np.ndarray) else x, args)  # noqa: B023
         try:
-            result = _arrays(exercise, function(*given), expected)
+            result = _arrays(exercise, exercise.call(function, given), expected)
         except Exception as error:  # any exception of the learner's function
             new = _Failed(_raised(function, error), error)
             # With NumPy arrays, a function for JAX arrays fails at `x.at`; this error would hide its actual mistake.
@@ -229,6 +232,31 @@ def _run(exercise: Exercise, function: Callable[..., Any], args: tuple[Any, ...]
                 )
         return result
     return failed
+
+
+def _compile(exercise: Exercise, function: Callable[..., Any]) -> _Failed | None:
+    """Compare a function with right results with the reference under `jax.jit`, if the exercise requires it."""
+    if not exercise.jit:
+        return None
+    for label, args in _inputs(exercise).items():
+        # Functions among the arguments stay as they are; everything else is traced.
+        leaves, structure = jax.tree.flatten(args)
+        traced = [leaf for leaf in leaves if not callable(leaf)]
+
+        def on_traced(traced: list[Any], leaves: list[Any] = leaves, structure: Any = structure) -> Any:
+            rest = iter(traced)
+            filled = [leaf if callable(leaf) else next(rest) for leaf in leaves]
+            return exercise.call(function, jax.tree.unflatten(structure, filled))
+
+        try:
+            result = _arrays(exercise, jax.jit(on_traced)(traced), _expected(exercise)[label])
+        except Exception as error:  # any exception of the learner's function
+            return _Failed(
+                f"the results are right, but under jax.jit {_raised(function, error)}; {exercise.jit}", error
+            )
+        if not _same(result, _expected(exercise)[label]):
+            return _Failed(f"the results are right, but under jax.jit they differ; {exercise.jit} (input: {label})")
+    return None
 
 
 def _unchanged(before: Any, after: Any) -> bool:

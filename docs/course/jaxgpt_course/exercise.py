@@ -14,6 +14,11 @@ import numpy as np
 Law = Callable[..., str | None]
 
 
+def call_directly(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """Call a function with the arguments of an input."""
+    return function(*args)
+
+
 @dataclass(frozen=True, repr=False)
 class Exercise:
     """A function for a learner to write.
@@ -29,6 +34,9 @@ class Exercise:
             the results of the function, `check` returns the explanation.
         laws: checks of properties of the result. For other wrong values, `check` returns the first violated property, if any.
         aliases: other names of the exercise, for `check`.
+        call: how functions are called, such as under `vmap` with a named axis: `(function, arguments) -> result`.
+        jit: if not empty, a function with right results is also called under `jax.jit`, with all arrays and numbers traced;
+            the text explains a failure.
     """
 
     name: str
@@ -40,6 +48,8 @@ class Exercise:
     mistakes: tuple[tuple[str, Callable[..., Any]], ...]
     laws: tuple[Law, ...] = ()
     aliases: tuple[str, ...] = ()
+    call: Callable[[Callable[..., Any], tuple[Any, ...]], Any] = call_directly
+    jit: str = ""
 
     @property
     def parameters(self) -> list[str]:

@@ -372,7 +372,7 @@ CACHE = Exercise(
     statement="Compute attention of one new token with a KV cache, which is an argument and a result. cache is (k_SH, v_SH) "
     "with S slots. The first `length` slots are filled, and the other slots hold arbitrary values. Write the new key and "
     "value to slot `length`, attend with the query to slots 0 to `length` (scale 1 / sqrt(H)), and return the output and the "
-    "new cache. Other slots stay unchanged.",
+    "new cache. Other slots stay unchanged. The function is also called under jax.jit, with a traced length.",
     returns=("out_H", "cache"),
     reference=extend,
     inputs=lambda: {
@@ -412,4 +412,6 @@ CACHE = Exercise(
         ),
     ),
     laws=(_only_its_slot_changes,),
+    jit="length has no value there, so shapes must not depend on it: use all S slots, mask the scores with "
+    "jnp.where(jnp.arange(S) <= length, scores_S, -jnp.inf), and write with .at[length].set",
 )

@@ -214,9 +214,12 @@ STEP = Exercise(
             _step(update=lambda params, updates, grads: jax.tree.map(lambda p, u: p - u, params, updates)),
         ),
         ("the gradient has the wrong sign: pass it as jax.grad returns it, optax negates it", _step(sign=-1.0)),
-        (
-            "gradients are subtracted from the parameters: apply the updates that the optimizer made of them",
-            _step(update=lambda params, updates, grads: jax.tree.map(lambda p, g: p - g, params, grads)),
+        *(
+            (
+                "gradients are subtracted from the parameters: apply the updates that the optimizer made of them",
+                _step(lambda params, updates, grads: jax.tree.map(lambda p, g: p - g, params, grads), keep_state=keep),
+            )
+            for keep in (False, True)
         ),
         *(
             (
