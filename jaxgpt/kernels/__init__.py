@@ -25,6 +25,8 @@ GPU = PLAIN._replace(norm=norms.norm)
 def best(config: Config, mesh: Mesh | AbstractMesh | None = None) -> Ops:
     """Return the fastest operations for a config on the devices of a mesh.
 
+    Some of them have a derivative for reverse mode only (`jax.custom_vjp`). For `jax.jvp`, use the definitions: `GPT(config)`.
+
     Args:
         config: settings of the run.
         mesh: the devices; an `AbstractMesh`: operations for any device; None: this process's first device.
