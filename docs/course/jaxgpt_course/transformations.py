@@ -257,9 +257,9 @@ def _loop(
 SCAN = Exercise(
     name="scan",
     page="functions",
-    statement="Write training as a fold: apply step(state, batch) -> (state, loss) to N batches in order, each time to the state "
-    "of the previous step. batches is a tree of arrays [N, ...], one row for each step. Return the last state and the losses "
-    "of all steps. The function is also called under jax.jit.",
+    statement="Write training as a fold: apply step(state, batch) -> (state, loss) to N batches in order, each time to the "
+    "state of the previous step. batches is a tree of arrays [N, ...], one row for each step. Return the last state and the "
+    "losses of all steps. The function is also called under jax.jit.",
     returns=("state", "losses_N"),
     reference=fold,
     inputs=lambda: {
@@ -351,7 +351,8 @@ _MEANS = (
 DEVICES = Exercise(
     name="devices",
     page="functions",
-    statement="Compute the mean loss of a batch and its gradient on P devices. The function runs on each device at the same time, "
+    statement="Compute the mean loss of a batch and its gradient on P devices. The function runs on each device at the same "
+    "time, "
     'with its part of the batch, on the axis "data": jax.lax.psum(x, "data") adds x over the devices. loss_sum(params, part) '
     "returns the sum of the losses of this part and the number of its labels, which differs between devices and can be 0. "
     "Each device returns the results of the whole batch.",
@@ -446,9 +447,9 @@ def _each_seed(
 SEEDS = Exercise(
     name="seeds",
     page="compose",
-    statement="Train S models at once, one for each seed: draw params with init(seed), and take one step(params, batch) -> (params, "
-    "loss) with the same batch for all. Return the params of all models, stacked along a first axis S, and the losses [S]. "
-    "The function is also called under jax.jit, with traced seeds.",
+    statement="Train S models at once, one for each seed: draw params with init(seed), and take one step(params, batch) -> "
+    "(params, loss) with the same batch for all. Return the params of all models, stacked along a first axis S, and the "
+    "losses [S]. The function is also called under jax.jit, with traced seeds.",
     returns=("params", "losses_S"),
     reference=train_seeds,
     inputs=lambda: {
@@ -516,8 +517,8 @@ def _norm_of_the_mean(grads_B: Any) -> Any:
 EXAMPLES = Exercise(
     name="examples",
     page="compose",
-    statement="Compute the norm of the gradient of each example. loss_of_one(params, x_D, y) is the loss of one example, a scalar. "
-    "The norm is over all leaves together, sqrt(sum of the squares of all numbers). The function is also called under jax.jit.",
+    statement="Compute the norm of the gradient of each example. loss_of_one(params, x_D, y) is the loss of one example, a "
+    "scalar. The norm is over all leaves together, sqrt(sum of the squares of all numbers). The function is also called under jax.jit.",
     returns=("norms_B",),
     reference=gradient_norms,
     inputs=lambda: {
@@ -583,10 +584,10 @@ def _derivatives(f: Callable[[Any], Any], structure: Any, shapes: tuple[tuple[in
     zeros = jax.tree.unflatten(structure, [np.zeros(shape, np.float32) for shape in shapes])
     _, unravel = jax.flatten_util.ravel_pytree(zeros)
 
-    def f_N(w_N: Any) -> Any:
+    def of_flat(w_N: Any) -> Any:
         return f(unravel(w_N))
 
-    derivatives = jax.jit(lambda w_N: (jax.grad(f_N)(w_N), jax.hessian(f_N)(w_N)))
+    derivatives = jax.jit(lambda w_N: (jax.grad(of_flat)(w_N), jax.hessian(of_flat)(w_N)))
     return jax.tree.map(np.asarray, derivatives(np.frombuffer(data, np.float32)))
 
 
@@ -622,9 +623,9 @@ def _classifier(params: Any) -> Any:
 HVP = Exercise(
     name="hvp",
     page="compose",
-    statement="Compute the product of the Hessian of f with a direction, H v: the derivative of the gradient of f at w along v. "
-    "f maps a tree to a scalar; w and v are trees of the same structure, which the result has, too. Do not build the Hessian: "
-    "jax.jvp(jax.grad(f), ...). The function is also called under jax.jit.",
+    statement="Compute the product of the Hessian of f with a direction, H v: the derivative of the gradient of f at w "
+    "along v. f maps a tree to a scalar; w and v are trees of the same structure, which the result has, too. Do not build "
+    "the Hessian: jax.jvp(jax.grad(f), ...). The function is also called under jax.jit.",
     returns=("Hv",),
     reference=hvp,
     inputs=lambda: {
