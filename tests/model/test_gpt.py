@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import every_model, make, random_ids, small
+from helpers import every_model, make, random_ids, repository, small
 
 from jaxgpt.config import Config, ModelConfig
 from jaxgpt.errors import UserError
@@ -72,6 +72,41 @@ def test_causal_by_gradient(name: str) -> None:
         slope_T = np.abs(slope(x_BTD, jnp.int32(t))).sum((0, 2))
         assert (slope_T[t + 1 :] == 0).all()
         assert slope_T[t] > 0
+
+
+def test_forward_and_reverse_mode_are_adjoint() -> None:
+    """`<u, Df v> = <Df^T u, v>` for the logits as a function of the weights, on the definitions."""
+    config = small("llama")
+    model, params = make(config)
+    _, direction = make(config, seed=1)
+    ids = random_ids(config, (2, 12))
+    u_BTV = jnp.asarray(np.random.default_rng(2).normal(size=(2, 12, config.vocab_size)), jnp.float32)
+
+    @jax.jit
+    def both(params: Any, v: Any, u_BTV: jax.Array) -> tuple[jax.Array, Any]:
+        def logits(params: Any) -> jax.Array:
+            out_BTV: jax.Array = model.apply({"params": params}, ids)
+            return out_BTV
+
+        _, pushed_BTV = jax.jvp(logits, (params,), (v,))
+        _, pull_back = jax.vjp(logits, params)
+        return pushed_BTV, pull_back(u_BTV)[0]
+
+    pushed_BTV, pulled = both(params, direction, u_BTV)
+    left = np.vdot(u_BTV, pushed_BTV)
+    right = sum(np.vdot(a, b) for a, b in zip(jax.tree.leaves(pulled), jax.tree.leaves(direction), strict=True))
+    np.testing.assert_allclose(left, right, rtol=1e-3)
+
+
+def test_the_pages_quote_the_error_of_forward_mode_with_kernels() -> None:
+    """The operations of CPUs have rules for reverse mode only, and docs/own/loop.md names the model to use instead."""
+    model = GPT(small("gpt2"), CPU)
+    _, params = make(small("gpt2"))
+    ids = random_ids(small("gpt2"), (1, 12))
+    with pytest.raises(TypeError) as raised:
+        jax.jit(lambda p: jax.jvp(lambda p: model.apply({"params": p}, ids), (p,), (p,)))(params)
+    page = (repository() / "docs" / "own" / "loop.md").read_text("utf-8")
+    assert str(raised.value).split(" function")[0] in page
 
 
 def test_sliding_window_limits_attention() -> None:

@@ -518,7 +518,8 @@ EXAMPLES = Exercise(
     name="examples",
     page="compose",
     statement="Compute the norm of the gradient of each example. loss_of_one(params, x_D, y) is the loss of one example, a "
-    "scalar. The norm is over all leaves together, sqrt(sum of the squares of all numbers). The function is also called under jax.jit.",
+    "scalar. The norm is over all leaves together, sqrt(sum of the squares of all numbers). The function is also called under "
+    "jax.jit.",
     returns=("norms_B",),
     reference=gradient_norms,
     inputs=lambda: {
