@@ -239,7 +239,7 @@ def _compile(exercise: Exercise, function: Callable[..., Any]) -> _Failed | None
     if not exercise.jit:
         return None
     for label, args in _inputs(exercise).items():
-        # Functions among the arguments stay as they are; everything else is traced.
+        # Functions among the arguments are passed unchanged; everything else is traced.
         leaves, structure = jax.tree.flatten(args)
         traced = [leaf for leaf in leaves if not callable(leaf)]
 

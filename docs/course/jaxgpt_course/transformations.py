@@ -114,11 +114,11 @@ VJP = Exercise(
             _pulled(lambda p, u: p * (u - u.mean(-1, keepdims=True))),
         ),
         (
-            "the sum runs over the queries: each row is a softmax of its own, so sum over the last axis",
+            "the sum runs over the queries: each row is a separate softmax, so sum over the last axis",
             _pulled(lambda p, u: p * (u - (u * p).sum(0, keepdims=True))),
         ),
         (
-            "the sum runs over the whole array: each row is a softmax of its own (axis=-1, keepdims=True)",
+            "the sum runs over the whole array: each row is a separate softmax (axis=-1, keepdims=True)",
             _pulled(lambda p, u: p * (u - (u * p).sum())),
         ),
         ("this is the softmax of the scores: pull u back through it", _pulled(lambda p, u: p)),
@@ -329,7 +329,7 @@ def _mean_of_means(x: Any, count: Any) -> Any:
 
 
 def _parts(seed: int, *counts: int) -> tuple[Array, Array]:
-    """Make four rows for each device, of which the last ones have no label: `counts` are the labels of each device."""
+    """Make four rows for each device. Only the first rows have labels: `counts` are the numbers of labels."""
     x_PBD, y_PB = _data(seed, len(counts), 4)
     y_PB[np.arange(4)[None] >= np.array(counts)[:, None]] = -1
     return x_PBD, y_PB
@@ -657,7 +657,7 @@ HVP = Exercise(
             lambda f, w, v: _gradient_of(f, jax.tree.map(np.add, w, v)),
         ),
         (
-            "this is the difference of two gradients one v apart: take the derivative along v, for which v is small",
+            "this is the gradient at w + v minus the gradient at w: take the derivative along v, with jax.jvp",
             lambda f, w, v: jax.tree.map(np.subtract, _gradient_of(f, jax.tree.map(np.add, w, v)), _gradient_of(f, w)),
         ),
         ("the factor is wrong: H v, not H v / 2", _flat(lambda g, H, v: H @ v / 2)),
