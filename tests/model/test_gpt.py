@@ -109,7 +109,7 @@ def test_operations_of_cpus_have_rules_for_reverse_mode_only() -> None:
     def forward_mode(params: Any) -> Any:
         return jax.jvp(lambda params: model.apply({"params": params}, ids), (params,), (params,))
 
-    with pytest.raises(TypeError, match="forward-mode autodiff .* custom_vjp"):
+    with pytest.raises(TypeError, match=r"forward-mode autodiff .* custom_vjp"):
         forward_mode(params)
 
 
