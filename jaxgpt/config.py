@@ -348,8 +348,8 @@ class TrainConfig(Section):
     keep_every: int = setting(0, "also keep the checkpoints at multiples of this step; 0: off", 0)
     seed: int = setting(1337, "random seed of the initial weights, the batches and dropout", 0)
     compute_dtype: Literal["float32", "bfloat16"] = setting("float32", "dtype of matrix products; weights are float32")
-    attention: Literal["auto", "xla", "cudnn", "splash", "tiled"] = setting(
-        "auto", "cudnn: GPU; splash: TPU; tiled: CPU; xla: any device; auto: the fastest"
+    attention: Literal["auto", "xla", "cudnn", "splash", "tiled", "gathered", "ring"] = setting(
+        "auto", "cudnn: GPU; splash: TPU; tiled: CPU; gathered, ring: mesh.context; xla: any device; auto: the fastest"
     )
     remat: Literal["none", "dots", "offload", "full"] = setting(
         "none",
@@ -375,6 +375,7 @@ class MeshConfig(Section):
     data: int = setting(-1, "devices that split the batch and replicate the weights; -1: all remaining devices", -1)
     fsdp: int = setting(1, "devices that split both the batch and the weights; -1: all remaining devices", -1)
     expert: int = setting(1, "devices that split both the batch and the experts of each block", 1)
+    context: int = setting(1, "devices that split the positions of each window", 1)
     tensor: int = setting(1, "devices that split heads, MLP and vocabulary; -1: all remaining devices", -1)
 
     def check(self) -> Iterator[str]:
@@ -645,6 +646,7 @@ class Config(Section):
         experts = self.model.n_experts
         if self.mesh.expert > 1 and (not experts or experts % self.mesh.expert):
             yield f"mesh.expert {self.mesh.expert} must divide the number of experts, model.n_experts {experts}"
+        yield from self._check_context()
         if self.lora.rank and self.post.reference:
             yield "with lora.rank, the frozen base is the reference: omit post.reference, or train all weights"
         if self.post.objective != "next-token" and self.data.documents != "flow":
@@ -663,6 +665,14 @@ class Config(Section):
     def window(self) -> int:
         """T, tokens per training window."""
         return self.data.window or self.model.block_size
+
+    def _check_context(self) -> Iterator[str]:
+        """Yield the error of a window that the axis `context` of the mesh does not divide: each device has two equal chunks."""
+        chunks = 2 * self.mesh.context
+        if self.mesh.context == 1 or self.window % chunks == 0:
+            return
+        fix = f"use a multiple of {chunks}, or --mesh.context 1"
+        yield f"{self.window_setting} is not a multiple of 2 x mesh.context {self.mesh.context}: {fix}"
 
     def _check_rollouts(self) -> Iterator[str]:
         """Yield the errors of settings that do not fit rollouts: each call of the step takes the answers of one rollout."""

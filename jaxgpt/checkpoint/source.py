@@ -40,7 +40,7 @@ class Place(NamedTuple):
     """The devices for weights.
 
     Attributes:
-        mesh: mesh of the axes data, fsdp, expert and tensor; None: the first local device.
+        mesh: mesh of the axes data, fsdp, expert, context and tensor; None: the first local device.
         rules: complete sharding table.
         model: class of the model.
     """

@@ -6,6 +6,7 @@ import re
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
 from jaxgpt.config import Config
@@ -13,6 +14,7 @@ from jaxgpt.errors import UserError
 from jaxgpt.kernels import activations, cpu, norms
 from jaxgpt.kernels.experts import ragged_experts, tiled_experts
 from jaxgpt.kernels.flash import cudnn_attention, splash_attention
+from jaxgpt.kernels.ring import balanced_order, gathered_attention, ring_attention
 from jaxgpt.kernels.tiled import SHORTEST
 from jaxgpt.ops import AttendFn, Ops
 from jaxgpt.ops.attention import attend
@@ -35,7 +37,8 @@ def best(config: Config, mesh: Mesh | AbstractMesh | None = None) -> Ops:
         UserError: if `train.attention` selects a kernel that cannot run.
     """
     if isinstance(mesh, AbstractMesh):
-        return PLAIN._replace(dtype=jnp.dtype(config.train.compute_dtype))
+        attention = _choose_context_attention(config)[0] if config.mesh.context > 1 else attend
+        return PLAIN._replace(dtype=jnp.dtype(config.train.compute_dtype), attend=attention)
     device = jax.local_devices()[0] if mesh is None else mesh.devices.flat[0]
     attention, _ = choose_attention(config, device)
     return of_device(device, config.train.compute_dtype)._replace(attend=attention)
@@ -49,6 +52,9 @@ def of_device(device: jax.Device, dtype: str = "float32") -> Ops:
 
 # `KERNELS` maps each platform to its attention kernel: the name in `train.attention`, and the function for `Ops.attend`.
 KERNELS = {"cpu": ("tiled", cpu.attend), "gpu": ("cudnn", cudnn_attention), "tpu": ("splash", splash_attention)}
+# The kernels of meshes that divide positions, on any platform.
+CONTEXT_KERNELS: dict[str, AttendFn] = {"gathered": gathered_attention, "ring": ring_attention}
+MOST_GATHERED = 2**17  # longest windows with gathered keys (measured in docs/scaling.md)
 
 
 def choose_attention(config: Config, device: jax.Device) -> tuple[AttendFn, str]:
@@ -57,13 +63,20 @@ def choose_attention(config: Config, device: jax.Device) -> tuple[AttendFn, str]
     Raises:
         UserError: if a kernel is selected by name and cannot run.
     """
+    if config.mesh.context > 1:
+        return _choose_context_attention(config)
     of_platform, kernel = KERNELS.get(device.platform, ("xla", attend))
     asked = config.train.attention
     name = of_platform if asked == "auto" else asked
     if name == "xla":
         return attend, ""
 
-    lack = _lack(name, config, device) if name == of_platform else f"does not run on {device.platform} devices"
+    if name == of_platform:
+        lack = _lack(name, config, device)
+    elif name in CONTEXT_KERNELS:
+        lack = "needs positions that are divided over devices (mesh.context 2 or more)"
+    else:
+        lack = f"does not run on {device.platform} devices"
     if not lack:
         return kernel, ""
     if asked == name:
@@ -73,6 +86,36 @@ def choose_attention(config: Config, device: jax.Device) -> tuple[AttendFn, str]
     if config.model.block_size < SHORTEST:
         return attend, ""
     return attend, f"attention by xla, with all T x T scores in memory: {name} {lack}"
+
+
+def _choose_context_attention(config: Config) -> tuple[AttendFn, str]:
+    """Return the attention function of a mesh that divides positions, and a note, as `choose_attention`."""
+    asked = config.train.attention
+    name = asked
+    if asked == "auto":
+        name = "gathered" if config.window <= MOST_GATHERED else "ring"
+    if name == "xla":
+        return attend, ""
+
+    if name not in CONTEXT_KERNELS:
+        lack = f"needs complete windows on each device (mesh.context 1, not {config.mesh.context})"
+    elif config.model.dropout:
+        lack = f"does not support dropout (model.dropout {config.model.dropout:g})"
+    else:
+        return CONTEXT_KERNELS[name], ""
+    if asked == name:
+        raise UserError(f"train.attention {name} {lack}; use --train.attention xla or auto")
+    return attend, f"attention by xla, with all T x T scores in memory: {name} {lack}"
+
+
+def token_order(config: Config, ops: Ops) -> np.ndarray | None:
+    """Return the order of the tokens of a window that divides attention equally over `mesh.context`, `[T]`; None: unchanged.
+
+    Only operations that find tokens by their positions allow a different order.
+    """
+    if config.mesh.context == 1 or ops.edit is not None or ops.attend not in CONTEXT_KERNELS.values():
+        return None
+    return balanced_order(config.window, config.mesh.context)
 
 
 def _lack(name: str, config: Config, device: jax.Device) -> str:

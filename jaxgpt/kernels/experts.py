@@ -49,8 +49,8 @@ def _dropless(
 ) -> Array:
     """Compute the experts, on each device for its rows and its part of the MLP's width.
 
-    A few tokens read the matrices of their experts only. Otherwise stored weights, and meshes that shard positions, use the
-    definition.
+    A few tokens read the matrices of their experts only. Otherwise stored weights use the definition, as do rules that shard
+    positions over the mesh axes of rows, experts or the MLP's width.
 
     Devices along the axis of the experts exchange their tokens: an all-gather before, a reduce-scatter after. This sends R * D
     numbers each way per device, for the R tokens of the group. An all-to-all would send up to A * R * D / devices: not less if
@@ -63,7 +63,10 @@ def _dropless(
     on_mesh = bool(rules) and not jax.sharding.get_abstract_mesh().empty
     if B * T * A <= E and not on_mesh:
         return _by_token(x_BTD, choice_BTA, share_BTA, weights, activate, dtype)
-    if not isinstance(weights.up_EDF, Array) or rules.get("length"):
+    # The names of the mesh axes that shard the experts, the rows of a batch and the width of an MLP.
+    by_expert, by_row, by_width = (tuple(jax.tree.leaves(rules.get(name))) for name in ("expert", "batch", "mlp"))
+    by_position = set(jax.tree.leaves(rules.get("length")))
+    if not isinstance(weights.up_EDF, Array) or by_position & {*by_expert, *by_row, *by_width}:
         return experts.experts(x_BTD, choice_BTA, share_BTA, weights, activate, dtype)
 
     weights = jax.tree.map(lambda w: w.astype(dtype), weights)
@@ -71,8 +74,6 @@ def _dropless(
     if not on_mesh:
         return compute(x_BTD, choice_BTA, share_BTA, weights, first=0).astype(dtype)
 
-    # The names of the mesh axes that shard the experts, the rows of a batch and the width of an MLP.
-    by_expert, by_row, by_width = (tuple(jax.tree.leaves(rules.get(name))) for name in ("expert", "batch", "mlp"))
     exchanged = bool(by_expert) and set(by_expert) <= set(by_row)
 
     def on_device(x_BTD: Array, choice_BTA: Array, share_BTA: Array, weights: ExpertWeights) -> Array:
@@ -95,7 +96,7 @@ def _dropless(
             y_BTD = jax.lax.psum(y_BTD, by_expert)
         return y_BTD.astype(dtype)
 
-    tokens = logical_spec("batch")
+    tokens = logical_spec("batch", "length")
     widen = logical_spec("expert", None, "mlp")
     narrow = logical_spec("expert", "mlp", None)
     of_weights = ExpertWeights(widen, narrow, None if weights.gate_EDF is None else widen)

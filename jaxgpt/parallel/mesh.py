@@ -83,8 +83,9 @@ def resolve(config: Config, n_devices: int, processes: int = 1, tpu: bool = Fals
         problem = f"{in_use}, but a TPU mesh must use all devices, or a divisor of their number"
     if problem:
         inner = " --mesh.fsdp -1 --mesh.tensor 1" if sizes["fsdp"] * sizes["tensor"] > 1 else ""
-        if sizes["expert"] > 1:
-            inner += " --mesh.expert 1"
+        for axis in ("expert", "context"):
+            if sizes[axis] > 1:
+                inner += f" --mesh.{axis} 1"
         raise UserError(f"{problem}: use --mesh.data -1{inner}, which fits any number of devices")
 
     idle = in_use if used < n_devices else ""

@@ -21,11 +21,12 @@ SMALL = 1 << 16  # arrays with fewer elements are replicated if no rule applies 
 
 # Logical axis -> mesh axes. Weights: an axis of width D, except in norms, is sharded over fsdp; heads, MLP and vocabulary over
 # tensor. Activations: the batch is sharded over data and fsdp; in the embedding lookup, over data, and the width over fsdp.
+# Positions of activations are sharded over context.
 Rules = Mapping[str, tuple[str, ...]]
 RULES: Rules = {
     "batch": ("data", "fsdp", "expert"),
     "lookup": ("data", "expert"),
-    "length": (),
+    "length": ("context",),
     "width": (),
     "embed": ("fsdp",),
     "vocab": ("tensor",),
@@ -40,7 +41,13 @@ RULES: Rules = {
     "rank": (),  # rank axis of adapters; the other axis is sharded as in the weight
     "layers": (),
     "matrix_shards": ("fsdp",),  # Muon: stack of matrices, in an intermediate step of resharding
-    "matrices": ("fsdp", "data", "expert", "tensor"),  # Muon: stack of complete matrices, sharded over all devices
+    "matrices": (
+        "fsdp",
+        "data",
+        "expert",
+        "context",
+        "tensor",
+    ),  # Muon: stack of complete matrices, sharded over all devices
 }
 
 

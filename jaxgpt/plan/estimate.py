@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxgpt.config import Config
 from jaxgpt.counts import flops_per_token, parameter_count
 from jaxgpt.errors import UserError
+from jaxgpt.kernels import CONTEXT_KERNELS
 from jaxgpt.parallel.mesh import resolve
 from jaxgpt.parallel.rows import batch_ways
 from jaxgpt.plan.cost import StepCost, Traffic, traffic_by_kind
@@ -68,6 +69,7 @@ def estimate(config: Config, topology: Topology) -> StepCost:
         both = residual_bytes(one_device(abstract_program(config, 2)), remat=False)
         saved = min(memory["activations"], first + (layers - 2) * (both - first))
         memory["activations"] = saved + both - first
+    memory["activations"] += _key_bytes(config)
 
     program = abstract_program(config)
     count = program.microbatches.accumulation
@@ -82,6 +84,30 @@ def estimate(config: Config, topology: Topology) -> StepCost:
         traffic=_implied_traffic(program, topology, counts),
         useful_share=useful / computed,
     )
+
+
+def _key_bytes(config: Config) -> float:
+    """Estimate the bytes of the keys and values that a device receives for a block along context, and of their gradients.
+
+    Gathered keys: of whole windows, with float32 gradients. Keys in a ring: of one device, twice, because the next ones arrive
+    during the computation.
+    """
+    context = config.mesh.context
+    program = abstract_program(config)
+    if program.ops.attend not in CONTEXT_KERNELS.values():
+        return 0.0
+    copies = 1 if program.ops.attend is CONTEXT_KERNELS["gathered"] else 2 / context
+    width = jnp.dtype(config.train.compute_dtype).itemsize
+    return copies * _keys_and_values(program) * (width + 4)
+
+
+def _keys_and_values(program: Program) -> float:
+    """Return the number of elements of the keys and values of a block, in whole windows of a microbatch of one device."""
+    part = one_device(program).config
+    heads = part.model.kv_heads
+    if program.config.mesh.tensor > 1 and program.config.model.kv_heads % program.config.mesh.tensor:
+        heads = part.model.n_head  # repeated for each query head
+    return 2.0 * part.train.batch_size * part.window * heads * part.model.head_width
 
 
 def _counts(config: Config, layers: int) -> _Counts:
@@ -206,7 +232,7 @@ def step_flops(program: Program) -> tuple[float, float]:
     """
     config = program.config
     rows = math.prod(program.microbatches) / batch_ways(program.mesh)
-    computed = config.window * rows * token_flops(program, config.window)
+    computed = config.window / config.mesh.context * rows * token_flops(program, config.window)
     model = flops_per_token(program.model, program.abstract_weights, config.window, config.lora)
     useful = model * config.train.batch_size / program.mesh.size
     return computed, config.window * useful
@@ -233,7 +259,9 @@ def _implied_traffic(program: Program, topology: Topology, counts: _Counts) -> d
     Each collective runs in every microbatch. Over fsdp: weights are gathered twice, gradients are reduce-scattered, and
     embeddings are exchanged (all-to-all) forward and backward. An untied token table is not gathered. Over data: gradients are
     all-reduced. Over tensor: activations are all-reduced four times per block. Over expert: the tokens of each block are
-    gathered, and the outputs of the experts reduce-scattered, forward and backward.
+    gathered, and the outputs of the experts reduce-scattered, forward and backward. Over context: gradients are all-reduced, as
+    over data; keys and values of each block are gathered forward and backward, and their gradients reduce-scattered. In a ring,
+    they are sent to each other device forward and backward, and the gradients in float32 to each device.
     """
     config = program.config
     mesh = config.mesh
@@ -245,8 +273,8 @@ def _implied_traffic(program: Program, topology: Topology, counts: _Counts) -> d
     weights = width * counts.weights
     grads = width * counts.gradients
     table = 0 if config.model.tie_embeddings else width * part.model.vocab_size * config.model.n_embd
-    block = width * part.train.batch_size * config.window * config.model.n_embd
-    within = max(mesh.data // topology.slices, 1)
+    block = width * part.train.batch_size * config.window / mesh.context * config.model.n_embd
+    within = max(mesh.data // topology.slices, 1) * mesh.context
     collectives = (
         Collective("all-gather", weights - table, mesh.fsdp, 2 * count),
         Collective("reduce-scatter", (grads - table * (not config.lora.rank)) / mesh.fsdp, mesh.fsdp, count),
@@ -258,5 +286,26 @@ def _implied_traffic(program: Program, topology: Topology, counts: _Counts) -> d
         # Tokens are gathered forward, and the gradients of the sums backward; sums are float32.
         Collective("all-gather", block * mesh.expert, mesh.expert, 2 * config.model.n_layer * count),
         Collective("reduce-scatter", block, mesh.expert, 2 * config.model.n_layer * count),
+        *_key_collectives(program),
     )
     return traffic_by_kind(one for one in collectives if one.group > 1)
+
+
+def _key_collectives(program: Program) -> list[Collective]:
+    """Return the collectives of keys, values and their gradients over context, for all blocks."""
+    config = program.config
+    context = config.mesh.context
+    times = config.model.n_layer * program.microbatches.accumulation
+    elements = _keys_and_values(program)
+    keys = jnp.dtype(config.train.compute_dtype).itemsize * elements
+    if program.ops.attend is CONTEXT_KERNELS["gathered"]:
+        return [
+            Collective("all-gather", keys, context, 2 * times),
+            Collective("reduce-scatter", keys / context, context, times),
+        ]
+    if program.ops.attend is CONTEXT_KERNELS["ring"]:
+        return [
+            Collective("collective-permute", keys / context, context, 2 * (context - 1) * times),
+            Collective("collective-permute", 4.0 * elements / context, context, context * times),
+        ]
+    return []

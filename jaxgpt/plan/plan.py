@@ -96,7 +96,7 @@ def compile_decode(config: Config, topology: Topology) -> StepCost:
     model = config.model
     B = program.microbatches.rows
     sampler = Sampler(GPT(model, program.ops))
-    rules = rules_for(model, mesh)
+    rules = rules_for(model, mesh, length=1)
 
     def begin(params: Any) -> SamplerState:
         text = TokenBuffer(jnp.zeros((B, 1), jnp.int32), jnp.int32(1))
@@ -111,11 +111,11 @@ def compile_decode(config: Config, topology: Topology) -> StepCost:
     dtype = config.train.compute_dtype
     weights = program.abstract_weights
     params = map_matrices(lambda w: w.update(dtype=dtype), weights, model)  # as in `for_decoding`
-    with use_mesh(mesh, model):
+    with use_mesh(mesh, model, length=1):
         state = jax.tree.map(placed, jax.eval_shape(begin, params))
 
     def lowered() -> Any:
-        with use_mesh(mesh, model):
+        with use_mesh(mesh, model, length=1):
             return jax.jit(partial(decode_steps, sampler), donate_argnums=1).lower(params, state, state.made)
 
     counted = {"parameters": shard_bytes(params), "cache": shard_bytes(state.cache)}

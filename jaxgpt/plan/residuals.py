@@ -37,9 +37,9 @@ def abstract_program(config: Config, layers: int = 0) -> Program:
 
 @cache
 def one_device(program: Program) -> Program:
-    """Return the program of one device: its share of rows, heads, hidden units and vocabulary.
+    """Return the program of one device: its share of rows, heads, hidden units and vocabulary, over whole windows.
 
-    The model has its full width, because weights are gathered along fsdp. If `tensor` does not divide an axis, every
+    The model has its full width, because weights are gathered along fsdp. `residual_bytes` divides by `mesh.context`. If `tensor` does not divide an axis, every
     device computes the complete axis.
     """
     config = program.config
@@ -64,7 +64,7 @@ def one_device(program: Program) -> Program:
     ways = row_shards(sizes_of(config.mesh))
     rows = microbatches(config.train, ways).rows // ways
     train = replace(config.train, batch_size=rows, accumulation=1)
-    mesh = MeshConfig(data=1, fsdp=1, tensor=1)
+    mesh = MeshConfig(data=1, fsdp=1, context=config.mesh.context, tensor=1)
     return abstract_program(replace(config, train=train, mesh=mesh))
 
 
@@ -93,7 +93,7 @@ def residual_bytes(program: Program, remat: bool = True) -> float:
     sizes = [0.0]
     for aval in _roots(jaxpr, jaxpr.outvars):
         sizes.append(math.prod(aval.shape) * aval.dtype.itemsize)
-    return sum(sizes) + max(sizes)
+    return (sum(sizes) + max(sizes)) / program.config.mesh.context
 
 
 def _roots(jaxpr: Any, results: Iterable[Any]) -> list[Any]:

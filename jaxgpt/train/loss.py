@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -9,12 +10,14 @@ from typing import Any, NamedTuple
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxgpt.config import Config
 from jaxgpt.errors import did_you_mean, short_repr
 from jaxgpt.model.gpt import SideOutputs
 from jaxgpt.model.lora import merge
-from jaxgpt.ops.attention import Positions, document_positions
+from jaxgpt.ops.attention import Positions, document_positions, row_positions
+from jaxgpt.ops.sharding import shards
 
 
 class RowSums(NamedTuple):
@@ -44,7 +47,10 @@ Objective = Callable[[Any, Any, jax.Array | None, Any], RowSums]
 
 
 def next_token_loss(
-    apply_fn: Callable[..., Any], chunk: int = 0, penalties: Mapping[str, float] | None = None
+    apply_fn: Callable[..., Any],
+    chunk: int = 0,
+    penalties: Mapping[str, float] | None = None,
+    order: np.ndarray | None = None,
 ) -> Objective:
     """Make the objective of language models: `-log softmax(logits)[target]` of the next token, in nats.
 
@@ -54,6 +60,8 @@ def next_token_loss(
             model's methods `hidden_and_sides` and `head`.
         penalties: factor of each side output of the blocks that is minimized with the loss. All side outputs become
             metrics; {}: without a penalty. None: ignore side outputs; otherwise, the methods of chunks are needed.
+        order: order in which the model receives the tokens of a window, `[T]`, with their positions; None: unchanged. The
+            sums of a row do not depend on it.
 
     Returns:
         An objective for batches of windows (see `split_windows`). It ignores `frozen`.
@@ -63,7 +71,7 @@ def next_token_loss(
     """
 
     def objective(params: Any, windows: jax.Array, key: jax.Array | None, frozen: Any = ()) -> RowSums:
-        losses_BT, targets_BT, sides = forward(apply_fn, params, windows, key, chunk, penalties is not None)
+        losses_BT, targets_BT, sides = forward(apply_fn, params, windows, key, chunk, penalties is not None, order)
         loss_B = losses_BT.sum(-1)
         count_B = (targets_BT >= 0).sum(-1, dtype=jnp.float32)
         sums = side_sums(sides, targets_BT)
@@ -142,10 +150,19 @@ def token_losses(
 
 
 def forward(
-    apply_fn: Callable[..., Any], params: Any, windows: jax.Array, key: jax.Array | None, chunk: int, with_sides: bool
+    apply_fn: Callable[..., Any],
+    params: Any,
+    windows: jax.Array,
+    key: jax.Array | None,
+    chunk: int,
+    with_sides: bool,
+    order: np.ndarray | None = None,
 ) -> tuple[jax.Array, jax.Array, SideOutputs]:
-    """Compute the results of `token_losses`, and the side outputs of the blocks if `with_sides`."""
+    """Compute the results of `token_losses`, and the side outputs of the blocks if `with_sides`; all `[B, T]` in `order`."""
     inputs_BT, targets_BT, positions = split_windows(windows)
+    if order is not None:
+        positions = positions or row_positions(len(order))
+        inputs_BT, targets_BT, positions = jax.tree.map(lambda x: x[:, order], (inputs_BT, targets_BT, positions))
     call = partial(apply_fn, {"params": params})
     if not chunk and not with_sides:
         return cross_entropy(call(inputs_BT, key, positions), targets_BT), targets_BT, {}
@@ -196,17 +213,22 @@ def chunked(
     """Compute `function(x_BTD, targets_BT)`, a tree of arrays `[B, T]`, for `chunk` positions of each row at a time.
 
     Memory holds B x chunk x V logits instead of B x T x V. The backward pass recomputes the logits, at the cost of one
-    more product with the head. The last chunk is padded with targets that are not counted.
+    more product with the head. The last chunk is padded with targets that are not counted. If positions are sharded, each
+    device computes an equal share of every chunk.
     """
     B, T, D = x_BTD.shape
-    chunk = min(chunk, T)
-    fill = -T % chunk
+    P = math.gcd(shards("length"), T)  # parts of a row on different devices
+    S = T // P  # positions of a part
+    chunk = min(math.ceil(chunk / P), S)
+    fill = -S % chunk
 
-    # Cut into n chunks of c positions.
-    padded_BSD = jnp.pad(x_BTD, ((0, 0), (0, fill), (0, 0)))
-    x_nBcD = padded_BSD.reshape(B, -1, chunk, D).swapaxes(0, 1)
-    padded_BS = jnp.pad(targets_BT, ((0, 0), (0, fill)), constant_values=-1)
-    targets_nBc = padded_BS.reshape(B, -1, chunk).swapaxes(0, 1)
+    # Cut each part into n chunks of c positions, and join those of all parts.
+    x_BPSD = jnp.pad(x_BTD.reshape(B, P, S, D), ((0, 0), (0, 0), (0, fill), (0, 0)))
+    x_nBPcD = jnp.moveaxis(x_BPSD.reshape(B, P, -1, chunk, D), 2, 0)
+    x_nBcD = x_nBPcD.reshape(-1, B, P * chunk, D)
+    targets_BPS = jnp.pad(targets_BT.reshape(B, P, S), ((0, 0), (0, 0), (0, fill)), constant_values=-1)
+    targets_nBPc = jnp.moveaxis(targets_BPS.reshape(B, P, -1, chunk), 2, 0)
+    targets_nBc = targets_nBPc.reshape(-1, B, P * chunk)
 
     @jax.checkpoint
     def one_chunk(each: tuple[jax.Array, jax.Array]) -> Any:
@@ -214,8 +236,9 @@ def chunked(
         return function(x_BcD, targets_Bc)
 
     def join(y_nBc: jax.Array) -> jax.Array:
-        y_BS = y_nBc.swapaxes(0, 1).reshape(B, -1)
-        return y_BS[:, :T]
+        y_BPnc = jnp.moveaxis(y_nBc.reshape(-1, B, P, chunk), 0, 2)
+        y_BPS = y_BPnc.reshape(B, P, -1)[:, :, :S]
+        return y_BPS.reshape(B, T)
 
     results_nBc = jax.lax.map(one_chunk, (x_nBcD, targets_nBc))
     return jax.tree.map(join, results_nBc)

@@ -21,7 +21,7 @@ from jaxgpt.checkpoint import store
 from jaxgpt.checkpoint.source import Place
 from jaxgpt.config import Config
 from jaxgpt.errors import UserError
-from jaxgpt.kernels import best, choose_attention
+from jaxgpt.kernels import best, choose_attention, token_order
 from jaxgpt.kernels.remat import POLICIES
 from jaxgpt.model import GPT
 from jaxgpt.model.lora import merge
@@ -424,10 +424,11 @@ def make_program(
 
     # Functions.
     gpt = ScannedGPT if config.train.scan_layers else GPT
+    order = token_order(config, ops) if model is None else None
     model = model or gpt(config.model, ops, POLICIES[config.train.remat])
     if objective_of is not None:
         objective = objective_of(model)
-    objective = objective or next_token_loss(model.apply, config.train.loss_chunk, router_penalties(config))
+    objective = objective or next_token_loss(model.apply, config.train.loss_chunk, router_penalties(config), order)
     if config.lora.rank:
         objective = with_adapters(objective, config.lora.alpha)
     return Program(config, mesh, rules, ops, model, objective, optimizer, arrays, make, host_numbers(config), note=note)

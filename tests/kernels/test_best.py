@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh
 
 from jaxgpt.config import Config, DataConfig, MeshConfig, TrainConfig
 from jaxgpt.errors import UserError
-from jaxgpt.kernels import CPU, GPU, KERNELS, PLAIN, best, choose_attention, of_device
+from jaxgpt.kernels import CONTEXT_KERNELS, CPU, GPU, KERNELS, MOST_GATHERED, PLAIN, best, choose_attention, of_device
 from jaxgpt.ops import Ops
 from jaxgpt.ops.attention import attend
 from jaxgpt.parallel.mesh import make_mesh
@@ -30,6 +30,10 @@ def config(attention: str = "auto", dtype: str = "bfloat16", **model: Any) -> Co
         model=small("gpt2", **({"head_dim": 64, "block_size": 128} | model)),
         train=TrainConfig(attention=attention, compute_dtype=dtype),  # type: ignore[arg-type]
     )
+
+
+def context_config(attention: str = "auto", **model: Any) -> Config:
+    return replace(config(attention, **model), mesh=MeshConfig(context=4))
 
 
 @pytest.mark.parametrize(
@@ -57,11 +61,18 @@ def config(attention: str = "auto", dtype: str = "bfloat16", **model: Any) -> Co
         (replace(config(), data=DataConfig(path="a.jsonl")), TPU, "splash", ""),
         (config(dtype="float32"), TPU, "splash", ""),
         (config(dropout=0.1), TPU, None, "splash does not support dropout"),
+        (context_config(), DEVICE, "gathered", ""),
+        (context_config(block_size=MOST_GATHERED), HOPPER, "gathered", ""),
+        (context_config(block_size=2 * MOST_GATHERED), TPU, "ring", ""),
+        (context_config("ring"), TPU, "ring", ""),
+        (context_config("xla"), TPU, None, ""),
+        (context_config(dropout=0.1), TPU, None, "gathered does not support dropout (model.dropout 0.1)"),
     ],
 )
 def test_the_kernel_of_a_device(made: Config, device: Any, kernel: str | None, said: str) -> None:
     found, note = choose_attention(made, device)
-    assert found is (dict(KERNELS.values())[kernel] if kernel else attend)
+    kernels = dict(KERNELS.values()) | CONTEXT_KERNELS
+    assert found is (kernels[kernel] if kernel else attend)
     assert said in note
     assert bool(note) == bool(said)
 
@@ -73,6 +84,9 @@ def test_the_kernel_of_a_device(made: Config, device: Any, kernel: str | None, s
         (config("tiled"), HOPPER, "train.attention tiled does not run on gpu devices"),
         (config("splash"), HOPPER, "train.attention splash does not run on gpu devices"),
         (config("cudnn", "float32"), HOPPER, "cudnn needs train.compute_dtype bfloat16; use --train.attention xla"),
+        (config("ring"), TPU, r"ring needs positions that are divided over devices \(mesh.context 2 or more\); use"),
+        (context_config("splash"), TPU, r"splash needs complete windows on each device \(mesh.context 1, not 4\); use"),
+        (context_config("ring", dropout=0.1), TPU, r"ring does not support dropout \(model.dropout 0.1\); use"),
     ],
 )
 def test_a_kernel_that_cannot_run_raises(made: Config, device: Any, message: str) -> None:

@@ -103,6 +103,7 @@ def test_invalid_sizes_raise_with_both_numbers(made: Config, message: str) -> No
 @given(
     st.tuples(*[st.sampled_from([-1, 1, 2, 3, 4, 6, 8, 2**17])] * 3).filter(lambda sizes: sizes[1:] != (-1, -1)),
     st.sampled_from([1, 2, 4]),
+    st.sampled_from([1, 2, 3]),
     st.integers(1, 40),
     st.integers(1, 64),
     st.sampled_from([12, 20, 64]),
@@ -110,10 +111,17 @@ def test_invalid_sizes_raise_with_both_numbers(made: Config, message: str) -> No
     st.booleans(),
 )
 def test_a_mesh_fits_or_the_suggested_mesh_does(
-    sizes: tuple[int, int, int], expert: int, devices: int, batch: int, width: int, processes: int, tpu: bool
+    sizes: tuple[int, int, int],
+    expert: int,
+    context: int,
+    devices: int,
+    batch: int,
+    width: int,
+    processes: int,
+    tpu: bool,
 ) -> None:
     data, fsdp, tensor = sizes
-    mesh = MeshConfig(data=data, fsdp=fsdp, expert=expert, tensor=tensor)
+    mesh = MeshConfig(data=data, fsdp=fsdp, expert=expert, context=context, tensor=tensor)
     asked = config(mesh, batch, n_embd=width, n_experts=4, bias=False)
     try:
         found, _ = resolve(asked, devices, processes, tpu)
@@ -179,5 +187,5 @@ def test_a_mesh_needs_resolved_sizes() -> None:
     """A size of -1 would silently omit the last device."""
     with pytest.raises(UserError, match=r"-1.*resolve"):
         make_mesh(MeshConfig(data=-1))
-    with pytest.raises(UserError, match=r"the mesh \(2, 1, 1, 3\) needs 6 devices, but only 2 exist: pass"):
+    with pytest.raises(UserError, match=r"the mesh \(2, 1, 1, 1, 3\) needs 6 devices, but only 2 exist: pass"):
         make_mesh(MeshConfig(data=2, tensor=3), [None, None])

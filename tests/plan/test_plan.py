@@ -261,7 +261,7 @@ def test_the_command_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None
     figures = jaxgpt("plan", "python-char", *FLAGS, "--json").json
     assert figures["fits"]
     assert not figures["train"]["compiled"]
-    assert figures["mesh"] == {"data": 2, "fsdp": 4, "expert": 1, "tensor": 1}
+    assert figures["mesh"] == {"data": 2, "fsdp": 4, "expert": 1, "context": 1, "tensor": 1}
 
 
 @pytest.mark.parametrize("microbatches", [1, 2])

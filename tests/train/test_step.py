@@ -325,7 +325,10 @@ def test_a_call_takes_at_most_steps_per_call_batches(n: int) -> None:
 def test_compiler_errors_come_with_advice() -> None:
     p = program(accumulation=2)
     for said, advice in (
-        ("INTERNAL: RET_CHECK failure\n 8 % 6 == 0", "mesh data 1 x fsdp 1 x expert 1 x tensor 1.*; try mesh sizes"),
+        (
+            "INTERNAL: RET_CHECK failure\n 8 % 6 == 0",
+            "mesh data 1 x fsdp 1 x expert 1 x context 1 x tensor 1.*; try mesh sizes",
+        ),
         ("RESOURCE_EXHAUSTED: Out of memory", r"out of device memory \(.*; raise --train.accumulation"),
         (f"INTERNAL: {'x' * 400} RESOURCE_EXHAUSTED", r"out of device memory \(.*; raise --train.accumulation"),
     ):

@@ -206,6 +206,7 @@ def test_a_model_on_a_mesh_generates_the_same_text(base: Path) -> None:
 @pytest.mark.parametrize("mesh", [4, MeshConfig(fsdp=4), jax.sharding.Mesh(np.array(jax.devices()), ("x",))])
 def test_a_mesh_has_the_axes_of_the_sharding_table(base: Path, mesh: Any) -> None:
     with pytest.raises(
-        UserError, match=r"mesh must be a mesh with the axes data, fsdp, expert, tensor, as .*make_mesh returns it"
+        UserError,
+        match=r"mesh must be a mesh with the axes data, fsdp, expert, context, tensor, as .*make_mesh returns it",
     ):
         api.load(base, mesh=mesh)

@@ -1,0 +1,252 @@
+"""Attention to keys that arrive in parts, without stored T x T scores: a running softmax over tiles, and its gradients.
+
+Each query keeps a weighted sum of the values that it has seen, relative to its highest score so far (Milakov and Gimelshein
+2018). The backward pass recomputes the weights as `exp(score - lse)`, with the saved log-sum-exp of the scores of each query
+(Dao 2023, section 3.1).
+
+The mask of a pair of tiles is the mask of the definition (`Visible.mask`), so tokens may have any order. Pairs of tiles without
+visible keys are skipped. Order, windows and documents thus change the time, and the results only by rounding.
+
+Letters in names: G query heads per key head, n tiles, t queries of a tile, s keys of a tile.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxgpt.ops import Array
+from jaxgpt.ops.attention import NO_TOKEN, Positions, Visible
+
+TILE = 512  # maximum number of queries or keys of a tile
+SHORTEST_TILE = 128  # a smaller tile is used only for shorter rows
+SCORES = 2**24  # scores of a pair of tiles, over all rows and heads, from which tiles are smaller: 64 MiB
+LOWEST = -1e30  # score of a hidden key, and highest of no scores
+
+_product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+
+
+class Rule(NamedTuple):
+    """Static arguments of attention.
+
+    Attributes:
+        window: sliding window in tokens, as `Visible.window`; 0: no limit.
+        scale: factor of the scores.
+        tile: number of queries or keys of a tile.
+    """
+
+    window: int
+    scale: float
+    tile: int
+
+
+class Keys(NamedTuple):
+    """Keys and values of some tokens, and their positions."""
+
+    k_BKSH: Array
+    v_BKHS: Array
+    place: Positions
+
+
+class Queries(NamedTuple):
+    """Tiles of queries, and their positions, `[n, B or 1, t]`.
+
+    All products contract arrays with the axes B and K first: XLA's CPU backend rejects others in bfloat16.
+    """
+
+    q_nBKGtH: Array
+    place: Positions
+
+
+class Softmax(NamedTuple):
+    """The softmax of each query over the keys that it has seen, float32.
+
+    Attributes:
+        sum_BKGtH: sum of `exp(score - highest) * value`.
+        highest_BKGt: highest score.
+        total_BKGt: sum of `exp(score - highest)`.
+    """
+
+    sum_BKGtH: Array
+    highest_BKGt: Array
+    total_BKGt: Array
+
+
+class Saved(NamedTuple):
+    """Tiles of what the backward pass needs of each query.
+
+    Attributes:
+        dout_nBKGtH: gradient of the output.
+        lse_nBKGt: log-sum-exp of the scores.
+        delta_nBKGt: product of the output and its gradient, summed over the head.
+    """
+
+    dout_nBKGtH: Array
+    lse_nBKGt: Array
+    delta_nBKGt: Array
+
+
+def tile_size(tokens: int, rows: int, heads: int) -> int:
+    """Return the number of tokens of a tile: each half of the tokens has whole tiles, as in `balanced_order`."""
+    most = TILE
+    while most > SHORTEST_TILE and rows * heads * most**2 > SCORES:
+        most //= 2
+    half = math.ceil(tokens / 2)
+    return math.ceil(half / math.ceil(half / most))
+
+
+def queries_of(q_BTNH: Array, K: int, place: Positions, rule: Rule) -> Queries:
+    """Cut queries into tiles, with the query heads grouped by their key head."""
+    return Queries(_heads_in_tiles(q_BTNH, K, rule), _places_in_tiles(place, rule))
+
+
+def nothing(queries: Queries) -> Softmax:
+    """Return the softmax over no keys, of each tile of queries."""
+    sum_nBKGtH = jnp.zeros(queries.q_nBKGtH.shape, jnp.float32)
+    total_nBKGt = jnp.zeros(queries.q_nBKGtH.shape[:-1], jnp.float32)
+    return Softmax(sum_nBKGtH, total_nBKGt + LOWEST, total_nBKGt)
+
+
+def add_keys(queries: Queries, keys: Keys, state: Softmax, rule: Rule) -> Softmax:
+    """Add keys to the softmax of each tile of queries."""
+    tiles = _key_tiles(keys, rule)
+
+    def of_queries(arguments: tuple[Queries, Softmax]) -> Softmax:
+        query, state = arguments
+
+        def add(state: Softmax, tile: Keys) -> tuple[Softmax, None]:
+            mask = _mask(query.place, tile.place, rule)
+            return jax.lax.cond(mask.any(), lambda: _add_tile(query, tile, mask, state, rule), lambda: state), None
+
+        state, _ = jax.lax.scan(add, state, tiles)
+        return state
+
+    result: Softmax = jax.lax.map(of_queries, (queries, state))
+    return result
+
+
+def finish(state: Softmax, like_BTNH: Array) -> tuple[Array, Array]:
+    """Return the output `[B, T, N, H]`, with the dtype of `like_BTNH`, and the log-sum-exp of the scores `[n, B, K, G, t]`."""
+    # A query without visible keys (padding) has the total 0: its output is 0.
+    total = jnp.where(state.total_BKGt > 0, state.total_BKGt, 1.0)
+    out_nBKGtH = state.sum_BKGtH / total[..., None]
+    return joined(out_nBKGtH, like_BTNH), state.highest_BKGt + jnp.log(total)
+
+
+def saved_of(out_BTNH: Array, lse_nBKGt: Array, dout_BTNH: Array, K: int, rule: Rule) -> Saved:
+    """Return what the gradients of all keys need of the queries."""
+    delta_BTN1 = _product("BTNH,BTNH->BTN", out_BTNH, dout_BTNH)[..., None]
+    delta_nBKGt = _heads_in_tiles(delta_BTN1, K, rule)[..., 0]
+    return Saved(_heads_in_tiles(dout_BTNH, K, rule), lse_nBKGt, delta_nBKGt)
+
+
+def gradients(queries: Queries, saved: Saved, keys: Keys, dq_nBKGtH: Array, rule: Rule) -> tuple[Array, Array, Array]:
+    """Return dq plus the terms of some keys, and the gradients of these keys and values, all float32."""
+
+    def of_keys(dq_nBKGtH: Array, tile: Keys) -> tuple[Array, tuple[Array, Array]]:
+        zeros = jnp.zeros(tile.k_BKSH.shape, jnp.float32), jnp.zeros(tile.v_BKHS.shape, jnp.float32)
+
+        def add(sums: tuple[Array, Array], arguments: Any) -> tuple[tuple[Array, Array], Array]:
+            query, of_query, dq_BKGtH = arguments
+            mask = _mask(query.place, tile.place, rule)
+
+            def terms() -> tuple[tuple[Array, Array], Array]:
+                dq, dk, dv = _tile_gradients(query, of_query, tile, mask, rule)
+                return (sums[0] + dk, sums[1] + dv), dq_BKGtH + dq
+
+            return jax.lax.cond(mask.any(), terms, lambda: (sums, dq_BKGtH))
+
+        sums, dq_nBKGtH = jax.lax.scan(add, zeros, (queries, saved, dq_nBKGtH))
+        return dq_nBKGtH, sums
+
+    dq_nBKGtH, (dk_nBKsH, dv_nBKHs) = jax.lax.scan(of_keys, dq_nBKGtH, _key_tiles(keys, rule))
+    return dq_nBKGtH, _join(dk_nBKsH, 2, keys.k_BKSH.shape[2]), _join(dv_nBKHs, 3, keys.v_BKHS.shape[3])
+
+
+def joined(x_nBKGtH: Array, like_BTNH: Array) -> Array:
+    """Join tiles of queries to an array with the shape and dtype of `like_BTNH`."""
+    _, T, _, _ = like_BTNH.shape
+    x_BKGTH = _join(x_nBKGtH, 3, T)
+    x_BTKGH = jnp.moveaxis(x_BKGTH, 3, 1)
+    return x_BTKGH.reshape(like_BTNH.shape).astype(like_BTNH.dtype)
+
+
+# Tiles.
+
+
+def _heads_in_tiles(x_BTNH: Array, K: int, rule: Rule) -> Array:
+    """Group the query heads by their key head, and cut the queries into tiles, `[n, B, K, G, t, H]`."""
+    B, T, N, H = x_BTNH.shape
+    x_BTKGH = x_BTNH.reshape(B, T, K, N // K, H)
+    return _cut(jnp.moveaxis(x_BTKGH, 1, 3), 3, rule.tile, 0)
+
+
+def _places_in_tiles(place: Positions, rule: Rule) -> Positions:
+    return jax.tree.map(lambda x_BT: _cut(x_BT, 1, rule.tile, NO_TOKEN), place)
+
+
+def _key_tiles(keys: Keys, rule: Rule) -> Keys:
+    k_nBKsH = _cut(keys.k_BKSH, 2, rule.tile, 0)
+    v_nBKHs = _cut(keys.v_BKHS, 3, rule.tile, 0)
+    return Keys(k_nBKsH, v_nBKHs, _places_in_tiles(keys.place, rule))
+
+
+def _cut(x: Array, axis: int, size: int, fill: int) -> Array:
+    """Cut an axis into tiles, padded with `fill`, and move the axis of the tiles to the front."""
+    no = (0, 0)
+    widths = [no] * x.ndim
+    widths[axis] = (0, -x.shape[axis] % size)
+    padded = jnp.pad(x, widths, constant_values=fill)
+    tiles = padded.reshape(*x.shape[:axis], -1, size, *x.shape[axis + 1 :])
+    return jnp.moveaxis(tiles, axis, 0)
+
+
+def _join(tiles: Array, axis: int, length: int) -> Array:
+    """Invert `_cut`."""
+    x = jnp.moveaxis(tiles, 0, axis)
+    x = x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
+    return jax.lax.slice_in_dim(x, 0, length, axis=axis)
+
+
+def _mask(query: Positions, key: Positions, rule: Rule) -> Array:
+    """Return the mask of the definition, `[B or 1, 1, 1, t, s]`."""
+    return Visible(query, key, rule.window).mask()[:, None]
+
+
+# One pair of tiles.
+
+
+def _add_tile(query: Queries, tile: Keys, mask: Array, state: Softmax, rule: Rule) -> Softmax:
+    """Add the keys of a tile to the softmax of a tile of queries."""
+    scores_BKGts = rule.scale * _product("BKGtH,BKsH->BKGts", query.q_nBKGtH, tile.k_BKSH)
+    scores_BKGts = jnp.where(mask, scores_BKGts, LOWEST)
+    highest_BKGt = jnp.maximum(state.highest_BKGt, scores_BKGts.max(-1))
+    weights_BKGts = jnp.where(mask, jnp.exp(scores_BKGts - highest_BKGt[..., None]), 0.0)
+    values_BKGtH = _product("BKGts,BKHs->BKGtH", weights_BKGts.astype(tile.v_BKHS.dtype), tile.v_BKHS)
+
+    # The old sums are relative to the old highest score.
+    shrink_BKGt = jnp.exp(state.highest_BKGt - highest_BKGt)
+    return Softmax(
+        sum_BKGtH=state.sum_BKGtH * shrink_BKGt[..., None] + values_BKGtH,
+        highest_BKGt=highest_BKGt,
+        total_BKGt=state.total_BKGt * shrink_BKGt + weights_BKGts.sum(-1),
+    )
+
+
+def _tile_gradients(query: Queries, saved: Saved, tile: Keys, mask: Array, rule: Rule) -> tuple[Array, Array, Array]:
+    """Return dq, dk and dv of a pair of tiles."""
+    q_BKGtH = query.q_nBKGtH
+    dout_BKGtH = saved.dout_nBKGtH
+    scores_BKGts = rule.scale * _product("BKGtH,BKsH->BKGts", q_BKGtH, tile.k_BKSH)
+    weights_BKGts = jnp.where(mask, jnp.exp(scores_BKGts - saved.lse_nBKGt[..., None]), 0.0)
+    dweights_BKGts = _product("BKGtH,BKHs->BKGts", dout_BKGtH, tile.v_BKHS)
+    dscores_BKGts = rule.scale * weights_BKGts * (dweights_BKGts - saved.delta_nBKGt[..., None])
+    dscores_BKGts = dscores_BKGts.astype(q_BKGtH.dtype)
+    dq_BKGtH = _product("BKGts,BKsH->BKGtH", dscores_BKGts, tile.k_BKSH)
+    dk_BKsH = _product("BKGts,BKGtH->BKsH", dscores_BKGts, q_BKGtH)
+    dv_BKHs = _product("BKGts,BKGtH->BKHs", weights_BKGts.astype(dout_BKGtH.dtype), dout_BKGtH)
+    return dq_BKGtH, dk_BKsH, dv_BKHs

@@ -1,0 +1,255 @@
+"""Attention over rows with positions sharded over devices: gathered attention, and ring attention.
+
+Each device has the queries, keys and values of some positions of a row. The functions differ in how a device receives the
+keys and values of other devices:
+
+- gathered: an all-gather, and a reduce-scatter of their gradients (Grattafiori et al. 2024, section 3.3.2). Memory holds the
+  keys and values of whole rows, of one layer at a time.
+- ring: they move from device to device, as their gradients do (Liu et al. 2023). Memory holds the keys and values of one
+  device.
+
+Both save the outputs and their log-sum-exp for the backward pass, and receive the keys again there.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.ad_checkpoint import checkpoint_name
+
+from jaxgpt.kernels import online
+from jaxgpt.kernels.devices import logical_spec
+from jaxgpt.kernels.online import Keys, Queries, Rule, Saved, Softmax
+from jaxgpt.ops import Array
+from jaxgpt.ops.attention import Edit, Positions, Visible, attend
+
+
+class Part(NamedTuple):
+    """Static arguments of the attention of one device.
+
+    Attributes:
+        axes: names of the mesh axes that shard positions; (): none.
+        rule: the mask, the scale and the tiles.
+        ring: whether keys move in a ring; otherwise they are gathered.
+    """
+
+    axes: tuple[str, ...]
+    rule: Rule
+    ring: bool
+
+
+class Moving(NamedTuple):
+    """Keys and values in a ring, and the index of the device that computed them."""
+
+    k_BKSH: Array
+    v_BKHS: Array
+    source: Array
+
+
+def gathered_attention(
+    q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, visible: Visible, scale: float, edit: Edit | None = None
+) -> Array:
+    """Compute attention to gathered keys. Calls with the keys of a cache, or with `edit`, use `attend`."""
+    return _attention(q_BTNH, k_BKSH, v_BKHS, visible, scale, edit, ring=False)
+
+
+def ring_attention(
+    q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, visible: Visible, scale: float, edit: Edit | None = None
+) -> Array:
+    """Compute attention to keys that move in a ring. Calls with the keys of a cache, or with `edit`, use `attend`."""
+    return _attention(q_BTNH, k_BKSH, v_BKHS, visible, scale, edit, ring=True)
+
+
+def balanced_order(tokens: int, devices: int) -> np.ndarray:
+    """Return an order of the tokens of a row, int64 `[T]`, in which each device computes an equal part of causal attention.
+
+    A row has `2 * devices` chunks. Device i has the chunks i and `2 * devices - 1 - i`: a chunk with few keys, and one with
+    many. Source: the zigzag order of https://github.com/zhuzilin/ring-flash-attention.
+    """
+    chunks = np.arange(tokens).reshape(2 * devices, -1)
+    order = [chunks[chunk] for device in range(devices) for chunk in (device, 2 * devices - 1 - device)]
+    return np.concatenate(order)
+
+
+def _attention(
+    q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, visible: Visible, scale: float, edit: Edit | None, ring: bool
+) -> Array:
+    """Divide the arrays over the devices, and compute attention on each."""
+    rules: dict[str, Any] = dict(nn.get_logical_axis_rules())
+    on_mesh = bool(rules) and not jax.sharding.get_abstract_mesh().empty
+    axes = tuple(jax.tree.leaves(rules.get("length"))) if on_mesh else ()
+    others = {*jax.tree.leaves(rules.get("heads")), *jax.tree.leaves(rules.get("batch"))}
+    if edit or visible.key or others & set(axes):
+        return attend(q_BTNH, k_BKSH, v_BKHS, visible, scale, edit)
+
+    place = visible.query
+    if not on_mesh:
+        local = _local(axes, visible.window, scale, ring)
+        return local(q_BTNH, k_BKSH, v_BKHS, place, place)
+    if rules.get("heads") != rules.get("kv_heads"):
+        # The mesh shards the query heads but not the key/value heads: repeat the key/value heads to match.
+        each = q_BTNH.shape[2] // k_BKSH.shape[1]
+        k_BKSH = jnp.repeat(k_BKSH, each, axis=1)
+        v_BKHS = jnp.repeat(v_BKHS, each, axis=1)
+
+    # The positions of keys are small: each device has those of whole rows.
+    rows = "batch" if len(place.position_BT) == len(q_BTNH) > 1 else None
+    of_queries = logical_spec("batch", "length", "heads", None)
+    of_k = logical_spec("batch", "heads", "length", None)
+    of_v = logical_spec("batch", "heads", None, "length")
+    specs = of_queries, of_k, of_v, logical_spec(rows, "length"), logical_spec(rows, None)
+    # check_vma=False: the derivative is defined on each device.
+    local = _local(axes, visible.window, scale, ring)
+    divided = jax.shard_map(local, in_specs=specs, out_specs=of_queries, check_vma=False)
+    return divided(q_BTNH, k_BKSH, v_BKHS, place, place)
+
+
+def _local(axes: tuple[str, ...], window: int, scale: float, ring: bool) -> Callable[..., Array]:
+    """Return the attention of one device, `(q, k, v, positions of its tokens, positions of whole rows) -> out_BTNH`."""
+
+    def local(q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, place: Positions, row_place: Positions) -> Array:
+        B, T, N, _ = q_BTNH.shape
+        rule = Rule(window, scale, online.tile_size(T, B, N))
+        part = Part(axes, rule, ring and bool(axes))
+        out_BTNH: Array = _on_device(part, q_BTNH, k_BKSH, v_BKHS, place, row_place)
+        return out_BTNH
+
+    return local
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _on_device(
+    part: Part, q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, place: Positions, row_place: Positions
+) -> Array:
+    """Compute the attention of the queries of this device, from its keys and values."""
+    out_BTNH, _ = _forward(part, q_BTNH, k_BKSH, v_BKHS, place, row_place)
+    return out_BTNH
+
+
+def _forward(part: Part, q: Array, k: Array, v: Array, place: Positions, row_place: Positions) -> tuple[Array, Any]:
+    queries = online.queries_of(q, k.shape[1], place, part.rule)
+    state = online.nothing(queries)
+    if part.ring:
+        state = _ring_forward(part, queries, k, v, row_place, state)
+    else:
+        state = online.add_keys(queries, _gathered(part, k, v, row_place), state, part.rule)
+    # Rematerialization keeps these two arrays (`kernels/remat.py`): the backward pass needs them.
+    out_and_lse = online.finish(state, q)
+    out, lse = checkpoint_name(out_and_lse, "attention")
+    return out, (q, k, v, place, row_place, out, lse)
+
+
+def _backward(part: Part, residuals: tuple[Any, ...], dout: Array) -> tuple[Any, ...]:
+    q, k, v, place, row_place, out, lse = residuals
+    # Keys are gathered again: without the barrier, XLA would keep the gathered keys of all layers since the forward pass.
+    k, v, dout = jax.lax.optimization_barrier((k, v, dout))
+    queries = online.queries_of(q, k.shape[1], place, part.rule)
+    saved = online.saved_of(out, lse, dout, k.shape[1], part.rule)
+    dq = jnp.zeros(queries.q_nBKGtH.shape, jnp.float32)
+    if part.ring:
+        dq, dk, dv = _ring_backward(part, queries, saved, k, v, row_place, dq)
+    else:
+        dq, dk, dv = online.gradients(queries, saved, _gathered(part, k, v, row_place), dq, part.rule)
+        dk, dv = _scattered(part, dk.astype(k.dtype), dv.astype(v.dtype))
+    return online.joined(dq, q), dk.astype(k.dtype), dv.astype(v.dtype), None, None
+
+
+_on_device.defvjp(_forward, _backward)
+
+
+# Gathered keys.
+
+
+def _gathered(part: Part, k_BKSH: Array, v_BKHS: Array, row_place: Positions) -> Keys:
+    """Gather the keys and values of whole rows."""
+    if part.axes:
+        gather = functools.partial(jax.lax.all_gather, axis_name=part.axes, tiled=True)
+        k_BKSH = gather(k_BKSH, axis=2)
+        v_BKHS = gather(v_BKHS, axis=3)
+    return Keys(k_BKSH, v_BKHS, row_place)
+
+
+def _scattered(part: Part, dk_BKSH: Array, dv_BKHS: Array) -> tuple[Array, Array]:
+    """Add the gradients of whole rows over the devices, and return those of the keys and values of this device."""
+    if not part.axes:
+        return dk_BKSH, dv_BKHS
+    scatter = functools.partial(jax.lax.psum_scatter, axis_name=part.axes, scatter_dimension=2, tiled=True)
+    # A TPU scatters along the last axis by an all-reduce, which sends twice as much.
+    dv_BKSH = scatter(dv_BKHS.swapaxes(2, 3))
+    return scatter(dk_BKSH), dv_BKSH.swapaxes(2, 3)
+
+
+# Keys that move in a ring.
+
+
+def _ring_forward(part: Part, queries: Queries, k: Array, v: Array, row_place: Positions, state: Softmax) -> Softmax:
+    """Add the keys of each device to the softmax, first those of this device."""
+
+    def add(keys: Moving, state: Softmax) -> Softmax:
+        return online.add_keys(queries, _at(part, keys, row_place), state, part.rule)
+
+    def hop(carry: tuple[Moving, Softmax], _: None) -> tuple[tuple[Moving, Softmax], None]:
+        keys, state = carry
+        # The next keys move while this device computes.
+        return (_to_next(part, keys), add(keys, state)), None
+
+    own = Moving(k, v, _source(part))
+    (last, state), _ = jax.lax.scan(hop, (own, state), length=_devices(part) - 1)
+    return add(last, state)
+
+
+def _ring_backward(
+    part: Part, queries: Queries, saved: Saved, k: Array, v: Array, row_place: Positions, dq: Array
+) -> tuple[Array, Array, Array]:
+    """Return dq, and the gradients of the keys and values of this device, which move with them in float32."""
+
+    def add(keys: Moving, dq: Array, dk: Array, dv: Array) -> tuple[Array, Array, Array]:
+        dq, more_dk, more_dv = online.gradients(queries, saved, _at(part, keys, row_place), dq, part.rule)
+        return dq, dk + more_dk, dv + more_dv
+
+    def hop(carry: Any, _: None) -> tuple[Any, None]:
+        keys, dq, dk, dv = carry
+        dq, dk, dv = add(keys, dq, dk, dv)
+        return (_to_next(part, keys), dq, *_to_next(part, (dk, dv))), None
+
+    own = Moving(k, v, _source(part))
+    zeros = jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)
+    (last, dq, dk, dv), _ = jax.lax.scan(hop, (own, dq, *zeros), length=_devices(part) - 1)
+    # The last move returns the gradients to the device of their keys.
+    dq, dk, dv = add(last, dq, dk, dv)
+    dk, dv = _to_next(part, (dk, dv))
+    return dq, dk, dv
+
+
+def _at(part: Part, keys: Moving, row_place: Positions) -> Keys:
+    """Return keys with their positions."""
+    S = keys.k_BKSH.shape[2]
+
+    def of_source(row_BT: Array) -> Array:
+        return jax.lax.dynamic_slice_in_dim(row_BT, keys.source * S, S, axis=1)
+
+    return Keys(keys.k_BKSH, keys.v_BKHS, jax.tree.map(of_source, row_place))
+
+
+def _to_next(part: Part, tree: Any) -> Any:
+    """Send a tree of arrays to the next device of the ring."""
+    devices = _devices(part)
+    pairs = [(device, (device + 1) % devices) for device in range(devices)]
+    return jax.tree.map(lambda x: jax.lax.ppermute(x, part.axes, pairs), tree)
+
+
+def _source(part: Part) -> Array:
+    """Return the index of this device in the ring."""
+    index: Array = jax.lax.axis_index(part.axes)
+    return index
+
+
+def _devices(part: Part) -> int:
+    """Return the number of devices of the ring."""
+    return int(jax.lax.axis_size(part.axes))

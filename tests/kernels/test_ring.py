@@ -1,0 +1,199 @@
+"""Gathered and ring attention equal the definition, for any order of the tokens, and store no T x T scores."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import small
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxgpt.config import MeshConfig
+from jaxgpt.kernels import online
+from jaxgpt.kernels.remat import POLICIES
+from jaxgpt.kernels.ring import balanced_order, gathered_attention, ring_attention
+from jaxgpt.ops.attention import Positions, Visible, attend, document_positions, padded_positions, row_positions
+from jaxgpt.parallel.mesh import make_mesh
+from jaxgpt.parallel.rules import Rules, change_rules, use_mesh
+
+B, N, K, H = 2, 4, 2, 4
+KERNELS = pytest.mark.parametrize("kernel", [gathered_attention, ring_attention])
+long = pytest.mark.long
+
+
+def arrays(T: int) -> list[jax.Array]:
+    rng = np.random.default_rng(0)
+    return [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((B, T, N, H), (B, K, T, H), (B, K, H, T))]
+
+
+def documents(T: int) -> Positions:
+    """Return the positions of rows of several documents, of which the last is padding."""
+    rng = np.random.default_rng(1)
+    ids_BT = np.sort(rng.integers(0, 4, (B, T)), axis=1)
+    return document_positions(jnp.asarray(np.where(ids_BT == 3, -1, ids_BT), jnp.int32))
+
+
+def forward_and_backward(kernel: Any, place: Positions, window: int, order: np.ndarray, *qkv: jax.Array) -> Any:
+    """Return the output and the gradients of q, k and v, computed in another order of the tokens."""
+    place = jax.tree.map(lambda x_BT: x_BT[:, order], place)
+
+    def value(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        out = kernel(q[:, order], k[:, :, order], v[..., order], Visible(place, None, window), 0.3)
+        return out[:, np.argsort(order)]
+
+    out, backward = jax.vjp(value, *qkv)
+    # The outputs of padding on the left are not defined.
+    is_token_BT11 = (place.position_BT >= 0)[:, np.argsort(order), None, None]
+    return jnp.where(is_token_BT11, out, 0), *backward(jnp.where(is_token_BT11, jnp.sin(out), 0))
+
+
+def assert_close(found: Any, expected: Any) -> None:
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-5)
+
+
+@KERNELS
+@pytest.mark.parametrize(
+    ("sizes", "window", "with_documents", "rules"),
+    [
+        pytest.param({"fsdp": 2, "context": 2, "tensor": 2}, 5, True, {}, marks=pytest.mark.ci),
+        pytest.param({"context": 8}, 0, False, {}, marks=long),
+        pytest.param({"context": 4}, 5, True, {}, marks=long),
+        pytest.param({"context": 2, "tensor": 4}, 0, True, {}, marks=long),  # fewer key heads than devices
+        pytest.param({"context": 2, "tensor": 2}, 0, True, {"length": ("context", "tensor")}, marks=long),
+        pytest.param({"context": 2, "tensor": 2}, 0, True, {"length": ()}, marks=long),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("balanced", [True, pytest.param(False, marks=long)])
+def test_a_kernel_equals_the_definition_on_a_mesh(
+    kernel: Any, sizes: dict[str, int], window: int, with_documents: bool, rules: Rules, balanced: bool
+) -> None:
+    T = 32
+    place = documents(T) if with_documents else row_positions(T)
+    order = balanced_order(T, sizes["context"]) if balanced else np.arange(T)
+    expected = jax.jit(lambda *qkv: forward_and_backward(attend, place, window, np.arange(T), *qkv))(*arrays(T))
+    config = small("gpt2", block_size=T, n_kv_head=K)
+    call = jax.jit(lambda *qkv: forward_and_backward(kernel, place, window, order, *qkv))
+    with use_mesh(make_mesh(MeshConfig(**{"data": 1, **sizes})), config, change_rules(rules), length=T):
+        found = call(*arrays(T))
+    assert_close(found, expected)
+
+
+@pytest.fixture
+def small_tiles() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(online, "TILE", 3)
+        yield
+
+
+@pytest.mark.parametrize(
+    ("T", "window", "place"),
+    [
+        (11, 0, row_positions(11)),
+        pytest.param(12, 4, documents(12), marks=long),
+        pytest.param(7, 0, padded_positions(jnp.asarray([[-1, -1, 3, 3, 3, 3, 3], [3] * 7])), marks=long),
+        pytest.param(1, 0, row_positions(1), marks=long),
+    ],
+    ids=["odd", "documents", "left padding", "one token"],
+)
+def test_any_number_of_tokens(T: int, window: int, place: Positions, small_tiles: None) -> None:
+    """Tiles that do not divide the tokens are padded; without a mesh, one device computes the row, in any order."""
+    order = np.random.default_rng(2).permutation(T)
+    expected = jax.jit(lambda *qkv: forward_and_backward(attend, place, window, np.arange(T), *qkv))(*arrays(T))
+    found = jax.jit(lambda *qkv: forward_and_backward(ring_attention, place, window, order, *qkv))(*arrays(T))
+    assert_close(found, expected)
+
+
+@KERNELS
+def test_bfloat16(kernel: Any) -> None:
+    T = 16
+    qkv = [x.astype(jnp.bfloat16) for x in arrays(T)]
+    found, expected = (
+        jax.jit(lambda *qkv, each=each: forward_and_backward(each, row_positions(T), 0, np.arange(T), *qkv))(*qkv)
+        for each in (kernel, attend)
+    )
+    for a, b in zip(found, expected, strict=True):
+        assert a.dtype == b.dtype == jnp.bfloat16
+        np.testing.assert_allclose(np.asarray(a, np.float32), np.asarray(b, np.float32), atol=5e-2, rtol=5e-2)
+
+
+@KERNELS
+def test_calls_with_a_cache_or_an_edit_use_the_definition(kernel: Any) -> None:
+    T = 8
+    seen = []
+
+    def edit(name: str, x: jax.Array) -> jax.Array:
+        seen.append(name)
+        return x
+
+    q, k, v = arrays(T)
+    place = row_positions(T)
+    np.testing.assert_array_equal(kernel(q, k, v, Visible(place), 0.3, edit), attend(q, k, v, Visible(place), 0.3))
+    assert seen == ["scores", "pattern"]
+    last = Visible(Positions(place.position_BT[:, -1:]), place)
+    np.testing.assert_array_equal(kernel(q[:, -1:], k, v, last, 0.3), attend(q[:, -1:], k, v, last, 0.3))
+
+
+def sizes_of(jaxpr: Any) -> Iterator[int]:
+    """Yield the number of elements of each array in a jaxpr and in those that it calls."""
+    for eqn in jaxpr.eqns:
+        for var in eqn.outvars:
+            yield getattr(var.aval, "size", 0)
+        for value in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda x: hasattr(x, "eqns")):
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                yield from sizes_of(inner)
+
+
+def test_no_array_has_t_x_t_elements() -> None:
+    T = 4096
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((1, T, 1, 4), (1, 1, T, 4), (1, 1, 4, T))]
+
+    def loss(*qkv: jax.Array) -> jax.Array:
+        return gathered_attention(*qkv, Visible(row_positions(T)), 0.3).sum()
+
+    jaxpr = jax.make_jaxpr(jax.grad(loss, argnums=(0, 1, 2)))(*shapes)
+    assert max(sizes_of(jaxpr.jaxpr)) <= online.TILE**2
+
+
+@KERNELS
+@pytest.mark.parametrize(("remat", "forward"), [("dots", 1), ("full", 2)])
+def test_dots_saves_the_results(kernel: Any, remat: str, forward: int) -> None:
+    """With `dots`, the backward pass does not compute the outputs again; it gathers or moves the keys again."""
+
+    @functools.partial(jax.checkpoint, policy=POLICIES[remat])
+    def block(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        return jnp.tanh(kernel(q, k, v, Visible(row_positions(8)), 0.3)).sum()
+
+    config = small("gpt2", block_size=8, n_kv_head=K)
+    with use_mesh(make_mesh(MeshConfig(data=1, context=2)), config, length=8):
+        text = str(jax.make_jaxpr(jax.grad(block))(*arrays(8)))
+    # Only the forward pass computes a maximum of scores; ring attention has it in and after its loop.
+    maxima = text.count("reduce_max[")
+    assert maxima == forward * (2 if kernel is ring_attention else 1)
+
+
+@given(st.integers(1, 8), st.integers(1, 5))
+def test_the_balanced_order_divides_attention_equally(devices: int, size: int) -> None:
+    """Each device has the same number of pairs of a query and a visible key."""
+    T = 2 * devices * size
+    order = balanced_order(T, devices)
+    assert sorted(order.tolist()) == list(range(T))
+    pairs_by_device = (order.reshape(devices, -1) + 1).sum(1)
+    assert len(set(pairs_by_device.tolist())) == 1
+
+
+@given(st.integers(1, 5000), st.integers(1, 64))
+def test_each_half_of_the_tokens_has_whole_tiles(tokens: int, rows_and_heads: int) -> None:
+    """Otherwise a tile would have early and late positions, and would be skipped less often."""
+    size = online.tile_size(tokens, rows_and_heads, 4)
+    assert 1 <= size <= online.TILE
+    if tokens % 256 == 0:
+        assert (tokens // 2) % size == 0
