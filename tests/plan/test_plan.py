@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import re
 import warnings
 from dataclasses import replace
 
@@ -282,6 +283,39 @@ def test_nothing_is_counted_without_a_program(microbatches: int, monkeypatch: py
     assert not values["fits"]
     unknown = {name for name, value in values.items() if value is None}
     assert unknown == {"hbm_bytes", "traffic", "compiled_flops", "loops_once", "seconds", "bounds"}
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("attention", ["gathered", pytest.param("ring", marks=pytest.mark.long)])
+def test_the_traffic_of_keys_along_context(attention: str) -> None:
+    """Keys and values are gathered, or move in a ring, as often as estimated; gradients of weights are all-reduced."""
+    run = config(MeshConfig(data=1, context=4), n_layer=2, n_kv_head=2, positions="none")
+    run = replace(run, train=TrainConfig(batch_size=2, attention=attention))  # type: ignore[arg-type]
+    # JAX gives all collectives of a kernel one channel.
+    text = re.sub(r"channel_id=\d+", "", lowered(build(run)).compile().as_text())
+    found = traffic_by_kind(read_program(text)[0])
+    implied = estimate(run, parse_topology("v5e:2x2")).traffic
+    assert set(found) == set(implied)
+    sent = {kind: each.sent for kind, each in implied.items()}
+    if attention == "gathered":
+        sent["all-gather"] /= 2  # XLA removes optimization barriers on a CPU, and merges the gathers of both passes
+    for kind, traffic in found.items():
+        assert traffic.sent == pytest.approx(sent[kind], rel=0.05), kind
+
+
+def test_activations_are_divided_along_context() -> None:
+    """With the scores of XLA's attention, `T / context x T`; without them, activations and gathered keys are linear in T."""
+
+    def activations(T: int, context: int, attention: str) -> float:
+        run = config(MeshConfig(data=1, context=context), block_size=T, positions="none")
+        run = replace(run, train=TrainConfig(batch_size=1, attention=attention))  # type: ignore[arg-type]
+        return estimate(run, parse_topology("v5e:2x4")).memory["activations"]
+
+    assert activations(512, 4, "xla") == pytest.approx(activations(512, 1, "xla") / 4)
+    by_four = activations(512, 4, "gathered")
+    keys = 2 * 512 * 32 * (4 + 4)  # keys and values in float32, and their gradients
+    assert activations(1024, 4, "gathered") == pytest.approx(2 * by_four)
+    assert 2 * activations(512, 8, "gathered") - by_four == pytest.approx(keys)
 
 
 @pytest.mark.ci

@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 from helpers import make, small
 
-from jaxgpt.config import ModelConfig
+from jaxgpt.config import MeshConfig, ModelConfig
 from jaxgpt.model import GPT
 from jaxgpt.ops import Ops
+from jaxgpt.ops.sharding import constrain
+from jaxgpt.parallel.mesh import make_mesh
+from jaxgpt.parallel.rules import use_mesh
 from jaxgpt.train.loss import chunked, cross_entropy, next_token_loss
 
 B, T = 4, 10
@@ -88,3 +91,24 @@ def test_chunked_loss_never_stores_all_logits() -> None:
     assert largest(0) >= B * T * config.vocab_size
     assert largest(2) == B * 2 * config.vocab_size
     assert largest(10 * T) == B * T * config.vocab_size, "the last chunk is not padded"
+
+
+def test_chunks_of_sharded_positions_move_no_positions() -> None:
+    """Each device computes an equal share of every chunk: nothing is gathered, not even for chunks that do not divide T."""
+    model = small("gpt2", block_size=32)
+    x_BTD = jnp.arange(2 * 32 * 3, dtype=jnp.float32).reshape(2, 32, 3)
+    targets_BT = jnp.tile(jnp.arange(32), (2, 1))
+
+    def losses(x_BTD: jax.Array, targets_BT: jax.Array) -> jax.Array:
+        def one(x_BcD: jax.Array, targets_Bc: jax.Array) -> jax.Array:
+            return constrain(jnp.sin(x_BcD).sum(-1) * targets_Bc, ("batch", "length"))
+
+        x_BTD = constrain(x_BTD, ("batch", "length", "width"))
+        targets_BT = constrain(targets_BT, ("batch", "length"))
+        return constrain(chunked(one, x_BTD, targets_BT, 12), ("batch", "length"))
+
+    expected = losses(x_BTD, targets_BT)
+    with use_mesh(make_mesh(MeshConfig(data=1, context=4)), model, length=32):
+        compiled = jax.jit(losses).lower(x_BTD, targets_BT).compile()
+        np.testing.assert_allclose(compiled(x_BTD, targets_BT), expected, rtol=1e-6)
+    assert not re.search("all-gather|all-to-all|collective-permute|all-reduce", compiled.as_text())

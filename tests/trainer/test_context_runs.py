@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from helpers import packed_rows, small
+from helpers import TEXT, flags, packed_rows, small
+from helpers import jaxgpt as command
 
 import jaxgpt
 from jaxgpt.config import Config, LoraConfig, MeshConfig, OptimConfig, TrainConfig
+from jaxgpt.model import GPT
 from jaxgpt.model.scan import unstack_layers
+from jaxgpt.ops import Ops
+from jaxgpt.ops.attention import Edit, Visible, attend, row_positions
+from jaxgpt.trainer.metrics import read_metrics
 
 T = 16
 STEPS = 2
@@ -24,6 +30,7 @@ def train(
     rank: int = 0,
     model: dict[str, Any] | None = None,
     mesh: dict[str, int] | None = None,
+    parts: dict[str, Any] | None = None,
     **settings: Any,
 ) -> tuple[list[dict[str, float]], Any, list[float]]:
     """Take steps on packed rows; return the metrics of each, the parameters, and the losses of an evaluation by row."""
@@ -34,7 +41,7 @@ def train(
         mesh=MeshConfig(**{"data": 1, **(mesh or {})}),
         lora=LoraConfig(rank=rank),
     )
-    program = jaxgpt.build(config)
+    program = jaxgpt.build(config, **(parts or {}))
     state = program.init()
     metrics = []
     for step in range(STEPS):
@@ -50,13 +57,13 @@ def train(
 EXPECTED: dict[str, Any] = {}  # results on one device, by model and optimizer
 
 
-def assert_equal_runs(mesh: dict[str, int], settings: dict[str, Any], **changed: Any) -> None:
+def assert_equal_runs(mesh: dict[str, int], settings: dict[str, Any], parts: Any = None, **changed: Any) -> None:
     """Assert that a run on a mesh with these settings equals a run on one device without them."""
     key = repr(sorted(changed.items()))
     if key not in EXPECTED:
         EXPECTED[key] = train(**changed)
     metrics, params, losses = EXPECTED[key]
-    found_metrics, found_params, found_losses = train(mesh=mesh, **changed, **settings)
+    found_metrics, found_params, found_losses = train(mesh=mesh, parts=parts, **changed, **settings)
     for found, expected in zip(found_metrics, metrics, strict=True):
         for name, value in expected.items():
             np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
@@ -65,10 +72,11 @@ def assert_equal_runs(mesh: dict[str, int], settings: dict[str, Any], **changed:
     np.testing.assert_allclose(found_losses, losses, rtol=1e-5)
 
 
+ci = pytest.mark.ci
 long = pytest.mark.long
 LAYOUTS: list[Any] = [
-    ({"context": 2}, {"scan_layers": True, "remat": "full", "attention": "ring"}),
-    ({"fsdp": 2, "context": 2, "tensor": 2}, {}),
+    pytest.param({"context": 2}, {"scan_layers": True, "remat": "full", "attention": "ring"}, marks=ci),
+    pytest.param({"fsdp": 2, "context": 2, "tensor": 2}, {}, marks=ci),
     pytest.param({"context": 8}, {"loss_chunk": 5}, marks=long),
     pytest.param({"context": 4}, {"attention": "ring"}, marks=long),
     pytest.param({"context": 2}, {"attention": "xla", "loss_chunk": 3}, marks=long),
@@ -86,8 +94,8 @@ def test_the_layout_of_a_run_changes_no_loss_and_no_weight(mesh: dict[str, int],
 @pytest.mark.parametrize(
     ("name", "mesh"),
     [
-        ("gpt2", {"context": 4}),
-        ("experts", {"expert": 2, "context": 2}),
+        pytest.param("gpt2", {"context": 4}, marks=long),
+        pytest.param("experts", {"expert": 2, "context": 2}, marks=ci),
         pytest.param("torch", {"fsdp": 2, "context": 2}, marks=long),
         pytest.param("llama", {"context": 8}, marks=long),
         pytest.param("gemma", {"context": 2, "fsdp": 2}, marks=long),
@@ -104,7 +112,7 @@ def test_positions_of_every_kind(name: str, mesh: dict[str, int]) -> None:
 @pytest.mark.parametrize(
     "changed",
     [
-        {"rank": 2},
+        pytest.param({"rank": 2}, marks=ci),
         pytest.param({"optimizer": "muon"}, marks=long),
         pytest.param({"model": {"dropout": 0.2}}, marks=long),
     ],
@@ -113,3 +121,93 @@ def test_positions_of_every_kind(name: str, mesh: dict[str, int]) -> None:
 def test_adapters_muon_and_dropout(changed: dict[str, Any]) -> None:
     """Dropout draws equal masks, because `auto` then selects the definition."""
     assert_equal_runs({"fsdp": 2, "context": 2}, {}, **changed)
+
+
+def attend_by_slot(
+    q_BTNH: jax.Array, k_BKSH: jax.Array, v_BKHS: jax.Array, visible: Visible, scale: float, edit: Edit | None = None
+) -> jax.Array:
+    """Attend by the order of the tokens in the row, as some kernels do."""
+    places = row_positions(q_BTNH.shape[1])
+    return attend(q_BTNH, k_BKSH, v_BKHS, Visible(places, None, visible.window), scale, edit)
+
+
+@pytest.mark.parametrize("part", [pytest.param("ops", marks=ci), pytest.param("model", marks=long)])
+def test_own_operations_and_models_receive_the_tokens_in_their_order(part: str) -> None:
+    ops = Ops(attend=attend_by_slot)
+    model = GPT(small("modern", block_size=T, n_layer=1), ops)
+    parts = {"ops": ops} if part == "ops" else {"model": model}
+    assert_equal_runs({"context": 2}, {}, parts, documents=False)
+
+
+SETTINGS = flags(
+    data__path="text.txt",
+    model__n_layer=1,
+    model__n_embd=16,
+    model__n_head=2,
+    model__block_size=16,
+    model__positions="rope",
+    train__steps=8,
+    train__eval_every=4,
+    train__log_every=1,
+    train__batch_size=4,
+    train__eval_windows=8,
+    train__sample_tokens=4,
+    optim__decay_steps=8,
+    mesh__data=1,
+)
+
+
+@pytest.mark.ci
+def test_a_run_resumes_on_a_different_mesh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training, validation, the final sample and `eval` on several meshes equal a run on one device."""
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text(TEXT)
+
+    def run(*words: str) -> None:
+        result = command("train", *words)
+        assert result.code == 0, result.err
+
+    run("shakespeare", "--out", "one", *SETTINGS)
+    run("shakespeare", "--out", "two", *SETTINGS, "--mesh.context", "4", "--train.steps", "4")
+    run("--resume", "--out", "two", "--train.steps", "8", "--mesh.context", "2", "--mesh.fsdp", "2")
+    expected, found = (read_metrics(Path(name) / "metrics.jsonl") for name in ("one", "two"))
+    for name in ("loss", "val_loss", "grad_norm"):
+        one = {line["step"]: line[name] for line in expected if name in line}
+        two = {line["step"]: line[name] for line in found if name in line}
+        assert two == pytest.approx(one, rel=1e-5), name
+    last = [line["val_loss"] for line in found if "val_loss" in line][-1]
+    assert command("eval", "two", "--checkpoint", "last", "--json").json["loss"] == pytest.approx(last, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            ["--mesh.context", "4", "--model.block-size", "36"],
+            "model.block_size 36 is not a multiple of 2 x mesh.context 4: use a multiple of 8, or --mesh.context 1",
+        ),
+        (["--mesh.context", "2", "--data.window", "10"], "data.window 10 is not a multiple of 2 x mesh.context 2: use"),
+        (["--mesh.context", "0"], "mesh.context must be at least 1"),
+        (["--mesh.context", "2", "--train.attention", "tiled"], "tiled needs complete windows on each device"),
+        (
+            ["--mesh.context", "2", "--train.attention", "ring", "--model.dropout", "0.1"],
+            "ring does not support dropout",
+        ),
+        (["--train.attention", "gathered"], "gathered needs positions that are divided over devices (mesh.context 2"),
+        (
+            ["--mesh.context", "16"],
+            "the mesh needs 16 devices (context 16), but only 8 exist: use --mesh.data -1 --mesh.",
+        ),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_settings_that_do_not_fit_are_one_line(
+    given: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text(TEXT)
+    result = command("train", "shakespeare", "--out", "run", *SETTINGS, *given)
+    assert result.code == 2
+    assert message in result.err
+    assert len(result.err.strip().splitlines()) == 1
+    assert not Path("run").exists()
