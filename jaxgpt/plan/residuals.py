@@ -39,8 +39,8 @@ def abstract_program(config: Config, layers: int = 0) -> Program:
 def one_device(program: Program) -> Program:
     """Return the program of one device: its share of rows, heads, hidden units and vocabulary, over whole windows.
 
-    The model has its full width, because weights are gathered along fsdp. `residual_bytes` divides by `mesh.context`. If `tensor` does not divide an axis, every
-    device computes the complete axis.
+    The model has its full width, because weights are gathered along fsdp. If `tensor` does not divide an axis, every
+    device computes the complete axis. `mesh.context` is kept: `residual_bytes` divides by it.
     """
     config = program.config
     model = config.model

@@ -161,6 +161,7 @@ def forward(
     """Compute the results of `token_losses`, and the side outputs of the blocks if `with_sides`; all `[B, T]` in `order`."""
     inputs_BT, targets_BT, positions = split_windows(windows)
     if order is not None:
+        chex.assert_shape(inputs_BT, (None, len(order)))  # JAX would clamp indices out of range
         positions = positions or row_positions(len(order))
         inputs_BT, targets_BT, positions = jax.tree.map(lambda x: x[:, order], (inputs_BT, targets_BT, positions))
     call = partial(apply_fn, {"params": params})
