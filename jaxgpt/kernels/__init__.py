@@ -37,7 +37,9 @@ def best(config: Config, mesh: Mesh | AbstractMesh | None = None) -> Ops:
         UserError: if `train.attention` selects a kernel that cannot run.
     """
     if isinstance(mesh, AbstractMesh):
-        attention = _choose_context_attention(config)[0] if config.mesh.context > 1 else attend
+        attention: AttendFn = attend
+        if config.mesh.context > 1:
+            attention, _ = _choose_context_attention(config)
         return PLAIN._replace(dtype=jnp.dtype(config.train.compute_dtype), attend=attention)
     device = jax.local_devices()[0] if mesh is None else mesh.devices.flat[0]
     attention, _ = choose_attention(config, device)
