@@ -91,12 +91,18 @@ class Saved(NamedTuple):
 
 
 def tile_size(tokens: int, rows: int, heads: int) -> int:
-    """Return the number of tokens of a tile: each half of the tokens has whole tiles, as in `balanced_order`."""
+    """Return the number of tokens of a tile.
+
+    If possible, each half of the tokens has whole tiles: in `ring.balanced_order`, the halves attend to different keys.
+    """
     most = TILE
     while most > SHORTEST_TILE and rows * heads * most**2 > SCORES:
         most //= 2
     half = math.ceil(tokens / 2)
-    return math.ceil(half / math.ceil(half / most))
+    for size in range(min(most, half), most // 2, -1):
+        if half % size == 0:
+            return size
+    return min(most, half)
 
 
 def queries_of(q_BTNH: Array, K: int, place: Positions, rule: Rule) -> Queries:

@@ -30,7 +30,7 @@ from jaxgpt.ops import Array
 from jaxgpt.ops.attention import Edit, Positions, Visible, attend
 
 
-class Part(NamedTuple):
+class Layout(NamedTuple):
     """Static arguments of the attention of one device.
 
     Attributes:
@@ -116,8 +116,8 @@ def _local(axes: tuple[str, ...], window: int, scale: float, ring: bool) -> Call
     def local(q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, place: Positions, row_place: Positions) -> Array:
         B, T, N, _ = q_BTNH.shape
         rule = Rule(window, scale, online.tile_size(T, B, N))
-        part = Part(axes, rule, ring and bool(axes))
-        out_BTNH: Array = _on_device(part, q_BTNH, k_BKSH, v_BKHS, place, row_place)
+        layout = Layout(axes, rule, ring and bool(axes))
+        out_BTNH: Array = _on_device(layout, q_BTNH, k_BKSH, v_BKHS, place, row_place)
         return out_BTNH
 
     return local
@@ -125,38 +125,38 @@ def _local(axes: tuple[str, ...], window: int, scale: float, ring: bool) -> Call
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _on_device(
-    part: Part, q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, place: Positions, row_place: Positions
+    layout: Layout, q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, place: Positions, row_place: Positions
 ) -> Array:
     """Compute the attention of the queries of this device, from its keys and values."""
-    out_BTNH, _ = _forward(part, q_BTNH, k_BKSH, v_BKHS, place, row_place)
+    out_BTNH, _ = _forward(layout, q_BTNH, k_BKSH, v_BKHS, place, row_place)
     return out_BTNH
 
 
-def _forward(part: Part, q: Array, k: Array, v: Array, place: Positions, row_place: Positions) -> tuple[Array, Any]:
-    queries = online.queries_of(q, k.shape[1], place, part.rule)
+def _forward(layout: Layout, q: Array, k: Array, v: Array, place: Positions, row_place: Positions) -> tuple[Array, Any]:
+    queries = online.queries_of(q, k.shape[1], place, layout.rule)
     state = online.nothing(queries)
-    if part.ring:
-        state = _ring_forward(part, queries, k, v, row_place, state)
+    if layout.ring:
+        state = _ring_forward(layout, queries, k, v, row_place, state)
     else:
-        state = online.add_keys(queries, _gathered(part, k, v, row_place), state, part.rule)
+        state = online.add_keys(queries, _gathered(layout, k, v, row_place), state, layout.rule)
     # Rematerialization keeps these two arrays (`kernels/remat.py`): the backward pass needs them.
     out_and_lse = online.finish(state, q)
     out, lse = checkpoint_name(out_and_lse, "attention")
     return out, (q, k, v, place, row_place, out, lse)
 
 
-def _backward(part: Part, residuals: tuple[Any, ...], dout: Array) -> tuple[Any, ...]:
+def _backward(layout: Layout, residuals: tuple[Any, ...], dout: Array) -> tuple[Any, ...]:
     q, k, v, place, row_place, out, lse = residuals
     # Keys are gathered again: without the barrier, XLA would keep the gathered keys of all layers since the forward pass.
     k, v, dout = jax.lax.optimization_barrier((k, v, dout))
-    queries = online.queries_of(q, k.shape[1], place, part.rule)
-    saved = online.saved_of(out, lse, dout, k.shape[1], part.rule)
+    queries = online.queries_of(q, k.shape[1], place, layout.rule)
+    saved = online.saved_of(out, lse, dout, k.shape[1], layout.rule)
     dq = jnp.zeros(queries.q_nBKGtH.shape, jnp.float32)
-    if part.ring:
-        dq, dk, dv = _ring_backward(part, queries, saved, k, v, row_place, dq)
+    if layout.ring:
+        dq, dk, dv = _ring_backward(layout, queries, saved, k, v, row_place, dq)
     else:
-        dq, dk, dv = online.gradients(queries, saved, _gathered(part, k, v, row_place), dq, part.rule)
-        dk, dv = _scattered(part, dk.astype(k.dtype), dv.astype(v.dtype))
+        dq, dk, dv = online.gradients(queries, saved, _gathered(layout, k, v, row_place), dq, layout.rule)
+        dk, dv = _scattered(layout, dk.astype(k.dtype), dv.astype(v.dtype))
     return online.joined(dq, q), dk.astype(k.dtype), dv.astype(v.dtype), None, None
 
 
@@ -166,68 +166,70 @@ _on_device.defvjp(_forward, _backward)
 # Gathered keys.
 
 
-def _gathered(part: Part, k_BKSH: Array, v_BKHS: Array, row_place: Positions) -> Keys:
+def _gathered(layout: Layout, k_BKSH: Array, v_BKHS: Array, row_place: Positions) -> Keys:
     """Gather the keys and values of whole rows."""
-    if part.axes:
-        gather = functools.partial(jax.lax.all_gather, axis_name=part.axes, tiled=True)
+    if layout.axes:
+        gather = functools.partial(jax.lax.all_gather, axis_name=layout.axes, tiled=True)
         k_BKSH = gather(k_BKSH, axis=2)
         v_BKHS = gather(v_BKHS, axis=3)
     return Keys(k_BKSH, v_BKHS, row_place)
 
 
-def _scattered(part: Part, dk_BKSH: Array, dv_BKHS: Array) -> tuple[Array, Array]:
+def _scattered(layout: Layout, dk_BKSH: Array, dv_BKHS: Array) -> tuple[Array, Array]:
     """Add the gradients of whole rows over the devices, and return those of the keys and values of this device."""
-    if not part.axes:
+    if not layout.axes:
         return dk_BKSH, dv_BKHS
     # One collective: a TPU would replace the second of two by an all-reduce, which sends twice as much.
     both = jnp.stack([dk_BKSH, dv_BKHS.swapaxes(2, 3)])
-    dk_BKSH, dv_BKSH = jax.lax.psum_scatter(both, part.axes, scatter_dimension=3, tiled=True)
+    dk_BKSH, dv_BKSH = jax.lax.psum_scatter(both, layout.axes, scatter_dimension=3, tiled=True)
     return dk_BKSH, dv_BKSH.swapaxes(2, 3)
 
 
 # Keys that move in a ring.
 
 
-def _ring_forward(part: Part, queries: Queries, k: Array, v: Array, row_place: Positions, state: Softmax) -> Softmax:
+def _ring_forward(
+    layout: Layout, queries: Queries, k: Array, v: Array, row_place: Positions, state: Softmax
+) -> Softmax:
     """Add the keys of each device to the softmax, first those of this device."""
 
     def add(keys: Moving, state: Softmax) -> Softmax:
-        return online.add_keys(queries, _at(part, keys, row_place), state, part.rule)
+        return online.add_keys(queries, _at(layout, keys, row_place), state, layout.rule)
 
     def hop(carry: tuple[Moving, Softmax], _: None) -> tuple[tuple[Moving, Softmax], None]:
         keys, state = carry
         # The next keys move while this device computes.
-        return (_to_next(part, keys), add(keys, state)), None
+        return (_to_next(layout, keys), add(keys, state)), None
 
-    own = Moving(k, v, _source(part))
-    (last, state), _ = jax.lax.scan(hop, (own, state), length=_devices(part) - 1)
+    own = Moving(k, v, _source(layout))
+    (last, state), _ = jax.lax.scan(hop, (own, state), length=_devices(layout) - 1)
     return add(last, state)
 
 
 def _ring_backward(
-    part: Part, queries: Queries, saved: Saved, k: Array, v: Array, row_place: Positions, dq: Array
+    layout: Layout, queries: Queries, saved: Saved, k: Array, v: Array, row_place: Positions, dq: Array
 ) -> tuple[Array, Array, Array]:
     """Return dq, and the gradients of the keys and values of this device, which move with them in float32."""
 
     def add(keys: Moving, dq: Array, dk: Array, dv: Array) -> tuple[Array, Array, Array]:
-        dq, more_dk, more_dv = online.gradients(queries, saved, _at(part, keys, row_place), dq, part.rule)
+        dq, more_dk, more_dv = online.gradients(queries, saved, _at(layout, keys, row_place), dq, layout.rule)
         return dq, dk + more_dk, dv + more_dv
 
     def hop(carry: Any, _: None) -> tuple[Any, None]:
         keys, dq, dk, dv = carry
         dq, dk, dv = add(keys, dq, dk, dv)
-        return (_to_next(part, keys), dq, *_to_next(part, (dk, dv))), None
+        return (_to_next(layout, keys), dq, *_to_next(layout, (dk, dv))), None
 
-    own = Moving(k, v, _source(part))
+    own = Moving(k, v, _source(layout))
     zeros = jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)
-    (last, dq, dk, dv), _ = jax.lax.scan(hop, (own, dq, *zeros), length=_devices(part) - 1)
+    (last, dq, dk, dv), _ = jax.lax.scan(hop, (own, dq, *zeros), length=_devices(layout) - 1)
     # The last move returns the gradients to the device of their keys.
     dq, dk, dv = add(last, dq, dk, dv)
-    dk, dv = _to_next(part, (dk, dv))
+    dk, dv = _to_next(layout, (dk, dv))
     return dq, dk, dv
 
 
-def _at(part: Part, keys: Moving, row_place: Positions) -> Keys:
+def _at(layout: Layout, keys: Moving, row_place: Positions) -> Keys:
     """Return keys with their positions."""
     S = keys.k_BKSH.shape[2]
 
@@ -237,19 +239,19 @@ def _at(part: Part, keys: Moving, row_place: Positions) -> Keys:
     return Keys(keys.k_BKSH, keys.v_BKHS, jax.tree.map(of_source, row_place))
 
 
-def _to_next(part: Part, tree: Any) -> Any:
+def _to_next(layout: Layout, tree: Any) -> Any:
     """Send a tree of arrays to the next device of the ring."""
-    devices = _devices(part)
+    devices = _devices(layout)
     pairs = [(device, (device + 1) % devices) for device in range(devices)]
-    return jax.tree.map(lambda x: jax.lax.ppermute(x, part.axes, pairs), tree)
+    return jax.tree.map(lambda x: jax.lax.ppermute(x, layout.axes, pairs), tree)
 
 
-def _source(part: Part) -> Array:
+def _source(layout: Layout) -> Array:
     """Return the index of this device in the ring."""
-    index: Array = jax.lax.axis_index(part.axes)
+    index: Array = jax.lax.axis_index(layout.axes)
     return index
 
 
-def _devices(part: Part) -> int:
+def _devices(layout: Layout) -> int:
     """Return the number of devices of the ring."""
-    return int(jax.lax.axis_size(part.axes))
+    return int(jax.lax.axis_size(layout.axes))

@@ -191,9 +191,16 @@ def test_the_balanced_order_divides_attention_equally(devices: int, size: int) -
 
 
 @given(st.integers(1, 5000), st.integers(1, 64))
-def test_each_half_of_the_tokens_has_whole_tiles(tokens: int, rows_and_heads: int) -> None:
+def test_the_size_of_a_tile_is_limited(tokens: int, rows: int) -> None:
+    size = online.tile_size(tokens, rows, 4)
+    assert 1 <= size <= min(online.TILE, (tokens + 1) // 2)
+    assert rows * 4 * size**2 <= online.SCORES or size <= online.SHORTEST_TILE
+
+
+@given(st.integers(8, 16), st.integers(0, 2), st.integers(1, 64))
+def test_each_half_of_the_tokens_has_whole_tiles(twos: int, threes: int, rows: int) -> None:
     """Otherwise a tile would have early and late positions, and would be skipped less often."""
-    size = online.tile_size(tokens, rows_and_heads, 4)
-    assert 1 <= size <= online.TILE
-    if tokens % 256 == 0:
-        assert (tokens // 2) % size == 0
+    tokens = 2**twos * 3**threes
+    size = online.tile_size(tokens, rows, 4)
+    assert tokens // 2 % size == 0
+    assert size >= min(tokens // 2, online.SHORTEST_TILE)
