@@ -24,7 +24,7 @@ from jaxgpt.ops.attention import NO_TOKEN, Positions, Visible
 
 TILE = 512  # maximum number of queries or keys of a tile
 SHORTEST_TILE = 128  # a smaller tile is used only for shorter rows
-SCORES = 2**24  # scores of a pair of tiles, over all rows and heads, from which tiles are smaller: 64 MiB
+SCORES = 2**24  # maximum scores of a pair of tiles, over all rows and heads: 64 MiB; otherwise tiles are smaller
 LOWEST = -1e30  # score of a hidden key, and highest of no scores
 
 _product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
@@ -77,7 +77,7 @@ class Softmax(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """Tiles of what the backward pass needs of each query.
+    """Values of each query that the backward pass needs, in tiles.
 
     Attributes:
         dout_nBKGtH: gradient of the output.
@@ -144,7 +144,7 @@ def finish(state: Softmax, like_BTNH: Array) -> tuple[Array, Array]:
 
 
 def saved_of(out_BTNH: Array, lse_nBKGt: Array, dout_BTNH: Array, K: int, rule: Rule) -> Saved:
-    """Return what the gradients of all keys need of the queries."""
+    """Return the values of each query that `gradients` needs."""
     delta_BTN1 = _product("BTNH,BTNH->BTN", out_BTNH, dout_BTNH)[..., None]
     delta_nBKGt = _heads_in_tiles(delta_BTN1, K, rule)[..., 0]
     return Saved(_heads_in_tiles(dout_BTNH, K, rule), lse_nBKGt, delta_nBKGt)

@@ -67,7 +67,7 @@ def ring_attention(
 
 
 def balanced_order(tokens: int, devices: int) -> np.ndarray:
-    """Return an order of the tokens of a row, int64 `[T]`, in which each device computes an equal part of causal attention.
+    """Return a permutation of the tokens of a row, int64 `[T]`, that divides causal attention equally over devices.
 
     A row has `2 * devices` chunks. Device i has the chunks i and `2 * devices - 1 - i`: a chunk with few keys, and one with
     many. Source: the zigzag order of https://github.com/zhuzilin/ring-flash-attention.
@@ -179,7 +179,7 @@ def _scattered(layout: Layout, dk_BKSH: Array, dv_BKHS: Array) -> tuple[Array, A
     """Add the gradients of whole rows over the devices, and return those of the keys and values of this device."""
     if not layout.axes:
         return dk_BKSH, dv_BKHS
-    # One collective: a TPU would replace the second of two by an all-reduce, which sends twice as much.
+    # One collective: the TPU compiler would replace the second of two with an all-reduce, which sends twice as much.
     both = jnp.stack([dk_BKSH, dv_BKHS.swapaxes(2, 3)])
     dk_BKSH, dv_BKSH = jax.lax.psum_scatter(both, layout.axes, scatter_dimension=3, tiled=True)
     return dk_BKSH, dv_BKSH.swapaxes(2, 3)

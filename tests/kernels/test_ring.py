@@ -33,7 +33,7 @@ def arrays(T: int) -> list[jax.Array]:
 
 
 def documents(T: int) -> Positions:
-    """Return the positions of rows of several documents, of which the last is padding."""
+    """Return the positions of rows of several documents; the last document is padding."""
     rng = np.random.default_rng(1)
     ids_BT = np.sort(rng.integers(0, 4, (B, T)), axis=1)
     return document_positions(jnp.asarray(np.where(ids_BT == 3, -1, ids_BT), jnp.int32))
