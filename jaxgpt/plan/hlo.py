@@ -9,7 +9,10 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 WIDTHS = {"pred": 1, "c64": 8, "c128": 16}  # bytes per element of booleans and complex numbers
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
@@ -86,6 +89,8 @@ class Collective(NamedTuple):
     group: int  # number of participating devices; between slices, number of slices
     times: int = 1  # number of executions
     between_slices: bool = False  # whether the network between slices is used, not the links within a slice
+    axes: tuple[str, ...] = ()  # axes of the mesh along which the devices of a group differ; (): unknown
+    site: str = ""  # what it carries, or its place in the source, such as `h/attn/q_proj`
 
     @property
     def sent(self) -> float:
@@ -102,11 +107,17 @@ class Collective(NamedTuple):
         return self.bytes * ways.get(self.kind, (g - 1) / g)
 
 
-def read_program(text: str) -> tuple[list[Collective], bool]:
+def read_program(text: str, mesh: Mapping[str, int] | None = None) -> tuple[list[Collective], bool]:
     """Return the collectives of a compiled program, and whether the program has loops.
 
-    A collective that the compiler split (into start and done, or into fusions that share a channel) counts once. A
-    collective that the compiler replaced with a ring of permutes counts as permutes.
+    Every instruction counts, except parts: a collective that the compiler split into start and done counts once, and so do
+    fusions with parts of one collective: they share a channel, a result and a place in the source. The channel alone does
+    not identify a collective: all collectives in `jax.shard_map` have channel 1. A collective that the compiler replaced with
+    a ring of permutes counts as permutes.
+
+    Args:
+        text: HLO text.
+        mesh: size of each axis of the mesh, in the order of the devices, to name the axes of each collective.
 
     Raises:
         ValueError: if a device group has an unknown syntax.
@@ -118,25 +129,34 @@ def read_program(text: str) -> tuple[list[Collective], bool]:
     # Count the executions of each computation: its callers' executions, times the trip count of a loop.
     loops = False
     times = defaultdict[str, int](int)
+    fused = set[str]()
     pending = [(entry, 1)]
     while pending:
         name, n = pending.pop()
         times[name] += n
         for instruction in computations.get(name, {}).values():
+            # An asynchronous call may name its computation again where it ends.
+            if instruction.opcode.endswith(("-update", "-done")):
+                continue
             loop = instruction.opcode == "while"
             loops |= loop
             trips = _trip_count(instruction, computations) if loop else 1
             pending += [(other, n * trips) for other in instruction.called]
+            if instruction.opcode == "fusion":
+                fused.update(instruction.called)
 
-    collectives: dict[tuple[str, str], Collective] = {}
+    collectives: dict[tuple[str, ...], Collective] = {}
     for name, n in times.items():
         body = computations.get(name, {})
         for instruction in body.values():
-            collective = _collective(instruction, name, body, devices)
+            collective = _collective(instruction, name, body, devices, mesh or {})
             if collective is None:
                 continue
-            channel = instruction.find(r"channel_id=(\d+)") or f"{name}/{instruction.name}"
-            collectives.setdefault((collective.kind, channel), collective._replace(times=n))
+            key: tuple[str, ...] = (name, instruction.name)
+            channel = instruction.find(r"channel_id=(\d+)")
+            if name in fused and channel:
+                key = (collective.kind, channel, str(collective.bytes), instruction.path)
+            collectives.setdefault(key, collective._replace(times=n))
     return list(collectives.values()), loops
 
 
@@ -151,31 +171,91 @@ def array_bytes(shape: str) -> list[float]:
     return sizes
 
 
-def group_size(line: str, devices: int) -> int:
-    """Return the number of devices that participate in a collective, from any of XLA's notations.
+def group_of(line: str, devices: int) -> list[int]:
+    """Return the numbers of the devices in the first group of a collective, from any of XLA's notations.
 
-    Notations are `{{0,1},{2,3}}`; `{}`, all `devices` of the program; `[2,2]<=[4]`; `mesh['a'=2,'b'=4] {'b'}`, with split
-    axes such as `'a':(1)2`; and `source_target_pairs={{0,1},{1,0}}`, counting each device once.
+    Notations are `{{0,1},{2,3}}`; `{}`, all `devices` of the program; `[2,2]<=[4]` with an optional transposition `T(1,0)`;
+    `mesh['a'=2,'b'=4] {'b'}`, with split axes such as `'a':(1)2`; and `source_target_pairs={{0,1},{1,0}}`, all devices of
+    the pairs.
     """
     pairs = re.search(r"source_target_pairs=\{(\{.*?\})\}", line)
     if pairs:
-        return len(set(re.findall(r"\d+", pairs[1])))
+        return sorted(set(_integers(pairs[1])))
 
     _, _, text = line.partition("replica_groups=")
     if text.startswith("{}"):
-        return devices
+        return list(range(devices))
     listed = re.match(r"\{\{([\d,]+)\}", text)
     if listed:
-        return listed[1].count(",") + 1
-    grid = re.match(r"\[\d+,(\d+)\]<=", text)
+        return _integers(listed[1])
+    grid = re.match(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text)
     if grid:
-        return int(grid[1])
-    mesh = re.match(r"mesh\[([^\]]*)\][^{]*\{([^}]*)\}", text)
+        groups = _arranged(grid[2], grid[3]).reshape(_integers(grid[1]))
+        return [int(each) for each in groups[0]]
+    mesh = re.match(r"mesh\[([^\]]*)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{([^}]*)\}", text)
     if mesh:
-        sizes = dict(re.findall(r"'([^']*)'=(\d+)", mesh[1]))
-        axes = re.findall(r"'([^']*)'(?::\(\d+\)(\d+))?", mesh[2])
-        return math.prod(int(part or sizes[name]) for name, part in axes)
+        sizes = {name: int(size) for name, size in re.findall(r"'([^']*)'=(\d+)", mesh[1])}
+        numbers = _arranged(mesh[2] or str(math.prod(sizes.values())), mesh[3]).reshape(list(sizes.values()))
+        return _along(numbers, sizes, mesh[4])
     raise ValueError(f"unknown syntax of a device group: {text[:80]!r}")
+
+
+def _arranged(shape: str, order: str | None) -> np.ndarray:
+    """Return the numbers from 0 in an array of this shape, transposed by `order`."""
+    sizes = _integers(shape)
+    numbers = np.arange(math.prod(sizes)).reshape(sizes)
+    return numbers.transpose(_integers(order)) if order else numbers
+
+
+def _along(numbers: np.ndarray, sizes: Mapping[str, int], names: str) -> list[int]:
+    """Return the first devices along axes of a mesh; the axis `'a':(2)4` is the middle of the axis a split in 2, 4, rest."""
+    wanted = {name: (before, part) for name, before, part in re.findall(r"'([^']*)'(?::\((\d+)\)(\d+))?", names)}
+    shape = list[int]()
+    chosen = list[int | slice]()
+    for name, size in sizes.items():
+        before, part = wanted.get(name, ("1", "1"))
+        first = int(before or 1)
+        middle = int(part or size)
+        shape += [first, middle, size // (first * middle)]
+        chosen += [0, slice(None), 0]
+    return [int(each) for each in numbers.reshape(shape)[tuple(chosen)].reshape(-1)]
+
+
+def _integers(text: str) -> list[int]:
+    return [int(each) for each in re.findall(r"\d+", text)]
+
+
+def axes_of(line: str, group: Sequence[int], mesh: Mapping[str, int]) -> tuple[str, ...]:
+    """Return the axes of a mesh along which the devices of a collective differ, with the sizes of all axes in `mesh`.
+
+    A permutation has the axes along which its sources differ from their targets.
+    """
+    shape = tuple(mesh.values())
+    pairs = re.search(r"source_target_pairs=\{(\{.*?\})\}", line)
+    ends = [group]
+    if pairs:
+        numbers = _integers(pairs[1])
+        ends = [numbers[i : i + 2] for i in range(0, len(numbers), 2)]
+    found = set[str]()
+    for each in ends:
+        if max(each, default=0) >= math.prod(shape):
+            return ()
+        places = np.unravel_index(np.asarray(each), shape)
+        found |= {name for name, place in zip(mesh, places, strict=True) if len(set(place.tolist())) > 1}
+    return tuple(name for name in mesh if name in found)
+
+
+def site_of(path: str) -> str:
+    """Shorten a source path to the modules of a layer, without the number of the block: `h/attn/q_proj, backward`."""
+    *modules, _ = path.split("/")
+    names = [name for name in modules if re.fullmatch(r"[\w.]+", name) and name != "shard_map"]
+    layer = next((i for i, name in enumerate(names) if re.fullmatch(r"h(_\d+)?", name)), None)
+    if layer is not None:
+        inner = [name for name in names[layer + 1 :] if "." not in name]
+        names = ["/".join(["h", *inner])]
+    if not names:
+        return ""
+    return f"{names[-1]}, backward" if "transpose(" in path else names[-1]
 
 
 def _trip_count(loop: Instruction, computations: dict[str, Computation]) -> int:
@@ -221,7 +301,9 @@ def _constant(body: Computation, name: str) -> int:
     return int(value[0]) if value else 0
 
 
-def _collective(instruction: Instruction, computation: str, body: Computation, devices: int) -> Collective | None:
+def _collective(
+    instruction: Instruction, computation: str, body: Computation, devices: int, mesh: Mapping[str, int]
+) -> Collective | None:
     """Return the collective that an instruction executes or starts, or None."""
     opcode = instruction.opcode
     sizes = array_bytes(instruction.shape)
@@ -233,7 +315,7 @@ def _collective(instruction: Instruction, computation: str, body: Computation, d
             ends = part.split(":")
             slices += int(ends[-1]) - int(ends[0]) + 1  # 4 slices for `1:4`
         kind = transfer.lower().replace("_", "-")
-        return Collective(kind, sizes[0], slices, between_slices=True)
+        return Collective(kind, sizes[0], slices, between_slices=True, axes=("data",), site=site_of(instruction.path))
 
     kind = opcode.removesuffix("-start")
     if kind not in COLLECTIVES:
@@ -247,4 +329,9 @@ def _collective(instruction: Instruction, computation: str, body: Computation, d
     if kind == "all-reduce" and computation.startswith("all-reduce-scatter"):
         kind = "reduce-scatter"
         sizes = array_bytes(next(each.shape for each in body.values() if each.root))
-    return Collective(kind, sum(sizes), group_size(instruction.rest, devices))
+    group = group_of(instruction.rest, devices)
+    axes = axes_of(instruction.rest, group, mesh) if mesh else ()
+    site = site_of(instruction.path)
+    if len(sizes) > 1 and site:  # one instruction for the arrays of several places
+        site = f"{site} and {len(sizes) - 1} more"
+    return Collective(kind, sum(sizes), len(group), axes=axes, site=site)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -12,35 +14,72 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxgpt.plan.hlo import Collective, array_bytes, group_size, read_program
+from jaxgpt.plan.hlo import Collective, array_bytes, axes_of, group_of, read_program, site_of
 
 SIZES = st.lists(st.integers(1, 4), min_size=1, max_size=4)
 
 
 @given(SIZES, st.data())
 def test_groups_as_axes_of_a_mesh(sizes: list[int], data: st.DataObject) -> None:
+    """The first group along some axes are the devices that share the first coordinate of all others, in any notation."""
     chosen = data.draw(st.lists(st.sampled_from(range(len(sizes))), min_size=1, unique=True))
-    mesh = ",".join(f"'a{i}'={size}" for i, size in enumerate(sizes))
-    ids = data.draw(st.sampled_from(["", f", device_ids=([{math.prod(sizes)},1]T(1,0))"]))
-    line = f"replica_groups=mesh[{mesh}]{ids} {{{','.join(repr(f'a{i}') for i in chosen)}}}, dimensions={{0}}"
-    assert group_size(line, 1000) == math.prod(sizes[i] for i in chosen)
+    order = data.draw(st.permutations(range(len(sizes))))
+    names = [f"a{i}" for i in range(len(sizes))]
+    shape = dict(zip(names, sizes, strict=True))
+    mesh = ",".join(f"'{name}'={size}" for name, size in shape.items())
+    axes = ",".join(f"'a{i}'" for i in chosen)
+    expected = [
+        number
+        for number, place in enumerate(np.ndindex(*sizes))
+        if all(place[i] == 0 for i in range(len(sizes)) if i not in chosen)
+    ]
+    line = f"replica_groups=mesh[{mesh}] {{{axes}}}, dimensions={{0}}"
+    assert sorted(group_of(line, 1000)) == expected
+    assert set(axes_of(line, expected, shape)) == {names[i] for i in chosen if sizes[i] > 1}
+
+    # The same group as a transposed array of groups.
+    order = [i for i in range(len(sizes)) if i not in chosen] + [i for i in order if i in chosen]
+    rows = math.prod(sizes[i] for i in range(len(sizes)) if i not in chosen)
+    grid = f"[{rows},{math.prod(sizes) // rows}]<=[{','.join(map(str, sizes))}]T({','.join(map(str, order))})"
+    assert sorted(group_of(f"replica_groups={grid}, x=1", 1000)) == expected
 
 
 @pytest.mark.parametrize(
-    ("line", "size"),
+    ("line", "group"),
     [
-        ("replica_groups={{0,2},{1,3}}, to_apply=x", 2),
-        ("source_target_pairs={{0,1},{1,2},{2,0}}", 3),
-        ("replica_groups=mesh['a'=8,'b'=2] {'a':(2)2,'b'}, x=1", 4),  # 2 of the 8
-        ("replica_groups=[2,4]<=[8], x=1", 4),
-        ("replica_groups={}, to_apply=x", 1000),
-        ("x = f32[] all-reduce(y), replica_groups=[2,3]<=[3,2]T(1,0), to_apply=z", 3),
+        ("replica_groups={{0,2},{1,3}}, to_apply=x", [0, 2]),
+        ("source_target_pairs={{0,1},{1,2},{2,0}}", [0, 1, 2]),
+        ("replica_groups=mesh['a'=8,'b'=2] {'a':(2)2,'b'}, x=1", [0, 1, 4, 5]),  # 2 of the 8
+        ("replica_groups=mesh['a'=2,'b'=1,'c'=4], device_ids=([2,2,2]T(1,0,2)) {'a'}, x=1", [0, 2]),
+        ("replica_groups=[2,4]<=[8], x=1", [0, 1, 2, 3]),
+        ("replica_groups={}, to_apply=x", [0, 1, 2, 3, 4]),
+        ("x = f32[] all-reduce(y), replica_groups=[2,3]<=[3,2]T(1,0), to_apply=z", [0, 2, 4]),
     ],
 )
-def test_other_notations_of_groups(line: str, size: int) -> None:
-    assert group_size(line, 1000) == size
+def test_other_notations_of_groups(line: str, group: list[int]) -> None:
+    assert group_of(line, 5) == group
     with pytest.raises(ValueError, match="unknown syntax"):
-        group_size("replica_groups=somehow", 1000)
+        group_of("replica_groups=somehow", 1000)
+
+
+def test_the_axes_of_a_permutation_are_those_along_which_data_move() -> None:
+    line = "source_target_pairs={{0,1},{1,0},{2,3},{3,2}}"
+    assert axes_of(line, [0, 1, 2, 3], {"data": 2, "tensor": 2}) == ("tensor",)
+    assert axes_of(line, [0, 1, 2, 3], {"data": 2}) == ()
+
+
+@pytest.mark.parametrize(
+    ("path", "site"),
+    [
+        ("jit(train)/jvp(GPT.hidden_and_sides)/GPT.blocks/h_1/attn/attn._project/k_proj/dot_general", "h/attn/k_proj"),
+        ("jit(train)/transpose(jvp(GPT))/GPT.blocks/h_0/h_0.feed_forward/mlp/shard_map/psum", "h/mlp, backward"),
+        ("jit(train)/jvp(GPT.head)/wte.logits/dot_general", "wte.logits"),
+        ("jit(train)/add", ""),
+        ("", ""),
+    ],
+)
+def test_sites_of_collectives(path: str, site: str) -> None:
+    assert site_of(path) == site
 
 
 @pytest.mark.parametrize(
@@ -107,7 +146,7 @@ def test_trip_counts_split_collectives_and_fused_reduce_scatters() -> None:
         Collective("reduce-scatter", 32, 4),
         Collective("reduce-scatter", 32, 2),
         Collective("collective-permute", 32, 2),
-        Collective("all-reduce", 16, 3, 1, between_slices=True),
+        Collective("all-reduce", 16, 3, 1, between_slices=True, axes=("data",)),
     }
 
 
@@ -135,3 +174,34 @@ def test_a_compiled_loop_of_all_reduces(trips: int) -> None:
     text = jax.jit(mapped).lower(x).compile().as_text()
     [one], _ = read_program(text)
     assert (one.kind, one.bytes, one.group, one.times) == ("all-reduce", 160, 8, trips)
+
+
+@pytest.mark.parametrize("trips", [1, 3])
+def test_collectives_in_shard_map_count_each(trips: int) -> None:
+    """They share a channel. Tokens are gathered twice, in two types, and sums of them scattered, in a loop or alone."""
+    mesh = Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("data", "expert"))
+    gather = functools.partial(jax.lax.all_gather, axis_name="expert", tiled=True)
+
+    def work(x: jax.Array, ids: jax.Array) -> jax.Array:
+        def one(x: jax.Array, step: jax.Array) -> tuple[jax.Array, None]:
+            everyone = jnp.sin(gather(x)) * gather(ids + step)
+            twice = gather(jnp.cos(x)) + everyone
+            return jax.lax.psum_scatter(twice, "expert", tiled=True), None
+
+        return jax.lax.scan(one, x, jnp.arange(trips))[0]
+
+    spec = PartitionSpec(("data", "expert"))
+    mapped = jax.shard_map(work, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    place = NamedSharding(mesh, spec)
+    arguments = (
+        jax.ShapeDtypeStruct((32, 5), jnp.float32, sharding=place),
+        jax.ShapeDtypeStruct((32, 1), jnp.int32, sharding=place),
+    )
+    text = jax.jit(mapped).lower(*arguments).compile().as_text()
+    assert len(set(re.findall(r"channel_id=(\d+)", text))) == 1
+    collectives, _ = read_program(text, mesh.shape)
+    assert {(each.axes, each.group, each.times) for each in collectives} == {(("expert",), 4, trips)}
+    # 4 rows per device, of 5 float32 or 1 int32.
+    gathered = sorted(each.bytes for each in collectives if each.kind == "all-gather")
+    assert gathered == [4 * 16 * 1, 4 * 16 * 5, 4 * 16 * 5]
+    assert [each.bytes for each in collectives if each.kind == "reduce-scatter"] == [4 * 4 * 5]
