@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,14 +25,26 @@ CPU = PLAIN._replace(linear=cpu.linear, rotation=cpu.rotation, attend=cpu.attend
 GPU = PLAIN._replace(norm=norms.norm)
 
 
-def best(config: Config, mesh: Mesh | AbstractMesh | None = None) -> Ops:
+class Target(NamedTuple):
+    """A kind of device that need not exist here, such as `jaxgpt.plan.topology.parse_topology("v5e:2x4").target`.
+
+    Attributes:
+        platform: cpu, gpu or tpu.
+        compute_capability: JAX's name for the version of a GPU, such as 9.0.
+    """
+
+    platform: str
+    compute_capability: str = ""
+
+
+def best(config: Config, mesh: Mesh | AbstractMesh | Target | None = None) -> Ops:
     """Return the fastest operations for a config on the devices of a mesh.
 
     Some of them have a derivative for reverse mode only (`jax.custom_vjp`). For `jax.jvp`, use the definitions: `GPT(config)`.
 
     Args:
         config: settings of the run.
-        mesh: the devices; an `AbstractMesh`: operations for any device; None: this process's first device.
+        mesh: the devices, or their kind; an `AbstractMesh`: operations for any device; None: this process's first device.
 
     Raises:
         UserError: if `train.attention` selects a kernel that cannot run.
@@ -41,12 +54,16 @@ def best(config: Config, mesh: Mesh | AbstractMesh | None = None) -> Ops:
         if config.mesh.context > 1:
             attention, _ = _choose_context_attention(config)
         return PLAIN._replace(dtype=jnp.dtype(config.train.compute_dtype), attend=attention)
-    device = jax.local_devices()[0] if mesh is None else mesh.devices.flat[0]
+    device: jax.Device | Target
+    if isinstance(mesh, Target):
+        device = mesh
+    else:
+        device = jax.local_devices()[0] if mesh is None else mesh.devices.flat[0]
     attention, _ = choose_attention(config, device)
     return of_device(device, config.train.compute_dtype)._replace(attend=attention)
 
 
-def of_device(device: jax.Device, dtype: str = "float32") -> Ops:
+def of_device(device: jax.Device | Target, dtype: str = "float32") -> Ops:
     """Return the operations of a device for generation, where `train.attention` does not apply."""
     ops = {"cpu": CPU, "gpu": GPU}.get(device.platform, PLAIN)
     return ops._replace(dtype=jnp.dtype(dtype))
@@ -59,7 +76,7 @@ CONTEXT_KERNELS: dict[str, AttendFn] = {"gathered": gathered_attention, "ring": 
 MOST_GATHERED = 2**17  # longest windows with gathered keys (measured in docs/scaling.md)
 
 
-def choose_attention(config: Config, device: jax.Device) -> tuple[AttendFn, str]:
+def choose_attention(config: Config, device: jax.Device | Target) -> tuple[AttendFn, str]:
     """Return a device's attention function, and a note if `auto` falls back to a slow function, or "".
 
     Raises:
@@ -120,7 +137,7 @@ def token_order(config: Config, ops: Ops) -> np.ndarray | None:
     return balanced_order(config.window, config.mesh.context)
 
 
-def _lack(name: str, config: Config, device: jax.Device) -> str:
+def _lack(name: str, config: Config, device: jax.Device | Target) -> str:
     """Return why a platform's kernel cannot run with a config on a device, or ""."""
     if config.model.dropout:
         return f"does not support dropout (model.dropout {config.model.dropout:g})"
