@@ -1,24 +1,31 @@
-"""jaxgpt plan PRESET|RUN --topology v5e:2x4 [--slices N] [--decode] [--estimate] [--json]"""
+"""jaxgpt plan TARGET --topology v5e:2x4 [--slices N] [--against OPTIONS] [--meshes] [--decode] [--estimate] [--json]"""
 
 from __future__ import annotations
 
 import os
+import shlex
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+from cyclopts import Parameter
 
 from jaxgpt.cli.options import NO_SETTINGS, GivenSettings, Json
-from jaxgpt.cli.output import aligned, print_json, progress
-from jaxgpt.cli.settings import check_next_token, named_config, with_settings, with_vocab
+from jaxgpt.cli.output import aligned, columns, print_json, progress
+from jaxgpt.cli.parse import parse
+from jaxgpt.cli.plan_tables import difference, figures_of, mesh_row, si, table
+from jaxgpt.cli.settings import named_config, with_settings, with_vocab
 from jaxgpt.config import Config
-from jaxgpt.errors import UserError, plural
-from jaxgpt.progress import duration
+from jaxgpt.errors import UserError, did_you_mean, plural
+from jaxgpt.presets import PRESETS
 
 if TYPE_CHECKING:
     from jaxgpt.plan.cost import StepCost
+    from jaxgpt.plan.residuals import Work
     from jaxgpt.plan.topology import Topology
 
 GIB = 2**30
-CLOSE = 0.45  # minimum fraction of memory for the advice to compile; a program needs up to twice its estimate
 
 
 def plan(
@@ -27,12 +34,14 @@ def plan(
     *,
     topology: str,
     slices: int = 1,
+    against: Annotated[str, Parameter(allow_leading_hyphen=True)] = "",
+    meshes: bool = False,
     decode: bool = False,
     estimate: bool = False,
     json: Json = False,
     settings: GivenSettings = NO_SETTINGS,
 ) -> int:
-    """Plan a run for hardware you do not have: memory per device, communication, a bound on speed.
+    """Plan a run for hardware you do not have: memory per device, communication, bounds on speed.
 
     The first table is an estimate. With a compiler, the training step is also
     compiled, and a second table shows the compiler's numbers. Compilers need Linux
@@ -47,129 +56,267 @@ def plan(
     specifications in FLOP/s, bytes and bytes/s:
     custom:8,peak=312T,hbm=80G,bandwidth=2039G,link=300G,network=25G
 
+    Published shapes, without recipe or data, are llama-3.2-1b, llama-2-7b,
+    llama-3-8b, llama-3-70b and mixtral-8x7b.
+
     jaxgpt plan gpt2 --topology v5e-8
     jaxgpt plan gpt2-xl --topology v5p:4x4x4 --mesh.fsdp -1
     jaxgpt plan runs/shakespeare --topology h100:8 --slices 4 --estimate
+    jaxgpt plan llama-3-8b --topology v5p-128 --meshes
+    jaxgpt plan llama-3-8b --topology v5p-128 --mesh.fsdp -1 --against "--mesh.tensor 4"
 
     Args:
-        target: preset or run
+        target: preset, published shape or run
         topology: chip and grid, such as v5e:2x4, or a Google Cloud slice, such as v5e-8
         slices: number of TPU slices or GPU machines, connected by a network
+        against: also plan with these further options, such as "--mesh.tensor 4", and print both plans in columns
+        meshes: estimate all meshes of the topology, fastest first, instead of one
         decode: also plan a decoding step: one token for each row of a microbatch, with a full context
         estimate: print only the estimate, do not compile
     """
-    config = with_settings(named_config(target), settings)
-    check_next_token(config, "plan")
-    config = with_vocab(config)
-    if config.train.epochs:
-        raise UserError(
-            f"train.epochs {config.train.epochs:g} needs the number of tokens, which plan does not count: "
-            "use --train.steps N --train.epochs 0"
-        )
     # A plan needs no devices of this machine. Without this variable, an installed libtpu would search for TPUs.
     os.environ["JAX_PLATFORMS"] = "cpu"
-    from jaxgpt.plan import estimate as estimates
-    from jaxgpt.plan.plan import compile_decode, compile_step
-    from jaxgpt.plan.topology import compiler_missing, parse_topology
-
-    chips = parse_topology(topology, slices)
-    config, remark = estimates.resolve_mesh(config, chips)
-    why_not = "--estimate is given; omit it to compile" if estimate else compiler_missing(chips)
+    case = make_case(target, topology, slices, settings)
+    if meshes:
+        if against or decode:
+            raise UserError("--meshes prints estimates of all meshes: omit --against and --decode")
+        return _print_meshes(case, json)
+    why_not = _not_compiled(case, estimate)
     if decode and why_not:
         raise UserError(f"--decode needs the compiler: {why_not}")
+    if against:
+        other = other_case(target, topology, slices, settings, against)
+        return _print_comparison((case, other), against, why_not or _not_compiled(other, estimate), decode, json)
 
     def show(text: str) -> None:
         if not json:
             print(text)
 
-    show(aligned(_head(target, config, chips, remark)))
-    with progress("estimating"):
-        steps = {"train": estimates.estimate(config, chips)}
+    chips = case.topology
+    show(aligned(_head(case)))
+    costs = estimates(case)
+    estimated = costs["train"]
     show("\nestimate from shapes and shardings, per device and step (parameters and optimizer are exact)")
-    show(table(steps["train"], chips, config.train.steps))
+    show(table(costs["train"], chips, case.steps))
+    if "rollout" in costs:
+        show(_rollout_title(case))
+        show(table(costs["rollout"], chips, unit="rollout"))
     if why_not:
         show(f"\nnot compiled: {why_not}")
     else:
-        with progress("compiling the training step"):
-            steps["train"] = compile_step(config, chips)
+        costs |= compiled(case, decode)
         show("\ncompiled training step, per device")
-        show(table(steps["train"], chips, config.train.steps))
-    if decode:
-        with progress("compiling the sampler"):
-            steps["decode"] = compile_decode(config, chips)
+        show(table(costs["train"], chips, case.steps))
+    if "decode" in costs:
         show("\ncompiled decode step, per device (one token per row)")
-        show(table(steps["decode"], chips))
+        show(table(costs["decode"], chips))
 
+    fits = all(cost.fits for cost in costs.values())
     hints: list[tuple[str, float]] = []
-    fits = all(cost.fits for cost in steps.values())
     if not fits:
+        from jaxgpt.plan.choices import suggestions
+
         show("\nThe run does not fit. Options that need less memory (estimate, GiB per device):")
-        hints = estimates.suggestions(config, chips)
+        hints = suggestions(case.config, chips, case.work)
     for flags, total in hints:
         verdict = "  (fits)" if total <= chips.chip.hbm else ""
         show(f"  {total / GIB:7.2f}  {flags}{verdict}")
+    larger = "" if fits or any(total <= chips.chip.hbm for _, total in hints) else _larger(case)
+    show(larger)
 
     if json:
         about = {
             "name": target,
-            "note": remark,
+            "note": case.remark,
+            "attention": case.attention,
             "fits": fits,
             "not_compiled": why_not,
             "topology": str(chips),
             "chip": chips.chip.title,
             "devices": chips.n_devices,
-            "mesh": asdict(config.mesh),
+            "mesh": asdict(case.config.mesh),
             "suggestions": [{"flags": flags, "total": total} for flags, total in hints],
+            "larger": larger,
         }
-        costs = {name: cost.to_json(chips.chip) for name, cost in steps.items()}
-        print_json(about | costs)
+        costs = {"estimate": estimated, **costs}
+        print_json(about | {name: cost.to_json(chips.chip) for name, cost in costs.items()})
     return 0 if fits else 1
 
 
-def table(cost: StepCost, topology: Topology, steps: int = 0) -> str:
-    """Format the per-device cost of a step, and the time of `steps` steps; 0: omit the time."""
-    facts: dict[str, str | list[str]] = {kind: f"{size / GIB:9.3f} GiB" for kind, size in cost.memory.items()}
-    is_close = cost.total > CLOSE * cost.available
-    if not cost.fits:
-        verdict = "DOES NOT FIT"
-    elif is_close and not cost.compiled:
-        verdict = "may not fit: a program needs up to twice its estimate; compile it to check"
-    else:
-        verdict = "fits"
-    facts["total"] = f"{cost.total / GIB:9.3f} GiB of {cost.available / GIB:.2f} GiB: {verdict}"
-    if cost.out_of_memory:
-        return aligned(facts)
+class Case(NamedTuple):
+    """A run on hardware."""
 
-    flops = f"{_si(cost.model_flops)} for the model"
-    if cost.compiled_flops:
-        flops += f"; the compiler counts {_si(cost.compiled_flops)}"
-        if cost.loops_once:
-            flops += " (loop bodies counted once)"
-    facts["FLOPs"] = flops
-    facts["memory traffic"] = f"{_si(cost.hbm_bytes)}B"
-    for kind, traffic in cost.traffic.items():
-        sent = f"{_si(traffic.sent)}B sent"
-        if traffic.sent_between_slices:
-            sent += f", {_si(traffic.sent_between_slices)}B to other slices"
-        facts[kind] = f"{plural(traffic.count, 'call')}, {_si(traffic.bytes)}B total, {sent}"
-
-    seconds = cost.seconds(topology.chip)
-    facts["lower bounds"] = ", ".join(f"{kind} {1e3 * each:.2f} ms" for kind, each in seconds.items() if each)
-    bounds = cost.bounds(topology.chip)
-    low = bounds["seconds_overlapped"]
-    high = bounds["seconds_serial"]
-    facts["roofline"] = [
-        f"step: {1e3 * low:.2f} ms with full overlap (max), {1e3 * high:.2f} ms without overlap (sum)",
-        f"MFU: {bounds['mfu_overlapped']:.0%} to {bounds['mfu_serial']:.0%}",
-        f"{plural(steps, 'step')}: {duration(steps * low)} to {duration(steps * high)}" if steps else "",
-    ]
-    return aligned(facts)
+    title: str  # preset, shape or run
+    config: Config  # settings of a step, with a resolved mesh
+    topology: Topology
+    work: Work
+    objective: str
+    steps: int  # steps of the run; 0: unknown
+    attention: str  # the attention of the chip, for the user
+    remark: str  # note on the mesh, or ""
 
 
-def _head(target: str, config: Config, topology: Topology, remark: str) -> dict[str, str]:
+def make_case(target: str, topology: str, slices: int, settings: Mapping[str, Any]) -> Case:
+    """Resolve the settings of a plan; raise `UserError` if they are invalid."""
+    base, is_shape = _base(target)
+    config = with_vocab(with_settings(base, settings))
+    if config.train.epochs:
+        raise UserError(
+            f"train.epochs {config.train.epochs:g} needs the number of tokens, which plan does not count: "
+            "use --train.steps N --train.epochs 0"
+        )
+    from jaxgpt.plan.estimate import resolve_mesh
+    from jaxgpt.plan.topology import attention_of, parse_topology
+    from jaxgpt.post.plan import work_of
+
+    chips = parse_topology(topology, slices)
+    config, remark = resolve_mesh(config, chips)
+    attention = attention_of(config, chips)
+    steps = 0 if is_shape and "train.steps" not in settings else config.train.steps
+    step, work = work_of(config)
+    return Case(target, step, chips, work, config.post.objective, steps, attention, remark)
+
+
+def other_case(target: str, topology: str, slices: int, settings: Mapping[str, Any], against: str) -> Case:
+    """Resolve the settings of a plan with further options, as on a command line.
+
+    Raises:
+        UserError: if an option is invalid, or is not an option of a plan.
+    """
+    try:
+        words = shlex.split(against)
+    except ValueError as e:
+        raise UserError(f"--against {against!r}: {e}") from None
+    _, bound = parse(["plan", target, "--topology", topology, "--slices", str(slices), *words])
+    given = bound.arguments
+    unknown = [name for name in ("against", "meshes", "decode", "estimate", "json") if given.get(name)]
+    if unknown or not words:
+        raise UserError('--against takes settings, --topology and --slices in quotes, such as "--mesh.tensor 4"')
+    return make_case(target, given["topology"], given["slices"], {**settings, **given.get("settings", {})})
+
+
+def _base(target: str) -> tuple[Config, bool]:
+    """Return the config of a preset, shape or run, and whether it is a shape."""
+    from jaxgpt.plan.shapes import SHAPES, shape_config
+
+    if target in SHAPES:
+        return shape_config(target), True
+    if target not in PRESETS and not Path(target).exists() and did_you_mean(target, SHAPES):
+        raise UserError(f"no preset, shape, run or file {target!r}{did_you_mean(target, SHAPES)}")
+    return named_config(target), False
+
+
+def _not_compiled(case: Case, estimate: bool) -> str:
+    """Return why a step is not compiled, or ""."""
+    from jaxgpt.plan.topology import compiler_missing
+
+    return "--estimate is given; omit it to compile" if estimate else compiler_missing(case.topology)
+
+
+def estimates(case: Case) -> dict[str, StepCost]:
+    """Estimate the training step and, if the model generates answers, the rollout."""
+    from jaxgpt.plan.estimate import estimate
+    from jaxgpt.plan.rollout import rollout
+
+    with progress("estimating"):
+        costs = {"train": estimate(case.config, case.topology, case.work)}
+        if case.work.answers:
+            costs["rollout"] = rollout(case.config, case.topology, case.work)
+    return costs
+
+
+def compiled(case: Case, decode: bool) -> dict[str, StepCost]:
+    """Compile the training step and, with `decode`, a decoding step."""
+    from jaxgpt.plan.plan import compile_decode, compile_step
+
+    with progress("compiling the training step"):
+        costs: dict[str, StepCost] = {"train": compile_step(case.config, case.topology, work=case.work)}
+    if decode:
+        with progress("compiling the sampler"):
+            costs["decode"] = compile_decode(case.config, case.topology)
+    return costs
+
+
+def _larger(case: Case) -> str:
+    """Describe the smallest slice that fits a run, if no flags fit it on its own slice."""
+    from jaxgpt.plan.choices import smallest_slice
+
+    found = smallest_slice(case.config, case.topology, case.work)
+    if found is None:
+        return f"Nothing fits on {case.topology}, or on a larger slice of {case.topology.chip.title}."
+    slice_, flags = found
+    return f"Nothing fits on {case.topology}. The smallest slice that fits: --topology {slice_} {flags}"
+
+
+def _print_meshes(case: Case, json: bool) -> int:
+    """Print the meshes of a topology, those that fit first and by time; return the exit code."""
+    from jaxgpt.plan.choices import meshes
+
+    chip = case.topology.chip
+    with progress("estimating all meshes") as activity:
+        found = meshes(case.config, case.topology, case.work, activity)
+    fits = any(choice.cost.fits for choice in found)
+    larger = "" if fits else _larger(case)
+    if json:
+        rows = [{"flags": choice.flags, "mesh": asdict(choice.mesh), **choice.cost.to_json(chip)} for choice in found]
+        print_json({"name": case.title, "topology": str(case.topology), "fits": fits, "larger": larger, "meshes": rows})
+        return 0 if fits else 1
+    print(aligned({name: text for name, text in _head(case).items() if name not in ("mesh", "note")}))
+    print("\nestimates of all meshes, per device and step; times without overlap")
+    header = ("mesh", "GiB", "fits", "step, ms", "compute", "memory", "links", "network", "MFU at most")
+    print(columns([header, *(mesh_row(choice, case.topology) for choice in found)]))
+    if larger:
+        print(f"\n{larger}")
+    return 0 if fits else 1
+
+
+def _print_comparison(cases: tuple[Case, Case], against: str, why_not: str, decode: bool, json: bool) -> int:
+    """Print two plans in columns, with their difference; return the exit code, 1 if one of the plans does not fit."""
+    costs = []
+    for case in cases:
+        each = estimates(case)
+        costs.append(each if why_not else each | compiled(case, decode))
+    fits = all(cost.fits for each in costs for cost in each.values())
+    if json:
+        plans = [
+            {
+                "topology": str(case.topology),
+                "mesh": asdict(case.config.mesh),
+                **{name: cost.to_json(case.topology.chip) for name, cost in each.items()},
+            }
+            for case, each in zip(cases, costs, strict=True)
+        ]
+        print_json({"name": cases[0].title, "against": against, "fits": fits, "not_compiled": why_not, "plans": plans})
+        return 0 if fits else 1
+    print(aligned(_head(cases[0])))
+    print(
+        f"\n{'estimates' if why_not else 'compiled'}, per device and step: this plan, with {against}, and the difference"
+    )
+    rows = [("", "this plan", "against", "difference")]
+    for name in costs[0]:
+        if name in costs[1]:
+            both = [figures_of(each[name], case.topology) for case, each in zip(cases, costs, strict=True)]
+            rows += difference(both[0], both[1], "" if name == "train" else f"{name}: ")
+    print(columns(rows))
+    if why_not:
+        print(f"\nnot compiled: {why_not}")
+    return 0 if fits else 1
+
+
+def _rollout_title(case: Case) -> str:
+    answers = case.work.answers
+    assert answers is not None
+    steps = plural(answers.steps, "step")
+    return f"\nestimate of a rollout, before every {steps}: {answers.rows:,} answers of {answers.tokens:,} tokens, lower bounds"
+
+
+def _head(case: Case) -> dict[str, str]:
     from jaxgpt.parallel.mesh import sizes_of
     from jaxgpt.parallel.rows import microbatches, row_shards
+    from jaxgpt.plan.shapes import SHAPES
 
+    config = case.config
+    topology = case.topology
     chip = topology.chip
     train = config.train
     sizes = sizes_of(config.mesh)
@@ -177,21 +324,15 @@ def _head(target: str, config: Config, topology: Topology, remark: str) -> dict[
     count, rows = microbatches(train, ways)
     tokens = f"{train.batch_size:,} x {config.window:,} = {train.batch_size * config.window:,} tokens"
     split = f"{rows // ways} rows per device {count} times"
-    memory = f"{chip.hbm / GIB:.2f} GiB at {_si(chip.hbm_bandwidth)}B/s"
-    links = f"links {_si(chip.link)}B/s, network {_si(chip.network)}B/s"
+    memory = f"{chip.hbm / GIB:.2f} GiB at {si(chip.hbm_bandwidth)}B/s"
+    links = f"links {si(chip.link)}B/s, network {si(chip.network)}B/s"
     return {
-        "run": f"{target} on {topology}: {topology.n_devices:,} x {chip.title}",
+        "run": f"{case.title} on {topology}: {topology.n_devices:,} x {chip.title}",
         "mesh": " x ".join(f"{axis} {size}" for axis, size in sizes.items()),
         "step": f"{tokens}, {split}, {train.compute_dtype}, remat {train.remat}",
-        "device": f"{_si(chip.flops)}FLOP/s, {memory}, {links}",
-        "note": remark,
+        "device": f"{si(chip.flops)}FLOP/s, {memory}, {links}",
+        "attention": case.attention,
+        "objective": "" if case.objective == "next-token" else case.objective,
+        "shape": f"{SHAPES[case.title].source}; no recipe or data" if case.title in SHAPES else "",
+        "note": case.remark,
     }
-
-
-def _si(value: float) -> str:
-    """Format a number with an SI prefix: 1.5e9 as `1.5 G`."""
-    for unit, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        # Without the factor 0.9995, 999.9 M would be formatted as 1e+03 M.
-        if value >= 0.9995 * size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value:.3g} "

@@ -1,9 +1,9 @@
-"""The cost of a step on one device: memory, FLOPs and communication, and lower bounds on its time."""
+"""The cost of a step on one device: memory, FLOPs and communication, and bounds on its time."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from jaxgpt.parallel.chips import Chip
@@ -28,12 +28,18 @@ class StepCost:
     available: float  # bytes of device memory; on a TPU, bytes available to a program
     model_flops: float  # model FLOPs that this device computes, without recomputation
     hbm_bytes: float  # bytes read from and written to memory
-    traffic: dict[str, Traffic]  # collectives by kind, such as all-reduce
+    collectives: tuple[Collective, ...] = ()  # one for each kind, axes and site
+    computed_flops: float = 0.0  # FLOPs of all products and kernels, found by tracing; 0: unknown
+    recomputed_flops: float = 0.0  # the part of computed_flops that rematerialization adds
+    # Work that no program of this step avoids: FLOPs, and bytes by resource (memory, links, network).
+    least: dict[str, float] = field(default_factory=dict)
     compiled_flops: float = 0.0  # FLOPs counted by the compiler; 0 for an estimate
     compiled: bool = False  # whether the step was compiled; otherwise, its cost is estimated
     useful_share: float = 1.0  # fraction of model_flops without padding and products that other devices repeat
     loops_once: bool = False  # whether the program has loops; the compiler counts FLOPs and bytes of a loop body once
-    out_of_memory: bool = False  # whether memory is exhausted; then hbm_bytes, traffic and compiled_flops are unknown
+    out_of_memory: bool = (
+        False  # whether memory is exhausted; then hbm_bytes, collectives and compiled_flops are unknown
+    )
 
     @property
     def total(self) -> float:
@@ -43,39 +49,111 @@ class StepCost:
     def fits(self) -> bool:
         return not self.out_of_memory and self.total <= self.available
 
+    @property
+    def traffic(self) -> dict[str, Traffic]:
+        """Collectives by kind, such as all-reduce."""
+        return traffic_by_kind(self.collectives)
+
     def seconds(self, chip: Chip) -> dict[str, float]:
-        """Compute lower bounds, in seconds, on compute, memory, link and network time at peak rates."""
-        return {
-            "compute": self.model_flops / chip.flops,
-            "memory": self.hbm_bytes / chip.hbm_bandwidth,
-            "links": sum(t.sent for t in self.traffic.values()) / chip.link,
-            "network": sum(t.sent_between_slices for t in self.traffic.values()) / chip.network,
+        """Compute the seconds of compute, memory, links and network at peak rates."""
+        work = {
+            "compute": self.computed_flops or self.model_flops,
+            "memory": self.hbm_bytes,
+            "links": sum(each.sent for each in self.traffic.values()),
+            "network": sum(each.sent_between_slices for each in self.traffic.values()),
         }
+        rates = rates_of(chip)
+        return {name: amount / rates[name] for name, amount in work.items()}
+
+    def least_seconds(self, chip: Chip) -> dict[str, float]:
+        """Compute lower bounds on the seconds of each resource, from `least`; a step takes at least their maximum."""
+        rates = rates_of(chip)
+        return {name: amount / rates[name] for name, amount in self.least.items()}
 
     def bounds(self, chip: Chip) -> dict[str, float]:
-        """Compute the roofline: maximum (overlapped) and sum (serial) of lower bounds in seconds, and MFU.
+        """Compute the roofline: maximum (overlapped) and sum (serial) of the seconds at peak rates, and MFU.
+
+        `seconds_least` is a lower bound on the time of a step, and `mfu_most` an upper bound on its MFU.
 
         Source: Williams, Waterman and Patterson 2009; MFU, `useful_share * model_flops / (chip.flops * seconds)`: PaLM,
         appendix B.
         """
         seconds = self.seconds(chip)
-        overlapped = max(seconds.values())
-        serial = sum(seconds.values())
-        return {
-            "seconds_overlapped": overlapped,
-            "seconds_serial": serial,
-            "mfu_overlapped": self.useful_share * seconds["compute"] / overlapped,
-            "mfu_serial": self.useful_share * seconds["compute"] / serial,
+        times = {
+            "overlapped": max(seconds.values()),
+            "serial": sum(seconds.values()),
         }
+        useful = self.useful_share * self.model_flops / chip.flops
+        bounds = {f"seconds_{name}": each for name, each in times.items()}
+        bounds |= {f"mfu_{name}": useful / each for name, each in times.items()}
+        least = max(self.least_seconds(chip).values(), default=0.0)
+        if least:
+            bounds |= {"seconds_least": least, "mfu_most": useful / least}
+        return bounds
 
     def to_json(self, chip: Chip) -> dict[str, Any]:
         """Return all numbers as JSON; with `out_of_memory`, the unknown numbers and the times are null."""
-        times = {"seconds": self.seconds(chip), "bounds": self.bounds(chip)}
-        values = asdict(self) | {"fits": self.fits, "total": self.total} | times
+        fields_of_cost = [each.name for each in fields(StepCost) if each.name != "collectives"]
+        values: dict[str, Any] = {name: getattr(self, name) for name in fields_of_cost}
+        values |= {"fits": self.fits, "total": self.total}
+        parts = {
+            "traffic": {kind: asdict(each) for kind, each in self.traffic.items()},
+            "collectives": [collective_json(each, chip) for each in self.collectives],
+            "seconds": self.seconds(chip),
+            "bounds": self.bounds(chip),
+        }
         if not self.out_of_memory:
-            return values
-        unknown = ("hbm_bytes", "traffic", "compiled_flops", "loops_once", *times)
+            return values | parts
+        unknown = ("hbm_bytes", "compiled_flops", "loops_once", *parts)
         return values | dict.fromkeys(unknown)
+
+
+def rates_of(chip: Chip) -> dict[str, float]:
+    """Return the peak rate of each resource of a chip: FLOP/s of `compute`, bytes/s of the others."""
+    return {"compute": chip.flops, "memory": chip.hbm_bandwidth, "links": chip.link, "network": chip.network}
+
+
+def collective_seconds(one: Collective, chip: Chip) -> tuple[float, float]:
+    """Return the seconds of all executions of a collective with all links, and with the links of one torus dimension.
+
+    On a torus of n dimensions, an axis of the mesh that follows one dimension has 1/n of the links of a chip. Between slices,
+    and on chips behind a switch, both are equal.
+    """
+    sent = one.sent * one.times
+    if one.between_slices:
+        return sent / chip.network, sent / chip.network
+    return sent / chip.link, chip.torus * sent / chip.link
+
+
+def collective_json(one: Collective, chip: Chip) -> dict[str, Any]:
+    """Return the numbers of a collective, in bytes and seconds per step and device."""
+    fast, slow = collective_seconds(one, chip)
+    return {
+        "kind": one.kind,
+        "axes": list(one.axes),
+        "carries": one.site,
+        "count": one.times,
+        "bytes": one.bytes * one.times,
+        "sent": one.sent * one.times,
+        "between_slices": one.between_slices,
+        "seconds": fast,
+        "seconds_one_dimension": slow,
+    }
+
+
+def merged(collectives: Iterable[Collective]) -> tuple[Collective, ...]:
+    """Join the collectives of one kind, group, axes and site, and sort by bytes sent; the joined bytes are the mean."""
+    found: dict[tuple[object, ...], Collective] = {}
+    for one in collectives:
+        key = (one.kind, one.group, one.axes, one.site, one.between_slices)
+        old = found.get(key)
+        if old is None:
+            found[key] = one
+            continue
+        times = old.times + one.times
+        mean = (old.bytes * old.times + one.bytes * one.times) / times
+        found[key] = one._replace(times=times, bytes=mean)
+    return tuple(sorted(found.values(), key=lambda one: -one.sent * one.times))
 
 
 def traffic_by_kind(collectives: Iterable[Collective]) -> dict[str, Traffic]:

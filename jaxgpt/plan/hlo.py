@@ -91,6 +91,12 @@ class Collective(NamedTuple):
     between_slices: bool = False  # whether the network between slices is used, not the links within a slice
     axes: tuple[str, ...] = ()  # axes of the mesh along which the devices of a group differ; (): unknown
     site: str = ""  # what it carries, or its place in the source, such as `h/attn/q_proj`
+    avoidable: int = 0  # estimates: number of these executions that a program may avoid
+
+    @property
+    def needed(self) -> int:
+        """Number of executions that no program avoids."""
+        return self.times - self.avoidable
 
     @property
     def sent(self) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -25,9 +25,10 @@ from jaxgpt.parallel.chips import GIB
 from jaxgpt.parallel.mesh import make_mesh
 from jaxgpt.parallel.rows import batch_ways
 from jaxgpt.parallel.rules import Rules, change_rules, partition_spec, rules_for, use_mesh
-from jaxgpt.plan.cost import StepCost, traffic_by_kind
+from jaxgpt.plan.cost import StepCost, merged
 from jaxgpt.plan.estimate import argument_bytes, estimate, shard_bytes, step_flops, token_flops
 from jaxgpt.plan.hlo import read_program
+from jaxgpt.plan.residuals import NEXT_TOKEN, Work, batch_of
 from jaxgpt.plan.topology import Topology, devices_of
 from jaxgpt.train.loss import Objective
 from jaxgpt.trainer.failures import explain_failure
@@ -47,41 +48,69 @@ def compile_step(
     model: GPT | None = None,
     optimizer: optax.GradientTransformation | None = None,
     objective: Objective | None = None,
-) -> StepCost:
+    work: Work = NEXT_TOKEN,
+) -> CompiledStep:
     """Compile the train step for a topology and return its cost.
 
     Args:
         config: settings of the run, with a resolved mesh.
         topology: the hardware.
-        ops: operations to use instead of `jaxgpt.kernels.best(config, mesh)`, as for `jaxgpt.build`.
+        ops: operations to use instead of `jaxgpt.kernels.best(config, topology.target)`, as for `jaxgpt.build`.
         rules: changes to the sharding table, as for `jaxgpt.build`.
         model: module to train, as for `jaxgpt.build`.
         optimizer: optax transformation, as for `jaxgpt.build`.
         objective: objective of training on windows, as for `jaxgpt.build`.
+        work: objective and batches of a step, instead of `objective`.
+
+    Returns:
+        The cost; its attribute `executable` is the compiled program.
 
     Raises:
         UserError: if the compiler is not available, compilation fails, or a rule is invalid.
     """
     mesh = make_mesh(config.mesh, devices_of(topology))
     table = change_rules(rules or {})
-    program = make_program(config, mesh, ops=ops, rules=table, model=model, optimizer=optimizer, objective=objective)
-    counted = argument_bytes(program)
-    cost = _compiled(lambda: program.lower(program.abstract_state, program.batch()), counted, program, topology)
+    program = make_program(
+        config,
+        mesh,
+        ops=ops,
+        rules=table,
+        model=model,
+        optimizer=optimizer,
+        objective=objective,
+        objective_of=work.objective_of,
+        frozen=work.any_frozen,
+    )
+    counted = argument_bytes(program, work)
+    batch = batch_of(program, work)
+    cost = _compiled(lambda: program.lower(program.abstract_state, batch), counted, program, topology)
+    computed, useful = step_flops(program, work)
+    cost = replace(cost, model_flops=computed, useful_share=useful / computed)
+    if cost.out_of_memory:
+        return cost
 
+    # The compiler does not count recomputation and, on GPUs, memory traffic. Custom parts are not estimated.
+    state = 2 * (sum(counted.values()) - counted["batch"])
+    is_own = any(part is not None for part in (ops, rules, model, optimizer, objective))
+    least = {"compute": computed, "memory": state}
     moved = cost.hbm_bytes
+    if not is_own:
+        implied = estimate(config, topology, work)
+        cost = replace(cost, computed_flops=implied.computed_flops, recomputed_flops=implied.recomputed_flops)
+        least = {name: implied.least[name] for name in least}
+        moved = moved or implied.hbm_bytes
+    moved = moved or state
+    for name, amount in (("links", "sent"), ("network", "sent_between_slices")):
+        least[name] = sum(getattr(each, amount) for each in cost.traffic.values())
+
     count = program.microbatches.accumulation
-    if not (moved or cost.out_of_memory):  # GPUs: memory traffic not counted by the compiler
-        moved = estimate(config, topology).hbm_bytes
-    elif count > 1 and not cost.out_of_memory:
+    if count > 1 and cost.hbm_bytes:
         # The compiler counts one iteration of the loop over microbatches: multiply all traffic except the state's by `count`.
-        fixed = 2 * (sum(counted.values()) - counted["batch"])
-        moved = fixed + count * max(moved - fixed, 0.0)
-
-    computed, useful = step_flops(program)
-    return replace(cost, hbm_bytes=moved, model_flops=computed, useful_share=useful / computed)
+        moved = state + count * max(moved - state, 0.0)
+    return replace(cost, hbm_bytes=moved, least=least)
 
 
-def compile_decode(config: Config, topology: Topology) -> StepCost:
+def compile_decode(config: Config, topology: Topology) -> CompiledStep:
     """Compile a decoding step for a topology and return its cost.
 
     The step decodes one token per row of a microbatch, with a full context.
@@ -125,13 +154,26 @@ def compile_decode(config: Config, topology: Topology) -> StepCost:
         cost = replace(cost, memory=memory)
 
     # Without adapters, the forward pass is a third of the training FLOPs.
-    flops = token_flops(program, model.block_size) / 3 * B / batch_ways(mesh)
+    flops = token_flops(config, model.block_size) / 3 * B / batch_ways(mesh)
     useful = flops_per_token(model, weights, model.block_size) / 3 * B / mesh.size
     moved = cost.hbm_bytes or sum(counted.values())
     return replace(cost, model_flops=flops, hbm_bytes=moved, useful_share=useful / flops)
 
 
-def _compiled(lower: Callable[[], Any], counted: dict[str, float], program: Program, topology: Topology) -> StepCost:
+@dataclass(frozen=True)
+class CompiledStep(StepCost):
+    """The cost of a compiled step, and its program.
+
+    Attributes:
+        executable: the compiled program, such as for `executable.as_text()`, its HLO; None if it exhausts the memory.
+    """
+
+    executable: Any = field(default=None, repr=False, compare=False)
+
+
+def _compiled(
+    lower: Callable[[], Any], counted: dict[str, float], program: Program, topology: Topology
+) -> CompiledStep:
     """Compile a program and read its cost; if out of memory, read the bytes from the compiler's message."""
     arguments = sum(counted.values())
     try:
@@ -143,12 +185,11 @@ def _compiled(lower: Callable[[], Any], counted: dict[str, float], program: Prog
             raise UserError(explain_failure(program, e)) from None
         needed, available = _too_big(text)
         memory = counted | {"temporaries": max(needed - arguments, 0.0)}
-        return StepCost(
+        return CompiledStep(
             memory=memory,
             available=available,
             model_flops=0.0,
             hbm_bytes=0.0,
-            traffic={},
             compiled=True,
             out_of_memory=True,
         )
@@ -161,16 +202,17 @@ def _compiled(lower: Callable[[], Any], counted: dict[str, float], program: Prog
         "program": float(sizes.generated_code_size_in_bytes),
     }
     costs = compiled.cost_analysis() or {}
-    collectives, loops = read_program(compiled.as_text())
-    return StepCost(
+    collectives, loops = read_program(compiled.as_text(), program.mesh.shape)
+    return CompiledStep(
         memory=memory,
         available=topology.chip.hbm,
         model_flops=0.0,
         hbm_bytes=float(costs.get("bytes accessed", 0.0)),
-        traffic=traffic_by_kind(collectives),
+        collectives=merged(one for one in collectives if one.group > 1),
         compiled_flops=float(costs.get("flops", 0.0)),
         compiled=True,
         loops_once=loops,
+        executable=compiled,
     )
 
 

@@ -1,22 +1,27 @@
-"""The part of a run that one device computes, and the bytes saved for its backward pass."""
+"""The part of a run that one device computes: the bytes saved for its backward pass, and its FLOPs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.extend.core
 from jax.sharding import AbstractMesh
 
 from jaxgpt.config import Config, MeshConfig
+from jaxgpt.kernels import Target, best
+from jaxgpt.model import GPT
 from jaxgpt.ops.random import named_key
 from jaxgpt.parallel.mesh import sizes_of
 from jaxgpt.parallel.rows import microbatches, row_shards
 from jaxgpt.parallel.rules import AXES, rules_for
+from jaxgpt.plan.flops import count_flops
+from jaxgpt.plan.kernel import traceable
+from jaxgpt.train.loss import Objective
 from jaxgpt.trainer.program import Program, make_program
 
 ELEMENTWISE = frozenset(
@@ -25,32 +30,84 @@ ELEMENTWISE = frozenset(
     "pow reshape rsqrt select_n sign sin slice split sqrt square squeeze stop_gradient sub tanh transpose".split()
 )
 
+VIEWS = frozenset("convert_element_type copy reshape squeeze stop_gradient transpose".split())
+
+
+class Answers(NamedTuple):
+    """The answers of a rollout, over all devices."""
+
+    rows: int  # number of answers
+    tokens: int  # maximum number of tokens of an answer
+    steps: int  # optimizer steps of a rollout
+
+
+class Work(NamedTuple):
+    """What a step learns, if not the next token of windows. Functions compare by value or identity: plans are cached.
+
+    Attributes:
+        objective_of: function from the model to the objective; None: the next token.
+        rows: function that returns a batch without rows, as `parallel.rows.row_spec`; None: windows.
+        windows: number of windows in a row.
+        frozen: whether the objective reads a frozen copy of the weights.
+        answers: the answers that the model generates for a batch; None: none.
+    """
+
+    objective_of: Callable[[GPT], Objective] | None = None
+    rows: Callable[[], Any] | None = None
+    windows: int = 1
+    frozen: bool = False
+    answers: Answers | None = None
+
+    @property
+    def any_frozen(self) -> Callable[[Any], Any] | None:
+        """The argument `frozen` of `make_program`: shapes of the model's weights, without arrays; None: nothing is frozen."""
+        return (lambda place: None) if self.frozen else None
+
+
+NEXT_TOKEN = Work()
+TPU = Target("tpu")
+
+
+def batch_of(program: Program, work: Work = NEXT_TOKEN) -> Any:
+    """Return the shapes of a batch of a step."""
+    return program.batch(spec=work.rows() if work.rows else None)
+
 
 @cache
-def abstract_program(config: Config, layers: int = 0) -> Program:
-    """Return the program on absent devices with this number of layers; 0: the config's number."""
+def abstract_program(config: Config, target: Target = TPU, work: Work = NEXT_TOKEN, layers: int = 0) -> Program:
+    """Return the program on absent devices, which can be traced, but not compiled.
+
+    Args:
+        config: settings of the run, with a resolved mesh.
+        target: kind of the devices. Their attention kernel is replaced by its shape (`plan.kernel`).
+        work: objective and batches of a step.
+        layers: number of layers; 0: the config's number.
+    """
     if layers:
         config = config.with_model(n_layer=layers)
     mesh: Any = AbstractMesh(tuple(sizes_of(config.mesh).values()), AXES)
-    return make_program(config, mesh)
+    ops = best(config, target)
+    ops = ops._replace(attend=traceable(ops.attend))
+    return make_program(config, mesh, ops=ops, objective_of=work.objective_of, frozen=work.any_frozen)
 
 
 @cache
-def one_device(program: Program) -> Program:
-    """Return the program of one device: its share of rows, heads, hidden units and vocabulary, over whole windows.
+def one_device(config: Config) -> Config:
+    """Return the settings of one device: its share of rows, heads, hidden units and vocabulary, over whole windows.
 
     The model has its full width, because weights are gathered along fsdp. If `tensor` does not divide an axis, every
-    device computes the complete axis. `mesh.context` is kept: `residual_bytes` divides by it.
+    device computes the complete axis. The tokens of the device have all experts.
+    `mesh.context` is kept: `trace` divides by it.
     """
-    config = program.config
     model = config.model
-    tensor = program.mesh.shape["tensor"]
-    rules = rules_for(model, program.mesh, program.rules)
+    sizes = sizes_of(config.mesh)
+    mesh: Any = AbstractMesh(tuple(sizes.values()), AXES)
+    rules = rules_for(model, mesh)
     if not model.attn_proj:  # unsharded heads, added to the complete residual stream
         rules |= {"heads": (), "kv_heads": ()}
 
     def part(axis: str, size: int) -> int:
-        return size // tensor if "tensor" in rules[axis] else size
+        return size // sizes["tensor"] if "tensor" in rules[axis] else size
 
     kv_heads = part("kv_heads", model.kv_heads)
     config = config.with_model(
@@ -61,63 +118,96 @@ def one_device(program: Program) -> Program:
         vocab_size=part("vocab", model.vocab_size),
     )
 
-    ways = row_shards(sizes_of(config.mesh))
+    ways = row_shards(sizes)
     rows = microbatches(config.train, ways).rows // ways
     train = replace(config.train, batch_size=rows, accumulation=1)
-    mesh = MeshConfig(data=1, fsdp=1, context=config.mesh.context, tensor=1)
-    return abstract_program(replace(config, train=train, mesh=mesh))
+    mesh_of_one = MeshConfig(data=1, fsdp=1, context=config.mesh.context, tensor=1)
+    return replace(config, train=train, mesh=mesh_of_one)
 
 
-def residual_bytes(program: Program, remat: bool = True) -> float:
-    """Estimate the bytes of the residuals in device memory, plus the gradient of the largest residual.
+class Trace(NamedTuple):
+    """The costs of one microbatch on one device, found by tracing."""
+
+    saved: float  # bytes of the arrays in device memory that the forward pass saves for the backward pass
+    largest: float  # bytes of the largest of these arrays
+    flops: float  # FLOPs of matrix products and attention kernels, with recomputation
+
+
+@cache
+def trace(config: Config, target: Target, work: Work = NEXT_TOKEN, layers: int = 0, remat: bool = True) -> Trace:
+    """Trace a microbatch of one device, forward and backward.
 
     Args:
-        program: a program of one device, with one microbatch.
+        config: settings of a run, from `one_device`.
+        target: kind of the device.
+        work: objective and batches of a step.
+        layers: number of layers; 0: the config's number.
         remat: whether to rematerialize as configured.
     """
-    train = program.config.train if remat else replace(program.config.train, remat="none")
-    run = abstract_program(replace(program.config, train=train))
-    key = named_key(0, "dropout") if program.config.model.dropout > 0 else None
+    if not remat:
+        config = replace(config, train=replace(config.train, remat="none"))
+    program = abstract_program(config, target, work, layers)
+    key = named_key(0, "dropout") if config.model.dropout > 0 else None
 
-    def residuals(params: Any, frozen: Any, windows: jax.Array) -> Any:
-        def loss(params: Any) -> jax.Array:
-            return run.objective(params, windows, key, frozen).minimized.sum()
+    def total(params: Any, frozen: Any, batch: Any) -> jax.Array:
+        return program.objective(params, batch, key, frozen).minimized.sum()
 
-        _, backward = jax.vjp(loss, params)
+    def residuals(params: Any, frozen: Any, batch: Any) -> Any:
+        _, backward = jax.vjp(lambda params: total(params, frozen, batch), params)
         return backward
 
     # The backward function is a tree of arrays: the residuals.
-    arguments = program.abstract_state.params, program.abstract_frozen, program.batch()
+    arguments = program.abstract_state.params, program.abstract_frozen, batch_of(program, work)
     plain = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), arguments)
-    jaxpr = jax.make_jaxpr(residuals)(*plain).jaxpr
-    sizes = [0.0]
-    for aval in _roots(jaxpr, jaxpr.outvars):
-        sizes.append(math.prod(aval.shape) * aval.dtype.itemsize)
-    return (sum(sizes) + max(sizes)) / program.config.mesh.context
+    forward = jax.make_jaxpr(residuals)(*plain).jaxpr
+    sizes = [float(math.prod(aval.shape) * aval.dtype.itemsize) for aval in _roots(forward, forward.outvars)]
+    step = jax.make_jaxpr(jax.grad(total))(*plain).jaxpr
+
+    # The windows are whole; a device has its share of their positions.
+    context = config.mesh.context
+    return Trace(sum(sizes) / context, max(sizes, default=0.0) / context, count_flops(step) / context)
 
 
 def _roots(jaxpr: Any, results: Iterable[Any]) -> list[Any]:
     """Return the shapes and dtypes of the arrays to store for results of a jaxpr, except its arguments.
 
-    A result of elementwise operations counts as their inputs: compilers recompute such operations where they are needed.
-    Results in host memory are omitted.
+    A result of elementwise operations counts as their inputs: compilers recompute such operations where they are needed. A
+    factor of a matrix product, such as the output of an activation function, counts itself: compilers store it for the second
+    product. Results in host memory are omitted.
     """
     made_by = {id(out): eqn for eqn in jaxpr.eqns for out in eqn.outvars}
+    factors = _factors(jaxpr, made_by)
     pending = list(results)
     seen = set[int]()
     found = []
     while pending:
-        var = pending.pop()
+        var = _source(pending.pop(), made_by)
         eqn = made_by.get(id(var))
         on_host = getattr(var.aval, "memory_space", None) == jax.memory.Space.Host
         if eqn is None or id(var) in seen or on_host:
             continue
         seen.add(id(var))
-        if _elementwise(eqn, eqn.outvars.index(var)):
+        if id(var) not in factors and _elementwise(eqn, eqn.outvars.index(var)):
             pending += [each for each in eqn.invars if not isinstance(each, jax.extend.core.Literal)]
         elif hasattr(var.aval, "dtype"):
             found.append(var.aval)
     return found
+
+
+def _factors(jaxpr: Any, made_by: dict[int, Any]) -> set[int]:
+    """Return the factors of matrix products that depend on the batch: results of elementwise operations on activations."""
+    found = set[int]()
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name in ("dot_general", "ragged_dot_general"):
+            found |= {id(_source(each, made_by)) for each in eqn.invars[:1]}
+    return found
+
+
+def _source(var: Any, made_by: dict[int, Any]) -> Any:
+    """Return the array that a variable is a view or a conversion of."""
+    while id(var) in made_by and made_by[id(var)].primitive.name in VIEWS:
+        var = made_by[id(var)].invars[0]
+    return var
 
 
 def _elementwise(eqn: Any, result: int) -> bool:

@@ -10,10 +10,12 @@ import importlib.metadata
 import importlib.util
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from jaxgpt.config import Config
 from jaxgpt.errors import UserError, did_you_mean, short_repr
+from jaxgpt.kernels import KERNELS, Target, choose_attention
 from jaxgpt.parallel.chips import CHIPS, Chip
 from jaxgpt.runtime import quiet_libtpu
 
@@ -44,7 +46,8 @@ _FORM = "a chip and a grid, such as v5e:2x4, v5p:4x4x4 or h100:8, or a Google Cl
 # custom:8,peak=312T,hbm=80G,bandwidth=2039G,link=300G,network=25G, to fields of `Chip`.
 NUMBERS = {"peak": "flops", "hbm": "hbm", "bandwidth": "hbm_bandwidth", "link": "link", "network": "network"}
 UNITS = {"G": 1e9, "T": 1e12, "P": 1e15}
-CUSTOM = Chip("custom chip", (), 0.0, 0.0, 0.0, 32e9, 12.5e9)  # defaults of a custom chip: links and network of an L4
+# Defaults of a custom chip: links, network and attention kernel of an L4.
+CUSTOM = Chip("custom chip", (), 0.0, 0.0, 0.0, 32e9, 12.5e9, capability="8.9")
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,11 @@ class Topology:
     @property
     def n_devices(self) -> int:
         return math.prod(self.grid) * self.chip.per_chip * self.slices
+
+    @property
+    def target(self) -> Target:
+        """The kind of device, for `jaxgpt.kernels.best`."""
+        return Target("tpu") if self.chip.tpu else Target("gpu", self.chip.capability)
 
     def __str__(self) -> str:
         text = f"{self.name}:{'x'.join(map(str, self.grid))}"
@@ -132,6 +140,30 @@ def _of_cloud(text: str) -> str:
             f"for a different size, write the grid, as in {name}:{grids[-1]}"
         )
     return f"{name}:{sizes[size]}"
+
+
+def larger_slices(topology: Topology) -> list[Topology]:
+    """Return the larger slices of a chip, smallest first; for GPUs, larger parts of a machine."""
+    chip = topology.chip
+    if not chip.tpu:
+        sizes = range(topology.n_devices + 1, chip.machine + 1) if topology.slices == 1 else ()
+        return [replace(topology, grid=(size,)) for size in sizes]
+    grids = {grid for name, _, grids in CLOUD.values() if name == topology.name for grid in grids} or {*_CUBIC}
+    found = [replace(topology, grid=tuple(map(int, grid.split("x"))), slices=1) for grid in grids]
+    larger = [each for each in found if each.n_devices > topology.n_devices]
+    return sorted(larger, key=lambda each: each.n_devices)
+
+
+def attention_of(config: Config, topology: Topology) -> str:
+    """Describe the attention of a run on a chip.
+
+    Raises:
+        UserError: if `train.attention` selects a kernel that cannot run there.
+    """
+    chosen, note = choose_attention(config, topology.target)
+    names: dict[Any, str] = {kernel: name for name, kernel in KERNELS.values()}
+    name = names.get(chosen, "")
+    return f"{name}, without stored T x T scores" if name else note or "xla, with all T x T scores in memory"
 
 
 def compiler_missing(topology: Topology) -> str:

@@ -58,7 +58,7 @@ class Rollouts:
         self.prompts = data.train.prompts
         self.reward = reward
         self.rows = program.config.rollout_answers
-        self.spec = row_spec(self._batch([], [], np.zeros(0), np.zeros(0)))
+        self.spec = row_spec(rollout_batch(program.config, [], [], np.zeros(0), np.zeros(0)))
         self._log_p = partial(target_log_p, program)
 
     def at(self, steps: range, state: TrainState | None) -> Sequence[Any]:
@@ -78,7 +78,7 @@ class Rollouts:
         answers = sample(self.program, state.params, self.tokenizer, prompts, key)
         reward_B = reward_answers(self.reward, config, prompts, answers)
         advantage_PG = advantages(reward_B.reshape(-1, post.group), VARIANTS[post.objective].advantage)
-        rollout = self._batch(prompts, answers, advantage_PG.reshape(-1), reward_B)
+        rollout = rollout_batch(config, prompts, answers, advantage_PG.reshape(-1), reward_B)
 
         # The law of rollouts: the sampler and training compute the same probabilities.
         weights = self.program.weights(state.params)
@@ -114,33 +114,38 @@ class Rollouts:
             chosen.append(self.prompts[int(place)])
         return chosen
 
-    def _batch(
-        self, prompts: Sequence[Prompt], answers: Sequence[Generation], advantage_B: np.ndarray, reward_B: np.ndarray
-    ) -> dict[str, np.ndarray]:
-        """Return a batch of `policy_objective`; `weight` and `reference_log_p` are not yet computed."""
-        B = len(prompts)
-        T = self.program.config.window
-        windows_BT3 = np.full((B, T, 3), (0, -1, -1), np.int32)
-        log_p_BT = np.zeros((B, T), np.float32)
-        for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-            new = answer_ids(answer)
-            ids = prompt.ids + new
-            n = len(ids) - 1
-            targets = slice(len(prompt.ids) - 1, n)
-            windows_BT3[row, :n, 0] = ids[:-1]
-            windows_BT3[row, targets, 1] = new
-            windows_BT3[row, :n, 2] = 0
-            log_p_BT[row, targets] = answer.log_p
-        batch = {
-            "windows": windows_BT3,
-            "log_p": log_p_BT,
-            "advantage": advantage_B.astype(np.float32),
-            "reward": reward_B.astype(np.float32),
-            "weight": np.zeros(B, np.float32),
-        }
-        if self.program.config.post.kl:
-            batch["reference_log_p"] = np.zeros((B, T), np.float32)
-        return batch
+
+def rollout_batch(
+    config: Config,
+    prompts: Sequence[Prompt],
+    answers: Sequence[Generation],
+    advantage_B: np.ndarray,
+    reward_B: np.ndarray,
+) -> dict[str, np.ndarray]:
+    """Return a batch of `policy_objective`; `weight` and `reference_log_p` are not yet computed."""
+    B = len(prompts)
+    T = config.window
+    windows_BT3 = np.full((B, T, 3), (0, -1, -1), np.int32)
+    log_p_BT = np.zeros((B, T), np.float32)
+    for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        new = answer_ids(answer)
+        ids = prompt.ids + new
+        n = len(ids) - 1
+        targets = slice(len(prompt.ids) - 1, n)
+        windows_BT3[row, :n, 0] = ids[:-1]
+        windows_BT3[row, targets, 1] = new
+        windows_BT3[row, :n, 2] = 0
+        log_p_BT[row, targets] = answer.log_p
+    batch = {
+        "windows": windows_BT3,
+        "log_p": log_p_BT,
+        "advantage": advantage_B.astype(np.float32),
+        "reward": reward_B.astype(np.float32),
+        "weight": np.zeros(B, np.float32),
+    }
+    if config.post.kl:
+        batch["reference_log_p"] = np.zeros((B, T), np.float32)
+    return batch
 
 
 def answer_ids(answer: Generation) -> list[int]:

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+
+import numpy as np
 
 from jaxgpt.checkpoint.run import Run, open_run, parse_checkpoint
 from jaxgpt.checkpoint.source import WeightSource, open_source, recorded_checkpoint
 from jaxgpt.checkpoint.store import weights_at
-from jaxgpt.config import Config, ModelConfig
+from jaxgpt.config import Config, ModelConfig, PostConfig
+from jaxgpt.data.batches import Windows
+from jaxgpt.data.preferences import Preferences
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.model import GPT
 from jaxgpt.parallel.processes import process_count
+from jaxgpt.parallel.rows import row_spec
 from jaxgpt.post.policy import policy_objective
 from jaxgpt.post.preference import preference_objective
 from jaxgpt.post.rewards import Reward, is_own_code, open_reward
-from jaxgpt.post.rollouts import HeldOutReward, Rollouts
+from jaxgpt.post.rollouts import HeldOutReward, Rollouts, rollout_batch
 from jaxgpt.train.loss import Objective
 from jaxgpt.trainer.program import Program, build
 
@@ -32,11 +37,27 @@ def build_program(config: Config, **parts: Any) -> Program:
     if post.objective == "next-token":
         return build(config, **parts)
 
-    def objective_of(model: GPT) -> Objective:
-        make = policy_objective if post.is_rollout else preference_objective
-        return make(model.apply, post, config.train.loss_chunk)
+    return build(config, objective_of=ObjectiveOf(post, config.train.loss_chunk), **parts)
 
-    return build(config, objective_of=objective_of, **parts)
+
+@dataclass(frozen=True)
+class ObjectiveOf:
+    """Function from a model to the objective of settings; it compares by value, so that plans can be cached."""
+
+    post: PostConfig
+    chunk: int  # as `train.loss_chunk`
+
+    def __call__(self, model: GPT) -> Objective:
+        """Make the objective."""
+        make = policy_objective if self.post.is_rollout else preference_objective
+        return make(model.apply, self.post, self.chunk)
+
+
+def batch_rows(config: Config) -> Any:
+    """Return a batch without rows of the objective of a config, as `parallel.rows.row_spec`."""
+    if config.post.is_rollout:
+        return row_spec(rollout_batch(config, [], [], np.zeros(0), np.zeros(0)))
+    return row_spec(Windows(Preferences(()), np.zeros(0, np.int64), config.window))
 
 
 def with_reference(config: Config, tokenizer: Tokenizer) -> Config:

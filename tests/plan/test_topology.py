@@ -10,10 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxgpt.config import MeshConfig
+from jaxgpt.config import Config, MeshConfig, ModelConfig, TrainConfig
 from jaxgpt.errors import UserError
+from jaxgpt.kernels import best, of_device
+from jaxgpt.kernels.flash import cudnn_attention, splash_attention
+from jaxgpt.ops.attention import attend
 from jaxgpt.parallel.mesh import make_mesh
-from jaxgpt.plan.topology import CHIPS, compiler_missing, devices_of, parse_topology
+from jaxgpt.plan.topology import CHIPS, attention_of, compiler_missing, devices_of, larger_slices, parse_topology
 
 HAS_LIBTPU = importlib.util.find_spec("libtpu") is not None
 
@@ -90,6 +93,44 @@ def test_a_chip_by_its_numbers() -> None:
     custom, known = parse_topology(f"custom:8{numbers}"), parse_topology("a100:8")
     assert custom.chip[2:7] == known.chip[2:7]
     assert parse_topology("h100:8,hbm=94G").chip == CHIPS["h100"]._replace(hbm=94e9)
+
+
+@pytest.mark.parametrize(
+    ("topology", "dtype", "attention"),
+    [
+        ("v5e:2x4", "float32", "splash, without stored T x T scores"),
+        ("h100:8", "bfloat16", "cudnn, without stored T x T scores"),
+        ("custom:2,peak=165T,hbm=24G,bandwidth=1008G", "bfloat16", "cudnn, without stored T x T scores"),
+        (
+            "h100:8",
+            "float32",
+            "attention by xla, with all T x T scores in memory: cudnn needs train.compute_dtype bfloat16",
+        ),
+        ("mi300x:8", "bfloat16", "needs an NVIDIA GPU"),
+    ],
+)
+def test_the_attention_of_a_chip(topology: str, dtype: str, attention: str) -> None:
+    model = ModelConfig(vocab_size=64, block_size=2048, n_layer=1, n_head=1, n_embd=64)
+    config = Config(model=model, train=TrainConfig(compute_dtype=dtype))  # type: ignore[arg-type]
+    assert attention in attention_of(config, parse_topology(topology))
+
+
+@pytest.mark.parametrize("name", sorted(CHIPS))
+def test_best_operations_of_a_chip_that_is_not_here(name: str) -> None:
+    """They are the operations for a device of this platform."""
+    config = Config(model=ModelConfig(vocab_size=64, head_dim=64), train=TrainConfig(compute_dtype="bfloat16"))
+    grid = "2x2" if CHIPS[name].tpu else "1"
+    target = parse_topology(f"{name}:{grid}").target
+    ops = best(config, target)
+    kernels = {"tpu": splash_attention, "gpu": cudnn_attention if name != "mi300x" else attend}
+    assert ops == of_device(target, "bfloat16")._replace(attend=kernels[target.platform])  # type: ignore[arg-type]
+
+
+def test_larger_slices_grow() -> None:
+    sizes = [each.n_devices for each in larger_slices(parse_topology("v5e:2x4"))]
+    assert sizes == [16, 32, 64, 128, 256]
+    assert [each.n_devices for each in larger_slices(parse_topology("h100:6"))] == [7, 8]
+    assert larger_slices(parse_topology("h100:8", 2)) == []
 
 
 def test_a_missing_or_mismatched_libtpu_names_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -215,8 +215,10 @@ def test_other_commands_read_the_run() -> None:
     report = jaxgpt("data", "report", "dpo").out
     assert "216 training, 24 validation, 0 duplicates" in report
     assert "longest" in jaxgpt("data", "report", "pairs.jsonl", "--data.tokenizer", "base/tokenizer.json").out
-    for command in (["bench", "dpo"], ["plan", "dpo", "--topology", "v5e:2x2"]):
-        assert f"{command[0]} does not support post.objective dpo: use the run of --init-from" in error(*command)
+    assert "bench does not support post.objective dpo: use the run of --init-from" in error("bench", "dpo")
+    planned = jaxgpt("plan", "dpo", "--topology", "v5e:2x2", "--estimate")
+    assert planned.code == 0, planned.err
+    assert "objective  dpo" in planned.out
 
 
 def test_a_model_card_has_the_loss_of_the_objective() -> None:

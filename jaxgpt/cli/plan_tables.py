@@ -1,0 +1,156 @@
+"""The tables of a plan: one step, two steps with their difference, the meshes of a topology."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from jaxgpt.cli.output import aligned
+from jaxgpt.errors import plural
+from jaxgpt.progress import duration
+
+if TYPE_CHECKING:
+    from jaxgpt.plan.choices import MeshChoice
+    from jaxgpt.plan.cost import StepCost
+    from jaxgpt.plan.hlo import Collective
+    from jaxgpt.plan.topology import Topology
+
+GIB = 2**30
+CLOSE = 0.7  # minimum fraction of memory for the advice to compile: a program needs up to 1.4 times its estimate
+SITES = 12  # maximum number of rows for collectives
+
+
+def table(cost: StepCost, topology: Topology, steps: int = 0, unit: str = "step") -> str:
+    """Format the per-device cost of a step, or another unit of work, and the time of `steps` steps; 0: omit the time."""
+    facts: dict[str, str | list[str]] = {kind: f"{size / GIB:9.3f} GiB" for kind, size in cost.memory.items()}
+    is_close = cost.total > CLOSE * cost.available
+    if not cost.fits:
+        verdict = "DOES NOT FIT"
+    elif is_close and not cost.compiled:
+        verdict = "may not fit: a program needs up to 1.4 times its estimate; compile it to check"
+    else:
+        verdict = "fits"
+    facts["total"] = f"{cost.total / GIB:9.3f} GiB of {cost.available / GIB:.2f} GiB: {verdict}"
+    if cost.out_of_memory:
+        return aligned(facts)
+
+    flops = f"{si(cost.model_flops)} for the model"
+    if cost.computed_flops:
+        flops += f", {si(cost.computed_flops)} computed"
+    if cost.recomputed_flops:
+        flops += f" ({si(cost.recomputed_flops)} by rematerialization)"
+    if cost.compiled_flops:
+        flops += f"; the compiler counts {si(cost.compiled_flops)}"
+        if cost.loops_once:
+            flops += " (loop bodies counted once)"
+    facts["FLOPs"] = flops
+    facts["memory traffic"] = f"{si(cost.hbm_bytes)}B"
+    facts["communication"] = _collective_rows(cost.collectives, topology)
+
+    seconds = cost.seconds(topology.chip)
+    times = {kind: f"{1e3 * each:.2f} ms" for kind, each in seconds.items() if each}
+    if topology.chip.torus > 1 and "links" in times:
+        times["links"] += f" ({1e3 * topology.chip.torus * seconds['links']:.2f} along one dimension)"
+    facts["at peak rates"] = ", ".join(f"{kind} {time}" for kind, time in times.items())
+    bounds = cost.bounds(topology.chip)
+    low = bounds["seconds_overlapped"]
+    high = bounds["seconds_serial"]
+    least = bounds.get("seconds_least", 0.0)
+    facts["roofline"] = [
+        f"{unit}: {1e3 * low:.2f} ms with full overlap (max), {1e3 * high:.2f} ms without overlap (sum)",
+        f"lower bound of the {unit}: {1e3 * least:.2f} ms; upper bound of MFU: {bounds['mfu_most']:.0%}"
+        if least
+        else "",
+        f"MFU: {bounds['mfu_overlapped']:.0%} to {bounds['mfu_serial']:.0%}",
+        f"{plural(steps, 'step')}: {duration(steps * low)} to {duration(steps * high)}" if steps else "",
+    ]
+    return aligned(facts)
+
+
+def _collective_rows(collectives: Sequence[Collective], topology: Topology) -> list[str]:
+    """Format the collectives of a step, the largest first; the smallest are added up in one row."""
+    from jaxgpt.plan.cost import collective_seconds
+
+    rows = []
+    chosen = list(collectives[:SITES])
+    for one in chosen:
+        fast, slow = collective_seconds(one, topology.chip)
+        time = f"{1e3 * fast:.2f} ms"
+        if slow > fast:
+            time += f" ({1e3 * slow:.2f} along one dimension)"
+        where = "between slices" if one.between_slices else f"along {_along(one)}"
+        sent = f"{plural(one.times, 'call')}, {si(one.sent * one.times)}B sent"
+        rows.append(f"{time}  {one.kind} {where}: {one.site or 'scalars and others'}, {sent}")
+    others = collectives[SITES:]
+    if others:
+        total = sum(collective_seconds(one, topology.chip)[0] for one in others)
+        sent = si(sum(one.sent * one.times for one in others))
+        rows.append(f"{1e3 * total:.2f} ms  {len(others)} smaller kinds, {sent}B sent")
+    return rows
+
+
+def mesh_row(choice: MeshChoice, topology: Topology) -> Sequence[str]:
+    cost = choice.cost
+    seconds = cost.seconds(topology.chip)
+    bounds = cost.bounds(topology.chip)
+    times = [bounds["seconds_serial"], *seconds.values()]
+    milliseconds = [f"{1e3 * each:.2f}" for each in times]
+    fits = "yes" if cost.fits else "no"
+    return choice.flags, f"{cost.total / GIB:.2f}", fits, *milliseconds, f"{bounds['mfu_most']:.0%}"
+
+
+def figures_of(cost: StepCost, topology: Topology) -> dict[str, float]:
+    """Return the numbers that a comparison shows, by label: GiB, milliseconds, percent."""
+    chip = topology.chip
+    figures = {f"{kind}, GiB": size / GIB for kind, size in cost.memory.items()}
+    figures |= {"total, GiB": cost.total / GIB, "available, GiB": cost.available / GIB}
+    if cost.out_of_memory:
+        return figures
+    figures |= {f"{name}, ms": 1e3 * each for name, each in cost.seconds(chip).items()}
+    for (kind, axes), (fast, _) in _by_axes(cost.collectives, topology).items():
+        figures[f"  {kind} along {axes}, ms"] = 1e3 * fast
+    bounds = cost.bounds(chip)
+    figures |= {
+        "step with full overlap, ms": 1e3 * bounds["seconds_overlapped"],
+        "step without overlap, ms": 1e3 * bounds["seconds_serial"],
+        "MFU at most, %": 100 * bounds.get("mfu_most", bounds["mfu_overlapped"]),
+    }
+    return figures
+
+
+def _by_axes(collectives: Sequence[Collective], topology: Topology) -> dict[tuple[str, str], tuple[float, float]]:
+    """Sum the seconds of collectives by kind and axes of the mesh, as `collective_seconds`."""
+    from jaxgpt.plan.cost import collective_seconds
+
+    sums: dict[tuple[str, str], tuple[float, float]] = {}
+    for one in collectives:
+        key = one.kind, _along(one)
+        fast, slow = sums.get(key, (0.0, 0.0))
+        seconds, one_dimension = collective_seconds(one, topology.chip)
+        sums[key] = fast + seconds, slow + one_dimension
+    return sums
+
+
+def difference(this: dict[str, float], other: dict[str, float], prefix: str) -> list[tuple[str, str, str, str]]:
+    """Return the rows of a comparison; a number that one plan lacks is 0."""
+    rows = []
+    for label in this | other:
+        a, b = this.get(label, 0.0), other.get(label, 0.0)
+        change = f"{b - a:+.2f}"
+        if a and abs(b - a) > 0.005:
+            change += f" ({(b - a) / a:+.0%})"
+        rows.append((f"{prefix}{label}", f"{a:.2f}", f"{b:.2f}", change))
+    return rows
+
+
+def _along(one: Collective) -> str:
+    return " x ".join(one.axes) or f"groups of {one.group}"
+
+
+def si(value: float) -> str:
+    """Format a number with an SI prefix: 1.5e9 as `1.5 G`."""
+    for unit, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        # Without the factor 0.9995, 999.9 M would be formatted as 1e+03 M.
+        if value >= 0.9995 * size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.3g} "

@@ -1,0 +1,189 @@
+"""Choices of a run on hardware: all meshes by time, flags that reduce memory, and the smallest slice that fits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Literal, NamedTuple
+
+from jaxgpt.config import Config, MeshConfig
+from jaxgpt.errors import UserError
+from jaxgpt.parallel.mesh import sizes_of
+from jaxgpt.parallel.rows import row_shards
+from jaxgpt.parallel.rules import AXES
+from jaxgpt.plan.cost import StepCost
+from jaxgpt.plan.estimate import estimate, resolve_mesh
+from jaxgpt.plan.residuals import NEXT_TOKEN, Work, one_device
+from jaxgpt.plan.topology import Topology, larger_slices
+from jaxgpt.progress import NO_PROGRESS, Progress
+
+
+class MeshChoice(NamedTuple):
+    """A mesh and the estimated cost of a step on it."""
+
+    mesh: MeshConfig
+    cost: StepCost
+
+    @property
+    def flags(self) -> str:
+        """The options that select this mesh."""
+        return mesh_flags(self.mesh)
+
+
+def mesh_flags(mesh: MeshConfig) -> str:
+    """Return the options that select a mesh; axes of size 1 are omitted, except data."""
+    sizes = sizes_of(mesh)
+    return " ".join(f"--mesh.{axis} {size}" for axis, size in sizes.items() if size > 1 or axis == "data")
+
+
+def meshes(
+    config: Config, topology: Topology, work: Work = NEXT_TOKEN, progress: Progress = NO_PROGRESS
+) -> list[MeshChoice]:
+    """Estimate a step on every sensible mesh of a topology: those that fit first, by time without overlap.
+
+    A sensible mesh uses all devices, divides the widths of the model, and has a row for every device that splits the rows.
+    """
+    found = []
+    candidates = list(_all_meshes(config, topology))
+    for number, mesh in enumerate(candidates):
+        progress(number, len(candidates))
+        changed = replace(config, mesh=mesh)
+        found.append(MeshChoice(mesh, estimate(changed, topology, work)))
+
+    def order(choice: MeshChoice) -> tuple[bool, float]:
+        return not choice.cost.fits, choice.cost.bounds(topology.chip)["seconds_serial"]
+
+    return sorted(found, key=order)
+
+
+def _all_meshes(config: Config, topology: Topology) -> Iterator[MeshConfig]:
+    """Yield the meshes of all devices that the model and the batch allow."""
+    n = topology.n_devices
+    divisors = [size for size in range(1, n + 1) if n % size == 0]
+
+    def extend(sizes: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+        left = n // math.prod(sizes)
+        if len(sizes) == len(AXES):
+            if left == 1:
+                yield sizes
+            return
+        for size in divisors:
+            if left % size == 0:
+                yield from extend((*sizes, size))
+
+    for sizes in extend(()):
+        mesh = MeshConfig(**dict(zip(AXES, sizes, strict=True)))
+        if row_shards(sizes_of(mesh)) > config.train.batch_size:
+            continue
+        try:
+            yield resolve_mesh(replace(config, mesh=mesh), topology)[0].mesh
+        except UserError:  # such as an n_embd that fsdp does not divide
+            continue
+
+
+def smallest_slice(config: Config, topology: Topology, work: Work = NEXT_TOKEN) -> tuple[Topology, str] | None:
+    """Return the smallest larger slice that fits a run by estimate, and its flags; None: not found.
+
+    The slice has the most sharding along fsdp, the microbatches of one row per device, and all blocks recomputed.
+    """
+    mesh = replace(MeshConfig(), data=-1, fsdp=-1, **_fixed_axes(config))
+    train = replace(config.train, remat="full")
+    for larger in larger_slices(topology):
+        try:
+            changed, _ = resolve_mesh(replace(config, mesh=mesh, train=train), larger)
+        except UserError:
+            continue
+        flags = f"{mesh_flags(changed.mesh)} --train.remat full"
+        flags, changed = _with_windows(flags, changed, 1)
+        if estimate(changed, larger, work).fits:
+            return larger, flags
+    return None
+
+
+def _fixed_axes(config: Config) -> dict[str, int]:
+    """Return the sizes of the axes that a larger slice keeps."""
+    return {axis: size for axis, size in sizes_of(config.mesh).items() if axis not in ("data", "fsdp")}
+
+
+def suggestions(config: Config, topology: Topology, work: Work = NEXT_TOKEN) -> list[tuple[str, float]]:
+    """Return flags that reduce memory, with the estimated bytes per device, smallest first.
+
+    If no single option fits in device memory, the first item is the fastest combination that fits, if any.
+    """
+    options = [*_meshes(config, topology), *_remats(config, "dots", "offload", "full")]
+    half = _windows(config) // 2
+    if half > 0:
+        options.append(_with_windows("", config, half))
+
+    now = estimate(config, topology, work).total
+    found = []
+    for flags, changed in options:
+        total = estimate(changed, topology, work).total
+        if total < now:
+            found.append((flags, total))
+    found.sort(key=lambda each: each[1])
+    if any(total <= topology.chip.hbm for _, total in found):
+        return found
+    return _combination(config, topology, work) + found
+
+
+def _combination(config: Config, topology: Topology, work: Work) -> list[tuple[str, float]]:
+    """Return flags and bytes of the fastest mesh, remat and microbatches that fit in memory, or []."""
+    fitting = []
+    for on, run in [("", config), *_meshes(config, topology)]:
+        for saved, changed in [("", run), *_remats(run, "dots", "full")]:
+            flags = f"{on} {saved}".strip()
+            cost = estimate(changed, topology, work)
+
+            # Activations are proportional to the windows of a microbatch: use as many windows as fit.
+            windows = _windows(changed)
+            activations = cost.memory["activations"]
+            fewer = math.floor(windows * (cost.available - cost.total + activations) / activations)
+            if 1 <= fewer < windows:
+                flags, changed = _with_windows(flags, changed, fewer)
+                cost = estimate(changed, topology, work)
+            if not cost.fits:
+                continue
+
+            seconds = cost.bounds(topology.chip)["seconds_serial"]
+            fitting.append((seconds, flags, cost.total))
+    if not fitting:
+        return []
+    _, flags, total = min(fitting)
+    return [(flags, total)]
+
+
+def _meshes(config: Config, topology: Topology) -> list[tuple[str, Config]]:
+    """Return flags that shard weights over a complete slice, and the config with this mesh, or []."""
+    mesh = config.mesh
+    wide = replace(mesh, data=topology.slices, fsdp=mesh.fsdp * mesh.data // topology.slices)
+    try:
+        changed, _ = resolve_mesh(replace(config, mesh=wide), topology)
+    except UserError:  # such as an n_embd that fsdp does not divide
+        return []
+    if wide == mesh:
+        return []
+    return [(mesh_flags(wide), changed)]
+
+
+def _remats(config: Config, *kinds: Literal["dots", "offload", "full"]) -> list[tuple[str, Config]]:
+    """Return the flag and the config of each kind of rematerialization in `kinds` except the current kind."""
+    options = []
+    for kind in kinds:
+        if kind != config.train.remat:
+            changed = replace(config, train=replace(config.train, remat=kind))
+            options.append((f"--train.remat {kind}", changed))
+    return options
+
+
+def _windows(config: Config) -> int:
+    """Return the number of windows per device and microbatch."""
+    return one_device(config).train.batch_size
+
+
+def _with_windows(flags: str, config: Config, windows: int) -> tuple[str, Config]:
+    """Limit microbatches to `windows` per device: add --train.accumulation to the flags and the config."""
+    count = math.ceil(config.train.batch_size / windows)
+    changed = replace(config, train=replace(config.train, accumulation=count))
+    return f"{flags} --train.accumulation {count}".strip(), changed

@@ -1,0 +1,136 @@
+"""The collectives that the sharding table implies for a training step: one function for each reason to communicate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+from jaxgpt.config import Config
+from jaxgpt.parallel.mesh import sizes_of
+from jaxgpt.plan.hlo import Collective
+
+
+class Step(NamedTuple):
+    """The sizes that determine the collectives of a step."""
+
+    config: Config  # settings of the run, with a resolved mesh
+    slices: int  # number of slices, along data
+    microbatches: int  # number of microbatches
+    width: int  # bytes of a number in the compute dtype
+    rows: int  # windows of a microbatch on a device
+    vocab: int  # ids of a device
+    weights: float  # elements of the weights, gathered along fsdp
+    reduced: Mapping[
+        tuple[str, ...], float
+    ]  # elements of the shards of gradients, by the axes over which they are summed
+    scattered: float  # elements of the shards of gradients that are scattered along fsdp
+    keys: float = 0.0  # elements of the keys and values of a block, in whole windows
+    context_attention: str = ""  # gathered, ring, or "": positions are not divided by a kernel
+    has_reference: bool = False  # whether the objective computes with a frozen copy of the weights
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Size of each axis of the mesh."""
+        return sizes_of(self.config.mesh)
+
+    @property
+    def tokens(self) -> float:
+        """Elements of a device's residual stream of a microbatch."""
+        return self.rows * self.config.window / self.sizes["context"] * self.config.model.n_embd
+
+    @property
+    def table(self) -> float:
+        """Elements of an untied token table, which is not gathered: its rows are exchanged instead."""
+        return 0.0 if self.config.model.tie_embeddings else self.vocab * self.config.model.n_embd
+
+
+def implied(step: Step) -> Iterator[Collective]:
+    """Yield the collectives of a step, per device; groups of one device do not communicate."""
+    for exchange in EXCHANGES:
+        yield from (one for one in exchange(step) if one.group > 1 and one.times)
+
+
+def weights(step: Step) -> Iterator[Collective]:
+    """Yield the gathers of the weights along fsdp: forward and backward, unless the program keeps them in memory."""
+    size = step.width * (step.weights - step.table)
+    group = step.sizes["fsdp"]
+    count = step.microbatches
+    yield Collective("all-gather", size, group, 2 * count, axes=("fsdp",), site="weights", avoidable=2 * count - 1)
+    if step.has_reference:
+        site = "weights of the reference"
+        yield Collective("all-gather", size, group, count, axes=("fsdp",), site=site, avoidable=count - 1)
+
+
+def gradients(step: Step) -> Iterator[Collective]:
+    """Yield the sums of the gradients: scattered along fsdp, then over the other axes, within a slice and between slices."""
+    count = step.microbatches
+    free = count - 1  # a program may add the gradients of all microbatches first
+    table = 0.0 if step.config.lora.rank else step.table / step.sizes["fsdp"]
+    size = step.width * (step.scattered - table)
+    yield Collective(
+        "reduce-scatter", size, step.sizes["fsdp"], count, axes=("fsdp",), site="gradients", avoidable=free
+    )
+
+    for names, elements in step.reduced.items():
+        axes = tuple(axis for axis in names if step.sizes[axis] > 1)
+        group = math.prod(step.sizes[axis] for axis in axes)
+        size = step.width * elements
+        if not size or group == 1:
+            continue
+        if step.slices > 1 and "data" in axes:
+            # Between slices, each device sums one shard of the gradients, already summed within its slice.
+            group //= step.slices
+            yield Collective(
+                "all-reduce", size / group, step.slices, count, True, ("data",), "gradients", avoidable=free
+            )
+        yield Collective("all-reduce", size, group, count, axes=axes, site="gradients", avoidable=free)
+
+
+def embeddings(step: Step) -> Iterator[Collective]:
+    """Yield the exchanges of token embeddings along fsdp, forward and backward: the table is sharded."""
+    times = 2 * step.microbatches
+    size = step.width * step.tokens
+    yield Collective(
+        "all-to-all", size, step.sizes["fsdp"], times, axes=("fsdp",), site="token embeddings", avoidable=times
+    )
+
+
+def blocks(step: Step) -> Iterator[Collective]:
+    """Yield the sums of tensor parallelism: the outputs of attention and MLP, forward, and gradients of their inputs."""
+    times = 4 * step.config.model.n_layer * step.microbatches
+    size = step.width * step.tokens
+    yield Collective("all-reduce", size, step.sizes["tensor"], times, axes=("tensor",), site="activations of blocks")
+
+
+def experts(step: Step) -> Iterator[Collective]:
+    """Yield the exchanges of expert parallelism: tokens to the experts and float32 outputs back, and the same backward."""
+    times = step.config.model.n_layer * step.microbatches
+    group = step.sizes["expert"]
+    for width in (step.width, 4):
+        size = width * step.tokens
+        yield Collective("all-gather", size * group, group, times, axes=("expert",), site="tokens of experts")
+        yield Collective("reduce-scatter", size, group, times, axes=("expert",), site="tokens of experts")
+
+
+def keys(step: Step) -> Iterator[Collective]:
+    """Yield the exchanges of keys and values along context, forward and backward, and of their gradients.
+
+    Gathered: the gradients are summed where they belong. In a ring, keys and values go to each other device, and the float32
+    sums of their gradients to each device.
+    """
+    group = step.sizes["context"]
+    times = step.config.model.n_layer * step.microbatches
+    size = step.width * step.keys
+    if step.context_attention == "gathered":
+        yield Collective("all-gather", size, group, 2 * times, axes=("context",), site="keys and values")
+        yield Collective("reduce-scatter", size / group, group, times, axes=("context",), site="gradients of keys")
+    if step.context_attention == "ring":
+        hops = 2 * (group - 1) * times
+        yield Collective("collective-permute", size / group, group, hops, axes=("context",), site="keys and values")
+        size = 4.0 * step.keys / group
+        yield Collective("collective-permute", size, group, group * times, axes=("context",), site="gradients of keys")
+
+
+# In the order of a step. A new axis of the mesh adds its function.
+EXCHANGES: tuple[Callable[[Step], Iterator[Collective]], ...] = (embeddings, weights, blocks, experts, keys, gradients)

@@ -1,0 +1,134 @@
+"""The attention kernel of a chip that is not here, as an estimate sees it: what it saves and computes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jax.extend.core import Primitive
+
+from jaxgpt.kernels.flash import LANES, cudnn_attention, splash_attention
+from jaxgpt.kernels.ring import gathered_attention, ring_attention
+from jaxgpt.ops import Array, AttendFn
+from jaxgpt.ops.attention import Edit, Visible, attend
+
+# An operation without a program: `results` are (shape, dtype) of its results, and `flops` is its cost.
+KERNEL = Primitive("attention_kernel")
+KERNEL.multiple_results = True
+
+
+def _shapes(*_: Any, results: tuple[tuple[tuple[int, ...], Any], ...], flops: float) -> list[Any]:
+    return [jax.core.ShapedArray(shape, dtype) for shape, dtype in results]
+
+
+KERNEL.def_abstract_eval(_shapes)
+
+
+@dataclass(frozen=True)
+class KernelShape:
+    """An attention function that is traced as a fused kernel (Dao et al. 2022), and cannot run.
+
+    For the backward pass, a kernel saves q, k, v, its output and a sum for each row. Forward, it has two products over the
+    visible pairs of query and key; backward five, because it computes the scores again.
+
+    Attributes:
+        lanes: a multiple of this width is stored of every vector of a head.
+        sum_lanes: width in which the sum of a row is stored.
+        any_order: whether the kernel finds tokens by their positions, in any order and among documents.
+    """
+
+    lanes: int = 1
+    sum_lanes: int = 1
+    any_order: bool = False
+
+    def __call__(
+        self, q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, visible: Visible, scale: float, edit: Edit | None = None
+    ) -> Array:
+        """Compute the shape of `ops.attention.attend`."""
+        if edit or (visible.key and not self.any_order):
+            return attend(q_BTNH, k_BKSH, v_BKHS, visible, scale, edit)
+        wide = self.lanes * math.ceil(q_BTNH.shape[-1] / self.lanes)
+        return _attend(q_BTNH, k_BKSH, v_BKHS, Layout(wide, self.sum_lanes, visible.window))
+
+
+class Layout(NamedTuple):
+    """The widths of the arrays of a kernel, and its window."""
+
+    wide: int  # stored width of a head
+    sum_lanes: int
+    window: int
+
+
+# The kernels without stored T x T scores. A TPU stores vectors in rows of 128 lanes, and splash attention the sums of rows
+# repeated in 128 lanes.
+SHAPES: dict[Any, KernelShape] = {
+    splash_attention: KernelShape(LANES, LANES),
+    cudnn_attention: KernelShape(),
+    gathered_attention: KernelShape(any_order=True),
+    ring_attention: KernelShape(any_order=True),
+}
+
+
+def traceable(attention: AttendFn) -> AttendFn:
+    """Return an attention function to trace in place of another: the shape of a fused kernel, otherwise itself.
+
+    The kernels themselves cannot be traced everywhere (cuDNN) or take seconds to trace (splash).
+    """
+    return SHAPES.get(attention, attention)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _attend(q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, layout: Layout) -> Array:
+    out_BTNH, _ = _forward(q_BTNH, k_BKSH, v_BKHS, layout)
+    return out_BTNH
+
+
+def _forward(q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, layout: Layout) -> tuple[Array, tuple[Array, ...]]:
+    B, T, N, H = q_BTNH.shape
+    K, S = k_BKSH.shape[1:3]
+    # The arrays of the kernel, in its layout.
+    dtype = q_BTNH.dtype
+    of_queries = (B, N, T, layout.wide), dtype
+    of_keys = (B, K, S, layout.wide), dtype
+    stored = KERNEL.bind(q_BTNH, k_BKSH, v_BKHS, results=(of_queries, of_keys, of_keys), flops=0.0)
+
+    sums = (B, N, T, layout.sum_lanes), jnp.dtype("float32")
+    flops = 2 * product_flops(q_BTNH.shape, layout.window)
+    out_BNTW, sum_BNTW = KERNEL.bind(*stored, results=(of_queries, sums), flops=flops)
+    # The name under which `kernels.remat` finds the results of kernels.
+    out_BNTW = checkpoint_name(out_BNTW, "attention")
+    sum_BNTW = checkpoint_name(sum_BNTW, "attention")
+    out_BTNH = out_BNTW[..., :H].swapaxes(1, 2)
+    return out_BTNH, (*stored, out_BNTW, sum_BNTW)
+
+
+def _backward(layout: Layout, saved: tuple[Array, ...], dout_BTNH: Array) -> tuple[Array, ...]:
+    B, T, N, H = dout_BTNH.shape
+    K, S = saved[1].shape[1:3]
+    dtype = dout_BTNH.dtype
+    results = ((B, T, N, H), dtype), ((B, K, S, H), dtype), ((B, K, H, S), dtype)
+    flops = 5 * product_flops(dout_BTNH.shape, layout.window)
+    return tuple(KERNEL.bind(*saved, dout_BTNH, results=results, flops=flops))
+
+
+_attend.defvjp(_forward, _backward)
+
+
+def product_flops(shape: tuple[int, ...], window: int) -> float:
+    """Compute the FLOPs of one product over the visible pairs of query and key: `2 H` per pair, row and head.
+
+    Query i sees `min(i + 1, window)` keys. Kernels compute whole tiles, so they compute at least this.
+
+    Args:
+        shape: `[B, T, N, H]`.
+        window: maximum number of keys of a query; 0: T.
+    """
+    B, T, N, H = shape
+    width = min(window or T, T)
+    pairs = width * (width + 1) // 2 + (T - width) * width
+    return 2.0 * B * N * H * pairs

@@ -1,0 +1,43 @@
+"""The objective of a run for a plan: its function, the shapes of its batches, its answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jaxgpt.config import Config, PostConfig
+from jaxgpt.plan.residuals import NEXT_TOKEN, Answers, Work
+from jaxgpt.post.start import ObjectiveOf, batch_rows
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Function that returns a batch without rows; it compares by value, so that plans can be cached."""
+
+    config: Config
+
+    def __call__(self) -> Any:
+        """Return the batch."""
+        return batch_rows(self.config)
+
+
+def work_of(config: Config) -> tuple[Config, Work]:
+    """Return the config of a step without its objective, and the objective: a plan changes the number of rows.
+
+    With adapters, their frozen base is the reference, and part of every program.
+    """
+    post = config.post
+    if post.objective == "next-token":
+        return config, NEXT_TOKEN
+    answers = None
+    if post.is_rollout:
+        answers = Answers(config.rollout_answers, post.max_new_tokens, config.train.steps_per_call)
+    work = Work(
+        objective_of=ObjectiveOf(post, config.train.loss_chunk),
+        rows=Rows(config),
+        windows=config.row_tokens // config.window,
+        frozen=post.has_reference and not config.lora.rank,
+        answers=answers,
+    )
+    train = replace(config.train, steps_per_call=1)
+    return replace(config, post=PostConfig(), train=train), work
