@@ -18,6 +18,8 @@ from jaxgpt.plan.residuals import NEXT_TOKEN, Work, one_device
 from jaxgpt.plan.topology import Topology, larger_slices
 from jaxgpt.progress import NO_PROGRESS, Progress
 
+LEAST_POSITIONS = 4096  # of a window, on each device along context: shorter windows are better divided as rows
+
 
 class MeshChoice(NamedTuple):
     """A mesh and the estimated cost of a step on it."""
@@ -42,7 +44,8 @@ def meshes(
 ) -> list[MeshChoice]:
     """Estimate a step on every sensible mesh of a topology: those that fit first, by time without overlap.
 
-    A sensible mesh uses all devices, divides the widths of the model, and has a row for every device that splits the rows.
+    A sensible mesh uses all devices, divides the widths of the model, has a row for every device that splits the rows, and
+    `LEAST_POSITIONS` positions for every device that splits the windows.
     """
     found = []
     candidates = list(_all_meshes(config, topology))
@@ -75,6 +78,8 @@ def _all_meshes(config: Config, topology: Topology) -> Iterator[MeshConfig]:
     for sizes in extend(()):
         mesh = MeshConfig(**dict(zip(AXES, sizes, strict=True)))
         if row_shards(sizes_of(mesh)) > config.train.batch_size:
+            continue
+        if mesh.context > max(1, config.window // LEAST_POSITIONS):
             continue
         try:
             yield resolve_mesh(replace(config, mesh=mesh), topology)[0].mesh
