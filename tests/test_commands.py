@@ -198,6 +198,15 @@ def test_the_quick_commands_and_python_blocks_run() -> None:
     assert Path("chats.jsonl").read_text().count("\n") == 30
 
 
+@pytest.mark.ci
+def test_the_readme_shows_lines_of_the_plan_that_its_command_prints() -> None:
+    page = (ROOT / "README.md").read_text("utf-8")
+    found = re.search(r"^(jaxgpt plan .*)\n```\n\n.*\n\n```\n((?:.*\n)*?)```", page, flags=re.M)
+    assert found
+    printed = jaxgpt(*shlex.split(found[1])[1:])
+    assert set(found[2].splitlines()) - set(printed.out.splitlines()) == set()
+
+
 def python_blocks() -> dict[str, list[str]]:
     """Return the blocks of pages that run here.
 

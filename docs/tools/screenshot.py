@@ -1,6 +1,7 @@
-"""Take the screenshot of the site in the README, with Chromium.
+"""Take a screenshot of a page of `jaxgpt inspect` with Chromium, as for the README.
 
-Usage: `python docs/tools/screenshot.py build/site docs/img/site.png`
+jaxgpt inspect runs/python-char --prompt $'def read(self, path):\n    return self.' --html page.html
+python docs/tools/screenshot.py page.html docs/img/inspector.png
 """
 
 from __future__ import annotations
@@ -11,17 +12,15 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
-PAGE, SECTION = "course/attention.html", "#the-causal-mask"
 
-
-def main(site: str, picture: str) -> None:
+def main(page: str, picture: str) -> None:
+    """Write a picture of the first screen of a page."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1200, "height": 800})
-        page.goto((Path(site) / PAGE).resolve().as_uri())
-        page.evaluate("section => document.querySelector(section).scrollIntoView()", SECTION)
-        page.wait_for_timeout(500)  # time for the sidebar to scroll, in ms
-        page.screenshot(path=picture)
+        tab = browser.new_page(viewport={"width": 1200, "height": 800})
+        tab.goto(Path(page).resolve().as_uri())
+        tab.wait_for_timeout(500)  # time for the page to compute its layout, in ms
+        tab.screenshot(path=picture)
         browser.close()
 
 
