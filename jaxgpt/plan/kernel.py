@@ -39,18 +39,16 @@ class KernelShape:
     Attributes:
         lanes: a multiple of this width is stored of every vector of a head.
         sum_lanes: width in which the sum of a row is stored.
-        any_order: whether the kernel finds tokens by their positions, in any order and among documents.
     """
 
     lanes: int = 1
     sum_lanes: int = 1
-    any_order: bool = False
 
     def __call__(
         self, q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, visible: Visible, scale: float, edit: Edit | None = None
     ) -> Array:
         """Compute the shape of `ops.attention.attend`."""
-        if edit or (visible.key and not self.any_order):
+        if edit or visible.key:
             return attend(q_BTNH, k_BKSH, v_BKHS, visible, scale, edit)
         wide = self.lanes * math.ceil(q_BTNH.shape[-1] / self.lanes)
         return _attend(q_BTNH, k_BKSH, v_BKHS, Layout(wide, self.sum_lanes, visible.window))
@@ -69,8 +67,8 @@ class Layout(NamedTuple):
 SHAPES: dict[Any, KernelShape] = {
     splash_attention: KernelShape(LANES, LANES),
     cudnn_attention: KernelShape(),
-    gathered_attention: KernelShape(any_order=True),
-    ring_attention: KernelShape(any_order=True),
+    gathered_attention: KernelShape(),
+    ring_attention: KernelShape(),
 }
 
 
