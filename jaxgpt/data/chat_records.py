@@ -6,7 +6,7 @@ docs/finetune.md lists the accepted shapes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxgpt.data.chat_template import for_templates
@@ -169,13 +169,13 @@ def read_record(record: Any) -> ChatRecord | Pair:
         request = fields[asked]
         answer = fields[answered]
         are_texts = isinstance(request, str) and isinstance(answer, str)
-        earlier = [*_history(fields)]
+        earlier = [*history_messages(fields)]
         if pairs[0] == PAIRS[0] and are_texts and not _system(fields) and not tools and not earlier:
             pair = Pair(request, answer)
-            _check_media(fields, pair.chat.messages)
+            check_media(fields, pair.chat.messages)
             return pair
         messages = [*earlier, *_pair(asked, request, answered, answer, fields)]
-    _check_media(fields, messages)
+    check_media(fields, messages)
     if messages[0]["role"] != "system":
         system = _system(fields)
         if system:
@@ -193,7 +193,7 @@ def _check_label(name: str, fields: Mapping[str, Any]) -> None:
         )
 
 
-def _check_media(fields: Mapping[str, Any], messages: Iterable[Mapping[str, Any]]) -> None:
+def check_media(fields: Mapping[str, Any], messages: Iterable[Mapping[str, Any]]) -> None:
     """Check that no message has the placeholder of an image, video or audio in a field of the record, as in LLaVA's data."""
     for number, message in enumerate(messages, 1):
         for kind in MEDIA:
@@ -213,7 +213,7 @@ def _pair(asked: str, request: Any, answered: str, answer: Any, fields: dict[str
     if isinstance(request, str):
         # A text and its continuation have no place for other fields.
         is_text = (asked, answered) == PAIRS[0]
-        messages = [_message("user", request if is_text else _with_input(asked, request, fields))]
+        messages = [_message("user", request if is_text else with_input(asked, request, fields))]
     else:
         messages = [_without_loss(message) for message in _messages(asked, request)]
     if isinstance(answer, str):
@@ -221,7 +221,7 @@ def _pair(asked: str, request: Any, answered: str, answer: Any, fields: dict[str
     return [*messages, *_messages(answered, answer)]
 
 
-def _with_input(asked: str, request: str, fields: dict[str, Any]) -> str:
+def with_input(asked: str, request: str, fields: dict[str, Any]) -> str:
     """Append the input of an instruction to it, after a line break; reject such fields of other requests."""
     present = [name for name in BESIDE if fields.get(name)]
     added = [name for name in present if asked == "instruction" and name in ADDED]
@@ -239,7 +239,7 @@ def _without_loss(message: dict[str, Any]) -> dict[str, Any]:
     return message | {"weight": 0} if message["role"] == "assistant" else message
 
 
-def _history(fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def history_messages(fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the messages of earlier pairs of a request and its answer: `[["Hi", "Hello"], ...]`."""
     pairs = fields.get(HISTORY, [])
     if not isinstance(pairs, list):
@@ -356,6 +356,14 @@ def _speaker(name: str) -> str:
     """Map the names of a role in different shapes to one name."""
     role = _role(name)
     return "assistant" if role in CALLS else {"developer": "system"}.get(role, role)
+
+
+def is_speaker(turns: Sequence[Any], speaker: str) -> bool:
+    """Return whether a list begins with a message of a speaker (user, assistant, system or tool), under any of its names."""
+    match turns:
+        case [{"role": str(name)} | {"from": str(name)}, *_]:
+            return _speaker(name) == speaker
+    return False
 
 
 def _weight(turn: Mapping[str, Any], where: str) -> int:

@@ -19,12 +19,14 @@ from jaxgpt.data.chat_records import (
     BESIDE,
     HISTORY,
     LISTS,
+    MEDIA_FIELDS,
     SYSTEM,
     TOOLS,
     ChatRecord,
     NoPlace,
     Pair,
     UnusableRecord,
+    is_speaker,
     read_record,
 )
 from jaxgpt.data.conversations import Templates, encode_conversation, templates_of
@@ -36,7 +38,7 @@ from jaxgpt.progress import NO_PROGRESS, Progress
 CHOSEN, REJECTED = "chosen", "rejected"
 # Names of the prompt, and the name of the answer in a conversation of the same shape.
 PROMPTS = {"prompt": "completion", "instruction": "output", "question": "answer", "query": "response"}
-WITH_PROMPT = (*SYSTEM, *TOOLS, *BESIDE, HISTORY)  # fields that belong to the prompt
+WITH_PROMPT = (*SYSTEM, *TOOLS, *BESIDE, HISTORY, *MEDIA_FIELDS)  # fields that belong to the prompt
 FIELDS = frozenset({CHOSEN, REJECTED, *PROMPTS, *LISTS, *WITH_PROMPT})
 EXAMPLE = '{"prompt": "2 + 2?", "chosen": "4", "rejected": "5"}'
 
@@ -119,7 +121,8 @@ def read_preference(record: Any) -> PreferenceRecord:
     """Turn a record into a prompt with two answers.
 
     The answers are two texts or two lists of messages. Without a prompt, the prompt is the common beginning of both, as in TRL:
-    equal first messages, or equal first characters without a space at the end.
+    equal first messages, or equal first characters without a space at the end. Answers that are complete conversations may
+    repeat the prompt.
 
     Raises:
         UserError: if the record has an unknown shape or an empty answer, or both answers are equal.
@@ -142,10 +145,13 @@ def read_preference(record: Any) -> PreferenceRecord:
     name, prompt = _prompt(fields)
     if isinstance(chosen, str) and prompt is None:
         name, prompt, chosen, rejected = "prompt", *_split_texts(chosen, rejected)
-    elif isinstance(chosen, list) and not isinstance(prompt, list):
+    elif isinstance(chosen, list):
         shared = _shared(chosen, rejected)
+        if isinstance(prompt, list):
+            is_repeated = chosen[: len(prompt)] == prompt == rejected[: len(prompt)]
+            shared = len(prompt) if is_repeated else 0
         if shared:  # complete conversations
-            name, prompt = "prompt", chosen[:shared]
+            name, prompt = "prompt", _with_request(chosen[:shared], prompt)
             chosen, rejected = chosen[shared:], rejected[shared:]
     if prompt is None:
         raise UserError(f"the answers have no common beginning, and the record has no prompt: write {EXAMPLE}")
@@ -198,6 +204,14 @@ def _split_texts(chosen: str, rejected: str) -> tuple[str | None, str, str]:
     if n and chosen[n - 1] == " ":
         n -= 1
     return chosen[:n] or None, chosen[n:], rejected[n:]
+
+
+def _with_request(messages: Sequence[Any], prompt: Any) -> list[Any]:
+    """Return the first messages of a conversation; a text is their request if they do not begin with one."""
+    begin = 1 if is_speaker(messages, "system") else 0
+    if not isinstance(prompt, str) or is_speaker(messages[begin:], "user"):
+        return [*messages]
+    return [*messages[:begin], {"role": "user", "content": prompt}, *messages[begin:]]
 
 
 def _shared(a: Sequence[Any], b: Sequence[Any]) -> int:

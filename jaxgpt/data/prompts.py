@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +12,20 @@ import numpy as np
 from jaxgpt.config import Config
 from jaxgpt.data.chat_encoding import ChatFormat
 from jaxgpt.data.chat_files import Skipped, find_files, has_usable, read_files
-from jaxgpt.data.chat_records import LISTS, SYSTEM, TOOLS, ChatRecord, NoPlace, Pair, read_record
+from jaxgpt.data.chat_records import (
+    ADDED,
+    BESIDE,
+    LISTS,
+    SYSTEM,
+    TOOLS,
+    ChatRecord,
+    NoPlace,
+    Pair,
+    check_media,
+    history_messages,
+    read_record,
+    with_input,
+)
 from jaxgpt.data.conversations import templates_of
 from jaxgpt.data.examples import ExampleSplit, encoded, hold_out, notes_on_split
 from jaxgpt.data.tokenizer import Tokenizer
@@ -90,13 +103,15 @@ class LoadedPrompts(NamedTuple):
 def read_prompt(record: Any) -> PromptRecord:
     """Read the prompt of a record: a text, or a list of messages that ends before an answer.
 
+    As in conversations, `system`, `tools` and `history` belong to the prompt, and so does the `input` of an instruction.
+
     Raises:
-        UserError: if the record has no prompt, or the messages end with an answer.
+        UserError: if the record has no prompt, the messages end with an answer, or the prompt needs an image, video or audio.
     """
     if not isinstance(record, dict):
         raise UserError(f"a prompt must be an object, not {short_repr(record)}: write {EXAMPLE}")
     fields = {name: value for name, value in record.items() if value is not None}
-    name = next((name for name in FIELDS if name in fields), "")
+    name = _field(fields)
     if not name:
         raise UserError(f"no prompt: the fields are {short_repr([*record])}; write {EXAMPLE}")
 
@@ -105,16 +120,40 @@ def read_prompt(record: Any) -> PromptRecord:
     if isinstance(prompt, str):
         if not prompt:
             raise UserError(f"the prompt is empty: write {EXAMPLE}")
-        if not others:
-            return PromptRecord(prompt, prompt, fields)
-        messages: Any = [{"role": "user", "content": prompt}]
+        text = with_input(name, prompt, {key: fields[key] for key in _added(name) if key in fields})
+        request = {"role": "user", "content": text}
+        earlier = [*history_messages(fields)]
+        check_media(fields, [*earlier, request])
+        if not others and not earlier:
+            return PromptRecord(prompt, text, fields)
+        messages: Any = [*earlier, request]
     else:
         messages = prompt
     chat = read_record({"messages": messages, **others})
     assert not isinstance(chat, Pair)
+    check_media(fields, chat.messages)
     if chat.messages[-1]["role"] == "assistant":
         raise UserError("the prompt ends with a message of the assistant: end it with a message to answer")
     return PromptRecord(prompt, chat, fields)
+
+
+def _field(fields: Mapping[str, Any]) -> str:
+    """Return the name of the field with the prompt; "": there is none."""
+    return next((name for name in FIELDS if fields.get(name) is not None), "")
+
+
+def _added(name: str) -> tuple[str, ...]:
+    """Return the fields whose text belongs to the prompt in the field `name`."""
+    return ADDED if name == "instruction" else ()
+
+
+def _for_the_reward(records: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the fields that often belong to a prompt, such as `context`, but are left to the reward."""
+    found = set[str]()
+    for record in records:
+        beside = {name for name in BESIDE if record.get(name)}
+        found |= beside - {*_added(_field(record))}
+    return sorted(found)
 
 
 def check_prompts(path: Path, on_error: str = "fail") -> None:
@@ -167,6 +206,9 @@ def load_prompts(config: Config, tokenizer: Tokenizer, progress: Progress = NO_P
     for form in dict.fromkeys(filter(None, forms)):
         if form.warning:
             notes.append(f"warning: {form.warning}")
+    left = _for_the_reward(prompt.record for prompt in (*train, *held_out))
+    if left:
+        notes.append(f"only the reward sees {', '.join(left)}: write them into the prompt if the model needs them")
     notes += notes_on_split(files, copies, len(held_out), "prompts", "reward")
     return LoadedPrompts(PromptSplit(train), PromptSplit(held_out), "; ".join(notes) + str(skipped), files.fingerprint)
 

@@ -105,6 +105,16 @@ SHAPES = {
         "chosen": [*EXPLICIT["prompt"], assistant("Me")],
         "rejected": [*EXPLICIT["prompt"], assistant("No")],
     },
+    "messages that the conversations repeat": EXPLICIT
+    | {
+        "chosen": [*EXPLICIT["prompt"], assistant("Me")],
+        "rejected": [*EXPLICIT["prompt"], assistant("No")],
+    },
+    "a request before equal messages": {
+        "prompt": "Hi",
+        "chosen": [assistant("Hello"), user("Who?"), assistant("Me")],
+        "rejected": [assistant("Hello"), user("Who?"), assistant("No")],
+    },
     "texts as answers": EXPLICIT | {"chosen": "Me", "rejected": "No"},
     "single messages as answers": EXPLICIT | {"chosen": assistant("Me"), "rejected": assistant("No")},
     "ShareGPT": {
@@ -147,6 +157,7 @@ BAD = {
     "conversation": ({"messages": [user("a"), assistant("b")]}, "no chosen and no rejected answer"),
     "forms": (GOOD | {"chosen": [assistant("4")]}, "one answer is a text, and the other a list of messages"),
     "nothing shared": ({"chosen": "b", "rejected": "c"}, "the answers have no common beginning, and the record has no prompt"),
+    "media": (GOOD | {"prompt": "<image>?", "image": "a.png"}, "has <image>, which stands for the image of the record"),
     "type": (GOOD | {"chosen": 4}, "the chosen answer must be a text or a list of messages, not 4"),
     "long prompt": (
         GOOD | {"prompt": "a" * 99},

@@ -57,6 +57,31 @@ def test_prompts_are_what_chat_sends() -> None:
     assert split.prompts[1].prompt == [USER]
 
 
+def test_fields_of_a_request_belong_to_its_prompt_as_in_conversations() -> None:
+    form = chat_format(TOKENIZER, CONFIG.data, date=DATE)
+    assert form is not None
+    earlier = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    split = read(
+        {"instruction": "Translate.", "input": "Hallo", "output": "Hello"},
+        {"query": "2 + 2?", "history": [["Hi", "Hello"]]},
+    )
+    instruction, query = split.prompts
+    assert instruction.ids == form.prompt_ids([{"role": "user", "content": "Translate.\nHallo"}])
+    assert instruction.prompt == "Translate."
+    assert query.ids == form.prompt_ids([*earlier, USER])
+
+
+def test_input_of_an_instruction_without_a_template() -> None:
+    split = read({"instruction": "ab", "input": "c"}, tokenizer=CharTokenizer([*"abc\n"]))
+    assert split.prompts[0].ids == [1, 2, 0, 3]
+
+
+def test_fields_that_only_the_reward_sees_are_named() -> None:
+    write({"question": "Who?", "context": "Ann", "answer": "Ann"}, {"instruction": "Say", "input": "it"})
+    source = open_data(CONFIG, TOKENIZER).source
+    assert "only the reward sees context: write them into the prompt if the model needs them" in source
+
+
 def test_texts_without_a_template() -> None:
     split = read({"prompt": "abc"}, tokenizer=CharTokenizer([*"abc"]))
     assert split.prompts[0].ids == [0, 1, 2]
@@ -68,6 +93,11 @@ BAD = {
     "answered": (
         {"prompt": [USER, {"role": "assistant", "content": "4"}]},
         "the prompt ends with a message of the assistant",
+    ),
+    "media": ({"prompt": "<image> 2?", "images": ["a.png"]}, "message 1 has <image>, which stands for the image"),
+    "media in messages": (
+        {"prompt": [{"role": "user", "content": "<audio>"}], "audio": "a.wav"},
+        "message 1 has <audio>, which stands for the audio",
     ),
     "long": (
         {"prompt": "a" * 50},
