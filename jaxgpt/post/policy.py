@@ -43,6 +43,9 @@ def advantages(reward_PG: np.ndarray, kind: str) -> np.ndarray:
     centered: `r - mean`; normalized: `(r - mean) / (std + 1e-4)`, with the unbiased standard deviation of the group;
     leave-one-out: r minus the mean of the other answers, `(r - mean) G / (G - 1)`.
     """
+    # Without the first reward, so that equal rewards have the advantage 0, not a rounding error divided by 1e-4.
+    reward_PG = reward_PG.astype(np.float64)
+    reward_PG = reward_PG - reward_PG[:, :1]
     centered_PG = reward_PG - reward_PG.mean(1, keepdims=True)
     if kind == "normalized":
         centered_PG = centered_PG / (reward_PG.std(1, ddof=1, keepdims=True) + 1e-4)

@@ -10,7 +10,7 @@ import math
 import re
 import runpy
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,10 @@ from jaxgpt.errors import UserError, did_you_mean, one_line, short_repr
 # A reward maps (prompts, texts, records) to a number per text. A prompt is a text or a list of messages, as in its record.
 Reward = Callable[[Sequence[Any], Sequence[str], Sequence[Mapping[str, Any]]], Sequence[float]]
 
+MINUS = "\u2212"  # the minus sign of typeset texts
 NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 BUILT_IN = "exact[:FIELD], number[:FIELD], regex:PATTERN or json"
+LARGEST = 1e30  # largest absolute value of a reward, so that sums of float32 remain finite
 ANSWER = "answer"  # default field with the expected answer
 
 
@@ -69,7 +71,10 @@ def _load(path: Path, function: str) -> Reward:
 def _expected(record: Mapping[str, Any], field: str) -> str:
     if field not in record:
         raise UserError(f"the record has no field {field!r} with the expected answer: {short_repr([*record])}")
-    return str(record[field])
+    value = record[field]
+    if isinstance(value, (bool, list, dict, bytes)):
+        raise UserError(f"the field {field!r} with the expected answer must be a text or a number: {short_repr(value)}")
+    return str(value)
 
 
 def _exact(field: str) -> Reward:
@@ -84,7 +89,7 @@ def _exact(field: str) -> Reward:
 
 def last_number(text: str) -> float | None:
     """Return the last number in a text, without commas between digits; None: no number."""
-    found = NUMBER.findall(text)
+    found = NUMBER.findall(text.replace(MINUS, "-"))
     return float(found[-1].replace(",", "")) if found else None
 
 
@@ -119,9 +124,12 @@ def _matches(pattern: str) -> Reward:
 def _is_json(prompts: Sequence[Any], texts: Sequence[str], records: Sequence[Mapping[str, Any]]) -> list[float]:
     """1 if a text is valid JSON; otherwise 0."""
 
+    def refuse(name: str) -> None:
+        raise ValueError(f"{name} is not JSON")
+
     def one(text: str) -> float:
         try:
-            json.loads(text)
+            json.loads(text, parse_constant=refuse)  # NaN and Infinity, which Python reads
         except (ValueError, RecursionError):
             return 0.0
         return 1.0
@@ -169,17 +177,20 @@ def rewards_of(
 
 
 def _checked(values: Any, name: str, texts: Sequence[str]) -> np.ndarray:
+    # Texts and mappings have items of a different meaning, and sets have no order.
+    is_list = not isinstance(values, (str, bytes, Mapping, Set))
     try:
-        numbers = [float(value) for value in values]
+        numbers = [float(value) for value in values] if is_list else None
     except (TypeError, ValueError):
-        raise UserError(f"the reward {name} must return a number per answer, not {short_repr(values)}") from None
+        numbers = None
+    if numbers is None:
+        raise UserError(f"the reward {name} must return a number per answer, not {short_repr(values)}")
     if len(numbers) != len(texts):
         raise UserError(
             f"the reward {name} returned {len(numbers):,} numbers for {len(texts):,} answers: return one for each"
         )
     for number, text in zip(numbers, texts, strict=True):
-        if not math.isfinite(number):
-            raise UserError(
-                f"the reward {name} returned {number} for the answer {short_repr(text)}: return a finite number"
-            )
+        if not abs(number) <= LARGEST:
+            kind = "number of at most 1e30" if math.isfinite(number) else "finite number"
+            raise UserError(f"the reward {name} returned {number} for the answer {short_repr(text)}: return a {kind}")
     return np.array(numbers, np.float32)

@@ -29,14 +29,24 @@ def one(name: str, text: str, **record: Any) -> float:
         ("number", "it is 1,234.50", {"answer": 1234.5}, 1.0),
         ("number", "-3", {"answer": "3"}, 0.0),
         ("number", "no number", {"answer": "3"}, 0.0),
+        ("number", "it is \u22123", {"answer": "-3"}, 1.0),
+        ("number", "it is 3", {"answer": "\u22123"}, 0.0),
         ("regex:^[ab]+$", "abba", {}, 1.0),
         ("regex:^[ab]+$", "abc", {}, 0.0),
         ("json", '{"a": [1]}', {}, 1.0),
         ("json", '{"a": [1}', {}, 0.0),
+        ("json", '{"a": NaN}', {}, 0.0),
     ],
 )
 def test_built_in_rewards(name: str, text: str, record: dict[str, Any], expected: float) -> None:
     assert one(name, text, **record) == expected
+
+
+@pytest.mark.parametrize("answer", [True, ["4", "four"], {"value": 4}])
+def test_answers_that_are_no_text_or_number(answer: Any) -> None:
+    """No text would ever equal them."""
+    with pytest.raises(UserError, match=r"the field 'answer' with the expected answer must be a text or a number: "):
+        one("exact", "4", answer=answer)
 
 
 def test_last_numbers() -> None:
@@ -66,6 +76,10 @@ CODE = {
     "nan": ("return [1, float('nan')]", "returned nan for the answer 'y': return a finite number"),
     "few": ("return [1]", "returned 1 numbers for 2 answers"),
     "words": ("return ['a', 'b']", "must return a number per answer, not ['a', 'b']"),
+    "text": ("return '12'", "must return a number per answer, not '12'"),
+    "keys": ("return {0.5: 'x', 1.0: 'y'}", "must return a number per answer, not {0.5: 'x', 1.0: 'y'}"),
+    "set": ("return {0.0, 1.0}", "must return a number per answer, not {0.0, 1.0}"),
+    "huge": ("return [1e39, 0]", "returned 1e+39 for the answer 'x': return a number of at most 1e30"),
     "none": ("return None", "must return a number per answer, not None"),
 }
 
