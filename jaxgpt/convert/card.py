@@ -22,7 +22,9 @@ from jaxgpt.trainer.metrics import read_metrics
 CARD = "README.md"
 CARD_BYTES = 1 << 20  # maximum size of a card in bytes
 # Settings with paths, which stay private.
-PATHS = ("data.path", "data.mix", "data.tokenizer", "init_from", "post.reference", "post.reward")
+PATHS = ("data.path", "data.mix", "data.tokenizer", "init_from", "state_from", "post.reference", "post.reward")
+# The license in a card's metadata: a name, or a list of names on the next lines.
+LICENSE = re.compile(r"^license(?:_name|_link)?:(?: *\S[^\n]*|(?:\n *- *\S[^\n]*)+)$", re.MULTILINE)
 REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 LOAD_MODEL = """```python
@@ -131,7 +133,8 @@ def original_card(run: Path, config: Config) -> str:
 def read_card(directory: Path) -> str:
     """Return the text of a directory's README.md, or "" without a readable one."""
     with suppress(UserError):
-        return read_bytes(directory / CARD, CARD_BYTES).decode(errors="replace")
+        text = read_bytes(directory / CARD, CARD_BYTES).decode("utf-8-sig", errors="replace")
+        return text.replace("\r\n", "\n")
     return ""
 
 
@@ -149,11 +152,7 @@ def _front_matter(original: str, base: str, adapter: bool, license: str) -> str:
     values += ["pipeline_tag: text-generation", "tags:", "- jaxgpt"]
     if REPOSITORY.fullmatch(base):
         values.append(f"base_model: {base}")
-    license_lines = (
-        [f"license: {license}"]
-        if license
-        else re.findall(r"^license(?:_name|_link)?: *[^\n]*$", _metadata(original), re.MULTILINE)
-    )
+    license_lines = [f"license: {license}"] if license else LICENSE.findall(_metadata(original))
     return "\n".join(["---", *values, *license_lines, "---\n"])
 
 
@@ -272,19 +271,19 @@ def _limits(config: Config) -> str:
 def _license(original: str, license: str) -> str:
     if license:
         return f"## License\n\n{license}, as chosen for this export.\n"
-    if re.search("^license:", _metadata(original), re.MULTILINE):
+    if LICENSE.search(_metadata(original)):
         return "## License\n\nThe license is in the metadata above. It was copied from the original model.\n"
     return "## License\n\nUnknown: the run does not record a license.\n"
 
 
 def _metadata(card: str) -> str:
     """Return the front matter of a card, or ""."""
-    found = re.match(r"---\n(.*?)\n---\s*\n", card, re.DOTALL)
+    found = re.match(r"---\n(.*?)\n---\s*(?:\n|$)", card, re.DOTALL)
     return found[1] + "\n" if found else ""
 
 
 def _without_front_matter(card: str) -> str:
-    return re.sub(r"\A---\n.*?\n---\s*\n", "", card, flags=re.DOTALL)
+    return re.sub(r"\A---\n.*?\n---\s*(?:\n|$)", "", card, flags=re.DOTALL)
 
 
 def _metrics(run: Path) -> list[dict[str, Any]]:

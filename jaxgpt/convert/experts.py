@@ -1,7 +1,7 @@
 """Mixtral, Qwen3-MoE and OLMoE: families with experts, as differences from Mistral, Qwen 3 and Llama.
 
-Every layer must have experts. The factor of the load-balancing loss is a setting of training, so `router_aux_loss_coef` is
-not read.
+Every layer must have experts. The load-balancing loss is a setting of training, so `router_aux_loss_coef`, its factor, and
+`output_router_logits`, which turns it on, are not read.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ COUNTS: dict[str, tuple[str, Any]] = {
     "num_experts": ("n_experts", 128),
     "num_experts_per_tok": ("experts_per_token", 8),
 }
-NOT_TRAINED_HERE: dict[str, Any] = {"output_router_logits": False}
+OF_TRAINING = ("router_aux_loss_coef", "output_router_logits")
 
 
 def _read(options: Options, config: ModelConfig) -> dict[str, Any]:
     """Read the options that Qwen3-MoE and OLMoE share."""
-    options.skip("router_aux_loss_coef")
+    options.skip(*OF_TRAINING)
     settings = read_rope(options, config)
     settings["router_normalize"] = options.read("norm_topk_prob", False)
     # transformers 5 writes the number of experts under Mixtral's name.
@@ -53,10 +53,10 @@ def _read_qwen(options: Options, config: ModelConfig) -> dict[str, Any]:
 
 
 def _read_mixtral(options: Options, config: ModelConfig) -> dict[str, Any]:
-    options.skip("router_aux_loss_coef")
+    options.skip(*OF_TRAINING)
     if config.n_experts < 1:
         raise options.refuse("num_local_experts", config.n_experts, "it must be at least 1")
-    return read_rope(options, config)
+    return read_rope(options, config, theta=1e6)
 
 
 def _write_qwen(config: ModelConfig) -> dict[str, Any]:
@@ -79,7 +79,7 @@ MIXTRAL = llama.MISTRAL._replace(
         "num_local_experts": ("n_experts", 8),
         "num_experts_per_tok": ("experts_per_token", 2),
     },
-    only=llama.MISTRAL.only | NOT_TRAINED_HERE | {"router_jitter_noise": 0.0},
+    only=llama.MISTRAL.only | {"router_jitter_noise": 0.0},
     read=_read_mixtral,
 )
 QWEN_OPTIONS = llama.with_defaults(
@@ -93,9 +93,7 @@ QWEN3_MOE = llama.LLAMA._replace(
     options=QWEN_OPTIONS | COUNTS | {"moe_intermediate_size": ("n_inner", 768)},
     settings=llama.LLAMA.settings | {"qk_norm": True},
     # Layers without experts would have other weights than their neighbors.
-    only=llama.MISTRAL.only
-    | NOT_TRAINED_HERE
-    | {"decoder_sparse_step": 1, "mlp_only_layers": [], "use_sliding_window": False},
+    only=llama.MISTRAL.only | {"decoder_sparse_step": 1, "mlp_only_layers": [], "use_sliding_window": False},
     read=_read_qwen,
     write=_write_qwen,
 )
@@ -114,7 +112,7 @@ OLMOE = llama.LLAMA._replace(
     )
     | {"num_experts": ("n_experts", 64), "num_experts_per_tok": ("experts_per_token", 8)},
     settings=llama.LLAMA.settings | {"qk_norm": True, "qk_norm_per_head": False},
-    only=llama.MISTRAL.only | NOT_TRAINED_HERE | {"clip_qkv": None},
+    only=llama.MISTRAL.only | {"clip_qkv": None},
     read=_read,
     write=_write,
 )

@@ -9,9 +9,15 @@ from jaxgpt.config import ModelConfig
 from jaxgpt.convert.options import Options
 
 
-def read_rope(options: Options, config: ModelConfig) -> dict[str, Any]:
-    """Read `rope_parameters` (transformers 5), `rope_theta` and `rope_scaling` (transformers 4)."""
-    old = {"rope_theta": options.read("rope_theta", 10_000.0)}
+def read_rope(options: Options, config: ModelConfig, theta: float = 10_000.0) -> dict[str, Any]:
+    """Read `rope_parameters` (transformers 5), `rope_theta` and `rope_scaling` (transformers 4).
+
+    Args:
+        options: the options.
+        config: the settings read so far.
+        theta: default of `rope_theta` in transformers.
+    """
+    old = {"rope_theta": options.read("rope_theta", theta)}
     new = options.read("rope_parameters", {})
     rope = merged_rope(options, old, new)
     return rope_settings(options, rope, config.block_size)

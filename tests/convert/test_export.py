@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 import jaxgpt
 import jaxgpt.convert.models as models
 from jaxgpt.checkpoint.store import Info
-from jaxgpt.config import Config, DataConfig
+from jaxgpt.config import Config, DataConfig, PostConfig
 from jaxgpt.convert import card
 from jaxgpt.convert.engines import engines
 from jaxgpt.convert.files import Tensor, write_safetensors
@@ -373,6 +373,23 @@ def test_a_card_keeps_the_card_and_license_of_an_imported_model(tmp_path):
     assert text.endswith("## Card of the original model\n\n# Their model\n\nThe license text.\n")
 
 
+@pytest.mark.parametrize(
+    ("metadata", "kept"),
+    [
+        ("---\r\nlicense: mit\r\n---\r\n", "license: mit\n"),
+        ("\ufeff---\nlicense: mit\n---\n", "license: mit\n"),
+        ("---\nlicense:\n- mit\n- cc-by-4.0\ntags:\n- old\n---\n", "license:\n- mit\n- cc-by-4.0\n---\n"),
+        ("---\nlicense: mit\n---", "license: mit\n"),
+    ],
+    ids=["Windows", "byte order mark", "list", "nothing else"],
+)
+def test_a_license_is_kept_in_any_form(metadata, kept, tmp_path):
+    (tmp_path / "README.md").write_bytes(f"{metadata}".encode())
+    found = card.read_card(tmp_path)
+    assert kept in card._front_matter(found, "", adapter=False, license="")
+    assert "It was copied from the original model." in card._license(found, "")
+
+
 def test_a_card_keeps_the_license_after_several_fine_tunings(tmp_path):
     """The license of a model also holds for the models that descend from it."""
     source = hf_folder(tmp_path / "source")
@@ -437,6 +454,15 @@ def test_the_text_of_the_loss_of_an_earlier_checkpoint(fraction, boundary, expec
     """Validation files are held out for every fraction."""
     info = Info(1, about={"boundaries": {"sha": boundary}})
     assert card._held_out(info, Config(data=DataConfig(train_fraction=fraction))) == expected
+
+
+def test_a_card_omits_every_setting_with_a_path():
+    """The settings whose values `config.json` stores as absolute paths."""
+    run = "/home/me/secret/checkpoints/1"
+    post = PostConfig(objective="grpo", reward="/home/me/secret.py:f", kl=0.1, reference=run)
+    data = DataConfig(path=run, tokenizer=run, mix=())
+    config = Config(init_from=run, state_from=run, data=data, post=post)
+    assert "secret" not in card._settings(config)
 
 
 def test_a_card_describes_the_run_and_no_private_path(tmp_path):

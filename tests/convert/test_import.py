@@ -585,6 +585,24 @@ def test_a_family_with_experts_needs_experts(name, tmp_path):
         import_model(source, tmp_path / "run")
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_absent_options_have_the_defaults_of_transformers(name):
+    transformers = pytest.importorskip("transformers")
+    options = transformers.AutoConfig.for_model(name).to_dict()
+    family = FAMILIES[name]
+    explicit = family.config_from_hf(Options(options, "config.json"))
+    assert canonical(family.config_from_hf(Options({}, "config.json"))) == canonical(explicit)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "olmoe"])
+def test_losses_of_a_router_are_no_part_of_a_model(name):
+    family = FAMILIES[name]
+    trained = {"output_router_logits": True, "router_aux_loss_coef": 0.1}
+    options = Options(trained, "config.json")
+    assert family.config_from_hf(options) == family.config_from_hf(Options({}, "config.json"))
+    options.done()
+
+
 def test_added_tokens_beyond_the_model_are_left_out(tmp_path):
     """The tokenizers of Gemma 3's text models have an image token without an embedding."""
     model = replace(OF_FAMILIES["gemma3_text"], vocab_size=266)
