@@ -67,7 +67,7 @@ def eval(
         reward: reward of a run with rewards, which must be named to run your own code, FILE.py:FUNCTION
     """
     of_tasks = {"--tasks-path": tasks_path, "--limit": limit, "--shots": shots >= 0, "--chat-template": chat_template}
-    of_text = {"--data.path": path, "--data.bos": bos, "--data.on-error": on_error}
+    of_text = {"--data.path": path, "--data.bos": bos, "--data.on-error": on_error, "--post.reward": reward}
     for option in (name for name, value in (of_text if tasks else of_tasks).items() if value):
         raise UserError(f"{option} has no effect {'with' if tasks else 'without'} --tasks: omit it")
     if tasks:
@@ -85,9 +85,9 @@ def eval(
     from jaxgpt.trainer.evaluation import loss_difference
 
     with progress("loading") as activity:
+        asked = _with_options(open_run(Path(run)).config(), path, bos, on_error)
+        _check_reward(run, asked, path, reward, weights)
         if path or bos:
-            recorded = open_run(Path(run)).config()
-            asked = _with_options(recorded, path, bos, on_error)
             if bos in ("yes", "no"):
                 check_windows_begin(asked, f"--data.bos {bos}")
             if path:
@@ -161,6 +161,18 @@ def eval(
         facts["tokens"] = f"{result.tokens:,} in {plural(result.windows, 'window')} of {lm.config.window}"
     known = {name: value for name, value in results.items() if not isinstance(value, float) or math.isfinite(value)}
     return print_result(json, known, facts)
+
+
+def _check_reward(run: str, config: Config, path: str, reward: str, weights: Weights) -> None:
+    """Raise `UserError` for an option that has no effect, because a reward is computed, or because none is."""
+    if config.post.is_rollout:
+        if weights != "float32":
+            raise UserError(
+                f"--weights {weights} has no effect on rewards, which need the weights of training: omit it"
+            )
+    elif reward:
+        what = path or f"{run}, a run with post.objective {config.post.objective}"
+        raise UserError(f"--post.reward has no effect on {what}: omit it, or evaluate a run with rewards on prompts")
 
 
 def _with_options(config: Config, path: str, bos: str | None, on_error: str | None) -> Config:

@@ -11,6 +11,8 @@ from jaxgpt.cli.options import Checkpoint, Json
 from jaxgpt.cli.output import print_result, progress
 from jaxgpt.errors import UserError
 
+SHARD_SIZE = "5GB"
+
 
 def export(
     run: str,
@@ -20,7 +22,7 @@ def export(
     adapter: bool = False,
     base: str = "",
     license: str = "",
-    shard_size: str = "5GB",
+    shard_size: str = SHARD_SIZE,
     push: str = "",
     public: Annotated[bool, Parameter(negative_bool=())] = False,
     dtype: Literal["float32", "bfloat16", "float16"] = "float32",
@@ -61,6 +63,9 @@ def export(
     is_adapter = adapter or bool(base)
     to_gguf = is_gguf(Path(directory))
     _check_options(directory, is_adapter, to_gguf, dtype, type)
+    if shard_size != SHARD_SIZE and (is_adapter or to_gguf):
+        what = "an adapter" if is_adapter else "a GGUF file"
+        raise UserError(f"--shard-size has no effect on {what}, which is a single file: omit it")
     for option, value in (("--license", license), ("--push", push)):
         if value and to_gguf:
             raise UserError(f"{option} needs a directory: choose a name that does not end in .gguf, or omit {option}")

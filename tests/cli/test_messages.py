@@ -182,6 +182,10 @@ import folder new -> cannot read folder/config.json: it is not a file
 info lost -> lost/checkpoints is missing: restore it, or start again from step 0: jaxgpt train lost/config.json
 eval runn -> no run at runn (did you mean run?): expected a run directory, as written by `jaxgpt train`
 eval run --checkpoint 7 -> no checkpoint '7' in run/checkpoints: use best, last or one of 0
+eval run --post.reward exact -> --post.reward has no effect on run, a run with post.objective next-token: omit it
+eval run --tasks hellaswag --post.reward exact -> --post.reward has no effect with --tasks: omit it
+export run new.gguf --shard-size 1GB -> --shard-size has no effect on a GGUF file, which is a single file: omit it
+export run new --adapter --shard-size 1GB -> --shard-size has no effect on an adapter, which is a single file: omit it
 eval empty -> no complete checkpoint in empty/checkpoints: training saves at evaluations and when it stops
 eval damaged --checkpoint 0 -> checkpoint.json has changed since it was written; restore it
 eval damaged -> damaged/checkpoints/0/checkpoint.json is damaged: restore it, or choose a step with --checkpoint

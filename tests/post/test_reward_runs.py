@@ -135,6 +135,7 @@ def test_a_run_learns_the_reward() -> None:
     assert found["reward"] == pytest.approx(last["val_reward"])
     assert found["prompts"] == 7
     assert jaxgpt("eval", "run", "--post.reward", "exact", "--json").json["reward"] == 0.0
+    assert "--weights int8 has no effect on rewards" in jaxgpt("eval", "run", *OWN, "--weights", "int8").err
     Path("text.txt").write_text("thebase?" * 20)
     assert "perplexity" in jaxgpt("eval", "run", "--data.path", "text.txt", "--json").json
 
