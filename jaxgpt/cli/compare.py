@@ -58,7 +58,7 @@ def seed_groups(
     """Group finished runs that differ only in their seed.
 
     Raises:
-        UserError: if a run has not finished, or has a different evaluation than the first one.
+        UserError: if a run has not finished, or has a different objective or evaluation than the first one.
     """
     from jaxgpt.study.seeds import final_loss, group_runs
     from jaxgpt.trainer.metrics import comparable_evaluations
@@ -67,8 +67,23 @@ def seed_groups(
     for name in settings:
         losses[name] = final_loss(name, lines[name], settings[name]["train.steps"])
     first, *others = settings
+    _check_objective(settings)
     _check_same(first, others, {name: comparable_evaluations(lines[name])[-1] for name in settings})
     return group_runs(settings, losses)
+
+
+def _check_objective(settings: Mapping[str, Mapping[str, Any]]) -> None:
+    """Check that the losses of all runs have the same definition, such as DPO with the same beta and reference."""
+    from jaxgpt.config import WITH_REFERENCE
+
+    first, *others = settings
+    names = [name for name in settings[first] if name.startswith("post.")]
+    if settings[first]["post.objective"] in WITH_REFERENCE and not settings[first]["post.reference"]:
+        names.append("init_from")  # the reference
+    for other in others:
+        for name in names:
+            if settings[other][name] != settings[first][name]:
+                raise UserError(f"{first} and {other} have different {name}: their losses are not comparable")
 
 
 def _check_same(first: str, others: Sequence[str], last: Mapping[str, Mapping[str, Any]]) -> None:

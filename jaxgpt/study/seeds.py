@@ -128,7 +128,8 @@ def final_loss(name: str, lines: Sequence[Mapping[str, Any]], steps: int) -> flo
     if not evaluations:
         raise UserError(f"{name} has no validation loss: train it to an evaluation, or omit it")
     last = evaluations[-1]
-    if last["step"] != steps and how_ended(lines, steps) != "finished":
+    end = lines[-1]["step"] if how_ended(lines, steps) == "finished" else steps  # train.patience may end a run earlier
+    if last["step"] != end:
         raise UserError(f"{name} was evaluated last at step {last['step']} of {steps}: resume it, or omit it")
     return float(last["val_loss"])
 

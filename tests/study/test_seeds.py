@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from jaxgpt.config import to_json
+from jaxgpt.cli.compare import seed_groups
+from jaxgpt.config import PostConfig, flat, to_json
 from jaxgpt.errors import UserError
 from jaxgpt.study.seeds import MOST_SEEDS, SeedGroup, difference, final_loss, group_runs, sentence, standard_error
 
@@ -118,6 +119,8 @@ def test_the_last_loss_of_an_unfinished_run_is_not_its_final_loss() -> None:
     with pytest.raises(UserError, match=r"a was evaluated last at step 5 of 10: resume it, or omit it"):
         final_loss("a", lines, 10)
     assert final_loss("a", [lines[0], {"step": 5, "ended": "finished"}], 10) == 2.0, "it ended by train.patience"
+    with pytest.raises(UserError, match=r"a was evaluated last at step 5 of 10"):
+        final_loss("a", [lines[0], {"step": 10, "ended": "finished"}], 10)  # the line of the last evaluation is damaged
     with pytest.raises(UserError, match="a has no validation loss"):
         final_loss("a", lines[1:], 10)
 
@@ -129,6 +132,31 @@ def write_run(name: str, seed: int, loss: float, lr: float = 1e-3, **line: Any) 
     Path(name, "config.json").write_text(to_json(replace(config, optim=replace(config.optim, learning_rate=lr))))
     last = {"step": 8, "val_loss": loss, "val_data": "data", "val_windows": 9} | line
     Path(name, "metrics.jsonl").write_text(json.dumps(last) + '\n{"step": 8, "ended": "finished"}\n')
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "name"),
+    [
+        (PostConfig(), PostConfig(objective="simpo"), "post.objective"),
+        (PostConfig(objective="dpo", beta=0.1), PostConfig(objective="dpo", beta=0.5), "post.beta"),
+        (PostConfig(objective="dpo"), PostConfig(objective="dpo"), "init_from"),
+        (PostConfig(objective="simpo"), PostConfig(objective="simpo"), ""),
+    ],
+)
+def test_losses_of_different_definitions_are_not_compared(one: PostConfig, other: PostConfig, name: str) -> None:
+    """A smaller beta, or a nearer reference, changes the loss of equal weights."""
+    evaluated = {"step": 8, "val_loss": 1.0, "val_data": "data", "val_windows": 9}
+    config = small_run()
+    settings = {
+        "a": flat(replace(config, post=one, init_from="base")),
+        "b": flat(replace(config, post=other, init_from="different")),
+    }
+    lines = {run: [evaluated, {"step": 8, "ended": "finished"}] for run in settings}
+    if not name:
+        assert len(seed_groups(settings, lines)) == 2
+        return
+    with pytest.raises(UserError, match=f"a and b have different {name}: their losses are not comparable"):
+        seed_groups(settings, lines)
 
 
 def test_the_command_compares_groups() -> None:
