@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxgpt.cli.options import Json
-from jaxgpt.cli.output import columns, print_result
+from jaxgpt.cli.output import columns, known, print_result
 from jaxgpt.config import flat
 from jaxgpt.errors import UserError
 
@@ -139,8 +139,3 @@ def as_json(groups: Sequence[SeedGroup]) -> dict[str, Any]:
             }
         )
     return {"groups": described, "comparisons": comparisons}
-
-
-def known(value: float) -> float | None:
-    """Return a number, or None if it is NaN, which JSON cannot represent."""
-    return value if math.isfinite(value) else None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from jaxgpt.cli.options import Weights
-from jaxgpt.cli.output import aligned, columns, note, print_result, progress
+from jaxgpt.cli.output import aligned, columns, known, note, print_result, progress
 
 
 def eval_tasks(
@@ -51,6 +52,9 @@ def eval_tasks(
         "date": datetime.now().astimezone().isoformat(timespec="seconds"),
         "versions": versions() | {"lm_eval": version},
     }
+    unknown = [f"{each.task} {each.metric}" for each in results if not math.isfinite(each.value)]
+    if unknown:
+        note(f"NaN or infinite, and not kept in {recorded.path}: {', '.join(unknown)}")
     try:
         add_results(recorded.path, results, facts)
     except OSError as e:
@@ -64,6 +68,5 @@ def eval_tasks(
         }
     )
     text = f"{head}\n\n{columns(table(results))}\n\n+- is the standard error over the samples of a task"
-    return print_result(
-        json, {"run": run, "model": lm.source} | facts | {"tasks": [asdict(each) for each in results]}, text
-    )
+    values = [asdict(each) | {"value": known(each.value)} for each in results]
+    return print_result(json, {"run": run, "model": lm.source} | facts | {"tasks": values}, text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
@@ -29,6 +30,11 @@ EVERY = 10.0  # seconds between progress lines without a terminal
 def print_json(value: dict[str, Any]) -> None:
     """Print one JSON object."""
     print(dumps(value, allow_nan=False))
+
+
+def known(value: float) -> float | None:
+    """Return a number, or None if it is NaN or infinite, which JSON cannot represent."""
+    return value if math.isfinite(value) else None
 
 
 def print_result(json: bool, values: dict[str, Any], text: str | Mapping[str, str | Sequence[str]]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from numbers import Real
@@ -58,7 +59,7 @@ def results_of(found: Mapping[str, Any]) -> list[TaskResult]:
                 task=task,
                 metric=metric if label == "none" else f"{metric} ({label})",
                 value=float(value),
-                stderr=float(stderr) if isinstance(stderr, Real) else None,
+                stderr=float(stderr) if isinstance(stderr, Real) and math.isfinite(stderr) else None,
                 higher_is_better=found["higher_is_better"].get(task, {}).get(metric),
                 samples=int(values.get("sample_len") or counts.get("effective", 0)),
                 of=int(counts.get("original", 0)),
@@ -90,6 +91,8 @@ def number(value: float) -> str:
 def add_results(run: Path, results: Sequence[TaskResult], facts: Mapping[str, Any]) -> None:
     """Add results to the file of a run; results of the same task and `facts`, except versions and time, are replaced.
 
+    A metric that is NaN or infinite, which JSON cannot represent, is omitted.
+
     Args:
         run: the run.
         results: the new results.
@@ -103,7 +106,8 @@ def add_results(run: Path, results: Sequence[TaskResult], facts: Mapping[str, An
     new = [asdict(result) | dict(facts) for result in results]
     replaced = [_key(entry) for entry in new]
     kept = [entry for entry in entries if _key(entry) not in replaced]
-    write_json(run / FILE, {"results": kept + new})
+    finite = [entry for entry in new if math.isfinite(entry["value"])]
+    write_json(run / FILE, {"results": kept + finite})
 
 
 def read_results(run: Path, step: int | None = None) -> list[tuple[TaskResult, dict[str, Any]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -93,3 +94,18 @@ def test_results_survive_json(tmp_path: Path) -> None:
     [entry] = json.loads((tmp_path / FILE).read_text())["results"]
     assert entry["task_version"] == "1.0"
     assert read_results(tmp_path)[0][0] == ACC
+
+
+def test_a_metric_that_is_not_finite_does_not_lose_the_others(tmp_path: Path) -> None:
+    """JSON has no NaN; a perplexity may overflow, and the error of a single sample is NaN."""
+    found: dict[str, Any] = {
+        "results": {"pages": {"word_perplexity,none": math.inf, "acc,none": 0.5, "acc_stderr,none": math.nan}},
+        "versions": {},
+        "n-shot": {},
+        "n-samples": {},
+        "higher_is_better": {},
+    }
+    perplexity, accuracy = results_of(found)
+    assert (perplexity.value, accuracy.stderr) == (math.inf, None)
+    add_results(tmp_path, [perplexity, accuracy], FACTS)
+    assert [result for result, _ in read_results(tmp_path)] == [accuracy]
