@@ -92,6 +92,7 @@ def train(
     from jaxgpt.follow.listener import Follow
     from jaxgpt.follow.trackers import tracker_of
     from jaxgpt.parallel.join import joined
+    from jaxgpt.post.rewards import is_own_code
     from jaxgpt.post.rollouts import SampleFile
     from jaxgpt.post.start import parts_of
     from jaxgpt.trainer import loop
@@ -133,10 +134,13 @@ def train(
             else:
                 config = started(base, settings)
             start = Start(config, out, overwrite, **parts_of(config, named_reward, note=printer.note))
+        # Options that no run records, for the command that resumes it.
+        if is_own_code(start.config.post.reward):
+            printer.options.append(f"--post.reward={named_reward}")
         if tasks:
             printer.note("loading the tasks")
             start = with_tasks(start, tasks, tasks_every, tasks_limit, tasks_path)
-            printer.options = [f"--tasks={tasks}", *(f"{name}={value}" for name, value in of_tasks.items() if value)]
+            printer.options += [f"--tasks={tasks}", *(f"{name}={value}" for name, value in of_tasks.items() if value)]
 
         listener = Listeners(printer, Follow(*track, note=printer.note))
         if start.config.post.is_rollout:

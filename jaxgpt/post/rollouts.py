@@ -292,4 +292,5 @@ class SampleFile(Listener):
         with self.path.open("a") as file:
             for prompt, answer, reward in zip(result.prompts, result.answers, result.rewards, strict=True):
                 line = {"step": step, "prompt": prompt, "answer": answer, "reward": float(reward)}
-                file.write(json.dumps(line) + "\n")
+                # Messages from Parquet files may have other values, such as times.
+                file.write(json.dumps(line, default=repr) + "\n")

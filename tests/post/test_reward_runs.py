@@ -146,7 +146,7 @@ def test_a_failing_reward_saves_the_run_which_resumes_in_every_bit() -> None:
     start = ["train", "finetune", "--init-from", "base", "--out", "cut", *SETTINGS, *OWN]
     message = error(*start, code=1)
     assert "the reward my_reward.py:vowels failed: RuntimeError: no more" in message
-    assert "resume with: jaxgpt train --resume --out cut" in message
+    assert "resume with: jaxgpt train --resume --out cut --post.reward=my_reward.py:vowels" in message
     assert max(int(path.name) for path in Path("cut/checkpoints").iterdir()) == 8
     Path("fail").unlink()
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.directories import SAMPLES
 from jaxgpt.errors import UserError
 from jaxgpt.post.rewards import last_number, open_reward, rewards_of
-from jaxgpt.post.rollouts import SampleFile
+from jaxgpt.post.rollouts import RewardResult, SampleFile
 from jaxgpt.post.start import named_reward
 
 
@@ -119,3 +122,14 @@ def test_samples_of_a_killed_run_are_resumed(tmp_path: Path) -> None:
     path.write_text('{"step": 2, "answer": "a"}\n{"step": 4, "answer": "b"}\n{"step": 4, "ans')
     SampleFile().started(None, None, Run(tmp_path), 2)  # type: ignore[arg-type]
     assert path.read_text() == '{"step": 2, "answer": "a"}\n'
+
+
+def test_samples_of_prompts_with_values_that_json_lacks(tmp_path: Path) -> None:
+    """The messages of Parquet files may have times; an error would end the run at its first evaluation."""
+    listener = SampleFile()
+    listener.started(None, None, Run(tmp_path), 0)  # type: ignore[arg-type]
+    prompt = [{"role": "user", "content": "2 + 2?", "at": datetime(2024, 5, 1)}]
+    listener.evaluated(3, RewardResult(1.0, 0.0, np.ones(1, np.float32), ["4"], [prompt], 1.0))
+    [line] = (tmp_path / SAMPLES).read_text().splitlines()
+    written = json.loads(line)
+    assert (written["answer"], written["prompt"][0]["content"]) == ("4", "2 + 2?")
