@@ -74,15 +74,17 @@ def check_upload(repo: str) -> None:
         raise UserError(f"cannot upload to {repo}: not logged in; run hf auth login, or set HF_TOKEN")
 
 
-def upload(directory: Path, repo: str, private: bool = True) -> str:
+def upload(directory: Path, repo: str, private: bool = True, replaced: Sequence[str] = ()) -> str:
     """Upload the files of a directory as one commit, and return the address of the model; the directory is unchanged.
 
-    The repository is created if it does not exist. The token comes from the hub's own login.
+    The repository is created if it does not exist. The token comes from the hub's own login. Programs may load the files of an
+    earlier model, such as weights in a single file, instead of new ones: the commit deletes the files in `replaced`.
 
     Args:
         directory: an exported model.
         repo: name of the repository, `owner/name`.
         private: whether a new repository is private; an existing one keeps its visibility.
+        replaced: glob patterns of files to delete from the repository, except those that are uploaded.
 
     Raises:
         UserError: if the user is not logged in or lacks permission, or the hub cannot be reached or rejects the files.
@@ -97,7 +99,9 @@ def upload(directory: Path, repo: str, private: bool = True) -> str:
     api = HfApi()
     try:
         created = api.create_repo(repo, private=private, exist_ok=True)
-        api.upload_folder(repo_id=repo, folder_path=directory, commit_message="Upload model")
+        api.upload_folder(
+            repo_id=repo, folder_path=directory, commit_message="Upload model", delete_patterns=[*replaced]
+        )
     except Exception as e:  # errors of the hub's client and of the network
         status = int(getattr(getattr(e, "response", None), "status_code", 0))
         reason = UPLOAD_HINTS.get(status, f"{type(e).__name__}: {' '.join(str(e).split())[:200]}")

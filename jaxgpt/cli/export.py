@@ -54,7 +54,7 @@ def export(
         public: create the repository of --push as a public one; otherwise, it is private
     """
     from jaxgpt.convert.card import check_license
-    from jaxgpt.convert.files import as_bytes, is_gguf
+    from jaxgpt.convert.files import OF_ADAPTERS, OF_MODELS, OF_TOKENIZERS, as_bytes, is_gguf
     from jaxgpt.convert.gguf_export import export_gguf
     from jaxgpt.convert.models import export_model
     from jaxgpt.convert.peft import export_adapter
@@ -85,7 +85,9 @@ def export(
         address = ""
         if push:
             activity.stage("uploading")
-            address = upload(Path(directory), push, private=not public)
+            # An adapter may be beside a model; a model replaces an adapter, which would change it.
+            replaced = (*OF_TOKENIZERS, *OF_ADAPTERS, *(() if is_adapter else OF_MODELS))
+            address = upload(Path(directory), push, private=not public, replaced=replaced)
     facts = {
         "model": f"{run}, {done.family}, {done.parameters:,} parameters",
         "file" if to_gguf else "directory": directory,

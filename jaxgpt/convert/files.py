@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
+from jaxgpt.directories import ADDED, GENERATION, MAP, TEMPLATE, TEMPLATES, TOKENIZER
 from jaxgpt.errors import UserError, one_line, short_repr
 from jaxgpt.files import read_json, write_json
 
@@ -22,6 +23,10 @@ SECOND_COPY = "consolidated*"  # glob pattern of Mistral's own weight files, dup
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 FLOATS = ("F32", "F16", "BF16")
 INDEX = f"{SINGLE}.index.json"
+# Glob patterns of files that transformers reads beside or instead of those of an export: an earlier model's would change it.
+OF_TOKENIZERS = (GENERATION, TOKENIZER, TEMPLATE, f"{TEMPLATES}/*.jinja", MAP, ADDED)
+OF_ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
+OF_MODELS = (SINGLE, INDEX, "model-*-of-*.safetensors", "pytorch_model.bin*", "pytorch_model-*-of-*.bin")
 SHARD_BYTES = 5 * 10**9  # maximum size of a file of weights
 
 

@@ -53,6 +53,10 @@ class Hub(BaseHTTPRequestHandler):
         self.reply(200, {})
 
     def do_GET(self) -> None:
+        if "/tree/" in self.path:
+            found = [{"type": "file", "path": path, "oid": "0" * 40, "size": 1} for path in self.files]
+            self.reply(200, found)
+            return
         self.reply(200, {"sha": "0" * 40, "siblings": [], "id": "me/tiny"})
 
     def do_POST(self) -> None:
@@ -76,6 +80,8 @@ class Hub(BaseHTTPRequestHandler):
             for line in map(json.loads, body.splitlines()):
                 if line["key"] == "file":
                     self.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+                if line["key"] == "deletedFile":
+                    del self.files[line["value"]["path"]]
             commit = "1" * 40
             self.reply(200, {"commitUrl": f"{host}/me/tiny/commit/{commit}", "commitOid": commit, "hookOutput": ""})
 
@@ -120,6 +126,22 @@ def test_every_file_arrives_in_a_private_repository(hub: type[Hub], run: Path) -
     assert "jaxgpt import me/tiny runs/tiny" in card
     assert "\nlicense: mit\n" in card
     assert "mit, as chosen for this export" in card
+
+
+def test_a_pushed_model_replaces_the_files_of_an_earlier_one(hub: type[Hub], run: Path) -> None:
+    """transformers prefers a single file of weights to shards, an adapter to a model, and a template in a file of its own."""
+    earlier = ("model.safetensors", "adapter_config.json", "chat_template.jinja", "added_tokens.json")
+    others = ("notes.md", "data/model.txt", ".gitattributes")
+    for name in (*earlier, *others):
+        hub.files[name] = b"old"
+    result = jaxgpt("export", "run", "out", "--push", "me/tiny", "--shard-size", "4KB")
+    assert result.code == 0, result.err
+    written = {path.name: path.read_bytes() for path in Path("out").iterdir()}
+    assert "model.safetensors" not in written
+    assert hub.files == written | dict.fromkeys(others, b"old")
+
+    assert jaxgpt("export", "run", "again", "--push", "me/tiny").code == 0
+    assert {name for name in hub.files if name.endswith((".safetensors", ".index.json"))} == {"model.safetensors"}
 
 
 def test_a_public_repository_is_asked_for(hub: type[Hub], run: Path) -> None:
