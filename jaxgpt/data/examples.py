@@ -60,8 +60,17 @@ class ExampleSplit(ABC):
         return range(self.count())
 
 
-def encoded(records: Iterable[tuple[str, T]], skipped: Skipped, encode: Callable[[T], U]) -> list[U]:
-    """Encode records with their places; `skipped` receives a record if `encode` raises `UserError`."""
+def encoded(
+    records: Iterable[tuple[str, T]], skipped: Skipped, encode: Callable[[T], U], omitted: Callable[[T], list[str]]
+) -> list[U]:
+    """Encode records with their places.
+
+    Args:
+        records: places and records.
+        skipped: receives a record if `encode` raises `UserError`, and messages that the chat template omits.
+        encode: function of a record.
+        omitted: function that returns the roles of the messages of a record that the template omits.
+    """
     examples = []
     for where, record in records:
         try:
@@ -69,6 +78,9 @@ def encoded(records: Iterable[tuple[str, T]], skipped: Skipped, encode: Callable
         except UserError as e:
             reason = e.reason if isinstance(e, UnusableRecord) else "that cannot be encoded"
             skipped.add(reason, where, str(e))
+            continue
+        for role in omitted(record):
+            skipped.omitted(where, role)
     return examples
 
 

@@ -29,7 +29,7 @@ from jaxgpt.data.chat_records import (
     is_speaker,
     read_record,
 )
-from jaxgpt.data.conversations import Templates, encode_conversation, templates_of
+from jaxgpt.data.conversations import Templates, encode_conversation, omitted_messages, templates_of
 from jaxgpt.data.examples import ExampleSplit, encoded, hold_out, notes_on_split, notes_on_templates
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.errors import UserError, plural, short_repr
@@ -256,8 +256,15 @@ def load_preferences(config: Config, tokenizer: Tokenizer, progress: Progress = 
         check_fits(pair, config)
         return pair
 
+    def omitted(record: PreferenceRecord) -> list[str]:
+        """Return the roles of messages that the template omits; both answers have the same prompt."""
+        template = templates.of(record.chosen)
+        if isinstance(record.chosen, Pair) or template is None:
+            return []
+        return omitted_messages(record.chosen, template)
+
     def read(paths: Sequence[Path]) -> list[Preference]:
-        return encoded(read_files(paths, skipped, read_preference, FIELDS, progress), skipped, encode)
+        return encoded(read_files(paths, skipped, read_preference, FIELDS, progress), skipped, encode, omitted)
 
     train = read(files.train)
     val = read(files.val)
@@ -283,7 +290,9 @@ def encode_preference(record: PreferenceRecord, tokenizer: Tokenizer, templates:
 def _encode(chat: ChatRecord | Pair, tokenizer: Tokenizer, templates: Templates) -> Conversation:
     sequences = encode_conversation(chat, tokenizer, templates.of(chat))
     with_targets = [each for each in sequences if each.is_target.any()]
-    if len(with_targets) != 1:
+    if not with_targets:
+        raise UserError("no message of an answer is a target: all have the weight 0, so nothing is compared")
+    if len(with_targets) > 1:
         raise UserError(
             f"the answer has targets in {len(with_targets)} sequences, because the chat template changes earlier text: end the "
             f"answer after the first assistant message"

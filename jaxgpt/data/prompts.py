@@ -26,7 +26,7 @@ from jaxgpt.data.chat_records import (
     read_record,
     with_input,
 )
-from jaxgpt.data.conversations import templates_of
+from jaxgpt.data.conversations import omitted_messages, templates_of
 from jaxgpt.data.examples import ExampleSplit, encoded, hold_out, notes_on_split
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.errors import UserError, plural, short_repr
@@ -190,8 +190,15 @@ def load_prompts(config: Config, tokenizer: Tokenizer, progress: Progress = NO_P
         check_place(ids, config)
         return Prompt(ids, record.prompt, record.record)
 
+    def omitted(record: PromptRecord) -> list[str]:
+        """Return the roles of messages that the template omits."""
+        form = form_of(record, forms)
+        if isinstance(record.chat, str) or form is None:
+            return []
+        return omitted_messages(record.chat, form.template)
+
     def read(paths: Sequence[Path]) -> list[Prompt]:
-        return encoded(read_files(paths, skipped, read_prompt, ALL, progress), skipped, encode)
+        return encoded(read_files(paths, skipped, read_prompt, ALL, progress), skipped, encode, omitted)
 
     train = read(files.train)
     val = read(files.val)
@@ -213,6 +220,13 @@ def load_prompts(config: Config, tokenizer: Tokenizer, progress: Progress = NO_P
     return LoadedPrompts(PromptSplit(train), PromptSplit(held_out), "; ".join(notes) + str(skipped), files.fingerprint)
 
 
+def form_of(record: PromptRecord, forms: Sequence[ChatFormat | None]) -> ChatFormat | None:
+    """Return the format for a prompt, of those without and with tools; None: no template."""
+    plain, with_tools = forms
+    has_tools = isinstance(record.chat, ChatRecord) and record.chat.tools is not None
+    return with_tools if has_tools else plain
+
+
 def encode_prompt_record(record: PromptRecord, tokenizer: Tokenizer, forms: Sequence[ChatFormat | None]) -> list[int]:
     """Return the ids that chat sends for a prompt; without a chat template, the ids of a text, as `jaxgpt sample` reads it.
 
@@ -220,9 +234,7 @@ def encode_prompt_record(record: PromptRecord, tokenizer: Tokenizer, forms: Sequ
         UserError: if messages have no template, or the template or tokenizer rejects the prompt.
     """
     chat = record.chat
-    plain, with_tools = forms
-    has_tools = isinstance(chat, ChatRecord) and chat.tools is not None
-    form = with_tools if has_tools else plain
+    form = form_of(record, forms)
     if form is None and isinstance(chat, str):
         bos = list(tokenizer.bos_ids)
         ids: list[int] = tokenizer.encode(chat).tolist()

@@ -19,6 +19,7 @@ from jaxgpt.data.chat_encoding import ChatFormat, chat_format
 from jaxgpt.data.conversations import DATE, encode_conversation, templates_of
 from jaxgpt.data.open import check_sources
 from jaxgpt.data.preferences import Preference, encode_preference, prompt_ids, read_preference
+from jaxgpt.data.special import SpecialTokens
 from jaxgpt.data.tokenizer import CharTokenizer, Tokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.report.preferences import describe_preferences
@@ -157,6 +158,10 @@ BAD = {
     "conversation": ({"messages": [user("a"), assistant("b")]}, "no chosen and no rejected answer"),
     "forms": (GOOD | {"chosen": [assistant("4")]}, "one answer is a text, and the other a list of messages"),
     "nothing shared": ({"chosen": "b", "rejected": "c"}, "the answers have no common beginning, and the record has no prompt"),
+    "no target": (
+        EXPLICIT | {"chosen": [assistant("Me") | {"weight": 0}]},
+        "no message of an answer is a target: all have the weight 0",
+    ),
     "media": (GOOD | {"prompt": "<image>?", "image": "a.png"}, "has <image>, which stands for the image of the record"),
     "type": (GOOD | {"chosen": 4}, "the chosen answer must be a text or a list of messages, not 4"),
     "long prompt": (
@@ -276,3 +281,16 @@ def test_the_report_counts(folder: Path) -> None:
     assert report["longer_chosen"] == pytest.approx(2 / 5)
     assert report["lengths"]["chosen"]["max"] == len("five") + 1
     assert "windows" not in report["source"]
+
+
+def test_messages_that_the_template_omits_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for conversations: otherwise, a model learns without the text of its system messages."""
+    monkeypatch.chdir(tmp_path)
+    own = talker(8, end=False).tokenizer
+    begin = "{% for m in messages %}{% if m.role != 'system' %}"
+    turn = "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
+    start = "{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    own.special = SpecialTokens({}, {"chat_template": begin + turn + start})
+    write(GOOD, GOOD | {"prompt": "3?", "system": "Be brief."})
+    source = open_data(CONFIG, own).source
+    assert "; warning: the chat template omits 1 message of the role system (first: pairs.jsonl, line 2)" in source

@@ -14,6 +14,7 @@ from jaxgpt.config import Config, DataConfig, ModelConfig, PostConfig
 from jaxgpt.data import PromptSplit, open_data
 from jaxgpt.data.chat_encoding import chat_format
 from jaxgpt.data.conversations import DATE
+from jaxgpt.data.special import SpecialTokens
 from jaxgpt.data.tokenizer import CharTokenizer
 from jaxgpt.errors import UserError
 
@@ -124,3 +125,15 @@ def test_text_is_rejected() -> None:
         UserError, match=r"post.objective grpo needs prompts \(.jsonl, .json or .parquet\), but text.txt holds text"
     ):
         open_data(replace(CONFIG, data=replace(CONFIG.data, path="text.txt")), TOKENIZER)
+
+
+def test_messages_that_the_template_omits_are_reported() -> None:
+    """As for conversations: otherwise, a model learns without the text of its system messages."""
+    own = talker(8, end=False).tokenizer
+    begin = "{% for m in messages %}{% if m.role != 'system' %}"
+    turn = "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
+    start = "{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    own.special = SpecialTokens({}, {"chat_template": begin + turn + start})
+    write({"prompt": "2?"}, {"prompt": "3?", "system": "Be brief."})
+    source = open_data(CONFIG, own).source
+    assert "; warning: the chat template omits 1 message of the role system (first: prompts.jsonl, line 2)" in source
