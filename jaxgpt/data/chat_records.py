@@ -69,6 +69,7 @@ TURN = (
 MARKS = ("weight", "train", "loss")
 PARTS = "train_detail"  # field of a message with the parts of its text that are targets: Axolotl
 
+ANSWERED = "the prompt ends with a message of the assistant: end it with a message to answer"
 EXAMPLE = '{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}'
 SHAPES = (
     '"messages" (with role and content), "conversations" (with from and value), "prompt" and "completion", "instruction" '
@@ -269,7 +270,7 @@ def _tools(fields: dict[str, Any]) -> list[dict[str, Any]] | None:
         name = "functions"
     else:
         return None
-    tools = _parsed(fields[name], f"the field {name!r}")
+    tools = decoded(fields[name], f"the field {name!r}")
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise UserError(f"the field {name!r} must be a list of objects, or its JSON, not {short_repr(tools)}")
     if repeats_key(tools):
@@ -281,7 +282,7 @@ def _tools(fields: dict[str, Any]) -> list[dict[str, Any]] | None:
 
 def _messages(name: str, turns: Any) -> list[dict[str, Any]]:
     """Convert the list of messages in the field `name`."""
-    turns = _parsed(turns, f"the field {name!r}")
+    turns = decoded(turns, f"the field {name!r}")
     if not isinstance(turns, list) or not turns:
         raise UserError(f"{name} must be a list such as {EXAMPLE.partition(': ')[2][:-1]}: {short_repr(turns)}")
     messages = list[dict[str, Any]]()
@@ -402,7 +403,7 @@ def _text(content: Any, where: str) -> str:
 
 def _calls(calls: Any, where: str) -> list[dict[str, Any]]:
     """Convert calls to `{"type": "function", "function": {"name": ..., "arguments": ...}}`, with ids if given."""
-    calls = _parsed(calls, f"the call of {where}")
+    calls = decoded(calls, f"the call of {where}")
     converted = list[dict[str, Any]]()
     for call in calls if isinstance(calls, list) else [calls]:
         function = call.get("function", call) if isinstance(call, dict) else None
@@ -430,7 +431,7 @@ def _arguments(arguments: Any, where: str) -> dict[str, Any] | str:
     """Check the arguments of a call, an object or its JSON, and return them as given; an empty object if they are missing."""
     if arguments is None or arguments == "":
         return {}
-    parsed = _parsed(arguments, f"the arguments of a call of {where}")
+    parsed = decoded(arguments, f"the arguments of a call of {where}")
     if not isinstance(parsed, dict):
         raise UserError(f"{where} has a call with arguments that are not an object: {short_repr(arguments)}")
     if repeats_key(parsed):
@@ -438,7 +439,7 @@ def _arguments(arguments: Any, where: str) -> dict[str, Any] | str:
     return arguments if isinstance(arguments, str) else parsed
 
 
-def _parsed(value: Any, what: str) -> Any:
+def decoded(value: Any, what: str) -> Any:
     """Parse JSON that is stored as a string; return other values as they are."""
     if not isinstance(value, str):
         return value

@@ -16,6 +16,7 @@ from jaxgpt.config import Config
 from jaxgpt.data.chat_encoding import Conversation
 from jaxgpt.data.chat_files import Skipped, find_files, has_usable, read_files
 from jaxgpt.data.chat_records import (
+    ANSWERED,
     BESIDE,
     HISTORY,
     LISTS,
@@ -26,6 +27,7 @@ from jaxgpt.data.chat_records import (
     NoPlace,
     Pair,
     UnusableRecord,
+    decoded,
     is_speaker,
     read_record,
 )
@@ -138,11 +140,16 @@ def read_preference(record: Any) -> PreferenceRecord:
 
     chosen = _messages_or_text(fields[CHOSEN], CHOSEN)
     rejected = _messages_or_text(fields[REJECTED], REJECTED)
+    if _is_json_of_messages(chosen) and _is_json_of_messages(rejected):
+        chosen = decoded(chosen, CHOSEN)
+        rejected = decoded(rejected, REJECTED)
     if isinstance(chosen, str) != isinstance(rejected, str):
         raise UserError("one answer is a text, and the other a list of messages: write both in the same form")
 
     # The prompt.
     name, prompt = _prompt(fields)
+    if isinstance(prompt, list) and is_speaker(prompt[-1:], "assistant"):
+        raise UserError(ANSWERED)
     if isinstance(chosen, str) and prompt is None:
         name, prompt, chosen, rejected = "prompt", *_split_texts(chosen, rejected)
     elif isinstance(chosen, list):
@@ -179,6 +186,18 @@ def _messages_or_text(answer: Any, which: str) -> Any:
     return answer
 
 
+def _is_json_of_messages(answer: Any) -> bool:
+    """Return whether an answer is a text with the JSON of a list of messages, as some tables store them."""
+    if not isinstance(answer, str) or not answer.lstrip().startswith("["):
+        return False
+    try:
+        found = decoded(answer, "an answer")
+    except UserError:
+        return False
+    are_messages = [isinstance(each, dict) and ("role" in each or "from" in each) for each in found]
+    return bool(found) and all(are_messages)
+
+
 def _is_blank(answer: Any) -> bool:
     """Return whether an answer is a single message without text and calls."""
     match answer:
@@ -194,7 +213,7 @@ def _prompt(fields: Mapping[str, Any]) -> tuple[str, Any]:
             return name, fields[name]
     for name in LISTS:
         if name in fields:
-            return "prompt", fields[name]
+            return "prompt", decoded(fields[name], f"the field {name!r}")
     return "prompt", None
 
 

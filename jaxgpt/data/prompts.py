@@ -14,6 +14,7 @@ from jaxgpt.data.chat_encoding import ChatFormat
 from jaxgpt.data.chat_files import Skipped, find_files, has_usable, read_files
 from jaxgpt.data.chat_records import (
     ADDED,
+    ANSWERED,
     BESIDE,
     LISTS,
     SYSTEM,
@@ -117,7 +118,7 @@ def read_prompt(record: Any) -> PromptRecord:
 
     prompt = fields[name]
     others = {key: fields[key] for key in (*SYSTEM, *TOOLS) if key in fields}
-    if isinstance(prompt, str):
+    if isinstance(prompt, str) and name not in LISTS:  # a list may be stored as its JSON
         if not prompt:
             raise UserError(f"the prompt is empty: write {EXAMPLE}")
         text = with_input(name, prompt, {key: fields[key] for key in _added(name) if key in fields})
@@ -133,7 +134,7 @@ def read_prompt(record: Any) -> PromptRecord:
     assert not isinstance(chat, Pair)
     check_media(fields, chat.messages)
     if chat.messages[-1]["role"] == "assistant":
-        raise UserError("the prompt ends with a message of the assistant: end it with a message to answer")
+        raise UserError(ANSWERED)
     return PromptRecord(prompt, chat, fields)
 
 

@@ -116,6 +116,11 @@ SHAPES = {
         "chosen": [assistant("Hello"), user("Who?"), assistant("Me")],
         "rejected": [assistant("Hello"), user("Who?"), assistant("No")],
     },
+    "conversations as JSON": {
+        "chosen": json.dumps([*EXPLICIT["prompt"], assistant("Me")]),
+        "rejected": json.dumps([*EXPLICIT["prompt"], assistant("No")]),
+    },
+    "a prompt as JSON": {"messages": json.dumps(EXPLICIT["prompt"]), "chosen": "Me", "rejected": "No"},
     "texts as answers": EXPLICIT | {"chosen": "Me", "rejected": "No"},
     "single messages as answers": EXPLICIT | {"chosen": assistant("Me"), "rejected": assistant("No")},
     "ShareGPT": {
@@ -150,6 +155,12 @@ def test_the_prompt_of_texts_is_their_common_beginning() -> None:
     assert tokenizer.decode(prompt_ids(found.chosen)) == "a bad cafe?"
 
 
+def test_an_answer_that_is_json_remains_a_text() -> None:
+    for chosen, rejected in (('["a"]', '["b"]'), ('[{"role": "user"}]', "no"), ("[]", "[1]")):
+        pair = encoded({"prompt": "List.", "chosen": chosen, "rejected": rejected})
+        assert TOKENIZER.decode(pair.chosen.ids[pair.chosen.is_target]) == f"{chosen}<|im_end|>"
+
+
 BAD = {
     "equal": (GOOD | {"rejected": "4"}, "the chosen and the rejected answer are equal"),
     "empty": (GOOD | {"chosen": ""}, "the chosen answer is empty: write an answer, or remove the record"),
@@ -161,6 +172,10 @@ BAD = {
     "no target": (
         EXPLICIT | {"chosen": [assistant("Me") | {"weight": 0}]},
         "no message of an answer is a target: all have the weight 0",
+    ),
+    "answered prompt": (
+        EXPLICIT | {"prompt": [user("Hi"), assistant("Me")]},
+        "the prompt ends with a message of the assistant: end it with a message to answer",
     ),
     "media": (GOOD | {"prompt": "<image>?", "image": "a.png"}, "has <image>, which stands for the image of the record"),
     "type": (GOOD | {"chosen": 4}, "the chosen answer must be a text or a list of messages, not 4"),

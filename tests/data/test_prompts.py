@@ -50,6 +50,7 @@ def test_prompts_are_what_chat_sends() -> None:
         {"prompt": "2 + 2?", "answer": "4"},
         {"prompt": [USER]},
         {"messages": [USER]},
+        {"messages": json.dumps([USER])},
         {"question": "2 + 2?"},
     ]
     split = read(*shapes)
