@@ -78,11 +78,20 @@ def _expected(record: Mapping[str, Any], field: str) -> str:
 
 
 def _exact(field: str) -> Reward:
-    """1 if a text equals the field of its record, without white space at the ends; otherwise 0."""
+    """1 if a text equals the field of its record, without white space at the ends; otherwise 0.
+
+    A column of integers with gaps has the number 4.0 for 4, so both spellings equal it.
+    """
+
+    def one(text: str, record: Mapping[str, Any]) -> float:
+        accepted = [_expected(record, field).strip()]
+        value = record[field]
+        if isinstance(value, float) and value.is_integer():
+            accepted.append(str(int(value)))
+        return float(text.strip() in accepted)
 
     def reward(prompts: Sequence[Any], texts: Sequence[str], records: Sequence[Mapping[str, Any]]) -> list[float]:
-        pairs = zip(texts, records, strict=True)
-        return [float(text.strip() == _expected(record, field).strip()) for text, record in pairs]
+        return [one(text, record) for text, record in zip(texts, records, strict=True)]
 
     return reward
 
