@@ -28,6 +28,7 @@ from jaxgpt.config import (
     TrainConfig,
 )
 from jaxgpt.errors import UserError
+from jaxgpt.parallel.rules import RULES
 
 SECTIONS = (ModelConfig, DataConfig, OptimConfig, TrainConfig, MeshConfig, PostConfig, DistributedConfig, Config)
 # Variable names of the configs of each class. `norm` of `jnp.linalg` or `name` of a path is not a setting.
@@ -76,6 +77,8 @@ def unread(section: type, read: set[tuple[str, str]]) -> set[str]:
     owners = CALLED[section]
     seen = {name for owner, name in read if owner in owners}
     seen |= {"window", "decay_steps"} & {name for owner, name in read if owner == "config"}  # properties of `Config`
+    if section is MeshConfig:  # `sizes_of` reads every axis; an axis has an effect if a rule names it
+        seen |= {axis for axes in RULES.values() for axis in axes}
     replaced = {setting for derived in seen & DERIVED.keys() for setting in DERIVED[derived]}
     return {f.name for f in fields(section)} - seen - replaced
 
