@@ -55,14 +55,22 @@ class ModelConfig(Section):
     rope_theta: float = setting(10_000.0, "RoPE: base of the wavelengths", 1e-6, 1e12)
     rope_local_theta: float = setting(0.0, "RoPE: base in layers with a sliding window; 0: rope_theta", 0.0, 1e12)
     rope_fraction: float = setting(1.0, "RoPE: fraction of a head's channels that are rotated", above=0.0, high=1.0)
-    rope_factor: float = setting(1.0, "Llama 3 scaling of RoPE: factor of long wavelengths; 1: off", 1e-6, 1e12)
+    rope_factor: float = setting(1.0, "scaling of RoPE: factor of long wavelengths; 1: off", 1e-6, 1e12)
+    rope_scaling: Literal["llama3", "yarn"] = setting("llama3", "kind of scaling of RoPE, if rope_factor is not 1")
     rope_low_freq_factor: float = setting(
         1.0, "Llama 3: scale wavelengths above rope_original_context / this", 1e-6, 1e12
     )
     rope_high_freq_factor: float = setting(
         4.0, "Llama 3: keep wavelengths below rope_original_context / this", 1e-6, 1e12
     )
-    rope_original_context: int = setting(8192, "Llama 3: context length before scaling, in tokens", 1, 2**24)
+    rope_beta_slow: float = setting(
+        1.0, "YaRN: scale wavelengths with fewer turns in rope_original_context", 1e-6, 1e12
+    )
+    rope_beta_fast: float = setting(32.0, "YaRN: keep wavelengths with more turns in rope_original_context", 1e-6, 1e12)
+    rope_attention_factor: float = setting(
+        0.0, "YaRN: factor of queries and keys; 0: 1 + 0.1 ln(rope_factor)", 0.0, 1e6
+    )
+    rope_original_context: int = setting(8192, "scaling of RoPE: context length before scaling, in tokens", 1, 2**24)
     norm: NormName = setting("layernorm", "normalization layer; stdnorm divides by (std + eps)")
     norm_position: Literal["pre", "post", "output", "both"] = setting(
         "pre", "pre: inputs of sublayers; post: residual sums; output: outputs of sublayers; both: inputs and outputs"
@@ -115,7 +123,17 @@ class ModelConfig(Section):
             yield from self._check_experts()
         if self.parallel_residual and self.norm_position == "post":
             yield "model.parallel_residual needs model.norm_position pre, output or both, not post"
-        if self.rope_factor != 1.0 and self.rope_low_freq_factor >= self.rope_high_freq_factor:
+        if self.rope_scaling == "yarn" and self.rope_beta_slow >= self.rope_beta_fast:
+            yield f"model.rope_beta_slow {self.rope_beta_slow:g} must be below rope_beta_fast {self.rope_beta_fast:g}"
+        if self.rope_scaling == "yarn" and self.rope_theta <= 1.0:
+            yield f"model.rope_scaling yarn needs a model.rope_theta above 1, not {self.rope_theta:g}"
+        if self.rope_scaling == "yarn" and self.rope_factor == 1.0:
+            yield "model.rope_scaling yarn needs a model.rope_factor other than 1: set it to the growth of the context"
+        if (
+            self.rope_scaling == "llama3"
+            and self.rope_factor != 1.0
+            and self.rope_low_freq_factor >= self.rope_high_freq_factor
+        ):
             yield (
                 f"model.rope_low_freq_factor {self.rope_low_freq_factor} must be below rope_high_freq_factor "
                 f"{self.rope_high_freq_factor}"

@@ -14,7 +14,9 @@ from jaxgpt.convert.rope import is_linear, linear
 from jaxgpt.convert.tensors import Format
 from jaxgpt.errors import UserError, short_repr
 
-SCALING = ("rope_low_freq_factor", "rope_high_freq_factor", "rope_original_context")
+OF_LLAMA3 = ("rope_low_freq_factor", "rope_high_freq_factor")
+OF_YARN = ("rope_beta_slow", "rope_beta_fast", "rope_attention_factor")
+SCALING = ("rope_scaling", *OF_LLAMA3, *OF_YARN, "rope_original_context")
 # Settings without effect in a model without experts.
 OF_EXPERTS = ("experts_per_token", "shared_experts", "router", "router_normalize", "router_scale", "router_bias")
 TRAINING = ("dropout", "init", "init_std")  # settings that do not affect the output of a trained model
@@ -100,7 +102,9 @@ def canonical(config: ModelConfig) -> ModelConfig:
     elif config.rope_factor == 1.0:
         rope = defaults(*SCALING)
     elif is_linear(config):
-        rope = linear(config.block_size)
+        rope = defaults(*OF_YARN) | linear(config.block_size)
+    else:
+        rope = defaults(*(OF_LLAMA3 if config.rope_scaling == "yarn" else OF_YARN))
 
     pattern = period("".join("L" if window else "G" for window in config.windows))
     windows: dict[str, Any] = {"sliding_window": 0, "window_pattern": "L", "rope_local_theta": 0.0}

@@ -265,7 +265,7 @@ def _write_rope(architecture: Architecture, config: ModelConfig) -> dict[str, An
         return values
     if is_linear(config):
         return values | {"rope.scaling.type": "linear", "rope.scaling.factor": config.rope_factor}
-    if architecture.name != "llama":
+    if architecture.name != "llama" or config.rope_scaling == "yarn":
         return values
     # A file has no other settings of the scaling: the lower and upper factors have their defaults.
     scaling = {"rope_factor": config.rope_factor, "rope_original_context": config.rope_original_context}

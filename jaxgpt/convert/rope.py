@@ -1,4 +1,4 @@
-"""Settings of RoPE in config.json: default, linear scaling and Llama 3 scaling."""
+"""Settings of RoPE in config.json: default, linear scaling, Llama 3 scaling and YaRN."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def merged_rope(options: Options, old: dict[str, Any], new: dict[str, Any]) -> d
 def rope_settings(options: Options, rope: dict[str, Any], block_size: int) -> dict[str, Any]:
     """Convert the RoPE options of one layer type to model settings."""
     inner = options.inner("rope_parameters", rope)
-    kinds = {name: name for name in ("default", "linear", "llama3")}
+    kinds = {name: name for name in ("default", "linear", "llama3", "yarn")}
     kind = inner.choice("rope_type", kinds, inner.read("type", "default"))
     inner.only("partial_rotary_factor", 1.0)
     settings: dict[str, Any] = {"rope_theta": inner.read("rope_theta", float)}
@@ -49,9 +49,31 @@ def rope_settings(options: Options, rope: dict[str, Any], block_size: int) -> di
         }
     if kind == "linear":
         settings |= linear(block_size)
-    inner.skip("original_max_position_embeddings")  # option used only by Llama 3 scaling
+    if kind == "yarn":
+        settings |= _read_yarn(inner, settings["rope_factor"], block_size)
+    inner.skip("original_max_position_embeddings")  # option used only by Llama 3 scaling and YaRN
     inner.done()
     return settings
+
+
+def _read_yarn(options: Options, factor: float, block_size: int) -> dict[str, Any]:
+    options.only("truncate", True)  # bounds of the ramp are whole channels
+    attention = options.read("attention_factor", 0.0)
+    numerator = options.read("mscale", 0.0)
+    denominator = options.read("mscale_all_dim", 0.0)
+    if not attention and numerator and denominator:
+        growth = 0.1 * math.log(max(factor, 1.0))
+        attention = (numerator * growth + 1.0) / (denominator * growth + 1.0)
+    if factor == 1.0 and attention in (0.0, 1.0):
+        options.skip("beta_slow", "beta_fast")
+        return {}
+    return {
+        "rope_scaling": "yarn",
+        "rope_beta_slow": options.read("beta_slow", 1.0),
+        "rope_beta_fast": options.read("beta_fast", 32.0),
+        "rope_attention_factor": attention,
+        "rope_original_context": options.read("original_max_position_embeddings", block_size),
+    }
 
 
 def write_rope(config: ModelConfig) -> dict[str, Any]:
@@ -59,6 +81,19 @@ def write_rope(config: ModelConfig) -> dict[str, Any]:
     rope: dict[str, Any] = {"rope_theta": config.rope_theta, "rope_type": "default"}
     if config.rope_factor == 1.0:
         return rope
+    if config.rope_scaling == "yarn":
+        attention = {"attention_factor": config.rope_attention_factor} if config.rope_attention_factor else {}
+        return (
+            rope
+            | attention
+            | {
+                "rope_type": "yarn",
+                "factor": config.rope_factor,
+                "beta_slow": config.rope_beta_slow,
+                "beta_fast": config.rope_beta_fast,
+                "original_max_position_embeddings": config.rope_original_context,
+            }
+        )
     if is_linear(config):
         return rope | {"rope_type": "linear", "factor": config.rope_factor}
     return rope | {
@@ -81,4 +116,5 @@ def linear(block_size: int) -> dict[str, Any]:
 
 def is_linear(config: ModelConfig) -> bool:
     """Return whether Llama 3 scaling is linear: the full factor applies even to the shortest wavelength."""
-    return config.rope_low_freq_factor >= config.rope_original_context / (2 * math.pi)
+    is_llama3 = config.rope_scaling == "llama3"
+    return is_llama3 and config.rope_low_freq_factor >= config.rope_original_context / (2 * math.pi)

@@ -24,7 +24,7 @@ from jaxgpt.ops import Ops
 from jaxgpt.ops.attention import Positions, Visible, padded_positions, real_tokens, row_positions
 from jaxgpt.ops.dropout import dropout
 from jaxgpt.ops.random import subkey
-from jaxgpt.ops.rotary import Llama3Scaling, Rotation, rope_frequencies
+from jaxgpt.ops.rotary import Llama3Scaling, Rotation, YarnScaling, rope_frequencies
 from jaxgpt.ops.sharding import constrain
 from jaxgpt.ops.sinusoidal import sinusoidal
 
@@ -299,12 +299,21 @@ class GPT(Module):
         c = self.config
         if c.positions != "rope":
             return None
+        theta = c.rope_theta
+        scaling: Llama3Scaling | YarnScaling
         if window and c.rope_local_theta:
             theta = c.rope_local_theta
             scaling = Llama3Scaling()
+        elif c.rope_scaling == "yarn":
+            scaling = YarnScaling(
+                c.rope_factor, c.rope_beta_slow, c.rope_beta_fast, c.rope_original_context, c.rope_attention_factor
+            )
         else:
-            theta = c.rope_theta
             scaling = Llama3Scaling(
                 c.rope_factor, c.rope_low_freq_factor, c.rope_high_freq_factor, c.rope_original_context
             )
-        return self.ops.rotation(positions.position_BT, rope_frequencies(c.rotary_width, theta, scaling))
+        rotation = self.ops.rotation(positions.position_BT, rope_frequencies(c.rotary_width, theta, scaling))
+        if scaling.magnitude == 1.0:
+            return rotation
+        cos, sin = rotation
+        return scaling.magnitude * cos, scaling.magnitude * sin

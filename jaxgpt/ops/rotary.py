@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import chex
@@ -29,24 +30,72 @@ class Llama3Scaling(NamedTuple):
     high: float = 4.0
     original_context: int = 8192
 
+    def kept(self, frequency_h: np.ndarray, theta: float) -> np.ndarray:
+        """Compute how much of each frequency is kept: linear in its turns within the original context, `C / w`."""
+        turns_h = self.original_context * frequency_h / (2 * np.pi)
+        return np.clip((turns_h - self.low) / (self.high - self.low), 0.0, 1.0)
 
-def rope_frequencies(width: int, theta: float, scaling: Llama3Scaling) -> np.ndarray:
+    @property
+    def magnitude(self) -> float:
+        """Factor of cosine and sine."""
+        return 1.0
+
+
+class YarnScaling(NamedTuple):
+    """YaRN: stretch the wavelengths with few turns within the original context, and sharpen the attention.
+
+    Attributes:
+        factor: multiplier of long wavelengths; 1 disables scaling.
+        slow: wavelengths with fewer turns are multiplied by `factor` (beta_slow; alpha in the paper).
+        fast: wavelengths with more turns are unchanged (beta_fast; beta in the paper).
+        original_context: the context length before scaling, in tokens.
+        attention: factor of cosine and sine, so that scores grow with its square; 0: `1 + 0.1 ln(factor)`.
+
+    Source: Peng et al. 2023, sections 3.2 to 3.4. Between the bounds, the ramp is linear in the index of the channel, and the
+    bounds are rounded outwards, as in the authors' code.
+    """
+
+    factor: float
+    slow: float = 1.0
+    fast: float = 32.0
+    original_context: int = 8192
+    attention: float = 0.0
+
+    def kept(self, frequency_h: np.ndarray, theta: float) -> np.ndarray:
+        """Compute how much of each frequency is kept: linear in the index of the channel."""
+        h = len(frequency_h)
+        first = max(math.floor(self._channel(self.fast, h, theta)), 0)
+        last: float = min(math.ceil(self._channel(self.slow, h, theta)), 2 * h - 1)
+        if first == last:
+            last += 0.001  # a step
+        return 1.0 - np.clip((np.arange(h) - first) / (last - first), 0.0, 1.0)
+
+    def _channel(self, turns: float, h: int, theta: float) -> float:
+        """Return the index, not rounded, of the channel with this number of turns within the original context."""
+        return h * math.log(self.original_context / (2 * math.pi * turns)) / math.log(theta)
+
+    @property
+    def magnitude(self) -> float:
+        """Factor of cosine and sine."""
+        return self.attention or 1.0 + 0.1 * math.log(max(self.factor, 1.0))
+
+
+def rope_frequencies(width: int, theta: float, scaling: Llama3Scaling | YarnScaling) -> np.ndarray:
     """Compute the frequencies of RoPE, `f_i = theta^(-2i/R)`, with R = `width` rotated channels.
 
-    With scaling: `k * f + (1 - k) * f / factor`, where `k = clip((C / w - low) / (high - low), 0, 1)`, w is the wavelength
-    `2 pi / f` and C the original context.
+    With scaling: `k * f + (1 - k) * f / factor`, where k is `scaling.kept(f)`. For Llama 3, `k = clip((C / w - low) /
+    (high - low), 0, 1)`, where w is the wavelength `2 pi / f` and C the original context.
 
     Returns:
         `[R / 2]` in radians per position, float64.
 
     Source: Su et al. 2021.
     """
-    frequency = theta ** (-np.arange(0, width, 2, dtype=np.float64) / width)
+    frequency_h = theta ** (-np.arange(0, width, 2, dtype=np.float64) / width)
     if scaling.factor == 1.0:
-        return frequency
-    turns = scaling.original_context * frequency / (2 * np.pi)  # C / w
-    keep = np.clip((turns - scaling.low) / (scaling.high - scaling.low), 0.0, 1.0)
-    return keep * frequency + (1 - keep) * frequency / scaling.factor
+        return frequency_h
+    keep_h = scaling.kept(frequency_h, theta)
+    return keep_h * frequency_h + (1 - keep_h) * frequency_h / scaling.factor
 
 
 def rope_rotation(positions_BT: jax.Array, frequency_h: np.ndarray) -> Rotation:

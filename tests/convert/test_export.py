@@ -41,6 +41,14 @@ MODELS = {
     "llama": LLAMA,
     "llama, biases": replace(LLAMA, bias=True, n_kv_head=0, tie_embeddings=False, norm_affine=False),
     "llama3": replace(LLAMA, rope_factor=4.0, rope_original_context=8, rope_theta=100.0),
+    "yarn": replace(
+        LLAMA,
+        rope_scaling="yarn",
+        rope_factor=4.0,
+        rope_beta_fast=4.0,
+        rope_original_context=8,
+        rope_attention_factor=0.9,
+    ),
     "qwen3": replace(LLAMA, qk_norm=True, head_dim=6),
     "window": replace(LLAMA, qk_norm=True, sliding_window=3),
     "qwen2, biases added": replace(LLAMA, sliding_window=3, window_pattern="GL"),
@@ -146,7 +154,7 @@ def test_settings_without_effect_do_not_prevent_an_export(case):
     assert exported_form(replace(config, **settings)) == exported_form(config)
 
 
-@pytest.mark.parametrize("kind", ["linear", "llama3"])
+@pytest.mark.parametrize("kind", ["linear", "llama3", "yarn"])
 def test_a_model_whose_rope_is_scaled_by_1_is_exported_again(tmp_path, kind):
     """Some published models have this scaling, which has no effect."""
     export_model(run_folder(tmp_path / "run", LLAMA), tmp_path / "hf")

@@ -134,6 +134,10 @@ REJECTED = {
     "activation": (replace(LLAMA, activation="gelu"), "model.activation 'gelu' has no llama.cpp llama equivalent"),
     "window": (replace(UNTIED, sliding_window=6), "model.sliding_window 6 has no llama.cpp llama equivalent"),
     "scaling": (replace(MODELS["qwen3"], **ROPE_3), "model.rope_factor 8.0 has no llama.cpp qwen3 equivalent"),
+    "yarn": (
+        replace(LLAMA, rope_factor=8.0, rope_scaling="yarn"),
+        "model.rope_factor 8.0 has no llama.cpp llama equivalent",
+    ),
     "factors": (replace(LLAMA, **ROPE_3, rope_low_freq_factor=2.0), "model.rope_low_freq_factor 2.0 has no llama.cpp"),
     "pattern": (replace(GEMMA, window_pattern="GL"), "model.window_pattern 'GL' has no llama.cpp gemma3 equivalent"),
     "head width": (replace(MODELS["qwen2"], head_dim=16), "model.head_dim 16 has no llama.cpp qwen2 equivalent"),

@@ -199,7 +199,7 @@ GPT2_OPTIONS = {
     "heads": ({"n_head": 5}, "n_head 5 does not divide"),
 }
 LLAMA_OPTIONS = {
-    "yarn": ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}}, "yarn"),
+    "longrope": ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, "factor": 2.0}}, "longrope"),
     "dynamic-4": ({"rope_parameters": None, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
     "partial": ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
     "contradiction": ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "rope_scaling"),

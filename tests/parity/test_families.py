@@ -36,6 +36,14 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 24,
 }
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1000.0,
+    "factor": 4.0,
+    "beta_fast": 4.0,
+    "beta_slow": 0.5,
+    "original_max_position_embeddings": 24,
+}
 WINDOW = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 0}
 OPTIONS = {
     "gpt2": Case("", "GPT2", GPT2),
@@ -49,6 +57,9 @@ OPTIONS = {
     "llama-tied": Case("", "Llama", SMALL | {"tie_word_embeddings": True, "num_key_value_heads": 1}),
     "llama-biases": Case("", "Llama", SMALL | {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 4}),
     "llama3-rope": Case("", "Llama", SMALL | {"rope_parameters": LLAMA3, "head_dim": 16}),
+    "yarn": Case("", "Llama", SMALL | {"rope_parameters": YARN, "head_dim": 16}),
+    "yarn-attention": Case("", "Qwen3", SMALL | {"rope_parameters": YARN | {"attention_factor": 0.5}, "head_dim": 16}),
+    "yarn-mscale": Case("", "Llama", SMALL | {"rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 0.3}}),
     "qwen3": Case("", "Qwen3", SMALL | {"head_dim": 16, "rms_norm_eps": 1e-3}),
     "qwen3-tied": Case("", "Qwen3", SMALL | {"head_dim": 8, "tie_word_embeddings": True, "hidden_act": "gelu"}),
     "qwen3-window": Case("", "Qwen3", SMALL | {"head_dim": 16} | WINDOW),
