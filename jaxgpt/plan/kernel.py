@@ -51,10 +51,10 @@ class KernelShape:
         if edit or visible.key:
             return attend(q_BTNH, k_BKSH, v_BKHS, visible, scale, edit)
         wide = self.lanes * math.ceil(q_BTNH.shape[-1] / self.lanes)
-        return _attend(q_BTNH, k_BKSH, v_BKHS, Layout(wide, self.sum_lanes, visible.window))
+        return _attend(q_BTNH, k_BKSH, v_BKHS, Widths(wide, self.sum_lanes, visible.window))
 
 
-class Layout(NamedTuple):
+class Widths(NamedTuple):
     """The widths of the arrays of a kernel, and its window."""
 
     wide: int  # stored width of a head
@@ -81,22 +81,22 @@ def traceable(attention: AttendFn) -> AttendFn:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _attend(q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, layout: Layout) -> Array:
-    out_BTNH, _ = _forward(q_BTNH, k_BKSH, v_BKHS, layout)
+def _attend(q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, widths: Widths) -> Array:
+    out_BTNH, _ = _forward(q_BTNH, k_BKSH, v_BKHS, widths)
     return out_BTNH
 
 
-def _forward(q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, layout: Layout) -> tuple[Array, tuple[Array, ...]]:
+def _forward(q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, widths: Widths) -> tuple[Array, tuple[Array, ...]]:
     B, T, N, H = q_BTNH.shape
     K, S = k_BKSH.shape[1:3]
-    # The arrays of the kernel, in its layout.
+    # The arrays of the kernel, with its widths.
     dtype = q_BTNH.dtype
-    of_queries = (B, N, T, layout.wide), dtype
-    of_keys = (B, K, S, layout.wide), dtype
+    of_queries = (B, N, T, widths.wide), dtype
+    of_keys = (B, K, S, widths.wide), dtype
     stored = KERNEL.bind(q_BTNH, k_BKSH, v_BKHS, results=(of_queries, of_keys, of_keys), flops=0.0)
 
-    sums = (B, N, T, layout.sum_lanes), jnp.dtype("float32")
-    flops = 2 * product_flops(q_BTNH.shape, layout.window)
+    sums = (B, N, T, widths.sum_lanes), jnp.dtype("float32")
+    flops = 2 * product_flops(q_BTNH.shape, widths.window)
     out_BNTW, sum_BNTW = KERNEL.bind(*stored, results=(of_queries, sums), flops=flops)
     # The name under which `kernels.remat` finds the results of kernels.
     out_BNTW = checkpoint_name(out_BNTW, "attention")
@@ -105,12 +105,12 @@ def _forward(q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, layout: Layout) -> tup
     return out_BTNH, (*stored, out_BNTW, sum_BNTW)
 
 
-def _backward(layout: Layout, saved: tuple[Array, ...], dout_BTNH: Array) -> tuple[Array, ...]:
+def _backward(widths: Widths, saved: tuple[Array, ...], dout_BTNH: Array) -> tuple[Array, ...]:
     B, T, N, H = dout_BTNH.shape
     K, S = saved[1].shape[1:3]
     dtype = dout_BTNH.dtype
     results = ((B, T, N, H), dtype), ((B, K, S, H), dtype), ((B, K, H, S), dtype)
-    flops = 5 * product_flops(dout_BTNH.shape, layout.window)
+    flops = 5 * product_flops(dout_BTNH.shape, widths.window)
     return tuple(KERNEL.bind(*saved, dout_BTNH, results=results, flops=flops))
 
 
