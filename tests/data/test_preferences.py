@@ -177,7 +177,7 @@ BAD = {
         EXPLICIT | {"prompt": [user("Hi"), assistant("Me")]},
         "the prompt ends with a message of the assistant: end it with a message to answer",
     ),
-    "media": (GOOD | {"prompt": "<image>?", "image": "a.png"}, "has <image>, which stands for the image of the record"),
+    "media": (GOOD | {"prompt": "<image>?", "image": "a.png"}, "has <image>, the placeholder of the image of the record"),
     "type": (GOOD | {"chosen": 4}, "the chosen answer must be a text or a list of messages, not 4"),
     "long prompt": (
         GOOD | {"prompt": "a" * 99},

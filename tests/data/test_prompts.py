@@ -96,10 +96,10 @@ BAD = {
         {"prompt": [USER, {"role": "assistant", "content": "4"}]},
         "the prompt ends with a message of the assistant",
     ),
-    "media": ({"prompt": "<image> 2?", "images": ["a.png"]}, "message 1 has <image>, which stands for the image"),
+    "media": ({"prompt": "<image> 2?", "images": ["a.png"]}, "message 1 has <image>, the placeholder of the image"),
     "media in messages": (
         {"prompt": [{"role": "user", "content": "<audio>"}], "audio": "a.wav"},
-        "message 1 has <audio>, which stands for the audio",
+        "message 1 has <audio>, the placeholder of the audio",
     ),
     "long": (
         {"prompt": "a" * 50},
