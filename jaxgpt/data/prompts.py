@@ -139,7 +139,7 @@ def read_prompt(record: Any) -> PromptRecord:
 
 
 def _field(fields: Mapping[str, Any]) -> str:
-    """Return the name of the field with the prompt; "": there is none."""
+    """Return the name of the field with the prompt; "": no such field."""
     return next((name for name in FIELDS if fields.get(name) is not None), "")
 
 

@@ -18,7 +18,7 @@ from jaxgpt.plan.residuals import NEXT_TOKEN, Work, one_device
 from jaxgpt.plan.topology import Topology, larger_slices
 from jaxgpt.progress import NO_PROGRESS, Progress
 
-LEAST_POSITIONS = 4096  # of a window, on each device along context: shorter windows are better divided as rows
+LEAST_POSITIONS = 4096  # positions per device along context; shorter windows are better divided as rows
 
 
 class MeshChoice(NamedTuple):
