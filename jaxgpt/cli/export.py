@@ -85,7 +85,7 @@ def export(
         address = ""
         if push:
             activity.stage("uploading")
-            # An adapter may be beside a model; a model replaces an adapter, which would change it.
+            # A repository may have an adapter and a model; a model replaces an adapter, which would change it.
             replaced = (*OF_TOKENIZERS, *OF_ADAPTERS, *(() if is_adapter else OF_MODELS))
             address = upload(Path(directory), push, private=not public, replaced=replaced)
     facts = {
