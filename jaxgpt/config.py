@@ -123,21 +123,7 @@ class ModelConfig(Section):
             yield from self._check_experts()
         if self.parallel_residual and self.norm_position == "post":
             yield "model.parallel_residual needs model.norm_position pre, output or both, not post"
-        if self.rope_scaling == "yarn" and self.rope_beta_slow >= self.rope_beta_fast:
-            yield f"model.rope_beta_slow {self.rope_beta_slow:g} must be below rope_beta_fast {self.rope_beta_fast:g}"
-        if self.rope_scaling == "yarn" and self.rope_theta <= 1.0:
-            yield f"model.rope_scaling yarn needs a model.rope_theta above 1, not {self.rope_theta:g}"
-        if self.rope_scaling == "yarn" and self.rope_factor == 1.0:
-            yield "model.rope_scaling yarn needs a model.rope_factor other than 1: set it to the growth of the context"
-        if (
-            self.rope_scaling == "llama3"
-            and self.rope_factor != 1.0
-            and self.rope_low_freq_factor >= self.rope_high_freq_factor
-        ):
-            yield (
-                f"model.rope_low_freq_factor {self.rope_low_freq_factor} must be below rope_high_freq_factor "
-                f"{self.rope_high_freq_factor}"
-            )
+        yield from self._check_rope_scaling()
         if not re.fullmatch(f"[LG]{{1,{MAX_LAYERS}}}", self.window_pattern):
             letters = "the letters L (local) and G (global)"
             yield f"model.window_pattern must consist of {letters}, not {short_repr(self.window_pattern)}"
@@ -148,6 +134,21 @@ class ModelConfig(Section):
         if self.least_parameters > MAX_PARAMETERS:
             size = f"at least {self.least_parameters:.1e} parameters"
             yield f"the model has {size}: at most {MAX_PARAMETERS:.0e} are allowed; lower model.n_embd"
+
+    def _check_rope_scaling(self) -> Iterator[str]:
+        """Yield the errors of the bounds between which RoPE is scaled."""
+        if self.rope_scaling == "yarn":
+            if self.rope_factor == 1.0:
+                yield "model.rope_scaling yarn needs a model.rope_factor other than 1: set it to the growth of the context"
+            if self.rope_theta <= 1.0:
+                yield f"model.rope_scaling yarn needs a model.rope_theta above 1, not {self.rope_theta:g}"
+            if self.rope_beta_slow >= self.rope_beta_fast:
+                yield f"model.rope_beta_slow {self.rope_beta_slow:g} must be below rope_beta_fast {self.rope_beta_fast:g}"
+        elif self.rope_factor != 1.0 and self.rope_low_freq_factor >= self.rope_high_freq_factor:
+            yield (
+                f"model.rope_low_freq_factor {self.rope_low_freq_factor} must be below rope_high_freq_factor "
+                f"{self.rope_high_freq_factor}"
+            )
 
     def _check_experts(self) -> Iterator[str]:
         if self.mlp == "none":

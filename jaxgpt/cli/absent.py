@@ -11,8 +11,11 @@ OTHER_NAMES = {
     "gradient-checkpointing|activation-checkpointing|checkpoint-activations": "--train.remat",
     "max-grad-norm|clip-grad-norm": "--optim.grad-clip",
     "per-device(-train)?-batch-size|micro-batch-size": "--train.batch-size, of all devices and microbatches together",
-    "zero|zero-stage|deepspeed": "--mesh.fsdp",
+    "zero|deepspeed": "--mesh.fsdp",
     "ddp|data-parallel": "--mesh.data",
+    "tensor-parallel|tp": "--mesh.tensor",
+    "expert-parallel|ep": "--mesh.expert",
+    "context-parallel|cp|sequence": "--mesh.context",
     "report-to|wandb|tensorboard": "--track",
 }
 
@@ -27,12 +30,11 @@ TEXT_ONLY = "text only"
 
 # Words of an option (regular expressions), and what there is instead.
 ABSENT = {
-    "pipeline|stage|pp|virtual-stages": NO_PIPELINE,
-    "sequence(-parallel)?": "sequence parallelism is a sharding rule in Python: docs/own/sharding.md",
+    "pipeline|stage|pp": NO_PIPELINE,
     r"quanti[sz]\w*|fp8|float8|int8|fp4": NO_QUANTIZED_TRAINING,
     "qlora|load-in-4bit|load-in-8bit|bnb": NO_QUANTIZED_BASE,
     "elastic": "no change of machines within a run: resume it on another mesh, docs/machines.md",
-    "draft|draft-model|assistant-model": NO_DRAFT,
+    "draft|assistant-model": NO_DRAFT,
     "image|vision|audio|modality": TEXT_ONLY,
     "mla|latent|kv-lora-rank|q-lora-rank": NO_MLA,
     "streaming": "data are local files: prepare them once with jaxgpt data prepare",

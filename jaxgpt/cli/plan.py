@@ -122,7 +122,8 @@ def plan(
         verdict = "  (fits)" if total <= chips.chip.hbm else ""
         show(f"  {total / GIB:7.2f}  {flags}{verdict}")
     larger = "" if fits or any(total <= chips.chip.hbm for _, total in hints) else _larger(case)
-    show(larger)
+    if larger:
+        show(larger)
 
     if json:
         about = {

@@ -57,6 +57,7 @@ def rope_settings(options: Options, rope: dict[str, Any], block_size: int) -> di
 
 
 def _read_yarn(options: Options, factor: float, block_size: int) -> dict[str, Any]:
+    """Read the options of YaRN; a factor of 1 without a factor of attention has no effect."""
     options.only("truncate", True)  # bounds of the ramp are whole channels
     attention = options.read("attention_factor", 0.0)
     numerator = options.read("mscale", 0.0)
@@ -82,18 +83,16 @@ def write_rope(config: ModelConfig) -> dict[str, Any]:
     if config.rope_factor == 1.0:
         return rope
     if config.rope_scaling == "yarn":
-        attention = {"attention_factor": config.rope_attention_factor} if config.rope_attention_factor else {}
-        return (
-            rope
-            | attention
-            | {
-                "rope_type": "yarn",
-                "factor": config.rope_factor,
-                "beta_slow": config.rope_beta_slow,
-                "beta_fast": config.rope_beta_fast,
-                "original_max_position_embeddings": config.rope_original_context,
-            }
-        )
+        rope |= {
+            "rope_type": "yarn",
+            "factor": config.rope_factor,
+            "beta_slow": config.rope_beta_slow,
+            "beta_fast": config.rope_beta_fast,
+            "original_max_position_embeddings": config.rope_original_context,
+        }
+        if config.rope_attention_factor:
+            rope["attention_factor"] = config.rope_attention_factor
+        return rope
     if is_linear(config):
         return rope | {"rope_type": "linear", "factor": config.rope_factor}
     return rope | {

@@ -51,7 +51,7 @@ class YarnScaling(NamedTuple):
         original_context: the context length before scaling, in tokens.
         attention: factor of cosine and sine, so that scores grow with its square; 0: `1 + 0.1 ln(factor)`.
 
-    Source: Peng et al. 2023, sections 3.2 to 3.4. Between the bounds, the ramp is linear in the index of the channel, and the
+    Source: Peng et al. 2023, sections 3.2 and 3.4. Between the bounds, the ramp is linear in the index of the channel, and the
     bounds are rounded outwards, as in the authors' code.
     """
 

@@ -41,13 +41,7 @@ RULES: Rules = {
     "rank": (),  # rank axis of adapters; the other axis is sharded as in the weight
     "layers": (),
     "matrix_shards": ("fsdp",),  # Muon: stack of matrices, in an intermediate step of resharding
-    "matrices": (
-        "fsdp",
-        "data",
-        "expert",
-        "context",
-        "tensor",
-    ),  # Muon: stack of complete matrices, sharded over all devices
+    "matrices": ("fsdp", "data", "expert", "context", "tensor"),  # Muon: stack of complete matrices, over all devices
 }
 
 

@@ -37,9 +37,8 @@ class StepCost:
     compiled: bool = False  # whether the step was compiled; otherwise, its cost is estimated
     useful_share: float = 1.0  # fraction of model_flops without padding and products that other devices repeat
     loops_once: bool = False  # whether the program has loops; the compiler counts FLOPs and bytes of a loop body once
-    out_of_memory: bool = (
-        False  # whether memory is exhausted; then hbm_bytes, collectives and compiled_flops are unknown
-    )
+    # Whether memory is exhausted; then hbm_bytes, collectives and compiled_flops are unknown.
+    out_of_memory: bool = False
 
     @property
     def total(self) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -72,16 +72,11 @@ def estimate(config: Config, topology: Topology, work: Work = NEXT_TOKEN) -> Ste
         topology: the hardware.
         work: objective and batches of a step.
     """
-    layers = config.model.n_layer
     target = topology.target
     # Extrapolate from one and two layers, which are faster to trace than all layers.
     first = _counts(config, target, work, 1)
     both = _counts(config, target, work, 2)
-
-    def extrapolate(one: float, two: float) -> float:
-        return one + (layers - 1) * (two - one)
-
-    counts = jax.tree.map(extrapolate, first, both)
+    counts = jax.tree.map(partial(extrapolated, layers=config.model.n_layer), first, both)
     part = one_device(config)
     memory = dict(counts.memory)
 
@@ -136,6 +131,11 @@ def estimate(config: Config, topology: Topology, work: Work = NEXT_TOKEN) -> Ste
         least=least,
         useful_share=counts.useful / counts.flops,
     )
+
+
+def extrapolated(one: float, two: float, layers: int) -> float:
+    """Compute an affine function of the number of layers from its values at one and two layers."""
+    return one + (layers - 1) * (two - one)
 
 
 def _context_attention(config: Config, target: Target) -> str:

@@ -21,9 +21,8 @@ class Step(NamedTuple):
     rows: int  # windows of a microbatch on a device
     vocab: int  # ids of a device
     weights: float  # elements of the weights, gathered along fsdp
-    reduced: Mapping[
-        tuple[str, ...], float
-    ]  # elements of the shards of gradients, by the axes over which they are summed
+    # Elements of the shards of gradients, by the axes over which they are summed.
+    reduced: Mapping[tuple[str, ...], float]
     scattered: float  # elements of the shards of gradients that are scattered along fsdp
     keys: float = 0.0  # elements of the keys and values of a block, in whole windows
     context_attention: str = ""  # gathered, ring, or "": positions are not divided by a kernel

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 
@@ -9,7 +11,7 @@ from jaxgpt.config import Config
 from jaxgpt.parallel.mesh import sizes_of
 from jaxgpt.parallel.rows import row_shards
 from jaxgpt.plan.cost import StepCost
-from jaxgpt.plan.estimate import argument_bytes, gathered, shard_elements, token_flops
+from jaxgpt.plan.estimate import argument_bytes, extrapolated, gathered, shard_elements, token_flops
 from jaxgpt.plan.residuals import Work, abstract_program, one_device
 from jaxgpt.plan.topology import Topology
 
@@ -29,9 +31,7 @@ def rollout(config: Config, topology: Topology, work: Work) -> StepCost:
     layers = config.model.n_layer
     one, two = (abstract_program(config, topology.target, work, n) for n in (1, 2))
 
-    def extrapolate(first: float, both: float) -> float:
-        return first + (layers - 1) * (both - first)
-
+    extrapolate = partial(extrapolated, layers=layers)
     state = jax.tree.map(extrapolate, argument_bytes(one, work), argument_bytes(two, work))
     width = jnp.dtype(config.train.compute_dtype).itemsize
     copied = width * extrapolate(shard_elements(one.abstract_weights), shard_elements(two.abstract_weights))

@@ -15,7 +15,7 @@ from typing import Any
 
 from jaxgpt.config import Config
 from jaxgpt.errors import UserError, did_you_mean, short_repr
-from jaxgpt.kernels import KERNELS, Target, choose_attention
+from jaxgpt.kernels import CONTEXT_KERNELS, KERNELS, Target, choose_attention
 from jaxgpt.parallel.chips import CHIPS, Chip
 from jaxgpt.runtime import quiet_libtpu
 
@@ -161,8 +161,8 @@ def attention_of(config: Config, topology: Topology) -> str:
         UserError: if `train.attention` selects a kernel that cannot run there.
     """
     chosen, note = choose_attention(config, topology.target)
-    names: dict[Any, str] = {kernel: name for name, kernel in KERNELS.values()}
-    name = names.get(chosen, "")
+    kernels = [*KERNELS.values(), *CONTEXT_KERNELS.items()]
+    name = next((name for name, kernel in kernels if kernel is chosen), "")
     return f"{name}, without stored T x T scores" if name else note or "xla, with all T x T scores in memory"
 
 

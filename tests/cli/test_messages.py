@@ -33,6 +33,7 @@ train -x -> -x
 train --platform gpu -> Unknown option: --platform (JAX chooses the devices: set the environment variable JAX_PLATFORMS
 train --mesh.pipeline 2 -> Unknown option: --mesh.pipeline (no pipeline parallelism: shard the weights with --mesh.fsdp
 train --train.quantization int8 -> no training in int8 or fp8
+train --mesh.sequence 2 -> Unknown option: --mesh.sequence (here: --mesh.context)
 train --gradient-accumulation-steps 4 -> Unknown option: --gradient-accumulation-steps (here: --train.accumulation)
 train --bf16 -> Unknown option: --bf16 (here: --train.compute-dtype bfloat16). See jaxgpt train --help.
 sample x --draft-model y -> no draft model: --lookup N

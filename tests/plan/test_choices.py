@@ -46,6 +46,29 @@ def test_meshes_that_the_model_or_the_batch_forbid_are_left_out() -> None:
     assert {mesh.tensor for mesh in found} == {4}
 
 
+@pytest.mark.parametrize(("window", "most"), [(4096, 1), (8192, 2)])
+def test_only_long_windows_are_divided(window: int, most: int) -> None:
+    found = meshes(RUN.with_model(block_size=window), parse_topology("h100:2"))
+    assert max(choice.mesh.context for choice in found) == most
+
+
+@pytest.mark.parametrize(
+    ("options", "attention"),
+    [
+        ([], "splash, without stored T x T scores"),
+        (["--mesh.context", "2"], "gathered, without stored T x T scores"),
+        (["--mesh.context", "2", "--train.attention", "ring"], "ring, without stored T x T scores"),
+        (["--train.attention", "xla"], "xla, with all T x T scores in memory"),
+    ],
+    ids=str,
+)
+def test_a_plan_names_the_attention_of_the_chip(options: list[str], attention: str) -> None:
+    told = jaxgpt("plan", *FLAGS, *options)
+    assert told.code == 0, told.err
+    assert f"attention  {attention}\n" in told.out
+    assert told.out.endswith("omit it to compile\n")
+
+
 @pytest.mark.ci
 def test_meshes_of_a_slice_command() -> None:
     told = jaxgpt("plan", *FLAGS, "--meshes")
