@@ -58,6 +58,7 @@ def rope_settings(options: Options, rope: dict[str, Any], block_size: int) -> di
 
 def _read_yarn(options: Options, factor: float, block_size: int) -> dict[str, Any]:
     """Read the options of YaRN; a factor of 1 without a factor of attention has no effect."""
+    options.skip("finetuned")  # whether the weights were trained with the scaling; does not change the logits
     options.only("truncate", True)  # bounds of the ramp are whole channels
     attention = options.read("attention_factor", 0.0)
     numerator = options.read("mscale", 0.0)
