@@ -25,7 +25,7 @@ from jaxgpt.lm.weights import dequantize
 from jaxgpt.model import GPT
 from jaxgpt.model.init import init_params
 from jaxgpt.runtime import SAFE_FLAG
-from jaxgpt.verify import forward, training
+from jaxgpt.verify import experts, forward, training
 from jaxgpt.verify.subject import NotApplicable, Subject
 
 EQUAL = 0.0  # tolerance for the same program or the same bytes
@@ -67,6 +67,9 @@ LAWS = (
     Law("remat dots = no remat", partial(training.remat, policy="dots"), GRADIENTS),
     Law("remat full = no remat", partial(training.remat, policy="full"), GRADIENTS),
     Law("scanned layers = unrolled", training.scanned, GRADIENTS),
+    Law("experts = NumPy", experts.routed, SUMS),
+    Law("router losses = formulas", experts.losses, GRADIENTS),
+    Law("router losses ignore padding", experts.padded, SUMS, tokens=2),
     Law("4 microbatches = 1 batch", training.accumulation, GRADIENTS),
     Law("jit = op by op", training.compiled, GRADIENTS),
     Law("8 devices = 1 device", training.devices, GRADIENTS),

@@ -19,7 +19,7 @@ from jaxgpt.kernels import best
 from jaxgpt.lm import LM, save
 from jaxgpt.model import GPT
 from jaxgpt.train import step
-from jaxgpt.train.loss import next_token_loss
+from jaxgpt.train.loss import next_token_loss, router_penalties
 
 LENGTH = 48  # maximum tokens per row of a forward pass; fewer in a short context
 ROWS = 8  # rows of a batch for gradients, shardable over 2, 4 or 8 devices
@@ -83,10 +83,10 @@ class Subject:
         return jnp.asarray(np.random.Generator(np.random.Philox(0)).integers(0, top, shape, np.int32))
 
     def gradient(self, model: GPT, params: Any, windows_BT1: jax.Array, accumulation: int = 1) -> Any:
-        """Compute the mean loss and its gradient as the train step does."""
-        objective = next_token_loss(model.apply)
-        means, gradient = step.gradients(params, windows_BT1, None, objective=objective, accumulation=accumulation)
-        return means["loss"], gradient
+        """Compute the mean loss, the means of side outputs, and the gradient as the train step does."""
+        penalties = router_penalties(self.config) or None  # None: no side outputs
+        objective = next_token_loss(model.apply, penalties=penalties)
+        return step.gradients(params, windows_BT1, None, objective=objective, accumulation=accumulation)
 
     def compiled_gradient(self, model: GPT, accumulation: int = 1) -> Any:
         """Compile `gradient`, and evaluate it with the weights and windows of the subject."""
@@ -95,7 +95,7 @@ class Subject:
 
     @cached_property
     def plain_gradient(self) -> Any:
-        """Mean loss and gradient of the whole batch, compiled, without remat."""
+        """Means and gradient of the whole batch, compiled, without remat."""
         return self.compiled_gradient(self.model)
 
     @cached_property

@@ -24,10 +24,11 @@ from jaxgpt.decoding import sampler
 from jaxgpt.errors import UserError
 from jaxgpt.lm import LM, engine
 from jaxgpt.lm.weights import quantize
-from jaxgpt.model import attention, embedding, gpt
+from jaxgpt.model import attention, embedding, gpt, moe
+from jaxgpt.ops import experts as ops_experts
 from jaxgpt.ops import norms
 from jaxgpt.ops.attention import Positions, Visible
-from jaxgpt.train import step
+from jaxgpt.train import loss, step
 from jaxgpt.verify import LAWS, Law, forward, fresh, training, verify
 from jaxgpt.verify.subject import NotApplicable, distance
 
@@ -179,6 +180,20 @@ def export_swaps_queries_and_values(right: Any) -> Any:
     return save_weights
 
 
+def least_preferred_experts(right: Any) -> Any:
+    return lambda logits, *rest: right(-logits, *rest)
+
+
+def balance_loss_not_minimized(right: Any) -> Any:
+    return lambda sums, penalties: right(
+        sums, {name: each for name, each in penalties.items() if name != "balance_loss"}
+    )
+
+
+def padding_counted(right: Any) -> Any:
+    return lambda x_BTE, token_BT: right(x_BTE, jnp.ones_like(token_BT))
+
+
 def named(*names: str) -> tuple[Law, ...]:
     return tuple(law for law in LAWS if law.name in names)
 
@@ -186,6 +201,7 @@ def named(*names: str) -> tuple[Law, ...]:
 FORWARD = LAWS[:5]
 PIECES = named("4 microbatches = 1 batch", "8 devices = 1 device")
 FILES = named("checkpoint read = written", "export read = written")
+EXPERTS = named("experts = NumPy", "router losses = formulas", "router losses ignore padding")
 
 # A planted bug, its place, the rows that must fail, and the laws computed without --long (none: only with it).
 BROKEN: list[tuple[Callable[[Any], Any], Any, str, set[str], tuple[Law, ...]]] = [
@@ -222,20 +238,32 @@ BROKEN: list[tuple[Callable[[Any], Any], Any, str, set[str], tuple[Law, ...]]] =
     ),
     (export_rounds, models, "save_weights", {"export read = written"}, FILES),
     (export_swaps_queries_and_values, models, "save_weights", {"export read = written"}, FILES),
+    (least_preferred_experts, moe, "route", {"experts = NumPy", "router losses = formulas"}, EXPERTS),
+    (balance_loss_not_minimized, loss, "_penalty", {"router losses = formulas"}, EXPERTS),
+    (padding_counted, ops_experts, "row_mean", {"router losses ignore padding"}, EXPERTS),
 ]  # fmt: skip
+OF_EXPERTS = (least_preferred_experts, balance_loss_not_minimized, padding_counted)
 
 
 QUICK = (positions_run_through_documents, resume_loses_the_moments, checkpoint_rounds)
-IN_CI = (mask_sees_the_next_token, pieces_not_divided)
+IN_CI = (mask_sees_the_next_token, pieces_not_divided, *OF_EXPERTS)
 
 
 @pytest.mark.ci
 def test_every_law_holds() -> None:
     """Test the laws that the tests of planted bugs do not compute, except "jit = op by op", which compiles slowly."""
     broken = {"cached = uncached", "4 microbatches = 1 batch"}
-    shown = {law.name for law in (*FORWARD, *PIECES)} - broken | {"jit = op by op"}
+    shown = {law.name for law in (*FORWARD, *PIECES, *EXPERTS)} - broken | {"jit = op by op"}
     found = rows(tiny(), tuple(law for law in OURS if law.name not in shown))
     assert all(row.ok is True for row in found.values()), found
+
+
+@pytest.mark.ci
+def test_the_laws_of_experts_hold() -> None:
+    """They are skipped for other models."""
+    found = rows(tiny("experts"), EXPERTS)
+    assert all(row.ok is True for row in found.values()), found
+    assert all(row.ok is None for row in rows(tiny(), EXPERTS).values())
 
 
 def cases() -> Iterator[Any]:
@@ -252,7 +280,7 @@ def cases() -> Iterator[Any]:
 def test_a_broken_build_fails_the_right_rows_and_no_others(
     fault: Any, owner: Any, name: str, failing: set[str], laws: tuple[Law, ...], monkeypatch: Patch
 ) -> None:
-    lm = tiny()
+    lm = tiny("experts" if fault in OF_EXPERTS else "gpt2")
     jax.clear_caches()  # programs without the fault
     if owner is norms.NORMS:
         monkeypatch.setitem(owner, name, fault(owner[name]))

@@ -1,0 +1,174 @@
+"""Laws of experts: routing, losses of routers, padding. Both sides start from the same weights; models without experts skip them.
+
+The definitions here share no code with `ops/experts.py`: an expert is chosen if fewer than A experts rank before it.
+
+Letters in names: E experts, A active experts of a token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxgpt.config import ModelConfig
+from jaxgpt.model import GPT
+from jaxgpt.model.gpt import Block
+from jaxgpt.model.moe import MoE
+from jaxgpt.ops.activations import activate
+from jaxgpt.ops.attention import Visible, document_positions, row_positions
+from jaxgpt.train import step
+from jaxgpt.train.loss import next_token_loss, router_penalties, token_losses
+from jaxgpt.verify.subject import NotApplicable, Subject, distance
+
+MARGIN = 1e-5  # rounding may change the choice of a token if the scores of its last expert and the next one are closer
+
+
+def routed(s: Subject) -> float:
+    """Compare the experts of the first block to NumPy in float64, for random inputs.
+
+    Tokens whose choice could change by rounding are not compared.
+    """
+    c = _with_experts(s)
+    x_BTD = _random_stream(s)
+    weights = s.params["h_0"]["mlp"]
+    token_1T = jnp.ones((1, s.length), bool)
+    apply = jax.jit(lambda params, x_BTD: MoE(c, s.model.ops).apply({"params": params}, x_BTD, token_1T)[0])
+    found_BTD = np.asarray(apply(weights, jnp.asarray(x_BTD)), np.float64)
+
+    w = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), weights)
+    logits_BTE = x_BTD @ w["router"]["kernel"]
+    score_BTE = _scores(c, logits_BTE)
+    preference_BTE = score_BTE + w["router"].get("bias", 0.0)
+    share_BTE = np.where(_chosen(preference_BTE, c.experts_per_token), score_BTE, 0.0)
+    if c.router_normalize:
+        share_BTE = share_BTE / share_BTE.sum(-1, keepdims=True)
+    expected_BTD = np.zeros_like(found_BTD)
+    for expert in range(c.n_experts):
+        matrices = {name: w[name]["kernel"][expert] for name in ("up_proj", "gate_proj", "down_proj") if name in w}
+        share_BT1 = c.router_scale * share_BTE[..., expert : expert + 1]
+        expected_BTD += share_BT1 * _mlp(c, x_BTD, matrices)
+    if c.shared_experts:
+        expected_BTD += _mlp(c, x_BTD, {name: each["kernel"] for name, each in w["shared"].items()})
+
+    certain_BT1 = _margin(preference_BTE, c.experts_per_token) > MARGIN
+    return distance(np.where(certain_BT1, found_BTD, 0.0), np.where(certain_BT1, expected_BTD, 0.0))
+
+
+def losses(s: Subject) -> float:
+    """Compare the means of the losses and the gradient of the step to the formulas of balance loss, z-loss and bias.
+
+    The factors of the losses are 1, so that an omitted gradient exceeds the tolerance.
+    """
+    c = _with_experts(s)
+    config = replace(s.config, optim=replace(s.config.optim, balance_loss=1.0, router_z_loss=1.0))
+    objective = next_token_loss(s.model.apply, penalties=router_penalties(config))
+    compute: Any = jax.jit(lambda params, windows: step.gradients(params, windows, None, objective=objective))
+    means, gradient = compute(s.params, s.windows)
+    found = {name: means[name] for name in ("loss", "balance_loss", "router_z_loss")}
+
+    def by_formula(params: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
+        logits: dict[str, jax.Array] = {}  # of each router
+
+        def edit(name: str, x: jax.Array) -> jax.Array:
+            if name.endswith("/router.logits"):
+                logits[name] = x
+            return x
+
+        model = GPT(c, s.model.ops._replace(edit=edit))
+        losses_BT, targets_BT = token_losses(model.apply, params, s.windows)
+        weight_B = (targets_BT >= 0).sum(-1) / (targets_BT >= 0).sum()
+        loss = losses_BT.sum() / (targets_BT >= 0).sum()
+
+        balance, z, of_biases = (jnp.float32(0) for _ in range(3))
+        for layer in range(c.n_layer):
+            logits_BTE = logits[f"h_{layer}/mlp/router.logits"]
+            score_BTE = _scores(c, logits_BTE)
+            bias_E = params[f"h_{layer}"]["mlp"]["router"].get("bias", jnp.zeros(c.n_experts))
+            chosen_BTE = _chosen(score_BTE + bias_E.reshape(1, 1, -1), c.experts_per_token)
+            load_BE = chosen_BTE.mean(1) / c.experts_per_token
+            fraction_BE = (score_BTE / score_BTE.sum(-1, keepdims=True)).mean(1)
+            balance += (weight_B * c.n_experts * (load_BE * fraction_BE).sum(-1)).sum() / c.n_layer
+            highest_BT1 = logits_BTE.max(-1, keepdims=True)
+            z_BT = jnp.square(highest_BT1[..., 0] + jnp.log(jnp.exp(logits_BTE - highest_BT1).sum(-1)))
+            z += jnp.where(targets_BT >= 0, z_BT, 0.0).sum() / (targets_BT >= 0).sum() / c.n_layer
+            error_E = (weight_B.reshape(-1, 1) * (load_BE - 1 / c.n_experts)).sum(0)
+            of_biases += (error_E * bias_E).sum() / c.n_layer
+        return loss + balance + z + of_biases, {"loss": loss, "balance_loss": balance, "router_z_loss": z}
+
+    expected_gradient, expected = jax.jit(jax.grad(by_formula, has_aux=True))(s.params)
+    return max(distance(found, expected), distance(gradient, expected_gradient))
+
+
+def padded(s: Subject) -> float:
+    """Compare the side outputs of the first block for padded rows to those of the rows without padding."""
+    c = _with_experts(s)
+    x_BTD = jnp.asarray(_random_stream(s))
+    length = max(2 * s.length // 3, 1)
+    is_padding = jnp.arange(s.length) >= length
+    document_BT = jnp.broadcast_to(jnp.where(is_padding, -1, 0), x_BTD.shape[:2])
+
+    def sides(x_BTD: jax.Array, positions: Any) -> Any:
+        block = Block(c, s.model.ops)
+        _, _, outputs = block.apply({"params": s.params["h_0"]}, x_BTD, Visible(positions))  # type: ignore[misc]
+        # Values of tokens, or of rows.
+        return {name: side_BT[:, :length] for name, side_BT in outputs.items()}
+
+    together = jax.jit(sides)(x_BTD, document_positions(document_BT))
+    alone = jax.jit(sides)(x_BTD[:, :length], row_positions(length))
+    return distance(together, alone)
+
+
+def _with_experts(s: Subject) -> ModelConfig:
+    """Return the architecture, if it has experts."""
+    if not s.config.model.n_experts:
+        raise NotApplicable("model.n_experts is 0: the model has no experts")
+    return s.config.model
+
+
+def _random_stream(s: Subject) -> np.ndarray:
+    """Return random inputs of a block or MLP, float32 `[2, T, D]`."""
+    random = np.random.Generator(np.random.Philox(0))
+    return random.standard_normal((2, s.length, s.config.model.n_embd), np.float32)
+
+
+def _scores(c: ModelConfig, logits_BTE: Any) -> Any:
+    """Return the score of each expert; NumPy or JAX."""
+    xp: Any = np if isinstance(logits_BTE, np.ndarray) else jnp
+    if c.router == "sigmoid":
+        return 1 / (1 + xp.exp(-logits_BTE))
+    exp_BTE = xp.exp(logits_BTE - logits_BTE.max(-1, keepdims=True))
+    return exp_BTE / exp_BTE.sum(-1, keepdims=True)
+
+
+def _chosen(preference_BTE: Any, active: int) -> Any:
+    """Return whether a token chooses an expert: among equal preferences, the first experts."""
+    E = preference_BTE.shape[-1]
+    own = preference_BTE[..., :, None]
+    other = preference_BTE[..., None, :]
+    is_first_EE = np.arange(E)[None, :] < np.arange(E)[:, None]
+    is_before = (other > own) | ((other == own) & is_first_EE.reshape(1, 1, E, E))
+    return is_before.sum(-1) < active
+
+
+def _margin(preference_BTE: np.ndarray, active: int) -> np.ndarray:
+    """Return the distance between the last chosen preference and the next one, `[B, T, 1]`; infinite if all are chosen."""
+    sorted_BTE = -np.sort(-preference_BTE, axis=-1)
+    if active == preference_BTE.shape[-1]:
+        return np.full((*preference_BTE.shape[:-1], 1), np.inf)
+    return sorted_BTE[..., active - 1 : active] - sorted_BTE[..., active : active + 1]
+
+
+def _mlp(c: ModelConfig, x: np.ndarray, matrices: dict[str, np.ndarray]) -> np.ndarray:
+    """Apply an MLP in NumPy, except for the activation function."""
+
+    def f(x: np.ndarray) -> np.ndarray:
+        return np.asarray(activate(c.activation, jnp.asarray(x, jnp.float32)), np.float64)
+
+    up = x @ matrices["up_proj"]
+    h = f(x @ matrices["gate_proj"]) * up if "gate_proj" in matrices else f(up)
+    result: np.ndarray = h @ matrices["down_proj"]
+    return result
