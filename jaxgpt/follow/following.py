@@ -163,16 +163,29 @@ class Clock:
 
 
 def row_of(line: Mapping[str, Any], at: float) -> Row | None:
-    """Return the finite numbers of a line; None: the line has no numbers, or records a start or an end."""
+    """Return the finite numbers of a line; None: the line has no numbers, or records a start or an end.
+
+    Numbers of a list, such as those of the layers, get names with their index: `load_entropy/0`.
+    """
     if "started" in line or "ended" in line:
         return None
     values = {}
-    for name, value in line.items():
+    for name, value in _single_values(line):
         if name != "step" and type(value) in (int, float) and math.isfinite(value):
             values[name] = float(value)
     step = line["step"]
     order = 2 * step + ("loss" in line)
     return Row(step, values, at, order) if values else None
+
+
+def _single_values(line: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the names and values of a line; each value of a list has its own name."""
+    for name, value in line.items():
+        if isinstance(value, list):
+            for index, each in enumerate(value):
+                yield f"{name}/{index}", each
+        else:
+            yield name, value
 
 
 def settings_to_send(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,9 +28,16 @@ from jaxgpt.ops.rotary import Llama3Scaling, Rotation, YarnScaling, rope_frequen
 from jaxgpt.ops.sharding import constrain
 from jaxgpt.ops.sinusoidal import sinusoidal
 
-# Side outputs of a block, by name: a value of each token, `[B, T]`, or of each row, `[B, 1]`. The objective sums them over the
-# counted tokens (`train.loss.side_sums`).
+# Side outputs of a block, by name: a value or an array of each token, `[B, T, ...]`, or of each row, `[B, 1, ...]`. The
+# objective sums them over the counted tokens (`train.loss.side_sums`).
 SideOutputs = Mapping[str, jax.Array]
+
+
+def join_layers(side_LBT: jax.Array) -> jax.Array:
+    """Average a side output over the layers; an array of each token or row, `[L, B, T, ...]`, keeps them: `[B, T, L, ...]`."""
+    if side_LBT.ndim == 3:
+        return side_LBT.mean(0)
+    return jnp.moveaxis(side_LBT, 0, 2)
 
 
 class Block(Module):
@@ -262,7 +269,7 @@ class GPT(Module):
         key: jax.Array | None,
         tokens_BT: jax.Array | None = None,
     ) -> tuple[jax.Array, tuple[KeysValues, ...], SideOutputs]:
-        """Apply the blocks; return `[B, T, D]`, each layer's keys and values, and the mean of the layers' side outputs."""
+        """Apply the blocks; return `[B, T, D]`, each layer's keys and values, and the layers' side outputs (`join_layers`)."""
         windows = self.config.windows
         layers = []
         sides = []
@@ -278,7 +285,7 @@ class GPT(Module):
             x_BTD, kv, side = block(x_BTD, visible, rotations[window], cached, layer, layer_key, tokens_BT)
             layers.append(kv)
             sides.append(side)
-        side = jax.tree.map(lambda *each: jnp.stack(each).mean(0), *sides)
+        side = jax.tree.map(lambda *each: join_layers(jnp.stack(each)), *sides)
         return x_BTD, tuple(layers), side
 
     def head(self, x_BTD: jax.Array) -> jax.Array:

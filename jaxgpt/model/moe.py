@@ -61,6 +61,7 @@ class MoE(Module):
         - `balance_loss`, `[B, 1]`: 1 if the experts of a row have equal loads (`ops.experts.balance_loss`).
         - `router_z_loss`, `[B, T]`.
         - `largest_load`, `[B, 1]`: the largest load of a row, relative to the mean: from 1 to E / A.
+        - `expert_load`, `[B, 1, E]`: the fraction of a row's choices that fall on each expert.
         - `router_bias`, `[B, 1]`, with `model.router_bias`: zeros with the load errors as gradient.
 
         Args:
@@ -96,6 +97,7 @@ class MoE(Module):
             "balance_loss": balance_loss(routing, token_BT)[:, None],
             "router_z_loss": z_loss(logits_BTE),
             "largest_load": largest_B[:, None],
+            "expert_load": load_BE[:, None],
         }
         if bias_E is not None:
             sides["router_bias"] = bias_loss(bias_E, load_BE)[:, None]

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxgpt.model.cache import KeysValues, KVCache
-from jaxgpt.model.gpt import GPT, SideOutputs
+from jaxgpt.model.gpt import GPT, SideOutputs, join_layers
 from jaxgpt.ops.attention import Positions, Visible
 from jaxgpt.ops.random import subkey
 
@@ -56,7 +56,7 @@ class ScannedGPT(GPT):
         key_L = jax.vmap(partial(subkey, key))(layer_L + 1)
         layers: Any = self.get_variable("params", STACKED), layer_L, key_L
         x_BTD, sides = jax.lax.scan(run, x_BTD, layers)
-        return x_BTD, (), jax.tree.map(lambda each_L: each_L.mean(0), sides)
+        return x_BTD, (), jax.tree.map(join_layers, sides)
 
     def prefill(self, *_: Any, **__: Any) -> Any:
         """Raise `TypeError`: unstack the layers to generate text."""

@@ -52,6 +52,13 @@ CHANGE: dict[str, Any] = {"linewidth": 0.8, "linestyle": ":"}  # style of change
 # AXES maps axis names to fields of metrics.jsonl.
 AXES = {"step": "step", "tokens": "tokens", "seconds": "elapsed_seconds"}
 UNITS = ((3600, "hours"), (60, "minutes"), (1, "seconds"))
+# Metrics of experts, and labels of their panels. A list has a value of each layer.
+OF_EXPERTS = {
+    "load_entropy": "entropy of the load (1: equal)",
+    "largest_share": "largest share of an expert",
+    "balance_loss": "balance loss (1: equal)",
+    "router_z_loss": "z-loss of the router",
+}
 
 
 @contextmanager
@@ -141,9 +148,10 @@ def losses(
     baselines: Mapping[str, float] | None = None,
     title: str = "",
 ) -> Figure:
-    """Draw the training and validation losses of runs against steps, tokens and time.
+    """Draw the training and validation losses of runs against steps, tokens and time; for experts, also their loads.
 
-    Comparable evaluations of a run are not connected with those on fewer windows (`train.eval_windows`) or earlier data.
+    Comparable evaluations of a run are not connected with those on fewer windows (`train.eval_windows`) or earlier data. The
+    panels of experts have a line for the mean over the layers, and the range of the layers; they use the first axis.
 
     Args:
         runs: dict of the lines of metrics.jsonl (`jaxgpt.trainer.metrics.read_metrics`), keyed by run name.
@@ -170,11 +178,18 @@ def losses(
         looks[name] = {"ls": dash, "c": color}
     changes = _changes(runs)
 
-    # One panel for each kind of axis.
+    # One panel for each kind of axis, and for each metric of experts.
     kinds = list(AXES) if x == "all" else [x]
-    margin = 3.4 if len(kinds) == 1 else 1.0  # inches
-    figure = new_figure(4.0 * len(kinds) + margin, 4.2)
-    [panels] = figure.subplots(1, len(kinds), sharey=True, squeeze=False)
+    extra = [name for name in OF_EXPERTS if any(name in line for lines in runs.values() for line in lines)]
+    rows = 2 if extra else 1
+    columns = math.ceil((len(kinds) + len(extra)) / rows)
+    margin = 3.4 if columns == 1 else 1.0  # inches
+    figure = new_figure(4.0 * columns + margin, 4.2 * rows)
+    grid = figure.subplots(rows, columns, squeeze=False).ravel()
+    panels = grid[: len(kinds)]
+    for axes in panels[1:]:
+        axes.sharey(panels[0])
+        axes.tick_params(labelleft=False)
     seconds, unit = _time_unit(runs)
     for axes, kind in zip(panels, kinds, strict=True):
         scale = seconds if kind == "seconds" else 1
@@ -187,6 +202,14 @@ def losses(
         _style_axes(axes, kind, unit)
         draw_baselines(axes, baselines or {}, labels=axes is panels[-1])
     panels[0].set(ylabel="loss (nats per token)", title=drawable(title))
+    for axes, metric in zip(grid[len(kinds) :], extra, strict=False):
+        for name, lines in runs.items():
+            place = partial(_place, lines, kinds[0], seconds if kinds[0] == "seconds" else 1)
+            _draw_layers(axes, lines, metric, place, looks[name])
+        _style_axes(axes, kinds[0], unit)
+        axes.set_ylabel(OF_EXPERTS[metric])
+    for axes in grid[len(kinds) + len(extra) :]:
+        axes.set_axis_off()
     _add_legend(figure, list(curves.values()), looks, changes)
     return figure
 
@@ -260,6 +283,20 @@ def _draw_run(axes: Axes, curve: Curves, place: Callable[[Any], Any], look: Mapp
         lowest = full.argmin()
         point = (place(steps[lowest]), full[lowest])
         axes.annotate(f"{full[lowest]:.3f}", point, (0, 8), textcoords="offset points", ha="center")
+
+
+def _draw_layers(
+    axes: Axes, lines: Sequence[Mapping[str, Any]], metric: str, place: Callable[[Any], Any], look: Mapping[str, Any]
+) -> None:
+    """Draw the mean of a metric over the layers, and the range of the layers if it has a value of each."""
+    found = [line for line in lines if metric in line]
+    if not found:
+        return
+    x = place(np.array([line["step"] for line in found], float))
+    value_nL = np.array([np.ravel(line[metric]) for line in found], float)
+    axes.plot(x, value_nL.mean(1), **look, linewidth=1)
+    if value_nL.shape[1] > 1:
+        axes.fill_between(x, value_nL.min(1), value_nL.max(1), color=look["c"], alpha=0.15, linewidth=0)
 
 
 def _changes(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Change]:

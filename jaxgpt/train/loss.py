@@ -26,7 +26,7 @@ class RowSums(NamedTuple):
     Attributes:
         loss_B: summed loss, float32.
         count_B: number of counted tokens, or sum of their weights, float32: the divisor of all sums.
-        others: dict of further sums, keyed by name. Divided by the count, they become metrics.
+        others: dict of further sums, `[B]` or `[B, ...]`, keyed by name. Divided by the count, they become metrics.
         penalty_B: summed penalty, minimized with the loss, but no part of the reported loss; None: no penalty.
     """
 
@@ -40,6 +40,9 @@ class RowSums(NamedTuple):
         """The sum to minimize: loss plus penalty."""
         return self.loss_B if self.penalty_B is None else self.loss_B + self.penalty_B
 
+
+# Side outputs that are always 0, because only their gradient matters: no metrics.
+WITHOUT_VALUE = ("router_bias",)
 
 # An objective maps (params, batch, dropout key or None, frozen) to RowSums. A batch is any tree of arrays with rows as first
 # axis. `frozen` is any tree of arrays that are read, but not trained, such as a reference model; `()`: no such arrays.
@@ -59,7 +62,8 @@ def next_token_loss(
         chunk: positions of each window per chunk of logits, to save memory (see `chunked`); 0: all. Chunks need the
             model's methods `hidden_and_sides` and `head`.
         penalties: factor of each side output of the blocks that is minimized with the loss. All side outputs become
-            metrics; {}: without a penalty. None: ignore side outputs; otherwise, the methods of chunks are needed.
+            metrics, except those in `WITHOUT_VALUE`; {}: without a penalty. None: ignore side outputs; otherwise, the methods
+            of chunks are needed.
         order: order in which the model receives the tokens of a window, `[T]`, with their positions; None: unchanged. The
             sums of a row do not depend on it.
 
@@ -75,7 +79,8 @@ def next_token_loss(
         loss_B = losses_BT.sum(-1)
         count_B = (targets_BT >= 0).sum(-1, dtype=jnp.float32)
         sums = side_sums(sides, targets_BT)
-        return RowSums(loss_B, count_B, sums, _penalty(sums, penalties or {}))
+        metrics = {name: each for name, each in sums.items() if name not in WITHOUT_VALUE}
+        return RowSums(loss_B, count_B, metrics, _penalty(sums, penalties or {}))
 
     return objective
 
@@ -92,7 +97,7 @@ def router_penalties(config: Config) -> dict[str, float]:
 
 
 def side_sums(sides: SideOutputs, targets_BT: jax.Array) -> dict[str, jax.Array]:
-    """Sum the side outputs of each row over the positions with counted targets: float32 `[B]` each.
+    """Sum the side outputs of each row over the positions with counted targets: float32 `[B]`, or `[B, ...]` of arrays.
 
     Like the loss, padding counts 0.
 
@@ -101,26 +106,30 @@ def side_sums(sides: SideOutputs, targets_BT: jax.Array) -> dict[str, jax.Array]
         targets_BT: targets, negative if not counted.
 
     Raises:
-        ValueError: if a side output is neither `[B, T]` nor `[B, 1]`.
+        ValueError: if a side output is neither `[B, T, ...]` nor `[B, 1, ...]`.
     """
     B, T = targets_BT.shape
     sums = {}
     for name, side_BT in sides.items():
-        if side_BT.shape not in ((B, T), (B, 1)):
+        if side_BT.shape[:2] not in ((B, T), (B, 1)):
             raise ValueError(f"side output {name} has shape {side_BT.shape}; expected {(B, T)}, or {(B, 1)} for rows")
         side_BT = side_BT.astype(jnp.promote_types(side_BT.dtype, jnp.float32))
-        sums[name] = jnp.where(targets_BT >= 0, side_BT, 0.0).sum(-1)
+        is_counted = (targets_BT >= 0).reshape(B, T, *(1 for _ in side_BT.shape[2:]))
+        sums[name] = jnp.where(is_counted, side_BT, 0.0).sum(1)
     return sums
 
 
 def _penalty(sums: Mapping[str, jax.Array], penalties: Mapping[str, float]) -> jax.Array | None:
     """Add the sums with a penalty, times their factors; None: no penalties."""
     penalty_B = None
+    values = {name: each for name, each in sums.items() if each.ndim == 1}
     for name, factor in penalties.items():
-        if name not in sums:
-            known = ", ".join(sums) or "blocks that return side outputs"
-            raise ValueError(f"no side output {short_repr(name)} for a penalty{did_you_mean(name, sums)}: use {known}")
-        weighted_B = factor * sums[name]
+        if name not in values:
+            known = ", ".join(values) or "blocks that return side outputs"
+            raise ValueError(
+                f"no side output {short_repr(name)} for a penalty{did_you_mean(name, values)}: use {known}"
+            )
+        weighted_B = factor * values[name]
         penalty_B = weighted_B if penalty_B is None else penalty_B + weighted_B
     return penalty_B
 

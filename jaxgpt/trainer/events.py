@@ -45,7 +45,8 @@ class Listener:
         """Called for every step, once its metrics have been read.
 
         Args:
-            metrics: as in metrics.jsonl, and `seconds_left`. Unknown speeds and times are omitted.
+            metrics: as in metrics.jsonl, with lists for values of layers, and `seconds_left`. Unknown speeds and times are
+                omitted.
         """
 
     def evaluated(self, step: int, result: Result) -> None:

@@ -119,7 +119,9 @@ class Program:
 
         def evaluate(params: Any, batch: Any, frozen: Any) -> Any:
             sums = self.objective(params, batch, None, frozen)
-            return sums._replace(penalty_B=None)
+            # Arrays of each row, such as the loads of experts, are metrics of training only.
+            values = {name: each for name, each in sums.others.items() if each.ndim == 1}
+            return sums._replace(penalty_B=None, others=values)
 
         def unstack(state: TrainState) -> TrainState:
             return unstack_layers(state, self.config.model.n_layer)
@@ -299,7 +301,7 @@ class Program:
         return sums.loss_B, sums.count_B
 
     def sums(self, params: Any, batch: Any) -> RowSums:
-        """Compute all sums of the objective for each row, without dropout and penalties, for `params` or an EMA."""
+        """Compute the sums of the objective for each row, without dropout, penalties and arrays, for `params` or an EMA."""
         result: RowSums = self._run(self.jitted_eval, params, batch, self.frozen)
         return result
 

@@ -28,7 +28,7 @@ from jaxgpt.runtime import debugs_nans
 from jaxgpt.trainer.evaluation import Result
 from jaxgpt.trainer.events import Listener, Tolerant
 from jaxgpt.trainer.failures import Diverged, first_non_finite
-from jaxgpt.trainer.metrics import MetricsFile
+from jaxgpt.trainer.metrics import MetricsFile, numbers
 from jaxgpt.trainer.program import Program
 from jaxgpt.trainer.start import out_of_patience
 
@@ -125,7 +125,7 @@ class Recorder:
         train = self.config.train
         while self._ended:
             step, values, speed, left = self._ended[0]
-            metrics = {name: float(value) for name, value in values.items() if name != "grad_squares"}
+            metrics = numbers({name: value for name, value in values.items() if name != "grad_squares"})
             self._check(step, metrics, values["grad_squares"])
             elapsed = time.perf_counter() - self._began
             line = {"step": step, **metrics, "tokens": self.tokens(step + 1), "elapsed_seconds": elapsed, **speed}

@@ -24,7 +24,6 @@ from jaxgpt.ops.attention import document_positions
 from jaxgpt.train.loss import next_token_loss, router_penalties
 
 CONFIG = small("experts", block_size=16)
-METRICS = ("loss", "grad_norm", "balance_loss", "router_z_loss", "largest_load")
 
 
 def test_one_expert_is_an_mlp() -> None:
@@ -78,7 +77,8 @@ def test_padding_changes_no_side_output() -> None:
     _, sides = model.apply(variables, inputs, None, document_positions(document), method="hidden_and_sides")
     changed = inputs.at[:, 12:].set(3)
     _, others = model.apply(variables, changed, None, document_positions(document), method="hidden_and_sides")
-    for name in ("balance_loss", "largest_load"):
+    assert sides["expert_load"].shape == (2, 1, CONFIG.n_layer, 4)
+    for name in ("balance_loss", "largest_load", "expert_load"):
         np.testing.assert_allclose(sides[name], others[name], rtol=1e-6)
 
 

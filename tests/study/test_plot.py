@@ -118,6 +118,22 @@ def test_losses_against_steps_tokens_and_time() -> None:
     assert hours.axes[0].lines[0].get_xdata().tolist() == list(range(10))
 
 
+def test_experts_have_panels_with_the_range_of_their_layers() -> None:
+    lines = [line | {"load_entropy": [0.9, 0.5 + line["step"] / 20], "balance_loss": 1.5} for line in LINES[:10]]
+    figure = plot.losses({"experts": lines, "dense": LINES}, "step")
+    figure.draw_without_rendering()
+    panels = {axes.get_ylabel(): axes for axes in figure.axes if axes.get_ylabel()}
+    losses, entropy, balance = panels
+    assert losses == "loss (nats per token)"
+    [line] = panels[entropy].lines
+    assert line.get_ydata()[0] == pytest.approx(0.7), "the mean of the layers"
+    [area] = panels[entropy].collections
+    low, high = area.get_paths()[0].get_extents().intervaly
+    assert (low, high) == pytest.approx((0.5, 0.95))
+    assert not panels[balance].collections
+    assert len(plot.losses({"dense": LINES}, "step").axes) == 1
+
+
 def test_changed_settings_are_numbered_and_explained_in_the_legend() -> None:
     first = {"step": 5, "changed": {"optim.learning_rate": [0.1, 0.01], "train.steps": [9, 10]}}
     second = {"step": 7, "changed": {"train.batch_size": [8, 4]}}

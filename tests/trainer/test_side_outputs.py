@@ -170,6 +170,13 @@ def test_a_value_of_a_row_counts_once_per_target() -> None:
     np.testing.assert_array_equal(sums["token"], [2, 0])
 
 
+def test_an_array_of_a_row_keeps_its_axes() -> None:
+    array_B1LE = jnp.arange(12.0).reshape(2, 1, 3, 2)
+    sums = side_sums({"load": array_B1LE}, jnp.array([[3, -1, 4], [-1, -1, -1]]))
+    np.testing.assert_array_equal(sums["load"][0], 2 * array_B1LE[0, 0])
+    np.testing.assert_array_equal(sums["load"][1], jnp.zeros((3, 2)))
+
+
 def test_a_penalty_adds_its_gradient() -> None:
     model, params = QuietGPT(CONFIG), make(CONFIG)[1]
     windows = random_ids(CONFIG, (2, 17))
