@@ -1,4 +1,4 @@
-"""Laws of experts: routing, losses of routers, padding. Both sides start from the same weights; models without experts skip them.
+"""Laws of experts: routing, losses of routers, padding. Models without experts skip them.
 
 The definitions here share no code with `ops/experts.py`: an expert is chosen if fewer than A experts rank before it.
 
@@ -71,7 +71,7 @@ def losses(s: Subject) -> float:
     found = {name: means[name] for name in ("loss", "balance_loss", "router_z_loss")}
 
     def by_formula(params: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
-        logits: dict[str, jax.Array] = {}  # of each router
+        logits: dict[str, jax.Array] = {}  # logits of each router
 
         def edit(name: str, x: jax.Array) -> jax.Array:
             if name.endswith("/router.logits"):
