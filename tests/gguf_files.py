@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,14 @@ MODELS = {
     "gpt_neox": replace(DENSE, positions="rope", rope_fraction=0.5, parallel_residual=True, tie_embeddings=False),
     "gemma3_text": GEMMA,
     "olmo2": replace(UNTIED, norm_position="output", qk_norm=True, qk_norm_per_head=False),
+    "mixtral": replace(UNTIED, n_experts=4, n_inner=24),
+    "qwen3_moe": replace(LLAMA, qk_norm=True, head_dim=16, n_experts=6, n_inner=24),
+    "olmoe": replace(
+        replace(UNTIED, n_kv_head=4, n_experts=4, n_inner=24),
+        qk_norm=True,
+        qk_norm_per_head=False,
+        router_normalize=False,
+    ),
     "gpt2-untied": replace(DENSE, tie_embeddings=False),
     "llama-biases": replace(LLAMA, bias=True),
     "llama-linear": replace(UNTIED, **LINEAR),
@@ -103,12 +112,22 @@ MODELS = {
     "gpt_neox-sequential": replace(DENSE, positions="rope", rope_fraction=0.25, tie_embeddings=False),
     "gemma3_text-linear": replace(GEMMA, logit_softcap=3.0, **LINEAR),
 }
-ARCHITECTURES = {"mistral": "llama", "gpt_neox": "gptneox", "gemma3_text": "gemma3"}
+ARCHITECTURES = {
+    "mistral": "llama",
+    "mixtral": "llama",
+    "qwen3_moe": "qwen3moe",
+    "gpt_neox": "gptneox",
+    "gemma3_text": "gemma3",
+}
+EXPERT = re.compile(r"\.experts\.(\d+)\.")
 KEYS = {
     "context_length": ("n_positions", "max_position_embeddings"),
     "block_count": ("n_layer", "num_hidden_layers"),
     "embedding_length": ("n_embd", "hidden_size"),
     "feed_forward_length": ("n_inner", "intermediate_size"),
+    "expert_count": ("num_local_experts", "num_experts"),
+    "expert_used_count": ("num_experts_per_tok",),
+    "expert_feed_forward_length": ("moe_intermediate_size",),
     "attention.head_count": ("n_head", "num_attention_heads"),
     "attention.head_count_kv": ("num_key_value_heads",),
     "attention.key_length": ("head_dim",),
@@ -148,7 +167,7 @@ def convert(folder: Path, path: Path, tokenizer: dict[str, Any] = BPE, **more: A
     names = gguf.get_tensor_name_map(
         {name: i for i, name in gguf.MODEL_ARCH_NAMES.items()}[arch], values["block_count"]
     )
-    for name, tensor in load_file(folder / "model.safetensors").items():
+    for name, tensor in _joined(load_file(folder / "model.safetensors")).items():
         tensors[names.get_name(name, (".weight", ".bias"))] = _stored(hf, name, tensor)
     if rope.get("rope_type") == "llama3":
         tensors["rope_freqs.weight"] = _divisors(rope, hf["head_dim"])
@@ -156,6 +175,21 @@ def convert(folder: Path, path: Path, tokenizer: dict[str, Any] = BPE, **more: A
         f"{arch}.{key}": value for key, value in (values | more).items() if value is not None
     }
     write(path, arch, metadata, tensors)
+
+
+def _joined(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Stack the matrices of the experts of a layer, in the order of their numbers."""
+    joined: dict[str, Any] = {}
+    for name, tensor in tensors.items():
+        found = EXPERT.search(name)
+        if found is None:
+            joined[name] = tensor
+        else:
+            joined.setdefault(EXPERT.sub(".experts.", name), {})[int(found[1])] = tensor
+    for name, each in joined.items():
+        if isinstance(each, dict):
+            joined[name] = np.stack([each[expert] for expert in range(len(each))])
+    return joined
 
 
 def filled(tokenizer: dict[str, Any], vocab_size: int) -> dict[str, Any]:
@@ -176,7 +210,7 @@ def _stored(hf: dict[str, Any], name: str, tensor: np.ndarray) -> np.ndarray:
     kind = hf["model_type"]
     if kind == "gpt2" and name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
         return tensor.T
-    if kind in ("llama", "mistral") and ("q_proj" in name or "k_proj" in name):
+    if kind in ("llama", "mistral", "mixtral") and ("q_proj" in name or "k_proj" in name):
         heads = hf["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
         return tensor.reshape(heads, 2, -1, *tensor.shape[1:]).swapaxes(1, 2).reshape(tensor.shape)
     if kind == "gpt_neox" and "query_key_value" in name:

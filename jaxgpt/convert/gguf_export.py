@@ -31,7 +31,7 @@ def export_gguf(run: str | Path, target: Path, kind: str = "f32", checkpoint: st
     Args:
         run: run to convert.
         target: a new path; the file is created atomically, after reading it back and comparing the logits.
-        kind: type of the matrices, one of `TYPES`; vectors are float32.
+        kind: type of the matrices, one of `TYPES`; vectors and routers are float32.
         checkpoint: `best` (lowest validation loss), `last`, or a step.
 
     Raises:
@@ -151,10 +151,10 @@ def _check_type(kind: str) -> None:
 
 
 def _stored_type(tensor: Tensor, kind: str) -> Any:
-    """Return the type of a tensor in the file: float32 for vectors."""
+    """Return the type of a tensor in the file: float32 for vectors and routers."""
     import gguf
 
-    if len(tensor.shape) == 1:
+    if len(tensor.shape) == 1 or tensor.name.endswith(f".{llamacpp.ROUTER}"):
         return gguf.GGMLQuantizationType.F32
     stored = gguf.GGMLQuantizationType[kind.upper()]
     block, _ = gguf.GGML_QUANT_SIZES[stored]

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from jaxgpt.config import ModelConfig
-from jaxgpt.convert import gemma, gpt2, llama, neox
+from jaxgpt.convert import experts, gemma, gpt2, llama, neox
 from jaxgpt.convert.divisors import ORIGINAL_CONTEXT, ROPE_DIVISORS, read_divisors, rope_divisors
 from jaxgpt.convert.family import Family, canonical, period
 from jaxgpt.convert.options import Options
@@ -30,6 +30,7 @@ HEAD = "output.weight"
 OUTPUT_BIAS = "blk.0.attn_output.bias"
 QUERY_BIAS = "blk.0.attn_q.bias"
 FACTS = (HEAD, OUTPUT_BIAS, QUERY_BIAS, ROPE_DIVISORS)  # tensors that show a setting
+ROUTER = "ffn_gate_inp.weight"  # name of a router in its block; files store it as float32
 PATTERN = "attention.sliding_window_pattern"
 RMS_EPS = "attention.layer_norm_rms_epsilon"
 LAYER_EPS = "attention.layer_norm_epsilon"
@@ -40,10 +41,14 @@ KEYS: dict[str, tuple[str, Any]] = {
     "context_length": ("block_size", int),
     "block_count": ("n_layer", int),
     "embedding_length": ("n_embd", int),
-    "feed_forward_length": ("n_inner", int),
     "attention.head_count": ("n_head", int),
     "attention.head_count_kv": ("n_kv_head", 0),
     "attention.key_length": ("head_dim", 0),
+}
+WIDTH = "feed_forward_length"
+OF_EXPERTS: dict[str, tuple[str, Any]] = {
+    "expert_count": ("n_experts", int),
+    "expert_used_count": ("experts_per_token", int),
 }
 ONLY = {"expert_count": 0, "expert_used_count": 0, "attention.causal": True, "rope.scaling.attn_factor": 1.0}
 # Metadata that llama.cpp reads only for YaRN scaling, which is rejected, or that it only prints.
@@ -75,6 +80,9 @@ class Architecture(NamedTuple):
         windows: default sliding windows; None: its graph has no windows.
         tied: whether a file may lack the head, which then equals the embedding.
         head_dim: whether the head width may differ from the model width per head.
+        grouped: whether query heads may share a key head.
+        width: metadata key of the width of the MLP, or of each expert.
+        normalized: whether its graph divides the scores of a token's experts by their sum; None: it has no experts.
     """
 
     name: str
@@ -85,6 +93,9 @@ class Architecture(NamedTuple):
     windows: SlidingWindows | None = None
     tied: bool = True
     head_dim: bool = True
+    grouped: bool = True
+    width: str = WIDTH
+    normalized: bool | None = None
 
 
 GELU: Literal["gelu_new"] = "gelu_new"  # llama.cpp computes GELU with tanh
@@ -98,6 +109,15 @@ ARCHITECTURES = {
         Architecture("gemma3", gemma.FAMILY, GELU, windows=SlidingWindows(period=6, theta=10_000.0)),
         Architecture("gpt2", gpt2.FAMILY, GELU, LAYER_EPS),
         Architecture("gptneox", neox.FAMILY, GELU, LAYER_EPS, tied=False),
+    )
+}
+# Architectures with experts. A file of "llama" has experts if its `expert_count` is not 0.
+WITH_EXPERTS = {
+    each.name: each
+    for each in (
+        Architecture("llama", experts.MIXTRAL, interleaved=True, normalized=True),
+        Architecture("qwen3moe", experts.QWEN3_MOE, width="expert_feed_forward_length", normalized=True),
+        Architecture("olmoe", experts.OLMOE, tied=False, head_dim=False, grouped=False, normalized=False),
     )
 }
 
@@ -122,15 +142,16 @@ def open_model(
         raise UserError(f"{where}: general.type {short_repr(kind)} is not supported: choose the GGUF file of a model")
 
     name = metadata.get("general.architecture")
-    if not isinstance(name, str) or name not in ARCHITECTURES:
-        known = ", ".join(ARCHITECTURES)
+    if not isinstance(name, str) or name not in (*ARCHITECTURES, *WITH_EXPERTS):
+        known = ", ".join(dict.fromkeys((*ARCHITECTURES, *WITH_EXPERTS)))
         raise UserError(
             f"{where}: general.architecture {short_repr(name)} is not supported: use one of {known}, or import a "
             f"directory of safetensors"
         )
 
-    architecture = ARCHITECTURES[name]
     prefix = f"{name}."
+    has_experts = name not in ARCHITECTURES or metadata.get(f"{prefix}expert_count", 0) != 0
+    architecture = WITH_EXPERTS[name] if has_experts and name in WITH_EXPERTS else ARCHITECTURES[name]
     values = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
     values |= _facts(shapes)
     if divisors is not None:
@@ -144,7 +165,7 @@ def open_model(
 
 def architecture_of(name: str) -> Architecture:
     """Return the architecture of a transformers family."""
-    for architecture in ARCHITECTURES.values():
+    for architecture in (*ARCHITECTURES.values(), *WITH_EXPERTS.values()):
         if name == architecture.family.name:
             return architecture
     if name != llama.MISTRAL.name:
@@ -169,6 +190,10 @@ def express(architecture: Architecture, model: ModelConfig) -> ModelConfig:
     if not architecture.head_dim and model.head_width != width:
         raise UserError(
             f"model.head_dim {model.head_width} has no llama.cpp {architecture.name} equivalent: it must be {width}"
+        )
+    if not architecture.grouped and model.kv_heads != model.n_head:
+        raise UserError(
+            f"model.n_kv_head {model.kv_heads} has no llama.cpp {architecture.name} equivalent: it must be {model.n_head}"
         )
     return family(architecture).express(model)
 
@@ -195,7 +220,8 @@ def divisors(architecture: Architecture, model: ModelConfig) -> np.ndarray | Non
 def form(architecture: Architecture, config: ModelConfig) -> Format:
     """Return the names and layout of the tensors, from the table of the transformers family.
 
-    Matrices are stored as `[out, in]` with queries, keys and values concatenated, and gains as they are multiplied.
+    Matrices are stored as `[out, in]` with queries, keys and values concatenated, and gains as they are multiplied. The
+    matrices of all experts are one tensor, `[E, out, in]`.
     """
     import gguf
 
@@ -203,7 +229,8 @@ def form(architecture: Architecture, config: ModelConfig) -> Format:
     names = gguf.get_tensor_name_map(kind, 1)  # names of a model with one layer
     table = []
     for row in architecture.family.form.table:
-        name = names.get_name(row.name.format(0), try_suffixes=(".weight", ".bias"))
+        in_first_layer = row.name.replace(".{expert}", "").format(0)
+        name = names.get_name(in_first_layer, try_suffixes=(".weight", ".bias"))
         # No architecture here has biases of norms and matrices that the map lacks.
         if name is None:
             continue
@@ -215,7 +242,11 @@ def form(architecture: Architecture, config: ModelConfig) -> Format:
 
 def family(architecture: Architecture) -> Family:
     """Return the family whose options are metadata keys, and names of tensors that show a setting."""
-    keys = KEYS | {architecture.eps: ("norm_eps", float)}
+    keys = KEYS | {architecture.width: ("n_inner", int), architecture.eps: ("norm_eps", float)}
+    fixed: dict[str, Any] = {"activation": architecture.activation}
+    if architecture.normalized is not None:
+        keys |= OF_EXPERTS
+        fixed["router_normalize"] = architecture.normalized
     if architecture.name == "gemma3":
         keys["final_logit_softcapping"] = ("logit_softcap", 0.0)
     if architecture.name == "gptneox":
@@ -223,6 +254,8 @@ def family(architecture: Architecture) -> Family:
 
     def read(options: Options, config: ModelConfig) -> dict[str, Any]:
         options.only("attention.value_length", config.head_width)
+        if architecture.width != WIDTH:
+            options.skip(WIDTH)  # the width of layers without experts
         settings = _read_biases(options)
         if config.positions == "rope":
             settings |= _read_rope(options, config, architecture)
@@ -234,8 +267,8 @@ def family(architecture: Architecture) -> Family:
     return architecture.family._replace(
         name=f"llama.cpp {architecture.name}",
         options=keys,
-        settings=architecture.family.settings | {"activation": architecture.activation},
-        only=ONLY,
+        settings=architecture.family.settings | fixed,
+        only={key: value for key, value in ONLY.items() if key not in keys},
         read=read,
         write=lambda config: _write(architecture, config),
     )
@@ -249,6 +282,8 @@ def _write(architecture: Architecture, config: ModelConfig) -> dict[str, Any]:
         QUERY_BIAS: config.bias or config.qkv_bias,
         "attention.value_length": config.head_width,
     }
+    if architecture.width != WIDTH:
+        values[WIDTH] = config.mlp_width
     if architecture.name == "gemma3":
         values["final_logit_softcapping"] = config.logit_softcap or None
     if config.positions == "rope":

@@ -145,6 +145,15 @@ REJECTED = {
         replace(MODELS["gpt2"], scale_attn_weights=False),
         "model.scale_attn_weights False has no llama.cpp gpt2",
     ),
+    "shares of Qwen3-MoE": (
+        replace(MODELS["qwen3_moe"], router_normalize=False),
+        "model.router_normalize False has no llama.cpp qwen3moe equivalent: it must be True",
+    ),
+    "shares of OLMoE": (
+        replace(MODELS["olmoe"], router_normalize=True),
+        "model.router_normalize True has no llama.cpp olmoe equivalent: it must be False",
+    ),
+    "grouped": (replace(MODELS["olmoe"], n_kv_head=2), "model.n_kv_head 2 has no llama.cpp olmoe equivalent"),
     "relu": (replace(MODELS["gpt2"], activation="relu"), "model.activation 'relu' has no llama.cpp gpt2 equivalent"),
 }
 

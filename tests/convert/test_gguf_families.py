@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from folders import hf_folder
-from gguf_files import ARCHITECTURES, BPE, GEMMA, LLAMA, MODELS, convert
+from gguf_files import BPE, GEMMA, LLAMA, MODELS, convert
 from llamacpp_values import PROMPT, RECORDED, compute, source
 
 from jaxgpt.convert import llamacpp
@@ -81,8 +81,7 @@ def test_llama_cpp_computes_the_recorded_values(tmp_path: Path) -> None:
 @every_model
 def test_weight_tables_are_invertible(name: str) -> None:
     """Splitting a tensor into leaves and joining them is the identity."""
-    kind = name.split("-")[0]
-    architecture = llamacpp.ARCHITECTURES[ARCHITECTURES.get(kind, kind)]
+    architecture = llamacpp.architecture_of(name.split("-")[0])
     config = MODELS[name]
     rng = np.random.default_rng(0)
     shapes = leaf_shapes(config)
@@ -128,7 +127,11 @@ def test_settings_in_the_metadata_are_read(case: str, tmp_path: Path) -> None:
 
 # Model, metadata of the file, and a part of the error.
 REJECTED = {
-    "experts": ("llama", {"expert_count": 8}, "expert_count 8 is not supported"),
+    "experts": ("qwen3", {"expert_count": 8}, "expert_count 8 is not supported"),
+    "no number of active experts": ("mixtral", {"expert_used_count": None}, "expert_used_count is missing"),
+    "no experts": ("qwen3_moe", {"expert_count": None}, "expert_count is missing"),
+    "scaled shares": ("olmoe", {"expert_weights_scale": 2.5}, "unknown option expert_weights_scale"),
+    "shared experts": ("qwen3_moe", {"expert_shared_count": 1}, "unknown option expert_shared_count"),
     "unknown key": ("llama", {"logit_scale": 2.0}, "unknown option logit_scale .*--accept-option logit_scale"),
     "window": ("llama", {SWA: 16}, f"unknown option {SWA}"),
     "rotation": ("qwen2", {"rope.dimension_count": 4}, "rope.dimension_count 4 is not supported, only 8"),
