@@ -203,7 +203,7 @@ class ChatFormat:
         text = None  # text of the last sequence; None: the next answer begins a new sequence
         for n in view.answers():
             prompt = view.prompt(n)
-            answer = self._answer(view, n)
+            answer = self._answer(view, n) or self._answer_of_turn(view, n)
             if answer is None and not is_prompt:
                 raise _not_located(view, n)
             if answer is None:
@@ -263,6 +263,15 @@ class ChatFormat:
         if not self.end.text:
             return [Part(answer, is_target=True, adds_end=True)]
         return [Part(answer, is_target=True), Part(self.end.text, is_target=True)]
+
+    def _answer_of_turn(self, view: _View, n: int) -> list[Part] | None:
+        """Return the parts of message n, rendered without the messages before its user's message; None as in `_answer`.
+
+        A template may change earlier text when an answer is added: Mistral's writes the system message into the last message
+        if the user wrote it.
+        """
+        begin = view.request(n)
+        return self._answer(view.since(begin), n - begin) if begin else None
 
     def _marked_parts(self, view: _View, whole: Rendered, is_prompt: bool) -> list[Part]:
         """Split a conversation at `{% generation %}`; targets begin after the prompt and include the end of the turn."""
@@ -410,6 +419,15 @@ class _View:
         for n in range(first, len(self.messages)):
             if self.messages[n]["role"] == "assistant":
                 yield n
+
+    def request(self, n: int) -> int:
+        """Return the index of the last user's message before message n; 0: none."""
+        users = [index for index in range(n) if self.messages[index]["role"] == "user"]
+        return max(users, default=0)
+
+    def since(self, n: int) -> _View:
+        """Return the conversation without the first n messages."""
+        return _View(self.template, self.messages[n:], self.tools, self.header)
 
     def whole(self, is_prompt: bool) -> Rendered:
         """Render all messages."""

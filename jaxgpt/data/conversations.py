@@ -227,7 +227,7 @@ def omitted_messages(chat: ChatRecord, template: ChatTemplate) -> list[str]:
     """
     if all(message["role"] in ("user", "assistant") for message in chat.messages):
         return []
-    text = _rendered(template, chat.messages, chat.tools)
+    text = _trained(template, chat.messages, chat.tools)
     roles = list[str]()
     for n, message in enumerate(chat.messages):
         content = message.get("content", "").strip()
@@ -236,7 +236,7 @@ def omitted_messages(chat: ChatRecord, template: ChatTemplate) -> list[str]:
         changed = [*chat.messages]
         changed[n] = message | {"content": f"{content}Zq7other"}
         try:
-            is_omitted = _rendered(template, changed, chat.tools) == text
+            is_omitted = _trained(template, changed, chat.tools) == text
         except UserError:  # the template needs this text
             continue
         if is_omitted:
@@ -286,6 +286,14 @@ def _added(before: str, after: str) -> str:
 
 def _rendered(template: ChatTemplate, messages: Sequence[Message], tools: Sequence[Any] | None) -> str:
     return template.render(messages, tools=tools, add_generation_prompt=False).text
+
+
+def _trained(template: ChatTemplate, messages: Sequence[Message], tools: Sequence[Any] | None) -> str:
+    """Return the text of a conversation, and the text that chat sends before its last answer, which may have more messages."""
+    answers = [n for n, message in enumerate(messages) if message["role"] == "assistant"]
+    last = max(answers, default=0)
+    prompt = template.render(messages[:last], tools=tools).text if last else ""
+    return _rendered(template, messages, tools) + prompt
 
 
 def _encode_pair(prompt: str, completion: str, tokenizer: Tokenizer) -> Conversation:

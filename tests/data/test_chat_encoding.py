@@ -516,6 +516,25 @@ def test_a_prompt_without_its_answers_is_named() -> None:
         own.encode(TALK)
 
 
+def test_a_system_message_that_the_template_writes_only_before_the_last_request_is_trained_on() -> None:
+    """As in Mistral 7B v0.3: the system message is in the text that chat sends, but not in the complete conversation."""
+    source = (
+        "{% set system = messages[0].content + '\n' if messages[0].role == 'system' else '' %}<s>{% for m in messages %}"
+        "{% if m.role == 'user' %}{{ '[INST] ' + (system if loop.last else '') + m.content + '[/INST]' }}"
+        "{% elif m.role == 'assistant' %}{{ ' ' + m.content + '</s>' }}{% endif %}{% endfor %}"
+    )
+    own = ChatFormat(ChatTemplate(source), tokenizer("bytes"))
+    messages = [{"role": "system", "content": "Be."}, user("a"), assistant("b"), user("c"), assistant("d")]
+    sequences = own.encode(messages)
+    assert [own.tokenizer.decode(each.ids) for each in sequences] == [
+        "<s>[INST] Be.\na[/INST] b</s>",
+        "<s>[INST] a[/INST] b</s>[INST] Be.\nc[/INST] d</s>",
+    ]
+    assert said(own, messages) == [" b</s>", " d</s>"]
+    for n, each in zip((2, 4), sequences, strict=True):
+        assert each.ids[~each.is_target].tolist() == own.prompt_ids(messages[:n])
+
+
 def test_marked_text_after_the_end_of_a_turn_is_not_a_target() -> None:
     """The template changes earlier text, so that the turns are not found in the whole conversation."""
     source = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% generation %}{% if loop.last %}{{ '!' }}{% endif %}"
