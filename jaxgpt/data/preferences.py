@@ -155,11 +155,10 @@ def read_preference(record: Any) -> PreferenceRecord:
     elif isinstance(chosen, list):
         shared = _shared(chosen, rejected)
         if isinstance(prompt, list):
-            is_repeated = chosen[: len(prompt)] == prompt == rejected[: len(prompt)]
-            shared = len(prompt) if is_repeated else 0
-        if shared:  # complete conversations
+            shared = _repeated(prompt, chosen[:shared])
+        elif shared:
             name, prompt = "prompt", _with_request(chosen[:shared], prompt)
-            chosen, rejected = chosen[shared:], rejected[shared:]
+        chosen, rejected = chosen[shared:], rejected[shared:]  # complete conversations
     if prompt is None:
         raise UserError(f"the answers have no common beginning, and the record has no prompt: write {EXAMPLE}")
 
@@ -218,11 +217,22 @@ def _prompt(fields: Mapping[str, Any]) -> tuple[str, Any]:
 
 
 def _split_texts(chosen: str, rejected: str) -> tuple[str | None, str, str]:
-    """Split two texts at their first difference, and before a space there; no prompt: they begin differently."""
+    """Split two texts at their first difference, and before a space there; no prompt: they begin differently.
+
+    If one text begins with the other, the shorter answer is its last character, as in TRL.
+    """
     n = _shared(chosen, rejected)
-    if n and chosen[n - 1] == " ":
+    if n == min(len(chosen), len(rejected)) < max(len(chosen), len(rejected)):
+        n -= 1
+    if n > 0 and chosen[n - 1] == " ":
         n -= 1
     return chosen[:n] or None, chosen[n:], rejected[n:]
+
+
+def _repeated(prompt: Sequence[Any], messages: Sequence[Any]) -> int:
+    """Return how many of the first messages of an answer repeat the end of the prompt, such as its last request."""
+    lengths = range(min(len(prompt), len(messages)), 0, -1)
+    return next((n for n in lengths if prompt[-n:] == messages[:n]), 0)
 
 
 def _with_request(messages: Sequence[Any], prompt: Any) -> list[Any]:

@@ -111,6 +111,8 @@ SHAPES = {
         "chosen": [*EXPLICIT["prompt"], assistant("Me")],
         "rejected": [*EXPLICIT["prompt"], assistant("No")],
     },
+    "a request that the answers repeat": EXPLICIT
+    | {"chosen": [user("Who?"), assistant("Me")], "rejected": [user("Who?"), assistant("No")]},
     "a request before equal messages": {
         "prompt": "Hi",
         "chosen": [assistant("Hello"), user("Who?"), assistant("Me")],
@@ -153,6 +155,16 @@ def test_the_prompt_of_texts_is_their_common_beginning() -> None:
     found = encoded({"chosen": "a bad cafe? face", "rejected": "a bad cafe? bag"}, tokenizer)
     assert same(found, encoded({"prompt": "a bad cafe?", "chosen": " face", "rejected": " bag"}, tokenizer))
     assert tokenizer.decode(prompt_ids(found.chosen)) == "a bad cafe?"
+
+
+def test_texts_that_continue_each_other_are_compared_from_the_last_character_of_the_shorter_one() -> None:
+    tokenizer = CharTokenizer([*"abcdefgh ?"])
+    for short, long, prompt, chosen, rejected in (
+        ("cab? ace", "cab? aced", "cab? ac", "e", "ed"),
+        ("cab? a", "cab? ace", "cab?", " a", " ace"),
+    ):
+        found = encoded({"chosen": short, "rejected": long}, tokenizer)
+        assert same(found, encoded({"prompt": prompt, "chosen": chosen, "rejected": rejected}, tokenizer))
 
 
 def test_an_answer_that_is_json_remains_a_text() -> None:
