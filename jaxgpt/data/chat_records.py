@@ -49,7 +49,8 @@ PAIRS = (
     ("query", "response"),
 )
 ADDED = ("input", "context")  # fields to append to an instruction
-BESIDE = (*ADDED, "choices", "options", "passage", "document")  # fields without a defined place in a question
+# Fields without a defined place in a question.
+BESIDE = (*ADDED, "instruction", "choices", "options", "passage", "document")
 SYSTEM = ("system", "system_prompt")  # fields with the text of a system message
 TOOLS = ("tools", "functions")  # fields with the functions that the assistant can call
 HISTORY = "history"  # field with earlier pairs of a request and its answer
@@ -224,7 +225,7 @@ def _pair(asked: str, request: Any, answered: str, answer: Any, fields: dict[str
 
 def with_input(asked: str, request: str, fields: dict[str, Any]) -> str:
     """Append the input of an instruction to it, after a line break; reject such fields of other requests."""
-    present = [name for name in BESIDE if fields.get(name)]
+    present = [name for name in BESIDE if fields.get(name) and name != asked]
     added = [name for name in present if asked == "instruction" and name in ADDED]
     if len(present) != len(added) or len(added) > 1:
         raise UserError(
@@ -283,6 +284,10 @@ def _tools(fields: dict[str, Any]) -> list[dict[str, Any]] | None:
 def _messages(name: str, turns: Any) -> list[dict[str, Any]]:
     """Convert the list of messages in the field `name`."""
     turns = decoded(turns, f"the field {name!r}")
+    if isinstance(turns, (int, float)) and name not in LISTS:  # a request or its answer
+        raise UserError(
+            f"the field {name!r} must be a text or a list of messages, not {short_repr(turns)}: write it in quotes"
+        )
     if not isinstance(turns, list) or not turns:
         raise UserError(f"{name} must be a list such as {EXAMPLE.partition(': ')[2][:-1]}: {short_repr(turns)}")
     messages = list[dict[str, Any]]()

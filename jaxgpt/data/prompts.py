@@ -153,7 +153,8 @@ def _for_the_reward(records: Iterable[Mapping[str, Any]]) -> list[str]:
     found = set[str]()
     for record in records:
         beside = {name for name in BESIDE if record.get(name)}
-        found |= beside - {*_added(_field(record))}
+        field = _field(record)
+        found |= beside - {field, *_added(field)}
     return sorted(found)
 
 

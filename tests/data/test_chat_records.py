@@ -248,6 +248,14 @@ ERRORS: dict[str, tuple[Any, str]] = {
         {"prompt": "a", "response": "b", "context": "c"},
         "'context' has no defined place in 'prompt'",
     ),
+    "an instruction": (
+        {"instruction": "c", "question": "a", "answer": "b"},
+        "'instruction' has no defined place in 'question'",
+    ),
+    "an answer that is a number": (
+        {"instruction": "a", "output": 4},
+        "the field 'output' must be a text or a list of messages, not 4",
+    ),
     "choices": ({"question": "a", "answer": "b", "choices": ["c"]}, "'choices' has no defined place"),
     "no messages": ({"messages": []}, r"messages must be a list such as \[.*\]: \[\]"),
     "a message": ({"messages": ["Hi"]}, "message 1 must be an object with role and content, not 'Hi'"),

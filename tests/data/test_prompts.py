@@ -79,9 +79,13 @@ def test_input_of_an_instruction_without_a_template() -> None:
 
 
 def test_fields_that_only_the_reward_sees_are_named() -> None:
-    write({"question": "Who?", "context": "Ann", "answer": "Ann"}, {"instruction": "Say", "input": "it"})
+    write(
+        {"question": "Who?", "context": "Ann", "answer": "Ann"},
+        {"question": "Who?", "instruction": "Say it."},
+        {"instruction": "Say", "input": "it"},
+    )
     source = open_data(CONFIG, TOKENIZER).source
-    assert "only the reward sees context: write them into the prompt if the model needs them" in source
+    assert "only the reward sees context, instruction: write them into the prompt if the model needs them" in source
 
 
 def test_texts_without_a_template() -> None:
