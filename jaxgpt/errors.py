@@ -101,8 +101,12 @@ def one_line(text: object, limit: int = MESSAGE_CHARACTERS) -> str:
 
 
 def plural(number: int, noun: str) -> str:
-    """Return a number and its noun, as in "1 window" and "1,200 windows"."""
-    return f"{number:,} {noun}{'s' * (number != 1)}"
+    """Return a number and its noun, as in "1 window", "1,200 windows" and "2 directories of text"."""
+    if number == 1:
+        return f"1 {noun}"
+    noun, of, others = noun.partition(" of ")
+    nouns = re.sub("(?<![aeiou])y$", "ie", noun) + "s"
+    return f"{number:,} {nouns}{of}{others}"
 
 
 def short_repr(value: Any) -> str:

@@ -19,6 +19,8 @@ from jaxgpt.errors import UserError
 
 PACKED = (".gz", ".xz", ".bz2", ".zst")
 LINES = (".jsonl", ".ndjson")
+# Formats with structure that becomes part of the text.
+STRUCTURED = {".csv": "CSV", ".tsv": "TSV", ".html": "HTML", ".htm": "HTML", ".xml": "XML"}
 HEAD = 16  # bytes that identify a format
 CHUNK = 1 << 16  # bytes of a JSON array to read at a time, at first
 SPREAD = 1 << 26  # maximum bytes to read to find the end of an object

@@ -29,11 +29,11 @@ from jaxgpt.data.dropped import Repeats, count_skipped
 from jaxgpt.data.fast import fast_encoder
 from jaxgpt.data.output import begin, check_older_cuts, new_output, set_tokenizer
 from jaxgpt.data.shards import SPLITS, ShardWriter
-from jaxgpt.data.sources import find_source, repeated_text
+from jaxgpt.data.sources import Source, find_source, repeated_text, structured_text
 from jaxgpt.data.tokenizer import EOS_NAMES, Tokenizer
 from jaxgpt.data.tokenizer_files import FROM_TEXT, make_tokenizer
 from jaxgpt.directories import INDEX
-from jaxgpt.errors import UserError, plural
+from jaxgpt.errors import UserError, plural, short_repr
 from jaxgpt.progress import NO_PROGRESS, Progress
 from jaxgpt.runtime import cores
 
@@ -110,6 +110,9 @@ def prepare(
         repeated = repeated_text(sources, partial(beginning, params=params))
         if repeated and params.dedup == "none":
             note(repeated)
+        structured = structured_text(sources)
+        if structured:
+            note(structured)
         if "tokenizer" not in index:
             tokenizer = tokenizer or train_bpe(partial(sample_text, sources, params), params.vocab_size, BPE_SAMPLE)
             set_tokenizer(out, index, tokenizer, params.tokenizer, bos_ids)
@@ -128,7 +131,19 @@ def prepare(
                 _write(out, index, encoded, repeats, progress, total)
         except OSError as e:  # for example, a full disk
             raise OSError(e.errno, e.strerror, e.filename or str(out)) from None
+        if params.separator and not _is_divided(index, sources):
+            note(
+                f"--separator {short_repr(params.separator)} separates no documents of the sources; a line break is $'\\n' in "
+                f"most shells, not '\\n'"
+            )
         return index
+
+
+def _is_divided(index: Mapping[str, Any], sources: Sequence[Source]) -> bool:
+    """Return whether there are more documents than files, including those that are not written."""
+    documents = sum(index["splits"][split]["documents"] for split in SPLITS)
+    dropped = index["dropped"]["repeated"] + index["dropped"]["short"] + index["skipped"]["documents"]
+    return documents + dropped > sum(len(source.files) for source in sources)
 
 
 def _after_earlier_pieces(pieces: Iterator[DocumentPiece], count: int, params: PrepareParams) -> Repeats | None:

@@ -10,7 +10,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxgpt.data.formats import LINES, PACKED
+from jaxgpt.data.formats import LINES, PACKED, STRUCTURED
 from jaxgpt.data.tokens import split_of
 from jaxgpt.directories import list_files, output_kind
 from jaxgpt.errors import UserError, printable, reported
@@ -120,6 +120,16 @@ def repeated_text(sources: Sequence[Source], beginning: Callable[[Path], str]) -
     if first.startswith(HUB):
         advice = f"choose files with {first}/PATTERN"
     return f"some text may be read twice: {'; '.join(found)}: {advice}, or use --dedup exact"
+
+
+def structured_text(sources: Sequence[Source]) -> str:
+    """Describe the files with structure that becomes part of the text, such as CSV, or return ""."""
+    found = [path for source in sources for path in source.files if _suffix(path) in STRUCTURED]
+    if not found:
+        return ""
+    kinds = ", ".join(sorted({STRUCTURED[_suffix(path)] for path in found}))
+    also = f" (and {len(found) - 1:,} more)" if len(found) > 1 else ""
+    return f"{found[0]}{also}: {kinds} read as plain text; write its texts to JSON Lines or Parquet to read only them"
 
 
 def _dataset(name: str) -> tuple[Path, list[Path]]:

@@ -14,7 +14,7 @@ from shlex import quote
 from string import ascii_letters
 
 from jaxgpt.config import DataConfig
-from jaxgpt.data.formats import HEAD, LINES, PACKED, compression
+from jaxgpt.data.formats import HEAD, LINES, PACKED, STRUCTURED, compression
 from jaxgpt.data.tokenizer import EOS_NAMES
 from jaxgpt.directories import holds_records, list_files, output_kind
 from jaxgpt.errors import UserError, plural, reported
@@ -24,8 +24,7 @@ NO_TEXT = "no text is specified: add --data.path FILE"
 TEXT_BYTES = 2 * 10**8  # maximum size in bytes of a text, which is read into memory
 DOCUMENTS = (*LINES, ".parquet", *PACKED)  # suffixes of files for `jaxgpt data prepare`
 MARKER = EOS_NAMES[0]  # end-of-text token of GPT-2, which other programs write into texts
-# Formats with structure that becomes part of the text.
-STRUCTURED = {".csv": "CSV", ".tsv": "TSV", ".json": "JSON", ".html": "HTML", ".htm": "HTML", ".xml": "XML"}
+AS_TEXT = STRUCTURED | {".json": "JSON"}  # formats to name in the description of a text
 NUMPY = b"\x93NUMPY"  # first bytes of a .npy file
 
 # Modules with ASCII source in every Python since 3.11, in the order of their concatenation.
@@ -128,7 +127,7 @@ def read_path(path: Path) -> Text:
         data = _read_file(path)
         if not data:
             raise UserError(f"{path} is empty: choose a file with text")
-        form = STRUCTURED.get(path.suffix.lower(), "")
+        form = AS_TEXT.get(path.suffix.lower(), "")
         note = f"; {form} read as plain text" if form else ""
         return Text(data, f"{path}{note}{_markers(data, path)}")
 

@@ -18,7 +18,7 @@ from jaxgpt.data.sources import find_source
 from jaxgpt.data.text import read_path
 from jaxgpt.data.tokenizer import ByteTokenizer
 from jaxgpt.data.tokenizer_files import train_bpe
-from jaxgpt.directories import RUN_FILES, holds_records, list_files
+from jaxgpt.directories import RUN_FILES, Listing, holds_records, list_files
 from jaxgpt.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("in_empty_folder")
@@ -83,6 +83,11 @@ def test_outputs_inside_a_directory_are_not_text(make: Callable[[str], None], no
     source = find_source("texts")
     assert [path.name for path in source.files] == ["a.txt", "b.txt"]
     assert source.skipped == note
+
+
+def test_several_skipped_directories_are_named_in_the_plural() -> None:
+    kinds = {"directory of token ids": 2, "exported model": 3, "run": 1}
+    assert Listing((), kinds).note == "2 directories of token ids and 3 exported models and 1 run"
 
 
 @pytest.mark.parametrize(("make", "note"), OUTPUTS)

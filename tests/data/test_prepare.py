@@ -519,6 +519,28 @@ def test_line_breaks_around_separators_belong_to_no_document(block: int, monkeyp
         assert found[:-1] == expected
 
 
+@pytest.mark.parametrize(("separator", "is_noted"), [("\\n", True), ("</s>", True), ("\n", False)])
+def test_a_separator_that_no_file_contains_is_noted(separator: str, is_noted: bool, params: PrepareParams) -> None:
+    """In most shells, "\\n" is a backslash and the letter n."""
+    Path("a.txt").write_text("one\ntwo\nthree\n")
+    notes = list[str]()
+    index = run(replace(params, separator=separator, val_fraction=0.0), names=["a.txt"], note=notes.append)
+    assert index["splits"]["train"]["documents"] == (1 if is_noted else 3)
+    assert any(f"--separator {separator!r} separates no documents" in each for each in notes) == is_noted
+
+
+def test_files_with_structure_are_noted(params: PrepareParams) -> None:
+    source = Path("tables")
+    source.mkdir()
+    for name in ("a.csv", "b.TSV", "c.json", "d.txt"):
+        (source / name).write_text(f'{{"text": "words of {name}"}}')
+    notes = list[str]()
+    run(params, names=["tables"], note=notes.append)
+    assert notes == [
+        "tables/a.csv (and 1 more): CSV, TSV read as plain text; write its texts to JSON Lines or Parquet to read only them"
+    ]
+
+
 def test_names_that_are_not_utf8_are_escaped_in_the_index(params: PrepareParams) -> None:
     """Python reads such names with surrogates. An index that contains one could not be read again."""
     source = Path("names")
