@@ -36,6 +36,15 @@ class MissingPackage(UserError):
     """The error for a format whose library is not installed."""
 
 
+def check_no_arrow(path: Path) -> None:
+    """Raise `UserError` for a file of `datasets.save_to_disk`: the JSON files beside it are not the text of the data set."""
+    if path.suffix.lower() == ".arrow":
+        raise UserError(
+            f"{path} is an Arrow file of the package datasets: write the data set as Parquet, for example with "
+            f"datasets.load_from_disk('{path.parent}').to_parquet('train.parquet')"
+        )
+
+
 def compression(name: str, head: bytes) -> str:
     """Return the suffix of the compression of a file, such as `.gz`; "" if it is not compressed.
 

@@ -10,7 +10,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxgpt.data.formats import LINES, PACKED, STRUCTURED
+from jaxgpt.data.formats import LINES, PACKED, STRUCTURED, check_no_arrow
 from jaxgpt.data.tokens import split_of
 from jaxgpt.directories import list_files, output_kind
 from jaxgpt.errors import UserError, printable, reported
@@ -73,6 +73,8 @@ def find_source(name: str) -> Source:
         check_kind(path)
         files = [path]
 
+    for file in files:
+        check_no_arrow(file)
     files = [file for file in files if file.stat().st_size]
     if not files:
         also = f" (skipped {skipped})" if skipped else ""

@@ -14,7 +14,7 @@ from shlex import quote
 from string import ascii_letters
 
 from jaxgpt.config import DataConfig
-from jaxgpt.data.formats import HEAD, LINES, PACKED, STRUCTURED, compression
+from jaxgpt.data.formats import HEAD, LINES, PACKED, STRUCTURED, check_no_arrow, compression
 from jaxgpt.data.tokenizer import EOS_NAMES
 from jaxgpt.directories import holds_records, list_files, output_kind
 from jaxgpt.errors import UserError, plural, reported
@@ -182,6 +182,7 @@ class NotText(UserError):
 
 def _read_file(path: Path) -> bytes:
     """Read a UTF-8 file, without its byte-order mark; raise `NotText` if the file is not plain text."""
+    check_no_arrow(path)
     if path.suffix.lower() in DOCUMENTS:
         raise NotText(f"{path} holds documents or compressed data, not plain text: {_prepare(path)}")
     check_kind(path)

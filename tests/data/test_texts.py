@@ -12,6 +12,7 @@ import pytest
 
 from jaxgpt.config import Config, DataConfig
 from jaxgpt.data import open_data, text
+from jaxgpt.data.sources import find_source
 from jaxgpt.data.text import PYTHON_MODULES, python_sources, read_path, read_text, repeats
 from jaxgpt.errors import UserError
 from jaxgpt.presets import preset
@@ -135,6 +136,16 @@ def test_markup_that_becomes_text_is_reported(name: str, note: str, tmp_path: Pa
     path = tmp_path / name
     path.write_text('{"train": [\n{"messages": []}]}\n')
     assert read_path(path).source == f"{path}{note}"
+
+
+def test_the_json_beside_arrow_files_is_not_text(tmp_path: Path) -> None:
+    """The form of `datasets.save_to_disk`: the texts are in the Arrow file."""
+    for name in ("data-00000-of-00001.arrow", "dataset_info.json", "state.json"):
+        (tmp_path / name).write_text('{"features": {"text": "string"}}')
+    for read in (read_path, lambda path: find_source(str(path))):
+        for path in (tmp_path, tmp_path / "data-00000-of-00001.arrow"):
+            with pytest.raises(UserError, match=r"arrow is an Arrow file .*load_from_disk\('.*'\)\.to_parquet"):
+                read(path)
 
 
 def test_statquest_is_two_sentences() -> None:
