@@ -306,7 +306,8 @@ def _tokenizer(source: Path, named: str, model: ModelConfig, weights: Weights) -
 
     fix = "choose a tokenizer with --tokenizer (gpt2, byte, ids, or a path)"
     if not (source / "tokenizer.json").is_file():
-        raise UserError(f"{source} has no tokenizer.json: {fix}")
+        write = f"AutoTokenizer.from_pretrained('{source}').save_pretrained('{source}')"
+        raise UserError(f"{source} has no tokenizer.json: write it with transformers, {write}, or {fix}")
     try:
         return load_tokenizer(source, config)
     except UserError as e:
