@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jaxgpt.kernels.devices import logical_spec
 from jaxgpt.ops import Array, experts
 from jaxgpt.ops.experts import ExpertWeights, mlp_of
+from jaxgpt.ops.sharding import constrain
 
 TILE = 64  # rows of a tile
 
@@ -74,6 +75,13 @@ def _dropless(
     if not on_mesh:
         return compute(x_BTD, choice_BTA, share_BTA, weights, first=0).astype(dtype)
 
+    # Cast the shards before they are gathered along fsdp: without the constraint, XLA would gather float32 and cast the result.
+    widening = ("expert", "embed", "mlp")
+    weights = ExpertWeights(
+        up_EDF=constrain(weights.up_EDF, widening),
+        down_EFD=constrain(weights.down_EFD, ("expert", "mlp", "embed")),
+        gate_EDF=None if weights.gate_EDF is None else constrain(weights.gate_EDF, widening),
+    )
     exchanged = bool(by_expert) and set(by_expert) <= set(by_row)
 
     def on_device(x_BTD: Array, choice_BTA: Array, share_BTA: Array, weights: ExpertWeights) -> Array:

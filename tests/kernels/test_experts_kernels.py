@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import small
+from helpers import on_cpu, small
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxgpt.config import MeshConfig
 from jaxgpt.kernels.experts import TILE, ragged_experts, tiled_experts
@@ -86,6 +88,26 @@ def test_each_device_computes_its_rows_and_width(kernel: Any, sizes: dict[str, i
     with use_mesh(make_mesh(MeshConfig(**sizes)), config, rows=8, length=12):
         found = jax.jit(lambda *args: forward_and_backward(kernel, *args))(*given)
     assert_close(found, forward_and_backward(experts, *given), 5e-6)
+
+
+@on_cpu
+def test_weights_are_gathered_in_the_dtype_of_the_products() -> None:
+    """In float16: XLA's CPU backend computes the collectives of bfloat16 in float32."""
+    x, router, weights = arrays(8, 12)
+    routing = route(x @ router, 2)
+    config = small("experts", n_experts=E, n_inner=F)
+    mesh = make_mesh(MeshConfig(data=1, fsdp=2, expert=4))
+    widen = NamedSharding(mesh, PartitionSpec("expert", "fsdp"))
+    narrow = NamedSharding(mesh, PartitionSpec("expert", None, "fsdp"))
+
+    def compute(weights: Any) -> Any:
+        return tiled_experts(x, routing.choice_BTA, routing.share_BTA, weights, jax.nn.silu, jnp.dtype("float16"))
+
+    with use_mesh(mesh, config, rows=8, length=12):
+        sharded = jax.jit(compute, in_shardings=(ExpertWeights(widen, narrow, widen),))
+        text = sharded.lower(weights).compile().as_text()
+    gathered = re.findall(rf"= (\w+)\[1,(?:{D},{F}|{F},{D})\]\S* all-gather\(", text)
+    assert gathered == ["f16"] * 3
 
 
 @pytest.mark.parametrize("T", [1, 5])
