@@ -23,13 +23,24 @@ import jaxgpt
 sys.path.insert(0, str(Path(__file__).parent / "tools"))
 import calls
 import notebooks
+import repository
 
 project = "jaxgpt"
 html_title = "jaxgpt"
 version = release = jaxgpt.__version__
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.githubpages",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+]
 exclude_patterns = ["*.py", "tools"]
-html_baseurl = ""  # URL of the site; "": unknown
+
+# The setting of a hosted site: the URL of the repository, such as https://github.com/ME/jaxgpt; "": unknown. The clone command,
+# the URL of the site and the Colab links are derived from it. `docs/tools/repository.py URL` sets it.
+repository_url = repository.published()
+html_baseurl = ""  # URL of the site; "": the GitHub Pages of the repository, if it is known
 
 smartquotes = False  # two hyphens, not a dash, in options such as --out
 
@@ -72,8 +83,11 @@ nitpicky = False
 
 def setup(app: Any) -> None:
     """Render formulas as MathML, connect the hooks below, and omit fields that class docstrings describe."""
+    app.add_config_value("repository_url", "", "env", [str])
     app.add_html_math_renderer("mathml", (_math, None), (_math_block, None))
     _quiet_kernels()
+    app.connect("config-inited", _derive_site_url)
+    app.connect("source-read", _insert_repository)
     app.connect("source-read", _note_missing_torch)
     app.connect("source-read", _insert_calls)
     app.connect("html-page-context", _link_notebook)
@@ -95,6 +109,17 @@ def _quiet_kernels() -> None:
     logging.getLogger("traitlets").setLevel(logging.WARNING)  # no INFO messages of the kernels' client
 
 
+def _derive_site_url(app: Any, config: Any) -> None:
+    if not config.html_baseurl:
+        config.html_baseurl = repository.pages(config.repository_url)
+
+
+def _insert_repository(app: Any, page: str, source: list[str]) -> None:
+    url = app.config.repository_url
+    if url:
+        source[0] = repository.with_url(source[0], repository.current(), url)
+
+
 def _note_missing_torch(app: Any, page: str, source: list[str]) -> None:
     if page == NEEDS_TORCH and not TORCH:
         title = "# Four decoders, each next to its original\n"
@@ -109,14 +134,17 @@ def _insert_calls(app: Any, page: str, source: list[str]) -> None:
 
 
 def _link_notebook(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
-    """Link each course page with cells to its notebook, below the title."""
-    if (
-        page.startswith("course/")
-        and doctree is not None
-        and notebooks.is_notebook(app.env.doc2path(page).read_text("utf-8"))
-    ):
-        link = f'<p class="notebook"><a href="{page.rpartition("/")[2]}.ipynb" download>Download as a notebook</a></p>'
-        context["body"] = context["body"].replace("</h1>", f"</h1>{link}", 1)
+    """Link each course page with cells to its notebook and, if the repository is known, to Colab, below the title."""
+    if not page.startswith("course/") or doctree is None:
+        return
+    if not notebooks.is_notebook(app.env.doc2path(page).read_text("utf-8")):
+        return
+    links = [f'<a href="{page.rpartition("/")[2]}.ipynb" download>Download as a notebook</a>']
+    colab = repository.colab(app.config.repository_url, f"{page}.ipynb")
+    if colab:
+        links.append(f'<a href="{colab}">Open in Colab</a>')
+    line = f'<p class="notebook">{" · ".join(links)}</p>'
+    context["body"] = context["body"].replace("</h1>", f"</h1>{line}", 1)
 
 
 def _write_notebooks(app: Any, error: Exception | None) -> None:

@@ -1,8 +1,8 @@
 """Convert course pages to notebooks that install jaxgpt and jaxgpt_course if missing.
 
 `python -m sphinx` writes the notebooks next to the pages, with a wheel of jaxgpt and jaxgpt_course for the first cell.
-For notebooks that run on Colab without changes, pass the URL of the site to the build:
-`python -m sphinx -D html_baseurl=https://example.org/jaxgpt/ docs build/site`.
+With the URL of the site, which docs/conf.py derives from the URL of the repository, the first cell installs the wheel from
+the site: the notebooks then run on Colab without changes.
 """
 
 from __future__ import annotations
