@@ -131,7 +131,7 @@ PRESETS = {
         ),
         "validation loss 2.77 in 49 seconds of CPU time, and a head with an induction score of 0.46",
     ),
-    # The study notes' decoder, `GPT.apply(..., method="stack")`, has no embedding and no head: both are added for training.
+    # The original decoder, `GPT.apply(..., method="stack")`, has no embedding and no head: both are added for training.
     "numpy-minimal": Preset(
         "A minimal NumPy decoder: one head, no biases, ReLU, and post-norm that divides by (std + 1e-5).",
         Config(
@@ -144,8 +144,8 @@ PRESETS = {
         ),
         "validation loss 2.18 in 36 seconds on 2 cores",
     ),
-    # The study notes call `TransformerDecoderLayer(x, memory=None)`, which PyTorch rejects. Without cross-attention, this
-    # layer is a `TransformerEncoderLayer` with a causal mask, as here.
+    # PyTorch rejects `TransformerDecoderLayer(x, memory=None)`. Without cross-attention, this layer is a
+    # `TransformerEncoderLayer` with a causal mask, as here.
     "torch-decoder": Preset(
         "Six post-norm layers with PyTorch's defaults: sinusoidal positions, ReLU, 8 heads, biases, width 512, context 512.",
         Config(
