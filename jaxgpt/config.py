@@ -130,7 +130,7 @@ class ModelConfig(Section):
         for name, default in (("window_pattern", "L"), ("rope_local_theta", 0.0)):
             if getattr(self, name) != default and not self.sliding_window:
                 yield f"model.{name} needs a model.sliding_window: set it, or set model.{name} to {default}"
-        # Arithmetic, because the exact count traces the initialization of the weights.
+        # Use the lower bound: the exact count would trace the initialization of the weights.
         if self.least_parameters > MAX_PARAMETERS:
             size = f"at least {self.least_parameters:.1e} parameters"
             yield f"the model has {size}: at most {MAX_PARAMETERS:.0e} are allowed; lower model.n_embd"

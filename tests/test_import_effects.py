@@ -15,7 +15,7 @@ from helpers import repository
 from jaxgpt.runtime import MISCOMPILING, SAFE_FLAG
 
 FILES = sorted((repository() / "jaxgpt").rglob("*.py"))
-# Packages of extras that a module imports at its top, because it defines a class of theirs; others import it when needed.
+# Packages of extras that a module imports at its top, to define a subclass; other modules import them when needed.
 OF_EXTRAS = {"lm_eval"}
 
 # Imports the modules of a list in their order, and prints what each changes.

@@ -141,7 +141,8 @@ def _path_and_product(instruction: Instruction, computations: Mapping[str, Compu
 
 
 def _is_product(instruction: Instruction) -> bool:
-    if instruction.opcode == "dot":  # a product, except a bias gradient: a sum over tokens as a product with ones
+    if instruction.opcode == "dot":
+        # The gradient of a bias, a sum over tokens, is also compiled to a dot, with a vector of ones.
         return not re.match(r"\w+\[\d+,1\]", instruction.shape)
     if instruction.opcode == "custom-call":  # a product of a library
         return "dot_general" in instruction.path or "__cublas" in instruction.rest

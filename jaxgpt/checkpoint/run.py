@@ -188,7 +188,9 @@ def delete_replaced(path: Path) -> None:
     """Delete the old run that a new run has replaced, after which nothing restores it, or the rest of it."""
     replaced = path / REPLACED
     with suppress(OSError):
-        (replaced / "config.json").unlink(missing_ok=True)  # first: the rest is not a run, if this process is killed
+        (replaced / "config.json").unlink(
+            missing_ok=True
+        )  # first, so that a kill leaves no directory that looks like a run
     shutil.rmtree(replaced, ignore_errors=True)
 
 

@@ -176,7 +176,7 @@ def save_params(directory: Path, params: Any, about: Mapping[str, Any]) -> None:
 
     options = ocp.Context()
     options.array.saving.use_compression = False  # compression: a copy of the weights for only 8% less space
-    options.memory.deepcopy_host_arrays = False  # constant weights during the write
+    options.memory.deepcopy_host_arrays = False  # no copy: the weights do not change during the write
     state = TrainState(jnp.zeros((), jnp.int32), params, None)
     with options, Saver(directory, TrainConfig()) as saver:
         saver.save(state, Info(0, about=about))

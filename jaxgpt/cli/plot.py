@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from jaxgpt.checkpoint.run import Run
 
 FORMATS = (".png", ".svg", ".pdf")
-EVERY = 10.0  # seconds between two drawings of a run that trains
+EVERY = 10.0  # seconds between two plots of a run in training
 SHOWN = 6  # maximum number of differing settings shown as columns
 
 

@@ -69,7 +69,7 @@ def _from_here(base: Config, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unset_of_chats(target: str) -> list[str]:
-    """Return the names of the settings in `OF_CHATS` that a preset or file does not set; a run sets all."""
+    """Return the names of the settings in `OF_CHATS` that a preset or file does not set; a run sets all of them."""
     if target in ("", *PRESETS):
         return [*OF_CHATS]
     if not Path(target).is_file():

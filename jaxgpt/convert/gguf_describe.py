@@ -135,7 +135,7 @@ def notes(tokenizer: Tokenizer, metadata: Mapping[str, Any]) -> str:
 def _differs(read: Tokenizer, tokenizer: Tokenizer, token: AddedToken) -> bool:
     """Return whether llama.cpp matches an added token differently; `read` is its tokenizer.
 
-    Where llama.cpp adds other spaces, all ids around tokens differ: then, the options of the token decide.
+    If llama.cpp adds other spaces, all ids around tokens differ, so the result depends only on the options of the token.
     """
     if spaces_note(tokenizer):
         return token.single_word or token.lstrip or token.rstrip

@@ -153,7 +153,7 @@ def read_files(
     Args:
         files: files of records.
         skipped: receives the records that `read` rejects.
-        read: function of a record, usually a dict, that raises `UserError`.
+        read: function of a record (usually a dict), which raises `UserError` for an invalid record.
         fields: the fields that `read` needs.
         progress: called with the number of bytes read so far and the total.
     """

@@ -54,9 +54,9 @@ BESIDE = (*ADDED, "instruction", "choices", "options", "passage", "document")
 SYSTEM = ("system", "system_prompt")  # fields with the text of a system message
 TOOLS = ("tools", "functions")  # fields with the functions that the assistant can call
 HISTORY = "history"  # field with earlier pairs of a request and its answer
-LABEL = "label"  # field that marks an answer as accepted (true) or rejected (false): KTO; beside messages, it may be a class
+LABEL = "label"  # field that marks an answer as accepted (true) or rejected (false): KTO; next to messages, it may be a class
 KTO = "kto_tag"  # LLaMA-Factory's name of this field, which has no other meaning
-# Kinds of media: fields of a record, also in the plural, and placeholders in its texts.
+# Kinds of media: fields of a record, singular or plural, and placeholders in its texts.
 MEDIA = ("image", "video", "audio")
 MEDIA_FIELDS = tuple(name for kind in MEDIA for name in (kind, f"{kind}s"))
 # All fields that are read.

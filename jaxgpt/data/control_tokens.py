@@ -69,7 +69,7 @@ class ControlTokens:
         return matches
 
     def _spelling(self, name: str) -> str:
-        """Return a name without the white space that its token absorbs; equal for all spellings that the token matches."""
+        """Return a name without the white space that its token absorbs, equal for all spellings that match the token."""
         assert isinstance(self.tokenizer, SubwordTokenizer)
         normalizer = self.tokenizer.library.normalizer
         if self._normalized and normalizer is not None:

@@ -1,6 +1,6 @@
 """Preference pairs: records of a prompt with a chosen and a rejected answer -> ids and targets -> windows.
 
-Both texts are encoded as conversations of fine-tuning are: the ids that chat sends, the answer, and the end of the turn.
+Both texts are encoded like conversations in fine-tuning: the ids that chat sends, the answer, and the end of the turn.
 """
 
 from __future__ import annotations

@@ -200,4 +200,4 @@ def prepared_bos(path: Path) -> tuple[int, ...] | None:
     index = read_index(path) if path.is_dir() else None
     if index is None:
         return None
-    return tuple(index["settings"].get("bos_ids", ()))  # jaxgpt 0.1.0 wrote none
+    return tuple(index["settings"].get("bos_ids", ()))  # an index of jaxgpt 0.1.0 has no bos_ids

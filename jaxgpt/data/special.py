@@ -193,7 +193,10 @@ def _named(values: Mapping[str, Any], path: Path) -> _Named:
 
 
 def _merged(first: _Named, second: _Named, *, join: bool) -> _Named:
-    """Merge the tokens of two files: the second replaces names, and adds to (`join`) or completes the list."""
+    """Merge the tokens of two files.
+
+    Names in the second file override the first. Its list is appended to the first (`join`), or used if the first has no list.
+    """
     extra = first.extra
     if extra is None:
         extra = second.extra

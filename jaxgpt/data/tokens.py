@@ -288,11 +288,11 @@ def _check_size(ids: np.memmap) -> None:
     if mapped is None:
         return
     end = ids.offset - ids.offset % mmap.ALLOCATIONGRANULARITY + len(mapped)
-    size = mapped.size()  # of the file, now
+    size = mapped.size()  # current size of the file
     if size < end:
         raise UserError(
-            f"{ids.filename} was truncated or overwritten while it was read: it has {size:,} of {end:,} bytes; restore it, and "
-            f"replace files by renaming (mv), which does not change the data of a running process"
+            f"{ids.filename} was truncated or overwritten while it was read: it has {size:,} of {end:,} bytes; restore it. To "
+            f"change a file during a run, write a new file and rename it (mv), which keeps the data of a running process"
         )
 
 

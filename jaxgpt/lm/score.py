@@ -76,8 +76,8 @@ def score(
 ) -> list[Score]:
     """Compute the log probability of each token of each continuation, given its context and the tokens before it.
 
-    Except for rounding, the results equal `Generation.log_p` of the same tokens. Texts are batched by length, and a text whose
-    inputs begin a different text, such as answers of one token after the same question, costs no computation of its own.
+    Except for rounding, the results equal `Generation.log_p` of the same tokens. Texts are batched by length, and inputs
+    that begin a different text, such as the same question before answers of one token, are computed once, with that text.
     Memory holds the activations of `batch_tokens` positions and the logits of a part of them. Weights on a mesh remain on
     their devices.
 

@@ -90,7 +90,7 @@ def windows(ids: list[int], start: int, length: int) -> list[Continuation]:
     """Split a text into windows that predict each of its ids once.
 
     A window has at most `length` inputs. The first begins with the id `start`. Each later window begins with the last input
-    of the window before; the last one has as many earlier ids as fit.
+    of the previous window; the last window has as many earlier ids as fit.
     """
     sequence = [start, *ids]
     found = []

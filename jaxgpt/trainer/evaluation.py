@@ -203,7 +203,7 @@ def evaluate(
     batch_size = math.ceil(min(batch_size, len(starts)) / ways) * ways
     shared = evenly_spaced(len(starts), config.train.eval_windows)
     windows = np.arange(len(starts)) if all_windows else shared
-    sums: list[RowSums] = []  # of each batch
+    sums: list[RowSums] = []  # sums of each batch
     progress(0, len(windows))
 
     def batch(first: int) -> Any:

@@ -20,8 +20,8 @@ from jaxgpt.files import parse_json, write_atomically
 if TYPE_CHECKING:
     from jaxgpt.checkpoint.store import Info
 
-# The names that the training loop adds to the metrics of a step; the sums of an objective must have other names, also after
-# `val_`, the prefix of the metrics of an evaluation.
+# The names that the training loop adds to the metrics of a step. The sums of an objective must have different names, with and
+# without `val_`, the prefix of the metrics of an evaluation.
 HOST_METRICS = """
     step lr load_entropy largest_share tokens elapsed_seconds tokens_per_second mfu data_wait_seconds device_memory_bytes
     val_loss val_stderr val_windows val_seconds val_data changed seconds_left ended stderr windows seconds data

@@ -129,7 +129,7 @@ def test_every_file_arrives_in_a_private_repository(hub: type[Hub], run: Path) -
 
 
 def test_a_pushed_model_replaces_the_files_of_an_earlier_one(hub: type[Hub], run: Path) -> None:
-    """transformers prefers a single file of weights to shards, an adapter to a model, and a template in a file of its own."""
+    """transformers prefers a single file of weights to shards, an adapter to a model, and a separate file of the template."""
     earlier = ("model.safetensors", "adapter_config.json", "chat_template.jinja", "added_tokens.json")
     others = ("notes.md", "data/model.txt", ".gitattributes")
     for name in (*earlier, *others):

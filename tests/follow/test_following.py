@@ -1,4 +1,4 @@
-"""Followers send each row once, also after kills, and how a run ended."""
+"""Followers send each row once, even after kills, and how a run ended."""
 
 from __future__ import annotations
 
