@@ -11,6 +11,7 @@ import json
 import lzma
 import os
 import random
+import runpy
 import shutil
 import struct
 import sys
@@ -19,10 +20,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
+import huggingface_hub.constants
 import numpy as np
 import pytest
-from helpers import TEXT
+from helpers import TEXT, repository
 
 from jaxgpt.config import Config, DataConfig, ModelConfig, PrepareParams
 from jaxgpt.data import documents as module
@@ -601,6 +602,27 @@ def test_a_dataset_of_the_hub_is_its_files(params: PrepareParams, monkeypatch: p
         with pytest.raises(UserError, match=message):
             run(params, Path("none"), [f"hf:{name}"])
     assert not Path("none").exists()
+
+
+def test_a_dataset_is_downloaded(params: PrepareParams, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server of docs/data.md answers the requests of a download; only the files of the pattern are read."""
+    write_sources()
+    Path("served/someone").mkdir(parents=True)
+    shutil.copytree("src", "served/someone/texts")
+    serving = runpy.run_path(str(repository() / "benchmarks" / "hub.py"))["serving"]
+    constants = huggingface_hub.constants
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(Path("cache").resolve()))
+    with serving(Path("served")) as url:
+        monkeypatch.setattr(constants, "ENDPOINT", url)
+        template = f"{url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        run(params, names=["hf:someone/texts/a.*"])
+        with pytest.raises(UserError, match="someone/else at main: the repository does not exist"):
+            run(params, Path("none"), ["hf:someone/else"])
+    run(params, Path("local"), ["src/a.jsonl"])
+    assert shards_of(OUT, "train") == shards_of(Path("local"), "train")
+    assert [path.name for path in Path("cache").rglob("snapshots/*/*")] == ["a.jsonl"]
 
 
 @pytest.mark.parametrize(
