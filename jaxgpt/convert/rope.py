@@ -13,7 +13,7 @@ def read_rope(options: Options, config: ModelConfig, theta: float = 10_000.0) ->
     """Read `rope_parameters` (transformers 5), `rope_theta` and `rope_scaling` (transformers 4).
 
     Args:
-        options: the options.
+        options: the options of config.json.
         config: the settings read so far.
         theta: default of `rope_theta` in transformers.
     """

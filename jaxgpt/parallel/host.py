@@ -119,7 +119,8 @@ def quick_compile_options(mesh: Mesh) -> dict[str, bool | str | int | float] | N
 def random_bits_by_kernel(mesh: Mesh) -> contextlib.AbstractContextManager[Any]:
     """Return a context in which GPUs compute random bits in JAX's kernel, because XLA's code for them compiles slowly.
 
-    Not if the mesh shards weights: XLA cannot divide the kernel, and each device would compute the bits of whole weights.
+    If the mesh shards weights, the context has no effect: XLA cannot divide the kernel, so each device would compute the bits
+    of complete weights.
     """
     if mesh.devices.flat[0].platform != "gpu" or mesh.shape["data"] != mesh.size:
         return contextlib.nullcontext()

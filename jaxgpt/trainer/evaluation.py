@@ -220,7 +220,7 @@ def evaluate(
                 jax.block_until_ready(sums[-AHEAD - 1])
                 progress((len(sums) - AHEAD) * batch_size, len(windows))
 
-    # Without the rows that pad the last batch.
+    # Drop the rows that pad the last batch.
     total: RowSums = jax.tree.map(lambda *parts: np.concatenate(parts)[: len(windows)], *jax.device_get(sums))
     count_B = np.asarray(total.count_B)
     result = summarize(np.asarray(total.loss_B), count_B, np.searchsorted(windows, shared))

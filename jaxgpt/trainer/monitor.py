@@ -93,7 +93,7 @@ class Monitor(Listener):
         self._progress(COMPUTING)
 
     def evaluated(self, step: int, result: Result) -> None:
-        self._step_at = self.clock()  # an evaluation is no step
+        self._step_at = self.clock()  # an evaluation is not a step
 
     def wait(self, future: Future[Any]) -> None:
         """Wait for the result of reading data, or until a stop is requested."""
