@@ -43,16 +43,31 @@ settings.load_profile("jaxgpt")
 
 
 # CPU seconds of the tests that take at least 1 s: a line for each, with the seconds, a tab and the id of the test.
-# `pytest --ci --measure tests/seconds.txt` writes it.
+# `pytest --ci --measure FILE` measures them.
 SECONDS = Path(__file__).parent / "seconds.txt"
-MOST_BY_DEFAULT = 1  # CPU seconds; tests that take longer are left out of the default tests
-ALWAYS = ("tests/test_end_to_end.py",)  # files whose tests are not left out for their time
+# Tests that take more CPU seconds than this are left out of the default tests, and of those of CI. --long runs all.
+MOST_BY_DEFAULT = 1
+MOST_IN_CI = 4
+# Tests that are never left out for their time, by the beginning of their ids.
+ALWAYS = ("tests/test_end_to_end.py",)
+ALWAYS_IN_CI = (
+    *ALWAYS,
+    "tests/trainer/test_kills.py",  # kill and resume
+    "tests/trainer/test_loop.py::test_resumed_equals_uninterrupted_bit_for_bit",
+    "tests/trainer/test_placement.py",  # shards on meshes
+    "tests/verify/test_verify.py",  # planted bugs
+    "tests/parity",  # independent implementations
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--ci", action="store_true", help="run the cases marked ci and the slow tests, too")
+    parser.addoption("--ci", action="store_true", help="run the tests of CI: cases marked ci and slow tests, too")
     parser.addoption("--long", action="store_true", help="run all tests, also those that take minutes")
-    parser.addoption("--measure", metavar="FILE", help="append the CPU seconds of the slow tests to a file")
+    parser.addoption(
+        "--measure",
+        metavar="FILE",
+        help="append the CPU seconds of slow tests to a file, and omit no test for its time",
+    )
 
 
 @pytest.hookimpl(wrapper=True)
@@ -95,17 +110,24 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--long"):
         return
-    left_out = ["long"]
-    slow = set()
-    if not config.getoption("--ci"):
-        left_out.append("ci")
-        for line in SECONDS.read_text().splitlines():
-            seconds, _, test = line.partition("\t")
-            if float(seconds) > MOST_BY_DEFAULT and not test.startswith(ALWAYS):
-                slow.add(test)
+    in_ci = config.getoption("--ci")
+    marks = ["long"] if in_ci else ["long", "ci"]
+    slow = set() if config.getoption("--measure") else slow_tests(in_ci)
     for item in items:
-        if item.nodeid in slow or any(item.get_closest_marker(mark) for mark in left_out):
+        if item.nodeid in slow or any(item.get_closest_marker(mark) for mark in marks):
             item.add_marker(pytest.mark.skip(reason="takes long: --ci or --long runs it"))
+
+
+def slow_tests(in_ci: bool) -> set[str]:
+    """Return the ids of the tests that the default tests, or those of CI, leave out for their time."""
+    most = MOST_IN_CI if in_ci else MOST_BY_DEFAULT
+    always = ALWAYS_IN_CI if in_ci else ALWAYS
+    slow = set()
+    for line in SECONDS.read_text().splitlines():
+        seconds, _, test = line.partition("\t")
+        if float(seconds) > most and not test.startswith(always):
+            slow.add(test)
+    return slow
 
 
 @pytest.fixture(scope="session", autouse=True)

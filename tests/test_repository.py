@@ -11,6 +11,7 @@ import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -22,24 +23,47 @@ ROOT = repository()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-def test_ci_calls_the_script_that_contributors_run() -> None:
-    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
-    script = ROOT / ".ci" / "run"
-    [job] = workflow["jobs"].values()
+def workflow(name: str) -> tuple[dict[str, Any], list[str]]:
+    """Return the only job of a workflow, and the stages of .ci/run that it calls."""
+    [job] = yaml.safe_load((ROOT / ".github" / "workflows" / name).read_text())["jobs"].values()
     assert [step["run"] for step in job["steps"] if "run" in step] == [".ci/run ${{ matrix.stages }}"]
-    assert script.stat().st_mode & 0o100
-    assert job["timeout-minutes"] > 45  # minutes of all stages on 2 cores
+    return job, " ".join(job["strategy"]["matrix"]["stages"]).split()
 
-    in_jobs = " ".join(job["strategy"]["matrix"]["stages"]).split()
-    [line] = re.findall(r"^stages=\((.*)\)$", script.read_text(), flags=re.M)
-    assert sorted(in_jobs) == sorted(line.split())
+
+def stages(name: str) -> list[str]:
+    """Return the words of an array of .ci/run."""
+    [line] = re.findall(rf"^{name}=\((.*)\)$", (ROOT / ".ci" / "run").read_text(), flags=re.M)
+    return line.split()
+
+
+def test_ci_calls_the_script_that_contributors_run() -> None:
+    job, in_jobs = workflow("ci.yml")
+    assert (ROOT / ".ci" / "run").stat().st_mode & 0o100
+    assert job["timeout-minutes"] > 45  # minutes of all stages on 2 cores
+    assert sorted(in_jobs) == sorted(stages("stages"))
+
+
+def test_a_nightly_job_runs_the_tests_that_ci_leaves_out() -> None:
+    _, in_jobs = workflow("nightly.yml")
+    assert in_jobs == stages("nightly")
+    assert "pytest --long\n" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_the_list_of_slow_tests_names_functions_that_exist() -> None:
+    """A slow test that is renamed would otherwise return to the default tests."""
+    lines = (ROOT / "tests" / "seconds.txt").read_text().splitlines()
+    functions = {line.partition("\t")[2].partition("[")[0] for line in lines}
+    for file in {function.partition("::")[0] for function in functions}:
+        source = (ROOT / file).read_text("utf-8")
+        wanted = {name for path, _, name in (each.partition("::") for each in functions) if path == file}
+        assert {name for name in wanted if f"def {name}(" not in source} == set(), file
 
 
 def test_an_unknown_stage_of_ci_is_rejected() -> None:
     made = subprocess.run([ROOT / ".ci" / "run", "lint", "tset"], capture_output=True, text=True)
     assert made.returncode == 2
     assert made.stdout == ""
-    assert made.stderr == "unknown stage: tset; stages: lint site tests long newest run tpu\n"
+    assert made.stderr == "unknown stage: tset; stages: lint site tests newest run tpu long\n"
 
 
 def test_one_command_fills_in_the_url_of_the_repository(tmp_path: Path) -> None:
