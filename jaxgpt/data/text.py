@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import hashlib
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -138,7 +138,7 @@ def read_path(path: Path) -> Text:
     parts = dict[str, bytes]()
     size = 0
     others = 0
-    records = 0
+    records = list[Path]()
     for file in listing.files:
         try:
             data = _read_file(file)
@@ -147,7 +147,7 @@ def read_path(path: Path) -> Text:
         if data:
             parts[str(file.relative_to(path))] = data
         elif holds_records(file):
-            records += 1
+            records.append(file)
         else:
             others += 1
         size += len(data)
@@ -155,7 +155,7 @@ def read_path(path: Path) -> Text:
             raise _too_large(path)
 
     skipped = [plural(others, "other file")] if others else []
-    skipped += [plural(records, "file") + " of records"] if records else []
+    skipped += [_records(records, size)] if records else []
     skipped += [listing.note] if listing.note else []
     note = f"; skipped {' and '.join(skipped)}" if skipped else ""
     if not parts:
@@ -165,6 +165,14 @@ def read_path(path: Path) -> Text:
         raise UserError(f"no text files in {path}{note}: {fix}")
     text = Text.of(parts, f"{plural(len(parts), 'text file')} in {path}{note}")
     return replace(text, source=text.source + _markers(text.data, path))
+
+
+def _records(files: Sequence[Path], text_bytes: int) -> str:
+    """Describe the skipped files of records; name one if they are larger than the text, which may be only documentation."""
+    number = f"{plural(len(files), 'file')} of records"
+    if not text_bytes or sum(file.stat().st_size for file in files) < text_bytes:
+        return number
+    return f"{number}, larger than the text (to train on records instead: --data.path {quote(str(files[0]))})"
 
 
 def _markers(data: bytes, path: Path) -> str:

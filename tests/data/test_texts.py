@@ -82,10 +82,10 @@ def test_files_that_are_not_text(name: str, content: bytes, message: str, tmp_pa
         read_path(tmp_path / name)
     with pytest.raises(UserError, match=r"no text files in .*; skipped 1 (other file|file of records)"):
         read_path(tmp_path)
-    (tmp_path / "b.txt").write_text("text")
+    (tmp_path / "b.txt").write_text("text " * 5)
     (tmp_path / "empty.txt").touch()
     read = read_path(tmp_path)
-    assert (read.data, read.files) == (b"text\n", (("b.txt", 5),))
+    assert (read.data, read.files) == (b"text text text text text \n", (("b.txt", 26),))
     kinds = "1 other file and 1 file of records" if name == "a.JSONL" else "2 other files"
     assert read.source == f"1 text file in {tmp_path}; skipped {kinds}"
 
@@ -165,10 +165,15 @@ def test_repeats_are_lines_of_two_equal_halves() -> None:
 
 def test_skipped_files_of_a_directory_are_named_by_their_kind(tmp_path: Path) -> None:
     (tmp_path / "ids.bin").write_bytes(b"\0\1" * 9)
-    (tmp_path / "chats.jsonl").write_text("{}\n")
+    chats = tmp_path / "chats.jsonl"
+    chats.write_text("{}\n")
     with pytest.raises(
         UserError, match=r"1 other file and 1 file of records: .* rename files of token ids to train\.bin"
     ):
         read_path(tmp_path)
     (tmp_path / "LICENSE.txt").write_text("Free")
-    assert read_path(tmp_path).source.endswith(f"1 text file in {tmp_path}; skipped 1 other file and 1 file of records")
+    source = read_path(tmp_path).source
+    assert source.endswith(f"1 text file in {tmp_path}; skipped 1 other file and 1 file of records")
+    chats.write_text('{"messages": []}\n')
+    note = f"1 file of records, larger than the text (to train on records instead: --data.path {chats})"
+    assert read_path(tmp_path).source == f"{source.removesuffix('1 file of records')}{note}"
