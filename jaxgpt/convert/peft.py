@@ -225,6 +225,10 @@ def read_adapter(directory: Path, model: ModelConfig) -> tuple[LoraConfig, Any]:
     modules = [module for module in modules if module.target in targets]
     expected: dict[str, tuple[int, ...]] = {}
     for module in modules:
+        if names[module.name] is None:
+            raise UserError(
+                f"{weights.path}: {module.target} has adapters only in some layers, not in {module.name}: {MERGE}"
+            )
         name_a, name_b = names[module.name] or module.tensors
         expected[name_a] = (rank, module.inputs)
         expected[name_b] = (sum(module.outputs.values()), rank)

@@ -181,7 +181,7 @@ def test_a_rank_above_a_side_is_read(tmp_path: Path) -> None:
     assert jaxgpt("info", "again").code == 0
 
 
-@pytest.mark.parametrize("case", ["model", "family", "missing", "extra", "nan", "cut", "unreadable"])
+@pytest.mark.parametrize("case", ["model", "family", "missing", "some layers", "extra", "nan", "cut", "unreadable"])
 def test_tensors_that_do_not_fit_are_refused(written: Path, case: str) -> None:
     tensors, base = copy(written, {}), written / ("gpt2" if case == "model" else "llama")
     name = "base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight"
@@ -196,6 +196,9 @@ def test_tensors_that_do_not_fit_are_refused(written: Path, case: str) -> None:
         )
     if case == "missing":
         save_file({n: t for n, t in tensors.items() if n != name}, file)
+    if case == "some layers":
+        save_file({n: t for n, t in tensors.items() if "layers.1.self_attn.q_proj" not in n}, file)
+        message = "q_proj has adapters only in some layers, not in model.layers.1.self_attn.q_proj: merge the adapter with PEFT"
     if case == "extra":
         save_file(tensors | {"base_model.model.lm_head.weight": tensors[name]}, file)
         message = "tensor base_model.model.lm_head.weight is unexpected"
