@@ -12,8 +12,8 @@ from jaxgpt.errors import UserError, short_repr
 # Options that begin with an underscore, added by transformers, do not change the logits either.
 HARMLESS = frozenset(
     """
-    architectures attn_implementation auto_map dtype finetuning_task gradient_checkpointing id2label initializer_range
-    is_decoder is_llama_config label2id model_max_length model_type neftune_noise_alpha
+    architectures attn_implementation auto_map custom_pipelines dtype finetuning_task gradient_checkpointing id2label
+    initializer_range is_decoder is_llama_config label2id model_max_length model_type neftune_noise_alpha
     num_labels output_attentions output_hidden_states output_past output_scores pretraining_tp problem_type return_dict
     return_dict_in_generate task_specific_params tf_legacy_loss tie_encoder_decoder tokenizer_class torch_dtype
     torchscript transformers.js_config transformers_version trust_remote_code unsloth_fixed unsloth_version use_bfloat16
