@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
@@ -68,12 +68,12 @@ def eval(
     """
     of_tasks = {"--tasks-path": tasks_path, "--limit": limit, "--shots": shots >= 0, "--chat-template": chat_template}
     of_text = {"--data.path": path, "--data.bos": bos, "--data.on-error": on_error, "--post.reward": reward}
-    for option in (name for name, value in (of_text if tasks else of_tasks).items() if value):
-        raise UserError(f"{option} has no effect {'with' if tasks else 'without'} --tasks: omit it")
     if tasks:
+        _check_unused(of_text, "with --tasks")
         from jaxgpt.cli.eval_tasks import eval_tasks
 
         return eval_tasks(run, checkpoint, weights, tasks, tasks_path, limit, shots, chat_template, json)
+    _check_unused(of_tasks, "without --tasks")
     from jaxgpt.parallel.host import use_cores
 
     use_cores(MeshConfig())
@@ -81,17 +81,15 @@ def eval(
     from jaxgpt.checkpoint.run import Run, open_run
     from jaxgpt.data.open import check_sources, check_windows_begin
     from jaxgpt.lm import load
-    from jaxgpt.report.baselines import bytes_per_token
-    from jaxgpt.trainer.evaluation import loss_difference
 
     with progress("loading") as activity:
+        # Check the options before the weights are read, which may take minutes.
         asked = _with_options(open_run(Path(run)).config(), path, bos, on_error)
         _check_reward(run, asked, path, reward, weights)
-        if path or bos:
-            if bos in ("yes", "no"):
-                check_windows_begin(asked, f"--data.bos {bos}")
-            if path:
-                check_sources(asked)
+        if bos in ("yes", "no"):
+            check_windows_begin(asked, f"--data.bos {bos}")
+        if path:
+            check_sources(asked)
         lm = load(run, checkpoint)
 
         activity.stage("tokenizing")
@@ -106,16 +104,7 @@ def eval(
         lm = lm._replace(config=replace(lm.config, post=config.post))
         if config.post.is_rollout:
             return _evaluate_reward(run, lm, data, reward, json, activity)
-        as_trained, result = _evaluate(lm, Run(Path(run)), data.val, weights, activity)
-
-    # The change in loss from the weights, for the JSON object and as text.
-    cost: dict[str, float] = {}
-    effect = ""
-    if weights != "float32":
-        difference, stderr = loss_difference(as_trained, result)
-        cost = {"loss_float32": as_trained.loss, "loss_change": difference, "loss_change_stderr": stderr}
-        error = f" +- {stderr:.5f}" if math.isfinite(stderr) else ""
-        effect = f"changes the loss by {difference:+.5f}{error}, from {as_trained.loss:.4f}"
+        loss = _evaluate(lm, Run(Path(run)), data.val, weights, activity)
 
     if data.held_out:
         split = "validation split"
@@ -123,44 +112,119 @@ def eval(
         split = "all"
     else:
         split = "training pairs" if config.post.is_preference else "training text"
-    text = f"{data.source} ({split})"
-    results = {
-        "run": run,
-        "model": lm.source,
-        "text": text,
-        "weights": weights,
-        "loss": result.loss,
-        "stderr": result.stderr,
-        **cost,
-    }
-    facts: dict[str, Any] = {"model": lm.source, "text": text}
+    about = {"model": lm.source, "text": f"{data.source} ({split})"}
+    return _print_loss(run, about, loss, lm.config, data, json)
+
+
+def _check_unused(options: dict[str, Any], where: str) -> None:
+    """Raise `UserError` if one of the options has a value; they have no effect `where`."""
+    for option, value in options.items():
+        if value:
+            raise UserError(f"{option} has no effect {where}: omit it")
+
+
+class Loss(NamedTuple):
+    """The loss of a model on a split, before and after its weights are rounded.
+
+    Attributes:
+        weights: type of the rounded weights; float32: not rounded.
+        as_trained: evaluation of the weights as trained.
+        rounded: evaluation of the rounded weights.
+    """
+
+    weights: Weights
+    as_trained: Evaluation
+    rounded: Evaluation
+
+
+def _print_loss(run: str, about: dict[str, Any], loss: Loss, config: Config, data: Data, json: bool) -> int:
+    """Print the loss of a run, with the numbers that follow from it.
+
+    Args:
+        run: run that was evaluated.
+        about: model and text, keyed by label.
+        loss: the loss.
+        config: settings of the model, and the objective of the loss.
+        data: evaluated data.
+        json: print one JSON object.
+    """
+    result = loss.rounded
+    change = {}
+    effect = ""
+    if loss.weights != "float32":
+        change = _change(loss)
+        effect = _describe_change(change)
+
+    results = {"run": run, **about, "weights": loss.weights, "loss": result.loss, "stderr": result.stderr, **change}
+    facts: dict[str, Any] = {**about, "loss": "", loss.weights: effect}
     if config.post.is_preference:
         results |= {"objective": config.post.objective, "pairs": result.windows, **result.others}
-        error = ERROR_OF_PAIRS if math.isfinite(result.stderr) else ""
-        facts["loss"] = [f"{result}, {config.post.objective} per pair", error]
-        facts[weights] = effect
-        facts["accuracy"] = f"{result.others['accuracy']:.4f} of the pairs have a higher reward for the chosen answer"
-        facts["rewards"] = (
-            f"{result.others['reward_chosen']:.4f} chosen, {result.others['reward_rejected']:.4f} rejected"
-        )
-        facts["pairs"] = f"{result.windows:,}, in windows of {lm.config.window}"
+        facts["loss"] = f"{result}, {config.post.objective} per pair"
+        facts |= _pair_facts(result, config)
+        error = ERROR_OF_PAIRS
     else:
-        perplexity = math.exp(min(result.loss, 700.0))
-        ratio = bytes_per_token(data)
-        bits_per_byte = result.loss / math.log(2) / ratio if ratio else math.nan
-        results |= {
-            "perplexity": perplexity,
-            "bits_per_byte": bits_per_byte,
-            "tokens": result.tokens,
-            "windows": result.windows,
-        }
-        facts["loss"] = [f"{result} nats per token", ERROR_OF_DATA if math.isfinite(result.stderr) else ""]
-        facts[weights] = effect
-        facts["perplexity"] = f"{perplexity:.3f}"
-        facts["bits per byte"] = f"{bits_per_byte:.4f}" if ratio else ""
-        facts["tokens"] = f"{result.tokens:,} in {plural(result.windows, 'window')} of {lm.config.window}"
-    known = {name: value for name, value in results.items() if not isinstance(value, float) or math.isfinite(value)}
-    return print_result(json, known, facts)
+        numbers = _text_numbers(result, data)
+        results |= numbers
+        facts["loss"] = f"{result} nats per token"
+        facts |= _text_facts(numbers, config)
+        error = ERROR_OF_DATA
+    if math.isfinite(result.stderr):
+        facts["loss"] = [facts["loss"], error]
+    return print_result(json, _finite(results), facts)
+
+
+def _change(loss: Loss) -> dict[str, float]:
+    """Compute the change in loss from rounding the weights, and its standard error."""
+    from jaxgpt.trainer.evaluation import loss_difference
+
+    difference, stderr = loss_difference(loss.as_trained, loss.rounded)
+    return {"loss_float32": loss.as_trained.loss, "loss_change": difference, "loss_change_stderr": stderr}
+
+
+def _describe_change(change: dict[str, float]) -> str:
+    """Return a line for the result of `_change`."""
+    stderr = change["loss_change_stderr"]
+    error = f" +- {stderr:.5f}" if math.isfinite(stderr) else ""
+    return f"changes the loss by {change['loss_change']:+.5f}{error}, from {change['loss_float32']:.4f}"
+
+
+def _pair_facts(result: Evaluation, config: Config) -> dict[str, str]:
+    """Return the lines about an evaluation on preference pairs, keyed by label."""
+    chosen = f"{result.others['reward_chosen']:.4f} chosen"
+    rejected = f"{result.others['reward_rejected']:.4f} rejected"
+    return {
+        "accuracy": f"{result.others['accuracy']:.4f} of the pairs have a higher reward for the chosen answer",
+        "rewards": f"{chosen}, {rejected}",
+        "pairs": f"{result.windows:,}, in windows of {config.window}",
+    }
+
+
+def _text_numbers(result: Evaluation, data: Data) -> dict[str, Any]:
+    """Return the numbers of an evaluation on text; `bits_per_byte` is NaN if the number of bytes is unknown."""
+    from jaxgpt.report.baselines import bytes_per_token
+
+    ratio = bytes_per_token(data)
+    return {
+        "perplexity": math.exp(min(result.loss, 700.0)),  # math.exp overflows above 709
+        "bits_per_byte": result.loss / math.log(2) / ratio if ratio else math.nan,
+        "tokens": result.tokens,
+        "windows": result.windows,
+    }
+
+
+def _text_facts(numbers: dict[str, Any], config: Config) -> dict[str, str]:
+    """Return the lines about an evaluation on text, keyed by label; `numbers` are the result of `_text_numbers`."""
+    bits_per_byte = numbers["bits_per_byte"]
+    return {
+        "perplexity": f"{numbers['perplexity']:.3f}",
+        "bits per byte": "" if math.isnan(bits_per_byte) else f"{bits_per_byte:.4f}",
+        "tokens": f"{numbers['tokens']:,} in {plural(numbers['windows'], 'window')} of {config.window}",
+    }
+
+
+def _finite(results: dict[str, Any]) -> dict[str, Any]:
+    """Omit numbers that are NaN or infinite, which JSON cannot represent."""
+    return {name: value for name, value in results.items() if not isinstance(value, float) or math.isfinite(value)}
 
 
 def _check_reward(run: str, config: Config, path: str, reward: str, weights: Weights) -> None:
@@ -208,36 +272,46 @@ def _evaluate_reward(run: str, lm: LM, data: Data, named: str, json: bool, activ
     if named and named != post.reward:
         lm = lm._replace(config=replace(lm.config, post=replace(post, reward=named)))
     reward = named_reward(lm.config.post.reward, named, note)
+
     activity.stage("evaluating")
-    train = replace(lm.config.train, attention="auto", remat="none")
-    program = build_program(replace(lm.config, mesh=MeshConfig(), train=train))
+    program = build_program(_on_this_machine(lm.config))
     evaluator = HeldOutReward(reward)
     result = evaluator(program, program.put_params(lm.params), Watch(data=data, progress=activity))
     assert result is not None  # None: interrupted, which cannot happen here
-    results = {"run": run, "model": lm.source, "text": data.source, "reward": result.reward, "stderr": result.stderr}
-    results |= {"prompts": len(result.rewards), "answer_tokens": result.tokens}
-    known = {name: value for name, value in results.items() if not isinstance(value, float) or math.isfinite(value)}
+    results = {
+        "run": run,
+        "model": lm.source,
+        "text": data.source,
+        "reward": result.reward,
+        "stderr": result.stderr,
+        "prompts": len(result.rewards),
+        "answer_tokens": result.tokens,
+    }
     facts = {
         "model": lm.source,
         "prompts": data.source,
         "reward": f"{str(result).removeprefix('reward ')}, {lm.config.post.reward}",
         "answers": f"{result.tokens:.1f} tokens on average, the most probable token at each position",
     }
-    return print_result(json, known, facts)
+    return print_result(json, _finite(results), facts)
 
 
-def _evaluate(lm: LM, run: Run, split: Split, weights: Weights, activity: Progress) -> tuple[Evaluation, Evaluation]:
+def _on_this_machine(config: Config) -> Config:
+    """Replace the mesh, attention kernel and rematerialization of a run, which may need hardware that this machine lacks."""
+    train = replace(config.train, attention="auto", remat="none")
+    return replace(config, mesh=MeshConfig(), train=train)
+
+
+def _evaluate(lm: LM, run: Run, split: Split, weights: Weights, activity: Progress) -> Loss:
     """Compute the loss of the weights as trained, and of the weights rounded to the type `weights`."""
     from jaxgpt.lm.weights import dequantize, quantize
     from jaxgpt.post.start import build_program, reference_source
     from jaxgpt.trainer.evaluation import evaluate
 
     activity.stage("evaluating")
-    # The run's mesh, attention kernel and rematerialization may need hardware that this machine lacks.
-    train = replace(lm.config.train, attention="auto", remat="none")
     reference = reference_source(lm.config, run)
-    frozen = (lambda place: reference.read(place)) if reference else None
-    program = build_program(replace(lm.config, mesh=MeshConfig(), train=train), frozen=frozen)
+    frozen = reference.read if reference else None
+    program = build_program(_on_this_machine(lm.config), frozen=frozen)
 
     def loss(params: Any) -> Evaluation:
         result = evaluate(program, params, split, progress=activity)
@@ -246,7 +320,7 @@ def _evaluate(lm: LM, run: Run, split: Split, weights: Weights, activity: Progre
 
     as_trained = loss(program.put_params(lm.params))
     if weights == "float32":
-        return as_trained, as_trained
+        return Loss(weights, as_trained, rounded=as_trained)
     activity.stage(f"evaluating {weights}")
-    rounded = program.put_params(dequantize(quantize(lm.params, lm.config.model, weights)))
-    return as_trained, loss(rounded)
+    rounded = dequantize(quantize(lm.params, lm.config.model, weights))
+    return Loss(weights, as_trained, rounded=loss(program.put_params(rounded)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxgpt.cli.options import Json
 from jaxgpt.cli.output import aligned, columns, print_result
@@ -39,7 +39,7 @@ def info(target: str, /, *, json: Json = False) -> int:
     from jaxgpt.counts import model_counts
 
     results = {"name": target} | model_counts(config)
-    facts = {
+    facts: dict[str, Any] = {
         "model": f"{target}, {results['parameters']:,} parameters",
         "training": f"{results['flops_per_token']:,} FLOPs per token",
         "bytes": ", ".join(f"{kind} {count:,}" for kind, count in results["bytes"].items()),
@@ -49,14 +49,35 @@ def info(target: str, /, *, json: Json = False) -> int:
 
         run = open_run(Path(target))
         run.tokenizer()  # integrity check of the tokenizer
-        results |= {"run": state_of(run, config)}
-        facts |= _run_facts(results, config)
+        state = read_state(run, config)
+        results["run"] = state._asdict()
+        facts |= _run_facts(state, config, results["trainable_parameters"])
     modules = columns(_module_rows(results["modules"], config.model.n_layer))
     return print_result(json, results, f"{aligned(facts)}\n\n{modules}")
 
 
-def state_of(run: Run, config: Config) -> dict[str, Any]:
-    """Describe a run: its step, checkpoints, data, time, and the settings that differ from its preset."""
+class RunState(NamedTuple):
+    """The state of a run, in the order of the JSON object."""
+
+    preset: str
+    init_from: str
+    data: str  # paths of the training data, or the name of a built-in text
+    step: int  # steps taken
+    steps: int  # steps of the complete run; 0: it was imported or saved from Python
+    ended: str  # finished, stopped or failed; "": killed, or still training
+    tokens: int  # tokens trained on
+    seconds: float  # time spent training
+    checkpoints: list[dict[str, Any]]  # step and val_loss of each checkpoint
+    windows: int  # windows of the losses of checkpoints; 0: no evaluation used more
+    damaged: list[int]  # steps of the checkpoints with a damaged checkpoint.json
+    best: int | None  # step of the best checkpoint; None: no checkpoint, or some are damaged
+    changed: dict[str, Any]  # settings that differ from the preset
+    tasks: list[dict[str, Any]]  # results of `jaxgpt eval RUN --tasks`
+    starts: list[dict[str, Any]]  # lines of metrics.jsonl about each process that trained the run
+
+
+def read_state(run: Run, config: Config) -> RunState:
+    """Read the step, checkpoints, data and time of a run, and the settings that differ from its preset."""
     from jaxgpt.checkpoint.store import best_step, read_checkpoints
     from jaxgpt.tasks.record import read_results
     from jaxgpt.trainer.metrics import how_ended, read_metrics
@@ -64,96 +85,106 @@ def state_of(run: Run, config: Config) -> dict[str, Any]:
     infos, damaged = read_checkpoints(run.checkpoints)
     best = best_step(infos) if infos and not damaged else None
 
-    # The metrics may end before or after the last checkpoint.
+    # The metrics may end before or after the last checkpoint: progress is the maximum of both.
     lines = list(read_metrics(run.metrics)) if run.metrics.is_file() else []
     logged = [line for line in lines if "loss" in line]
     steps = [line["step"] + 1 for line in logged] + list(infos)
     tokens = [line.get("tokens", 0) for line in logged] + [each.tokens for each in infos.values()]
     seconds = [line.get("elapsed_seconds", 0.0) for line in logged]
 
-    # `windows` counts the windows in a checkpoint's loss; 0 (not printed): no evaluation used more windows.
     windows = config.train.eval_windows
     has_larger = any(line.get("val_windows", 0) > windows for line in lines)
 
     paths = [path for path in (config.data.path, *config.data.mix) if path]
     base = preset(config.preset) if config.preset in PRESETS else config
     changed = {name: value for name, (_, value) in changes(base, config).items() if name not in OF_DATA}
-    return {
-        "preset": config.preset,
-        "init_from": config.init_from,
-        "data": " ".join(paths) or config.data.dataset,
-        "step": max(steps, default=0),
-        "steps": config.train.steps if lines else 0,
-        "ended": how_ended(lines, config.train.steps),
-        "tokens": max(tokens, default=0),
-        "seconds": max(seconds, default=0.0),
-        "checkpoints": [{"step": step, "val_loss": each.val_loss} for step, each in infos.items()],
-        "windows": windows if has_larger else 0,
-        "damaged": damaged,
-        "best": best,
-        "changed": changed,
-        "tasks": [asdict(result) | facts for result, facts in read_results(run.path)],
-        "starts": [line for line in lines if "started" in line],
-    }
+    return RunState(
+        preset=config.preset,
+        init_from=config.init_from,
+        data=" ".join(paths) or config.data.dataset,
+        step=max(steps, default=0),
+        steps=config.train.steps if lines else 0,
+        ended=how_ended(lines, config.train.steps),
+        tokens=max(tokens, default=0),
+        seconds=max(seconds, default=0.0),
+        checkpoints=[{"step": step, "val_loss": each.val_loss} for step, each in infos.items()],
+        windows=windows if has_larger else 0,
+        damaged=damaged,
+        best=best,
+        changed=changed,
+        tasks=[asdict(result) | facts for result, facts in read_results(run.path)],
+        starts=[line for line in lines if "started" in line],
+    )
 
 
-def _run_facts(results: dict[str, Any], config: Config) -> dict[str, Any]:
-    run = results["run"]
+def _run_facts(run: RunState, config: Config, trainable: int) -> dict[str, Any]:
+    """Return the lines about a run, keyed by label; `trainable` is its number of trainable parameters."""
     facts: dict[str, Any] = {}
     if config.lora.rank:
         adapters = f"LoRA of rank {config.lora.rank}, alpha {config.lora.alpha:g}, on {config.lora.targets}"
-        facts["adapters"] = f"{adapters}: {results['trainable_parameters']:,} trainable parameters"
-    facts["preset"] = run["preset"]
-    facts["settings"] = [f"{name} {short_repr(value)}" for name, value in run["changed"].items()]
+        facts["adapters"] = f"{adapters}: {trainable:,} trainable parameters"
+    facts["preset"] = run.preset
+    facts["settings"] = [f"{name} {short_repr(value)}" for name, value in run.changed.items()]
     if config.init_from:
         facts["weights"] = f"started from {origin(config)}"
-    facts["data"] = run["data"]
-    facts["trained"] = "no: imported or saved from Python"
-    if run["steps"]:
-        time = duration(run["seconds"])
-        facts["trained"] = f"step {run['step']}/{run['steps']}, {run['tokens']:,} tokens in {time}"
-        if run["ended"] in ("stopped", "failed"):
-            facts["trained"] += f", {run['ended']}"
+    facts["data"] = run.data
+    facts["trained"] = _trained(run)
     facts["checkpoints"] = _checkpoint_lines(run, config.post.is_rollout) or "none yet"
-    facts["tasks"] = [_task_line(each) for each in run["tasks"]]
-    facts["started"] = [f"step {line['step']}: {line.get('command', '')}; {line['started']}" for line in run["starts"]]
+    facts["tasks"] = [_task_line(each) for each in run.tasks]
+    facts["started"] = [f"step {line['step']}: {line.get('command', '')}; {line['started']}" for line in run.starts]
     return facts
+
+
+def _trained(run: RunState) -> str:
+    """Describe how far a run was trained."""
+    if not run.steps:
+        return "no: imported or saved from Python"
+    text = f"step {run.step}/{run.steps}, {run.tokens:,} tokens in {duration(run.seconds)}"
+    if run.ended in ("stopped", "failed"):
+        text += f", {run.ended}"
+    return text
+
+
+def _checkpoint_lines(run: RunState, has_rewards: bool) -> list[str]:
+    """Return a line for each checkpoint of a run, with its loss or, with `has_rewards`, its reward."""
+    lines = []
+    for each in run.checkpoints:
+        line = f"step {each['step']}"
+        loss = each["val_loss"]
+        if loss is not None:
+            line += f": reward {-loss:.4f}" if has_rewards else f": loss {loss:.4f}"
+            if run.windows:
+                line += f" on {run.windows} windows"
+        if each["step"] == run.best:
+            line += " (best)"
+        lines.append(line)
+    return lines + [f"step {step}: its checkpoint.json is damaged" for step in run.damaged]
 
 
 def _task_line(result: dict[str, Any]) -> str:
     """Return a line for a result of `jaxgpt eval RUN --tasks`."""
     from jaxgpt.tasks.record import number, setting
 
-    error = "" if result.get("stderr") is None else f" +- {number(result['stderr'])}"
+    value = number(result["value"])
+    if result.get("stderr") is not None:
+        value += f" +- {number(result['stderr'])}"
     parts = [f"step {result.get('step')}", f"{result['samples']:,} samples"]
     if result.get("shots"):
         parts.append(f"{result['shots']} shots")
     if setting(result):
         parts.append(setting(result))
-    return f"{result['task']} {result['metric']} {number(result['value'])}{error} ({', '.join(parts)})"
-
-
-def _checkpoint_lines(run: dict[str, Any], has_rewards: bool) -> list[str]:
-    """Return a line for each checkpoint of a run, with its loss or reward."""
-    lines = []
-    for each in run["checkpoints"]:
-        line = f"step {each['step']}"
-        if each["val_loss"] is not None:
-            line += f": reward {-each['val_loss']:.4f}" if has_rewards else f": loss {each['val_loss']:.4f}"
-            if run["windows"]:
-                line += f" on {run['windows']} windows"
-        if each["step"] == run["best"]:
-            line += " (best)"
-        lines.append(line)
-    return lines + [f"step {step}: its checkpoint.json is damaged" for step in run["damaged"]]
+    return f"{result['task']} {result['metric']} {value} ({', '.join(parts)})"
 
 
 def _module_rows(modules: dict[str, int], n_layer: int) -> list[list[str]]:
     """Return a row for each module, indented by depth; all layers have equal sizes, so only h_0 is listed."""
     rows = []
-    for name, count in modules.items():
-        if name == "h_0":
-            rows.append([f"h_0 .. h_{n_layer - 1}, each", f"{count:,}"])
-        elif name.startswith("h_0/") or not re.match(r"h_\d+(/|$)", name):
-            rows.append(["  " * name.count("/") + name.split("/")[-1], f"{count:,}"])
+    for path, count in modules.items():
+        names = path.split("/")
+        if names[0] != "h_0" and re.fullmatch(r"h_\d+", names[0]):
+            continue
+        label = "  " * (len(names) - 1) + names[-1]
+        if path == "h_0":
+            label = f"h_0 .. h_{n_layer - 1}, each"
+        rows.append([label, f"{count:,}"])
     return rows

@@ -86,7 +86,16 @@ def plan(
         raise UserError(f"--decode needs the compiler: {why_not}")
     if against:
         other = other_case(target, topology, slices, settings, against)
-        return _print_comparison((case, other), against, why_not or _not_compiled(other, estimate), decode, json)
+        why_not = why_not or _not_compiled(other, estimate)
+        return _print_comparison((case, other), against, why_not, decode, json)
+    return _print_plan(case, why_not, decode, json)
+
+
+def _print_plan(case: Case, why_not: str, decode: bool, json: bool) -> int:
+    """Print the estimates of a plan, its compiled steps and advice; return the exit code, 1 if the run does not fit.
+
+    As text, every part is printed as soon as it is known, because compilation takes minutes.
+    """
 
     def show(text: str) -> None:
         if not json:
@@ -97,10 +106,11 @@ def plan(
     costs = estimates(case)
     estimated = costs["train"]
     show("\nestimate from shapes and shardings, per device and step (parameters and optimizer are exact)")
-    show(table(costs["train"], chips, case.steps))
+    show(table(estimated, chips, case.steps))
     if "rollout" in costs:
         show(_rollout_title(case))
         show(table(costs["rollout"], chips, unit="rollout"))
+
     if why_not:
         show(f"\nnot compiled: {why_not}")
     else:
@@ -113,21 +123,22 @@ def plan(
 
     fits = all(cost.fits for cost in costs.values())
     hints: list[tuple[str, float]] = []
+    larger = ""
     if not fits:
         from jaxgpt.plan.choices import suggestions
 
         show("\nThe run does not fit. Options that need less memory (estimate, GiB per device):")
         hints = suggestions(case.config, chips, case.work)
-    for flags, total in hints:
-        verdict = "  (fits)" if total <= chips.chip.hbm else ""
-        show(f"  {total / GIB:7.2f}  {flags}{verdict}")
-    larger = "" if fits or any(total <= chips.chip.hbm for _, total in hints) else _larger(case)
-    if larger:
-        show(larger)
+        for flags, total in hints:
+            verdict = "  (fits)" if total <= chips.chip.hbm else ""
+            show(f"  {total / GIB:7.2f}  {flags}{verdict}")
+        if not any(total <= chips.chip.hbm for _, total in hints):
+            larger = _larger(case)
+            show(larger)
 
     if json:
         about = {
-            "name": target,
+            "name": case.title,
             "note": case.remark,
             "attention": case.attention,
             "fits": fits,
@@ -151,7 +162,7 @@ class Case(NamedTuple):
     config: Config  # settings of a step, with a resolved mesh
     topology: Topology
     work: Work
-    objective: str
+    objective: str  # name of the objective
     steps: int  # steps of the run; 0: unknown
     attention: str  # the attention of the chip, for the user
     remark: str  # note on the mesh, or ""
@@ -175,7 +186,16 @@ def make_case(target: str, topology: str, slices: int, settings: Mapping[str, An
     attention = attention_of(config, chips)
     steps = 0 if is_shape and "train.steps" not in settings else config.train.steps
     step, work = work_of(config)
-    return Case(target, step, chips, work, config.post.objective, steps, attention, remark)
+    return Case(
+        title=target,
+        config=step,
+        topology=chips,
+        work=work,
+        objective=config.post.objective,
+        steps=steps,
+        attention=attention,
+        remark=remark,
+    )
 
 
 def other_case(target: str, topology: str, slices: int, settings: Mapping[str, Any], against: str) -> Case:
@@ -202,8 +222,10 @@ def _base(target: str) -> tuple[Config, bool]:
 
     if target in SHAPES:
         return shape_config(target), True
-    if target not in PRESETS and not Path(target).exists() and did_you_mean(target, SHAPES):
-        raise UserError(f"no preset, shape, run or file {target!r}{did_you_mean(target, SHAPES)}")
+    is_known = target in PRESETS or Path(target).exists()
+    near = did_you_mean(target, SHAPES)
+    if near and not is_known:
+        raise UserError(f"no preset, shape, run or file {target!r}{near}")
     return named_config(target), False
 
 
@@ -211,7 +233,9 @@ def _not_compiled(case: Case, estimate: bool) -> str:
     """Return why a step is not compiled, or ""."""
     from jaxgpt.plan.topology import compiler_missing
 
-    return "--estimate is given; omit it to compile" if estimate else compiler_missing(case.topology)
+    if estimate:
+        return "--estimate is given; omit it to compile"
+    return compiler_missing(case.topology)
 
 
 def estimates(case: Case) -> dict[str, StepCost]:
@@ -257,76 +281,95 @@ def _print_meshes(case: Case, json: bool) -> int:
     with progress("estimating all meshes") as activity:
         found = meshes(case.config, case.topology, case.work, activity)
     fits = any(choice.cost.fits for choice in found)
+    code = 0 if fits else 1
     larger = "" if fits else _larger(case)
     if json:
         rows = [{"flags": choice.flags, "mesh": asdict(choice.mesh), **choice.cost.to_json(chip)} for choice in found]
-        print_json({"name": case.title, "topology": str(case.topology), "fits": fits, "larger": larger, "meshes": rows})
-        return 0 if fits else 1
-    print(aligned({name: text for name, text in _head(case).items() if name not in ("mesh", "note")}))
+        about = {"name": case.title, "topology": str(case.topology), "fits": fits, "larger": larger}
+        print_json({**about, "meshes": rows})
+        return code
+
+    head = _head(case)
+    del head["mesh"], head["note"]  # of one mesh
+    print(aligned(head))
     print("\nestimates of all meshes, per device and step; times without overlap")
     header = ("mesh", "GiB", "fits", "step, ms", "compute", "memory", "links", "network", "MFU at most")
     print(columns([header, *(mesh_row(choice, case.topology) for choice in found)]))
     if larger:
         print(f"\n{larger}")
-    return 0 if fits else 1
+    return code
 
 
 def _print_comparison(cases: tuple[Case, Case], against: str, why_not: str, decode: bool, json: bool) -> int:
     """Print two plans in columns, with their difference; return the exit code, 1 if one of the plans does not fit."""
     costs = []
     for case in cases:
-        each = estimates(case)
-        costs.append(each if why_not else each | compiled(case, decode))
-    fits = all(cost.fits for each in costs for cost in each.values())
+        of_case = estimates(case)
+        if not why_not:
+            of_case |= compiled(case, decode)
+        costs.append(of_case)
+    fits = all(cost.fits for of_case in costs for cost in of_case.values())
+    code = 0 if fits else 1
+    this, other = cases
     if json:
-        plans = [
-            {
-                "topology": str(case.topology),
-                "mesh": asdict(case.config.mesh),
-                **{name: cost.to_json(case.topology.chip) for name, cost in each.items()},
-            }
-            for case, each in zip(cases, costs, strict=True)
-        ]
-        print_json({"name": cases[0].title, "against": against, "fits": fits, "not_compiled": why_not, "plans": plans})
-        return 0 if fits else 1
-    print(aligned(_head(cases[0])))
-    print(
-        f"\n{'estimates' if why_not else 'compiled'}, per device and step: this plan, with {against}, and the difference"
-    )
+        plans = [_plan_json(case, of_case) for case, of_case in zip(cases, costs, strict=True)]
+        about = {"name": this.title, "against": against, "fits": fits, "not_compiled": why_not}
+        print_json({**about, "plans": plans})
+        return code
+
+    print(aligned(_head(this)))
+    how = "estimates" if why_not else "compiled"
+    print(f"\n{how}, per device and step: this plan, with {against}, and the difference")
     rows = [("", "this plan", "against", "difference")]
-    for name in costs[0]:
-        if name in costs[1]:
-            both = [figures_of(each[name], case.topology) for case, each in zip(cases, costs, strict=True)]
-            rows += difference(both[0], both[1], "" if name == "train" else f"{name}: ")
+    costs_this, costs_other = costs
+    for name in costs_this:
+        if name in costs_other:
+            figures = figures_of(costs_this[name], this.topology)
+            figures_other = figures_of(costs_other[name], other.topology)
+            rows += difference(figures, figures_other, "" if name == "train" else f"{name}: ")
     print(columns(rows))
     if why_not:
         print(f"\nnot compiled: {why_not}")
-    return 0 if fits else 1
+    return code
+
+
+def _plan_json(case: Case, costs: Mapping[str, StepCost]) -> dict[str, Any]:
+    """Return one of two compared plans as JSON."""
+    chip = case.topology.chip
+    about = {"topology": str(case.topology), "mesh": asdict(case.config.mesh)}
+    return about | {name: cost.to_json(chip) for name, cost in costs.items()}
 
 
 def _rollout_title(case: Case) -> str:
     answers = case.work.answers
     assert answers is not None
-    steps = plural(answers.steps, "step")
-    return f"\nestimate of a rollout, before every {steps}: {answers.rows:,} answers of {answers.tokens:,} tokens, lower bounds"
+    every = plural(answers.steps, "step")
+    generated = f"{answers.rows:,} answers of {answers.tokens:,} tokens"
+    return f"\nestimate of a rollout, before every {every}: {generated}, lower bounds"
 
 
 def _head(case: Case) -> dict[str, str]:
+    """Return the lines above the tables of a plan, keyed by label."""
     from jaxgpt.parallel.mesh import sizes_of
     from jaxgpt.parallel.rows import microbatches, row_shards
     from jaxgpt.plan.shapes import SHAPES
 
     config = case.config
-    topology = case.topology
-    chip = topology.chip
     train = config.train
     sizes = sizes_of(config.mesh)
     ways = row_shards(sizes)
     count, rows = microbatches(train, ways)
     tokens = f"{train.batch_size:,} x {config.window:,} = {train.batch_size * config.window:,} tokens"
     split = f"{rows // ways} rows per device {count} times"
+
+    topology = case.topology
+    chip = topology.chip
     memory = f"{chip.hbm / GIB:.2f} GiB at {si(chip.hbm_bandwidth)}B/s"
     links = f"links {si(chip.link)}B/s, network {si(chip.network)}B/s"
+
+    shape = ""
+    if case.title in SHAPES:
+        shape = f"{SHAPES[case.title].source}; no recipe or data"
     return {
         "run": f"{case.title} on {topology}: {topology.n_devices:,} x {chip.title}",
         "mesh": " x ".join(f"{axis} {size}" for axis, size in sizes.items()),
@@ -334,6 +377,6 @@ def _head(case: Case) -> dict[str, str]:
         "device": f"{si(chip.flops)}FLOP/s, {memory}, {links}",
         "attention": case.attention,
         "objective": "" if case.objective == "next-token" else case.objective,
-        "shape": f"{SHAPES[case.title].source}; no recipe or data" if case.title in SHAPES else "",
+        "shape": shape,
         "note": case.remark,
     }

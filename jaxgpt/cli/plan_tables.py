@@ -23,17 +23,48 @@ SITES = 12  # maximum number of rows for collectives
 def table(cost: StepCost, topology: Topology, steps: int = 0, unit: str = "step") -> str:
     """Format the per-device cost of a step, or another unit of work, and the time of `steps` steps; 0: omit the time."""
     facts: dict[str, str | list[str]] = {kind: f"{size / GIB:9.3f} GiB" for kind, size in cost.memory.items()}
-    is_close = cost.total > CLOSE * cost.available
-    if not cost.fits:
-        verdict = "DOES NOT FIT"
-    elif is_close and not cost.compiled:
-        verdict = "may not fit: a program needs up to 1.4 times its estimate; compile it to check"
-    else:
-        verdict = "fits"
-    facts["total"] = f"{cost.total / GIB:9.3f} GiB of {cost.available / GIB:.2f} GiB: {verdict}"
+    facts["total"] = f"{cost.total / GIB:9.3f} GiB of {cost.available / GIB:.2f} GiB: {_verdict(cost)}"
     if cost.out_of_memory:
         return aligned(facts)
 
+    facts["FLOPs"] = _flops(cost)
+    facts["memory traffic"] = f"{si(cost.hbm_bytes)}B"
+    facts["communication"] = _collective_rows(cost.collectives, topology)
+
+    seconds = cost.seconds(topology.chip)
+    times = {kind: f"{1e3 * each:.2f} ms" for kind, each in seconds.items() if each}
+    if topology.chip.torus > 1 and "links" in times:
+        times["links"] += f" ({1e3 * topology.chip.torus * seconds['links']:.2f} along one dimension)"
+    facts["at peak rates"] = ", ".join(f"{kind} {time}" for kind, time in times.items())
+
+    bounds = cost.bounds(topology.chip)
+    low = bounds["seconds_overlapped"]
+    high = bounds["seconds_serial"]
+    roofline = [f"{unit}: {1e3 * low:.2f} ms with full overlap (max), {1e3 * high:.2f} ms without overlap (sum)"]
+    least = bounds.get("seconds_least", 0.0)
+    if least:
+        roofline.append(
+            f"lower bound of the {unit}: {1e3 * least:.2f} ms; upper bound of MFU: {bounds['mfu_most']:.0%}"
+        )
+    roofline.append(f"MFU: {bounds['mfu_overlapped']:.0%} to {bounds['mfu_serial']:.0%}")
+    if steps:
+        roofline.append(f"{plural(steps, 'step')}: {duration(steps * low)} to {duration(steps * high)}")
+    facts["roofline"] = roofline
+    return aligned(facts)
+
+
+def _verdict(cost: StepCost) -> str:
+    """Return whether a step fits in memory."""
+    if not cost.fits:
+        return "DOES NOT FIT"
+    is_close = cost.total > CLOSE * cost.available
+    if is_close and not cost.compiled:
+        return "may not fit: a program needs up to 1.4 times its estimate; compile it to check"
+    return "fits"
+
+
+def _flops(cost: StepCost) -> str:
+    """Format the FLOPs of a step: of the model, with recomputation, and as the compiler counts them."""
     flops = f"{si(cost.model_flops)} for the model"
     if cost.computed_flops:
         flops += f", {si(cost.computed_flops)} computed"
@@ -43,28 +74,7 @@ def table(cost: StepCost, topology: Topology, steps: int = 0, unit: str = "step"
         flops += f"; the compiler counts {si(cost.compiled_flops)}"
         if cost.loops_once:
             flops += " (loop bodies counted once)"
-    facts["FLOPs"] = flops
-    facts["memory traffic"] = f"{si(cost.hbm_bytes)}B"
-    facts["communication"] = _collective_rows(cost.collectives, topology)
-
-    seconds = cost.seconds(topology.chip)
-    times = {kind: f"{1e3 * each:.2f} ms" for kind, each in seconds.items() if each}
-    if topology.chip.torus > 1 and "links" in times:
-        times["links"] += f" ({1e3 * topology.chip.torus * seconds['links']:.2f} along one dimension)"
-    facts["at peak rates"] = ", ".join(f"{kind} {time}" for kind, time in times.items())
-    bounds = cost.bounds(topology.chip)
-    low = bounds["seconds_overlapped"]
-    high = bounds["seconds_serial"]
-    least = bounds.get("seconds_least", 0.0)
-    facts["roofline"] = [
-        f"{unit}: {1e3 * low:.2f} ms with full overlap (max), {1e3 * high:.2f} ms without overlap (sum)",
-        f"lower bound of the {unit}: {1e3 * least:.2f} ms; upper bound of MFU: {bounds['mfu_most']:.0%}"
-        if least
-        else "",
-        f"MFU: {bounds['mfu_overlapped']:.0%} to {bounds['mfu_serial']:.0%}",
-        f"{plural(steps, 'step')}: {duration(steps * low)} to {duration(steps * high)}" if steps else "",
-    ]
-    return aligned(facts)
+    return flops
 
 
 def _collective_rows(collectives: Sequence[Collective], topology: Topology) -> list[str]:
@@ -72,8 +82,7 @@ def _collective_rows(collectives: Sequence[Collective], topology: Topology) -> l
     from jaxgpt.plan.cost import collective_seconds
 
     rows = []
-    chosen = list(collectives[:SITES])
-    for one in chosen:
+    for one in collectives[:SITES]:
         fast, slow = collective_seconds(one, topology.chip)
         time = f"{1e3 * fast:.2f} ms"
         if slow > fast:
@@ -81,15 +90,18 @@ def _collective_rows(collectives: Sequence[Collective], topology: Topology) -> l
         where = "between slices" if one.between_slices else f"along {_along(one)}"
         sent = f"{plural(one.times, 'call')}, {si(one.sent * one.times)}B sent"
         rows.append(f"{time}  {one.kind} {where}: {one.site or 'scalars and others'}, {sent}")
+
     others = collectives[SITES:]
     if others:
-        total = sum(collective_seconds(one, topology.chip)[0] for one in others)
+        times = [collective_seconds(one, topology.chip) for one in others]
+        total = sum(fast for fast, _ in times)
         sent = si(sum(one.sent * one.times for one in others))
         rows.append(f"{1e3 * total:.2f} ms  {len(others)} smaller kinds, {sent}B sent")
     return rows
 
 
 def mesh_row(choice: MeshChoice, topology: Topology) -> Sequence[str]:
+    """Return the row of a mesh: flags, GiB, whether it fits, milliseconds of a step and of each resource, largest MFU."""
     cost = choice.cost
     seconds = cost.seconds(topology.chip)
     bounds = cost.bounds(topology.chip)
@@ -107,8 +119,8 @@ def figures_of(cost: StepCost, topology: Topology) -> dict[str, float]:
     if cost.out_of_memory:
         return figures
     figures |= {f"{name}, ms": 1e3 * each for name, each in cost.seconds(chip).items()}
-    for (kind, axes), (fast, _) in _by_axes(cost.collectives, topology).items():
-        figures[f"  {kind} along {axes}, ms"] = 1e3 * fast
+    for (kind, axes), seconds in _seconds_by_axes(cost.collectives, topology).items():
+        figures[f"  {kind} along {axes}, ms"] = 1e3 * seconds
     bounds = cost.bounds(chip)
     figures |= {
         "step with full overlap, ms": 1e3 * bounds["seconds_overlapped"],
@@ -118,24 +130,24 @@ def figures_of(cost: StepCost, topology: Topology) -> dict[str, float]:
     return figures
 
 
-def _by_axes(collectives: Sequence[Collective], topology: Topology) -> dict[tuple[str, str], tuple[float, float]]:
-    """Sum the seconds of collectives by kind and axes of the mesh, as `collective_seconds`."""
+def _seconds_by_axes(collectives: Sequence[Collective], topology: Topology) -> dict[tuple[str, str], float]:
+    """Sum the seconds of collectives with all links, by kind and axes of the mesh."""
     from jaxgpt.plan.cost import collective_seconds
 
-    sums: dict[tuple[str, str], tuple[float, float]] = {}
+    sums: dict[tuple[str, str], float] = {}
     for one in collectives:
         key = one.kind, _along(one)
-        fast, slow = sums.get(key, (0.0, 0.0))
-        seconds, one_dimension = collective_seconds(one, topology.chip)
-        sums[key] = fast + seconds, slow + one_dimension
+        seconds, _ = collective_seconds(one, topology.chip)
+        sums[key] = sums.get(key, 0.0) + seconds
     return sums
 
 
 def difference(this: dict[str, float], other: dict[str, float], prefix: str) -> list[tuple[str, str, str, str]]:
-    """Return the rows of a comparison; a number that one plan lacks is 0."""
+    """Return the rows of a comparison: label, number of each plan, change; a number that one plan lacks is 0."""
     rows = []
     for label in this | other:
-        a, b = this.get(label, 0.0), other.get(label, 0.0)
+        a = this.get(label, 0.0)
+        b = other.get(label, 0.0)
         change = f"{b - a:+.2f}"
         if a and abs(b - a) > 0.005:
             change += f" ({(b - a) / a:+.0%})"
@@ -144,6 +156,7 @@ def difference(this: dict[str, float], other: dict[str, float], prefix: str) -> 
 
 
 def _along(one: Collective) -> str:
+    """Name the axes of the mesh along which a collective communicates, or the size of its groups."""
     return " x ".join(one.axes) or f"groups of {one.group}"
 
 

@@ -27,10 +27,6 @@ MIXTRAL_EXPERTS = {
     "block_sparse_moe.experts.{expert}.w3": "up_proj",
     "block_sparse_moe.experts.{expert}.w2": "down_proj",
 }
-COUNTS: dict[str, tuple[str, Any]] = {
-    "num_experts": ("n_experts", 128),
-    "num_experts_per_tok": ("experts_per_token", 8),
-}
 OF_TRAINING = ("router_aux_loss_coef", "output_router_logits")
 
 
@@ -52,6 +48,10 @@ def _read_qwen(options: Options, config: ModelConfig) -> dict[str, Any]:
     return _read(options, config)
 
 
+def _write_qwen(config: ModelConfig) -> dict[str, Any]:
+    return _write(config) | {"intermediate_size": config.mlp_width}
+
+
 def _read_mixtral(options: Options, config: ModelConfig) -> dict[str, Any]:
     options.skip(*OF_TRAINING)
     if config.n_experts < 1:
@@ -59,58 +59,69 @@ def _read_mixtral(options: Options, config: ModelConfig) -> dict[str, Any]:
     return read_rope(options, config, theta=1e6)
 
 
-def _write_qwen(config: ModelConfig) -> dict[str, Any]:
-    return _write(config) | {"intermediate_size": config.mlp_width}
-
-
 def _write(config: ModelConfig) -> dict[str, Any]:
+    """Write the options that Qwen3-MoE and OLMoE share."""
     return llama.write_rope_options(config) | {"norm_topk_prob": config.router_normalize}
 
 
+MIXTRAL_OPTIONS = llama.with_defaults(
+    intermediate_size=14336,
+    num_key_value_heads=8,
+    max_position_embeddings=4096 * 32,
+    rms_norm_eps=1e-5,
+) | {
+    "sliding_window": ("sliding_window", 0),
+    "num_local_experts": ("n_experts", 8),
+    "num_experts_per_tok": ("experts_per_token", 2),
+}
 MIXTRAL = llama.MISTRAL._replace(
     name="mixtral",
     architectures=("MixtralForCausalLM", "MixtralModel"),
     form=llama.make_form(llama.NORMS, mlp=MIXTRAL_EXPERTS),
-    options=llama.with_defaults(
-        intermediate_size=14336, num_key_value_heads=8, max_position_embeddings=4096 * 32, rms_norm_eps=1e-5
-    )
-    | {
-        "sliding_window": ("sliding_window", 0),
-        "num_local_experts": ("n_experts", 8),
-        "num_experts_per_tok": ("experts_per_token", 2),
-    },
+    options=MIXTRAL_OPTIONS,
     only=llama.MISTRAL.only | {"router_jitter_noise": 0.0},
     read=_read_mixtral,
 )
 QWEN_OPTIONS = llama.with_defaults(
-    vocab_size=151936, hidden_size=2048, num_hidden_layers=24, num_key_value_heads=4, max_position_embeddings=32768
-)
+    vocab_size=151936,
+    hidden_size=2048,
+    num_hidden_layers=24,
+    num_key_value_heads=4,
+    max_position_embeddings=32768,
+) | {
+    "num_experts": ("n_experts", 128),
+    "num_experts_per_tok": ("experts_per_token", 8),
+    "moe_intermediate_size": ("n_inner", 768),
+}
 del QWEN_OPTIONS["intermediate_size"]  # the width of layers without experts
 QWEN3_MOE = llama.LLAMA._replace(
     name="qwen3_moe",
     architectures=("Qwen3MoeForCausalLM", "Qwen3MoeModel"),
     form=llama.make_form(llama.NORMS, mlp=EXPERTS),
-    options=QWEN_OPTIONS | COUNTS | {"moe_intermediate_size": ("n_inner", 768)},
+    options=QWEN_OPTIONS,
     settings=llama.LLAMA.settings | {"qk_norm": True},
     # Layers without experts would have other weights than their neighbors.
     only=llama.MISTRAL.only | {"decoder_sparse_step": 1, "mlp_only_layers": [], "use_sliding_window": False},
     read=_read_qwen,
     write=_write_qwen,
 )
+OLMOE_OPTIONS = llama.with_defaults(
+    vocab_size=50304,
+    hidden_size=2048,
+    intermediate_size=2048,
+    num_hidden_layers=16,
+    num_attention_heads=16,
+    max_position_embeddings=4096,
+    rms_norm_eps=1e-5,
+) | {
+    "num_experts": ("n_experts", 64),
+    "num_experts_per_tok": ("experts_per_token", 8),
+}
 OLMOE = llama.LLAMA._replace(
     name="olmoe",
     architectures=("OlmoeForCausalLM", "OlmoeModel"),
     form=llama.make_form(llama.NORMS, mlp=EXPERTS),
-    options=llama.with_defaults(
-        vocab_size=50304,
-        hidden_size=2048,
-        intermediate_size=2048,
-        num_hidden_layers=16,
-        num_attention_heads=16,
-        max_position_embeddings=4096,
-        rms_norm_eps=1e-5,
-    )
-    | {"num_experts": ("n_experts", 64), "num_experts_per_tok": ("experts_per_token", 8)},
+    options=OLMOE_OPTIONS,
     settings=llama.LLAMA.settings | {"qk_norm": True, "qk_norm_per_head": False},
     only=llama.MISTRAL.only | {"clip_qkv": None},
     read=_read,

@@ -68,18 +68,26 @@ class Family(NamedTuple):
     def config_to_hf(self, config: ModelConfig) -> dict[str, Any]:
         """Convert a model config to the content of a config.json, without settings that the family lacks."""
         config = canonical(config)
+        about = {
+            "architectures": [self.architectures[0]],
+            "model_type": self.name,
+            "use_cache": True,
+            "initializer_range": config.init_std,
+        }
         values = {name: getattr(config, setting) for name, (setting, _) in self.options.items()}
-        fixed = {"architectures": [self.architectures[0]], "model_type": self.name, "use_cache": True}
-        return fixed | {"initializer_range": config.init_std} | values | self.write(config)
+        return about | values | self.write(config)
 
     def express(self, config: ModelConfig) -> ModelConfig:
         """Return the equivalent config, as an import of the exported model reads it.
 
         Raises `UserError` with the first setting that the family cannot express.
         """
+        # A gated MLP expresses a plain MLP with ReLU^2: relu(u)^2 = relu(u) u.
         is_plain_relu2 = config.mlp == "plain" and config.activation == "relu2" and not config.bias
-        if is_plain_relu2 and self.settings.get("mlp") == "gated":  # relu(u)^2 = relu(u) u
+        if is_plain_relu2 and self.settings.get("mlp") == "gated":
             config = replace(config, mlp="gated", activation="relu", n_inner=config.mlp_width)
+
+        # Read back what an export would write.
         wanted = canonical(replace(config, **self.fills))
         found = self.config_from_hf(Options(self.config_to_hf(wanted), "config.json"))
         for name, value in asdict(canonical(found)).items():
@@ -96,41 +104,48 @@ def canonical(config: ModelConfig) -> ModelConfig:
 
     Settings that have no effect get their defaults, because a family may lack them.
     """
-    rope: dict[str, Any] = {}
-    if config.positions != "rope":
-        rope = defaults("rope_theta", "rope_fraction", "rope_factor", *SCALING)
-    elif config.rope_factor == 1.0:
-        rope = defaults(*SCALING)
-    elif is_linear(config):
-        rope = defaults(*OF_YARN) | linear(config.block_size)
-    else:
-        rope = defaults(*(OF_LLAMA3 if config.rope_scaling == "yarn" else OF_YARN))
-
-    pattern = period("".join("L" if window else "G" for window in config.windows))
-    windows: dict[str, Any] = {"sliding_window": 0, "window_pattern": "L", "rope_local_theta": 0.0}
-    if "L" in pattern:
-        has_one_rope = config.rope_factor == 1.0 and config.rope_local_theta == config.rope_theta
-        windows = {
-            "sliding_window": config.sliding_window,
-            "window_pattern": pattern,
-            "rope_local_theta": 0.0 if has_one_rope else config.rope_local_theta,
-        }
-
-    norms: dict[str, Any] = {} if config.qk_norm else defaults("qk_norm_per_head")
-    experts: dict[str, Any] = {} if config.n_experts else defaults(*OF_EXPERTS)
-    eps = float(str(np.float32(config.norm_eps)))  # 1e-05, not 9.999999747378752e-06, as GGUF files store it
+    unused: dict[str, Any] = {}
+    if not config.qk_norm:
+        unused |= defaults("qk_norm_per_head")
+    if not config.n_experts:
+        unused |= defaults(*OF_EXPERTS)
     return replace(
         config,
-        norm_eps=eps,
+        norm_eps=float(str(np.float32(config.norm_eps))),  # 1e-05, not 9.999999747378752e-06, as GGUF files store it
         n_kv_head=config.kv_heads,
         head_dim=config.head_width,
         n_inner=config.mlp_width,
         qkv_bias=config.qkv_bias and not config.bias,
-        **norms,
-        **experts,
-        **rope,
-        **windows,
+        **unused,
+        **_canonical_rope(config),
+        **_canonical_windows(config),
     )
+
+
+def _canonical_rope(config: ModelConfig) -> dict[str, Any]:
+    """Return the settings of RoPE that have no effect, and of linear scaling, which Llama 3 scaling can express."""
+    if config.positions != "rope":
+        return defaults("rope_theta", "rope_fraction", "rope_factor", *SCALING)
+    if config.rope_factor == 1.0:
+        return defaults(*SCALING)
+    if is_linear(config):
+        return defaults(*OF_YARN) | linear(config.block_size)
+    if config.rope_scaling == "yarn":
+        return defaults(*OF_LLAMA3)
+    return defaults(*OF_YARN)
+
+
+def _canonical_windows(config: ModelConfig) -> dict[str, Any]:
+    """Return the settings of sliding windows: the shortest pattern, and no frequencies equal to those of global layers."""
+    pattern = period("".join("L" if window else "G" for window in config.windows))
+    if "L" not in pattern:
+        return {"sliding_window": 0, "window_pattern": "L", "rope_local_theta": 0.0}
+    has_one_rope = config.rope_factor == 1.0 and config.rope_local_theta == config.rope_theta
+    return {
+        "sliding_window": config.sliding_window,
+        "window_pattern": pattern,
+        "rope_local_theta": 0.0 if has_one_rope else config.rope_local_theta,
+    }
 
 
 def defaults(*names: str) -> dict[str, Any]:
@@ -140,4 +155,7 @@ def defaults(*names: str) -> dict[str, Any]:
 
 def period(pattern: str) -> str:
     """Return the shortest prefix of a pattern that, when repeated and truncated, equals the pattern."""
-    return next(pattern[:n] for n in range(1, len(pattern) + 1) if pattern[n:] == pattern[:-n])
+    for n in range(1, len(pattern)):
+        if pattern[n:] == pattern[:-n]:
+            return pattern[:n]
+    return pattern

@@ -16,9 +16,24 @@ from jaxgpt.convert.tensors import HEAD, STRAY, Format, WeightRow, WeightTable, 
 
 PREFIX = "transformer."
 DROPOUTS = ("embd_pdrop", "attn_pdrop")  # dropout options besides resid_pdrop
+OPTIONS: dict[str, tuple[str, Any]] = {  # option: (setting, default of GPT2Config)
+    "vocab_size": ("vocab_size", 50257),
+    "n_positions": ("block_size", 1024),
+    "n_layer": ("n_layer", 12),
+    "n_head": ("n_head", 12),
+    "n_embd": ("n_embd", 768),
+    "n_inner": ("n_inner", 0),
+    "activation_function": ("activation", "gelu_new"),
+    "layer_norm_epsilon": ("norm_eps", 1e-5),
+    "tie_word_embeddings": ("tie_embeddings", True),
+    "scale_attn_weights": ("scale_attn_weights", True),
+    "scale_attn_by_inverse_layer_idx": ("scale_attn_by_inverse_layer_idx", False),
+    "resid_pdrop": ("dropout", 0.1),
+}
 
 
 def _table(output_first: bool) -> WeightTable:
+    """Return the names and layouts of the tensors; `output_first`: whether matrices are stored as `[out, in]`."""
     layer = f"{PREFIX}h.{{}}."
     stored = {"output_first": output_first}
     return (
@@ -36,6 +51,7 @@ def _table(output_first: bool) -> WeightTable:
 
 
 def _read(options: Options, config: ModelConfig) -> dict[str, Any]:
+    """Check that all dropout options are equal."""
     for name in DROPOUTS:
         options.only(name, config.dropout)
     return {}
@@ -45,20 +61,7 @@ FAMILY = Family(
     name="gpt2",
     architectures=("GPT2LMHeadModel", "GPT2Model"),
     form=Format(_table(output_first=False), PREFIX, f"{PREFIX}wte.weight"),
-    options={  # with the defaults of GPT2Config
-        "vocab_size": ("vocab_size", 50257),
-        "n_positions": ("block_size", 1024),
-        "n_layer": ("n_layer", 12),
-        "n_head": ("n_head", 12),
-        "n_embd": ("n_embd", 768),
-        "n_inner": ("n_inner", 0),
-        "activation_function": ("activation", "gelu_new"),
-        "layer_norm_epsilon": ("norm_eps", 1e-5),
-        "tie_word_embeddings": ("tie_embeddings", True),
-        "scale_attn_weights": ("scale_attn_weights", True),
-        "scale_attn_by_inverse_layer_idx": ("scale_attn_by_inverse_layer_idx", False),
-        "resid_pdrop": ("dropout", 0.1),
-    },
+    options=OPTIONS,
     settings={},
     only={"normalize_attention_scores": True},
     fills={"bias": True, "norm_affine": True},
@@ -72,16 +75,18 @@ NANOGPT = Format(_table(output_first=True), PREFIX, f"{PREFIX}wte.weight")
 
 def read_nanogpt(options: Options, weights: Weights) -> ModelConfig:
     """Return the config of a nanoGPT checkpoint, from config.json and the shapes of its tensors."""
-    o = options
     shapes = {name.removeprefix(STRAY): tensor.shape for name, tensor in weights.tensors.items()}
-    embedding_rows = next(iter(shapes.get(NANOGPT.tied, ())), 0)
+    has_bias = f"{PREFIX}h.0.attn.c_attn.bias" in shapes
+    vocab_size = options.read("vocab_size", 0)
+    if not vocab_size and shapes.get(NANOGPT.tied):
+        vocab_size = shapes[NANOGPT.tied][0]  # rows of the embedding table
     return ModelConfig(
-        n_layer=o.read("n_layer", int),
-        n_head=o.read("n_head", int),
-        n_embd=o.read("n_embd", int),
-        block_size=o.read("block_size", int),
-        vocab_size=o.read("vocab_size", 0) or embedding_rows,
-        bias=o.read("bias", f"{PREFIX}h.0.attn.c_attn.bias" in shapes),
-        dropout=o.read("dropout", 0.0),
+        n_layer=options.read("n_layer", int),
+        n_head=options.read("n_head", int),
+        n_embd=options.read("n_embd", int),
+        block_size=options.read("block_size", int),
+        vocab_size=vocab_size,
+        bias=options.read("bias", has_bias),
+        dropout=options.read("dropout", 0.0),
         activation="gelu",
     )

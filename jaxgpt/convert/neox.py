@@ -25,27 +25,42 @@ TABLE = (
     *norm(f"{PREFIX}final_layer_norm", "ln_f"),
     WeightRow("embed_out.weight", ("lm_head/kernel",), output_first=True),
 )
+OPTIONS: dict[str, tuple[str, Any]] = {  # option: (setting, default of GPTNeoXConfig)
+    "vocab_size": ("vocab_size", 50432),
+    "max_position_embeddings": ("block_size", 2048),
+    "num_hidden_layers": ("n_layer", 44),
+    "num_attention_heads": ("n_head", 64),
+    "hidden_size": ("n_embd", 6144),
+    "intermediate_size": ("n_inner", 24576),
+    "hidden_act": ("activation", "gelu"),
+    "layer_norm_eps": ("norm_eps", 1e-5),
+    "use_parallel_residual": ("parallel_residual", True),
+    "tie_word_embeddings": ("tie_embeddings", False),
+    "hidden_dropout": ("dropout", 0.0),
+}
 
 
 def _read(options: Options, config: ModelConfig) -> dict[str, Any]:
     """Check dropout, and read the RoPE settings from `rope_parameters` or the options of transformers 4."""
-    o = options
-    o.only("attention_dropout", config.dropout)
+    options.only("attention_dropout", config.dropout)
     old = {
-        "rope_theta": o.read("rotary_emb_base", 10_000.0),
-        "partial_rotary_factor": o.read("rotary_pct", 0.25),
+        "rope_theta": options.read("rotary_emb_base", 10_000.0),
+        "partial_rotary_factor": options.read("rotary_pct", 0.25),
     }
-    for name, value in old.items():  # duplicates that transformers 4 may add: rope_theta and partial_rotary_factor
-        o.only(name, value)
-    inner = o.inner("rope_parameters", old | o.read("rope_parameters", {}))
-    inner.only("rope_type", "default")
-    inner.skip("original_max_position_embeddings")
-    rope = {
-        "rope_theta": inner.read("rope_theta", float),
-        "rope_fraction": inner.read("partial_rotary_factor", float),
+    # transformers 4 may also write them under the new names, outside rope_parameters.
+    for name, value in old.items():
+        options.only(name, value)
+
+    new = options.read("rope_parameters", {})
+    rope = options.inner("rope_parameters", old | new)
+    rope.only("rope_type", "default")
+    rope.skip("original_max_position_embeddings")
+    settings = {
+        "rope_theta": rope.read("rope_theta", float),
+        "rope_fraction": rope.read("partial_rotary_factor", float),
     }
-    inner.done()
-    return rope
+    rope.done()
+    return settings
 
 
 def _write(config: ModelConfig) -> dict[str, Any]:
@@ -65,19 +80,7 @@ FAMILY = Family(
     name="gpt_neox",
     architectures=("GPTNeoXForCausalLM", "GPTNeoXModel"),
     form=Format(TABLE, PREFIX, f"{PREFIX}embed_in.weight", "embed_out.weight"),
-    options={  # with the defaults of GPTNeoXConfig
-        "vocab_size": ("vocab_size", 50432),
-        "max_position_embeddings": ("block_size", 2048),
-        "num_hidden_layers": ("n_layer", 44),
-        "num_attention_heads": ("n_head", 64),
-        "hidden_size": ("n_embd", 6144),
-        "intermediate_size": ("n_inner", 24576),
-        "hidden_act": ("activation", "gelu"),
-        "layer_norm_eps": ("norm_eps", 1e-5),
-        "use_parallel_residual": ("parallel_residual", True),
-        "tie_word_embeddings": ("tie_embeddings", False),
-        "hidden_dropout": ("dropout", 0.0),
-    },
+    options=OPTIONS,
     settings={"positions": "rope"},
     only={"attention_bias": True, "rope_scaling": None},
     fills={"bias": True, "norm_affine": True},

@@ -7,31 +7,35 @@ from typing import Any
 
 from jaxgpt.errors import UserError, short_repr
 
-# Options that do not change the logits of a trained model: names, library versions, ids of special tokens, settings for
-# training, generation and classifiers, and the precision of attention scores (here always float32).
-# Options that begin with an underscore, added by transformers, do not change the logits either.
-HARMLESS = frozenset(
-    """
+# Options that do not change the logits of a trained model. Those that begin with an underscore do not change them either.
+# Names, library versions, outputs, and settings of training:
+OF_LIBRARIES = """
     architectures attn_implementation auto_map custom_pipelines dtype finetuning_task gradient_checkpointing id2label
     initializer_range is_decoder is_llama_config label2id model_max_length model_type neftune_noise_alpha
     num_labels output_attentions output_hidden_states output_past output_scores pretraining_tp problem_type return_dict
     return_dict_in_generate task_specific_params tf_legacy_loss tie_encoder_decoder tokenizer_class torch_dtype
     torchscript transformers.js_config transformers_version trust_remote_code unsloth_fixed unsloth_version use_bfloat16
     use_cache
-
+"""
+# Ids of special tokens:
+OF_TOKENS = """
     bos_token_id decoder_start_token_id eos_token_id forced_bos_token_id forced_eos_token_id pad_token_id sep_token_id
     unk_token_id
-
+"""
+# Settings of generation:
+OF_GENERATION = """
     bad_words_ids begin_suppress_tokens diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size
     exponential_decay_length_penalty length_penalty max_length max_new_tokens min_length no_repeat_ngram_size
     num_beam_groups num_beams num_return_sequences prefix remove_invalid_values repetition_penalty suppress_tokens
     temperature top_k top_p typical_p
-
+"""
+# Settings of caches, classifiers and other models, and the precision of attention scores (here always float32):
+OF_OTHERS = """
     apply_query_key_layer_scaling attention_probs_dropout_prob cache_implementation classifier_dropout hidden_dropout_prob
     max_sequence_length n_ctx n_special predict_special_tokens reorder_and_upcast_attn summary_activation
     summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
-    """.split()
-)
+"""
+HARMLESS = frozenset(f"{OF_LIBRARIES} {OF_TOKENS} {OF_GENERATION} {OF_OTHERS}".split())
 
 # Map from options that may change the logits to the only value that leaves the logits unchanged.
 NEUTRAL: dict[str, Any] = {
@@ -88,11 +92,11 @@ class Options:
         self._advice = advice
         self.known: set[str] = set()
         self._null = {name for name, value in values.items() if value is None}
-        self._left = {
-            name: value
-            for name, value in values.items()
-            if value is not None and name not in HARMLESS and not name.startswith("_")
-        }
+        self._left = {}
+        for name, value in values.items():
+            is_harmless = name in HARMLESS or name.startswith("_")
+            if value is not None and not is_harmless:
+                self._left[name] = value
         for name, value in NEUTRAL.items():
             self.only(name, value)
 

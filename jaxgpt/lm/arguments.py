@@ -29,16 +29,20 @@ def make_settings(given: Mapping[str, Any], *classes: type[Any]) -> list[Any]:
     for name in given:
         if name not in known:
             raise UserError(f"unknown setting {name}{did_you_mean(name, known)}; use one of {', '.join(known)}")
-    given = {name: as_tuple(value) if name in ("stop", "stop_ids") else value for name, value in given.items()}
-    return [cls(**{name: value for name, value in given.items() if known[name] is cls}) for cls in classes]
+    values: dict[type[Any], dict[str, Any]] = {cls: {} for cls in classes}
+    for name, value in given.items():
+        is_sequence = name in ("stop", "stop_ids")
+        values[known[name]][name] = as_tuple(value) if is_sequence else value
+    return [cls(**own) for cls, own in values.items()]
 
 
 def as_list(values: Any) -> list[Any] | None:
     """Return the items of a list, set, iterator or array; None for a single value, such as a string."""
-    single = isinstance(values, (str, bytes, dict)) or getattr(values, "shape", None) == ()
-    if single or not isinstance(values, Iterable):
+    is_single = isinstance(values, (str, bytes, dict)) or getattr(values, "shape", None) == ()
+    if is_single or not isinstance(values, Iterable):
         return None
-    return np.asarray(values).tolist() if hasattr(values, "dtype") else list(values)
+    is_array = hasattr(values, "dtype")
+    return np.asarray(values).tolist() if is_array else list(values)
 
 
 def as_tuple(value: Any) -> tuple[Any, ...]:
@@ -55,7 +59,8 @@ def as_prompts(prompts: Any) -> list[Any]:
     rows = [prompts] if isinstance(prompts, str) else as_list(prompts)
     if rows is None:
         raise UserError(f"prompts must be a string, token ids, or a list of either: {short_repr(prompts)}")
-    return [rows] if rows and all(isinstance(x, Number) or getattr(x, "shape", None) == () for x in rows) else rows
+    are_ids = bool(rows) and all(isinstance(x, Number) or getattr(x, "shape", None) == () for x in rows)
+    return [rows] if are_ids else rows
 
 
 def encode_prompt(tokenizer: Tokenizer, vocab_size: int, prompt: Any, special: bool = False) -> list[int]:
@@ -67,7 +72,8 @@ def encode_prompt(tokenizer: Tokenizer, vocab_size: int, prompt: Any, special: b
     Raises `UserError` for text or ids outside the vocabulary, an empty list, or a value that is not a prompt.
     """
     if isinstance(prompt, str):
-        ids = (tokenizer.encode_special if special else tokenizer.encode)(prompt).tolist()
+        encode = tokenizer.encode_special if special else tokenizer.encode
+        ids = encode(prompt).tolist()
         before = list(tokenizer.bos_ids)
         if ids and ids[: len(before)] != before:
             ids = before + ids
@@ -75,12 +81,16 @@ def encode_prompt(tokenizer: Tokenizer, vocab_size: int, prompt: Any, special: b
         ids = as_list(prompt)
         if not ids:
             raise UserError(f"a prompt must be a string or a list of at least one token id: {short_repr(prompt)}")
-    if set(map(type, ids)) <= {int} and (not ids or (min(ids) >= 0 and max(ids) < vocab_size)):
-        return ids  # the usual case, without a call per id
-    return [
-        as_int(f"the id at position {n} of the prompt (vocabulary of {vocab_size})", i, 0, vocab_size - 1)
-        for n, i in enumerate(ids)
-    ]
+
+    # In the usual case, no id needs a conversion or an error.
+    are_ints = set(map(type, ids)) <= {int}
+    if are_ints and (not ids or (min(ids) >= 0 and max(ids) < vocab_size)):
+        return ids
+    checked = []
+    for n, i in enumerate(ids):
+        name = f"the id at position {n} of the prompt (vocabulary of {vocab_size})"
+        checked.append(as_int(name, i, 0, vocab_size - 1))
+    return checked
 
 
 @dataclass(frozen=True)
@@ -102,7 +112,8 @@ class CheckedFilter:
             raise UserError(
                 f"the filter {self.__name__} converts its arguments to NumPy arrays: use jax.numpy"
             ) from None
-        found, wanted = (f"{a.dtype} {list(a.shape)}" for a in (out, logits_BV))
+        found = f"{out.dtype} {list(out.shape)}"
+        wanted = f"{logits_BV.dtype} {list(logits_BV.shape)}"
         if found != wanted:
             raise UserError(
                 f"the filter {self.__name__} returned {found} for logits of {wanted}: shape and dtype must stay the same"
@@ -124,8 +135,9 @@ def start_ids(tokenizer: Tokenizer) -> list[int]:
     for i in (tokenizer.special.bos_id, tokenizer.eos_id):
         if i is not None and i < tokenizer.vocab_size:
             return [i]
-    with suppress(UserError):
-        if newline := tokenizer.encode("\n").tolist():
+    with suppress(UserError):  # no newline in the vocabulary
+        newline = tokenizer.encode("\n").tolist()
+        if newline:
             return list(newline)
     raise UserError(
         "the prompt is empty, and the tokenizer has no beginning-of-text or end-of-text token or newline: pass a prompt"
@@ -134,17 +146,23 @@ def start_ids(tokenizer: Tokenizer) -> list[int]:
 
 def max_new(model: ModelConfig, length: int, text: TextParams) -> int:
     """Return the maximum number of new tokens; raise `UserError` if `max_length` or context is too short."""
-    bounded = text.overflow == "error" or (text.overflow == "auto" and model.positions != "rope")
+    is_bounded = text.overflow == "error" or (text.overflow == "auto" and model.positions != "rope")
     fitting = max(model.block_size - length + 1, 0)  # including the last token, which is not an input
+
     if text.max_length is not None:
         new = text.max_length - length
         if new < 1:
             raise UserError(
                 f"max_length {text.max_length} leaves no room after a prompt of {length} tokens: raise it above {length}"
             )
+    elif text.max_new_tokens:
+        new = text.max_new_tokens
+    elif is_bounded:
+        new = min(NEW_TOKENS, max(fitting - 1, 1))
     else:
-        new = text.max_new_tokens or (min(NEW_TOKENS, max(fitting - 1, 1)) if bounded else NEW_TOKENS)
-    if bounded and new > fitting:
+        new = NEW_TOKENS
+
+    if is_bounded and new > fitting:
         fix = f"generate at most {fitting}" if fitting else "shorten the prompt"
         raise UserError(
             f"a prompt of {length} tokens and {new} new tokens exceed the context length of {model.block_size}: "

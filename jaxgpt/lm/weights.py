@@ -27,17 +27,30 @@ def quantize(params: Any, model: Model, precision: Precision) -> Any:
             return w
         if "router" in weight.axes:  # a small matrix; rounding it would change the choice of experts
             return w
+
         transposed = weight.kind == "matrix"
         w_OI = w.mT if transposed else w
         if precision != "int8":
-            return Stored(w_OI.astype(precision), jnp.ones(w_OI.shape[:-1], jnp.float32), transposed)
-        scale_O = jnp.maximum(jnp.abs(w_OI).max(-1), jnp.finfo(jnp.float32).tiny) / 127
-        return Stored(jnp.round(w_OI / scale_O[..., None]).astype(jnp.int8), scale_O, transposed)
+            ones_O = jnp.ones(w_OI.shape[:-1], jnp.float32)
+            return Stored(w_OI.astype(precision), ones_O, transposed)
+
+        largest_O = jnp.abs(w_OI).max(-1)
+        scale_O = jnp.maximum(largest_O, jnp.finfo(jnp.float32).tiny) / 127  # above 0 even if all weights are 0
+        values_OI = jnp.round(w_OI / scale_O[..., None])
+        return Stored(values_OI.astype(jnp.int8), scale_O, transposed)
 
     return map_weights(store, params, model)
 
 
 def dequantize(params: Any) -> Any:
     """Convert each `Stored` weight to a float32 array."""
-    is_stored = lambda w: isinstance(w, Stored)  # noqa: E731
-    return jax.tree.map(lambda w: w.dense() if is_stored(w) else w, params, is_leaf=is_stored)
+    return jax.tree.map(_dense, params, is_leaf=_is_stored)
+
+
+def _dense(weight: Any) -> Any:
+    """Convert a `Stored` weight to a float32 array; arrays are unchanged."""
+    return weight.dense() if _is_stored(weight) else weight
+
+
+def _is_stored(weight: Any) -> bool:
+    return isinstance(weight, Stored)

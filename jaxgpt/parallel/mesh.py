@@ -40,19 +40,15 @@ def resolve(config: Config, n_devices: int, processes: int = 1, tpu: bool = Fals
         UserError: if the mesh needs more devices than exist, does not divide a width or number of heads, or leaves devices
             idle that must be used.
     """
-    model = config.model
     sizes = sizes_of(config.mesh)
-    widths = {
-        "fsdp": {"model.n_embd": model.n_embd},
-        "tensor": {"model.n_head": model.n_head, "the MLP's width": model.mlp_width},
-    }
+    widths = _divided_widths(config)
 
     # The devices that remain after the fixed sizes are assigned to fsdp, then to tensor, then to data.
     fixed = math.prod(size for size in sizes.values() if size > 0)
     rest = max(n_devices // fixed, 1)
-    for axis, split in widths.items():
+    for axis, divided in widths.items():
         if sizes[axis] == -1:
-            sizes[axis] = math.gcd(rest, *split.values())
+            sizes[axis] = math.gcd(rest, *divided.values())
             rest //= sizes[axis]
     if sizes["data"] == -1:
         sizes["data"] = rest
@@ -63,33 +59,54 @@ def resolve(config: Config, n_devices: int, processes: int = 1, tpu: bool = Fals
             share = math.ceil(B / (rest * others))  # windows per device
             sizes["data"] = math.ceil(B / (share * others))
 
+    # Check the sizes, those of the settings and those that replace -1.
     used = math.prod(sizes.values())
     shape = " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "data 1"
     in_use = f"{used} of {n_devices} devices in use ({shape})"
-    indivisible = [
-        f"mesh.{axis} {sizes[axis]} does not divide {name} {width}"
-        for axis, split in widths.items()
-        for name, width in split.items()
-        if width % sizes[axis]
-    ]
+    indivisible = _indivisible(sizes, widths)
     problem = ""
     if used > n_devices:
         problem = f"the mesh needs {used} devices ({shape}), but only {n_devices} exist"
     elif indivisible:
-        problem = indivisible[0]
+        problem = indivisible
     elif processes > 1 and used < n_devices:
         problem = f"{in_use}, but {processes} processes must use all of their devices"
     elif tpu and n_devices % used:
         problem = f"{in_use}, but a TPU mesh must use all devices, or a divisor of their number"
     if problem:
-        inner = " --mesh.fsdp -1 --mesh.tensor 1" if sizes["fsdp"] * sizes["tensor"] > 1 else ""
-        for axis in ("expert", "context"):
-            if sizes[axis] > 1:
-                inner += f" --mesh.{axis} 1"
-        raise UserError(f"{problem}: use --mesh.data -1{inner}, which fits any number of devices")
+        raise UserError(f"{problem}: use --mesh.data -1{_fitting_flags(sizes)}, which fits any number of devices")
 
     idle = in_use if used < n_devices else ""
     return MeshConfig(**sizes), "; ".join(_advice(config, sizes, idle))
+
+
+def _divided_widths(config: Config) -> dict[str, dict[str, int]]:
+    """Return the widths and numbers of heads that an axis of the mesh must divide, keyed by axis, then by name."""
+    model = config.model
+    return {
+        "fsdp": {"model.n_embd": model.n_embd},
+        "tensor": {"model.n_head": model.n_head, "the MLP's width": model.mlp_width},
+    }
+
+
+def _indivisible(sizes: dict[str, int], widths: dict[str, dict[str, int]]) -> str:
+    """Describe the first width that its axis of the mesh does not divide, or return ""."""
+    for axis, divided in widths.items():
+        for name, width in divided.items():
+            if width % sizes[axis]:
+                return f"mesh.{axis} {sizes[axis]} does not divide {name} {width}"
+    return ""
+
+
+def _fitting_flags(sizes: dict[str, int]) -> str:
+    """Return the flags that, with --mesh.data -1, fit any number of devices and any model."""
+    flags = ""
+    if sizes["fsdp"] * sizes["tensor"] > 1:
+        flags = " --mesh.fsdp -1 --mesh.tensor 1"
+    for axis in ("expert", "context"):
+        if sizes[axis] > 1:
+            flags += f" --mesh.{axis} 1"
+    return flags
 
 
 def _advice(config: Config, sizes: dict[str, int], idle: str) -> Iterator[str]:
@@ -106,11 +123,11 @@ def _advice(config: Config, sizes: dict[str, int], idle: str) -> Iterator[str]:
         yield f"{wasted}: --train.batch-size {windows} would use them"
 
     tensor = sizes["tensor"]
-    split = (
+    repeated = (
         ("vocab_size", config.model.vocab_size, "logits"),
         ("n_kv_head", config.model.kv_heads, "keys and values"),
     )
-    for name, size, what in split:
+    for name, size, what in repeated:
         if size % tensor:
             yield (
                 f"mesh.tensor {tensor} does not divide model.{name} {size}, so each device computes all {what}: "
@@ -128,6 +145,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
         UserError: if a size is -1 (`resolve` replaces -1), there are too few devices, or the slices do not split mesh.data
             evenly.
     """
+    # Choose the devices.
     shape = tuple(sizes_of(config).values())
     fix = "pass the sizes that jaxgpt.parallel.mesh.resolve returns"
     if -1 in shape:
@@ -138,23 +156,32 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
     if len(chosen) < needed:
         raise UserError(f"the mesh {shape} needs {needed} devices, but only {len(chosen)} exist: {fix}")
 
+    # Split mesh.data, the first axis, over the slices.
+    slices = _by_slice(chosen)
+    count = len(slices)
+    lengths = [len(group) for group in slices]
+    if config.data % count or len(set(lengths)) > 1:
+        raise UserError(
+            f"mesh.data {config.data} cannot be split over {count} slices ({' + '.join(map(str, lengths))} devices), and "
+            f"each slice holds a copy of the weights: use --mesh.data {count} --mesh.fsdp -1"
+        )
+    shape_of_slice = (config.data // count, *shape[1:])
+    grid = np.concatenate([_on_torus(shape_of_slice, group) for group in slices])
+    return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def _by_slice(devices: list[Any]) -> list[list[Any]]:
+    """Group devices by TPU slice, in the order of their first devices; other devices are one slice.
+
+    JAX also reports the hosts of a GPU or CPU cluster as slices, but there, any mesh axis may span the network.
+    """
     slices: dict[int, list[Any]] = {}
-    for device in chosen:
+    for device in devices:
         index = 0
-        # JAX also reports the hosts of a GPU or CPU cluster as slices, but there, any mesh axis may span the network.
         if device.platform == "tpu":
             index = getattr(device, "slice_index", None) or 0
         slices.setdefault(index, []).append(device)
-    lengths = [len(group) for group in slices.values()]
-    if config.data % len(slices) or len(set(lengths)) > 1:
-        raise UserError(
-            f"mesh.data {config.data} cannot be split over {len(slices)} slices ({' + '.join(map(str, lengths))} devices), and "
-            f"each slice holds a copy of the weights: use --mesh.data {len(slices)} --mesh.fsdp -1"
-        )
-
-    inside = (config.data // len(slices), *shape[1:])
-    grid = np.concatenate([_on_torus(inside, group) for group in slices.values()])
-    return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    return list(slices.values())
 
 
 def _on_torus(shape: tuple[int, ...], devices: list[Any]) -> np.ndarray:

@@ -19,9 +19,10 @@ from jaxgpt.errors import UserError, did_you_mean, short_repr
 AXES = tuple(axis.name for axis in fields(MeshConfig))  # names of the mesh axes, in the order of the settings
 SMALL = 1 << 16  # arrays with fewer elements are replicated if no rule applies to them
 
-# Logical axis -> mesh axes. Weights: an axis of width D, except in norms, is sharded over fsdp; heads, MLP and vocabulary over
-# tensor. Activations: the batch is sharded over data and fsdp; in the embedding lookup, over data, and the width over fsdp.
-# Positions of activations are sharded over context.
+# Logical axis -> mesh axes.
+# Weights: an axis of width D, except in norms, is sharded over fsdp; heads, MLP and vocabulary over tensor.
+# Activations: rows are sharded over data, fsdp and expert, and positions over context. In the embedding lookup, fsdp shards
+# the width instead of the rows.
 Rules = Mapping[str, tuple[str, ...]]
 RULES: Rules = {
     "batch": ("data", "fsdp", "expert"),
@@ -52,15 +53,16 @@ def change_rules(changes: Rules) -> Rules:
         UserError: if a rule is for an unknown axis, changes the rule of `batch`, or is not a tuple of distinct mesh axes.
     """
     for name, axes in changes.items():
-        if name == "batch" and axes != RULES[name]:  # rule required by data loading and loss sums
+        # Data loading and loss sums rely on the rule of `batch`.
+        if name == "batch" and axes != RULES[name]:
             raise UserError(
                 f"the rule of batch must be {RULES[name]}, not {short_repr(axes)}: to shard over data only, use --mesh.fsdp 1"
             )
         if name not in RULES:
-            raise UserError(
-                f"no logical axis {short_repr(name)}{did_you_mean(name, RULES)}: use one of {', '.join(RULES)}"
-            )
-        if not isinstance(axes, tuple) or not set(axes) <= set(AXES) or len(set(axes)) < len(axes):
+            near = did_you_mean(name, RULES)
+            raise UserError(f"no logical axis {short_repr(name)}{near}: use one of {', '.join(RULES)}")
+        is_known = isinstance(axes, tuple) and set(axes) <= set(AXES)
+        if not is_known or len(set(axes)) < len(axes):
             raise UserError(f"the rule of {name} must be a tuple of the mesh axes {AXES}, not {short_repr(axes)}")
     return {**RULES, **changes}
 
@@ -121,11 +123,15 @@ def partition_spec(names: tuple[str | None, ...], rules: Rules) -> PartitionSpec
         if name and name not in rules:
             near = did_you_mean(name, rules)
             raise UserError(f"no rule for the logical axis {short_repr(name)}{near}: use None for an unsharded axis")
+
+    # The mesh axes of each array axis; PartitionSpec writes None for none.
     ways = [rules[name] if name else () for name in names]
     used = [axis for way in ways for axis in way]
     if len(used) != len(set(used)):
-        split = " and ".join(f"{name} by {', '.join(way)}" for name, way in zip(names, ways, strict=True) if way)
-        raise UserError(f"the rules shard several axes of an array over the same mesh axis: {split}; set one to ()")
+        split = [f"{name} by {', '.join(way)}" for name, way in zip(names, ways, strict=True) if way]
+        raise UserError(
+            f"the rules shard several axes of an array over the same mesh axis: {' and '.join(split)}; set one to ()"
+        )
     return PartitionSpec(*[way or None for way in ways])
 
 
@@ -134,13 +140,11 @@ def shardings(boxed: Any, model: ModelConfig, mesh: Mesh, rules: Rules = RULES) 
     rules = rules_for(model, mesh, rules)
 
     def place(leaf: Any) -> NamedSharding:
-        return (
-            NamedSharding(mesh, partition_spec(leaf.names, rules))
-            if isinstance(leaf, nn.Partitioned)
-            else replicated(mesh)
-        )
+        if not _is_box(leaf):
+            return replicated(mesh)
+        return NamedSharding(mesh, partition_spec(leaf.names, rules))
 
-    return jax.tree.map(place, boxed, is_leaf=lambda leaf: isinstance(leaf, nn.Partitioned))
+    return jax.tree.map(place, boxed, is_leaf=_is_box)
 
 
 def shardings_like(tree: Any, boxed: Any, model: ModelConfig, mesh: Mesh, rules: Rules = RULES) -> Any:
@@ -152,35 +156,47 @@ def shardings_like(tree: Any, boxed: Any, model: ModelConfig, mesh: Mesh, rules:
     - All others are replicated: counters and small vectors.
     """
     table = rules_for(model, mesh, rules)
+
+    # The sharding of each parameter, by its path and shape.
     shapes = map(np.shape, jax.tree.leaves(nn.unbox(boxed)))
     places = jax.tree_util.tree_leaves_with_path(shardings(boxed, model, mesh, rules))
-    known = {(_keys(path), shape): place for (path, place), shape in zip(places, shapes, strict=True)}
+    of_parameters = {}
+    for (path, sharding), shape in zip(places, shapes, strict=True):
+        of_parameters[_keys(path), shape] = sharding
 
     def place(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
-        if isinstance(leaf, nn.Partitioned):
+        if _is_box(leaf):
             return NamedSharding(mesh, partition_spec(leaf.names, table))
+
+        # For the path mu/h_0/mlp/kernel, try the parameters mu/h_0/mlp/kernel, h_0/mlp/kernel, mlp/kernel and kernel.
         keys = _keys(path)
+        shape = np.shape(leaf)
         for start in range(len(keys)):
-            like = known.get((keys[start:], np.shape(leaf)))
+            like = of_parameters.get((keys[start:], shape))
             if like is not None:
                 return like
-        return NamedSharding(mesh, spec_of_shape(np.shape(leaf), mesh))
+        return NamedSharding(mesh, spec_of_shape(shape, mesh))
 
-    return jax.tree_util.tree_map_with_path(place, tree, is_leaf=lambda leaf: isinstance(leaf, nn.Partitioned))
+    return jax.tree_util.tree_map_with_path(place, tree, is_leaf=_is_box)
 
 
 def spec_of_shape(shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
     """Shard an array without logical axes along the largest axis that the mesh divides, over fsdp, tensor or both."""
     if math.prod(shape) < SMALL:
         return PartitionSpec()
+
+    def shards(names: tuple[str, ...]) -> int:
+        return math.prod(mesh.shape[name] for name in names)
+
+    # Try the largest number of shards first.
     ways = [("fsdp", "tensor"), ("fsdp",), ("tensor",)]
-    ways.sort(key=lambda names: -math.prod(mesh.shape[name] for name in names))
-    for names in ways:
-        count = math.prod(mesh.shape[name] for name in names)
-        divided = [size if size % count == 0 else 0 for size in shape]
-        if count > 1 and any(divided):
-            axis = divided.index(max(divided))
-            return PartitionSpec(*[names if i == axis else None for i in range(len(shape))])
+    for names in sorted(ways, key=shards, reverse=True):
+        count = shards(names)
+        divisible = [size if size % count == 0 else 0 for size in shape]
+        if count > 1 and any(divisible):
+            spec: list[Any] = [None] * len(shape)
+            spec[divisible.index(max(divisible))] = names
+            return PartitionSpec(*spec)
     return PartitionSpec()
 
 
@@ -189,5 +205,11 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
+def _is_box(leaf: Any) -> bool:
+    """Return whether a leaf is an array with its logical axes."""
+    return isinstance(leaf, nn.Partitioned)
+
+
 def _keys(path: tuple[Any, ...]) -> tuple[str, ...]:
+    """Return the dictionary keys of a path, without the fields of tuples, such as optimizer states."""
     return tuple(key.key for key in path if isinstance(key, jax.tree_util.DictKey))

@@ -21,6 +21,7 @@ from jaxgpt.parallel.rows import Microbatches, batch_ways, microbatches, row_sha
 from jaxgpt.parallel.rules import RULES
 from jaxgpt.plan.cost import StepCost, merged
 from jaxgpt.plan.exchanges import Step, implied
+from jaxgpt.plan.hlo import Collective
 from jaxgpt.plan.residuals import NEXT_TOKEN, Work, abstract_program, batch_of, one_device, trace
 from jaxgpt.plan.topology import Topology
 from jaxgpt.trainer.program import Program
@@ -74,52 +75,28 @@ def estimate(config: Config, topology: Topology, work: Work = NEXT_TOKEN) -> Ste
     """
     target = topology.target
     # Extrapolate from one and two layers, which are faster to trace than all layers.
-    first = _counts(config, target, work, 1)
-    both = _counts(config, target, work, 2)
-    counts = jax.tree.map(partial(extrapolated, layers=config.model.n_layer), first, both)
-    part = one_device(config)
-    memory = dict(counts.memory)
+    one = _counts(config, target, work, 1)
+    two = _counts(config, target, work, 2)
+    counts = jax.tree.map(partial(extrapolated, layers=config.model.n_layer), one, two)
 
-    # The largest memory is used after the forward pass, with the gradient of the logits, or while a block is recomputed; then,
-    # the arrays outside the blocks, such as the logits, are not needed any more.
-    # On GPUs, and with a sharded vocabulary, the gradient of the logits replaces the logits.
-    is_copied = topology.chip.tpu and part.model.vocab_size == config.model.vocab_size
-    logits = trace(part, target, work, 2).largest if is_copied else 0.0
-    recomputed = 0.0
-    if config.train.remat != "none":
-        outside = first.saved - (both.saved - first.saved)
-        recomputed = both.unsaved - first.unsaved - outside
-    memory["activations"] = counts.saved + max(logits, recomputed) + _key_bytes(config, target)
+    activations = counts.saved + _peak_bytes(config, topology, work) + _key_bytes(config, target)
+    memory = counts.memory | {"activations": activations}
     memory = {kind: memory[kind] for kind in KINDS if kind in memory}
 
-    count = microbatches_of(config).accumulation
-    width = jnp.dtype(config.train.compute_dtype).itemsize
-    # Trained weights and optimizer state are read and written, frozen weights are only read.
+    # Per step, trained weights and optimizer state are read and written, frozen weights are only read.
     trained = memory["gradients"] + memory["optimizer"] + memory.get("average", 0.0)
     frozen = memory["parameters"] - memory["gradients"]
-    moved = 2 * trained + frozen + count * (2 * memory["gradients"] + 2 * counts.saved + 2 * width * counts.gathered)
-    collectives = merged(
-        implied(
-            Step(
-                config=config,
-                slices=topology.slices,
-                microbatches=count,
-                width=width,
-                rows=part.train.batch_size * work.windows,
-                vocab=part.model.vocab_size,
-                weights=counts.gathered,
-                reduced=counts.reduced,
-                scattered=counts.scattered,
-                keys=_keys_and_values(config) * work.windows,
-                context_attention=_context_attention(config, target),
-                has_reference=work.frozen,
-            )
-        )
-    )
+
+    # Per microbatch, gradients and activations are written and read, weights are read forward and backward.
+    count = microbatches_of(config).accumulation
+    width = jnp.dtype(config.train.compute_dtype).itemsize
+    per_microbatch = 2 * memory["gradients"] + 2 * counts.saved + 2 * width * counts.gathered
+    moved = 2 * trained + frozen + count * per_microbatch
+
+    collectives = _collectives(config, topology, work, counts)
     links = sum(each.sent * each.needed for each in collectives if not each.between_slices)
     network = sum(each.sent * each.needed for each in collectives if each.between_slices)
     computed = count * counts.computed
-    least = {"compute": computed, "memory": moved, "links": links, "network": network}
     return StepCost(
         memory=memory,
         available=topology.chip.hbm,
@@ -128,9 +105,51 @@ def estimate(config: Config, topology: Topology, work: Work = NEXT_TOKEN) -> Ste
         recomputed_flops=count * max(counts.computed - counts.plain, 0.0),
         hbm_bytes=moved,
         collectives=collectives,
-        least=least,
+        least={"compute": computed, "memory": moved, "links": links, "network": network},
         useful_share=counts.useful / counts.flops,
     )
+
+
+def _peak_bytes(config: Config, topology: Topology, work: Work) -> float:
+    """Estimate the bytes of temporary activations at the peak of memory use, besides those saved for the backward pass.
+
+    The peak is after the forward pass, with the gradient of the logits, or while a block is recomputed: then, the arrays
+    outside the blocks, such as the logits, are not needed any more.
+    """
+    target = topology.target
+    part = one_device(config)
+
+    # On GPUs, and with a sharded vocabulary, the gradient of the logits replaces the logits.
+    is_copied = topology.chip.tpu and part.model.vocab_size == config.model.vocab_size
+    logits = trace(part, target, work, 2).largest if is_copied else 0.0
+
+    recomputed = 0.0
+    if config.train.remat != "none":
+        one = _counts(config, target, work, 1)
+        two = _counts(config, target, work, 2)
+        outside = one.saved - (two.saved - one.saved)
+        recomputed = two.unsaved - one.unsaved - outside
+    return max(logits, recomputed)
+
+
+def _collectives(config: Config, topology: Topology, work: Work, counts: _Counts) -> tuple[Collective, ...]:
+    """Return the collectives that the sharding table implies for a step; `counts`: costs with all layers."""
+    part = one_device(config)
+    step = Step(
+        config=config,
+        slices=topology.slices,
+        microbatches=microbatches_of(config).accumulation,
+        width=jnp.dtype(config.train.compute_dtype).itemsize,
+        rows=part.train.batch_size * work.windows,
+        vocab=part.model.vocab_size,
+        weights=counts.gathered,
+        reduced=counts.reduced,
+        scattered=counts.scattered,
+        keys=_keys_and_values(config) * work.windows,
+        context_attention=_context_attention(config, topology.target),
+        has_reference=work.frozen,
+    )
+    return merged(implied(step))
 
 
 def extrapolated(one: float, two: float, layers: int) -> float:
@@ -141,7 +160,10 @@ def extrapolated(one: float, two: float, layers: int) -> float:
 def _context_attention(config: Config, target: Target) -> str:
     """Return the name of the attention that divides positions over context; "": none."""
     attention, _ = choose_attention(config, target)
-    return next((name for name, kernel in CONTEXT_KERNELS.items() if kernel is attention), "")
+    for name, kernel in CONTEXT_KERNELS.items():
+        if kernel is attention:
+            return name
+    return ""
 
 
 def _key_bytes(config: Config, target: Target) -> float:
@@ -150,9 +172,9 @@ def _key_bytes(config: Config, target: Target) -> float:
     Gathered keys are those of complete windows, with float32 gradients. A ring holds the keys of two devices, because the next
     keys arrive during the computation.
     """
-    copies = {"gathered": 1.0, "ring": 2 / config.mesh.context, "": 0.0}[_context_attention(config, target)]
+    copies = {"gathered": 1.0, "ring": 2 / config.mesh.context, "": 0.0}
     width = jnp.dtype(config.train.compute_dtype).itemsize
-    return copies * _keys_and_values(config) * (width + 4)
+    return copies[_context_attention(config, target)] * _keys_and_values(config) * (width + 4)
 
 
 def _keys_and_values(config: Config) -> float:
@@ -170,20 +192,26 @@ def _counts(config: Config, target: Target, work: Work, layers: int) -> _Counts:
     program = abstract_program(config, target, work, layers)
     part = one_device(config)
     traced = trace(part, target, work, layers)
-    plain = traced if config.train.remat == "none" else trace(part, target, work, layers, remat=False)
+    plain = traced
+    if config.train.remat != "none":
+        plain = trace(part, target, work, layers, remat=False)
     flops, useful = step_flops(program, work)
 
     # The gradient of a leaf is summed over the axes of rows and positions that do not shard it, and scattered along fsdp.
     summed = (*RULES["batch"], *RULES["length"])
     reduced = dict.fromkeys(_subsets(summed), 0.0)
     scattered = 0.0
-    for leaf in jax.tree.leaves(program.abstract_state.params):
+    params = program.abstract_state.params
+    for leaf in jax.tree.leaves(params):
         axes = _axes(leaf)
-        size = math.prod(leaf.sharding.shard_shape(leaf.shape))
-        reduced[tuple(axis for axis in summed if axis not in axes)] += size
-        scattered += size if "fsdp" in axes else 0.0
+        size = shard_elements(leaf)
+        unsharded = tuple(axis for axis in summed if axis not in axes)
+        reduced[unsharded] += size
+        if "fsdp" in axes:
+            scattered += size
+
     return _Counts(
-        memory=argument_bytes(program, work) | {"gradients": shard_bytes(program.abstract_state.params)},
+        memory=argument_bytes(program, work) | {"gradients": shard_bytes(params)},
         flops=flops,
         useful=useful,
         computed=traced.flops,
@@ -216,6 +244,7 @@ def _axes(leaf: Any) -> set[str]:
 
 
 def _subsets(axes: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """Return all selections of axes, from none to all, each in the order of `axes`."""
     return [chosen for n in range(len(axes) + 1) for chosen in combinations(axes, n)]
 
 
@@ -227,13 +256,14 @@ def microbatches_of(config: Config) -> Microbatches:
 def argument_bytes(program: Program, work: Work = NEXT_TOKEN) -> dict[str, float]:
     """Count the bytes of a step's inputs on one device, by kind."""
     state = program.abstract_state
-    average = {"average": shard_bytes(state.ema)} if state.ema is not None else {}
-    return {
+    kinds = {
         "parameters": shard_bytes((state.params, program.abstract_frozen)),
         "optimizer": shard_bytes(state.opt_state),
-        **average,
-        "batch": shard_bytes(batch_of(program, work)),
     }
+    if state.ema is not None:
+        kinds["average"] = shard_bytes(state.ema)
+    kinds["batch"] = shard_bytes(batch_of(program, work))
+    return kinds
 
 
 def step_flops(program: Program, work: Work = NEXT_TOKEN) -> tuple[float, float]:
@@ -244,11 +274,15 @@ def step_flops(program: Program, work: Work = NEXT_TOKEN) -> tuple[float, float]
         of the model's FLOPs.
     """
     config = program.config
-    tokens = config.window * work.windows
-    rows = math.prod(program.microbatches) / batch_ways(program.mesh)
-    computed = tokens / config.mesh.context * rows * token_flops(config, config.window)
-    model = flops_per_token(program.model, program.abstract_weights, config.window, config.lora)
-    useful = model * config.train.batch_size / program.mesh.size
+    tokens = config.window * work.windows  # tokens of a row
+
+    # Padding is computed as well, and devices along tensor may repeat products.
+    device_rows = math.prod(program.microbatches) / batch_ways(program.mesh)
+    device_tokens = tokens / config.mesh.context
+    computed = device_tokens * device_rows * token_flops(config, config.window)
+
+    per_token = flops_per_token(program.model, program.abstract_weights, config.window, config.lora)
+    useful = per_token * config.train.batch_size / program.mesh.size
     return computed, tokens * useful
 
 

@@ -132,27 +132,14 @@ def read_program(text: str, mesh: Mapping[str, int] | None = None) -> tuple[list
     header, _, _ = text.partition("\n")
     devices = math.prod(map(int, re.findall(r"\b(?:replica_count|num_partitions)=(\d+)", header)))
 
-    # Count the executions of each computation: its callers' executions, times the trip count of a loop.
-    loops = False
-    times = defaultdict[str, int](int)
-    fused = set[str]()
-    pending = [(entry, 1)]
-    while pending:
-        name, n = pending.pop()
-        times[name] += n
-        for instruction in computations.get(name, {}).values():
-            # An asynchronous call may name its computation again where it ends.
-            if instruction.opcode.endswith(("-update", "-done")):
-                continue
-            loop = instruction.opcode == "while"
-            loops |= loop
-            trips = _trip_count(instruction, computations) if loop else 1
-            pending += [(other, n * trips) for other in instruction.called]
-            if instruction.opcode == "fusion":
-                fused.update(instruction.called)
+    executions = _count_executions(computations, entry)
+    called = [computations.get(name, {}).values() for name in executions]
+    instructions = [each for body in called for each in body]
+    loops = any(each.opcode == "while" for each in instructions)
+    fused = {name for each in instructions if each.opcode == "fusion" for name in each.called}
 
     collectives: dict[tuple[str, ...], Collective] = {}
-    for name, n in times.items():
+    for name, n in executions.items():
         body = computations.get(name, {})
         for instruction in body.values():
             collective = _collective(instruction, name, body, devices, mesh or {})
@@ -164,6 +151,22 @@ def read_program(text: str, mesh: Mapping[str, int] | None = None) -> tuple[list
                 key = (collective.kind, channel, str(collective.bytes), instruction.path)
             collectives.setdefault(key, collective._replace(times=n))
     return list(collectives.values()), loops
+
+
+def _count_executions(computations: dict[str, Computation], entry: str) -> dict[str, int]:
+    """Count the executions of each computation: its callers' executions, times the trip count of a loop."""
+    executions = defaultdict[str, int](int)
+    pending = [(entry, 1)]
+    while pending:
+        name, n = pending.pop()
+        executions[name] += n
+        for instruction in computations.get(name, {}).values():
+            # An asynchronous call may name its computation again where it ends.
+            if instruction.opcode.endswith(("-update", "-done")):
+                continue
+            trips = _trip_count(instruction, computations) if instruction.opcode == "while" else 1
+            pending += [(other, n * trips) for other in instruction.called]
+    return executions
 
 
 def array_bytes(shape: str) -> list[float]:

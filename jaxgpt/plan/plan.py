@@ -68,13 +68,11 @@ def compile_step(
     Raises:
         UserError: if the compiler is not available, compilation fails, or a rule is invalid.
     """
-    mesh = make_mesh(config.mesh, devices_of(topology))
-    table = change_rules(rules or {})
     program = make_program(
         config,
-        mesh,
+        make_mesh(config.mesh, devices_of(topology)),
         ops=ops,
-        rules=table,
+        rules=change_rules(rules or {}),
         model=model,
         optimizer=optimizer,
         objective=objective,
@@ -89,24 +87,29 @@ def compile_step(
     if cost.out_of_memory:
         return cost
 
-    # The compiler does not count recomputation and, on GPUs, memory traffic. Custom parts are not estimated.
+    # The state is read and written once per step.
     state = 2 * (sum(counted.values()) - counted["batch"])
-    is_own = any(part is not None for part in (ops, rules, model, optimizer, objective))
-    least = {"compute": computed, "memory": state}
-    moved = cost.hbm_bytes
-    if not is_own:
-        implied = estimate(config, topology, work)
-        cost = replace(cost, computed_flops=implied.computed_flops, recomputed_flops=implied.recomputed_flops)
-        least = {name: implied.least[name] for name in least}
-        moved = moved or implied.hbm_bytes
-    moved = moved or state
-    for name, amount in (("links", "sent"), ("network", "sent_between_slices")):
-        least[name] = sum(getattr(each, amount) for each in cost.traffic.values())
-
+    traffic = cost.traffic.values()
+    least = {
+        "compute": computed,
+        "memory": state,
+        "links": sum(each.sent for each in traffic),
+        "network": sum(each.sent_between_slices for each in traffic),
+    }
+    moved = cost.hbm_bytes or state
     count = program.microbatches.accumulation
     if count > 1 and cost.hbm_bytes:
         # The compiler counts one iteration of the loop over microbatches: multiply all traffic except the state's by `count`.
         moved = state + count * max(moved - state, 0.0)
+
+    # The estimate adds what the compiler does not count: recomputation and, on GPUs, memory traffic. It knows no custom parts.
+    is_own = any(part is not None for part in (ops, rules, model, optimizer, objective))
+    if not is_own:
+        implied = estimate(config, topology, work)
+        least |= {name: implied.least[name] for name in ("compute", "memory")}
+        cost = replace(cost, computed_flops=implied.computed_flops, recomputed_flops=implied.recomputed_flops)
+        if not cost.hbm_bytes:
+            moved = implied.hbm_bytes
     return replace(cost, hbm_bytes=moved, least=least)
 
 
@@ -120,11 +123,11 @@ def compile_decode(config: Config, topology: Topology) -> CompiledStep:
     """
     # Decoding uses merged weights, unstacked because stacked layers support no cache.
     config = replace(config, train=replace(config.train, scan_layers=False), lora=LoraConfig())
+    model = config.model
     mesh = make_mesh(config.mesh, devices_of(topology))
     program = make_program(config, mesh)
-    model = config.model
-    B = program.microbatches.rows
     sampler = Sampler(GPT(model, program.ops))
+    B = program.microbatches.rows
     rules = rules_for(model, mesh, length=1)
 
     def begin(params: Any) -> SamplerState:
@@ -133,19 +136,22 @@ def compile_decode(config: Config, topology: Topology) -> CompiledStep:
         return prefill(sampler, params, text, key_B, model.block_size)
 
     def placed(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        # In the state of a sampler, arrays with four axes are keys or values; the others have at most two.
         names = KV_AXES if leaf.ndim == 4 else ("batch", None)[: leaf.ndim]
         sharding = jax.sharding.NamedSharding(mesh, partition_spec(names, rules))
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
+    # The shapes of the decoding step's arguments: weights in the compute dtype, as `for_decoding` returns, and the state.
     dtype = config.train.compute_dtype
     weights = program.abstract_weights
-    params = map_matrices(lambda w: w.update(dtype=dtype), weights, model)  # as in `for_decoding`
+    params = map_matrices(lambda w: w.update(dtype=dtype), weights, model)
     with use_mesh(mesh, model, length=1):
         state = jax.tree.map(placed, jax.eval_shape(begin, params))
 
     def lowered() -> Any:
+        step = jax.jit(partial(decode_steps, sampler), donate_argnums=1)
         with use_mesh(mesh, model, length=1):
-            return jax.jit(partial(decode_steps, sampler), donate_argnums=1).lower(params, state, state.made)
+            return step.lower(params, state, state.made)
 
     counted = {"parameters": shard_bytes(params), "cache": shard_bytes(state.cache)}
     cost = _compiled(lowered, counted, program, topology)

@@ -29,38 +29,51 @@ def rollout(config: Config, topology: Topology, work: Work) -> StepCost:
     """
     assert work.answers is not None
     layers = config.model.n_layer
-    one, two = (abstract_program(config, topology.target, work, n) for n in (1, 2))
+    width = jnp.dtype(config.train.compute_dtype).itemsize
 
+    # Extrapolate from one and two layers, which are faster to trace than all layers.
+    one = abstract_program(config, topology.target, work, 1)
+    two = abstract_program(config, topology.target, work, 2)
     extrapolate = partial(extrapolated, layers=layers)
     state = jax.tree.map(extrapolate, argument_bytes(one, work), argument_bytes(two, work))
-    width = jnp.dtype(config.train.compute_dtype).itemsize
     copied = width * extrapolate(shard_elements(one.abstract_weights), shard_elements(two.abstract_weights))
     read = width * extrapolate(gathered(one), gathered(two))
 
-    # The rows and the key/value heads of a device. An axis of the mesh that does not divide them replicates the cache.
+    # The answers of a device: all answers, if the mesh does not divide their number.
+    answers = work.answers
     ways = row_shards(sizes_of(config.mesh))
-    rows = work.answers.rows // ways if work.answers.rows % ways == 0 else work.answers.rows
-    part = one_device(config).model
-    slot = 2 * width * part.kv_heads * part.head_width  # bytes of the keys and values of a token in a layer
-    slots = config.window * layers
+    rows = answers.rows
+    if rows % ways == 0:
+        rows //= ways
 
-    # Slots that the steps read: n in step n, except beyond sliding windows.
-    tokens = work.answers.tokens
-    seen = sum(_sum_up_to(min(window or tokens, tokens), tokens) for window in config.model.windows)
-    scored = rows * config.window * (2 if work.frozen else 1)
-    flops = rows * tokens * token_flops(config, tokens) / 3 + scored * token_flops(config, config.window) / 3
-    memory = {kind: state[kind] for kind in state if kind != "batch"}
-    memory |= {"weights for decoding": copied, "cache": slot * rows * slots}
-    moved = tokens * read + slot * rows * seen
+    # A slot of the cache holds the keys and values of a token in a layer.
+    part = one_device(config).model
+    slot_bytes = 2 * width * part.kv_heads * part.head_width
+    cache = slot_bytes * rows * config.window * layers
+
+    # Step n reads the weights, and n slots of each layer, or at most the sliding window.
+    steps = answers.tokens
+    slots = sum(_sum_up_to(min(window or steps, steps), steps) for window in config.model.windows)
+    moved = steps * read + slot_bytes * rows * slots
+
+    # A forward pass has a third of the FLOPs of training. The frozen copy scores the answers, too.
+    scoring_models = 2 if work.frozen else 1
+    scored = rows * config.window * scoring_models
+    decoding = rows * steps * token_flops(config, steps) / 3
+    scoring = scored * token_flops(config, config.window) / 3
+
+    memory = {kind: size for kind, size in state.items() if kind != "batch"}
+    memory["weights for decoding"] = copied
+    memory["cache"] = cache
     return StepCost(
         memory=memory,
         available=topology.chip.hbm,
-        model_flops=flops,
+        model_flops=decoding + scoring,
         hbm_bytes=moved,
         least={"memory": moved},
     )
 
 
 def _sum_up_to(window: int, steps: int) -> float:
-    """Sum `min(n, window)` over the steps n = 1 ... `steps`."""
+    """Sum `min(n, window)` over the steps n = 1 ... `steps`, for a window of at most `steps`."""
     return window * (window + 1) / 2 + (steps - window) * window

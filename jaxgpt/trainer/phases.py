@@ -26,15 +26,18 @@ def continued(config: Config, last: Info | None) -> Config:
     if last is None or not last.tokens or not new.mix:
         return config
     old = last.config().data
-    past = [phase for phase in old.phases if not phase.tokens or phase.tokens < last.tokens]
+    past = _begun(old, last.tokens)
     data = replace(new, dataset=old.dataset, path=old.path, mix=old.mix)
 
+    # A mixture without @TOKENS begins here, unless it equals the current mixture.
     if not has_starts(new.mix):
-        is_same = same_shares(old.weights(past[-1]), new.weights(new.phases[0]))
-        phases = past if is_same else [*past, Phase(last.tokens, new.mix)]
+        phases = past
+        if not same_shares(old.weights(past[-1]), new.weights(new.phases[0])):
+            phases = [*past, Phase(last.tokens, new.mix)]
         return replace(config, data=data.with_phases(phases))
 
-    if [phase for phase in new.phases if not phase.tokens or phase.tokens < last.tokens] != past:
+    # A schedule must keep the mixtures that the run has trained on.
+    if _begun(new, last.tokens) != past:
         fixed = " ".join(join_phases(past)) or old.path or old.dataset
         raise UserError(
             f"data.mix must keep the mixtures up to step {last.step} ({last.tokens:,} tokens): {fixed}; to change the mixture "
@@ -43,11 +46,18 @@ def continued(config: Config, last: Info | None) -> Config:
     return replace(config, data=data.with_phases(new.phases))
 
 
+def _begun(data: DataConfig, tokens: int) -> list[Phase]:
+    """Return the mixtures of a schedule that begin before `tokens`; the first always does."""
+    return [phase for phase in data.phases if not phase.tokens or phase.tokens < tokens]
+
+
 def changed_sources(data: DataConfig, last: Info) -> str:
     """Describe the sources that a new mixture adds and removes at a checkpoint, or return ""."""
     phases = data.phases
-    if phases[-1].tokens != last.tokens or len(phases) == 1:
+    begins_here = len(phases) > 1 and phases[-1].tokens == last.tokens
+    if not begins_here:
         return ""
+
     now = data.weights(phases[-1])
     before = data.weights(phases[-2])
     earlier = {path for phase in phases[:-1] for path in data.weights(phase)}
