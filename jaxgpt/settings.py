@@ -83,36 +83,55 @@ def _hints(cls: type, named: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def _checked(name: str, value: Any, kind: Any, limits: Limits) -> Any:
+    """Check the value of a setting of type `kind`; convert numbers of any type, and lists to tuples.
+
+    Raises:
+        UserError: if the value has the wrong type or is not allowed.
+    """
     if kind == int | None:
-        return None if value is None else _checked(name, value, int, limits)
+        return None if value is None else _checked_number(name, value, int, limits)
     if get_origin(kind) is Literal:
-        if value not in get_args(kind):
-            near = did_you_mean(value, get_args(kind)) if isinstance(value, str) else ""
-            raise UserError(f"{name} must be one of {', '.join(get_args(kind))}, not {short_repr(value)}{near}")
-    elif kind in (int, float):
-        number = _number(value, kind)
-        if number is None:
-            raise UserError(f"{name} must be {'an integer' if kind is int else 'a number'}, not {short_repr(value)}")
-        allowed = _broken(number, limits)
-        if allowed:
-            raise UserError(f"{name} must be {allowed}, not {short_repr(value)}")
-        return number
-    elif kind == tuple[str, ...]:
-        if not isinstance(value, tuple | list) or not all(isinstance(word, str) for word in value):
-            raise UserError(f"{name} must be a list of strings, not {short_repr(value)}")
-        for word in value:
-            check_text(name, word)
-        return tuple(value)
-    elif isinstance(kind, type) and type(value) is not kind:
+        return _checked_choice(name, value, get_args(kind))
+    if kind in (int, float):
+        return _checked_number(name, value, kind, limits)
+    if kind == tuple[str, ...]:
+        return _checked_words(name, value)
+
+    if isinstance(kind, type) and type(value) is not kind:
         raise UserError(f"{name} must be of type {kind.__name__}, not {short_repr(value)}")
-    elif isinstance(value, str):
+    if isinstance(value, str):
         check_text(name, value)
     return value
 
 
+def _checked_choice(name: str, value: Any, choices: tuple[str, ...]) -> Any:
+    if value not in choices:
+        near = did_you_mean(value, choices) if isinstance(value, str) else ""
+        raise UserError(f"{name} must be one of {', '.join(choices)}, not {short_repr(value)}{near}")
+    return value
+
+
+def _checked_number(name: str, value: Any, kind: type, limits: Limits) -> float:
+    number = _number(value, kind)
+    if number is None:
+        raise UserError(f"{name} must be {'an integer' if kind is int else 'a number'}, not {short_repr(value)}")
+    allowed = _broken(number, limits)
+    if allowed:
+        raise UserError(f"{name} must be {allowed}, not {short_repr(value)}")
+    return number
+
+
+def _checked_words(name: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, tuple | list) or not all(isinstance(word, str) for word in value):
+        raise UserError(f"{name} must be a list of strings, not {short_repr(value)}")
+    for word in value:
+        check_text(name, word)
+    return tuple(value)
+
+
 def as_int(name: str, value: Any, low: int, high: int) -> int:
     """Convert an integer of any type to `int`; bools, floats and values outside `[low, high]` are errors."""
-    return int(_checked(name, value, int, Limits(low, high)))
+    return int(_checked_number(name, value, int, Limits(low, high)))
 
 
 def similar_setting(name: str, known: Iterable[str]) -> str:
@@ -121,9 +140,10 @@ def similar_setting(name: str, known: Iterable[str]) -> str:
     `name` and `known` are dotted names (train.steps) or options (--train.steps).
     """
     section, _, last = name.lstrip("-").rpartition(".")
-    parts = {each: each.lstrip("-").rpartition(".") for each in known}
+    parts = {each: each.lstrip("-").rpartition(".") for each in known}  # section, dot and last part
     of_section = [tail for place, _, tail in parts.values() if place == (section or last)]
 
+    # Prefer a setting of the same section; the name of a section alone lists its settings.
     near = nearest(last, [tail for *_, tail in parts.values()])
     if near and (section or not of_section):
         same = [each for each, (_, _, tail) in parts.items() if tail in near]
@@ -165,7 +185,8 @@ def _broken(value: float, limits: Limits) -> str:
     for word, limit in (("at least", low), ("above", above), ("at most", high), ("below", below)):
         is_violated = abs(limit) < INF and (value < limit) == (limit < 0)
         if abs(limit) < 1e6 or is_violated:
-            allowed.append(f"{word} {limit if isinstance(limit, int) else format(limit, 'g')}")
+            shown = str(limit) if isinstance(limit, int) else f"{limit:g}"
+            allowed.append(f"{word} {shown}")
     if not abs(value) < INF:
         allowed.append("finite")
     return " and ".join(allowed)

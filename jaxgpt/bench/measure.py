@@ -34,7 +34,8 @@ from jaxgpt.trainer.failures import compile_lowered
 from jaxgpt.trainer.program import Program, build
 from jaxgpt.trainer.record import LAG
 
-PROMPT, NEW = 16, 128  # maximum number of prompt tokens and of new tokens; fewer in a short context
+PROMPT = 16  # maximum number of prompt tokens; fewer in a short context
+NEW = 128  # maximum number of new tokens; fewer in a short context
 TRACED = 1.0  # target duration of a trace in seconds; minimum 2 calls, maximum 10 calls
 WIDTHS = {"cpu": (1024, 2048)}  # matrix widths to try; accelerators need larger matrices to reach their peak
 BANDWIDTH_BYTES = {"cpu": 2**29}  # bytes read by all devices together; the devices of a CPU share its memory
@@ -67,6 +68,8 @@ def benchmark(
         raise UserError(
             f"generation needs a model.block_size of at least 3, not {config.model.block_size}: use --no-decode"
         )
+
+    # Start: each value is the time of one stage.
     progress.stage("compiling")
     clock = _Clock()
     program = build(config)
@@ -89,36 +92,23 @@ def benchmark(
     times = steps.run(max(round(seconds / expected), 5))
     step = statistics.median(times)
 
-    # Trace a few calls, to attribute their time to kinds of work.
     calls = min(max(round(TRACED / (step * steps.each)), 2), 10)
-    traced = compiled
-    if _platform(program.mesh) == "gpu":
-        # The kernels of a CUDA graph do not have the names of their instructions in a trace.
-        progress.stage("compiling without CUDA graphs")
-        traced = compile_lowered(program, lowered, {"xla_gpu_graph_min_graph_size": 10**6})
-        steps.take = lambda state, batch: traced(state, batch, program.numbers, program.frozen)
-        steps.run(1)  # warm-up
-    profile = record_trace(lambda: steps.run(calls), trace)
-    kinds = instruction_kinds(traced.as_text() or "")
-    where = device_time(profile, kinds, len(program.mesh.local_devices))
+    where = _device_time(program, steps, lowered, compiled, calls, trace, progress)
 
     progress.stage("measuring peak FLOP/s and bandwidth")
-    mesh = program.mesh
+    limits = _limits(program)
+
     params = program.abstract_weights
     memory = compiled.memory_analysis()
-    dtype = config.train.compute_dtype
-    peaks = {each: product_peak(mesh, each) for each in dict.fromkeys((dtype, "bfloat16"))}
-    peak = peaks[dtype]
-    bandwidth = read_bandwidth(mesh)
     flops = flops_per_token(config.model, params, config.window, config.lora)
     tokens = config.train.batch_size * config.window
-    device = mesh.devices.flat[0]
+    device = program.mesh.devices.flat[0]
     results: dict[str, Any] = {
         "device": device.device_kind if device.platform != "cpu" else "cpu",
-        "devices": mesh.size,
+        "devices": program.mesh.size,
         "jax": jax.__version__,
         "parameters": parameter_count(params),
-        "compute_dtype": dtype,
+        "compute_dtype": config.train.compute_dtype,
         "start_seconds": start,
         "step": {
             "seconds": step,
@@ -126,22 +116,44 @@ def benchmark(
             "steps": len(times) * steps.each,
             "tokens": tokens,
             "tokens_per_second": tokens / step,
-            "mfu": tokens / step * flops / peak,
+            "mfu": tokens / step * flops / limits["flops_per_second"],
             "temporary_bytes": memory.temp_size_in_bytes if memory else 0,
         },
         "where": where,
         "input_seconds": statistics.median(steps.input_seconds),
-        "limits": {
-            "flops_per_second": peak,
-            "bfloat16_flops_per_second": peaks["bfloat16"],
-            "bytes_per_second": bandwidth,
-        },
+        "limits": limits,
         "flops_per_token": flops,
     }
     if decode:
         progress.stage("generating")
-        results["decode"] = _decode(program, bandwidth)
+        results["decode"] = _decode(program, limits["bytes_per_second"])
     return results
+
+
+def _device_time(
+    program: Program, steps: _Steps, lowered: Any, compiled: Any, calls: int, trace: str, progress: Progress
+) -> dict[str, float]:
+    """Trace a number of calls; return the share of device time of each kind of work. `trace` as in `benchmark`."""
+    if _platform(program.mesh) == "gpu":
+        # The kernels of a CUDA graph do not have the names of their instructions in a trace.
+        progress.stage("compiling without CUDA graphs")
+        compiled = compile_lowered(program, lowered, {"xla_gpu_graph_min_graph_size": 10**6})
+        steps.take = lambda state, batch: compiled(state, batch, program.numbers, program.frozen)
+        steps.run(1)  # warm-up
+    profile = record_trace(lambda: steps.run(calls), trace)
+    kinds = instruction_kinds(compiled.as_text() or "")
+    return device_time(profile, kinds, len(program.mesh.local_devices))
+
+
+def _limits(program: Program) -> dict[str, float]:
+    """Measure the limits of all devices together: FLOP/s in the compute dtype and in bfloat16, bytes/s of memory."""
+    dtype = program.config.train.compute_dtype
+    peak = product_peak(program.mesh, dtype)
+    return {
+        "flops_per_second": peak,
+        "bfloat16_flops_per_second": peak if dtype == "bfloat16" else product_peak(program.mesh, "bfloat16"),
+        "bytes_per_second": read_bandwidth(program.mesh),
+    }
 
 
 class _Clock:
@@ -208,19 +220,20 @@ def _decode(program: Program, bandwidth: float) -> dict[str, Any]:
     The limit is memory bandwidth: each token reads every weight matrix once.
     """
     config = program.config.model
-    one = SingleDeviceSharding(program.mesh.devices.flat[0])
-    init = jax.jit(lambda: init_params(GPT(config)), out_shardings=one)
+    device = program.mesh.devices.flat[0]
+    init = jax.jit(lambda: init_params(GPT(config)), out_shardings=SingleDeviceSharding(device))
     with random_bits_by_kernel(program.mesh):
         params = init()
     dtype = program.config.train.compute_dtype
     weights = map_matrices(lambda w: w.astype(dtype), quantize(params, config, "float32"), config)
     del params  # memory holds only the weights that decoding reads
-    ops = of_device(program.mesh.devices.flat[0], dtype)
-    sampler = Sampler(GPT(config, ops), SamplingParams(temperature=0))
+
+    sampler = Sampler(GPT(config, of_device(device, dtype)), SamplingParams(temperature=0))
     prompt = min(PROMPT, config.block_size // 2)
     new = min(NEW, config.block_size - prompt)
 
     def generate() -> tuple[float, float]:
+        """Return the seconds to the first token, and the seconds of each further token."""
         keys = jax.random.split(jax.random.key(0), 1)
         clock = _Clock()
         state = engine.start(sampler, weights, [[0] * prompt], keys, [new])
@@ -233,6 +246,7 @@ def _decode(program: Program, bandwidth: float) -> dict[str, Any]:
     generate()
     compiled = clock()
     firsts, tokens = zip(*(generate() for _ in range(3)), strict=True)
+
     weight_bytes = jnp.dtype(dtype).itemsize * multiplied_parameters(config, abstract_params(config))
     if _platform(program.mesh) != "cpu":  # separate memory per device
         bandwidth /= program.mesh.size
@@ -254,11 +268,15 @@ def product_peak(mesh: Mesh, dtype: str) -> float:
     """Measure the FLOP/s of all devices together in matrix products: the best of a few sizes."""
     best = 0.0
     for width in WIDTHS.get(_platform(mesh), (4096, 8192)):
-        rows = math.ceil(width / mesh.size) * mesh.size if _platform(mesh) == "cpu" else width * mesh.size
+        rows_per_device = width
+        if _platform(mesh) == "cpu":  # the devices share the machine: split one product
+            rows_per_device = math.ceil(width / mesh.size)
+        rows = rows_per_device * mesh.size
         a = _normal(_split(mesh), (rows, width), dtype)
         b = _normal(replicated(mesh), (width, width), dtype)
         product = jax.jit(lambda a, b: a @ b, out_shardings=a.sharding)
-        best = max(best, 2 * rows * width**2 / _fastest(mesh, product, a, b))
+        flops = 2 * rows * width**2
+        best = max(best, flops / _fastest(mesh, product, a, b))
     return best
 
 
@@ -281,10 +299,12 @@ def _normal(sharding: NamedSharding, shape: tuple[int, ...], dtype: str) -> jax.
 
 
 def _split(mesh: Mesh) -> NamedSharding:
+    """Return the sharding that splits the first axis over all devices."""
     return NamedSharding(mesh, PartitionSpec(mesh.axis_names))
 
 
 def _fastest(mesh: Mesh, work: Callable[..., Any], *args: Any) -> float:
+    """Return the least seconds of a call of `work`, among the samples taken in `SECONDS`."""
     calls = 1 if _platform(mesh) == "cpu" else QUEUED
     jax.block_until_ready(work(*args))
     best = float("inf")

@@ -272,28 +272,22 @@ def _evaluate_reward(run: str, lm: LM, data: Data, named: str, json: bool, activ
     if named and named != post.reward:
         lm = lm._replace(config=replace(lm.config, post=replace(post, reward=named)))
     reward = named_reward(lm.config.post.reward, named, note)
-
     activity.stage("evaluating")
-    program = build_program(_on_this_machine(lm.config))
+    train = replace(lm.config.train, attention="auto", remat="none")
+    program = build_program(replace(lm.config, mesh=MeshConfig(), train=train))
     evaluator = HeldOutReward(reward)
     result = evaluator(program, program.put_params(lm.params), Watch(data=data, progress=activity))
     assert result is not None  # None: interrupted, which cannot happen here
-    results = {
-        "run": run,
-        "model": lm.source,
-        "text": data.source,
-        "reward": result.reward,
-        "stderr": result.stderr,
-        "prompts": len(result.rewards),
-        "answer_tokens": result.tokens,
-    }
+    results = {"run": run, "model": lm.source, "text": data.source, "reward": result.reward, "stderr": result.stderr}
+    results |= {"prompts": len(result.rewards), "answer_tokens": result.tokens}
+    known = {name: value for name, value in results.items() if not isinstance(value, float) or math.isfinite(value)}
     facts = {
         "model": lm.source,
         "prompts": data.source,
         "reward": f"{str(result).removeprefix('reward ')}, {lm.config.post.reward}",
         "answers": f"{result.tokens:.1f} tokens on average, the most probable token at each position",
     }
-    return print_result(json, _finite(results), facts)
+    return print_result(json, known, facts)
 
 
 def _on_this_machine(config: Config) -> Config:

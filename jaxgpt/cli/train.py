@@ -83,8 +83,10 @@ def train(
         raise UserError(f"--resume continues one run, not both {source} and --out {out}: omit one of them")
 
     of_tasks = {"--tasks-every": tasks_every, "--tasks-limit": tasks_limit, "--tasks-path": tasks_path}
-    for option in (name for name, value in of_tasks.items() if value and not tasks):
-        raise UserError(f"{option} has no effect without --tasks: omit it")
+    if not tasks:
+        for option, value in of_tasks.items():
+            if value:
+                raise UserError(f"{option} has no effect without --tasks: omit it")
 
     from jaxgpt.bench.profile import Profile
     from jaxgpt.checkpoint.run import NotReplaced, Run, recover
@@ -154,14 +156,18 @@ def train(
         except TrainingFailed as e:
             raise TrainingFailed(f"{e}; resume with: {printer.resume_command}") from None
         except Exception as e:
-            # Notes about the saved step, after an error of the user's own code. JAX also adds notes to errors.
-            notes = [note for note in getattr(e, "__notes__", []) if note.startswith("jaxgpt: ")]
-            if not notes:
+            kept = kept_notes(e)
+            if not kept:
                 raise
-            kept = "; ".join(note.removeprefix("jaxgpt: ") for note in notes)
             resume_with = f"; resume with: {printer.resume_command}" if printer.has_steps else ""
             raise TrainingFailed(f"{type(e).__name__}: {one_line(e, 300)}: {kept}{resume_with}") from e
     return UNFINISHED if outcome.stopped else 0
+
+
+def kept_notes(error: Exception) -> str:
+    """Return the notes of an error in the user's own code about the last saved step, or "". JAX also adds notes to errors."""
+    notes = [note for note in getattr(error, "__notes__", []) if note.startswith("jaxgpt: ")]
+    return "; ".join(note.removeprefix("jaxgpt: ") for note in notes)
 
 
 def with_tasks(start: Start, names: str, every: int, limit: int, path: str) -> Start:
@@ -221,6 +227,8 @@ def resumed(path: Path, preset: str, init_from: str, keep_optimizer: bool, setti
     run.tokenizer()  # integrity check of the tokenizer, even for a finished run
     if preset not in ("", old.preset):
         raise UserError(f"{path} is a run of {old.preset!r}, not {preset!r}: omit the preset, or change --out")
+
+    # A resumed run keeps its initial weights, optimizer and adapters.
     weights, step = parse_checkpoint(init_from)
     used, used_step = parse_checkpoint(old.state_from or old.init_from)
     is_same = weights.resolve() == used.resolve() and step in ("best", used_step)

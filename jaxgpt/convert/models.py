@@ -201,9 +201,9 @@ def open_model(source: Path, accept: Collection[str] = ()) -> tuple[str, ModelCo
         return gguf.open_gguf(source, accept)
     if not source.is_dir():
         raise UserError(f"{source} is not a directory with config.json and safetensors, nor a .gguf file")
-    where = source / "config.json"
-    values = read_json(where)
-    options = Options(values, str(where), accept)
+    where = str(source / "config.json")
+    values = read_json(source / "config.json")
+    options = Options(values, where, accept)
     kind = values.get("model_type")
     if kind is None and (source / "checkpoints").is_dir():
         raise UserError(f"{source} is already a run: it does not need to be imported")
@@ -213,37 +213,43 @@ def open_model(source: Path, accept: Collection[str] = ()) -> tuple[str, ModelCo
         options.done()
         return "nanogpt", model, gpt2.NANOGPT, weights
 
-    wrapped = kind in WRAPPERS
-    outer = values
-    if wrapped:
+    # Of a multimodal model, import the text model.
+    is_wrapped = kind in WRAPPERS
+    own = values
+    if is_wrapped:
         if not isinstance(values.get("text_config"), dict):
             raise UserError(
                 f"{where}: a model of type {kind} needs an object text_config, with the options of its text model"
             )
-        values = text_config(values)
-        kind = values["model_type"]
-        options = Options(values, f"{where}: text_config", accept)
+        own = text_config(values)
+        options = Options(own, f"{where}: text_config", accept)
+    kind = own.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
-        known = ", ".join([*FAMILIES, *WRAPPERS])
-        text = values.get("text_config")
-        inner = f" with the text model {short_repr(text.get('model_type'))}" if isinstance(text, dict) else ""
-        raise UserError(
-            f"{where}: model_type {short_repr(kind)}{inner} is not supported: use one of {known}; docs/families.md "
-            f"shows how to add a family"
-        )
+        raise _unknown_family(kind, own, where)
 
     family = FAMILIES[kind]
-    named = values.get("architectures")
-    if named and not wrapped and named not in ([name] for name in family.architectures):
+    named = own.get("architectures")
+    if named and not is_wrapped and named not in ([name] for name in family.architectures):
         raise options.refuse("architectures", named, f"expected {family.architectures[0]}")
     model = family.config_from_hf(options)
     options.done()
-    if wrapped:
-        _check_outer(outer, options, str(where), accept)
+    if is_wrapped:
+        _check_outer(values, options, where, accept)
     if not model.vocab_size:
         raise options.refuse("vocab_size", 0, "it must be at least 1")
-    form = family.form_of(values, model) if family.form_of else family.form
-    return kind, model, form._replace(wrapped=wrapped), Weights(source)
+    form = family.form_of(own, model) if family.form_of else family.form
+    return kind, model, form._replace(wrapped=is_wrapped), Weights(source)
+
+
+def _unknown_family(kind: Any, values: Mapping[str, Any], where: str) -> UserError:
+    """Return the error for a `model_type` without a family, with the type of its text model if it has one."""
+    known = ", ".join([*FAMILIES, *WRAPPERS])
+    text = values.get("text_config")
+    inner = f" with the text model {short_repr(text.get('model_type'))}" if isinstance(text, dict) else ""
+    return UserError(
+        f"{where}: model_type {short_repr(kind)}{inner} is not supported: use one of {known}; docs/families.md shows how to "
+        f"add a family"
+    )
 
 
 def text_config(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -145,6 +145,8 @@ def read_record(record: Any) -> ChatRecord | Pair:
         raise UserError(f"a conversation must be an object, not {short_repr(record)}: write {EXAMPLE}")
     fields = {name: value for name, value in record.items() if value is not None}
     tools = _tools(fields)
+
+    # Find the shape: a list of messages, or the fields of a request and its answer.
     lists = [name for name in LISTS if name in fields]
     pairs = [pair for pair in PAIRS if fields.keys() >= set(pair)]
     shapes = [*lists, *pairs]
@@ -170,13 +172,17 @@ def read_record(record: Any) -> ChatRecord | Pair:
         asked, answered = pairs[0]
         request = fields[asked]
         answer = fields[answered]
-        are_texts = isinstance(request, str) and isinstance(answer, str)
         earlier = [*history_messages(fields)]
-        if pairs[0] == PAIRS[0] and are_texts and not _system(fields) and not tools and not earlier:
+
+        # A prompt and its completion need no chat template, unless the record has more than these.
+        are_texts = isinstance(request, str) and isinstance(answer, str)
+        is_completion = pairs[0] == PAIRS[0] and are_texts
+        if is_completion and not _system(fields) and not tools and not earlier:
             pair = Pair(request, answer)
             check_media(fields, pair.chat.messages)
             return pair
         messages = [*earlier, *_pair(asked, request, answered, answer, fields)]
+
     check_media(fields, messages)
     if messages[0]["role"] != "system":
         system = _system(fields)

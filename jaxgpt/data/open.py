@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -89,9 +89,13 @@ class Data:
 
     def facts(self) -> dict[str, object]:
         """Return the values, keyed by description, that must be equal in all processes."""
-        sizes = {"the number of training ids": len(self.train), "the number of validation ids": len(self.val)}
-        tokenizer = hashlib.sha256(self.tokenizer.to_json().encode()).hexdigest()
-        return sizes | {"the fingerprint of the data": self.fingerprint, "the SHA-256 of the tokenizer": tokenizer}
+        tokenizer = self.tokenizer.to_json().encode()
+        return {
+            "the number of training ids": len(self.train),
+            "the number of validation ids": len(self.val),
+            "the fingerprint of the data": self.fingerprint,
+            "the SHA-256 of the tokenizer": hashlib.sha256(tokenizer).hexdigest(),
+        }
 
     def decode(self, split: Split, start: int, n: int) -> str:
         """Decode at most n ids of a split from index `start`, without the ids that the encoder added (`bos.decode_texts`)."""
@@ -151,50 +155,20 @@ def open_data(
     if data.mix:
         return _open_mixture(config, tokenizer, progress, tokens)
 
-    recorded = data.path or data.dataset
+    name = data.path or data.dataset
     data = located(data, config.directory)
-    path = Path(data.path)
-    fraction = data.train_fraction
-    text = None
-    boundary = None
-    written: tuple[int, ...] = ()
-    names: list[Path]
-    train: Split
-    val: Split
+    config = replace(config, data=data)
     kind = _kind(config, data)
-    match kind:
-        case "conversations" | "preference pairs" | "prompts":
-            load = RECORDS[kind]
-            train, val, source, fingerprint = load(replace(config, data=data), tokenizer, progress)
-            files = find_files(path)
-            names = [*files.train, *files.val]
-            boundary = len(files.train) if files.val else None
-            if tokenizer.special.chat_template is None:
-                source += describe(tokenizer, tokenizer.bos_ids, "before each prompt")
-        case "token ids":
-            size = tokenizer.vocab_size
-            train, val, source = open_splits(path, fraction, size)
-            fingerprint = Tokens([*train.parts, *val.parts], size).fingerprint()
-            names = [*chain(*token_files(path).values())]
-            boundary = len(train) if has_validation_files(path) else None
-            recorded_bos = prepared_bos(path)
-            if recorded_bos is not None:
-                source += describe(tokenizer, recorded_bos, "before each document")
-                written = recorded_bos
-        case _:
-            text = read_text(data)
-            names = [path / name for name, _ in text.files]
-            bos = text_bos(tokenizer, data.bos)
-            first_id = bos[-1] if bos else None
-            try:
-                encoded = encode_text(tokenizer, text.text, progress)
-            except UserError as e:  # for example, a character that the tokenizer of a run lacks
-                raise UserError(f"{data.path or data.dataset}: {e}") from None
-            ids = Tokens([encoded], tokenizer.vocab_size, first_id=first_id)
-            train, val = ids.split(int(fraction * len(ids)))
-            source = text.source + describe(tokenizer, bos[-1:], "at the start of each window")
-            fingerprint = text.sha256
+    if kind in RECORDS:
+        opened = _open_records(kind, config, tokenizer, progress)
+    elif kind == "token ids":
+        opened = _open_tokens(data, tokenizer)
+    else:
+        opened = _open_text(data, tokenizer, progress)
 
+    train = opened.train
+    val = opened.val
+    source = opened.source
     if data.documents != "flow" and isinstance(train, Tokens) and isinstance(val, Tokens):
         train, val, note = _as_documents(config, train, val, tokenizer.end_ids)
         source += note
@@ -213,13 +187,78 @@ def open_data(
         held_out=held_out,
         tokenizer=tokenizer,
         source=source,
-        fingerprint=fingerprint,
-        name=recorded,
-        text=text,
-        boundary=boundary,
-        files=_digests(path, names) if data.path else {},
-        bos_ids=written,
+        fingerprint=opened.fingerprint,
+        name=name,
+        text=opened.text,
+        boundary=opened.boundary,
+        files=_digests(Path(data.path), opened.files) if data.path else {},
+        bos_ids=opened.bos_ids,
     )
+
+
+class _Opened(NamedTuple):
+    """A source of one kind, before `data.documents` applies; fields as in `Data`, except `files`."""
+
+    train: Split
+    val: Split  # empty: nothing is held out
+    source: str
+    fingerprint: str
+    files: Sequence[Path]  # the files of a directory
+    boundary: int | None = None
+    text: Text | None = None
+    bos_ids: tuple[int, ...] = ()
+
+
+def _open_records(kind: str, config: Config, tokenizer: Tokenizer, progress: Progress) -> _Opened:
+    """Open conversations, preference pairs or prompts."""
+    train, val, source, fingerprint = RECORDS[kind](config, tokenizer, progress)
+    found = find_files(Path(config.data.path))
+    if tokenizer.special.chat_template is None:
+        source += describe(tokenizer, tokenizer.bos_ids, "before each prompt")
+    return _Opened(
+        train,
+        val,
+        source,
+        fingerprint,
+        files=[*found.train, *found.val],
+        boundary=len(found.train) if found.val else None,
+    )
+
+
+def _open_tokens(data: DataConfig, tokenizer: Tokenizer) -> _Opened:
+    """Open token files."""
+    path = Path(data.path)
+    train, val, source = open_splits(path, data.train_fraction, tokenizer.vocab_size)
+    fingerprint = Tokens([*train.parts, *val.parts], tokenizer.vocab_size).fingerprint()
+    recorded_bos = prepared_bos(path)
+    if recorded_bos is not None:
+        source += describe(tokenizer, recorded_bos, "before each document")
+    return _Opened(
+        train,
+        val,
+        source,
+        fingerprint,
+        files=[*chain(*token_files(path).values())],
+        boundary=len(train) if has_validation_files(path) else None,
+        bos_ids=recorded_bos or (),
+    )
+
+
+def _open_text(data: DataConfig, tokenizer: Tokenizer, progress: Progress) -> _Opened:
+    """Read, tokenize and split a text."""
+    text = read_text(data)
+    try:
+        encoded = encode_text(tokenizer, text.text, progress)
+    except UserError as e:  # for example, a character that the tokenizer of a run lacks
+        raise UserError(f"{data.path or data.dataset}: {e}") from None
+
+    bos = text_bos(tokenizer, data.bos)
+    first_id = bos[-1] if bos else None
+    ids = Tokens([encoded], tokenizer.vocab_size, first_id=first_id)
+    train, val = ids.split(int(data.train_fraction * len(ids)))
+    source = text.source + describe(tokenizer, bos[-1:], "at the start of each window")
+    files = [Path(data.path) / name for name, _ in text.files]
+    return _Opened(train, val, source, text.sha256, files=files, text=text)
 
 
 def check_sources(config: Config, tokens: int = 0) -> None:
@@ -406,9 +445,9 @@ def _tokenizer(config: Config, given: Tokenizer | None = None) -> Tokenizer:
     A tokenizer that is not given, that is, of a new run, follows `data.bos`.
     """
     data = config.data
-    texts: list[str] = []
     if given and data.mix:
         return given  # compared with the tokenizer of each source when it is opened
+
     sources = [located(each, config.directory) for each in data.sources]
     for each in sources:
         prepared = prepared_tokenizer(Path(each.path), given) if each.path else None
@@ -416,7 +455,16 @@ def _tokenizer(config: Config, given: Tokenizer | None = None) -> Tokenizer:
             return prepared if given else with_bos(prepared, data.bos)
     if given:
         return given
-    for each in sources if data.tokenizer in FROM_TEXT else ():
+
+    texts = _texts(config, sources) if data.tokenizer in FROM_TEXT else []
+    made = make_tokenizer(data.tokenizer, texts, data.vocab_size, config.model.vocab_size)
+    return with_bos(made, data.bos)
+
+
+def _texts(config: Config, sources: Sequence[DataConfig]) -> list[str]:
+    """Read the texts to make a tokenizer from; raise `UserError` if a source is not a text."""
+    texts = []
+    for each in sources:
         kind = _kind(config, each)
         if kind == "conversations":
             check_conversations(Path(each.path), each.on_error)  # a file without conversations is a different error
@@ -426,8 +474,7 @@ def _tokenizer(config: Config, given: Tokenizer | None = None) -> Tokenizer:
                 f"from a model with --init-from RUN, or tokenize documents with jaxgpt data prepare"
             )
         texts.append(read_text(each).text)
-    made = make_tokenizer(data.tokenizer, texts, data.vocab_size, config.model.vocab_size)
-    return with_bos(made, data.bos)
+    return texts
 
 
 def _digests(directory: Path, files: Sequence[Path]) -> dict[str, str]:

@@ -88,6 +88,8 @@ def prepare(
             note(f"{source.name}: skipped {source.skipped}")
     if params.on_error == "fail":
         check_first(sources, params)
+
+    # The tokenizer; a BPE tokenizer is trained below.
     tokenizer = None if params.tokenizer == "bpe" else _named_tokenizer(params.tokenizer)
     if tokenizer is None and params.bos == "yes":
         raise UserError(
@@ -107,6 +109,7 @@ def prepare(
             shards.saved_tokenizer(out, index)
             note(f"{out} is complete, and its files match the checksums in {INDEX}")
             return index
+
         repeated = repeated_text(sources, partial(beginning, params=params))
         if repeated and params.dedup == "none":
             note(repeated)
@@ -119,12 +122,16 @@ def prepare(
         if index["pieces"]:
             documents = sum(index["splits"][split]["documents"] for split in SPLITS)
             note(f"continuing {out} after {plural(documents, 'document')}")
+
+        # The tokenizer as it was saved, also by an earlier call.
         tokenizer = shards.saved_tokenizer(out, index)
         check_older_cuts(out, index, tokenizer)
+
+        # Read, encode and write the remaining pieces.
         total = sum(source.size for source in sources)
         pieces = read_pieces(sources, params, tokenizer.cuts)
         repeats = _after_earlier_pieces(pieces, index["pieces"], params)
-        encode = _encoder(tokenizer, params, index["settings"].get("bos_ids", []))
+        encode = _Encoder(tokenizer, params, index["settings"].get("bos_ids", []))
         encoded = _in_order(encode, _batches(pieces), params.workers or cores())
         try:
             with closing(encoded):
@@ -288,54 +295,45 @@ def _in_order(
             pool.shutdown(cancel_futures=True)
 
 
-def _encoder(
-    tokenizer: Tokenizer, params: PrepareParams, bos_ids: Sequence[int] = ()
-) -> Callable[[Sequence[DocumentPiece]], list[Encoded]]:
-    """Return a function that encodes pieces, and selects the split of each document, which begins with `bos_ids`.
+class _Encoder:
+    """Encodes pieces, and selects the split of each document, which begins with `bos_ids`.
 
     A document is for validation if the first 64 bits of `DocumentPiece.digest` (if empty, of the SHA-256 of its text) are below
     `val_fraction * 2**64`. An unreadable document has no ids; if only part of a document is unreadable, its other pieces are
-    written. The function runs in threads: `tokenizers` and tiktoken release the GIL while they encode.
+    written. Calls run in threads: `tokenizers` and tiktoken release the GIL while they encode.
     """
-    encode = fast_encoder(tokenizer) or tokenizer.encode
-    end = np.array([tokenizer.eos_id], shards.token_dtype(tokenizer.vocab_size))
-    bos = np.array(bos_ids, end.dtype)
-    val_below = int(params.val_fraction * 2.0**64)
 
-    def encoded(piece: DocumentPiece) -> Encoded:
+    def __init__(self, tokenizer: Tokenizer, params: PrepareParams, bos_ids: Sequence[int] = ()) -> None:
+        self.params = params
+        self._encode = fast_encoder(tokenizer) or tokenizer.encode
+        self._end = np.array([tokenizer.eos_id], shards.token_dtype(tokenizer.vocab_size))
+        self._bos = np.array(bos_ids, self._end.dtype)
+        self._val_below = int(params.val_fraction * 2.0**64)
+
+    def __call__(self, pieces: Sequence[DocumentPiece]) -> list[Encoded]:
+        """Encode pieces."""
+        return [self.encoded(piece) for piece in pieces]
+
+    def encoded(self, piece: DocumentPiece) -> Encoded:
+        """Encode a piece; raise `UserError` if it is unreadable and `on_error` is fail."""
         text = ""
-        ids = end[:0]
+        ids = self._end[:0]
         skipped = ""
         try:
             text = piece.text()
-            ids = encode(text)
+            ids = self._encode(text)
         except UserError as e:
             skipped = unreadable(piece, e)
-            if params.on_error == "fail":
+            if self.params.on_error == "fail":
                 raise UserError(f"{skipped}; {SKIP}") from None
             if piece.first and piece.last:
-                return Encoded(
-                    ids=b"",
-                    split="train",
-                    size=0,
-                    first=False,
-                    read=piece.read,
-                    skipped=skipped,
-                    file=piece.file,
-                    lost=piece.lost,
-                )
+                return _skipped_document(piece, skipped)
 
         data = text.encode()
-        before = piece.first and params.format == "llm.c"
-        after = piece.last and params.format == "nanogpt"
-        parts = [end] * before + [bos] * piece.first + [ids] + [end] * after
         own_digest = hashlib.sha256(data).digest()
-        digest = piece.digest or own_digest
-        split = "val" if int.from_bytes(digest[:8], "big") < val_below else "train"
-        joined = np.concatenate(parts, dtype=end.dtype, casting="unsafe")
         return Encoded(
-            ids=joined.tobytes(),
-            split=split,
+            ids=self._delimited(piece, ids).tobytes(),
+            split=self._split(piece.digest or own_digest),
             size=len(data),
             first=piece.first,
             read=piece.read,
@@ -343,8 +341,35 @@ def _encoder(
             file=piece.file,
             lost=piece.lost,
             identity=own_digest if piece.first and piece.last else piece.identity,
-            is_short=_is_short(piece, text, params),
+            is_short=_is_short(piece, text, self.params),
             markers=text.count(EOS_NAMES[0]),
         )
 
-    return lambda pieces: [encoded(piece) for piece in pieces]
+    def _delimited(self, piece: DocumentPiece, ids: np.ndarray) -> np.ndarray:
+        """Add the end-of-text id before a document (llm.c) or after it (nanogpt), and the ids that begin a document."""
+        parts = [ids]
+        if piece.first:
+            parts.insert(0, self._bos)
+            if self.params.format == "llm.c":
+                parts.insert(0, self._end)
+        if piece.last and self.params.format == "nanogpt":
+            parts.append(self._end)
+        return np.concatenate(parts, dtype=self._end.dtype, casting="unsafe")
+
+    def _split(self, digest: bytes) -> str:
+        """Return the split of a document."""
+        return "val" if int.from_bytes(digest[:8], "big") < self._val_below else "train"
+
+
+def _skipped_document(piece: DocumentPiece, skipped: str) -> Encoded:
+    """Return the result for a document that is skipped with an error."""
+    return Encoded(
+        ids=b"",
+        split="train",
+        size=0,
+        first=False,
+        read=piece.read,
+        skipped=skipped,
+        file=piece.file,
+        lost=piece.lost,
+    )

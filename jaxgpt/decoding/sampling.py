@@ -34,16 +34,19 @@ def stages(
     if s.no_repeat_ngram_size:
         logits_BV = filters.forbid_repeated_ngrams(logits_BV, text, s.no_repeat_ngram_size)
         yield f"no-repeat n-gram {s.no_repeat_ngram_size}", logits_BV
+
     for each in custom:
         logits_BV = each(logits_BV, text)
         name = getattr(each, "__name__", type(each).__name__)
         yield name, logits_BV
+
     if s.temperature == 0:
         yield "greedy", filters.keep_argmax(logits_BV)
         return
     if s.temperature != 1:
         logits_BV = filters.divide_by_temperature(logits_BV, s.temperature)
         yield f"temperature {s.temperature:g}", logits_BV
+
     if s.top_k:
         logits_BV = filters.keep_top_k(logits_BV, s.top_k)
         yield f"top-k {s.top_k}", logits_BV

@@ -174,14 +174,11 @@ class Request(NamedTuple):
         The size is computed first, because XLA aborts the process on a CPU that cannot allocate the caches. `size` is the
         number of slots of a row; 0: the slots of a new text (`engine.sizes`).
         """
-        c = self.lm.config.model
         rows, _, new_size = engine.sizes(self.rows, self.new)
         size = size or new_size
-        slots = min(size, 2 * c.block_size) if self.params.overflow == "slide" else size
-        width = jnp.dtype(self.lm.config.train.compute_dtype).itemsize
         shards, devices = cache_shards(self.lm, rows)
         memory = device_memory(devices)
-        needed = copies * rows * (2 * c.n_layer * slots * c.kv_heads * c.head_width * width + 4 * size) / shards
+        needed = copies * rows * self._row_bytes(size) / shards
         error = UserError(
             f"not enough memory: {copies * rows:,} rows of {size:,} tokens take {needed / 1e9:,.1f} GB besides the "
             f"weights, and a device has {memory / 1e9:,.0f} GB; lower max_new_tokens, num_beams or num_return_sequences, "
@@ -197,16 +194,29 @@ class Request(NamedTuple):
                 raise
             raise error from None
 
+    def _row_bytes(self, size: int) -> int:
+        """Compute the bytes of a row of `size` slots: its cache and its int32 ids."""
+        c = self.lm.config.model
+        cached = size
+        if self.params.overflow == "slide":
+            cached = min(size, 2 * c.block_size)
+        width = jnp.dtype(self.lm.config.train.compute_dtype).itemsize
+        keys_and_values = 2 * c.n_layer * cached * c.kv_heads * c.head_width
+        return keys_and_values * width + 4 * size
+
 
 def read_request(lm: LM, prompts: Prompts, params: TextParams, sequences: int = 1) -> Request:
     """Encode each prompt `sequences` times, and check lengths, stop ids, stop strings and lookup."""
     lm = for_decoding(lm)
     model = lm.config.model
     tokenizer = lm.tokenizer
+
+    # A row for each text; the model needs at least one id.
     encoded = [encode_prompt(tokenizer, model.vocab_size, prompt) for prompt in as_prompts(prompts)]
     encoded = [ids for ids in encoded for _ in range(sequences)]
     rows = [ids or start_ids(tokenizer) for ids in encoded]
     new = [max_new(model, len(ids), params) for ids in rows]
+
     if "" in params.stop:
         raise UserError("a stop string is empty: omit it")
     given = {as_int("a stop id", i, 0, model.vocab_size - 1) for i in params.stop_ids}
@@ -216,7 +226,8 @@ def read_request(lm: LM, prompts: Prompts, params: TextParams, sequences: int = 
             f"lookup {params.lookup} needs a single prompt, a single sequence, and no overflow slide: omit lookup, or "
             f"generate each text separately, without overflow slide"
         )
-    return Request(lm, rows, encoded, new, replace(params, stop_ids=tuple(sorted(given | ends))))
+    params = replace(params, stop_ids=tuple(sorted(given | ends)))
+    return Request(lm, rows, encoded, new, params)
 
 
 def decode(

@@ -119,6 +119,8 @@ def save(lm: LM, path: str | Path, *, overwrite: bool = False) -> None:
     tokenizer = lm.tokenizer
     model = config.model
     path = as_path(path)
+
+    # Check the tokenizer and the weights, and convert stacked weights to weights per layer.
     if model.vocab_size < max(tokenizer.vocab_size, 1):
         raise UserError(
             f"the tokenizer has {tokenizer.vocab_size} ids, and model.vocab_size is {model.vocab_size}: use a config and "
@@ -130,7 +132,8 @@ def save(lm: LM, path: str | Path, *, overwrite: bool = False) -> None:
     difference = first_difference(params, lm.gpt)
     if difference:
         raise UserError(f"{difference} of lm.config: pass the training config, or convert the weights with astype")
-    # Otherwise `load` would look for an EMA, or for adapters.
+
+    # The settings of the saved model: `load` must not look for an EMA or adapters, or `eval` for data.
     config = replace(config, optim=replace(config.optim, ema_decay=0.0), lora=LoraConfig())
     if not config.preset and config.data == DataConfig():
         config = replace(config, data=DataConfig(dataset="none", tokenizer=str(path / "tokenizer.json")))

@@ -11,6 +11,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxgpt.config import ModelConfig
 from jaxgpt.errors import UserError
 from jaxgpt.model.attention import Attention
 from jaxgpt.model.cache import KeysValues, KVCache, grow
@@ -254,6 +255,7 @@ class GPT(Module):
         elif c.positions == "sinusoidal":
             pos_BTD = sinusoidal(position_BT, c.n_embd).astype(x_BTD.dtype)
             x_BTD = x_BTD + self.named("pos_embed", pos_BTD)
+
         x_BTD = dropout(x_BTD, c.dropout, subkey(key, 0))
         x_BTD = constrain(x_BTD, ("batch", "length", "width"))
         x_BTD, layers, sides = self.blocks(x_BTD, positions, cache, key, tokens_BT)
@@ -271,9 +273,10 @@ class GPT(Module):
     ) -> tuple[jax.Array, tuple[KeysValues, ...], SideOutputs]:
         """Apply the blocks; return `[B, T, D]`, each layer's keys and values, and the layers' side outputs (`join_layers`)."""
         windows = self.config.windows
+        rotations = {window: self._rotation(positions, window) for window in sorted(set(windows))}
+
         layers = []
         sides = []
-        rotations = {window: self._rotation(positions, window) for window in sorted(set(windows))}
         for layer, (block, window) in enumerate(zip(self.h, windows, strict=True)):
             if cache is None:
                 visible = Visible(positions, None, window)
@@ -285,6 +288,7 @@ class GPT(Module):
             x_BTD, kv, side = block(x_BTD, visible, rotations[window], cached, layer, layer_key, tokens_BT)
             layers.append(kv)
             sides.append(side)
+
         side = jax.tree.map(lambda *each: join_layers(jnp.stack(each)), *sides)
         return x_BTD, tuple(layers), side
 
@@ -307,20 +311,33 @@ class GPT(Module):
         if c.positions != "rope":
             return None
         theta = c.rope_theta
-        scaling: Llama3Scaling | YarnScaling
-        if window and c.rope_local_theta:
+        scaling = _rope_scaling(c)
+        is_local = window and c.rope_local_theta
+        if is_local:
             theta = c.rope_local_theta
-            scaling = Llama3Scaling()
-        elif c.rope_scaling == "yarn":
-            scaling = YarnScaling(
-                c.rope_factor, c.rope_beta_slow, c.rope_beta_fast, c.rope_original_context, c.rope_attention_factor
-            )
-        else:
-            scaling = Llama3Scaling(
-                c.rope_factor, c.rope_low_freq_factor, c.rope_high_freq_factor, c.rope_original_context
-            )
-        rotation = self.ops.rotation(positions.position_BT, rope_frequencies(c.rotary_width, theta, scaling))
+            scaling = Llama3Scaling()  # none
+
+        frequencies = rope_frequencies(c.rotary_width, theta, scaling)
+        rotation = self.ops.rotation(positions.position_BT, frequencies)
         if scaling.magnitude == 1.0:
             return rotation
         cos, sin = rotation
         return scaling.magnitude * cos, scaling.magnitude * sin
+
+
+def _rope_scaling(config: ModelConfig) -> Llama3Scaling | YarnScaling:
+    """Return the scaling of the RoPE frequencies, as `config.rope_scaling` specifies; a factor of 1 changes nothing."""
+    if config.rope_scaling == "yarn":
+        return YarnScaling(
+            config.rope_factor,
+            config.rope_beta_slow,
+            config.rope_beta_fast,
+            config.rope_original_context,
+            config.rope_attention_factor,
+        )
+    return Llama3Scaling(
+        config.rope_factor,
+        config.rope_low_freq_factor,
+        config.rope_high_freq_factor,
+        config.rope_original_context,
+    )

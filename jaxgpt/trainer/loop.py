@@ -214,24 +214,35 @@ def plan_calls(first: int, end: int, train: TrainConfig, last: Info | None, whol
     """
     if first and last and last.val_loss is None and is_evaluated(first, train):
         yield range(first, first)
-    each = train.steps_per_call
     if whole:
-        ends = {"the first step": first, "the last step": end, "train.eval_every": train.eval_every}
-        ends["train.checkpoint_every"] = train.checkpoint_every
-        for name, value in ends.items():
-            if value % each:
-                raise UserError(
-                    f"{name} ({value}) must be a multiple of train.steps_per_call ({each}), the steps of a rollout"
-                )
+        _check_whole(first, end, train)
+
     intervals = [every for every in (train.eval_every, train.checkpoint_every) if every]
     done = first
-    most = each if whole else 1
+    most = train.steps_per_call if whole else 1
     while done < end:
+        # The call ends at the next multiple of an interval, if this is earlier.
         ends_at = [(done // every + 1) * every for every in intervals]
         before = done
         done = min(before + most, end, *ends_at)
         yield range(before, done)
-        most = each
+        most = train.steps_per_call
+
+
+def _check_whole(first: int, end: int, train: TrainConfig) -> None:
+    """Raise `UserError` if an evaluation, a checkpoint or the end is inside a call of `train.steps_per_call` steps."""
+    each = train.steps_per_call
+    ends = {
+        "the first step": first,
+        "the last step": end,
+        "train.eval_every": train.eval_every,
+        "train.checkpoint_every": train.checkpoint_every,
+    }
+    for name, value in ends.items():
+        if value % each:
+            raise UserError(
+                f"{name} ({value}) must be a multiple of train.steps_per_call ({each}), the steps of a rollout"
+            )
 
 
 def is_evaluated(done: int, train: TrainConfig) -> bool:

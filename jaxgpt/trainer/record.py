@@ -65,24 +65,32 @@ class Recorder:
         self.listener = listener
         self.poll = Poll(program.mesh, LAG)
         self.config = config
-        self.first = last or Info(0)
         self.tokenizer = data.tokenizer
+
+        # The steps so far, and the best evaluation; after a change of data, losses are not comparable.
+        self.first = last or Info(0)
         self.done = self.first.step
         self._saved = last.step if last else None
         self._checked = self.done  # steps whose metrics have been read and checked
         self.evaluated = self.done if self.first.val_loss is not None else 0
         self.best = (math.inf, self.done)
-        if self.first.about.get("data", data.fingerprint) == data.fingerprint:  # otherwise, losses are not comparable
+        if self.first.about.get("data", data.fingerprint) == data.fingerprint:
             self.best = tuple(self.first.about.get("best", self.best))
+
+        # Facts for every checkpoint, and a line in the metrics about this process.
         self.about = {"config": asdict(config), "versions": versions(), **about_data(data), **about}
         changed = changes(last.config(), config) if last else {}
         file.write(step=self.done, **provenance(), changed=changed)
+
+        # Speed and times.
         flops = flops_per_token(program.model, program.abstract_weights, config.window, config.lora)
         peak = peak_flops(program.mesh)
         self.speed = Speed(config, flops / peak if peak else 0.0)
         self._saved_at = time.perf_counter()
         self._began = self._saved_at - file.elapsed_seconds
         self._waited = 0.0  # seconds waited for data since the last line
+
+        # Metrics of the calls in flight; then, of each step that has ended: step, metrics, speed, estimates of the time left.
         self._in_flight: deque[tuple[range, dict[str, jax.Array]]] = deque()
         self._ended: deque[tuple[int, dict[str, Any], dict[str, float], dict[str, float]]] = deque()
 
@@ -167,6 +175,8 @@ class Recorder:
             The first result.
         """
         self.listener.stage("")
+
+        # Write the metrics.
         metrics = {}
         for result in results:
             for name, value in result.metrics.items():
