@@ -166,7 +166,8 @@ def open_base(run: Run, config: Config) -> WeightSource:
 def open_base_of(path: str | Path, model: ModelConfig) -> WeightSource:
     """Open the weights to train adapters on: a run or RUN/checkpoints/STEP with the architecture `model`."""
     base = open_source(*parse_checkpoint(str(path)))
-    if difference := first_difference(abstract_params(base.config.model), model):
+    difference = first_difference(abstract_params(base.config.model), model)
+    if difference:
         raise UserError(
             f"{path} is not the base of these adapters: its architecture differs ({difference}); restore the "
             f"original base"

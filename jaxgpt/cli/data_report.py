@@ -62,6 +62,7 @@ def data_report(target: str = "", /, *, json: Json = False, settings: GivenSetti
         near = did_you_mean(target, [*PRESETS, *beside(target)])
         raise UserError(f"no preset, run, file or directory {target!r}{near}; jaxgpt presets lists the presets")
 
+    # A mixture is described as it is at the end of a run; preference pairs have their own report.
     config = with_settings(base, settings)
     config = replace(config, data=config.data.last)
     if config.post.is_rollout:
@@ -151,10 +152,8 @@ def _facts_of_pairs(results: dict[str, Any]) -> dict[str, str | list[str]]:
     shared = results["shared_prompts"]
     lengths = []
     for name, values in results["lengths"].items():
-        numbers = (
-            f"mean {values['mean']:.1f}, median {values['median']:g}, 95% {values['p95']:g}, max {values['max']:,}"
-        )
-        lengths.append(f"{name} {numbers}")
+        middle = f"mean {values['mean']:.1f}, median {values['median']:g}"
+        lengths.append(f"{name} {middle}, 95% {values['p95']:g}, max {values['max']:,}")
     return {
         "data": results["source"],
         "pairs": f"{results['train_pairs']:,} training, {held_out}, {plural(results['duplicate_pairs'], 'duplicate')}",

@@ -44,6 +44,7 @@ def eval_tasks(
         activity.stage("evaluating")
         results = tasks.evaluate(lm, limit=limit or None, chat_template=chat_template, progress=activity)
 
+    # Keep the results in the run; they are printed in any case.
     facts: dict[str, Any] = {
         "step": step,
         "weights": weights,
@@ -59,6 +60,7 @@ def eval_tasks(
         add_results(recorded.path, results, facts)
     except OSError as e:
         note(f"the results are not kept in {recorded.path}: {e.strerror}")
+
     settings = f"{weights} weights" if weights != "float32" else ""
     head = aligned(
         {
@@ -69,4 +71,4 @@ def eval_tasks(
     )
     text = f"{head}\n\n{columns(table(results))}\n\n+- is the standard error over the samples of a task"
     values = [asdict(each) | {"value": known(each.value)} for each in results]
-    return print_result(json, {"run": run, "model": lm.source} | facts | {"tasks": values}, text)
+    return print_result(json, {"run": run, "model": lm.source, **facts, "tasks": values}, text)

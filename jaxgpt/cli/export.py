@@ -75,6 +75,7 @@ def export(
     shard_bytes = as_bytes(shard_size)
     if push:
         check_upload(push)  # before the work
+
     with progress("exporting") as activity:
         if is_adapter:
             done = export_adapter(run, Path(directory), checkpoint, base, license, push)
@@ -86,18 +87,25 @@ def export(
         if push:
             activity.stage("uploading")
             # A repository may have an adapter and a model; a model replaces an adapter, which would change it.
-            replaced = (*OF_TOKENIZERS, *OF_ADAPTERS, *(() if is_adapter else OF_MODELS))
+            replaced: tuple[str, ...] = (*OF_TOKENIZERS, *OF_ADAPTERS)
+            if not is_adapter:
+                replaced += OF_MODELS
             address = upload(Path(directory), push, private=not public, replaced=replaced)
+    uploaded_to = ""
+    if address:
+        uploaded_to = f"{address} ({'public' if public else 'private'}, if it is new)"
     facts = {
         "model": f"{run}, {done.family}, {done.parameters:,} parameters",
         "file" if to_gguf else "directory": directory,
         "supported by": _supported(done.engines),
         "largest logit difference after reloading": f"{done.max_logit_change:.1e}",
         "note": done.note,
-        "uploaded to": f"{address} ({'public' if public else 'private'}, if it is new)" if address else "",
+        "uploaded to": uploaded_to,
     }
-    uploaded = {"address": address} if address else {}
-    return print_result(json, {"run": run, "directory": directory} | done._asdict() | uploaded, facts)
+    results = {"run": run, "directory": directory} | done._asdict()
+    if address:
+        results["address"] = address
+    return print_result(json, results, facts)
 
 
 def _check_options(directory: str, is_adapter: bool, to_gguf: bool, dtype: str, type: str) -> None:

@@ -148,12 +148,18 @@ def check_license(name: str) -> None:
 
 def _front_matter(original: str, base: str, adapter: bool, license: str) -> str:
     """Return the metadata that the hub reads; without a license, it is the original model's, if its card names one."""
-    values = ["library_name: peft" if adapter else "library_name: transformers"]
-    values += ["pipeline_tag: text-generation", "tags:", "- jaxgpt"]
+    lines = [
+        "---",
+        f"library_name: {'peft' if adapter else 'transformers'}",
+        "pipeline_tag: text-generation",
+        "tags:",
+        "- jaxgpt",
+    ]
     if REPOSITORY.fullmatch(base):
-        values.append(f"base_model: {base}")
-    license_lines = [f"license: {license}"] if license else LICENSE.findall(_metadata(original))
-    return "\n".join(["---", *values, *license_lines, "---\n"])
+        lines.append(f"base_model: {base}")
+    lines += [f"license: {license}"] if license else LICENSE.findall(_metadata(original))
+    lines.append("---\n")
+    return "\n".join(lines)
 
 
 def _model(config: Config, adapter: bool) -> str:

@@ -86,10 +86,13 @@ def explain(
     check_lm(lm)
     [params] = make_settings(with_defaults(lm.tokenizer, sampling), SamplingParams)
     request = read_request(lm, [prompt], TextParams(max_new_tokens=1))
-    text, sampler = engine.left_pad(request.rows, request.new)[0], request.sampler(params, as_filters(filters))
+    text, *_ = engine.left_pad(request.rows, request.new)
+    sampler = request.sampler(params, as_filters(filters))
+    compute = jax.jit(partial(_next_logits, sampler.model))
     with request.on_device():
-        logits_11V = jax.jit(partial(_next_logits, sampler.model))(request.lm.params, text)
-    return explain_choice(logits_11V[:, -1], text, params, row_keys(key, 1)[0], custom=sampler.filters)
+        logits_11V = compute(request.lm.params, text)
+    key_1 = row_keys(key, 1)
+    return explain_choice(logits_11V[:, -1], text, params, key_1[0], custom=sampler.filters)
 
 
 def explain_choice(

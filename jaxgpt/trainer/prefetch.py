@@ -26,7 +26,10 @@ def prefetched(function: Callable[[A], T], arguments: Iterable[A]) -> Iterator[I
     calls = SimpleQueue[tuple[Future[T], A] | None]()
 
     def work() -> None:
-        while call := calls.get():
+        while True:
+            call = calls.get()
+            if call is None:
+                return
             future, argument = call
             if not future.set_running_or_notify_cancel():
                 continue

@@ -350,8 +350,14 @@ class Program:
             metrics |= {"lr": schedule(config, numbers)(counted.count)}
 
         optimizer = self.optimizer or make_optimizer(config, numbers, self.model)
-        decay, spike = config.optim.ema_decay, config.optim.spike_factor
-        return apply_gradients(state, grads, metrics, optimizer=optimizer, ema_decay=decay, spike_factor=spike)
+        return apply_gradients(
+            state,
+            grads,
+            metrics,
+            optimizer=optimizer,
+            ema_decay=config.optim.ema_decay,
+            spike_factor=config.optim.spike_factor,
+        )
 
     def on_mesh(self) -> AbstractContextManager[None]:
         """Map the logical axes of layers to the axes of the mesh within the context."""
@@ -365,11 +371,12 @@ class Program:
     def _sums_by_device(self) -> bool:
         """Return whether to use `sums_by_device`: several CPU devices with replicated weights, and no dropout."""
         mesh = self.mesh
-        if isinstance(mesh, AbstractMesh) or mesh.devices.flat[0].platform != "cpu" or self.config.model.dropout:
+        is_on_cpus = not isinstance(mesh, AbstractMesh) and mesh.devices.flat[0].platform == "cpu"
+        if not is_on_cpus or self.config.model.dropout:
             return False
+        only_data = 1 < mesh.shape["data"] == mesh.size
         weights = self.abstract.state.params, self.abstract.frozen
-        whole = all(each.is_fully_replicated for each in jax.tree.leaves(shardings_of(weights)))
-        return whole and 1 < mesh.shape["data"] == mesh.size
+        return only_data and all(each.is_fully_replicated for each in jax.tree.leaves(shardings_of(weights)))
 
 
 def train_steps(state: TrainState, several: Several, step: Any) -> tuple[TrainState, dict[str, jax.Array]]:
@@ -379,12 +386,13 @@ def train_steps(state: TrainState, several: Several, step: Any) -> tuple[TrainSt
         return jax.tree.map(lambda x: x[i], several.batches)
 
     K = len(jax.tree.leaves(several.batches)[0])
-    shapes = jax.eval_shape(step, state, batch(0))[1]
+    _, shapes = jax.eval_shape(step, state, batch(0))
     zeros = jax.tree.map(lambda x: jnp.zeros((K, *x.shape), x.dtype), shapes)
 
     def one(i: jax.Array, carry: tuple[TrainState, Any]) -> tuple[TrainState, Any]:
-        state, metrics = step(carry[0], batch(i))
-        return state, jax.tree.map(lambda row, x: row.at[i].set(x), carry[1], metrics)
+        state, rows = carry
+        state, metrics = step(state, batch(i))
+        return state, jax.tree.map(lambda row, x: row.at[i].set(x), rows, metrics)
 
     result: tuple[TrainState, Any] = jax.lax.fori_loop(0, several.n, one, (state, zeros))
     return result
@@ -433,7 +441,19 @@ def make_program(
     objective = objective or next_token_loss(model.apply, config.train.loss_chunk, router_penalties(config), order)
     if config.lora.rank:
         objective = with_adapters(objective, config.lora.alpha)
-    return Program(config, mesh, rules, ops, model, objective, optimizer, arrays, make, host_numbers(config), note=note)
+    return Program(
+        config,
+        mesh,
+        rules,
+        ops,
+        model,
+        objective,
+        optimizer,
+        abstract=arrays,
+        fresh=make,
+        numbers=host_numbers(config),
+        note=note,
+    )
 
 
 def build(
@@ -507,7 +527,8 @@ def build(
         note=note,
     )
 
-    program.note = "; ".join(filter(None, [program.note, replicated_note(program.abstract.state.opt_state, mesh)]))
+    notes = [program.note, replicated_note(program.abstract.state.opt_state, mesh)]
+    program.note = "; ".join(filter(None, notes))
     return with_arrays(program, frozen)
 
 
@@ -532,7 +553,8 @@ def replicated_note(opt_state: Any, mesh: Mesh) -> str:
 
 def with_arrays(program: Program, frozen: Any = None) -> Program:
     """Return a program with its arrays on the devices: `frozen` as in `build`, and the hyperparameters."""
-    config, mesh = program.config, program.mesh
+    config = program.config
+    mesh = program.mesh
     like = program.abstract.frozen
     if not jax.tree.leaves(like):
         frozen = like
@@ -549,7 +571,8 @@ def with_arrays(program: Program, frozen: Any = None) -> Program:
 
 def check_remat(policy: str, device: jax.Device) -> None:
     """Raise `UserError` if a device lacks the pinned host memory that the policy `offload` needs."""
-    if policy == "offload" and "pinned_host" not in {memory.kind for memory in device.addressable_memories()}:
+    kinds = {memory.kind for memory in device.addressable_memories()}
+    if policy == "offload" and "pinned_host" not in kinds:
         raise UserError(
             f"train.remat offload needs pinned host memory, which {device.platform} devices lack: use --train.remat dots"
         )

@@ -187,13 +187,20 @@ def _check_resumable(run: Run) -> None:
 
 
 def _check_out(start: Start) -> None:
-    out, config = Path(start.out), start.config
+    """Check that a new run can be created, and would not delete the weights that it starts from."""
+    out = Path(start.out)
     if start.out:
         check_free(out, start.overwrite)
-    kept = set[Path]()
+    if not start.overwrite:
+        return
+
+    config = start.config
     frozen = start.frozen if isinstance(start.frozen, str) else ""
-    for origin in filter(None, (config.init_from, config.state_from, frozen) if start.overwrite else ()):
-        kept |= needed_runs(Run(parse_checkpoint(origin)[0]))
+    kept = set[Path]()
+    for origin in (config.init_from, config.state_from, frozen):
+        if origin:
+            path, _ = parse_checkpoint(origin)
+            kept |= needed_runs(Run(path))
     if out.resolve() in kept:
         raise UserError(f"--out {out} --overwrite would delete the weights to start from: choose a different --out")
 
@@ -209,16 +216,21 @@ def open_weights(start: Start) -> InitialWeights:
     tokenizer = run.tokenizer() if run else None
     is_first = run is None or not checkpoints(run.checkpoints)
 
-    origin = Run(parse_checkpoint(config.state_from)[0]) if config.state_from and is_first else None
-    state = Path(config.state_from) if origin else None
-    if origin:
-        if not Path(config.state_from).is_dir():
+    # The optimizer state of an earlier run, with its weights.
+    origin = None
+    state = None
+    if config.state_from and is_first:
+        path, _ = parse_checkpoint(config.state_from)
+        origin = Run(path)
+        state = Path(config.state_from)
+        if not state.is_dir():
             raise UserError(
                 f"the checkpoint to start from, {config.state_from}, has been deleted: restore it, or start from a "
                 f"different one with --init-from RUN --keep-optimizer --overwrite"
             )
         tokenizer = tokenizer or with_bos(origin.tokenizer(), config.data.bos)
 
+    # Adapters, with their base.
     if config.lora.rank:
         if isinstance(start.frozen, str) or jax.tree.leaves(start.frozen):
             raise UserError("with lora.rank, the frozen arrays are the base of the adapters: omit frozen")
@@ -228,6 +240,7 @@ def open_weights(start: Start) -> InitialWeights:
         tokenizer = tokenizer or with_bos(source.run.tokenizer(), config.data.bos)
         return InitialWeights(frozen=Base(source, run or origin), tokenizer=tokenizer, state=state)
 
+    # Weights, with the frozen arrays of an objective.
     frozen = start.frozen
     known = ""
     if isinstance(frozen, str):
@@ -355,6 +368,7 @@ def _reopen(
         delete_replaced(run.path)
     if saved_steps(run.checkpoints)[-1:] != ([last.step] if last else []):
         raise UserError(f"another process has trained {run.path} meanwhile: run the command again")
+
     config = program.config
     old = last.config() if last else run.config()
     check_resume(old, config, last.step if last else 0)
@@ -364,9 +378,11 @@ def _reopen(
         if last.about.get("base", "") != about.get("base", ""):
             raise UserError(f"the frozen weights of {run.path} have changed since step {last.step}: restore them")
         note(f"resuming from {run.checkpoints / str(last.step)} at step {last.step}/{config.train.steps}")
-        if sources := changed_sources(config.data, last):
+        sources = changed_sources(config.data, last)
+        if sources:
             note(sources)
-    if changed := changes(old, config):
+    changed = changes(old, config)
+    if changed:
         settings = (f"{name} {short_repr(was)} -> {short_repr(now)}" for name, (was, now) in changed.items())
         note(f"changed settings: {', '.join(settings)}")
 
@@ -377,10 +393,11 @@ def why_finished(run: Run, config: Config) -> str:
     Raises:
         UserError: as in `check_resume`.
     """
-    train, (step, last) = config.train, max(checkpoints(run.checkpoints).items(), default=(0, None))
+    step, last = max(checkpoints(run.checkpoints).items(), default=(0, None))
     if last is None:
         return ""
     check_resume(last.config(), config, step)
+    train = config.train
     if train.epochs or last.val_loss is None:
         return ""
     if step >= train.steps:
@@ -390,16 +407,22 @@ def why_finished(run: Run, config: Config) -> str:
         reason = f"{early} (--train.patience {train.patience}); raise --train.patience to train longer"
     else:
         return ""
-    return "" if find_damage(run.checkpoints / str(step)) else reason
+    is_damaged = bool(find_damage(run.checkpoints / str(step)))
+    return "" if is_damaged else reason
 
 
 def prune_finished(run: Run) -> None:
     """Delete checkpoints that a finished run does not keep: a kill at the end of the run leaves them."""
-    if is_leader():
-        with suppress(UserError), sole_writer(run.path):  # error if a different process still writes
-            prune(run.checkpoints, max(checkpoints(run.checkpoints).items())[1].config().train)
+    if not is_leader():
+        return
+    with suppress(UserError), sole_writer(run.path):  # error if a different process still writes
+        _, last = max(checkpoints(run.checkpoints).items())
+        prune(run.checkpoints, last.config().train)
 
 
 def out_of_patience(best: Sequence[float], evaluated: int, train: TrainConfig) -> bool:
     """Return whether the last `train.patience` evaluations up to step `evaluated` did not improve `best`."""
-    return bool(train.patience) and evaluated - best[1] >= train.patience * train.eval_every
+    if not train.patience:
+        return False
+    _, best_step = best
+    return evaluated - best_step >= train.patience * train.eval_every
