@@ -13,7 +13,8 @@ def read_events(path: Path) -> list[tuple[int, float, dict[str, float]]]:
     found = []
     while data:
         (length,) = struct.unpack("<Q", data[:8])
-        message, data = data[12 : 12 + length], data[16 + length :]
+        message = data[12 : 12 + length]
+        data = data[16 + length :]
         assert len(message) == length, "a truncated record"
         fields = protobuf(message)
         (time,) = struct.unpack("<d", fields[1][0])
@@ -39,7 +40,8 @@ def protobuf(data: bytes) -> dict[int, list[Any]]:
             value, data = integer(data)
         else:
             length, data = (8, data) if kind == 1 else (4, data) if kind == 5 else integer(data)
-            value, data = data[:length], data[length:]
+            value = data[:length]
+            data = data[length:]
         fields.setdefault(key >> 3, []).append(value)
     return fields
 

@@ -40,7 +40,8 @@ TEXT = "To be, or not to be: that is the question.\n"
 
 def tensors_of(table, config, seed=0):
     """Return random tensors with the names of a weight table."""
-    rng, shapes = np.random.default_rng(seed), leaf_shapes(config)
+    rng = np.random.default_rng(seed)
+    shapes = leaf_shapes(config)
     return {row.name: rng.normal(0, 0.3, tensor_shape(row, shapes)).astype(np.float32) for row in expand(table, config)}
 
 
@@ -66,7 +67,8 @@ def nanogpt_folder(path, bias=False):
 
 def from_arrays(table, tensors, config):
     """Return the parameter tree of a model, from all its tensors in memory."""
-    shapes, rows = leaf_shapes(config), expand(table, config)
+    shapes = leaf_shapes(config)
+    rows = expand(table, config)
     assert {row.name: tensor_shape(row, shapes) for row in rows} == {name: x.shape for name, x in tensors.items()}
     leaves = {}
     for row in rows:
@@ -76,7 +78,8 @@ def from_arrays(table, tensors, config):
 
 def run_folder(path, model, seed=0):
     """Write a run of a character model with random weights, including gains and biases."""
-    rng, tokenizer = np.random.default_rng(seed), CharTokenizer(TEXT)
+    rng = np.random.default_rng(seed)
+    tokenizer = CharTokenizer(TEXT)
     model = replace(model, vocab_size=tokenizer.vocab_size)
     leaves = {p: rng.normal(float(p.endswith("scale")), 0.3, s) for p, s in leaf_shapes(model).items()}
     path.mkdir()

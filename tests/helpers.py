@@ -103,7 +103,8 @@ def make(config: ModelConfig, seed: int = 0) -> tuple[GPT, Any]:
     residual = math.sqrt(2 * config.n_layer)
 
     def draw(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.Array:
-        module, name = path[-2].key, path[-1].key
+        module = path[-2].key
+        name = path[-1].key
         if name == "scale":
             values = rng.normal(1, 0.05, leaf.shape)
         elif name == "bias":
@@ -202,7 +203,9 @@ class Result:
     """The result of a command."""
 
     def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
+        self.code = code
+        self.out = out
+        self.err = err
 
     @property
     def json(self) -> Any:
@@ -211,7 +214,8 @@ class Result:
 
 def jaxgpt(*args: str) -> Result:
     """Run a command in this process."""
-    out, err = io.StringIO(), io.StringIO()
+    out = io.StringIO()
+    err = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             code = main(args)

@@ -56,7 +56,8 @@ def test_dir_lists_only_the_public_names() -> None:
 def test_an_editable_install_is_imported_beside_a_clone_of_the_same_name(tmp_path: Path) -> None:
     """The package must win over a directory `jaxgpt` without `__init__.py` in the current directory."""
     pytest.importorskip("setuptools", minversion="77")
-    clone, site = tmp_path / "jaxgpt", tmp_path / "site"
+    clone = tmp_path / "jaxgpt"
+    site = tmp_path / "site"
     clone.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(repository() / name, clone)

@@ -66,7 +66,8 @@ def continued(
     lm: LM, before: SamplerState | None, prompt: list[int], limit: int, sampling: SamplingParams, key: int = 0
 ) -> tuple[list[int], int, SamplerState]:
     """Continue an earlier state with a prompt; return the new tokens, the number of reused tokens, and the final state."""
-    keys, sampler = row_keys(key, 1), sampler_of(lm, sampling)
+    keys = row_keys(key, 1)
+    sampler = sampler_of(lm, sampling)
     reused = engine.shared(before, prompt) if before else 0
     if before and reused:
         state = engine.resume(sampler, lm.params, before, reused, prompt, keys[0], limit)
@@ -89,8 +90,11 @@ def continued(
 )
 def test_the_cache_changes_no_token(settings: dict[str, Any], sampling: SamplingParams) -> None:
     """Turns continue the text, exceed a chunk, go back to an earlier text, and fill the context."""
-    lm, rng = tiny(block_size=600, n_layer=1, n_embd=16, **settings), np.random.default_rng(0)
-    before, cached, prompt = None, 0, rng.integers(0, 16, 20).tolist()
+    lm = tiny(block_size=600, n_layer=1, n_embd=16, **settings)
+    rng = np.random.default_rng(0)
+    before = None
+    cached = 0
+    prompt = rng.integers(0, 16, 20).tolist()
     for turn, (limit, more) in enumerate([(30, 9), (5, 520), (1, 3), (10, 1), (2, 0)]):
         got, reused, before = continued(lm, before, prompt, limit, sampling, turn)
         [want] = jaxgpt.generate(lm, [prompt], max_new_tokens=limit, key=turn, **asdict(sampling))
@@ -104,7 +108,8 @@ def test_the_cache_changes_no_token(settings: dict[str, Any], sampling: Sampling
 
 def test_a_text_that_ended_without_a_token_can_be_shared() -> None:
     """The first answer ends because every token is forbidden; all tokens of the prompt are equal."""
-    lm, greedy = tiny(block_size=64, n_layer=1, n_embd=16), SamplingParams(0.0)
+    lm = tiny(block_size=64, n_layer=1, n_embd=16)
+    greedy = SamplingParams(0.0)
     V = lm.config.model.vocab_size
     made, _, before = continued(lm, None, [3] * 30, V, SamplingParams(0.0, no_repeat_ngram_size=1))
     assert made[-1] == -1
@@ -117,7 +122,8 @@ def test_a_text_that_ended_without_a_token_can_be_shared() -> None:
 @pytest.mark.parametrize("positions", ["learned", pytest.param("rope", marks=pytest.mark.long)])
 def test_any_part_of_an_earlier_text_can_be_shared(positions: str) -> None:
     """Share nothing, one token, the beginning, the prompt, all cached tokens, and all generated tokens."""
-    lm, greedy = tiny(block_size=64, n_layer=1, n_embd=16, positions=positions), SamplingParams(0.0)
+    lm = tiny(block_size=64, n_layer=1, n_embd=16, positions=positions)
+    greedy = SamplingParams(0.0)
     prompt = [3, 1, 4, 1, 5, 9, 2, 6, 5]
     made = jaxgpt.generate(lm, [prompt], max_new_tokens=6, temperature=0)[0].ids
     whole = prompt + made
@@ -465,7 +471,8 @@ def test_encodings_of_a_terminal(run: str) -> None:
 def test_a_call_that_is_interrupted_after_a_piece_loses_its_cache(
     error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, chat = engine.run, Chat(talker(1024, end=False))
+    run = engine.run
+    chat = Chat(talker(1024, end=False))
 
     def interrupt(*args: Any) -> Any:
         run(*args)  # donates the state of the last piece

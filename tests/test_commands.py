@@ -65,7 +65,9 @@ def commands(text: str) -> Iterator[Words]:
     """Split the text of a shell into commands, and each into words."""
     text = re.sub(r"(?m)(^|\s+)#.*$|^\w+=\$\(.*\)$", "", text).replace("\\\n", " ")
     lexer = shlex.shlex(text, posix=True, punctuation_chars=";&|\n")
-    lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t", True, ""
+    lexer.whitespace = " \t"
+    lexer.whitespace_split = True
+    lexer.commenters = ""
     words: list[str] = []
     for word in [*lexer, "\n"]:
         if set(word) <= set(";&|\n"):

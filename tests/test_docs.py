@@ -25,7 +25,8 @@ from jaxgpt.data.tokenizer import ByteTokenizer
 def test_the_blocks_of_a_page_run_in_order(page: str, printed: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Errors have the line numbers of the page. Pages of cells (docs/course, docs/own) run when the site is built."""
     text = (repository() / "docs" / page).read_text()
-    lines, inside = [], False
+    lines = []
+    inside = False
     for line in text.splitlines():
         if line.startswith("```"):
             inside = line == "```python"

@@ -130,7 +130,8 @@ def run(words: str, kill_at: int = 0) -> int:
 def test_a_killed_command_leaves_the_old_or_the_new_files_and_can_be_repeated(
     name: str, kills: int, sources: Path
 ) -> None:
-    command, out = COMMANDS[name], Path(PLACE, "out")
+    command = COMMANDS[name]
+    out = Path(PLACE, "out")
     shutil.copytree(sources, ".", dirs_exist_ok=True)
     Path(PLACE).mkdir()
 
@@ -144,7 +145,8 @@ def test_a_killed_command_leaves_the_old_or_the_new_files_and_can_be_repeated(
 
     prepare()
     assert run(command.words) == 0
-    new, operations = command.read(out), int(Path("operations").read_text())
+    new = command.read(out)
+    operations = int(Path("operations").read_text())
     points = sorted({round(operations * (k + 0.7) / kills) for k in range(kills)})
     print(f"{name}: {len(points)} of {operations} operations")
     for point in points:

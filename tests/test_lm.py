@@ -175,7 +175,8 @@ def test_matrices_are_converted_once_before_decoding(tie: bool) -> None:
     """Matrices get the dtype of their products; the logits of the steps stay equal bit for bit."""
     lm = tiny(n_layer=2, tie_embeddings=tie, bias=True)
     lm = lm._replace(config=replace(lm.config, train=replace(lm.config.train, compute_dtype="bfloat16")))
-    ready, model = for_decoding(lm), sampler_of(lm).model
+    ready = for_decoding(lm)
+    model = sampler_of(lm).model
     dtypes = {leaf.ndim > 1: str(leaf.dtype) for leaf in jax.tree.leaves(ready.params)}
     assert dtypes == {True: "bfloat16", False: "float32"}
     found, expected = (model.apply({"params": each.params}, jnp.arange(10)[None]) for each in (ready, lm))
@@ -260,7 +261,8 @@ def test_streamed_pieces_join_to_the_text(kind: str) -> None:
 
 def test_a_row_beyond_its_maximum_and_the_context_disturbs_no_other() -> None:
     """The first text ends at `max_length`, but its row is computed on, beyond the learned positions."""
-    lm, settings = tiny(block_size=16), {"max_length": 17, "temperature": 0.0}
+    lm = tiny(block_size=16)
+    settings = {"max_length": 17, "temperature": 0.0}
     prompts = [list(range(1, 16)), [1, 2], [3]]
     together = jaxgpt.generate(lm, prompts, **settings)  # type: ignore[arg-type]
     alone = [jaxgpt.generate(lm, [prompt], **settings)[0] for prompt in prompts]  # type: ignore[arg-type]
@@ -271,7 +273,8 @@ def test_a_row_beyond_its_maximum_and_the_context_disturbs_no_other() -> None:
 
 
 def test_a_short_text_does_not_slide() -> None:
-    lm, settings = tiny(block_size=256), {"max_new_tokens": 5, "temperature": 0.9}
+    lm = tiny(block_size=256)
+    settings = {"max_new_tokens": 5, "temperature": 0.9}
     slide, plain = (jaxgpt.generate(lm, [[1, 2, 3], [4]], overflow=how, **settings) for how in ("slide", "error"))  # type: ignore[arg-type]
     assert slide == plain
 

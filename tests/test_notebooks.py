@@ -57,7 +57,8 @@ def test_the_address_of_the_site_is_used_if_it_is_known() -> None:
 @pytest.mark.ci
 def test_notebooks_run_with_the_wheel_alone(tmp_path: Path) -> None:
     """Run each notebook in a fresh kernel, outside of the repository."""
-    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    nbclient = pytest.importorskip("nbclient")
+    nbformat = pytest.importorskip("nbformat")
     pytest.importorskip("ipykernel")
     pytest.importorskip("setuptools", minversion="77")
     written = NOTEBOOKS["write"](DOCS / "course", tmp_path / "course")

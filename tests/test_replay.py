@@ -45,7 +45,10 @@ def test_nanogpt(data_dir: Path, steps: int, capsys: pytest.CaptureFixture[str])
     check(json.loads(capsys.readouterr().out)["rows"], steps)
 
 
-D, T, L, V = 8, 6, 3, len(set(TEXT))
+D = 8
+T = 6
+L = 3
+V = len(set(TEXT))
 RECIPE = {"n_layer": L, "n_head": 2, "n_embd": D, "block_size": T, "bias": True, "dropout": 0.0}
 RECIPE |= {"batch_size": 3, "gradient_accumulation_steps": 2, "max_iters": 4, "lr_decay_iters": 4, "warmup_iters": 1}
 RECIPE |= {"learning_rate": 1e-2, "min_lr": 1e-3, "beta1": 0.9, "beta2": 0.95, "weight_decay": 0.1, "grad_clip": 1.0}

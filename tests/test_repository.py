@@ -118,7 +118,8 @@ def test_the_readme_is_short() -> None:
 def test_the_wheel_and_the_sdist_contain_what_they_need(tmp_path: Path) -> None:
     """Built from the tracked files; the wheel is built from the sdist."""
     pytest.importorskip("setuptools", minversion="77")
-    source, out = tmp_path / "source", tmp_path / "out"
+    source = tmp_path / "source"
+    out = tmp_path / "out"
     out.mkdir()
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in filter(None, tracked.split("\0")):

@@ -81,7 +81,8 @@ def test_a_file_without_sampling_settings_changes_nothing(plain: LM, generation:
 
 
 def test_beam_search_uses_the_penalty_and_drops_settings_that_it_rejects(plain: LM) -> None:
-    model, beams = recommending(plain, **RECOMMENDED), {"num_beams": 2, "max_new_tokens": 5}
+    model = recommending(plain, **RECOMMENDED)
+    beams = {"num_beams": 2, "max_new_tokens": 5}
     assert jaxgpt.generate(model, "ab", **beams) == jaxgpt.generate(plain, "ab", **beams, repetition_penalty=1.3)
     with pytest.raises(UserError, match=r"temperature 0.3 has no effect in beam search"):
         jaxgpt.generate(model, "ab", **beams, temperature=0.3)

@@ -36,7 +36,8 @@ TOKENIZERS: dict[str, Tokenizer] = {
 
 def run(tokenizer: Tokenizer, prompt: list[int], ids: list[int], portions: list[int], stops: list[str]) -> Any:
     stream = TextStream(tokenizer, max(len(ids), 1), (), stops, prompt=prompt)
-    pieces, at = [], 0
+    pieces = []
+    at = 0
     for size in [*portions, len(ids)]:
         pieces.append(stream.add(ids[at : at + size]))
         at += size
@@ -58,7 +59,8 @@ def ids_of(name: str, data: st.DataObject) -> list[int]:
 @given(st.data())
 @settings(max_examples=150)
 def test_streamed_text_equals_decoding_at_once(name: str, data: st.DataObject) -> None:
-    tokenizer, ids = TOKENIZERS[name], ids_of(name, data)
+    tokenizer = TOKENIZERS[name]
+    ids = ids_of(name, data)
     cut = data.draw(st.integers(0, len(ids)), label="cut")
     portions = data.draw(st.lists(st.integers(1, 4), max_size=16))
     stops = data.draw(st.lists(st.text(LETTERS, min_size=1, max_size=2), max_size=2))

@@ -50,7 +50,8 @@ def test_own_times_exclude_nested_events(trees: Any, random: Any) -> None:
     expected: dict[str, float] = {}
 
     def lay(node: Any, start: int) -> int:
-        name, own = f"event {len(expected)}", random.randint(1, 3)
+        name = f"event {len(expected)}"
+        own = random.randint(1, 3)
         expected[name], end = own, start + own
         for child in node:
             end = lay(child, end)
@@ -82,7 +83,8 @@ def dots(optimizer: str) -> Counter[str]:
 @pytest.mark.ci
 def test_products_are_classified() -> None:
     """Attention has two products per layer and twice as many backward; the optimizer has products only with Muon."""
-    adamw, muon = dots("adamw"), dots("muon")
+    adamw = dots("adamw")
+    muon = dots("muon")
     assert adamw["attention"] == muon["attention"] == 6, "one layer"
     assert adamw["products"] == muon["products"] > 0
     assert adamw["optimizer"] == 0 < muon["optimizer"]
@@ -115,7 +117,8 @@ def profile(planes: dict[str, dict[str, list[tuple[str, int, int]]]]) -> Any:
     return SimpleNamespace(planes=found)
 
 
-DOT, FUSION = "dot.1", "%fusion.2 = f32[4]{0} fusion(...)"
+DOT = "dot.1"
+FUSION = "%fusion.2 = f32[4]{0} fusion(...)"
 TRACES = {
     # Threads of the host, and a fusion within a wait. libtpu adds a device without events.
     "cpu": {
@@ -162,7 +165,8 @@ def test_the_command(each: int) -> None:
     result = jaxgpt("bench", "python-char", *TINY, *data, "--seconds", "0.1", "--json")
     assert result.code == 0
     figures = json.loads(result.out)
-    step, limits = figures["step"], figures["limits"]
+    step = figures["step"]
+    limits = figures["limits"]
     sizes = {"n_layer": 1, "norm": "none", "n_embd": 32, "n_head": 2, "block_size": 16}
     trained = preset("python-char").with_model(vocab_size=256, **sizes).model
     assert figures["parameters"] == count_parameters(trained), (
@@ -215,7 +219,8 @@ def test_a_gpu_traces_a_step_without_cuda_graphs(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(measure, "_platform", lambda mesh: "gpu")
     monkeypatch.setattr(measure, "WIDTHS", {"gpu": (64,)})
     monkeypatch.setattr(measure, "BANDWIDTH_BYTES", {"gpu": 2**22})
-    train, stages = TrainConfig(batch_size=2, steps_per_call=each), list[str]()
+    train = TrainConfig(batch_size=2, steps_per_call=each)
+    stages = list[str]()
     progress = Progress()
     monkeypatch.setattr(progress, "stage", stages.append)
     config = Config(model=small("gpt2", n_layer=1), train=train, mesh=MeshConfig(data=1))

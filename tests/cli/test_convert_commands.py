@@ -15,7 +15,8 @@ from jaxgpt.trainer.metrics import read_metrics
 
 def test_import_and_export(tmp_path, capsys):
     config = hf_folder(tmp_path / "hf") / "config.json"
-    run, out = str(tmp_path / "run"), str(tmp_path / "out")
+    run = str(tmp_path / "run")
+    out = str(tmp_path / "out")
     config.write_text(
         json.dumps(json.loads(config.read_text()) | {"alibi": True, "_comment": 1, "eos_token_id": [10, 300]})
     )
@@ -52,7 +53,8 @@ def test_finetune_starts_from_a_run(tmp_path, capsys):
         assert main(["train", *start, *flags, "--out", "tuned"]) == 0
     import jaxgpt
 
-    old, new = jaxgpt.load("base"), jaxgpt.load("tuned")
+    old = jaxgpt.load("base")
+    new = jaxgpt.load("tuned")
     np.testing.assert_array_equal(old.params["wte"]["embedding"], new.params["wte"]["embedding"])
     np.testing.assert_array_equal(old.params["wpe"]["embedding"], new.params["wpe"]["embedding"])
     assert (new.config.window, new.config.model.block_size) == (8, 16), "the context is the base's"

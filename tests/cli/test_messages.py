@@ -245,7 +245,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.rmtree(place / "lost/checkpoints")
     shutil.rmtree(place / "empty/checkpoints/0")
     (place / "damaged/checkpoints/0/checkpoint.json").write_text("{}")
-    config, tokenizer = Run(run).config(), Run(run).tokenizer()
+    config = Run(run).config()
+    tokenizer = Run(run).tokenizer()
     write_settings(Run(place / "other"), config.with_model(n_embd=16), tokenizer)
     hf = hf_folder(place / "hf")
     for name in ("folder", "list", "peft"):

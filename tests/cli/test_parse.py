@@ -78,7 +78,9 @@ def word_of(kind: Any) -> tuple[str, object]:
 
 def test_every_setting_is_read_by_its_full_name_and_by_an_unambiguous_last_part() -> None:
     declared = {each.names[0]: each for each in options("train")}
-    full, short, values = list[str](), list[str](), dict[str, Any]()
+    full = list[str]()
+    short = list[str]()
+    values = dict[str, Any]()
     for name in SETTINGS:
         argument = declared[f"--{name.replace('_', '-')}"]
         word, value = word_of(argument.hint)

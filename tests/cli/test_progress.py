@@ -51,7 +51,8 @@ def test_one_line_on_a_terminal_that_disappears(
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     with progress("evaluating") as update:
         update(3, 4)
-        shown, deadline = "", time.monotonic() + 10  # the machine may be busy
+        shown = ""
+        deadline = time.monotonic() + 10  # the machine may be busy
         while "75%" not in shown and time.monotonic() < deadline:
             time.sleep(0.05)
             shown += received()

@@ -64,7 +64,8 @@ def run(finished: Path) -> Path:
 
 def test_the_step_and_every_changed_setting_are_printed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.rmtree(run / "checkpoints/4")
-    read, at = list[int](), Batches.at
+    read = list[int]()
+    at = Batches.at
     monkeypatch.setattr(
         Batches, "at", lambda self, step: read.append(self.first + step * self.batch_size) or at(self, step)
     )
@@ -141,7 +142,8 @@ def test_info_is_the_state_of_a_run(run: Path) -> None:
 
 def test_a_finished_run_has_nothing_to_do(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a checkpoint of a finished run is hashed."""
-    hashed, config = list[Path](), Run(run).config()
+    hashed = list[Path]()
+    config = Run(run).config()
     with monkeypatch.context() as patch:
         patch.setattr("jaxgpt.trainer.start.find_damage", lambda path: hashed.append(path) or "")
         assert why_finished(Run(run), replace(config, train=replace(config.train, steps=9))) == ""
@@ -327,7 +329,8 @@ def test_weights_of_another_run_are_used_again(finished: Path) -> None:
     command = ["train", "finetune", *TINY[-14:], "--init-from", "base", "--data.path", "text.txt", "--out", "run"]
     result = jaxgpt(*command)
     assert result.code == 0, result.err
-    straight, started = comparable(Path("run")), json.loads(Path("run/config.json").read_text())["init_from"]
+    straight = comparable(Path("run"))
+    started = json.loads(Path("run/config.json").read_text())["init_from"]
     assert started.startswith(f"{Path.cwd()}/base/checkpoints/")
     shutil.rmtree("run/checkpoints")
     Path("run/checkpoints").mkdir()

@@ -71,10 +71,8 @@ def test_separate_adapters_share_a_fused_matrix(written: Path) -> None:
     """PEFT treats GPT-2's c_attn as one matrix: the adapters of q and v become one block adapter, and their ranks add up."""
     result = jaxgpt("export", str(written / "separate"), "out", "--adapter")
     assert result.code == 0, result.err
-    config, tensors = (
-        json.loads(Path("out/adapter_config.json").read_text()),
-        load_file("out/adapter_model.safetensors"),
-    )
+    config = json.loads(Path("out/adapter_config.json").read_text())
+    tensors = load_file("out/adapter_model.safetensors")
     assert (config["r"], config["lora_alpha"], config["fan_in_fan_out"]) == (4, 16.0, True)
     assert config["target_modules"] == [
         f"transformer.h.{i}.attn.{name}" for i in (0, 1) for name in ("c_attn", "c_proj")
@@ -183,9 +181,11 @@ def test_a_rank_above_a_side_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("case", ["model", "family", "missing", "some layers", "extra", "nan", "cut", "unreadable"])
 def test_tensors_that_do_not_fit_are_refused(written: Path, case: str) -> None:
-    tensors, base = copy(written, {}), written / ("gpt2" if case == "model" else "llama")
+    tensors = copy(written, {})
+    base = written / ("gpt2" if case == "model" else "llama")
     name = "base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight"
-    file, message = Path("adapter/adapter_model.safetensors"), f"tensor {name} of shape (2, 8) is missing"
+    file = Path("adapter/adapter_model.safetensors")
+    message = f"tensor {name} of shape (2, 8) is missing"
     if case == "model":
         message = "expected base_model.model.transformer.h.0.attn.c_attn.lora_A.weight): set --init-from to the run"
     if case == "family":

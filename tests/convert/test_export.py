@@ -119,7 +119,8 @@ def test_export_and_import_round_trip(tmp_path, name):
     run = run_folder(tmp_path / "run", MODELS[name])
     export_model(run, tmp_path / "hf")
     import_model(tmp_path / "hf", tmp_path / "again")
-    one, two = jaxgpt.load(run), jaxgpt.load(tmp_path / "again")
+    one = jaxgpt.load(run)
+    two = jaxgpt.load(tmp_path / "again")
     ids = np.arange(16)[None]
     np.testing.assert_allclose(forward(one, ids), forward(two, ids), atol=1e-6)
     assert two.tokenizer.encode(TEXT).tolist() == one.tokenizer.encode(TEXT).tolist()
@@ -232,7 +233,8 @@ with new_directory(Path("hf")) as draft:
 
 
 def test_end_tokens_are_written(tmp_path):
-    run, tokenizer = run_folder(tmp_path / "run", SMALL), make_tokenizer("bpe", TEXT * 5, 270, 0)
+    run = run_folder(tmp_path / "run", SMALL)
+    tokenizer = make_tokenizer("bpe", TEXT * 5, 270, 0)
     (run / "tokenizer.json").write_text(tokenizer.to_json())
     export_model(run, tmp_path / "hf")
     files = ("config", "generation_config", "tokenizer_config")

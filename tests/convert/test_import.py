@@ -48,7 +48,8 @@ def test_weights_of_zeros(tmp_path):
 
 @pytest.mark.ci
 def test_shards(tmp_path):
-    whole, parts = hf_folder(tmp_path / "one"), hf_folder(tmp_path / "many")
+    whole = hf_folder(tmp_path / "one")
+    parts = hf_folder(tmp_path / "many")
     shard(parts)
     (parts / "consolidated.safetensors").write_bytes(
         (whole / "model.safetensors").read_bytes()
@@ -218,7 +219,8 @@ QWEN = {
     "use_sliding_window": True,
     "sliding_window": 4,
 }
-FULL, LOCAL = "full_attention", "sliding_attention"
+FULL = "full_attention"
+LOCAL = "sliding_attention"
 WINDOWS = {
     "off": ({"use_sliding_window": False, "max_window_layers": 2}, (0, "L")),
     "null": ({"sliding_window": None, "max_window_layers": 2}, (0, "L")),
@@ -531,7 +533,9 @@ def test_weight_tables_are_invertible(name):
         "gemma3_text": gemma.form_of({"query_pre_attn_scalar": 24}, config),
     }
     form = forms.get(name) or FAMILIES[name].form
-    tensors, shapes, leaves = tensors_of(form.table, config), leaf_shapes(config), {}
+    tensors = tensors_of(form.table, config)
+    shapes = leaf_shapes(config)
+    leaves = {}
     for row in expand(form.table, config):
         mine = to_leaves(row, tensors[row.name], shapes)
         rounding = 1e-6 if row.offset or row.factor != 1.0 else 0.0

@@ -16,7 +16,8 @@ from jaxgpt.data.tokenizer_files import load_tokenizer, make_tokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.lm.arguments import encode_prompt, start_ids
 
-START, END = 265, 266
+START = 265
+END = 266
 V = 270
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
 GENERATION = {"bos_token_id": 1, "eos_token_id": [END, 2], "pad_token_id": 0, "temperature": 0.6, "top_p": 0.9}
@@ -81,7 +82,8 @@ def test_a_later_run_takes_them_over(folders, tmp_path):
 def test_every_way_of_generating_ends_there(folders):
     lm = jaxgpt.load(folders[1])
     free = load_tokenizer(folders[1])
-    prompt, greedy = [1, 5, 9], {"max_new_tokens": 6, "temperature": 0.0}
+    prompt = [1, 5, 9]
+    greedy = {"max_new_tokens": 6, "temperature": 0.0}
     free._usual_end = lambda: ()  # a tokenizer without an end token
     free.special = SpecialTokens()
     plain = jaxgpt.generate(lm._replace(tokenizer=free), prompt, **greedy)[0].ids
@@ -141,7 +143,8 @@ def test_prompts_are_encoded_as_transformers_does(tmp_path, said, added):
         tokenizer["post_processor"] = None
     config = TOKENIZER | said | {"tokenizer_class": "PreTrainedTokenizerFast"}
     folder = source_folder(tmp_path / "hf", tokenizer=tokenizer, tokenizer_config=config)
-    theirs, ours = transformers.AutoTokenizer.from_pretrained(folder), load_tokenizer(folder)
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    ours = load_tokenizer(folder)
     for text in ("a b", " ab\n\u00e9\U0001f600", "b"):
         assert encode_prompt(ours, V, text) == theirs(text).input_ids
     assert start_ids(ours) == [1]  # as in transformers' `generate`
@@ -199,9 +202,11 @@ def test_the_loss_of_a_text_is_that_of_windows_that_begin_with_the_token(folders
     result = json.loads(capsys.readouterr().out)
     model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
     ids = load_tokenizer(source).encode((tmp_path / "a.txt").read_text())
-    T, losses = LLAMA.block_size, []
+    T = LLAMA.block_size
+    losses = []
     for k in range(0, len(ids) - T, T):
-        inputs, targets = ids[k : k + T].tolist(), ids[k + 1 : k + T + 1].tolist()
+        inputs = ids[k : k + T].tolist()
+        targets = ids[k + 1 : k + T + 1].tolist()
         if start:
             inputs[0] = 1
         with torch.no_grad():

@@ -57,7 +57,8 @@ def test_windows_do_not_change_between_versions(sampling: str) -> None:
 
 @pytest.mark.parametrize("B", [1, 3, 8])
 def test_another_batch_size_continues_with_the_next_windows(B: int) -> None:
-    before, after = batches(), batches(B=B, first=5 * 4 - 5 * B)  # as after 5 steps of 4 windows
+    before = batches()
+    after = batches(B=B, first=5 * 4 - 5 * B)  # as after 5 steps of 4 windows
     found = np.concatenate([starts(after, step) for step in range(5, 13)])
     expected = np.concatenate([starts(before, step) for step in range(5, 30)])
     assert (found == expected[: len(found)]).all()
@@ -97,7 +98,8 @@ def test_a_context_longer_than_the_text() -> None:
 @given(st.lists(st.integers(0, 3), min_size=12, max_size=60), st.integers(1, 11), st.integers(0, 2**31 - 1))
 def test_windows_of_documents(ids: list[int], T: int, seed: int) -> None:
     """A document ends with its end id, here 0 or 3; the last of its inputs predicts nothing."""
-    plain, documents = Tokens([np.array(ids)]), Tokens([np.array(ids)], end_ids=(0, 3))
+    plain = Tokens([np.array(ids)])
+    documents = Tokens([np.array(ids)], end_ids=(0, 3))
     batch = Batches(documents, T, 3, seed).at(0)
     assert batch[:].shape == (3, T, 3)
     assert (batch[1:] == batch[:][1:]).all()

@@ -29,7 +29,8 @@ from jaxgpt.files import sha256_file
 from jaxgpt.lm.arguments import encode_prompt
 from jaxgpt.report.baselines import bytes_per_token
 
-BOS, END = 257, 258
+BOS = 257
+END = 258
 START = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", BOS)])
 PROCESSORS: dict[str, Any] = {
     "none": None,
@@ -142,10 +143,12 @@ def test_each_window_of_a_text_begins_with_the_token_and_has_the_same_targets(tm
     (tmp_path / "a.txt").write_text(TEXT)
     folder = saved(byte_tokenizer(START), tmp_path / "tokenizer")
     config = text_config(tmp_path / "a.txt", folder)
-    data, plain = open_data(config), open_data(replace(config, data=replace(config.data, bos="no")))
+    data = open_data(config)
+    plain = open_data(replace(config, data=replace(config.data, bos="no")))
     starts = np.array([0, 5, 60])
     for with_token, without in ((data.train, plain.train), (data.val, plain.val)):
-        with_rows, rows = with_token.windows(starts, 16), without.windows(starts, 16)
+        with_rows = with_token.windows(starts, 16)
+        rows = without.windows(starts, 16)
         assert (with_rows[:, 0] == BOS).all()
         assert (with_rows[:, 1:] == rows[:, 1:]).all()
         assert len(with_token) == len(without)
@@ -226,7 +229,8 @@ def of_0_1_0(index: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_directory_of_0_1_0_is_read_and_continued_as_it_was_written(tmp_path: Path) -> None:
-    source, out = tmp_path / "a.jsonl", tmp_path / "out"
+    source = tmp_path / "a.jsonl"
+    out = tmp_path / "out"
     source.write_text("".join(json.dumps({"text": f"document {i} of some length"}) + "\n" for i in range(50)))
     folder = saved(byte_tokenizer(START), tmp_path / "tokenizer")
     params = PrepareParams(str(folder), val_fraction=0.0, workers=1, bos="no")
@@ -246,7 +250,8 @@ def test_a_directory_of_0_1_0_is_read_and_continued_as_it_was_written(tmp_path: 
 
 
 def test_an_interrupted_command_continues_with_the_same_bytes(tmp_path: Path) -> None:
-    source, out = tmp_path / "a.jsonl", tmp_path / "out"
+    source = tmp_path / "a.jsonl"
+    out = tmp_path / "out"
     source.write_text("".join(json.dumps({"text": f"document {i}"}) + "\n" for i in range(50)))
     folder = saved(byte_tokenizer(START), tmp_path / "tokenizer")
     params = PrepareParams(str(folder), val_fraction=0.0, workers=1)

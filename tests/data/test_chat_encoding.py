@@ -188,7 +188,8 @@ def conversation(turns: list[tuple[str, str]]) -> list[dict[str, str]]:
 def test_training_ids_are_the_ids_that_chat_sends_and_the_answer_and_the_end(
     name: str, kind: str, turns: list[tuple[str, str]]
 ) -> None:
-    own, messages = form(name, kind), conversation(turns)
+    own = form(name, kind)
+    messages = conversation(turns)
     encoded = own.encode(messages)
 
     # The last sequence ends with the last answer.

@@ -17,7 +17,8 @@ from jaxgpt.errors import UserError
 from jaxgpt.mix import integer_weights
 from jaxgpt.report.baselines import baselines
 
-A, B = Tokens([np.arange(230)]), Tokens([np.arange(100) + 1000])
+A = Tokens([np.arange(230)])
+B = Tokens([np.arange(100) + 1000])
 T = 10
 
 

@@ -219,7 +219,8 @@ def test_the_fingerprint_of_token_files_covers_their_ids(tmp_path: Path) -> None
 @given(st.integers(1, 40), st.integers(1, 500_000))
 def test_chunks_and_dtypes_do_not_change_a_fingerprint(cuts: int, cut: int) -> None:
     ids = np.arange(cuts * 1000) % 251
-    one, many = Tokens([ids.astype(np.uint8)]), Tokens([ids[:cut], ids[cut:].astype(np.uint32)])
+    one = Tokens([ids.astype(np.uint8)])
+    many = Tokens([ids[:cut], ids[cut:].astype(np.uint32)])
     assert one.fingerprint() == many.fingerprint()
     assert one.fingerprint() != Tokens([ids[:-1]]).fingerprint()
 

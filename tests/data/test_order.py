@@ -22,7 +22,8 @@ def keys(seed: int, epoch: int = 0) -> np.ndarray:
 
 def uniform(values: np.ndarray) -> bool:
     """Return whether values below BINS pass a chi-square test at six standard deviations."""
-    counts, expected = np.bincount(values, minlength=BINS), len(values) / BINS
+    counts = np.bincount(values, minlength=BINS)
+    expected = len(values) / BINS
     chi_square = float(((counts - expected) ** 2 / expected).sum())
     return abs(chi_square - (BINS - 1)) < 6 * (2 * (BINS - 1)) ** 0.5
 

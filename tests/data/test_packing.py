@@ -36,7 +36,8 @@ def test_packing(sizes: list[int]) -> None:
 )
 def test_documents_are_packed_whole(sizes: list[int], ended: bool, seed: int, cut: int) -> None:
     """Every prediction within a document occurs once, after all ids of the document that fit in the window."""
-    rng, T = np.random.default_rng(seed), 16
+    rng = np.random.default_rng(seed)
+    T = 16
     documents = [[*rng.integers(0, END, n).tolist(), END] for n in sizes]
     documents[-1] += [] if ended else [1, 2]  # a last document without an end id
     ids = np.concatenate(documents)

@@ -315,7 +315,8 @@ class Stopped(Progress):
 def test_a_complete_directory_is_compared_with_its_checksums(params: PrepareParams) -> None:
     write_sources()
     run(params)
-    before, notes = contents(OUT), list[str]()
+    before = contents(OUT)
+    notes = list[str]()
     run(params, note=notes.append)
     assert contents(OUT) == before
     assert "out is complete" in notes[0]
@@ -390,7 +391,8 @@ def test_nothing_is_lost_by_other_settings_before_the_first_document(params: Pre
     assert contents(OUT) == contents(Path("new"))
 
 
-LONG, LINES = b"caf\xc3\xa9 " * 100, b'{"text": "a"}\n{"text": "b"}\n'
+LONG = b"caf\xc3\xa9 " * 100
+LINES = b'{"text": "a"}\n{"text": "b"}\n'
 BAD = [  # file, content, message, and number of readable characters
     ("b.jsonl", b'{"text": "a",\n"n": {\n}}\n', r"b.jsonl, \w+ 1: one JSON object is spread", ""),
     ("b.jsonl", b'{\n"text": "a"}\n', r"b.jsonl, \w+ 1: one JSON object is spread", ""),
@@ -449,7 +451,8 @@ def test_an_unreadable_document_is_named(
     Path("a.jsonl").write_text('{"text": "before"}\n')
     Path(name).write_bytes(data)
     Path("c.txt").write_text("after")
-    names, params = ["a.jsonl", name, "c.txt"], replace(params, val_fraction=0.0)
+    names = ["a.jsonl", name, "c.txt"]
+    params = replace(params, val_fraction=0.0)
     with pytest.raises(UserError, match=message) as raised:
         run(params, names=names)
     assert str(raised.value).endswith("; to skip such documents, use --on-error skip")

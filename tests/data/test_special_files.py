@@ -97,7 +97,8 @@ def templates(theirs: Any) -> Any:
 @pytest.mark.parametrize("seed", range(300))
 def test_any_combination_of_files_is_read_and_written_as_by_transformers(seed: int, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    source, target = tmp_path / "source", tmp_path / "target"
+    source = tmp_path / "source"
+    target = tmp_path / "target"
     source.mkdir()
     target.mkdir()
     random_files(Random(seed), source)
@@ -145,7 +146,8 @@ def test_the_config_decides_whether_an_added_token_is_special(
 ) -> None:
     """The names of special tokens in a text are text; the same before and after saving, here and in transformers."""
     transformers = pytest.importorskip("transformers")
-    source, target = tmp_path / "source", tmp_path / "target"
+    source = tmp_path / "source"
+    target = tmp_path / "target"
     source.mkdir()
     target.mkdir()
     library = word_library([])

@@ -146,7 +146,8 @@ def test_raw_ids_are_too_small_for_a_large_vocabulary(tmp_path: Path) -> None:
 
 
 def test_ends_of_documents_are_found_in_all_blocks_and_parts() -> None:
-    ids, border = np.zeros(BLOCK + 200, np.uint8), BLOCK + 100
+    ids = np.zeros(BLOCK + 200, np.uint8)
+    border = BLOCK + 100
     expected = np.array([3, border - 101, border - 100, border + 7, len(ids) - 1])
     ids[expected] = [8, 9, 9, 8, 9]
     assert np.concatenate([*Tokens([ids[:100], ids[100:]], 10, (9, 8)).ends()]).tolist() == expected.tolist()

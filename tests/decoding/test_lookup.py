@@ -36,7 +36,8 @@ def generated(
 def test_a_draft_is_what_followed_the_last_occurrence(seed: int) -> None:
     draw = np.random.default_rng(seed)
     for _ in range(30):
-        size, ngram = int(draw.integers(8, 30)), int(draw.integers(1, 4))
+        size = int(draw.integers(8, 30))
+        ngram = int(draw.integers(1, 4))
         ids = draw.integers(0, 3, size)
         start = int(draw.integers(0, 3))
         length = int(draw.integers(start + ngram, size))
@@ -51,7 +52,8 @@ def test_a_draft_is_what_followed_the_last_occurrence(seed: int) -> None:
             assert draft.tolist() == (follows * 5)[:5]
 
 
-GREEDY, SAMPLED = SamplingParams(temperature=0), SamplingParams(temperature=0.5, top_k=5)
+GREEDY = SamplingParams(temperature=0)
+SAMPLED = SamplingParams(temperature=0.5, top_k=5)
 PENALTIES = SamplingParams(temperature=0.7, top_p=0.9, repetition_penalty=1.3, no_repeat_ngram_size=4)
 
 
@@ -68,7 +70,8 @@ def test_the_tokens_are_those_of_plain_decoding(
     name: str, sampling: SamplingParams, pytestconfig: pytest.Config
 ) -> None:
     """Greedy and sampled tokens are equal to the end of the context: lookup does not change the sampling distribution."""
-    lm, draw = lm_of(name, block_size=64), np.random.default_rng(0)
+    lm = lm_of(name, block_size=64)
+    draw = np.random.default_rng(0)
     for case in range(50 if pytestconfig.getoption("--long") else 3):
         prompt = draw.integers(0, lm.config.model.vocab_size, draw.integers(9, 16)).tolist()
         new = 64 - len(prompt) + 1

@@ -80,7 +80,8 @@ def test_steps_end_with_the_text_buffer(sampler: Sampler) -> None:
 
 def test_samplers_are_values() -> None:
     """Equal samplers share compiled programs, including samplers of models that are built twice."""
-    lm, text = lm_of("gpt2"), TokenBuffer(jnp.ones((1, 4), jnp.int32), jnp.int32(4))
+    lm = lm_of("gpt2")
+    text = TokenBuffer(jnp.ones((1, 4), jnp.int32), jnp.int32(4))
     keys = jax.random.split(jax.random.key(0), 1)
     traced = jax.jit(chex.assert_max_traces(prefill, n=2), static_argnums=(0, 4))
     for temperature in (0.5, 0.7):
@@ -140,6 +141,7 @@ def test_a_row_slides_alike_after_a_longer_row_has_ended() -> None:
     slide = jax.jit(partial(slide_steps, sampler))
     ids_2P = jnp.array([list(range(16)), [-1] * 13 + [7, 9, 11]], jnp.int32)
     state = start(params, TokenBuffer(ids_2P, jnp.int32(16)), keys, 48)
-    once, part = slide(params, state, jnp.int32(9)), slide(params, state, jnp.int32(4))
+    once = slide(params, state, jnp.int32(9))
+    part = slide(params, state, jnp.int32(4))
     twice = slide(params, part._replace(done_B=jnp.array([True, False])), jnp.int32(5))
     np.testing.assert_array_equal(once.text.ids_BS[1, 16:26], twice.text.ids_BS[1, 16:26])

@@ -126,8 +126,10 @@ def test_frequencies_match_the_probabilities(sampling: SamplingParams, vocabular
     rare = expected < 5
     observed = np.append(seen[~rare], seen[rare].sum())
     wanted = np.append(expected[~rare], expected[rare].sum())
-    observed, wanted = observed[wanted > 0], wanted[wanted > 0]
-    chi2, freedom = float(((observed - wanted) ** 2 / wanted).sum()), len(wanted) - 1
+    observed = observed[wanted > 0]
+    wanted = wanted[wanted > 0]
+    chi2 = float(((observed - wanted) ** 2 / wanted).sum())
+    freedom = len(wanted) - 1
     # Chi-square with f degrees has mean f and variance 2f; the seed is fixed, so this is not flaky.
     assert abs(chi2 - freedom) < 4 * np.sqrt(2 * freedom), (chi2, freedom)
 
@@ -147,7 +149,8 @@ def test_a_row_does_not_depend_on_the_others() -> None:
 def test_temperature_zero_takes_the_first_of_the_top_tokens() -> None:
     logits = jnp.array([[1.0, 5.0, 5.0], [-jnp.inf, -jnp.inf, 0.0]])
     keys = jax.random.split(jax.random.key(0), 2)
-    greedy, rows = SamplingParams(temperature=0), buffer([0], [0])
+    greedy = SamplingParams(temperature=0)
+    rows = buffer([0], [0])
     assert sample_token(logits, rows, keys, jnp.int32(0), greedy)[0].tolist() == [1, 2]
     assert kept(warp(logits, rows, greedy)) == [[1], [2]]
 

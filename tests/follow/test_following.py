@@ -201,7 +201,8 @@ def test_a_second_follower_has_nothing_to_send() -> None:
 def test_a_finished_run_that_trains_longer_continues_its_page() -> None:
     new_run()
     complete()
-    first, second = Recording(), Recording()
+    first = Recording()
+    second = Recording()
     follow(RUN, first)
     with MetricsFile(RUN / "metrics.jsonl", Info(STEPS, 1.0)) as file:
         for _ in write_steps(file, range(STEPS, STEPS + 5)):
@@ -279,7 +280,8 @@ def test_a_tracker_that_raises_ends_the_follower_with_one_line_and_the_next_one_
                 raise ConnectionError("no\nnetwork")
             return super().send(rows)
 
-    failing, second = Failing(), Recording()
+    failing = Failing()
+    second = Recording()
     with pytest.raises(TrainingFailed) as error:
         follow(RUN, failing)
     again = "send the rest with: jaxgpt follow run --to recording"

@@ -38,8 +38,10 @@ def changed_json(rng: Random, value: Any, keys: Sequence[str] = ()) -> bytes:
         places = [*rng.choice([VALUE, VALUE, VALUE, KEY, CONTAINER]).finditer(text)]
         if not places:
             break
-        place, other = rng.choice(places), rng.choice(places)
-        old, key = place[0], rng.choice(keys or ("x",))
+        place = rng.choice(places)
+        other = rng.choice(places)
+        old = place[0]
+        key = rng.choice(keys or ("x",))
         if old == "{" and text[place.end() : place.end() + 1] == '"':
             new = f'{{"{key}": {rng.choice([*HARD, "3"])}, '
         else:

@@ -137,7 +137,9 @@ def checkpoint(rng: Random) -> None:
     run, saved = saved_run(Path.cwd())
     folder = run.checkpoints / "0"
     file = rng.choice(sorted(p for p in folder.rglob("*") if p.is_file() and p.parent.name != "d"))
-    before, info, sealed = file.read_bytes(), read_info(folder), rng.random() < 0.5
+    before = file.read_bytes()
+    info = read_info(folder)
+    sealed = rng.random() < 0.5
     keys = "tree_metadata value_type skip_deserialize write_shape custom_metadata manifest config item_handlers".split()
     changed = changed_json(rng, json.loads(before), keys) if before[:1] == b"{" else changed_bytes(rng, before)
     content = rng.choice([changed, changed, changed, before])

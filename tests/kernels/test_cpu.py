@@ -68,7 +68,9 @@ def test_rope_sines_are_computed_once() -> None:
 def test_the_gradient_of_a_bias_in_bfloat16_is_summed_in_float32(function: Callable[..., jax.Array]) -> None:
     """Sums in bfloat16 would have an error of about 10% here. One mesh splits the weights."""
     dy = random(0, (1, 4096, 8)).astype(jnp.bfloat16) + 1
-    x, w, b = jnp.zeros((1, 4096, 2)), jnp.zeros((2, 8)), jnp.zeros(8)
+    x = jnp.zeros((1, 4096, 2))
+    w = jnp.zeros((2, 8))
+    b = jnp.zeros(8)
     with jax.set_mesh(make_mesh(MeshConfig(data=1, fsdp=2))):
         found = jax.jit(lambda b, dy: jax.vjp(lambda b: function(x, w, b, jnp.bfloat16), b)[1](dy)[0])(b, dy)
     np.testing.assert_allclose(found.astype(jnp.float32), dy.astype(jnp.float32).sum((0, 1)), rtol=2**-8)
@@ -77,7 +79,9 @@ def test_the_gradient_of_a_bias_in_bfloat16_is_summed_in_float32(function: Calla
 @on_cpu
 def test_attention_from_one_token_copies_no_cache() -> None:
     """In a loop, the definition copies the cache; if a new version of XLA does not, the call is unnecessary."""
-    k, v, q = jnp.ones((1, 2, 512, 32)), jnp.ones((1, 2, 32, 512)), jnp.ones((1, 1, 4, 32))
+    k = jnp.ones((1, 2, 512, 32))
+    v = jnp.ones((1, 2, 32, 512))
+    q = jnp.ones((1, 1, 4, 32))
 
     def temporary_bytes(attend: Callable[..., jax.Array]) -> int:
         def step(cache: KeysValues, slot: jax.Array) -> tuple[KeysValues, jax.Array]:

@@ -37,7 +37,8 @@ def test_a_kernel_on_a_mesh(K: int, kernel: Any, rules: Rules) -> None:
     """Each device computes its rows and heads over complete sequences, even with fewer key heads than devices."""
     config = small("gpt2", n_head=4, n_kv_head=K, block_size=40)
     mesh = make_mesh(MeshConfig(data=2, fsdp=1, tensor=2))
-    rng, visible = np.random.default_rng(0), Visible(row_positions(40))
+    rng = np.random.default_rng(0)
+    visible = Visible(row_positions(40))
     arrays = [jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((2, 40, 4, 8), (2, K, 40, 8), (2, K, 8, 40))]
 
     def forward_and_backward(attention: Any, *arrays: jax.Array) -> Any:

@@ -25,7 +25,8 @@ KERNELS = pytest.mark.parametrize("kernel", [tiled_experts, ragged_experts])
 
 def arrays(rows: int, T: int, gated: bool = True, dtype: Any = jnp.float32) -> tuple[Any, ...]:
     rng = np.random.default_rng(0)
-    x, router = rng.normal(size=(rows, T, D)), rng.normal(size=(D, E))
+    x = rng.normal(size=(rows, T, D))
+    router = rng.normal(size=(D, E))
     up, gate, down = (rng.normal(0, 0.3, shape) for shape in ((E, D, F), (E, D, F), (E, F, D)))
     weights = ExpertWeights(up, down, gate if gated else None)
     return tuple(jax.tree.map(lambda w: jnp.asarray(w, dtype), each) for each in (x, router, weights))

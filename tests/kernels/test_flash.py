@@ -16,7 +16,8 @@ from jaxgpt.ops.attention import Visible, attend, row_positions
 @pytest.mark.skipif(not any(d.platform == "gpu" for d in jax.devices()), reason="needs a GPU: JAX_PLATFORMS=cuda")
 @pytest.mark.parametrize(("K", "window"), [(4, 0), (2, 0), (4, 5)])
 def test_cudnn_on_a_gpu(K: int, window: int) -> None:
-    rng, visible = np.random.default_rng(0), Visible(row_positions(64), None, window)
+    rng = np.random.default_rng(0)
+    visible = Visible(row_positions(64), None, window)
     arrays = [jnp.asarray(rng.normal(size=s), jnp.bfloat16) for s in ((2, 64, 4, 64), (2, K, 64, 64), (2, K, 64, 64))]
 
     def both(attention: Any, *arrays: jax.Array) -> Any:

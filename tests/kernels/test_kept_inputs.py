@@ -27,7 +27,9 @@ def test_bfloat16_derivatives_are_rounded_once(name: str) -> None:
 @on_cpu
 @every_smooth
 def test_a_layer_keeps_one_array_less_than_with_jax(name: str) -> None:
-    x, up, down = jnp.ones((512, 8)), jnp.ones((8, 128)), jnp.ones((128, 8))
+    x = jnp.ones((512, 8))
+    up = jnp.ones((8, 128))
+    down = jnp.ones((128, 8))
 
     def memory(f: Callable[[jax.Array], jax.Array]) -> int:
         def loss(up: jax.Array, down: jax.Array) -> jax.Array:

@@ -42,7 +42,8 @@ def stored(w: np.ndarray | jax.Array, precision: str) -> Stored:
 def test_a_model_of_stored_weights_equals_one_of_dequantized_weights(precision: str, ops: Ops, tied: bool) -> None:
     """The README calls `GPT(lm.config.model).apply({"params": lm.params}, ids)`."""
     config = replace(CONFIG, tie_embeddings=tied)
-    params, ids = random_params(config), jnp.arange(12)[None]
+    params = random_params(config)
+    ids = jnp.arange(12)[None]
     low = quantize(params, config, precision)  # type: ignore[arg-type]
     forward = jax.jit(lambda model, params: model.apply({"params": params}, ids), static_argnums=0)
     found = forward(GPT(config, ops), low)
@@ -104,7 +105,8 @@ def test_sums_are_float32_whatever_the_dtype(precision: str, rows: int, function
     x = jax.random.normal(jax.random.key(0), (rows, CONFIG.n_embd)).astype(jnp.bfloat16)
     assert (x @ w).dtype == jnp.bfloat16
     # Each product of bfloat16 numbers is exact; a different order of the sums may change the rounding.
-    exact, product = x.astype(jnp.float32) @ w, np.asarray(x @ w, np.float32)
+    exact = x.astype(jnp.float32) @ w
+    product = np.asarray(x @ w, np.float32)
     np.testing.assert_allclose(product, exact, rtol=2**-8, atol=1e-6)
     equal = np.mean(product == np.asarray(exact.astype(jnp.bfloat16), np.float32))
     assert equal == 1 if precision == "int8" else equal > 0.99
@@ -129,14 +131,16 @@ def test_activations_are_not_rounded(precision: str, rows: int, inputs: int) -> 
 
 @pytest.mark.parametrize(("rows", "inputs"), [(1, 60_000), (5, 60_000), (5, 140_000)])
 def test_integer_sums_do_not_overflow(rows: int, inputs: int) -> None:
-    x, low = jnp.ones((rows, inputs)), stored(np.ones((inputs, 2)), "int8")
+    x = jnp.ones((rows, inputs))
+    low = stored(np.ones((inputs, 2)), "int8")
     np.testing.assert_allclose(x @ low, inputs, rtol=1e-6)
 
 
 @on_cpu
 def test_the_digits_of_a_row_are_computed_once() -> None:
     """They are not computed again in the loop over the weights, which computes the sums of both digits."""
-    low, x = stored(np.ones((300, 50)), "int8"), jnp.ones((1, 300))
+    low = stored(np.ones((300, 50)), "int8")
+    x = jnp.ones((1, 300))
     text = jax.jit(lambda x, low: jnp.tanh(x) @ low).lower(x, low).compile().as_text() or ""
     [loop] = [part for part in text.split("\n\n") if "(s32[50]{0}, s32[50]{0}) reduce(" in part]
     assert "s8[50,300]" in loop
@@ -144,7 +148,8 @@ def test_the_digits_of_a_row_are_computed_once() -> None:
 
 
 def test_other_platforms_multiply_in_float32() -> None:
-    low, x = stored(np.ones((300, 50)), "int8"), jnp.ones((1, 300))
+    low = stored(np.ones((300, 50)), "int8")
+    x = jnp.ones((1, 300))
     for platform, digits in (("cpu", True), ("tpu", False), ("cuda", False)):
         lowered = jax.jit(lambda x, low: x @ low).trace(x, low).lower(lowering_platforms=(platform,))
         assert ("xi32>" in lowered.as_text()) == digits, platform
@@ -152,7 +157,8 @@ def test_other_platforms_multiply_in_float32() -> None:
 
 @on_cpu
 def test_prompts_are_multiplied_in_int8_where_it_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    low, x = stored(np.ones((300, 50)), "int8"), jnp.ones((14, 300))
+    low = stored(np.ones((300, 50)), "int8")
+    x = jnp.ones((14, 300))
     for minor, instructions, faster in ((12, "avx512_vnni", True), (12, "avx2", False), (10, "avx512_vnni", False)):
         monkeypatch.setattr(jax, "__version_info__", (0, minor, 0))
         monkeypatch.setattr("jaxgpt.kernels.stored.cpu_supports", instructions.__eq__)
@@ -161,6 +167,7 @@ def test_prompts_are_multiplied_in_int8_where_it_is_faster(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("rows", [1, 5, 14])
 def test_activations_have_the_gradient_of_the_dequantized_product(rows: int) -> None:
-    low, x = stored(np.random.default_rng(0).normal(size=(30, 20)), "int8"), jnp.ones((rows, 30))
+    low = stored(np.random.default_rng(0).normal(size=(30, 20)), "int8")
+    x = jnp.ones((rows, 30))
     found, expected = (jax.grad(lambda x, w=w: ((x @ w) ** 2).sum())(x) for w in (low, low.dense()))
     np.testing.assert_allclose(found, expected, rtol=1e-4)

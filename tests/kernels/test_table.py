@@ -58,7 +58,8 @@ def test_activations(name: str) -> None:
 
 
 def test_rotations() -> None:
-    position_BT, frequencies = jnp.arange(130)[None], np.array([1.0, 0.1, 0.01])
+    position_BT = jnp.arange(130)[None]
+    frequencies = np.array([1.0, 0.1, 0.01])
     for found, expected in zip(*(ops.rotation(position_BT, frequencies) for ops in (CPU, Ops())), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
 

@@ -40,7 +40,8 @@ TILED = Ops(attend=tiled)
 def packed(config: ModelConfig, lengths: tuple[tuple[int, ...], ...] = LENGTHS) -> tuple[jax.Array, jax.Array]:
     """Return windows `[B, T, 3]` of concatenated documents, and the same documents `[n, T, 3]`, one per row."""
     T = sum(lengths[0])
-    rows, alone = [], []
+    rows = []
+    alone = []
     for sizes, ids in zip(lengths, np.asarray(random_ids(config, (len(lengths), T))), strict=True):
         ends = np.cumsum(sizes)
         targets = np.where(np.isin(np.arange(T) + 1, ends), -1, np.roll(ids, -1))

@@ -128,7 +128,8 @@ def test_sliding_window_limits_attention() -> None:
 def test_attention_gets_the_window_of_each_layer() -> None:
     config = small("gemma", n_layer=3)
     _, params = make(config)
-    tokens, windows = random_ids(config, (2, 12)), []
+    tokens = random_ids(config, (2, 12))
+    windows = []
 
     def attend(*args: Any) -> jax.Array:
         windows.append(args[3].window)
@@ -150,12 +151,16 @@ def check_pieces(name: str, ops: Ops, starts: tuple[int, ...], pieces: Sequence[
         stale: reset the cache of a different text after the first piece.
     """
     config = small(name)
-    params, model = make(config)[1], GPT(config, ops)
-    first, total = pieces[0], sum(pieces)
-    tokens, start_B = random_ids(config, (len(starts), total)), jnp.array(starts)
+    params = make(config)[1]
+    model = GPT(config, ops)
+    first = pieces[0]
+    total = sum(pieces)
+    tokens = random_ids(config, (len(starts), total))
+    start_B = jnp.array(starts)
     seen = random_ids(config, tokens.shape, seed=1).at[:, :first].set(tokens[:, :first]) if stale else tokens[:, :first]
     logits, cache = prefill(model, params, seen, start_B, total + 1)
-    cache, parts = cache._replace(length=jnp.int32(first)), [logits[:, :first]]
+    cache = cache._replace(length=jnp.int32(first))
+    parts = [logits[:, :first]]
     for n in pieces[1:]:
         logits, cache = extend(model, params, tokens[:, cache.length : cache.length + n], cache)
         parts.append(logits)
@@ -207,7 +212,8 @@ def test_slots_of_a_cache_that_is_set_back_are_never_seen(ops: Ops) -> None:
 def test_models_are_values() -> None:
     """Equal configs and operations make equal models, which share traces; all other models differ."""
     config = small("gpt2")
-    params, tokens = make(config)[1], random_ids(config, (1, 5))
+    params = make(config)[1]
+    tokens = random_ids(config, (1, 5))
     traced = jax.jit(
         chex.assert_max_traces(lambda model, params: model.apply({"params": params}, tokens), n=3), static_argnums=0
     )
@@ -227,7 +233,8 @@ def test_models_are_values() -> None:
 def test_edits_read_and_replace_named_activations(ops: Ops) -> None:
     """An edit receives path and name of each activation, including scores, which kernels do not store."""
     config = small("gemma", n_layer=1)
-    params, tokens = make(config)[1], random_ids(config, (1, 9))
+    params = make(config)[1]
+    tokens = random_ids(config, (1, 9))
 
     @jax.jit
     def read() -> tuple[jax.Array, dict[str, jax.Array]]:
@@ -330,7 +337,8 @@ def test_soft_capped_logits_are_a_hyperbolic_tangent() -> None:
 
 def test_rope_tells_far_positions_apart() -> None:
     """Above 256, bfloat16 represents only some of the integers."""
-    positions, frequency = np.array([[255, 257, 4099]]), rope_frequencies(8, 1e4, Llama3Scaling())
+    positions = np.array([[255, 257, 4099]])
+    frequency = rope_frequencies(8, 1e4, Llama3Scaling())
     angles = positions[..., None] * frequency
     for found, exact in zip(rope_rotation(jnp.asarray(positions), frequency), (np.cos, np.sin), strict=True):
         np.testing.assert_allclose(found, exact(angles), atol=1e-3)
@@ -376,7 +384,8 @@ def test_spread_of_initial_weights(init: dict[str, Any], expected: dict[str, flo
 @every_model
 def test_abstract_parameters_are_those_of_the_initialization(name: str) -> None:
     config = small(name, n_layer=11)  # h_10 comes before h_2
-    abstract, initial = abstract_params(config), jax.eval_shape(lambda: init_params(GPT(config)))
+    abstract = abstract_params(config)
+    initial = jax.eval_shape(lambda: init_params(GPT(config)))
     assert list(abstract) == list(initial)
     assert abstract == initial
     abstract["h_1"]["attn"].clear()

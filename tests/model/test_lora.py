@@ -44,7 +44,8 @@ def with_products(model: GPT, params: Any, adapters: Any, alpha: float, ids: jax
             node = node.get(part, {})
         for target, adapter in node.items():
             if name in target.split("+"):
-                a, b = adapter["a"], adapter["b"][name]
+                a = adapter["a"]
+                b = adapter["b"][name]
                 y = y + alpha / a.shape[-1] * (args[0] @ a) @ b
         return y
 
@@ -99,7 +100,8 @@ def test_stacked_layers_merge_alike() -> None:
 
 def test_adapters_have_the_logical_axes_of_their_weights() -> None:
     adapters = jax.eval_shape(lambda: init_lora(KEY, boxed_params(GPT(small("llama")), 0), 2, ("q_proj", "o_proj")))
-    q, o = adapters["h_0"]["attn"]["q_proj"], adapters["h_0"]["attn"]["o_proj"]
+    q = adapters["h_0"]["attn"]["q_proj"]
+    o = adapters["h_0"]["attn"]["o_proj"]
     assert (q["a"].names, q["b"]["q_proj"].names) == (("embed", "rank"), ("rank", "heads"))
     assert (o["a"].names, o["b"]["o_proj"].names) == (("heads", "rank"), ("rank", "embed"))
 

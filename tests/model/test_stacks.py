@@ -84,7 +84,8 @@ def test_the_kind_of_a_weight_depends_on_the_axes_after_its_stack(axes: Any, sta
 
 def test_matrices_of_a_stack_decay_but_its_biases_do_not() -> None:
     params = abstract_params(MODEL)
-    decay, labels = flatten_params(decay_mask(params, MODEL)), flatten_params(groups(params, MODEL))
+    decay = flatten_params(decay_mask(params, MODEL))
+    labels = flatten_params(groups(params, MODEL))
     for name in ("up_proj", "down_proj"):
         assert (decay[f"h_0/mlp/{name}/kernel"], labels[f"h_0/mlp/{name}/kernel"]) == (True, "muon")
         assert (decay[f"h_0/mlp/{name}/bias"], labels[f"h_0/mlp/{name}/bias"]) == (False, "adam")
@@ -184,7 +185,8 @@ def test_a_stored_stack_equals_its_stored_matrices(precision: Any) -> None:
 
 
 def test_a_model_of_stored_stacks_equals_the_model_of_their_values() -> None:
-    params, tokens = random_params(), random_ids(CONFIG, (2, 6))
+    params = random_params()
+    tokens = random_ids(CONFIG, (2, 6))
     low = quantize(params, MODEL, "int8")
     assert isinstance(low["h_1"]["mlp"]["down_proj"]["kernel"], Stored)
     assert not isinstance(low["h_1"]["mlp"]["down_proj"]["bias"], Stored)
@@ -194,12 +196,16 @@ def test_a_model_of_stored_stacks_equals_the_model_of_their_values() -> None:
 
 def test_counts_include_every_matrix_of_a_stack() -> None:
     params = abstract_params(MODEL)
-    attention, mlp = 4 * D * D, 2 * E * D * F
-    biases, norms, tables = 4 * D + E * (F + D), 4 * D, 17 * D + 16 * D
+    attention = 4 * D * D
+    mlp = 2 * E * D * F
+    biases = 4 * D + E * (F + D)
+    norms = 4 * D
+    tables = 17 * D + 16 * D
     assert count_parameters(MODEL) == parameter_count(params) == 2 * (attention + mlp + biases + norms) + tables + 2 * D
     assert multiplied_parameters(MODEL, params) == 2 * (attention + mlp) + 17 * D
     lora = LoraConfig(rank=2, targets="up_proj")
-    full, adapted = flops_per_token(MODEL, params, 16), flops_per_token(MODEL, params, 16, lora)
+    full = flops_per_token(MODEL, params, 16)
+    adapted = flops_per_token(MODEL, params, 16, lora)
     assert full - adapted == 2 * multiplied_parameters(MODEL, params) - 2 * 2 * E * D * F
 
 
@@ -235,7 +241,8 @@ def test_a_stack_is_converted_as_one_tensor_or_one_for_each_matrix(name: str) ->
         assert len(tensors) == 2
         np.testing.assert_array_equal(tensors["layers.1.experts.up"].read(), w_EIO.swapaxes(1, 2))
 
-    shapes, rows = leaf_shapes(MODEL), expand(form.table, MODEL)
+    shapes = leaf_shapes(MODEL)
+    rows = expand(form.table, MODEL)
     for row in rows:
         assert tensors[row.name].read().shape == tensor_shape(row, shapes)
     leaves = dict(complete_leaves(rows, lambda row: tensors[row.name].read(), shapes))
@@ -244,7 +251,8 @@ def test_a_stack_is_converted_as_one_tensor_or_one_for_each_matrix(name: str) ->
 
 
 def test_a_model_with_stacks_decodes_with_a_cache() -> None:
-    params, tokens = {"params": random_params()}, random_ids(CONFIG, (2, 12))
+    params = {"params": random_params()}
+    tokens = random_ids(CONFIG, (2, 12))
     whole = MODEL.apply(params, tokens)
     first, cache = MODEL.apply(params, tokens[:, :7], 16, method="prefill")  # type: ignore[misc]
     second, _ = MODEL.apply(params, tokens[:, 7:], cache, method="extend")  # type: ignore[misc]

@@ -34,7 +34,9 @@ def exact(name: str, x: np.ndarray) -> np.ndarray:
 @both
 @every_smooth
 def test_values_and_derivatives_equal_numpy(name: str, ops: Ops) -> None:
-    x, h, f = np.linspace(-12, 12, 4801), 1e-5, partial(ops.activate, name)
+    x = np.linspace(-12, 12, 4801)
+    h = 1e-5
+    f = partial(ops.activate, name)
     derivatives = (exact(name, x + h) - exact(name, x - h)) / (2 * h)
     compiled = partial(jax.jit, compiler_options=OPTIMIZED)
     np.testing.assert_allclose(compiled(f)(jnp.float32(x)), exact(name, x), atol=1e-6)
@@ -52,7 +54,8 @@ def test_far_from_zero(name: str, x: float, ops: Ops) -> None:
 @both
 @every_smooth
 def test_second_derivatives_and_forward_mode(name: str, ops: Ops) -> None:
-    x, f = jnp.linspace(-4, 4, 81), partial(ops.activate, name)
+    x = jnp.linspace(-4, 4, 81)
+    f = partial(ops.activate, name)
     ours, theirs = (jax.vmap(jax.grad(jax.grad(f)))(x) for f in (f, JAX[name]))
     np.testing.assert_allclose(ours, theirs, atol=1e-5)
     derivatives = jax.jvp(f, (x,), (jnp.ones_like(x),))[1]

@@ -26,7 +26,8 @@ def test_a_query_attends_to_tokens_of_its_document_that_are_not_later_within_the
     found = seen(Visible(query, Positions(jnp.asarray(position_BT), jnp.asarray(document_BT)), window))
     for row in range(2):
         for t, slots in enumerate(found[row], 5):
-            p, d = position_BT[row], document_BT[row]
+            p = position_BT[row]
+            d = document_BT[row]
             near = [s for s in range(9) if 0 <= p[t] - p[s] < (window or 99) and p[s] != NO_TOKEN and d[s] == d[t]]
             assert slots == near
 

@@ -67,7 +67,8 @@ def test_xla_knows_the_options_of_compilation() -> None:
 
 def test_gpus_compute_the_random_bits_of_unsharded_weights_in_a_kernel() -> None:
     for platform, fsdp, kernels in (("cpu", 1, 0), ("gpu", 1, 1), ("gpu", 2, 0)):
-        devices, shape = np.array([SimpleNamespace(platform=platform)]), {"data": 4, "fsdp": fsdp}
+        devices = np.array([SimpleNamespace(platform=platform)])
+        shape = {"data": 4, "fsdp": fsdp}
         mesh: Any = SimpleNamespace(devices=devices, shape=shape, size=4 * fsdp)
         with host.random_bits_by_kernel(mesh):
             traced = jax.jit(lambda: jax.random.bits(jax.random.key(0), (8,))).trace()

@@ -72,7 +72,9 @@ def test_microbatches_hold_every_window_and_are_at_most_as_large_as_on_one_devic
 ) -> None:
     train = TrainConfig(batch_size=batch, accumulation=accumulation)
     count, rows = microbatches(train, ways)
-    each, share, most = rows // ways, math.ceil(batch / ways), math.ceil(batch / accumulation)
+    each = rows // ways
+    share = math.ceil(batch / ways)
+    most = math.ceil(batch / accumulation)
     assert rows == each * ways
     assert 1 <= each <= most
     assert count * each >= share, "every window is in a microbatch"

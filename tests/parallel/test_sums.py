@@ -20,7 +20,8 @@ def test_sums_over_devices_do_not_depend_on_how_they_are_sent(monkeypatch: pytes
     """Compare with NumPy for arrays sent together and separately, of several dtypes; the batch is a tree."""
     monkeypatch.setattr(sums, "SMALL", small)
     rng = np.random.default_rng(0)
-    rows, w = rng.normal(size=(12, 7)).astype(np.float32), rng.normal(size=(7, 5)).astype(np.float32)
+    rows = rng.normal(size=(12, 7)).astype(np.float32)
+    w = rng.normal(size=(7, 5)).astype(np.float32)
 
     def local(w: jax.Array, batch: Any) -> Any:
         rows = batch["rows"]

@@ -26,7 +26,9 @@ from jaxgpt.model import GPT
 from jaxgpt.model.params import flatten_params
 from jaxgpt.train.loss import cross_entropy
 
-V, LENGTH, NEW = 97, 80, 64
+V = 97
+LENGTH = 80
+NEW = 64
 SMALL: dict[str, Any] = {
     "vocab_size": V,
     "hidden_size": 32,
@@ -172,7 +174,10 @@ class Measured(NamedTuple):
 
 def measure(case: Case, folder: Path) -> Measured:
     """Compare a model with its import, and with the export of the import."""
-    theirs, hf, run, back = case.build(), folder / "hf", folder / "run", folder / "back"
+    theirs = case.build()
+    hf = folder / "hf"
+    run = folder / "run"
+    back = folder / "back"
     theirs.save_pretrained(hf)
     import_model(hf, run, tokenizer="ids")
     export_model(run, back)
@@ -194,7 +199,8 @@ def measure(case: Case, folder: Path) -> Measured:
     with torch.no_grad():
         again = transformers.AutoModelForCausalLM.from_pretrained(back, attn_implementation="eager").eval()
         exported = (again(torch.tensor(ids_BT)).logits - theirs(torch.tensor(ids_BT)).logits).abs().max()
-    one, two = load_file(hf / "model.safetensors"), load_file(back / "model.safetensors")
+    one = load_file(hf / "model.safetensors")
+    two = load_file(back / "model.safetensors")
     assert one.keys() == two.keys(), one.keys() ^ two.keys()
     weights = max(float(np.abs(one[name] - two[name]).max()) for name in one)
     a, b = (transformers.AutoConfig.from_pretrained(path).to_dict() for path in (hf, back))
@@ -211,12 +217,14 @@ def compare(theirs: Any, config: Any, params: Any, form: Any, ids_BT: np.ndarray
     theirs.zero_grad()
     out = theirs(torch.tensor(ids_BT)).logits
     torch.nn.functional.cross_entropy(out[:, :-1].reshape(-1, V), torch.tensor(ids_BT[:, 1:]).reshape(-1)).backward()
-    mine, worst = flatten_params(jax.device_get(grads)), 0.0
+    mine = flatten_params(jax.device_get(grads))
+    worst = 0.0
     expected = gradients_by_file_name(theirs)
     for row in expand(form.table, config):
         plain = row._replace(offset=0.0, factor=1 / row.factor)  # the offset does not change the gradient
         parts = {leaf: mine[leaf] if row.expert < 0 else mine[leaf][row.expert] for leaf in row.leaves}
-        slope, other = to_tensor(plain, parts), expected[row.name]
+        slope = to_tensor(plain, parts)
+        other = expected[row.name]
         # The bias of the keys shifts all scores of a query equally, so its gradient is zero except for rounding.
         worst = max(worst, float(np.abs(slope - other).max() / max(np.abs(other).max(), 1e-4)))
     scores = out.detach().numpy()

@@ -82,12 +82,14 @@ def test_scores_equal_those_of_transformers(kind: str, vocabulary: int) -> None:
         scores[0, ::2] = -np.inf
         scores[1, 1:] = -np.inf
     for sampling in many_params():
-        expected, found = theirs(scores, ids, sampling), ours(scores, ids, sampling)
+        expected = theirs(scores, ids, sampling)
+        found = ours(scores, ids, sampling)
         where = np.isfinite(expected)
         if (
             kind == "ties"
         ):  # torch's sort is not stable: which of equal logits at the top-p boundary is kept is undefined
-            found, expected = np.sort(found), np.sort(expected)
+            found = np.sort(found)
+            expected = np.sort(expected)
             where = np.isfinite(expected)
         np.testing.assert_array_equal(np.isfinite(found), where, err_msg=str(sampling))
         # Ours are relative to the maximum: subtract it from both. The tolerance is transformers' rounding before subtraction.
@@ -139,7 +141,8 @@ def test_beams_equal_those_of_transformers(part: int) -> None:
     for case in range(part * BATCH, (part + 1) * BATCH):
         eos = bool(rng.integers(0, 4))
         hf, lm = twins(case, vocabulary=14, eos=eos, layers=1)
-        W, n = int(rng.choice([2, 3, 5])), int(rng.choice([1, 4, 12]))
+        W = int(rng.choice([2, 3, 5]))
+        n = int(rng.choice([1, 4, 12]))
         settings: dict[str, Any] = {
             "num_beams": W,
             "num_return_sequences": int(rng.integers(1, W + 1)),

@@ -146,7 +146,8 @@ class TorchDecoder(nn.Module):
         self.layers = nn.ModuleList(
             nn.TransformerEncoderLayer(D, N, 4 * D, dropout=0.0, batch_first=True) for _ in range(L)
         )
-        self.norm, self.head = nn.LayerNorm(D), nn.Linear(D, V)
+        self.norm = nn.LayerNorm(D)
+        self.head = nn.Linear(D, V)
 
     def forward(self, ids):
         x = self.embedding(ids)
@@ -173,7 +174,8 @@ GPT2_STYLE: WeightTable = (
 class GPT2Style(nn.Module):
     def __init__(self, V, T, D, N, L):
         super().__init__()
-        self.wte, self.wpe = nn.Embedding(V, D), nn.Embedding(T, D)
+        self.wte = nn.Embedding(V, D)
+        self.wpe = nn.Embedding(T, D)
         self.blocks = nn.ModuleList(
             nn.ModuleDict(
                 {
@@ -186,7 +188,8 @@ class GPT2Style(nn.Module):
             )
             for _ in range(L)
         )
-        self.ln_f, self.head = nn.LayerNorm(D), nn.Linear(D, V)
+        self.ln_f = nn.LayerNorm(D)
+        self.head = nn.Linear(D, V)
 
     def forward(self, ids):
         T = ids.shape[1]

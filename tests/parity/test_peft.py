@@ -36,7 +36,9 @@ TARGETS = {
     "gpt_neox": ["query_key_value"],
     "qwen3": "all-linear",
 }
-RATE, ALPHA, RANK = 1e-2, 12, 3
+RATE = 1e-2
+ALPHA = 12
+RANK = 3
 
 
 @pytest.fixture(params=TARGETS)
@@ -67,7 +69,8 @@ def logits(config, params, ids):
 def test_logits(adapted):
     """Compare an imported adapter, and its export loaded by PEFT."""
     case, theirs, folder = adapted
-    lm, ids = jaxgpt.load(folder / "run"), np.random.default_rng(0).integers(0, V, (2, 13))
+    lm = jaxgpt.load(folder / "run")
+    ids = np.random.default_rng(0).integers(0, V, (2, 13))
     with torch.no_grad():
         expected = theirs(torch.tensor(ids)).logits.numpy()
         plain = CASES[case].build()(torch.tensor(ids)).logits.numpy()
@@ -104,7 +107,8 @@ def test_a_step_of_adamw(adapted):
         state, _ = jax.jit(step)(jaxgpt.init_state(adapters, optimizer), jnp.asarray(ids, jnp.int32))
     lora, expected = read_adapter(folder / "stepped", config.model)
     assert lora == config.lora
-    moved, ours = flatten_params(expected), flatten_params(state.params)
+    moved = flatten_params(expected)
+    ours = flatten_params(state.params)
     assert moved.keys() == ours.keys()
     for name, value in moved.items():
         assert np.abs(np.asarray(ours[name]) - value).max() < 1e-5, name

@@ -15,7 +15,9 @@ from jaxgpt.data.tokenizer_files import make_tokenizer
 
 pytestmark = pytest.mark.ci  # importing TransformerLens takes seconds
 
-V, L, TOLERANCE = 61, 2, 1e-5
+V = 61
+L = 2
+TOLERANCE = 1e-5
 COMMON = {"vocab_size": V, "bos_token_id": None, "eos_token_id": None}
 CASES = {
     "GPT2": {"n_positions": 24, "n_embd": 32, "n_layer": L, "n_head": 4} | COMMON,
@@ -70,7 +72,8 @@ def pair(request, tmp_path_factory):
     """Return the TransformerLens model, the jaxgpt model, and the names of both."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     pytest.importorskip("torch")
-    transformers, lens = pytest.importorskip("transformers"), pytest.importorskip("transformer_lens")
+    transformers = pytest.importorskip("transformers")
+    lens = pytest.importorskip("transformer_lens")
     from parity.families import Case
 
     kind = request.param
@@ -103,12 +106,14 @@ def test_every_tap(pair):
     assert np.abs(out.logits - expected.numpy()).max() < TOLERANCE
     causal = np.tril(np.ones((9, 9), bool))
     for name, hook in table.items():
-        ours, wanted = np.asarray(out.taps[name]), cache[hook].numpy()
+        ours = np.asarray(out.taps[name])
+        wanted = cache[hook].numpy()
         if name.endswith(".scale"):  # jaxgpt multiplies, TransformerLens divides
             ours = 1 / ours
         if name.endswith(".scores"):  # masked scores are the lowest float32 here, and -inf there
             assert (ours[..., ~causal] < -1e30).all()
-            ours, wanted = ours[..., causal], wanted[..., causal]
+            ours = ours[..., causal]
+            wanted = wanted[..., causal]
         ours = np.broadcast_to(ours, wanted.shape)
         assert wanted.std() > 1e-3
         assert np.abs(ours - wanted).max() < TOLERANCE, name
@@ -119,15 +124,18 @@ WORDS = "When Mary and John went to the store , John gave a drink to".split()
 
 def test_grids_of_activation_patching(pair):
     """Indirect object identification (Wang et al. 2022): the corrupted prompt has the other name in the second position."""
-    torch, patching = pytest.importorskip("torch"), pytest.importorskip("transformer_lens.patching")
+    torch = pytest.importorskip("torch")
+    patching = pytest.importorskip("transformer_lens.patching")
     theirs, lm, _ = pair
     vocabulary = {word: 7 + i for i, word in enumerate(dict.fromkeys(WORDS))}
-    mary, john = vocabulary["Mary"], vocabulary["John"]
+    mary = vocabulary["Mary"]
+    john = vocabulary["John"]
     clean = np.array([[vocabulary[word] for word in WORDS]])
     clean = np.concatenate([clean, np.where(clean == mary, john, np.where(clean == john, mary, clean))])
     corrupted = clean.copy()
     corrupted[:, WORDS.index("gave") - 1] = [mary, john]
-    right, wrong = (mary, john), (john, mary)
+    right = (mary, john)
+    wrong = (john, mary)
 
     def difference(logits):
         rows = torch.arange(2)

@@ -22,7 +22,9 @@ NEEDS = (
 
 def check_recorded(lm: jaxgpt.LM, notes: dict[str, Any]) -> None:
     """Compare a model with recorded outputs."""
-    inside, greedy, beams = notes["inside"], notes["greedy"], notes["beams"]
+    inside = notes["inside"]
+    greedy = notes["greedy"]
+    beams = notes["beams"]
     seen = study.capture(lm, lm.tokenizer.encode(inside["prompt"])[None])
     expected = np.asarray(inside["map"])
     T = len(expected)
@@ -54,7 +56,8 @@ def test_recorded_outputs_of_the_notes(tmp_path: Path) -> None:
 @pytest.mark.ci
 def test_recorded_outputs_of_random_weights(tmp_path: Path, gpt2_tokenizer: Path) -> None:
     """The same comparison, with outputs that transformers records from a small GPT-2 with GPT-2's vocabulary."""
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     ends = {"bos_token_id": 50_256, "eos_token_id": 50_256}
     sizes = {"n_positions": 64, "n_embd": 48, "n_layer": 2, "n_head": 12, "initializer_range": 0.4}

@@ -113,7 +113,8 @@ def test_the_page_holds_the_weights_and_runs_nothing_of_the_text(found: Inspecti
 
 
 def test_the_page_describes_the_text_and_shows_layers_in_one_direction(found: Inspection) -> None:
-    text, T = inspection.html(found._replace(source="runs/a, step 3"), "runs/a"), len(found.ids)
+    text = inspection.html(found._replace(source="runs/a, step 3"), "runs/a")
+    T = len(found.ids)
     summary = f"2 layers of 4 heads. {T} tokens: {T - 4} of the prompt, 4 generated greedily (underlined)."
     assert f"runs/a, step 3: {summary}" in text
     for name in ("lens", "norms"):
@@ -173,7 +174,8 @@ def test_diverged_weights_are_one_line(lm: LM) -> None:
 def test_tokens_keep_their_spaces_and_bytes() -> None:
     """A SentencePiece decoder drops the first space of a text, and returns the same sign for any part of a character."""
     tokenizer = SubwordTokenizer(HFTokenizer.from_str(json.dumps(llama_tokenizer())))
-    first, last = int(tokenizer.encode("a")[0]), int(tokenizer.encode("a a")[-1])
+    first = int(tokenizer.encode("a")[0])
+    last = int(tokenizer.encode("a a")[-1])
     assert token_text(tokenizer, last) == "a"
     ids = (last, 3 + 0xC3, 3 + 0xA9, 3 + 0x41)
     assert [token_text(tokenizer, i, first) for i in ids] == [" a", "<0xC3>", "<0xA9>", "A"]
@@ -200,7 +202,8 @@ def test_a_text_of_one_token_has_no_loss(lm: LM, found: Inspection) -> None:
 
 @pytest.mark.ci
 def test_heads_are_ablated_up_to_a_number_of_operations_of_the_text(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, T = lm.config.model, len(lm.tokenizer.encode(ODD))
+    model = lm.config.model
+    T = len(lm.tokenizer.encode(ODD))
     for less in (0, 1):
         monkeypatch.setattr(
             inspection, "ABLATION", 2 * count_parameters(model) * T * model.n_layer * model.n_head - less

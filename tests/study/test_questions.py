@@ -15,7 +15,8 @@ from jaxgpt.lm.weights import quantize
 from jaxgpt.model.params import flatten_params
 
 B, T, V, L, N, H = 2, 6, 17, 2, 4, 4
-RIGHT, WRONG = 3, 5
+RIGHT = 3
+WRONG = 5
 METRIC = study.LogitDifference(RIGHT, WRONG)
 
 
@@ -128,7 +129,8 @@ def test_attribution_with_quantized_weights(lm):
 
 def test_attribution_of_heads_and_mlps(lm, ids, out):
     """Expect W_O of a head, then the final norm with its scale held fixed, then the product with the answer's row."""
-    w, answer = weights(lm), np.argmax(out.logits[:, -1], -1)
+    w = weights(lm)
+    answer = np.argmax(out.logits[:, -1], -1)
     parts = study.attribution(lm, ids)
     close(parts.logit, np.asarray(out.logits)[:, -1].max(-1))
 

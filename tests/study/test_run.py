@@ -56,7 +56,8 @@ def documented():
 def test_names_and_shapes_are_those_of_the_docs(name):
     """The values are compared with TransformerLens's in tests/parity/test_taps.py."""
     lm = lm_of(name, n_layer=1)
-    c, listed = lm.config.model, names(lm, (B, T))
+    c = lm.config.model
+    listed = names(lm, (B, T))
     letters = {"B": B, "T": T, "S": T, "D": c.n_embd, "N": c.n_head, "K": c.kv_heads, "H": c.head_width}
     letters |= {"F": c.mlp_width, "V": V, "E": c.n_experts, "1": 1}
     expected = {key: tuple(letters[letter] for letter in shape.split()) for key, shape in documented().items()}
@@ -228,7 +229,8 @@ def test_generation_may_end_past_the_context(one):
 )
 def test_generation_without_edits_is_that_of_generate(lm, settings):
     """Test sampling, filters that read the text, padded vocabularies and texts that end early."""
-    lm, settings = lm._replace(tokenizer=make_tokenizer("ids", "", 0, 14)), {"max_new_tokens": 8, "key": 3} | settings
+    lm = lm._replace(tokenizer=make_tokenizer("ids", "", 0, 14))
+    settings = {"max_new_tokens": 8, "key": 3} | settings
     found = jaxgpt.study.generate(lm, [3, 1, 4], ["h.0.attn.scores"], **settings)
     [expected] = jaxgpt.generate(lm, [3, 1, 4], **settings)
     assert found.generation._replace(log_p=()) == expected._replace(log_p=())

@@ -79,14 +79,16 @@ def test_the_recommended_number_of_seeds_finds_the_difference(effect: float) -> 
 
 
 def test_the_sentence_of_a_distinguishable_difference() -> None:
-    a, b = group([1.0, 1.5, 2.0]), group([1.1, 1.61, 2.09], name="b")
+    a = group([1.0, 1.5, 2.0])
+    b = group([1.1, 1.61, 2.09], name="b")
     assert sentence(a, b) == (
         "x a is better than x b by 0.1000 +- 0.0058 (3 pairs of equal seeds, 95% interval 0.0752 to 0.1248)"
     )
 
 
 def test_the_sentence_of_a_difference_within_the_error() -> None:
-    a, b = group([1.0, 1.5]), group([1.1, 1.41], first=5, name="b")
+    a = group([1.0, 1.5])
+    b = group([1.1, 1.41], first=5, name="b")
     words = sentence(a, b)
     assert words.startswith("x a and x b: not distinguishable, 0.0050 +- 0.2942 (seeds that are not paired); ")
     assert words.endswith(f"more than {MOST_SEEDS:,} seeds would be needed")

@@ -52,7 +52,8 @@ def test_chunks_do_not_change_loss_or_gradients(name: str, dtype: str, chunk: in
     """
     model, params = make(small(name, n_layer=1, dropout=0.2))
     model = GPT(model.config, Ops(dtype=jnp.dtype(dtype)))
-    windows, key = packed(model.config), jax.random.key(1)
+    windows = packed(model.config)
+    key = jax.random.key(1)
 
     def run(chunk: int):  # type: ignore[no-untyped-def]
         objective = next_token_loss(model.apply, chunk=chunk)
@@ -69,7 +70,8 @@ def test_chunks_do_not_change_loss_or_gradients(name: str, dtype: str, chunk: in
 
 @pytest.mark.parametrize("chunk", [1, 4, 10, 30])
 def test_chunks_keep_the_loss_of_every_token(chunk: int) -> None:
-    x, targets = jnp.arange(B * T * 2.0).reshape(B, T, 2), jnp.arange(B * T).reshape(B, T)
+    x = jnp.arange(B * T * 2.0).reshape(B, T, 2)
+    targets = jnp.arange(B * T).reshape(B, T)
     losses = lambda x_BTD, targets_BT: jnp.where(targets_BT < 0, 99.0, x_BTD.sum(-1) + targets_BT)  # noqa: E731
     np.testing.assert_array_equal(chunked(losses, x, targets, chunk), losses(x, targets))
 

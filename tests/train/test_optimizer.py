@@ -108,7 +108,8 @@ def test_muon_equals_optax_muon(scanned: bool) -> None:
         assert weight.shape == leaf.shape[scanned:]
         return optax.contrib.MuonDimensionNumbers(scanned, scanned + 1)
 
-    ours, others = make_optimizer(c), optax.identity()
+    ours = make_optimizer(c)
+    others = optax.identity()
     theirs = optax.contrib.muon(
         lambda step: c.optim.muon_ratio * schedule(c)(step), ns_steps=4, beta=0.9, weight_decay=0.1,
         muon_weight_dimension_numbers=partial(jax.tree_util.tree_map_with_path, sides),
@@ -167,7 +168,8 @@ def test_optimizers_equal_optax_with_decoupled_weight_decay(name: str) -> None:
     c = config(
         model.config, name=name, beta1=0.8, beta2=0.95, eps=1e-6, weight_decay=0.5, learning_rate=0.01, warmup_steps=2
     )
-    rate, ours = schedule(c), make_optimizer(c)
+    rate = schedule(c)
+    ours = make_optimizer(c)
     theirs = optax.chain(optax.clip_by_global_norm(1.0), FACTORIES[name](rate))
 
     def decay(path: tuple[Any, ...], w: jax.Array, step: int) -> jax.Array:
@@ -177,7 +179,8 @@ def test_optimizers_equal_optax_with_decoupled_weight_decay(name: str) -> None:
     def three_steps(params: Any, grads: list[Any]) -> tuple[Any, Any]:
         results = []
         for optimizer, by_hand in ((ours, False), (theirs, True)):
-            w, state = params, optimizer.init(params)
+            w = params
+            state = optimizer.init(params)
             for step in range(3):
                 updates, state = optimizer.update(grads[step], state, w)
                 lost = jax.tree_util.tree_map_with_path(partial(decay, step=step), w)

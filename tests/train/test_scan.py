@@ -30,7 +30,8 @@ def config(model: str = "modern", optimizer: str = "muon", mesh: MeshConfig | No
 
 
 def train(p: Program, steps: int) -> tuple[list[float], object]:
-    state, losses = p.init(), []
+    state = p.init()
+    losses = []
     for step in range(steps):
         state, metrics = p.step(state, p.put(np.asarray(random_ids(p.config.model, (8, 9), step))))
         losses.append(float(metrics["loss"]))
@@ -48,7 +49,8 @@ long = pytest.mark.long
 
 def test_stacked_layers_have_no_cache() -> None:
     model, params = make(small("gpt2"))
-    tokens, scanned = random_ids(model.config, (1, 4)), ScannedGPT(model.config)
+    tokens = random_ids(model.config, (1, 4))
+    scanned = ScannedGPT(model.config)
     _, cache = model.apply({"params": params}, tokens, 8, method="prefill")  # type: ignore[misc]
     for method, argument in (("prefill", 8), ("extend", cache)):
         with pytest.raises(TypeError, match="generate with GPT and the result of unstack_layers"):
@@ -94,7 +96,8 @@ def test_an_update_of_a_stack_equals_updates_of_its_layers(name: str) -> None:
 def test_scanned_training_equals_unrolled_on_a_mesh_and_after_a_resume() -> None:
     """Train on 8 devices; both layouts write the same checkpoint and resume from it."""
     c = config(mesh=MeshConfig(data=2, fsdp=2, tensor=2))
-    scanned, plain = build(c), build(replace(c, train=replace(c.train, scan_layers=False)))
+    scanned = build(c)
+    plain = build(replace(c, train=replace(c.train, scan_layers=False)))
     losses, state = train(scanned, 3)
     expected, state_plain = train(plain, 3)
     np.testing.assert_allclose(losses, expected, rtol=1e-5)

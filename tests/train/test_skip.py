@@ -28,7 +28,8 @@ def logits(variables: Any, tokens_BT: jax.Array, *_: Any) -> jax.Array:
 OBJECTIVE = next_token_loss(logits)
 OPTIMIZER = optax.adam(optax.linear_schedule(0.1, 0.0, 10))
 STEP = jax.jit(partial(train_step, objective=OBJECTIVE, optimizer=OPTIMIZER, ema_decay=0.9))
-GOOD_BATCH, BAD_BATCH = jnp.array([[1, 2, 3]]), jnp.array([[1, BAD, 3]])
+GOOD_BATCH = jnp.array([[1, 2, 3]])
+BAD_BATCH = jnp.array([[1, BAD, 3]])
 
 
 def start(skip: bool = True) -> TrainState:
@@ -47,7 +48,8 @@ def kept(state: TrainState) -> list[bytes]:
 
 def test_a_skipped_update_leaves_the_state_unchanged() -> None:
     """A run with bad batches ends with the same state as one without them, except for step and statistics."""
-    state, clean = start(), start()
+    state = start()
+    clean = start()
     for batch in (BAD_BATCH, GOOD_BATCH, BAD_BATCH, GOOD_BATCH, BAD_BATCH, BAD_BATCH, GOOD_BATCH):
         before = state
         state, metrics = STEP(state, batch)
@@ -63,7 +65,8 @@ def test_a_skipped_update_leaves_the_state_unchanged() -> None:
 
 
 def test_good_updates_do_not_depend_on_skipping() -> None:
-    skipping, plain = start(), start(skip=False)
+    skipping = start()
+    plain = start(skip=False)
     for _ in range(3):
         skipping, metrics = STEP(skipping, GOOD_BATCH)
         plain, plain_metrics = STEP(plain, GOOD_BATCH)
@@ -80,7 +83,8 @@ def test_a_skipped_update_changes_no_bit_of_the_weights() -> None:
 
 
 def test_consecutive_skips_are_counted() -> None:
-    state, seen = start(), []
+    state = start()
+    seen = []
     for batch in (BAD_BATCH, BAD_BATCH, GOOD_BATCH, BAD_BATCH):
         state, metrics = STEP(state, batch)
         seen.append(int(metrics["skipped_in_a_row"]))
@@ -98,7 +102,8 @@ def test_any_optimizer_can_skip() -> None:
 
 
 def after(values: list[float], factor: float) -> tuple[list[bool], SkipStatistics]:
-    statistics, applied = init_statistics(), []
+    statistics = init_statistics()
+    applied = []
     for value in values:
         ok, statistics = should_apply(statistics, jnp.float32(value), jnp.float32(1.0), factor)
         applied.append(bool(ok))

@@ -67,7 +67,8 @@ def alone(model: str, steps: int, optimizer: str = "adamw") -> tuple[list[float]
 
 
 def train(p: Program, steps: int) -> tuple[list[float], object]:
-    state, losses = p.init(), []
+    state = p.init()
+    losses = []
     for step in range(steps):
         state, metrics = p.step(state, p.put(windows(p, step)))
         losses.append(float(metrics["loss"]))
@@ -76,7 +77,8 @@ def train(p: Program, steps: int) -> tuple[list[float], object]:
 
 def test_skipped_updates_do_not_advance_the_learning_rate() -> None:
     p = program("statquest", optim={"not_finite": "skip", "warmup_steps": 9})
-    state, rates = p.init(), []
+    state = p.init()
+    rates = []
     nan = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), state.params)
     for params in (None, nan, None):
         good = jax.tree.map(jnp.copy, state.params)
@@ -87,14 +89,16 @@ def test_skipped_updates_do_not_advance_the_learning_rate() -> None:
 
 
 def test_loss_equals_the_textbook_formula() -> None:
-    logits, targets = jnp.array([[[0.0, 0.0, 0.0], [1.0, 2.0, 3.0]]]), jnp.array([[1, 2]])
+    logits = jnp.array([[[0.0, 0.0, 0.0], [1.0, 2.0, 3.0]]])
+    targets = jnp.array([[1, 2]])
     losses = cross_entropy(logits, targets)
     np.testing.assert_allclose(losses[0], [np.log(3), np.log(np.exp([1, 2, 3]).sum()) - 3], rtol=1e-6)
     np.testing.assert_allclose(losses, optax.softmax_cross_entropy_with_integer_labels(logits, targets), rtol=1e-6)
 
 
 def test_negative_targets_are_ignored() -> None:
-    logits, targets = jnp.ones((1, 3, 4)), jnp.array([[1, -1, 2]])
+    logits = jnp.ones((1, 3, 4))
+    targets = jnp.array([[1, -1, 2]])
     assert cross_entropy(logits, targets)[0, 1] == 0
     sums = next_token_loss(lambda *_: logits)({}, jnp.stack([targets, targets, targets], -1), None)
     assert (sums.loss_B[0], sums.count_B[0]) == (cross_entropy(logits, targets).sum(), 2)
@@ -130,7 +134,8 @@ def test_a_mean_is_the_sum_divided_by_any_positive_weight(total: float, accumula
     losses = np.array([3.0, 1.0, 0.0, 2.0])
 
     def objective(params: jax.Array, rows: jax.Array, *_: Any) -> RowSums:
-        weight_B, loss_B = rows[:, 0], rows[:, 1]
+        weight_B = rows[:, 0]
+        loss_B = rows[:, 1]
         return RowSums(weight_B * loss_B * params, weight_B, {"weighted": 2 * weight_B})
 
     rows = jnp.asarray(np.stack([weights, losses], 1), jnp.float32)
@@ -162,7 +167,10 @@ def test_microbatches_divide_the_batch() -> None:
 
 
 def test_arguments_that_do_not_match_are_rejected() -> None:
-    state, objective = init_state(jnp.ones(()), optax.sgd(0.1)), lambda w, x, *_: RowSums(w * x, jnp.ones_like(x))
+    def objective(w: jax.Array, x: jax.Array, *_: Any) -> RowSums:
+        return RowSums(w * x, jnp.ones_like(x))
+
+    state = init_state(jnp.ones(()), optax.sgd(0.1))
     for given in ({"ema_decay": 0.9}, {"spike_factor": 3.0}):
         with pytest.raises(ValueError, match=r"set (ema|skip) of init_state$"):
             train_step(state, jnp.ones(2), objective=objective, optimizer=optax.sgd(0.1), **given)
@@ -279,7 +287,8 @@ def test_any_optax_transformation_can_replace_the_optimizer() -> None:
 
 @pytest.mark.ci
 def test_operations_and_model_can_be_replaced() -> None:
-    config, expected = program("modern", mesh=MeshConfig(data=2)).config, alone("modern", 2)[0]
+    config = program("modern", mesh=MeshConfig(data=2)).config
+    expected = alone("modern", 2)[0]
     for given in ({"ops": Ops()}, {"model": GPT(config.model)}):
         np.testing.assert_allclose(train(build(config, **given), 2)[0], expected, rtol=1e-5)  # type: ignore[arg-type]
     config = replace(config, train=replace(config.train, scan_layers=True))
@@ -386,7 +395,8 @@ def test_dropout_masks_are_a_function_of_seed_and_step() -> None:
     assert losses[0] == losses[1] != losses[2]
     # One batch and a tiny learning rate: only the masks differ.
     p = program("statquest", dropout=0.5, optim={"learning_rate": 1e-12, "min_lr": 0.0})
-    state, seen = p.init(), []
+    state = p.init()
+    seen = []
     for _ in range(2):
         state, metrics = p.step(state, p.put(windows(p)))
         seen.append(float(metrics["loss"]))
@@ -420,7 +430,8 @@ def test_weight_average() -> None:
 def test_losses_do_not_depend_on_the_mesh(name: str) -> None:
     """By default, test_equal_steps.py tests one step of SGD, and test_optimizer.py Muon's matrices on a mesh."""
     losses, state = alone("modern", 3, name)
-    shape, mesh = WIDE if name == "adafactor" else {}, MeshConfig(data=2, fsdp=2, tensor=2)
+    shape = WIDE if name == "adafactor" else {}
+    mesh = MeshConfig(data=2, fsdp=2, tensor=2)
     split, state_split = train(program("modern", mesh=mesh, optim={"name": name}, shape=shape), 3)
     np.testing.assert_allclose(split, losses, rtol=1e-5)
     for a, b in zip(jax.tree.leaves(state_split), jax.tree.leaves(state), strict=True):
@@ -484,7 +495,8 @@ def test_embedding_lookup_gathers_no_whole_batch() -> None:
     p = program("llama", mesh=MeshConfig(data=2, fsdp=2), shape={"vocab_size": 512, "n_layer": 1})
     text = compiled(p)
     assert "all-gather" in text
-    train, model = p.config.train, p.config.model
+    train = p.config.train
+    model = p.config.model
     assert f"f32[{train.batch_size},{model.block_size},{model.n_embd}]" not in text
 
 
