@@ -5,6 +5,7 @@ tokenizer.json
 generation_config.json  ids of special tokens, if any; tokenizer_config.json: their text and the chat template
 checkpoints/            see store.py
 metrics.jsonl           losses and speed of logged steps, and evaluations
+evaluation.json         loss of each validation window in the last evaluation
 baselines.json          losses of the uniform and the n-gram models, bytes of text per token
 samples.jsonl           answers of each evaluation, with their rewards
 loss.png

@@ -13,9 +13,11 @@ from jaxgpt.config import flat
 from jaxgpt.errors import UserError
 
 if TYPE_CHECKING:
-    from jaxgpt.study.seeds import SeedGroup
+    from jaxgpt.study.seeds import Difference, SeedGroup
+    from jaxgpt.trainer.windows import WindowLosses
 
 ERROR_OF_SEEDS = "+- is the standard error over seeds, on the same validation windows"
+ERROR_OF_WINDOWS = "+- of a difference is the standard error over seeds and validation windows"
 
 
 def compare(*runs: str, json: Json = False) -> int:
@@ -23,9 +25,10 @@ def compare(*runs: str, json: Json = False) -> int:
 
     Prints the mean loss of each group with its standard error over seeds, and
     whether the best group can be distinguished from each other group: in pairs of
-    equal seeds if there are two or more, otherwise with Welch's t-test. If not, it
-    prints the number of seeds that would tell. All runs must have the same
-    validation data.
+    equal seeds if there are two or more, otherwise with Welch's t-test. The error
+    includes the choice of the validation windows if all runs were evaluated on the
+    same ones. If the groups cannot be distinguished, it prints the number of seeds
+    that would tell. All runs must have the same validation data.
 
     jaxgpt compare runs/adamw-1 runs/adamw-2 runs/adamw-3 runs/muon-1 runs/muon-2 runs/muon-3
     jaxgpt compare runs/* --json
@@ -48,28 +51,43 @@ def compare(*runs: str, json: Json = False) -> int:
         lines[name] = list(read_metrics(run.metrics))
     if len(opened) < len(runs):
         raise UserError(f"a run is given twice: {' '.join(runs)}")
-    groups = seed_groups(settings, lines)
+    groups = seed_groups(settings, lines, {name: run.path for name, run in opened.items()})
     return print_result(json, as_json(groups), describe(groups))
 
 
 def seed_groups(
-    settings: Mapping[str, Mapping[str, Any]], lines: Mapping[str, Sequence[Mapping[str, Any]]]
+    settings: Mapping[str, Mapping[str, Any]],
+    lines: Mapping[str, Sequence[Mapping[str, Any]]],
+    paths: Mapping[str, Path],
 ) -> list[SeedGroup]:
     """Group finished runs that differ only in their seed.
 
+    Args:
+        settings: settings of each run.
+        lines: lines of metrics.jsonl of each run.
+        paths: directory of each run.
+
     Raises:
-        UserError: if a run has not finished, or has a different objective or evaluation than the first one.
+        UserError: if a run has not finished, or has a different objective or evaluation than the first one; or if its
+            record of the validation windows is damaged.
     """
     from jaxgpt.study.seeds import final_loss, group_runs
     from jaxgpt.trainer.metrics import comparable_evaluations
+    from jaxgpt.trainer.windows import read_windows
 
     losses = {}
+    last = {}
+    windows: dict[str, WindowLosses] = {}
     for name in settings:
         losses[name] = final_loss(name, lines[name], settings[name]["train.steps"])
+        last[name] = comparable_evaluations(lines[name])[-1]
+        found = read_windows(paths[name], last[name])
+        if found is not None:
+            windows[name] = found
     first, *others = settings
     _check_objective(settings)
-    _check_same(first, others, {name: comparable_evaluations(lines[name])[-1] for name in settings})
-    return group_runs(settings, losses)
+    _check_same(first, others, last)
+    return group_runs(settings, losses, windows)
 
 
 def _check_objective(settings: Mapping[str, Mapping[str, Any]]) -> None:
@@ -96,7 +114,7 @@ def _check_same(first: str, others: Sequence[str], last: Mapping[str, Mapping[st
 
 def describe(groups: Sequence[SeedGroup]) -> str:
     """Format a table of groups, and a sentence for the best group and each other group."""
-    from jaxgpt.study.seeds import sentence
+    from jaxgpt.study.seeds import difference, sentence
 
     rows = [["group", "seeds", "val loss"]]
     for group in groups:
@@ -105,8 +123,16 @@ def describe(groups: Sequence[SeedGroup]) -> str:
             loss += f" +- {group.stderr:.4f}"
         rows.append([group.name or "all runs", " ".join(map(str, sorted(group.losses))), loss])
     best, *others = groups
+    footnotes = [ERROR_OF_SEEDS]
+    if any(_has_windows(difference(best, other)) for other in others):
+        footnotes.append(ERROR_OF_WINDOWS)
     sentences = [sentence(best, other) for other in others]
-    return "\n".join([columns(rows), ERROR_OF_SEEDS, *sentences])
+    return "\n".join([columns(rows), *footnotes, *sentences])
+
+
+def _has_windows(found: Difference) -> bool:
+    """Return whether the error of a difference is known, and includes the choice of the windows."""
+    return found.windows > 0 and math.isfinite(found.error)
 
 
 def as_json(groups: Sequence[SeedGroup]) -> dict[str, Any]:
@@ -131,9 +157,12 @@ def as_json(groups: Sequence[SeedGroup]) -> dict[str, Any]:
             {
                 "groups": [0, number],
                 "difference": found.mean,
-                "stderr": known(found.stderr),
+                "stderr": known(found.error),
+                "stderr_seeds": known(found.stderr),
+                "stderr_windows": found.window_stderr if found.windows else None,
                 "interval": [known(end) for end in found.interval],
                 "pairs": found.pairs,
+                "windows": found.windows,
                 "distinguishable": found.is_distinguishable,
                 "seeds_needed": found.seeds_needed or None,
             }

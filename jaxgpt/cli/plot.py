@@ -76,14 +76,18 @@ def plot(
     settings = {name: flat(run.config()) for name, run in opened.items()}
     ratios = {name: found.get("bytes_per_token", 0) for name, found in about.items()}
     print(table(settings, lines, ratios))
-    groups = groups_of_seeds(settings, lines)
+    groups = groups_of_seeds(settings, lines, {name: run.path for name, run in opened.items()})
     if groups:
         print(groups)
     print(f"wrote {path}: {plural(len(opened), 'run')}")
     return 0
 
 
-def groups_of_seeds(settings: Mapping[str, Mapping[str, Any]], lines: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+def groups_of_seeds(
+    settings: Mapping[str, Mapping[str, Any]],
+    lines: Mapping[str, Sequence[Mapping[str, Any]]],
+    paths: Mapping[str, Path],
+) -> str:
     """Describe the groups of runs that differ only in their seed, as `jaxgpt compare`; "" if every group has one run.
 
     Runs that `jaxgpt compare` would reject, such as unfinished ones, have no groups.
@@ -91,7 +95,7 @@ def groups_of_seeds(settings: Mapping[str, Mapping[str, Any]], lines: Mapping[st
     from jaxgpt.cli.compare import describe, seed_groups
 
     try:
-        groups = seed_groups(settings, lines)
+        groups = seed_groups(settings, lines, paths)
     except UserError:
         return ""
     if all(len(group.losses) == 1 for group in groups):

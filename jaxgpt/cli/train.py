@@ -98,7 +98,7 @@ def train(
     from jaxgpt.post.rollouts import SampleFile
     from jaxgpt.post.start import parts_of
     from jaxgpt.trainer import loop
-    from jaxgpt.trainer.events import Listeners
+    from jaxgpt.trainer.events import EvaluationFile, Listeners
     from jaxgpt.trainer.start import Start, prune_finished, why_finished
 
     named_reward = settings.get("post.reward", "")
@@ -144,7 +144,7 @@ def train(
             start = with_tasks(start, tasks, tasks_every, tasks_limit, tasks_path)
             printer.options += [f"--tasks={tasks}", *(f"{name}={value}" for name, value in of_tasks.items() if value)]
 
-        listener = Listeners(printer, Follow(*track, note=printer.note))
+        listener = Listeners(printer, EvaluationFile(), Follow(*track, note=printer.note))
         if start.config.post.is_rollout:
             listener = Listeners(listener, SampleFile())
         if profile:

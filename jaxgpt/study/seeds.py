@@ -8,8 +8,17 @@ Two groups with two or more equal seeds are compared in pairs of runs: the diffe
 both runs. Other groups are compared with Welch's t-test. Both use Student's t distribution, and call a difference
 distinguishable if its 95% interval excludes 0.
 
+If all runs were evaluated on the same windows, the error also includes the choice of the validation text. The difference
+d[s, w] of seed s in window w has a component of the seed, one of the window, and a remainder:
+
+    variance of the mean = V_seeds + V_windows - V_rest
+
+V_seeds is the variance of the means of the seeds, divided by their number; V_windows that of the windows; both include V_rest,
+the variance of the remainder, divided by the numbers of seeds and windows.
+
 Sources: Student, "The Probable Error of a Mean", 1908; B. L. Welch, "The Generalization of 'Student's' Problem when Several
-Different Population Variances are Involved", 1947.
+Different Population Variances are Involved", 1947; F. E. Satterthwaite, "An Approximate Distribution of Estimates of Variance
+Components", 1946.
 """
 
 from __future__ import annotations
@@ -21,8 +30,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import stdtrit
 
-from jaxgpt.errors import UserError
+from jaxgpt.errors import UserError, plural
 from jaxgpt.trainer.metrics import comparable_evaluations, how_ended
+from jaxgpt.trainer.windows import WindowLosses
 
 CONFIDENCE = 0.95
 POWER = 0.8  # probability that the recommended number of seeds finds the difference
@@ -37,11 +47,13 @@ class SeedGroup(NamedTuple):
         settings: the settings that differ between the groups.
         losses: the final validation loss of each run in nats per token, keyed by seed.
         runs: name of the run of each seed.
+        windows: loss of each validation window, keyed by seed; without the runs that have no record of them.
     """
 
     settings: dict[str, Any]
     losses: dict[int, float]
     runs: dict[int, str]
+    windows: Mapping[int, WindowLosses] = {}
 
     @property
     def name(self) -> str:
@@ -64,20 +76,32 @@ class Difference(NamedTuple):
 
     Attributes:
         mean: mean of the first group minus mean of the second group, over the same seeds if `pairs`.
-        stderr: standard error; NaN if a group has a single seed.
-        freedom: degrees of freedom of Student's t distribution; NaN if `stderr` is NaN.
+        stderr: standard error over seeds, on the same windows; NaN if a group has a single seed.
+        freedom: degrees of freedom of `stderr`; NaN if `stderr` is NaN.
         pairs: number of pairs of equal seeds; 0: the groups are compared without pairs.
+        windows: number of validation windows on which all compared runs were evaluated; 0: unknown.
+        window_stderr: standard error over these windows for the compared models, without other seeds.
+        window_variance: variance over the choice of the windows in addition to `stderr` squared, V_windows - V_rest.
     """
 
     mean: float
     stderr: float
     freedom: float
     pairs: int
+    windows: int = 0
+    window_stderr: float = 0.0
+    window_variance: float = 0.0
+
+    @property
+    def error(self) -> float:
+        """Standard error over seeds and, if known, windows."""
+        return math.sqrt(self.stderr**2 + self.window_variance)
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The 95% interval: mean +- t * stderr, with the quantile t of Student's distribution."""
-        half = quantile(0.5 + CONFIDENCE / 2, self.freedom) * self.stderr
+        """The 95% interval: mean +- t * error, with the quantile t of Student's distribution."""
+        freedom = _freedom([(self.stderr**2, self.freedom), (self.window_variance, self.windows - 1)], self.freedom)
+        half = quantile(0.5 + CONFIDENCE / 2, freedom) * self.error
         return self.mean - half, self.mean + half
 
     @property
@@ -90,20 +114,32 @@ class Difference(NamedTuple):
     def seeds_needed(self) -> int:
         """Number of seeds per group that would find a difference of this size with probability 0.8; 0: unknown.
 
-        The smallest n with abs(mean) >= (t_0.975 + t_0.8) * deviation / sqrt(n), with n - 1 degrees of freedom in pairs and
-        2 (n - 1) without pairs. Numbers above `MOST_SEEDS` are returned as `MOST_SEEDS` + 1.
+        The smallest n with abs(mean) >= (t_0.975 + t_0.8) * sqrt(deviation^2 / n + window_variance), with n - 1 degrees of
+        freedom of the seeds in pairs and 2 (n - 1) without pairs. Numbers above `MOST_SEEDS` are returned as `MOST_SEEDS` + 1.
         """
-        if not self.stderr > 0 or not self.mean:
+        if not self.error > 0 or not self.mean:
             return 0
-        # The deviation of one pair, or the root of the summed variances of one run of each group.
+        # The variance of one pair, or the summed variances of one run of each group.
         seeds = self.pairs or self.freedom / 2 + 1
-        deviation = self.stderr * math.sqrt(seeds)
+        variance = self.stderr**2 * seeds
         for n in range(2, MOST_SEEDS + 1):
             freedom = n - 1 if self.pairs else 2 * (n - 1)
-            needed = quantile(0.5 + CONFIDENCE / 2, freedom) + quantile(POWER, freedom)
-            if abs(self.mean) * math.sqrt(n) >= needed * deviation:
+            of_seeds = variance / n
+            if abs(self.mean) >= self._smallest(of_seeds, freedom):
                 return n
         return MOST_SEEDS + 1
+
+    @property
+    def needs_windows(self) -> bool:
+        """Whether the choice of the windows hides a difference of this size, regardless of the number of seeds."""
+        return abs(self.mean) < self._smallest(0.0, 1)
+
+    def _smallest(self, of_seeds: float, freedom: float) -> float:
+        """Return the difference that is found with probability 0.8, for a variance of the seeds."""
+        parts = [(of_seeds, freedom), (self.window_variance, self.windows - 1)]
+        together = _freedom(parts, freedom)
+        quantiles = quantile(0.5 + CONFIDENCE / 2, together) + quantile(POWER, together)
+        return quantiles * math.sqrt(of_seeds + self.window_variance)
 
 
 def standard_error(values: Sequence[float]) -> float:
@@ -134,12 +170,17 @@ def final_loss(name: str, lines: Sequence[Mapping[str, Any]], steps: int) -> flo
     return float(last["val_loss"])
 
 
-def group_runs(settings: Mapping[str, Mapping[str, Any]], losses: Mapping[str, float]) -> list[SeedGroup]:
+def group_runs(
+    settings: Mapping[str, Mapping[str, Any]],
+    losses: Mapping[str, float],
+    windows: Mapping[str, WindowLosses] | None = None,
+) -> list[SeedGroup]:
     """Group runs that differ only in their seed, the lowest mean loss first.
 
     Args:
         settings: the settings of each run, keyed by dotted name (`jaxgpt.config.flat`).
         losses: the final loss of each run.
+        windows: the loss of each validation window of the runs that have a record of them.
 
     Raises:
         UserError: if two runs have equal settings and seeds, so that their losses are not independent.
@@ -162,26 +203,87 @@ def group_runs(settings: Mapping[str, Mapping[str, Any]], losses: Mapping[str, f
             raise UserError(f"{group.runs[seed]} and {run} have equal settings and train.seed {seed}: omit one of them")
         group.losses[seed] = losses[run]
         group.runs[seed] = run
-    return sorted(groups, key=lambda group: group.mean)
+    return sorted((_with_records(group, windows or {}) for group in groups), key=lambda group: group.mean)
+
+
+def _with_records(group: SeedGroup, windows: Mapping[str, WindowLosses]) -> SeedGroup:
+    """Add the losses of windows to a group, for the runs that have a record of them."""
+    return group._replace(windows={seed: windows[run] for seed, run in group.runs.items() if run in windows})
 
 
 def difference(a: SeedGroup, b: SeedGroup) -> Difference:
-    """Compare the losses of two groups, in pairs if they have two or more equal seeds."""
+    """Compare the losses of two groups, in pairs if they have two or more equal seeds.
+
+    The error includes the choice of the windows if all compared runs were evaluated on the same windows.
+    """
     common = sorted(a.losses.keys() & b.losses.keys())
     if len(common) > 1:
         pairs = [a.losses[seed] - b.losses[seed] for seed in common]
-        return Difference(float(np.mean(pairs)), standard_error(pairs), len(pairs) - 1, len(pairs))
+        found = Difference(float(np.mean(pairs)), standard_error(pairs), len(pairs) - 1, len(pairs))
+        return _with_windows(found, a, common, b, common)
+    return _with_windows(_welch(a, b), a, sorted(a.losses), b, sorted(b.losses))
 
-    # Welch's t-test.
+
+def _welch(a: SeedGroup, b: SeedGroup) -> Difference:
+    """Compare the mean losses of two groups with Welch's t-test."""
     mean = a.mean - b.mean
     square_a = a.stderr**2
     square_b = b.stderr**2
     total = square_a + square_b
-    if not total > 0:  # one seed, or equal losses of all seeds
-        freedom = math.nan if math.isnan(total) else len(a.losses) + len(b.losses) - 2
-        return Difference(mean, math.sqrt(total), freedom, 0)
-    freedom = total**2 / (square_a**2 / (len(a.losses) - 1) + square_b**2 / (len(b.losses) - 1))
+    if math.isnan(total):  # one seed
+        return Difference(mean, math.nan, math.nan, 0)
+    parts = [(square_a, len(a.losses) - 1), (square_b, len(b.losses) - 1)]
+    freedom = _freedom(parts, len(a.losses) + len(b.losses) - 2)
     return Difference(mean, math.sqrt(total), freedom, 0)
+
+
+def _with_windows(
+    found: Difference, a: SeedGroup, a_seeds: Sequence[int], b: SeedGroup, b_seeds: Sequence[int]
+) -> Difference:
+    """Add the error over windows to a difference of these seeds, if all runs were evaluated on the same windows."""
+    known = [*(a.windows.get(seed) for seed in a_seeds), *(b.windows.get(seed) for seed in b_seeds)]
+    records = [each for each in known if each is not None]
+    are_equal = len({each.windows for each in records}) == 1 and len(records) == len(known)
+    if not are_equal or len(records[0].sums_W) < 2:
+        return found
+
+    # Losses [S, W] of each group, or the differences of the pairs.
+    a_SW = np.stack([each.means for each in records[: len(a_seeds)]])
+    b_SW = np.stack([each.means for each in records[len(a_seeds) :]])
+    parts = [a_SW - b_SW] if found.pairs else [a_SW, -b_SW]
+    shares_W = records[0].shares
+    W = len(shares_W)
+
+    # What the windows do to all seeds, without what their numbers of tokens do.
+    windows_W = np.zeros(W)
+    variance_of_rest = 0.0
+    for part_SW in parts:
+        seeds_S1 = part_SW.mean(axis=1, keepdims=True)
+        part_W = part_SW.mean(axis=0) - seeds_S1.mean() * shares_W
+        windows_W += part_W
+        S = len(part_SW)
+        if S > 1:
+            rest_SW = part_SW - seeds_S1 * shares_W - part_W
+            variance_of_rest += float((rest_SW**2).sum()) / ((S - 1) * (W - 1)) / (S * W)
+
+    of_windows = float((windows_W**2).sum()) / (W - 1) / W
+    extra = 0.0
+    if not math.isnan(found.stderr):
+        # At least the variance over windows alone: few seeds may be close to each other by chance.
+        extra = max(of_windows - min(variance_of_rest, found.stderr**2), 0.0)
+    return found._replace(windows=W, window_stderr=math.sqrt(of_windows), window_variance=extra)
+
+
+def _freedom(parts: Sequence[tuple[float, float]], otherwise: float) -> float:
+    """Compute the degrees of freedom of a sum of variances, each with degrees of freedom; `otherwise` if all are 0.
+
+    (sum of v)^2 / sum of v^2 / f, of Welch and Satterthwaite.
+    """
+    total = sum(variance for variance, _ in parts)
+    if not total > 0:
+        return otherwise
+    # Relative to the total, so that the squares of small variances are not rounded to 0.
+    return 1 / sum((variance / total) ** 2 / freedom for variance, freedom in parts if variance > 0)
 
 
 def sentence(a: SeedGroup, b: SeedGroup) -> str:
@@ -190,18 +292,26 @@ def sentence(a: SeedGroup, b: SeedGroup) -> str:
     names = (a.name, b.name) if found.mean <= 0 else (b.name, a.name)  # pairs may omit seeds, and change the order
     better, worse = names
     size = f"{abs(found.mean):.4f}"
+    windows = plural(found.windows, "window")
     if math.isnan(found.stderr):
+        if found.windows:
+            size += f" +- {found.window_stderr:.4f} over {windows} for these runs"
         unknown = "the error of a group with one seed is unknown"
         return f"{better} and {worse}: not distinguishable, {size}; {unknown}: train at least 3 seeds of each"
+
     kind = f"{found.pairs} pairs of equal seeds" if found.pairs else "seeds that are not paired"
-    low, high = sorted(abs(end) for end in found.interval)
-    size += f" +- {found.stderr:.4f}"
+    if found.windows:
+        kind += f", {windows}"
+    size += f" +- {found.error:.4f}"
     if found.is_distinguishable:
+        low, high = sorted(abs(end) for end in found.interval)
         return f"{better} is better than {worse} by {size} ({kind}, 95% interval {low:.4f} to {high:.4f})"
     needed = found.seeds_needed
     advice = f"about {needed} seeds would tell"
-    if needed > MOST_SEEDS:
-        advice = f"more than {MOST_SEEDS:,} seeds would be needed"
-    elif not needed:
+    if not needed:
         advice = "the losses are equal"
+    elif found.needs_windows:
+        advice = "more seeds alone would not tell: evaluate on more validation text"
+    elif needed > MOST_SEEDS:
+        advice = f"more than {MOST_SEEDS:,} seeds would be needed"
     return f"{better} and {worse}: not distinguishable, {size} ({kind}); {advice}"

@@ -80,9 +80,11 @@ class Evaluation(NamedTuple):
         windows: number of windows.
         tokens: number of predicted tokens, each counted once.
         ranking: mean loss over the windows common to all evaluations of a run, for comparing its checkpoints.
-        deviations: `(loss_sum - loss * count) / mean(count)` of each window; `stderr` is the standard error of their mean.
+        sums: summed loss of each window in nats, float64 `[windows]`.
+        counts: number of predicted tokens of each window, or sum of their weights, float64 `[windows]`.
         seconds: wall time of the evaluation.
         others: further sums of the objective, divided by the number of tokens.
+        rows: the evaluated windows; None: unknown.
     """
 
     loss: float
@@ -90,9 +92,16 @@ class Evaluation(NamedTuple):
     windows: int
     tokens: int
     ranking: float
-    deviations: np.ndarray
+    sums: np.ndarray
+    counts: np.ndarray
     seconds: float = 0.0
     others: Mapping[str, float] = {}
+    rows: Windows | None = None
+
+    @property
+    def deviations(self) -> np.ndarray:
+        """`(sum - loss * count) / mean(count)` of each window; `stderr` is the standard error of their mean."""
+        return (self.sums - self.loss * self.counts) / self.counts.mean()
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -207,15 +216,15 @@ def evaluate(
     progress(0, len(windows))
 
     def batch(first: int) -> Any:
-        rows = Windows(tokens, starts[windows[first : first + batch_size]], T)
-        return put(mesh, [rows], batch_size)
+        part = Windows(tokens, starts[windows[first : first + batch_size]], T)
+        return put(mesh, [part], batch_size)
 
     with prefetched(batch, range(0, len(windows), batch_size)) as batches:
-        for _, rows in batches:
-            wait(rows)
+        for _, ready in batches:
+            wait(ready)
             if interrupted():
                 return None
-            sums.append(program.sums(params, rows.result()))
+            sums.append(program.sums(params, ready.result()))
             if len(sums) > AHEAD:  # limit on the number of queued batches
                 jax.block_until_ready(sums[-AHEAD - 1])
                 progress((len(sums) - AHEAD) * batch_size, len(windows))
@@ -226,7 +235,8 @@ def evaluate(
     result = summarize(np.asarray(total.loss_B), count_B, np.searchsorted(windows, shared))
     count = float(count_B.sum(dtype=np.float64))
     others = {name: float(np.sum(value_B, dtype=np.float64)) / count for name, value_B in total.others.items()}
-    return result._replace(seconds=time.perf_counter() - began, others=others)
+    rows = Windows(tokens, starts[windows], T)
+    return result._replace(seconds=time.perf_counter() - began, others=others, rows=rows)
 
 
 def evenly_spaced(n: int, count: int) -> np.ndarray:
@@ -250,10 +260,10 @@ def summarize(sums: np.ndarray, counts: np.ndarray, shared: np.ndarray | slice =
         raise UserError(
             "no token of the evaluated windows is counted in the loss: use longer documents, or evaluate on more windows"
         )
-    loss = sums.sum() / counts.sum()
-    deviations = (sums - loss * counts) / counts.mean()
+    loss = float(sums.sum() / counts.sum())
     ranking = float(sums[shared].sum() / counts[shared].sum())
-    return Evaluation(float(loss), _stderr(deviations), len(sums), round(counts.sum()), ranking, deviations)
+    result = Evaluation(loss, math.nan, len(sums), round(counts.sum()), ranking, sums, counts)
+    return result._replace(stderr=_stderr(result.deviations))
 
 
 def loss_difference(before: Evaluation, after: Evaluation) -> tuple[float, float]:

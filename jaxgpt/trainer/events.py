@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
 
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.data import Data
+from jaxgpt.data.batches import Windows
+from jaxgpt.parallel.processes import is_leader
 from jaxgpt.progress import Progress
 from jaxgpt.train.step import TrainState
-from jaxgpt.trainer.evaluation import Result
+from jaxgpt.trainer.evaluation import Evaluation, Result
 from jaxgpt.trainer.program import Program
+from jaxgpt.trainer.windows import MOST_WINDOWS, WindowLosses, digest, write_windows
 
 
 class Outcome(NamedTuple):
@@ -129,3 +135,32 @@ class Listeners(Listener):
     def failed(self, error: BaseException) -> None:
         for listener in self.listeners:
             listener.failed(error)
+
+
+class EvaluationFile(Listener):
+    """Writes the loss of each window in the last evaluation to evaluation.json in the run directory."""
+
+    run: Path
+    _step = -1
+    _rows: Windows | None = None  # the windows of the last digest
+    _digest = ""
+
+    def started(self, program: Program, data: Data, run: Run, step: int) -> None:
+        self.run = run.path
+
+    def evaluated(self, step: int, result: Result) -> None:
+        is_other = step == self._step or not isinstance(result, Evaluation)  # of a later evaluator
+        if is_other or not is_leader() or result.rows is None or result.windows > MOST_WINDOWS:
+            return
+        self._step = step
+        losses = WindowLosses(self._digest_of(result.rows), result.sums, result.counts)
+        write_windows(self.run, step, result.loss, losses)
+
+    def _digest_of(self, rows: Windows) -> str:
+        """Return the digest of windows, which are read again only if they differ from the last ones."""
+        last = self._rows
+        is_known = last is not None and last.split is rows.split and np.array_equal(last.starts_B, rows.starts_B)
+        if not is_known:
+            self._digest = digest(rows)
+            self._rows = rows
+        return self._digest

@@ -19,6 +19,8 @@ from jaxgpt.cli.compare import seed_groups
 from jaxgpt.config import PostConfig, flat, to_json
 from jaxgpt.errors import UserError
 from jaxgpt.study.seeds import MOST_SEEDS, SeedGroup, difference, final_loss, group_runs, sentence, standard_error
+from jaxgpt.trainer.evaluation import loss_difference, summarize
+from jaxgpt.trainer.windows import WindowLosses, read_windows, write_windows
 
 LOSSES = st.lists(st.floats(0.1, 10), min_size=2, max_size=8)
 
@@ -26,6 +28,15 @@ LOSSES = st.lists(st.floats(0.1, 10), min_size=2, max_size=8)
 def group(losses: list[float], first: int = 0, name: str = "a") -> SeedGroup:
     seeds = range(first, first + len(losses))
     return SeedGroup({"x": name}, dict(zip(seeds, losses, strict=True)), {seed: f"{name}{seed}" for seed in seeds})
+
+
+def recorded(sums_SW: Any, counts_W: Any, first: int = 0, name: str = "a", windows: str = "same") -> SeedGroup:
+    """Return a group of runs with the summed loss of each window."""
+    counts_W = np.asarray(counts_W, float)
+    losses = [np.sum(sums_W) / counts_W.sum() for sums_W in sums_SW]
+    found = group(losses, first, name)
+    records = [WindowLosses(windows, np.asarray(sums_W), counts_W) for sums_W in sums_SW]
+    return found._replace(windows=dict(zip(found.losses, records, strict=True)))
 
 
 @given(LOSSES)
@@ -78,6 +89,109 @@ def test_the_recommended_number_of_seeds_finds_the_difference(effect: float) -> 
     assert 0.75 < power < 0.9
 
 
+@given(st.integers(0, 10**6), st.integers(2, 5), st.integers(2, 40))
+def test_the_error_over_seeds_and_windows_equals_the_analysis_of_variance(seed: int, S: int, W: int) -> None:
+    """The variance of a mean with two crossed random factors is (MS_seeds + MS_windows - MS_rest) / (S W)."""
+    rng = np.random.default_rng(seed)
+    d = rng.normal(0.1, 0.1, (S, 1)) + rng.normal(0, 0.1, (1, W)) + rng.normal(0, 0.1, (S, W))
+    b = rng.normal(2, 1, (S, W))
+    found = difference(recorded(b + d, np.ones(W)), recorded(b, np.ones(W), name="b"))
+
+    total, rows, columns = d.mean(), d.mean(axis=1), d.mean(axis=0)
+    seeds = W * sum((row - total) ** 2 for row in rows) / (S - 1)
+    windows = S * sum((column - total) ** 2 for column in columns) / (W - 1)
+    rest = sum((d[s, w] - rows[s] - columns[w] + total) ** 2 for s in range(S) for w in range(W)) / (S - 1) / (W - 1)
+    expected = max(seeds + windows - rest, seeds, windows) / (S * W)
+    np.testing.assert_allclose(found.mean, total, rtol=1e-9)
+    np.testing.assert_allclose(found.stderr**2, seeds / (S * W), rtol=1e-9)
+    np.testing.assert_allclose(found.window_stderr**2, windows / (S * W), rtol=1e-9)
+    np.testing.assert_allclose(found.error**2, expected, rtol=1e-9)
+
+
+@given(st.integers(0, 10**6))
+def test_without_an_effect_of_the_windows_the_test_is_that_of_the_seeds(seed: int) -> None:
+    """Also with unequal numbers of tokens, if the loss of each token changes equally."""
+    rng = np.random.default_rng(seed)
+    counts_W = rng.integers(1, 9, 12)
+    b = rng.normal(2, 1, (3, 12)) * counts_W
+    a = b + np.array([[0.1], [0.2], [0.25]]) * counts_W
+    found = difference(recorded(a, counts_W), recorded(b, counts_W, name="b"))
+    expected = stats.ttest_rel([0.1, 0.2, 0.25], [0, 0, 0])
+    np.testing.assert_allclose(found.interval, expected.confidence_interval(0.95), rtol=1e-6)
+    np.testing.assert_allclose(found.error, found.stderr, rtol=1e-6)
+
+
+def test_without_an_effect_of_the_seed_the_error_is_that_of_the_windows() -> None:
+    rng = np.random.default_rng(0)
+    counts_W = rng.integers(1, 9, 50)
+    b_W = rng.normal(2, 1, 50) * counts_W
+    a_W = b_W + rng.normal(0.1, 0.02, 50) * counts_W
+    expected = loss_difference(summarize(b_W, counts_W), summarize(a_W, counts_W))
+    found = difference(recorded([a_W] * 3, counts_W), recorded([b_W] * 3, counts_W, name="b"))
+    np.testing.assert_allclose((found.mean, found.error), expected, rtol=1e-9)
+    single = difference(recorded([a_W], counts_W), recorded([b_W], counts_W, name="b"))
+    np.testing.assert_allclose((single.mean, single.window_stderr), expected, rtol=1e-9)
+    assert not single.is_distinguishable, "the error over seeds is unknown"
+
+
+@pytest.mark.parametrize(("of_seeds", "of_windows"), [(0.1, 0.0), (0.0, 1.0), (0.1, 1.0)])
+@pytest.mark.parametrize("pairs", [True, False])
+def test_the_interval_contains_the_difference_in_95_of_100_experiments(
+    of_seeds: float, of_windows: float, pairs: bool
+) -> None:
+    """Other seeds and other windows in each experiment; the error over seeds alone covers far less."""
+    rng = np.random.default_rng(0)
+    S, W, n = 4, 60, 800
+    covered = []
+    for _ in range(n):
+        both = rng.normal(3, 0.5, (1, W)) + pairs * rng.normal(0, 0.5, (S, 1))
+        a, b = (both + rng.normal(0, 0.2, (S, W)) + rng.normal(0, of_seeds, (S, 1)) for _ in range(2))
+        a += rng.normal(0, of_windows, (1, W))  # the true difference is 0
+        found = difference(recorded(a, np.ones(W)), recorded(b, np.ones(W), 0 if pairs else 9, "b"))
+        low, high = found.interval
+        covered.append(low < 0 < high)
+    assert 0.92 < np.mean(covered) < 0.99
+
+
+def test_identical_runs_have_the_difference_0() -> None:
+    sums = np.random.default_rng(0).normal(100, 9, (3, 7))
+    a, b = recorded(sums, np.ones(7)), recorded(sums.copy(), np.ones(7), name="b")
+    found = difference(a, b)
+    assert (found.mean, found.error, found.window_stderr) == (0.0, 0.0, 0.0)
+    kind = "3 pairs of equal seeds, 7 windows"
+    assert sentence(a, b) == f"x a and x b: not distinguishable, 0.0000 +- 0.0000 ({kind}); the losses are equal"
+
+
+def test_different_windows_are_never_paired() -> None:
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(100, 9, (2, 3, 7))
+    same = recorded(a, np.ones(7))
+    other = recorded(b, np.ones(7), name="b", windows="other")
+    unknown = group([*other.losses.values()], name="b")
+    partly = other._replace(windows=dict.fromkeys((0, 1), same.windows[0]))
+    for each in (other, unknown, partly):
+        found = difference(same, each)
+        assert (found.windows, found.error) == (0, found.stderr)
+        assert "window" not in sentence(same, each)
+
+
+def test_the_sentence_of_one_seed_has_the_error_over_windows() -> None:
+    a, b = recorded([[1.0, 2.0, 3.0]], np.ones(3)), recorded([[1.1, 2.3, 3.2]], np.ones(3), name="b")
+    assert sentence(a, b).startswith(
+        "x a and x b: not distinguishable, 0.2000 +- 0.0577 over 3 windows for these runs; "
+    )
+
+
+def test_more_seeds_do_not_help_if_the_windows_hide_the_difference() -> None:
+    effect_W = np.array([0.5, -0.45, 0.3, -0.25])
+    b = np.full((3, 4), 2.0)
+    a = b + effect_W + np.array([[0.01], [0.0], [-0.01]])
+    words = sentence(recorded(b, np.ones(4), name="b"), recorded(a, np.ones(4)))
+    assert words.endswith(
+        "(3 pairs of equal seeds, 4 windows); more seeds alone would not tell: evaluate on more validation text"
+    )
+
+
 def test_the_sentence_of_a_distinguishable_difference() -> None:
     a = group([1.0, 1.5, 2.0])
     b = group([1.1, 1.61, 2.09], name="b")
@@ -127,6 +241,35 @@ def test_the_last_loss_of_an_unfinished_run_is_not_its_final_loss() -> None:
         final_loss("a", lines[1:], 10)
 
 
+LINE = {"step": 8, "val_loss": 1.5}
+
+
+def test_a_record_is_read_for_its_own_evaluation_only(tmp_path: Path) -> None:
+    losses = WindowLosses("same", np.array([1.25, 0.1]), np.array([1.0, 2.0]))
+    assert read_windows(tmp_path, LINE) is None
+    write_windows(tmp_path, 8, 1.5, losses)
+    found = read_windows(tmp_path, LINE)
+    assert found is not None
+    assert (found.windows, [*found.sums_W], [*found.counts_W]) == ("same", [1.25, 0.1], [1.0, 2.0])
+    assert read_windows(tmp_path, LINE | {"step": 9}) is None
+    assert read_windows(tmp_path, LINE | {"val_loss": 1.6}) is None
+
+
+@pytest.mark.parametrize(
+    "part", ["{", '{"sums": [1]}', '{"sums": ["1"]}', '{"windows": 1}', '{"counts": [0, 0]}'], ids=str
+)
+def test_a_damaged_record_is_one_line(part: str) -> None:
+    write_run("a", 1, 1.0)
+    write_run("b", 2, 1.2)
+    write_windows(Path("a"), 8, 1.0, WindowLosses("same", np.ones(2), np.ones(2)))
+    file = Path("a/evaluation.json")
+    file.write_text(part if part == "{" else json.dumps(json.loads(file.read_text()) | json.loads(part)))
+    result = jaxgpt("compare", "a", "b")
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("jaxgpt: a/evaluation.json")
+    assert result.err.count("\n") == 1
+
+
 def write_run(name: str, seed: int, loss: float, lr: float = 1e-3, **line: Any) -> None:
     Path(name, "checkpoints").mkdir(parents=True)
     Path(name, "tokenizer.json").write_text("{}")
@@ -155,10 +298,10 @@ def test_losses_of_different_definitions_are_not_compared(one: PostConfig, other
     }
     lines = {run: [evaluated, {"step": 8, "ended": "finished"}] for run in settings}
     if not name:
-        assert len(seed_groups(settings, lines)) == 2
+        assert len(seed_groups(settings, lines, {run: Path(run) for run in settings})) == 2
         return
     with pytest.raises(UserError, match=f"a and b have different {name}: their losses are not comparable"):
-        seed_groups(settings, lines)
+        seed_groups(settings, lines, {run: Path(run) for run in settings})
 
 
 def test_the_command_compares_groups() -> None:
@@ -182,6 +325,25 @@ def test_the_command_compares_groups() -> None:
     assert (comparison["pairs"], comparison["distinguishable"]) == (3, True)
     plotted = jaxgpt("plot", *names).out
     assert result.out.splitlines()[-1] in plotted.splitlines()
+
+
+def test_the_command_includes_the_error_over_windows() -> None:
+    for seed, effect in enumerate((0.1, 0.11, 0.09)):
+        write_run(f"low-{seed}", seed, 1.0, 2e-3)
+        write_run(f"high-{seed}", seed, 1.0 + effect)
+        write_windows(Path(f"low-{seed}"), 8, 1.0, WindowLosses("same", np.array([0.5, 1.5]), np.ones(2)))
+        sums_W = np.array([0.5, 1.5]) + effect + [0.03, -0.03]
+        write_windows(Path(f"high-{seed}"), 8, 1.0 + effect, WindowLosses("same", sums_W, np.ones(2)))
+    names = [f"{kind}-{seed}" for kind in ("high", "low") for seed in range(3)]
+    *_, footnote, words = jaxgpt("compare", *names).out.splitlines()
+    assert footnote == "+- of a difference is the standard error over seeds and validation windows"
+    error = math.hypot(0.01 / math.sqrt(3), 0.03)
+    assert words.endswith(f"0.1000 +- {error:.4f} (3 pairs of equal seeds, 2 windows); more seeds alone would not tell: "
+                          "evaluate on more validation text")  # fmt: skip
+    [comparison] = jaxgpt("compare", *names, "--json").json["comparisons"]
+    found = [comparison[name] for name in ("stderr", "stderr_seeds", "stderr_windows")]
+    np.testing.assert_allclose(found, [error, 0.01 / math.sqrt(3), 0.03], rtol=1e-6)
+    assert comparison["windows"] == 2
 
 
 def test_a_run_that_is_given_twice_is_one_line() -> None:

@@ -1,0 +1,103 @@
+"""The loss of each validation window in the last evaluation of a run: `evaluation.json`.
+
+Two runs that were evaluated on the same windows are compared window by window (`jaxgpt.study.seeds`). This module imports JAX
+only to compute a digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from jaxgpt.directories import EVALUATION
+from jaxgpt.errors import UserError
+from jaxgpt.files import read_json, write_json
+
+if TYPE_CHECKING:
+    from jaxgpt.data.batches import Windows
+
+MOST_WINDOWS = 1 << 18  # largest number of windows to write, about 8 MB
+ROWS = 256  # windows read at a time
+
+
+class WindowLosses(NamedTuple):
+    """The losses of one evaluation.
+
+    Attributes:
+        windows: digest of the evaluated windows (`digest`).
+        sums_W: summed loss of each window in nats, float64 `[W]`.
+        counts_W: number of predicted tokens of each window, or sum of their weights, float64 `[W]`.
+    """
+
+    windows: str
+    sums_W: np.ndarray
+    counts_W: np.ndarray
+
+    @property
+    def means(self) -> np.ndarray:
+        """Summed loss of each window, divided by the mean number of tokens of a window; their mean is the loss."""
+        return self.sums_W / self.counts_W.mean()
+
+    @property
+    def shares(self) -> np.ndarray:
+        """Number of tokens of each window, divided by its mean."""
+        return self.counts_W / self.counts_W.mean()
+
+
+def digest(rows: Windows) -> str:
+    """Return the SHA-256 of windows: equal if and only if all inputs, targets and document ids are equal."""
+    import jax
+
+    hashed = hashlib.sha256()
+    for first in range(0, len(rows), ROWS):
+        for leaf in jax.tree.leaves(rows[first : first + ROWS]):
+            array = np.ascontiguousarray(leaf)
+            hashed.update(f"{array.shape[1:]} {array.dtype}".encode())
+            hashed.update(array)
+    return hashed.hexdigest()
+
+
+def write_windows(run: Path, step: int, loss: float, losses: WindowLosses) -> None:
+    """Write the losses of the evaluation after `step` steps, with its mean loss, in place of an earlier one."""
+    entries = {
+        "step": step,
+        "val_loss": loss,
+        "windows": losses.windows,
+        "sums": losses.sums_W.tolist(),
+        "counts": losses.counts_W.tolist(),
+    }
+    write_json(run / EVALUATION, entries)
+
+
+def read_windows(run: Path, line: Mapping[str, Any]) -> WindowLosses | None:
+    """Read the losses of an evaluation; None: the run has no file, or the file is of a different evaluation.
+
+    Args:
+        run: the run.
+        line: line of the evaluation in metrics.jsonl.
+
+    Raises:
+        UserError: if the file is damaged.
+    """
+    path = run / EVALUATION
+    if not path.exists():
+        return None
+    entries = read_json(path)
+    if entries.get("step") != line["step"] or entries.get("val_loss") != line["val_loss"]:
+        return None
+    sums_W = _numbers(entries.get("sums"))
+    counts_W = _numbers(entries.get("counts"))
+    is_valid = 0 < len(sums_W) == len(counts_W) and counts_W.sum() > 0 and isinstance(entries.get("windows"), str)
+    if not is_valid:
+        raise UserError(f"{path} is damaged: delete it; runs are then compared without it")
+    return WindowLosses(entries["windows"], sums_W, counts_W)
+
+
+def _numbers(values: Any) -> np.ndarray:
+    """Return a list of numbers as an array; empty if it is something else."""
+    is_list = isinstance(values, list) and all(type(value) in (int, float) for value in values)
+    return np.array(values if is_list else [], np.float64)
