@@ -9,10 +9,14 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jaxgpt.config import SEED
+from jaxgpt.config import SEED, SamplingParams, TextParams
+from jaxgpt.data.control_tokens import ControlTokens
+from jaxgpt.data.tokenizer import Ids, Tokenizer
 from jaxgpt.errors import UserError, short_repr
-from jaxgpt.lm import LM, generate, score
-from jaxgpt.lm.arguments import start_ids
+from jaxgpt.lm import LM, score
+from jaxgpt.lm.arguments import make_settings, row_keys, start_ids
+from jaxgpt.lm.defaults import with_defaults
+from jaxgpt.lm.generation import BLOCK, decode, read_request
 
 ANSWER_ROWS = 16  # texts generated in a batch
 SAMPLING = ("top_k", "top_p", "min_p", "repetition_penalty")  # settings of a request that `generate` has, too
@@ -146,12 +150,54 @@ def answer_prompts(
         order = sorted(members, key=lambda n: -len(ids[n]))
         for first in range(0, len(order), ANSWER_ROWS):
             batch = order[first : first + ANSWER_ROWS]
-            generations = generate(
-                lm, [ids[n] for n in batch], max_new_tokens=new_tokens, stop=stop, key=seed + first, **sampling
-            )
-            answers |= {n: generation.text for n, generation in zip(batch, generations, strict=True)}
+            texts = _continue(lm, [ids[n] for n in batch], stop, new_tokens, sampling, seed + first)
+            answers |= dict(zip(batch, texts, strict=True))
             count(len(answers), len(prompts))
     return [answers[n] for n in range(len(prompts))]
+
+
+class _Visible:
+    """Decodes answers as transformers does: without special tokens, and without the prompt.
+
+    SentencePiece omits the space before the first word of a text: the answer after "The capital is" is "Paris".
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.hidden = ControlTokens(tokenizer, tokenizer.special.tokens).names
+
+    def decode(self, ids: Ids) -> str:
+        """Decode the ids of ordinary text."""
+        return self._tokenizer.decode([i for i in ids if i not in self.hidden])
+
+    def settled(self, ids: list[int]) -> list[int]:
+        """Return the ids whose text further ids cannot change."""
+        return self._tokenizer.settled(ids)
+
+
+def _continue(
+    lm: LM, prompts: Sequence[list[int]], stop: Sequence[str], new_tokens: int, sampling: Mapping[str, Any], seed: int
+) -> list[str]:
+    """Return the text after each prompt, without its stop string."""
+    visible = _Visible(lm.tokenizer)
+    # A special token has no text in an answer: if a stop string is its name, its id ends the answer. The harness also stops at
+    # the name of the end-of-text token in ordinary text.
+    ids = [i for i, name in visible.hidden.items() if name in stop]
+    end = "" if lm.tokenizer.eos_id is None else lm.tokenizer.decode([lm.tokenizer.eos_id])
+    stops = [each for each in (*stop, end) if each]
+
+    given = {"max_new_tokens": new_tokens, "stop": stops, "stop_ids": ids, **sampling}
+    settings = with_defaults(lm.tokenizer, given)
+    params, values = make_settings(settings, TextParams, SamplingParams)
+    request = read_request(lm, list(prompts), params)
+    sampler = request.sampler(values)
+    alone = request._replace(
+        lm=request.lm._replace(tokenizer=visible),  # type: ignore[arg-type]
+        prompts=[[] for _ in prompts],
+    )
+    pieces = decode(alone, sampler, row_keys(seed, len(prompts)), BLOCK)
+    done = {piece.row: piece.done.text for piece, _ in pieces if piece.done}
+    return [done[row] for row in range(len(prompts))]
 
 
 def as_prompt(text: str, request: Mapping[str, Any]) -> GenerationRequest:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import TEXT, lm_of
+from pieces import lm_of_pieces
 
 REASON = "compares with lm-evaluation-harness' model hf: pip install 'jaxgpt[eval,parity]' accelerate"
 for package in ("torch", "transformers", "accelerate", "lm_eval"):
@@ -142,3 +143,23 @@ def test_messages_are_rendered_alike(hf: Any, lm: LM, add_generation_prompt: boo
     messages = [{"role": "user", "content": "1 plus 1 is"}, {"role": "assistant", "content": "2 "}]
     expected = hf.apply_chat_template(messages, add_generation_prompt)
     assert TaskModel(lm).apply_chat_template(messages, add_generation_prompt) == expected
+
+
+@pytest.mark.ci
+def test_answers_of_pieces_and_special_tokens_are_the_same(tmp_path: Path) -> None:
+    """One request per batch: in a batch, `hf` continues after the name of a special token until all answers have ended."""
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+
+    from jaxgpt.tasks.harness import TaskModel
+
+    save(lm_of_pieces(), tmp_path / "run")
+    export_model(tmp_path / "run", tmp_path / "hf")
+    theirs = HFLM(pretrained=str(tmp_path / "hf"), device="cpu", dtype="float32", batch_size=1)
+    ours = TaskModel(jaxgpt.load(tmp_path / "run"))
+    for until in ([], ["b a", "\u00e9"], [" "], ["<|im_end|>", "Q:"], ["<s>"]):
+        settings = {"until": until, "max_gen_toks": 16, "do_sample": False}
+        texts = ("ab", " ab a", "\u00e9 ab<|im_start|>", "b ab b" * 9, "<s>aab")
+        requests = [Instance("generate_until", {}, (text, settings), n) for n, text in enumerate(texts)]
+        with quiet():
+            assert ours.generate_until(requests) == theirs.generate_until(requests, disable_tqdm=True), until
