@@ -11,6 +11,8 @@ from jaxgpt.convert.files import is_gguf
 from jaxgpt.errors import UserError, reported
 from jaxgpt.files import TEMPORARY, check_renames, sole_writer
 
+OF_FILES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".onnx")  # suffixes of files of weights
+
 
 def check_new(target: Path) -> None:
     """Raise `UserError` if a path exists, unless it is an empty directory."""
@@ -23,10 +25,15 @@ def new_directory(target: Path) -> Iterator[Path]:
     """Yield a draft directory, which is renamed to `target` on success and deleted on failure.
 
     A killed process leaves its draft next to `target`; the next process with this target deletes it. Raises `UserError`
-    if `target` exists (except as an empty directory), cannot be written or replaced, or has the name of a GGUF file.
+    if `target` exists (except as an empty directory), cannot be written or replaced, or has the name of a file of weights.
     """
     if is_gguf(target):
         raise UserError(f"{target} has the name of a GGUF file: choose a different name for a directory")
+    if target.suffix.lower() in OF_FILES:
+        raise UserError(
+            f"{target} has the name of a file, and an export is a directory: choose a name without {target.suffix}, or "
+            f"one that ends in .gguf for a GGUF file"
+        )
     check_new(target)
     if target.exists() and (target.samefile(Path()) or target.is_mount()):
         raise UserError(f"{target} is the current directory or a mount point: choose a new directory in it")

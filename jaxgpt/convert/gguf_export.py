@@ -39,6 +39,7 @@ def export_gguf(run: str | Path, target: Path, kind: str = "f32", checkpoint: st
             the tokenizer.
         RuntimeError: if the exported model computes different logits.
     """
+    kind = kind.lower()  # llama.cpp writes Q8_0
     _check_type(kind)
     with new_file(target) as draft:
         lm = load(run, checkpoint)

@@ -200,7 +200,9 @@ def open_model(source: Path, accept: Collection[str] = ()) -> tuple[str, ModelCo
     if source.is_file() and is_gguf(source):
         return gguf.open_gguf(source, accept)
     if not source.is_dir():
-        raise UserError(f"{source} is not a directory with config.json and safetensors, nor a .gguf file")
+        raise UserError(
+            f"{source} is not a directory with config.json and safetensors, nor a .gguf file: pass the directory of the model"
+        )
     where = str(source / "config.json")
     values = read_json(source / "config.json")
     options = Options(values, where, accept)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxgpt.errors import UserError
-from jaxgpt.files import read_json, write_json
+from jaxgpt.files import parse_json, read_bytes, write_json
 
 FILE = "tasks.json"
 TITLES = ("task", "metric", "value", "+-", "samples", "shots")
@@ -149,11 +149,16 @@ def _entries(run: Path) -> list[dict[str, Any]]:
     path = run / FILE
     if not path.exists():
         return []
-    entries = read_json(path).get("results")
-    is_valid = isinstance(entries, list) and all(_is_entry(entry) for entry in entries)
-    if not is_valid:
-        raise UserError(f"{path} is damaged: delete it, and evaluate the tasks again")
-    return list(entries)  # type: ignore[arg-type]
+    damaged = UserError(f"{path} is damaged: delete it, and evaluate the tasks again")
+    content = read_bytes(path)
+    try:
+        value = parse_json(content, str(path))
+    except UserError:
+        raise damaged from None
+    entries = value.get("results") if isinstance(value, dict) else None
+    if not isinstance(entries, list) or not all(_is_entry(entry) for entry in entries):
+        raise damaged
+    return entries
 
 
 def _is_entry(entry: Any) -> bool:

@@ -219,6 +219,13 @@ def test_a_directory_has_no_name_of_a_gguf_file(tmp_path):
         export_model("nowhere", tmp_path / "m.gguf")
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "model.BIN", "model.pt"])
+def test_the_name_of_a_file_of_weights_is_rejected(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"{name} has the name of a file, and an export is a directory: choose a name"):
+        export_model(tmp_path / "run", tmp_path / name)
+    assert not [*tmp_path.iterdir()]
+
+
 def test_an_export_deletes_the_draft_of_a_killed_one(tmp_path):
     run = run_folder(tmp_path / "run", SMALL)
     killed = """import os; from pathlib import Path; from jaxgpt.convert.drafts import new_directory

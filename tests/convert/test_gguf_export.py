@@ -423,7 +423,7 @@ def test_wrong_types_are_named(tmp_path: Path) -> None:
     ):
         export_gguf(run, tmp_path / "m.gguf", "q4_k")
     with pytest.raises(UserError, match=r"cannot write blk.0.ffn_down.weight of shape \(32, 40\) as q8_0: .* use f16"):
-        export_gguf(run, tmp_path / "m.gguf", "q8_0")
+        export_gguf(run, tmp_path / "m.gguf", "Q8_0")  # as llama.cpp writes it
     assert [p.name for p in tmp_path.iterdir()] == ["run"]
 
 

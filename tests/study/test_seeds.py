@@ -266,7 +266,7 @@ def test_a_damaged_record_is_one_line(part: str) -> None:
     file.write_text(part if part == "{" else json.dumps(json.loads(file.read_text()) | json.loads(part)))
     result = jaxgpt("compare", "a", "b")
     assert (result.code, result.out) == (2, "")
-    assert result.err.startswith("jaxgpt: a/evaluation.json")
+    assert result.err.startswith("jaxgpt: a/evaluation.json is damaged: delete it")
     assert result.err.count("\n") == 1
 
 

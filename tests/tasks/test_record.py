@@ -41,7 +41,7 @@ def test_results_are_read_back_and_repeated_ones_replace_earlier_ones(tmp_path: 
 )
 def test_a_damaged_file_raises_one_line(tmp_path: Path, content: str) -> None:
     (tmp_path / FILE).write_text(content)
-    with pytest.raises(UserError, match=FILE):
+    with pytest.raises(UserError, match=f"{FILE} is damaged: delete it, and evaluate the tasks again"):
         read_results(tmp_path)
 
 
