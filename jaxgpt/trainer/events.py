@@ -149,8 +149,9 @@ class EvaluationFile(Listener):
         self.run = run.path
 
     def evaluated(self, step: int, result: Result) -> None:
-        is_other = step == self._step or not isinstance(result, Evaluation)  # of a later evaluator
-        if is_other or not is_leader() or result.rows is None or result.windows > MOST_WINDOWS:
+        if not isinstance(result, Evaluation) or result.rows is None or result.windows > MOST_WINDOWS:
+            return
+        if step == self._step or not is_leader():  # the first evaluator has written the file
             return
         self._step = step
         losses = WindowLosses(self._digest_of(result.rows), result.sums, result.counts)

@@ -57,7 +57,7 @@ def digest(rows: Windows) -> str:
         for leaf in jax.tree.leaves(rows[first : first + ROWS]):
             array = np.ascontiguousarray(leaf)
             hashed.update(f"{array.shape[1:]} {array.dtype}".encode())
-            hashed.update(array)
+            hashed.update(array.data)
     return hashed.hexdigest()
 
 
