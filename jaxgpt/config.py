@@ -446,9 +446,10 @@ class PostConfig(Section):
     reference: str = setting(
         "", "run or RUN/checkpoints/STEP of the frozen reference; empty: the weights of --init-from"
     )
-    reward: str = setting(
-        "",
-        "rewards: exact[:FIELD], number[:FIELD], regex:PATTERN, json, or FILE.py:FUNCTION, your own code, which is run",
+    reward: tuple[str, ...] = setting(
+        (),
+        "rewards: exact[:FIELD], number[:FIELD], regex:PATTERN, json, or FILE.py:FUNCTION, your own code, which is run; "
+        "several: NAME=WEIGHT of each, to add them",
     )
     reward_seconds: float = setting(60.0, "rewards: time limit of a call of the reward", above=0.0, high=1e6)
     group: int = setting(8, "rewards: answers to each prompt of a rollout", 2, 2**16)
@@ -462,6 +463,7 @@ class PostConfig(Section):
     def check(self) -> Iterator[str]:
         if self.is_rollout and not self.reward:
             yield f"post.objective {self.objective} needs a reward: add --post.reward exact, number, json or FILE.py:FUNCTION"
+        yield from self._check_reward()
         if self.is_rollout and self.reference and not self.kl:
             yield "post.reference has no effect without post.kl: add --post.kl 0.01, or omit it"
         for name, objectives in USED_BY.items():
@@ -472,6 +474,31 @@ class PostConfig(Section):
                     f"post.{name} has no effect on post.objective {self.objective}: add --post.objective "
                     f"{objectives[0]}, or omit --post.{option}"
                 )
+
+    def _check_reward(self) -> Iterator[str]:
+        """Yield the errors of several rewards, which need a weight each."""
+        if len(self.reward) < 2:
+            return
+        names = [word.rpartition("=")[0] for word in self.reward]
+        for name, word in zip(names, self.reward, strict=True):
+            weight = word.rpartition("=")[2]
+            if not name or not re.fullmatch(r"-?(\d+\.?\d*|\.\d+)", weight) or abs(float(weight)) > 1e6:
+                yield (
+                    f"several rewards need NAME=WEIGHT each, with a weight from -1e6 to 1e6, as in exact=1 json=0.2: "
+                    f"{short_repr(word)}"
+                )
+            if names.count(name) > 1:
+                yield f"post.reward lists {name} twice: add up its weights"
+        if not any(self.reward_weights.values()):
+            yield "all weights of post.reward are 0, so all answers have equal rewards: change one"
+
+    @property
+    def reward_weights(self) -> dict[str, float]:
+        """The weight of each reward, keyed by its name; a single reward has no weight in `reward`, and the weight 1."""
+        if len(self.reward) == 1:
+            return {self.reward[0]: 1.0}
+        parts = [word.rpartition("=") for word in self.reward]
+        return {name: float(weight) for name, _, weight in parts}
 
     @property
     def is_preference(self) -> bool:

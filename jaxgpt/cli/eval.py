@@ -30,7 +30,7 @@ def eval(
     path: Annotated[str, Parameter(name="--data.path")] = "",
     bos: Annotated[Literal["auto", "yes", "no"] | None, Parameter(name="--data.bos")] = None,
     on_error: Annotated[Literal["fail", "skip"] | None, Parameter(name="--data.on-error")] = None,
-    reward: Annotated[str, Parameter(name="--post.reward")] = "",
+    reward: Annotated[tuple[str, ...], Parameter(name="--post.reward")] = (),
     weights: Annotated[
         Weights, Parameter(help="round the weights to this type and print the change in loss")
     ] = "float32",
@@ -64,7 +64,7 @@ def eval(
         limit: samples of each task; 0: all
         shots: examples in each prompt of a task; -1: as the task defines
         chat_template: render the prompts of tasks with the model's chat template
-        reward: reward of a run with rewards, which must be named to run your own code, FILE.py:FUNCTION
+        reward: rewards of a run with rewards, which must be named to run your own code, FILE.py:FUNCTION
     """
     of_tasks = {"--tasks-path": tasks_path, "--limit": limit, "--shots": shots >= 0, "--chat-template": chat_template}
     of_text = {"--data.path": path, "--data.bos": bos, "--data.on-error": on_error, "--post.reward": reward}
@@ -227,7 +227,7 @@ def _finite(results: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in results.items() if not isinstance(value, float) or math.isfinite(value)}
 
 
-def _check_reward(run: str, config: Config, path: str, reward: str, weights: Weights) -> None:
+def _check_reward(run: str, config: Config, path: str, reward: tuple[str, ...], weights: Weights) -> None:
     """Raise `UserError` for an option that has no effect, because a reward is computed, or because none is."""
     if config.post.is_rollout:
         if weights != "float32":
@@ -261,7 +261,7 @@ def _fits(config: Config, path: str) -> bool:
     return config.post.is_rollout or are_preferences(Path(path))
 
 
-def _evaluate_reward(run: str, lm: LM, data: Data, named: str, json: bool, activity: Progress) -> int:
+def _evaluate_reward(run: str, lm: LM, data: Data, named: tuple[str, ...], json: bool, activity: Progress) -> int:
     """Compute and print the reward of the most probable answers to prompts."""
     from jaxgpt.cli.output import note
     from jaxgpt.post.rollouts import HeldOutReward
@@ -271,7 +271,7 @@ def _evaluate_reward(run: str, lm: LM, data: Data, named: str, json: bool, activ
     post = lm.config.post
     if named and named != post.reward:
         lm = lm._replace(config=replace(lm.config, post=replace(post, reward=named)))
-    reward = named_reward(lm.config.post.reward, named, note)
+    reward = named_reward(lm.config.post, named, note)
     activity.stage("evaluating")
     train = replace(lm.config.train, attention="auto", remat="none")
     program = build_program(replace(lm.config, mesh=MeshConfig(), train=train))
@@ -279,12 +279,13 @@ def _evaluate_reward(run: str, lm: LM, data: Data, named: str, json: bool, activ
     result = evaluator(program, program.put_params(lm.params), Watch(data=data, progress=activity))
     assert result is not None  # None: interrupted, which cannot happen here
     results = {"run": run, "model": lm.source, "text": data.source, "reward": result.reward, "stderr": result.stderr}
-    results |= {"prompts": len(result.rewards), "answer_tokens": result.tokens}
+    results |= {"prompts": len(result.rewards), "answer_tokens": result.tokens, **result.part_means}
     known = {name: value for name, value in results.items() if not isinstance(value, float) or math.isfinite(value)}
     facts = {
         "model": lm.source,
         "prompts": data.source,
-        "reward": f"{str(result).removeprefix('reward ')}, {lm.config.post.reward}",
+        "reward": f"{str(result).removeprefix('reward ')}, {' '.join(lm.config.post.reward)}",
+        "rewards": ", ".join(f"{name.removeprefix('reward_')} {mean:.4f}" for name, mean in result.part_means.items()),
         "answers": f"{result.tokens:.1f} tokens on average, the most probable token at each position",
     }
     return print_result(json, known, facts)

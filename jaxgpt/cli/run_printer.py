@@ -288,7 +288,7 @@ class RunPrinter(Listener):
         return [
             f"{train.steps:,} steps of {train.batch_size:,} answers; {plural(train.steps_per_call, 'step')} per rollout of "
             f"{config.rollout_answers:,} answers, {post.group} to each prompt, {plural(post.rollout_epochs, 'epoch')}",
-            f"objective: {post.objective}, reward {post.reward}{kl}",
+            f"objective: {post.objective}, reward {' '.join(post.reward)}{kl}",
         ]
 
     def _describe_devices(self) -> str:

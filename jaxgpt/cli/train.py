@@ -94,14 +94,13 @@ def train(
     from jaxgpt.follow.listener import Follow
     from jaxgpt.follow.trackers import tracker_of
     from jaxgpt.parallel.join import joined
-    from jaxgpt.post.rewards import is_own_code
     from jaxgpt.post.rollouts import SampleFile
-    from jaxgpt.post.start import parts_of
+    from jaxgpt.post.start import own_code, parts_of
     from jaxgpt.trainer import loop
     from jaxgpt.trainer.events import EvaluationFile, Listeners
     from jaxgpt.trainer.start import Start, prune_finished, why_finished
 
-    named_reward = settings.get("post.reward", "")
+    named_rewards = settings.get("post.reward", ())
     for name in track:
         tracker_of(name)
     with joined(distributed), RunPrinter() as printer:
@@ -118,7 +117,7 @@ def train(
                 prune_finished(run)
                 printer.note(finished)
                 return 0
-            start = Start(config, run=run, **parts_of(config, named_reward, run, printer.note))
+            start = Start(config, run=run, **parts_of(config, named_rewards, run, printer.note))
         else:
             if resume:
                 printer.note(f"no run at {out} yet: starting a new run")
@@ -135,10 +134,10 @@ def train(
                     printer.note(used)
             else:
                 config = started(base, settings)
-            start = Start(config, out, overwrite, **parts_of(config, named_reward, note=printer.note))
+            start = Start(config, out, overwrite, **parts_of(config, named_rewards, note=printer.note))
         # Options that no run records, for the command that resumes it.
-        if is_own_code(start.config.post.reward):
-            printer.options.append(f"--post.reward={named_reward}")
+        if own_code(start.config.post):
+            printer.options += [f"--post.reward={word}" for word in named_rewards]
         if tasks:
             printer.note("loading the tasks")
             start = with_tasks(start, tasks, tasks_every, tasks_limit, tasks_path)

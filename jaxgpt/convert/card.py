@@ -233,7 +233,8 @@ def _post_results(run: Path, info: Info, config: Config) -> str:
     found = evaluated[-1]
     split = "held-out" if _held_out(info, config) else "training"
     if config.post.is_rollout:
-        reward = Path(config.post.reward).name
+        words = [Path(word).name if ".py:" in word else word for word in config.post.reward]
+        reward = " ".join(words)
         text = f"The mean reward ({reward}) of the answers to {split} prompts is {found['val_reward']:.4f}."
     else:
         text = f"The {config.post.objective} loss on {split} pairs is {found['val_loss']:.4f}."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -211,7 +212,9 @@ class Mlflow:
         metrics = []
         for row in rows:
             milliseconds = int(row.time * 1000)
-            metrics += [Metric(name, value, milliseconds, row.step) for name, value in row.values.items()]
+            for name, value in row.values.items():
+                accepted = re.sub(r"[^\w. :/-]", "_", name)  # MLflow rejects other characters, as in reward_regex:^a$
+                metrics.append(Metric(accepted, value, milliseconds, row.step))
         for first in range(0, len(metrics), 1000):  # MLflow's limit
             self.client.log_batch(self.id, metrics[first : first + 1000])
         return ""

@@ -80,9 +80,10 @@ def policy_objective(apply_fn: Callable[..., Any], settings: PostConfig, chunk: 
 
     A batch is a dict: `windows` int32 `[B, T, 3]` (`train.loss.split_windows`) with the answers as targets; float32 `[B, T]`
     `log_p` and, with `settings.kl`, `reference_log_p`, the log probabilities of the targets in the rollout and of the
-    reference; float32 `[B]` `advantage`, `reward`, and `weight`, for the mean over all tokens: rows per token of the batch.
+    reference; float32 `[B]` `advantage`, and `weight`, for the mean over all tokens: rows per token of the batch; and
+    `metrics`, a dict of numbers of each answer, float32 `[B]`, such as its rewards.
 
-    The metrics are means over answers: `reward`, `answer_tokens`, `clipped` (fraction of tokens), `kl`.
+    The metrics are means over answers: `metrics` of the batch, `answer_tokens`, `clipped` (fraction of tokens), `kl`.
 
     Args:
         apply_fn: `model.apply`.
@@ -132,7 +133,7 @@ def policy_objective(apply_fn: Callable[..., Any], settings: PostConfig, chunk: 
         # Rows without answers are padding.
         is_answer_B = tokens_B > 0
         others = {name: total(x_BT) * weight_B for name, x_BT in of_tokens.items()}
-        others |= {"reward": batch["reward"], "answer_tokens": tokens_B}
+        others |= {**batch["metrics"], "answer_tokens": tokens_B}
         sums = {name: jnp.where(is_answer_B, value_B, 0.0) for name, value_B in others.items()}
         loss_B = jnp.where(is_answer_B, total(loss_BT) * loss_weight_B, 0.0)
         return RowSums(loss_B, is_answer_B.astype(jnp.float32), sums)

@@ -10,7 +10,8 @@ import math
 import re
 import runpy
 import threading
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,60 @@ def is_own_code(name: str) -> bool:
     return path.endswith(".py") and function.isidentifier()
 
 
+@dataclass(frozen=True)
+class WeightedSum:
+    """A reward: the sum of rewards, each times its weight. The value of each reward without its weight is a metric.
+
+    Attributes:
+        rewards: the rewards, keyed by name.
+        weights: factor of each reward.
+    """
+
+    rewards: Mapping[str, Reward]
+    weights: Mapping[str, float]
+
+    def __call__(
+        self, prompts: Sequence[Any], texts: Sequence[str], records: Sequence[Mapping[str, Any]]
+    ) -> list[float]:
+        """Return the sum for each text."""
+        return self.add({name: reward(prompts, texts, records) for name, reward in self.rewards.items()})
+
+    def add(self, values: Mapping[str, Sequence[float]]) -> list[float]:
+        """Add the values of the rewards, keyed by name."""
+        sums = []
+        for row in zip(*values.values(), strict=True):
+            terms = [self.weights[name] * float(value) for name, value in zip(values, row, strict=True)]
+            sums.append(sum(terms))
+        return sums
+
+
+def open_rewards(weights: Mapping[str, float]) -> Reward:
+    """Return the sum of rewards, from the weight of each name; a single reward is itself, without a weight.
+
+    Raises:
+        UserError: as `open_reward`, or if two rewards have the same metric.
+    """
+    rewards = {name: open_reward(name) for name in weights}
+    if len(rewards) == 1:
+        return rewards.popitem()[1]
+    named: dict[str, str] = {}
+    for name in rewards:
+        other = named.setdefault(metric_of(name), name)
+        if other != name:
+            raise UserError(f"{other} and {name} have the same metric, {metric_of(name)}: rename a function or a file")
+    return WeightedSum(rewards, weights)
+
+
+def metric_of(name: str) -> str:
+    """Return the metric of one of several rewards: its name, without the directory of a file."""
+    return f"reward_{Path(name).name if is_own_code(name) else name}"
+
+
+def metrics_of(names: Collection[str]) -> list[str]:
+    """Return the metrics of rewards, which are the keys of `rewards_of`: the reward and, of several, each reward."""
+    return ["reward", *(metric_of(name) for name in names if len(names) > 1)]
+
+
 def open_reward(name: str) -> Reward:
     """Return the reward with a name: a built-in reward, or a function in a Python file, which is run.
 
@@ -53,7 +108,10 @@ def open_reward(name: str) -> Reward:
     if kind == "regex" and argument:
         return _matches(argument)
     near = did_you_mean(kind, ("exact", "number", "regex", "json"))
-    raise UserError(f"post.reward {short_repr(name)} is unknown{near}: use {BUILT_IN}, or FILE.py:FUNCTION")
+    single = ""
+    if re.search(r"=-?[\d.]+$", name):
+        single = "; a single reward has no weight"
+    raise UserError(f"post.reward {short_repr(name)} is unknown{near}: use {BUILT_IN}, or FILE.py:FUNCTION{single}")
 
 
 def _load(path: Path, function: str) -> Reward:
@@ -153,8 +211,38 @@ def rewards_of(
     texts: Sequence[str],
     records: Sequence[Mapping[str, Any]],
     seconds: float,
+) -> dict[str, np.ndarray]:
+    """Call a reward, and check its results: float32 `[n]`, keyed by `metrics_of`.
+
+    Args:
+        reward: the reward.
+        name: name of a single reward, for error messages.
+        prompts: prompt of each answer.
+        texts: answers.
+        records: record of each answer.
+        seconds: time limit of each call.
+
+    Raises:
+        UserError: as `checked_rewards`, with the name of the reward that failed.
+    """
+    if not isinstance(reward, WeightedSum):
+        return {"reward": checked_rewards(reward, name, prompts, texts, records, seconds)}
+    values = {}
+    for each, function in reward.rewards.items():
+        values[each] = checked_rewards(function, each, prompts, texts, records, seconds)
+    total_B = _checked(reward.add(values), name, texts)
+    return {"reward": total_B} | {metric_of(each): value_B for each, value_B in values.items()}
+
+
+def checked_rewards(
+    reward: Reward,
+    name: str,
+    prompts: Sequence[Any],
+    texts: Sequence[str],
+    records: Sequence[Mapping[str, Any]],
+    seconds: float,
 ) -> np.ndarray:
-    """Call a reward, and check its results, float32 `[n]`.
+    """Call one reward, and check its results, float32 `[n]`.
 
     Raises:
         UserError: if the reward raises an exception, takes longer than `seconds`, or returns a wrong number of values, NaN or

@@ -31,7 +31,7 @@ from jaxgpt.ops.random import named_key
 from jaxgpt.parallel.processes import is_leader
 from jaxgpt.parallel.rows import row_spec
 from jaxgpt.post.policy import VARIANTS, advantages
-from jaxgpt.post.rewards import Reward, rewards_of
+from jaxgpt.post.rewards import Reward, metrics_of, rewards_of
 from jaxgpt.train.loss import token_losses
 from jaxgpt.train.step import TrainState
 from jaxgpt.trainer.evaluation import Result, Watch
@@ -58,7 +58,7 @@ class Rollouts:
         self.prompts = data.train.prompts
         self.reward = reward
         self.rows = program.config.rollout_answers
-        self.spec = row_spec(rollout_batch(program.config, [], [], np.zeros(0), np.zeros(0)))
+        self.spec = row_spec(no_rollout(program.config))
         self._log_p = partial(target_log_p, program)
 
     def at(self, steps: range, state: TrainState | None) -> Sequence[Any]:
@@ -76,9 +76,10 @@ class Rollouts:
         prompts = [prompt for prompt in self.prompts_of(index) for _ in range(post.group)]
         key = named_key(config.train.seed, "rollout", index)
         answers = sample(self.program, state.params, self.tokenizer, prompts, key)
-        reward_B = reward_answers(self.reward, config, prompts, answers)
-        advantage_PG = advantages(reward_B.reshape(-1, post.group), VARIANTS[post.objective].advantage)
-        rollout = rollout_batch(config, prompts, answers, advantage_PG.reshape(-1), reward_B)
+        rewards = reward_answers(self.reward, config, prompts, answers)
+        reward_PG = rewards["reward"].reshape(-1, post.group)
+        advantage_PG = advantages(reward_PG, VARIANTS[post.objective].advantage)
+        rollout = rollout_batch(config, prompts, answers, advantage_PG.reshape(-1), rewards)
 
         # The law of rollouts: the sampler and training compute the same probabilities.
         weights = self.program.weights(state.params)
@@ -115,13 +116,19 @@ class Rollouts:
         return chosen
 
 
+def no_rollout(config: Config) -> dict[str, Any]:
+    """Return a batch without rows of `policy_objective`."""
+    none = np.zeros(0, np.float32)
+    return rollout_batch(config, [], [], none, dict.fromkeys(metrics_of(config.post.reward_weights), none))
+
+
 def rollout_batch(
     config: Config,
     prompts: Sequence[Prompt],
     answers: Sequence[Generation],
     advantage_B: np.ndarray,
-    reward_B: np.ndarray,
-) -> dict[str, np.ndarray]:
+    metrics: Mapping[str, np.ndarray],
+) -> dict[str, Any]:
     """Return a batch of `policy_objective`; `weight` and `reference_log_p` are not yet computed."""
     B = len(prompts)
     T = config.window
@@ -136,11 +143,11 @@ def rollout_batch(
         windows_BT3[row, targets, 1] = new
         windows_BT3[row, :n, 2] = 0
         log_p_BT[row, targets] = answer.log_p
-    batch = {
+    batch: dict[str, Any] = {
         "windows": windows_BT3,
         "log_p": log_p_BT,
         "advantage": advantage_B.astype(np.float32),
-        "reward": reward_B.astype(np.float32),
+        "metrics": dict(metrics),
         "weight": np.zeros(B, np.float32),
     }
     if config.post.kl:
@@ -170,12 +177,13 @@ def sample(
 
 def reward_answers(
     reward: Reward, config: Config, prompts: Sequence[Prompt], answers: Sequence[Generation]
-) -> np.ndarray:
-    """Return the reward of each answer, float32 `[B]`; raise `UserError` if the reward fails."""
+) -> dict[str, np.ndarray]:
+    """Return the rewards of each answer, float32 `[B]`, keyed by metric; raise `UserError` if a reward fails."""
     texts = [answer.text for answer in answers]
     originals = [prompt.prompt for prompt in prompts]
     records = [prompt.record for prompt in prompts]
-    return rewards_of(reward, config.post.reward, originals, texts, records, config.post.reward_seconds)
+    name = " ".join(config.post.reward)
+    return rewards_of(reward, name, originals, texts, records, config.post.reward_seconds)
 
 
 def target_log_p(program: Program, weights: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
@@ -208,6 +216,7 @@ class RewardResult(NamedTuple):
         reward: mean reward.
         stderr: standard error of the mean over prompts; NaN for a single prompt.
         rewards: reward of each answer, float32.
+        parts: values of each of several rewards, float32, keyed by metric.
         answers: generated texts.
         prompts: prompts, as in their records.
         tokens: mean number of tokens of an answer.
@@ -219,11 +228,18 @@ class RewardResult(NamedTuple):
     answers: Sequence[str]
     prompts: Sequence[Any]
     tokens: float
+    parts: Mapping[str, np.ndarray] = {}
 
     @property
     def metrics(self) -> Mapping[str, float]:
         """The numbers in `metrics.jsonl`."""
-        return {"val_reward": self.reward, "val_reward_stderr": self.stderr, "val_answer_tokens": self.tokens}
+        numbers = {"val_reward": self.reward, "val_reward_stderr": self.stderr, "val_answer_tokens": self.tokens}
+        return numbers | {f"val_{name}": value for name, value in self.part_means.items()}
+
+    @property
+    def part_means(self) -> dict[str, float]:
+        """The mean of each of several rewards, keyed by metric."""
+        return {name: float(value_B.mean()) for name, value_B in self.parts.items()}
 
     @property
     def ranking(self) -> float:
@@ -260,13 +276,14 @@ class HeldOutReward:
                 return None
             answers += sample(program, params, watch.data.tokenizer, prompts[first : first + size], None)
             watch.progress(len(answers), len(prompts))
-        rewards = reward_answers(self.reward, config, prompts, answers)
+        parts = reward_answers(self.reward, config, prompts, answers)
+        rewards = parts.pop("reward")
         n = len(rewards)
         stderr = float(rewards.std(ddof=1) / np.sqrt(n)) if n > 1 else float("nan")
         texts = [answer.text for answer in answers]
         tokens = float(np.mean([len(answer_ids(answer)) for answer in answers]))
         originals = [prompt.prompt for prompt in prompts]
-        return RewardResult(float(rewards.mean()), stderr, rewards, texts, originals, tokens)
+        return RewardResult(float(rewards.mean()), stderr, rewards, texts, originals, tokens, parts)
 
 
 class SampleFile(Listener):
@@ -290,7 +307,8 @@ class SampleFile(Listener):
         if not is_leader() or not isinstance(result, RewardResult):
             return
         with self.path.open("a") as file:
-            for prompt, answer, reward in zip(result.prompts, result.answers, result.rewards, strict=True):
-                line = {"step": step, "prompt": prompt, "answer": answer, "reward": float(reward)}
+            for row, (prompt, answer) in enumerate(zip(result.prompts, result.answers, strict=True)):
+                line = {"step": step, "prompt": prompt, "answer": answer, "reward": float(result.rewards[row])}
+                line |= {name: float(value_B[row]) for name, value_B in result.parts.items()}
                 # Messages from Parquet files may have other values, such as times.
                 file.write(json.dumps(line, default=repr) + "\n")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -22,8 +23,8 @@ from jaxgpt.parallel.processes import process_count
 from jaxgpt.parallel.rows import row_spec
 from jaxgpt.post.policy import policy_objective
 from jaxgpt.post.preference import preference_objective
-from jaxgpt.post.rewards import Reward, is_own_code, open_reward
-from jaxgpt.post.rollouts import HeldOutReward, Rollouts, rollout_batch
+from jaxgpt.post.rewards import Reward, is_own_code, open_rewards
+from jaxgpt.post.rollouts import HeldOutReward, Rollouts, no_rollout
 from jaxgpt.train.loss import Objective
 from jaxgpt.trainer.program import Program, build
 
@@ -56,7 +57,7 @@ class ObjectiveOf:
 def batch_rows(config: Config) -> Any:
     """Return a batch without rows of the objective of a config, as `parallel.rows.row_spec`."""
     if config.post.is_rollout:
-        return row_spec(rollout_batch(config, [], [], np.zeros(0), np.zeros(0)))
+        return row_spec(no_rollout(config))
     return row_spec(Windows(Preferences(()), np.zeros(0, np.int64), config.window))
 
 
@@ -130,12 +131,14 @@ def frozen_of(config: Config, run: Run | None = None) -> Any:
     return str(found)
 
 
-def parts_of(config: Config, named: str, run: Run | None = None, note: Callable[[str], None] = print) -> dict[str, Any]:
+def parts_of(
+    config: Config, named: Sequence[str], run: Run | None = None, note: Callable[[str], None] = print
+) -> dict[str, Any]:
     """Return the fields of `Start` that the objective determines: program, frozen arrays, feed and evaluators.
 
     Args:
         config: settings of the run.
-        named: reward that the user has named on the command line; "": none.
+        named: rewards that the user has named on the command line, as in `post.reward`.
         run: the run, if it exists.
         note: receives a line before code of the user is run.
 
@@ -148,25 +151,30 @@ def parts_of(config: Config, named: str, run: Run | None = None, note: Callable[
             raise UserError(
                 f"post.objective {config.post.objective} needs a single process: start the run without jaxgpt launch"
             )
-        reward = named_reward(config.post.reward, named, note)
+        reward = named_reward(config.post, named, note)
         parts |= {"feed": partial(Rollouts, reward=reward), "evaluators": (HeldOutReward(reward),)}
     return parts
 
 
-def named_reward(reward: str, named: str, note: Callable[[str], None]) -> Reward:
-    """Open the reward of a run. Code of the user is run only if it is named on the command line, not by a config.json.
+def named_reward(post: PostConfig, named: Sequence[str], note: Callable[[str], None]) -> Reward:
+    """Open the rewards of a run. Code of the user is run only if it is named on the command line, not by a config.json.
 
     Raises:
-        UserError: if the reward is code that the command line does not name, or cannot be opened.
+        UserError: if a reward is code that the command line does not name, or cannot be opened.
     """
-    if not is_own_code(reward):
-        return open_reward(reward)
-    if named != reward:
+    own = own_code(post)
+    if own and tuple(named) != post.reward:
         raise UserError(
-            f"the run uses the reward {reward}, which is Python code: to run it, add --post.reward {reward}"
+            f"the run uses the reward {own[0]}, which is Python code: to run it, add --post.reward {shlex.join(post.reward)}"
         )
-    note(f"running {reward}, your own code, as the reward")
-    return open_reward(reward)
+    for name in own:
+        note(f"running {name}, your own code, as the reward")
+    return open_rewards(post.reward_weights)
+
+
+def own_code(post: PostConfig) -> list[str]:
+    """Return the names of the rewards that are code of the user."""
+    return [name for name in post.reward_weights if is_own_code(name)]
 
 
 def reference_source(config: Config, run: Run) -> WeightSource | None:

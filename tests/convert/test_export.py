@@ -476,7 +476,7 @@ def test_the_text_of_the_loss_of_an_earlier_checkpoint(fraction, boundary, expec
 def test_a_card_omits_every_setting_with_a_path():
     """The settings whose values `config.json` stores as absolute paths."""
     run = "/home/me/secret/checkpoints/1"
-    post = PostConfig(objective="grpo", reward="/home/me/secret.py:f", kl=0.1, reference=run)
+    post = PostConfig(objective="grpo", reward=("/home/me/secret.py:f",), kl=0.1, reference=run)
     data = DataConfig(path=run, tokenizer=run, mix=())
     config = Config(init_from=run, state_from=run, data=data, post=post)
     assert "secret" not in card._settings(config)

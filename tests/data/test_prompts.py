@@ -21,7 +21,7 @@ from jaxgpt.errors import UserError
 CONFIG = Config(
     data=DataConfig(path="prompts.jsonl", dataset="none", train_fraction=1.0),
     model=ModelConfig(block_size=64),
-    post=PostConfig(objective="grpo", reward="json", max_new_tokens=8),
+    post=PostConfig(objective="grpo", reward=("json",), max_new_tokens=8),
 )
 TOKENIZER = talker(8, end=False).tokenizer
 USER = {"role": "user", "content": "2 + 2?"}

@@ -193,6 +193,29 @@ def test_the_first_rollout_of_adapters_is_the_rollout_of_their_base() -> None:
     assert jaxgpt("eval", "lora", *OWN).code == 0
 
 
+@pytest.mark.ci
+def test_several_rewards_with_weights() -> None:
+    """Advantages and the ranking use the sum; each reward is a metric."""
+    given = ["--post.reward", "my_reward.py:vowels=1", "regex:^a=-0.5"]
+    train("sum", *given, "--train.steps", "8", "--train.eval-every", "8")
+    line = lines("sum", "reward")[0]
+    expected = line["reward_my_reward.py:vowels"] - 0.5 * line["reward_regex:^a"]
+    assert line["reward"] == pytest.approx(expected, abs=1e-6)
+    assert line["reward_regex:^a"] > 0
+    last = lines("sum", "val_reward")[-1]
+    expected = last["val_reward_my_reward.py:vowels"] - 0.5 * last["val_reward_regex:^a"]
+    assert last["val_reward"] == pytest.approx(expected, abs=1e-6)
+    for sample in samples("sum"):
+        assert sample["reward"] == sample["reward_my_reward.py:vowels"] - 0.5 * sample["reward_regex:^a"]
+
+    assert "add --post.reward my_reward.py:vowels=1 'regex:^a=-0.5'" in error("eval", "sum")
+    found = jaxgpt("eval", "sum", *given, "--json").json
+    assert found["reward_regex:^a"] == pytest.approx(last["val_reward_regex:^a"])
+    assert jaxgpt("eval", "sum", "--post.reward", "exact", "--json").json["reward"] == 0.0
+    resumed = jaxgpt("train", "--resume", "--out", "sum", *given, "--train.steps", "12", "--train.eval-every", "4")
+    assert resumed.code == 0, resumed.err
+
+
 WRONG = {
     "no reward": ([], "post.objective grpo needs a reward: add --post.reward"),
     "epochs": (["--post.reward", "json", "--post.rollout-epochs", "3"], "must be a multiple of post.rollout_epochs 3"),

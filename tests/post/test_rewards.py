@@ -11,15 +11,16 @@ import numpy as np
 import pytest
 
 from jaxgpt.checkpoint.run import Run
+from jaxgpt.config import PostConfig
 from jaxgpt.directories import SAMPLES
 from jaxgpt.errors import UserError
-from jaxgpt.post.rewards import last_number, open_reward, rewards_of
+from jaxgpt.post.rewards import WeightedSum, last_number, metrics_of, open_reward, open_rewards, rewards_of
 from jaxgpt.post.rollouts import RewardResult, SampleFile
 from jaxgpt.post.start import named_reward
 
 
 def one(name: str, text: str, **record: Any) -> float:
-    return float(rewards_of(open_reward(name), name, ["?"], [text], [record], 60.0)[0])
+    return float(rewards_of(open_reward(name), name, ["?"], [text], [record], 60.0)["reward"][0])
 
 
 @pytest.mark.parametrize(
@@ -107,16 +108,74 @@ def test_code_runs_only_if_it_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     Path("my.py").write_text("from pathlib import Path\nPath('ran').touch()\ndef f(p, t, r): return [1.0] * len(t)\n")
     notes: list[str] = []
+    post = PostConfig(objective="grpo", reward=("my.py:f",))
     with pytest.raises(UserError, match=r"which is Python code: to run it, add --post.reward my.py:f"):
-        named_reward("my.py:f", "", notes.append)
+        named_reward(post, (), notes.append)
     assert not Path("ran").exists()
-    assert list(named_reward("my.py:f", "my.py:f", notes.append)([], ["a"], [])) == [1.0]
+    assert list(named_reward(post, ("my.py:f",), notes.append)([], ["a"], [])) == [1.0]
     assert notes == ["running my.py:f, your own code, as the reward"]
     with pytest.raises(UserError, match=r"my.py has no function g"):
         open_reward("my.py:g")
     Path("bad.py").write_text("1 / 0\n")
     with pytest.raises(UserError, match=r"bad.py raises ZeroDivisionError: division by zero"):
         open_reward("bad.py:f")
+
+
+def test_a_weighted_sum_of_rewards_is_a_reward() -> None:
+    """It may be a term of another sum, and each term is a metric without its weight."""
+    weights = {"exact": 1.0, "json": -0.5, "regex:=1$": 0.25}
+    reward = open_rewards(weights)
+    texts = ["4", "x=1", "{", "y"]
+    records = [{"answer": "4"}, {"answer": "x=1"}, {"answer": "4"}, {"answer": "y"}]
+    sums = [1 - 0.5, 1 + 0.25, 0, 1]
+    assert reward(texts, texts, records) == sums
+
+    found = rewards_of(reward, "", texts, texts, records, 60.0)
+    assert list(found) == metrics_of(weights) == ["reward", "reward_exact", "reward_json", "reward_regex:=1$"]
+    assert [value_B.tolist() for value_B in found.values()] == [sums, [1, 1, 0, 1], [1, 0, 0, 0], [0, 1, 0, 0]]
+
+    nested = WeightedSum({"sum": reward, "json": open_reward("json")}, {"sum": 2.0, "json": 1.0})
+    assert nested(texts, texts, records) == [2.0, 2.5, 0, 2]
+
+
+def test_an_error_names_the_reward_of_a_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my.py").write_text("def f(prompts, texts, records):\n    return [float('nan')]\n")
+    reward = open_rewards({"json": 1.0, "my.py:f": 2.0})
+    with pytest.raises(UserError, match=r"the reward my.py:f returned nan for the answer 'y': return a finite number"):
+        rewards_of(reward, "", ["p"], ["y"], [{}], 60.0)
+    Path("a").mkdir()
+    Path("a/my.py").write_text(Path("my.py").read_text())
+    with pytest.raises(UserError, match=r"my.py:f and a/my.py:f have the same metric, reward_my.py:f: rename"):
+        open_rewards({"my.py:f": 1.0, "a/my.py:f": 2.0})
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ("exact", "json=1"),
+            "several rewards need NAME=WEIGHT each, with a weight from -1e6 to 1e6, as in exact=1 json=0.2",
+        ),
+        (("exact=nan", "json=1"), "several rewards need NAME=WEIGHT each"),
+        (("=1", "json=1"), "several rewards need NAME=WEIGHT each"),
+        (("json=1", "json=2"), "post.reward lists json twice: add up its weights"),
+        (("json=0", "exact=0"), "all weights of post.reward are 0"),
+    ],
+)
+def test_weights_that_are_wrong(words: tuple[str, ...], said: str) -> None:
+    with pytest.raises(UserError) as error:
+        PostConfig(objective="grpo", reward=words)
+    assert said in str(error.value)
+
+
+def test_a_single_reward_is_a_name_without_a_weight() -> None:
+    """A pattern may end in `=1`."""
+    assert PostConfig(objective="grpo", reward=("regex:a=1",)).reward_weights == {"regex:a=1": 1.0}
+    several = PostConfig(objective="grpo", reward=("regex:a=1=2", "json=-.5"))
+    assert several.reward_weights == {"regex:a=1": 2.0, "json": -0.5}
+    with pytest.raises(UserError, match=r"post.reward 'exact=1' is unknown.*; a single reward has no weight"):
+        open_reward("exact=1")
 
 
 def test_samples_of_a_killed_run_are_resumed(tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ def rollout() -> dict[str, np.ndarray]:
         "windows": windows_BT3,
         "log_p": log_p_BT,
         "reference_log_p": reference_BT,
-        "reward": recorded["rewards"].astype(np.float32),
+        "metrics": {"reward": recorded["rewards"].astype(np.float32)},
         "weight": np.full(B, B / tokens, np.float32),
     }
 
@@ -175,9 +175,9 @@ def rollout() -> dict[str, np.ndarray]:
 def test_policies(name: str, accumulation: int) -> None:
     expected = RECORDED["rollout"]["losses"][name]
     recorded = RECORDED["rollout"]["rollout"]
-    settings = PostConfig(**{"objective": "grpo", "reward": "json"} | POLICIES[name])
+    settings = PostConfig(**{"objective": "grpo", "reward": ("json",)} | POLICIES[name])
     batch = rollout()
-    reward_PG = batch["reward"].reshape(-1, recorded["group"])
+    reward_PG = batch["metrics"]["reward"].reshape(-1, recorded["group"])
     advantage_B = advantages(reward_PG, VARIANTS[settings.objective].advantage).reshape(-1)
     if name == "rloo":
         np.testing.assert_allclose(advantage_B, recorded["leave_one_out"], atol=1e-6)
