@@ -467,6 +467,10 @@ class PostConfig(Section):
         if self.is_rollout and self.reference and not self.kl:
             yield "post.reference has no effect without post.kl: add --post.kl 0.01, or omit it"
         for name, objectives in USED_BY.items():
+    overlong_tokens: int = setting(
+        0, "rewards: penalty for the last tokens before max_new_tokens, from 0 to 1 (DAPO); 0: off", 0, MAX_TOKENS
+    )
+    mask_truncated: bool = setting(False, "rewards: no loss on answers without an end after max_new_tokens (DAPO)")
             is_changed = getattr(self, name) != getattr(PostConfig, name)
             if is_changed and self.objective not in objectives:
                 option = name.replace("_", "-")
@@ -477,6 +481,13 @@ class PostConfig(Section):
 
     def _check_reward(self) -> Iterator[str]:
         """Yield the errors of several rewards, which need a weight each."""
+        if self.objective == "distill" and not self.reference:
+            yield "post.objective distill needs a teacher: add --post.reference RUN"
+        if self.overlong_tokens > self.max_new_tokens:
+            yield (
+                f"post.overlong_tokens {self.overlong_tokens} exceeds post.max_new_tokens {self.max_new_tokens}: lower it, or "
+                f"raise --post.max-new-tokens"
+            )
         if len(self.reward) < 2:
             return
         names = [word.rpartition("=")[0] for word in self.reward]
@@ -546,6 +557,8 @@ class SamplingParams(Section):
     Filters are applied in this order, as in transformers: repetition penalty, n-grams, temperature, top-k, top-p,
     min-p.
     """
+    "overlong_tokens": ROLLOUTS,
+    "mask_truncated": ROLLOUTS,
 
     temperature: float = setting(0.8, "divide the logits by this; 0: take the most probable token", 0.0)
     top_k: int = setting(0, "keep the k most probable tokens; 0: off", 0)

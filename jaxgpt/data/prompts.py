@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxgpt.config import Config
-from jaxgpt.data.chat_encoding import ChatFormat
+from jaxgpt.data.chat_encoding import ChatFormat, stop_ids
 from jaxgpt.data.chat_files import Skipped, find_files, has_usable, read_files
 from jaxgpt.data.chat_records import (
     ADDED,
@@ -218,8 +218,21 @@ def load_prompts(config: Config, tokenizer: Tokenizer, progress: Progress = NO_P
     left = _for_the_reward(prompt.record for prompt in (*train, *held_out))
     if left:
         notes.append(f"only the reward sees {', '.join(left)}: write them into the prompt if the model needs them")
+    if not stop_ids(tokenizer, config.data):
+        notes.append(without_end(config))
     notes += notes_on_split(files, copies, len(held_out), "prompts", "reward")
     return LoadedPrompts(PromptSplit(train), PromptSplit(held_out), "; ".join(notes) + str(skipped), files.fingerprint)
+
+
+def without_end(config: Config) -> str:
+    """Return a note for a tokenizer without a token that ends an answer; raise `UserError` if a setting needs an end."""
+    post = config.post
+    if post.mask_truncated or post.overlong_tokens:
+        name = "mask_truncated" if post.mask_truncated else "overlong_tokens"
+        raise UserError(
+            f"post.{name} needs answers that end, but the tokenizer has no end-of-text token: omit it, or use a model with one"
+        )
+    return f"no token ends an answer, so all answers have {post.max_new_tokens} tokens (--post.max-new-tokens)"
 
 
 def form_of(record: PromptRecord, forms: Sequence[ChatFormat | None]) -> ChatFormat | None:

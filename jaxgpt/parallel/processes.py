@@ -32,6 +32,10 @@ _count = 1  # number of processes
 _index = 0  # index of this process
 
 
+class SharedError(UserError):
+    """A `UserError` that every process raises at the same call, so that all can still save the run."""
+
+
 def set_place(count: int, index: int) -> None:
     """Set the number of processes, and the index of this process."""
     global _count, _index
@@ -42,6 +46,11 @@ def set_place(count: int, index: int) -> None:
 def process_count() -> int:
     """Return the number of processes of the run."""
     return _count
+
+
+def process_index() -> int:
+    """Return the index of this process."""
+    return _index
 
 
 def is_leader() -> bool:
@@ -60,8 +69,25 @@ def on_leader(make: Callable[[], T]) -> T:
     own = _outcome(make) if is_leader() else None
     outcome, *_ = _gather(own)
     if "error" in outcome:
-        raise UserError(outcome["error"])
+        raise SharedError(outcome["error"])
     return cast(T, outcome["value"])
+
+
+def from_all(make: Callable[[], T]) -> list[T]:
+    """Call a function in every process, and return all results, JSON values, in the order of the processes.
+
+    Raises:
+        UserError: in every process, if `make` raises it in any process.
+    """
+    if _count == 1:
+        return [make()]
+    outcomes = _gather(_outcome(make))
+    errors = {n: each["error"] for n, each in enumerate(outcomes) if "error" in each}
+    if errors:
+        n, error = next(iter(errors.items()))
+        is_everywhere = len(errors) == len(outcomes) and len(set(errors.values())) == 1
+        raise SharedError(error if is_everywhere else f"process {n}: {error}")
+    return [outcome["value"] for outcome in outcomes]
 
 
 def same_on_all(make: Callable[[], T], facts: Callable[[T], Mapping[str, Any]]) -> T:
@@ -78,16 +104,9 @@ def same_on_all(make: Callable[[], T], facts: Callable[[T], Mapping[str, Any]]) 
         results.append(make())
         return {name: repr(value) for name, value in facts(results[0]).items()}
 
-    outcomes = _gather(_outcome(own_facts))
-    errors = {n: each["error"] for n, each in enumerate(outcomes) if "error" in each}
-    if errors:
-        n, error = next(iter(errors.items()))
-        is_everywhere = len(errors) == len(outcomes) and len(set(errors.values())) == 1
-        raise UserError(error if is_everywhere else f"process {n}: {error}")
-
-    leader = outcomes[0]["value"]
-    for n, outcome in enumerate(outcomes):
-        other = outcome["value"]
+    found = from_all(own_facts)
+    leader = found[0]
+    for n, other in enumerate(found):
         for name in leader | other:
             here = leader.get(name, "missing")
             there = other.get(name, "missing")

@@ -81,7 +81,8 @@ def policy_objective(apply_fn: Callable[..., Any], settings: PostConfig, chunk: 
     A batch is a dict: `windows` int32 `[B, T, 3]` (`train.loss.split_windows`) with the answers as targets; float32 `[B, T]`
     `log_p` and, with `settings.kl`, `reference_log_p`, the log probabilities of the targets in the rollout and of the
     reference; float32 `[B]` `advantage`, and `weight`, for the mean over all tokens: rows per token of the batch; and
-    `metrics`, a dict of numbers of each answer, float32 `[B]`, such as its rewards.
+    `metrics`, a dict of numbers of each answer, float32 `[B]`, such as its rewards. With `settings.mask_truncated`, float32
+    `[B]` `counted` is 0 for answers without a loss. They still count as answers in means over answers, as in TRL.
 
     The metrics are means over answers: `metrics` of the batch, `answer_tokens`, `clipped` (fraction of tokens), `kl`.
 
@@ -96,11 +97,14 @@ def policy_objective(apply_fn: Callable[..., Any], settings: PostConfig, chunk: 
         losses_BT, targets_BT = token_losses(apply_fn, params, batch["windows"], key, chunk)
         is_target_BT = targets_BT >= 0
         tokens_B = is_target_BT.sum(-1, dtype=jnp.float32)
+        is_counted_BT = is_target_BT
+        if settings.mask_truncated:
+            is_counted_BT = is_target_BT & (batch["counted"] > 0)[:, None]
         length_B = jnp.maximum(tokens_B, 1)
         log_p_BT = -losses_BT
 
         def total(x_BT: jax.Array) -> jax.Array:
-            return jnp.where(is_target_BT, x_BT, 0.0).sum(-1)
+            return jnp.where(is_counted_BT, x_BT, 0.0).sum(-1)
 
         # The ratio of the probabilities now and in the rollout.
         log_ratio_BT = jnp.where(is_target_BT, log_p_BT - batch["log_p"], 0.0)

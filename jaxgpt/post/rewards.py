@@ -53,7 +53,7 @@ class WeightedSum:
         """Return the sum for each text."""
         return self.add({name: reward(prompts, texts, records) for name, reward in self.rewards.items()})
 
-    def add(self, values: Mapping[str, Sequence[float]]) -> list[float]:
+    def add(self, values: Mapping[str, Sequence[float] | np.ndarray]) -> list[float]:
         """Add the values of the rewards, keyed by name."""
         sums = []
         for row in zip(*values.values(), strict=True):
@@ -87,6 +87,20 @@ def metric_of(name: str) -> str:
 def metrics_of(names: Collection[str]) -> list[str]:
     """Return the metrics of rewards, which are the keys of `rewards_of`: the reward and, of several, each reward."""
     return ["reward", *(metric_of(name) for name in names if len(names) > 1)]
+
+
+def overlong_penalty(lengths: Sequence[int], longest: int, overlong: int) -> np.ndarray:
+    """Compute the reward for the length of answers, float32 `[n]`: 0 up to `longest - overlong` tokens, then linear to -1.
+
+    Soft overlong punishment (Yu et al. 2025, equation 13).
+
+    Args:
+        lengths: number of tokens of each answer, including the token that ends it.
+        longest: maximum number of tokens of an answer.
+        overlong: number of tokens over which the penalty grows.
+    """
+    beyond = np.array(lengths, np.float32) - (longest - overlong)
+    return -np.clip(beyond / overlong, 0, 1).astype(np.float32)
 
 
 def open_reward(name: str) -> Reward:

@@ -6,6 +6,7 @@ A rollout is a function of (seed, step, state): a resumed run needs no other sta
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +18,7 @@ import numpy as np
 
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.checkpoint.store import Info
-from jaxgpt.config import Config
+from jaxgpt.config import Config, MeshConfig
 from jaxgpt.data import Data, PromptSplit
 from jaxgpt.data.order import shuffled
 from jaxgpt.data.prompts import Prompt
@@ -26,12 +27,16 @@ from jaxgpt.directories import SAMPLES
 from jaxgpt.errors import UserError
 from jaxgpt.files import write_atomically
 from jaxgpt.lm import LM, generate
+from jaxgpt.lm.arguments import row_keys
 from jaxgpt.lm.generation import Generation
 from jaxgpt.ops.random import named_key
-from jaxgpt.parallel.processes import is_leader
+from jaxgpt.parallel.arrays import put_array
+from jaxgpt.parallel.mesh import make_mesh
+from jaxgpt.parallel.processes import from_all, is_leader, on_leader, process_count, process_index
 from jaxgpt.parallel.rows import row_spec
+from jaxgpt.parallel.rules import replicated
 from jaxgpt.post.policy import VARIANTS, advantages
-from jaxgpt.post.rewards import Reward, metrics_of, rewards_of
+from jaxgpt.post.rewards import Reward, metrics_of, overlong_penalty, rewards_of
 from jaxgpt.train.loss import token_losses
 from jaxgpt.train.step import TrainState
 from jaxgpt.trainer.evaluation import Result, Watch
@@ -39,6 +44,7 @@ from jaxgpt.trainer.events import Listener
 from jaxgpt.trainer.metrics import parse_line
 from jaxgpt.trainer.program import Program
 
+OVERLONG = "reward_overlong"  # metric of the penalty for long answers
 TOLERANCE = 1e-3  # maximum difference in log p between sampler and training, in nats: float32 rounding is below 1e-5
 
 
@@ -79,7 +85,9 @@ class Rollouts:
         rewards = reward_answers(self.reward, config, prompts, answers)
         reward_PG = rewards["reward"].reshape(-1, post.group)
         advantage_PG = advantages(reward_PG, VARIANTS[post.objective].advantage)
-        rollout = rollout_batch(config, prompts, answers, advantage_PG.reshape(-1), rewards)
+        has_spread_P = np.ptp(reward_PG, axis=1) > 0
+        metrics = {**rewards, "equal_rewards": np.repeat(~has_spread_P, post.group)}
+        rollout = rollout_batch(config, prompts, answers, advantage_PG.reshape(-1), metrics)
 
         # The law of rollouts: the sampler and training compute the same probabilities.
         weights = self.program.weights(state.params)
@@ -99,7 +107,10 @@ class Rollouts:
             order = shuffled(np.arange(self.rows), self.rows, config.train.seed, number, "rollout")
             for rows in np.split(order, per_epoch):
                 batch = jax.tree.map(lambda x, rows=rows: x[rows], rollout)
-                tokens = (batch["windows"][..., 1] >= 0).sum()
+                is_target_BT = batch["windows"][..., 1] >= 0
+                if post.mask_truncated:
+                    is_target_BT &= batch["counted"][:, None] > 0
+                tokens = max(is_target_BT.sum(), 1)
                 batch["weight"] = np.full(len(rows), len(rows) / tokens, np.float32)
                 batches.append(batch)
         return batches
@@ -119,7 +130,10 @@ class Rollouts:
 def no_rollout(config: Config) -> dict[str, Any]:
     """Return a batch without rows of `policy_objective`."""
     none = np.zeros(0, np.float32)
-    return rollout_batch(config, [], [], none, dict.fromkeys(metrics_of(config.post.reward_weights), none))
+    names = [*metrics_of(config.post.reward_weights), "equal_rewards"]
+    if config.post.overlong_tokens:
+        names.append(OVERLONG)
+    return rollout_batch(config, [], [], none, dict.fromkeys(names, none))
 
 
 def rollout_batch(
@@ -143,13 +157,17 @@ def rollout_batch(
         windows_BT3[row, targets, 1] = new
         windows_BT3[row, :n, 2] = 0
         log_p_BT[row, targets] = answer.log_p
+    is_truncated_B = np.array([answer.finish_reason == "length" for answer in answers], np.float32)
     batch: dict[str, Any] = {
         "windows": windows_BT3,
         "log_p": log_p_BT,
         "advantage": advantage_B.astype(np.float32),
-        "metrics": dict(metrics),
+        "metrics": {name: value_B.astype(np.float32) for name, value_B in metrics.items()}
+        | {"truncated": is_truncated_B},
         "weight": np.zeros(B, np.float32),
     }
+    if config.post.mask_truncated:
+        batch["counted"] = 1 - is_truncated_B
     if config.post.kl:
         batch["reference_log_p"] = np.zeros((B, T), np.float32)
     return batch
@@ -163,27 +181,66 @@ def answer_ids(answer: Generation) -> list[int]:
 def sample(
     program: Program, params: Any, tokenizer: Tokenizer, prompts: Sequence[Prompt], key: jax.Array | None
 ) -> list[Generation]:
-    """Generate an answer to each prompt, with the weights on their devices; without a key, the most probable tokens."""
+    """Generate an answer to each prompt; without a key, the most probable tokens.
+
+    Of several processes, each answers an equal share of the prompts with its own copy of the weights, and receives all answers.
+    """
     config = program.config
-    lm = LM(config, program.weights(params), tokenizer)
+    lm = LM(config, local_weights(program, params), tokenizer)
     # Without filters and at temperature 1, tokens are drawn from the probabilities of the loss.
     options: dict[str, Any] = {"temperature": 0.0 if key is None else 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
     options |= {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "overflow": "error"}
-    ids = [prompt.ids for prompt in prompts]
+
+    # The rows of this process: all processes have the same number, so the last row may be repeated.
+    n = len(prompts)
+    share = math.ceil(n / process_count())
+    first = process_index() * share
+    rows = np.minimum(np.arange(first, first + share), n - 1)
+    ids = [prompts[row].ids for row in rows]
     if key is not None:
-        options["key"] = key
-    return generate(lm, ids, max_new_tokens=config.post.max_new_tokens, **options)
+        options["key"] = row_keys(key, n)[rows]
+
+    def answer() -> list[tuple[Any, ...]]:
+        return [tuple(each) for each in generate(lm, ids, max_new_tokens=config.post.max_new_tokens, **options)]
+
+    answers = [Generation(*each) for part in from_all(answer) for each in part]
+    return answers[:n]
+
+
+def local_weights(program: Program, params: Any) -> Any:
+    """Return the weights on the mesh; of several processes, copies on the devices of each."""
+    weights = program.weights(params)
+    if process_count() == 1:
+        return weights
+    devices = jax.local_devices()
+    place = replicated(make_mesh(MeshConfig(data=len(devices)), devices))
+    return jax.tree.map(lambda x: put_array(x, place), weights)
 
 
 def reward_answers(
     reward: Reward, config: Config, prompts: Sequence[Prompt], answers: Sequence[Generation]
 ) -> dict[str, np.ndarray]:
-    """Return the rewards of each answer, float32 `[B]`, keyed by metric; raise `UserError` if a reward fails."""
+    """Return the rewards of each answer, float32 `[B]`, keyed by metric; raise `UserError` if a reward fails.
+
+    With `post.overlong_tokens`, the reward includes the penalty for long answers.
+
+    Process 0 calls the reward, because it may be code that writes files or uses a service.
+    """
     texts = [answer.text for answer in answers]
     originals = [prompt.prompt for prompt in prompts]
     records = [prompt.record for prompt in prompts]
     name = " ".join(config.post.reward)
-    return rewards_of(reward, name, originals, texts, records, config.post.reward_seconds)
+
+    def rewards() -> dict[str, list[float]]:
+        found = rewards_of(reward, name, originals, texts, records, config.post.reward_seconds)
+        return {metric: value_B.tolist() for metric, value_B in found.items()}
+
+    found = {metric: np.array(values, np.float32) for metric, values in on_leader(rewards).items()}
+    if config.post.overlong_tokens:
+        lengths = [len(answer_ids(answer)) for answer in answers]
+        found[OVERLONG] = overlong_penalty(lengths, config.post.max_new_tokens, config.post.overlong_tokens)
+        found["reward"] = found["reward"] + found[OVERLONG]
+    return found
 
 
 def target_log_p(program: Program, weights: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
@@ -216,7 +273,7 @@ class RewardResult(NamedTuple):
         reward: mean reward.
         stderr: standard error of the mean over prompts; NaN for a single prompt.
         rewards: reward of each answer, float32.
-        parts: values of each of several rewards, float32, keyed by metric.
+        parts: values of each of several rewards and of the penalty for long answers, float32, keyed by metric.
         answers: generated texts.
         prompts: prompts, as in their records.
         tokens: mean number of tokens of an answer.

@@ -19,7 +19,6 @@ from jaxgpt.data.preferences import Preferences
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.model import GPT
-from jaxgpt.parallel.processes import process_count
 from jaxgpt.parallel.rows import row_spec
 from jaxgpt.post.policy import policy_objective
 from jaxgpt.post.preference import preference_objective
@@ -143,14 +142,10 @@ def parts_of(
         note: receives a line before code of the user is run.
 
     Raises:
-        UserError: if the reward or the reference cannot be opened, or rollouts have several processes.
+        UserError: if the reward or the reference cannot be opened.
     """
     parts: dict[str, Any] = {"build": build_program, "frozen": frozen_of(config, run)}
     if config.post.is_rollout:
-        if process_count() > 1:
-            raise UserError(
-                f"post.objective {config.post.objective} needs a single process: start the run without jaxgpt launch"
-            )
         reward = named_reward(config.post, named, note)
         parts |= {"feed": partial(Rollouts, reward=reward), "evaluators": (HeldOutReward(reward),)}
     return parts

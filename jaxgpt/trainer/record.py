@@ -22,7 +22,7 @@ from jaxgpt.data import Data
 from jaxgpt.directories import REPLACED
 from jaxgpt.errors import TrainingFailed, UserError, WriteFailed, one_line
 from jaxgpt.parallel.chips import peak_flops
-from jaxgpt.parallel.processes import Poll, is_leader, process_count
+from jaxgpt.parallel.processes import Poll, SharedError, is_leader, on_leader, process_count
 from jaxgpt.provenance import provenance, versions
 from jaxgpt.runtime import debugs_nans
 from jaxgpt.trainer.evaluation import Result
@@ -232,7 +232,7 @@ class Recorder:
 
     @contextmanager
     def closing(self, state: Callable[[], Any]) -> Iterator[None]:
-        """Context manager: save the last state at the end; in a single process, even after an error, if the state is intact.
+        """Context manager: save the last state at the end; also after an error of all processes, if the state is intact.
 
         The last line of the metrics file records how the run ended.
 
@@ -273,9 +273,10 @@ class Recorder:
         """Save the state of the last complete step after an error, and add the result to the notes of the error.
 
         Nothing is saved if the run has diverged, the state was donated to the failed step, or a checkpoint cannot be written.
-        A checkpoint needs all processes, and this process has failed.
+        A checkpoint needs all processes, so an error of this process alone saves nothing.
         """
-        is_lost = isinstance(error, (Diverged, WriteFailed)) or process_count() > 1
+        is_own = process_count() > 1 and not isinstance(error, SharedError)
+        is_lost = isinstance(error, (Diverged, WriteFailed)) or is_own
         if is_lost or self.done == (self._saved or 0):
             return
         self.listener = Tolerant(self.listener)  # the error may be the listener's
@@ -284,7 +285,11 @@ class Recorder:
                 raise RuntimeError("its arrays have been deleted")
             jax.block_until_ready(state)  # error if the step has failed on the device
             self._save_last(state)
-            delete_replaced(self.saver.directory.parent)  # otherwise, the old run would be restored over the saved step
+            on_leader(lambda: None)  # the leader completes the checkpoint, and the error of each process names it
+            if is_leader():
+                delete_replaced(
+                    self.saver.directory.parent
+                )  # otherwise, the old run would be restored over the saved step
         except Exception as e:
             error.add_note(f"jaxgpt: step {self.done} could not be saved: {one_line(e, 200)}")
         else:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +216,38 @@ def test_several_rewards_with_weights() -> None:
     assert jaxgpt("eval", "sum", "--post.reward", "exact", "--json").json["reward"] == 0.0
     resumed = jaxgpt("train", "--resume", "--out", "sum", *given, "--train.steps", "12", "--train.eval-every", "4")
     assert resumed.code == 0, resumed.err
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("axis", ["data", "fsdp"])
+def test_two_processes_equal_two_devices(axis: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each process answers half of the prompts, and process 0 rewards all answers; 15 prompts are no multiple of 2."""
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "1")
+    own = flags(train__steps=8, train__eval_every=4, train__batch_size=60, post__group=4, post__rollout_epochs=4)
+    own += ["--mesh.data", "1", f"--mesh.{axis}", "2", "--optim.learning-rate", "0.001"]
+    train("one", *OWN, *own)
+    words = ["launch", "--processes", "2", "--devices-per-process", "1", "train", "finetune", "--init-from", "base"]
+    command = [sys.executable, "-m", "jaxgpt", *words, "--out", "two", *SETTINGS, *OWN, *own]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert result.returncode == 0, result.stderr
+
+    assert [line["answer"] for line in samples("two")] == [line["answer"] for line in samples("one")]
+    for name in ("loss", "reward", "answer_tokens", "kl", "clipped", "val_reward"):
+        one, two = ([line[name] for line in lines(run, name)] for run in ("one", "two"))
+        np.testing.assert_allclose(two, one, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.long
+def test_a_reward_that_fails_saves_the_run_of_both_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "1")
+    Path("fail").write_text("")
+    words = ["launch", "--processes", "2", "--devices-per-process", "1", "train", "finetune", "--init-from", "base"]
+    command = [sys.executable, "-m", "jaxgpt", *words, "--out", "two", *SETTINGS, *OWN, "--mesh.data", "2"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert result.returncode == 1, result.stderr
+    assert result.stderr.count("the reward my_reward.py:vowels failed: RuntimeError: no more") == 1
+    assert "resume with: jaxgpt train --resume --out two --post.reward=my_reward.py:vowels" in result.stderr
+    assert max(int(path.name) for path in Path("two/checkpoints").iterdir()) == 8
 
 
 WRONG = {

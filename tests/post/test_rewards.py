@@ -11,11 +11,21 @@ import numpy as np
 import pytest
 
 from jaxgpt.checkpoint.run import Run
-from jaxgpt.config import PostConfig
+from jaxgpt.config import Config, DataConfig, PostConfig
+from jaxgpt.data.prompts import Prompt
 from jaxgpt.directories import SAMPLES
 from jaxgpt.errors import UserError
-from jaxgpt.post.rewards import WeightedSum, last_number, metrics_of, open_reward, open_rewards, rewards_of
-from jaxgpt.post.rollouts import RewardResult, SampleFile
+from jaxgpt.lm.generation import Generation
+from jaxgpt.post.rewards import (
+    WeightedSum,
+    last_number,
+    metrics_of,
+    open_reward,
+    open_rewards,
+    overlong_penalty,
+    rewards_of,
+)
+from jaxgpt.post.rollouts import RewardResult, SampleFile, reward_answers, rollout_batch
 from jaxgpt.post.start import named_reward
 
 
@@ -176,6 +186,31 @@ def test_a_single_reward_is_a_name_without_a_weight() -> None:
     assert several.reward_weights == {"regex:a=1": 2.0, "json": -0.5}
     with pytest.raises(UserError, match=r"post.reward 'exact=1' is unknown.*; a single reward has no weight"):
         open_reward("exact=1")
+
+
+def test_the_penalty_for_long_answers() -> None:
+    """0 up to 12 of 16 tokens, then linear to -1."""
+    assert overlong_penalty([1, 12, 13, 15, 16], 16, 4).tolist() == [0, 0, -0.25, -0.75, -1]
+    assert overlong_penalty([1, 2], 2, 2).tolist() == [-0.5, -1]
+
+
+def test_truncated_answers() -> None:
+    """The reward includes the penalty, and answers without an end are not counted."""
+    post = PostConfig(objective="grpo", reward=("json",), max_new_tokens=4, overlong_tokens=2, mask_truncated=True)
+    config = Config(post=post, data=DataConfig(window=8))
+    prompts = [Prompt([1, 2], "?", {})] * 3
+    ended = [
+        Generation("1", [5], "stop", log_p=[-1, -1], stop_id=0),
+        Generation("12", [5, 6], "stop", log_p=[-1] * 3, stop_id=0),
+    ]
+    answers = [*ended, Generation("1234", [5, 6, 7, 8], "length", log_p=[-1] * 4)]
+    found = reward_answers(open_reward("json"), config, prompts, answers)
+    assert found["reward_overlong"].tolist() == [0, -0.5, -1]
+    assert found["reward"].tolist() == [1, 0.5, 0]
+    batch = rollout_batch(config, prompts, answers, np.zeros(3), found)
+    assert batch["metrics"]["truncated"].tolist() == [0, 0, 1]
+    assert batch["counted"].tolist() == [1, 1, 0]
+    assert (batch["windows"][..., 1] >= 0).sum(-1).tolist() == [2, 3, 4]
 
 
 def test_samples_of_a_killed_run_are_resumed(tmp_path: Path) -> None:

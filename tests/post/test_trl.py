@@ -171,6 +171,23 @@ def rollout() -> dict[str, np.ndarray]:
     }
 
 
+def test_a_masked_answer_has_no_loss_but_is_counted() -> None:
+    """As in TRL, which multiplies the mask of its tokens by 0."""
+    batch = rollout() | {"advantage": np.linspace(-1, 1, len(rollout()["log_p"]), dtype=np.float32)}
+    counted_B = (np.arange(len(batch["advantage"])) != 1).astype(np.float32)
+    sums = []
+    for mask in (False, True):
+        settings = PostConfig(objective="grpo", reward=("json",), kl=0.05, mask_truncated=mask)
+        objective = policy_objective(GPT(MODEL).apply, settings)
+        sums.append(jax.jit(lambda p, b, f=objective: f(p, b, None, ()))(weights(0), batch | {"counted": counted_B}))
+    every, masked = sums
+    np.testing.assert_allclose(masked.loss_B, every.loss_B * counted_B, rtol=1e-6)
+    assert every.loss_B[1] != 0
+    assert masked.count_B.tolist() == every.count_B.tolist()
+    assert masked.others["kl"][1] == 0
+    assert masked.others["answer_tokens"].tolist() == every.others["answer_tokens"].tolist()
+
+
 @pytest.mark.parametrize(("name", "accumulation"), [*((name, 1) for name in POLICIES), ("dapo", 8)])
 def test_policies(name: str, accumulation: int) -> None:
     expected = RECORDED["rollout"]["losses"][name]
