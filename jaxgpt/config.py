@@ -426,13 +426,25 @@ class LoraConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class PostConfig(Section):
-    """Objective of training: the next token, pairs of a chosen and a rejected answer, or rewards of generated answers."""
+    """Objective of training: the next token, a teacher's distribution, preference pairs, or rewards of generated answers."""
 
     prefix = "post"
 
     objective: Literal[
-        "next-token", "dpo", "robust", "ipo", "simpo", "orpo", "grpo", "dr-grpo", "dapo", "gspo", "rloo"
-    ] = setting("next-token", "next-token: language modeling; dpo to orpo: preference pairs; grpo to rloo: rewards")
+        "next-token", "distill", "dpo", "robust", "ipo", "simpo", "orpo", "grpo", "dr-grpo", "dapo", "gspo", "rloo"
+    ] = setting(
+        "next-token",
+        "next-token: language modeling; distill: distribution of a teacher; dpo to orpo: pairs; grpo to rloo: rewards",
+    )
+    divergence: Literal["forward", "reverse"] = setting(
+        "forward", "distill: forward: KL(teacher || student); reverse: KL(student || teacher)"
+    )
+    top_k: int = setting(
+        0,
+        "distill: compare the k most probable tokens of the teacher, and all others as one; 0: all tokens",
+        0,
+        MAX_VOCAB,
+    )
     beta: float = setting(
         0.1,
         "dpo, robust, ipo: strength of the reference; simpo: factor of the margin; orpo: weight of the odds ratio",
@@ -444,7 +456,8 @@ class PostConfig(Section):
     margin: float = setting(0.0, "simpo: target margin between the scores of the answers", 0.0, 1e3)
     sft: float = setting(0.0, "dpo, robust, ipo, simpo: weight of the chosen answer's cross entropy", 0.0, 1e3)
     reference: str = setting(
-        "", "run or RUN/checkpoints/STEP of the frozen reference; empty: the weights of --init-from"
+        "",
+        "run or RUN/checkpoints/STEP of the frozen reference; empty: the weights of --init-from; distill: of the teacher",
     )
     reward: tuple[str, ...] = setting(
         (),
@@ -454,6 +467,10 @@ class PostConfig(Section):
     reward_seconds: float = setting(60.0, "rewards: time limit of a call of the reward", above=0.0, high=1e6)
     group: int = setting(8, "rewards: answers to each prompt of a rollout", 2, 2**16)
     max_new_tokens: int = setting(64, "rewards: maximum number of tokens of an answer", 1, MAX_TOKENS)
+    overlong_tokens: int = setting(
+        0, "rewards: penalty for the last tokens before max_new_tokens, from 0 to 1 (DAPO); 0: off", 0, MAX_TOKENS
+    )
+    mask_truncated: bool = setting(False, "rewards: no loss on answers without an end after max_new_tokens (DAPO)")
     rollout_epochs: int = setting(1, "rewards: passes over the answers of a rollout", 1, 2**16)
     clip_low: float = setting(0.2, "rewards: lower clipping range of the probability ratio", 0.0, high=1.0)
     clip_high: float = setting(0.2, "rewards: upper clipping range of the probability ratio; DAPO uses 0.28", 0.0, 1e3)
@@ -464,13 +481,16 @@ class PostConfig(Section):
         if self.is_rollout and not self.reward:
             yield f"post.objective {self.objective} needs a reward: add --post.reward exact, number, json or FILE.py:FUNCTION"
         yield from self._check_reward()
+        if self.objective == "distill" and not self.reference:
+            yield "post.objective distill needs a teacher: add --post.reference RUN"
+        if self.overlong_tokens > self.max_new_tokens:
+            yield (
+                f"post.overlong_tokens {self.overlong_tokens} exceeds post.max_new_tokens {self.max_new_tokens}: lower it, or "
+                f"raise --post.max-new-tokens"
+            )
         if self.is_rollout and self.reference and not self.kl:
             yield "post.reference has no effect without post.kl: add --post.kl 0.01, or omit it"
         for name, objectives in USED_BY.items():
-    overlong_tokens: int = setting(
-        0, "rewards: penalty for the last tokens before max_new_tokens, from 0 to 1 (DAPO); 0: off", 0, MAX_TOKENS
-    )
-    mask_truncated: bool = setting(False, "rewards: no loss on answers without an end after max_new_tokens (DAPO)")
             is_changed = getattr(self, name) != getattr(PostConfig, name)
             if is_changed and self.objective not in objectives:
                 option = name.replace("_", "-")
@@ -481,13 +501,6 @@ class PostConfig(Section):
 
     def _check_reward(self) -> Iterator[str]:
         """Yield the errors of several rewards, which need a weight each."""
-        if self.objective == "distill" and not self.reference:
-            yield "post.objective distill needs a teacher: add --post.reference RUN"
-        if self.overlong_tokens > self.max_new_tokens:
-            yield (
-                f"post.overlong_tokens {self.overlong_tokens} exceeds post.max_new_tokens {self.max_new_tokens}: lower it, or "
-                f"raise --post.max-new-tokens"
-            )
         if len(self.reward) < 2:
             return
         names = [word.rpartition("=")[0] for word in self.reward]
@@ -524,7 +537,7 @@ class PostConfig(Section):
     @property
     def has_reference(self) -> bool:
         """Whether the objective compares the trained weights with a frozen reference."""
-        return self.objective in WITH_REFERENCE or (self.is_rollout and self.kl > 0)
+        return self.objective in ("distill", *WITH_REFERENCE) or (self.is_rollout and self.kl > 0)
 
 
 WITH_REFERENCE = ("dpo", "robust", "ipo")  # objectives of pairs with a frozen reference
@@ -532,16 +545,20 @@ PREFERENCES = (*WITH_REFERENCE, "simpo", "orpo")  # objectives of preference pai
 ROLLOUTS = ("grpo", "dr-grpo", "dapo", "gspo", "rloo")  # objectives of rewards of generated answers
 # Objectives that use each setting of `post`.
 USED_BY = {
+    "divergence": ("distill",),
+    "top_k": ("distill",),
     "beta": PREFERENCES,
     "label_smoothing": ("dpo", "robust"),
     "normalize": ("dpo", "robust"),
     "margin": ("simpo",),
     "sft": (*WITH_REFERENCE, "simpo"),
-    "reference": (*WITH_REFERENCE, *ROLLOUTS),
+    "reference": (*WITH_REFERENCE, *ROLLOUTS, "distill"),
     "reward": ROLLOUTS,
     "reward_seconds": ROLLOUTS,
     "group": ROLLOUTS,
     "max_new_tokens": ROLLOUTS,
+    "overlong_tokens": ROLLOUTS,
+    "mask_truncated": ROLLOUTS,
     "rollout_epochs": ROLLOUTS,
     "clip_low": ROLLOUTS,
     "clip_high": ROLLOUTS,
@@ -557,8 +574,6 @@ class SamplingParams(Section):
     Filters are applied in this order, as in transformers: repetition penalty, n-grams, temperature, top-k, top-p,
     min-p.
     """
-    "overlong_tokens": ROLLOUTS,
-    "mask_truncated": ROLLOUTS,
 
     temperature: float = setting(0.8, "divide the logits by this; 0: take the most probable token", 0.0)
     top_k: int = setting(0, "keep the k most probable tokens; 0: off", 0)
@@ -706,9 +721,11 @@ class Config(Section):
         if self.mesh.expert > 1 and (not experts or experts % self.mesh.expert):
             yield f"mesh.expert {self.mesh.expert} must divide the number of experts, model.n_experts {experts}"
         yield from self._check_context()
+        if self.lora.rank and self.post.objective == "distill":
+            yield "post.objective distill does not support adapters (lora.rank): train all weights"
         if self.lora.rank and self.post.reference:
             yield "with lora.rank, the frozen base is the reference: omit post.reference, or train all weights"
-        if self.post.objective != "next-token" and self.data.documents != "flow":
+        if (self.post.is_preference or self.post.is_rollout) and self.data.documents != "flow":
             yield f"data.documents {self.data.documents} does not apply to post.objective {self.post.objective}: omit it"
         if self.post.is_rollout:
             yield from self._check_rollouts()

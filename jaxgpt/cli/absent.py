@@ -17,6 +17,9 @@ OTHER_NAMES = {
     "expert-parallel|ep": "--mesh.expert",
     "context-parallel|cp|sequence": "--mesh.context",
     "report-to|wandb|tensorboard": "--track",
+    "num-generations": "--post.group",
+    "reward-weights|reward-funcs": "--post.reward NAME=WEIGHT of each reward",
+    "teacher": "--post.reference, with --post.objective distill",
 }
 
 NO_PIPELINE = "no pipeline parallelism: shard the weights with --mesh.fsdp or --mesh.tensor"

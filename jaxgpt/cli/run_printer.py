@@ -198,7 +198,7 @@ class RunPrinter(Listener):
                 return
 
         path = self.run.path / "baselines.json"
-        found = baselines(self.data)
+        found = baselines(self.data) if self.program.config.post.objective == "next-token" else {}
         if found:
             write_json(path, found)
         else:
@@ -258,6 +258,8 @@ class RunPrinter(Listener):
         else:
             V = config.model.vocab_size
             baseline = f"uniform baseline: ln {V:,} = {math.log(V):.2f}"
+        if config.post.objective == "distill":
+            baseline = f"objective: distill, {config.post.divergence} divergence from {config.post.reference}"
         if config.post.is_rollout:
             return [data.source, *self._describe_rollouts(config)]
         return [

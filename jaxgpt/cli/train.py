@@ -192,7 +192,7 @@ def started(base: Config, settings: Mapping[str, Any]) -> Config:
         name = "finetune" if base.preset == "finetune" else "--lora.rank"
         raise UserError(f"{name} needs the weights of a run: add --init-from RUN")
     objective = settings.get("post.objective", base.post.objective)
-    if objective != "next-token":
+    if objective not in ("next-token", "distill"):
         raise UserError(f"post.objective {objective} needs the weights of a run: add --init-from RUN")
 
     # The prompt of a preset belongs to its text: with a different text, use the default prompt.
@@ -200,7 +200,25 @@ def started(base: Config, settings: Mapping[str, Any]) -> Config:
     has_own_text = bool({"data.path", "data.mix"} & settings.keys())
     if has_own_text and preset and preset.config.train.prompt == base.train.prompt:
         settings = {"train.prompt": TrainConfig.prompt, **settings}
+    teacher = settings.get("post.reference", base.post.reference)
+    if objective == "distill" and teacher:
+        return distilled(base, teacher, settings)
     return with_settings(base, settings)
+
+
+def distilled(base: Config, teacher: str, settings: Mapping[str, Any]) -> Config:
+    """Return the settings of a student with random initial weights, and the vocabulary of its teacher."""
+    from jaxgpt.checkpoint.run import open_run, parse_checkpoint
+    from jaxgpt.post.start import with_reference
+
+    path, _ = parse_checkpoint(teacher)
+    run = open_run(path)
+    if "data.tokenizer" in settings:
+        raise UserError("post.objective distill uses the tokenizer of the teacher: omit data.tokenizer")
+    tokenizer = str((path / "tokenizer.json").absolute())
+    inherited = {"data.tokenizer": tokenizer, "model.vocab_size": run.config().model.vocab_size}
+    config = with_settings(base, {**inherited, **settings})
+    return with_reference(config, run.tokenizer())
 
 
 def repeated(base: Config, source: Path, init_from: str, keep_optimizer: bool, settings: Mapping[str, Any]) -> Config:

@@ -236,6 +236,9 @@ def _post_results(run: Path, info: Info, config: Config) -> str:
         words = [Path(word).name if ".py:" in word else word for word in config.post.reward]
         reward = " ".join(words)
         text = f"The mean reward ({reward}) of the answers to {split} prompts is {found['val_reward']:.4f}."
+    elif config.post.objective == "distill":
+        loss = found["val_cross_entropy"]
+        text = f"On {split} text, the divergence from the teacher is {found['val_loss']:.4f}, and the loss {loss:.4f} nats."
     else:
         text = f"The {config.post.objective} loss on {split} pairs is {found['val_loss']:.4f}."
         if "val_accuracy" in found:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxgpt.config import Config, PostConfig
+from jaxgpt.errors import UserError
 from jaxgpt.plan.residuals import NEXT_TOKEN, Answers, Work
 from jaxgpt.post.start import ObjectiveOf, batch_rows
 
@@ -29,6 +30,8 @@ def work_of(config: Config) -> tuple[Config, Work]:
     post = config.post
     if post.objective == "next-token":
         return config, NEXT_TOKEN
+    if post.objective == "distill":
+        raise UserError("plan does not support post.objective distill: plan the run without it, or omit it")
     answers = None
     if post.is_rollout:
         answers = Answers(config.rollout_answers, post.max_new_tokens, config.train.steps_per_call)

@@ -122,18 +122,26 @@ def open_reward(name: str) -> Reward:
     if kind == "regex" and argument:
         return _matches(argument)
     near = did_you_mean(kind, ("exact", "number", "regex", "json"))
+    if name.endswith(".py"):
+        raise UserError(f"post.reward {name} names no function: use {name}:FUNCTION")
     single = ""
     if re.search(r"=-?[\d.]+$", name):
         single = "; a single reward has no weight"
     raise UserError(f"post.reward {short_repr(name)} is unknown{near}: use {BUILT_IN}, or FILE.py:FUNCTION{single}")
 
 
-def _load(path: Path, function: str) -> Reward:
-    if not path.is_file():
+def check_file(name: str) -> None:
+    """Raise `UserError` if the file of a function, `FILE.py:FUNCTION`, is missing."""
+    path, _, function = name.rpartition(":")
+    if not Path(path).is_file():
         raise UserError(f"post.reward: {path} does not exist: write a file with the function {function}")
+
+
+def _load(path: Path, function: str) -> Reward:
+    check_file(f"{path}:{function}")
     try:
         found = runpy.run_path(str(path)).get(function)
-    except Exception as e:
+    except (Exception, SystemExit) as e:
         raise UserError(f"post.reward: {path} raises {type(e).__name__}: {one_line(e, 200)}") from e
     if not callable(found):
         raise UserError(f"post.reward: {path} has no function {function}: define it")

@@ -20,9 +20,10 @@ from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.model import GPT
 from jaxgpt.parallel.rows import row_spec
+from jaxgpt.post.distill import distillation_objective
 from jaxgpt.post.policy import policy_objective
 from jaxgpt.post.preference import preference_objective
-from jaxgpt.post.rewards import Reward, is_own_code, open_rewards
+from jaxgpt.post.rewards import Reward, check_file, is_own_code, open_rewards
 from jaxgpt.post.rollouts import HeldOutReward, Rollouts, no_rollout
 from jaxgpt.train.loss import Objective
 from jaxgpt.trainer.program import Program, build
@@ -31,13 +32,21 @@ from jaxgpt.trainer.program import Program, build
 WITHOUT_EFFECT = ("dropout", "init", "init_std", "block_size")
 
 
-def build_program(config: Config, **parts: Any) -> Program:
-    """Build the program of a config with the objective of `config.post`; other arguments as for `build`."""
+def build_program(config: Config, teacher: ModelConfig | None = None, **parts: Any) -> Program:
+    """Build the program of a config with the objective of `config.post`.
+
+    Args:
+        config: settings of the run.
+        teacher: architecture of the teacher of distillation; other objectives have none.
+        **parts: other arguments of `build`.
+    """
     post = config.post
     if post.objective == "next-token":
         return build(config, **parts)
 
-    return build(config, objective_of=ObjectiveOf(post, config.train.loss_chunk), **parts)
+    return build(
+        config, objective_of=ObjectiveOf(post, config.train.loss_chunk, teacher), frozen_model=teacher, **parts
+    )
 
 
 @dataclass(frozen=True)
@@ -46,9 +55,14 @@ class ObjectiveOf:
 
     post: PostConfig
     chunk: int  # as `train.loss_chunk`
+    teacher: ModelConfig | None = None  # architecture of the teacher of distillation
 
     def __call__(self, model: GPT) -> Objective:
         """Make the objective."""
+        if self.post.objective == "distill":
+            assert self.teacher is not None
+            teacher = type(model)(self.teacher, model.ops)
+            return distillation_objective(model.apply, teacher.apply, self.post, self.chunk)
         make = policy_objective if self.post.is_rollout else preference_objective
         return make(model.apply, self.post, self.chunk)
 
@@ -87,7 +101,12 @@ def with_reference(config: Config, tokenizer: Tokenizer) -> Config:
             f"meanings: choose a reference with the same tokenizer"
         )
     name = different_setting(model, config.model)
-    if name:
+    if config.post.objective == "distill":
+        if config.window > model.block_size:
+            raise UserError(
+                f"{config.window_setting} exceeds the context of the teacher, {model.block_size} tokens: lower --data.window"
+            )
+    elif name:
         raise UserError(
             f"post.reference {path} has model.{name} {getattr(model, name)!r}, but the trained model has "
             f"{getattr(config.model, name)!r}: choose a reference with the same model settings"
@@ -145,6 +164,9 @@ def parts_of(
         UserError: if the reward or the reference cannot be opened.
     """
     parts: dict[str, Any] = {"build": build_program, "frozen": frozen_of(config, run)}
+    if config.post.objective == "distill":
+        teacher = open_source(*parse_checkpoint(parts["frozen"]))
+        parts = {"build": partial(build_program, teacher=teacher.config.model), "frozen": teacher}
     if config.post.is_rollout:
         reward = named_reward(config.post, named, note)
         parts |= {"feed": partial(Rollouts, reward=reward), "evaluators": (HeldOutReward(reward),)}
@@ -163,6 +185,7 @@ def named_reward(post: PostConfig, named: Sequence[str], note: Callable[[str], N
             f"the run uses the reward {own[0]}, which is Python code: to run it, add --post.reward {shlex.join(post.reward)}"
         )
     for name in own:
+        check_file(name)
         note(f"running {name}, your own code, as the reward")
     return open_rewards(post.reward_weights)
 

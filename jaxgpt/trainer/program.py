@@ -19,11 +19,12 @@ from jax.sharding import AbstractMesh, Mesh
 
 from jaxgpt.checkpoint import store
 from jaxgpt.checkpoint.source import Place
-from jaxgpt.config import Config
+from jaxgpt.config import Config, ModelConfig
 from jaxgpt.errors import UserError
 from jaxgpt.kernels import best, choose_attention, token_order
 from jaxgpt.kernels.remat import POLICIES
 from jaxgpt.model import GPT
+from jaxgpt.model.init import boxed_params
 from jaxgpt.model.lora import merge
 from jaxgpt.model.scan import ScannedGPT, unstack_layers
 from jaxgpt.ops import Ops
@@ -410,6 +411,7 @@ def make_program(
     optimizer: optax.GradientTransformation | None = None,
     rules: Rules = RULES,
     frozen: Any = None,
+    frozen_model: ModelConfig | None = None,
     model: GPT | None = None,
     objective: Objective | None = None,
     objective_of: Callable[[GPT], Objective] | None = None,
@@ -428,6 +430,8 @@ def make_program(
     frozen_shapes: Any = ()
     if frozen is not None and not callable(frozen):
         frozen_shapes = jax.eval_shape(partial(stacked, config), frozen)
+    elif frozen_model is not None:
+        frozen_shapes = jax.eval_shape(lambda: stacked(config, boxed_params(GPT(frozen_model), 0)))
     elif config.lora.rank or callable(frozen):
         frozen_shapes = nn.unbox(shapes.weights)
     arrays = abstract(config, mesh, rules, shapes, frozen_shapes)
@@ -461,6 +465,7 @@ def build(
     optimizer: optax.GradientTransformation | None = None,
     rules: Rules | None = None,
     frozen: Any = None,
+    frozen_model: ModelConfig | None = None,
     model: GPT | None = None,
     objective: Objective | None = None,
     objective_of: Callable[[GPT], Objective] | None = None,
@@ -479,6 +484,7 @@ def build(
             the base weights (None: random weights); otherwise, for example, a reference model. The arrays are sharded as by
             `shardings_like`. It may be a function from a `Place` to weights of the model, which reads them with their
             shardings.
+        frozen_model: architecture of the weights that the function `frozen` reads; None: that of the trained model.
         model: module to train instead of `GPT(config.model, ...)`, with weights of the same names; with `train.scan_layers`,
             a `ScannedGPT` (`model/scan.py`). The default objective calls its methods `hidden_and_sides` and `head`.
         objective: objective to use instead of `next_token_loss`, with the penalties of `router_penalties`;
@@ -520,6 +526,7 @@ def build(
         optimizer=optimizer,
         rules=table,
         frozen=frozen,
+        frozen_model=frozen_model,
         model=model,
         objective=objective,
         objective_of=objective_of,

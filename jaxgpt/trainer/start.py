@@ -74,8 +74,9 @@ class Start(NamedTuple):
         data: training and validation data; None: `open_data(config)`.
         build: function that returns the program; `partial(build, optimizer=..., objective=...)` replaces parts of it.
         frozen: argument of the objective, any tree of arrays that are read, but not trained, such as a reference model; a
-            resumed run needs the same arrays. A string is the path of a run or RUN/checkpoints/STEP with the same model; its
-            weights are read onto the devices. With `lora.rank`, the base of the adapters, and this is `()`.
+            resumed run needs the same arrays. A string is the path of a run or RUN/checkpoints/STEP with the same model, and a
+            `WeightSource` has weights of any model, which are read onto the devices. With `lora.rank`, the base of the
+            adapters, and this is `()`.
         feed: function `(program, data, last checkpoint or None) -> Feed` that returns the batches of the run.
         evaluators: values that judge the parameters; the first ranks the checkpoints. Empty: the loss on `data.val`.
     """
@@ -195,7 +196,11 @@ def _check_out(start: Start) -> None:
         return
 
     config = start.config
-    frozen = start.frozen if isinstance(start.frozen, str) else ""
+    frozen = start.frozen
+    if isinstance(frozen, WeightSource):
+        frozen = frozen.path
+    elif not isinstance(frozen, str):
+        frozen = ""
     kept = set[Path]()
     for origin in (config.init_from, config.state_from, frozen):
         if origin:
@@ -245,6 +250,10 @@ def open_weights(start: Start) -> InitialWeights:
     known = ""
     if isinstance(frozen, str):
         frozen = Base(open_frozen(frozen, config), run)
+    elif isinstance(frozen, WeightSource):
+        if not config.init_from:  # random weights have the tokenizer of the frozen weights
+            tokenizer = tokenizer or with_bos(frozen.run.tokenizer(), config.data.bos)
+        frozen = Base(frozen, run)
     elif jax.tree.leaves(frozen):
         known = checksum(frozen)
     if state or not (config.init_from and is_first):

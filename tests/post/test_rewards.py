@@ -79,6 +79,7 @@ def test_last_numbers() -> None:
         ),
         ("regex:(", "is no regular expression"),
         ("missing.py:reward", "post.reward: missing.py does not exist"),
+        ("my.py", "post.reward my.py names no function: use my.py:FUNCTION"),
     ],
 )
 def test_unknown_rewards(name: str, said: str) -> None:
@@ -129,6 +130,13 @@ def test_code_runs_only_if_it_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     Path("bad.py").write_text("1 / 0\n")
     with pytest.raises(UserError, match=r"bad.py raises ZeroDivisionError: division by zero"):
         open_reward("bad.py:f")
+    Path("ends.py").write_text("raise SystemExit('no service')\n")
+    with pytest.raises(UserError, match=r"ends.py raises SystemExit: no service"):
+        open_reward("ends.py:f")
+    post = PostConfig(objective="grpo", reward=("nowhere.py:f",))
+    with pytest.raises(UserError, match=r"nowhere.py does not exist"):
+        named_reward(post, post.reward, notes.append)
+    assert len(notes) == 1, "nothing runs"
 
 
 def test_a_weighted_sum_of_rewards_is_a_reward() -> None:

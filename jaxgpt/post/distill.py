@@ -1,0 +1,82 @@
+"""Distillation: the divergence between the distributions of a student and of a frozen teacher at each position."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from jaxgpt.config import PostConfig
+from jaxgpt.post.losses import log_complement
+from jaxgpt.train.loss import Objective, RowSums, chunked, cross_entropy, split_windows
+
+
+def divergence(log_p: jax.Array, log_q: jax.Array, kind: Literal["forward", "reverse"]) -> jax.Array:
+    """Compute the divergence between a student p and a teacher q over the last axis, in nats.
+
+    forward: `KL(q || p) = sum_v q_v (log q_v - log p_v)` (Hinton et al. 2015), whose gradient is that of the cross entropy with
+    the targets q; reverse: `KL(p || q)` (Gu et al. 2024), which ignores what only the teacher finds probable.
+    """
+    if kind == "forward":
+        return (jnp.exp(log_q) * (log_q - log_p)).sum(-1)
+    return (jnp.exp(log_p) * (log_p - log_q)).sum(-1)
+
+
+def top_and_rest(log_p: jax.Array, log_q: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
+    """Return the log probabilities of the k tokens that q finds most probable, and of all others together, each `[..., k + 1]`.
+
+    Their divergence is a lower bound of the divergence over all tokens, and equal distributions have the divergence 0. With
+    renormalized probabilities of k tokens, the student would be free to move the remainder.
+    """
+    top_q, ids = jax.lax.top_k(log_q, k)
+    top_p = jnp.take_along_axis(log_p, ids, -1)
+
+    def with_rest(top: jax.Array) -> jax.Array:
+        return jnp.concatenate([top, log_complement(jax.nn.logsumexp(top, -1, keepdims=True))], -1)
+
+    return with_rest(top_p), with_rest(top_q)
+
+
+def distillation_objective(
+    apply_fn: Callable[..., Any], teacher_fn: Callable[..., Any], settings: PostConfig, chunk: int = 0
+) -> Objective:
+    """Make the objective of distillation: the divergence at each position with a target, for batches of windows.
+
+    The argument `frozen` of the objective holds the weights of the teacher. The metric `cross_entropy` is the loss of language
+    models, in nats per token.
+
+    Args:
+        apply_fn: `apply` of the student.
+        teacher_fn: `apply` of the teacher, a model with the same vocabulary.
+        settings: `divergence`, and `top_k` to compare only the teacher's most probable tokens.
+        chunk: positions of each window per chunk of logits, to save memory (`train.loss.chunked`); 0: all.
+    """
+
+    def objective(params: Any, windows: jax.Array, key: jax.Array | None, frozen: Any) -> RowSums:
+        inputs_BT, targets_BT, positions = split_windows(windows)
+        student = partial(apply_fn, {"params": params})
+        teacher = partial(teacher_fn, {"params": frozen})
+        student_BTD, _ = student(inputs_BT, key, positions, method="hidden_and_sides")
+        teacher_BTD, _ = teacher(inputs_BT, None, positions, method="hidden_and_sides")
+        D = student_BTD.shape[-1]
+
+        def losses(x_BTD: jax.Array, targets_BT: jax.Array) -> dict[str, jax.Array]:
+            logits_BTV = student(x_BTD[..., :D], method="head")
+            log_p_BTV = jax.nn.log_softmax(logits_BTV)
+            log_q_BTV = jax.nn.log_softmax(teacher(x_BTD[..., D:], method="head"))
+            if settings.top_k:
+                log_p_BTV, log_q_BTV = top_and_rest(log_p_BTV, log_q_BTV, settings.top_k)
+            loss_BT = jnp.where(targets_BT >= 0, divergence(log_p_BTV, log_q_BTV, settings.divergence), 0.0)
+            return {"loss": loss_BT, "cross_entropy": cross_entropy(logits_BTV, targets_BT)}
+
+        # Chunks of both models' states together: one pass over the positions.
+        x_BTD = jnp.concatenate([student_BTD, teacher_BTD], -1)
+        found = chunked(losses, x_BTD, targets_BT, chunk) if chunk else losses(x_BTD, targets_BT)
+        sums = {name: x_BT.sum(-1) for name, x_BT in found.items()}
+        count_B = (targets_BT >= 0).sum(-1, dtype=jnp.float32)
+        return RowSums(sums.pop("loss"), count_B, sums)
+
+    return objective
