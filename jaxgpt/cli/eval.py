@@ -244,7 +244,7 @@ def _with_options(config: Config, path: str, bos: str | None, on_error: str | No
     from jaxgpt.data import with_path
 
     config = with_path(config, path)
-    # The loss of a distilled model is that of other models, not its distance from the teacher.
+    # A distilled model is compared with other models by the loss of language models.
     is_distilled = config.post.objective == "distill"
     if is_distilled or (path and config.post.objective != "next-token" and not _fits(config, path)):
         config = replace(config, post=PostConfig())

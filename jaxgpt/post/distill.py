@@ -17,8 +17,9 @@ from jaxgpt.train.loss import Objective, RowSums, chunked, cross_entropy, split_
 def divergence(log_p: jax.Array, log_q: jax.Array, kind: Literal["forward", "reverse"]) -> jax.Array:
     """Compute the divergence between a student p and a teacher q over the last axis, in nats.
 
-    forward: `KL(q || p) = sum_v q_v (log q_v - log p_v)` (Hinton et al. 2015), whose gradient is that of the cross entropy with
-    the targets q; reverse: `KL(p || q)` (Gu et al. 2024), which ignores what only the teacher finds probable.
+    forward: `KL(q || p) = sum_v q_v (log q_v - log p_v)` (Hinton et al. 2015), with the gradient of the
+    cross entropy with the targets q; reverse: `KL(p || q)` (Gu et al. 2024), where tokens that only the teacher finds probable
+    count little.
     """
     if kind == "forward":
         return (jnp.exp(log_q) * (log_q - log_p)).sum(-1)

@@ -183,7 +183,8 @@ def sample(
 ) -> list[Generation]:
     """Generate an answer to each prompt; without a key, the most probable tokens.
 
-    Of several processes, each answers an equal share of the prompts with its own copy of the weights, and receives all answers.
+    In a run of several processes, each answers an equal share of the prompts with its own copy of the weights. All receive all
+    answers.
     """
     config = program.config
     lm = LM(config, local_weights(program, params), tokenizer)
@@ -208,7 +209,7 @@ def sample(
 
 
 def local_weights(program: Program, params: Any) -> Any:
-    """Return the weights on the mesh; of several processes, copies on the devices of each."""
+    """Return the weights on the mesh; in a run of several processes, a copy on the devices of this process."""
     weights = program.weights(params)
     if process_count() == 1:
         return weights

@@ -484,7 +484,7 @@ def build(
             the base weights (None: random weights); otherwise, for example, a reference model. The arrays are sharded as by
             `shardings_like`. It may be a function from a `Place` to weights of the model, which reads them with their
             shardings.
-        frozen_model: architecture of the weights that the function `frozen` reads; None: that of the trained model.
+        frozen_model: architecture of the weights that the function `frozen` reads; None: as the trained model.
         model: module to train instead of `GPT(config.model, ...)`, with weights of the same names; with `train.scan_layers`,
             a `ScannedGPT` (`model/scan.py`). The default objective calls its methods `hidden_and_sides` and `head`.
         objective: objective to use instead of `next_token_loss`, with the penalties of `router_penalties`;
