@@ -16,7 +16,7 @@ from helpers import CountUp, every_model, lm_of, make, random_ids, small
 from jaxgpt.config import BeamParams
 from jaxgpt.decoding import Sampler, SamplingParams, TokenBuffer
 from jaxgpt.decoding.beam import BeamSearch
-from jaxgpt.decoding.sampler import prefill, slide_steps
+from jaxgpt.decoding.sampler import SamplerState, prefill, slide_steps
 from jaxgpt.lm import engine
 from jaxgpt.lm.sampler import sampler_of
 from jaxgpt.ops import Ops
@@ -27,10 +27,17 @@ GREEDY = SamplingParams(temperature=0)
 
 def generated(sampler: Sampler, params: Any, rows: list[list[int]], n: int, steps: int = 100) -> np.ndarray:
     """Generate `n` tokens per row, `steps` per call."""
-    state = engine.start(sampler, params, rows, jax.random.split(jax.random.key(0), len(rows)), [n] * len(rows))
+    state = start(sampler, params, rows, n)
     while state.made < n:
-        state = engine.run(sampler, params, state, min(steps, n - int(state.made)))
+        left = n - int(state.made)
+        state = engine.run(sampler, params, state, min(steps, left))
     return engine.new_ids(state)[: len(rows)]
+
+
+def start(sampler: Sampler, params: Any, rows: list[list[int]], n: int) -> SamplerState:
+    """Read the prompts, and reserve `n` tokens per row; each row has its own key."""
+    keys = jax.random.split(jax.random.key(0), len(rows))
+    return engine.start(sampler, params, rows, keys, [n] * len(rows))
 
 
 @every_model
@@ -56,10 +63,10 @@ def test_an_ended_row_does_not_change() -> None:
 
 def test_rows_that_fill_the_batch_have_ended() -> None:
     """Three prompts take four rows; all rows have ended once the three prompts have."""
-    rows = [[4], [7, 8], [3]]
-    state = engine.start(replace(STUB, stop_ids=(6,)), None, rows, jax.random.split(jax.random.key(0), 3), [20] * 3)
+    sampler = replace(STUB, stop_ids=(6,))
+    state = start(sampler, None, [[4], [7, 8], [3]], 20)
     assert state.done_B.tolist() == [False, False, False, True]
-    state = engine.run(replace(STUB, stop_ids=(6,)), None, state, 20)
+    state = engine.run(sampler, None, state, 20)
     assert engine.new_ids(state).tolist() == [[5, 6, *[6] * 6], [9, *range(7)], [4, 5, 6, *[6] * 5], [-1] * 8]
 
 
@@ -72,10 +79,10 @@ def test_tokens_do_not_depend_on_steps_per_call(context: int) -> None:
 
 @pytest.mark.parametrize("sampler", [STUB, replace(STUB, lookup=2), replace(STUB, context=20)])
 def test_steps_end_with_the_text_buffer(sampler: Sampler) -> None:
-    state = engine.start(sampler, None, [list(range(9))], jax.random.split(jax.random.key(0), 1), [3])
-    state = engine.run(sampler, None, state, 1000)
-    assert state.text.ids_BS.tolist() == [[i % 10 for i in range(state.text.ids_BS.shape[1])]]
-    assert state.text.room == 0
+    state = start(sampler, None, [list(range(9))], 3)
+    text = engine.run(sampler, None, state, 1000).text
+    assert text.ids_BS.tolist() == [[i % 10 for i in range(text.ids_BS.shape[1])]]
+    assert text.room == 0
 
 
 def test_samplers_are_values() -> None:
@@ -84,18 +91,34 @@ def test_samplers_are_values() -> None:
     text = TokenBuffer(jnp.ones((1, 4), jnp.int32), jnp.int32(4))
     keys = jax.random.split(jax.random.key(0), 1)
     traced = jax.jit(chex.assert_max_traces(prefill, n=2), static_argnums=(0, 4))
+
+    def build(temperature: float) -> Sampler:
+        copied = lm._replace(config=replace(lm.config))
+        return sampler_of(copied, SamplingParams(temperature, top_k=3), (1, 2))
+
     for temperature in (0.5, 0.7):
-        first, second = (
-            sampler_of(lm._replace(config=replace(lm.config)), SamplingParams(temperature, top_k=3), (1, 2))
-            for _ in range(2)
-        )
-        assert (first, hash(first)) == (second, hash(second))
-        made = [traced(sampler, lm.params, text, keys, 8).text.ids_BS for sampler in (first, second)]
-        np.testing.assert_array_equal(*made)
-    others = [replace(first, stop_ids=(1,)), replace(first, sampling=GREEDY), sampler_of(lm, ops=Ops()), STUB]
-    assert len({first, *others}) == 5
-    custom = [replace(first, filters=(each,)) for each in (abs, abs, len)]
-    assert custom[0] == custom[1] != custom[2] != first
+        first = build(temperature)
+        second = build(temperature)
+        assert first == second
+        assert hash(first) == hash(second)
+        ids_of_first = traced(first, lm.params, text, keys, 8).text.ids_BS
+        ids_of_second = traced(second, lm.params, text, keys, 8).text.ids_BS
+        np.testing.assert_array_equal(ids_of_first, ids_of_second)
+
+
+def test_samplers_differ_by_each_of_their_parts() -> None:
+    lm = lm_of("gpt2")
+    sampler = sampler_of(lm, SamplingParams(0.7, top_k=3), (1, 2))
+    changed = [
+        replace(sampler, stop_ids=(1,)),
+        replace(sampler, sampling=GREEDY),
+        replace(sampler, filters=(abs,)),
+        replace(sampler, filters=(len,)),
+        sampler_of(lm, ops=Ops()),
+        STUB,
+    ]
+    assert len({sampler, *changed}) == 7
+    assert replace(sampler, filters=(abs,)) in changed
 
 
 @pytest.mark.parametrize("window", [3, 5])
@@ -106,9 +129,9 @@ def test_the_last_tokens_of_a_buffer_keep_their_positions(window: int) -> None:
     last = text.last(window)
     assert last.ids_BS.tolist() == [row[-window:] for row in rows]
     slots = range(6 - window, 6)
-    first = [max(start, 6 - window) for start in (0, 4)]  # as if the text began in the window
+    first_slots = [max(begin, 6 - window) for begin in (0, 4)]  # as if the text began in the window
     positions = padded_positions(last.ids_BS).position_BT
-    assert positions.tolist() == [[max(slot - start, -1) for slot in slots] for start in first]
+    assert positions.tolist() == [[max(slot - first, -1) for slot in slots] for first in first_slots]
     assert text.last(7).ids_BS.tolist() == [[-1, *row] for row in rows]
     more = text.append(jnp.array([[90, 91], [92, 93]]))
     assert (more.length, more.ids_BS[:, 6:].tolist()) == (8, [[90, 91], [92, 93]])
@@ -137,11 +160,13 @@ def test_a_row_slides_alike_after_a_longer_row_has_ended() -> None:
     model, params = make(config)
     sampler = Sampler(model, SamplingParams(temperature=1), context=16)
     keys = jax.random.split(jax.random.key(0), 2)
-    start = jax.jit(partial(prefill, sampler), static_argnums=3)
+    read = jax.jit(partial(prefill, sampler), static_argnums=3)
     slide = jax.jit(partial(slide_steps, sampler))
     ids_2P = jnp.array([list(range(16)), [-1] * 13 + [7, 9, 11]], jnp.int32)
-    state = start(params, TokenBuffer(ids_2P, jnp.int32(16)), keys, 48)
+    state = read(params, TokenBuffer(ids_2P, jnp.int32(16)), keys, 48)
+
     once = slide(params, state, jnp.int32(9))
     part = slide(params, state, jnp.int32(4))
-    twice = slide(params, part._replace(done_B=jnp.array([True, False])), jnp.int32(5))
+    with_ended_row = part._replace(done_B=jnp.array([True, False]))
+    twice = slide(params, with_ended_row, jnp.int32(5))
     np.testing.assert_array_equal(once.text.ids_BS[1, 16:26], twice.text.ids_BS[1, 16:26])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,13 +19,16 @@ from jaxgpt.ops.attention import Visible, attend, row_positions
 def test_cudnn_on_a_gpu(K: int, window: int) -> None:
     rng = np.random.default_rng(0)
     visible = Visible(row_positions(64), None, window)
-    arrays = [jnp.asarray(rng.normal(size=s), jnp.bfloat16) for s in ((2, 64, 4, 64), (2, K, 64, 64), (2, K, 64, 64))]
+    shapes = ((2, 64, 4, 64), (2, K, 64, 64), (2, K, 64, 64))
+    qkv = [jnp.asarray(rng.normal(size=shape), jnp.bfloat16) for shape in shapes]
+    qkv_float32 = [x.astype(jnp.float32) for x in qkv]
 
-    def both(attention: Any, *arrays: jax.Array) -> Any:
-        out, backward = jax.vjp(lambda *qkv: attention(*qkv, visible, 0.3), *arrays)
+    @partial(jax.jit, static_argnums=0)
+    def output_and_gradients(attention: Any, *qkv: jax.Array) -> Any:
+        out, backward = jax.vjp(lambda *qkv: attention(*qkv, visible, 0.3), *qkv)
         return out, *backward(jnp.ones_like(out))
 
-    found = jax.jit(both, static_argnums=0)(cudnn_attention, *arrays)
-    expected = jax.jit(both, static_argnums=0)(attend, *(x.astype(jnp.float32) for x in arrays))
-    for a, b in zip(found, expected, strict=True):
-        np.testing.assert_allclose(a.astype(jnp.float32), b, atol=0.05, rtol=0.05)
+    found = output_and_gradients(cudnn_attention, *qkv)
+    expected = output_and_gradients(attend, *qkv_float32)
+    for array, exact in zip(found, expected, strict=True):
+        np.testing.assert_allclose(array.astype(jnp.float32), exact, atol=0.05, rtol=0.05)

@@ -26,7 +26,11 @@ every_precision = pytest.mark.parametrize("precision", ["float32", "bfloat16", "
 
 def random_params(config: ModelConfig) -> Any:
     rng = np.random.default_rng(0)
-    return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(0, 0.2, leaf.shape), jnp.float32), abstract_params(config))
+
+    def draw(leaf: Any) -> jax.Array:
+        return jnp.asarray(rng.normal(0, 0.2, leaf.shape), jnp.float32)
+
+    return jax.tree.map(draw, abstract_params(config))
 
 
 def stored(w: np.ndarray | jax.Array, precision: str) -> Stored:
@@ -46,8 +50,11 @@ def test_a_model_of_stored_weights_equals_one_of_dequantized_weights(precision: 
     ids = jnp.arange(12)[None]
     low = quantize(params, config, precision)  # type: ignore[arg-type]
     forward = jax.jit(lambda model, params: model.apply({"params": params}, ids), static_argnums=0)
+
     found = forward(GPT(config, ops), low)
-    np.testing.assert_allclose(found, forward(GPT(config), dequantize(low)), atol=1e-4)
+    expected = forward(GPT(config), dequantize(low))
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
     exact = forward(GPT(config), params)
     error = float(jnp.abs(found - exact).max() / jnp.abs(exact).max())
     assert (error < 1e-5) == (precision == "float32")
@@ -59,40 +66,56 @@ def test_a_stored_matrix_behaves_like_its_array(precision: str) -> None:
     w = np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)
     low = stored(w, precision)
     dense = low.dense()
-    np.testing.assert_allclose(dense, w, atol={"float32": 0, "bfloat16": 0.02, "int8": 0.02}[precision])
-    x = jnp.asarray(np.random.default_rng(1).normal(size=(2, 3, 6)), jnp.float32)
+    tolerance = {"float32": 0, "bfloat16": 0.02, "int8": 0.02}
+    np.testing.assert_allclose(dense, w, atol=tolerance[precision])
     assert low.shape == low.T.T.shape == dense.shape
     assert low.T.shape == dense.T.shape
     np.testing.assert_array_equal(low.T.dense(), dense.T)
+    np.testing.assert_array_equal(jax.jit(Stored.dense)(low), dense)
+
+    x = jnp.asarray(np.random.default_rng(1).normal(size=(2, 3, 6)), jnp.float32)
     np.testing.assert_allclose(x @ low, x @ dense, atol=1e-5)
     np.testing.assert_allclose(x[0, 0] @ low, x[0, 0] @ dense, atol=1e-5)
-    np.testing.assert_array_equal(low.T.take(jnp.array([[1, 4]]), 0), dense.T.take(jnp.array([[1, 4]]), 0))
-    np.testing.assert_array_equal(jax.jit(lambda w: w.dense())(low), dense)
+
+    ids = jnp.array([[1, 4]])
+    np.testing.assert_array_equal(low.T.take(ids, 0), dense.T.take(ids, 0))
 
 
 def test_int8_size_and_rounding_error() -> None:
     params = random_params(CONFIG)
-    w, low = (tree["h_0"]["attn"]["o_proj"]["kernel"] for tree in (params, quantize(params, CONFIG, "int8")))
+    quantized = quantize(params, CONFIG, "int8")
+    w = params["h_0"]["attn"]["o_proj"]["kernel"]
+    low = quantized["h_0"]["attn"]["o_proj"]["kernel"]
     assert low.values_OI.nbytes * 4 == w.nbytes
-    assert bool(jnp.all(jnp.abs(low.dense() - w) <= low.scale_O[None] * 0.5001))
+    error = jnp.abs(low.dense() - w)
+    assert bool(jnp.all(error <= low.scale_O[None] * 0.5001))
     assert int(jnp.abs(low.values_OI).max()) == 127
 
 
 def test_biases_norms_and_learned_positions_are_not_stored() -> None:
     low = quantize(random_params(CONFIG), CONFIG, "int8")
-    leaves = jax.tree.leaves_with_path(low, is_leaf=lambda w: isinstance(w, Stored))
-    found = {jax.tree_util.keystr(path, simple=True): isinstance(w, Stored) for path, w in leaves}
+    leaves = jax.tree.leaves_with_path(low, is_leaf=is_stored)
+    found = {jax.tree_util.keystr(path, simple=True): is_stored(w) for path, w in leaves}
     assert found == {name: name.endswith("kernel") or name.startswith("wte") for name in found}
-    kinds = jax.tree.leaves(map_weights(lambda weight, _: weight.kind, abstract_params(CONFIG), CONFIG))  # type: ignore[union-attr]
-    assert [kind in ("matrix", "table") for kind in kinds] == list(found.values())
+
+    kinds = map_weights(lambda weight, _: weight.kind, abstract_params(CONFIG), CONFIG)  # type: ignore[union-attr]
+    assert [kind in ("matrix", "table") for kind in jax.tree.leaves(kinds)] == list(found.values())
+
+
+def is_stored(leaf: Any) -> bool:
+    return isinstance(leaf, Stored)
 
 
 def test_stored_matrices_are_converted_whole() -> None:
     stored = quantize(random_params(CONFIG), CONFIG, "float32")
+
+    def expected_dtype(weight: Any, _: Any) -> Any:
+        return jnp.float32 if weight.kind == "vector" else jnp.bfloat16
+
     half = map_matrices(lambda w: w.astype(jnp.bfloat16), stored, CONFIG)
-    expected = map_weights(lambda weight, _: jnp.float32 if weight.kind == "vector" else jnp.bfloat16, stored, CONFIG)  # type: ignore[union-attr]
-    leaves = jax.tree.leaves(half, is_leaf=lambda w: isinstance(w, Stored))
-    assert [getattr(leaf, "values_OI", leaf).dtype for leaf in leaves] == jax.tree.leaves(expected)
+    leaves = jax.tree.leaves(half, is_leaf=is_stored)
+    dtypes = [getattr(leaf, "values_OI", leaf).dtype for leaf in leaves]
+    assert dtypes == jax.tree.leaves(map_weights(expected_dtype, stored, CONFIG))
     assert isinstance(half["h_0"]["attn"]["o_proj"]["kernel"], Stored)
 
 
@@ -108,7 +131,8 @@ def test_sums_are_float32_whatever_the_dtype(precision: str, rows: int, function
     exact = x.astype(jnp.float32) @ w
     product = np.asarray(x @ w, np.float32)
     np.testing.assert_allclose(product, exact, rtol=2**-8, atol=1e-6)
-    equal = np.mean(product == np.asarray(exact.astype(jnp.bfloat16), np.float32))
+    rounded = np.asarray(exact.astype(jnp.bfloat16), np.float32)
+    equal = np.mean(product == rounded)
     assert equal == 1 if precision == "int8" else equal > 0.99
     np.testing.assert_array_equal(function(x, w, None, jnp.bfloat16), x @ w)
 
@@ -122,8 +146,9 @@ def test_activations_are_not_rounded(precision: str, rows: int, inputs: int) -> 
     x[::2] *= 1e-3
     x[1::2] *= 1e3
     low = stored(w, precision)
-    scale = np.asarray(low.scale_O, np.float64)
-    exact = x.astype(np.float64) @ (np.asarray(low.values_OI, np.float64) * scale[:, None]).T
+    scale_O = np.asarray(low.scale_O, np.float64)
+    w_OI = np.asarray(low.values_OI, np.float64) * scale_O[:, None]
+    exact = x.astype(np.float64) @ w_OI.T
     found = jax.jit(lambda x, low: x @ low)(jnp.asarray(x), low)
     size = np.abs(x).sum(-1, keepdims=True)
     assert float((np.abs(found - exact) / size).max()) < 1e-6
@@ -141,8 +166,9 @@ def test_the_digits_of_a_row_are_computed_once() -> None:
     """They are not computed again in the loop over the weights, which computes the sums of both digits."""
     low = stored(np.ones((300, 50)), "int8")
     x = jnp.ones((1, 300))
-    text = jax.jit(lambda x, low: jnp.tanh(x) @ low).lower(x, low).compile().as_text() or ""
-    [loop] = [part for part in text.split("\n\n") if "(s32[50]{0}, s32[50]{0}) reduce(" in part]
+    product = jax.jit(lambda x, low: jnp.tanh(x) @ low)
+    functions = (product.lower(x, low).compile().as_text() or "").split("\n\n")
+    [loop] = [text for text in functions if "(s32[50]{0}, s32[50]{0}) reduce(" in text]
     assert "s8[50,300]" in loop
     assert "round" not in loop
 
@@ -151,8 +177,9 @@ def test_other_platforms_multiply_in_float32() -> None:
     low = stored(np.ones((300, 50)), "int8")
     x = jnp.ones((1, 300))
     for platform, digits in (("cpu", True), ("tpu", False), ("cuda", False)):
-        lowered = jax.jit(lambda x, low: x @ low).trace(x, low).lower(lowering_platforms=(platform,))
-        assert ("xi32>" in lowered.as_text()) == digits, platform
+        traced = jax.jit(lambda x, low: x @ low).trace(x, low)
+        text = traced.lower(lowering_platforms=(platform,)).as_text()
+        assert ("xi32>" in text) == digits, platform
 
 
 @on_cpu
@@ -162,12 +189,13 @@ def test_prompts_are_multiplied_in_int8_where_it_is_faster(monkeypatch: pytest.M
     for minor, instructions, faster in ((12, "avx512_vnni", True), (12, "avx2", False), (10, "avx512_vnni", False)):
         monkeypatch.setattr(jax, "__version_info__", (0, minor, 0))
         monkeypatch.setattr("jaxgpt.kernels.stored.cpu_supports", instructions.__eq__)
-        assert ("xi32>" in jax.jit(lambda x, low: x @ low).lower(x, low).as_text()) == faster
+        text = jax.jit(lambda x, low: x @ low).lower(x, low).as_text()
+        assert ("xi32>" in text) == faster
 
 
 @pytest.mark.parametrize("rows", [1, 5, 14])
 def test_activations_have_the_gradient_of_the_dequantized_product(rows: int) -> None:
     low = stored(np.random.default_rng(0).normal(size=(30, 20)), "int8")
     x = jnp.ones((rows, 30))
-    found, expected = (jax.grad(lambda x, w=w: ((x @ w) ** 2).sum())(x) for w in (low, low.dense()))
-    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    gradient = jax.grad(lambda x, w: ((x @ w) ** 2).sum())
+    np.testing.assert_allclose(gradient(x, low), gradient(x, low.dense()), rtol=1e-4)

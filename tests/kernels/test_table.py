@@ -22,19 +22,30 @@ long = pytest.mark.long
 
 def assert_equal(entry: Any, definition: Any, *arrays: Any, atol: float = 1e-5, all_uses: bool = True) -> None:
     """Compare values and gradients with respect to all arrays; with `all_uses`, also values in bfloat16 and under vmap."""
+    assert_close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=atol)
 
     def value_and_gradient(function: Any) -> Any:
-        out, backward = jax.vjp(function, *arrays)
-        return out, backward(jnp.cos(jnp.arange(out.size)).reshape(out.shape).astype(out.dtype))
+        @jax.jit
+        def compute() -> Any:
+            out, backward = jax.vjp(function, *arrays)
+            weights = jnp.cos(jnp.arange(out.size)).reshape(out.shape)
+            return out, backward(weights.astype(out.dtype))
 
-    found, expected = (jax.jit(functools.partial(value_and_gradient, f))() for f in (entry, definition))
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=atol), found, expected)
+        return compute()
+
+    jax.tree.map(assert_close, value_and_gradient(entry), value_and_gradient(definition))
     if not all_uses:
         return
+
     low = [x.astype(jnp.bfloat16) for x in arrays]
-    np.testing.assert_allclose(*(np.float32(jax.jit(f)(*low)) for f in (entry, definition)), rtol=0.02, atol=0.02)
+    found = np.float32(jax.jit(entry)(*low))
+    expected = np.float32(jax.jit(definition)(*low))
+    np.testing.assert_allclose(found, expected, rtol=0.02, atol=0.02)
+
     twice = [jnp.stack([x, x[::-1]]) for x in arrays]
-    np.testing.assert_allclose(*(jax.jit(jax.vmap(f))(*twice) for f in (entry, definition)), rtol=1e-5, atol=atol)
+    found = jax.jit(jax.vmap(entry))(*twice)
+    expected = jax.jit(jax.vmap(definition))(*twice)
+    assert_close(found, expected)
 
 
 def random(*shapes: tuple[int, ...]) -> list[jax.Array]:
@@ -54,14 +65,18 @@ def test_linear(bias: bool) -> None:
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_activations(name: str) -> None:
-    assert_equal(*(functools.partial(ops.activate, name) for ops in (PLAIN, Ops())), *random((4, 30, 24)))
+    entry = functools.partial(PLAIN.activate, name)
+    definition = functools.partial(Ops().activate, name)
+    assert_equal(entry, definition, *random((4, 30, 24)))
 
 
 def test_rotations() -> None:
     position_BT = jnp.arange(130)[None]
     frequencies = np.array([1.0, 0.1, 0.01])
-    for found, expected in zip(*(ops.rotation(position_BT, frequencies) for ops in (CPU, Ops())), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+    found = CPU.rotation(position_BT, frequencies)
+    expected = Ops().rotation(position_BT, frequencies)
+    for cos_or_sin, exact in zip(found, expected, strict=True):
+        np.testing.assert_allclose(cos_or_sin, exact, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", NORMS)
@@ -70,21 +85,22 @@ def test_norms(kind: str, bias: bool) -> None:
     x, gain, b = random((3, 5, 24), (24,), (24,))
 
     def of(function: Any) -> Any:
-        return lambda x, *gains: function(kind, x, 1e-5, *(gain.astype(jnp.float32) for gain in gains[: 1 + bias]))
+        def norm(x: Any, gain: Any, b: Any) -> Any:
+            """Gain and bias are float32 in every dtype of x."""
+            return function(kind, x, 1e-5, gain.astype(jnp.float32), b.astype(jnp.float32) if bias else None)
+
+        return norm
 
     assert_equal(of(GPU.norm), of(Ops().norm), 3 * x + 1, gain, b)
 
 
 def test_every_entry_is_tested_here() -> None:
-    changed = {name for name in Ops._fields for ops in (CPU, GPU) if getattr(ops, name) is not getattr(Ops(), name)}
-    assert changed == {
-        "linear",
-        "norm",
-        "activate",
-        "rotation",
-        "attend",
-        "experts",
-    }  # experts: test_experts_kernels.py
+    elsewhere = {"experts"}  # test_experts_kernels.py
+    definitions = Ops()
+    changed = set()
+    for ops in (CPU, GPU):
+        changed |= {name for name in Ops._fields if getattr(ops, name) is not getattr(definitions, name)}
+    assert changed - elsewhere == {"linear", "norm", "activate", "rotation", "attend"}
 
 
 def padded(*starts: int, T: int) -> Positions:
@@ -98,7 +114,8 @@ def documents(T: int, *cuts: tuple[int, ...]) -> Positions:
 
 
 CACHE = Positions(jnp.array([[-1, -1, 0, 1, 2, 3, 4, -1], [0, 1, 2, 3, 4, 5, 6, -1]]))  # left padding, an empty slot
-ONE, THREE = (Positions(CACHE.position_BT[:, t:7]) for t in (6, 4))
+ONE = Positions(CACHE.position_BT[:, 6:7])
+THREE = Positions(CACHE.position_BT[:, 4:7])
 SEEN: dict[str, tuple[int, Visible]] = {  # key heads, visibility
     "short": (1, Visible(row_positions(12), None, 5)),
     "window": (1, Visible(row_positions(130), None, 3)),
@@ -113,13 +130,20 @@ SEEN: dict[str, tuple[int, Visible]] = {  # key heads, visibility
 
 @pytest.mark.parametrize("case", [*SEEN, "edit"])
 @pytest.mark.parametrize(
-    "entry", [CPU.attend, *(pytest.param(f, marks=long) for f in (splash_on_a_cpu, cudnn_on_a_cpu))]
+    "entry",
+    [
+        CPU.attend,
+        pytest.param(splash_on_a_cpu, marks=long),
+        pytest.param(cudnn_on_a_cpu, marks=long),
+    ],
 )
 def test_attention(entry: Any, case: str) -> None:
     """Values and gradients, including cached tokens and padding. The output at padding is undefined."""
     K, visible = SEEN.get(case, SEEN["window"])
     edit = (lambda _, x: jnp.sin(x)) if case == "edit" else None
-    T, S = (x.position_BT.shape[1] for x in (visible.query, visible.key or visible.query))
+    keys = visible.key or visible.query
+    T = visible.query.position_BT.shape[1]
+    S = keys.position_BT.shape[1]
     read_BT11 = (visible.query.position_BT >= 0)[..., None, None]
     qkv = random((2, T, 4, 8), (2, K, S, 8), (2, K, 8, S))
 

@@ -14,7 +14,8 @@ from jaxgpt.ops.attention import NO_TOKEN, Positions, Visible, attend, document_
 
 def seen(visible: Visible) -> list[list[list[int]]]:
     """Return the slots that each query of each row attends to."""
-    return [[np.flatnonzero(query).tolist() for query in row] for row in np.asarray(visible.mask()[:, 0])]
+    mask_BTS = np.asarray(visible.mask()[:, 0])
+    return [[np.flatnonzero(mask_S).tolist() for mask_S in mask_TS] for mask_TS in mask_BTS]
 
 
 @pytest.mark.parametrize("window", [0, 1, 3])
@@ -22,13 +23,15 @@ def test_a_query_attends_to_tokens_of_its_document_that_are_not_later_within_the
     rng = np.random.default_rng(window)
     position_BT = rng.integers(NO_TOKEN, 6, (2, 9))
     document_BT = rng.integers(0, 2, (2, 9))
-    query = Positions(jnp.asarray(position_BT[:, 5:]), jnp.asarray(document_BT[:, 5:]))
-    found = seen(Visible(query, Positions(jnp.asarray(position_BT), jnp.asarray(document_BT)), window))
+    key = Positions(jnp.asarray(position_BT), jnp.asarray(document_BT))
+    query = Positions(key.position_BT[:, 5:], key.document_BT[:, 5:])  # type: ignore[index]
+    found = seen(Visible(query, key, window))
     for row in range(2):
         for t, slots in enumerate(found[row], 5):
             p = position_BT[row]
             d = document_BT[row]
-            near = [s for s in range(9) if 0 <= p[t] - p[s] < (window or 99) and p[s] != NO_TOKEN and d[s] == d[t]]
+            same_document = [s for s in range(9) if p[s] != NO_TOKEN and d[s] == d[t]]
+            near = [s for s in same_document if 0 <= p[t] - p[s] < (window or 99)]
             assert slots == near
 
 
@@ -46,23 +49,25 @@ def test_positions_restart_at_each_document() -> None:
 @pytest.mark.parametrize("K", [1, 2, 4])
 def test_attend_equals_numpy(K: int) -> None:
     rng = np.random.default_rng(K)
-    q, k, v = (rng.normal(size=shape) for shape in ((2, 5, 4, 8), (2, K, 5, 8), (2, K, 8, 5)))
+    q = rng.normal(size=(2, 5, 4, 8))
+    k = rng.normal(size=(2, K, 5, 8))
+    v = rng.normal(size=(2, K, 8, 5))
     expected = np.zeros((2, 5, 4, 8))
     for b, t, n in np.ndindex(2, 5, 4):
         head = n // (4 // K)
         weights = np.exp(0.3 * k[b, head, : t + 1] @ q[b, t, n])
         expected[b, t, n] = v[b, head, :, : t + 1] @ weights / weights.sum()
-    found = attend(*(jnp.asarray(x, jnp.float32) for x in (q, k, v)), Visible(row_positions(5)), 0.3)
+    qkv = [jnp.asarray(x, jnp.float32) for x in (q, k, v)]
+    found = attend(*qkv, Visible(row_positions(5)), 0.3)
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def test_scores_in_bfloat16_are_not_rounded() -> None:
     """The attention weights match float32 weights of the same inputs."""
     rng = np.random.default_rng(0)
-    qkv = [
-        jnp.asarray(4 * rng.normal(size=shape), jnp.bfloat16)
-        for shape in ((2, 16, 2, 32), (2, 2, 16, 32), (2, 2, 32, 16))
-    ]
+    shapes = ((2, 16, 2, 32), (2, 2, 16, 32), (2, 2, 32, 16))
+    qkv = [jnp.asarray(4 * rng.normal(size=shape), jnp.bfloat16) for shape in shapes]
+    qkv_float32 = [x.astype(jnp.float32) for x in qkv]
 
     @jax.jit
     def pattern(*qkv: jax.Array) -> Any:
@@ -70,4 +75,4 @@ def test_scores_in_bfloat16_are_not_rounded() -> None:
         attend(*qkv, Visible(row_positions(16)), 0.18, lambda name, x: kept.setdefault(name, x))
         return kept["pattern"]
 
-    np.testing.assert_allclose(pattern(*qkv), pattern(*(x.astype(jnp.float32) for x in qkv)), atol=1e-5)
+    np.testing.assert_allclose(pattern(*qkv), pattern(*qkv_float32), atol=1e-5)

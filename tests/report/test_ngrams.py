@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
@@ -20,11 +22,14 @@ TEXTS = st.lists(st.integers(0, BASE - 1), min_size=3, max_size=60).map(np.array
 
 def definition(grams: list[tuple[int, ...]], gram: tuple[int, ...], vocab_size: int) -> float:
     """Compute the formula in the docstring of `probabilities` from the trigrams of the training text."""
-    p = (sum(each[-1] == gram[-1] for each in grams) + 1) / (len(grams) + vocab_size)
+    last = gram[-1]
+    count = sum(each[-1] == last for each in grams)
+    p = (count + 1) / (len(grams) + vocab_size)
     for n in range(2, len(gram) + 1):
         after = [each[-1] for each in grams if each[-n:-1] == gram[-n:-1]]
+        kinds = len(set(after))
         if after:
-            p = (after.count(gram[-1]) + len(set(after)) * p) / (len(after) + len(set(after)))
+            p = (after.count(last) + kinds * p) / (len(after) + kinds)
     return p
 
 
@@ -35,10 +40,17 @@ def test_probabilities_equal_their_definition_and_sum_to_one(ids: np.ndarray) ->
     words = ids.tolist()
     grams = list(zip(words, words[1:], words[2:], strict=False))
     keys = np.arange(BASE**3)
+    key_grams = list(itertools.product(range(BASE), repeat=3))
     for order, p in enumerate(probabilities(trigrams(ids, BASE), keys, BASE), 1):
-        each = [(k // BASE**2, k // BASE % BASE, k % BASE)[-order:] for k in keys.tolist()]
-        np.testing.assert_allclose(p, [definition(grams, gram, BASE) for gram in each], rtol=1e-12)
+        expected = [definition(grams, gram[-order:], BASE) for gram in key_grams]
+        np.testing.assert_allclose(p, expected, rtol=1e-12)
         np.testing.assert_allclose(p.reshape(-1, BASE).sum(1), 1, rtol=1e-12)
+
+
+def as_dict(counts: Iterable[np.ndarray]) -> dict[int, int]:
+    """Return keys and counts as a dict."""
+    keys, numbers = counts
+    return dict(zip(keys.tolist(), numbers.tolist(), strict=True))
 
 
 @settings(max_examples=30)
@@ -46,31 +58,49 @@ def test_probabilities_equal_their_definition_and_sum_to_one(ids: np.ndarray) ->
 def test_counts(ids: np.ndarray) -> None:
     keys = trigrams(ids, BASE)
     words = ids.tolist()
-    expected = Counter(a * 16 + b * 4 + c for a, b, c in zip(words, words[1:], words[2:], strict=False))
+    grams = zip(words, words[1:], words[2:], strict=False)
+    expected = Counter(a * 16 + b * 4 + c for a, b, c in grams)
     counts = Counts.of(keys)
-    assert dict(zip(*map(np.ndarray.tolist, counts), strict=True)) == expected
-    seen, kinds = (dict(zip(*map(np.ndarray.tolist, each), strict=True)) for each in counts.contexts(BASE))
+    assert as_dict(counts) == expected
+
+    seen, kinds = map(as_dict, counts.contexts(BASE))
     assert seen == Counter(key // BASE for key in keys.tolist())
     assert kinds == Counter(key // BASE for key in set(keys.tolist()))
     assert counts.lookup(np.arange(BASE**3)).tolist() == [expected[k] for k in range(BASE**3)]
 
 
-def entropies(ids: np.ndarray, base: int, of: np.ndarray | None = None) -> list[float]:
-    return [*cross_entropies(trigrams(ids, base), trigrams(ids if of is None else of, base), base).values()]
+def entropies(ids: np.ndarray, base: int, evaluated: np.ndarray | None = None) -> list[float]:
+    """Return the cross entropies of unigrams, bigrams and trigrams, on the ids themselves unless others are given."""
+    evaluated = ids if evaluated is None else evaluated
+    found = cross_entropies(trigrams(ids, base), trigrams(evaluated, base), base)
+    return list(found.values())
 
 
-def test_texts_with_a_known_entropy() -> None:
-    rng = np.random.default_rng(0)
-    ids = rng.integers(0, 50, 40_000)
+def test_random_ids_have_the_entropy_of_a_uniform_distribution() -> None:
+    """The longer the context, the fewer the counts."""
+    ids = np.random.default_rng(0).integers(0, 50, 40_000)
     unigram, bigram, trigram = entropies(ids[:30_000], 50, ids[30_000:])
     assert unigram == pytest.approx(math.log(50), abs=0.01)
-    assert math.log(50) < bigram < trigram, "random ids: the longer the context, the fewer the counts"
-    unigram, bigram, trigram = entropies(np.tile([0, 1, 0, 2], 1000), 3)
-    assert [unigram, bigram, trigram] == pytest.approx([1.5 * math.log(2), 0.5 * math.log(2), 0], abs=0.01)
-    # A Markov chain: the bigram has the entropy rate of the chain, and the trigram is no better.
-    ids = np.cumsum(rng.choice([1, 2], 40_000, p=[0.8, 0.2])) % 10
+    assert math.log(50) < bigram < trigram
+
+
+def test_the_entropy_of_a_periodic_text() -> None:
+    """The id after 0 is 1 or 2, each in half of the cases, and determined by the two ids before it."""
+    ids = np.tile([0, 1, 0, 2], 1000)
+    expected = [1.5 * math.log(2), 0.5 * math.log(2), 0]
+    assert entropies(ids, 3) == pytest.approx(expected, abs=0.01)
+
+
+def test_a_markov_chain_has_its_entropy_rate() -> None:
+    """Trigrams are no better than bigrams."""
+    steps = np.random.default_rng(0).choice([1, 2], 40_000, p=[0.8, 0.2])
+    ids = np.cumsum(steps) % 10
     rate = -0.8 * math.log(0.8) - 0.2 * math.log(0.2)
-    assert entropies(ids[:30_000], 10, ids[30_000:])[1:] == pytest.approx([rate] * 2, abs=0.02)
+    _, bigram, trigram = entropies(ids[:30_000], 10, ids[30_000:])
+    assert [bigram, trigram] == pytest.approx([rate, rate], abs=0.02)
+
+
+def test_a_constant_text_has_no_entropy() -> None:
     assert entropies(np.zeros(10, np.int32), 1) == [0, 0, 0]
 
 
@@ -87,10 +117,11 @@ def test_overlap_equals_that_of_sets(train: np.ndarray, val: np.ndarray, n: int,
     def grams(ids: list[int]) -> list[tuple[int, ...]]:
         return [tuple(ids[i : i + n]) for i in range(len(ids) - n + 1)]
 
-    assert len(Grams(val).of(n)) == len(grams(val.tolist()))
-    if len(val) < n:
+    val_grams = grams(val.tolist())
+    assert len(Grams(val).of(n)) == len(val_grams)
+    if not val_grams:
         return
     known = set(grams(train.tolist()))
-    expected = np.mean([gram in known for gram in grams(val.tolist())])
+    expected = np.mean([gram in known for gram in val_grams])
     blocks = (Grams(train[i : i + block + n - 1]).of(n) for i in range(0, len(train), block))
     assert overlap(Grams(val).of(n), blocks) == pytest.approx(expected)
