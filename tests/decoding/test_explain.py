@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,46 +33,62 @@ def test_masses_add_up_and_agree_with_the_sampler(sampling: SamplingParams) -> N
         logits = jax.random.normal(jax.random.key(seed), (1, 60)) * 2
         key = jax.random.key(100 + seed)
         told = explain_choice(logits, PAST, sampling, key, seed)
+        p = told.probability_V[told.token]
+        assert told.probability_V.sum() == pytest.approx(1, abs=1e-12)
+
         sampled = sample_token(logits, PAST, key[None], jnp.int32(seed), sampling)
         assert told.token == int(sampled.token_B[0])
-        assert float(sampled.drawn_log_p_B[0]) == pytest.approx(np.log(told.probability_V[told.token]), abs=1e-5)
-        assert told.probability_V.sum() == pytest.approx(1, abs=1e-12)
+        assert float(sampled.drawn_log_p_B[0]) == pytest.approx(np.log(p), abs=1e-5)
+
         left = 60
         for stage in told.stages:
             left -= stage.removed
             assert stage.left == left
             assert 0 <= stage.removed_mass < 1
         if told.uniform is not None:
-            assert told.before - 1e-6 <= told.uniform <= told.before + told.probability_V[told.token] + 1e-6
-        replayed = explain_choice(
-            logits, PAST, sampling, jax.random.wrap_key_data(jnp.array(told.key, jnp.uint32)), seed
-        )
+            assert told.before - 1e-6 <= told.uniform <= told.before + p + 1e-6
+
+        recorded = jax.random.wrap_key_data(jnp.array(told.key, jnp.uint32))
+        replayed = explain_choice(logits, PAST, sampling, recorded, seed)
         assert (replayed.token, replayed.uniform) == (told.token, told.uniform)
 
 
-def test_a_stage_that_forbids_every_token_is_named_with_its_remedy() -> None:
-    def keep_none(logits_BV: jax.Array, text: TokenBuffer) -> jax.Array:
-        return jnp.full_like(logits_BV, -jnp.inf)
+def keep_none(logits_BV: jax.Array, text: TokenBuffer) -> jax.Array:
+    return jnp.full_like(logits_BV, -jnp.inf)
 
+
+ONLY_3 = jnp.where(jnp.arange(9) == 3, 0.0, -jnp.inf)[None]  # an id of PAST
+
+
+@pytest.mark.parametrize(
+    ("custom", "logits", "message"),
+    [
+        ((), ONLY_3, "no-repeat n-gram 1 forbids .*ngram_size to 0"),
+        ((keep_none,), jnp.zeros((1, 9)), "keep_none forbids every token: filter fewer tokens"),
+    ],
+)
+def test_a_stage_that_forbids_every_token_is_named_with_its_remedy(
+    custom: tuple[Any, ...], logits: jax.Array, message: str
+) -> None:
     once = SamplingParams(no_repeat_ngram_size=1)
-    cases = [
-        (once, (), jnp.where(jnp.arange(9) == 3, 0.0, -jnp.inf)[None], "no-repeat n-gram 1 forbids .*ngram_size to 0"),
-        (once, (keep_none,), jnp.zeros((1, 9)), "keep_none forbids every token: filter fewer tokens"),
-    ]
-    for sampling, custom, logits, message in cases:
-        with pytest.raises(UserError, match=message):
-            explain_choice(logits, PAST, sampling, jax.random.key(0), custom=custom)
+    with pytest.raises(UserError, match=message):
+        explain_choice(logits, PAST, once, jax.random.key(0), custom=custom)
+
+
+P_V = np.array([0.5, 0.25, 0.125, 0.125])
 
 
 def test_the_mass_removed_by_each_filter() -> None:
-    logits = jnp.log(jnp.array([[0.5, 0.25, 0.125, 0.125]]))
-    top_k, top_p = explain_choice(
-        logits, PAST, SamplingParams(temperature=1, top_k=2, top_p=0.6), jax.random.key(0)
-    ).stages
+    sampling = SamplingParams(temperature=1, top_k=2, top_p=0.6)
+    top_k, top_p = explain_choice(jnp.log(P_V)[None], PAST, sampling, jax.random.key(0)).stages
     assert top_k[:3] == ("top-k 2", 2, pytest.approx(0.25))
     # Probabilities 2/3 and 1/3 remain; the first alone reaches 0.6.
     assert top_p[:3] == ("top-p 0.6", 1, pytest.approx(1 / 3))
-    [cooler] = explain_choice(logits, PAST, SamplingParams(temperature=0.5), jax.random.key(0)).stages
-    expected = np.array([0.25, 0.0625, 0.015625, 0.015625])
+
+
+def test_the_mass_moved_by_the_temperature() -> None:
+    sampling = SamplingParams(temperature=0.5)
+    [cooler] = explain_choice(jnp.log(P_V)[None], PAST, sampling, jax.random.key(0)).stages
+    expected = P_V**2 / (P_V**2).sum()
     assert cooler.removed == 0
-    assert cooler.moved_mass == pytest.approx(np.abs(expected / expected.sum() - [0.5, 0.25, 0.125, 0.125]).sum() / 2)
+    assert cooler.moved_mass == pytest.approx(np.abs(expected - P_V).sum() / 2)

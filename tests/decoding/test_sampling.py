@@ -60,10 +60,22 @@ def test_top_k_does_not_sort_the_vocabulary() -> None:
 
 def test_top_p_keeps_the_smallest_set_that_reaches_p() -> None:
     logits = jnp.log(jnp.array([[0.5, 0.25, 0.125, 0.125]]))
-    for p, expected in ((0.0, [0]), (0.4, [0]), (0.6, [0, 1]), (0.8, [0, 1, 3]), (0.9, [0, 1, 2, 3])):
+    cases = (
+        (0.0, [0]),
+        (0.4, [0]),
+        (0.6, [0, 1]),
+        (0.8, [0, 1, 3]),  # of equal probabilities, the largest id
+        (0.9, [0, 1, 2, 3]),
+    )
+    for p, expected in cases:
         assert kept(filters.keep_top_p(logits, p)) == [expected], p
-    for p, count in ((0.25, 1), (0.5, 2), (0.75, 3), (0.8, 4)):  # probabilities of exactly 1/4
-        assert [len(ids) for ids in kept(filters.keep_top_p(jnp.zeros((1, 4)), p))] == [count], p
+
+
+@pytest.mark.parametrize(("p", "count"), [(0.25, 1), (0.5, 2), (0.75, 3), (0.8, 4)])
+def test_top_p_of_equal_probabilities(p: float, count: int) -> None:
+    """Each of four tokens has a probability of exactly 1/4."""
+    [ids] = kept(filters.keep_top_p(jnp.zeros((1, 4)), p))
+    assert len(ids) == count
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3, 0.9, 0.999])
@@ -75,8 +87,9 @@ def test_top_p_of_a_large_vocabulary_equals_a_full_sort(p: float) -> None:
         out = kept(filters.keep_top_p(jnp.asarray(logits), p))
         for row, ids in zip(logits.astype(np.float64), out, strict=True):
             order = np.argsort(-row)
-            probability = np.exp(row - row.max()) / np.exp(row - row.max()).sum()
-            size = max(1, int(np.searchsorted(np.cumsum(probability[order]), p) + 1)) if p else 1
+            weight = np.exp(row - row.max())
+            cumulative = np.cumsum(weight[order] / weight.sum())
+            size = int(np.searchsorted(cumulative, p)) + 1
             assert abs(len(ids) - size) <= 1  # the boundary itself depends on the last bit
             assert set(order[: size - 1].tolist()) <= set(ids) <= set(order[: size + 1].tolist())
 
@@ -112,25 +125,30 @@ def test_frequencies_match_the_probabilities(sampling: SamplingParams, vocabular
     draws = 10_000
     logits = jax.random.normal(jax.random.key(1), (1, vocabulary)) * 2
     past = buffer([3, 5, 3])
-    probability = np.asarray(jax.nn.softmax(warp(logits, past, sampling)), np.float64)[0]
+    warped = warp(logits, past, sampling)
+    probability = np.asarray(jax.nn.softmax(warped), np.float64)[0]
     keys = jax.random.split(jax.random.key(2), draws)
-    # All rows have the same logits and differ only in their keys.
-    ids = jax.jit(
-        lambda: filters.inverse_cdf_sample(
-            jnp.broadcast_to(warp(logits, past, sampling), (draws, vocabulary)), row_uniform(keys, 0)
-        )
-    )()
-    seen = np.bincount(np.asarray(ids), minlength=vocabulary)
+
+    @jax.jit
+    def draw() -> jax.Array:
+        """All rows have the same logits and differ only in their keys."""
+        rows = jnp.broadcast_to(warped, (draws, vocabulary))
+        return filters.inverse_cdf_sample(rows, row_uniform(keys, 0))
+
+    seen = np.bincount(np.asarray(draw()), minlength=vocabulary)
     assert seen[probability == 0].sum() == 0
+
+    # Tokens that are expected less than 5 times are one class.
     expected = probability * draws
     rare = expected < 5
     observed = np.append(seen[~rare], seen[rare].sum())
     wanted = np.append(expected[~rare], expected[rare].sum())
     observed = observed[wanted > 0]
     wanted = wanted[wanted > 0]
+
+    # Chi-square with f degrees has mean f and variance 2f; the seed is fixed, so this is not flaky.
     chi2 = float(((observed - wanted) ** 2 / wanted).sum())
     freedom = len(wanted) - 1
-    # Chi-square with f degrees has mean f and variance 2f; the seed is fixed, so this is not flaky.
     assert abs(chi2 - freedom) < 4 * np.sqrt(2 * freedom), (chi2, freedom)
 
 
@@ -151,7 +169,7 @@ def test_temperature_zero_takes_the_first_of_the_top_tokens() -> None:
     keys = jax.random.split(jax.random.key(0), 2)
     greedy = SamplingParams(temperature=0)
     rows = buffer([0], [0])
-    assert sample_token(logits, rows, keys, jnp.int32(0), greedy)[0].tolist() == [1, 2]
+    assert sample_token(logits, rows, keys, jnp.int32(0), greedy).token_B.tolist() == [1, 2]
     assert kept(warp(logits, rows, greedy)) == [[1], [2]]
 
 
@@ -171,22 +189,39 @@ EACH_FILTER = [
     SamplingParams(no_repeat_ngram_size=2),
     EVERY_FILTER,
 ]
-CASES = [*((sampling, ()) for sampling in EACH_FILTER), (SamplingParams(temperature=0.5), (remove_above_one,))]
+# Parameters, and custom filters.
+CASES: list[tuple[SamplingParams, Any]] = [(sampling, ()) for sampling in EACH_FILTER]
+CASES.append((SamplingParams(temperature=0.5), (remove_above_one,)))
 
 
-@pytest.mark.parametrize("V", [4096, *(pytest.param(V, marks=pytest.mark.long) for V in (300, 50_257))])
+def near_group_ends(warped_V: np.ndarray) -> np.ndarray:
+    """Return random numbers near the cumulative probability at the ends of groups of 256 ids, where sums are rounded."""
+    weight_V = np.exp(warped_V.astype(np.float64) - warped_V.max())
+    weight_G = np.add.reduceat(weight_V, np.arange(0, len(weight_V), 256))
+    end_G = np.cumsum(weight_G) / weight_V.sum()
+
+    # Random numbers are multiples of 2^-23 below 1; the last one is the largest float below 1.
+    near_Gn = np.round(end_G[:, None] * 2**23) + np.arange(-8, 9)
+    uniform = near_Gn.clip(0, 2**23 - 1) / 2**23
+    return np.float32(np.append(uniform, np.nextafter(np.float32(1), np.float32(0))))
+
+
+@pytest.mark.parametrize(
+    "V", [4096, pytest.param(300, marks=pytest.mark.long), pytest.param(50_257, marks=pytest.mark.long)]
+)
 def test_a_removed_token_is_never_drawn(V: int) -> None:
-    """Draw with random numbers near the cumulative probability at the ends of groups of ids, where sums are rounded."""
-    draw = jax.jit(lambda warped_1V, u: filters.inverse_cdf_sample(jnp.broadcast_to(warped_1V, (len(u), V)), u))
+    @jax.jit
+    def draw(warped_V: jax.Array, uniform: jax.Array) -> jax.Array:
+        rows = jnp.broadcast_to(warped_V, (len(uniform), V))
+        return filters.inverse_cdf_sample(rows, uniform)
+
     for seed, (sampling, custom) in enumerate(CASES[4:]):
         rng = np.random.default_rng(seed)
         text = buffer(rng.integers(0, V, V // 3).tolist())
-        warped_V = np.asarray(warp(jnp.asarray(rng.normal(0, 3, (1, V)), jnp.float32), text, sampling, custom))[0]
-        weight_V = np.exp(warped_V.astype(np.float64) - warped_V.max())
-        end_G = np.cumsum(np.add.reduceat(weight_V, np.arange(0, V, 256))) / weight_V.sum()
-        near_Gn = np.round(end_G[:, None] * 2**23) + np.arange(-8, 9)
-        uniform = np.float32(np.append(near_Gn.clip(0, 2**23 - 1) / 2**23, np.nextafter(np.float32(1), np.float32(0))))
-        assert np.isfinite(warped_V[np.asarray(draw(warped_V[None], uniform))]).all(), sampling
+        logits_1V = jnp.asarray(rng.normal(0, 3, (1, V)), jnp.float32)
+        warped_V = np.asarray(warp(logits_1V, text, sampling, custom))[0]
+        drawn = np.asarray(draw(warped_V, near_group_ends(warped_V)))
+        assert np.isfinite(warped_V[drawn]).all(), sampling
 
 
 @pytest.mark.parametrize(("sampling", "custom"), CASES, ids=range(len(CASES)))
@@ -195,11 +230,16 @@ def test_log_probabilities_are_of_the_logits_and_of_the_filtered_logits(sampling
     rows = buffer([3, 5, 3], [4], [5, 6], [1, 1, 1, 1], size=2)
     keys = jax.random.split(jax.random.key(1), 4)
     token_B, log_p_B, drawn_log_p_B = sample_token(logits, rows, keys, jnp.int32(3), sampling, custom)
-    expected = jax.nn.log_softmax(warp(logits, rows, sampling, custom), axis=-1)[jnp.arange(4), token_B]
     assert drawn_log_p_B.dtype == log_p_B.dtype == jnp.float32
-    np.testing.assert_allclose(drawn_log_p_B, expected, atol=1e-5)
-    assert (drawn_log_p_B == 0).all() == (sampling.temperature in (0, 0.001))
-    np.testing.assert_allclose(log_p_B, jax.nn.log_softmax(logits, axis=-1)[jnp.arange(4), token_B], atol=1e-5)
+
+    row = jnp.arange(4)
+    log_p_BV = jax.nn.log_softmax(logits, axis=-1)
+    np.testing.assert_allclose(log_p_B, log_p_BV[row, token_B], atol=1e-5)
+
+    drawn_log_p_BV = jax.nn.log_softmax(warp(logits, rows, sampling, custom), axis=-1)
+    np.testing.assert_allclose(drawn_log_p_B, drawn_log_p_BV[row, token_B], atol=1e-5)
+    has_one_token = sampling.temperature in (0, 0.001)
+    assert (drawn_log_p_B == 0).all() == has_one_token
 
 
 def test_custom_filters_apply_before_the_temperature() -> None:
@@ -251,9 +291,12 @@ def test_no_token_and_nan_are_distinguished_from_ids(temperature: float) -> None
 def test_ngrams_equal_a_plain_loop() -> None:
     sizes = (1, 2, 3, 4, 7, 30)
     rng = np.random.default_rng(0)
-    forbid = jax.jit(
-        lambda *args: [filters.forbid_repeated_ngrams(jnp.zeros((4, 5)), TokenBuffer(*args), n) for n in sizes]
-    )
+
+    @jax.jit
+    def forbid(ids: jax.Array, length: jax.Array) -> list[jax.Array]:
+        text = TokenBuffer(ids, length)
+        return [filters.forbid_repeated_ngrams(jnp.zeros((4, 5)), text, n) for n in sizes]
+
     for length in (1, 3, 12, 16):
         ids = rng.integers(0, rng.integers(1, 4), (4, 16)).astype(np.int32)
         start = np.minimum(rng.integers(0, 8, 4), length - 1)
@@ -261,10 +304,17 @@ def test_ngrams_equal_a_plain_loop() -> None:
         for n, out in zip(sizes, forbid(ids, np.int32(length)), strict=True):
             for row in range(4):
                 text = ids[row, start[row] : length].tolist()
-                grams = [text[i : i + n] for i in range(len(text) - n + 1)]
-                suffix = text[len(text) - n + 1 :] if len(text) >= n - 1 else None
-                forbidden = {gram[-1] for gram in grams if gram[:-1] == suffix}
-                assert set(np.flatnonzero(np.isneginf(out[row])).tolist()) == forbidden, (n, text)
+                found = np.flatnonzero(np.isneginf(out[row])).tolist()
+                assert set(found) == repeating(text, n), (n, text)
+
+
+def repeating(text: list[int], n: int) -> set[int]:
+    """Return the ids that would repeat an n-gram of a text."""
+    if len(text) < n - 1:
+        return set()
+    grams = [text[i : i + n] for i in range(len(text) - n + 1)]
+    suffix = text[len(text) - n + 1 :]
+    return {gram[-1] for gram in grams if gram[:-1] == suffix}
 
 
 def test_program_size_does_not_depend_on_ngram_length() -> None:
@@ -281,9 +331,9 @@ def test_program_size_does_not_depend_on_ngram_length() -> None:
 
 @pytest.mark.parametrize("value", [True, "1", None, [1], 1j, 1.5, np.float64(2), np.array([1]), 10**400, -1], ids=str)
 def test_settings_of_the_wrong_type_raise(value: object) -> None:
-    for name in ("top_k", "no_repeat_ngram_size"):
+    names = ["top_k", "no_repeat_ngram_size"]
+    if not isinstance(value, float):
+        names.append("temperature")
+    for name in names:
         with pytest.raises(UserError, match=f"{name} must be"):
             SamplingParams(**{name: value})  # type: ignore[arg-type]
-    if not isinstance(value, float):
-        with pytest.raises(UserError, match="temperature must be"):
-            SamplingParams(temperature=value)  # type: ignore[arg-type]

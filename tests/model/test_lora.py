@@ -26,9 +26,13 @@ KEY = jax.random.key(0)
 def adapted(name: str, targets: tuple[str, ...], rank: int = 3) -> tuple[GPT, Any, Any]:
     """Return a model, its weights, and adapters whose B is not zero."""
     model, params = make(small(name))
-    leaves, tree = jax.tree.flatten(init_lora(KEY, params, rank, targets))
     rng = np.random.default_rng(1)
-    return model, params, tree.unflatten([jnp.asarray(rng.normal(0, 0.3, leaf.shape), jnp.float32) for leaf in leaves])
+
+    def draw(leaf: jax.Array) -> jax.Array:
+        return jnp.asarray(rng.normal(0, 0.3, leaf.shape), jnp.float32)
+
+    adapters = jax.tree.map(draw, init_lora(KEY, params, rank, targets))
+    return model, params, adapters
 
 
 def with_products(model: GPT, params: Any, adapters: Any, alpha: float, ids: jax.Array) -> jax.Array:
@@ -54,19 +58,25 @@ def with_products(model: GPT, params: Any, adapters: Any, alpha: float, ids: jax
 
 
 def every_matrix(name: str) -> tuple[str, ...]:
-    return tuple(matrices(make(small(name))[1]))
+    _, params = make(small(name))
+    return tuple(matrices(params))
 
 
 def test_fresh_adapters_change_no_bit() -> None:
     model, params = make(small("llama"))
     adapters = init_lora(KEY, params, 3, every_matrix("llama"))
-    logits = jax.jit(lambda p: model.apply({"params": p}, random_ids(model.config, (2, 9))))
+    ids = random_ids(model.config, (2, 9))
+    logits = jax.jit(lambda params: model.apply({"params": params}, ids))
     np.testing.assert_array_equal(logits(merge(params, adapters)), logits(params))
-    assert all(np.std(leaf) > 0.01 for path, leaf in flatten_params(adapters).items() if path.endswith("/a"))
+
+    inputs = [leaf for path, leaf in flatten_params(adapters).items() if path.endswith("/a")]
+    assert all(np.std(a) > 0.01 for a in inputs)
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("name", ["llama", *(pytest.param(name, marks=pytest.mark.long) for name in ("gpt2", "torch"))])
+@pytest.mark.parametrize(
+    "name", ["llama", pytest.param("gpt2", marks=pytest.mark.long), pytest.param("torch", marks=pytest.mark.long)]
+)
 def test_merged_equals_unmerged(name: str) -> None:
     model, params, adapters = adapted(name, every_matrix(name))
     before = jax.tree.map(np.array, params)
@@ -81,7 +91,8 @@ def test_matrices_can_share_one_a() -> None:
     model, params, adapters = adapted("gpt2", ("q_proj+k_proj+v_proj", "down_proj"))
     one = adapters["h_0"]["attn"]["q_proj+k_proj+v_proj"]
     assert one["a"].shape == (16, 3)
-    assert {name: b.shape for name, b in one["b"].items()} == dict.fromkeys(("q_proj", "k_proj", "v_proj"), (3, 16))
+    shapes = {name: b.shape for name, b in one["b"].items()}
+    assert shapes == {"q_proj": (3, 16), "k_proj": (3, 16), "v_proj": (3, 16)}
     ids = random_ids(model.config, (2, 9))
     merged = jax.jit(model.apply)({"params": merge(params, adapters)}, ids)
     expected = jax.jit(lambda params: with_products(model, params, adapters, 16.0, ids))(params)
@@ -91,15 +102,13 @@ def test_matrices_can_share_one_a() -> None:
 def test_stacked_layers_merge_alike() -> None:
     model, params, adapters = adapted("llama", ("q_proj", "o_proj", "gate_proj"))
     stacked = merge(stack_layers(params), stack_layers(adapters))
-    jax.tree.map(
-        partial(np.testing.assert_allclose, atol=1e-6),
-        unstack_layers(stacked, model.config.n_layer),
-        merge(params, adapters),
-    )
+    found = unstack_layers(stacked, model.config.n_layer)
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6), found, merge(params, adapters))
 
 
 def test_adapters_have_the_logical_axes_of_their_weights() -> None:
-    adapters = jax.eval_shape(lambda: init_lora(KEY, boxed_params(GPT(small("llama")), 0), 2, ("q_proj", "o_proj")))
+    model = GPT(small("llama"))
+    adapters = jax.eval_shape(lambda: init_lora(KEY, boxed_params(model, 0), 2, ("q_proj", "o_proj")))
     q = adapters["h_0"]["attn"]["q_proj"]
     o = adapters["h_0"]["attn"]["o_proj"]
     assert (q["a"].names, q["b"]["q_proj"].names) == (("embed", "rank"), ("rank", "heads"))
@@ -107,38 +116,56 @@ def test_adapters_have_the_logical_axes_of_their_weights() -> None:
 
 
 def test_the_first_gradient_is_that_of_b() -> None:
-    """At the start the gradient of A is zero, because B is zero; adapters of two layers or matrices differ."""
+    """At the start the gradient of A is zero, because B is zero."""
     model, params = make(small("llama"))
     adapters = init_lora(KEY, params, 2)
-    logits = lambda adapters: model.apply({"params": merge(params, adapters)}, random_ids(model.config, (2, 9)))  # noqa: E731
-    grads = flatten_params(jax.jit(jax.grad(lambda adapters: jnp.sum(logits(adapters) ** 2)))(adapters))
-    assert {path.split("/")[-1]: bool(np.any(g)) for path, g in grads.items()} == {
-        "a": False,
-        "q_proj": True,
-        "v_proj": True,
-    }
-    a = [np.asarray(leaf).ravel().tolist() for path, leaf in flatten_params(adapters).items() if path.endswith("/a")]
-    assert len({tuple(values) for values in a}) == 2 * model.config.n_layer
+    ids = random_ids(model.config, (2, 9))
+
+    @jax.jit
+    @jax.grad
+    def gradient(adapters: Any) -> jax.Array:
+        logits = model.apply({"params": merge(params, adapters)}, ids)
+        return jnp.square(logits).sum()
+
+    is_used = {path.split("/")[-1]: bool(np.any(g)) for path, g in flatten_params(gradient(adapters)).items()}
+    assert is_used == {"a": False, "q_proj": True, "v_proj": True}
 
 
-def test_targets_are_checked() -> None:
-    params = make(small("gpt2", head_dim=8))[1]
-    for target, message in (
+def test_adapters_of_two_layers_or_matrices_differ() -> None:
+    model, params = make(small("llama"))
+    adapters = flatten_params(init_lora(KEY, params, 2))
+    inputs = [np.asarray(leaf).tobytes() for path, leaf in adapters.items() if path.endswith("/a")]
+    assert len(set(inputs)) == 2 * model.config.n_layer
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
         (
             "q_pro",
             r"no matrix 'q_pro' to adapt \(did you mean q_proj\?\): use one of k_proj, o_proj, q_proj, v_proj, down",
         ),
         ("wte", "no matrix 'wte' to adapt"),
         ("q_proj+o_proj", r"q_proj\+o_proj have different inputs"),
-    ):
-        with pytest.raises(UserError, match=message):
-            init_lora(KEY, params, 2, (target,))
-    with pytest.raises(UserError, match=r"q_proj\+o_proj have different inputs"):  # although their sizes are equal
-        jax.eval_shape(lambda: init_lora(KEY, boxed_params(GPT(small("gpt2")), 0), 2, ("q_proj+o_proj",)))
+    ],
+)
+def test_targets_are_checked(target: str, message: str) -> None:
+    _, params = make(small("gpt2", head_dim=8))
+    with pytest.raises(UserError, match=message):
+        init_lora(KEY, params, 2, (target,))
+
+
+def test_matrices_with_different_input_axes_share_no_a() -> None:
+    """Their sizes are equal."""
+    model = GPT(small("gpt2"))
+    with pytest.raises(UserError, match=r"q_proj\+o_proj have different inputs"):
+        jax.eval_shape(lambda: init_lora(KEY, boxed_params(model, 0), 2, ("q_proj+o_proj",)))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "statquest"])  # a different shape; no MLP
 def test_adapters_of_another_model_are_refused(name: str) -> None:
-    adapters = init_lora(KEY, make(small("llama", n_embd=32))[1], 2, ("q_proj", "gate_proj"))
+    _, other = make(small("llama", n_embd=32))
+    adapters = init_lora(KEY, other, 2, ("q_proj", "gate_proj"))
+    _, params = make(small(name))
     with pytest.raises(UserError, match="adapters do not match the model"):
-        merge(make(small(name))[1], adapters)
+        merge(params, adapters)

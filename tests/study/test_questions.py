@@ -79,11 +79,13 @@ def test_the_lens_ends_in_its_answer():
     """Test bfloat16, where two programs of the same model differ by more than the most probable tokens do."""
     config = small("gpt2", vocab_size=8000, block_size=64, n_layer=1, n_embd=16, n_head=2, init_std=0.02)
     tokenizer = make_tokenizer("ids", "", 0, 8000)
-    lm = jaxgpt.LM(Config(model=config, train=TrainConfig(compute_dtype="bfloat16")), make(config)[1], tokenizer)
+    _, params = make(config)
+    lm = jaxgpt.LM(Config(model=config, train=TrainConfig(compute_dtype="bfloat16")), params, tokenizer)
     seen = study.lens(lm, random_ids(config, (4, 64)), k=1)
     np.testing.assert_array_equal(seen.ids[-1, ..., 0], seen.answer)
     assert (seen.rank[-1] == 1).all()
-    assert (np.take_along_axis(np.asarray(seen.rank), np.asarray(seen.first)[None], 0) == 1).all()
+    rank_at_first = np.take_along_axis(np.asarray(seen.rank), np.asarray(seen.first)[None], 0)
+    assert (rank_at_first == 1).all()
 
 
 def test_the_lens_leaves_out_ids_without_a_text(lm, ids):
@@ -100,12 +102,16 @@ def test_the_answer_of_an_attribution_is_that_of_the_lens(lm, ids):
     short = lm._replace(tokenizer=make_tokenizer("ids", "", 0, 5))
     tokens = ids % 5
     at = int(np.argwhere(np.argmax(study.run(lm, tokens).logits, -1) >= 5)[0, 1])
-    answers = None, study.lens(short, tokens, 1).answer[:, at]
-    found, expected = (study.attribution(short, tokens, answer, at) for answer in answers)
+    answer = study.lens(short, tokens, 1).answer[:, at]
+    found = study.attribution(short, tokens, None, at)
+    expected = study.attribution(short, tokens, answer, at)
     close(found.logit, expected.logit)
 
 
-@pytest.mark.parametrize("name", [n if n == "gemma" else pytest.param(n, marks=pytest.mark.ci) for n in MODELS])
+NOT_GEMMA = [name for name in MODELS if name != "gemma"]
+
+
+@pytest.mark.parametrize("name", ["gemma", *(pytest.param(name, marks=pytest.mark.ci) for name in NOT_GEMMA)])
 def test_attribution_sums_to_the_logit(name):
     """Test every family: norms and their positions, gated and no MLPs, rotary positions, parallel residuals."""
     lm = lm_of(name)
@@ -121,7 +127,8 @@ def test_attribution_sums_to_the_logit(name):
 @pytest.mark.ci
 def test_attribution_with_quantized_weights(lm):
     """On a CPU, int8 products of few rows round their input; attributions must not need the gradient of rounding."""
-    int8 = lm._replace(params=jax.jit(quantize, static_argnums=(1, 2))(lm.params, lm.config.model, "int8"))
+    quantized = jax.jit(quantize, static_argnums=(1, 2))(lm.params, lm.config.model, "int8")
+    int8 = lm._replace(params=quantized)
     parts = study.attribution(int8, random_ids(lm.config.model, (1, T)))
     close(parts.total(), parts.logit)
     assert np.abs(parts.heads).min() > 0
@@ -134,20 +141,22 @@ def test_attribution_of_heads_and_mlps(lm, ids, out):
     parts = study.attribution(lm, ids)
     close(parts.logit, np.asarray(out.logits)[:, -1].max(-1))
 
+    def last(name):
+        return np.asarray(out.taps[name])[:, -1]
+
     def direct(x_BD):
-        centred = (x_BD - x_BD.mean(-1, keepdims=True)) * np.asarray(out.taps["ln_f.scale"])[:, -1]
-        return (centred * w["ln_f/scale"] * w["wte/embedding"][answer]).sum(-1)
+        centred = x_BD - x_BD.mean(-1, keepdims=True)
+        normed = centred * last("ln_f.scale") * w["ln_f/scale"]
+        return (normed * w["wte/embedding"][answer]).sum(-1)
 
     for layer in range(L):
+        o_proj = w[f"h_{layer}/attn/o_proj/kernel"].reshape(N, H, -1)
         for head in range(N):
-            z_BH = np.asarray(out.taps[f"h.{layer}.attn.head_out"])[:, -1, head]
-            close(
-                parts.heads[layer, :, head],
-                direct(z_BH @ w[f"h_{layer}/attn/o_proj/kernel"][head * H : (head + 1) * H]),
-            )
-        close(parts.mlps[layer], direct(np.asarray(out.taps[f"h.{layer}.mlp.out"])[:, -1]))
-    close(parts.embed, direct(np.asarray(out.taps["embed"])[:, -1]))
-    close(parts.position, direct(np.asarray(out.taps["pos_embed"])[:, -1]))
+            z_BH = last(f"h.{layer}.attn.head_out")[:, head]
+            close(parts.heads[layer, :, head], direct(z_BH @ o_proj[head]))
+        close(parts.mlps[layer], direct(last(f"h.{layer}.mlp.out")))
+    close(parts.embed, direct(last("embed")))
+    close(parts.position, direct(last("pos_embed")))
 
 
 def without(lm, path, index):
@@ -160,26 +169,35 @@ def without(lm, path, index):
 
 
 @pytest.mark.ci
-def test_ablation(lm, ids, out):
-    """Zero ablation equals zero weights; mean ablation equals an edit."""
+def test_zero_ablation_equals_zero_weights(lm, ids, out):
     found = study.ablate_heads(lm, ids, METRIC)
     assert found.ablated.shape == (L, N)
     close(found.clean, difference(out))
     for layer, head in ((0, 1), (1, 3)):
-        close(
-            found.ablated[layer, head],
-            difference(study.run(without(lm, f"h_{layer}/attn/o_proj", slice(head * H, (head + 1) * H)), ids)),
-        )
-    mean_H = np.asarray(out.taps["h.0.attn.head_out"])[:, :, 2].mean((0, 1))
-    edited = study.run(lm, ids, edits={"h.0.attn.head_out": lambda x: x.at[:, :, 2].set(mean_H)})
-    close(study.ablate_heads(lm, ids, METRIC, "mean").ablated[0, 2], difference(edited))
+        rows = slice(head * H, (head + 1) * H)
+        ablated = study.run(without(lm, f"h_{layer}/attn/o_proj", rows), ids)
+        close(found.ablated[layer, head], difference(ablated))
 
 
 @pytest.mark.ci
-def test_patching(lm, ids, out):
+def test_mean_ablation_equals_an_edit(lm, ids, out):
+    mean_H = np.asarray(out.taps["h.0.attn.head_out"])[:, :, 2].mean((0, 1))
+    edited = study.run(lm, ids, edits={"h.0.attn.head_out": lambda x: x.at[:, :, 2].set(mean_H)})
+    found = study.ablate_heads(lm, ids, METRIC, "mean")
+    close(found.ablated[0, 2], difference(edited))
+
+
+@pytest.fixture
+def corrupted(ids):
+    """The ids with a different third token."""
+    changed = np.array(ids)
+    changed[:, 2] = (changed[:, 2] + 1) % V
+    return changed
+
+
+@pytest.mark.ci
+def test_patching_of_positions_equals_edits(lm, ids, out, corrupted):
     """The grid of TransformerLens is compared in tests/parity/test_taps.py."""
-    corrupted = np.array(ids)
-    corrupted[:, 2] = (corrupted[:, 2] + 1) % V
     found = study.patch(lm, ids, corrupted, METRIC)
     assert found.grid.shape == (L, T)
     close(found.clean, difference(out))
@@ -189,6 +207,10 @@ def test_patching(lm, ids, out):
     clean_BD = np.asarray(out.taps["resid.pre.1"])[:, 4]
     edited = study.run(lm, corrupted, edits={"resid.pre.1": lambda x: x.at[:, 4].set(clean_BD)})
     close(found.grid[1, 4], difference(edited))
+
+
+@pytest.mark.ci
+def test_patching_of_heads_equals_edits(lm, ids, out, corrupted):
     by_head = study.patch(lm, ids, corrupted, METRIC, "attn.head_out", "heads")
     clean_BTH = np.asarray(out.taps["h.1.attn.head_out"])[:, :, 3]
     edited = study.run(lm, corrupted, edits={"h.1.attn.head_out": lambda x: x.at[:, :, 3].set(clean_BTH)})
@@ -204,9 +226,15 @@ def test_scores_of_known_patterns():
         pattern[0, 0, t, max(t - 1, 0)] = 1
         pattern[0, 1, t, t - 2 if t >= 3 else 0] = 1
         pattern[0, 2, t, : t + 1] = 1 / (t + 1)
-    close(study.previous_score(pattern), [1, 0.2, np.mean([1 / (t + 1) for t in range(1, T)])])
-    close(study.induction_score(pattern, tokens), [0, 1, np.mean([1 / 4, 1 / 5, 1 / 6])])
-    close(study.entropy(pattern)[0], np.stack([np.zeros(T), np.zeros(T), np.log(np.arange(1, T + 1))]))
+
+    uniform_previous = np.mean([1 / (t + 1) for t in range(1, T)])
+    close(study.previous_score(pattern), [1, 0.2, uniform_previous])
+
+    uniform_induction = np.mean([1 / 4, 1 / 5, 1 / 6])
+    close(study.induction_score(pattern, tokens), [0, 1, uniform_induction])
+
+    uniform_entropy = np.log(np.arange(1, T + 1))
+    close(study.entropy(pattern)[0], np.stack([np.zeros(T), np.zeros(T), uniform_entropy]))
 
 
 @pytest.mark.ci
@@ -214,9 +242,9 @@ def test_heads(lm, ids, out):
     found = study.heads(lm, ids)
     for layer in range(L):
         pattern = out.taps[f"h.{layer}.attn.pattern"]
-        scores = study.previous_score(pattern), study.induction_score(pattern, ids), study.entropy(pattern).mean((0, 2))
-        for score, expected in zip(found, scores, strict=True):
-            close(score[layer], expected)
+        close(found.previous[layer], study.previous_score(pattern))
+        close(found.induction[layer], study.induction_score(pattern, ids))
+        close(found.entropy[layer], study.entropy(pattern).mean((0, 2)))
 
 
 def test_repeated_tokens(lm):
