@@ -106,10 +106,11 @@ def test_interrupted_and_resumed() -> None:
     command = [sys.executable, "-m", "jaxgpt", *words]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120
-    # Meanwhile, other processes can read the run but not write to it.
     while not list(checkpoints_of(Path("run/checkpoints"))):
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+    # Meanwhile, other processes can read the run but not write to it.
     for which in ("last", "best"):
         sampled = jaxgpt("sample", "run", "--prompt", "12", "--max-new-tokens", "5", "--checkpoint", which)
         assert sampled.code == 0
@@ -118,12 +119,16 @@ def test_interrupted_and_resumed() -> None:
     assert second.code == 2
     assert f"run is being written by process {process.pid} on" in second.err
     assert second.err.count("\n") == 1
+
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 75, err
     assert "resume with: jaxgpt train --resume --out run" in err
-    step = int(err.split("saved at step ")[1].split(";")[0])
+    saved = re.search(r"saved at step (\d+);", err)
+    assert saved
+    step = int(saved[1])
     assert (Path("run/checkpoints") / str(step)).is_dir()
+
     result = jaxgpt("train", "--resume", "--out", "run", "--train.steps", str(step + 5))
     assert result.code == 0, result.err
     assert (Path("run/checkpoints") / str(step + 5)).is_dir()

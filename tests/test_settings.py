@@ -68,8 +68,13 @@ def attributes(source: str) -> set[tuple[str, str]]:
 def read_in_package() -> set[tuple[str, str]]:
     """Return the attributes that the package reads, except in code that declares settings or copies them."""
     package = repository() / "jaxgpt"
-    modules = [path for path in package.rglob("*.py") if path.name not in ("config.py", "presets.py")]
-    return set().union(*(attributes(path.read_text()) for path in modules if path.parent.name != "convert"))
+    found = set()
+    for path in package.rglob("*.py"):
+        declares = path.name in ("config.py", "presets.py")
+        copies = path.parent.name == "convert"
+        if not declares and not copies:
+            found |= attributes(path.read_text())
+    return found
 
 
 def unread(section: type, read: set[tuple[str, str]]) -> set[str]:
@@ -110,13 +115,11 @@ def test_limits_are_enforced_at_both_ends(section: type, f: Field[Any]) -> None:
     """Values outside are rejected with name and value. Values at the limits pass this check, but may fail others."""
     name = f"{section.prefix}.{f.name}" if section.prefix else f.name
     low, high, above, below = f.metadata["limits"]
-    step = (
-        (lambda x, up: x + 1 if up else x - 1)
-        if type(f.default) is int
-        else lambda x, up: nextafter(x, inf if up else -inf)
-    )
-    outside = [step(low, False), step(high, True), above, below, nan]
-    for value in {x for x in outside if type(f.default) is float or abs(x) < inf}:
+    if type(f.default) is int:
+        outside = [x for x in (low - 1, high + 1, above, below) if abs(x) < inf]
+    else:
+        outside = [nextafter(low, -inf), nextafter(high, inf), above, below, nan]
+    for value in outside:
         with pytest.raises(UserError, match=rf"^{name} must be .*, not {re.escape(repr(value))}$"):
             section(**{f.name: value})
     for value in {x for x in (low, high, f.default) if abs(x) < inf}:
@@ -135,8 +138,10 @@ def test_numbers_of_numpy_are_converted() -> None:
 
 def test_lists_of_strings_become_tuples() -> None:
     """Settings are hashable, so that equal settings share a compiled program."""
-    assert DataConfig(mix=["a=1"]) == DataConfig(mix=("a=1",))  # type: ignore[arg-type]
-    assert hash(DataConfig(mix=["a=1"])) == hash(DataConfig(mix=("a=1",)))  # type: ignore[arg-type]
+    converted = DataConfig(mix=["a=1"])  # type: ignore[arg-type]
+    expected = DataConfig(mix=("a=1",))
+    assert converted == expected
+    assert hash(converted) == hash(expected)
 
 
 def test_an_unknown_setting_has_a_suggestion() -> None:

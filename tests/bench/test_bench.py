@@ -160,18 +160,18 @@ TINY = flags(
 @pytest.mark.parametrize("each", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_the_command(each: int) -> None:
     """The results are consistent with each other and with the MFU formula, for any number of steps per call."""
+    # The vocabulary is that of the chosen tokenizer, as in training.
+    sizes = {"n_layer": 1, "norm": "none", "n_embd": 32, "n_head": 2, "block_size": 16}
+    model = preset("python-char").with_model(vocab_size=256, **sizes).model
     data = flags(data__dataset="repeats", data__tokenizer="byte", train__steps_per_call=each)
     data += flags(train__compute_dtype="bfloat16")
     result = jaxgpt("bench", "python-char", *TINY, *data, "--seconds", "0.1", "--json")
     assert result.code == 0
     figures = json.loads(result.out)
+    assert figures["parameters"] == count_parameters(model)
+
     step = figures["step"]
     limits = figures["limits"]
-    sizes = {"n_layer": 1, "norm": "none", "n_embd": 32, "n_head": 2, "block_size": 16}
-    trained = preset("python-char").with_model(vocab_size=256, **sizes).model
-    assert figures["parameters"] == count_parameters(trained), (
-        "with the vocabulary of the chosen tokenizer, as in training"
-    )
     assert step["tokens"] == 8 * 16
     assert step["tokens_per_second"] == pytest.approx(step["tokens"] / step["seconds"])
     rate = step["tokens_per_second"] * figures["flops_per_token"]
@@ -179,12 +179,14 @@ def test_the_command(each: int) -> None:
     assert step["range"][0] <= step["seconds"] <= step["range"][1]
     assert step["steps"] % each == 0
     assert step["steps"] <= max(5 * each, 10 * 0.1 / step["seconds"]), "about --seconds, even if a batch takes longer"
+
     assert set(figures["where"]) == {*WORK, "idle"}
     assert sum(figures["where"].values()) == pytest.approx(1)
     assert all(0 <= share < 1 for share in figures["where"].values())
+
     decode = figures["decode"]
     assert (decode["prompt"], decode["new"]) == (8, 8)
-    assert decode["weight_bytes"] == 2 * multiplied_parameters(trained, abstract_params(trained))
+    assert decode["weight_bytes"] == 2 * multiplied_parameters(model, abstract_params(model))
     least = decode["weight_bytes"] / limits["bytes_per_second"]
     assert decode["of_limit"] == pytest.approx(least / decode["token_seconds"])
 

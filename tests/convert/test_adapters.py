@@ -179,39 +179,74 @@ def test_a_rank_above_a_side_is_read(tmp_path: Path) -> None:
     assert jaxgpt("info", "again").code == 0
 
 
-@pytest.mark.parametrize("case", ["model", "family", "missing", "some layers", "extra", "nan", "cut", "unreadable"])
-def test_tensors_that_do_not_fit_are_refused(written: Path, case: str) -> None:
-    tensors = copy(written, {})
-    base = written / ("gpt2" if case == "model" else "llama")
-    name = "base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight"
-    file = Path("adapter/adapter_model.safetensors")
-    message = f"tensor {name} of shape (2, 8) is missing"
-    if case == "model":
-        message = "expected base_model.model.transformer.h.0.attn.c_attn.lora_A.weight): set --init-from to the run"
-    if case == "family":
-        base = run_folder(Path("base"), replace(LLAMA, activation="relu2", mlp="plain"))
-        message = (
-            "none of its 8 tensors adapts a matrix of the base (found base_model.model.model.layers.0.mlp.down_proj."
-            "lora_A.weight, expected none, because no transformers family has its matrices): set --init-from to the run"
-        )
-    if case == "missing":
-        save_file({n: t for n, t in tensors.items() if n != name}, file)
-    if case == "some layers":
-        save_file({n: t for n, t in tensors.items() if "layers.1.self_attn.q_proj" not in n}, file)
-        message = "q_proj has adapters only in some layers, not in model.layers.1.self_attn.q_proj: merge the adapter with PEFT"
-    if case == "extra":
-        save_file(tensors | {"base_model.model.lm_head.weight": tensors[name]}, file)
-        message = "tensor base_model.model.lm_head.weight is unexpected"
-    if case == "nan":
-        save_file(tensors | {name: tensors[name] * np.nan}, file)
-        message = "contains non-finite numbers"
-    if case == "cut":
-        file.write_bytes(file.read_bytes()[:-5])
-        message = "is truncated"
-    if case == "unreadable":  # like a file without read permission
-        file.unlink()
-        file.mkdir()
-        message = f"cannot read {file}: "
+FIRST = "base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight"
+FILE = Path("adapter/adapter_model.safetensors")
+
+
+def remove_tensor(tensors: dict[str, Any]) -> None:
+    save_file({name: tensor for name, tensor in tensors.items() if name != FIRST}, FILE)
+
+
+def remove_layer(tensors: dict[str, Any]) -> None:
+    """Remove both tensors of a matrix in one layer."""
+    save_file({name: tensor for name, tensor in tensors.items() if "layers.1.self_attn.q_proj" not in name}, FILE)
+
+
+def add_tensor(tensors: dict[str, Any]) -> None:
+    save_file(tensors | {"base_model.model.lm_head.weight": tensors[FIRST]}, FILE)
+
+
+def diverge(tensors: dict[str, Any]) -> None:
+    save_file(tensors | {FIRST: tensors[FIRST] * np.nan}, FILE)
+
+
+def truncate(tensors: dict[str, Any]) -> None:
+    FILE.write_bytes(FILE.read_bytes()[:-5])
+
+
+def make_unreadable(tensors: dict[str, Any]) -> None:
+    """A directory is unreadable even for root, unlike a file without permissions."""
+    FILE.unlink()
+    FILE.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (remove_tensor, f"tensor {FIRST} of shape (2, 8) is missing"),
+        (
+            remove_layer,
+            "q_proj has adapters only in some layers, not in model.layers.1.self_attn.q_proj: merge the adapter with PEFT",
+        ),
+        (add_tensor, "tensor base_model.model.lm_head.weight is unexpected"),
+        (diverge, "contains non-finite numbers"),
+        (truncate, "is truncated"),
+        (make_unreadable, f"cannot read {FILE}: "),
+    ],
+)
+def test_damaged_tensors_are_refused(written: Path, damage: Any, message: str) -> None:
+    damage(copy(written, {}))
+    assert_refused(written / "llama", message)
+
+
+def test_a_base_with_other_names_is_refused(written: Path) -> None:
+    copy(written, {})
+    expected = "base_model.model.transformer.h.0.attn.c_attn.lora_A.weight"
+    assert_refused(written / "gpt2", f"expected {expected}): set --init-from to the run")
+
+
+def test_a_base_without_a_family_is_refused(written: Path) -> None:
+    copy(written, {})
+    base = run_folder(Path("base"), replace(LLAMA, activation="relu2", mlp="plain"))
+    assert_refused(
+        base,
+        "none of its 8 tensors adapts a matrix of the base (found base_model.model.model.layers.0.mlp.down_proj."
+        "lora_A.weight, expected none, because no transformers family has its matrices): set --init-from to the run",
+    )
+
+
+def assert_refused(base: Path, message: str) -> None:
+    """Import the adapter on a base: one line, and no run."""
     result = jaxgpt("import", "adapter", "run", "--init-from", str(base))
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
     assert message in result.err

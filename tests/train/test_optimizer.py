@@ -14,6 +14,7 @@ import pytest
 from helpers import make, small
 
 from jaxgpt.config import Config, MeshConfig, ModelConfig, OptimConfig, TrainConfig
+from jaxgpt.model import GPT
 from jaxgpt.model.params import weight_at
 from jaxgpt.model.scan import stack_layers
 from jaxgpt.parallel.mesh import make_mesh
@@ -67,9 +68,10 @@ def names(tree: object) -> dict[str, object]:
 
 def test_only_kernels_and_embeddings_decay() -> None:
     model, params = make(small("gpt2", n_layer=1))
-    decayed = {name for name, decays in names(decay_mask(params, model.config)).items() if decays}
-    block = [f"h_0/attn/{p}_proj/kernel" for p in "qkvo"] + ["h_0/mlp/up_proj/kernel", "h_0/mlp/down_proj/kernel"]
-    assert decayed == {"wte/embedding", "wpe/embedding", *block}
+    mask = names(decay_mask(params, model.config))
+    attention = {f"h_0/attn/{p}_proj/kernel" for p in "qkvo"}
+    mlp = {"h_0/mlp/up_proj/kernel", "h_0/mlp/down_proj/kernel"}
+    assert {name for name, decays in mask.items() if decays} == {"wte/embedding", "wpe/embedding"} | attention | mlp
 
 
 def test_nanogpt_decays_the_published_number_of_weights() -> None:
@@ -79,20 +81,24 @@ def test_nanogpt_decays_the_published_number_of_weights() -> None:
     from jaxgpt.presets import preset
 
     model = with_vocab(preset("nanogpt-gpu")).model
-    leaves, decays = (
-        jax.tree.leaves(tree) for tree in (abstract_params(model), decay_mask(abstract_params(model), model))
-    )
-    sizes = [(leaf.size, decay) for leaf, decay in zip(leaves, decays, strict=True)]
-    assert sum(size for size, decays in sizes if decays) == 10_740_096
-    assert sum(size for size, decays in sizes if not decays) == 4_992
+    params = abstract_params(model)
+    leaves = jax.tree.leaves(params)
+    decays = jax.tree.leaves(decay_mask(params, model))
+    decayed = sum(leaf.size for leaf, decay in zip(leaves, decays, strict=True) if decay)
+    assert decayed == 10_740_096
+    assert sum(leaf.size for leaf in leaves) - decayed == 4_992
 
 
 def test_muon_updates_only_the_matrices_of_blocks() -> None:
     model, params = make(small("llama", n_layer=1))
-    muon = {name for name, group in names(groups(params, model.config)).items() if group == "muon"}
-    assert muon == {f"h_0/attn/{p}_proj/kernel" for p in "qkvo"} | {
-        f"h_0/mlp/{p}_proj/kernel" for p in ("up", "gate", "down")
-    }
+    attention = {f"h_0/attn/{p}_proj/kernel" for p in "qkvo"}
+    mlp = {f"h_0/mlp/{p}_proj/kernel" for p in ("up", "gate", "down")}
+    assert muon_names(model, params) == attention | mlp
+
+
+def muon_names(model: GPT, params: Any) -> set[str]:
+    """Return the names of the parameters that Muon updates."""
+    return {name for name, group in names(groups(params, model.config)).items() if group == "muon"}
 
 
 @pytest.mark.parametrize("scanned", [False, True])
@@ -108,26 +114,24 @@ def test_muon_equals_optax_muon(scanned: bool) -> None:
         assert weight.shape == leaf.shape[scanned:]
         return optax.contrib.MuonDimensionNumbers(scanned, scanned + 1)
 
-    ours = make_optimizer(c)
-    others = optax.identity()
     theirs = optax.contrib.muon(
         lambda step: c.optim.muon_ratio * schedule(c)(step), ns_steps=4, beta=0.9, weight_decay=0.1,
         muon_weight_dimension_numbers=partial(jax.tree_util.tree_map_with_path, sides),
     )  # fmt: skip
-    reference = optax.partition({"muon": theirs, "adam": others}, partial(groups, model=model.config))
-    matrices = {name for name, group in names(groups(params, model.config)).items() if group == "muon"}
+    unchanged = optax.identity()
+    reference = optax.partition({"muon": theirs, "adam": unchanged}, partial(groups, model=model.config))
+
+    @partial(jax.jit, static_argnums=0)
+    def second_update(optimizer: optax.GradientTransformation, first: Any, second: Any) -> Any:
+        _, state = optimizer.update(first, optimizer.init(params), params)
+        updates, _ = optimizer.update(second, state, params)
+        return updates
+
+    grads = [random_like(params, n) for n in range(2)]
+    updates = names(second_update(make_optimizer(c), *grads))
+    expected = names(second_update(reference, *grads))
+    matrices = muon_names(model, params)
     assert len(matrices) == (7 if scanned else 14)
-
-    @jax.jit
-    def moved(grads: list[Any]) -> tuple[Any, Any]:
-        """Return the second update of each parameter."""
-        results = []
-        for optimizer in (ours, reference):
-            _, state = optimizer.update(grads[0], optimizer.init(params), params)
-            results.append(optimizer.update(grads[1], state, params)[0])
-        return results[0], results[1]
-
-    updates, expected = map(names, moved([random_like(params, n) for n in range(2)]))
     for name in matrices:
         np.testing.assert_allclose(updates[name], expected[name], rtol=1e-5, atol=1e-7)
 
@@ -140,15 +144,18 @@ def test_muon_divides_the_matrices_among_devices() -> None:
     blocks = {name: leaf for name, leaf in params.items() if name.startswith("h_")}
     kernels = {name: {part: block[part] for part in ("attn", "mlp")} for name, block in blocks.items()}
     matrices = jax.tree.map(lambda leaf: leaf / jnp.linalg.norm(leaf), kernels)
+
+    def compute(matrices: Any) -> Any:
+        return orthogonal(matrices, 2, model)
+
     with use_mesh(mesh, model):
-        compiled = jax.jit(lambda x: orthogonal(x, 2, model)).lower(matrices).compile()
+        compiled = jax.jit(compute).lower(matrices).compile()
         spread = compiled(matrices)
     batches = {int(n) for n in re.findall(r"= f32\[(\d+),\d+,\d+\]\S* dot\(", compiled.as_text())}
     assert batches == {2}
-    for a, b in zip(
-        jax.tree.leaves(spread), jax.tree.leaves(jax.jit(lambda x: orthogonal(x, 2, model))(matrices)), strict=True
-    ):
-        np.testing.assert_allclose(a, b, atol=1e-6)
+
+    on_one_device = jax.jit(lambda matrices: compute(matrices))(matrices)
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6), spread, on_one_device)
 
 
 FACTORIES = {
@@ -176,20 +183,25 @@ def test_optimizers_equal_optax_with_decoupled_weight_decay(name: str) -> None:
         return 0.5 * rate(step) * w if path[-1].key in ("kernel", "embedding") else jnp.zeros_like(w)
 
     @jax.jit
-    def three_steps(params: Any, grads: list[Any]) -> tuple[Any, Any]:
-        results = []
-        for optimizer, by_hand in ((ours, False), (theirs, True)):
-            w = params
-            state = optimizer.init(params)
-            for step in range(3):
-                updates, state = optimizer.update(grads[step], state, w)
-                lost = jax.tree_util.tree_map_with_path(partial(decay, step=step), w)
-                w = optax.apply_updates(w, updates)
-                w = jax.tree.map(jnp.subtract, w, lost) if by_hand else w
-            results.append(w)
-        return results[0], results[1]
+    def with_our_optimizer(w: Any, grads: list[Any]) -> Any:
+        state = ours.init(w)
+        for grad in grads:
+            updates, state = ours.update(grad, state, w)
+            w = optax.apply_updates(w, updates)
+        return w
 
-    found, expected = map(names, three_steps(params, [random_like(params, n) for n in range(3)]))
+    @jax.jit
+    def by_hand(w: Any, grads: list[Any]) -> Any:
+        state = theirs.init(w)
+        for step, grad in enumerate(grads):
+            updates, state = theirs.update(grad, state, w)
+            lost = jax.tree_util.tree_map_with_path(partial(decay, step=step), w)
+            w = jax.tree.map(jnp.subtract, optax.apply_updates(w, updates), lost)
+        return w
+
+    grads = [random_like(params, n) for n in range(3)]
+    found = names(with_our_optimizer(params, grads))
+    expected = names(by_hand(params, grads))
     for leaf, value in expected.items():
         np.testing.assert_allclose(found[leaf], value, rtol=1e-5, atol=1e-7, err_msg=leaf)
         assert not np.array_equal(value, names(params)[leaf])
@@ -204,8 +216,9 @@ def test_first_moments_have_the_dtype_of_the_config(name: str) -> None:
     optimizer = make_optimizer(config(model.config, name=name, momentum_dtype="bfloat16"))
 
     def states(grads: Any) -> tuple[Any, Any]:
-        state = optimizer.init(params)
-        return state, optimizer.update(grads, state, params)[1]
+        before = optimizer.init(params)
+        _, after = optimizer.update(grads, before, params)
+        return before, after
 
     for state in jax.eval_shape(states, params):
         dtypes = [leaf.dtype for leaf in jax.tree.leaves(state) if leaf.ndim]
