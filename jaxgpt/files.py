@@ -196,9 +196,12 @@ def has_writer(directory: Path) -> bool | None:
     found = re.fullmatch(r"process (\d+) on (.+) since .*", holder)
     if not found:
         return False
-    if found[2] != socket.gethostname():
+    number, host = found.groups()
+    if host != socket.gethostname():
         return None
-    process = int(found[1])
+
+    # Signal 0 tests whether a process exists.
+    process = int(number)
     if process == os.getpid():  # a killed process in an earlier container of the same name
         return False
     try:

@@ -42,7 +42,11 @@ def tensors_of(table, config, seed=0):
     """Return random tensors with the names of a weight table."""
     rng = np.random.default_rng(seed)
     shapes = leaf_shapes(config)
-    return {row.name: rng.normal(0, 0.3, tensor_shape(row, shapes)).astype(np.float32) for row in expand(table, config)}
+    tensors = {}
+    for row in expand(table, config):
+        tensor = rng.normal(0, 0.3, tensor_shape(row, shapes))
+        tensors[row.name] = tensor.astype(np.float32)
+    return tensors
 
 
 def hf_folder(path, config=SMALL, seed=0, family=None):
@@ -69,7 +73,8 @@ def from_arrays(table, tensors, config):
     """Return the parameter tree of a model, from all its tensors in memory."""
     shapes = leaf_shapes(config)
     rows = expand(table, config)
-    assert {row.name: tensor_shape(row, shapes) for row in rows} == {name: x.shape for name, x in tensors.items()}
+    expected_shapes = {row.name: tensor_shape(row, shapes) for row in rows}
+    assert expected_shapes == {name: x.shape for name, x in tensors.items()}
     leaves = {}
     for row in rows:
         leaves |= to_leaves(row, np.asarray(tensors[row.name], np.float32), shapes)
@@ -81,11 +86,15 @@ def run_folder(path, model, seed=0):
     rng = np.random.default_rng(seed)
     tokenizer = CharTokenizer(TEXT)
     model = replace(model, vocab_size=tokenizer.vocab_size)
-    leaves = {p: rng.normal(float(p.endswith("scale")), 0.3, s) for p, s in leaf_shapes(model).items()}
+    leaves = {}
+    for name, shape in leaf_shapes(model).items():
+        mean = 1.0 if name.endswith("scale") else 0.0  # gains are near 1
+        leaves[name] = rng.normal(mean, 0.3, shape).astype(np.float32)
+    params = unflatten_dict(leaves, sep="/")
+
     path.mkdir()
     config = Config(preset="test", model=model, data=DataConfig(dataset="none"))
     write_settings(Run(path), config, tokenizer)
-    params = unflatten_dict({p: v.astype(np.float32) for p, v in leaves.items()}, sep="/")
     save_params(path / "checkpoints", params, {"config": asdict(config)})
     return path
 

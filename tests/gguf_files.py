@@ -156,24 +156,25 @@ def convert(folder: Path, path: Path, tokenizer: dict[str, Any] = BPE, **more: A
     rope = hf.get("rope_parameters", {})
     rope = rope.get("full_attention", rope)
     if kind == "gpt_neox":
-        values["rope.dimension_count"] = int(
-            rope["partial_rotary_factor"] * hf["hidden_size"] // hf["num_attention_heads"]
-        )
+        rotated = rope["partial_rotary_factor"] * hf["hidden_size"]
+        values["rope.dimension_count"] = int(rotated // hf["num_attention_heads"])
     if kind == "gemma3_text":
         values["attention.sliding_window"] = hf["sliding_window"]
     if rope.get("rope_type") == "linear":
         values |= {"rope.scaling.type": "linear", "rope.scaling.factor": rope["factor"]}
+
     tensors: dict[str, np.ndarray] = {}
-    names = gguf.get_tensor_name_map(
-        {name: i for i, name in gguf.MODEL_ARCH_NAMES.items()}[arch], values["block_count"]
-    )
+    architectures = {name: i for i, name in gguf.MODEL_ARCH_NAMES.items()}
+    names = gguf.get_tensor_name_map(architectures[arch], values["block_count"])
     for name, tensor in _joined(load_file(folder / "model.safetensors")).items():
         tensors[names.get_name(name, (".weight", ".bias"))] = _stored(hf, name, tensor)
     if rope.get("rope_type") == "llama3":
         tensors["rope_freqs.weight"] = _divisors(rope, hf["head_dim"])
-    metadata = filled(tokenizer, hf["vocab_size"]) | {
-        f"{arch}.{key}": value for key, value in (values | more).items() if value is not None
-    }
+
+    metadata = filled(tokenizer, hf["vocab_size"])
+    for key, value in (values | more).items():
+        if value is not None:
+            metadata[f"{arch}.{key}"] = value
     write(path, arch, metadata, tensors)
 
 

@@ -38,6 +38,7 @@ def rope_settings(options: Options, rope: dict[str, Any], block_size: int) -> di
     kinds = {name: name for name in ("default", "linear", "llama3", "yarn")}
     kind = inner.choice("rope_type", kinds, inner.read("type", "default"))
     inner.only("partial_rotary_factor", 1.0)
+
     settings: dict[str, Any] = {"rope_theta": inner.read("rope_theta", float)}
     if kind != "default":
         settings["rope_factor"] = inner.read("factor", float)
@@ -51,6 +52,7 @@ def rope_settings(options: Options, rope: dict[str, Any], block_size: int) -> di
         settings |= linear(block_size)
     if kind == "yarn":
         settings |= _read_yarn(inner, settings["rope_factor"], block_size)
+
     inner.skip("original_max_position_embeddings")  # option used only by Llama 3 scaling and YaRN
     inner.done()
     return settings
@@ -60,12 +62,15 @@ def _read_yarn(options: Options, factor: float, block_size: int) -> dict[str, An
     """Read the options of YaRN; a factor of 1 without a factor of attention has no effect."""
     options.skip("finetuned")  # whether the weights were trained with the scaling; does not change the logits
     options.only("truncate", True)  # bounds of the ramp are whole channels
+
+    # The factor of attention, or the two numbers of DeepSeek that define it.
     attention = options.read("attention_factor", 0.0)
     numerator = options.read("mscale", 0.0)
     denominator = options.read("mscale_all_dim", 0.0)
     if not attention and numerator and denominator:
         growth = 0.1 * math.log(max(factor, 1.0))
         attention = (numerator * growth + 1.0) / (denominator * growth + 1.0)
+
     if factor == 1.0 and attention in (0.0, 1.0):
         options.skip("beta_slow", "beta_fast")
         return {}
@@ -83,6 +88,7 @@ def write_rope(config: ModelConfig) -> dict[str, Any]:
     rope: dict[str, Any] = {"rope_theta": config.rope_theta, "rope_type": "default"}
     if config.rope_factor == 1.0:
         return rope
+
     if config.rope_scaling == "yarn":
         rope |= {
             "rope_type": "yarn",
@@ -94,6 +100,7 @@ def write_rope(config: ModelConfig) -> dict[str, Any]:
         if config.rope_attention_factor:
             rope["attention_factor"] = config.rope_attention_factor
         return rope
+
     if is_linear(config):
         return rope | {"rope_type": "linear", "factor": config.rope_factor}
     return rope | {

@@ -90,10 +90,13 @@ def expand(table: WeightTable, model: Model) -> list[WeightRow]:
             leaves = tuple(leaf.format(layer) for leaf in row.leaves)
             if not all(leaf in shapes for leaf in leaves):
                 continue
+
             heads = 0
             if row.by_head or row.interleaved:
                 heads = config.kv_heads if "/k_proj/" in leaves[0] else config.n_head
             one = row._replace(leaves=leaves, heads=heads)
+
+            # A tensor for the complete leaf, or for each matrix of its stack.
             if "{expert}" not in row.name:
                 rows.append(one._replace(name=row.name.format(layer)))
                 continue

@@ -87,6 +87,8 @@ def _read_json(file: BinaryIO, where: str) -> Iterator[Record]:
         text = line.strip()
         if not text:
             continue
+
+        # The first line that is not blank shows the format: an array, an object of several lines, or one object per line.
         if is_first and text.startswith(b"["):
             file.seek(0)
             for index, item in enumerate(array_items(file, where), 1):
@@ -95,6 +97,7 @@ def _read_json(file: BinaryIO, where: str) -> Iterator[Record]:
         if is_first and text == b"{":
             yield from _read_objects(line + file.read(), where)
             return
+
         record = _parsed(f"{where}, line {number}", text)
         if is_first and record.error and is_spread(line, file):
             yield Record(f"{where}, line {number}", error=SPREAD_ERROR, lost=True)

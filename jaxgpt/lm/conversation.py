@@ -118,11 +118,15 @@ class Chat:
     def _pieces(
         self, messages: list[dict[str, Any]], request: Request, sampling: SamplingParams, key_1: jax.Array
     ) -> Generator[Piece, None, None]:
-        before, self._state = self._state, None
-        self.prompt_tokens = len(request.rows[0])
-        self.reused = 0 if before is None else engine.shared(before, request.rows[0])
+        # Reuse the cache of the text so far, as far as the prompt begins with it.
+        before = self._state
+        self._state = None
+        [prompt] = request.rows
+        self.prompt_tokens = len(prompt)
+        self.reused = 0 if before is None else engine.shared(before, prompt)
         if not self.reused:
             before = None  # frees the cache
+
         answer = None
         try:
             pieces = decode(request, request.sampler(sampling), key_1, STREAM_BLOCK, before=before, reused=self.reused)

@@ -74,9 +74,10 @@ def merge(params: Any, adapters: Any, alpha: float = 16.0) -> Any:
     """
     merged = dict(params)
     for name, adapter in adapters.items():
-        if "a" not in adapter:
+        if "a" not in adapter:  # a module that contains adapters
             merged[name] = merge(params.get(name, {}), adapter, alpha)
             continue
+
         for kernel, b in adapter["b"].items():
             if kernel not in merged:
                 raise UserError(f"adapters do not match the model: no matrix {kernel}")
@@ -88,6 +89,7 @@ def merge(params: Any, adapters: Any, alpha: float = 16.0) -> Any:
                 raise UserError(
                     f"adapters do not match the model: {kernel} is {list(w.shape)}, A {list(a.shape)}, B {list(b.shape)}"
                 )
+
             scale = alpha / rank
             change = scale * jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
             merged[kernel] = merged[kernel] | {"kernel": w + change}

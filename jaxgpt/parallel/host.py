@@ -43,6 +43,7 @@ def use_cores(mesh: MeshConfig, processes: int = 1, model: ModelConfig | None = 
     set_quick_flag()
     if "JAX_NUM_CPU_DEVICES" in os.environ or "host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
+
     sizes = sizes_of(mesh).values()
     fixed = math.prod(size for size in sizes if size > 0)
     devices = math.ceil(fixed / processes)
@@ -53,6 +54,7 @@ def use_cores(mesh: MeshConfig, processes: int = 1, model: ModelConfig | None = 
             devices = max(devices, cores())
     if devices > 1024:  # cost: a few threads per device
         devices = cores()  # `resolve` then reports how many devices the mesh needs
+
     with contextlib.suppress(RuntimeError):  # raised if JAX has already used a device
         jax.config.update("jax_num_cpu_devices", devices)
 

@@ -50,7 +50,10 @@ def test_epochs_differ_in_order_and_phase() -> None:
 @pytest.mark.parametrize("sampling", ["epoch", "random"])
 def test_windows_do_not_change_between_versions(sampling: str) -> None:
     """Resuming with a different version of NumPy or jaxgpt must draw the same windows."""
-    known = {"epoch": [[865, 715, 505], [741, 461, 131]], "random": [[171, 495, 187], [943, 586, 762]]}
+    known = {
+        "epoch": [[865, 715, 505], [741, 461, 131]],
+        "random": [[171, 495, 187], [943, 586, 762]],
+    }
     w = batches(B=3, sampling=sampling, seed=1337)
     assert [starts(w, 0).tolist(), starts(w, 100).tolist()] == known[sampling]
 
@@ -103,7 +106,8 @@ def test_windows_of_documents(ids: list[int], T: int, seed: int) -> None:
     batch = Batches(documents, T, 3, seed).at(0)
     assert batch[:].shape == (3, T, 3)
     assert (batch[1:] == batch[:][1:]).all()
-    for window, row in zip(batch[:], Batches(plain, T, 3, seed).at(0)[:], strict=True):
+    rows = Batches(plain, T, 3, seed).at(0)[:]
+    for window, row in zip(batch[:], rows, strict=True):
         assert window[:, 0].tolist() == row[:-1].tolist()
         borders = np.isin(row[:-1], (0, 3))
         assert window[:, 1].tolist() == np.where(borders, -1, row[1:]).tolist()
@@ -124,9 +128,13 @@ def test_windows_of_documents(ids: list[int], T: int, seed: int) -> None:
     ],
 )
 def test_arguments_of_batches_are_checked(change: dict[str, Any]) -> None:
-    good: dict[str, Any] = {"ids": np.arange(99), "block_size": np.int8(8), "batch_size": 4, "step": np.array(3)}
-    step = (given := good | change).pop("step")
-    good_step = good.pop("step")
-    assert jaxgpt.batches(**good)(good_step).shape == (4, 9)
-    with pytest.raises(UserError, match=next(iter(change))):
-        jaxgpt.batches(**given)(step)
+    good = {"ids": np.arange(99), "block_size": np.int8(8), "batch_size": 4, "step": np.array(3)}
+    assert draw(**good).shape == (4, 9)
+    [name] = change
+    with pytest.raises(UserError, match=name):
+        draw(**(good | change))
+
+
+def draw(step: Any, **arguments: Any) -> np.ndarray:
+    """Draw the batch of a step."""
+    return jaxgpt.batches(**arguments)(step)

@@ -33,7 +33,8 @@ def train(p: Program, steps: int) -> tuple[list[float], object]:
     state = p.init()
     losses = []
     for step in range(steps):
-        state, metrics = p.step(state, p.put(np.asarray(random_ids(p.config.model, (8, 9), step))))
+        batch = np.asarray(random_ids(p.config.model, (8, 9), step))
+        state, metrics = p.step(state, p.put(batch))
         losses.append(float(metrics["loss"]))
     return losses, state
 
@@ -58,19 +59,23 @@ def test_stacked_layers_have_no_cache() -> None:
 
 
 def test_unstack_inverts_stack() -> None:
-    shapes = abstract_params(small("llama", n_layer=12))  # h_10 comes after h_9
-    params = jax.tree.map(lambda leaf: np.random.default_rng(leaf.size).random(leaf.shape, np.float32), shapes)
+    def draw(leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+        return np.random.default_rng(leaf.size).random(leaf.shape, np.float32)
+
+    twelve = small("llama", n_layer=12)  # h_10 comes after h_9
+    params = jax.tree.map(draw, abstract_params(twelve))
     tree = {"state": (params, [params, {"count": 3}])}
     stacked = stack_layers(tree)
     kernel = stacked["state"][1][0]["h"]["mlp"]["up_proj"]["kernel"]
     assert (kernel[10] == params["h_10"]["mlp"]["up_proj"]["kernel"]).all()
     jax.tree.map(np.testing.assert_array_equal, unstack_layers(stacked, 12), tree)
     assert jax.tree.structure(stack_layers(stacked)) == jax.tree.structure(stacked)
-    boxed = jax.eval_shape(lambda: boxed_params(GPT(small("llama", n_layer=12)), 0))
+
+    boxed = jax.eval_shape(lambda: boxed_params(GPT(twelve), 0))
     assert jax.eval_shape(lambda tree: unstack_layers(stack_layers(tree), 12), boxed) == boxed
 
 
-@pytest.mark.parametrize("name", ["muon", *(pytest.param(n, marks=long) for n in ("adamw", "adafactor"))])
+@pytest.mark.parametrize("name", ["muon", pytest.param("adamw", marks=long), pytest.param("adafactor", marks=long)])
 def test_an_update_of_a_stack_equals_updates_of_its_layers(name: str) -> None:
     """Muon and Adafactor treat the matrix of each layer separately, and the same weights decay."""
     model, params = make(small("modern", n_layer=2, n_embd=128 if name == "adafactor" else 16))
@@ -83,13 +88,18 @@ def test_an_update_of_a_stack_equals_updates_of_its_layers(name: str) -> None:
     def update(grads: object, state: object, params: object) -> object:
         return optimizer.update(grads, state, params)  # type: ignore[arg-type]
 
-    plain = update(grads, state, params)
-    assert_same(update(*map(stack_layers, (grads, state, params))), stack_layers(plain), rtol=1e-4, atol=1e-6)
-    first = jax.eval_shape(optimizer.init, stack_layers(params))
-    assert first == jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), stack_layers(state))
+    expected = stack_layers(update(grads, state, params))
+    found = update(stack_layers(grads), stack_layers(state), stack_layers(params))
+    assert_same(found, expected, rtol=1e-4, atol=1e-6)
+
+    # The initial state of a stack.
+    stacked = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), stack_layers(state))
+    assert jax.eval_shape(optimizer.init, stack_layers(params)) == stacked
+
+    # The mask of a stack has one value for all layers.
     decayed = stack_layers(jax.tree.map(np.float32, decay_mask(params, model.config)))
     mask = decay_mask(stack_layers(params), model.config)
-    assert_same(jax.tree.map(lambda d, s: np.full(s.shape, d), mask, decayed), decayed)
+    assert_same(jax.tree.map(lambda decays, layers: np.full(layers.shape, decays), mask, decayed), decayed)
 
 
 @long
@@ -105,19 +115,28 @@ def test_scanned_training_equals_unrolled_on_a_mesh_and_after_a_resume() -> None
     kernel = state.params["h"]["mlp"]["up_proj"]["kernel"]  # type: ignore[attr-defined]
     assert kernel.addressable_shards[0].data.shape == (3, kernel.shape[1] // 2, kernel.shape[2] // 2)
 
+    # Both layouts restore the checkpoint.
     saved = scanned.to_checkpoint(state)  # type: ignore[arg-type]
     with Saver(Path("checkpoints"), c.train) as saver:
         saver.save(saved, Info(3))
-    back = plain.restore(Path("checkpoints"), 3)
-    assert jax.tree.structure(back) == jax.tree.structure(state_plain)
-    again = scanned.restore(Path("checkpoints"), 3)
-    assert_same(jax.device_get(again), jax.device_get(state))
-    places = [jax.tree.map(lambda leaf: leaf.sharding, s) for s in (again, state)]
-    assert places[0] == places[1]
+    restored_plain = plain.restore(Path("checkpoints"), 3)
+    assert jax.tree.structure(restored_plain) == jax.tree.structure(state_plain)
+    restored = scanned.restore(Path("checkpoints"), 3)
+    assert_same(jax.device_get(restored), jax.device_get(state))
+    assert shardings_of(restored) == shardings_of(state)
 
+    # Both continue alike.
     batch = np.asarray(random_ids(c.model, (8, 9), 3))
-    went_on = [float(p.step(s, p.put(batch))[1]["loss"]) for p, s in ((scanned, again), (plain, back))]
-    np.testing.assert_allclose(went_on[1], went_on[0], rtol=1e-5)
+    _, metrics = scanned.step(restored, scanned.put(batch))
+    _, metrics_plain = plain.step(restored_plain, plain.put(batch))
+    np.testing.assert_allclose(metrics_plain["loss"], metrics["loss"], rtol=1e-5)
+
+    # Both evaluate alike. A step donates its state, so the average comes from `saved`.
     ema = plain.put_params(unstack_layers(jax.device_get(saved.ema), 3))
-    sums = plain.eval(ema, plain.put(batch))[0]
-    np.testing.assert_allclose(scanned.eval(scanned.put_params(ema), scanned.put(batch))[0], sums, rtol=1e-5)
+    expected_loss, *_ = plain.eval(ema, plain.put(batch))
+    loss, *_ = scanned.eval(scanned.put_params(ema), scanned.put(batch))
+    np.testing.assert_allclose(loss, expected_loss, rtol=1e-5)
+
+
+def shardings_of(state: object) -> object:
+    return jax.tree.map(lambda leaf: leaf.sharding, state)
