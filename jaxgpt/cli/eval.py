@@ -149,7 +149,7 @@ def _print_loss(run: str, about: dict[str, Any], loss: Loss, config: Config, dat
         json: print one JSON object.
     """
     result = loss.rounded
-    change = {}
+    change: dict[str, float] = {}
     effect = ""
     if loss.weights != "float32":
         change = _change(loss)

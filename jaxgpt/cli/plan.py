@@ -290,7 +290,7 @@ def _print_meshes(case: Case, json: bool) -> int:
         return code
 
     head = _head(case)
-    del head["mesh"], head["note"]  # of one mesh
+    del head["mesh"], head["note"]  # facts of one mesh
     print(aligned(head))
     print("\nestimates of all meshes, per device and step; times without overlap")
     header = ("mesh", "GiB", "fits", "step, ms", "compute", "memory", "links", "network", "MFU at most")

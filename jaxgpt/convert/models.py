@@ -215,7 +215,7 @@ def open_model(source: Path, accept: Collection[str] = ()) -> tuple[str, ModelCo
         options.done()
         return "nanogpt", model, gpt2.NANOGPT, weights
 
-    # Of a multimodal model, import the text model.
+    # Import only the text model of a multimodal model.
     is_wrapped = kind in WRAPPERS
     own = values
     if is_wrapped:

@@ -92,7 +92,7 @@ class Options:
         self._advice = advice
         self.known: set[str] = set()
         self._null = {name for name, value in values.items() if value is None}
-        self._left = {}
+        self._left: dict[str, Any] = {}
         for name, value in values.items():
             is_harmless = name in HARMLESS or name.startswith("_")
             if value is not None and not is_harmless:

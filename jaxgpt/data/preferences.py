@@ -138,6 +138,23 @@ def read_preference(record: Any) -> PreferenceRecord:
             f"no {' and no '.join(missing)} answer: the fields are {short_repr([*record])}; write {EXAMPLE}"
         )
 
+    parts = _split_prompt(fields, *_answers(fields))
+    for answer, which in ((parts.chosen, CHOSEN), (parts.rejected, REJECTED)):
+        if not answer or _is_blank(answer):
+            raise EmptyAnswer(f"the {which} answer is empty: write an answer, or remove the record")
+    if parts.chosen == parts.rejected:
+        raise EqualAnswers("the chosen and the rejected answer are equal: change one, or remove the record")
+
+    others = {key: fields[key] for key in WITH_PROMPT if key in fields}
+    answered = PROMPTS[parts.field]
+    return PreferenceRecord(
+        read_record({parts.field: parts.prompt, answered: parts.chosen, **others}),
+        read_record({parts.field: parts.prompt, answered: parts.rejected, **others}),
+    )
+
+
+def _answers(fields: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the chosen and the rejected answer: two texts, or two lists of messages."""
     chosen = _messages_or_text(fields[CHOSEN], CHOSEN)
     rejected = _messages_or_text(fields[REJECTED], REJECTED)
     if _is_json_of_messages(chosen) and _is_json_of_messages(rejected):
@@ -145,35 +162,42 @@ def read_preference(record: Any) -> PreferenceRecord:
         rejected = decoded(rejected, REJECTED)
     if isinstance(chosen, str) != isinstance(rejected, str):
         raise UserError("one answer is a text, and the other a list of messages: write both in the same form")
+    return chosen, rejected
 
-    # The prompt.
+
+class _Parts(NamedTuple):
+    """A prompt and two answers that do not repeat it."""
+
+    field: str  # name of the prompt's field, a key of `PROMPTS`
+    prompt: Any  # a text, or a list of messages
+    chosen: Any
+    rejected: Any
+
+
+def _split_prompt(fields: Mapping[str, Any], chosen: Any, rejected: Any) -> _Parts:
+    """Return the prompt of a record, from its field or the common beginning of its answers, and the remaining answers."""
     name, prompt = _prompt(fields)
     if isinstance(prompt, list) and is_speaker(prompt[-1:], "assistant"):
         raise UserError(ANSWERED)
-    if isinstance(chosen, str) and prompt is None:
-        name, prompt, chosen, rejected = "prompt", *_split_texts(chosen, rejected)
-    elif isinstance(chosen, list):
+
+    # The prompt of two texts is their common beginning. Two lists of messages may begin with the prompt, or repeat its end.
+    if isinstance(chosen, str):
+        if prompt is None:
+            name = "prompt"
+            prompt, chosen, rejected = _split_texts(chosen, rejected)
+    else:
         shared = _shared(chosen, rejected)
         if isinstance(prompt, list):
             shared = _repeated(prompt, chosen[:shared])
         elif shared:
-            name, prompt = "prompt", _with_request(chosen[:shared], prompt)
-        chosen, rejected = chosen[shared:], rejected[shared:]  # complete conversations
+            name = "prompt"
+            prompt = _with_request(chosen[:shared], prompt)
+        chosen = chosen[shared:]
+        rejected = rejected[shared:]
+
     if prompt is None:
         raise UserError(f"the answers have no common beginning, and the record has no prompt: write {EXAMPLE}")
-
-    for answer, which in ((chosen, CHOSEN), (rejected, REJECTED)):
-        if not answer or _is_blank(answer):
-            raise EmptyAnswer(f"the {which} answer is empty: write an answer, or remove the record")
-    if chosen == rejected:
-        raise EqualAnswers("the chosen and the rejected answer are equal: change one, or remove the record")
-
-    others = {key: fields[key] for key in WITH_PROMPT if key in fields}
-    answered = PROMPTS[name]
-    return PreferenceRecord(
-        read_record({name: prompt, answered: chosen, **others}),
-        read_record({name: prompt, answered: rejected, **others}),
-    )
+    return _Parts(name, prompt, chosen, rejected)
 
 
 def _messages_or_text(answer: Any, which: str) -> Any:

@@ -88,7 +88,7 @@ def _read_json(file: BinaryIO, where: str) -> Iterator[Record]:
         if not text:
             continue
 
-        # The first line that is not blank shows the format: an array, an object of several lines, or one object per line.
+        # The first non-blank line shows the format: an array, an object of several lines, or one object per line.
         if is_first and text.startswith(b"["):
             file.seek(0)
             for index, item in enumerate(array_items(file, where), 1):

@@ -118,7 +118,7 @@ class Chat:
     def _pieces(
         self, messages: list[dict[str, Any]], request: Request, sampling: SamplingParams, key_1: jax.Array
     ) -> Generator[Piece, None, None]:
-        # Reuse the cache of the text so far, as far as the prompt begins with it.
+        # Reuse the cached tokens that the prompt begins with.
         before = self._state
         self._state = None
         [prompt] = request.rows

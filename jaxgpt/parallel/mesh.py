@@ -59,7 +59,7 @@ def resolve(config: Config, n_devices: int, processes: int = 1, tpu: bool = Fals
             share = math.ceil(B / (rest * others))  # windows per device
             sizes["data"] = math.ceil(B / (share * others))
 
-    # Check the sizes, those of the settings and those that replace -1.
+    # Check all sizes: the settings, and the replacements of -1.
     used = math.prod(sizes.values())
     shape = " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "data 1"
     in_use = f"{used} of {n_devices} devices in use ({shape})"

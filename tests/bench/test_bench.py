@@ -160,7 +160,7 @@ TINY = flags(
 @pytest.mark.parametrize("each", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_the_command(each: int) -> None:
     """The results are consistent with each other and with the MFU formula, for any number of steps per call."""
-    # The vocabulary is that of the chosen tokenizer, as in training.
+    # The vocabulary comes from the chosen tokenizer, as in training.
     sizes = {"n_layer": 1, "norm": "none", "n_embd": 32, "n_head": 2, "block_size": 16}
     model = preset("python-char").with_model(vocab_size=256, **sizes).model
     data = flags(data__dataset="repeats", data__tokenizer="byte", train__steps_per_call=each)

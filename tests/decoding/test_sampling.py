@@ -64,7 +64,7 @@ def test_top_p_keeps_the_smallest_set_that_reaches_p() -> None:
         (0.0, [0]),
         (0.4, [0]),
         (0.6, [0, 1]),
-        (0.8, [0, 1, 3]),  # of equal probabilities, the largest id
+        (0.8, [0, 1, 3]),  # the largest id among equal probabilities
         (0.9, [0, 1, 2, 3]),
     )
     for p, expected in cases:

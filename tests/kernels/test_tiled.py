@@ -39,8 +39,8 @@ def test_tiles_cover_the_mask(T: int, window: int) -> None:
 
     reach = window or T
     for tile in found:
-        assert tile.first_key <= max(0, tile.start - reach + 1)  # of the first query of the tile
-        assert tile.end_query >= min(T, tile.end - 1 + reach)  # of the last key of the tile
+        assert tile.first_key <= max(0, tile.start - reach + 1)  # first key of the first query
+        assert tile.end_query >= min(T, tile.end - 1 + reach)  # after the last query of the last key
 
 
 def test_tiled_attention_never_stores_t_x_t_scores() -> None:
