@@ -116,6 +116,15 @@ def make(config: ModelConfig, seed: int = 0) -> tuple[GPT, Any]:
     return GPT(config), jax.tree_util.tree_map_with_path(draw, abstract_params(config))
 
 
+def compiled(model: Any, params: Any, *args: Any, method: str = "__call__") -> Any:
+    """Apply a model in one program: without `jit`, each operation is compiled separately, which takes 5x the CPU time.
+
+    Numbers in `args`, such as the slots of a cache, are static.
+    """
+    numbers = tuple(i for i, each in enumerate(args, 1) if isinstance(each, int))
+    return jax.jit(partial(model.apply, method=method), static_argnums=numbers)({"params": params}, *args)
+
+
 def lm_of(name: str, **changes: Any) -> LM:
     """Make a tiny model of `MODELS` with random weights, and a tokenizer of ids."""
     config = small(name, **changes)

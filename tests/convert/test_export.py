@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from folders import LLAMA, SMALL, TEXT, hf_folder, llama_tokenizer, run_folder
+from helpers import compiled
 from helpers import jaxgpt as command
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
@@ -80,7 +81,7 @@ REFUSED = {
 
 
 def forward(lm, ids):
-    return np.asarray(jaxgpt.GPT(lm.config.model).apply({"params": lm.params}, jnp.asarray(ids, jnp.int32)))
+    return np.asarray(compiled(jaxgpt.GPT(lm.config.model), lm.params, jnp.asarray(ids, jnp.int32)))
 
 
 # tests/parity/test_families.py exports each family as well.

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import make, random_ids, small
+from helpers import compiled, make, random_ids, small
 
 from jaxgpt.errors import UserError
 from jaxgpt.model import GPT
@@ -54,7 +54,7 @@ def with_products(model: GPT, params: Any, adapters: Any, alpha: float, ids: jax
         return y
 
     with nn.intercept_methods(add):
-        return model.apply({"params": params}, ids)  # type: ignore[return-value]
+        return compiled(model, params, ids)  # type: ignore[no-any-return]
 
 
 def every_matrix(name: str) -> tuple[str, ...]:
@@ -81,9 +81,9 @@ def test_merged_equals_unmerged(name: str) -> None:
     model, params, adapters = adapted(name, every_matrix(name))
     before = jax.tree.map(np.array, params)
     ids = random_ids(model.config, (2, 9))
-    merged = model.apply({"params": merge(params, adapters, 8.0)}, ids)
+    merged = compiled(model, merge(params, adapters, 8.0), ids)
     np.testing.assert_allclose(merged, with_products(model, params, adapters, 8.0, ids), atol=2e-5)
-    assert np.abs(merged - model.apply({"params": params}, ids)).max() > 0.1
+    assert np.abs(merged - compiled(model, params, ids)).max() > 0.1
     jax.tree.map(np.testing.assert_array_equal, params, before)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import lm_of, make, packed_rows, random_ids, small
+from helpers import compiled, lm_of, make, packed_rows, random_ids, small
 
 import jaxgpt
 from jaxgpt.config import Config, ModelConfig, OptimConfig
@@ -37,8 +38,8 @@ def test_one_expert_is_an_mlp() -> None:
         del mlp["router"]
         mlp_params[f"h_{layer}"]["mlp"] = {name: {"kernel": kernel["kernel"][0]} for name, kernel in mlp.items()}
     ids = random_ids(CONFIG, (2, 12))
-    found = GPT(one).apply({"params": params}, ids)
-    np.testing.assert_allclose(found, GPT(dense).apply({"params": mlp_params}, ids), atol=2e-5)
+    found = compiled(GPT(one), params, ids)
+    np.testing.assert_allclose(found, compiled(GPT(dense), mlp_params, ids), atol=2e-5)
 
 
 def test_the_order_of_the_experts_does_not_matter() -> None:
@@ -52,16 +53,17 @@ def test_the_order_of_the_experts_does_not_matter() -> None:
         router = mlp["router"]
         mlp["router"] = {"kernel": router["kernel"][:, order], "bias": router["bias"][order]}
     ids = random_ids(CONFIG, (2, 12))
-    found = model.apply({"params": moved}, ids)
-    np.testing.assert_allclose(found, model.apply({"params": params}, ids), atol=2e-5)
+    found = compiled(model, moved, ids)
+    np.testing.assert_allclose(found, compiled(model, params, ids), atol=2e-5)
 
 
 def test_the_penalty_is_not_part_of_the_loss() -> None:
     config = Config(model=CONFIG, optim=OptimConfig(balance_loss=0.5, router_z_loss=0.25))
     model, params = make(CONFIG)
     windows = jnp.asarray(packed_rows(CONFIG, 3, 0))
-    with_penalty = next_token_loss(model.apply, penalties=router_penalties(config))(params, windows, None)
-    without = next_token_loss(model.apply)(params, windows, None)
+    penalized = next_token_loss(model.apply, penalties=router_penalties(config))
+    with_penalty = jax.jit(partial(penalized, key=None))(params, windows)
+    without = jax.jit(partial(next_token_loss(model.apply), key=None))(params, windows)
     np.testing.assert_allclose(with_penalty.loss_B, without.loss_B, rtol=1e-6)
     sums = with_penalty.others
     expected_B = 0.5 * sums["balance_loss"] + 0.25 * sums["router_z_loss"]
@@ -73,10 +75,10 @@ def test_padding_changes_no_side_output() -> None:
     rows = packed_rows(CONFIG, 2, 0)
     document = jnp.asarray(rows[..., 2])
     inputs = jnp.maximum(jnp.asarray(rows[..., 0]), 0)
-    variables: Any = {"params": params}
-    _, sides = model.apply(variables, inputs, None, document_positions(document), method="hidden_and_sides")
     changed = inputs.at[:, 12:].set(3)
-    _, others = model.apply(variables, changed, None, document_positions(document), method="hidden_and_sides")
+    positions = document_positions(document)
+    _, sides = compiled(model, params, inputs, None, positions, method="hidden_and_sides")
+    _, others = compiled(model, params, changed, None, positions, method="hidden_and_sides")
     assert sides["expert_load"].shape == (2, 1, CONFIG.n_layer, 4)
     for name in ("balance_loss", "largest_load", "expert_load"):
         np.testing.assert_allclose(sides[name], others[name], rtol=1e-6)

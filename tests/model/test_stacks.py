@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from experts import D, E, Experts, F
-from helpers import random_ids, small
+from helpers import compiled, random_ids, small
 from jax.sharding import PartitionSpec
 
 from jaxgpt.config import LoraConfig, MeshConfig
@@ -190,8 +190,8 @@ def test_a_model_of_stored_stacks_equals_the_model_of_their_values() -> None:
     low = quantize(params, MODEL, "int8")
     assert isinstance(low["h_1"]["mlp"]["down_proj"]["kernel"], Stored)
     assert not isinstance(low["h_1"]["mlp"]["down_proj"]["bias"], Stored)
-    found = MODEL.apply({"params": low}, tokens)
-    np.testing.assert_allclose(found, MODEL.apply({"params": dequantize(low)}, tokens), atol=1e-4)
+    found = compiled(MODEL, low, tokens)
+    np.testing.assert_allclose(found, compiled(MODEL, dequantize(low), tokens), atol=1e-4)
 
 
 def test_counts_include_every_matrix_of_a_stack() -> None:
@@ -251,9 +251,9 @@ def test_a_stack_is_converted_as_one_tensor_or_one_for_each_matrix(name: str) ->
 
 
 def test_a_model_with_stacks_decodes_with_a_cache() -> None:
-    params = {"params": random_params()}
+    params = random_params()
     tokens = random_ids(CONFIG, (2, 12))
-    whole = MODEL.apply(params, tokens)
-    first, cache = MODEL.apply(params, tokens[:, :7], 16, method="prefill")  # type: ignore[misc]
-    second, _ = MODEL.apply(params, tokens[:, 7:], cache, method="extend")  # type: ignore[misc]
-    np.testing.assert_allclose(jnp.concatenate([first, second], 1), whole, atol=1e-5)
+    whole = compiled(MODEL, params, tokens)
+    first, cache = compiled(MODEL, params, tokens[:, :7], 16, method="prefill")
+    second, _ = compiled(MODEL, params, tokens[:, 7:], cache, method="extend")
+    np.testing.assert_allclose(np.concatenate([first, second], 1), whole, atol=1e-5)

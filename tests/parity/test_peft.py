@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import compiled
 
 import jaxgpt
 from jaxgpt.config import Config, LoraConfig, OptimConfig
@@ -63,7 +64,7 @@ def adapted(request, tmp_path):
 
 def logits(config, params, ids):
     with jax.default_matmul_precision("highest"):
-        return np.asarray(jaxgpt.GPT(config).apply({"params": params}, jnp.asarray(ids, jnp.int32)))
+        return np.asarray(compiled(jaxgpt.GPT(config), params, jnp.asarray(ids, jnp.int32)))
 
 
 def test_logits(adapted):

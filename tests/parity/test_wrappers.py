@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from helpers import compiled
 from safetensors.numpy import load_file, save_file
 
 torch = pytest.importorskip("torch")
@@ -67,7 +68,7 @@ def saved(kind: str, folder: Path) -> Any:
 
 def logits(params: Any, model: Any, ids: np.ndarray) -> np.ndarray:
     with jax.default_matmul_precision("highest"):
-        return np.asarray(GPT(model).apply({"params": params}, ids))
+        return np.asarray(compiled(GPT(model), params, ids))
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def test_a_run_learns_the_preference() -> None:
 def test_the_base_has_no_preference() -> None:
     """Without training, about half of the chosen answers are more probable than the rejected."""
     lm = load("base")
-    objective = preference_objective(GPT(lm.config.model).apply, PostConfig(objective="simpo"))
+    objective = jax.jit(preference_objective(GPT(lm.config.model).apply, PostConfig(objective="simpo")))
     data = open_data(load("dpo").config, lm.tokenizer)
     rows = data.train.windows(np.arange(PAIRS // 2), 16)
     accuracy = float(np.mean(objective(lm.params, rows, None, ()).others["accuracy"]))

@@ -8,7 +8,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from helpers import make, random_ids, small
+from helpers import compiled, make, random_ids, small
 
 from jaxgpt.checkpoint.store import Info, Saver
 from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig
@@ -52,7 +52,7 @@ def test_stacked_layers_have_no_cache() -> None:
     model, params = make(small("gpt2"))
     tokens = random_ids(model.config, (1, 4))
     scanned = ScannedGPT(model.config)
-    _, cache = model.apply({"params": params}, tokens, 8, method="prefill")  # type: ignore[misc]
+    _, cache = compiled(model, params, tokens, 8, method="prefill")
     for method, argument in (("prefill", 8), ("extend", cache)):
         with pytest.raises(TypeError, match="generate with GPT and the result of unstack_layers"):
             scanned.apply({"params": stack_layers(params)}, tokens, argument, method=method)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import small
+from helpers import compiled, make, small
 
 import jaxgpt
 from jaxgpt.config import Config, MeshConfig, ModelConfig, OptimConfig, TrainConfig
@@ -79,10 +79,9 @@ def program_of(steps_mesh: MeshConfig, model: GPT, **optim: Any) -> Any:
 
 
 def test_a_block_composes_with_defaults() -> None:
-    params = init_params(GPT(CONFIG))
+    _, params = make(CONFIG)
     x_BTD = jnp.ones((1, 4, CONFIG.n_embd))
-    block = Block(CONFIG, Ops())
-    y_BTD, _, sides = block.apply({"params": params["h_0"]}, x_BTD, Visible(row_positions(4)))  # type: ignore[misc]
+    y_BTD, _, sides = compiled(Block(CONFIG, Ops()), params["h_0"], x_BTD, Visible(row_positions(4)))
     assert y_BTD.shape == x_BTD.shape
     assert sides == {}
 
@@ -90,24 +89,24 @@ def test_a_block_composes_with_defaults() -> None:
 def test_the_parts_of_a_subclass_change_the_logits() -> None:
     params = init_params(OwnGPT(CONFIG))
     assert params["h_1"]["attn"]["value_table"].shape == (17, 16)
-    own = OwnGPT(CONFIG).apply({"params": params}, TOKENS)
-    plain = GPT(CONFIG).apply({"params": params}, TOKENS)
-    assert float(jnp.abs(own - plain).max()) > 0.1
+    own = compiled(OwnGPT(CONFIG), params, TOKENS)
+    plain = compiled(GPT(CONFIG), params, TOKENS)
+    assert np.abs(np.asarray(own) - plain).max() > 0.1
 
 
 def test_prefill_and_extend_equal_the_whole_text() -> None:
     model = OwnGPT(CONFIG)
-    params = {"params": init_params(model)}
-    whole = model.apply(params, TOKENS)
-    first, cache = model.apply(params, TOKENS[:, :7], 16, method="prefill")  # type: ignore[misc]
-    second, _ = model.apply(params, TOKENS[:, 7:], cache, method="extend")  # type: ignore[misc]
-    np.testing.assert_allclose(jnp.concatenate([first, second], 1), whole, atol=1e-5)
+    params = init_params(model)
+    whole = compiled(model, params, TOKENS)
+    first, cache = compiled(model, params, TOKENS[:, :7], 16, method="prefill")
+    second, _ = compiled(model, params, TOKENS[:, 7:], cache, method="extend")
+    np.testing.assert_allclose(np.concatenate([first, second], 1), whole, atol=1e-5)
 
 
 def test_scanned_layers_compute_the_same() -> None:
     params = init_params(OwnGPT(CONFIG))
-    scanned = OwnScannedGPT(CONFIG).apply({"params": stack_layers(params)}, TOKENS)
-    np.testing.assert_allclose(scanned, OwnGPT(CONFIG).apply({"params": params}, TOKENS), atol=1e-5)
+    scanned = compiled(OwnScannedGPT(CONFIG), stack_layers(params), TOKENS)
+    np.testing.assert_allclose(scanned, compiled(OwnGPT(CONFIG), params, TOKENS), atol=1e-5)
 
 
 def test_the_table_of_weights_describes_the_weights_of_the_subclass() -> None:
@@ -254,7 +253,7 @@ def own_lm() -> LM:
 
 def test_generate_score_and_study_use_the_class_of_the_model() -> None:
     lm = own_lm()
-    logits_BTV = OwnGPT(CONFIG).apply({"params": lm.params}, TOKENS[:1])
+    logits_BTV = compiled(OwnGPT(CONFIG), lm.params, TOKENS[:1])
     [out] = jaxgpt.generate(lm, TOKENS[:1], max_new_tokens=3, temperature=0)
     assert out.ids[0] == int(logits_BTV[0, -1].argmax())
     [score] = jaxgpt.score(lm, TOKENS[:1].tolist(), [out.ids])

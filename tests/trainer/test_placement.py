@@ -29,7 +29,7 @@ from jaxgpt.trainer import program
 from jaxgpt.trainer.program import Program
 
 # The largest arrays are the matrices of the MLP. Eight devices do not divide the 27 ids.
-MODEL = replace(LLAMA, n_layer=4, n_embd=64, n_head=8, n_kv_head=8, n_inner=256, tie_embeddings=False)
+MODEL = replace(LLAMA, n_layer=2, n_embd=64, n_head=8, n_kv_head=8, n_inner=256, tie_embeddings=False)
 LARGEST = 64 * 256 * 4
 NAMES = ("checkpoint/store.py", "checkpoint/source.py", "parallel/arrays.py", "trainer/program.py")
 READERS = tuple(str(Path(api.__file__).parent / name) for name in NAMES)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from experts import Experts
-from helpers import make, packed_rows, random_ids, small
+from helpers import compiled, make, packed_rows, random_ids, small
 
 import jaxgpt
 from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig
@@ -148,11 +148,11 @@ def test_padded_rows_count_nothing() -> None:
 def test_side_outputs_of_a_packed_row_equal_those_of_its_documents() -> None:
     model = QuietGPT(CONFIG)
     params = make(CONFIG)[1]
-    objective = next_token_loss(model.apply, penalties={"square": FACTOR})
+    objective = jax.jit(partial(next_token_loss(model.apply, penalties={"square": FACTOR}), key=None))
     packed = packed_rows(CONFIG, 1, 0)
     documents = [np.where((packed[..., 2:] == document), packed, -1) for document in (0, 1)]
-    together = objective(params, jnp.asarray(packed), None)
-    apart = [objective(params, jnp.asarray(document), None) for document in documents]
+    together = objective(params, jnp.asarray(packed))
+    apart = [objective(params, jnp.asarray(document)) for document in documents]
     assert float(together.count_B[0]) == 10
     assert together.penalty_B is not None
     for name, value_B, parts in (
@@ -180,19 +180,19 @@ def test_an_array_of_a_row_keeps_its_axes() -> None:
 def test_a_penalty_adds_its_gradient() -> None:
     model, params = QuietGPT(CONFIG), make(CONFIG)[1]
     windows = random_ids(CONFIG, (2, 17))
-    plain = next_token_loss(model.apply, penalties={})
+    plain = jax.jit(partial(next_token_loss(model.apply, penalties={}), key=None))
     penalized = next_token_loss(model.apply, penalties={"square": FACTOR})
 
     def by_hand(params: Any) -> jax.Array:
-        sums = plain(params, windows, None)
+        sums = plain(params, windows)
         return sums.loss_B.sum() + FACTOR * sums.others["square"].sum()
 
-    grads, (loss, count, others) = gradient_sums(params, windows, None, objective=penalized)
-    expected = jax.grad(by_hand)(params)
+    grads, (loss, count, others) = jax.jit(partial(gradient_sums, objective=penalized))(params, windows, None)
+    expected = jax.jit(jax.grad(by_hand))(params)
     for a, b in zip(jax.tree.leaves(grads), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
     assert set(others) == {"square", "largest"}
-    np.testing.assert_array_equal(loss, plain(params, windows, None).loss_B.sum())
+    np.testing.assert_array_equal(loss, plain(params, windows).loss_B.sum())
     assert float(count) == 32
 
 
@@ -214,7 +214,7 @@ def test_sums_by_device_add_side_outputs_and_penalties() -> None:
     model, params = QuietGPT(CONFIG), make(CONFIG)[1]
     objective = next_token_loss(model.apply, penalties=PENALTIES)
     windows = random_ids(CONFIG, (4, 17))
-    expected = gradient_sums(params, windows, None, objective=objective)
+    expected = jax.jit(partial(gradient_sums, objective=objective))(params, windows, None)
     mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     with jax.set_mesh(mesh):
         found = jax.jit(partial(sums_by_device, objective=objective, accumulation=2))(params, windows, None)
@@ -226,7 +226,7 @@ def test_a_block_may_add_side_outputs_in_its_call() -> None:
     model, params = NoisyGPT(CONFIG), make(CONFIG)[1]
     assert jax.tree.structure(init_params(model)) == jax.tree.structure(params)
     tokens = random_ids(CONFIG, (2, 12))
-    x_BTD, sides = model.apply({"params": params}, tokens, method="hidden_and_sides")  # type: ignore[misc]
+    x_BTD, sides = compiled(model, params, tokens, method="hidden_and_sides")
     assert x_BTD.shape == (2, 12, CONFIG.n_embd)
     assert sides["stream"].shape == (2, 12)
 
@@ -236,7 +236,7 @@ def test_a_penalty_without_side_output_raises_one_line() -> None:
     with pytest.raises(
         ValueError, match=r"no side output 'squares' for a penalty.*did you mean square.*use largest, square"
     ):
-        objective(make(CONFIG)[1], random_ids(CONFIG, (2, 17)), None)
+        jax.eval_shape(objective, make(CONFIG)[1], random_ids(CONFIG, (2, 17)), None)
 
 
 def test_a_side_output_of_another_shape_raises_one_line() -> None:
@@ -257,17 +257,17 @@ def test_a_side_output_named_like_a_metric_raises_one_line() -> None:
 
     program = jaxgpt.build(Config(model=CONFIG, train=TrainConfig(batch_size=2)), model=LossGPT(CONFIG))
     with pytest.raises(ValueError, match="must not have the names of other metrics"):
-        program.step(program.init(), program.put(np.asarray(random_ids(CONFIG, (2, 17)))))
+        program.lower(program.abstract_state, program.batch())
 
 
 def test_a_model_with_side_outputs_decodes_with_a_cache() -> None:
     model, params = QuietGPT(CONFIG), make(CONFIG)[1]
     tokens = random_ids(CONFIG, (2, 12))
-    whole = model.apply({"params": params}, tokens)
-    first, cache = model.apply({"params": params}, tokens[:, :7], 16, method="prefill")  # type: ignore[misc]
-    second, _ = model.apply({"params": params}, tokens[:, 7:], cache, method="extend")  # type: ignore[misc]
-    np.testing.assert_allclose(jnp.concatenate([first, second], 1), whole, atol=1e-5)
-    np.testing.assert_array_equal(whole, GPT(CONFIG).apply({"params": params}, tokens))
+    whole = compiled(model, params, tokens)
+    first, cache = compiled(model, params, tokens[:, :7], 16, method="prefill")
+    second, _ = compiled(model, params, tokens[:, 7:], cache, method="extend")
+    np.testing.assert_allclose(np.concatenate([first, second], 1), whole, atol=1e-5)
+    np.testing.assert_array_equal(whole, compiled(GPT(CONFIG), params, tokens))
 
 
 def test_a_model_with_side_outputs_generates_text() -> None:
