@@ -180,19 +180,23 @@ def test_an_array_of_a_row_keeps_its_axes() -> None:
 def test_a_penalty_adds_its_gradient() -> None:
     model, params = QuietGPT(CONFIG), make(CONFIG)[1]
     windows = random_ids(CONFIG, (2, 17))
-    plain = jax.jit(partial(next_token_loss(model.apply, penalties={}), key=None))
+    plain = next_token_loss(model.apply, penalties={})
     penalized = next_token_loss(model.apply, penalties={"square": FACTOR})
 
     def by_hand(params: Any) -> jax.Array:
-        sums = plain(params, windows)
+        sums = plain(params, windows, None)
         return sums.loss_B.sum() + FACTOR * sums.others["square"].sum()
 
-    grads, (loss, count, others) = jax.jit(partial(gradient_sums, objective=penalized))(params, windows, None)
-    expected = jax.jit(jax.grad(by_hand))(params)
+    @jax.jit
+    def compute(params: Any) -> Any:
+        found = gradient_sums(params, windows, None, objective=penalized)
+        return found, jax.grad(by_hand)(params), plain(params, windows, None).loss_B.sum()
+
+    (grads, (loss, count, others)), expected, plain_loss = compute(params)
     for a, b in zip(jax.tree.leaves(grads), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
     assert set(others) == {"square", "largest"}
-    np.testing.assert_array_equal(loss, plain(params, windows).loss_B.sum())
+    np.testing.assert_array_equal(loss, plain_loss)
     assert float(count) == 32
 
 
