@@ -133,6 +133,9 @@ def _on_device(
 
 
 def _forward(layout: Layout, q: Array, k: Array, v: Array, place: Positions, row_place: Positions) -> tuple[Array, Any]:
+    # In a scan over layers, JAX would compute the masks of all tiles once, and store them, because they depend on positions
+    # only. With the barrier, positions depend on the layer.
+    q, place, row_place = jax.lax.optimization_barrier((q, place, row_place))
     queries = online.queries_of(q, k.shape[1], place, layout.rule)
     state = online.nothing(queries)
     if layout.ring:
@@ -148,7 +151,8 @@ def _forward(layout: Layout, q: Array, k: Array, v: Array, place: Positions, row
 def _backward(layout: Layout, residuals: tuple[Any, ...], dout: Array) -> tuple[Any, ...]:
     q, k, v, place, row_place, out, lse = residuals
     # Keys are gathered again: without the barrier, XLA would keep the gathered keys of all layers since the forward pass.
-    k, v, dout = jax.lax.optimization_barrier((k, v, dout))
+    # Positions: see `_forward`.
+    k, v, dout, place, row_place = jax.lax.optimization_barrier((k, v, dout, place, row_place))
     queries = online.queries_of(q, k.shape[1], place, layout.rule)
     saved = online.saved_of(out, lse, dout, k.shape[1], layout.rule)
     dq = jnp.zeros(queries.q_nBKGtH.shape, jnp.float32)

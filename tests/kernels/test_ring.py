@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import math
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -204,3 +206,26 @@ def test_each_half_of_the_tokens_has_whole_tiles(twos: int, threes: int, rows: i
     size = online.tile_size(tokens, rows, 4)
     assert tokens // 2 % size == 0
     assert size >= min(tokens // 2, online.SHORTEST_TILE)
+
+
+@pytest.mark.parametrize("kernel", [gathered_attention, ring_attention])
+def test_a_scan_over_layers_stores_nothing_for_pairs_of_tokens(kernel: Any) -> None:
+    """JAX would compute the masks of all pairs of tiles once, and store them."""
+    T, H = 64, 2
+    config = small("llama", block_size=T, n_embd=N * H, head_dim=H)
+    visible = Visible(row_positions(T))
+
+    def loss(x_BTD: jax.Array, gain_L: jax.Array) -> jax.Array:
+        def layer(x_BTD: jax.Array, gain: jax.Array) -> tuple[jax.Array, None]:
+            q_BTNH = (gain * x_BTD).reshape(1, T, N, H)
+            k_BNTH = q_BTNH.transpose(0, 2, 1, 3)
+            out_BTNH = kernel(q_BTNH, k_BNTH, k_BNTH.mT, visible, 0.5, None)
+            return out_BTNH.reshape(x_BTD.shape), None
+
+        out_BTD, _ = jax.lax.scan(layer, x_BTD, gain_L)
+        return out_BTD.sum()
+
+    with use_mesh(make_mesh(MeshConfig(data=1, context=4)), config, rows=1, length=T):
+        text = str(jax.make_jaxpr(jax.grad(loss))(jnp.ones((1, T, N * H)), jnp.ones(2)))
+    sizes = [math.prod(map(int, shape.split(","))) for shape in re.findall(r"[a-z]\d*\[([\d,]+)\]", text)]
+    assert max(sizes) < N * (T // 4) * T  # scores of a device
