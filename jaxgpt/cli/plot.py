@@ -31,6 +31,9 @@ def plot(
 ) -> int:
     """Draw the losses of runs against steps, tokens and time, with the baselines of their data.
 
+    Runs with rewards have plots of reward, tokens per answer, entropy and, with
+    post.kl, KL to the reference instead.
+
     Prints a table of the runs: the lowest validation loss, its bits per byte of
     text and its step, tokens/s, and the settings that differ. Use bits per byte
     to compare runs with different tokenizers. If runs differ only in their seed,
@@ -47,7 +50,7 @@ def plot(
     Args:
         runs: runs to draw
         out: file to write: .png, .svg or .pdf
-        x: horizontal axis; all: three plots side by side
+        x: horizontal axis; all: three plots side by side; with rewards: steps
         follow: draw again every 10 seconds while a run trains
     """
     path = Path(out)
@@ -111,10 +114,13 @@ def read_lines(runs: Mapping[str, Run]) -> dict[str, list[dict[str, Any]]]:
 
 
 def draw(runs: Mapping[str, Run], lines: Mapping[str, Sequence[Mapping[str, Any]]], path: Path, x: Any) -> None:
-    """Draw the losses of runs, and the baselines of their data if all runs have the same ones."""
+    """Draw the rewards or losses of runs, and the baselines of their data if all runs have the same ones."""
     from jaxgpt.report.baselines import read_baselines
-    from jaxgpt.study.plot import losses, save
+    from jaxgpt.study.plot import has_rewards, losses, rewards, save
 
+    if all(map(has_rewards, lines.values())):
+        save(rewards(lines, x), path)
+        return
     found = [read_baselines(run.path)["losses"] for run in runs.values()]
     known = [each for each in found if each]
     baselines = None
@@ -151,7 +157,7 @@ def still_trains(run: Run, lines: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def draw_run(run: Run, title: str) -> None:
-    """Draw the losses of a run and the baselines of its data as loss.png.
+    """Draw the losses of a run and the baselines of its data, or its rewards, as loss.png.
 
     Raises:
         UserError: if the run has no losses yet, or baselines.json is damaged.
@@ -159,10 +165,13 @@ def draw_run(run: Run, title: str) -> None:
     # The first import of matplotlib on a machine scans all fonts and logs a message.
     logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
     from jaxgpt.report.baselines import read_baselines
-    from jaxgpt.study.plot import losses, save
+    from jaxgpt.study.plot import has_rewards, losses, rewards, save
     from jaxgpt.trainer.metrics import read_metrics
 
     lines = list(read_metrics(run.metrics))
+    if has_rewards(lines):
+        save(rewards({title: lines}), run.path / "loss.png")
+        return
     baselines = read_baselines(run.path)["losses"]
     save(losses({title: lines}, "step", baselines=baselines), run.path / "loss.png")
 

@@ -84,7 +84,8 @@ def policy_objective(apply_fn: Callable[..., Any], settings: PostConfig, chunk: 
     `metrics`, a dict of numbers of each answer, float32 `[B]`, such as its rewards. With `settings.mask_truncated`, float32
     `[B]` `counted` is 0 for answers without a loss. They still count as answers in means over answers, as in TRL.
 
-    The metrics are means over answers: `metrics` of the batch, `answer_tokens`, `clipped` (fraction of tokens), `kl`.
+    The metrics are means over answers: `metrics` of the batch, `answer_tokens`, `clipped` (fraction of tokens), `kl`, and
+    `entropy`, the mean `-log p` of the tokens when they were drawn, which estimates the entropy of the policy in nats per token.
 
     Args:
         apply_fn: `model.apply`.
@@ -119,7 +120,7 @@ def policy_objective(apply_fn: Callable[..., Any], settings: PostConfig, chunk: 
         loss_BT = clipped_loss(ratio_BT, advantage_B1, settings.clip_low, settings.clip_high)
         is_below_BT = (ratio_BT < 1 - settings.clip_low) & (advantage_B1 < 0)
         is_above_BT = (ratio_BT > 1 + settings.clip_high) & (advantage_B1 > 0)
-        of_tokens = {"clipped": (is_below_BT | is_above_BT).astype(jnp.float32)}
+        of_tokens = {"clipped": (is_below_BT | is_above_BT).astype(jnp.float32), "entropy": -batch["log_p"]}
         if settings.kl:
             delta_BT = jnp.where(is_target_BT, batch["reference_log_p"] - log_p_BT, 0.0)
             kl_BT = kl_estimate(delta_BT, settings.kl_estimator)

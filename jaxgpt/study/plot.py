@@ -1,7 +1,7 @@
-"""Draw arrays as figures: attention, logit lens, patching, and the losses of runs.
+"""Draw arrays as figures: attention, logit lens, patching, and the losses or rewards of runs.
 
-`attention`, `lens`, `patching` and `losses` return a matplotlib `Figure`, which needs no display: `figure.savefig("a.png")`
-or `"a.svg"`. The first call imports matplotlib.
+`attention`, `lens`, `patching`, `losses` and `rewards` return a matplotlib `Figure`, which needs no display:
+`figure.savefig("a.png")` or `"a.svg"`. The first call imports matplotlib.
 """
 
 from __future__ import annotations
@@ -48,6 +48,12 @@ TRAINING: dict[str, Any] = {"linewidth": 1, "alpha": 0.4}  # style of training l
 VALIDATION: dict[str, Any] = {"linewidth": 1.6, "marker": "o", "markersize": 3.5}
 # Style of evaluations on the most windows, next to evaluations on fewer windows.
 FULL: dict[str, Any] = {"linestyle": "none", "marker": "D", "markersize": 5}
+SAMPLED: dict[str, Any] = {"linewidth": 1.4}  # style of sampled answers
+HELD_OUT: dict[str, Any] = {
+    "linestyle": "none",
+    "marker": "o",
+    "markersize": 3.5,
+}  # style of answers to held-out prompts
 CHANGE: dict[str, Any] = {"linewidth": 0.8, "linestyle": ":"}  # style of changes of settings in a resumed run
 # AXES maps axis names to fields of metrics.jsonl.
 AXES = {"step": "step", "tokens": "tokens", "seconds": "elapsed_seconds"}
@@ -59,6 +65,14 @@ OF_EXPERTS = {
     "balance_loss": "balance loss (1: equal)",
     "router_z_loss": "z-loss of the router",
 }
+# REWARDS maps metrics of rollouts and of the held-out prompts to the labels of their panels.
+REWARDS = {
+    "reward": ("val_reward", "reward"),
+    "answer_tokens": ("val_answer_tokens", "tokens per answer"),
+    "entropy": ("", "entropy (nats per token)"),
+    "kl": ("", "KL to the reference (nats per token)"),
+}
+SMOOTHING = 50  # number of points of a curve of rollouts: each is the mean of equally many steps
 
 
 @contextmanager
@@ -161,21 +175,13 @@ def losses(
     Raises:
         UserError: if there are no runs, a run has no losses, or the axis does not exist.
     """
-    choices = ("all", *AXES)
-    if x not in choices:
-        raise UserError(f"no axis {x!r}{did_you_mean(str(x), choices)}: choose from {', '.join(choices)}")
-    if not runs:
-        raise UserError("no runs to draw: pass the metrics of at least one run")
+    _check_runs(runs, x)
     curves = {name: Curves.of(lines) for name, lines in runs.items()}
     for name, curve in curves.items():
         if not curve.training.size + curve.partial.size + curve.full.size:
             raise UserError(f"{name} has no losses to draw: its metrics.jsonl has no line with a loss")
 
-    # Every run has a color; after eight runs, the colors repeat with a different dash.
-    looks: dict[str, dict[str, Any]] = {}
-    styles = itertools.cycle(itertools.product(("-", "--", ":", "-."), RUNS))
-    for name, (dash, color) in zip(runs, styles, strict=False):
-        looks[name] = {"ls": dash, "c": color}
+    looks = _looks(runs)
     changes = _changes(runs)
 
     # One panel for each kind of axis, and for each metric of experts.
@@ -210,24 +216,120 @@ def losses(
         axes.set_ylabel(OF_EXPERTS[metric])
     for axes in grid[len(kinds) + len(extra) :]:
         axes.set_axis_off()
-    _add_legend(figure, list(curves.values()), looks, changes)
+    _add_legend(figure, looks, _loss_kinds(list(curves.values())), changes)
     return figure
 
 
+@_style()
+def rewards(
+    runs: Mapping[str, Sequence[Mapping[str, Any]]],
+    x: Literal["all", "step", "tokens", "seconds"] = "all",
+    *,
+    title: str = "",
+) -> Figure:
+    """Draw the metrics of runs with rewards: reward, tokens per answer, entropy and KL, each in a panel.
+
+    A curve has the mean over the rollouts of up to 1/50 of the run at each point; the answers to held-out prompts are dots,
+    with the standard error of their mean reward. A panel without values in any run is omitted.
+
+    Args:
+        runs: dict of the lines of metrics.jsonl, as for `losses`.
+        x: the horizontal axis; all: steps.
+        title: figure title.
+
+    Raises:
+        UserError: if there are no runs, a run has no rewards, or the axis does not exist.
+    """
+    _check_runs(runs, x)
+    for name, lines in runs.items():
+        if not has_rewards(lines):
+            raise UserError(f"{name} has no rewards to draw: its metrics.jsonl has no line with a reward")
+    looks = _looks(runs)
+    changes = _changes(runs)
+    kind = "step" if x == "all" else x
+    seconds, unit = _time_unit(runs)
+    scale = seconds if kind == "seconds" else 1
+
+    shown = [name for name in REWARDS if any(name in line for lines in runs.values() for line in lines)]
+    figure = new_figure(3.6 * len(shown) + 0.8, 3.8)
+    [panels] = figure.subplots(1, len(shown), squeeze=False)
+    for axes, name in zip(panels, shown, strict=True):
+        held_out, label = REWARDS[name]
+        for run, lines in runs.items():
+            place = partial(_place, lines, kind, scale)
+            steps, values = _smoothed(_column(lines, name))
+            axes.plot(place(steps), values, **looks[run], **SAMPLED)
+            steps, values = _column(lines, held_out)
+            _, errors = _column([line for line in lines if held_out in line], f"{held_out}_stderr")
+            spread = errors if len(errors) == len(values) else None
+            axes.errorbar(place(steps), values, spread, color=looks[run]["c"], elinewidth=0.7, **HELD_OUT)
+        for number, change in enumerate(changes, 1):
+            x_change = _place(runs[change.run], kind, scale, change.step)
+            _mark_change(axes, number, x_change, looks[change.run]["c"])
+        _style_axes(axes, kind, unit)
+        axes.set(ylabel=label)
+        axes.set_ylim(bottom=min(0.0, *axes.get_ylim()))
+    panels[0].set(title=drawable(title))
+    kinds = {"sampled answers": SAMPLED, "most probable answers to held-out prompts": HELD_OUT}
+    _add_legend(figure, looks, kinds, changes)
+    return figure
+
+
+def has_rewards(lines: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether lines of metrics.jsonl have rewards."""
+    return any("reward" in line for line in lines)
+
+
+def _smoothed(curve: np.ndarray) -> np.ndarray:
+    """Average equally many neighboring points of a curve `[2, n]`, so that about `SMOOTHING` points remain."""
+    each = max(curve.shape[1] // SMOOTHING, 1)
+    whole = curve[:, : curve.shape[1] // each * each]
+    return whole.reshape(2, -1, each).mean(-1)
+
+
+def _check_runs(runs: Mapping[str, Any], x: str) -> None:
+    """Raise `UserError` if there are no runs, or the axis does not exist."""
+    choices = ("all", *AXES)
+    if x not in choices:
+        raise UserError(f"no axis {x!r}{did_you_mean(str(x), choices)}: choose from {', '.join(choices)}")
+    if not runs:
+        raise UserError("no runs to draw: pass the metrics of at least one run")
+
+
+def _looks(runs: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return a color for every run; after eight runs, the colors repeat with a different dash."""
+    looks: dict[str, dict[str, Any]] = {}
+    styles = itertools.cycle(itertools.product(("-", "--", ":", "-."), RUNS))
+    for name, (dash, color) in zip(runs, styles, strict=False):
+        looks[name] = {"ls": dash, "c": color}
+    return looks
+
+
+def _loss_kinds(curves: Sequence[Curves]) -> dict[str, dict[str, Any]]:
+    """Return the styles of the kinds of losses that occur together, keyed by their description."""
+    kinds: dict[str, dict[str, Any]] = {}
+    if any(curve.training.size and curve.partial.size + curve.full.size for curve in curves):
+        kinds["training (single batch)"] = TRAINING
+        kinds["validation"] = VALIDATION
+    if any(curve.partial.size and curve.full.size for curve in curves):
+        kinds["validation, comparable"] = FULL
+    return kinds
+
+
 def _add_legend(
-    figure: Figure, curves: Sequence[Curves], looks: Mapping[str, dict[str, Any]], changes: Sequence[Change]
+    figure: Figure,
+    looks: Mapping[str, dict[str, Any]],
+    kinds: Mapping[str, dict[str, Any]],
+    changes: Sequence[Change],
 ) -> None:
-    """Add the runs, the kinds of losses that occur, and the changes of settings."""
+    """Add the runs, the kinds of curves, and the changes of settings."""
     from matplotlib.lines import Line2D
 
     names = [drawable(name) for name in looks]
     handles = [Line2D([], [], **look) for look in looks.values()]
-    if any(curve.training.size and curve.partial.size + curve.full.size for curve in curves):
-        names += ["training (single batch)", "validation"]
-        handles += [Line2D([], [], color=GRAY, **look) for look in (TRAINING, VALIDATION)]
-    if any(curve.partial.size and curve.full.size for curve in curves):
-        names.append("validation, comparable")
-        handles.append(Line2D([], [], color=GRAY, **FULL))
+    for kind, style in kinds.items():
+        names.append(kind)
+        handles.append(Line2D([], [], color=GRAY, **style))
     for number, change in enumerate(changes, 1):
         names.append(drawable(f"{number}: step {change.step:,}, {change.text}"))
         handles.append(Line2D([], [], color=looks[change.run]["c"], **CHANGE))

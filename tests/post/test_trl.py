@@ -205,3 +205,17 @@ def test_policies(name: str, accumulation: int) -> None:
     metrics = {"kl": "kl", "clipped": "clip_ratio/region_mean"} if name == "dapo" else {}
     objective = policy_objective(GPT(MODEL).apply, settings)
     check(objective, batch | {"advantage": advantage_B}, (), expected, metrics, accumulation)
+
+
+def test_the_entropy_is_the_mean_over_drawn_tokens() -> None:
+    """As TRL's metrics over answers: the mean over the tokens of each, then over answers; padding does not count."""
+    recorded = RECORDED["rollout"]["rollout"]
+    expected = []
+    for log_p, mask in zip(recorded["old_per_token_logps"], recorded["completion_mask"], strict=True):
+        expected.append(-np.mean([value for value, kept in zip(log_p, mask, strict=True) if kept]))
+    objective = policy_objective(GPT(MODEL).apply, PostConfig(objective="grpo", reward="json"))
+    batch = jax.tree.map(
+        lambda x: np.concatenate([x, np.full_like(x, -1)]), rollout() | {"advantage": np.zeros(8, np.float32)}
+    )
+    sums = jax.jit(objective)(weights(0), batch, None, ())
+    assert sums.others["entropy"].sum() / sums.count_B.sum() == pytest.approx(np.mean(expected), rel=1e-5)

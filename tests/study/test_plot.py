@@ -13,6 +13,7 @@ from folders import SMALL, run_folder
 from helpers import jaxgpt
 
 import jaxgpt.cli.plot as plot_command
+from jaxgpt.checkpoint.run import Run
 from jaxgpt.cli.plot import table
 from jaxgpt.errors import UserError
 from jaxgpt.study import plot
@@ -162,11 +163,50 @@ def test_evaluations_on_fewer_windows_are_a_separate_curve() -> None:
     assert figure.legends[0].get_texts()[-1].get_text() == "validation, comparable"
 
 
+REWARDS = [
+    {
+        "step": step,
+        "loss": 0.0,
+        "reward": step / 200,
+        "answer_tokens": 3.0,
+        "entropy": 1.0,
+        "elapsed_seconds": step + 1.0,
+    }
+    for step in range(200)
+]
+REWARDS += [{"step": 200, "val_reward": 0.5, "val_reward_stderr": 0.125, "val_answer_tokens": 2.0}]
+
+
+def test_rewards_have_a_panel_for_each_metric() -> None:
+    """A point is the mean of four steps; a panel without values is omitted, as KL here in one of two runs."""
+    one = plot.rewards({"a": REWARDS})
+    assert [axes.get_ylabel() for axes in one.axes] == ["reward", "tokens per answer", "entropy (nats per token)"]
+    steps, means = one.axes[0].lines[0].get_data()
+    np.testing.assert_allclose(means, np.asarray(steps) / 200)
+    assert len(steps) == 50
+    bars = one.axes[0].collections[0].get_segments()[0]
+    assert bars.tolist() == [[200, 0.375], [200, 0.625]], "the held-out reward and its standard error"
+
+    change = {"step": 100, "changed": {"optim.learning_rate": [0.1, 0.01]}}
+    line = {"step": 0, "reward": 0.5, "kl": 0.25, "elapsed_seconds": 7200.0}
+    two = plot.rewards({"a": [*REWARDS, change], "$b^$": [line]}, "seconds", title="$_$")
+    two.draw_without_rendering()
+    assert [axes.get_xlabel() for axes in two.axes] == ["time (minutes)"] * 4
+    points = [(*line.get_xdata(), *line.get_ydata()) for line in two.axes[3].lines if len(line.get_xdata()) == 1]
+    assert points == [(0, 0.25)]
+    legend = [text.get_text() for text in two.legends[0].get_texts()]
+    kinds = ["sampled answers", "most probable answers to held-out prompts"]
+    assert legend == ["a", "$b^$", *kinds, "1: step 100, learning_rate 0.01"]
+
+
 @pytest.mark.parametrize(
     ("draw", "message"),
     [
         (lambda: plot.losses({"x": [{"step": 1}]}), "x has no losses"),
         (lambda: plot.losses({}), "no runs to draw"),
+        (lambda: plot.rewards({}), "no runs to draw"),
+        (lambda: plot.rewards({"x": LINES}), "x has no rewards"),
+        (lambda: plot.rewards({"x": REWARDS}, "stpe"), "no axis 'stpe'"),
         (lambda: plot.lens(np.ones((2, 3)), ["a"]), r"expected an array of shape \[2, 1\] for these labels"),
         (
             lambda: plot.losses({"x": LINES}, "stpe"),
@@ -220,6 +260,20 @@ def test_the_command_draws_runs() -> None:
     assert "baselines omitted" in jaxgpt("plot", "a", "b $^", "--x", "step").err
     result = jaxgpt("plot", "b $^", "--out", "no/x.png")
     assert (result.code, result.err) == (2, "jaxgpt: cannot write no/x.png: No such file or directory\n")
+
+
+def test_the_command_draws_rewards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs with rewards have no losses that say anything: the rewards are drawn unless a run has none."""
+    drawn: list[str] = []
+    monkeypatch.setattr(plot, "save", lambda figure, path: drawn.append(figure.axes[0].get_ylabel()))
+    for name, lines in (("a", REWARDS), ("b", LINES)):
+        run_folder(Path(name), SMALL)
+        Path(name, "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert jaxgpt("plot", "a", "--x", "seconds").code == 0
+    assert jaxgpt("plot", "a", "b").code == 0
+    for name in "ab":
+        plot_command.draw_run(Run(Path(name)), name)
+    assert drawn == ["reward", "loss (nats per token)", "reward", "loss (nats per token)"]
 
 
 def test_follow_draws_until_the_run_ends(monkeypatch: pytest.MonkeyPatch) -> None:
