@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jaxgpt.config import OF_CHATS, Config, changes, flat, from_json
+from jaxgpt.config import OF_CHATS, Config, ModelConfig, changes, flat, from_json
 from jaxgpt.errors import UserError, did_you_mean
 from jaxgpt.files import parse_json, read_bytes
 from jaxgpt.mix import path_of, with_paths
@@ -74,23 +74,54 @@ def unset_of_chats(target: str) -> list[str]:
         return [*OF_CHATS]
     if not Path(target).is_file():
         return []
-    data = parse_json(read_bytes(Path(target)), target).get("data", {})
-    return [name for name in OF_CHATS if name not in data]
+    return [name for name in OF_CHATS if name not in _section(target, "data")]
+
+
+def positions_in(target: str) -> tuple[str, ...]:
+    """Return the names of the settings in `OF_POSITIONS` that a file sets."""
+    if target in PRESETS or not Path(target).is_file():
+        return ()
+    model = _section(target, "model")
+    return tuple(name for name in OF_POSITIONS if name in model)
+
+
+def _section(file: str, name: str) -> Mapping[str, Any]:
+    """Return a section of a JSON file of settings, which is valid."""
+    section: Mapping[str, Any] = parse_json(read_bytes(Path(file)), file).get(name, {})
+    return section
+
+
+# Settings of the model that the weights do not determine; a run may change them with --init-from.
+SIZES = ("dropout", "block_size")
+# Further such settings, of the positions that a token sees. They belong to the weights unless they are given.
+OF_POSITIONS = (
+    "sliding_window",
+    "rope_theta",
+    "rope_local_theta",
+    "rope_factor",
+    "rope_scaling",
+    "rope_low_freq_factor",
+    "rope_high_freq_factor",
+    "rope_beta_slow",
+    "rope_beta_fast",
+    "rope_attention_factor",
+    "rope_original_context",
+)
 
 
 def with_weights(
     base: Config,
     init_from: str,
     settings: Mapping[str, Any],
-    keep: bool,
+    keep: Collection[str] = (),
     keep_optimizer: bool = False,
     inherited: Collection[str] = (),
 ) -> Config:
     """Return a config that starts from the weights of `init_from`, with their model and tokenizer.
 
-    With `keep`, dropout and, unless positions are learned, the context length come from `base`. With `keep_optimizer`, the
-    run also starts from the optimizer state, by default of the last checkpoint instead of the best. `inherited` are names of
-    settings of `data` that come from the run of the weights.
+    `keep` are names in `SIZES` and `OF_POSITIONS`: these settings come from `base` if the weights do not determine them. With
+    `keep_optimizer`, the run also starts from the optimizer state, by default of the last checkpoint instead of the best.
+    `inherited` are names of settings of `data` that come from the run of the weights.
 
     Raises:
         UserError: if `init_from` does not exist, a setting is invalid or changes the tokenizer or any other model setting, or
@@ -103,8 +134,12 @@ def with_weights(
     run = open_run(directory)
     its = run.config()
     model = its.model
-    free = ["dropout"] if model.positions == "learned" else ["dropout", "block_size"]  # overridable model settings
-    own = {name: getattr(base.model, name) for name in free} if keep else {}
+    free = ["dropout"]  # model settings that may differ from the run of the weights
+    if model.positions != "learned":
+        free.append("block_size")
+    if model.positions == "rope":
+        free += OF_POSITIONS
+    own = {name: getattr(base.model, name) for name in free if name in keep}
     # Absolute paths stay valid if the run is used from a different directory.
     data = replace(base.data, tokenizer=str((directory / "tokenizer.json").absolute()))
     data = replace(data, **{name: getattr(its.data, name) for name in inherited})
@@ -120,6 +155,8 @@ def with_weights(
         if (section == "model" and last not in free) or name == "data.tokenizer":
             window = "; to train on shorter windows, use --data.window" if name == "model.block_size" else ""
             raise UserError(f"{name} must be {was!r}, as in the run of --init-from, not {now!r}: omit it{window}")
+    if config.lora.rank:
+        _check_positions(model, config.model)
     if keep_optimizer:
         _check_optimizer(config, directory)
     if config.post.reference:
@@ -131,6 +168,17 @@ def with_weights(
 
 # Settings that determine the arrays of the train state and their meaning.
 OF_STATE = ("optim.name", "optim.momentum_dtype", "lora.rank", "lora.alpha", "lora.targets")
+
+
+def _check_positions(base: ModelConfig, model: ModelConfig) -> None:
+    """Raise `UserError` if adapters have different positions than their base: their files would be read with the base's."""
+    for name in OF_POSITIONS:
+        was = getattr(base, name)
+        if getattr(model, name) != was:
+            raise UserError(
+                f"model.{name} must be {was!r} with lora.rank, as in the base of the adapters: omit it, or train all weights "
+                f"without --lora.rank"
+            )
 
 
 def _with_state(config: Config, init_from: str) -> Config:

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from jaxgpt.cli.options import NO_SETTINGS, Count, GivenSettings
 from jaxgpt.cli.settings import (
+    OF_POSITIONS,
+    SIZES,
     differing,
     inherited_note,
     named_config,
     origin,
+    positions_in,
     unset_of_chats,
     with_settings,
     with_weights,
@@ -126,9 +129,12 @@ def train(
                 config = repeated(base, Path(source), init_from, keep_optimizer, settings)
                 printer.note(f"using the settings of {source}, starting from {origin(config)}")
             elif weights:
-                keep = keep_optimizer or bool(base.state_from and not init_from)
+                keep_state = keep_optimizer or bool(base.state_from and not init_from)
                 inherited = [name for name in unset_of_chats(target) if f"data.{name}" not in settings]
-                config = with_weights(base, weights, settings, given, keep, inherited)
+                kept: tuple[str, ...] = SIZES if given else ()
+                if not init_from:  # the positions in the file are those of its weights
+                    kept += positions_in(target)
+                config = with_weights(base, weights, settings, kept, keep_state, inherited)
                 used = inherited_note(config, inherited, weights)
                 if used:
                     printer.note(used)
@@ -226,10 +232,10 @@ def repeated(base: Config, source: Path, init_from: str, keep_optimizer: bool, s
     from jaxgpt.checkpoint.run import Run
 
     if init_from:
-        return with_weights(base, init_from, settings, keep=True, keep_optimizer=keep_optimizer)
+        return with_weights(base, init_from, settings, SIZES, keep_optimizer)
     weights = base.state_from or base.init_from
     if weights:
-        return with_weights(base, weights, settings, keep=True, keep_optimizer=bool(base.state_from))
+        return with_weights(base, weights, settings, (*SIZES, *OF_POSITIONS), bool(base.state_from))
     if base.model.vocab_size == Run(source).tokenizer().vocab_size:
         base = base.with_model(vocab_size=0)  # 0: determined by the tokenizer of the new run
     return started(base, settings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import shutil
 from dataclasses import replace
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from folders import SMALL, TEXT, run_folder
+from folders import LLAMA, SMALL, TEXT, run_folder
 from helpers import jaxgpt, parsed
 
 from jaxgpt.checkpoint.run import Run, write_settings
@@ -160,6 +161,60 @@ def test_a_run_that_started_from_another_is_repeated_from_it(trained: list[Confi
     other_shape = jaxgpt("train", "tuned", "--out", "again", "--model.n-layer", "3")
     assert other_shape.code == 2
     assert len(trained) == 2
+
+
+YARN = "--model.block-size 32 --model.rope-scaling yarn --model.rope-factor 2 --model.rope-original-context 16".split()
+LONGER = replace(LLAMA, block_size=32, rope_scaling="yarn", rope_factor=2.0, rope_original_context=16)
+
+
+@pytest.fixture
+def longer(trained: list[Config]) -> Config:
+    """A run "tuned" with a longer context than the run "base" of its initial weights."""
+    run_folder(Path("base"), LLAMA)
+    Path("text.txt").write_text(TEXT)
+    result = jaxgpt("train", "finetune", "--init-from", "base", "--data.path", "text.txt", *YARN)
+    assert result.code == 0, result.err
+    tuned = Run(run_folder(Path("tuned"), LLAMA))
+    write_settings(tuned, trained[0], tuned.tokenizer())
+    return trained.pop()
+
+
+def test_a_run_may_change_the_positions_of_its_initial_weights(longer: Config) -> None:
+    assert longer.model == LONGER
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (["tuned"], LONGER),
+        (["tuned/config.json"], LONGER),
+        (["tuned", "--model.rope-factor", "4"], replace(LONGER, rope_factor=4.0)),
+        (["tuned", "--init-from", "base"], replace(LLAMA, block_size=32)),
+        (["finetune", "--init-from", "tuned", "--data.path", "text.txt"], LONGER),
+        (["weights.json"], replace(LLAMA, block_size=1024)),
+    ],
+)
+def test_positions_belong_to_the_weights_unless_given(
+    command: list[str], expected: ModelConfig, longer: Config, trained: list[Config]
+) -> None:
+    """A file without settings of the positions, and a run of other weights, do not change them."""
+    file = {"init_from": longer.init_from, "data": {"path": "text.txt"}}
+    Path("weights.json").write_text(json.dumps(file))
+    result = jaxgpt("train", *command, "--out", "again")
+    assert result.code == 0, result.err
+    assert [config.model for config in trained] == [expected]
+
+
+def test_adapters_and_learned_positions_keep_the_positions_of_their_base(longer: Config) -> None:
+    adapters = jaxgpt("train", "tuned", "--init-from", "base", "--out", "again", "--lora.rank", "2", *YARN)
+    assert adapters.code == 2
+    assert "model.rope_factor must be 1.0 with lora.rank, as in the base of the adapters: omit it" in adapters.err
+    run_folder(Path("learned"), SMALL)
+    learned = jaxgpt(
+        "train", "finetune", "--init-from", "learned", "--data.path", "text.txt", "--model.rope-factor", "2"
+    )
+    assert learned.code == 2
+    assert "model.rope_factor must be 1.0, as in the run of --init-from, not 2.0: omit it" in learned.err
 
 
 def test_the_preset_name_in_a_file_is_not_a_path() -> None:

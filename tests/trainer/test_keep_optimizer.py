@@ -16,7 +16,7 @@ from test_loop import Silent, same_bits
 from jaxgpt.checkpoint import store
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.checkpoint.store import checkpoints, read_info, seal
-from jaxgpt.cli.settings import with_weights
+from jaxgpt.cli.settings import SIZES, with_weights
 from jaxgpt.config import Config, LoraConfig, OptimConfig
 from jaxgpt.errors import UserError
 from jaxgpt.lm import load
@@ -36,7 +36,7 @@ def first(config: Config, out: str = "first") -> TrainState:
 
 def second(init_from: str = "first", **settings: Any) -> Config:
     """Return the settings of a second phase."""
-    return with_weights(Run(Path("first")).config(), init_from, settings, keep=True, keep_optimizer=True)
+    return with_weights(Run(Path("first")).config(), init_from, settings, SIZES, keep_optimizer=True)
 
 
 def start_of(config: Config) -> TrainState:
@@ -112,7 +112,7 @@ def test_an_average_starts_at_the_weights_if_the_checkpoint_has_none() -> None:
 def test_adapters_keep_their_base_and_their_moments() -> None:
     config = replace(small_run(), optim=OptimConfig(name="adamw", warmup_steps=2))
     first(config, "base")
-    tuned = with_weights(config, "base", {"lora.rank": 2, "lora.targets": "q_proj"}, keep=True)
+    tuned = with_weights(config, "base", {"lora.rank": 2, "lora.targets": "q_proj"}, SIZES)
     state = first(tuned)
     config = second(**{"train.steps": 2, "train.seed": 3})
     assert config.init_from == tuned.init_from
@@ -237,7 +237,7 @@ def test_the_restored_arrays_are_used_without_a_copy(monkeypatch: pytest.MonkeyP
 def test_adapters_do_not_continue_on_a_changed_base() -> None:
     config = replace(small_run(steps=2), optim=OptimConfig(name="adamw", warmup_steps=2))
     first(config, "base")
-    first(with_weights(config, "base", {"lora.rank": 2, "lora.targets": "q_proj"}, keep=True))
+    first(with_weights(config, "base", {"lora.rank": 2, "lora.targets": "q_proj"}, SIZES))
     tuned = second(**{"train.steps": 2})
     shutil.rmtree("base")
     first(replace(config, train=replace(config.train, seed=5)), "base")
