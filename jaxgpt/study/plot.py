@@ -72,7 +72,7 @@ REWARDS = {
     "entropy": ("", "entropy (nats per token)"),
     "kl": ("", "KL to the reference (nats per token)"),
 }
-SMOOTHING = 50  # number of points of a curve of rollouts: each is the mean of equally many steps
+SMOOTHING = 50  # approximate number of points of a curve of rollouts
 
 
 @contextmanager
@@ -229,8 +229,8 @@ def rewards(
 ) -> Figure:
     """Draw the metrics of runs with rewards: reward, tokens per answer, entropy and KL, each in a panel.
 
-    A curve has the mean over the rollouts of up to 1/50 of the run at each point; the answers to held-out prompts are dots,
-    with the standard error of their mean reward. A panel without values in any run is omitted.
+    Each of about 50 points of a curve is the median of equally many lines, because estimates of KL have outliers. The answers
+    to held-out prompts are dots, with the standard error of their mean reward. A panel without values in any run is omitted.
 
     Args:
         runs: dict of the lines of metrics.jsonl, as for `losses`.
@@ -281,10 +281,11 @@ def has_rewards(lines: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _smoothed(curve: np.ndarray) -> np.ndarray:
-    """Average equally many neighboring points of a curve `[2, n]`, so that about `SMOOTHING` points remain."""
+    """Return the median of equally many neighboring points of a curve `[2, n]`, so that about `SMOOTHING` points remain."""
     each = max(curve.shape[1] // SMOOTHING, 1)
     whole = curve[:, : curve.shape[1] // each * each]
-    return whole.reshape(2, -1, each).mean(-1)
+    medians: np.ndarray = np.median(whole.reshape(2, -1, each), axis=-1)
+    return medians
 
 
 def _check_runs(runs: Mapping[str, Any], x: str) -> None:

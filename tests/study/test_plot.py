@@ -178,11 +178,11 @@ REWARDS += [{"step": 200, "val_reward": 0.5, "val_reward_stderr": 0.125, "val_an
 
 
 def test_rewards_have_a_panel_for_each_metric() -> None:
-    """A point is the mean of four steps; a panel without values is omitted, as KL here in one of two runs."""
+    """A point is the median of four steps; a panel without values is omitted, as KL here in one of two runs."""
     one = plot.rewards({"a": REWARDS})
     assert [axes.get_ylabel() for axes in one.axes] == ["reward", "tokens per answer", "entropy (nats per token)"]
-    steps, means = one.axes[0].lines[0].get_data()
-    np.testing.assert_allclose(means, np.asarray(steps) / 200)
+    steps, medians = one.axes[0].lines[0].get_data()
+    np.testing.assert_allclose(medians, np.asarray(steps) / 200)
     assert len(steps) == 50
     bars = one.axes[0].collections[0].get_segments()[0]
     assert bars.tolist() == [[200, 0.375], [200, 0.625]], "the held-out reward and its standard error"
