@@ -16,7 +16,7 @@ from helpers import jaxgpt, parsed
 from jaxgpt.checkpoint.run import Run, write_settings
 from jaxgpt.cli.run_printer import RunPrinter, first_prompt, sample_command
 from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig, from_json, to_json
-from jaxgpt.data.tokenizer import Tokenizer
+from jaxgpt.data.tokenizer import CharTokenizer, Tokenizer
 from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.data.tokens import Tokens
 from jaxgpt.errors import UserError
@@ -164,7 +164,8 @@ def test_a_run_that_started_from_another_is_repeated_from_it(trained: list[Confi
 
 
 YARN = "--model.block-size 32 --model.rope-scaling yarn --model.rope-factor 2 --model.rope-original-context 16".split()
-LONGER = replace(LLAMA, block_size=32, rope_scaling="yarn", rope_factor=2.0, rope_original_context=16)
+ROTARY = replace(LLAMA, vocab_size=CharTokenizer(TEXT).vocab_size)
+LONGER = replace(ROTARY, block_size=32, rope_scaling="yarn", rope_factor=2.0, rope_original_context=16)
 
 
 @pytest.fixture
@@ -189,9 +190,9 @@ def test_a_run_may_change_the_positions_of_its_initial_weights(longer: Config) -
         (["tuned"], LONGER),
         (["tuned/config.json"], LONGER),
         (["tuned", "--model.rope-factor", "4"], replace(LONGER, rope_factor=4.0)),
-        (["tuned", "--init-from", "base"], replace(LLAMA, block_size=32)),
+        (["tuned", "--init-from", "base"], replace(ROTARY, block_size=32)),
         (["finetune", "--init-from", "tuned", "--data.path", "text.txt"], LONGER),
-        (["weights.json"], replace(LLAMA, block_size=1024)),
+        (["weights.json"], replace(ROTARY, block_size=ModelConfig.block_size)),
     ],
 )
 def test_positions_belong_to_the_weights_unless_given(
