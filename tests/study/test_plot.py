@@ -263,7 +263,7 @@ def test_the_command_draws_runs() -> None:
 
 
 def test_the_command_draws_rewards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs with rewards have no losses that say anything: the rewards are drawn unless a run has none."""
+    """Rewards are drawn if all runs have rewards; otherwise, losses."""
     drawn: list[str] = []
     monkeypatch.setattr(plot, "save", lambda figure, path: drawn.append(figure.axes[0].get_ylabel()))
     for name, lines in (("a", REWARDS), ("b", LINES)):
