@@ -131,10 +131,10 @@ def train(
             elif weights:
                 keep_state = keep_optimizer or bool(base.state_from and not init_from)
                 inherited = [name for name in unset_of_chats(target) if f"data.{name}" not in settings]
-                kept: tuple[str, ...] = SIZES if given else ()
+                own: tuple[str, ...] = SIZES if given else ()
                 if not init_from:  # a file with weights sets their positions
-                    kept += positions_in(target)
-                config = with_weights(base, weights, settings, kept, keep_state, inherited)
+                    own += positions_in(target)
+                config = with_weights(base, weights, settings, own, keep_state, inherited)
                 used = inherited_note(config, inherited, weights)
                 if used:
                     printer.note(used)
