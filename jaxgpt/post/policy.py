@@ -85,7 +85,7 @@ def policy_objective(apply_fn: Callable[..., Any], settings: PostConfig, chunk: 
     `[B]` `counted` is 0 for answers without a loss. They still count as answers in means over answers, as in TRL.
 
     The metrics are means over answers: `metrics` of the batch, `answer_tokens`, `clipped` (fraction of tokens), `kl`, and
-    `entropy`, the mean `-log p` of the tokens when they were drawn, which estimates the entropy of the policy in nats per token.
+    `entropy`, the mean `-log p` of the tokens when they were drawn, which estimates the policy's entropy in nats per token.
 
     Args:
         apply_fn: `model.apply`.

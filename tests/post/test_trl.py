@@ -213,7 +213,7 @@ def test_the_entropy_is_the_mean_over_drawn_tokens() -> None:
     expected = []
     for log_p, mask in zip(recorded["old_per_token_logps"], recorded["completion_mask"], strict=True):
         expected.append(-np.mean([value for value, kept in zip(log_p, mask, strict=True) if kept]))
-    objective = policy_objective(GPT(MODEL).apply, PostConfig(objective="grpo", reward="json"))
+    objective = policy_objective(GPT(MODEL).apply, PostConfig(objective="grpo", reward=("json",)))
     batch = jax.tree.map(
         lambda x: np.concatenate([x, np.full_like(x, -1)]), rollout() | {"advantage": np.zeros(8, np.float32)}
     )
