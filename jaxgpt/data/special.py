@@ -23,6 +23,8 @@ from jaxgpt.files import read_bytes, read_json
 TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 EXTRA = "extra_special_tokens"  # named tokens of this model only; in files of transformers 5, also a list without names
 EXTRA_BEFORE_5 = "additional_special_tokens"  # a list of tokens without names
+# Classes of transformers that add a space to the beginning of a text if tokenizer_config.json says so, not tokenizer.json.
+BYTE_LEVEL_CLASSES = ("GPT2Tokenizer", "GPTNeoXTokenizer")
 OPTIONS = ("single_word", "lstrip", "rstrip", "normalized", "special")  # fields of an added token
 IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
@@ -103,6 +105,7 @@ class SpecialFiles(NamedTuple):
 
     tokens: SpecialTokens
     added: list[AddedToken]  # sorted by id
+    adds_space: bool | None = None  # whether byte-level BPE begins a text with a space; None: as in tokenizer.json
 
 
 def read_special_files(directory: Path, config: Mapping[str, Any] | None = None) -> SpecialFiles:
@@ -131,7 +134,15 @@ def read_special_files(directory: Path, config: Mapping[str, Any] | None = None)
     if template is not None:
         entries["chat_template"] = template
     generation = _generation(directory, config or {})
-    return SpecialFiles(SpecialTokens(generation, entries), added)
+    return SpecialFiles(SpecialTokens(generation, entries), added, _adds_space(values))
+
+
+def _adds_space(values: Mapping[str, Any]) -> bool | None:
+    """Return whether the class of a tokenizer_config.json begins a text with a space; None: as in tokenizer.json."""
+    name = str(values.get("tokenizer_class")).removesuffix("Fast")
+    if name not in BYTE_LEVEL_CLASSES:
+        return None
+    return values.get("add_prefix_space", False) is True
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -147,6 +147,8 @@ def _from_json(path: Path, files: SpecialFiles | None = None) -> Tokenizer:
     try:
         _check_ids(value)
         library = call_tokenizers(lambda: LibraryTokenizer.from_str(data.decode()), "this file")
+        if files is not None and files.adds_space is not None:
+            _set_first_space(library, files.adds_space)
         known = _known(library)
     except ValueError as e:
         raise UserError(f"{path} is not a readable tokenizer.json ({e})") from None
@@ -161,6 +163,15 @@ def _from_json(path: Path, files: SpecialFiles | None = None) -> Tokenizer:
         text = library.to_str()
         library = call_tokenizers(lambda: LibraryTokenizer.from_str(text), f"{path}")
     return call_tokenizers(lambda: SubwordTokenizer(library), f"{path}")
+
+
+def _set_first_space(library: Any, adds_space: bool) -> None:
+    """Set whether a byte-level BPE begins a text with a space. Other pre-tokenizers keep their option, as in transformers."""
+    from tokenizers import pre_tokenizers
+
+    words = library.pre_tokenizer
+    if isinstance(words, pre_tokenizers.ByteLevel):
+        words.add_prefix_space = adds_space
 
 
 def _add_tokens(library: Any, files: SpecialFiles, directory: Path) -> None:
