@@ -88,6 +88,7 @@ SPECIAL = {
     "pad": "padding_token_id",
     "unk": "unknown_token_id",
 }
+NO_TOKEN = 2**32 - 1  # llama.cpp's -1 as an unsigned integer, for a special token that the model lacks
 SENTENCEPIECE_IDS = {"unk": 0, "bos": 1, "eos": 2}  # defaults of the tokenizer "llama"
 # Control tokens that end a turn; llama.cpp recognizes them by name.
 TURN_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<EOT>")
@@ -118,6 +119,8 @@ def read_tokenizer(metadata: Mapping[str, Any], where: str) -> Tokenizer:
     if kind not in ("gpt2", "llama"):
         raise UserError(f"{where}: {GGML}model {short_repr(kind)} is not supported: expected gpt2 or llama; {OTHER}")
     words = _words(metadata, where) if kind == "gpt2" else Words((), bos=True)
+    if kind == "gpt2" and f"{GGML}merges" not in metadata:
+        raise UserError(f"{where}: no {GGML}merges, so words cannot be merged to tokens; {OTHER}")
     vocabulary = _read_vocabulary(metadata, where)
     special = read_special_tokens(metadata, where)
 
@@ -184,7 +187,7 @@ def _special_ids(metadata: Mapping[str, Any], tokens: list[str], where: str) -> 
         ids = {name: i for name, i in SENTENCEPIECE_IDS.items() if i < len(tokens)}
     for name, key in SPECIAL.items():
         value = metadata.get(f"{GGML}{key}")
-        if value is None:
+        if value is None or value == NO_TOKEN:
             continue
         if type(value) is not int or not 0 <= value < len(tokens):
             raise UserError(f"{where}: {GGML}{key} must be an id below {len(tokens)}: {short_repr(value)}")

@@ -177,6 +177,13 @@ def test_a_file_of_gpt_2_without_a_pre_tokenizer() -> None:
         assert tokenizer.encode(TEXTS[5]).tolist() == WORDS["gpt-2"][5]
 
 
+def test_minus_one_is_no_token() -> None:
+    """As the tool that converts llama2.c's models to GGUF writes the padding token."""
+    tokenizer = read(SPM, padding_token_id=2**32 - 1)
+    assert tokenizer.special.generation == read(SPM).special.generation
+    assert "pad_token" not in tokenizer.special.names
+
+
 GGML = "tokenizer.ggml."
 # Vocabulary, changed metadata, and a part of the error.
 REJECTED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
@@ -189,6 +196,11 @@ REJECTED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "a token twice": (BPE, {"tokens": [*BPE_TOKENS[:-1], "a"]}, "duplicate token 'a'"),
     "types": (SPM, {"token_type": [1, 2]}, "token_type has 2 values for 288 tokens"),
     "scores": (SPM, {"scores": [1.0]}, "scores has 1 values for 288 tokens"),
+    "no merges": (
+        {key: value for key, value in BPE.items() if not key.endswith("merges")},
+        {},
+        "no tokenizer.ggml.merges, so words cannot be merged to tokens; .*--tokenizer",
+    ),
     "numbers": (BPE, {"merges": [1, 2]}, "merges must be an array of type str"),
     "one token": (BPE, {"merges": ["ab"]}, "'ab' in tokenizer.ggml.merges is not two tokens"),
     "half a merge": (BPE, {"merges": ["a "]}, "'a ' in tokenizer.ggml.merges is not two tokens"),
