@@ -186,7 +186,7 @@ def replaced_note(path: Path) -> str:
 
 
 def delete_replaced(path: Path) -> None:
-    """Delete the old run that a new run has replaced, after which nothing restores it, or the rest of it."""
+    """Delete an old run that a new run has replaced, or the remainder of it; it cannot be restored afterwards."""
     replaced = path / REPLACED
     with suppress(OSError):
         (replaced / "config.json").unlink(

@@ -337,7 +337,7 @@ def _damage(path: Path, parts: tuple[str, ...]) -> str:
 
 
 def _check_readable(file: Path) -> None:
-    """Raise `UserError` if this user may not read a file, which is no damage."""
+    """Raise `UserError` if this user may not read a file; the checkpoint is not damaged then."""
     try:
         with file.open("rb"):
             pass

@@ -56,7 +56,7 @@ def other_program(option: str) -> str:
             return f" (here: {setting})"
     for words, instead in ABSENT.items():
         if _has(last, words):
-            return f" ({instead}; docs/missing.md lists what is not there)"
+            return f" ({instead}; docs/missing.md lists missing features)"
     return ""
 
 

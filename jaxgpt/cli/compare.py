@@ -28,7 +28,7 @@ def compare(*runs: str, json: Json = False) -> int:
     equal seeds if there are two or more, otherwise with Welch's t-test. The error
     includes the choice of the validation windows if all runs were evaluated on the
     same ones. If the groups cannot be distinguished, it prints the number of seeds
-    that would tell. All runs must have the same validation data.
+    that would suffice. All runs must have the same validation data.
 
     jaxgpt compare runs/adamw-1 runs/adamw-2 runs/adamw-3 runs/muon-1 runs/muon-2 runs/muon-3
     jaxgpt compare runs/* --json

@@ -147,7 +147,7 @@ def draw_while_training(runs: Mapping[str, Run], path: Path, x: Any) -> None:
 
 
 def still_trains(run: Run, lines: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether a process trains the run; on another host, it trains until the last line says how it ended."""
+    """Return whether a process trains the run; on another host, it trains until the last line records how it ended."""
     from jaxgpt.trainer.metrics import how_ended
 
     writer = has_writer(run.path)

@@ -1,4 +1,4 @@
-"""Model cards: README.md of an exported model or adapter, from what the run records."""
+"""Model cards: README.md of an exported model or adapter, from the records of its run."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class WeightRow(NamedTuple):
     output_first: bool = False  # whether the matrix is stored as `[out, in]`, as in torch.nn.Linear
     by_head: bool = False  # whether the leaves alternate by head along the output axis instead of being concatenated
     offset: float = 0.0  # number added to the stored tensor; 1 for a gain stored as its difference from 1
-    factor: float = 1.0  # number multiplied with the tensor after adding `offset`
+    factor: float = 1.0  # factor of the tensor after adding `offset`
     interleaved: bool = False  # whether the two halves of each head alternate by channel, as in llama.cpp's Llama
     heads: int = 0  # number of heads of the leaves, set by `expand` if `by_head` or `interleaved`
     expert: int = -1  # index of the tensor in the leaf's stack, set by `expand`; -1: the tensor is the complete leaf

@@ -64,7 +64,7 @@ def text_bos(tokenizer: Tokenizer, rule: str) -> tuple[int, ...]:
 
 
 def document_bos(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Return the ids between the end-of-text id and a document: `bos_ids`, unless they are this id, written anyway."""
+    """Return the ids to write before a document: `bos_ids`, or () if they are the end-of-text id, which is written anyway."""
     return () if tokenizer.bos_ids == (tokenizer.eos_id,) else tokenizer.bos_ids
 
 

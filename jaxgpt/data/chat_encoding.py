@@ -119,7 +119,7 @@ class ChatFormat:
 
     @property
     def warning(self) -> str:
-        """A line that says that the end of the turn is unknown; "": it is known."""
+        """A warning that the end of the turn is unknown; "": it is known."""
         if self.end.stop_id is not None or self.end.stop:
             return ""
         if self.frame.tail is None:

@@ -237,7 +237,7 @@ class ControlTokens:
 
     @cached_property
     def _plain(self) -> Any:
-        """A copy of the tokenizer that encodes names of control tokens as text, and knows `BREAK`."""
+        """A copy of the tokenizer that encodes names of control tokens as text, with the added token `BREAK`."""
         from tokenizers import AddedToken
 
         assert isinstance(self.tokenizer, SubwordTokenizer)

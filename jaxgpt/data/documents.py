@@ -163,7 +163,7 @@ def _read_file(path: Path, params: PrepareParams, cuts: Cuts) -> Iterator[Docume
     """Yield pieces of a file. The remainder of a damaged file is a single unreadable piece.
 
     Raises:
-        MissingPackage: if a library for the format is not installed, which is no damage of the file.
+        MissingPackage: if a library for the format is not installed; the file is not damaged.
     """
     where = printable(str(path))
     last: DocumentPiece | None = None

@@ -442,7 +442,7 @@ def _description(data: DataConfig, parts: Mapping[str, Data]) -> str:
 def _tokenizer(config: Config, given: Tokenizer | None = None) -> Tokenizer:
     """Return `given`, otherwise the tokenizer of a prepared directory, otherwise make `data.tokenizer`.
 
-    A tokenizer that is not given, that is, of a new run, follows `data.bos`.
+    `given` keeps its rule for the beginning-of-text token; the tokenizer of a new run follows `data.bos`.
     """
     data = config.data
     if given and data.mix:

@@ -69,7 +69,7 @@ def read_records(path: Path, columns: Collection[str]) -> Iterator[Record]:
             is_table = inner_name(path.name, suffix).endswith(".parquet")
             for record in _read_rows(file, where, columns) if is_table else _read_json(file, where):
                 yield record._replace(read=raw.tell())
-    except MissingPackage:  # no damage of the file, which would be skipped
+    except MissingPackage:  # not a damaged file, so not skipped
         raise
     except UserError as e:
         yield Record(where, error=str(e).removeprefix(where).lstrip(": "), lost=True)

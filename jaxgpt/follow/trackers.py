@@ -73,7 +73,7 @@ class Tracker(Protocol):
         ...
 
     def send(self, rows: Sequence[Row]) -> str:
-        """Send rows of ascending `order`; return a text for `open` of the next follower."""
+        """Send rows of ascending `order`; return the `mark` for the `open` of the next follower."""
         ...
 
     def close(self, status: str) -> str:

@@ -27,7 +27,7 @@ def _(kind: str, eps: float, primals: Any, tangents: Any) -> tuple[Array, Array]
     mean = x.mean(-1, keepdims=True) if kind == "layernorm" else jnp.zeros_like(x[..., :1])
     variance = jnp.square(x - mean).mean(-1, keepdims=True)
     factor = jax.lax.rsqrt(variance + eps)
-    # XLA computes what is behind a barrier once: the sum over tokens is then one pass over x and dy.
+    # XLA computes the operands of a barrier once: the sum over tokens is then one pass over x and dy.
     mean, factor = jax.lax.optimization_barrier((mean, factor))
     return y, dy + (x - mean) * factor * jnp.broadcast_to(dgain, x.shape)
 

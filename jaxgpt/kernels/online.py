@@ -25,7 +25,7 @@ from jaxgpt.ops.attention import NO_TOKEN, Positions, Visible
 TILE = 512  # maximum number of queries or keys of a tile
 SHORTEST_TILE = 128  # a smaller tile is used only for shorter rows
 SCORES = 2**24  # maximum scores of a pair of tiles, over all rows and heads: 64 MiB; otherwise tiles are smaller
-LOWEST = -1e30  # score of a hidden key, and highest of no scores
+LOWEST = -1e30  # score of a hidden key, and maximum over no scores
 
 _product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 

@@ -5,10 +5,10 @@ keys and values of other devices:
 
 - gathered: an all-gather, and a reduce-scatter of their gradients (Grattafiori et al. 2024, section 3.3.2). Memory holds the
   keys and values of whole rows, of one layer at a time.
-- ring: they move from device to device, as their gradients do (Liu et al. 2023). Memory holds the keys and values of one
-  device.
+- ring: keys and values move from device to device, and so do their gradients (Liu et al. 2023). Memory holds the keys and
+  values of one device.
 
-Both save the outputs and their log-sum-exp for the backward pass, and receive the keys again there.
+Both save the outputs and their log-sum-exp for the backward pass, and receive the keys and values again there.
 """
 
 from __future__ import annotations

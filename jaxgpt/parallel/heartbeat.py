@@ -29,7 +29,7 @@ class Board(Protocol):
         """Store a value."""
 
     def get(self, prefix: str) -> dict[str, str]:
-        """Return the values of the keys that begin with `prefix`, keyed by the rest of the key."""
+        """Return the values of the keys that begin with `prefix`, keyed by the remainder of the key."""
 
 
 class CoordinatorBoard:
@@ -45,7 +45,7 @@ class CoordinatorBoard:
         self.client.key_value_set(key, value, allow_overwrite=True)
 
     def get(self, prefix: str) -> dict[str, str]:
-        """Return the values of the keys that begin with `prefix`, keyed by the rest of the key."""
+        """Return the values of the keys that begin with `prefix`, keyed by the remainder of the key."""
         return {key.rpartition("/")[2]: value for key, value in self.client.key_value_dir_get(prefix)}
 
 

@@ -169,7 +169,7 @@ def _context_attention(config: Config, target: Target) -> str:
 def _key_bytes(config: Config, target: Target) -> float:
     """Estimate the bytes of the keys and values that a device receives for a block along context, and of their gradients.
 
-    Gathered keys are those of complete windows, with float32 gradients. A ring holds the keys of two devices, because the next
+    Gathered keys span complete windows, with float32 gradients. A ring holds the keys of two devices, because the next
     keys arrive during the computation.
     """
     copies = {"gathered": 1.0, "ring": 2 / config.mesh.context, "": 0.0}

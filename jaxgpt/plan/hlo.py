@@ -90,7 +90,7 @@ class Collective(NamedTuple):
     times: int = 1  # number of executions
     between_slices: bool = False  # whether the network between slices is used, not the links within a slice
     axes: tuple[str, ...] = ()  # axes of the mesh along which the devices of a group differ; (): unknown
-    site: str = ""  # what it carries, or its place in the source, such as `h/attn/q_proj`
+    site: str = ""  # name of the data, or place in the source, such as `h/attn/q_proj`
     avoidable: int = 0  # estimates: number of these executions that a program may avoid
 
     @property

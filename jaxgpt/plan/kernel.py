@@ -1,4 +1,4 @@
-"""The attention kernel of a chip that is not here, as an estimate sees it: what it saves and computes."""
+"""Attention kernels of hardware that is not present, for estimates: the arrays that they save, and their FLOPs."""
 
 from __future__ import annotations
 

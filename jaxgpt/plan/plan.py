@@ -102,7 +102,7 @@ def compile_step(
         # The compiler counts one iteration of the loop over microbatches: multiply all traffic except the state's by `count`.
         moved = state + count * max(moved - state, 0.0)
 
-    # The estimate adds what the compiler does not count: recomputation and, on GPUs, memory traffic. It knows no custom parts.
+    # The estimate adds what the compiler does not count: recomputation and, on GPUs, memory traffic. It omits custom parts.
     is_own = any(part is not None for part in (ops, rules, model, optimizer, objective))
     if not is_own:
         implied = estimate(config, topology, work)

@@ -183,8 +183,8 @@ def sample(
 ) -> list[Generation]:
     """Generate an answer to each prompt; without a key, the most probable tokens.
 
-    In a run of several processes, each answers an equal share of the prompts with its own copy of the weights. All receive all
-    answers.
+    In a run of several processes, each process generates the answers to an equal share of the prompts, with its own copy of
+    the weights. All processes receive all answers.
     """
     config = program.config
     lm = LM(config, local_weights(program, params), tokenizer)
@@ -251,7 +251,7 @@ def target_log_p(program: Program, weights: Any, batch: Mapping[str, jax.Array])
 
 
 def check_ratio(sampled_BT: np.ndarray, trained_BT: np.ndarray, config: Config) -> None:
-    """Raise `UserError` if the log probabilities of a rollout differ from training: then the first ratio is not 1."""
+    """Raise `UserError` if the log probabilities of a rollout differ from training, so that the first ratio would not be 1."""
     difference = float(np.abs(sampled_BT - trained_BT).max(initial=0.0))
     if difference <= TOLERANCE:
         return

@@ -110,7 +110,7 @@ class Attribution(NamedTuple):
 
 
 def attribution(lm: LM, ids: Any, answer: int | Sequence[int] | None = None, position: int = -1) -> Attribution:
-    """Compute the direct contribution of heads and MLPs to a logit, with fixed scales of all norms.
+    """Compute the direct contribution of each head and MLP to a logit, with the scales of all norms held fixed.
 
     Scales are normalizing factors, not gains. With fixed scales and without the responses of later layers, the logit is affine
     in the outputs of embeddings, heads and MLPs. A part's contribution is its value times the gradient; the bias is the logit

@@ -307,11 +307,11 @@ def sentence(a: SeedGroup, b: SeedGroup) -> str:
         low, high = sorted(abs(end) for end in found.interval)
         return f"{better} is better than {worse} by {size} ({kind}, 95% interval {low:.4f} to {high:.4f})"
     needed = found.seeds_needed
-    advice = f"about {needed} seeds would tell"
+    advice = f"about {needed} seeds would suffice"
     if not needed:
         advice = "the losses are equal"
     elif found.needs_windows:
-        advice = "more seeds alone would not tell: evaluate on more validation text"
+        advice = "more seeds alone would not suffice: evaluate on more validation text"
     elif needed > MOST_SEEDS:
         advice = f"more than {MOST_SEEDS:,} seeds would be needed"
     return f"{better} and {worse}: not distinguishable, {size} ({kind}); {advice}"

@@ -19,7 +19,7 @@ from jaxgpt.lm.defaults import with_defaults
 from jaxgpt.lm.generation import BLOCK, decode, read_request
 
 ANSWER_ROWS = 16  # texts generated in a batch
-SAMPLING = ("top_k", "top_p", "min_p", "repetition_penalty")  # settings of a request that `generate` has, too
+SAMPLING = ("top_k", "top_p", "min_p", "repetition_penalty")  # settings shared by requests and `generate`
 
 Count = Callable[[int, int], None]  # called with the number of finished requests so far, and the total
 
@@ -215,7 +215,7 @@ def as_prompt(text: str, request: Mapping[str, Any]) -> GenerationRequest:
     if values:
         name = next(iter(values))
         raise UserError(
-            f"the task sets {name} {short_repr(values[name])} in generation_kwargs, which jaxgpt does not have: use "
+            f"the task sets {name} {short_repr(values[name])} in generation_kwargs, which jaxgpt does not support: use "
             f"{', '.join(('until', 'max_gen_toks', 'do_sample', 'temperature', *SAMPLING))}"
         )
     return GenerationRequest(text, stop, new_tokens, {"temperature": temperature if is_sampled else 0.0} | sampling)

@@ -41,7 +41,7 @@ class RowSums(NamedTuple):
         return self.loss_B if self.penalty_B is None else self.loss_B + self.penalty_B
 
 
-# Side outputs that are always 0, because only their gradient matters: no metrics.
+# Side outputs that are always 0, because only their gradient matters: they are not metrics.
 WITHOUT_VALUE = ("router_bias",)
 
 # An objective maps (params, batch, dropout key or None, frozen) to RowSums. A batch is any tree of arrays with rows as first

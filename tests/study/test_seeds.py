@@ -188,7 +188,7 @@ def test_more_seeds_do_not_help_if_the_windows_hide_the_difference() -> None:
     a = b + effect_W + np.array([[0.01], [0.0], [-0.01]])
     words = sentence(recorded(b, np.ones(4), name="b"), recorded(a, np.ones(4)))
     assert words.endswith(
-        "(3 pairs of equal seeds, 4 windows); more seeds alone would not tell: evaluate on more validation text"
+        "(3 pairs of equal seeds, 4 windows); more seeds alone would not suffice: evaluate on more validation text"
     )
 
 
@@ -208,7 +208,7 @@ def test_the_sentence_of_a_difference_within_the_error() -> None:
     assert words.endswith(f"more than {MOST_SEEDS:,} seeds would be needed")
     close = sentence(group([1.0, 1.2, 1.1]), group([1.1, 1.25, 1.35], name="b"))
     assert close.startswith("x a and x b: not distinguishable, 0.1333 +- 0.0601 (3 pairs of equal seeds); about ")
-    assert close.endswith(" seeds would tell")
+    assert close.endswith(" seeds would suffice")
 
 
 def test_one_seed_each_cannot_tell() -> None:
@@ -338,7 +338,7 @@ def test_the_command_includes_the_error_over_windows() -> None:
     *_, footnote, words = jaxgpt("compare", *names).out.splitlines()
     assert footnote == "+- of a difference is the standard error over seeds and validation windows"
     error = math.hypot(0.01 / math.sqrt(3), 0.03)
-    assert words.endswith(f"0.1000 +- {error:.4f} (3 pairs of equal seeds, 2 windows); more seeds alone would not tell: "
+    assert words.endswith(f"0.1000 +- {error:.4f} (3 pairs of equal seeds, 2 windows); more seeds alone would not suffice: "
                           "evaluate on more validation text")  # fmt: skip
     [comparison] = jaxgpt("compare", *names, "--json").json["comparisons"]
     found = [comparison[name] for name in ("stderr", "stderr_seeds", "stderr_windows")]

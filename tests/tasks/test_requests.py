@@ -131,7 +131,7 @@ def test_a_long_prompt_keeps_room_for_its_answer(lm: LM) -> None:
     ("settings", "message"),
     [
         ({"max_gen_toks": 16}, "the task generates up to 16 tokens, and the model's context is 16"),
-        ({"num_beams": 4}, "the task sets num_beams 4 in generation_kwargs, which jaxgpt does not have"),
+        ({"num_beams": 4}, "the task sets num_beams 4 in generation_kwargs, which jaxgpt does not support"),
     ],
     ids=str,
 )
