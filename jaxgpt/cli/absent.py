@@ -36,7 +36,7 @@ ABSENT = {
     "pipeline|stage|pp": NO_PIPELINE,
     r"quanti[sz]\w*|fp8|float8|int8|fp4": NO_QUANTIZED_TRAINING,
     "qlora|load-in-4bit|load-in-8bit|bnb": NO_QUANTIZED_BASE,
-    "elastic": "no change of machines within a run: resume it on another mesh, docs/machines.md",
+    "elastic": "no change of machines during a run: resume it on a different mesh, docs/machines.md",
     "draft|assistant-model": NO_DRAFT,
     "image|vision|audio|modality": TEXT_ONLY,
     "mla|latent|kv-lora-rank|q-lora-rank": NO_MLA,

@@ -37,7 +37,7 @@ class MissingPackage(UserError):
 
 
 def check_no_arrow(path: Path) -> None:
-    """Raise `UserError` for a file of `datasets.save_to_disk`: the JSON files beside it are not the text of the data set."""
+    """Raise `UserError` for a file of `datasets.save_to_disk`: the JSON files next to it are not the text of the dataset."""
     if path.suffix.lower() == ".arrow":
         raise UserError(
             f"{path} is an Arrow file of the package datasets: write the data set as Parquet, for example with "

@@ -73,7 +73,7 @@ SHAPES: dict[Any, KernelShape] = {
 
 
 def traceable(attention: AttendFn) -> AttendFn:
-    """Return an attention function to trace in place of another: the shape of a fused kernel, otherwise itself.
+    """Return the attention function to trace: the shape of a fused kernel, otherwise the given function.
 
     The kernels themselves cannot be traced everywhere (cuDNN) or take seconds to trace (splash).
     """

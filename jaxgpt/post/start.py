@@ -37,7 +37,7 @@ def build_program(config: Config, teacher: ModelConfig | None = None, **parts: A
 
     Args:
         config: settings of the run.
-        teacher: architecture of the teacher of distillation; other objectives have none.
+        teacher: architecture of the teacher; None: the objective is not distillation.
         **parts: other arguments of `build`.
     """
     post = config.post

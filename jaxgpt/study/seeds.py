@@ -79,7 +79,7 @@ class Difference(NamedTuple):
         stderr: standard error over seeds, on the same windows; NaN if a group has a single seed.
         freedom: degrees of freedom of `stderr`; NaN if `stderr` is NaN.
         pairs: number of pairs of equal seeds; 0: the groups are compared without pairs.
-        windows: number of validation windows on which all compared runs were evaluated; 0: unknown.
+        windows: number of validation windows shared by all compared runs; 0: unknown.
         window_stderr: standard error over these windows for the compared models, without other seeds.
         window_variance: variance over the choice of the windows in addition to `stderr` squared, V_windows - V_rest.
     """
