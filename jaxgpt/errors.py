@@ -1,4 +1,4 @@
-"""Errors that a command reports in one line, and helpers to format their messages.
+"""Errors that a command reports in one line, their exit codes, and helpers to format their messages.
 
 This module imports only the standard library.
 """
@@ -12,6 +12,10 @@ import reprlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+# Exit codes of commands. jaxgpt/signals.py defines two more, UNFINISHED and INTERRUPTED.
+FAILED = 1  # failed command
+BAD_INPUT = 2  # bad usage or input
 
 MESSAGE_CHARACTERS = 1000  # maximum number of characters to keep of an error message
 # Errors of a full disk or quota, or of a limit on file sizes, with their fixes.
@@ -27,7 +31,7 @@ _short.maxstring = _short.maxother = _short.maxlong = 80
 
 
 class TrainingFailed(RuntimeError):
-    """An error despite valid input, such as a failed write. Commands print one line and exit with 1."""
+    """An error despite valid input, such as a failed write. Commands print one line and exit with `FAILED`."""
 
 
 class WriteFailed(TrainingFailed):
@@ -39,7 +43,7 @@ class WriteFailed(TrainingFailed):
 
 
 class UserError(ValueError):
-    """An error that the user can fix. The command line prints the message in one line and exits with 2.
+    """An error that the user can fix. The command line prints the message in one line and exits with `BAD_INPUT`.
 
     The message states the problem, the value and the fix. The message is always one line: control characters are
     escaped, and long messages are shortened in the middle.

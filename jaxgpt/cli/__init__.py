@@ -8,83 +8,116 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from jaxgpt.cli.output import note
-from jaxgpt.errors import FULL, TrainingFailed, UserError, full_disk_fix, one_line
+from jaxgpt.errors import BAD_INPUT, FAILED, FULL, TrainingFailed, UserError, full_disk_fix, one_line
 from jaxgpt.runtime import debugs_nans, keep_compiled, set_quick_flag, skip_missing_tpus, tune_memory
 from jaxgpt.signals import INTERRUPTED, advice, exit_on_second_signal
-
-# Exit codes. jaxgpt/signals.py defines two more, UNFINISHED and INTERRUPTED.
-FAILED = 1  # failed command
-BAD_INPUT = 2  # bad usage or input
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 0, `FAILED`, `BAD_INPUT`, `UNFINISHED` or `INTERRUPTED`."""
-    # Imported here, because a program may have added names of functions (docs/own/activation.md) since its first import.
-    from jaxgpt.cli.parse import parse
-
     try:
-        command, arguments = parse(sys.argv[1:] if argv is None else argv)
-        if "run" in arguments.arguments:  # report a wrong path before the command imports JAX
-            from jaxgpt.checkpoint.run import open_run
-
-            open_run(Path(arguments.arguments["run"]))
-        code = command(*arguments.args, **arguments.kwargs) or 0
-        if sys.stdout is not None:
-            sys.stdout.flush()  # report a failed write here rather than when Python exits
-        return code
-    except (UserError, TrainingFailed) as e:
-        return _fail(str(e), FAILED if isinstance(e, TrainingFailed) else BAD_INPUT)
+        return _run(sys.argv[1:] if argv is None else argv)
     except KeyboardInterrupt:
-        return _fail(_with_advice("interrupted"), INTERRUPTED)
+        failure = Failure(_with_advice("interrupted"), INTERRUPTED)
     except BrokenPipeError:  # pipe closed by its reader, as in `jaxgpt sample ... | head`
         sys.stdout = None  # keep Python from flushing the closed pipe at exit
         return 0
-    except OSError as e:
-        if e.errno in FULL:
-            file = f" {e.filename}" if e.filename else ""
-            return _fail(f"cannot write{file}: {e.strerror}; {full_disk_fix(e)}", FAILED)
-        if e.filename is None:
+    except Exception as e:
+        known = _known_failure(e)
+        if known is None:
             raise
-        return _fail(f"cannot access {e.filename}: {e.strerror}", BAD_INPUT)
-    except MemoryError as e:
-        details = f" ({one_line(e, 100)})" if str(e) else ""
-        reason = _with_advice(f"out of memory on the host{details}")
-        return _fail(f"{reason}; use a smaller model or batch, or a machine with more memory", FAILED)
-    except FloatingPointError as e:
-        if not debugs_nans():
-            raise
-        reason = f"JAX_DEBUG_NANS or JAX_DEBUG_INFS found a non-finite value: {one_line(e, 200)}"
-        return _fail(_with_advice(reason), FAILED)
-    except (RuntimeError, AssertionError) as e:  # missing accelerator, or failure of XLA
-        import jax
+        failure = known
+    note(str(UserError(failure.reason)))  # `UserError` keeps the message on one line
+    return failure.code
 
-        from jaxgpt.parallel.host import missing_platform
 
-        missing = missing_platform()
-        if missing:
-            return _fail(missing, BAD_INPUT)
-        if not isinstance(e, jax.errors.JaxRuntimeError):
-            raise
-        reason = f"XLA failed: {one_line(e, 300)}"
-        if "RESOURCE_EXHAUSTED" in str(e):
-            reason += "; the device is out of memory: use a smaller model or batch, or the CPU (JAX_PLATFORMS=cpu)"
-        return _fail(reason, FAILED)
+def _run(words: Sequence[str]) -> int:
+    """Run the command of a command line and return its exit code."""
+    # Imported here, because a program may have added names of functions (docs/own/activation.md) since its first import.
+    from jaxgpt.cli.parse import parse
+
+    command, bound = parse(words)
+    _check_run(bound.arguments)
+    code = command(*bound.args, **bound.kwargs) or 0
+    if sys.stdout is not None:
+        sys.stdout.flush()  # report a failed write here rather than when Python exits
+    return code
+
+
+def _check_run(arguments: Mapping[str, Any]) -> None:
+    """Check the run of a command that takes one, to report a wrong path before the command imports JAX."""
+    if "run" not in arguments:
+        return
+    from jaxgpt.checkpoint.run import open_run
+
+    open_run(Path(arguments["run"]))
+
+
+class Failure(NamedTuple):
+    """An error with a known cause: the message for the user, and the exit code."""
+
+    reason: str
+    code: int
+
+
+def _known_failure(error: Exception) -> Failure | None:
+    """Return the message and the exit code of an error, or None if its cause is unknown."""
+    match error:
+        case TrainingFailed():
+            return Failure(str(error), FAILED)
+        case UserError():
+            return Failure(str(error), BAD_INPUT)
+        case OSError():
+            return _file_failure(error)
+        case MemoryError():
+            details = f" ({one_line(error, 100)})" if str(error) else ""
+            reason = _with_advice(f"out of memory on the host{details}")
+            return Failure(f"{reason}; use a smaller model or batch, or a machine with more memory", FAILED)
+        case FloatingPointError() if debugs_nans():
+            reason = f"JAX_DEBUG_NANS or JAX_DEBUG_INFS found a non-finite value: {one_line(error, 200)}"
+            return Failure(_with_advice(reason), FAILED)
+        case RuntimeError() | AssertionError():
+            return _device_failure(error)
+    return None
+
+
+def _file_failure(error: OSError) -> Failure | None:
+    """Return the failure of a full disk or an inaccessible file."""
+    if error.errno in FULL:
+        file = f" {error.filename}" if error.filename else ""
+        return Failure(f"cannot write{file}: {error.strerror}; {full_disk_fix(error)}", FAILED)
+    if error.filename is None:
+        return None
+    return Failure(f"cannot access {error.filename}: {error.strerror}", BAD_INPUT)
+
+
+def _device_failure(error: Exception) -> Failure | None:
+    """Return the failure of a missing accelerator or of XLA."""
+    import jax
+
+    from jaxgpt.parallel.host import missing_platform
+
+    missing = missing_platform()
+    if missing:
+        return Failure(missing, BAD_INPUT)
+    if not isinstance(error, jax.errors.JaxRuntimeError):
+        return None
+    reason = f"XLA failed: {one_line(error, 300)}"
+    if "RESOURCE_EXHAUSTED" in str(error):
+        reason += "; the device is out of memory: use a smaller model or batch, or the CPU (JAX_PLATFORMS=cpu)"
+    return Failure(reason, FAILED)
 
 
 def _with_advice(reason: str) -> str:
     """Append the advice for an early end: what is kept, and how to continue."""
     text = advice()
     return f"{reason}: {text}" if text else reason
-
-
-def _fail(reason: str, code: int) -> int:
-    note(str(UserError(reason)))  # `UserError` keeps the message on one line
-    return code
 
 
 def entry(*before: str) -> None:

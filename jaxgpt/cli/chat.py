@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing, suppress
 from json import dumps
 from pathlib import Path
@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 from jaxgpt.cli.options import NO_SAMPLING, Checkpoint, GivenSampling, Json, Seed, Weights
 from jaxgpt.cli.output import note, note_sampling, print_json, progress
 from jaxgpt.config import SEED, SamplingParams, parse_variables
-from jaxgpt.errors import UserError, reported
+from jaxgpt.errors import BAD_INPUT, UserError, reported
 from jaxgpt.files import write_atomically
 from jaxgpt.settings import check_text
 from jaxgpt.signals import stop_on_signal
 
 if TYPE_CHECKING:
-    from jaxgpt.lm import Chat
+    from jaxgpt.lm import Chat, Piece
 
 HELP = """/reset        clear the conversation except for the system message
 /save FILE    write the conversation as JSON
@@ -70,57 +70,60 @@ def chat(
     if conversation.warning and not stop:
         note(conversation.warning)
 
-    def answer(text: str, number: int = 0) -> Iterator[Any]:
-        key = (seed + number) % 2**32  # the seed plus the number of previous answers
-        return conversation.answer(text, max_new_tokens=max_new_tokens, stop=stop, key=key, **sampling)
-
+    options = {"max_new_tokens": max_new_tokens, "stop": stop, **sampling}
+    if not once:
+        return _talk(lm.source, conversation, seed, options)
+    pieces = conversation.answer(once, key=seed, **options)
     if json:
-        *_, last = answer(once)
-        done = last.done
-        print_json(
-            {
-                "run": run,
-                "model": lm.source,
-                "messages": conversation.messages,
-                "answer": done.text,
-                "tokens": len(done.ids),
-                "finish_reason": done.finish_reason,
-                "prompt_tokens": conversation.prompt_tokens,
-            }
-        )
-    elif once:
-        _print(answer(once))
+        print_json({"run": run, "model": lm.source, **_to_json(conversation, pieces)})
     else:
-        return _talk(lm.source, conversation, answer)
+        _print(pieces)
     return 0
 
 
-def _talk(model: str, conversation: Chat, answer: Callable[[str, int], Iterator[Any]]) -> int:
-    """Answer each input line, or run it as a command; return 2 if a line of a pipe or file failed."""
-    terminal = sys.stdin.isatty()
-    if terminal:
+def _to_json(conversation: Chat, pieces: Iterator[Piece]) -> dict[str, Any]:
+    """Generate an answer, and return it with its conversation."""
+    *_, last = pieces
+    assert last.done is not None
+    return {
+        "messages": conversation.messages,
+        "answer": last.done.text,
+        "tokens": len(last.done.ids),
+        "finish_reason": last.done.finish_reason,
+        "prompt_tokens": conversation.prompt_tokens,
+    }
+
+
+def _talk(model: str, conversation: Chat, seed: int, options: Mapping[str, Any]) -> int:
+    """Answer each input line, or run it as a command; return the exit code, `BAD_INPUT` if a line of a pipe or file failed.
+
+    The random key of an answer is `seed` plus the number of previous answers; `options` are the other arguments of
+    `Chat.answer`.
+    """
+    is_terminal = sys.stdin.isatty()
+    if is_terminal:
         print(f"{model}: /help lists the commands", file=sys.stderr)
         with suppress(ImportError):
             import readline  # noqa: F401  (line editing and history for input())
 
     answers = 0
     code = 0
-    for line in _lines(terminal):
+    for line in _lines(is_terminal):
         try:
             if not line.startswith("/"):
-                _print(answer(line, answers))
+                _print(conversation.answer(line, key=(seed + answers) % 2**32, **options))
                 answers += 1
             elif not _command(line, conversation):
                 break
         except UserError as e:
             note(str(e))
-            code = 0 if terminal else 2
+            code = 0 if is_terminal else BAD_INPUT
     return code
 
 
-def _print(pieces: Iterator[Any]) -> None:
+def _print(pieces: Generator[Piece, None, None]) -> None:
     """Print an answer as it is generated. Ctrl-C stops it; the conversation keeps the printed part."""
-    with stop_on_signal("", [signal.SIGINT]) as stop, closing(pieces):  # type: ignore[type-var]
+    with stop_on_signal(notice="", signals=[signal.SIGINT]) as stop, closing(pieces):
         for piece in pieces:
             print(piece.text, end="", flush=True)
             if stop.requested:
@@ -128,18 +131,18 @@ def _print(pieces: Iterator[Any]) -> None:
     print(" [stopped]" if stop.requested else "", flush=True)
 
 
-def _lines(terminal: bool) -> Iterator[str]:
+def _lines(is_terminal: bool) -> Iterator[str]:
     """Yield the lines of standard input, stripped; skip blank lines."""
     while True:
         try:
-            line = input("> " if terminal else "").strip()
+            line = input("> " if is_terminal else "").strip()
         except EOFError:
-            print(end="\n" if terminal else "")
+            print(end="\n" if is_terminal else "")
             return
         except UnicodeDecodeError as e:
             raise UserError(f"standard input is not {e.encoding} text (byte {e.start})") from None
         except KeyboardInterrupt:
-            if not terminal:
+            if not is_terminal:
                 raise
             print("\nuse /quit or Ctrl-D to quit", file=sys.stderr)
         else:

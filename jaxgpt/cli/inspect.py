@@ -53,19 +53,18 @@ def inspect(
         write_atomically(Path(html), content)
         text = f"wrote {html}: {len(content) / 1e3:,.0f} kB"
     else:
-        text = "\n".join(table(found))
+        text = _table(found)
     return print_result(json, {"run": run} | found.to_json(), text)
 
 
-def table(found: Inspection) -> list[str]:
-    """Format the predictions as the lines of a table."""
+def _table(found: Inspection) -> str:
+    """Format the predictions as a table."""
     lines = [f"{'':>4} {'after':<16} {'next':>6} {'rank':>6} {'entropy':>8}  most probable"]
     for i, token in enumerate(found.tokens):
-        probability = rank = ""
-        if i < len(found.next_rank):  # the last token has no next token
-            probability = f"{found.next_probability[i]:.1%}"
-            rank = f"{found.next_rank[i]:,}"
+        has_next = i < len(found.next_rank)  # the last token has no next token
+        probability = f"{found.next_probability[i]:.1%}" if has_next else ""
+        rank = f"{found.next_rank[i]:,}" if has_next else ""
         top = zip(found.top_tokens[i], found.top_probabilities[i], strict=True)
         best = ", ".join(f"{word!r} {p:.1%}" for word, p in top)
         lines.append(f"{i:>4} {token!r:<16} {probability:>6} {rank:>6} {found.entropy[i]:>8.2f}  {best}")
-    return lines
+    return "\n".join(lines)

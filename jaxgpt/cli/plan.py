@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import os
-import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from cyclopts import Parameter
 
 from jaxgpt.cli.options import NO_SETTINGS, GivenSettings, Json
 from jaxgpt.cli.output import aligned, columns, print_json, progress
-from jaxgpt.cli.parse import parse
-from jaxgpt.cli.plan_tables import difference, figures_of, mesh_row, si, table
-from jaxgpt.cli.settings import named_config, with_settings, with_vocab
-from jaxgpt.config import Config
-from jaxgpt.errors import UserError, did_you_mean, plural
-from jaxgpt.presets import PRESETS
+from jaxgpt.cli.plan_case import Case, make_case, other_case
+from jaxgpt.cli.plan_tables import GIB, difference, figures_of, head, mesh_row, rollout_title, table
+from jaxgpt.errors import FAILED, UserError
 
 if TYPE_CHECKING:
     from jaxgpt.plan.cost import StepCost
-    from jaxgpt.plan.residuals import Work
-    from jaxgpt.plan.topology import Topology
 
-GIB = 2**30
+OF_ONE_MESH = ("mesh", "note")  # labels of `head` that a table of all meshes omits
 
 
 def plan(
@@ -91,144 +84,6 @@ def plan(
     return _print_plan(case, why_not, decode, json)
 
 
-def _print_plan(case: Case, why_not: str, decode: bool, json: bool) -> int:
-    """Print the estimates of a plan, its compiled steps and advice; return the exit code, 1 if the run does not fit.
-
-    As text, every part is printed as soon as it is known, because compilation takes minutes.
-    """
-
-    def show(text: str) -> None:
-        if not json:
-            print(text)
-
-    chips = case.topology
-    show(aligned(_head(case)))
-    costs = estimates(case)
-    estimated = costs["train"]
-    show("\nestimate from shapes and shardings, per device and step (parameters and optimizer are exact)")
-    show(table(estimated, chips, case.steps))
-    if "rollout" in costs:
-        show(_rollout_title(case))
-        show(table(costs["rollout"], chips, unit="rollout"))
-
-    if why_not:
-        show(f"\nnot compiled: {why_not}")
-    else:
-        costs |= compiled(case, decode)
-        show("\ncompiled training step, per device")
-        show(table(costs["train"], chips, case.steps))
-    if "decode" in costs:
-        show("\ncompiled decode step, per device (one token per row)")
-        show(table(costs["decode"], chips))
-
-    fits = all(cost.fits for cost in costs.values())
-    hints: list[tuple[str, float]] = []
-    larger = ""
-    if not fits:
-        from jaxgpt.plan.choices import suggestions
-
-        show("\nThe run does not fit. Options that need less memory (estimate, GiB per device):")
-        hints = suggestions(case.config, chips, case.work)
-        for flags, total in hints:
-            verdict = "  (fits)" if total <= chips.chip.hbm else ""
-            show(f"  {total / GIB:7.2f}  {flags}{verdict}")
-        if not any(total <= chips.chip.hbm for _, total in hints):
-            larger = _larger(case)
-            show(larger)
-
-    if json:
-        about = {
-            "name": case.title,
-            "note": case.remark,
-            "attention": case.attention,
-            "fits": fits,
-            "not_compiled": why_not,
-            "topology": str(chips),
-            "chip": chips.chip.title,
-            "devices": chips.n_devices,
-            "mesh": asdict(case.config.mesh),
-            "suggestions": [{"flags": flags, "total": total} for flags, total in hints],
-            "larger": larger,
-        }
-        costs = {"estimate": estimated, **costs}
-        print_json(about | {name: cost.to_json(chips.chip) for name, cost in costs.items()})
-    return 0 if fits else 1
-
-
-class Case(NamedTuple):
-    """A run on hardware."""
-
-    title: str  # preset, shape or run
-    config: Config  # settings of a step, with a resolved mesh
-    topology: Topology
-    work: Work
-    objective: str  # name of the objective
-    steps: int  # steps of the run; 0: unknown
-    attention: str  # the attention of the chip, for the user
-    remark: str  # note on the mesh, or ""
-
-
-def make_case(target: str, topology: str, slices: int, settings: Mapping[str, Any]) -> Case:
-    """Resolve the settings of a plan; raise `UserError` if they are invalid."""
-    base, is_shape = _base(target)
-    config = with_vocab(with_settings(base, settings))
-    if config.train.epochs:
-        raise UserError(
-            f"train.epochs {config.train.epochs:g} needs the number of tokens, which plan does not count: "
-            "use --train.steps N --train.epochs 0"
-        )
-    from jaxgpt.plan.estimate import resolve_mesh
-    from jaxgpt.plan.topology import attention_of, parse_topology
-    from jaxgpt.post.plan import work_of
-
-    chips = parse_topology(topology, slices)
-    config, remark = resolve_mesh(config, chips)
-    attention = attention_of(config, chips)
-    steps = 0 if is_shape and "train.steps" not in settings else config.train.steps
-    step, work = work_of(config)
-    return Case(
-        title=target,
-        config=step,
-        topology=chips,
-        work=work,
-        objective=config.post.objective,
-        steps=steps,
-        attention=attention,
-        remark=remark,
-    )
-
-
-def other_case(target: str, topology: str, slices: int, settings: Mapping[str, Any], against: str) -> Case:
-    """Resolve the settings of a plan with further options, as on a command line.
-
-    Raises:
-        UserError: if an option is invalid, or is not an option of a plan.
-    """
-    try:
-        words = shlex.split(against)
-    except ValueError as e:
-        raise UserError(f"--against {against!r}: {e}") from None
-    _, bound = parse(["plan", target, "--topology", topology, "--slices", str(slices), *words])
-    given = bound.arguments
-    unknown = [name for name in ("against", "meshes", "decode", "estimate", "json") if given.get(name)]
-    if unknown or not words:
-        raise UserError('--against takes settings, --topology and --slices in quotes, such as "--mesh.tensor 4"')
-    return make_case(target, given["topology"], given["slices"], {**settings, **given.get("settings", {})})
-
-
-def _base(target: str) -> tuple[Config, bool]:
-    """Return the config of a preset, shape or run, and whether it is a shape."""
-    from jaxgpt.plan.shapes import SHAPES, shape_config
-
-    if target in SHAPES:
-        return shape_config(target), True
-    is_known = target in PRESETS or Path(target).exists()
-    near = did_you_mean(target, SHAPES)
-    if near and not is_known:
-        raise UserError(f"no preset, shape, run or file {target!r}{near}")
-    return named_config(target), False
-
-
 def _not_compiled(case: Case, estimate: bool) -> str:
     """Return why a step is not compiled, or ""."""
     from jaxgpt.plan.topology import compiler_missing
@@ -262,6 +117,37 @@ def compiled(case: Case, decode: bool) -> dict[str, StepCost]:
     return costs
 
 
+class Advice(NamedTuple):
+    """Ways to make a run fit.
+
+    Attributes:
+        hints: options that need less memory, and the estimated bytes per device with each.
+        larger: a line about the smallest slice that fits; "" if a hint fits.
+    """
+
+    hints: Sequence[tuple[str, float]] = ()
+    larger: str = ""
+
+    def text(self, hbm: float) -> str:
+        """Format the advice for a device with `hbm` bytes of memory."""
+        lines = []
+        for flags, total in self.hints:
+            verdict = "  (fits)" if total <= hbm else ""
+            lines.append(f"  {total / GIB:7.2f}  {flags}{verdict}")
+        if self.larger:
+            lines.append(self.larger)
+        return "\n".join(lines)
+
+
+def _advice(case: Case) -> Advice:
+    """Find options to reduce the memory of a run, and a larger slice if no option suffices."""
+    from jaxgpt.plan.choices import suggestions
+
+    hints = suggestions(case.config, case.topology, case.work)
+    is_enough = any(total <= case.topology.chip.hbm for _, total in hints)
+    return Advice(hints, "" if is_enough else _larger(case))
+
+
 def _larger(case: Case) -> str:
     """Describe the smallest slice that fits a run, if no flags fit it on its own slice."""
     from jaxgpt.plan.choices import smallest_slice
@@ -273,110 +159,130 @@ def _larger(case: Case) -> str:
     return f"Nothing fits on {case.topology}. The smallest slice that fits: --topology {slice_} {flags}"
 
 
+def _fit(costs: Mapping[str, StepCost]) -> bool:
+    """Return whether every part of a plan fits in memory."""
+    return all(cost.fits for cost in costs.values())
+
+
+def _print_plan(case: Case, why_not: str, decode: bool, json: bool) -> int:
+    """Print the estimates of a plan, its compiled steps and advice; return the exit code.
+
+    As text, every part is printed as soon as it is known, because compilation takes minutes.
+    """
+
+    def show(text: str) -> None:
+        if not json:
+            print(text)
+
+    topology = case.topology
+    show(aligned(head(case)))
+    estimated = estimates(case)
+    show("\nestimate from shapes and shardings, per device and step (parameters and optimizer are exact)")
+    show(table(estimated["train"], topology, case.steps))
+    if "rollout" in estimated:
+        show(f"\n{rollout_title(case)}")
+        show(table(estimated["rollout"], topology, unit="rollout"))
+
+    costs = estimated
+    if why_not:
+        show(f"\nnot compiled: {why_not}")
+    else:
+        costs = estimated | compiled(case, decode)
+        show("\ncompiled training step, per device")
+        show(table(costs["train"], topology, case.steps))
+    if "decode" in costs:
+        show("\ncompiled decode step, per device (one token per row)")
+        show(table(costs["decode"], topology))
+
+    fits = _fit(costs)
+    advice = Advice()
+    if not fits:
+        show("\nThe run does not fit. Options that need less memory (estimate, GiB per device):")
+        advice = _advice(case)
+        show(advice.text(topology.chip.hbm))
+
+    if json:
+        about = {
+            "name": case.title,
+            "note": case.remark,
+            "attention": case.attention,
+            "fits": fits,
+            "not_compiled": why_not,
+            "chip": topology.chip.title,
+            "devices": topology.n_devices,
+            "suggestions": [{"flags": flags, "total": total} for flags, total in advice.hints],
+            "larger": advice.larger,
+        }
+        # "train" repeats the estimate of a step that is not compiled.
+        print_json(about | _costs_json(case, {"estimate": estimated["train"], **costs}))
+    return 0 if fits else FAILED
+
+
 def _print_meshes(case: Case, json: bool) -> int:
     """Print the meshes of a topology, those that fit first and by time; return the exit code."""
     from jaxgpt.plan.choices import meshes
 
-    chip = case.topology.chip
+    topology = case.topology
     with progress("estimating all meshes") as activity:
-        found = meshes(case.config, case.topology, case.work, activity)
-    fits = any(choice.cost.fits for choice in found)
-    code = 0 if fits else 1
+        choices = meshes(case.config, topology, case.work, activity)
+    fits = any(choice.cost.fits for choice in choices)
     larger = "" if fits else _larger(case)
-    if json:
-        rows = [{"flags": choice.flags, "mesh": asdict(choice.mesh), **choice.cost.to_json(chip)} for choice in found]
-        about = {"name": case.title, "topology": str(case.topology), "fits": fits, "larger": larger}
-        print_json({**about, "meshes": rows})
-        return code
 
-    head = _head(case)
-    del head["mesh"], head["note"]  # facts of one mesh
-    print(aligned(head))
-    print("\nestimates of all meshes, per device and step; times without overlap")
-    header = ("mesh", "GiB", "fits", "step, ms", "compute", "memory", "links", "network", "MFU at most")
-    print(columns([header, *(mesh_row(choice, case.topology) for choice in found)]))
-    if larger:
-        print(f"\n{larger}")
-    return code
+    if json:
+        rows = [
+            {"flags": choice.flags, "mesh": asdict(choice.mesh), **choice.cost.to_json(topology.chip)}
+            for choice in choices
+        ]
+        about = {"name": case.title, "topology": str(topology), "fits": fits, "larger": larger}
+        print_json({**about, "meshes": rows})
+    else:
+        print(aligned({label: fact for label, fact in head(case).items() if label not in OF_ONE_MESH}))
+        print("\nestimates of all meshes, per device and step; times without overlap")
+        titles = ("mesh", "GiB", "fits", "step, ms", "compute", "memory", "links", "network", "MFU at most")
+        print(columns([titles, *(mesh_row(choice, topology) for choice in choices)]))
+        if larger:
+            print(f"\n{larger}")
+    return 0 if fits else FAILED
 
 
 def _print_comparison(cases: tuple[Case, Case], against: str, why_not: str, decode: bool, json: bool) -> int:
-    """Print two plans in columns, with their difference; return the exit code, 1 if one of the plans does not fit."""
-    costs = []
+    """Print two plans in columns, with their difference; return the exit code."""
+    plans = []
     for case in cases:
-        of_case = estimates(case)
+        costs = estimates(case)
         if not why_not:
-            of_case |= compiled(case, decode)
-        costs.append(of_case)
-    fits = all(cost.fits for of_case in costs for cost in of_case.values())
-    code = 0 if fits else 1
+            costs |= compiled(case, decode)
+        plans.append(costs)
+    fits = all(map(_fit, plans))
+
     this, other = cases
     if json:
-        plans = [_plan_json(case, of_case) for case, of_case in zip(cases, costs, strict=True)]
         about = {"name": this.title, "against": against, "fits": fits, "not_compiled": why_not}
-        print_json({**about, "plans": plans})
-        return code
+        print_json({**about, "plans": [_costs_json(case, costs) for case, costs in zip(cases, plans, strict=True)]})
+    else:
+        print(aligned(head(this)))
+        kind = "estimates" if why_not else "compiled"
+        print(f"\n{kind}, per device and step: this plan, with {against}, and the difference")
+        print(columns(_comparison_rows(this, other, *plans)))
+        if why_not:
+            print(f"\nnot compiled: {why_not}")
+    return 0 if fits else FAILED
 
-    print(aligned(_head(this)))
-    how = "estimates" if why_not else "compiled"
-    print(f"\n{how}, per device and step: this plan, with {against}, and the difference")
+
+def _comparison_rows(
+    this: Case, other: Case, costs: Mapping[str, StepCost], other_costs: Mapping[str, StepCost]
+) -> list[tuple[str, str, str, str]]:
+    """Return the table of the parts that both plans have."""
     rows = [("", "this plan", "against", "difference")]
-    costs_this, costs_other = costs
-    for name in costs_this:
-        if name in costs_other:
-            figures = figures_of(costs_this[name], this.topology)
-            figures_other = figures_of(costs_other[name], other.topology)
-            rows += difference(figures, figures_other, "" if name == "train" else f"{name}: ")
-    print(columns(rows))
-    if why_not:
-        print(f"\nnot compiled: {why_not}")
-    return code
+    for part in costs:
+        if part in other_costs:
+            figures = figures_of(costs[part], this.topology)
+            other_figures = figures_of(other_costs[part], other.topology)
+            rows += difference(figures, other_figures, "" if part == "train" else f"{part}: ")
+    return rows
 
 
-def _plan_json(case: Case, costs: Mapping[str, StepCost]) -> dict[str, Any]:
-    """Return one of two compared plans as JSON."""
-    chip = case.topology.chip
+def _costs_json(case: Case, costs: Mapping[str, StepCost]) -> dict[str, Any]:
+    """Return the topology, the mesh and the costs of a plan as values for JSON."""
     about = {"topology": str(case.topology), "mesh": asdict(case.config.mesh)}
-    return about | {name: cost.to_json(chip) for name, cost in costs.items()}
-
-
-def _rollout_title(case: Case) -> str:
-    answers = case.work.answers
-    assert answers is not None
-    every = plural(answers.steps, "step")
-    generated = f"{answers.rows:,} answers of {answers.tokens:,} tokens"
-    return f"\nestimate of a rollout, before every {every}: {generated}, lower bounds"
-
-
-def _head(case: Case) -> dict[str, str]:
-    """Return the lines above the tables of a plan, keyed by label."""
-    from jaxgpt.parallel.mesh import sizes_of
-    from jaxgpt.parallel.rows import microbatches, row_shards
-    from jaxgpt.plan.shapes import SHAPES
-
-    config = case.config
-    train = config.train
-    sizes = sizes_of(config.mesh)
-    ways = row_shards(sizes)
-    count, rows = microbatches(train, ways)
-    tokens = f"{train.batch_size:,} x {config.window:,} = {train.batch_size * config.window:,} tokens"
-    split = f"{rows // ways} rows per device {count} times"
-
-    topology = case.topology
-    chip = topology.chip
-    memory = f"{chip.hbm / GIB:.2f} GiB at {si(chip.hbm_bandwidth)}B/s"
-    links = f"links {si(chip.link)}B/s, network {si(chip.network)}B/s"
-
-    shape = ""
-    if case.title in SHAPES:
-        shape = f"{SHAPES[case.title].source}; no recipe or data"
-    return {
-        "run": f"{case.title} on {topology}: {topology.n_devices:,} x {chip.title}",
-        "mesh": " x ".join(f"{axis} {size}" for axis, size in sizes.items()),
-        "step": f"{tokens}, {split}, {train.compute_dtype}, remat {train.remat}",
-        "device": f"{si(chip.flops)}FLOP/s, {memory}, {links}",
-        "attention": case.attention,
-        "objective": "" if case.objective == "next-token" else case.objective,
-        "shape": shape,
-        "note": case.remark,
-    }
+    return about | {part: cost.to_json(case.topology.chip) for part, cost in costs.items()}

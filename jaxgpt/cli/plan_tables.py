@@ -1,4 +1,4 @@
-"""The tables of a plan: one step, two steps with their difference, the meshes of a topology."""
+"""The tables of a plan: the run, one step, two steps with their difference, the meshes of a topology."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from jaxgpt.errors import plural
 from jaxgpt.progress import duration
 
 if TYPE_CHECKING:
+    from jaxgpt.cli.plan_case import Case
     from jaxgpt.plan.choices import MeshChoice
     from jaxgpt.plan.cost import StepCost
     from jaxgpt.plan.hlo import Collective
@@ -18,6 +19,49 @@ if TYPE_CHECKING:
 GIB = 2**30
 CLOSE = 0.7  # minimum fraction of memory for the advice to compile: a program needs up to 1.4 times its estimate
 SITES = 12  # maximum number of rows for collectives
+
+
+def head(case: Case) -> dict[str, str]:
+    """Return the lines above the tables of a plan, keyed by label."""
+    from jaxgpt.parallel.mesh import sizes_of
+    from jaxgpt.parallel.rows import microbatches, row_shards
+    from jaxgpt.plan.shapes import SHAPES
+
+    config = case.config
+    train = config.train
+    sizes = sizes_of(config.mesh)
+    ways = row_shards(sizes)
+    count, rows = microbatches(train, ways)
+    tokens = f"{train.batch_size:,} x {config.window:,} = {train.batch_size * config.window:,} tokens"
+    split = f"{rows // ways} rows per device {count} times"
+
+    topology = case.topology
+    chip = topology.chip
+    memory = f"{chip.hbm / GIB:.2f} GiB at {si(chip.hbm_bandwidth)}B/s"
+    links = f"links {si(chip.link)}B/s, network {si(chip.network)}B/s"
+
+    shape = ""
+    if case.title in SHAPES:
+        shape = f"{SHAPES[case.title].source}; no recipe or data"
+    return {
+        "run": f"{case.title} on {topology}: {topology.n_devices:,} x {chip.title}",
+        "mesh": " x ".join(f"{axis} {size}" for axis, size in sizes.items()),
+        "step": f"{tokens}, {split}, {train.compute_dtype}, remat {train.remat}",
+        "device": f"{si(chip.flops)}FLOP/s, {memory}, {links}",
+        "attention": case.attention,
+        "objective": "" if case.objective == "next-token" else case.objective,
+        "shape": shape,
+        "note": case.remark,
+    }
+
+
+def rollout_title(case: Case) -> str:
+    """Return the line above the table of a rollout."""
+    answers = case.work.answers
+    assert answers is not None
+    every = plural(answers.steps, "step")
+    generated = f"{answers.rows:,} answers of {answers.tokens:,} tokens"
+    return f"estimate of a rollout, before every {every}: {generated}, lower bounds"
 
 
 def table(cost: StepCost, topology: Topology, steps: int = 0, unit: str = "step") -> str:

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import jax
 
 from jaxgpt.config import DistributedConfig
-from jaxgpt.errors import UserError, one_line
+from jaxgpt.errors import BAD_INPUT, FAILED, UserError, one_line
 from jaxgpt.parallel.heartbeat import LAST_WORDS, CoordinatorBoard, Heartbeats, set_heartbeats
 from jaxgpt.parallel.processes import is_leader, is_peer_failure, process_count, set_place
 from jaxgpt.runtime import debugs_nans
@@ -94,7 +94,7 @@ def _give_up(coordinator: str | None, seconds: int) -> NoReturn:
         file=sys.stderr,
         flush=True,
     )
-    os._exit(2)
+    os._exit(BAD_INPUT)
 
 
 def _scheduled() -> bool:
@@ -159,4 +159,4 @@ def _follow_launcher() -> None:
         pass
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(GRACE)
-    os._exit(1)
+    os._exit(FAILED)

@@ -20,7 +20,7 @@ from helpers import jaxgpt, make, small
 from tokenizers import Tokenizer as HFTokenizer
 
 from jaxgpt import study
-from jaxgpt.cli.inspect import table
+from jaxgpt.cli.inspect import _table
 from jaxgpt.config import Config
 from jaxgpt.data.tokenizer import ByteTokenizer, CharTokenizer, SubwordTokenizer, Tokenizer, WordTokenizer
 from jaxgpt.data.tokenizer_files import train_bpe
@@ -161,7 +161,7 @@ def test_the_command(lm: LM, found: Inspection) -> None:
     assert (result.json["source"], result.json["prompt"]) == ("run, step 0", 5)
     assert len(result.json["tokens"]) == 7
     assert Path("a.html").read_text("utf-8").startswith("<!doctype html>")
-    lines = table(found)[1:]
+    lines = _table(found).splitlines()[1:]
     assert len(lines) == len(found.ids)
     assert lines[0].split()[:2] == ["0", "'a'"]
     assert f" {found.next_probability[0]:.1%} " in lines[0]

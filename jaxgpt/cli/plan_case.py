@@ -1,0 +1,94 @@
+"""The case of a plan: the settings of a run on hardware, from the target and the options of `jaxgpt plan`."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jaxgpt.cli.parse import parse
+from jaxgpt.cli.settings import named_config, with_settings, with_vocab
+from jaxgpt.config import Config
+from jaxgpt.errors import UserError, did_you_mean
+from jaxgpt.presets import PRESETS
+
+if TYPE_CHECKING:
+    from jaxgpt.plan.residuals import Work
+    from jaxgpt.plan.topology import Topology
+
+NOT_IN_AGAINST = ("against", "meshes", "decode", "estimate", "json")  # options of a plan that apply to both plans
+
+
+class Case(NamedTuple):
+    """A run on hardware."""
+
+    title: str  # preset, shape or run
+    config: Config  # settings of a step, with a resolved mesh
+    topology: Topology
+    work: Work
+    objective: str  # name of the objective
+    steps: int  # steps of the run; 0: unknown
+    attention: str  # the attention of the chip, for the user
+    remark: str  # note on the mesh, or ""
+
+
+def make_case(target: str, topology: str, slices: int, settings: Mapping[str, Any]) -> Case:
+    """Resolve the settings of a plan; raise `UserError` if they are invalid."""
+    base, is_shape = _base(target)
+    config = with_vocab(with_settings(base, settings))
+    if config.train.epochs:
+        raise UserError(
+            f"train.epochs {config.train.epochs:g} needs the number of tokens, which plan does not count: "
+            "use --train.steps N --train.epochs 0"
+        )
+    from jaxgpt.plan.estimate import resolve_mesh
+    from jaxgpt.plan.topology import attention_of, parse_topology
+    from jaxgpt.post.plan import work_of
+
+    chips = parse_topology(topology, slices)
+    config, remark = resolve_mesh(config, chips)
+    attention = attention_of(config, chips)
+    steps = 0 if is_shape and "train.steps" not in settings else config.train.steps
+    step, work = work_of(config)
+    return Case(
+        title=target,
+        config=step,
+        topology=chips,
+        work=work,
+        objective=config.post.objective,
+        steps=steps,
+        attention=attention,
+        remark=remark,
+    )
+
+
+def other_case(target: str, topology: str, slices: int, settings: Mapping[str, Any], against: str) -> Case:
+    """Resolve the settings of a plan with further options, as on a command line.
+
+    Raises:
+        UserError: if an option is invalid, or is not an option of a plan.
+    """
+    try:
+        words = shlex.split(against)
+    except ValueError as e:
+        raise UserError(f"--against {against!r}: {e}") from None
+    _, bound = parse(["plan", target, "--topology", topology, "--slices", str(slices), *words])
+    given = bound.arguments
+    if not words or any(given.get(name) for name in NOT_IN_AGAINST):
+        raise UserError('--against takes settings, --topology and --slices in quotes, such as "--mesh.tensor 4"')
+    both = {**settings, **given.get("settings", {})}
+    return make_case(target, given["topology"], given["slices"], both)
+
+
+def _base(target: str) -> tuple[Config, bool]:
+    """Return the config of a preset, shape or run, and whether it is a shape."""
+    from jaxgpt.plan.shapes import SHAPES, shape_config
+
+    if target in SHAPES:
+        return shape_config(target), True
+    is_known = target in PRESETS or Path(target).exists()
+    near = did_you_mean(target, SHAPES)
+    if near and not is_known:
+        raise UserError(f"no preset, shape, run or file {target!r}{near}")
+    return named_config(target), False
