@@ -6,7 +6,7 @@ import logging
 import math
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,6 +18,7 @@ from jaxgpt.files import check_writable, has_writer
 if TYPE_CHECKING:
     from jaxgpt.checkpoint.run import Run
 
+Axis = Literal["all", "step", "tokens", "seconds"]  # the horizontal axes of `jaxgpt.study.plot.losses`
 FORMATS = (".png", ".svg", ".pdf")
 EVERY = 10.0  # seconds between two plots of a run in training
 SHOWN = 6  # maximum number of differing settings shown as columns
@@ -26,7 +27,7 @@ SHOWN = 6  # maximum number of differing settings shown as columns
 def plot(
     *runs: str,
     out: str = "losses.png",
-    x: Literal["all", "step", "tokens", "seconds"] = "all",
+    x: Axis = "all",
     follow: bool = False,
 ) -> int:
     """Draw the losses of runs against steps, tokens and time, with the baselines of their data.
@@ -71,10 +72,10 @@ def plot(
 
     lines = read_lines(opened)
     about = {name: read_baselines(run.path) for name, run in opened.items()}
-    known = [found["losses"] for found in about.values() if found["losses"]]
-    if any(found != known[0] for found in known):
+    baselines = common_baselines(about.values())
+    if baselines is None:
         note("baselines omitted: the runs have different data or tokenizers")
-    draw(opened, lines, path, x)
+    draw(lines, baselines, path, x)
 
     settings = {name: flat(run.config()) for name, run in opened.items()}
     ratios = {name: found.get("bytes_per_token", 0) for name, found in about.items()}
@@ -113,24 +114,34 @@ def read_lines(runs: Mapping[str, Run]) -> dict[str, list[dict[str, Any]]]:
     return {name: list(read_metrics(run.metrics)) for name, run in runs.items() if run.metrics.is_file()}
 
 
-def draw(runs: Mapping[str, Run], lines: Mapping[str, Sequence[Mapping[str, Any]]], path: Path, x: Any) -> None:
-    """Draw the rewards or losses of runs, and the baselines of their data if all runs have the same ones."""
-    from jaxgpt.report.baselines import read_baselines
+def common_baselines(about: Iterable[Mapping[str, Any]]) -> dict[str, float] | None:
+    """Return the baselines that all runs have in common, keyed by name; None if the baselines of two runs differ.
+
+    `about` are the results of `read_baselines`; runs without baselines are ignored.
+    """
+    known = [found["losses"] for found in about if found["losses"]]
+    if not known:
+        return {}
+    first, *others = known
+    return first if all(each == first for each in others) else None
+
+
+def draw(
+    lines: Mapping[str, Sequence[Mapping[str, Any]]], baselines: Mapping[str, float] | None, path: Path, x: Axis
+) -> None:
+    """Draw the rewards of runs, or their losses and baselines; None: no baselines."""
     from jaxgpt.study.plot import has_rewards, losses, rewards, save
 
     if all(map(has_rewards, lines.values())):
         save(rewards(lines, x), path)
         return
-    found = [read_baselines(run.path)["losses"] for run in runs.values()]
-    known = [each for each in found if each]
-    baselines = None
-    if known and all(each == known[0] for each in known):
-        baselines = known[0]
     save(losses(lines, x, baselines=baselines), path)
 
 
-def draw_while_training(runs: Mapping[str, Run], path: Path, x: Any) -> None:
+def draw_while_training(runs: Mapping[str, Run], path: Path, x: Axis) -> None:
     """Draw the losses every `EVERY` seconds until no run trains."""
+    from jaxgpt.report.baselines import read_baselines
+
     is_noted = False
     while True:
         lines = read_lines(runs)
@@ -138,11 +149,14 @@ def draw_while_training(runs: Mapping[str, Run], path: Path, x: Any) -> None:
         if not training:
             return
         if not is_noted:
-            note(f"drawing {path} every {EVERY:.0f} seconds while {', '.join(training)} trains")
-        is_noted = True
+            verb = "trains" if len(training) == 1 else "train"
+            note(f"drawing {path} every {EVERY:.0f} seconds while {', '.join(training)} {verb}")
+            is_noted = True
+
         has_losses = [any("loss" in line for line in lines.get(name, [])) for name in runs]
         if all(has_losses):
-            draw(runs, lines, path, x)
+            baselines = common_baselines(read_baselines(run.path) for run in runs.values())
+            draw(lines, baselines, path, x)
         time.sleep(EVERY)
 
 
@@ -186,35 +200,20 @@ def table(
     The lowest loss is taken over the comparable evaluations of a run. A column with their number of windows is added if it
     differs between runs, because such losses are not comparable.
     """
-    from jaxgpt.trainer.metrics import comparable_evaluations
-
+    bests = {name: _best(lines) for name, lines in metrics.items()}
+    windows = {best.get("val_windows", 0) for best in bests.values() if best}
     first = next(iter(settings.values()))
     differ = [key for key in first if any(each[key] != first[key] for each in settings.values())]
-    shown = differ[:SHOWN]
-    bests = {}
-    for name, lines in metrics.items():
-        bests[name] = min(comparable_evaluations(lines), key=lambda line: line["val_loss"], default=None)
-    windows = {best.get("val_windows", 0) for best in bests.values() if best}
+
+    def loss(name: str) -> float:
+        best = bests[name]
+        return best["val_loss"] if best else math.inf
 
     rows = []
-    losses = {name: best["val_loss"] if best else math.inf for name, best in bests.items()}
-    for name in sorted(losses, key=losses.__getitem__):
-        best = bests[name]
-        values = dict.fromkeys(("val loss", "windows", "bits/byte", "step", "tokens/s"), "")
-        if best:
-            values["val loss"] = f"{best['val_loss']:.4f}"
-            values["step"] = f"{best['step']:,}"
-            if len(windows) > 1:
-                values["windows"] = f"{best.get('val_windows', 0):,}"
-            if bytes_per_token[name]:
-                bits = best["val_loss"] / math.log(2) / bytes_per_token[name]
-                values["bits/byte"] = f"{bits:.4f}"
-        speeds = [line.get("tokens_per_second") for line in metrics[name]]
-        measured = [speed for speed in speeds if isinstance(speed, float)]
-        if measured:
-            values["tokens/s"] = f"{statistics.median(measured):,.0f}"
-        own = {key: str(settings[name][key]) for key in shown}
-        rows.append({"run": name, **values, **own})
+    for name in sorted(metrics, key=loss):
+        evaluated = _evaluation_cells(bests[name], bytes_per_token[name], with_windows=len(windows) > 1)
+        own = {key: str(settings[name][key]) for key in differ[:SHOWN]}
+        rows.append({"run": name, **evaluated, "tokens/s": _speed(metrics[name]), **own})
 
     # Columns without any value are omitted.
     heads = [head for head in rows[0] if any(row[head] for row in rows)]
@@ -224,3 +223,32 @@ def table(
     if more:
         text += f"\nfurther settings that differ: {', '.join(more)}"
     return text
+
+
+def _best(lines: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """Return the line of the lowest comparable validation loss; None: the run has no evaluations."""
+    from jaxgpt.trainer.metrics import comparable_evaluations
+
+    return min(comparable_evaluations(lines), key=lambda line: line["val_loss"], default=None)
+
+
+def _evaluation_cells(best: Mapping[str, Any] | None, bytes_per_token: float, with_windows: bool) -> dict[str, str]:
+    """Return the cells of an evaluation, keyed by column; a cell is empty if its value is unknown."""
+    if best is None:
+        return dict.fromkeys(("val loss", "windows", "bits/byte", "step"), "")
+    bits = ""
+    if bytes_per_token:
+        bits = f"{best['val_loss'] / math.log(2) / bytes_per_token:.4f}"
+    return {
+        "val loss": f"{best['val_loss']:.4f}",
+        "windows": f"{best.get('val_windows', 0):,}" if with_windows else "",
+        "bits/byte": bits,
+        "step": f"{best['step']:,}",
+    }
+
+
+def _speed(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Return the median tokens per second of a run, or ""."""
+    speeds = [line.get("tokens_per_second") for line in lines]
+    measured = [speed for speed in speeds if isinstance(speed, float)]
+    return f"{statistics.median(measured):,.0f}" if measured else ""

@@ -291,9 +291,9 @@ def test_follow_draws_until_the_run_ends(monkeypatch: pytest.MonkeyPatch) -> Non
 
     draw = plot_command.draw
 
-    def counted(runs: Any, lines: Any, *rest: Any) -> None:
+    def counted(lines: Any, *rest: Any) -> None:
         drawn.append(len(lines["a"]))
-        draw(runs, lines, *rest)
+        draw(lines, *rest)
 
     monkeypatch.setattr(plot_command, "still_trains", still_trains)
     monkeypatch.setattr(plot_command, "draw", counted)
