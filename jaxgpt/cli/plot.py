@@ -133,9 +133,10 @@ def draw(
     from jaxgpt.study.plot import has_rewards, losses, rewards, save
 
     if all(map(has_rewards, lines.values())):
-        save(rewards(lines, x), path)
-        return
-    save(losses(lines, x, baselines=baselines), path)
+        figure = rewards(lines, x)
+    else:
+        figure = losses(lines, x, baselines=baselines)
+    save(figure, path)
 
 
 def draw_while_training(runs: Mapping[str, Run], path: Path, x: Axis) -> None:
@@ -179,15 +180,10 @@ def draw_run(run: Run, title: str) -> None:
     # The first import of matplotlib on a machine scans all fonts and logs a message.
     logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
     from jaxgpt.report.baselines import read_baselines
-    from jaxgpt.study.plot import has_rewards, losses, rewards, save
     from jaxgpt.trainer.metrics import read_metrics
 
-    lines = list(read_metrics(run.metrics))
-    if has_rewards(lines):
-        save(rewards({title: lines}), run.path / "loss.png")
-        return
-    baselines = read_baselines(run.path)["losses"]
-    save(losses({title: lines}, "step", baselines=baselines), run.path / "loss.png")
+    lines = {title: list(read_metrics(run.metrics))}
+    draw(lines, read_baselines(run.path)["losses"], run.path / "loss.png", "step")
 
 
 def table(
