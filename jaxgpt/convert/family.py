@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxgpt.config import ModelConfig
 from jaxgpt.convert.options import ACTIVATIONS, Options
-from jaxgpt.convert.rope import is_linear, linear
+from jaxgpt.convert.rope import is_linear, linear_scaling
 from jaxgpt.convert.tensors import Format
 from jaxgpt.errors import UserError, short_repr
 
@@ -129,7 +129,7 @@ def _canonical_rope(config: ModelConfig) -> dict[str, Any]:
     if config.rope_factor == 1.0:
         return defaults(*SCALING)
     if is_linear(config):
-        return defaults(*OF_YARN) | linear(config.block_size)
+        return defaults(*OF_YARN) | linear_scaling(config.block_size)
     if config.rope_scaling == "yarn":
         return defaults(*OF_LLAMA3)
     return defaults(*OF_YARN)

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -88,15 +88,20 @@ class Weights:
             tensor: np.ndarray = f.get_tensor(name).astype(np.float32, copy=False)
         return tensor
 
-    def check(self, shapes: Mapping[str, tuple[int, ...]], ignore: Callable[[str], bool]) -> None:
-        """Raise `UserError` if a tensor is missing or unexpected, or has a wrong shape or unsupported type."""
+    def check(self, shapes: Mapping[str, tuple[int, ...]], ignored: Collection[str] = ()) -> None:
+        """Raise `UserError` if a tensor is missing or unexpected, or has a wrong shape or unsupported type.
+
+        Args:
+            shapes: shape of each tensor, keyed by name.
+            ignored: names of further tensors, which are not read.
+        """
         missing = [name for name in shapes if name not in self.tensors]
         if missing:
             raise UserError(
                 f"{self.path}: tensor {missing[0]} of shape {shapes[missing[0]]} is missing{_more(missing)}"
             )
 
-        extra = [name for name in self.tensors if name not in shapes and not ignore(name)]
+        extra = [name for name in self.tensors if name not in shapes and name not in ignored]
         if extra:
             raise UserError(f"{self.path}: tensor {extra[0]} is unexpected{_more(extra)}: the model has no such weight")
 

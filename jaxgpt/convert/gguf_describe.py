@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from tokenizers import AddedToken
@@ -57,8 +57,15 @@ AROUND = "{0} a {0}b{0}  c {0}\n{0}{0} d\n {0}"
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized")  # options of added tokens without an equivalent in llama.cpp
 
 
-def describe(tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]:
-    """Return the metadata of a tokenizer, for a model with `vocab_size` ids.
+class Description(NamedTuple):
+    """A tokenizer in the metadata of a GGUF file."""
+
+    metadata: dict[str, Any]
+    note: str  # texts with special tokens or leading spaces that have different ids in llama.cpp; empty: none
+
+
+def describe(tokenizer: Tokenizer, vocab_size: int) -> Description:
+    """Describe a tokenizer in metadata, for a model with `vocab_size` ids.
 
     Raises:
         UserError: if llama.cpp has no tokenizer that computes the same ids.
@@ -69,19 +76,34 @@ def describe(tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]:
         values = _subwords(tokenizer)
     else:
         raise UserError("GGUF files have no tokenizer of words or ids: train with data.tokenizer bpe, char or byte")
-
-    # Ids of the model without a token, such as padding of the vocabulary.
-    missing = range(len(values["tokens"]), vocab_size)
-    values["tokens"] += [f"[PAD{i}]" for i in missing]
-    values["token_type"] += [UNUSED for _ in missing]
-    if "scores" in values:
-        values["scores"] += [UNSCORED for _ in missing]
-
+    values |= _padding(values, vocab_size)
     values |= _special_ids(tokenizer)
     metadata = {f"{GGML}{name}": value for name, value in values.items()}
     metadata |= _templates(tokenizer, values)
-    _check_ids(tokenizer, metadata)
-    return metadata
+
+    # Compare with the tokenizer that is read from the metadata.
+    read = read_tokenizer(metadata, "the exported file")
+    spaces = spaces_note(tokenizer)
+    different = [token for token in _added_tokens(tokenizer) if _differs(token, read, tokenizer, bool(spaces))]
+    note = "; ".join(filter(None, [spaces, _tokens_note(different)]))
+    _check_bos(read, tokenizer)
+    _check_added(different)
+    for text in _probes(tokenizer, bool(spaces)):
+        if not _same_ids(read, tokenizer, text, special=not note):
+            raise UserError(f"llama.cpp has no tokenizer that computes the same ids for {text!r}: export a directory")
+    return Description(metadata, note)
+
+
+def _padding(values: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:
+    """Extend the lists of tokens to ids of the model without a token, such as padding of the vocabulary."""
+    missing = range(len(values["tokens"]), vocab_size)
+    padded = {
+        "tokens": values["tokens"] + [f"[PAD{i}]" for i in missing],
+        "token_type": values["token_type"] + [UNUSED for _ in missing],
+    }
+    if "scores" in values:
+        padded["scores"] = values["scores"] + [UNSCORED for _ in missing]
+    return padded
 
 
 def _templates(tokenizer: Tokenizer, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,47 +119,47 @@ def _templates(tokenizer: Tokenizer, values: Mapping[str, Any]) -> dict[str, Any
     return metadata | {TEMPLATES: names} if names else metadata
 
 
-def _check_ids(tokenizer: Tokenizer, metadata: Mapping[str, Any]) -> None:
-    """Raise `UserError` if the tokenizer of a file computes different ids, except the differences in `notes`."""
-    read = read_tokenizer(metadata, "the exported file")
+def _check_bos(read: Tokenizer, tokenizer: Tokenizer) -> None:
+    """Raise `UserError` if texts begin with different tokens."""
     if read.bos_ids != tokenizer.bos_ids:
         raise UserError(
             f"llama.cpp begins a text with at most one token, but this tokenizer with {tokenizer.decode(tokenizer.bos_ids)}: "
             f"export a directory"
         )
-    for token in _added_tokens(tokenizer):
-        if not token.special and _differs(read, tokenizer, token):
+
+
+def _check_added(different: Sequence[AddedToken]) -> None:
+    """Raise `UserError` if llama.cpp matches an added token differently that is not special: it may be in any text."""
+    for token in different:
+        if not token.special:
             raise UserError(
                 f"llama.cpp has no added token that matches as {_shown(token)} in tokenizer.json: export a directory"
             )
 
-    is_noted = bool(notes(tokenizer, metadata))
-    for text in PROBES:
-        if spaces_note(tokenizer) and text.startswith(" "):
-            continue
-        if isinstance(tokenizer, CharTokenizer):
-            text = "".join(character for character in text if character in tokenizer.words)
-        if not _same_ids(read, tokenizer, text, special=not is_noted):
-            raise UserError(f"llama.cpp has no tokenizer that computes the same ids for {text!r}: export a directory")
+
+def _probes(tokenizer: Tokenizer, has_other_spaces: bool) -> list[str]:
+    """Return the texts whose ids must be equal; `has_other_spaces`: llama.cpp adds a space before a leading space."""
+    probes = [text for text in PROBES if not (has_other_spaces and text.startswith(" "))]
+    if isinstance(tokenizer, CharTokenizer):
+        return ["".join(character for character in text if character in tokenizer.words) for text in probes]
+    return probes
 
 
-def notes(tokenizer: Tokenizer, metadata: Mapping[str, Any]) -> str:
-    """Describe the texts with special tokens or leading spaces whose ids differ in llama.cpp; "": none."""
-    found = [spaces_note(tokenizer)]
-    read = read_tokenizer(metadata, "the exported file")
-    tokens = [token for token in _added_tokens(tokenizer) if token.special and _differs(read, tokenizer, token)]
-    if tokens:
-        more = f" and {len(tokens) - 1:,} more" if len(tokens) > 1 else ""
-        found.append(f"llama.cpp matches the special token {_shown(tokens[0])}{more} differently between other texts")
-    return "; ".join(filter(None, found))
+def _tokens_note(different: Sequence[AddedToken]) -> str:
+    """Describe the special tokens that llama.cpp matches differently; "": none."""
+    special = [token for token in different if token.special]
+    if not special:
+        return ""
+    more = f" and {len(special) - 1:,} more" if len(special) > 1 else ""
+    return f"llama.cpp matches the special token {_shown(special[0])}{more} differently between other texts"
 
 
-def _differs(read: Tokenizer, tokenizer: Tokenizer, token: AddedToken) -> bool:
+def _differs(token: AddedToken, read: Tokenizer, tokenizer: Tokenizer, has_other_spaces: bool) -> bool:
     """Return whether llama.cpp matches an added token differently; `read` is its tokenizer.
 
     If llama.cpp adds other spaces, all ids around tokens differ, so the result depends only on the options of the token.
     """
-    if spaces_note(tokenizer):
+    if has_other_spaces:
         return token.single_word or token.lstrip or token.rstrip
     return not _same_ids(read, tokenizer, AROUND.format(token.content))
 
@@ -216,7 +238,7 @@ def _subwords(tokenizer: SubwordTokenizer) -> dict[str, Any]:
         raise UserError("GGUF files have no BPE without merges: train with data.tokenizer byte")
     values = {"tokens": tokens, "token_type": types}
     if model["byte_fallback"]:
-        return values | _sentencepiece(value, tokens, types, merges)
+        return values | _sentencepiece(value, values, merges)
     name = _pre_tokenizer(value)
     if not name:
         raise UserError(
@@ -239,26 +261,36 @@ def _pre_tokenizer(value: Mapping[str, Any]) -> str:
     return NAMES.get(pattern, "")
 
 
-def _sentencepiece(
-    value: Mapping[str, Any], tokens: list[str], types: list[int], merges: list[list[str]]
-) -> dict[str, Any]:
-    """Describe a BPE with byte tokens, and set the types of these tokens.
+def _sentencepiece(value: Mapping[str, Any], vocabulary: Mapping[str, Any], merges: list[list[str]]) -> dict[str, Any]:
+    """Describe a BPE with byte tokens: scores, the types of all tokens, and the space before a text.
 
     A token has minus the rank of its first merge as its score.
     """
+    tokens: list[str] = vocabulary["tokens"]
     unknown = value["model"]["unk_token"]
-    for i, token in enumerate(tokens):
-        if token == unknown and types[i] == CONTROL:
-            types[i] = UNKNOWN  # as a control token, found in a text; otherwise, text as in tokenizer.json
-        elif types[i] == NORMAL and token in BYTE_NAMES:
-            types[i] = BYTE
+    types = []
+    for token, kind in zip(tokens, vocabulary["token_type"], strict=True):
+        if token == unknown and kind == CONTROL:
+            types.append(UNKNOWN)  # as a control token, found in a text; otherwise, text as in tokenizer.json
+        elif token in BYTE_NAMES and kind == NORMAL:
+            types.append(BYTE)
+        else:
+            types.append(kind)
+
     rank: dict[str, int] = {}
     for number, (left, right) in enumerate(merges):
         rank.setdefault(left + right, number)
     scores = [-float(rank[token]) if token in rank else UNSCORED for token in tokens]
-    ids = {"unknown_token_id": tokens.index(unknown)} if unknown in tokens else {}
-    prefix = _begins_with_space(value)
-    return {"model": "llama", "pre": "default", "scores": scores, "add_space_prefix": prefix} | ids
+    values = {
+        "model": "llama",
+        "pre": "default",
+        "token_type": types,
+        "scores": scores,
+        "add_space_prefix": _begins_with_space(value),
+    }
+    if unknown in tokens:
+        values["unknown_token_id"] = tokens.index(unknown)
+    return values
 
 
 def _begins_with_space(value: Mapping[str, Any]) -> bool:

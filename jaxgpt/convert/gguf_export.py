@@ -50,11 +50,12 @@ def export_gguf(run: str | Path, target: Path, kind: str = "f32", checkpoint: st
         architecture = llamacpp.architecture_of(family.name)
         model = llamacpp.express(architecture, model)
         tokenizer.special = exported_special_tokens(tokenizer, config, gguf_describe.ALWAYS)
+        described = gguf_describe.describe(tokenizer, model.vocab_size)
         metadata = {
             "general.name": _name(run),
             "general.file_type": _file_type(kind),
             **llamacpp.describe(architecture, model),
-            **gguf_describe.describe(tokenizer, model.vocab_size),
+            **described.metadata,
         }
         tensors = _tensors(architecture, config.model, model, params)
         stored = {tensor.name: _stored_type(tensor, kind) for tensor in tensors}
@@ -73,7 +74,7 @@ def export_gguf(run: str | Path, target: Path, kind: str = "f32", checkpoint: st
         parameters=count_parameters(config.model),
         max_logit_change=change,
         engines=("llama.cpp",),
-        note=gguf_describe.notes(tokenizer, metadata),
+        note=described.note,
     )
 
 

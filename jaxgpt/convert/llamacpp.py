@@ -18,7 +18,7 @@ from jaxgpt.convert import experts, gemma, gpt2, llama, neox
 from jaxgpt.convert.divisors import ORIGINAL_CONTEXT, ROPE_DIVISORS, read_divisors, rope_divisors
 from jaxgpt.convert.family import Family, canonical, period
 from jaxgpt.convert.options import Options
-from jaxgpt.convert.rope import is_linear, linear
+from jaxgpt.convert.rope import is_linear, linear_scaling
 from jaxgpt.convert.tensors import Format, WeightRow
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.ops.rotary import Llama3Scaling
@@ -355,7 +355,7 @@ def _read_rope(options: Options, config: ModelConfig, architecture: Architecture
     options.skip(*UNREAD, *(f"rope.scaling.yarn_{name}" for name in YARN))
     scaled = kind == "linear" and factor not in (0.0, 1.0)
     if scaled:
-        settings |= {"rope_factor": factor} | linear(config.block_size)
+        settings |= {"rope_factor": factor} | linear_scaling(config.block_size)
 
     # Only the graph of Llama reads the divisors.
     if architecture.name == "llama":

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import math
-from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -50,8 +49,15 @@ HARMLESS = """
 """.split()
 BARE_TASK = "FEATURE_EXTRACTION"
 MERGE = "merge the adapter with PEFT (merge_and_unload), and import the merged model"
-# These values of init_lora_weights do not change the weights of the base.
-KEEPS_BASE = (True, False, "gaussian", "eva", "orthogonal")
+# These values of init_lora_weights do not change the weights of the base, and neither does false.
+KEEPS_BASE = (True, "gaussian", "eva", "orthogonal")
+
+
+class TensorNames(NamedTuple):
+    """The names of the two tensors of an adapter."""
+
+    a: str
+    b: str
 
 
 class TargetModule(NamedTuple):
@@ -70,9 +76,9 @@ class TargetModule(NamedTuple):
         return "+".join(self.outputs)
 
     @property
-    def tensors(self) -> tuple[str, str]:
+    def tensors(self) -> TensorNames:
         """Names of A and B in PEFT."""
-        return f"{PREFIX}{self.name}.lora_A.weight", f"{PREFIX}{self.name}.lora_B.weight"
+        return TensorNames(f"{PREFIX}{self.name}.lora_A.weight", f"{PREFIX}{self.name}.lora_B.weight")
 
     def adapters(self, tree: Any) -> list[Any]:
         """Return the adapters of this module's matrices in a tree, each `{"a": A, "b": {name: B}}`."""
@@ -88,10 +94,8 @@ def resolve_targets(model: ModelConfig, lora: LoraConfig) -> str:
     """
     model = replace(model, vocab_size=model.vocab_size or 1)  # 0: unknown until the data is read
     own = matrices(abstract_params(model))
-    theirs = {}
-    with suppress(UserError):  # error if no transformers family fits the model
-        modules = _modules(replace(model, n_layer=1))
-        theirs = {module.name.split(".0.", 1)[1]: module.target for module in modules if module.parents}
+    modules = _modules_if_any(replace(model, n_layer=1))
+    theirs = {module.name.split(".0.", 1)[1]: module.target for module in modules if module.parents}
 
     targets: list[str] = []
     for word in lora.targets.split(","):
@@ -173,16 +177,17 @@ def write_adapter(directory: Path, config: Config, adapters: Any, base: str) -> 
             found[module.name] = (module, each)
 
     r = config.lora.rank
-    rank = r * max(len(each) for _, each in found.values())
+    most = max(len(each) for _, each in found.values())  # adapters of one module
+    rank = r * most
     arrays: dict[str, np.ndarray] = {}
     for module, each in found.values():
         zeros = {name: np.zeros((r, width), np.float32) for name, width in module.outputs.items()}
         a_IR = np.concatenate([adapter["a"] for adapter in each], 1)
         b_OR = np.concatenate([to_tensor(module.row, zeros | adapter["b"]) for adapter in each], 1)
         padding = (0, 0), (0, rank - r * len(each))
-        name_a, name_b = module.tensors
-        arrays[name_a] = np.pad(a_IR, padding).T
-        arrays[name_b] = np.pad(b_OR, padding)
+        names = module.tensors
+        arrays[names.a] = np.pad(a_IR, padding).T
+        arrays[names.b] = np.pad(b_OR, padding)
     tensors = [Tensor(name, array.shape, partial(np.asarray, array)) for name, array in arrays.items()]
     write_safetensors(directory / WEIGHTS, tensors)
 
@@ -192,7 +197,7 @@ def write_adapter(directory: Path, config: Config, adapters: Any, base: str) -> 
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base or config.init_from,
         "r": rank,
-        "lora_alpha": config.lora.alpha / config.lora.rank * rank,
+        "lora_alpha": config.lora.alpha * most,  # same scale alpha / r
         "target_modules": sorted(found),
         "fan_in_fan_out": family is gpt2.FAMILY,
         "lora_dropout": 0.0,
@@ -208,62 +213,80 @@ def read_adapter(directory: Path, model: ModelConfig) -> tuple[LoraConfig, Any]:
     rank, alpha = read_config(directory / CONFIG)
     file = directory / WEIGHTS
     weights = Weights(file if file.is_file() else directory)
-    modules = []
-    with suppress(UserError):  # error if no transformers family fits the model
-        modules = _modules(model)
-    names = {module.name: _names_in(weights, module) for module in modules}
-    targets = list(dict.fromkeys(module.target for module in modules if names[module.name]))
-    if not targets:
-        expected_name = modules[0].tensors[0] if modules else "none, because no transformers family has its matrices"
-        raise UserError(
-            f"{weights.path}: none of its {len(weights.tensors)} tensors adapts a matrix of the base (found "
-            f"{next(iter(weights.tensors), 'none')}, expected {expected_name}): set --init-from to the run of the model "
-            f"that the adapter was trained on"
-        )
+    adapted = _find_adapted(weights, model)
 
-    # Every module with an adapted matrix needs both A and B, of the expected shapes.
-    modules = [module for module in modules if module.target in targets]
     expected: dict[str, tuple[int, ...]] = {}
-    for module in modules:
-        if names[module.name] is None:
-            raise UserError(
-                f"{weights.path}: {module.target} has adapters only in some layers, not in {module.name}: {MERGE}"
-            )
-        name_a, name_b = names[module.name] or module.tensors
-        expected[name_a] = (rank, module.inputs)
-        expected[name_b] = (sum(module.outputs.values()), rank)
-    weights.check(expected, lambda name: False)
+    for module, names in adapted:
+        expected[names.a] = (rank, module.inputs)
+        expected[names.b] = (sum(module.outputs.values()), rank)
+    weights.check(expected)
 
     leaves: dict[str, np.ndarray] = {}
-    for module in modules:
-        a_RI, b_OR = map(weights.read, names[module.name] or module.tensors)
+    for module, names in adapted:
+        a_RI = weights.read(names.a)
+        b_OR = weights.read(names.b)
         path = "/".join([*module.parents, module.target])
         leaves[f"{path}/a"] = a_RI.T
         shapes = {name: (rank, width) for name, width in module.outputs.items()}
         for name, b_RO in to_leaves(module.row, b_OR, shapes).items():
             leaves[f"{path}/b/{name}"] = b_RO
     contiguous = {path: np.ascontiguousarray(leaf) for path, leaf in leaves.items()}
+    targets = dict.fromkeys(module.target for module, _ in adapted)
     lora = LoraConfig(rank=rank, alpha=alpha, targets=",".join(targets))
     return lora, unflatten_dict(contiguous, sep="/")
 
 
-def _names_in(weights: Weights, module: TargetModule) -> tuple[str, str] | None:
+def _find_adapted(weights: Weights, model: ModelConfig) -> list[tuple[TargetModule, TensorNames]]:
+    """Return the modules that files adapt, with the names of their tensors.
+
+    Raises:
+        UserError: if there is no such module, or a matrix has adapters only in some layers.
+    """
+    modules = _modules_if_any(model)
+    found: dict[str, TensorNames] = {}
+    for module in modules:
+        names = _names_in(weights, module)
+        if names is not None:
+            found[module.name] = names
+    if not found:
+        expected = modules[0].tensors.a if modules else "none, because no transformers family has its matrices"
+        raise UserError(
+            f"{weights.path}: none of its {len(weights.tensors)} tensors adapts a matrix of the base (found "
+            f"{next(iter(weights.tensors), 'none')}, expected {expected}): set --init-from to the run of the model "
+            f"that the adapter was trained on"
+        )
+
+    targets = {module.target for module in modules if module.name in found}
+    wanted = [module for module in modules if module.target in targets]
+    for module in wanted:
+        if module.name not in found:
+            raise UserError(
+                f"{weights.path}: {module.target} has adapters only in some layers, not in {module.name}: {MERGE}"
+            )
+    return [(module, found[module.name]) for module in wanted]
+
+
+def _names_in(weights: Weights, module: TargetModule) -> TensorNames | None:
     """Return the names of a module's A and B in the files; None if the files have neither.
 
-    The names of an adapter of a bare model, or of a text model in a multimodal one, have a different prefix. A state dict
-    of a model with several adapters names them: `lora_A.default.weight`.
+    If one of them is missing, it has its usual name. The names of an adapter of a bare model, or of a text model in a
+    multimodal one, have a different prefix. A state dict of a model with several adapters names them: `lora_A.default.weight`.
     """
-    found = []
-    for kind in ("A", "B"):
-        ending = f".{module.bare}.lora_{kind}.weight"
-        names = [name for name in weights.tensors if f".{_unnamed(name)}".endswith(ending) and "vision" not in name]
-        if len(names) > 1:
-            raise UserError(f"{weights.path}: {names[0]} and {names[1]} adapt the same matrix, {module.bare}: keep one")
-        found += names or [f"{PREFIX}{module.name}.lora_{kind}.weight"]
-    if not any(name in weights.tensors for name in found):
+    name_a = _name_in(weights, module.bare, "A")
+    name_b = _name_in(weights, module.bare, "B")
+    if name_a is None and name_b is None:
         return None
-    name_a, name_b = found
-    return name_a, name_b
+    usual = module.tensors
+    return TensorNames(name_a or usual.a, name_b or usual.b)
+
+
+def _name_in(weights: Weights, bare: str, kind: str) -> str | None:
+    """Return the name of A or B of a module in the files, or None."""
+    ending = f".{bare}.lora_{kind}.weight"
+    names = [name for name in weights.tensors if f".{_unnamed(name)}".endswith(ending) and "vision" not in name]
+    if len(names) > 1:
+        raise UserError(f"{weights.path}: {names[0]} and {names[1]} adapt the same matrix, {bare}: keep one")
+    return names[0] if names else None
 
 
 def _unnamed(name: str) -> str:
@@ -295,6 +318,14 @@ def read_config(path: Path) -> tuple[int, float]:
     options.skip(*HARMLESS)
     options.done()
     return rank, alpha
+
+
+def _modules_if_any(model: ModelConfig) -> list[TargetModule]:
+    """Return the transformers modules of a model's matrices; [] if no family fits."""
+    try:
+        return _modules(model)
+    except UserError:
+        return []
 
 
 def _modules(model: ModelConfig) -> list[TargetModule]:

@@ -8,6 +8,8 @@ from typing import Any
 from jaxgpt.config import ModelConfig
 from jaxgpt.convert.options import Options
 
+KINDS = ("default", "linear", "llama3", "yarn")  # supported values of `rope_type`
+
 
 def read_rope(options: Options, config: ModelConfig, theta: float = 10_000.0) -> dict[str, Any]:
     """Read `rope_parameters` (transformers 5), `rope_theta` and `rope_scaling` (transformers 4).
@@ -35,27 +37,34 @@ def merged_rope(options: Options, old: dict[str, Any], new: dict[str, Any]) -> d
 def rope_settings(options: Options, rope: dict[str, Any], block_size: int) -> dict[str, Any]:
     """Convert the RoPE options of one layer type to model settings."""
     inner = options.inner("rope_parameters", rope)
-    kinds = {name: name for name in ("default", "linear", "llama3", "yarn")}
-    kind = inner.choice("rope_type", kinds, inner.read("type", "default"))
+    old_kind = inner.read("type", "default")  # older spelling of rope_type
+    kind = inner.read("rope_type", old_kind)
+    if kind not in KINDS:
+        raise inner.refuse("rope_type", kind, f"expected one of {', '.join(KINDS)}")
     inner.only("partial_rotary_factor", 1.0)
 
     settings: dict[str, Any] = {"rope_theta": inner.read("rope_theta", float)}
     if kind != "default":
         settings["rope_factor"] = inner.read("factor", float)
-    if kind == "llama3":
-        settings |= {
-            "rope_low_freq_factor": inner.read("low_freq_factor", float),
-            "rope_high_freq_factor": inner.read("high_freq_factor", float),
-            "rope_original_context": inner.read("original_max_position_embeddings", block_size),
-        }
     if kind == "linear":
-        settings |= linear(block_size)
-    if kind == "yarn":
+        settings |= linear_scaling(block_size)
+    elif kind == "llama3":
+        settings |= _read_llama3(inner, block_size)
+    elif kind == "yarn":
         settings |= _read_yarn(inner, settings["rope_factor"], block_size)
 
     inner.skip("original_max_position_embeddings")  # option used only by Llama 3 scaling and YaRN
     inner.done()
     return settings
+
+
+def _read_llama3(options: Options, block_size: int) -> dict[str, Any]:
+    """Read the options of Llama 3 scaling."""
+    return {
+        "rope_low_freq_factor": options.read("low_freq_factor", float),
+        "rope_high_freq_factor": options.read("high_freq_factor", float),
+        "rope_original_context": options.read("original_max_position_embeddings", block_size),
+    }
 
 
 def _read_yarn(options: Options, factor: float, block_size: int) -> dict[str, Any]:
@@ -112,7 +121,7 @@ def write_rope(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def linear(block_size: int) -> dict[str, Any]:
+def linear_scaling(block_size: int) -> dict[str, Any]:
     """Express linear scaling as Llama 3 scaling of wavelengths above 1; the shortest wavelength is 2 pi."""
     return {
         "rope_low_freq_factor": float(block_size),

@@ -175,14 +175,13 @@ def check_weights(weights: Weights, config: ModelConfig, form: Format) -> dict[s
     names = {row.name: stored.get(row.name.removeprefix(form.prefix), row.name) for row in rows}
     tied = names[form.tied] if config.tie_embeddings and form.head in stored else ""
     expected = {names[row.name]: tensor_shape(row, shapes) for row in rows}
-    own = set(stored.values())
 
-    def ignore(name: str) -> bool:
-        other_model = form.wrapped and name not in own
-        tied_head = bool(tied) and name == stored[form.head]
-        return name.endswith(BUFFERS) or other_model or tied_head
-
-    weights.check(expected, ignore)
+    ignored = {name for name in weights.tensors if name.endswith(BUFFERS)}
+    if tied:
+        ignored.add(stored[form.head])
+    if form.wrapped:  # the other tensors belong to a different model, such as a vision encoder
+        ignored |= weights.tensors.keys() - set(stored.values())
+    weights.check(expected, ignored)
     if tied and not np.array_equal(weights.read(stored[form.head]), weights.read(tied)):
         raise UserError(
             f"{weights.path}: tensor {form.head} differs from the tied {tied}: set tie_word_embeddings to false in config.json"

@@ -21,7 +21,7 @@ from jaxgpt.checkpoint.run import Run, write_settings
 from jaxgpt.checkpoint.store import save_params
 from jaxgpt.config import Config, DataConfig, LoraConfig
 from jaxgpt.convert.adapter_tokenizer import adapter_tokenizer
-from jaxgpt.convert.peft import export_adapter, read_adapter, resolve_targets
+from jaxgpt.convert.peft import export_adapter, read_adapter, resolve_targets, write_adapter
 from jaxgpt.data.special import SpecialTokens
 from jaxgpt.errors import UserError
 from jaxgpt.lm.model import load_adapters
@@ -85,6 +85,14 @@ def test_separate_adapters_share_a_fused_matrix(written: Path) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), params, expected)
     lora, _ = read_adapter(Path("out"), SMALL)
     assert lora == LoraConfig(rank=4, alpha=16.0, targets="q_proj+k_proj+v_proj,o_proj")
+
+
+def test_alpha_of_a_fused_matrix_is_exact(written: Path) -> None:
+    """The scale alpha / r stays the same without dividing: `16 / 49 * 98` is 31.999999999999996."""
+    adapters = lora_run(Path("run"), written / "gpt2", LoraConfig(rank=49, alpha=16.0, targets="q_proj,v_proj"))
+    write_adapter(Path(), Run(Path("run")).config(), adapters, "base")
+    values = json.loads(Path("adapter_config.json").read_text())
+    assert (values["r"], values["lora_alpha"]) == (98, 32.0)
 
 
 def test_adapters_are_read_as_they_were_written(written: Path) -> None:

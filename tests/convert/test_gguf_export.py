@@ -17,9 +17,9 @@ from llamacpp_values import source
 import jaxgpt
 from jaxgpt.cli import main
 from jaxgpt.config import Config, ModelConfig
-from jaxgpt.convert import gguf_export, llamacpp
+from jaxgpt.convert import gguf_describe, gguf_export, llamacpp
 from jaxgpt.convert.gguf import GgufWeights
-from jaxgpt.convert.gguf_describe import describe, notes, spaces_note
+from jaxgpt.convert.gguf_describe import describe, spaces_note
 from jaxgpt.convert.gguf_export import TYPES, export_gguf
 from jaxgpt.convert.gguf_tokenizer import read_tokenizer
 from jaxgpt.convert.models import exported_form, import_model
@@ -184,7 +184,7 @@ def changed_bpe(folder: Path, change: Any) -> Tokenizer:
 @pytest.mark.parametrize("kind", ["char", "byte", "bpe"])
 def test_tokenizers_of_jaxgpt_are_restored(kind: str) -> None:
     tokenizer = make_tokenizer(kind, TEXT + "".join(TEXTS), 300)
-    again = read_tokenizer(describe(tokenizer, 600), "m.gguf")
+    again = read_tokenizer(describe(tokenizer, 600).metadata, "m.gguf")
     assert type(again) is type(tokenizer)
     for text in TEXTS:
         assert again.encode(text).tolist() == tokenizer.encode(text).tolist()
@@ -196,7 +196,7 @@ def test_tokenizers_of_jaxgpt_are_restored(kind: str) -> None:
 def test_characters_and_bytes_have_no_special_ids() -> None:
     """llama.cpp's other tokenizers have default ids, which would end a text at a letter."""
     for kind in ("char", "byte"):
-        metadata = describe(make_tokenizer(kind, TEXT), 300)
+        metadata = describe(make_tokenizer(kind, TEXT), 300).metadata
         assert metadata["tokenizer.ggml.model"] == "rwkv"
         assert not [key for key in metadata if key.endswith("_token_id")]
 
@@ -205,7 +205,7 @@ def test_characters_and_bytes_have_no_special_ids() -> None:
 def test_sentencepiece_is_restored(names: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps(llama_tokenizer(names)))
     tokenizer = load_tokenizer(tmp_path)
-    again = read_tokenizer(describe(tokenizer, V), "m.gguf")
+    again = read_tokenizer(describe(tokenizer, V).metadata, "m.gguf")
     for text in TEXTS:
         assert again.encode(text).tolist() == tokenizer.encode(text).tolist(), text
     assert again.bos_ids == tokenizer.bos_ids
@@ -214,7 +214,7 @@ def test_sentencepiece_is_restored(names: tuple[str, ...], tmp_path: Path) -> No
 def test_an_imported_tokenizer_is_restored() -> None:
     metadata = SPM | {"tokenizer.chat_template": "{{ messages }}"}
     first = read_tokenizer(metadata, "m.gguf")
-    again = read_tokenizer(describe(first, V), "m.gguf")
+    again = read_tokenizer(describe(first, V).metadata, "m.gguf")
     assert again.special == first.special
     assert [again.encode(text).tolist() for text in TEXTS] == [first.encode(text).tolist() for text in TEXTS]
 
@@ -224,7 +224,7 @@ def test_templates_with_names_are_restored() -> None:
     metadata = SPM | {"tokenizer.chat_template": "{{ messages }}"} | named
     tokenizer = read_tokenizer(metadata, "m.gguf")
     assert tokenizer.special.templates == {"default": "{{ messages }}", "tool_use": "{{ tools }}"}
-    written = describe(tokenizer, V)
+    written = describe(tokenizer, V).metadata
     assert {name: written[name] for name in named} == named
 
 
@@ -261,7 +261,7 @@ def test_a_template_renders_the_same_text_with_the_variables_of_llama_cpp(case: 
     template, names = TEMPLATES[case]
     template = template.replace("{{ x }}", "{% for m in messages %}{{ m.content }}{% endfor %}")
     tokenizer = chat_tokenizer(template, **names)
-    metadata = describe(tokenizer, V)
+    metadata = describe(tokenizer, V).metadata
     tokens = metadata["tokenizer.ggml.tokens"]
     variables = {f"{name}_token": tokens[metadata[f"tokenizer.ggml.{name}_token_id"]] for name in ("bos", "eos")}
     messages = [{"role": "user", "content": "ab"}]
@@ -271,14 +271,14 @@ def test_a_template_renders_the_same_text_with_the_variables_of_llama_cpp(case: 
 
 def test_a_known_template_is_unchanged() -> None:
     template = "{{ bos_token }}{{ eos_token }}"
-    metadata = describe(chat_tokenizer(template, bos_token="<s>", eos_token="</s>"), V)
+    metadata = describe(chat_tokenizer(template, bos_token="<s>", eos_token="</s>"), V).metadata
     assert metadata["tokenizer.chat_template"] == template
 
 
 @pytest.mark.parametrize("rule", ["yes", "no"])
 def test_the_rule_of_the_beginning_of_text_token_is_written(rule: str) -> None:
     tokenizer = with_bos(chat_tokenizer(""), rule)
-    metadata = describe(tokenizer, V)
+    metadata = describe(tokenizer, V).metadata
     assert metadata["tokenizer.ggml.add_bos_token"] == (rule == "yes")
     again = read_tokenizer(metadata, "m.gguf")
     assert again.bos_ids == tokenizer.bos_ids
@@ -314,7 +314,7 @@ def metaspace(scheme: str) -> dict[str, Any]:
 @pytest.mark.parametrize("scheme", ["first", "always"])
 def test_spaces_that_llama_cpp_adds_to_other_texts_are_named(scheme: str, tmp_path: Path) -> None:
     tokenizer = sentencepiece(tmp_path, **metaspace(scheme))
-    again = read_tokenizer(describe(tokenizer, V), "m.gguf")
+    again = read_tokenizer(describe(tokenizer, V).metadata, "m.gguf")
     note = spaces_note(tokenizer)
     for text, named in ((" a", "begin with a space"), ("a <x>b", "after a special token")):
         differ = again.encode_special(text).tolist() != tokenizer.encode_special(text).tolist()
@@ -325,7 +325,7 @@ def test_spaces_that_llama_cpp_adds_to_other_texts_are_named(scheme: str, tmp_pa
 
 def test_metaspace_without_a_space_before_a_text_is_restored(tmp_path: Path) -> None:
     tokenizer = sentencepiece(tmp_path, **metaspace("never"))
-    metadata = describe(tokenizer, V)
+    metadata = describe(tokenizer, V).metadata
     again = read_tokenizer(metadata, "m.gguf")
     assert not metadata["tokenizer.ggml.add_space_prefix"]
     for text in (" a", "a <x> b<x>b  <x>", *TEXTS):
@@ -350,7 +350,28 @@ def test_special_tokens_without_an_equivalent_are_noted(flag: str, tmp_path: Pat
     value = llama_tokenizer(("<x>",))
     value["added_tokens"][-1] |= {flag: True, "special": True}
     tokenizer = sentencepiece(tmp_path, added_tokens=value["added_tokens"])
-    assert f"'<x>' ({flag})" in notes(tokenizer, describe(tokenizer, V))
+    assert f"'<x>' ({flag})" in describe(tokenizer, V).note
+
+
+def test_many_special_tokens_are_compared_after_one_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both functions serialize or build a whole tokenizer."""
+    value = llama_tokenizer(("<x>",))
+    last = value["added_tokens"][-1]
+    value["added_tokens"] += [last | {"id": last["id"] + i, "content": f"<y{i}>"} for i in range(1, 20)]
+    tokenizer = sentencepiece(tmp_path, **metaspace("first"), added_tokens=value["added_tokens"])
+    calls = []
+
+    def count(function: Any) -> Any:
+        def counted(*arguments: Any) -> Any:
+            calls.append(function.__name__)
+            return function(*arguments)
+
+        return counted
+
+    for name in ("read_tokenizer", "spaces_note"):
+        monkeypatch.setattr(gguf_describe, name, count(getattr(gguf_describe, name)))
+    describe(tokenizer, V)
+    assert sorted(calls) == ["read_tokenizer", "spaces_note"]
 
 
 @pytest.mark.parametrize("scheme", ["first", "always"])
@@ -358,7 +379,7 @@ def test_options_of_tokens_are_compared_where_spaces_differ(scheme: str, tmp_pat
     value = llama_tokenizer(("<x>",))
     value["added_tokens"][-1] |= {"rstrip": True, "special": True}
     tokenizer = sentencepiece(tmp_path, **metaspace(scheme), added_tokens=value["added_tokens"])
-    found = notes(tokenizer, describe(tokenizer, V))
+    found = describe(tokenizer, V).note
     assert spaces_note(tokenizer) in found
     assert "'<x>' (rstrip)" in found
 
@@ -383,7 +404,7 @@ def test_an_added_token_may_match_before_or_after_a_normalizer_that_is_absent(tm
         value["added_tokens"].append({"id": 299, "content": "<x>", **flags, "normalized": True, "special": True})
 
     tokenizer = changed_bpe(tmp_path, add)
-    again = read_tokenizer(describe(tokenizer, V), "m.gguf")
+    again = read_tokenizer(describe(tokenizer, V).metadata, "m.gguf")
     for text in (" a <x> b<x>", *TEXTS):
         assert again.encode_special(text).tolist() == tokenizer.encode_special(text).tolist()
 
@@ -394,7 +415,7 @@ def test_the_unknown_token_is_found_in_a_text_if_it_is_an_added_token(is_added: 
     if is_added:
         added.insert(0, added[0] | {"id": 0, "content": "<unk>"})
     tokenizer = sentencepiece(tmp_path, added_tokens=added)
-    again = read_tokenizer(describe(tokenizer, V), "m.gguf")
+    again = read_tokenizer(describe(tokenizer, V).metadata, "m.gguf")
     for text in ("<unk>", "a <unk>b", "\u6f22"):
         assert again.encode_special(text).tolist() == tokenizer.encode_special(text).tolist()
     assert again.special.names["unk_token"] == "<unk>"

@@ -125,6 +125,6 @@ def test_ids_are_equal_after_save_load_export_and_import(kind: str, tmp_path: Pa
 def test_ids_are_equal_after_export_to_a_gguf_file(kind: str, tmp_path: Path) -> None:
     pytest.importorskip("gguf")
     tokenizer = tokenizer_of(kind, tmp_path / "source")
-    again = read_tokenizer(describe(tokenizer, tokenizer.vocab_size + 5), "m.gguf")
+    again = read_tokenizer(describe(tokenizer, tokenizer.vocab_size + 5).metadata, "m.gguf")
     assert results(again) == results(tokenizer)
     assert isinstance(again, SubwordTokenizer) == isinstance(tokenizer, SubwordTokenizer)

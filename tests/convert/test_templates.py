@@ -112,7 +112,7 @@ def test_llama_cpp_renders_the_prompt_of_the_run_by_default(template: str, varia
     form = chat_format(tokenizer, data)
     assert form is not None
     tokenizer.special = models.exported_special_tokens(tokenizer, Config(data=data), gguf_describe.ALWAYS)
-    metadata = gguf_describe.describe(tokenizer, V)
+    metadata = gguf_describe.describe(tokenizer, V).metadata
     names = {f"{name}_token": metadata[f"tokenizer.ggml.{name}_token_id"] for name in ("bos", "eos")}
     given = {name: metadata["tokenizer.ggml.tokens"][i] for name, i in names.items()}
     written = ChatTemplate(metadata["tokenizer.chat_template"], given | {"enable_thinking": True})
