@@ -12,7 +12,8 @@ from jaxgpt.config import Config, DataConfig, MeshConfig, ModelConfig, OptimConf
 from jaxgpt.errors import UserError, did_you_mean
 
 DEFAULT = "python-char"
-PYTHON = DataConfig(dataset="python", train_fraction=0.985)  # small validation split, for short evaluation
+# Python's standard library as text. The validation split is small, so that an evaluation takes seconds.
+PYTHON = DataConfig(dataset="python", train_fraction=0.985)
 SHAKESPEARE = DataConfig(dataset="shakespeare")
 
 
@@ -52,9 +53,16 @@ def command(name: str) -> str:
 MODERN = ModelConfig(positions="rope", norm="rmsnorm", qk_norm=True, activation="relu2", bias=False, init="zero-proj")
 
 
-def _modern(*, block_size: int, **sizes: int) -> ModelConfig:
-    # The sliding window has no effect in training. Beyond the context, it limits attention to distances seen in training.
-    return replace(MODERN, block_size=block_size, sliding_window=block_size, **sizes)  # type: ignore[arg-type]
+def _modern(*, n_layer: int, n_head: int, n_embd: int, block_size: int) -> ModelConfig:
+    return replace(
+        MODERN,
+        n_layer=n_layer,
+        n_head=n_head,
+        n_embd=n_embd,
+        block_size=block_size,
+        # The window has no effect in training. Beyond the context, it limits attention to distances seen in training.
+        sliding_window=block_size,
+    )
 
 
 # Muon updates the matrices of the blocks, and AdamW the remaining weights; the learning rate decays linearly to zero.
@@ -62,6 +70,7 @@ MUON = OptimConfig(
     name="muon", learning_rate=4e-3, min_lr=0.0, schedule="linear", warmup_steps=50, beta2=0.95, weight_decay=0.0
 )
 ADAMW = OptimConfig(learning_rate=3e-3, min_lr=0.0, schedule="linear", warmup_steps=50, beta2=0.95, weight_decay=0.1)
+# Sizes for a CPU: a model of 0.8 million parameters, and 300 training steps.
 SMALL = _modern(n_layer=4, n_head=4, n_embd=128, block_size=128)
 SHORT = TrainConfig(steps=300, batch_size=32, eval_every=100, eval_windows=96, prompt="def ", sample_tokens=400)
 
@@ -77,7 +86,7 @@ GPT2 = Config(
     optim=replace(NANOGPT_OPTIM, learning_rate=6e-4, min_lr=6e-5, warmup_steps=2000, decay_steps=600_000, beta2=0.95),
     train=TrainConfig(steps=600_001, batch_size=480, accumulation=40, eval_every=1000, compute_dtype="bfloat16"),
 )
-TOKENS = "--data.path DIRECTORY_OF_BIN_FILES"
+OF_TOKENS = "--data.path DIRECTORY_OF_BIN_FILES"  # required options of presets that train on prepared token ids
 
 # fmt: off
 PRESETS = {
@@ -161,7 +170,7 @@ PRESETS = {
     "gpt2-style": Preset(
         "GPT-2 124M from PyTorch modules: exact GELU, and an untied head with a bias.",
         GPT2.with_model(activation="gelu", tie_embeddings=False, head_bias=True),
-        options=TOKENS,
+        options=OF_TOKENS,
     ),
     "llama-tiny": Preset(
         "A small model with Llama's block: RMSNorm, RoPE, SwiGLU, no biases, 4 query heads and 2 key/value heads.",
@@ -210,10 +219,10 @@ PRESETS = {
         "GPT-2 124M, trained with nanoGPT's recipe for OpenWebText (config/train_gpt2.py).",
         GPT2,
         "validation loss 2.85 on OpenWebText after 600,000 steps, 4 days on 8 A100s (nanoGPT's run)",
-        TOKENS,
+        options=OF_TOKENS,
     ),
-    "gpt2-medium": Preset("GPT-2, 355M.", GPT2.with_model(n_layer=24, n_head=16, n_embd=1024), options=TOKENS),
-    "gpt2-large": Preset("GPT-2, 774M.", GPT2.with_model(n_layer=36, n_head=20, n_embd=1280), options=TOKENS),
-    "gpt2-xl": Preset("GPT-2, 1.5B.", GPT2.with_model(n_layer=48, n_head=25, n_embd=1600), options=TOKENS),
+    "gpt2-medium": Preset("GPT-2, 355M.", GPT2.with_model(n_layer=24, n_head=16, n_embd=1024), options=OF_TOKENS),
+    "gpt2-large": Preset("GPT-2, 774M.", GPT2.with_model(n_layer=36, n_head=20, n_embd=1280), options=OF_TOKENS),
+    "gpt2-xl": Preset("GPT-2, 1.5B.", GPT2.with_model(n_layer=48, n_head=25, n_embd=1600), options=OF_TOKENS),
 }
 # fmt: on

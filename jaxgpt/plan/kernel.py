@@ -37,12 +37,12 @@ class KernelShape:
     visible pairs of query and key; backward five, because it computes the scores again.
 
     Attributes:
-        lanes: a multiple of this width is stored of every vector of a head.
-        sum_lanes: width in which the sum of a row is stored.
+        head_multiple: vectors of heads are stored padded to a multiple of this width.
+        sum_width: number of elements that store the sum of a row.
     """
 
-    lanes: int = 1
-    sum_lanes: int = 1
+    head_multiple: int = 1
+    sum_width: int = 1
 
     def __call__(
         self, q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, visible: Visible, scale: float, edit: Edit | None = None
@@ -50,22 +50,22 @@ class KernelShape:
         """Compute the shape of `ops.attention.attend`."""
         if edit or visible.key:
             return attend(q_BTNH, k_BKSH, v_BKHS, visible, scale, edit)
-        wide = self.lanes * math.ceil(q_BTNH.shape[-1] / self.lanes)
-        return _attend(q_BTNH, k_BKSH, v_BKHS, Widths(wide, self.sum_lanes, visible.window))
+        head_width = self.head_multiple * math.ceil(q_BTNH.shape[-1] / self.head_multiple)
+        return _attend(q_BTNH, k_BKSH, v_BKHS, Sizes(head_width, self.sum_width, visible.window))
 
 
-class Widths(NamedTuple):
-    """The widths of the arrays of a kernel, and its window."""
+class Sizes(NamedTuple):
+    """The sizes of a kernel that the shapes of its arguments do not show."""
 
-    wide: int  # stored width of a head
-    sum_lanes: int
-    window: int
+    head_width: int  # stored width of a head, W in the names of arrays
+    sum_width: int  # number of elements that store the sum of a row
+    window: int  # maximum number of keys of a query; 0: unlimited
 
 
 # The kernels without stored T x T scores. A TPU stores vectors in rows of 128 lanes, and splash attention the sums of rows
 # repeated in 128 lanes.
-SHAPES: dict[Any, KernelShape] = {
-    splash_attention: KernelShape(LANES, LANES),
+KERNEL_SHAPES: dict[Any, KernelShape] = {
+    splash_attention: KernelShape(head_multiple=LANES, sum_width=LANES),
     cudnn_attention: KernelShape(),
     gathered_attention: KernelShape(),
     ring_attention: KernelShape(),
@@ -77,41 +77,52 @@ def traceable(attention: AttendFn) -> AttendFn:
 
     The kernels themselves cannot be traced everywhere (cuDNN) or take seconds to trace (splash).
     """
-    return SHAPES.get(attention, attention)
+    return KERNEL_SHAPES.get(attention, attention)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _attend(q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, widths: Widths) -> Array:
-    out_BTNH, _ = _forward(q_BTNH, k_BKSH, v_BKHS, widths)
+def _attend(q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, sizes: Sizes) -> Array:
+    out_BTNH, _ = _forward(q_BTNH, k_BKSH, v_BKHS, sizes)
     return out_BTNH
 
 
-def _forward(q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, widths: Widths) -> tuple[Array, tuple[Array, ...]]:
+class Saved(NamedTuple):
+    """The arrays that a kernel saves for the backward pass."""
+
+    q_BNTW: Array
+    k_BKSW: Array
+    v_BKSW: Array
+    out_BNTW: Array
+    sum_BNT: Array  # with a last dimension of `Sizes.sum_width`
+
+
+def _forward(q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, sizes: Sizes) -> tuple[Array, Saved]:
     B, T, N, H = q_BTNH.shape
     K, S = k_BKSH.shape[1:3]
-    # The arrays of the kernel, with its widths.
     dtype = q_BTNH.dtype
-    of_queries = (B, N, T, widths.wide), dtype
-    of_keys = (B, K, S, widths.wide), dtype
-    stored = KERNEL.bind(q_BTNH, k_BKSH, v_BKHS, results=(of_queries, of_keys, of_keys), flops=0.0)
+    of_queries = (B, N, T, sizes.head_width), dtype
+    of_keys = (B, K, S, sizes.head_width), dtype
+    q_BNTW, k_BKSW, v_BKSW = KERNEL.bind(q_BTNH, k_BKSH, v_BKHS, results=(of_queries, of_keys, of_keys), flops=0.0)
 
-    sums = (B, N, T, widths.sum_lanes), jnp.dtype("float32")
-    flops = 2 * product_flops(q_BTNH.shape, widths.window)
-    out_BNTW, sum_BNTW = KERNEL.bind(*stored, results=(of_queries, sums), flops=flops)
+    sums = (B, N, T, sizes.sum_width), jnp.dtype("float32")
+    flops = 2 * product_flops(q_BTNH.shape, sizes.window)
+    out_BNTW, sum_BNT = KERNEL.bind(q_BNTW, k_BKSW, v_BKSW, results=(of_queries, sums), flops=flops)
     # The name under which `kernels.remat` finds the results of kernels.
     out_BNTW = checkpoint_name(out_BNTW, "attention")
-    sum_BNTW = checkpoint_name(sum_BNTW, "attention")
+    sum_BNT = checkpoint_name(sum_BNT, "attention")
     out_BTNH = out_BNTW[..., :H].swapaxes(1, 2)
-    return out_BTNH, (*stored, out_BNTW, sum_BNTW)
+    return out_BTNH, Saved(q_BNTW, k_BKSW, v_BKSW, out_BNTW, sum_BNT)
 
 
-def _backward(widths: Widths, saved: tuple[Array, ...], dout_BTNH: Array) -> tuple[Array, ...]:
+def _backward(sizes: Sizes, saved: Saved, dout_BTNH: Array) -> tuple[Array, ...]:
     B, T, N, H = dout_BTNH.shape
-    K, S = saved[1].shape[1:3]
+    K, S = saved.k_BKSW.shape[1:3]
     dtype = dout_BTNH.dtype
-    results = ((B, T, N, H), dtype), ((B, K, S, H), dtype), ((B, K, H, S), dtype)
-    flops = 5 * product_flops(dout_BTNH.shape, widths.window)
-    return tuple(KERNEL.bind(*saved, dout_BTNH, results=results, flops=flops))
+    of_q = (B, T, N, H), dtype
+    of_k = (B, K, S, H), dtype
+    of_v = (B, K, H, S), dtype
+    flops = 5 * product_flops(dout_BTNH.shape, sizes.window)
+    return tuple(KERNEL.bind(*saved, dout_BTNH, results=(of_q, of_k, of_v), flops=flops))
 
 
 _attend.defvjp(_forward, _backward)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,51 +28,67 @@ def rollout(config: Config, topology: Topology, work: Work) -> StepCost:
         topology: the hardware.
         work: objective and batches of a step, with answers.
     """
-    assert work.answers is not None
-    layers = config.model.n_layer
-    width = jnp.dtype(config.train.compute_dtype).itemsize
-
-    # Extrapolate from one and two layers, which are faster to trace than all layers.
-    one = abstract_program(config, topology.target, work, 1)
-    two = abstract_program(config, topology.target, work, 2)
-    extrapolate = partial(extrapolated, layers=layers)
-    state = jax.tree.map(extrapolate, argument_bytes(one, work), argument_bytes(two, work))
-    copied = width * extrapolate(shard_elements(one.abstract_weights), shard_elements(two.abstract_weights))
-    read = width * extrapolate(gathered(one), gathered(two))
+    answers = work.answers
+    assert answers is not None
+    weights = _weights(config, topology, work)
+    memory = {kind: size for kind, size in weights.train_state.items() if kind != "batch"}
+    memory["weights for decoding"] = weights.copied
 
     # The answers of a device: all answers, if the mesh does not divide their number.
-    answers = work.answers
     ways = row_shards(sizes_of(config.mesh))
-    rows = answers.rows
-    if rows % ways == 0:
-        rows //= ways
-
-    # A slot of the cache holds the keys and values of a token in a layer.
-    part = one_device(config).model
-    slot_bytes = 2 * width * part.kv_heads * part.head_width
-    cache = slot_bytes * rows * config.window * layers
+    rows = answers.rows // ways if answers.rows % ways == 0 else answers.rows
+    slot_bytes = _slot_bytes(config)
+    memory["cache"] = slot_bytes * rows * config.window * config.model.n_layer
 
     # Step n reads the weights, and n slots of each layer, or at most the sliding window.
     steps = answers.tokens
     slots = sum(_sum_up_to(min(window or steps, steps), steps) for window in config.model.windows)
-    moved = steps * read + slot_bytes * rows * slots
+    bytes_read = steps * weights.read + slot_bytes * rows * slots
 
     # A forward pass has a third of the FLOPs of training. The frozen copy scores the answers, too.
     scoring_models = 2 if work.frozen else 1
     scored = rows * config.window * scoring_models
     decoding = rows * steps * token_flops(config, steps) / 3
     scoring = scored * token_flops(config, config.window) / 3
-
-    memory = {kind: size for kind, size in state.items() if kind != "batch"}
-    memory["weights for decoding"] = copied
-    memory["cache"] = cache
     return StepCost(
         memory=memory,
         available=topology.chip.hbm,
         model_flops=decoding + scoring,
-        hbm_bytes=moved,
-        least={"memory": moved},
+        hbm_bytes=bytes_read,
+        least={"memory": bytes_read},
     )
+
+
+class WeightBytes(NamedTuple):
+    """Bytes of the weights on each device."""
+
+    train_state: dict[str, float]  # by kind, as in `StepCost.memory`
+    copied: float  # shards of the copy in the compute dtype
+    read: float  # weights that a decoding step reads, gathered along fsdp, in the compute dtype
+
+
+def _weights(config: Config, topology: Topology, work: Work) -> WeightBytes:
+    """Extrapolate the bytes of the weights from one and two layers, which are faster to trace than all layers."""
+    one = abstract_program(config, topology.target, work, 1)
+    two = abstract_program(config, topology.target, work, 2)
+    extrapolate = partial(extrapolated, layers=config.model.n_layer)
+    element = _element_bytes(config)
+    return WeightBytes(
+        train_state=jax.tree.map(extrapolate, argument_bytes(one, work), argument_bytes(two, work)),
+        copied=element * extrapolate(shard_elements(one.abstract_weights), shard_elements(two.abstract_weights)),
+        read=element * extrapolate(gathered(one), gathered(two)),
+    )
+
+
+def _slot_bytes(config: Config) -> int:
+    """Return the bytes of a slot of the cache on a device: the keys and values of a token in a layer."""
+    model = one_device(config).model
+    return 2 * _element_bytes(config) * model.kv_heads * model.head_width
+
+
+def _element_bytes(config: Config) -> int:
+    """Return the bytes of a number in the compute dtype."""
+    return int(jnp.dtype(config.train.compute_dtype).itemsize)
 
 
 def _sum_up_to(window: int, steps: int) -> float:

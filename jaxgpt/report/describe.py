@@ -61,7 +61,7 @@ def describe(data: Data, progress: Progress = NO_PROGRESS) -> dict[str, Any]:
         baselines["gzip"] = {"loss": bits * math.log(2) * ratio, "bits_per_byte": bits}
 
     grams = _held_out_grams(val) if data.held_out else np.zeros(0, np.uint64)
-    training = (Grams(ids).of(GRAM) for ids in blocks(train, READ, progress, more=GRAM - 1))
+    training = (Grams(ids).of(GRAM) for ids in blocks(train, READ, progress, following=GRAM - 1))
     return {
         "source": data.source,
         "train_tokens": len(train),

@@ -36,31 +36,35 @@ class HashSet:
 
 
 class Grams:
-    """64-bit hashes of the n-grams of a row of ids, for any n."""
+    """64-bit hashes of the n-grams of a row of ids, for any n.
+
+    The n-grams for n = 2^(k + 1) consist of two n-grams for n = 2^k, so their hashes are computed from one another and kept.
+    All arithmetic is modulo 2^64: NumPy's products and sums of uint64 arrays wrap without a warning.
+    """
 
     def __init__(self, ids: np.ndarray) -> None:
         self.ids = ids
         unsigned = ids.astype(np.int64).view(np.uint64)
-        self._powers = [mix(unsigned + np.uint64(1))]  # hashes for n = 1, 2, 4, ...
+        self._hashes = [mix(unsigned + np.uint64(1))]  # hashes of n-grams for n = 2^k, at index k
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def of(self, n: int) -> np.ndarray:
         """Return the hash of each n-gram in order, from its first and last 2^k ids, k = floor(log2 n)."""
-        power = n.bit_length() - 1
-        while len(self._powers) <= power:
-            last = len(self._powers) - 1
-            self._powers.append(self._join(last, 1 << last))
-        if n == 1 << power:
-            return self._powers[power]
-        return self._join(power, n - (1 << power))
+        k = n.bit_length() - 1
+        while len(self._hashes) <= k:
+            last = len(self._hashes) - 1
+            self._hashes.append(self._join(last, 1 << last))
+        remainder = n - (1 << k)
+        return self._join(k, remainder) if remainder else self._hashes[k]
 
-    def _join(self, power: int, apart: int) -> np.ndarray:
-        hashes = self._powers[power]
-        factor = np.uint64((ODD * (2 * power + 1)) & (2**64 - 1))  # a different odd number for each power
-        count = max(len(hashes) - apart, 0)
-        joined: np.ndarray = hashes[:count] * factor + hashes[apart:]
+    def _join(self, k: int, distance: int) -> np.ndarray:
+        """Hash the n-grams, n = 2^k + `distance`, from two n-grams of 2^k ids that begin `distance` ids apart."""
+        hashes = self._hashes[k]
+        factor = np.uint64(ODD * (2 * k + 1) % 2**64)  # a different odd number for each k
+        count = max(len(hashes) - distance, 0)
+        joined: np.ndarray = hashes[:count] * factor + hashes[distance:]
         return joined
 
 
@@ -75,9 +79,9 @@ def overlap(hashes: np.ndarray, training: Iterable[np.ndarray]) -> float:
     return float(found[rank].mean())
 
 
-def blocks(split: Split, size: int, progress: Progress, more: int = 0) -> Iterator[np.ndarray]:
-    """Yield the ids of a split in blocks of `size`, each with up to `more` ids of the next block."""
+def blocks(split: Split, size: int, progress: Progress, following: int = 0) -> Iterator[np.ndarray]:
+    """Yield the ids of a split in blocks of `size`, each with up to `following` ids of the next block."""
     total = len(split)
     for start in range(0, total, size):
-        yield split.take(start, min(size + more, total - start))
+        yield split.take(start, min(size + following, total - start))
         progress(min(start + size, total), total)

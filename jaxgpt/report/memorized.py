@@ -71,7 +71,7 @@ def longest_matches(samples: Sequence[ArrayLike], corpus: Any, progress: Progres
     n = 0  # length of the n-grams whose hashes are in `wanted`
     wanted = HashSet(np.zeros(0, np.uint64))
     # Blocks overlap: a match across the end of a block is complete in the next block.
-    for number, ids in enumerate(blocks(split, size, progress, more=longest - 1)):
+    for number, ids in enumerate(blocks(split, size, progress, following=longest - 1)):
         open_rows = [i for i, row in enumerate(rows) if best[i].length < len(row)]
         if not open_rows:
             break

@@ -73,7 +73,7 @@ def test_the_compiled_step_of_preferences_has_the_memory_of_the_estimate(monkeyp
 
 
 def test_a_rollout_reads_weights_and_cache_in_every_step() -> None:
-    post = {"reward": "exact", "group": 4}
+    post = {"reward": ("exact",), "group": 4}
     short, long, kl = (
         generation(config("grpo", **post, **changes))
         for changes in ({"max_new_tokens": 8}, {"max_new_tokens": 16}, {"max_new_tokens": 8, "kl": 0.1})
