@@ -14,7 +14,7 @@ from jaxgpt.errors import UserError
 
 QUESTION = {"role": "user", "content": "Zq7question"}
 ANSWER = {"role": "assistant", "content": "Zq7answer"}
-OTHER = {"role": "assistant", "content": "Kj4hobbit"}  # an answer of the same length, with other letters
+OTHER_ANSWER = {"role": "assistant", "content": "Kj4hobbit"}  # same length, other letters
 
 
 class Frame(NamedTuple):
@@ -100,45 +100,58 @@ class _Probe(NamedTuple):
         before, tail = around
 
         frame = Frame(tail=tail, around_user=question.replace(QUESTION["content"], "\n"))
-        added = before[len(prompt) :] if before.startswith(prompt) else ""
+        if not before.startswith(prompt):
+            return frame
+        added = before.removeprefix(prompt)
+        return frame._replace(**self.fields_before_answer(added, prompt, question))
+
+    def fields_before_answer(self, added: str, prompt: str, question: str) -> dict[str, str]:
+        """Return the fields of the frame for the text between a prompt and the last answer.
+
+        Args:
+            added: the text, which the template adds.
+            prompt: rendering of the question that ends with the beginning of an answer.
+            question: rendering of the question alone.
+        """
         if not added.strip():  # white space before an answer belongs to the first token of the answer
-            return frame._replace(lead=added)
+            return {"lead": added}
         if prompt == question:
             header = added.rstrip(" ")
-            return frame._replace(header=header, lead=added.removeprefix(header))
-        if self.is_generated(prompt, added):
-            return frame._replace(kept_opening=added)
-        return frame._replace(opening=added)
+            return {"header": header, "lead": added.removeprefix(header)}
+        if self.is_generated(added, prompt):
+            return {"kept_opening": added}
+        return {"opening": added}
 
     def around_answer(self) -> tuple[str, str] | None:
         """Return the texts before and after the last answer; None: unknown."""
-        whole = self.rendered(self.answer(ANSWER))
+        whole = self.rendered(self.with_thought(ANSWER))
         before, found, tail = whole.rpartition(ANSWER["content"])
         if found:
             return before, tail
 
         # The template changes the content, for example to capitals: compare with the text of a different answer.
-        other = self.rendered(self.answer(OTHER))
+        other = self.rendered(self.with_thought(OTHER_ANSWER))
         if other == whole:
             return None
         return _common_prefix(whole, other), _common_prefix(whole[::-1], other[::-1])[::-1]
 
-    def is_generated(self, prompt: str, added: str) -> bool:
+    def is_generated(self, added: str, prompt: str) -> bool:
         """Return whether the model must generate a text that the template adds to the last answer.
 
         It must if earlier answers have the text, too, or if they do not follow the prompt: then the text may continue the
         prompt, for example end a think block.
         """
         try:
-            one, two = (self.rendered(self.answer(answer), QUESTION) for answer in (ANSWER, OTHER))
+            one = self.rendered(self.with_thought(ANSWER), QUESTION)
+            two = self.rendered(self.with_thought(OTHER_ANSWER), QUESTION)
         except UserError:
             return True
         before = _common_prefix(one, two)
         return before.endswith(added) or not before.startswith(prompt)
 
-    def answer(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """Return an answer with the thought before it."""
-        return answer | {"content": self.thought + answer["content"]}
+    def with_thought(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Return an assistant's message with the thought before its content."""
+        return message | {"content": self.thought + message["content"]}
 
     def rendered(self, *after: dict[str, Any], add_generation_prompt: bool = False) -> str:
         """Render the conversation with further messages."""
@@ -172,9 +185,11 @@ def find_end(tail: str | None, tokenizer: Tokenizer, control: ControlTokens) -> 
 
     text = tail.rstrip()
     if isinstance(tokenizer, SubwordTokenizer):
-        for token in control.find(tail):
-            return TurnEnd(tail[: token.end].rstrip(), stop_id=token.id)
-        return TurnEnd(text, stop=text)
+        found = control.find(tail)
+        if not found:
+            return TurnEnd(text, stop=text)
+        first = found[0]
+        return TurnEnd(tail[: first.end].rstrip(), stop_id=first.id)
     try:
         ids = tokenizer.encode(text).tolist()
     except UserError:  # for example, a character outside the vocabulary, which no model can generate

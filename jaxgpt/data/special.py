@@ -54,12 +54,12 @@ class SpecialTokens:
     @property
     def names(self) -> dict[str, str]:
         """Special tokens, keyed by their names in chat templates."""
-        return {name: token for name, token in self._named() if token and name not in self.missing}
+        return {name: token for name, token in self._entries() if token and name not in self.missing}
 
     @property
     def variables(self) -> dict[str, str]:
         """The variables of a chat template: `names`, and "" for each token that the tokenizer declares as null."""
-        return self.names | {name: "" for name, token in self._named() if token is None}
+        return self.names | {name: "" for name, token in self._entries() if token is None}
 
     @property
     def templates(self) -> dict[str, str]:
@@ -82,9 +82,10 @@ class SpecialTokens:
     @property
     def tokens(self) -> set[str]:
         """All special tokens, with and without a name, even those that the vocabulary lacks."""
-        return {token for _, token in self._named() if token} | set(self.tokenizer.get(EXTRA_BEFORE_5, ()))
+        return {token for _, token in self._entries() if token} | set(self.tokenizer.get(EXTRA_BEFORE_5, ()))
 
-    def _named(self) -> Iterator[tuple[str, str | None]]:
+    def _entries(self) -> Iterator[tuple[str, str | None]]:
+        """Yield the names in tokenizer_config.json with their tokens; None: declared as null."""
         for name in TOKENS:
             if name in self.tokenizer:
                 yield name, self.tokenizer[name]
@@ -120,20 +121,20 @@ def read_special_files(directory: Path, config: Mapping[str, Any] | None = None)
     """
     path = directory / TOKENIZER
     values = _read(path)
-    named = _named(values, path)
+    declared = _declared(values, path)
     if "added_tokens_decoder" in values:
-        added = _decoder(values["added_tokens_decoder"], path)
+        added = _read_decoder(values["added_tokens_decoder"], path)
     else:
         map_path = directory / MAP
         mapped = _read(map_path)
-        named = _merged(named, _named(mapped, map_path), join=EXTRA in mapped)
-        added = _added(directory / ADDED, named)
+        declared = _merged(declared, _declared(mapped, map_path), join=EXTRA in mapped)
+        added = _read_added(directory / ADDED, declared)
 
-    entries = _entries(named)
-    template = _templates(directory, values.get("chat_template"))
+    entries = declared.entries()
+    template = _read_templates(directory, values.get("chat_template"))
     if template is not None:
         entries["chat_template"] = template
-    generation = _generation(directory, config or {})
+    generation = _read_generation(directory, config or {})
     return SpecialFiles(SpecialTokens(generation, entries), added, _adds_space(values))
 
 
@@ -149,7 +150,7 @@ def _read(path: Path) -> dict[str, Any]:
     return read_json(path) if path.is_file() else {}
 
 
-def _generation(directory: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+def _read_generation(directory: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     """Read generation_config.json, and fill in ids from config.json."""
     generation = _read(directory / GENERATION)
     for name in IDS:
@@ -167,22 +168,35 @@ def _generation(directory: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     return generation
 
 
-class _Named(NamedTuple):
-    """The tokens that a file defines."""
+class _Declared(NamedTuple):
+    """The tokens that a file declares; None: declared as null."""
 
     by_name: dict[str, str | None]
     fixed: dict[str, str | None]  # the part of `by_name` that no other file replaces
-    extra: list[str] | None  # tokens without a name; None: the file has no such list
+    unnamed: list[str] | None  # tokens without a name; None: the file has no such list
+
+    def entries(self) -> dict[str, Any]:
+        """Return the entries of tokenizer_config.json, in the spelling that transformers 4 and 5 read."""
+        entries: dict[str, Any] = {name: token for name, token in self.by_name.items() if name in TOKENS}
+        others = {name: token for name, token in self.by_name.items() if name not in TOKENS}
+        if others:
+            entries[EXTRA] = others
+        if self.unnamed:
+            entries[EXTRA_BEFORE_5] = self.unnamed
+        return entries
 
 
-def _named(values: Mapping[str, Any], path: Path) -> _Named:
-    by_name = dict[str, str | None]()
+def _declared(values: Mapping[str, Any], path: Path) -> _Declared:
+    """Find the tokens in the content of tokenizer_config.json or special_tokens_map.json."""
+    standard = dict[str, str | None]()
     for name in TOKENS:
         if name in values:
             value = values[name]
-            by_name[name] = None if value is None else _token(value, f"{path}: {name}")
+            standard[name] = None if value is None else _token(value, f"{path}: {name}")
 
-    # Tokens of this model only: any other `*_token`, and those of `EXTRA` if it names its tokens.
+    # Further names. transformers fixes those with a string or in a group before it reads special_tokens_map.json, which can
+    # therefore replace only tokens stored as objects.
+    further = dict[str, str | None]()
     fixed = dict[str, str | None]()
     for name, value in values.items():
         if not name.endswith("_token") or name in TOKENS:
@@ -190,41 +204,33 @@ def _named(values: Mapping[str, Any], path: Path) -> _Named:
         if isinstance(value, str):
             fixed[name] = value
         elif isinstance(value, dict) and isinstance(value.get("content"), str):
-            by_name[name] = value["content"]
+            further[name] = value["content"]
     for group in (values.get("model_specific_special_tokens"), values.get(EXTRA)):
         if isinstance(group, dict):
             fixed |= {name: _token(value, f"{path}: {name}") for name, value in group.items()}
-    by_name |= fixed
+    return _Declared(standard | further | fixed, fixed, _unnamed(values, path))
 
+
+def _unnamed(values: Mapping[str, Any], path: Path) -> list[str] | None:
+    """Return the tokens in the first list without names, or None."""
     for key in (EXTRA, EXTRA_BEFORE_5):
         listed = values.get(key)
         if isinstance(listed, list):
-            return _Named(by_name, fixed, [_token(value, f"{path}: {key}") for value in listed])
-    return _Named(by_name, fixed, None)
+            return [_token(value, f"{path}: {key}") for value in listed]
+    return None
 
 
-def _merged(first: _Named, second: _Named, *, join: bool) -> _Named:
+def _merged(first: _Declared, second: _Declared, *, join: bool) -> _Declared:
     """Merge the tokens of two files.
 
     Names in the second file override the first. Its list is appended to the first (`join`), or used if the first has no list.
     """
-    extra = first.extra
-    if extra is None:
-        extra = second.extra
+    unnamed = first.unnamed
+    if unnamed is None:
+        unnamed = second.unnamed
     elif join:
-        extra = list(dict.fromkeys([*extra, *(second.extra or ())]))
-    return _Named(first.by_name | second.by_name | first.fixed, first.fixed, extra)
-
-
-def _entries(named: _Named) -> dict[str, Any]:
-    """Return the entries of tokenizer_config.json, in the spelling that transformers 4 and 5 read."""
-    entries: dict[str, Any] = {name: token for name, token in named.by_name.items() if name in TOKENS}
-    others = {name: token for name, token in named.by_name.items() if name not in TOKENS}
-    if others:
-        entries[EXTRA] = others
-    if named.extra:
-        entries[EXTRA_BEFORE_5] = named.extra
-    return entries
+        unnamed = list(dict.fromkeys([*unnamed, *(second.unnamed or ())]))
+    return _Declared(first.by_name | second.by_name | first.fixed, first.fixed, unnamed)
 
 
 def _token(value: Any, where: str) -> str:
@@ -235,7 +241,7 @@ def _token(value: Any, where: str) -> str:
     return text
 
 
-def _decoder(values: Any, path: Path) -> list[AddedToken]:
+def _read_decoder(values: Any, path: Path) -> list[AddedToken]:
     """Read `added_tokens_decoder`: `{"0": {"content": "<unk>", "special": true, ...}, ...}`."""
     where = f"{path}: added_tokens_decoder"
     if not isinstance(values, dict):
@@ -250,9 +256,9 @@ def _decoder(values: Any, path: Path) -> list[AddedToken]:
     return sorted(added, key=lambda token: token.id)
 
 
-def _added(path: Path, named: _Named) -> list[AddedToken]:
+def _read_added(path: Path, declared: _Declared) -> list[AddedToken]:
     """Read added_tokens.json: `{"<unk>": 0, ...}`. The tokens that other files define are special."""
-    special = {*named.by_name.values(), *(named.extra or ())}
+    special = {*declared.by_name.values(), *(declared.unnamed or ())}
     added = []
     for content, i in _read(path).items():
         if type(i) is not int or i < 0:
@@ -265,7 +271,7 @@ def _added(path: Path, named: _Named) -> list[AddedToken]:
     return sorted(added, key=lambda token: token.id)
 
 
-def _templates(directory: Path, configured: Any) -> Any:
+def _read_templates(directory: Path, configured: Any) -> Any:
     """Return the chat template as a string, several as a list of names and templates, or None."""
     in_files = []
     if (directory / TEMPLATE).is_file():
@@ -297,5 +303,7 @@ def _text(path: Path) -> str:
 
 def _ids_of(value: Any) -> list[int]:
     """Convert an id, a list of ids or None to a list of ids, without negative ids."""
-    ids = value if isinstance(value, list) else [-1 if value is None else value]
+    if value is None:
+        return []
+    ids = value if isinstance(value, list) else [value]
     return [i for i in ids if i >= 0]

@@ -1,7 +1,8 @@
 """Read instructions, loops, collectives and their bytes from the HLO text of a compiled program.
 
 A collective in a loop counts once per iteration. The trip count is the compiler's annotation, or derived from a counter with
-a constant step and limit, assumed to start at 0. If neither is known, the collective counts once.
+a constant step and limit, assumed to start at 0. If neither is known, the collective counts once. Every branch of a
+conditional counts as executed.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ _COMPUTATION = re.compile(r"(?P<entry>ENTRY )?%?(?P<name>[^\s(]+) \(.*\{$")
 _INSTRUCTION = re.compile(
     r"\s+(?P<root>ROOT )?%?(?P<name>[\w.-]+) = (?P<shape>.*?) (?P<opcode>[a-z][\w-]*)\((?P<rest>.*)"
 )
+_PAIRS = re.compile(r"source_target_pairs=\{(\{.*?\})\}")
 _ARRAY = re.compile(r"\b([a-z]+\d*(?:e\d+m\d+\w*)?)\[([\d,]*)\]")
 
 
@@ -62,15 +64,17 @@ def read_computations(text: str) -> tuple[dict[str, Computation], str]:
     """Return the computations of a module, keyed by name, and the name of the entry computation."""
     computations: dict[str, Computation] = {}
     entry = ""
+    body: Computation = {}  # instructions after the last header
     for line in text.splitlines():
         header = _COMPUTATION.match(line)
         if header:
-            body = computations[header["name"]] = {}
+            body = {}
+            computations[header["name"]] = body
             if header["entry"]:
                 entry = header["name"]
             continue
         match = _INSTRUCTION.match(line)
-        if computations and match:
+        if match:
             body[match["name"]] = Instruction(
                 name=match["name"],
                 shape=match["shape"],
@@ -187,7 +191,7 @@ def group_of(line: str, devices: int) -> list[int]:
     `mesh['a'=2,'b'=4] {'b'}`, with split axes such as `'a':(1)2`; and `source_target_pairs={{0,1},{1,0}}`, all devices of
     the pairs.
     """
-    pairs = re.search(r"source_target_pairs=\{(\{.*?\})\}", line)
+    pairs = _PAIRS.search(line)
     if pairs:
         return sorted(set(_integers(pairs[1])))
 
@@ -240,7 +244,7 @@ def axes_of(line: str, group: Sequence[int], mesh: Mapping[str, int]) -> tuple[s
     A permutation has the axes along which its sources differ from their targets.
     """
     shape = tuple(mesh.values())
-    pairs = re.search(r"source_target_pairs=\{(\{.*?\})\}", line)
+    pairs = _PAIRS.search(line)
     ends = [group]
     if pairs:
         numbers = _integers(pairs[1])
@@ -310,26 +314,43 @@ def _constant(body: Computation, name: str) -> int:
     return int(value[0]) if value else 0
 
 
+def _between_slices(send: Instruction) -> Collective | None:
+    """Return the collective between TPU slices (MegaScale) that sends arrays from each device to its host, or None."""
+    transfer = send.find(r'_xla_megascale_transfer_type="([A-Z_]+)"')
+    if not transfer:
+        return None
+    return Collective(
+        kind=transfer.lower().replace("_", "-"),
+        bytes=array_bytes(send.shape)[0],
+        group=_count_numbers(send.find(r'_xla_megascale_target="\{([^}]*)\}')),
+        between_slices=True,
+        axes=("data",),
+        site=site_of(send.path),
+    )
+
+
+def _count_numbers(text: str) -> int:
+    """Count the numbers in a list of numbers and ranges: 4 for `1:4`, and 3 for `0,2:3`."""
+    count = 0
+    for part in text.split(","):
+        first, _, last = part.partition(":")
+        count += int(last or first) - int(first) + 1
+    return count
+
+
 def _collective(
     instruction: Instruction, computation: str, body: Computation, devices: int, mesh: Mapping[str, int]
 ) -> Collective | None:
     """Return the collective that an instruction executes or starts, or None."""
     opcode = instruction.opcode
-    sizes = array_bytes(instruction.shape)
-    # Collectives between TPU slices (MegaScale) are sends from each device to its host.
-    transfer = instruction.find(r'_xla_megascale_transfer_type="([A-Z_]+)"') if opcode == "send" else ""
-    if transfer:
-        slices = 0
-        for part in instruction.find(r'_xla_megascale_target="\{([^}]*)\}').split(","):
-            ends = part.split(":")
-            slices += int(ends[-1]) - int(ends[0]) + 1  # 4 slices for `1:4`
-        kind = transfer.lower().replace("_", "-")
-        return Collective(kind, sizes[0], slices, between_slices=True, axes=("data",), site=site_of(instruction.path))
-
+    if opcode == "send":
+        return _between_slices(instruction)
     kind = opcode.removesuffix("-start")
     if kind not in COLLECTIVES:
         return None
+
     # The result of these start instructions also contains the operands and counters.
+    sizes = array_bytes(instruction.shape)
     if opcode == "collective-permute-start":
         sizes = sizes[1:2]
     elif opcode == "all-gather-start" or (opcode.endswith("-start") and instruction.shape.startswith("((")):
@@ -337,7 +358,10 @@ def _collective(
     # A TPU's fusion of all-reduce and slice is a reduce-scatter.
     if kind == "all-reduce" and computation.startswith("all-reduce-scatter"):
         kind = "reduce-scatter"
-        sizes = array_bytes(next(each.shape for each in body.values() if each.root))
+        root = _root(body)
+        assert root is not None
+        sizes = array_bytes(root.shape)
+
     group = group_of(instruction.rest, devices)
     axes = axes_of(instruction.rest, group, mesh) if mesh else ()
     site = site_of(instruction.path)
