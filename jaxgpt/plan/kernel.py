@@ -51,10 +51,10 @@ class KernelShape:
         if edit or visible.key:
             return attend(q_BTNH, k_BKSH, v_BKHS, visible, scale, edit)
         head_width = self.head_multiple * math.ceil(q_BTNH.shape[-1] / self.head_multiple)
-        return _attend(q_BTNH, k_BKSH, v_BKHS, Sizes(head_width, self.sum_width, visible.window))
+        return _attend(q_BTNH, k_BKSH, v_BKHS, KernelSizes(head_width, self.sum_width, visible.window))
 
 
-class Sizes(NamedTuple):
+class KernelSizes(NamedTuple):
     """The sizes of a kernel that the shapes of its arguments do not show."""
 
     head_width: int  # stored width of a head, W in the names of arrays
@@ -81,22 +81,22 @@ def traceable(attention: AttendFn) -> AttendFn:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _attend(q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, sizes: Sizes) -> Array:
+def _attend(q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, sizes: KernelSizes) -> Array:
     out_BTNH, _ = _forward(q_BTNH, k_BKSH, v_BKHS, sizes)
     return out_BTNH
 
 
-class Saved(NamedTuple):
+class SavedArrays(NamedTuple):
     """The arrays that a kernel saves for the backward pass."""
 
     q_BNTW: Array
     k_BKSW: Array
     v_BKSW: Array
     out_BNTW: Array
-    sum_BNT: Array  # with a last dimension of `Sizes.sum_width`
+    sum_BNT: Array  # with a last dimension of `KernelSizes.sum_width`
 
 
-def _forward(q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, sizes: Sizes) -> tuple[Array, Saved]:
+def _forward(q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, sizes: KernelSizes) -> tuple[Array, SavedArrays]:
     B, T, N, H = q_BTNH.shape
     K, S = k_BKSH.shape[1:3]
     dtype = q_BTNH.dtype
@@ -111,10 +111,10 @@ def _forward(q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, sizes: Sizes) -> tuple
     out_BNTW = checkpoint_name(out_BNTW, "attention")
     sum_BNT = checkpoint_name(sum_BNT, "attention")
     out_BTNH = out_BNTW[..., :H].swapaxes(1, 2)
-    return out_BTNH, Saved(q_BNTW, k_BKSW, v_BKSW, out_BNTW, sum_BNT)
+    return out_BTNH, SavedArrays(q_BNTW, k_BKSW, v_BKSW, out_BNTW, sum_BNT)
 
 
-def _backward(sizes: Sizes, saved: Saved, dout_BTNH: Array) -> tuple[Array, ...]:
+def _backward(sizes: KernelSizes, saved: SavedArrays, dout_BTNH: Array) -> tuple[Array, ...]:
     B, T, N, H = dout_BTNH.shape
     K, S = saved.k_BKSW.shape[1:3]
     dtype = dout_BTNH.dtype
