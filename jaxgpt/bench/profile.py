@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import jax
 
@@ -40,10 +40,10 @@ class Profile(Listener):
     def __init__(self, steps: int, note: Callable[[str], None] = print) -> None:
         self.steps = steps
         self._note = note
+        self._directory = Path(PROFILE)
+        self._per_call = 1  # steps of a call
         self._seen = 0  # steps whose metrics have been read
-        self._last = -1  # the last of these steps
-        self._step_name: Any = None  # annotation of the present step; None: no trace
-        self._end = -1  # step at which the trace stops
+        self._trace: _Trace | None = None  # the trace in progress
         self._is_done = not is_leader()
 
     def started(self, program: Program, data: Data, run: Run, step: int) -> None:
@@ -53,16 +53,18 @@ class Profile(Listener):
     def progress(self, metrics: dict[str, float]) -> None:
         step = int(metrics["step"])
         self._seen += 1
-        self._last = step
         if self._is_done:
             return
-        if self._step_name is None:
+        if self._trace is None:
             if self._seen >= WARM_UP:
                 self._start(step)
-        elif step >= self._end:
-            self._stop()
+            return
+
+        self._trace.last = step
+        if self._trace.complete_steps >= self.steps:
+            self._stop(self._trace)
         else:
-            self._name_step(step + 1)
+            self._trace.name_step(step + 1)
 
     def finished(self, outcome: Outcome) -> None:
         self._end_early()
@@ -80,35 +82,43 @@ class Profile(Listener):
             self._give_up(e)
             return
         # The steps of a call are read together, after its last step: none of them is in the trace.
-        self._end = step + self.steps + self._per_call - 1
-        self._name_step(step + 1)
+        self._trace = _Trace(first=step + self._per_call, last=step)
+        self._trace.name_step(step + 1)
 
-    def _stop(self) -> None:
-        """Stop the trace, and write its files."""
-        self._step_name.__exit__(None, None, None)
-        self._step_name = None
+    def _stop(self, trace: _Trace) -> None:
+        """Stop the trace, write its files, and report them."""
+        self._trace = None
         self._is_done = True
+        trace.annotation.close()
         try:
             jax.profiler.stop_trace()
         except Exception as e:
             self._give_up(e)
             return
-        trace = newest(self._directory)
+        if trace.complete_steps == 0:
+            self._note_too_short()
+            return
+
+        file = newest(self._directory)
         with suppress(Exception):  # otherwise, the trace has the names of instructions only
-            [xplane] = trace.parent.glob("*.xplane.pb")
-            name_layers(trace, xplane)
-        self._note(f"wrote a trace of {plural(self.steps, 'step')}: xprof {self._directory}, or {trace}")
+            [xplane] = file.parent.glob("*.xplane.pb")
+            name_layers(file, xplane)
+        steps = plural(trace.complete_steps, "step")
+        self._note(f"wrote a trace of {steps}: xprof {self._directory}, or {file}")
 
     def _end_early(self) -> None:
         """Keep what was traced if the run ends before."""
         if self._is_done:
             return
-        if self._step_name is not None:
-            self.steps -= self._end - self._last
-            self._stop()
-        else:
-            self._is_done = True
-            self._note(f"no profile: the run took {plural(self._seen, 'step')}, and a trace starts after {WARM_UP}")
+        if self._trace is not None:
+            self._stop(self._trace)
+            return
+        self._is_done = True
+        self._note_too_short()
+
+    def _note_too_short(self) -> None:
+        steps_before = WARM_UP + self._per_call - 1
+        self._note(f"no profile: the run took {plural(self._seen, 'step')}, and a trace starts after {steps_before}")
 
     def _give_up(self, error: Exception) -> None:
         self._is_done = True
@@ -116,12 +126,30 @@ class Profile(Listener):
             jax.profiler.stop_trace()
         self._note(f"no profile: {type(error).__name__}: {one_line(error, 300)}")
 
-    def _name_step(self, step: int) -> None:
-        """End the annotation of a step on the host, and begin the next one."""
-        if self._step_name is not None:
-            self._step_name.__exit__(None, None, None)
-        self._step_name = jax.profiler.StepTraceAnnotation("train", step_num=step)
-        self._step_name.__enter__()
+
+@dataclass
+class _Trace:
+    """The steps of a trace in progress, and the annotation of the present step on the host.
+
+    Attributes:
+        first: the first step that is complete in the trace.
+        last: the last step whose metrics have been read.
+        annotation: context of the annotation.
+    """
+
+    first: int
+    last: int
+    annotation: ExitStack = field(default_factory=ExitStack)
+
+    @property
+    def complete_steps(self) -> int:
+        """Number of complete steps in the trace so far."""
+        return max(self.last + 1 - self.first, 0)
+
+    def name_step(self, step: int) -> None:
+        """End the annotation of a step, and begin the next one."""
+        self.annotation.close()
+        self.annotation.enter_context(jax.profiler.StepTraceAnnotation("train", step_num=step))
 
 
 def newest(directory: Path) -> Path:

@@ -111,6 +111,19 @@ def test_a_run_that_is_too_short_has_no_profile(monkeypatch: pytest.MonkeyPatch)
     assert (calls.log, notes) == (["0", "1"], ["no profile: the run took 2 steps, and a trace starts after 3"])
 
 
+@pytest.mark.parametrize(("steps", "per_call", "before"), [(3, 1, 3), (10, 10, 12)])
+def test_a_trace_without_a_complete_step_is_no_profile(
+    steps: int, per_call: int, before: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = Calls(monkeypatch)
+    notes: list[str] = []
+    profile = Profile(4, notes.append)
+    run_steps(profile, steps, calls, per_call)
+    assert calls.log[-1] == "stop"
+    assert notes == [f"no profile: the run took {steps} steps, and a trace starts after {before}"]
+    assert profile.steps == 4
+
+
 def test_an_error_of_the_profiler_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = Calls(monkeypatch, RuntimeError("Only one profile may be run at a time."))
     notes: list[str] = []
