@@ -58,15 +58,11 @@ class Section:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        cls: Any = type(self)
-        named = vars(sys.modules[cls.__module__])
-        # The types are part of the cache key, because a program may extend the values of a Literal.
-        hints = _hints(cls, tuple(named.get(str(each.type)) for each in fields(cls)))
-
+        kinds = _kinds(type(self))
         for each in fields(self):
             name = f"{self.prefix}.{each.name}" if self.prefix else each.name
             limits = each.metadata.get("limits", Limits())
-            value = _checked(name, getattr(self, each.name), hints[each.name], limits)
+            value = _checked(name, getattr(self, each.name), kinds[each.name], limits)
             object.__setattr__(self, each.name, value)
         problem = next(iter(self.check()), "")
         if problem:
@@ -77,9 +73,17 @@ class Section:
         return ()
 
 
+def _kinds(section: type[Section]) -> dict[str, Any]:
+    """Return the type of each field of a section, with the present values of its Literals: a program may extend them."""
+    module = vars(sys.modules[section.__module__])
+    named = tuple(module.get(str(each.type)) for each in fields(section))
+    return _resolved(section, named)
+
+
 @lru_cache(maxsize=64)
-def _hints(cls: type, named: tuple[Any, ...]) -> dict[str, Any]:
-    return get_type_hints(cls)
+def _resolved(section: type[Section], named: tuple[Any, ...]) -> dict[str, Any]:
+    """Return the type hints of a section; `named`, the types that its hints name, is part of the cache key."""
+    return get_type_hints(section)
 
 
 def _checked(name: str, value: Any, kind: Any, limits: Limits) -> Any:
@@ -115,9 +119,9 @@ def _checked_number(name: str, value: Any, kind: type, limits: Limits) -> float:
     number = _number(value, kind)
     if number is None:
         raise UserError(f"{name} must be {'an integer' if kind is int else 'a number'}, not {short_repr(value)}")
-    allowed = _broken(number, limits)
-    if allowed:
-        raise UserError(f"{name} must be {allowed}, not {short_repr(value)}")
+    violated = _violated_limits(number, limits)
+    if violated:
+        raise UserError(f"{name} must be {violated}, not {short_repr(value)}")
     return number
 
 
@@ -139,19 +143,25 @@ def similar_setting(name: str, known: Iterable[str]) -> str:
 
     `name` and `known` are dotted names (train.steps) or options (--train.steps).
     """
-    section, _, last = name.lstrip("-").rpartition(".")
-    parts = {each: each.lstrip("-").rpartition(".") for each in known}  # section, dot and last part
-    of_section = [tail for place, _, tail in parts.values() if place == (section or last)]
+    section, last = _section_and_last(name)
+    parts = {each: _section_and_last(each) for each in known}
+    of_section = [tail for place, tail in parts.values() if place == (section or last)]
 
     # Prefer a setting of the same section; the name of a section alone lists its settings.
-    near = nearest(last, [tail for *_, tail in parts.values()])
+    near = nearest(last, [tail for _, tail in parts.values()])
     if near and (section or not of_section):
-        same = [each for each, (_, _, tail) in parts.items() if tail in near]
+        same = [each for each, (_, tail) in parts.items() if tail in near]
         in_section = [each for each in same if parts[each][0] == section]
         return f" (did you mean {' or '.join(in_section or same)}?)"
     if of_section:
         return f" (settings of {section or last}: {', '.join(of_section)})"
     return ""
+
+
+def _section_and_last(name: str) -> tuple[str, str]:
+    """Split --train.steps into train and steps; the section of a name without one is ""."""
+    section, _, last = name.lstrip("-").rpartition(".")
+    return section, last
 
 
 def check_text(name: str, value: str) -> None:
@@ -173,7 +183,7 @@ def _number(value: Any, kind: type) -> float | None:
         return INF
 
 
-def _broken(value: float, limits: Limits) -> str:
+def _violated_limits(value: float, limits: Limits) -> str:
     """Return the limits, such as "at least 0 and below 1", if `value` violates them; otherwise "".
 
     NaN violates all limits. A large limit is omitted unless violated, because it is far from any sensible value.
@@ -181,10 +191,16 @@ def _broken(value: float, limits: Limits) -> str:
     low, high, above, below = limits
     if low <= value <= high and above < value < below:
         return ""
+    bounds = (
+        ("at least", low, not value >= low),
+        ("above", above, not value > above),
+        ("at most", high, not value <= high),
+        ("below", below, not value < below),
+    )
     allowed = []
-    for word, limit in (("at least", low), ("above", above), ("at most", high), ("below", below)):
-        is_violated = abs(limit) < INF and (value < limit) == (limit < 0)
-        if abs(limit) < 1e6 or is_violated:
+    for word, limit, is_violated in bounds:
+        is_large = abs(limit) >= 1e6
+        if abs(limit) < INF and (is_violated or not is_large):
             shown = str(limit) if isinstance(limit, int) else f"{limit:g}"
             allowed.append(f"{word} {shown}")
     if not abs(value) < INF:

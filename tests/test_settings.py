@@ -29,6 +29,7 @@ from jaxgpt.config import (
 )
 from jaxgpt.errors import UserError
 from jaxgpt.parallel.rules import RULES
+from jaxgpt.settings import as_int
 
 SECTIONS = (ModelConfig, DataConfig, OptimConfig, TrainConfig, MeshConfig, PostConfig, DistributedConfig, Config)
 # Variable names of the configs of each class. `norm` of `jnp.linalg` or `name` of a path is not a setting.
@@ -127,6 +128,20 @@ def test_limits_are_enforced_at_both_ends(section: type, f: Field[Any]) -> None:
             assert getattr(section(**{f.name: value}), f.name) == value
         except UserError as e:
             assert not re.match(rf"{name} must be (at|above|below)", str(e))
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high", "allowed"),
+    [
+        (5, 2_000_000, 3_000_000, "at least 2000000"),
+        (5_000_000, 2_000_000, 3_000_000, "at most 3000000"),
+        (5, -3_000_000, -2_000_000, "at most -2000000"),
+        (-5_000_000, -3_000_000, -2_000_000, "at least -3000000"),
+    ],
+)
+def test_large_limits_are_enforced_and_shown_if_violated(value: int, low: int, high: int, allowed: str) -> None:
+    with pytest.raises(UserError, match=f"^n must be {allowed}, not {value}$"):
+        as_int("n", value, low, high)
 
 
 def test_numbers_of_numpy_are_converted() -> None:
