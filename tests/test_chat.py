@@ -68,7 +68,7 @@ def continued(
     """Continue an earlier state with a prompt; return the new tokens, the number of reused tokens, and the final state."""
     keys = row_keys(key, 1)
     sampler = sampler_of(lm, sampling)
-    reused = engine.shared(before, prompt) if before else 0
+    reused = engine.reusable_tokens(before, prompt) if before else 0
     if before and reused:
         state = engine.resume(sampler, lm.params, before, reused, prompt, keys[0], limit)
     else:
@@ -150,10 +150,10 @@ def test_any_part_of_an_earlier_text_can_be_shared(positions: str) -> None:
 
 
 def test_a_prompt_is_added_to_a_cache_in_chunks_of_few_sizes() -> None:
-    for same, end in np.random.default_rng(0).integers(1, 3000, (500, 2)).tolist():
-        read = end - engine._begin(same, end) if same < end else 0
+    for reusable, needed in np.random.default_rng(0).integers(1, 3000, (500, 2)).tolist():
+        read = needed - engine._kept_tokens(reusable, needed) if reusable < needed else 0
         sizes = [min(engine.CHUNK, read - at) for at in range(0, read, engine.CHUNK)]
-        assert read >= end - same
+        assert read >= needed - reusable
         assert all(size == engine.round_up(size) for size in sizes)
 
 

@@ -123,7 +123,7 @@ class Chat:
         self._state = None
         [prompt] = request.rows
         self.prompt_tokens = len(prompt)
-        self.reused = 0 if before is None else engine.shared(before, prompt)
+        self.reused = 0 if before is None else engine.reusable_tokens(before, prompt)
         if not self.reused:
             before = None  # frees the cache
 

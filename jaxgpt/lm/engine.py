@@ -22,8 +22,8 @@ CHUNK = 512  # maximum number of tokens that `resume` adds to a cache in one cal
 
 
 def round_up(n: int, least: int = 1) -> int:
-    """Round n up to a power of two, at least `least`."""
-    return max(least, 1 << (n - 1).bit_length())
+    """Return the smallest power of two that is at least n, or `least`, a power of two, if it is larger."""
+    return 1 << (max(n, least) - 1).bit_length()
 
 
 def sizes(prompts: Sequence[Sequence[int]], limits: Sequence[int]) -> tuple[int, int, int]:
@@ -96,34 +96,38 @@ def _new(x_BS: jax.Array, state: SamplerState, since: int) -> np.ndarray:
     return np.array(x_BS)[:, end - int(state.made) + since : end]  # a copy: the next call donates the buffers
 
 
-def shared(state: SamplerState, prompt: Sequence[int]) -> int:
-    """Return how many leading prompt tokens, except the last, a one-row cache holds; 0 if `resume` would read all again."""
-    first = _first(state)
-    cached = np.asarray(state.text.ids_BS)[0, first : int(state.cache.length)]
+def reusable_tokens(state: SamplerState, prompt: Sequence[int]) -> int:
+    """Return the number of leading prompt tokens, except the last, in a one-row cache; 0 if `resume` would read all again."""
+    padding = _left_padding(state)
+    cached = np.asarray(state.text.ids_BS)[0, padding : int(state.cache.length)]
     needed = np.asarray(prompt[:-1])
     n = min(len(cached), len(needed))
-    equal = cached[:n] == needed[:n]
-    same = int(np.cumprod(equal).sum())  # length of the common prefix
-    return same if _begin(same, len(needed)) > 0 else 0
+    is_equal = cached[:n] == needed[:n]
+    common = int(np.cumprod(is_equal).sum())  # length of the common prefix
+    return common if _kept_tokens(common, len(needed)) > 0 else 0
 
 
-def _first(state: SamplerState) -> int:
-    """Return the slot of the first token of a one-row state."""
+def _left_padding(state: SamplerState) -> int:
+    """Return the number of slots before the first token of a one-row state."""
     is_token_S = np.asarray(state.text.ids_BS)[0] >= 0
     return int(np.argmax(is_token_S))
 
 
-def _begin(same: int, end: int) -> int:
-    """Return the first token that `resume` reads: before `same`, to round the size of its last chunk up to a power of two."""
-    last_chunk = (end - same) % CHUNK
+def _kept_tokens(reusable: int, needed: int) -> int:
+    """Return how many of the reusable tokens `resume` keeps to cache `needed` tokens; it reads the others again.
+
+    The tokens read again round the size of the last chunk up to a power of two. The result is negative if they are more than
+    the reusable tokens.
+    """
+    last_chunk = (needed - reusable) % CHUNK
     if last_chunk == 0:
-        return same
-    return same - (round_up(last_chunk) - last_chunk)
+        return reusable
+    return reusable - (round_up(last_chunk) - last_chunk)
 
 
 def resumed_size(state: SamplerState, prompt: Sequence[int], limit: int) -> int:
     """Return the number of slots of the cache after `resume`."""
-    needed = _first(state) + len(prompt) + limit
+    needed = _left_padding(state) + len(prompt) + limit
     if needed <= state.cache.size:
         return int(state.cache.size)
     # Few different sizes, each of which compiles a program, with at most a quarter of the slots unused.
@@ -132,33 +136,45 @@ def resumed_size(state: SamplerState, prompt: Sequence[int], limit: int) -> int:
 
 
 def resume(
-    sampler: Sampler, params: Any, state: SamplerState, same: int, prompt: Sequence[int], key: jax.Array, limit: int
+    sampler: Sampler, params: Any, state: SamplerState, reusable: int, prompt: Sequence[int], key: jax.Array, limit: int
 ) -> SamplerState:
-    """Start a prompt from a one-row state that caches its first `same` tokens (`shared`, above 0); donate the cache.
+    """Start a prompt from a one-row state that caches its first tokens; donate the cache.
 
     As after `start`, the cache holds all tokens except the last, and the text buffer has room for `limit` new tokens. Missing
     tokens are read in chunks. The sampler must have no `context`: only then, a token has the same slot in text and cache.
+
+    Args:
+        sampler: the model, and settings of generation.
+        params: the weights.
+        state: the state after an earlier text.
+        reusable: `reusable_tokens(state, prompt)`, above 0.
+        prompt: ids of the prompt.
+        key: random key of the prompt.
+        limit: maximum number of new tokens.
     """
+    needed = len(prompt) - 1
+    kept = _kept_tokens(reusable, needed)
+    assert kept > 0, (reusable, needed)
+
     # The prompt begins at the same slot as the text of `state`.
-    first = _first(state)
+    padding = _left_padding(state)
     cache = state.cache
     size = resumed_size(state, prompt, limit)
     if size > cache.size:
         cache = _grow(cache, size - cache.size)
 
-    # Drop the cached tokens from `begin`, then read the prompt from there.
-    end = len(prompt) - 1
-    begin = _begin(same, end)
-    cache = cache._replace(length=jnp.int32(first + begin))
+    # Drop the cached tokens after the kept ones, then read the prompt from there.
+    cache = cache._replace(length=jnp.int32(padding + kept))
     read = _compiled(_read, sampler, donate_argnames="cache")
-    for at in range(begin, end, CHUNK):
-        chunk = prompt[at : min(at + CHUNK, end)]
+    for start_of_chunk in range(kept, needed, CHUNK):
+        chunk = prompt[start_of_chunk : min(start_of_chunk + CHUNK, needed)]
         cache = read(params, cache, np.asarray([chunk], np.int32))
 
     ids_1S = np.full((1, cache.size), NO_TOKEN, np.int32)
-    ids_1S[0, first : first + len(prompt)] = prompt
+    length = padding + len(prompt)
+    ids_1S[0, padding:length] = prompt
     return SamplerState(
-        text=TokenBuffer(jnp.asarray(ids_1S), jnp.int32(first + len(prompt))),
+        text=TokenBuffer(jnp.asarray(ids_1S), jnp.int32(length)),
         cache=cache,
         done_B=jnp.zeros(1, bool),
         made=jnp.int32(0),
