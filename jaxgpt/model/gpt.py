@@ -34,11 +34,15 @@ from jaxgpt.ops.sinusoidal import sinusoidal
 SideOutputs = Mapping[str, jax.Array]
 
 
-def join_layers(side_LBT: jax.Array) -> jax.Array:
-    """Average a side output over the layers; an array of each token or row, `[L, B, T, ...]`, keeps them: `[B, T, L, ...]`."""
-    if side_LBT.ndim == 3:
-        return side_LBT.mean(0)
-    return jnp.moveaxis(side_LBT, 0, 2)
+def join_layers(side: jax.Array) -> jax.Array:
+    """Join a side output of all layers.
+
+    A value of each token or row, `[L, B, T]`, is averaged over the layers: `[B, T]`. An array, `[L, B, T, ...]`, keeps them:
+    `[B, T, L, ...]`.
+    """
+    if side.ndim == 3:
+        return side.mean(0)
+    return jnp.moveaxis(side, 0, 2)
 
 
 class Block(Module):
@@ -267,8 +271,8 @@ class GPT(Module):
         self,
         x_BTD: jax.Array,
         positions: Positions,
-        cache: KVCache | None,
-        key: jax.Array | None,
+        cache: KVCache | None = None,
+        key: jax.Array | None = None,
         tokens_BT: jax.Array | None = None,
     ) -> tuple[jax.Array, tuple[KeysValues, ...], SideOutputs]:
         """Apply the blocks; return `[B, T, D]`, each layer's keys and values, and the layers' side outputs (`join_layers`)."""
@@ -284,8 +288,15 @@ class GPT(Module):
             else:
                 visible = Visible(positions, Positions(cache.position_BS), window)
                 cached = (cache.layers[layer], cache.length)
-            layer_key = subkey(key, layer + 1)
-            x_BTD, kv, side = block(x_BTD, visible, rotations[window], cached, layer, layer_key, tokens_BT)
+            x_BTD, kv, side = block(
+                x_BTD,
+                visible,
+                rotation=rotations[window],
+                cache=cached,
+                layer=layer,
+                key=subkey(key, layer + 1),
+                tokens_BT=tokens_BT,
+            )
             layers.append(kv)
             sides.append(side)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from itertools import groupby, takewhile
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -37,7 +38,7 @@ class Weight(NamedTuple):
 
     @property
     def stack(self) -> int:
-        """Number of stack axes: leading axes named in `STACKS`, and otherwise all axes before the last two."""
+        """Number of stack axes: leading axes named in `STACKS`, and all other axes before the last two."""
         named = takewhile(lambda name: name in STACKS, self.axes)
         return max(len(list(named)), len(self.axes) - 2)
 
@@ -68,36 +69,41 @@ def config_of(model: Model) -> ModelConfig:
     return model if isinstance(model, ModelConfig) else model.config
 
 
-def weights(model: Model) -> dict[str, Weight]:
+def weights(model: Model) -> Mapping[str, Weight]:
     """Map each weight's path, such as "h_0/attn/q_proj/kernel", to its `Weight`, in order of first use."""
     gpt = GPT(model) if isinstance(model, ModelConfig) else model
     one = gpt.clone(config=replace(gpt.config, n_layer=1), ops=Ops(), remat=None)
     return _table(one, gpt.config.n_layer)
 
 
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class _Declared:
+    """A weight at a path: a pytree without leaves, which a traced function can return."""
+
+    path: str
+    weight: Weight
+
+
 @functools.lru_cache(maxsize=64)
-def _table(one: GPT, n_layer: int) -> dict[str, Weight]:
+def _table(one: GPT, n_layer: int) -> Mapping[str, Weight]:
     """Return the table of a model with one block, repeated for `n_layer` blocks: all blocks have the same shapes."""
-    declared = dict[str, Weight]()
 
-    def declare() -> None:
-        # Record the order here, within the trace: tree functions, such as eval_shape's flattening, sort names.
+    def declare() -> list[_Declared]:
+        # A list keeps the order of first use, in contrast to a dictionary, whose names `eval_shape` sorts.
         boxes = flatten_dict(boxed_params(one, 0), sep="/")
-        for path, box in boxes.items():
-            declared[path] = Weight(box.value.shape, box.names)
-
-    jax.eval_shape(declare)
+        return [_Declared(path, Weight(box.value.shape, box.names)) for path, box in boxes.items()]
 
     # Repeat the weights of the block, which are consecutive.
     block = f"{layer_name(0)}/"
     table = dict[str, Weight]()
-    for in_block, group in groupby(declared.items(), lambda item: item[0].startswith(block)):
-        entries = list(group)
+    for in_block, group in groupby(jax.eval_shape(declare), lambda each: each.path.startswith(block)):
+        declared = list(group)
         for layer in range(n_layer if in_block else 1):
-            for path, weight in entries:
-                own_path = path.replace(block, f"{layer_name(layer)}/", 1)
-                table[own_path] = weight
-    return table
+            for each in declared:
+                own_path = each.path.replace(block, f"{layer_name(layer)}/", 1)
+                table[own_path] = each.weight
+    return MappingProxyType(table)  # read-only, because the callers share it
 
 
 def weight_at(path: tuple[Any, ...], model: Model) -> Weight | None:

@@ -30,8 +30,8 @@ class ScannedGPT(GPT):
         self,
         x_BTD: jax.Array,
         positions: Positions,
-        cache: KVCache | None,
-        key: jax.Array | None,
+        cache: KVCache | None = None,
+        key: jax.Array | None = None,
         tokens_BT: jax.Array | None = None,
     ) -> tuple[jax.Array, tuple[KeysValues, ...], SideOutputs]:
         """Apply the blocks in a scan; all layers must have the same window. `init` declares unstacked weights."""
@@ -46,7 +46,15 @@ class ScannedGPT(GPT):
 
         def run(x_BTD: jax.Array, scanned: tuple[Any, jax.Array, jax.Array | None]) -> tuple[jax.Array, SideOutputs]:
             params, layer, layer_key = scanned
-            out: Any = block.apply({"params": params}, x_BTD, visible, rotation, None, layer, layer_key, tokens_BT)
+            out: Any = block.apply(
+                {"params": params},
+                x_BTD,
+                visible,
+                rotation=rotation,
+                layer=layer,
+                key=layer_key,
+                tokens_BT=tokens_BT,
+            )
             x_BTD, _, side = out
             return x_BTD, side
 
