@@ -40,62 +40,74 @@ def resolve(config: Config, n_devices: int, processes: int = 1, tpu: bool = Fals
         UserError: if the mesh needs more devices than exist, does not divide a width or number of heads, or leaves devices
             idle that must be used.
     """
-    sizes = sizes_of(config.mesh)
-    widths = _divided_widths(config)
+    may_idle = processes == 1 and not tpu
+    sizes = _without_auto(config, n_devices, may_idle)
+    problem = _problem(config, sizes, n_devices, processes, tpu)
+    if problem:
+        raise UserError(f"{problem}: use --mesh.data -1{_fitting_flags(sizes)}, which fits any number of devices")
+    return MeshConfig(**sizes), "; ".join(_advice(config, sizes, n_devices))
 
-    # The devices that remain after the fixed sizes are assigned to fsdp, then to tensor, then to data.
+
+def _without_auto(config: Config, n_devices: int, may_idle: bool) -> dict[str, int]:
+    """Return the size of each axis with each -1 replaced; the sizes may not fit the devices.
+
+    The devices that remain after the fixed sizes are assigned to fsdp, then to tensor, then to data. If devices `may_idle`,
+    `data` excludes those that would only compute padding.
+    """
+    sizes = sizes_of(config.mesh)
     fixed = math.prod(size for size in sizes.values() if size > 0)
     rest = max(n_devices // fixed, 1)
-    for axis, divided in widths.items():
+    for axis, divided in _divided_widths(config).items():
         if sizes[axis] == -1:
             sizes[axis] = math.gcd(rest, *divided.values())
             rest //= sizes[axis]
-    if sizes["data"] == -1:
-        sizes["data"] = rest
-        may_idle = processes == 1 and not tpu
-        if may_idle:
-            B = config.train.batch_size
-            others = math.prod(sizes[axis] for axis in RULES["batch"] if axis != "data")
-            share = math.ceil(B / (rest * others))  # windows per device
-            sizes["data"] = math.ceil(B / (share * others))
+    if sizes["data"] != -1:
+        return sizes
 
-    # Check all sizes: the settings, and the replacements of -1.
+    sizes["data"] = rest
+    if may_idle:
+        batch_size = config.train.batch_size
+        others = math.prod(sizes[axis] for axis in RULES["batch"] if axis != "data")
+        share = math.ceil(batch_size / (rest * others))  # windows per device
+        sizes["data"] = math.ceil(batch_size / (share * others))
+    return sizes
+
+
+def _problem(config: Config, sizes: dict[str, int], n_devices: int, processes: int, tpu: bool) -> str:
+    """Return why the devices cannot form the mesh, or ""."""
     used = math.prod(sizes.values())
-    shape = " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "data 1"
-    in_use = f"{used} of {n_devices} devices in use ({shape})"
-    indivisible = _indivisible(sizes, widths)
-    problem = ""
     if used > n_devices:
-        problem = f"the mesh needs {used} devices ({shape}), but only {n_devices} exist"
-    elif indivisible:
-        problem = indivisible
-    elif processes > 1 and used < n_devices:
-        problem = f"{in_use}, but {processes} processes must use all of their devices"
-    elif tpu and n_devices % used:
-        problem = f"{in_use}, but a TPU mesh must use all devices, or a divisor of their number"
-    if problem:
-        raise UserError(f"{problem}: use --mesh.data -1{_fitting_flags(sizes)}, which fits any number of devices")
+        return f"the mesh needs {used} devices ({_shape(sizes)}), but only {n_devices} exist"
+    for axis, divided in _divided_widths(config).items():
+        for name, width in divided.items():
+            if width % sizes[axis]:
+                return f"mesh.{axis} {sizes[axis]} does not divide {name} {width}"
+    if processes > 1 and used < n_devices:
+        return f"{_usage(sizes, n_devices)}, but {processes} processes must use all of their devices"
+    if tpu and n_devices % used:
+        return f"{_usage(sizes, n_devices)}, but a TPU mesh must use all devices, or a divisor of their number"
+    return ""
 
-    idle = in_use if used < n_devices else ""
-    return MeshConfig(**sizes), "; ".join(_advice(config, sizes, idle))
+
+def _usage(sizes: dict[str, int], n_devices: int) -> str:
+    return f"{math.prod(sizes.values())} of {n_devices} devices in use ({_shape(sizes)})"
+
+
+def _shape(sizes: dict[str, int]) -> str:
+    """Format the axes of a mesh, such as "data 2 x tensor 4"."""
+    return " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "data 1"
 
 
 def _divided_widths(config: Config) -> dict[str, dict[str, int]]:
-    """Return the widths and numbers of heads that an axis of the mesh must divide, keyed by axis, then by name."""
+    """Return the widths and numbers of heads that an axis of the mesh must divide, keyed by axis, then by name.
+
+    `Config` itself checks the axes that cannot be -1: expert and context.
+    """
     model = config.model
     return {
         "fsdp": {"model.n_embd": model.n_embd},
         "tensor": {"model.n_head": model.n_head, "the MLP's width": model.mlp_width},
     }
-
-
-def _indivisible(sizes: dict[str, int], widths: dict[str, dict[str, int]]) -> str:
-    """Describe the first width that its axis of the mesh does not divide, or return ""."""
-    for axis, divided in widths.items():
-        for name, width in divided.items():
-            if width % sizes[axis]:
-                return f"mesh.{axis} {sizes[axis]} does not divide {name} {width}"
-    return ""
 
 
 def _fitting_flags(sizes: dict[str, int]) -> str:
@@ -109,11 +121,11 @@ def _fitting_flags(sizes: dict[str, int]) -> str:
     return flags
 
 
-def _advice(config: Config, sizes: dict[str, int], idle: str) -> Iterator[str]:
+def _advice(config: Config, sizes: dict[str, int], n_devices: int) -> Iterator[str]:
     """Yield notes on devices or computation that a mesh wastes, each with a fix."""
-    if idle:
+    if math.prod(sizes.values()) < n_devices:
         larger = "a larger --train.batch-size or " if config.mesh.data == -1 else ""
-        yield f"{idle}: {larger}a different mesh, such as --mesh.data -1 --mesh.fsdp -1, uses more"
+        yield f"{_usage(sizes, n_devices)}: {larger}a different mesh, such as --mesh.data -1 --mesh.fsdp -1, uses more"
 
     count, rows = microbatches(config.train, row_shards(sizes))
     windows = count * rows
