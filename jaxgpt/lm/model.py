@@ -114,31 +114,39 @@ def save(lm: LM, path: str | Path, *, overwrite: bool = False) -> None:
         TrainingFailed: if the checkpoint cannot be written, for example because the disk is full.
     """
     check_lm(lm)
-    config = lm.config
-    params = lm.params
-    tokenizer = lm.tokenizer
-    model = config.model
     path = as_path(path)
-
-    # Check the tokenizer and the weights, and convert stacked weights to weights per layer.
-    if model.vocab_size < max(tokenizer.vocab_size, 1):
+    ids = lm.tokenizer.vocab_size
+    vocab_size = lm.config.model.vocab_size
+    if vocab_size < max(ids, 1):
         raise UserError(
-            f"the tokenizer has {tokenizer.vocab_size} ids, and model.vocab_size is {model.vocab_size}: use a config and "
-            f"weights for at least as many ids"
+            f"the tokenizer has {ids} ids, and model.vocab_size is {vocab_size}: use a config and weights for at least as "
+            f"many ids"
         )
-    params = nn.unbox(params)
-    if STACKED in params:
-        params = unstack_layers(params, model.n_layer)
+    params = _params_per_layer(lm)
     difference = first_difference(params, lm.gpt)
     if difference:
         raise UserError(f"{difference} of lm.config: pass the training config, or convert the weights with astype")
 
-    # The settings of the saved model: `load` must not look for an EMA or adapters, or `eval` for data.
-    config = replace(config, optim=replace(config.optim, ema_decay=0.0), lora=LoraConfig())
-    if not config.preset and config.data == DataConfig():
-        config = replace(config, data=DataConfig(dataset="none", tokenizer=str(path / "tokenizer.json")))
-    with complete_run(path, config, tokenizer, overwrite) as run:
+    config = _config_of_copy(lm.config, path)
+    with complete_run(path, config, lm.tokenizer, overwrite) as run:
         save_params(run.checkpoints, params, {"config": asdict(config)})
+
+
+def _params_per_layer(lm: LM) -> Any:
+    """Return the weights without boxes, in the layout of checkpoints."""
+    params = nn.unbox(lm.params)
+    if STACKED in params:
+        return unstack_layers(params, lm.config.model.n_layer)
+    return params
+
+
+def _config_of_copy(config: Config, path: Path) -> Config:
+    """Return the settings of a saved model: `load` must not look for an EMA or adapters, or `eval` for data."""
+    data = config.data
+    if not config.preset and data == DataConfig():
+        data = DataConfig(dataset="none", tokenizer=str(path / "tokenizer.json"))
+    optim = replace(config.optim, ema_decay=0.0)
+    return replace(config, data=data, optim=optim, lora=LoraConfig())
 
 
 def check_lm(lm: Any) -> None:
@@ -146,5 +154,6 @@ def check_lm(lm: Any) -> None:
     if not isinstance(lm, LM):
         raise UserError(f"the model must be an LM, as jaxgpt.load(path) returns it: {short_repr(lm)}")
     if not isinstance(lm.config, Config) or not isinstance(lm.params, Mapping):
-        kinds = [type(each).__name__ for each in (lm.config, lm.params)]
-        raise UserError(f"an LM needs a Config and a dict of weights, not {kinds[0]} and {kinds[1]}")
+        config_type = type(lm.config).__name__
+        params_type = type(lm.params).__name__
+        raise UserError(f"an LM needs a Config and a dict of weights, not {config_type} and {params_type}")
