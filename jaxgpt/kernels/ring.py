@@ -52,6 +52,24 @@ class Moving(NamedTuple):
     source: Array
 
 
+class Residuals(NamedTuple):
+    """Values of the forward pass that the backward pass needs: the arguments and results of one device.
+
+    Attributes:
+        place: positions of the tokens of the device.
+        row_place: positions of whole rows.
+        lse_nBKGt: log-sum-exp of the scores, in tiles.
+    """
+
+    q_BTNH: Array
+    k_BKSH: Array
+    v_BKHS: Array
+    place: Positions
+    row_place: Positions
+    out_BTNH: Array
+    lse_nBKGt: Array
+
+
 def gathered_attention(
     q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, visible: Visible, scale: float, edit: Edit | None = None
 ) -> Array:
@@ -84,8 +102,10 @@ def _attention(
     rules: dict[str, Any] = dict(nn.get_logical_axis_rules())
     on_mesh = bool(rules) and not jax.sharding.get_abstract_mesh().empty
     axes = tuple(jax.tree.leaves(rules.get("length"))) if on_mesh else ()
-    others = {*jax.tree.leaves(rules.get("heads")), *jax.tree.leaves(rules.get("batch"))}
-    if edit or visible.key or others & set(axes):
+    has_cache = visible.key is not None
+    other_axes = {*jax.tree.leaves(rules.get("heads")), *jax.tree.leaves(rules.get("batch"))}
+    shares_axis = not other_axes.isdisjoint(axes)
+    if edit is not None or has_cache or shares_axis:
         return attend(q_BTNH, k_BKSH, v_BKHS, visible, scale, edit)
 
     place = visible.query
@@ -99,7 +119,9 @@ def _attention(
         v_BKHS = jnp.repeat(v_BKHS, each, axis=1)
 
     # The positions of keys are small: each device has those of whole rows.
-    rows = "batch" if len(place.position_BT) == len(q_BTNH) > 1 else None
+    B = len(q_BTNH)
+    has_positions_per_row = B > 1 and len(place.position_BT) == B
+    rows = "batch" if has_positions_per_row else None
     of_queries = logical_spec("batch", "length", "heads", None)
     of_k = logical_spec("batch", "heads", "length", None)
     of_v = logical_spec("batch", "heads", None, "length")
@@ -132,36 +154,46 @@ def _on_device(
     return out_BTNH
 
 
-def _forward(layout: Layout, q: Array, k: Array, v: Array, place: Positions, row_place: Positions) -> tuple[Array, Any]:
+def _forward(
+    layout: Layout, q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, place: Positions, row_place: Positions
+) -> tuple[Array, Residuals]:
     # In a scan over layers, JAX would compute the masks of all tiles once, and store them, because they depend on positions
     # only. With the barrier, positions depend on the layer.
-    q, place, row_place = jax.lax.optimization_barrier((q, place, row_place))
-    queries = online.queries_of(q, k.shape[1], place, layout.rule)
+    q_BTNH, place, row_place = jax.lax.optimization_barrier((q_BTNH, place, row_place))
+    K = k_BKSH.shape[1]
+    queries = online.queries_of(q_BTNH, K, place, layout.rule)
     state = online.nothing(queries)
     if layout.ring:
-        state = _ring_forward(layout, queries, k, v, row_place, state)
+        state = _ring_forward(layout, queries, k_BKSH, v_BKHS, row_place, state)
     else:
-        state = online.add_keys(queries, _gathered(layout, k, v, row_place), state, layout.rule)
+        keys = _gathered(layout, k_BKSH, v_BKHS, row_place)
+        state = online.add_keys(queries, keys, state, layout.rule)
+
     # Rematerialization keeps these two arrays (`kernels/remat.py`): the backward pass needs them.
-    out_and_lse = online.finish(state, q)
-    out, lse = checkpoint_name(out_and_lse, "attention")
-    return out, (q, k, v, place, row_place, out, lse)
+    out_and_lse = online.finish(state, q_BTNH)
+    out_BTNH, lse_nBKGt = checkpoint_name(out_and_lse, "attention")
+    return out_BTNH, Residuals(q_BTNH, k_BKSH, v_BKHS, place, row_place, out_BTNH, lse_nBKGt)
 
 
-def _backward(layout: Layout, residuals: tuple[Any, ...], dout: Array) -> tuple[Any, ...]:
-    q, k, v, place, row_place, out, lse = residuals
+def _backward(layout: Layout, saved: Residuals, dout_BTNH: Array) -> tuple[Any, ...]:
     # Keys are gathered again: without the barrier, XLA would keep the gathered keys of all layers since the forward pass.
     # Positions: see `_forward`.
-    k, v, dout, place, row_place = jax.lax.optimization_barrier((k, v, dout, place, row_place))
-    queries = online.queries_of(q, k.shape[1], place, layout.rule)
-    saved = online.saved_of(out, lse, dout, k.shape[1], layout.rule)
-    dq = jnp.zeros(queries.q_nBKGtH.shape, jnp.float32)
+    k_BKSH, v_BKHS, dout_BTNH, place, row_place = jax.lax.optimization_barrier(
+        (saved.k_BKSH, saved.v_BKHS, dout_BTNH, saved.place, saved.row_place)
+    )
+    K = k_BKSH.shape[1]
+    queries = online.queries_of(saved.q_BTNH, K, place, layout.rule)
+    of_queries = online.saved_of(saved.out_BTNH, saved.lse_nBKGt, dout_BTNH, K, layout.rule)
+    dq_nBKGtH = jnp.zeros(queries.q_nBKGtH.shape, jnp.float32)
     if layout.ring:
-        dq, dk, dv = _ring_backward(layout, queries, saved, k, v, row_place, dq)
+        dq_nBKGtH, dk_BKSH, dv_BKHS = _ring_backward(layout, queries, of_queries, k_BKSH, v_BKHS, row_place, dq_nBKGtH)
     else:
-        dq, dk, dv = online.gradients(queries, saved, _gathered(layout, k, v, row_place), dq, layout.rule)
-        dk, dv = _scattered(layout, dk.astype(k.dtype), dv.astype(v.dtype))
-    return online.joined(dq, q), dk.astype(k.dtype), dv.astype(v.dtype), None, None
+        keys = _gathered(layout, k_BKSH, v_BKHS, row_place)
+        dq_nBKGtH, dk_BKSH, dv_BKHS = online.gradients(queries, of_queries, keys, dq_nBKGtH, layout.rule)
+        dk_BKSH, dv_BKHS = _scattered(layout, dk_BKSH.astype(k_BKSH.dtype), dv_BKHS.astype(v_BKHS.dtype))
+
+    dq_BTNH = online.joined(dq_nBKGtH, saved.q_BTNH)
+    return dq_BTNH, dk_BKSH.astype(k_BKSH.dtype), dv_BKHS.astype(v_BKHS.dtype), None, None
 
 
 _on_device.defvjp(_forward, _backward)
