@@ -56,53 +56,58 @@ def lookup_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.
             Accepted drafts can exceed `steps` by up to `DRAFT` tokens.
     """
     assert state.text.ids_BS.shape[0] == 1, "rows accept different numbers of tokens, and the cache has one length"
-    config = sampler.model.config
-
-    def fits(text: TokenBuffer) -> jax.Array:
-        # Positions beyond the context have no learned embedding.
-        slots = text.ids_BS.shape[1]
-        context = config.block_size if config.positions == "learned" else slots
-        return (text.room > DRAFT) & (text.tokens_B[0] + DRAFT <= context)
-
-    def plain(state: SamplerState, _: jax.Array) -> SamplerState:
-        return decode_steps(sampler, params, state, jnp.int32(1))
-
-    def verify(state: SamplerState, draft_G: jax.Array) -> SamplerState:
-        # Read the last token and the draft in one pass.
-        text = state.text
-        drafted = text.append(draft_G[None])
-        read_1T = drafted.last(DRAFT + 1).ids_BS
-        logits_1TV, cache = extend(sampler.model, params, read_1T, state.cache)
-
-        # Sample a token at each position, as if the drafted tokens before it had been generated.
-        def sample(logits_V: jax.Array, t: jax.Array) -> tuple[jax.Array, jax.Array]:
-            seen = drafted._replace(length=text.length + t)
-            index = state.made + t
-            sampled = sample_token(logits_V[None], seen, state.key_B, index, sampler.sampling, sampler.filters)
-            return sampled.token_B[0], sampled.log_p_B[0]
-
-        token_T, log_p_T = jax.vmap(sample)(logits_1TV[0], jnp.arange(DRAFT + 1))
-        ended_T = sampler.ends(token_T)
-
-        # Accept the draft up to its first wrong token or the end of the row, and the token sampled there.
-        correct_G = (token_T[:-1] == draft_G) & ~ended_T[:-1]
-        accepted_G = jnp.cumprod(correct_G)
-        count = accepted_G.sum(dtype=jnp.int32) + 1
-
-        # Keep `count` tokens: the slots after them are masked until later tokens overwrite them.
-        extended = text.append(token_T[None])
-        log_p_BS = write(state.log_p_BS, log_p_T[None], text.length)
-        return state._replace(
-            text=extended._replace(length=text.length + count),
-            cache=cache._replace(length=state.cache.length + count),
-            done_B=ended_T[count - 1][None],
-            made=state.made + count,
-            log_p_BS=log_p_BS,
-        )
 
     def step(state: SamplerState) -> SamplerState:
         draft_G, found = draft_tokens(state.text, sampler.lookup, DRAFT)
-        use_draft = found & fits(state.text)
-        return jax.lax.cond(use_draft, verify, plain, state, draft_G)
+        return jax.lax.cond(
+            found & _draft_fits(sampler, state.text),
+            lambda state: _verify(sampler, params, state, draft_G),
+            lambda state: decode_steps(sampler, params, state, jnp.int32(1)),
+            state,
+        )
 
     return repeat(step, state, steps)
+
+
+def _draft_fits(sampler: Sampler, text: TokenBuffer) -> jax.Array:
+    """Return whether a draft fits the text buffer and, with learned positions, the table of positions."""
+    fits = text.room > DRAFT
+    config = sampler.model.config
+    if config.positions == "learned":
+        fits &= text.tokens_B[0] + DRAFT <= config.block_size
+    return fits
+
+
+def _verify(sampler: Sampler, params: Any, state: SamplerState, draft_G: jax.Array) -> SamplerState:
+    """Generate the tokens that a pass over the last token and the draft verifies: 1 to `DRAFT + 1`."""
+    # Read the last token and the draft in one pass.
+    text = state.text
+    drafted = text.append(draft_G[None])
+    read_1T = drafted.last(DRAFT + 1).ids_BS
+    logits_1TV, cache = extend(sampler.model, params, read_1T, state.cache)
+
+    # Sample a token at each position, as if the drafted tokens before it had been generated.
+    def sample(logits_V: jax.Array, t: jax.Array) -> tuple[jax.Array, jax.Array]:
+        seen = drafted._replace(length=text.length + t)
+        index = state.made + t
+        sampled = sample_token(logits_V[None], seen, state.key_B, index, sampler.sampling, sampler.filters)
+        return sampled.token_B[0], sampled.log_p_B[0]
+
+    token_T, log_p_T = jax.vmap(sample)(logits_1TV[0], jnp.arange(DRAFT + 1))
+    ended_T = sampler.ends(token_T)
+
+    # Accept the draft up to its first wrong token or the end of the row, and the token sampled there.
+    correct_G = (token_T[:-1] == draft_G) & ~ended_T[:-1]
+    accepted_G = jnp.cumprod(correct_G)
+    count = accepted_G.sum(dtype=jnp.int32) + 1
+
+    # Keep `count` tokens: the slots after them are masked until later tokens overwrite them.
+    extended = text.append(token_T[None])
+    log_p_BS = write(state.log_p_BS, log_p_T[None], text.length)
+    return state._replace(
+        text=extended._replace(length=text.length + count),
+        cache=cache._replace(length=state.cache.length + count),
+        done_B=ended_T[count - 1][None],
+        made=state.made + count,
+        log_p_BS=log_p_BS,
+    )
