@@ -163,7 +163,7 @@ def _checkpoint_lines(run: RunState, has_rewards: bool) -> list[str]:
 
 def _task_line(result: dict[str, Any]) -> str:
     """Return a line for a result of `jaxgpt eval RUN --tasks`."""
-    from jaxgpt.tasks.record import number, setting
+    from jaxgpt.tasks.record import evaluation_settings, number
 
     value = number(result["value"])
     if result.get("stderr") is not None:
@@ -171,8 +171,9 @@ def _task_line(result: dict[str, Any]) -> str:
     parts = [f"step {result.get('step')}", f"{result['samples']:,} samples"]
     if result.get("shots"):
         parts.append(f"{result['shots']} shots")
-    if setting(result):
-        parts.append(setting(result))
+    settings = evaluation_settings(result)
+    if settings:
+        parts.append(settings)
     return f"{result['task']} {result['metric']} {value} ({', '.join(parts)})"
 
 

@@ -16,7 +16,7 @@ from jaxgpt.errors import UserError, short_repr
 from jaxgpt.files import read_bytes
 from jaxgpt.model.params import count_parameters
 from jaxgpt.report.baselines import read_baselines
-from jaxgpt.tasks.record import TITLES, read_results, setting, table
+from jaxgpt.tasks.record import TITLES, evaluation_settings, read_results, table
 from jaxgpt.trainer.metrics import read_metrics
 
 CARD = "README.md"
@@ -216,7 +216,7 @@ def _tasks(run: Path, info: Info) -> str:
     rows = ["## Tasks\n", f"| {' | '.join((*TITLES, 'settings'))} |", "|" + "---|" * (len(TITLES) + 1)]
     _, *cells = table([result for result, _ in results])
     for row, (_, facts) in zip(cells, results, strict=True):
-        rows.append(f"| {' | '.join([*row, setting(facts)])} |")
+        rows.append(f"| {' | '.join([*row, evaluation_settings(facts)])} |")
     versions = {facts.get("versions", {}).get("lm_eval", "unknown") for _, facts in results}
     rows.append(
         f"\nMeasured by lm-evaluation-harness {', '.join(sorted(versions))}; +- is the standard error over the samples.\n"

@@ -89,9 +89,10 @@ def number(value: float) -> str:
 
 
 def add_results(run: Path, results: Sequence[TaskResult], facts: Mapping[str, Any]) -> None:
-    """Add results to the file of a run; results of the same task and `facts`, except versions and time, are replaced.
+    """Add results to the file of a run; they replace earlier results of the same evaluation.
 
-    A metric that is NaN or infinite, which JSON cannot represent, is omitted.
+    The same evaluation has the same task, metric and shots, and the same `facts` except `versions` and `date`. A metric that
+    is NaN or infinite, which JSON cannot represent, is omitted.
 
     Args:
         run: the run.
@@ -130,8 +131,8 @@ def read_results(run: Path, step: int | None = None) -> list[tuple[TaskResult, d
     return found
 
 
-def setting(facts: Mapping[str, Any]) -> str:
-    """Return the settings of an evaluation that differ from the defaults, such as `chat template`, or ""."""
+def evaluation_settings(facts: Mapping[str, Any]) -> str:
+    """Format the settings of an evaluation that differ from the defaults, such as "chat template", or ""."""
     parts = []
     if facts.get("chat_template"):
         parts.append("chat template")
@@ -141,6 +142,7 @@ def setting(facts: Mapping[str, Any]) -> str:
 
 
 def _key(entry: Mapping[str, Any]) -> list[Any]:
+    """Return the values that distinguish a result from those of other evaluations."""
     names = ("task", "metric", "step", "weights", "limit", "shots", "chat_template")
     return [entry.get(name) for name in names]
 
@@ -165,8 +167,11 @@ def _is_entry(entry: Any) -> bool:
     """Return whether a value is a result as `add_results` writes it."""
     if not isinstance(entry, dict):
         return False
-    texts = all(isinstance(entry.get(name), str) for name in ("task", "metric"))
-    value = type(entry.get("value")) in (int, float)
-    stderr = entry.get("stderr") is None or type(entry["stderr"]) in (int, float)
-    counts = all(type(entry.get(name, 0)) is int for name in ("samples", "of"))
-    return texts and value and stderr and counts
+    stderr = entry.get("stderr")
+    shots = entry.get("shots")
+    has_names = all(isinstance(entry.get(name), str) for name in ("task", "metric"))
+    has_value = type(entry.get("value")) in (int, float)
+    has_counts = all(type(entry.get(name, 0)) is int for name in ("samples", "of"))
+    has_stderr_or_none = stderr is None or type(stderr) in (int, float)
+    has_shots_or_none = shots is None or type(shots) is int
+    return has_names and has_value and has_counts and has_stderr_or_none and has_shots_or_none

@@ -37,7 +37,14 @@ def test_results_are_read_back_and_repeated_ones_replace_earlier_ones(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    "content", ["{", '{"results": 1}', '{"results": [{"task": "a", "metric": "acc", "value": "high"}]}'], ids=str
+    "content",
+    [
+        "{",
+        '{"results": 1}',
+        '{"results": [{"task": "a", "metric": "acc", "value": "high"}]}',
+        '{"results": [{"task": "a", "metric": "acc", "value": 0.5, "shots": "five"}]}',
+    ],
+    ids=str,
 )
 def test_a_damaged_file_raises_one_line(tmp_path: Path, content: str) -> None:
     (tmp_path / FILE).write_text(content)
