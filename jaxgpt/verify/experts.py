@@ -68,7 +68,6 @@ def losses(s: Subject) -> float:
     objective = next_token_loss(s.model.apply, penalties=router_penalties(config))
     compute: Any = jax.jit(lambda params, windows: step.gradients(params, windows, None, objective=objective))
     means, gradient = compute(s.params, s.windows)
-    found = {name: means[name] for name in ("loss", "balance_loss", "router_z_loss")}
 
     def by_formula(params: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
         logits: dict[str, jax.Array] = {}  # logits of each router
@@ -80,27 +79,45 @@ def losses(s: Subject) -> float:
 
         model = GPT(c, s.model.ops._replace(edit=edit))
         losses_BT, targets_BT = token_losses(model.apply, params, s.windows)
-        weight_B = (targets_BT >= 0).sum(-1) / (targets_BT >= 0).sum()
-        loss = losses_BT.sum() / (targets_BT >= 0).sum()
+        is_target_BT = targets_BT >= 0
+        loss = losses_BT.sum() / is_target_BT.sum()
 
-        balance, z, of_biases = (jnp.float32(0) for _ in range(3))
+        per_router = []
         for layer in range(c.n_layer):
-            logits_BTE = logits[f"h_{layer}/mlp/router.logits"]
-            score_BTE = _scores(c, logits_BTE)
             bias_E = params[f"h_{layer}"]["mlp"]["router"].get("bias", jnp.zeros(c.n_experts))
-            chosen_BTE = _chosen(score_BTE + bias_E.reshape(1, 1, -1), c.experts_per_token)
-            load_BE = chosen_BTE.mean(1) / c.experts_per_token
-            fraction_BE = (score_BTE / score_BTE.sum(-1, keepdims=True)).mean(1)
-            balance += (weight_B * c.n_experts * (load_BE * fraction_BE).sum(-1)).sum() / c.n_layer
-            highest_BT1 = logits_BTE.max(-1, keepdims=True)
-            z_BT = jnp.square(highest_BT1[..., 0] + jnp.log(jnp.exp(logits_BTE - highest_BT1).sum(-1)))
-            z += jnp.where(targets_BT >= 0, z_BT, 0.0).sum() / (targets_BT >= 0).sum() / c.n_layer
-            error_E = (weight_B.reshape(-1, 1) * (load_BE - 1 / c.n_experts)).sum(0)
-            of_biases += (error_E * bias_E).sum() / c.n_layer
+            per_router.append(_router_losses(c, logits[f"h_{layer}/mlp/router.logits"], bias_E, is_target_BT))
+        balance, z, of_biases = (sum(each) / c.n_layer for each in zip(*per_router, strict=True))
         return loss + balance + z + of_biases, {"loss": loss, "balance_loss": balance, "router_z_loss": z}
 
     expected_gradient, expected = jax.jit(jax.grad(by_formula, has_aux=True))(s.params)
+    found = {name: means[name] for name in expected}
     return max(distance(found, expected), distance(gradient, expected_gradient))
+
+
+def _router_losses(
+    c: ModelConfig, logits_BTE: jax.Array, bias_E: jax.Array, is_target_BT: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return the balance loss and the z-loss of a router, and a sum whose derivative is the change of its biases."""
+    score_BTE = _scores(c, logits_BTE)
+    chosen_BTE = _chosen(score_BTE + bias_E.reshape(1, 1, -1), c.experts_per_token)
+    load_BE = chosen_BTE.mean(1) / c.experts_per_token
+    count = is_target_BT.sum()
+    weight_B = is_target_BT.sum(-1) / count
+
+    # Balance: E times the load of each expert times its mean fraction of the scores.
+    fraction_BE = (score_BTE / score_BTE.sum(-1, keepdims=True)).mean(1)
+    balance_B = c.n_experts * (load_BE * fraction_BE).sum(-1)
+    balance = (weight_B * balance_B).sum()
+
+    # z-loss: the square of the log of the softmax's denominator.
+    highest_BT1 = logits_BTE.max(-1, keepdims=True)
+    log_total_BT = highest_BT1[..., 0] + jnp.log(jnp.exp(logits_BTE - highest_BT1).sum(-1))
+    z = jnp.where(is_target_BT, jnp.square(log_total_BT), 0.0).sum() / count
+
+    # Biases: the difference between the load of each expert and the mean load.
+    excess_BE = load_BE - 1 / c.n_experts
+    excess_E = (weight_B.reshape(-1, 1) * excess_BE).sum(0)
+    return balance, z, (excess_E * bias_E).sum()
 
 
 def padded(s: Subject) -> float:
@@ -156,9 +173,9 @@ def _chosen(preference_BTE: Any, active: int) -> Any:
 
 def _margin(preference_BTE: np.ndarray, active: int) -> np.ndarray:
     """Return the distance between the last chosen preference and the next one, `[B, T, 1]`; infinite if all are chosen."""
-    sorted_BTE = -np.sort(-preference_BTE, axis=-1)
     if active == preference_BTE.shape[-1]:
         return np.full((*preference_BTE.shape[:-1], 1), np.inf)
+    sorted_BTE = -np.sort(-preference_BTE, axis=-1)
     return sorted_BTE[..., active - 1 : active] - sorted_BTE[..., active : active + 1]
 
 
