@@ -90,7 +90,7 @@ def _table(one: GPT, n_layer: int) -> Mapping[str, Weight]:
     """Return the table of a model with one block, repeated for `n_layer` blocks: all blocks have the same shapes."""
 
     def declare() -> list[_Declared]:
-        # A list keeps the order of first use, in contrast to a dictionary, whose names `eval_shape` sorts.
+        # A list keeps the order of first use: `eval_shape` would sort the names of a dictionary.
         boxes = flatten_dict(boxed_params(one, 0), sep="/")
         return [_Declared(path, Weight(box.value.shape, box.names)) for path, box in boxes.items()]
 
