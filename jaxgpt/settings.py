@@ -73,7 +73,7 @@ class Section:
         return ()
 
 
-def _kinds(section: type[Section]) -> dict[str, Any]:
+def _kinds(section: Any) -> dict[str, Any]:
     """Return the type of each field of a section, with the present values of its Literals: a program may extend them."""
     module = vars(sys.modules[section.__module__])
     named = tuple(module.get(str(each.type)) for each in fields(section))
@@ -81,7 +81,7 @@ def _kinds(section: type[Section]) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=64)
-def _resolved(section: type[Section], named: tuple[Any, ...]) -> dict[str, Any]:
+def _resolved(section: type, named: tuple[Any, ...]) -> dict[str, Any]:
     """Return the type hints of a section; `named`, the types that its hints name, is part of the cache key."""
     return get_type_hints(section)
 
