@@ -54,22 +54,26 @@ def skipped_lines(skipped: Mapping[str, Any]) -> list[str]:
 
 
 class Repeats:
-    """Documents seen so far, as 16 bytes each; needs about 100 bytes of memory per document."""
+    """Documents seen so far, as 16 bytes each; needs about 100 bytes of memory per document.
+
+    Attributes:
+        is_repeat: whether the last piece belongs to a document with the text of an earlier document.
+    """
 
     def __init__(self) -> None:
+        self.is_repeat = False
         self._seen = set[bytes]()
-        self._is_repeat = False
 
-    def is_repeat(self, is_first: bool, identity: bytes) -> bool:
-        """Return whether a piece belongs to a document with the text of an earlier document.
+    def add(self, is_first: bool, identity: bytes) -> None:
+        """Add the next piece.
 
         Args:
             is_first: whether a document begins with the piece.
             identity: SHA-256 of the complete document; empty: unknown, so the document is kept.
         """
-        if is_first:
-            key = identity[:IDENTITY]
-            self._is_repeat = key in self._seen
-            if key:
-                self._seen.add(key)
-        return self._is_repeat
+        if not is_first:
+            return
+        key = identity[:IDENTITY]
+        self.is_repeat = key in self._seen
+        if key:
+            self._seen.add(key)

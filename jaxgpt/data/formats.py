@@ -30,6 +30,7 @@ SPREAD_ERROR = (
 )
 # A complete string, the quote of an incomplete string, or a bracket: the parts of JSON that decide where an object ends.
 TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"|["\[\]{},]', re.DOTALL)
+DEPTHS = {b"[": 1, b"{": 1, b"]": -1, b"}": -1}  # change of the number of open brackets
 
 
 class MissingPackage(UserError):
@@ -121,45 +122,72 @@ def array_items(file: BinaryIO, where: str) -> Iterator[bytes]:
     Raises:
         UserError: if the array has no end, or is followed by other text.
     """
-    text = b""
-    while text != b"[":  # white space and a byte-order mark
-        text = file.read(1)
-        if not text:
-            return
+    byte = file.read(1)
+    while byte and byte != b"[":  # white space and a byte-order mark
+        byte = file.read(1)
+    if not byte:
+        return
 
-    text = b""
-    size = CHUNK
-    begin = 0  # position of the current item
-    place = 0  # position of the next token
-    depth = 1
+    splitter = _ItemSplitter()
     while True:
-        for found in TOKEN.finditer(text, place):
-            token = found[0]
-            if token == b'"':
-                break  # a string without its end
-            place = found.end()
-            if token in (b"[", b"{"):
-                depth += 1
-            elif token in (b"]", b"}"):
-                depth -= 1
-            if (depth == 1 and token == b",") or depth == 0:
-                item = text[begin : found.start()].strip()
-                if item:
-                    yield item
-                begin = place
-            if depth == 0:
-                if text[place:].strip() or file.read(CHUNK).strip():
-                    raise UserError(f"{where}: text after the end of the array: write one object per line (.jsonl)")
-                return
-
-        # Longer reads after an item that does not fit: every byte is scanned a few times at most.
-        block = file.read(size)
+        yield from splitter.items()
+        if splitter.depth == 0:
+            break
+        # Reads grow with an item that does not fit: every byte is scanned a few times at most.
+        block = file.read(max(CHUNK, splitter.unfinished))
         if not block:
             raise UserError(f"{where}: the array of the .json file has no end: the file is truncated or damaged")
-        size = max(CHUNK, len(text) - begin)
-        text = text[begin:] + block
-        place -= begin
-        begin = 0
+        splitter.append(block)
+    if splitter.rest.strip() or file.read(CHUNK).strip():
+        raise UserError(f"{where}: text after the end of the array: write one object per line (.jsonl)")
+
+
+class _ItemSplitter:
+    """Splits a JSON array, which is appended in blocks, into its items.
+
+    Attributes:
+        depth: number of open brackets before the next token, including the bracket of the array; 0: the array has ended.
+    """
+
+    def __init__(self) -> None:
+        self.depth = 1
+        self._text = b""  # from the beginning of the current item or before
+        self._begin = 0  # position of the current item
+        self._place = 0  # position of the next token
+
+    @property
+    def unfinished(self) -> int:
+        """Number of bytes of the current item."""
+        return len(self._text) - self._begin
+
+    @property
+    def rest(self) -> bytes:
+        """Text after the last token."""
+        return self._text[self._place :]
+
+    def append(self, block: bytes) -> None:
+        """Append text of the array, and drop the items before the current one."""
+        self._text = self._text[self._begin :] + block
+        self._place -= self._begin
+        self._begin = 0
+
+    def items(self) -> Iterator[bytes]:
+        """Yield the items that end in the text so far."""
+        for found in TOKEN.finditer(self._text, self._place):
+            token = found[0]
+            if token == b'"':
+                return  # a string without its end
+            self._place = found.end()
+            if len(token) > 1:
+                continue  # a complete string
+            self.depth += DEPTHS.get(token, 0)
+            if self.depth == 0 or (self.depth == 1 and token == b","):
+                item = self._text[self._begin : found.start()].strip()
+                self._begin = self._place
+                if item:
+                    yield item
+            if self.depth == 0:
+                return
 
 
 def _zstd(where: str) -> Any:

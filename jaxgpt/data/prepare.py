@@ -89,61 +89,90 @@ def prepare(
     if params.on_error == "fail":
         check_first(sources, params)
 
-    # The tokenizer; a BPE tokenizer is trained below.
-    tokenizer = None if params.tokenizer == "bpe" else _named_tokenizer(params.tokenizer)
-    if tokenizer is None and params.bos == "yes":
-        raise UserError(
-            "--bos yes: a trained bpe has no beginning-of-text token; use --bos auto, or a different tokenizer"
-        )
-    own_sha256 = hashlib.sha256(tokenizer.to_json().encode()).hexdigest() if tokenizer else ""
-    tokenizer = with_bos(tokenizer, params.bos) if tokenizer else None
-    vocab_size = tokenizer.vocab_size if tokenizer else params.vocab_size
-    if params.format == "nanogpt" and shards.token_dtype(vocab_size).itemsize > 2:
-        raise UserError(f"nanoGPT's 16-bit ids cannot hold a vocabulary of {vocab_size:,}: use --format llm.c")
+    original = _named_tokenizer(params)
+    original_sha256 = hashlib.sha256(original.to_json().encode()).hexdigest() if original else ""
+    tokenizer = with_bos(original, params.bos) if original else None
+    bos_ids = list(document_bos(tokenizer)) if tokenizer else []
+    _check_id_width(params, tokenizer.vocab_size if tokenizer else params.vocab_size)
 
     with new_output(out):
-        bos_ids = list(document_bos(tokenizer)) if tokenizer else []
-        index = begin(out, params, sources, own_sha256, bos_ids, note)
+        index = begin(out, params, sources, original_sha256, bos_ids, note)
         if index["complete"]:
             shards.check_files(out, index, checksums=True)
             shards.saved_tokenizer(out, index)
             note(f"{out} is complete, and its files match the checksums in {INDEX}")
             return index
 
-        repeated = repeated_text(sources, partial(beginning, params=params))
-        if repeated and params.dedup == "none":
-            note(repeated)
-        structured = structured_text(sources)
-        if structured:
-            note(structured)
+        for text in _notes_on_texts(sources, params):
+            note(text)
         if "tokenizer" not in index:
             tokenizer = tokenizer or train_bpe(partial(sample_text, sources, params), params.vocab_size, BPE_SAMPLE)
             set_tokenizer(out, index, tokenizer, params.tokenizer, bos_ids)
         if index["pieces"]:
             documents = sum(index["splits"][split]["documents"] for split in SPLITS)
             note(f"continuing {out} after {plural(documents, 'document')}")
-
-        # The tokenizer as it was saved, also by an earlier call.
-        tokenizer = shards.saved_tokenizer(out, index)
-        check_older_cuts(out, index, tokenizer)
-
-        # Read, encode and write the remaining pieces.
-        total = sum(source.size for source in sources)
-        pieces = read_pieces(sources, params, tokenizer.cuts)
-        repeats = _after_earlier_pieces(pieces, index["pieces"], params)
-        encode = _Encoder(tokenizer, params, index["settings"].get("bos_ids", []))
-        encoded = _in_order(encode, _batches(pieces), params.workers or cores())
-        try:
-            with closing(encoded):
-                _write(out, index, encoded, repeats, progress, total)
-        except OSError as e:  # for example, a full disk
-            raise OSError(e.errno, e.strerror, e.filename or str(out)) from None
+        _write_remaining(out, index, sources, params, progress)
         if params.separator and not _is_divided(index, sources):
             note(
                 f"--separator {short_repr(params.separator)} separates no documents of the sources; a line break is $'\\n' in "
                 f"most shells, not '\\n'"
             )
         return index
+
+
+def _named_tokenizer(params: PrepareParams) -> Tokenizer | None:
+    """Return the tokenizer that the parameters name, or None for a BPE, which is trained on the sources.
+
+    Raises:
+        UserError: if the tokenizer lacks the tokens that end and begin documents.
+    """
+    name = params.tokenizer
+    if name == "bpe":
+        if params.bos == "yes":
+            raise UserError(
+                "--bos yes: a trained bpe has no beginning-of-text token; use --bos auto, or a different tokenizer"
+            )
+        return None
+    tokenizer = None if name in FROM_TEXT or name == "ids" else make_tokenizer(name)
+    if tokenizer is None or tokenizer.eos_id is None:
+        raise UserError(f"the tokenizer {name} has no end-of-text token to separate documents: use gpt2 or bpe")
+    return tokenizer
+
+
+def _check_id_width(params: PrepareParams, vocab_size: int) -> None:
+    """Raise `UserError` if the format cannot hold the ids of a vocabulary."""
+    if params.format == "nanogpt" and shards.token_dtype(vocab_size).itemsize > 2:
+        raise UserError(f"nanoGPT's 16-bit ids cannot hold a vocabulary of {vocab_size:,}: use --format llm.c")
+
+
+def _notes_on_texts(sources: Sequence[Source], params: PrepareParams) -> Iterator[str]:
+    """Yield notes on repeated documents that are kept, and on markup that becomes text."""
+    repeated = repeated_text(sources, partial(beginning, params=params))
+    if repeated and params.dedup == "none":
+        yield repeated
+    structured = structured_text(sources)
+    if structured:
+        yield structured
+
+
+def _write_remaining(
+    out: Path, index: dict[str, Any], sources: Sequence[Source], params: PrepareParams, progress: Progress
+) -> None:
+    """Read, encode and write the pieces after those in the index, with the tokenizer that an earlier call may have saved."""
+    tokenizer = shards.saved_tokenizer(out, index)
+    check_older_cuts(out, index, tokenizer)
+    pieces = read_pieces(sources, params, tokenizer.cuts)
+    repeats = None if params.dedup == "none" else Repeats()
+    _skip(islice(pieces, index["pieces"]), repeats, params)
+
+    encode = _Encoder(tokenizer, params, index["settings"].get("bos_ids", []))
+    encoded = _in_order(encode, _batches(pieces), params.workers or cores())
+    total = sum(source.size for source in sources)
+    try:
+        with closing(encoded):
+            _write(out, index, encoded, repeats, progress, total)
+    except OSError as e:  # for example, a full disk
+        raise OSError(e.errno, e.strerror, e.filename or str(out)) from None
 
 
 def _is_divided(index: Mapping[str, Any], sources: Sequence[Source]) -> bool:
@@ -153,14 +182,12 @@ def _is_divided(index: Mapping[str, Any], sources: Sequence[Source]) -> bool:
     return documents + dropped > sum(len(source.files) for source in sources)
 
 
-def _after_earlier_pieces(pieces: Iterator[DocumentPiece], count: int, params: PrepareParams) -> Repeats | None:
-    """Skip the pieces that an interrupted command has written, and return their documents, to drop copies of them."""
-    earlier = islice(pieces, count)
-    if params.dedup == "none":
-        deque(earlier, maxlen=0)
-        return None
-    repeats = Repeats()
-    for piece in earlier:
+def _skip(written: Iterable[DocumentPiece], repeats: Repeats | None, params: PrepareParams) -> None:
+    """Read the pieces that an interrupted command has written, and add their documents to `repeats`."""
+    if repeats is None:
+        deque(written, maxlen=0)
+        return
+    for piece in written:
         identity = piece.identity
         is_first = piece.first
         if piece.first and piece.last:
@@ -170,8 +197,7 @@ def _after_earlier_pieces(pieces: Iterator[DocumentPiece], count: int, params: P
                 continue
             identity = hashlib.sha256(text.encode()).digest()
             is_first = not _is_short(piece, text, params)
-        repeats.is_repeat(is_first, identity)
-    return repeats
+        repeats.add(is_first, identity)
 
 
 def _is_short(piece: DocumentPiece, text: str, params: PrepareParams) -> bool:
@@ -191,23 +217,18 @@ def _write(
     with ExitStack() as stack:
         writers = {split: stack.enter_context(closing(ShardWriter(out, index, split))) for split in SPLITS}
         saved = time.monotonic()
-        start = -1  # bytes read before an interruption, and in the first batch
+        start: int | None = None  # bytes read before an interruption, and in the first batch
         for batch in batches:
             for piece in batch:
-                is_complete = False
-                if _is_kept(piece, index, repeats):
-                    writer = writers[piece.split]
-                    is_complete = writer.write(piece.ids)
-                    writer.entry["documents"] += piece.first
-                    writer.entry["bytes"] += piece.size
+                is_complete = _write_piece(piece, writers, index, repeats)
                 index["pieces"] += 1
                 if is_complete or time.monotonic() - saved > SAVE_EVERY:
-                    for each in writers.values():
-                        each.sync()
+                    for writer in writers.values():
+                        writer.sync()
                     shards.write_index(out, index)
                     saved = time.monotonic()
             read = batch[-1].read
-            if start < 0:
+            if start is None:
                 start = read
                 progress.stage("tokenizing")
             progress(read - start, max(total - start, 0), _counts(index))
@@ -230,18 +251,34 @@ def _counts(index: Mapping[str, Any]) -> str:
     return f"{plural(documents, 'document')}, {plural(tokens, 'token')}"
 
 
-def _is_kept(piece: Encoded, index: dict[str, Any], repeats: Repeats | None) -> bool:
-    """Return whether a piece is written; count skipped and dropped documents, and markers, in the index."""
+def _write_piece(
+    piece: Encoded, writers: Mapping[str, ShardWriter], index: dict[str, Any], repeats: Repeats | None
+) -> bool:
+    """Write or drop a piece, and count it in the index; return whether it completes a shard."""
     if piece.skipped:
         count_skipped(index["skipped"], piece.skipped, piece.file, piece.lost)
-    if piece.is_short:
-        index["dropped"]["short"] += 1
+    if repeats is not None and not piece.is_short:
+        repeats.add(piece.first, piece.identity)
+    reason = _drop_reason(piece, repeats)
+    if reason:
+        index["dropped"][reason] += piece.first
         return False
-    if repeats is not None and repeats.is_repeat(piece.first, piece.identity):
-        index["dropped"]["repeated"] += piece.first
-        return False
+
     index["markers"] += piece.markers
-    return True
+    writer = writers[piece.split]
+    is_complete = writer.write(piece.ids)
+    writer.entry["documents"] += piece.first
+    writer.entry["bytes"] += piece.size
+    return is_complete
+
+
+def _drop_reason(piece: Encoded, repeats: Repeats | None) -> str:
+    """Return the entry of `dropped` in the index that counts the document of a piece; "": the piece is written."""
+    if piece.is_short:
+        return "short"
+    if repeats is not None and repeats.is_repeat:
+        return "repeated"
+    return ""
 
 
 def _dropped(index: Mapping[str, Any]) -> str:
@@ -254,13 +291,6 @@ def _dropped(index: Mapping[str, Any]) -> str:
         f"{dropped['short']:,} too short": dropped["short"],
     }
     return ", ".join(text for text, number in counts.items() if number) or "none is readable"
-
-
-def _named_tokenizer(name: str) -> Tokenizer:
-    tokenizer = None if name in FROM_TEXT or name == "ids" else make_tokenizer(name)
-    if tokenizer is None or tokenizer.eos_id is None:
-        raise UserError(f"the tokenizer {name} has no end-of-text token to separate documents: use gpt2 or bpe")
-    return tokenizer
 
 
 def _batches(pieces: Iterable[DocumentPiece]) -> Iterator[list[DocumentPiece]]:
