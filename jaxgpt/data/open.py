@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxgpt.config import Config, DataConfig, place_of
 from jaxgpt.data.bos import decode_texts, describe, text_bos, with_bos
+from jaxgpt.data.builtin import SHAKESPEARE_CHARACTERS
 from jaxgpt.data.chat_files import check_conversations, find_files
 from jaxgpt.data.conversations import load_conversations
 from jaxgpt.data.cuts import cut
@@ -22,7 +23,7 @@ from jaxgpt.data.preferences import Preferences, check_preferences, load_prefere
 from jaxgpt.data.prompts import PromptSplit, check_prompts, load_prompts
 from jaxgpt.data.shards import prepared_bos, prepared_tokenizer
 from jaxgpt.data.sources import sampled_digest
-from jaxgpt.data.text import NO_TEXT, SHAKESPEARE_CHARACTERS, Text, read_text
+from jaxgpt.data.text import NO_TEXT, Text, read_text
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokenizer_files import FROM_TEXT, make_tokenizer
 from jaxgpt.data.tokens import Split, Tokens, has_validation_files, is_token_path, open_splits, token_files

@@ -12,8 +12,9 @@ import pytest
 
 from jaxgpt.config import Config, DataConfig
 from jaxgpt.data import open_data, text
+from jaxgpt.data.builtin import PYTHON_MODULES, repeats
 from jaxgpt.data.sources import find_source
-from jaxgpt.data.text import PYTHON_MODULES, python_sources, read_path, read_text, repeats
+from jaxgpt.data.text import python_sources, read_path, read_text
 from jaxgpt.errors import UserError
 from jaxgpt.presets import preset
 
@@ -32,7 +33,7 @@ def test_tinyshakespeare(data_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def test_offline_and_not_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jaxgpt.data.text.SHAKESPEARE_URL", "https://127.0.0.1:9/input.txt")
+    monkeypatch.setattr("jaxgpt.data.builtin.SHAKESPEARE_URL", "https://127.0.0.1:9/input.txt")
     with pytest.raises(UserError) as error:
         read_text(DataConfig(dataset="shakespeare"))
     for part in ("https://127.0.0.1:9/input.txt", "tinyshakespeare.txt", "--data.path FILE"):
