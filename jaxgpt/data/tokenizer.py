@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cached_property
@@ -48,6 +49,11 @@ class Tokenizer(Protocol):
     def eos_id(self) -> int | None:
         """Id that ends a document in training data, or None."""
         return next(iter(self.end_ids), None)
+
+    @property
+    def unknown_id(self) -> int | None:
+        """Id of text outside the vocabulary, which decoding does not restore, or None."""
+        return None
 
     def _usual_end(self) -> tuple[int, ...]:
         """Return the id of the first usual end-of-text token in the vocabulary as a tuple, or ()."""
@@ -208,6 +214,15 @@ class SubwordTokenizer(Tokenizer):
     def _usual_end(self) -> tuple[int, ...]:
         names = (self.special.names.get("eos_token", ""), *EOS_NAMES)
         return tuple(i for i in map(self.library.token_to_id, names) if i is not None)[:1]
+
+    @cached_property
+    def unknown_id(self) -> int | None:
+        model = json.loads(self.library.to_str())["model"]
+        if model["type"] == "Unigram":
+            number: int | None = model["unk_id"]
+            return number
+        token = model.get("unk_token")
+        return None if token is None else self.library.token_to_id(token)
 
     @cached_property
     def special_library(self) -> Any:

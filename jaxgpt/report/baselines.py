@@ -75,7 +75,10 @@ def fit_ngrams(train: Split, val: Split, vocab_size: int, counted: int, evaluate
 
 
 def bytes_per_token(data: Data, limit: int = 1 << 62) -> float:
-    """Return bytes per validation token (up to `limit` per source); 0: word tokenizer, conversations or pairs."""
+    """Return bytes per validation token (up to `limit` per source).
+
+    0: unknown, for conversations, pairs, tokenizers of words, and text with the unknown token of the tokenizer.
+    """
     if data.parts:
         parts = [part for part in data.val_parts if part.held_out or not data.held_out]
         ratios = [bytes_per_token(part, limit) for part in parts]
@@ -86,12 +89,16 @@ def bytes_per_token(data: Data, limit: int = 1 << 62) -> float:
     if data.is_examples or data.tokenizer.separator:
         return 0.0
 
+    unknown = data.tokenizer.unknown_id
     total_bytes = 0
     total_tokens = 0
     for start, n in sample(len(data.val), limit):
         end = start + n
         for begin in range(start, end, DECODED):
-            text = data.decode(data.val, begin, min(DECODED, end - begin))
+            size = min(DECODED, end - begin)
+            if unknown is not None and unknown in data.val.take(begin, size):
+                return 0.0
+            text = data.decode(data.val, begin, size)
             total_bytes += len(text.encode())
         total_tokens += n
     return total_bytes / total_tokens

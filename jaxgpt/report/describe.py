@@ -31,8 +31,9 @@ def describe(data: Data, progress: Progress = NO_PROGRESS) -> dict[str, Any]:
     Returns:
         A dictionary for JSON: `source`, numbers of tokens (`*_tokens`), `bytes_per_token`, `vocabulary` and `vocabulary_used`,
         `documents` and `lines` (with `duplicate_*`), `overlap`, and `baselines` (`loss` in nats per token, `bits_per_byte`).
-        Undefined values are None: `bytes_per_token` and `bits_per_byte` for conversations and word tokenizers, `documents`
-        for token files without end-of-text ids, `lines` for other data than text, and `overlap` if too few tokens are held out.
+        Undefined values are None: `bytes_per_token` and `bits_per_byte` for conversations, word tokenizers and text with the
+        unknown token, `documents` for token files without end-of-text ids, `lines` for other data than text, and `overlap` if
+        too few tokens are held out.
 
     Raises:
         UserError: if an id is outside the vocabulary, the vocabulary is above `baselines.MAX_BASE`, or tokens are too few.

@@ -8,12 +8,14 @@ import os
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from helpers import TEXT, small_run
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from jaxgpt.config import Config, DataConfig
 from jaxgpt.data import Batches, Tokens, open_data, with_path
@@ -136,6 +138,21 @@ def test_bytes_of_the_validation_text_come_from_its_ids(fraction: float) -> None
         assert round(bytes_per_token(found) * len(found.val)) == len(text.encode())
         assert TEXT.endswith(text)
     assert bytes_per_token(open_data(config_of("text.txt", tokenizer="word"))) == 0, "words do not keep white space"
+
+
+@pytest.mark.parametrize(
+    "model", [models.WordLevel({"<unk>": 0, "a": 1}, "<unk>"), models.Unigram([("<unk>", 0), ("a", -1)], 0)]
+)
+@pytest.mark.parametrize("last", ["a", "b"])
+def test_bytes_of_unknown_text_are_unknown(model: Any, last: str, tmp_path: Path) -> None:
+    """The unknown token is decoded to its name, not to the text."""
+    library = Tokenizer(model)
+    library.pre_tokenizer = pre_tokenizers.Split("a", "isolated")
+    library.decoder = decoders.Fuse()
+    library.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "text").write_text("a" * 98 + last)
+    found = open_data(config_of(str(tmp_path / "text"), tokenizer=str(tmp_path), train_fraction=0.5))
+    assert bytes_per_token(found) == (last == "a")
 
 
 @pytest.mark.parametrize(
