@@ -19,7 +19,10 @@ import numpy as np
 from jaxgpt.data.tokenizer import ANCHORS, SubwordTokenizer, Tokenizer, WordTokenizer, call_tokenizers
 from jaxgpt.errors import UserError
 
-BREAK = secrets.token_hex(16)  # token before a text that follows a control token; random, so that no text contains it
+# Tokens before a text that follows a control token; random, so that no text contains them. As in the library, the text after a
+# token with the option `normalized` is no beginning for the normalizer, which may prepend a space to beginnings.
+BREAK = secrets.token_hex(16)
+NORMALIZED_BREAK = secrets.token_hex(16)
 ANCHOR = "\ufdd0"  # noncharacter that joins no token with the text after it
 # Candidates for the mark: noncharacters, then private characters. Python's and Jinja's functions keep them unchanged.
 MARKS = [chr(point) for point in chain(range(0xFDD0, 0xFDF0), range(0xF0000, 0xFFFFE))]
@@ -46,12 +49,13 @@ class ControlTokens:
         self.tokenizer = tokenizer
         self.further = frozenset(further)
         self.names = dict[int, str]()  # name of each control token, keyed by id
-        self._normalized = False  # whether a name matches other spellings, such as capitals
+        self._normalized = set[int]()  # ids of tokens whose names match other spellings, such as capitals
         if isinstance(tokenizer, SubwordTokenizer):
             for i, token in tokenizer.library.get_added_tokens_decoder().items():
                 if token.special or token.content in self.further:
                     self.names[i] = token.content
-                    self._normalized |= token.normalized
+                    if token.normalized:
+                        self._normalized.add(i)
         elif type(tokenizer) is WordTokenizer:
             self.names = {i: word for i, word in enumerate(tokenizer.words) if word in self.further}
         self._first = frozenset(name[0] for name in self.names.values())
@@ -150,6 +154,7 @@ class ControlTokens:
             return int(np.searchsorted(ends, index, "right"))
 
         begin = 0
+        start = ""
         for match in [*self.unmarked(text, mark), None]:
             next_begin = len(text) if match is None else match.begin
             next_end = next_begin
@@ -165,11 +170,12 @@ class ControlTokens:
             pieces = [text[a:b] for a, b in pairwise(bounds)]
             if mark:
                 pieces = [piece.replace(mark, "") for piece in pieces]
-            for at, ids in zip(bounds, self._encode_pieces(pieces, is_first=begin == 0), strict=False):
+            for at, ids in zip(bounds, self._encode_pieces(pieces, start), strict=False):
                 if ids:
                     out[part_of(at)] += ids
             if match is not None:
                 out[part].append(match.id)
+                start = NORMALIZED_BREAK if match.id in self._normalized else BREAK
             begin = next_end
         return out
 
@@ -180,12 +186,12 @@ class ControlTokens:
             matches = [match for match in matches if mark not in text[match.begin : match.end]]
         return matches
 
-    def _encode_pieces(self, pieces: Sequence[str], is_first: bool) -> list[list[int]]:
-        """Encode consecutive pieces of text without control tokens; `is_first`: no control token comes before."""
+    def _encode_pieces(self, pieces: Sequence[str], start: str) -> list[list[int]]:
+        """Encode consecutive pieces of text without control tokens, after a break; "": no control token comes before."""
         out = list[list[int]]()
         before = list[int]()
         for n, piece in enumerate(pieces, 1):
-            whole = self._encode_text("".join(pieces[:n]), is_first)
+            whole = self._encode_text("".join(pieces[:n]), start)
             ids = whole[len(before) :]
             if whole[: len(before)] != before:  # a token would extend over two pieces
                 ids = self._encode_after(before, piece, whole)
@@ -205,7 +211,7 @@ class ControlTokens:
         """
         decode = self.tokenizer.decode
         wanted = {decode(before) + piece, decode(whole)}
-        alone = self._encode_text(piece, is_first=False)
+        alone = self._encode_text(piece, BREAK)
         for ids in [alone, *self._after_anchors(piece)]:
             if decode(before + ids) in wanted:
                 return ids
@@ -214,8 +220,8 @@ class ControlTokens:
     def _after_anchors(self, piece: str) -> Iterator[list[int]]:
         """Yield the ids of a text after each short text that no token joins to it."""
         for anchor in (ANCHOR, *ANCHORS):
-            ids = self._encode_text(anchor, is_first=False)
-            joined = self._encode_text(anchor + piece, is_first=False)
+            ids = self._encode_text(anchor, BREAK)
+            joined = self._encode_text(anchor + piece, BREAK)
             if joined[: len(ids)] == ids:
                 yield joined[len(ids) :]
 
@@ -225,19 +231,18 @@ class ControlTokens:
             if self.names[i] in text:
                 raise _not_text(self.names[i])
 
-    def _encode_text(self, text: str, is_first: bool) -> list[int]:
-        """Encode text in which all names are text: the beginning of a text, or text after a control token."""
+    def _encode_text(self, text: str, start: str) -> list[int]:
+        """Encode text in which all names are text, after a break; "": the beginning of a text."""
         if not text:
             return []
-        start = "" if is_first else BREAK
         ids: list[int] = call_tokenizers(
             lambda: self._plain.encode(start + text, add_special_tokens=False).ids, "this text"
         )
-        return ids if is_first else ids[1:]
+        return ids[1:] if start else ids
 
     @cached_property
     def _plain(self) -> Any:
-        """A copy of the tokenizer that encodes names of control tokens as text, with the added token `BREAK`."""
+        """A copy of the tokenizer that encodes names of control tokens as text, with the breaks as added tokens."""
         from tokenizers import AddedToken
 
         assert isinstance(self.tokenizer, SubwordTokenizer)
@@ -251,7 +256,7 @@ class ControlTokens:
         library = type(self.tokenizer.library)
         copy = call_tokenizers(lambda: library.from_str(text), "this vocabulary")
         copy.post_processor = None
-        copy.add_tokens([AddedToken(BREAK, normalized=False)])
+        copy.add_tokens([AddedToken(BREAK, normalized=False), AddedToken(NORMALIZED_BREAK, normalized=True)])
         copy.encode_special_tokens = True
         return copy
 

@@ -5,7 +5,20 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_chat_encoding import ADDED, KINDS, NAMES, PIECES, PLAIN, assistant, controls, form, tokenizer, user
+from test_chat_encoding import (
+    ADDED,
+    KINDS,
+    NAMES,
+    PIECES,
+    PLAIN,
+    added,
+    assistant,
+    controls,
+    form,
+    tokenizer,
+    user,
+    with_spaces,
+)
 from test_chat_template import VARIABLES
 from tokenizers import Tokenizer as HFTokenizer
 from tokenizers import models, pre_tokenizers
@@ -25,6 +38,16 @@ def test_ordinary_text_has_the_ids_that_the_tokenizer_gives_it(kind: str, text: 
     own = tokenizer(kind)
     bare = ChatFormat(ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}"), own)
     assert bare.prompt_ids([{"role": "user", "content": text}]) == own.encode(text).tolist()
+
+
+@pytest.mark.parametrize("is_normalized", [False, True])
+def test_text_after_a_control_token_has_the_ids_that_the_library_gives_it(is_normalized: bool) -> None:
+    """In tokenizers of Llama 1, `<s>` is normalized: the space before a text comes before the token, not after it."""
+    own = added(with_spaces("normalizer"), normalized=is_normalized)
+    text = "<s>a b <s>a"
+    [ids] = ControlTokens(own).encode_parts([text])
+    assert ids.count(own.library.token_to_id("<s>")) == 2
+    assert ids == own.encode_special(text).tolist()
 
 
 def test_names_in_messages_are_text() -> None:
