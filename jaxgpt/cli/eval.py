@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from jaxgpt.cli.options import Checkpoint, Count, Json, Weights
+from jaxgpt.cli.options import Checkpoint, Count, Json, Weights, check_unused
 from jaxgpt.cli.output import ERROR_OF_DATA, ERROR_OF_PAIRS, print_result, progress
 from jaxgpt.config import Config, MeshConfig, PostConfig
 from jaxgpt.errors import UserError, plural
@@ -69,11 +69,11 @@ def eval(
     of_tasks = {"--tasks-path": tasks_path, "--limit": limit, "--shots": shots >= 0, "--chat-template": chat_template}
     of_text = {"--data.path": path, "--data.bos": bos, "--data.on-error": on_error, "--post.reward": reward}
     if tasks:
-        _check_unused(of_text, "with --tasks")
+        check_unused(of_text, "with --tasks")
         from jaxgpt.cli.eval_tasks import eval_tasks
 
         return eval_tasks(run, checkpoint, weights, tasks, tasks_path, limit, shots, chat_template, json)
-    _check_unused(of_tasks, "without --tasks")
+    check_unused(of_tasks, "without --tasks")
     from jaxgpt.parallel.host import use_cores
 
     use_cores(MeshConfig())
@@ -114,13 +114,6 @@ def eval(
         split = "training pairs" if config.post.is_preference else "training text"
     about = {"model": lm.source, "text": f"{data.source} ({split})"}
     return _print_loss(run, about, loss, lm.config, data, json)
-
-
-def _check_unused(options: dict[str, Any], where: str) -> None:
-    """Raise `UserError` if one of the options has a value; they have no effect `where`."""
-    for option, value in options.items():
-        if value:
-            raise UserError(f"{option} has no effect {where}: omit it")
 
 
 class Loss(NamedTuple):
@@ -282,7 +275,6 @@ def _evaluate_reward(run: str, lm: LM, data: Data, named: tuple[str, ...], json:
     assert result is not None  # None: interrupted, which cannot happen here
     results = {"run": run, "model": lm.source, "text": data.source, "reward": result.reward, "stderr": result.stderr}
     results |= {"prompts": len(result.rewards), "answer_tokens": result.tokens, **result.part_means}
-    known = {name: value for name, value in results.items() if not isinstance(value, float) or math.isfinite(value)}
     facts = {
         "model": lm.source,
         "prompts": data.source,
@@ -290,7 +282,7 @@ def _evaluate_reward(run: str, lm: LM, data: Data, named: tuple[str, ...], json:
         "rewards": ", ".join(f"{name.removeprefix('reward_')} {mean:.4f}" for name, mean in result.part_means.items()),
         "answers": f"{result.tokens:.1f} tokens on average, the most probable token at each position",
     }
-    return print_result(json, known, facts)
+    return print_result(json, _finite(results), facts)
 
 
 def _on_this_machine(config: Config) -> Config:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, get_type_hints
 
@@ -23,6 +23,7 @@ from jaxgpt.config import (
     SamplingParams,
     TrainConfig,
 )
+from jaxgpt.errors import UserError
 from jaxgpt.settings import Section
 
 # The sections of settings. `TrainConfig` has the prefix "train": its field `steps` is the option --train.steps.
@@ -86,6 +87,13 @@ def sampling_options() -> dict[str, Any]:
 def option_name(setting: str) -> str:
     """Return the option of a setting: "train.batch_size" is --train.batch-size."""
     return f"--{setting.replace('_', '-')}"
+
+
+def check_unused(options: Mapping[str, Any], where: str) -> None:
+    """Raise `UserError` if an option without an effect has a value, such as `{"--limit": 5}` `where` "without --tasks"."""
+    for option, value in options.items():
+        if value:
+            raise UserError(f"{option} has no effect {where}: omit it")
 
 
 def full_names(names: Iterable[str]) -> tuple[str, ...]:

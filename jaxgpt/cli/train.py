@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from jaxgpt.cli.options import NO_SETTINGS, Count, GivenSettings
-from jaxgpt.cli.settings import (
-    OF_POSITIONS,
-    SIZES,
-    differing,
-    inherited_note,
-    named_config,
-    origin,
-    positions_in,
-    unset_of_chats,
-    with_settings,
-    with_weights,
-)
-from jaxgpt.config import Config, DistributedConfig, TrainConfig
+from jaxgpt.cli.options import NO_SETTINGS, Count, GivenSettings, check_unused
+from jaxgpt.cli.settings import differing, named_config
+from jaxgpt.cli.train_settings import TrainOptions, new_config, resumed
+from jaxgpt.config import DistributedConfig
 from jaxgpt.errors import TrainingFailed, UserError, one_line
-from jaxgpt.presets import PRESETS
 from jaxgpt.signals import UNFINISHED
 
 if TYPE_CHECKING:
+    from jaxgpt.checkpoint.run import Run
+    from jaxgpt.cli.run_printer import RunPrinter
+    from jaxgpt.trainer.events import Listener, Outcome
     from jaxgpt.trainer.start import Start
 
 
@@ -71,102 +63,122 @@ def train(
         tasks_limit: samples of each task; 0: all
         tasks_path: directory with YAML files of further tasks
     """
-    base = named_config(target)
-    given = target not in ("", *PRESETS)
-    source = target if given and Path(target).is_dir() else ""  # the run to repeat or to resume
+    options = TrainOptions(target, named_config(target), out, init_from, keep_optimizer, settings)
+    _check_options(options, resume, overwrite)
+    of_tasks = {"--tasks-every": tasks_every, "--tasks-limit": tasks_limit, "--tasks-path": tasks_path}
+    if not tasks:
+        check_unused(of_tasks, "without --tasks")
+
+    from jaxgpt.checkpoint.run import Run, recover
+    from jaxgpt.cli.run_printer import RunPrinter
+    from jaxgpt.follow.trackers import tracker_of
+    from jaxgpt.parallel.join import joined
+    from jaxgpt.post.start import own_code
+
+    for name in track:
+        tracker_of(name)
+    with joined(distributed), RunPrinter() as printer:
+        recover(options.directory)
+        run = Run(options.directory)
+        if resume and (run.exists() or not target):
+            start = _resumed_start(options, run, printer)
+            if start is None:
+                return 0
+        else:
+            if resume:
+                printer.note(f"no run at {out} yet: starting a new run")
+            start = _new_start(options, overwrite, printer)
+
+        # Options that no run records, for the command that resumes it.
+        if own_code(start.config.post):
+            printer.options += [f"--post.reward={word}" for word in options.named_rewards]
+        if tasks:
+            printer.note("loading the tasks")
+            start = with_tasks(start, tasks, tasks_every, tasks_limit, tasks_path)
+            printer.options += [f"--tasks={tasks}", *(f"{name}={value}" for name, value in of_tasks.items() if value)]
+        outcome = _train(start, _listener(start, printer, track, profile), printer)
+    return UNFINISHED if outcome.stopped else 0
+
+
+def _check_options(options: TrainOptions, resume: bool, overwrite: bool) -> None:
+    """Raise `UserError` if the options of a run contradict each other."""
+    source = options.source
+    out = options.out
     if resume and overwrite:
         raise UserError("--resume and --overwrite are mutually exclusive: omit one of them")
     if resume and not (out or source):
         raise UserError("--resume needs a run directory: jaxgpt train --resume --out DIR")
     if source and not (out or resume):
         raise UserError(f"{source} is a run: repeat its settings with --out NEW, or resume it with --resume")
-    if keep_optimizer and not init_from:
+    if options.keep_optimizer and not options.init_from:
         raise UserError("--keep-optimizer needs the run with the optimizer state: add --init-from RUN")
     if source and resume and out and Path(out) != Path(source):
         raise UserError(f"--resume continues one run, not both {source} and --out {out}: omit one of them")
 
-    of_tasks = {"--tasks-every": tasks_every, "--tasks-limit": tasks_limit, "--tasks-path": tasks_path}
-    if not tasks:
-        for option, value in of_tasks.items():
-            if value:
-                raise UserError(f"{option} has no effect without --tasks: omit it")
 
-    from jaxgpt.bench.profile import Profile
-    from jaxgpt.checkpoint.run import NotReplaced, Run, recover
-    from jaxgpt.cli.run_printer import RunPrinter
-    from jaxgpt.follow.listener import Follow
-    from jaxgpt.follow.trackers import tracker_of
-    from jaxgpt.parallel.join import joined
-    from jaxgpt.post.rollouts import SampleFile
-    from jaxgpt.post.start import own_code, parts_of
-    from jaxgpt.trainer import loop
-    from jaxgpt.trainer.events import EvaluationFile, Listeners
+def _resumed_start(options: TrainOptions, run: Run, printer: RunPrinter) -> Start | None:
+    """Return the training job that continues a run, or None if the run is finished."""
+    from jaxgpt.post.start import parts_of
     from jaxgpt.trainer.start import Start, prune_finished, why_finished
 
-    named_rewards = settings.get("post.reward", ())
-    for name in track:
-        tracker_of(name)
-    with joined(distributed), RunPrinter() as printer:
-        recover(Path(out or source))
-        run = Run(Path(out or source))
-        if resume and (run.exists() or not target):
-            name = base.preset if target and not source else ""
-            config = resumed(run.path, name, init_from, keep_optimizer, settings)
-            unused = differing(base, config, settings) if given and not source else ""
-            if unused:
-                printer.note(f"{out} keeps its settings, and ignores these settings of {target}: {unused}")
-            finished = why_finished(run, config)
-            if finished:
-                prune_finished(run)
-                printer.note(finished)
-                return 0
-            start = Start(config, run=run, **parts_of(config, named_rewards, run, printer.note))
-        else:
-            if resume:
-                printer.note(f"no run at {out} yet: starting a new run")
-            weights = init_from or base.state_from or base.init_from
-            if source:
-                config = repeated(base, Path(source), init_from, keep_optimizer, settings)
-                printer.note(f"using the settings of {source}, starting from {origin(config)}")
-            elif weights:
-                keep_state = keep_optimizer or bool(base.state_from and not init_from)
-                inherited = [name for name in unset_of_chats(target) if f"data.{name}" not in settings]
-                own: tuple[str, ...] = SIZES if given else ()
-                if not init_from:  # a file with weights sets their positions
-                    own += positions_in(target)
-                config = with_weights(base, weights, settings, own, keep_state, inherited)
-                used = inherited_note(config, inherited, weights)
-                if used:
-                    printer.note(used)
-            else:
-                config = started(base, settings)
-            start = Start(config, out, overwrite, **parts_of(config, named_rewards, note=printer.note))
-        # Options that no run records, for the command that resumes it.
-        if own_code(start.config.post):
-            printer.options += [f"--post.reward={word}" for word in named_rewards]
-        if tasks:
-            printer.note("loading the tasks")
-            start = with_tasks(start, tasks, tasks_every, tasks_limit, tasks_path)
-            printer.options += [f"--tasks={tasks}", *(f"{name}={value}" for name, value in of_tasks.items() if value)]
+    config = resumed(options)
+    if options.is_path and not options.source:
+        ignored = differing(options.base, config, options.settings)
+        if ignored:
+            printer.note(f"{options.out} keeps its settings, and ignores these settings of {options.target}: {ignored}")
+    finished = why_finished(run, config)
+    if finished:
+        prune_finished(run)
+        printer.note(finished)
+        return None
+    return Start(config, run=run, **parts_of(config, options.named_rewards, run, printer.note))
 
-        listener = Listeners(printer, EvaluationFile(), Follow(*track, note=printer.note))
-        if start.config.post.is_rollout:
-            listener = Listeners(listener, SampleFile())
-        if profile:
-            listener = Listeners(listener, Profile(profile, printer.note))
-        try:
-            outcome = loop.train(start, listener)
-        except NotReplaced:  # --resume would continue the old run
+
+def _new_start(options: TrainOptions, overwrite: bool, printer: RunPrinter) -> Start:
+    """Return the training job of a new run."""
+    from jaxgpt.post.start import parts_of
+    from jaxgpt.trainer.start import Start
+
+    config = new_config(options, printer.note)
+    return Start(config, options.out, overwrite, **parts_of(config, options.named_rewards, note=printer.note))
+
+
+def _listener(start: Start, printer: RunPrinter, track: Sequence[str], profile: int) -> Listener:
+    """Return the receivers of the events of a run: the terminal, files, trackers and a profile of `profile` steps."""
+    from jaxgpt.bench.profile import Profile
+    from jaxgpt.follow.listener import Follow
+    from jaxgpt.post.rollouts import SampleFile
+    from jaxgpt.trainer.events import EvaluationFile, Listeners
+
+    listeners: list[Listener] = [printer, EvaluationFile(), Follow(*track, note=printer.note)]
+    if start.config.post.is_rollout:
+        listeners.append(SampleFile())
+    if profile:
+        listeners.append(Profile(profile, printer.note))
+    return Listeners(*listeners)
+
+
+def _train(start: Start, listener: Listener, printer: RunPrinter) -> Outcome:
+    """Train; add the command that resumes the run to the message of a failure.
+
+    Raises:
+        TrainingFailed: if training fails; errors before the first saved step, such as a `UserError`, are raised unchanged.
+    """
+    from jaxgpt.checkpoint.run import NotReplaced
+    from jaxgpt.trainer import loop
+
+    try:
+        return loop.train(start, listener)
+    except NotReplaced:  # --resume would continue the old run
+        raise
+    except TrainingFailed as e:
+        raise TrainingFailed(f"{e}; resume with: {printer.resume_command}") from None
+    except Exception as e:
+        kept = kept_notes(e)
+        if not kept:
             raise
-        except TrainingFailed as e:
-            raise TrainingFailed(f"{e}; resume with: {printer.resume_command}") from None
-        except Exception as e:
-            kept = kept_notes(e)
-            if not kept:
-                raise
-            resume_with = f"; resume with: {printer.resume_command}" if printer.has_steps else ""
-            raise TrainingFailed(f"{type(e).__name__}: {one_line(e, 300)}: {kept}{resume_with}") from e
-    return UNFINISHED if outcome.stopped else 0
+        resume_with = f"; resume with: {printer.resume_command}" if printer.has_steps else ""
+        raise TrainingFailed(f"{type(e).__name__}: {one_line(e, 300)}: {kept}{resume_with}") from e
 
 
 def kept_notes(error: Exception) -> str:
@@ -190,77 +202,3 @@ def with_tasks(start: Start, names: str, every: int, limit: int, path: str) -> S
     scores = TaskScores(open_tasks(split_names(names), path), limit or None)
     evaluators = start.evaluators or (ValidationLoss(),)
     return start._replace(evaluators=(*evaluators, Every(scores, every)))
-
-
-def started(base: Config, settings: Mapping[str, Any]) -> Config:
-    """Return the settings of a run with random initial weights."""
-    if base.preset == "finetune" or settings.get("lora.rank", base.lora.rank):
-        name = "finetune" if base.preset == "finetune" else "--lora.rank"
-        raise UserError(f"{name} needs the weights of a run: add --init-from RUN")
-    objective = settings.get("post.objective", base.post.objective)
-    if objective not in ("next-token", "distill"):
-        raise UserError(f"post.objective {objective} needs the weights of a run: add --init-from RUN")
-
-    # The prompt of a preset belongs to its text: with a different text, use the default prompt.
-    preset = PRESETS.get(base.preset)
-    has_own_text = bool({"data.path", "data.mix"} & settings.keys())
-    if has_own_text and preset and preset.config.train.prompt == base.train.prompt:
-        settings = {"train.prompt": TrainConfig.prompt, **settings}
-    teacher = settings.get("post.reference", base.post.reference)
-    if objective == "distill" and teacher:
-        return distilled(base, teacher, settings)
-    return with_settings(base, settings)
-
-
-def distilled(base: Config, teacher: str, settings: Mapping[str, Any]) -> Config:
-    """Return the settings of a student with random initial weights, and the vocabulary of its teacher."""
-    from jaxgpt.checkpoint.run import open_run, parse_checkpoint
-    from jaxgpt.post.start import with_reference
-
-    path, _ = parse_checkpoint(teacher)
-    run = open_run(path)
-    if "data.tokenizer" in settings:
-        raise UserError("post.objective distill uses the tokenizer of the teacher: omit data.tokenizer")
-    tokenizer = str((path / "tokenizer.json").absolute())
-    inherited = {"data.tokenizer": tokenizer, "model.vocab_size": run.config().model.vocab_size}
-    config = with_settings(base, {**inherited, **settings})
-    return with_reference(config, run.tokenizer())
-
-
-def repeated(base: Config, source: Path, init_from: str, keep_optimizer: bool, settings: Mapping[str, Any]) -> Config:
-    """Return the settings of a run that repeats `source`, from its initial weights or `init_from`."""
-    from jaxgpt.checkpoint.run import Run
-
-    if init_from:
-        return with_weights(base, init_from, settings, SIZES, keep_optimizer)
-    weights = base.state_from or base.init_from
-    if weights:
-        return with_weights(base, weights, settings, (*SIZES, *OF_POSITIONS), bool(base.state_from))
-    if base.model.vocab_size == Run(source).tokenizer().vocab_size:
-        base = base.with_model(vocab_size=0)  # 0: determined by the tokenizer of the new run
-    return started(base, settings)
-
-
-def resumed(path: Path, preset: str, init_from: str, keep_optimizer: bool, settings: Mapping[str, Any]) -> Config:
-    """Return the settings of a run that continues from its last checkpoint."""
-    from jaxgpt.checkpoint.run import open_run, parse_checkpoint
-
-    run = open_run(path)
-    old = run.config()
-    run.tokenizer()  # integrity check of the tokenizer, even for a finished run
-    if preset not in ("", old.preset):
-        raise UserError(f"{path} is a run of {old.preset!r}, not {preset!r}: omit the preset, or change --out")
-
-    # A resumed run keeps its initial weights, optimizer and adapters.
-    weights, step = parse_checkpoint(init_from)
-    used, used_step = parse_checkpoint(old.state_from or old.init_from)
-    is_same = weights.resolve() == used.resolve() and step in ("best", used_step)
-    if init_from and not is_same:
-        raise UserError(f"--init-from {init_from}: {path} started from {origin(old)}; omit it, or start a new run")
-    if keep_optimizer and not old.state_from:
-        raise UserError(f"--keep-optimizer: {path} started with a new optimizer; omit it, or start a new run (--out)")
-    wants_adapters = any(value for name, value in settings.items() if name.startswith("lora."))
-    if wants_adapters and not old.lora.rank:
-        new = f"jaxgpt train finetune --init-from {path} --lora.rank 8 --data.path PATH"
-        raise UserError(f"{path} trains all weights, without adapters; to train adapters, start a new run: {new}")
-    return with_settings(old, settings)

@@ -1,0 +1,169 @@
+"""The settings of a training run: a preset or a file, with initial weights, a run to repeat, or a run to resume."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxgpt.cli.settings import (
+    OF_POSITIONS,
+    SIZES,
+    inherited_note,
+    origin,
+    positions_in,
+    unset_of_chats,
+    with_settings,
+    with_weights,
+)
+from jaxgpt.config import Config, TrainConfig
+from jaxgpt.errors import UserError
+from jaxgpt.presets import PRESETS
+
+
+class TrainOptions(NamedTuple):
+    """The options of `jaxgpt train` that determine the settings of a run.
+
+    Attributes:
+        target: preset, run, or JSON file of settings; "": the default preset.
+        base: settings of the target.
+        out: run directory; "": a new directory, or the run to resume.
+        init_from: run or checkpoint of the initial weights; "": as in the target, or random weights.
+        keep_optimizer: also start from the optimizer state of `init_from`.
+        settings: settings on the command line, keyed by dotted name.
+    """
+
+    target: str
+    base: Config
+    out: str
+    init_from: str
+    keep_optimizer: bool
+    settings: Mapping[str, Any]
+
+    @property
+    def is_path(self) -> bool:
+        """Whether the target is a run or a file, not a preset."""
+        return self.target not in ("", *PRESETS)
+
+    @property
+    def source(self) -> str:
+        """The run to repeat or to resume; "": the target is not a run."""
+        return self.target if self.is_path and Path(self.target).is_dir() else ""
+
+    @property
+    def directory(self) -> Path:
+        """Directory of the run to start or resume; the current directory if `out` and `source` are empty."""
+        return Path(self.out or self.source)
+
+    @property
+    def named_rewards(self) -> tuple[str, ...]:
+        """The rewards on the command line, which may be code of the user."""
+        rewards: tuple[str, ...] = self.settings.get("post.reward", ())
+        return rewards
+
+
+def new_config(options: TrainOptions, note: Callable[[str], None]) -> Config:
+    """Return the settings of a new run; `note` receives a line about settings from another run."""
+    base = options.base
+    if options.source:
+        config = repeated(options)
+        note(f"using the settings of {options.source}, starting from {origin(config)}")
+        return config
+    if options.init_from or base.state_from or base.init_from:
+        return finetuned(options, note)
+    return started(base, options.settings)
+
+
+def finetuned(options: TrainOptions, note: Callable[[str], None]) -> Config:
+    """Return the settings of a preset or file with initial weights; `note` receives a line about inherited settings."""
+    base = options.base
+    weights = options.init_from or base.state_from or base.init_from
+    keep_optimizer = options.keep_optimizer or bool(base.state_from and not options.init_from)
+    own: tuple[str, ...] = SIZES if options.is_path else ()
+    if not options.init_from:  # a file with weights sets their positions
+        own += positions_in(options.target)
+    inherited = [name for name in unset_of_chats(options.target) if f"data.{name}" not in options.settings]
+    config = with_weights(base, weights, options.settings, own, keep_optimizer, inherited)
+    line = inherited_note(config, inherited, weights)
+    if line:
+        note(line)
+    return config
+
+
+def started(base: Config, settings: Mapping[str, Any]) -> Config:
+    """Return the settings of a run with random initial weights."""
+    if base.preset == "finetune" or settings.get("lora.rank", base.lora.rank):
+        name = "finetune" if base.preset == "finetune" else "--lora.rank"
+        raise UserError(f"{name} needs the weights of a run: add --init-from RUN")
+    objective = settings.get("post.objective", base.post.objective)
+    if objective not in ("next-token", "distill"):
+        raise UserError(f"post.objective {objective} needs the weights of a run: add --init-from RUN")
+
+    # The prompt of a preset belongs to its text: with a different text, use the default prompt.
+    preset = PRESETS.get(base.preset)
+    has_own_text = bool({"data.path", "data.mix"} & settings.keys())
+    if has_own_text and preset and preset.config.train.prompt == base.train.prompt:
+        settings = {"train.prompt": TrainConfig.prompt, **settings}
+    teacher = settings.get("post.reference", base.post.reference)
+    if objective == "distill" and teacher:
+        return distilled(base, teacher, settings)
+    return with_settings(base, settings)
+
+
+def distilled(base: Config, teacher: str, settings: Mapping[str, Any]) -> Config:
+    """Return the settings of a student with random initial weights, and the vocabulary of its teacher."""
+    from jaxgpt.checkpoint.run import open_run, parse_checkpoint
+    from jaxgpt.post.start import with_reference
+
+    path, _ = parse_checkpoint(teacher)
+    run = open_run(path)
+    if "data.tokenizer" in settings:
+        raise UserError("post.objective distill uses the tokenizer of the teacher: omit data.tokenizer")
+    tokenizer = str((path / "tokenizer.json").absolute())
+    inherited = {"data.tokenizer": tokenizer, "model.vocab_size": run.config().model.vocab_size}
+    config = with_settings(base, {**inherited, **settings})
+    return with_reference(config, run.tokenizer())
+
+
+def repeated(options: TrainOptions) -> Config:
+    """Return the settings of a run that repeats the target, from its initial weights or `init_from`."""
+    from jaxgpt.checkpoint.run import Run
+
+    base = options.base
+    settings = options.settings
+    if options.init_from:
+        return with_weights(base, options.init_from, settings, SIZES, options.keep_optimizer)
+    weights = base.state_from or base.init_from
+    if weights:
+        return with_weights(base, weights, settings, (*SIZES, *OF_POSITIONS), bool(base.state_from))
+    if base.model.vocab_size == Run(Path(options.source)).tokenizer().vocab_size:
+        base = base.with_model(vocab_size=0)  # 0: determined by the tokenizer of the new run
+    return started(base, settings)
+
+
+def resumed(options: TrainOptions) -> Config:
+    """Return the settings of a run that continues from its last checkpoint."""
+    from jaxgpt.checkpoint.run import open_run, parse_checkpoint
+
+    path = options.directory
+    run = open_run(path)
+    old = run.config()
+    run.tokenizer()  # integrity check of the tokenizer, even for a finished run
+    preset = options.base.preset if options.target and not options.source else ""
+    if preset not in ("", old.preset):
+        raise UserError(f"{path} is a run of {old.preset!r}, not {preset!r}: omit the preset, or change --out")
+
+    # A resumed run keeps its initial weights, optimizer and adapters.
+    init_from = options.init_from
+    weights, step = parse_checkpoint(init_from)
+    used, used_step = parse_checkpoint(old.state_from or old.init_from)
+    is_same = weights.resolve() == used.resolve() and step in ("best", used_step)
+    if init_from and not is_same:
+        raise UserError(f"--init-from {init_from}: {path} started from {origin(old)}; omit it, or start a new run")
+    if options.keep_optimizer and not old.state_from:
+        raise UserError(f"--keep-optimizer: {path} started with a new optimizer; omit it, or start a new run (--out)")
+    wants_adapters = any(value for name, value in options.settings.items() if name.startswith("lora."))
+    if wants_adapters and not old.lora.rank:
+        new = f"jaxgpt train finetune --init-from {path} --lora.rank 8 --data.path PATH"
+        raise UserError(f"{path} trains all weights, without adapters; to train adapters, start a new run: {new}")
+    return with_settings(old, options.settings)
