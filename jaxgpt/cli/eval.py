@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from jaxgpt.cli.options import Checkpoint, Count, Json, Weights, check_unused
-from jaxgpt.cli.output import ERROR_OF_DATA, ERROR_OF_PAIRS, print_result, progress
+from jaxgpt.cli.output import ERROR_OF_DATA, ERROR_OF_PAIRS, note, print_result, progress
 from jaxgpt.config import Config, MeshConfig, PostConfig
 from jaxgpt.errors import UserError, plural
 from jaxgpt.progress import Progress
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from jaxgpt.checkpoint.run import Run
     from jaxgpt.data import Data, Split
     from jaxgpt.lm import LM
+    from jaxgpt.post.rollouts import RewardResult
     from jaxgpt.trainer.evaluation import Evaluation
 
 
@@ -74,46 +75,92 @@ def eval(
 
         return eval_tasks(run, checkpoint, weights, tasks, tasks_path, limit, shots, chat_template, json)
     check_unused(of_tasks, "without --tasks")
+    from jaxgpt.checkpoint.run import Run
     from jaxgpt.parallel.host import use_cores
 
     use_cores(MeshConfig())
+    options = DataOptions(path, bos, on_error)
+    with progress("loading") as activity:
+        lm, data = _open(run, checkpoint, options, reward, weights, activity)
+        activity.stage("evaluating")
+        if lm.config.post.is_rollout:
+            rewards = _evaluate_reward(lm, data, reward, activity)
+        else:
+            loss = _evaluate(lm, Run(Path(run)), data.val, weights, activity)
+    if lm.config.post.is_rollout:
+        return _print_reward(run, lm, data, rewards, json)
+    about = {"model": lm.source, "text": f"{data.source} ({_split(data, path, lm.config)})"}
+    return _print_loss(run, about, loss, lm.config, data, json)
+
+
+class DataOptions(NamedTuple):
+    """The options that change the data of a run for an evaluation.
+
+    Attributes:
+        path: path of the data; "": the data of the run.
+        bos: the setting data.bos; None: as in training.
+        on_error: the setting data.on_error; None: as in training.
+    """
+
+    path: str
+    bos: str | None
+    on_error: str | None
+
+    def of(self, config: Config) -> Config:
+        """Return the settings of a run with these options; a text has the objective of language models."""
+        from jaxgpt.data import with_path
+
+        config = with_path(config, self.path)
+        # A distilled model is compared with other models by the loss of language models.
+        is_distilled = config.post.objective == "distill"
+        if is_distilled or (self.path and config.post.objective != "next-token" and not _fits(config, self.path)):
+            config = replace(config, post=PostConfig())
+        options = {"bos": self.bos, "on_error": self.on_error}
+        given: dict[str, Any] = {name: value for name, value in options.items() if value}
+        return replace(config, data=replace(config.data, **given))
+
+
+def _open(
+    run: str, checkpoint: str, options: DataOptions, reward: tuple[str, ...], weights: Weights, activity: Progress
+) -> tuple[LM, Data]:
+    """Open a model and the data to evaluate it on; the model has the objective of the evaluation.
+
+    Raises:
+        UserError: if an option has no effect, or the data of the run have changed.
+    """
     from jaxgpt.checkpoint.data import info_of, open_run_data
     from jaxgpt.checkpoint.run import Run, open_run
     from jaxgpt.data.open import check_sources, check_windows_begin
     from jaxgpt.lm import load
 
-    with progress("loading") as activity:
-        # Check the options before the weights are read, which may take minutes.
-        asked = _with_options(open_run(Path(run)).config(), path, bos, on_error)
-        _check_reward(run, asked, path, reward, weights)
-        if bos in ("yes", "no"):
-            check_windows_begin(asked, f"--data.bos {bos}")
-        if path:
-            check_sources(asked)
-        lm = load(run, checkpoint)
+    # Check the options before the weights are read, which may take minutes.
+    asked = options.of(open_run(Path(run)).config())
+    _check_reward(run, asked, options.path, reward, weights)
+    if options.bos in ("yes", "no"):
+        check_windows_begin(asked, f"--data.bos {options.bos}")
+    if options.path:
+        check_sources(asked)
+    lm = load(run, checkpoint)
 
-        activity.stage("tokenizing")
-        config = _with_options(lm.config, path, bos, on_error)
-        trained = None if path else Run(Path(run))
-        info = info_of(trained, checkpoint) if trained else None
-        _, data, change = open_run_data(trained, info, config, lm.tokenizer, activity)
-        if change:
-            fix = "restore it, or evaluate on a different text with --data.path"
-            raise UserError(f"{change}, so a loss on it would not be a validation loss; {fix}")
+    activity.stage("tokenizing")
+    config = options.of(lm.config)
+    trained = None if options.path else Run(Path(run))
+    info = info_of(trained, checkpoint) if trained else None
+    _, data, change = open_run_data(trained, info, config, lm.tokenizer, activity)
+    if change:
+        fix = "restore it, or evaluate on a different text with --data.path"
+        raise UserError(f"{change}, so a loss on it would not be a validation loss; {fix}")
+    post = replace(config.post, reward=reward) if reward else config.post
+    return lm._replace(config=replace(lm.config, post=post)), data
 
-        lm = lm._replace(config=replace(lm.config, post=config.post))
-        if config.post.is_rollout:
-            return _evaluate_reward(run, lm, data, reward, json, activity)
-        loss = _evaluate(lm, Run(Path(run)), data.val, weights, activity)
 
+def _split(data: Data, path: str, config: Config) -> str:
+    """Name the part of the data that is evaluated."""
     if data.held_out:
-        split = "validation split"
-    elif path:
-        split = "all"
-    else:
-        split = "training pairs" if config.post.is_preference else "training text"
-    about = {"model": lm.source, "text": f"{data.source} ({split})"}
-    return _print_loss(run, about, loss, lm.config, data, json)
+        return "validation split"
+    if path:
+        return "all"
+    return "training pairs" if config.post.is_preference else "training text"
 
 
 class Loss(NamedTuple):
@@ -232,20 +279,6 @@ def _check_reward(run: str, config: Config, path: str, reward: tuple[str, ...], 
         raise UserError(f"--post.reward has no effect on {what}: omit it, or evaluate a run with rewards on prompts")
 
 
-def _with_options(config: Config, path: str, bos: str | None, on_error: str | None) -> Config:
-    """Return the settings of a run with the data options of the command; a text has the objective of language models."""
-    from jaxgpt.data import with_path
-
-    config = with_path(config, path)
-    # A distilled model is compared with other models by the loss of language models.
-    is_distilled = config.post.objective == "distill"
-    if is_distilled or (path and config.post.objective != "next-token" and not _fits(config, path)):
-        config = replace(config, post=PostConfig())
-    options = {"bos": bos, "on_error": on_error}
-    given: dict[str, Any] = {name: value for name, value in options.items() if value}
-    return replace(config, data=replace(config.data, **given))
-
-
 def _fits(config: Config, path: str) -> bool:
     """Return whether a path holds the data of the objective, preference pairs or prompts; a missing path does not."""
     from jaxgpt.data.preferences import are_preferences
@@ -256,25 +289,31 @@ def _fits(config: Config, path: str) -> bool:
     return config.post.is_rollout or are_preferences(Path(path))
 
 
-def _evaluate_reward(run: str, lm: LM, data: Data, named: tuple[str, ...], json: bool, activity: Progress) -> int:
-    """Compute and print the reward of the most probable answers to prompts."""
-    from jaxgpt.cli.output import note
+def _evaluate_reward(lm: LM, data: Data, named: tuple[str, ...], activity: Progress) -> RewardResult:
+    """Compute the reward of the most probable answers to prompts; `named` are the rewards on the command line."""
     from jaxgpt.post.rollouts import HeldOutReward
     from jaxgpt.post.start import build_program, named_reward
     from jaxgpt.trainer.evaluation import Watch
 
-    post = lm.config.post
-    if named and named != post.reward:
-        lm = lm._replace(config=replace(lm.config, post=replace(post, reward=named)))
-    reward = named_reward(lm.config.post, named, note)
-    activity.stage("evaluating")
-    train = replace(lm.config.train, attention="auto", remat="none")
-    program = build_program(replace(lm.config, mesh=MeshConfig(), train=train))
-    evaluator = HeldOutReward(reward)
+    evaluator = HeldOutReward(named_reward(lm.config.post, named, note))
+    program = build_program(_on_this_machine(lm.config))
     result = evaluator(program, program.put_params(lm.params), Watch(data=data, progress=activity))
     assert result is not None  # None: interrupted, which cannot happen here
-    results = {"run": run, "model": lm.source, "text": data.source, "reward": result.reward, "stderr": result.stderr}
-    results |= {"prompts": len(result.rewards), "answer_tokens": result.tokens, **result.part_means}
+    return result
+
+
+def _print_reward(run: str, lm: LM, data: Data, result: RewardResult, json: bool) -> int:
+    """Print the reward of a run."""
+    results = {
+        "run": run,
+        "model": lm.source,
+        "text": data.source,
+        "reward": result.reward,
+        "stderr": result.stderr,
+        "prompts": len(result.rewards),
+        "answer_tokens": result.tokens,
+        **result.part_means,
+    }
     facts = {
         "model": lm.source,
         "prompts": data.source,
@@ -297,7 +336,6 @@ def _evaluate(lm: LM, run: Run, split: Split, weights: Weights, activity: Progre
     from jaxgpt.post.start import build_program, reference_source
     from jaxgpt.trainer.evaluation import evaluate
 
-    activity.stage("evaluating")
     reference = reference_source(lm.config, run)
     frozen = reference.read if reference else None
     program = build_program(_on_this_machine(lm.config), frozen=frozen)
