@@ -130,7 +130,8 @@ def draw(
     lines: Mapping[str, Sequence[Mapping[str, Any]]], baselines: Mapping[str, float] | None, path: Path, x: Axis
 ) -> None:
     """Draw the rewards of runs, or their losses and baselines; None: no baselines."""
-    from jaxgpt.study.plot import has_rewards, losses, rewards, save
+    from jaxgpt.study.figure import save
+    from jaxgpt.study.plot import has_rewards, losses, rewards
 
     if all(map(has_rewards, lines.values())):
         figure = rewards(lines, x)

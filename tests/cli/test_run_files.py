@@ -13,7 +13,8 @@ from jaxgpt.config import Config, DataConfig, ModelConfig
 from jaxgpt.data import open_data
 from jaxgpt.report.baselines import baselines, read_baselines
 from jaxgpt.report.describe import describe
-from jaxgpt.study.plot import draw_baselines, new_figure
+from jaxgpt.study.curves import draw_baselines
+from jaxgpt.study.figure import new_figure
 
 
 def test_baselines_equal_the_report() -> None:

@@ -17,6 +17,8 @@ from jaxgpt.checkpoint.run import Run
 from jaxgpt.cli.plot import table
 from jaxgpt.errors import UserError
 from jaxgpt.study import plot
+from jaxgpt.study.curves import setting_label
+from jaxgpt.study.figure import TOKEN_CHARACTERS
 
 ODD = [
     "The",
@@ -57,7 +59,7 @@ def test_attention_of_a_head_has_a_label_for_each_token() -> None:
     assert labels[:4] == ["The", "·the", "↵", "$x^$"]
     assert labels[6] == "\\x07"
     assert len(labels) == n == len(axes.get_yticklabels())
-    assert max(map(len, labels)) <= plot.TOKEN_CHARACTERS
+    assert max(map(len, labels)) <= TOKEN_CHARACTERS
     rows = plot.attention(pattern[-3:], ODD).axes[0].get_yticklabels()
     assert [row.get_text() for row in rows] == labels[-3:], "the queries are the last tokens"
 
@@ -89,8 +91,8 @@ def test_patching_is_symmetric_around_zero() -> None:
 
 
 def test_labels_of_mixtures_are_short() -> None:
-    assert plot.setting_label(["a=1", "b=0.5"]) == "a=1 b=0.5"
-    assert plot.setting_label(("path/to/a=1",) * 9) == "path/to/a=1 path/to/a=1 path/to/a=1 pat\N{HORIZONTAL ELLIPSIS}"
+    assert setting_label(["a=1", "b=0.5"]) == "a=1 b=0.5"
+    assert setting_label(("path/to/a=1",) * 9) == "path/to/a=1 path/to/a=1 path/to/a=1 pat\N{HORIZONTAL ELLIPSIS}"
 
 
 def test_losses_against_steps_tokens_and_time() -> None:
@@ -265,7 +267,7 @@ def test_the_command_draws_runs() -> None:
 def test_the_command_draws_rewards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rewards are drawn if all runs have rewards; otherwise, losses."""
     drawn: list[str] = []
-    monkeypatch.setattr(plot, "save", lambda figure, path: drawn.append(figure.axes[0].get_ylabel()))
+    monkeypatch.setattr("jaxgpt.study.figure.save", lambda figure, path: drawn.append(figure.axes[0].get_ylabel()))
     for name, lines in (("a", REWARDS), ("b", LINES)):
         run_folder(Path(name), SMALL)
         Path(name, "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
