@@ -203,19 +203,34 @@ def open_model(source: Path, accept: Collection[str] = ()) -> tuple[str, ModelCo
         raise UserError(
             f"{source} is not a directory with config.json and safetensors, nor a .gguf file: pass the directory of the model"
         )
-    where = str(source / "config.json")
     values = read_json(source / "config.json")
-    options = Options(values, where, accept)
-    kind = values.get("model_type")
-    if kind is None and (source / "checkpoints").is_dir():
+    if values.get("model_type") is not None:
+        return _open_transformers(source, values, accept)
+    if (source / "checkpoints").is_dir():
         raise UserError(f"{source} is already a run: it does not need to be imported")
-    if kind is None and "n_layer" in values and "block_size" in values:
-        weights = Weights(source)
-        model = gpt2.read_nanogpt(options, weights)
-        options.done()
-        return "nanogpt", model, gpt2.NANOGPT, weights
+    if "n_layer" in values and "block_size" in values:
+        return _open_nanogpt(source, values, accept)
+    raise _unknown_family(None, values, str(source / "config.json"))
 
-    # Import only the text model of a multimodal model.
+
+def _open_nanogpt(
+    source: Path, values: Mapping[str, Any], accept: Collection[str]
+) -> tuple[str, ModelConfig, Format, Weights]:
+    """Open a directory with a config.json of nanoGPT's settings; `values` is its content."""
+    options = Options(values, str(source / "config.json"), accept)
+    weights = Weights(source)
+    model = gpt2.read_nanogpt(options, weights)
+    options.done()
+    return "nanogpt", model, gpt2.NANOGPT, weights
+
+
+def _open_transformers(
+    source: Path, values: Mapping[str, Any], accept: Collection[str]
+) -> tuple[str, ModelConfig, Format, Weights]:
+    """Open a directory of transformers, of a multimodal model only its text model; `values` is its config.json."""
+    where = str(source / "config.json")
+    options = Options(values, where, accept)
+    kind = values["model_type"]
     is_wrapped = kind in WRAPPERS
     own = values
     if is_wrapped:

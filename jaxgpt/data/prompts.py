@@ -208,20 +208,26 @@ def load_prompts(config: Config, tokenizer: Tokenizer, progress: Progress = NO_P
         raise no_prompts(path, skipped)
     train, held_out, copies = hold_out(train, val, files, config.data.train_fraction, lambda prompt: tuple(prompt.ids))
 
-    lengths = [len(prompt.ids) for prompt in (*train, *held_out)]
+    notes = _notes_on_prompts([*train, *held_out], path, forms)
+    if not stop_ids(tokenizer, config.data):
+        notes.append(without_end(config))
+    notes += notes_on_split(files, copies, len(held_out), "prompts", "reward")
+    return LoadedPrompts(PromptSplit(train), PromptSplit(held_out), "; ".join(notes) + str(skipped), files.fingerprint)
+
+
+def _notes_on_prompts(prompts: Sequence[Prompt], path: Path, forms: Sequence[ChatFormat | None]) -> list[str]:
+    """Describe prompts: their number and lengths, warnings of their formats, and fields that only the reward sees."""
+    lengths = [len(prompt.ids) for prompt in prompts]
     notes = [
         f"{plural(len(lengths), 'prompt')} in {path}, {np.mean(lengths):.1f} tokens on average, at most {max(lengths)}"
     ]
     for form in dict.fromkeys(filter(None, forms)):
         if form.warning:
             notes.append(f"warning: {form.warning}")
-    left = _for_the_reward(prompt.record for prompt in (*train, *held_out))
+    left = _for_the_reward(prompt.record for prompt in prompts)
     if left:
         notes.append(f"only the reward sees {', '.join(left)}: write them into the prompt if the model needs them")
-    if not stop_ids(tokenizer, config.data):
-        notes.append(without_end(config))
-    notes += notes_on_split(files, copies, len(held_out), "prompts", "reward")
-    return LoadedPrompts(PromptSplit(train), PromptSplit(held_out), "; ".join(notes) + str(skipped), files.fingerprint)
+    return notes
 
 
 def without_end(config: Config) -> str:

@@ -139,7 +139,7 @@ def _read_text_files(directory: Path, files: Sequence[Path]) -> dict[str, bytes]
 
 
 def _notes_on_skipped(files: Sequence[Path], text_bytes: int) -> list[str]:
-    """Describe skipped files; name a file of records if these are larger than the text, which may be only documentation."""
+    """Describe skipped files, with the path of records that are larger than the text: it may be only documentation."""
     records = [file for file in files if holds_records(file)]
     notes = []
     if len(files) > len(records):

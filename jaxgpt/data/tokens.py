@@ -177,20 +177,21 @@ class Tokens:
             n = min(block_size + 1, len(self) - start)
             row[:n] = self.take(start, n)
         if not self.end_ids:
-            return self._begun(rows)
+            return self._with_first_id(rows)
 
         ends = np.isin(rows[:, :-1], self.end_ids)
-        rows = self._begun(rows)  # not before `ends`: the beginning-of-text id may also end documents
+        rows = self._with_first_id(rows)  # not before `ends`: the beginning-of-text id may also end documents
         inputs = rows[:, :-1]
         targets = np.where(ends, -1, rows[:, 1:])
         documents = np.cumsum(ends, axis=1, dtype=np.int32) - ends
         return np.stack([inputs, targets, documents], axis=-1)
 
-    def _begun(self, rows: np.ndarray) -> np.ndarray:
-        """Replace the first id of each row with `first_id`, if any, in place."""
-        if self.first_id is not None:
-            rows[:, 0] = self.first_id
-        return rows
+    def _with_first_id(self, rows: np.ndarray) -> np.ndarray:
+        """Return rows that begin with `first_id`, if any."""
+        if self.first_id is None:
+            return rows
+        first = np.full((len(rows), 1), self.first_id, rows.dtype)
+        return np.concatenate([first, rows[:, 1:]], axis=1)
 
 
 def split_of(path: Path) -> str:

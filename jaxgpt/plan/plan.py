@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxgpt.config import Config, LoraConfig
+from jaxgpt.config import Config, LoraConfig, ModelConfig
 from jaxgpt.counts import flops_per_token
 from jaxgpt.decoding import Sampler, TokenBuffer
 from jaxgpt.decoding.sampler import SamplerState, decode_steps, prefill
@@ -87,8 +87,7 @@ def compile_step(
     if cost.out_of_memory:
         return cost
 
-    # The state is read and written once per step.
-    state = 2 * (sum(counted.values()) - counted["batch"])
+    state = 2 * (sum(counted.values()) - counted["batch"])  # the state is read and written once per step
     traffic = cost.traffic.values()
     least = {
         "compute": computed,
@@ -96,21 +95,38 @@ def compile_step(
         "links": sum(each.sent for each in traffic),
         "network": sum(each.sent_between_slices for each in traffic),
     }
-    moved = cost.hbm_bytes or state
-    count = program.microbatches.accumulation
-    if count > 1 and cost.hbm_bytes:
-        # The compiler counts one iteration of the loop over microbatches: multiply all traffic except the state's by `count`.
-        moved = state + count * max(moved - state, 0.0)
+    hbm_bytes = _step_hbm_bytes(cost.hbm_bytes, state, program.microbatches.accumulation)
+    counts_hbm = cost.hbm_bytes > 0
+    cost = replace(cost, hbm_bytes=hbm_bytes, least=least)
+    if any(part is not None for part in (ops, rules, model, optimizer, objective)):
+        return cost  # an estimate omits custom parts
 
-    # The estimate adds what the compiler does not count: recomputation and, on GPUs, memory traffic. It omits custom parts.
-    is_own = any(part is not None for part in (ops, rules, model, optimizer, objective))
-    if not is_own:
-        implied = estimate(config, topology, work)
-        least |= {name: implied.least[name] for name in ("compute", "memory")}
-        cost = replace(cost, computed_flops=implied.computed_flops, recomputed_flops=implied.recomputed_flops)
-        if not cost.hbm_bytes:
-            moved = implied.hbm_bytes
-    return replace(cost, hbm_bytes=moved, least=least)
+    # The estimate adds what the compiler does not count: recomputation and, on GPUs, memory traffic.
+    implied = estimate(config, topology, work)
+    return replace(
+        cost,
+        hbm_bytes=hbm_bytes if counts_hbm else implied.hbm_bytes,
+        least=least | {name: implied.least[name] for name in ("compute", "memory")},
+        computed_flops=implied.computed_flops,
+        recomputed_flops=implied.recomputed_flops,
+    )
+
+
+def _step_hbm_bytes(compiled: float, state: float, microbatches: int) -> float:
+    """Return the memory traffic of a step in bytes.
+
+    The compiler counts one iteration of the loop over microbatches: all traffic except the state's occurs in each iteration.
+
+    Args:
+        compiled: traffic that the compiler counts; 0: unknown.
+        state: traffic of the state.
+        microbatches: number of iterations.
+    """
+    if not compiled:
+        return state
+    if microbatches == 1:
+        return compiled
+    return state + microbatches * max(compiled - state, 0.0)
 
 
 def compile_decode(config: Config, topology: Topology) -> CompiledStep:
@@ -128,25 +144,12 @@ def compile_decode(config: Config, topology: Topology) -> CompiledStep:
     program = make_program(config, mesh)
     sampler = Sampler(GPT(model, program.ops))
     B = program.microbatches.rows
-    rules = rules_for(model, mesh, length=1)
-
-    def begin(params: Any) -> SamplerState:
-        text = TokenBuffer(jnp.zeros((B, 1), jnp.int32), jnp.int32(1))
-        key_B = jax.random.split(jax.random.key(0), B)
-        return prefill(sampler, params, text, key_B, model.block_size)
-
-    def placed(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        # In the state of a sampler, arrays with four axes are keys or values; the others have at most two.
-        names = KV_AXES if leaf.ndim == 4 else ("batch", None)[: leaf.ndim]
-        sharding = jax.sharding.NamedSharding(mesh, partition_spec(names, rules))
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
     # The shapes of the decoding step's arguments: weights in the compute dtype, as `for_decoding` returns, and the state.
     dtype = config.train.compute_dtype
     weights = program.abstract_weights
     params = map_matrices(lambda w: w.update(dtype=dtype), weights, model)
-    with use_mesh(mesh, model, length=1):
-        state = jax.tree.map(placed, jax.eval_shape(begin, params))
+    state = _abstract_state(sampler, params, model, B, mesh)
 
     def lowered() -> Any:
         step = jax.jit(partial(decode_steps, sampler), donate_argnums=1)
@@ -162,8 +165,30 @@ def compile_decode(config: Config, topology: Topology) -> CompiledStep:
     # Without adapters, the forward pass is a third of the training FLOPs.
     flops = token_flops(config, model.block_size) / 3 * B / batch_ways(mesh)
     useful = flops_per_token(model, weights, model.block_size) / 3 * B / mesh.size
-    moved = cost.hbm_bytes or sum(counted.values())
-    return replace(cost, model_flops=flops, hbm_bytes=moved, useful_share=useful / flops)
+    hbm_bytes = cost.hbm_bytes or sum(counted.values())
+    return replace(cost, model_flops=flops, hbm_bytes=hbm_bytes, useful_share=useful / flops)
+
+
+def _abstract_state(
+    sampler: Sampler, params: Any, model: ModelConfig, rows: int, mesh: jax.sharding.Mesh
+) -> SamplerState:
+    """Return the shapes and shardings of a sampler's state after prompts of one token, with the cache of a full context."""
+    rules = rules_for(model, mesh, length=1)
+
+    def begin(params: Any) -> SamplerState:
+        text = TokenBuffer(jnp.zeros((rows, 1), jnp.int32), jnp.int32(1))
+        key_B = jax.random.split(jax.random.key(0), rows)
+        return prefill(sampler, params, text, key_B, model.block_size)
+
+    def placed(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        # In the state of a sampler, arrays with four axes are keys or values; the others have at most two.
+        names = KV_AXES if leaf.ndim == 4 else ("batch", None)[: leaf.ndim]
+        sharding = jax.sharding.NamedSharding(mesh, partition_spec(names, rules))
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+    with use_mesh(mesh, model, length=1):
+        state: SamplerState = jax.tree.map(placed, jax.eval_shape(begin, params))
+        return state
 
 
 @dataclass(frozen=True)
@@ -180,8 +205,14 @@ class CompiledStep(StepCost):
 def _compiled(
     lower: Callable[[], Any], counted: dict[str, float], program: Program, topology: Topology
 ) -> CompiledStep:
-    """Compile a program and read its cost; if out of memory, read the bytes from the compiler's message."""
-    arguments = sum(counted.values())
+    """Compile a program and read its cost.
+
+    Args:
+        lower: returns the lowered program.
+        counted: bytes of its arguments on a device, by kind.
+        program: the config and mesh.
+        topology: the hardware.
+    """
     try:
         with _no_compilation_cache():
             compiled = lower().compile(compiler_options=dict(QUICK))
@@ -189,20 +220,11 @@ def _compiled(
         text = " ".join(str(e).split())
         if "RESOURCE_EXHAUSTED" not in text:
             raise UserError(explain_failure(program, e)) from None
-        needed, available = _too_big(text)
-        memory = counted | {"temporaries": max(needed - arguments, 0.0)}
-        return CompiledStep(
-            memory=memory,
-            available=available,
-            model_flops=0.0,
-            hbm_bytes=0.0,
-            compiled=True,
-            out_of_memory=True,
-        )
+        return _out_of_memory(text, counted)
 
     sizes = compiled.memory_analysis()
     memory = counted | {
-        "padding": max(sizes.argument_size_in_bytes - arguments, 0.0),
+        "padding": max(sizes.argument_size_in_bytes - sum(counted.values()), 0.0),
         "results": float(sizes.output_size_in_bytes - sizes.alias_size_in_bytes),
         "temporaries": float(sizes.temp_size_in_bytes),
         "program": float(sizes.generated_code_size_in_bytes),
@@ -237,8 +259,21 @@ def _no_compilation_cache() -> Iterator[None]:
         jax.config.update(name, before)
 
 
-def _too_big(text: str) -> tuple[float, float]:
-    """Parse the needed and the available bytes from the compiler's out-of-memory message."""
+def _out_of_memory(text: str, counted: dict[str, float]) -> CompiledStep:
+    """Return the cost of a program that exhausts the memory, from the compiler's message and the bytes of its arguments."""
+    needed, available = _parse_exhausted(text)
+    return CompiledStep(
+        memory=counted | {"temporaries": max(needed - sum(counted.values()), 0.0)},
+        available=available,
+        model_flops=0.0,
+        hbm_bytes=0.0,
+        compiled=True,
+        out_of_memory=True,
+    )
+
+
+def _parse_exhausted(text: str) -> tuple[float, float]:
+    """Return the needed and the available bytes in the compiler's out-of-memory message."""
     units = {"K": 2**10, "M": 2**20, "G": GIB, "T": 2**40}
     for form in (r"Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT])", r"\(([\d.]+)([KMGT])\) exceeds.*?\(([\d.]+)([KMGT])\)"):
         found = re.search(form, text)

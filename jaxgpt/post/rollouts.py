@@ -75,45 +75,57 @@ class Rollouts:
         """
         assert state is not None
         config = self.program.config
-        post = config.post
+        epochs = config.post.rollout_epochs
         index = steps.start // len(steps)
+        rollout = self._sampled(index, state)
+        rollout |= self._log_probabilities(rollout, state)
 
-        # Sample answers, and reward them.
+        batches = []
+        for epoch in range(epochs):
+            number = index * epochs + epoch
+            order = shuffled(np.arange(self.rows), self.rows, config.train.seed, number, "rollout")
+            for rows in np.split(order, len(steps) // epochs):
+                batch = jax.tree.map(lambda x, rows=rows: x[rows], rollout)
+                batches.append(batch | {"weight": self._weights(batch)})
+        return batches
+
+    def _sampled(self, index: int, state: TrainState) -> dict[str, Any]:
+        """Sample the answers of a rollout, and reward them."""
+        config = self.program.config
+        post = config.post
         prompts = [prompt for prompt in self.prompts_of(index) for _ in range(post.group)]
         key = named_key(config.train.seed, "rollout", index)
         answers = sample(self.program, state.params, self.tokenizer, prompts, key)
+
         rewards = reward_answers(self.reward, config, prompts, answers)
         reward_PG = rewards["reward"].reshape(-1, post.group)
         advantage_PG = advantages(reward_PG, VARIANTS[post.objective].advantage)
         has_spread_P = np.ptp(reward_PG, axis=1) > 0
         metrics = {**rewards, "equal_rewards": np.repeat(~has_spread_P, post.group)}
-        rollout = rollout_batch(config, prompts, answers, advantage_PG.reshape(-1), metrics)
+        return rollout_batch(config, prompts, answers, advantage_PG.reshape(-1), metrics)
 
-        # The law of rollouts: the sampler and training compute the same probabilities.
+    def _log_probabilities(self, rollout: dict[str, Any], state: TrainState) -> dict[str, Any]:
+        """Compute the log probabilities of the answers in training and, with a KL penalty, of the reference.
+
+        The sampler must have computed the same probabilities as training (law).
+        """
+        windows = {"windows": rollout["windows"]}
         weights = self.program.weights(state.params)
-        log_p_BT = np.array(self.program.call(self._log_p, weights, {"windows": rollout["windows"]}))
-        check_ratio(rollout["log_p"], log_p_BT, config)
-        rollout["log_p"] = log_p_BT
-        if post.kl:
-            frozen = self.program.frozen
-            rollout["reference_log_p"] = np.array(
-                self.program.call(self._log_p, frozen, {"windows": rollout["windows"]})
-            )
+        log_p_BT = np.array(self.program.call(self._log_p, weights, windows))
+        check_ratio(rollout["log_p"], log_p_BT, self.program.config)
+        computed = {"log_p": log_p_BT}
+        if self.program.config.post.kl:
+            computed["reference_log_p"] = np.array(self.program.call(self._log_p, self.program.frozen, windows))
+        return computed
 
-        batches = []
-        per_epoch = len(steps) // post.rollout_epochs
-        for epoch in range(post.rollout_epochs):
-            number = index * post.rollout_epochs + epoch
-            order = shuffled(np.arange(self.rows), self.rows, config.train.seed, number, "rollout")
-            for rows in np.split(order, per_epoch):
-                batch = jax.tree.map(lambda x, rows=rows: x[rows], rollout)
-                is_target_BT = batch["windows"][..., 1] >= 0
-                if post.mask_truncated:
-                    is_target_BT &= batch["counted"][:, None] > 0
-                tokens = max(is_target_BT.sum(), 1)
-                batch["weight"] = np.full(len(rows), len(rows) / tokens, np.float32)
-                batches.append(batch)
-        return batches
+    def _weights(self, batch: dict[str, Any]) -> np.ndarray:
+        """Return the weight of each answer of a batch: answers per target token, so that the loss is a mean over tokens."""
+        is_target_BT = batch["windows"][..., 1] >= 0
+        if self.program.config.post.mask_truncated:
+            is_target_BT &= batch["counted"][:, None] > 0
+        rows = len(is_target_BT)
+        tokens = max(is_target_BT.sum(), 1)
+        return np.full(rows, rows / tokens, np.float32)
 
     def prompts_of(self, index: int) -> list[Prompt]:
         """Return the prompts of a rollout; each epoch of the data uses each prompt once, in a different order."""

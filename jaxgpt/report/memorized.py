@@ -179,9 +179,9 @@ def _memorized(ids: Sequence[int], match: Match, data: Data) -> Memorized:
 def _line(span: str, data: Data) -> str:
     """Return file and line of the first occurrence of a span in a text, or "" if it does not occur."""
     wanted = span.strip("\ufffd").encode()  # without partial characters at the ends of a span of byte ids
-    index = data.text.data.find(wanted) if data.text and wanted else -1
-    if data.text is None or index < 0:
+    if data.text is None or not wanted or wanted not in data.text.data:
         return ""
+    index = data.text.data.index(wanted)
 
     # The last file that begins at or before the span contains its start.
     name = data.name

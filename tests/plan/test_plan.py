@@ -27,7 +27,7 @@ from jaxgpt.plan.cost import StepCost, traffic_by_kind
 from jaxgpt.plan.estimate import estimate, resolve_mesh
 from jaxgpt.plan.hlo import Collective, read_program
 from jaxgpt.plan.kernel import product_flops
-from jaxgpt.plan.plan import _too_big, compile_decode, compile_step
+from jaxgpt.plan.plan import _parse_exhausted, compile_decode, compile_step
 from jaxgpt.plan.topology import CHIPS, parse_topology
 from jaxgpt.presets import preset
 from jaxgpt.trainer.program import Program, build
@@ -254,11 +254,14 @@ def test_traffic_between_slices_uses_the_network() -> None:
 
 
 def test_out_of_memory_messages_are_parsed() -> None:
-    assert _too_big("Ran out of memory in memory space hbm. Used 40.5G of 15.75G hbm.") == (40.5 * 2**30, 15.75 * 2**30)
+    assert _parse_exhausted("Ran out of memory in memory space hbm. Used 40.5G of 15.75G hbm.") == (
+        40.5 * 2**30,
+        15.75 * 2**30,
+    )
     text = "the total memory required for HLO temporaries (512.00G) exceeds available HBM (30.75G)."
-    assert _too_big(text) == (512 * 2**30, 30.75 * 2**30)
+    assert _parse_exhausted(text) == (512 * 2**30, 30.75 * 2**30)
     with pytest.raises(UserError, match="something else"):
-        _too_big("something else")
+        _parse_exhausted("something else")
 
 
 def test_the_command_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
