@@ -27,7 +27,8 @@ from jaxgpt.trainer.metrics import MetricsFile
 from jaxgpt.trainer.monitor import monitored
 from jaxgpt.trainer.phases import continued
 from jaxgpt.trainer.program import Program
-from jaxgpt.trainer.record import SAVE, STOP, Recorder
+from jaxgpt.trainer.record import Recorder
+from jaxgpt.trainer.saving import SAVE, STOP, Checkpoints
 from jaxgpt.trainer.start import (
     InitialWeights,
     Start,
@@ -100,19 +101,24 @@ def run_loop(start: Start, listener: Listener, until: int | None) -> Outcome:
             on_leader(lambda: write_settings(run, program.config, data.tokenizer))
         saver = Saver(run.checkpoints, settings)
         file = MetricsFile(run.metrics, last)
-        record = Recorder(program, data, saver, file, listener, last, weights.about())
+        record = Recorder(program, file, listener, last)
+        checkpoints = Checkpoints(record, saver, data, last, weights.about())
+        record.started(last)
         plan = plan_calls(first, end, settings, last, feed.reads_state)
         calls = batches_of(program, feed, plan, record.waiting(monitor.wait))
-        with saver, file, calls as prepared, record.closing(lambda: state):
+        with saver, file, calls as prepared, checkpoints.closing(lambda: state):
             for steps, batches in prepared:
-                request = record.ask(stop.requested)
-                if request == STOP or record.out_of_patience():
+                request = checkpoints.ask(stop.requested)
+                if request == STOP or checkpoints.out_of_patience():
                     break
                 if request == SAVE and steps.start > first:
-                    record.save(state, temporary=True)
+                    checkpoints.save(state, temporary=True)
                 if steps:
+                    saver.check()  # error if the last checkpoint could not be written
                     state, metrics = program.step(state, batches(state))
                     record.steps(steps, metrics)  # with a blocking read of the metrics from two calls ago
+                    if steps.start == first:
+                        checkpoints.delete_replaced()
                 if is_evaluated(steps.stop, settings):
                     record.read()  # error if the run has diverged
                     began = time.perf_counter()
@@ -120,7 +126,7 @@ def run_loop(start: Start, listener: Listener, until: int | None) -> Outcome:
                         final=steps.stop == settings.steps,
                         step=steps.stop,
                         data=data,
-                        interrupted=lambda: record.ask(stop.requested) == STOP,
+                        interrupted=lambda: checkpoints.ask(stop.requested) == STOP,
                         progress=StageProgress(listener, "evaluating"),
                         wait=monitor.wait,
                     )
@@ -128,10 +134,14 @@ def run_loop(start: Start, listener: Listener, until: int | None) -> Outcome:
                         results = run_evaluators(evaluators, program, state.eval_params, watch)
                     if results is None:
                         break
-                    evaluation = record.evaluation(state, results, began)
+                    listener.stage("")
+                    record.evaluation(results, data.fingerprint)
+                    evaluation = results[0]
+                    checkpoints.evaluation(state, float(evaluation.ranking))
+                    record.speed.exclude(time.perf_counter() - began)
                 elif settings.checkpoint_every and steps.stop % settings.checkpoint_every == 0:
-                    record.save(state)
-    return Outcome(state, record.done, evaluation, record.is_stopped())
+                    checkpoints.save(state)
+    return Outcome(state, record.done, evaluation, checkpoints.is_stopped())
 
 
 @contextmanager

@@ -19,12 +19,13 @@ from jaxgpt.config import TrainConfig
 from jaxgpt.errors import TrainingFailed
 from jaxgpt.presets import preset
 from jaxgpt.train.step import TrainState
-from jaxgpt.trainer import loop
+from jaxgpt.trainer import loop, saving
 from jaxgpt.trainer import record as record_module
 from jaxgpt.trainer.evaluation import Measured, Watch
 from jaxgpt.trainer.events import Listener
 from jaxgpt.trainer.loop import Start, is_evaluated, plan_calls, train
-from jaxgpt.trainer.record import LAG, SAVE, STOP
+from jaxgpt.trainer.record import LAG
+from jaxgpt.trainer.saving import SAVE, STOP
 
 CONFIG = preset("statquest").with_model(vocab_size=5)
 CASES = 300
@@ -161,9 +162,9 @@ def simulate(case: Case, patch: pytest.MonkeyPatch) -> Any:
         patch.setattr(loop, name, stub)
     for name in ("flops_per_token", "peak_flops"):
         patch.setattr(record_module, name, lambda *_: 0)
-    patch.setattr(record_module, "Poll", Poll)
+    patch.setattr(saving, "Poll", Poll)
     patch.setattr(record_module, "provenance", lambda: {"started": ""})
-    patch.setattr(record_module.Recorder, "_check_run", lambda self: None)  # no run is on the disk
+    patch.setattr(saving.Checkpoints, "_check_run", lambda self: None)  # no run is on the disk
     try:
         parts = {"build": lambda *_, **__: Program(), "feed": lambda *_: SimpleNamespace(reads_state=False)}
         start = Start(config, data=data, evaluators=(evaluate,), **parts)  # type: ignore

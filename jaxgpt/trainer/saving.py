@@ -1,0 +1,203 @@
+"""Checkpoints of a run: after evaluations, on request, when due, and at its end, even after an error."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from typing import Any
+
+import jax
+
+from jaxgpt.checkpoint.data import about_data
+from jaxgpt.checkpoint.run import Run, delete_replaced, write_settings
+from jaxgpt.checkpoint.store import Info, Saver
+from jaxgpt.data import Data
+from jaxgpt.directories import REPLACED
+from jaxgpt.errors import TrainingFailed, UserError, WriteFailed, one_line
+from jaxgpt.parallel.processes import Poll, SharedError, is_leader, on_leader, process_count
+from jaxgpt.provenance import versions
+from jaxgpt.runtime import debugs_nans
+from jaxgpt.trainer.events import Tolerant
+from jaxgpt.trainer.failures import Diverged
+from jaxgpt.trainer.metrics import Ended
+from jaxgpt.trainer.record import LAG, Recorder
+from jaxgpt.trainer.start import out_of_patience
+
+SAVE, STOP = 1, 2  # requests between two calls; the maximum over processes is used
+
+
+class Checkpoints:
+    """Write the checkpoints of a run, once the metrics of all its steps have been checked.
+
+    Args:
+        record: recorder of the run; its listener receives the stages and notes.
+        saver: writer of the checkpoints.
+        data: data of the run.
+        last: the checkpoint that training resumes from; None: train from step 0.
+        about: facts for every checkpoint.
+
+    Attributes:
+        evaluated: step of the last evaluation since the start or resume, or of `last` if evaluated; 0: no evaluation.
+        best: lowest ranking of the first evaluator and its step; infinite before the first evaluation.
+    """
+
+    def __init__(self, record: Recorder, saver: Saver, data: Data, last: Info | None, about: Mapping[str, Any]) -> None:
+        self.record = record
+        self.saver = saver
+        self.about = {"config": asdict(record.config), "versions": versions(), **about_data(data), **about}
+        self._tokenizer = data.tokenizer
+        self._poll = Poll(record.program.mesh, LAG)
+        self._run = Run(saver.directory.parent)
+        self._saved = last.step if last else None
+        self._saved_at = time.perf_counter()
+
+        # The best evaluation; after a change of data, losses are not comparable.
+        first = record.first
+        self.evaluated = first.step if first.val_loss is not None else 0
+        self.best = (math.inf, first.step)
+        if first.about.get("data", data.fingerprint) == data.fingerprint:
+            self.best = tuple(first.about.get("best", self.best))
+
+    def evaluation(self, state: Any, ranking: float) -> None:
+        """Save a state after its evaluation; checkpoints are compared by the ranking, the lowest is the best."""
+        step = self.record.done
+        self.evaluated = step
+        if math.isfinite(ranking):
+            self.best = min(self.best, (ranking, step))
+            self.save(state, ranking)
+            return
+        self.record.listener.note(
+            f"step {step}: the ranking of the evaluation is {ranking}: its checkpoint has no rank"
+        )
+        self.save(state)
+
+    def save(self, state: Any, val_loss: float | None = None, *, temporary: bool = False) -> None:
+        """Check the metrics of all steps so far, then write a checkpoint in the background.
+
+        If the checkpoint is already written, add the validation loss to it.
+        """
+        record = self.record
+        record.read()
+        step = record.done
+        best = {"best": self.best} if math.isfinite(self.best[0]) else {}
+        info = Info(step, val_loss, record.tokens(step), temporary, self.about | best)
+        if self._saved != step:
+            self._check_run()
+            record.listener.stage("saving a checkpoint")  # blocking on the previous checkpoint and a copy of the state
+            self.saver.save(record.program.to_checkpoint(state), info)
+            record.listener.stage("")
+            self._saved = step
+            self._saved_at = time.perf_counter()
+            self._poll.forget()
+        elif val_loss is not None:  # for example, a resume after a stop during this evaluation
+            self.saver.save_info(info)
+
+    def _check_run(self) -> None:
+        """Create the run again if its directory was renamed or deleted: otherwise, no command could read the checkpoint."""
+        run = self._run
+        if not is_leader() or run.exists():
+            return
+        run.checkpoints.mkdir(parents=True, exist_ok=True)
+        write_settings(run, self.record.config, self._tokenizer)
+        self.record.file.reopen()
+        self.record.listener.note(
+            f"{run.path} was renamed or deleted: its checkpoints and metrics from step {self.record.done} on are in a new "
+            f"{run.path}"
+        )
+
+    def delete_replaced(self) -> None:
+        """Delete the old run that the run replaces, if any; the speed excludes the time."""
+        if not is_leader() or not (self._run.path / REPLACED).exists():
+            return
+        began = time.perf_counter()
+        self.record.listener.stage("deleting the replaced run")
+        delete_replaced(self._run.path)
+        self.record.listener.stage("")
+        self.record.speed.exclude(time.perf_counter() - began)
+
+    @contextmanager
+    def closing(self, state: Callable[[], Any]) -> Iterator[None]:
+        """Context manager: save the last state at the end; also after an error of all processes, if the state is intact.
+
+        The last line of the metrics file records how the run ended.
+
+        Errors of evaluators, listeners and feeds, of reading data and of memory in an evaluation leave the state intact. After
+        such an error, a note of the exception names the saved step.
+        """
+        try:
+            with self._saving_last(state):
+                yield
+        except (Exception, SystemExit):
+            with suppress(OSError):  # a full disk; the error of the run has precedence
+                self._end("failed")
+            raise
+        self._end("stopped" if self.is_stopped() else "finished")
+
+    def _end(self, ended: Ended) -> None:
+        self.record.file.end(self.record.checked, ended)
+
+    @contextmanager
+    def _saving_last(self, state: Callable[[], Any]) -> Iterator[None]:
+        """Save the last state at the end, or after an error, as `closing`."""
+        try:
+            yield
+        except (Exception, SystemExit) as e:
+            if isinstance(e, FloatingPointError) and debugs_nans():  # from JAX, with the donated state of the step
+                raise Diverged(f"{one_line(e, 200)} at step {self.record.done}") from None
+            self._save_after(e, state())
+            if isinstance(e, UserError):
+                raise TrainingFailed(str(e)) from None
+            raise
+        self._save_last(state())
+
+    def _save_last(self, state: Any) -> None:
+        """Save a state, and wait until it is on disk."""
+        self.save(state, temporary=True)
+        self.record.listener.stage("saving a checkpoint")
+        self.saver.wait()
+        self.record.listener.stage("")
+
+    def _save_after(self, error: BaseException, state: Any) -> None:
+        """Save the state of the last complete step after an error, and add the result to the notes of the error.
+
+        Nothing is saved if the run has diverged, the state was donated to the failed step, or a checkpoint cannot be written.
+        A checkpoint needs all processes, so an error of this process alone saves nothing.
+        """
+        step = self.record.done
+        is_of_this_process = process_count() > 1 and not isinstance(error, SharedError)
+        is_lost = isinstance(error, (Diverged, WriteFailed)) or is_of_this_process
+        if is_lost or step == (self._saved or 0):
+            return
+        self.record.listener = Tolerant(self.record.listener)  # the error may be the listener's
+        try:
+            if any(leaf.is_deleted() for leaf in jax.tree.leaves(state)):
+                raise RuntimeError("its arrays have been deleted")
+            jax.block_until_ready(state)  # error if the step has failed on the device
+            self._save_last(state)
+            on_leader(lambda: None)  # the leader completes the checkpoint, and the error of each process names it
+            if is_leader():
+                # Otherwise, the old run would be restored over the saved step.
+                delete_replaced(self._run.path)
+        except Exception as e:
+            error.add_note(f"jaxgpt: step {step} could not be saved: {one_line(e, 200)}")
+        else:
+            error.add_note(f"jaxgpt: step {step} was saved in {self.saver.directory}")
+
+    def out_of_patience(self) -> bool:
+        """Return whether early stopping (`train.patience`) ends the run."""
+        return out_of_patience(self.best, self.evaluated, self.record.config.train)
+
+    def is_stopped(self) -> bool:
+        """Return whether the run ends before its last step and evaluation, unless ended by `train.patience`."""
+        return self.evaluated != self.record.config.train.steps and not self.out_of_patience()
+
+    def ask(self, stop: bool) -> int:
+        """Request to stop, or to save if due; return the maximum request of all processes (`Poll.ask`)."""
+        seconds = self.record.config.train.checkpoint_seconds
+        is_due = bool(seconds) and time.perf_counter() - self._saved_at > seconds
+        if stop:
+            return self._poll.ask(STOP)
+        return self._poll.ask(SAVE if is_due else 0)
