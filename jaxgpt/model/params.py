@@ -78,7 +78,7 @@ def weights(model: Model) -> Mapping[str, Weight]:
 
 @jax.tree_util.register_static
 @dataclass(frozen=True)
-class _Declared:
+class _NamedWeight:
     """A weight at a path: a pytree without leaves, which a traced function can return."""
 
     path: str
@@ -89,10 +89,10 @@ class _Declared:
 def _table(one: GPT, n_layer: int) -> Mapping[str, Weight]:
     """Return the table of a model with one block, repeated for `n_layer` blocks: all blocks have the same shapes."""
 
-    def declare() -> list[_Declared]:
+    def declare() -> list[_NamedWeight]:
         # A list keeps the order of first use: `eval_shape` would sort the names of a dictionary.
         boxes = flatten_dict(boxed_params(one, 0), sep="/")
-        return [_Declared(path, Weight(box.value.shape, box.names)) for path, box in boxes.items()]
+        return [_NamedWeight(path, Weight(box.value.shape, box.names)) for path, box in boxes.items()]
 
     # Repeat the weights of the block, which are consecutive.
     block = f"{layer_name(0)}/"
