@@ -20,14 +20,9 @@ def per_device(
     if document_BT is not None:
         document_BT = jnp.broadcast_to(document_BT, q_BTNH.shape[:2])
 
-    rules: dict[str, Any] = dict(nn.get_logical_axis_rules())
-    if jax.sharding.get_abstract_mesh().empty or not rules:
+    if not on_mesh():
         return local(q_BTNH, k_BKSH, v_BKHS, document_BT)
-    if rules.get("heads") != rules.get("kv_heads"):
-        # The mesh shards the query heads but not the key/value heads: repeat the key/value heads to match.
-        each = q_BTNH.shape[2] // k_BKSH.shape[1]
-        k_BKSH = jnp.repeat(k_BKSH, each, axis=1)
-        v_BKHS = jnp.repeat(v_BKHS, each, axis=1)
+    k_BKSH, v_BKHS = with_heads_of_queries(q_BTNH, k_BKSH, v_BKHS)
 
     # Complete sequences: the axis of positions has no name, so its shards are gathered.
     queries = logical_spec("batch", None, "heads")
@@ -38,10 +33,33 @@ def per_device(
     return divided(q_BTNH, k_BKSH, v_BKHS, document_BT)
 
 
+def on_mesh() -> bool:
+    """Return whether there are a mesh and sharding rules."""
+    return bool(nn.get_logical_axis_rules()) and not jax.sharding.get_abstract_mesh().empty
+
+
 def logical_spec(*names: str | None) -> PartitionSpec:
-    """Map the logical axes of an array to mesh axes by the current rules; None: not sharded."""
+    """Map the logical axes of an array to mesh axes by the current rules; None: not sharded.
+
+    Of two axes of the array with rules for the same mesh axis, the first in the table of rules is sharded, as by
+    `ops.sharding.constrain`. So a kernel must read the mesh axes from the spec (`mesh_axes`), not from the rules.
+    """
+    spec: Any = nn.spmd.logical_to_mesh_axes(names)
+    return PartitionSpec(*spec)
+
+
+def mesh_axes(spec: PartitionSpec, axis: int) -> tuple[str, ...]:
+    """Return the names of the mesh axes that shard an axis of an array."""
+    return tuple(jax.tree.leaves(spec[axis]))
+
+
+def with_heads_of_queries(q_BTNH: Array, k_BKSH: Array, v_BKHS: Array) -> tuple[Array, Array]:
+    """Return keys and values as they are sharded with the query heads: repeated, if the rules shard only the query heads."""
     rules: dict[str, Any] = dict(nn.get_logical_axis_rules())
-    return PartitionSpec(*[rules.get(name) if name else None for name in names])
+    if rules.get("heads") == rules.get("kv_heads"):
+        return k_BKSH, v_BKHS
+    G = q_BTNH.shape[2] // k_BKSH.shape[1]
+    return jnp.repeat(k_BKSH, G, axis=1), jnp.repeat(v_BKHS, G, axis=1)
 
 
 def only_rows_are_divided() -> bool:

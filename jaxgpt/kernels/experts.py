@@ -1,6 +1,7 @@
 """Experts that compute only the chosen pairs of token and expert, and drop none: equals of `ops.experts.experts`.
 
-Letters in names: E experts of a device, A active experts of a token, X pairs of token and expert, n tiles, t rows of a tile.
+Letters in names: E experts, in functions of a device its experts; A active experts of a token, X pairs of token and expert, n
+tiles, t rows of a tile, I and O inputs and outputs of a matrix.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxgpt.kernels.devices import logical_spec
-from jaxgpt.ops import Array, experts
+from jaxgpt.kernels.devices import logical_spec, mesh_axes, on_mesh
+from jaxgpt.ops import Array
 from jaxgpt.ops.experts import ExpertWeights, mlp_of
+from jaxgpt.ops.experts import experts as definition
 from jaxgpt.ops.sharding import constrain
 
 TILE = 64  # rows of a tile
@@ -28,7 +29,7 @@ Product = Callable[[Array, Any], Array]  # (rows, stack of matrices) -> rows: ea
 def ragged_experts(
     x_BTD: Array, choice_BTA: Array, share_BTA: Array, weights: ExpertWeights, activate: Activation, dtype: Any
 ) -> Array:
-    """Compute the experts by `jax.lax.ragged_dot`, which TPUs multiply group by group."""
+    """Compute the experts by `jax.lax.ragged_dot`, which GPUs and TPUs multiply group by group: default, except on CPUs."""
     return _dropless(_by_groups, x_BTD, choice_BTA, share_BTA, weights, activate, dtype)
 
 
@@ -50,67 +51,91 @@ def _dropless(
 ) -> Array:
     """Compute the experts, on each device for its rows and its part of the MLP's width.
 
-    A few tokens read the matrices of their experts only. Otherwise stored weights use the definition, as do rules that shard
-    positions over the mesh axes of rows, experts or the MLP's width.
+    - A few tokens on one device read the matrices of their experts only (`_by_token`).
+    - Stored weights use the definition, as do rules that shard positions over the mesh axes of experts or of the MLP's width.
+    - One device computes all pairs (`local`).
+    - On a mesh, each device computes the terms of its matrices, and the devices add them.
 
-    Devices along the axis of the experts exchange their tokens: an all-gather before, a reduce-scatter after. This sends R * D
-    numbers each way per device, for the R tokens of the group. An all-to-all would send up to A * R * D / devices: not less if
-    a token has as many experts as the axis has devices.
+    Devices along the axis of the experts exchange their tokens: an all-gather before, a reduce-scatter after. For R tokens of
+    all e devices, a device sends `R * D * (e - 1) / e` numbers each way, tokens in `dtype` and outputs in float32. An
+    all-to-all would send up to `A * R * D / e`: not less if a token has as many experts as the axis has devices.
+
+    So e divides the weights of a device, but not the rows that it holds: up to `R * A` of pairs (`_by_groups`, `_by_tiles`).
     """
     B, T, A = choice_BTA.shape
     E = weights.up_EDF.shape[0]
     x_BTD = x_BTD.astype(dtype)
-    rules: dict[str, Any] = dict(nn.get_logical_axis_rules())
-    on_mesh = bool(rules) and not jax.sharding.get_abstract_mesh().empty
-    if B * T * A <= E and not on_mesh:
+    if B * T * A <= E and not on_mesh():
         return _by_token(x_BTD, choice_BTA, share_BTA, weights, activate, dtype)
-    # The names of the mesh axes that shard the experts, the rows of a batch and the width of an MLP.
-    by_expert, by_row, by_width = (tuple(jax.tree.leaves(rules.get(name))) for name in ("expert", "batch", "mlp"))
-    by_position = set(jax.tree.leaves(rules.get("length")))
-    if not isinstance(weights.up_EDF, Array) or by_position & {*by_expert, *by_row, *by_width}:
-        return experts.experts(x_BTD, choice_BTA, share_BTA, weights, activate, dtype)
+    if not isinstance(weights.up_EDF, Array):
+        return definition(x_BTD, choice_BTA, share_BTA, weights, activate, dtype)
 
-    weights = jax.tree.map(lambda w: w.astype(dtype), weights)
     compute = functools.partial(local, activate=activate)
-    if not on_mesh:
+    if not on_mesh():
+        weights = jax.tree.map(lambda w: w.astype(dtype), weights)
         return compute(x_BTD, choice_BTA, share_BTA, weights, first=0).astype(dtype)
 
+    # The mesh axes that shard the tokens and the matrices; the width of the model is gathered (None).
+    tokens = logical_spec("batch", "length")
+    widen = logical_spec("expert", None, "mlp")
+    narrow = logical_spec("expert", "mlp", None)
+    row_axes = mesh_axes(tokens, 0)
+    length_axes = mesh_axes(tokens, 1)
+    expert_axes = mesh_axes(widen, 0)
+    term_axes = *expert_axes, *mesh_axes(widen, 2)
+    if {*term_axes} & {*length_axes}:
+        return definition(x_BTD, choice_BTA, share_BTA, weights, activate, dtype)
+
     # Cast the shards before they are gathered along fsdp: without the constraint, XLA would gather float32 and cast the result.
+    weights = jax.tree.map(lambda w: w.astype(dtype), weights)
     widening = ("expert", "embed", "mlp")
     weights = ExpertWeights(
         up_EDF=constrain(weights.up_EDF, widening),
         down_EFD=constrain(weights.down_EFD, ("expert", "mlp", "embed")),
         gate_EDF=None if weights.gate_EDF is None else constrain(weights.gate_EDF, widening),
     )
-    exchanged = bool(by_expert) and set(by_expert) <= set(by_row)
+
+    # Each device has the terms of its experts, and of its part of the MLP's width. Devices with terms of the same rows add
+    # them (`equal`); devices with different rows exchange the rows first (`exchanged`).
+    exchanged = tuple(axis for axis in term_axes if axis in row_axes)
+    equal = tuple(axis for axis in term_axes if axis not in row_axes)
 
     def on_device(x_BTD: Array, choice_BTA: Array, share_BTA: Array, weights: ExpertWeights) -> Array:
         first: Any = 0
-        if by_expert:
-            first = jax.lax.axis_index(by_expert) * len(weights.up_EDF)
+        if expert_axes:
+            first = jax.lax.axis_index(expert_axes) * len(weights.up_EDF)
         if exchanged:
-            gather = functools.partial(jax.lax.all_gather, axis_name=by_expert, tiled=True)
+            gather = functools.partial(jax.lax.all_gather, axis_name=exchanged, tiled=True)
             x_BTD = gather(x_BTD)
             choice_BTA = gather(choice_BTA)
             share_BTA = gather(share_BTA)
         y_BTD = compute(x_BTD, choice_BTA, share_BTA, weights, first=first)
 
-        # Each device has the terms of its experts, and of its part of the MLP's width: add them.
-        if by_width:
-            y_BTD = jax.lax.psum(y_BTD, by_width)
+        # First the scatter: the sum that follows has fewer rows.
         if exchanged:
-            y_BTD = jax.lax.psum_scatter(y_BTD, by_expert, tiled=True)
-        elif by_expert:
-            y_BTD = jax.lax.psum(y_BTD, by_expert)
+            y_BTD = jax.lax.psum_scatter(y_BTD, exchanged, tiled=True)
+        if equal:
+            y_BTD = _sum(y_BTD, equal)
         return y_BTD.astype(dtype)
 
-    tokens = logical_spec("batch", "length")
-    widen = logical_spec("expert", None, "mlp")
-    narrow = logical_spec("expert", "mlp", None)
     of_weights = ExpertWeights(widen, narrow, None if weights.gate_EDF is None else widen)
     # check_vma=False: ragged products do not annotate which mesh axes their results vary over.
     divided = jax.shard_map(on_device, in_specs=(tokens, tokens, tokens, of_weights), out_specs=tokens, check_vma=False)
     return divided(x_BTD, choice_BTA, share_BTA, weights)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _sum(x: Array, axes: tuple[str, ...]) -> Array:
+    """Sum over devices. Their gradients are equal, so the sum of the gradients needs no collective."""
+    total: Array = jax.lax.psum(x, axes)
+    return total
+
+
+def _sum_backward(axes: tuple[str, ...], _: None, dy: Array) -> tuple[Array]:
+    return (dy * jax.lax.axis_size(axes),)
+
+
+_sum.defvjp(lambda x, axes: (_sum(x, axes), None), _sum_backward)
 
 
 def _by_token(
@@ -165,10 +190,11 @@ def _by_groups(
     expert_X, own_X = _own_experts(choice_BTA, first, E)
     order_X = jnp.argsort(expert_X, stable=True)
     size_E = jnp.bincount(expert_X, length=E).astype(jnp.int32)
-    x_XD = x_BTD.reshape(-1, D)[order_X // A]
+    # Rows without a group have undefined products, and undefined gradients: neither reach the tokens.
+    x_XD = jnp.where(own_X[order_X][:, None], x_BTD.reshape(-1, D)[order_X // A], 0)
     y_XD = _mlp(x_XD, weights, activate, lambda x, w: jax.lax.ragged_dot(x, w, size_E))
 
-    # Back to the order of the tokens; add the terms of each token. Rows without a group are undefined.
+    # Back to the order of the tokens; add the terms of each token.
     back_X = jnp.argsort(order_X)
     y_XD = jnp.where(own_X[:, None], y_XD[back_X].astype(jnp.float32), 0.0)
     y_BTAD = y_XD.reshape(B, T, A, D)
@@ -181,7 +207,7 @@ def _by_tiles(
     """Compute the terms of the E experts starting at expert `first`: float32 `[B, T, D]`.
 
     Each expert's rows are padded to whole tiles, and each tile is multiplied by the matrix of its expert. There are at most E
-    tiles more than the rows fill, so the number of tiles is static, and no row is dropped.
+    tiles more than all pairs fill, also those of other devices, so the number of tiles is static, and no row is dropped.
     """
     B, T, D = x_BTD.shape
     A = choice_BTA.shape[-1]
@@ -202,7 +228,7 @@ def _by_tiles(
 def _slots(expert_X: Array, E: int) -> tuple[Array, Array]:
     """Return the row of each pair in the padded layout, int32 `[X]`, and the expert of each tile, `[n]`.
 
-    Pairs with the expert E, of another device, have an arbitrary row.
+    Pairs with the expert E, of another device, have an arbitrary row: their indices are clamped to those of expert E - 1.
     """
     # The tiles of an expert are consecutive: as many as its pairs need.
     size_E = jnp.bincount(expert_X, length=E)
@@ -218,12 +244,15 @@ def _slots(expert_X: Array, E: int) -> tuple[Array, Array]:
 
     count = math.ceil(len(expert_X) / TILE) + E
     expert_n = jnp.searchsorted(first_tile_E, jnp.arange(count), side="right") - 1
-    return slot_X, jnp.clip(expert_n, 0, E - 1)
+    return slot_X, expert_n
 
 
 @jax.custom_vjp
 def _tile_product(x_ntI: Array, w_EIO: Array, expert_n: Array) -> Array:
-    """Multiply each tile by the matrix of its expert: `[n, t, O]`."""
+    """Multiply each tile by the matrix of its expert: `[n, t, O]`.
+
+    The derivative of the loop would add a complete gradient `[E, I, O]` for each tile.
+    """
 
     def multiply(tile: tuple[Array, Array]) -> Array:
         x_tI, expert = tile

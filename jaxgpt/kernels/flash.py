@@ -27,7 +27,7 @@ def cudnn_attention(
 
     Calls with document ids, which cuDNN attention does not support, fall back to `attend`.
     """
-    if edit or visible.key or visible.query.document_BT is not None:
+    if edit is not None or visible.key is not None or visible.query.document_BT is not None:
         return attend(q_BTNH, k_BKSH, v_BKHS, visible, scale, edit)
 
     # The window of cuDNN does not count the query itself; `Visible.window` does.
@@ -55,7 +55,7 @@ def splash_attention(
     """Compute attention with Pallas' splash kernel on each device's rows and heads."""
     from jax.experimental.pallas.ops.tpu import splash_attention as splash  # a slow import, 1 s
 
-    if edit or visible.key:
+    if edit is not None or visible.key is not None:
         return attend(q_BTNH, k_BKSH, v_BKHS, visible, scale, edit)
     T = q_BTNH.shape[1]
     window = visible.window

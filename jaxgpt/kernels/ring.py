@@ -17,14 +17,14 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec
 
 from jaxgpt.kernels import online
-from jaxgpt.kernels.devices import logical_spec
+from jaxgpt.kernels.devices import logical_spec, mesh_axes, on_mesh, with_heads_of_queries
 from jaxgpt.kernels.online import Keys, Queries, Rule, Saved, Softmax
 from jaxgpt.ops import Array
 from jaxgpt.ops.attention import Edit, Positions, Visible, attend
@@ -99,36 +99,29 @@ def _attention(
     q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, visible: Visible, scale: float, edit: Edit | None, ring: bool
 ) -> Array:
     """Divide the arrays over the devices, and compute attention on each."""
-    rules: dict[str, Any] = dict(nn.get_logical_axis_rules())
-    on_mesh = bool(rules) and not jax.sharding.get_abstract_mesh().empty
-    axes = tuple(jax.tree.leaves(rules.get("length"))) if on_mesh else ()
     has_cache = visible.key is not None
-    other_axes = {*jax.tree.leaves(rules.get("heads")), *jax.tree.leaves(rules.get("batch"))}
-    shares_axis = not other_axes.isdisjoint(axes)
-    if edit is not None or has_cache or shares_axis:
+    if edit is not None or has_cache:
         return attend(q_BTNH, k_BKSH, v_BKHS, visible, scale, edit)
-
     place = visible.query
-    if not on_mesh:
-        local = _local(axes, visible.window, scale, ring)
+    if not on_mesh():
+        local = _local((), visible.window, scale, ring)
         return local(q_BTNH, k_BKSH, v_BKHS, place, place)
-    if rules.get("heads") != rules.get("kv_heads"):
-        # The mesh shards the query heads but not the key/value heads: repeat the key/value heads to match.
-        each = q_BTNH.shape[2] // k_BKSH.shape[1]
-        k_BKSH = jnp.repeat(k_BKSH, each, axis=1)
-        v_BKHS = jnp.repeat(v_BKHS, each, axis=1)
+    k_BKSH, v_BKHS = with_heads_of_queries(q_BTNH, k_BKSH, v_BKHS)
 
-    # The positions of keys are small: each device has those of whole rows.
-    B = len(q_BTNH)
-    has_positions_per_row = B > 1 and len(place.position_BT) == B
-    rows = "batch" if has_positions_per_row else None
     of_queries = logical_spec("batch", "length", "heads", None)
     of_k = logical_spec("batch", "heads", "length", None)
     of_v = logical_spec("batch", "heads", None, "length")
-    specs = of_queries, of_k, of_v, logical_spec(rows, "length"), logical_spec(rows, None)
+    # Positions without rows are equal in all rows.
+    has_positions_per_row = len(place.position_BT) == len(q_BTNH)
+    rows = of_queries[0] if has_positions_per_row else None
+    of_place = PartitionSpec(rows, of_queries[1])
+    # The positions of keys are small: each device has those of whole rows.
+    of_row_place = PartitionSpec(rows, None)
+    specs = of_queries, of_k, of_v, of_place, of_row_place
+    local = _local(mesh_axes(of_queries, 1), visible.window, scale, ring)
     # check_vma=False: the derivative is defined on each device.
-    local = _local(axes, visible.window, scale, ring)
     divided = jax.shard_map(local, in_specs=specs, out_specs=of_queries, check_vma=False)
+    # The positions are passed twice: of the queries of a device, and of whole rows.
     return divided(q_BTNH, k_BKSH, v_BKHS, place, place)
 
 

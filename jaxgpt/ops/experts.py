@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 TINY = 1e-20  # keeps the sum of a token's scores above 0
+SCALE = 2.0**40  # keeps the square of such a sum above 0
 
 
 class Routing(NamedTuple):
@@ -78,8 +79,15 @@ def route(
     _, choice_BTA = jax.lax.top_k(jax.lax.stop_gradient(preference_BTE), active)
     share_BTA = jnp.take_along_axis(score_BTE, choice_BTA, axis=-1)
     if normalize:
-        share_BTA = share_BTA / (share_BTA.sum(-1, keepdims=True) + TINY)
+        share_BTA = _divided_by_sum(share_BTA)
     return Routing(choice_BTA, scale * share_BTA, score_BTE)
+
+
+def _divided_by_sum(score: jax.Array) -> jax.Array:
+    """Divide the scores of a token by their sum; 0 if all of them are."""
+    # The derivative divides by the square of the sum, which would underflow. Factors of 2 do not change the quotient.
+    total = score.sum(-1, keepdims=True) + TINY
+    return (SCALE * score) / (SCALE * total)
 
 
 def expert_load(choice_BTA: jax.Array, experts: int, token_BT: jax.Array) -> jax.Array:
@@ -109,7 +117,7 @@ def balance_loss(routing: Routing, token_BT: jax.Array) -> jax.Array:
     """
     experts = routing.score_BTE.shape[-1]
     load_BE = expert_load(routing.choice_BTA, experts, token_BT)
-    normalized_BTE = routing.score_BTE / routing.score_BTE.sum(-1, keepdims=True)
+    normalized_BTE = _divided_by_sum(routing.score_BTE)
     return experts * (load_BE * row_mean(normalized_BTE, token_BT)).sum(-1)
 
 

@@ -95,6 +95,49 @@ def test_each_device_computes_its_rows_and_width(kernel: Any, sizes: dict[str, i
     assert_close(found, forward_and_backward(experts, *given), 5e-6)
 
 
+def test_devices_with_the_same_rows_add_only_the_outputs_of_their_rows() -> None:
+    """Once, after the exchange of rows; in the backward pass, only the gradients of the inputs are added."""
+    x, router, weights = arrays(8, 12)
+    routing = route(x @ router, 2)
+
+    def loss(x: Any) -> Any:
+        return tiled_experts(x, routing.choice_BTA, routing.share_BTA, weights, jax.nn.silu, jnp.float32).sum()
+
+    config = small("experts", n_experts=E, n_inner=F)
+    with use_mesh(make_mesh(MeshConfig(data=1, expert=2, tensor=2)), config, rows=8, length=12):
+        text = str(jax.make_jaxpr(jax.grad(loss))(x))
+    sums = re.findall(r"f32\[(\d+),12,16\] = psum\[", text)
+    assert sums == ["4", "4"]
+
+
+def test_rows_of_other_devices_have_any_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ragged_dot` does not define the rows of no group."""
+    product = jax.lax.ragged_dot
+
+    def undefined(y: Any, size: Any) -> Any:
+        in_group = jnp.arange(len(y)) < size.sum()
+        return jnp.where(in_group[:, None], y, jnp.nan)
+
+    @jax.custom_vjp
+    def ragged(x: Any, w: Any, size: Any) -> Any:
+        return undefined(product(x, w, size), size)
+
+    def backward(saved: Any, dy: Any) -> Any:
+        x, w, size = saved
+        _, of_rows = jax.vjp(lambda x, w: product(x, w, size), x, w)
+        in_group = jnp.arange(len(dy)) < size.sum()
+        dx, dw = of_rows(jnp.where(in_group[:, None], dy, 0))
+        return undefined(dx, size), dw, None
+
+    ragged.defvjp(lambda x, w, size: (ragged(x, w, size), (x, w, size)), backward)
+    monkeypatch.setattr(jax.lax, "ragged_dot", ragged)
+    given = arrays(2, 3, gated=False)
+    config = small("experts", n_experts=E, n_inner=F)
+    with use_mesh(make_mesh(MeshConfig(data=1, expert=2)), config, rows=2, length=3):
+        found = forward_and_backward(ragged_experts, *given)
+    assert_close(found, forward_and_backward(experts, *given), 5e-6)
+
+
 @on_cpu
 def test_weights_are_gathered_in_the_dtype_of_the_products() -> None:
     """In float16: XLA's CPU backend computes the collectives of bfloat16 in float32."""

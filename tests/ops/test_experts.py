@@ -62,6 +62,18 @@ def test_a_row_of_padding_has_finite_losses() -> None:
     assert jnp.isfinite(balance_loss(routing, jnp.zeros((B, T), bool))).all()
 
 
+@pytest.mark.parametrize("result", ["shares", "balance_loss"])
+def test_scores_that_underflow_have_finite_results_and_gradients(result: str) -> None:
+    def total(logits: jax.Array) -> jax.Array:
+        routing = route(logits, 2, "sigmoid")
+        values = routing.share_BTA if result == "shares" else balance_loss(routing, ALL)
+        return values.sum()
+
+    value, gradient = jax.value_and_grad(total)(jnp.full((B, T, E), -200.0))
+    assert jnp.isfinite(value)
+    assert jnp.isfinite(gradient).all()
+
+
 def test_the_gradient_of_the_bias_is_the_error_of_the_load() -> None:
     load_BE = expert_load(route(logits(), 2).choice_BTA, E, ALL)
     value, gradient_E = jax.value_and_grad(lambda bias_E: bias_loss(bias_E, load_BE).sum())(jnp.ones(E))
