@@ -145,38 +145,20 @@ def read_record(record: Any) -> ChatRecord | Pair:
         raise UserError(f"a conversation must be an object, not {short_repr(record)}: write {EXAMPLE}")
     fields = {name: value for name, value in record.items() if value is not None}
     tools = _tools(fields)
-
-    # Find the shape: a list of messages, or the fields of a request and its answer.
-    lists = [name for name in LISTS if name in fields]
-    pairs = [pair for pair in PAIRS if fields.keys() >= set(pair)]
-    shapes = [*lists, *pairs]
-    if "messages" in lists:
-        shapes = ["messages"]  # other fields are often a different form of these messages
-    if not shapes and fields.keys() >= {"chosen", "rejected"}:
-        raise UserError(
-            "a preference pair (chosen, rejected) is no conversation: train on pairs with --post.objective dpo, or rename the "
-            "field of the answer to completion"
-        )
-    if len(shapes) != 1:
-        problem = "an ambiguous shape" if shapes else "no known shape"
-        raise UserError(
-            f"{problem}: the fields are {short_repr([*record])}; use one of {SHAPES}; to train on documents, use "
-            f"jaxgpt data prepare"
-        )
-
+    shape = _find_shape(fields, list(record))
     _check_label(KTO, fields)
-    if lists:
-        messages = _messages(lists[0], fields[lists[0]])
+    if isinstance(shape, str):
+        messages = _messages(shape, fields[shape])
     else:
         _check_label(LABEL, fields)
-        asked, answered = pairs[0]
+        asked, answered = shape
         request = fields[asked]
         answer = fields[answered]
         earlier = [*history_messages(fields)]
 
         # A prompt and its completion need no chat template, unless the record has more than these.
         are_texts = isinstance(request, str) and isinstance(answer, str)
-        is_completion = pairs[0] == PAIRS[0] and are_texts
+        is_completion = shape == PAIRS[0] and are_texts
         if is_completion and not _system(fields) and not tools and not earlier:
             pair = Pair(request, answer)
             check_media(fields, pair.chat.messages)
@@ -189,6 +171,35 @@ def read_record(record: Any) -> ChatRecord | Pair:
         if system:
             messages = [_message("system", system), *messages]
     return ChatRecord(messages, tools, may_be_rejected=fields.get(LABEL) is False)
+
+
+def _find_shape(fields: Mapping[str, Any], names: Sequence[str]) -> str | tuple[str, str]:
+    """Return the field with a list of messages, or the fields of a request and its answer.
+
+    Args:
+        fields: the fields of a record that are not null.
+        names: names of all fields, for errors.
+
+    Raises:
+        UserError: if the fields have no known shape, or several.
+    """
+    if "messages" in fields:
+        return "messages"  # other fields are often a different form of these messages
+    lists = [name for name in LISTS if name in fields]
+    pairs = [pair for pair in PAIRS if fields.keys() >= set(pair)]
+    shapes: list[str | tuple[str, str]] = [*lists, *pairs]
+    if not shapes and fields.keys() >= {"chosen", "rejected"}:
+        raise UserError(
+            "a preference pair (chosen, rejected) is no conversation: train on pairs with --post.objective dpo, or rename the "
+            "field of the answer to completion"
+        )
+    if len(shapes) != 1:
+        problem = "an ambiguous shape" if shapes else "no known shape"
+        raise UserError(
+            f"{problem}: the fields are {short_repr(names)}; use one of {SHAPES}; to train on documents, use "
+            f"jaxgpt data prepare"
+        )
+    return shapes[0]
 
 
 def _check_label(name: str, fields: Mapping[str, Any]) -> None:

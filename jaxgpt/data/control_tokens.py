@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain, pairwise
@@ -147,37 +148,34 @@ class ControlTokens:
         if not isinstance(self.tokenizer, SubwordTokenizer):
             return [self.tokenizer.encode(part).tolist() for part in parts]
         text = "".join(parts)
-        ends = np.cumsum([len(part) for part in parts])
-        out: list[list[int]] = [[] for _ in parts]
+        ends = np.cumsum([len(part) for part in parts]).tolist()
+        encoded: list[list[int]] = [[] for _ in parts]
 
         def part_of(index: int) -> int:
-            return int(np.searchsorted(ends, index, "right"))
+            return bisect_right(ends, index)
 
-        begin = 0
-        start = ""
-        for match in [*self.unmarked(text, mark), None]:
-            next_begin = len(text) if match is None else match.begin
-            next_end = next_begin
-            if match is not None:
-                # A token absorbs white space before it only within its part: the ids of earlier parts are known.
-                name = text[match.begin : match.end]
-                part = part_of(match.end - len(name.lstrip()))
-                next_begin = max(match.begin, int(ends[part]) - len(parts[part]))
-                next_end = match.end
-
-            # Encode the text before the control token, split at the ends of parts.
-            bounds = [begin, *(int(end) for end in ends if begin < end < next_begin), next_begin]
+        def add_text(begin: int, end: int, before: str) -> None:
+            """Encode the text between two control tokens, split at the ends of parts; `before` is a break or empty."""
+            bounds = [begin, *(at for at in ends if begin < at < end), end]
             pieces = [text[a:b] for a, b in pairwise(bounds)]
             if mark:
                 pieces = [piece.replace(mark, "") for piece in pieces]
-            for at, ids in zip(bounds, self._encode_pieces(pieces, start), strict=False):
-                if ids:
-                    out[part_of(at)] += ids
-            if match is not None:
-                out[part].append(match.id)
-                start = NORMALIZED_BREAK if match.id in self._normalized else BREAK
-            begin = next_end
-        return out
+            for at, ids in zip(bounds, self._encode_pieces(pieces, before), strict=False):
+                if ids:  # an empty piece may be at the end of the text, after the last part
+                    encoded[part_of(at)] += ids
+
+        begin = 0
+        before = ""
+        for match in self.unmarked(text, mark):
+            # A token absorbs white space before it only within its part: the ids of earlier parts are known.
+            name = text[match.begin : match.end]
+            part = part_of(match.end - len(name.lstrip()))
+            add_text(begin, max(match.begin, ends[part] - len(parts[part])), before)
+            encoded[part].append(match.id)
+            begin = match.end
+            before = NORMALIZED_BREAK if match.id in self._normalized else BREAK
+        add_text(begin, len(text), before)
+        return encoded
 
     def unmarked(self, text: str, mark: str) -> list[TokenMatch]:
         """Find the control tokens of a text, without names that have a mark."""

@@ -60,19 +60,7 @@ class DocumentPiece(NamedTuple):
 
     def text(self) -> str:
         """Parse the text; raise `UserError` if it cannot be read."""
-        value: Any = self.content
-        if isinstance(value, UserError):
-            raise value
-        if self.field:
-            record = parse_record(value, self.where)
-            if not isinstance(record, dict):
-                raise UserError(f"{self.where}: expected an object, found {type(record).__name__}")
-            if self.field not in record:
-                raise UserError(
-                    f"{self.where}: no field {self.field!r} in {short_repr([*record])}: choose a field with --field"
-                )
-            value = record[self.field]
-
+        value = self._value()
         if isinstance(value, bytes):
             try:
                 value = value.decode("utf-8")
@@ -86,6 +74,22 @@ class DocumentPiece(NamedTuple):
         if "\0" in value:
             raise UserError(f"{self.where}: not text (it has a NUL): {CONVERT}")
         return value
+
+    def _value(self) -> Any:
+        """Return the content, or its field; raise `UserError` if the content is an error or has no such field."""
+        content: Any = self.content
+        if isinstance(content, UserError):
+            raise content
+        if not self.field:
+            return content
+        record = parse_record(content, self.where)
+        if not isinstance(record, dict):
+            raise UserError(f"{self.where}: expected an object, found {type(record).__name__}")
+        if self.field not in record:
+            raise UserError(
+                f"{self.where}: no field {self.field!r} in {short_repr([*record])}: choose a field with --field"
+            )
+        return record[self.field]
 
 
 def unreadable(piece: DocumentPiece, error: UserError) -> str:

@@ -101,16 +101,25 @@ def begin(
     # Continue, unless the parameters have changed before the first piece.
     index = shards.read_index(out)
     if index and (index["pieces"] or index["settings"] == settings):
-        _check_settings(out, index, settings, note)
+        _check_settings(out, index, settings)
+        _check_sources(out, index, settings["sources"], note)
         _check_older(out, index, sources)
-        index.setdefault("dropped", {"short": 0, "repeated": 0})
-        index.setdefault("markers", 0)
-        index["skipped"] = no_skips() | index["skipped"]
-        return index
+        new = _new_index(settings)
+        return index | {  # an older index lacks some entries
+            "skipped": new["skipped"] | index["skipped"],
+            "dropped": index.get("dropped", new["dropped"]),
+            "markers": index.get("markers", new["markers"]),
+        }
 
     for path in out.glob("*.bin"):
         path.unlink()
-    new = {
+    index = _new_index(settings)
+    shards.write_index(out, index)
+    return index
+
+
+def _new_index(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {
         "kind": shards.KIND,
         "complete": False,
         "settings": settings,
@@ -120,20 +129,12 @@ def begin(
         "markers": 0,
         "splits": {split: {"documents": 0, "tokens": 0, "bytes": 0, "shards": []} for split in SPLITS},
     }
-    shards.write_index(out, new)
-    return new
 
 
-def _check_settings(
-    out: Path, index: Mapping[str, Any], settings: Mapping[str, Any], note: Callable[[str], None]
-) -> None:
-    """Check that a continued command has the settings and sources of the index.
+def _check_settings(out: Path, index: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Raise `UserError` if a continued command has other settings than the index.
 
-    Modification times may differ if the content of the files is the same, as after a copy. An older index lacks newer
-    settings, which then have their defaults.
-
-    Raises:
-        UserError: if a setting or source differs.
+    An older index lacks newer settings, which then have their defaults.
     """
     defaults: dict[str, Any] = asdict(PrepareParams()) | {"bos_ids": []}
     for key, value in settings.items():
@@ -148,8 +149,15 @@ def _check_settings(
                 f"{out} was created with {key} {_shown(was)}, not {_shown(value)}: use the same value, or a different --out"
             )
 
+
+def _check_sources(
+    out: Path, index: Mapping[str, Any], now: Sequence[Mapping[str, Any]], note: Callable[[str], None]
+) -> None:
+    """Raise `UserError` if a continued command has other sources than the index.
+
+    Modification times may differ if the content of the files is the same, as after a copy.
+    """
     before = index["settings"]["sources"]
-    now = settings["sources"]
     if [_listed(each) for each in before] != [_listed(each) for each in now]:
         raise UserError(
             f"{out} was created with sources {_shown(before)}, not {_shown(now)}: use the same value, or a different --out"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from array import array
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,11 +42,7 @@ def describe(data: Data, progress: Progress = NO_PROGRESS) -> dict[str, Any]:
     train = _plain(data.train)
     val = _plain(data.val)
     splits = [train, val] if data.held_out else [train]
-    used = np.zeros(data.tokenizer.vocab_size, bool)
-    for split in splits:
-        for ids in blocks(split, READ, progress):
-            used[ids] = True
-
+    used = _used_ids(splits, data.tokenizer.vocab_size, progress)
     fitted = fit_ngrams(train, val, len(used), COUNTED, EVALUATED)
     if fitted is None:
         raise UserError(
@@ -53,14 +50,6 @@ def describe(data: Data, progress: Progress = NO_PROGRESS) -> dict[str, Any]:
             f"the entropy of trigrams: use a longer text, or change --data.train-fraction"
         )
     ratio = bytes_per_token(data, EVALUATED)
-    baselines = {}
-    for name, loss in fitted["losses"].items():
-        bits = loss / math.log(2) / ratio if ratio else None
-        baselines[name] = {"loss": loss, "bits_per_byte": bits}
-    if ratio:
-        bits = compressed_bits(data)
-        baselines["gzip"] = {"loss": bits * math.log(2) * ratio, "bits_per_byte": bits}
-
     grams = _held_out_grams(val) if data.held_out else np.zeros(0, np.uint64)
     training = (Grams(ids).of(GRAM) for ids in blocks(train, READ, progress, following=GRAM - 1))
     return {
@@ -75,8 +64,29 @@ def describe(data: Data, progress: Progress = NO_PROGRESS) -> dict[str, Any]:
         "overlap": overlap(grams, training) if len(grams) else None,
         "counted_tokens": fitted["counted_tokens"],
         "evaluated_tokens": fitted["evaluated_tokens"],
-        "baselines": baselines,
+        "baselines": _baselines(data, fitted["losses"], ratio),
     }
+
+
+def _used_ids(splits: Sequence[Split], vocab_size: int, progress: Progress) -> np.ndarray:
+    """Return whether each id of the vocabulary occurs."""
+    used = np.zeros(vocab_size, bool)
+    for split in splits:
+        for ids in blocks(split, READ, progress):
+            used[ids] = True
+    return used
+
+
+def _baselines(data: Data, losses: Mapping[str, float], ratio: float | None) -> dict[str, dict[str, float | None]]:
+    """Return the losses of n-gram models and, if the bytes per token (`ratio`) are known, of gzip."""
+    baselines: dict[str, dict[str, float | None]] = {}
+    for name, loss in losses.items():
+        bits = loss / math.log(2) / ratio if ratio else None
+        baselines[name] = {"loss": loss, "bits_per_byte": bits}
+    if ratio:
+        bits = compressed_bits(data)
+        baselines["gzip"] = {"loss": bits * math.log(2) * ratio, "bits_per_byte": bits}
+    return baselines
 
 
 def _plain(split: Split) -> Split:
