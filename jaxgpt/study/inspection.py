@@ -66,8 +66,8 @@ class Inspection(NamedTuple):
         and, if computed, `without`.
         """
         begin = 1 if len(self.ids) > 1 else 0  # index of the first query in the means
-        same = np.diagonal(self.attention, 0, 2, 3)
-        previous = np.diagonal(self.attention, -1, 2, 3)
+        same = np.diagonal(self.attention, offset=0, axis1=2, axis2=3)
+        previous = np.diagonal(self.attention, offset=-1, axis1=2, axis2=3)
         entropies = np.asarray(entropy(jnp.asarray(self.attention)))
         values = {
             "same": same[..., begin:].mean(-1),
@@ -104,100 +104,126 @@ def inspect(lm: LM, prompt: str, *, max_new_tokens: int = 20) -> Inspection:
         UserError: as in `generate`, or if the prompt and `max_new_tokens` exceed 128 tokens or the context length, or the
             weights have diverged.
     """
-    model = lm.config.model
-    only = only_text(lm)
-    ids = encode_prompt(lm.tokenizer, model.vocab_size, prompt) or start_ids(lm.tokenizer)
-    before = len(ids)
-    limit = min(INSPECTED_TOKENS, model.block_size)
-    if before + max_new_tokens > limit:
-        raise UserError(
-            f"a prompt of {before} tokens and {max_new_tokens} new tokens exceed the limit of {limit}: shorten the "
-            f"prompt, or lower max_new_tokens"
-        )
-    if max_new_tokens:
-        [continuation] = generate(lm, [ids], max_new_tokens=max_new_tokens, temperature=0)
-        ids = ids + continuation.ids
-    T = len(ids)
-
-    # Pad the text to a power of two, within the limit: texts of similar lengths then share a compiled program.
-    size = min(limit, round_up(T, 8))
-    padded = np.pad([ids], ((0, 0), (0, size - T)))
-    flops = 2 * count_parameters(lm.gpt) * T * model.n_layer * model.n_head  # FLOPs of ablating each head in turn
-    ablate = T > 1 and flops <= ABLATION
-    found = jax.device_get(on_tokens(_compute, lm, padded, np.int32(T), only, ablate))
-    log_p_TV = found.log_p_TV[:T]
+    ids, n_prompt = _continued(lm, prompt, max_new_tokens)
+    found = _computed(lm, ids)
+    log_p_TV = found.log_p_PV
     if np.isnan(log_p_TV).any():
         raise UserError(DIVERGED)
 
     p_TV = np.exp(log_p_TV)
     k = min(TOP, int(np.isfinite(log_p_TV[0]).sum()))  # ids without a text have probability 0
     best_Tk = np.argsort(-log_p_TV, axis=-1, kind="stable")[:, :k]
-    next_log_p = log_p_TV[np.arange(T - 1), ids[1:]]
+    next_log_p = log_p_TV[np.arange(len(ids) - 1), ids[1:]]
 
     word = partial(token_text, lm.tokenizer, first=ids[0])
     return Inspection(
         source=lm.source,
         ids=ids,
         tokens=[token_text(lm.tokenizer, ids[0]), *map(word, ids[1:])],
-        prompt=before,
+        prompt=n_prompt,
         top_ids=best_Tk,
         top_probabilities=np.take_along_axis(p_TV, best_Tk, -1),
         top_tokens=[[word(i) for i in row] for row in best_Tk.tolist()],
         entropy=-(p_TV * np.where(p_TV > 0, log_p_TV, 0.0)).sum(-1),
         next_probability=np.exp(next_log_p),
         next_rank=1 + (log_p_TV[:-1] > next_log_p[:, None]).sum(-1),
-        attention=found.attention_LNTT[:, :, :T, :T],
-        lens_tokens=[[word(i) for i in row] for row in found.lens_LT[:, :T].tolist()],
-        lens_probabilities=found.lens_p_LT[:, :T],
-        norms=np.linalg.norm(found.stream_LTD[:, :T].astype(np.float64), axis=-1),
+        attention=found.attention_LNPP,
+        lens_tokens=[[word(i) for i in row] for row in found.lens_LP.tolist()],
+        lens_probabilities=found.lens_p_LP,
+        norms=np.linalg.norm(found.stream_LPD.astype(np.float64), axis=-1),
         without=found.without_LN,
     )
 
 
-class _Computed(NamedTuple):
-    """The arrays of an inspection; positions after the text are padding."""
+def _limit(lm: LM) -> int:
+    """Return the maximum number of tokens of an inspected text."""
+    return min(INSPECTED_TOKENS, lm.config.model.block_size)
 
-    log_p_TV: Any
-    stream_LTD: Any
-    attention_LNTT: Any
-    lens_LT: Any
-    lens_p_LT: Any
-    without_LN: Any
+
+def _continued(lm: LM, prompt: str, max_new_tokens: int) -> tuple[list[int], int]:
+    """Return the ids of a prompt and its greedy continuation, and the number of ids of the prompt."""
+    ids = encode_prompt(lm.tokenizer, lm.config.model.vocab_size, prompt) or start_ids(lm.tokenizer)
+    n_prompt = len(ids)
+    if n_prompt + max_new_tokens > _limit(lm):
+        raise UserError(
+            f"a prompt of {n_prompt} tokens and {max_new_tokens} new tokens exceed the limit of {_limit(lm)}: shorten the "
+            f"prompt, or lower max_new_tokens"
+        )
+    if max_new_tokens:
+        [continuation] = generate(lm, [ids], max_new_tokens=max_new_tokens, temperature=0)
+        ids = ids + continuation.ids
+    return ids, n_prompt
+
+
+class _Computed(NamedTuple):
+    """The arrays of an inspection at P positions: the tokens of a text and, during the computation, padding."""
+
+    log_p_PV: Any
+    stream_LPD: Any
+    attention_LNPP: Any
+    lens_LP: Any
+    lens_p_LP: Any
+    without_LN: Any  # None: not computed
+
+    def without_padding(self, length: int) -> _Computed:
+        """Return the arrays of the first `length` positions."""
+        return _Computed(
+            log_p_PV=self.log_p_PV[:length],
+            stream_LPD=self.stream_LPD[:, :length],
+            attention_LNPP=self.attention_LNPP[:, :, :length, :length],
+            lens_LP=self.lens_LP[:, :length],
+            lens_p_LP=self.lens_p_LP[:, :length],
+            without_LN=self.without_LN,
+        )
+
+
+def _computed(lm: LM, ids: list[int]) -> _Computed:
+    """Compute the arrays of an inspection on the devices of the model, and copy them to the host."""
+    length = len(ids)
+    # Pad the text to a power of two, within the limit: texts of similar lengths then share a compiled program.
+    size = min(_limit(lm), round_up(length, 8))
+    padded_1P = np.pad([ids], ((0, 0), (0, size - length)))
+    model = lm.config.model
+    flops = 2 * count_parameters(lm.gpt) * length * model.n_layer * model.n_head  # FLOPs of ablating each head in turn
+    ablate = length > 1 and flops <= ABLATION
+    found: _Computed = jax.device_get(on_tokens(_compute, lm, padded_1P, np.int32(length), only_text(lm), ablate))
+    return found.without_padding(length)
 
 
 @partial(jax.jit, static_argnums=(0, 4, 5))
 def _compute(
-    model: GPT, params: Any, tokens_1T: jax.Array, length: jax.Array, only: OnlyIds, ablate: bool
+    model: GPT, params: Any, tokens_1P: jax.Array, length: jax.Array, only: OnlyIds, ablate: bool
 ) -> _Computed:
-    config = model.config
-    T = tokens_1T.shape[1]
-    stream = stream_names(config)
-    patterns = layer_names(config, "attn.pattern")
-    out = forward(model, params, tokens_1T, (*stream, *patterns))
-    layers = read_layers(model, params, tokens_1T, 1, only)
-
-    without_LN = None
-    if ablate:
-
-        def loss(logits_1TV: jax.Array) -> jax.Array:
-            """Compute the mean loss of the tokens from the second to the last."""
-            log_p_1T = log_likelihood(only(logits_1TV), jnp.roll(tokens_1T, -1, 1))
-            has_next_T = jnp.arange(T) < length - 1
-            return -log_p_1T.mean(where=has_next_T[None])
-
-        heads = tuple(layer_names(config, "attn.head_out"))
-        zeros_1TNH = jnp.zeros((1, T, config.n_head, config.head_width), model.ops.dtype)
-        clean, ablated_LN = sweep(model, params, tokens_1T, (zeros_1TNH,) * config.n_layer, heads, 2, loss)
-        without_LN = ablated_LN - clean
-
+    stream = stream_names(model.config)
+    patterns = layer_names(model.config, "attn.pattern")
+    out = forward(model, params, tokens_1P, (*stream, *patterns))
+    layers = read_layers(model, params, tokens_1P, k=1, only=only)
     return _Computed(
-        log_p_TV=jax.nn.log_softmax(only(out.logits)[0]),
-        stream_LTD=jnp.stack([out.taps[name][0] for name in stream]),
-        attention_LNTT=jnp.stack([out.taps[name][0] for name in patterns]),
-        lens_LT=layers.ids[:, 0, :, 0],
-        lens_p_LT=layers.probabilities[:, 0, :, 0],
-        without_LN=without_LN,
+        log_p_PV=jax.nn.log_softmax(only(out.logits)[0]),
+        stream_LPD=jnp.stack([out.taps[name][0] for name in stream]),
+        attention_LNPP=jnp.stack([out.taps[name][0] for name in patterns]),
+        lens_LP=layers.ids[:, 0, :, 0],
+        lens_p_LP=layers.probabilities[:, 0, :, 0],
+        without_LN=_ablated(model, params, tokens_1P, length, only) if ablate else None,
     )
+
+
+def _ablated(model: GPT, params: Any, tokens_1P: jax.Array, length: jax.Array, only: OnlyIds) -> jax.Array:
+    """Compute the increase of the mean loss of a text with each head ablated, `[L, N]`."""
+    config = model.config
+    P = tokens_1P.shape[1]
+
+    def loss(logits_1PV: jax.Array) -> jax.Array:
+        """Compute the mean loss of the tokens from the second to the last."""
+        log_p_1P = log_likelihood(only(logits_1PV), jnp.roll(tokens_1P, -1, 1))
+        has_next_P = jnp.arange(P) < length - 1
+        return -log_p_1P.mean(where=has_next_P[None])
+
+    outputs = tuple(layer_names(config, "attn.head_out"))
+    zeros_1PNH = jnp.zeros((1, P, config.n_head, config.head_width), model.ops.dtype)
+    zeros = (zeros_1PNH,) * config.n_layer
+    clean, ablated_LN = sweep(model, params, tokens_1P, zeros, outputs, axis=2, metric=loss)
+    return ablated_LN - clean
 
 
 def html(inspection: Inspection, title: str) -> str:
@@ -210,22 +236,6 @@ def html(inspection: Inspection, title: str) -> str:
     style = folder.joinpath("page.css").read_text("utf-8")
     script = folder.joinpath("page.js").read_text("utf-8")
 
-    # The policy allows inline styles and the script with this digest, and nothing else.
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    script_rule = f"script-src 'sha256-{digest}'"
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; {script_rule}; base-uri 'none'; form-action 'none'"
-
-    L, N, T, _ = inspection.attention.shape
-    summary = f"{plural(L, 'layer')} of {plural(N, 'head')}. {plural(T, 'token')}: {inspection.prompt} of the prompt"
-    if inspection.source:
-        summary = f"{inspection.source}: {summary}"
-    if inspection.prompt < T:
-        summary += f", {T - inspection.prompt} generated greedily (underlined)"
-
-    # The page stores the lower triangle of the attention maps, one byte per weight.
-    row, column = np.tril_indices(T)
-    weights = np.rint(255 * inspection.attention[:, :, row, column]).astype(np.uint8)
-
     # The template escapes all text of the model and the user.
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
@@ -234,19 +244,45 @@ def html(inspection: Inspection, title: str) -> str:
     return environment.from_string(template).render(
         found=inspection,
         title=title,
-        summary=f"{summary}.",
+        summary=_summary(inspection),
         largest=inspection.norms.max() or 1.0,
-        data={
-            "tokens": [visible(token, DOT) for token in inspection.tokens],
-            "layers": L,
-            "heads": N,
-            "weights": base64.b64encode(weights.tobytes()).decode(),
-        },
-        policy=policy,
+        data=_script_data(inspection),
+        policy=_policy(script),
         style=style,
         script=script,
         DOT=DOT,
     )
+
+
+def _policy(script: str) -> str:
+    """Return a content security policy that allows inline styles and this script, and nothing else."""
+    digest = hashlib.sha256(script.encode()).digest()
+    script_rule = f"script-src 'sha256-{base64.b64encode(digest).decode()}'"
+    return f"default-src 'none'; style-src 'unsafe-inline'; {script_rule}; base-uri 'none'; form-action 'none'"
+
+
+def _summary(inspection: Inspection) -> str:
+    """Describe the model and the text in one line."""
+    L, N, T, _ = inspection.attention.shape
+    source = f"{inspection.source}: " if inspection.source else ""
+    model = f"{plural(L, 'layer')} of {plural(N, 'head')}"
+    text = f"{plural(T, 'token')}: {inspection.prompt} of the prompt"
+    if inspection.prompt < T:
+        text += f", {T - inspection.prompt} generated greedily (underlined)"
+    return f"{source}{model}. {text}."
+
+
+def _script_data(inspection: Inspection) -> dict[str, Any]:
+    """Return the values for the script: the lower triangle of the attention maps, one byte per weight, and its labels."""
+    L, N, T, _ = inspection.attention.shape
+    row, column = np.tril_indices(T)
+    weights = np.rint(255 * inspection.attention[:, :, row, column]).astype(np.uint8)
+    return {
+        "tokens": [visible(token, DOT) for token in inspection.tokens],
+        "layers": L,
+        "heads": N,
+        "weights": base64.b64encode(weights.tobytes()).decode(),
+    }
 
 
 def token_text(tokenizer: Tokenizer, i: int, first: int | None = None) -> str:
