@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,12 +15,12 @@ from jaxgpt.errors import UserError, did_you_mean, plural
 from jaxgpt.files import beside
 from jaxgpt.presets import DEFAULT, PRESETS, preset
 
-LONGEST = 2**22  # tokens per window that hold any preference pair
-
 if TYPE_CHECKING:
     from jaxgpt.data import Data
     from jaxgpt.data.tokenizer import Tokenizer
     from jaxgpt.progress import Progress
+
+LONGEST = 2**22  # tokens per window that hold any preference pair
 
 
 def data_report(target: str = "", /, *, json: Json = False, settings: GivenSettings = NO_SETTINGS) -> int:
@@ -43,37 +44,16 @@ def data_report(target: str = "", /, *, json: Json = False, settings: GivenSetti
     Args:
         target: preset, run, or path of the data; may be omitted with --data.path or --data.mix
     """
-    # A run has config.json and tokenizer.json; a directory of text may contain one of these files.
-    has_run_files = all(Path(target, name).is_file() for name in ("config.json", "tokenizer.json"))
-    is_run = target not in ("", *PRESETS) and has_run_files
-    sets_data = bool({"data.path", "data.mix"} & settings.keys())
-    if not target:
-        if not sets_data:
-            raise UserError("missing argument: a preset, a run or the path of the data (see jaxgpt data report --help)")
-        base = preset(DEFAULT)
-    elif target in PRESETS or is_run:
-        base = named_config(target)
-    elif sets_data:
-        raise UserError(f"{target} is the path of the data: omit --data.path and --data.mix")
-    elif Path(target).exists():
-        base = preset(DEFAULT)
-        base = replace(base, data=replace(base.data, path=target))
-    else:
-        near = did_you_mean(target, [*PRESETS, *beside(target)])
-        raise UserError(f"no preset, run, file or directory {target!r}{near}; jaxgpt presets lists the presets")
-
+    base = _base(target, settings)
+    is_run = _is_run(target)
     # A mixture is described as it is at the end of a run; preference pairs have their own report.
     config = with_settings(base, settings)
     config = replace(config, data=config.data.last)
     if config.post.is_rollout:
         raise UserError(f"data report does not describe prompts, the data of post.objective {config.post.objective}")
     config = _for_pairs(config, is_run)
-    target = target or config.data.path or " ".join(config.data.mix)
     if config.data.tokenizer == "ids":
         raise UserError("data report needs the tokenizer of the ids: pass --data.tokenizer gpt2 or PATH")
-
-    from jaxgpt.report.describe import describe
-    from jaxgpt.report.preferences import describe_preferences
 
     tokenizer = None
     if is_run and "data.tokenizer" not in settings:
@@ -84,24 +64,59 @@ def data_report(target: str = "", /, *, json: Json = False, settings: GivenSetti
         is_unchanged = is_run and not any(name.startswith("data.") for name in settings)
         data = _open(config.with_model(vocab_size=0), target if is_unchanged else "", tokenizer, activity)
         activity.stage("counting")
-        if config.post.is_preference:
-            reports = [describe_preferences(part) for part in data.parts or (data,)]
-        else:
-            reports = [describe(part, activity) for part in data.parts or (data,)]
+        reports = [_describe(part, config, activity) for part in data.parts or (data,)]
 
+    name = target or config.data.path or " ".join(config.data.mix)
     if not data.parts:
         [results] = reports
-        return print_result(json, {"name": target} | results, _text(results))
+        return print_result(json, {"name": name} | results, _text(results))
+    shares = _shares(config, data)
+    sources = [{"path": path, "share": shares[path]} | results for path, results in zip(shares, reports, strict=True)]
+    texts = [_text(each, f"{each['path']}, {each['share']:.1%} of the training windows") for each in sources]
+    return print_result(json, {"name": name, "sources": sources}, "\n\n".join(texts))
 
+
+def _is_run(target: str) -> bool:
+    """Return whether a target is a run: it has two files, either of which a directory of text may contain."""
+    has_run_files = all(Path(target, name).is_file() for name in ("config.json", "tokenizer.json"))
+    return target not in ("", *PRESETS) and has_run_files
+
+
+def _base(target: str, settings: Mapping[str, Any]) -> Config:
+    """Return the config of a preset or run, or the default config with a path.
+
+    Raises:
+        UserError: if the target and the settings specify no data, or both do, or the target does not exist.
+    """
+    sets_data = bool({"data.path", "data.mix"} & settings.keys())
+    if not target:
+        if not sets_data:
+            raise UserError("missing argument: a preset, a run or the path of the data (see jaxgpt data report --help)")
+        return preset(DEFAULT)
+    if target in PRESETS or _is_run(target):
+        return named_config(target)
+    if sets_data:
+        raise UserError(f"{target} is the path of the data: omit --data.path and --data.mix")
+    if Path(target).exists():
+        base = preset(DEFAULT)
+        return replace(base, data=replace(base.data, path=target))
+    near = did_you_mean(target, [*PRESETS, *beside(target)])
+    raise UserError(f"no preset, run, file or directory {target!r}{near}; jaxgpt presets lists the presets")
+
+
+def _describe(data: Data, config: Config, activity: Progress) -> dict[str, Any]:
+    """Describe data that is not a mixture: preference pairs, or text."""
+    from jaxgpt.report.describe import describe
+    from jaxgpt.report.preferences import describe_preferences
+
+    return describe_preferences(data) if config.post.is_preference else describe(data, activity)
+
+
+def _shares(config: Config, mixture: Data) -> dict[str, float]:
+    """Return the fraction of the training windows from each part of a mixture, keyed by path."""
     weights = config.data.weights(config.data.phases[0])
     total = sum(weights.values())
-    sources = []
-    texts = []
-    for part, results in zip(data.parts, reports, strict=True):
-        share = weights[part.name] / total
-        sources.append({"path": part.name, "share": share} | results)
-        texts.append(_text(results, f"{part.name}, {share:.1%} of the training windows"))
-    return print_result(json, {"name": target, "sources": sources}, "\n\n".join(texts))
+    return {part.name: weights[part.name] / total for part in mixture.parts}
 
 
 def _for_pairs(config: Config, is_run: bool) -> Config:
@@ -140,13 +155,13 @@ def _open(config: Config, target: str, tokenizer: Tokenizer | None, progress: Pr
 
 def _text(results: dict[str, Any], source: str = "") -> str:
     """Format a report; `source`: description of a source of a mixture."""
-    first: dict[str, Any] = {"source": source} if source else {}
     if "longer_chosen" in results:
-        return aligned(first | _facts_of_pairs(results))
-    return f"{aligned(first | _facts(results))}\n\n{_baselines(results)}"
+        return aligned({"source": source, **_facts_of_pairs(results)})
+    return f"{aligned({'source': source, **_facts(results)})}\n\n{_baselines(results)}"
 
 
 def _facts_of_pairs(results: dict[str, Any]) -> dict[str, str | list[str]]:
+    """Return the lines about preference pairs, keyed by label."""
     val = results["validation_pairs"]
     held_out = f"{val:,} validation" if val else "no validation"
     shared = results["shared_prompts"]
@@ -166,32 +181,34 @@ def _facts_of_pairs(results: dict[str, Any]) -> dict[str, str | list[str]]:
 
 
 def _facts(results: dict[str, Any]) -> dict[str, str]:
+    """Return the lines about text, keyed by label."""
     val = results["validation_tokens"]
     held_out = f"{val:,} validation" if val else "no validation"
     size = results["bytes_per_token"]
     ratio = f"; {size:.2f} bytes per token" if size else ""
     overlap = results["overlap"]
-
-    repeated = {"documents": "", "lines": ""}
-    for items in repeated:
-        total = results[items]
-        if total is not None:
-            number = results[f"duplicate_{items}"]
-            share = f" ({number / total:.1%})" if number else ""
-            repeated[items] = f"{total:,}, {plural(number, 'duplicate')}{share}"
     return {
         "data": results["source"],
         "tokens": f"{results['train_tokens']:,} training, {held_out}{ratio}",
         "vocabulary": f"{results['vocabulary_used']:,} of {results['vocabulary']:,} tokens occur",
-        **repeated,
+        "documents": _count(results["documents"], results["duplicate_documents"]),
+        "lines": _count(results["lines"], results["duplicate_lines"]),
         "overlap": "" if overlap is None else f"{overlap:.2%} of the validation 13-grams occur in the training tokens",
     }
 
 
+def _count(total: int | None, duplicates: int | None) -> str:
+    """Format a number of documents or lines and of duplicates among them; "" if the number is unknown."""
+    if total is None or duplicates is None:
+        return ""
+    share = f" ({duplicates / total:.1%})" if duplicates else ""
+    return f"{total:,}, {plural(duplicates, 'duplicate')}{share}"
+
+
 def _baselines(results: dict[str, Any]) -> str:
-    baselines = results["baselines"]
+    """Format the table of baselines, and the tokens that they are computed from."""
     rows = [["baseline", "nats per token", "bits per byte"]]
-    for name, row in baselines.items():
+    for name, row in results["baselines"].items():
         label = f"uniform, ln {results['vocabulary']}" if name == "uniform" else name
         bits = row["bits_per_byte"]
         rows.append([label, f"{row['loss']:.4f}", "unknown" if bits is None else f"{bits:.4f}"])

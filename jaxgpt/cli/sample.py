@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from jaxgpt.cli.options import FLAT, NO_SAMPLING, Checkpoint, GivenSampling, Json, Seed, Special, Weights
 from jaxgpt.cli.output import aligned, note, note_sampling, print_json, progress
@@ -48,8 +48,8 @@ def sample(
         stream: print the text as it is generated
         check_memorized: find the longest span of each sample that occurs verbatim in the training data
     """
-    prompt = prompt or ("",)  # --prompt without a text
-    if stream and (json or beams.num_beams > 1 or len(prompt) * beams.num_return_sequences > 1):
+    prompts = prompt or ("",)  # --prompt without a text
+    if stream and (json or beams.num_beams > 1 or len(prompts) * beams.num_return_sequences > 1):
         raise UserError(
             "--stream prints one sample: pass one --prompt, without --json, --num-beams and --num-return-sequences"
         )
@@ -64,36 +64,57 @@ def sample(
         with progress("tokenizing") as activity:
             data = _training_data(lm, run, checkpoint, activity)
 
-    inputs = [encode_prompt(lm.tokenizer, lm.config.model.vocab_size, each, special) or "" for each in prompt]
+    inputs = [encode_prompt(lm.tokenizer, lm.config.model.vocab_size, each, special) or "" for each in prompts]
     settings: dict[str, Any] = asdict(text) | {"key": seed} | sampling
     note_sampling(lm, sampling, () if beams.num_beams == 1 else BEAMS_REJECT)
     if stream:
-        outs = [_stream(lm, prompt[0], inputs[0], settings)]
+        generations = [_stream(lm, prompts[0], inputs[0], settings)]
     else:
         with progress("sampling") as activity:
-            outs = generate(lm, inputs, **settings, **asdict(beams), progress=activity)
+            generations = generate(lm, inputs, **settings, **asdict(beams), progress=activity)
     note(f"sampled from {lm.source}")
 
-    repeated = [each for each in prompt for _ in range(beams.num_return_sequences)]
-    rows: list[dict[str, Any]] = [{"prompt": each} | out._asdict() for each, out in zip(repeated, outs, strict=True)]
-    results: dict[str, Any] = {"run": run, "model": lm.source, "samples": rows}
-    if check_memorized:
-        from jaxgpt.report.memorized import find_memorized
-
-        with progress("searching the training data") as activity:
-            spans, validation = find_memorized([out.ids for out in outs], data, activity)
-        for row, span in zip(rows, spans, strict=True):
-            row["memorized"] = asdict(span)
-        results["validation_tokens"] = validation
-
+    repeated = [each for each in prompts for _ in range(beams.num_return_sequences)]
+    samples = list(zip(repeated, generations, strict=True))
+    found = _find_memorized(generations, data) if check_memorized else None
     if json:
-        print_json(results)
+        print_json({"run": run, "model": lm.source, **_to_json(samples, found)})
         return 0
     if not stream:
-        print("\n---\n".join(each + out.text for each, out in zip(repeated, outs, strict=True)))
-    if check_memorized:
-        _print_memorized(spans, validation)
+        print("\n---\n".join(each + generation.text for each, generation in samples))
+    if found:
+        _print_memorized(found)
     return 0
+
+
+class TrainingSpans(NamedTuple):
+    """The longest spans of samples that occur in the training data.
+
+    Attributes:
+        spans: the span of each sample.
+        validation: median span of validation texts as long as the longest sample, in tokens; None: too little text.
+    """
+
+    spans: Sequence[Memorized]
+    validation: float | None
+
+
+def _find_memorized(generations: Sequence[Generation], data: Data) -> TrainingSpans:
+    """Find the samples in the training data."""
+    from jaxgpt.report.memorized import find_memorized
+
+    with progress("searching the training data") as activity:
+        return TrainingSpans(*find_memorized([generation.ids for generation in generations], data, activity))
+
+
+def _to_json(samples: Sequence[tuple[str, Generation]], found: TrainingSpans | None) -> dict[str, Any]:
+    """Return samples, each a prompt and its continuation, as values for JSON."""
+    rows: list[dict[str, Any]] = [{"prompt": prompt, **generation._asdict()} for prompt, generation in samples]
+    if found is None:
+        return {"samples": rows}
+    for row, span in zip(rows, found.spans, strict=True):
+        row["memorized"] = asdict(span)
+    return {"samples": rows, "validation_tokens": found.validation}
 
 
 def _training_data(lm: LM, target: str, checkpoint: str, progress: Progress) -> Data:
@@ -110,25 +131,27 @@ def _training_data(lm: LM, target: str, checkpoint: str, progress: Progress) -> 
     return data
 
 
-def _print_memorized(spans: Sequence[Memorized], validation: float | None) -> None:
+def _print_memorized(found: TrainingSpans) -> None:
+    """Print the longest span of each sample in the training data, and the median of validation texts."""
     from jaxgpt.report.memorized import PIECES
 
     print("---")
-    for number, span in enumerate(spans, 1):
+    for number, span in enumerate(found.spans, 1):
         size = f"{span.tokens:,} of {span.of:,} tokens, {span.characters:,} characters"
         print(f"longest span of sample {number} in the training data: {size}, at {span.location or 'no location'}")
         texts = {"  text": span.text, "  before": span.before, "  after": span.after}
         print(aligned({label: repr(text) for label, text in texts.items()}))
-    if validation is not None:
-        print(f"median longest span of {PIECES} validation texts as long as the longest sample: {validation:g} tokens")
+    if found.validation is not None:
+        length = f"{found.validation:g} tokens"
+        print(f"median longest span of {PIECES} validation texts as long as the longest sample: {length}")
 
 
-def _stream(lm: LM, prompt: str, prompt_input: Any, settings: dict[str, Any]) -> Generation:
-    """Print a prompt and a sample as it is generated; return the sample."""
+def _stream(lm: LM, prompt: str, ids: Any, settings: dict[str, Any]) -> Generation:
+    """Print a prompt and a sample as it is generated; return the sample. `ids` is the encoded prompt, or ""."""
     from jaxgpt.lm import stream
 
     print(prompt, end="", flush=True)
-    for piece in stream(lm, [prompt_input], **settings):
+    for piece in stream(lm, [ids], **settings):
         print(piece.text, end="", flush=True)
         if piece.done:
             done = piece.done
