@@ -87,7 +87,8 @@ class Heartbeats:
         self.status: Callable[[], str] = str  # "": this process is not judged
         self.heard = {process: Heard(-1, "", clock()) for process in range(count)}
         self._beat = 0
-        self._answered = self._looked = clock()
+        self._answered = clock()  # last answer of process 0
+        self._judged = clock()  # last call of `judge`
         self._ended = threading.Event()
 
     def start(self) -> None:
@@ -120,21 +121,14 @@ class Heartbeats:
     def judge(self) -> None:
         """End the process if it was paused itself, if process 0 does not answer, or, in process 0, if a process is silent."""
         now = self.clock()
-        paused = now - self._looked
-        self._looked = now
+        paused = now - self._judged
+        self._judged = now
         if not self.status():
             return
         if paused > self.limit:
             self._end(f"process {self.index} was paused for {paused:.0f} s ({OPTION} {self.limit:g})")
             return
-
-        # Process 0 judges the others, and they judge process 0.
-        silent: list[int] = []
-        if self.index == 0:
-            others = [process for process, heard in self.heard.items() if process and heard.status]
-            silent = [process for process in others if now - self.heard[process].at > self.limit]
-        elif now - self._answered > self.limit:
-            silent = [0]
+        silent = self._silent(now)
         if not silent:
             return
 
@@ -145,6 +139,13 @@ class Heartbeats:
             with suppress(Exception):
                 self.board.put(f"{VERDICT}/{self.index}", verdict)
         self._end(verdict)
+
+    def _silent(self, now: float) -> list[int]:
+        """Return the processes without a heartbeat: process 0 judges the others, and they judge process 0."""
+        if self.index == 0:
+            training = [process for process, heard in self.heard.items() if process != 0 and heard.status]
+            return [process for process in training if now - self.heard[process].at > self.limit]
+        return [0] if now - self._answered > self.limit else []
 
     def _end(self, verdict: str) -> None:
         if self._ended.is_set():

@@ -71,10 +71,10 @@ class Monitor(Listener):
         self.step = 0
         self.activity = COMPUTING
         self.longest = 0.0  # longest step so far
-        self._at = self._step_at = clock()  # last progress, and last step
+        self._at = clock()  # last progress
+        self._step_at: float | None = None  # last step or evaluation; None: no step, so the next one may compile
         self._in_stage = False
-        self._is_named = False  # whether the present lack of progress has been reported
-        self._is_timed = False  # whether the next step is not the first one, which compiles
+        self._is_reported = False  # whether the present lack of progress has been reported
 
     def started(self, program: Program, data: Data, run: Run, step: int) -> None:
         self.step = step
@@ -85,15 +85,15 @@ class Monitor(Listener):
 
     def progress(self, metrics: dict[str, float]) -> None:
         now = self.clock()
-        if self._is_timed:
+        if self._step_at is not None:
             self.longest = max(self.longest, now - self._step_at)
-        self._is_timed = True
         self._step_at = now
         self.step = int(metrics["step"]) + 1
         self._progress(COMPUTING)
 
     def evaluated(self, step: int, result: Result) -> None:
-        self._step_at = self.clock()  # an evaluation is not a step
+        if self._step_at is not None:
+            self._step_at = self.clock()  # the time of the next step excludes the evaluation
 
     def wait(self, future: Future[Any]) -> None:
         """Wait for the result of reading data, or until a stop is requested."""
@@ -104,31 +104,48 @@ class Monitor(Listener):
 
     def status(self) -> str:
         """Return the status to publish, as JSON."""
-        return json.dumps(Status(self.step, self.activity, self.clock() - self._at))
+        return json.dumps(self._own_status())
 
     def check(self) -> None:
         """Report a stuck run once, in process 0; end the process if a signal requests a stop."""
-        now = self.clock()
-        idle = now - self._at
-        slow_step = self.timeouts.slower * self.longest
-        limit = max(self.timeouts.stage if self._in_stage else self.timeouts.step, slow_step)
-        if idle > limit and not self._is_named and is_leader():
-            self._is_named = True
+        if self._is_stuck() and not self._is_reported and is_leader():
+            self._is_reported = True
             self.print_note(f"{self.explain()}; Ctrl-C or SIGTERM stops the run")
-        if self.stop.arrived is None or self._in_stage:
-            return
-
-        # After a signal, the run may take the time of a step to save.
-        waited = min(idle, now - self.stop.arrived)
-        patience = max(self.timeouts.stop if self.longest else self.timeouts.step, slow_step)
-        is_repeated = self.stop.repeated and self._at < self.stop.arrived
-        if is_repeated or waited > patience:
+        if self._ignores_stop():
             text = advice()
-            self.end(f"stopped without saving: {self.explain()}" + (f": {text}" if text else ""), UNFINISHED)
+            reason = f"stopped without saving: {self.explain()}"
+            self.end(f"{reason}: {text}" if text else reason, UNFINISHED)
+
+    def _is_stuck(self) -> bool:
+        """Return whether the run has made no progress for longer than a step or stage may take."""
+        limit = self.timeouts.stage if self._in_stage else self.timeouts.step
+        return self.clock() - self._at > max(limit, self._slow_step())
+
+    def _ignores_stop(self) -> bool:
+        """Return whether a signal requests a stop, and the run has not reached its next step in time.
+
+        After a signal, the run may take the time of a step to save. A second signal without progress after the first ends the
+        wait.
+        """
+        arrived = self.stop.arrived
+        if arrived is None or self._in_stage:
+            return False
+        if self.stop.repeated and self._at < arrived:
+            return True
+        waited = self.clock() - max(self._at, arrived)
+        limit = self.timeouts.stop if self.longest else self.timeouts.step
+        return waited > max(limit, self._slow_step())
+
+    def _slow_step(self) -> float:
+        """Return the seconds that a slow step may take."""
+        return self.timeouts.slower * self.longest
+
+    def _own_status(self) -> Status:
+        return Status(self.step, self.activity, self.clock() - self._at)
 
     def explain(self) -> str:
         """Describe the process that others wait for: one that does not compute, otherwise the last one."""
-        own = Status(self.step, self.activity, self.clock() - self._at)
+        own = self._own_status()
         found = parsed(statuses())
         if not found:
             return f"step {own.step + 1} was not reached for {minutes(own.seconds)}: {own.activity}"
@@ -139,7 +156,7 @@ class Monitor(Listener):
     def _progress(self, activity: str) -> None:
         self.activity = activity
         self._at = self.clock()
-        self._is_named = False
+        self._is_reported = False
 
 
 @contextmanager
