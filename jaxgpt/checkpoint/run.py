@@ -293,8 +293,8 @@ def _new_directory(preset: str) -> Path:
 def _locked(path: Path, overwrite: bool) -> Iterator[None]:
     """Create the directory of a run if missing, and lock it; on exit, delete it if it is new and empty."""
     _check_link(path)
-    created = not path.exists()
-    if created:
+    is_new = not path.exists()
+    if is_new:
         with reported(f"cannot write the run to {path}"):
             path.mkdir(parents=True, exist_ok=True)
     with sole_writer(path):
@@ -304,7 +304,7 @@ def _locked(path: Path, overwrite: bool) -> Iterator[None]:
             check_free(path, overwrite)
             yield
         finally:
-            if created and [file.name for file in path.iterdir()] == [LOCK]:
+            if is_new and [file.name for file in path.iterdir()] == [LOCK]:
                 shutil.rmtree(path)
 
 

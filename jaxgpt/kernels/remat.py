@@ -16,8 +16,9 @@ def _attention_and(products: Callable[..., Any]) -> Callable[..., Any]:
 
     def policy(primitive: Any, *avals: Any, **params: Any) -> Any:
         # Kernels name their results, except cuDNN attention: match its primitive, because its backward pass needs the results.
-        kernel = primitive.name == "dot_product_attention_fwd_wrapper" or _named(primitive, *avals, **params)
-        return kernel or products(primitive, *avals, **params)
+        is_cudnn = primitive.name == "dot_product_attention_fwd_wrapper"
+        is_attention = is_cudnn or _named(primitive, *avals, **params)
+        return is_attention or products(primitive, *avals, **params)
 
     return policy
 

@@ -90,7 +90,8 @@ def tiles(T: int, window: int) -> list[Tile]:
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attention(window: int, q: Array, k: Array, v: Array, document_NT: Array | None) -> Array:
     """Compute attention for `[N, T, H]`, N: the heads of all rows; keys and values may have fewer heads."""
-    return _forward(window, q, k, v, document_NT)[0]
+    out, _ = _forward(window, q, k, v, document_NT)
+    return out
 
 
 def _forward(window: int, q: Any, k: Any, v: Any, document_NT: Any) -> tuple[Array, tuple[Any, ...]]:

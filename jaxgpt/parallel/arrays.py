@@ -29,8 +29,8 @@ def put_array(array: Any, sharding: Sharding) -> jax.Array:
     """Put an array on devices; without a copy if it already has the sharding. Every process has the array, or its shards."""
     if isinstance(array, jax.Array) and array.sharding == sharding:
         return array
-    local = not isinstance(array, jax.Array) or array.is_fully_addressable
-    if local and sharding.is_fully_addressable:
+    is_local = not isinstance(array, jax.Array) or array.is_fully_addressable
+    if is_local and sharding.is_fully_addressable:
         return jax.block_until_ready(jax.device_put(array, sharding))
     whole = to_host(array)
     return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])

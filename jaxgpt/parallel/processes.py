@@ -98,7 +98,7 @@ def same_on_all(make: Callable[[], T], facts: Callable[[T], Mapping[str, Any]]) 
     """
     if _count == 1:
         return make()
-    results: list[T] = []
+    results: list[T] = []  # the result, made within `from_all`, which exchanges the errors of `make`
 
     def own_facts() -> dict[str, str]:
         results.append(make())
@@ -118,8 +118,11 @@ def same_on_all(make: Callable[[], T], facts: Callable[[T], Mapping[str, Any]]) 
 
 def is_peer_failure(error: Exception) -> bool:
     """Return whether an error looks like a broken connection to another process."""
-    known = isinstance(error, UserError) or (isinstance(error, OSError) and error.errno)
-    return _count > 1 and not known and BROKEN.search(str(error)) is not None
+    if _count == 1 or isinstance(error, UserError):
+        return False
+    if isinstance(error, OSError) and error.errno:  # an error of this process, such as of a file
+        return False
+    return BROKEN.search(str(error)) is not None
 
 
 def gather_to_host(tree: Any) -> Any:

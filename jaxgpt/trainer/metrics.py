@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -76,15 +76,7 @@ class MetricsFile:
         path = path if is_leader() else Path(os.devnull)
         self.elapsed_seconds = 0.0
         if last is not None and path.is_file():
-            # The checkpoint of step s precedes update s: keep the val_loss of step s, but drop the loss of step s.
-            kept = [line for line in read_metrics(path) if (line["step"], "loss" in line) < (last.step, True)]
-            # An evaluation that the checkpoint does not record is repeated.
-            if last.val_loss is None:
-                kept = [line for line in kept if line["step"] < last.step or "val_data" not in line]
-            # Version 0.1.0 recorded no `val_data`; the data of its runs did not change.
-            for line in kept:
-                if "val_loss" in line and "data" in last.about:
-                    line.setdefault("val_data", last.about["data"])
+            kept = _lines_before(last, read_metrics(path))
             write_atomically(path, "".join(json.dumps(line) + "\n" for line in kept))
             self.elapsed_seconds = max((line.get("elapsed_seconds", 0.0) for line in kept), default=0.0)
         self._path = path
@@ -112,6 +104,23 @@ class MetricsFile:
         self._file.close()
 
 
+def _lines_before(last: Info, lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the lines that a run continued from the checkpoint `last` keeps, with their `val_data`."""
+    kept = []
+    for line in lines:
+        # The checkpoint of step s precedes update s: keep the val_loss of step s, but drop the loss of step s.
+        is_later = line["step"] > last.step or (line["step"] == last.step and "loss" in line)
+        # An evaluation that the checkpoint does not record is repeated.
+        is_repeated = last.val_loss is None and line["step"] == last.step and "val_data" in line
+        if is_later or is_repeated:
+            continue
+        # Version 0.1.0 recorded no `val_data`; the data of its runs did not change.
+        if "val_loss" in line and "data" in last.about:
+            line = {**line, "val_data": line.get("val_data", last.about["data"])}
+        kept.append(line)
+    return kept
+
+
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
     """Read the lines of a metrics file; skip truncated and damaged lines."""
     with path.open("rb") as f:
@@ -129,10 +138,10 @@ def parse_line(line: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(value, dict) or type(value.get("step")) is not int or value["step"] < 0:
         return None
-    numbers = (value.get(name, 0) for name in ("loss", "val_loss", "tokens", "elapsed_seconds"))
-    if all(type(number) in (int, float) for number in numbers) and isinstance(value.get("changed", {}), dict):
-        return value
-    return None
+    names = ("loss", "val_loss", "tokens", "elapsed_seconds")
+    has_numbers = all(type(value.get(name, 0)) in (int, float) for name in names)
+    has_changes = isinstance(value.get("changed", {}), dict)
+    return value if has_numbers and has_changes else None
 
 
 def how_ended(lines: Sequence[Mapping[str, Any]], steps: int) -> str:

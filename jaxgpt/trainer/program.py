@@ -375,9 +375,9 @@ class Program:
         is_on_cpus = not isinstance(mesh, AbstractMesh) and mesh.devices.flat[0].platform == "cpu"
         if not is_on_cpus or self.config.model.dropout:
             return False
-        only_data = 1 < mesh.shape["data"] == mesh.size
+        has_only_data = mesh.size > 1 and mesh.shape["data"] == mesh.size
         weights = self.abstract.state.params, self.abstract.frozen
-        return only_data and all(each.is_fully_replicated for each in jax.tree.leaves(shardings_of(weights)))
+        return has_only_data and all(each.is_fully_replicated for each in jax.tree.leaves(shardings_of(weights)))
 
 
 def train_steps(state: TrainState, several: Several, step: Any) -> tuple[TrainState, dict[str, jax.Array]]:

@@ -225,14 +225,9 @@ def open_weights(start: Start) -> InitialWeights:
     origin = None
     state = None
     if config.state_from and is_first:
+        state = _existing_state(config.state_from)
         path, _ = parse_checkpoint(config.state_from)
         origin = Run(path)
-        state = Path(config.state_from)
-        if not state.is_dir():
-            raise UserError(
-                f"the checkpoint to start from, {config.state_from}, has been deleted: restore it, or start from a "
-                f"different one with --init-from RUN --keep-optimizer --overwrite"
-            )
         tokenizer = tokenizer or with_bos(origin.tokenizer(), config.data.bos)
 
     # Adapters, with their base.
@@ -261,6 +256,17 @@ def open_weights(start: Start) -> InitialWeights:
     initial = open_source(*parse_checkpoint(config.init_from))
     tokenizer = tokenizer or with_bos(initial.run.tokenizer(), config.data.bos)
     return InitialWeights(initial, frozen, known, tokenizer)
+
+
+def _existing_state(checkpoint: str) -> Path:
+    """Return the path of a checkpoint to start from; raise `UserError` if it has been deleted."""
+    path = Path(checkpoint)
+    if not path.is_dir():
+        raise UserError(
+            f"the checkpoint to start from, {checkpoint}, has been deleted: restore it, or start from a different one with "
+            f"--init-from RUN --keep-optimizer --overwrite"
+        )
+    return path
 
 
 def open_frozen(path: str, config: Config) -> WeightSource:
