@@ -159,6 +159,51 @@ def open_data(
     name = data.path or data.dataset
     data = located(data, config.directory)
     config = replace(config, data=data)
+    opened = _open_source(config, tokenizer, progress)
+    held_out = len(opened.val) > 0
+    val = opened.val if held_out else opened.train  # without held-out data, the training data are evaluated
+    _check_evaluated(val, config.window, opened.source)
+    return Data(
+        train=opened.train,
+        val=val,
+        held_out=held_out,
+        tokenizer=tokenizer,
+        source=opened.source,
+        fingerprint=opened.fingerprint,
+        name=name,
+        text=opened.text,
+        boundary=opened.boundary,
+        files=_digests(Path(data.path), opened.files) if data.path else {},
+        bos_ids=opened.bos_ids,
+    )
+
+
+def _check_evaluated(val: Split, window: int, source: str) -> None:
+    """Raise `UserError` if a split has no evaluation window."""
+    if len(val.eval_starts(window, window)):
+        return
+    if isinstance(val, Packed):
+        fix = "use longer documents, or change --data.train-fraction"
+        raise UserError(f"no evaluation window: the evaluated documents of {source} have a single id each; {fix}")
+    raise UserError(f"too few tokens for evaluation: {len(val)} in {source}; use a longer text")
+
+
+class _Opened(NamedTuple):
+    """A source of one kind; fields as in `Data`, except `files`."""
+
+    train: Split
+    val: Split  # empty: nothing is held out
+    source: str
+    fingerprint: str
+    files: Sequence[Path]  # the files of a directory
+    boundary: int | None = None
+    text: Text | None = None
+    bos_ids: tuple[int, ...] = ()
+
+
+def _open_source(config: Config, tokenizer: Tokenizer, progress: Progress) -> _Opened:
+    """Open a source of any kind, with its documents as in `data.documents`."""
+    data = config.data
     kind = _kind(config, data)
     if kind in RECORDS:
         opened = _open_records(kind, config, tokenizer, progress)
@@ -169,45 +214,10 @@ def open_data(
 
     train = opened.train
     val = opened.val
-    source = opened.source
-    if data.documents != "flow" and isinstance(train, Tokens) and isinstance(val, Tokens):
-        train, val, note = _as_documents(config, train, val, tokenizer.end_ids)
-        source += note
-
-    # Without held-out data, evaluate on the training data.
-    held_out = len(val) > 0
-    val = val if held_out else train
-    if not len(val.eval_starts(config.window, config.window)):
-        if isinstance(val, Packed):
-            fix = "use longer documents, or change --data.train-fraction"
-            raise UserError(f"no evaluation window: the evaluated documents of {source} have a single id each; {fix}")
-        raise UserError(f"too few tokens for evaluation: {len(val)} in {source}; use a longer text")
-    return Data(
-        train=train,
-        val=val,
-        held_out=held_out,
-        tokenizer=tokenizer,
-        source=source,
-        fingerprint=opened.fingerprint,
-        name=name,
-        text=opened.text,
-        boundary=opened.boundary,
-        files=_digests(Path(data.path), opened.files) if data.path else {},
-        bos_ids=opened.bos_ids,
-    )
-
-
-class _Opened(NamedTuple):
-    """A source of one kind, before `data.documents` applies; fields as in `Data`, except `files`."""
-
-    train: Split
-    val: Split  # empty: nothing is held out
-    source: str
-    fingerprint: str
-    files: Sequence[Path]  # the files of a directory
-    boundary: int | None = None
-    text: Text | None = None
-    bos_ids: tuple[int, ...] = ()
+    if data.documents == "flow" or not isinstance(train, Tokens) or not isinstance(val, Tokens):
+        return opened
+    train_documents, val_documents, note = _as_documents(config, train, val, tokenizer.end_ids)
+    return opened._replace(train=train_documents, val=val_documents, source=opened.source + note)
 
 
 def _open_records(kind: str, config: Config, tokenizer: Tokenizer, progress: Progress) -> _Opened:

@@ -100,19 +100,25 @@ def with_reference(config: Config, tokenizer: Tokenizer) -> Config:
             f"post.reference {path} has a different tokenizer than the weights of --init-from, so its ids have different "
             f"meanings: choose a reference with the same tokenizer"
         )
-    name = different_setting(model, config.model)
+    _check_reference(config, model)
+    reference = str(weights_at(path).absolute())
+    return replace(config, post=replace(config.post, reference=reference))
+
+
+def _check_reference(config: Config, model: ModelConfig) -> None:
+    """Raise `UserError` if a reference computes a different function; a teacher only needs the context of the run."""
     if config.post.objective == "distill":
         if config.window > model.block_size:
             raise UserError(
                 f"{config.window_setting} exceeds the context of the teacher, {model.block_size} tokens: lower --data.window"
             )
-    elif name:
+        return
+    name = different_setting(model, config.model)
+    if name:
         raise UserError(
-            f"post.reference {path} has model.{name} {getattr(model, name)!r}, but the trained model has "
+            f"post.reference {config.post.reference} has model.{name} {getattr(model, name)!r}, but the trained model has "
             f"{getattr(config.model, name)!r}: choose a reference with the same model settings"
         )
-    reference = str(weights_at(path).absolute())
-    return replace(config, post=replace(config.post, reference=reference))
 
 
 def different_setting(a: ModelConfig, b: ModelConfig) -> str:
