@@ -106,15 +106,7 @@ class ModelConfig(Section):
     init_std: float = setting(0.02, "standard deviation of the gpt2 initialization", 0.0, 1e6)
 
     def check(self) -> Iterator[str]:
-        if not self.head_dim and self.n_embd % self.n_head:
-            yield f"model.n_head {self.n_head} does not divide model.n_embd {self.n_embd}: choose a divisor or set head_dim"
-        if self.n_head % self.kv_heads:
-            yield f"model.n_kv_head {self.n_kv_head} does not divide model.n_head {self.n_head}: choose a divisor"
-        if not self.attn_proj and self.n_head * self.head_width != self.n_embd:
-            yield f"without model.attn_proj, n_head * head_dim must equal model.n_embd {self.n_embd}"
-        if self.positions == "rope" and (self.rotary_width % 2 or not self.rotary_width):
-            rotated = f"rotates {self.rotary_width} of the {self.head_width} channels of a head"
-            yield f"model.rope_fraction {self.rope_fraction:g} {rotated}: the number must be even and above 0"
+        yield from self._check_heads()
         if self.positions == "sinusoidal" and self.n_embd % 2:
             yield f"model.positions 'sinusoidal' needs an even model.n_embd, not {self.n_embd}"
         if self.tie_embeddings and self.head_bias:
@@ -124,16 +116,33 @@ class ModelConfig(Section):
         if self.parallel_residual and self.norm_position == "post":
             yield "model.parallel_residual needs model.norm_position pre, output or both, not post"
         yield from self._check_rope_scaling()
-        if not re.fullmatch(f"[LG]{{1,{MAX_LAYERS}}}", self.window_pattern):
-            letters = "the letters L (local) and G (global)"
-            yield f"model.window_pattern must consist of {letters}, not {short_repr(self.window_pattern)}"
-        for name, default in (("window_pattern", "L"), ("rope_local_theta", 0.0)):
-            if getattr(self, name) != default and not self.sliding_window:
-                yield f"model.{name} needs a model.sliding_window: set it, or set model.{name} to {default}"
+        yield from self._check_windows()
         # Use the lower bound: the exact count would trace the initialization of the weights.
         if self.least_parameters > MAX_PARAMETERS:
             size = f"at least {self.least_parameters:.1e} parameters"
             yield f"the model has {size}: at most {MAX_PARAMETERS:.0e} are allowed; lower model.n_embd"
+
+    def _check_heads(self) -> Iterator[str]:
+        """Yield the errors of the numbers and widths of attention heads."""
+        if not self.head_dim and self.n_embd % self.n_head:
+            yield f"model.n_head {self.n_head} does not divide model.n_embd {self.n_embd}: choose a divisor or set head_dim"
+        if self.n_head % self.kv_heads:
+            yield f"model.n_kv_head {self.n_kv_head} does not divide model.n_head {self.n_head}: choose a divisor"
+        if not self.attn_proj and self.n_head * self.head_width != self.n_embd:
+            yield f"without model.attn_proj, n_head * head_dim must equal model.n_embd {self.n_embd}"
+        if self.positions == "rope" and (self.rotary_width % 2 or not self.rotary_width):
+            rotated = f"rotates {self.rotary_width} of the {self.head_width} channels of a head"
+            yield f"model.rope_fraction {self.rope_fraction:g} {rotated}: the number must be even and above 0"
+
+    def _check_windows(self) -> Iterator[str]:
+        """Yield the errors of the sliding windows of the layers."""
+        if not re.fullmatch(f"[LG]{{1,{MAX_LAYERS}}}", self.window_pattern):
+            letters = "the letters L (local) and G (global)"
+            yield f"model.window_pattern must consist of {letters}, not {short_repr(self.window_pattern)}"
+        for name in ("window_pattern", "rope_local_theta"):
+            default = getattr(ModelConfig, name)
+            if getattr(self, name) != default and not self.sliding_window:
+                yield f"model.{name} needs a model.sliding_window: set it, or set model.{name} to {default}"
 
     def _check_rope_scaling(self) -> Iterator[str]:
         """Yield the errors of the bounds between which RoPE is scaled."""
@@ -151,6 +160,7 @@ class ModelConfig(Section):
             )
 
     def _check_experts(self) -> Iterator[str]:
+        """Yield the errors of settings that a model with experts does not support."""
         if self.mlp == "none":
             yield "model.n_experts needs an MLP: set model.mlp to gated or plain"
         if self.bias:
@@ -232,14 +242,14 @@ class DataConfig(Section):
     )
 
     def check(self) -> Iterator[str]:
-        _ = self.template_variables  # parsing raises an error for invalid variables
+        parse_variables(self.chat_template_kwargs, "data.chat_template_kwargs")  # raises an error if they are invalid
         if self.stride and (self.conversations or self.documents == "pack"):
             yield f"data.stride {self.stride} does not apply to packed documents or conversations: set it to 0"
         begins_with_mixture = bool(self.mix) and bool(self.phases[0].words)
         if self.path and begins_with_mixture:
             yield f"data.path {self.path} and data.mix both specify the data: omit one of them"
         for phase in self.phases:
-            self.weights(phase)  # check of the words
+            self.weights(phase)  # raises an error if the words are invalid
 
     @property
     def template_variables(self) -> dict[str, Any]:
@@ -398,9 +408,9 @@ class MeshConfig(Section):
     tensor: int = setting(1, "devices that split heads, MLP and vocabulary; -1: all remaining devices", -1)
 
     def check(self) -> Iterator[str]:
-        for f in fields(self):
-            if getattr(self, f.name) == 0:
-                yield f"mesh.{f.name} must be at least 1, or -1 for all remaining devices, not 0"
+        for axis, size in vars(self).items():
+            if size == 0:
+                yield f"mesh.{axis} must be at least 1, or -1 for all remaining devices, not 0"
         if self.fsdp == self.tensor == -1:
             yield "only one of mesh.fsdp and mesh.tensor can be -1 (all remaining devices): set the other to a number"
 
@@ -422,6 +432,33 @@ class LoraConfig(Section):
         for name in ("alpha", "targets"):
             if not self.rank and getattr(self, name) != getattr(LoraConfig, name):
                 yield f"lora.{name} needs lora.rank: add --lora.rank 8, or omit lora.{name}"
+
+
+WITH_REFERENCE = ("dpo", "robust", "ipo")  # objectives of pairs with a frozen reference
+PREFERENCES = (*WITH_REFERENCE, "simpo", "orpo")  # objectives of preference pairs
+ROLLOUTS = ("grpo", "dr-grpo", "dapo", "gspo", "rloo")  # objectives of rewards of generated answers
+# Objectives that use each setting of `post`.
+USED_BY = {
+    "divergence": ("distill",),
+    "top_k": ("distill",),
+    "beta": PREFERENCES,
+    "label_smoothing": ("dpo", "robust"),
+    "normalize": ("dpo", "robust"),
+    "margin": ("simpo",),
+    "sft": (*WITH_REFERENCE, "simpo"),
+    "reference": (*WITH_REFERENCE, *ROLLOUTS, "distill"),
+    "reward": ROLLOUTS,
+    "reward_seconds": ROLLOUTS,
+    "group": ROLLOUTS,
+    "max_new_tokens": ROLLOUTS,
+    "overlong_tokens": ROLLOUTS,
+    "mask_truncated": ROLLOUTS,
+    "rollout_epochs": ROLLOUTS,
+    "clip_low": ROLLOUTS,
+    "clip_high": ROLLOUTS,
+    "kl": ROLLOUTS,
+    "kl_estimator": ROLLOUTS,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -493,20 +530,17 @@ class PostConfig(Section):
         for name, objectives in USED_BY.items():
             is_changed = getattr(self, name) != getattr(PostConfig, name)
             if is_changed and self.objective not in objectives:
-                option = name.replace("_", "-")
-                yield (
-                    f"post.{name} has no effect on post.objective {self.objective}: add --post.objective "
-                    f"{objectives[0]}, or omit --post.{option}"
-                )
+                fix = f"add --post.objective {objectives[0]}, or omit --post.{name.replace('_', '-')}"
+                yield f"post.{name} has no effect on post.objective {self.objective}: {fix}"
 
     def _check_reward(self) -> Iterator[str]:
         """Yield the errors of several rewards, which need a weight each."""
         if len(self.reward) < 2:
             return
-        names = [word.rpartition("=")[0] for word in self.reward]
-        for name, word in zip(names, self.reward, strict=True):
-            weight = word.rpartition("=")[2]
-            if not name or not re.fullmatch(r"-?(\d+\.?\d*|\.\d+)", weight) or abs(float(weight)) > 1e6:
+        names = [name for name, _ in self._reward_words()]
+        for word, (name, weight) in zip(self.reward, self._reward_words(), strict=True):
+            is_number = re.fullmatch(r"-?(\d+\.?\d*|\.\d+)", weight) is not None
+            if not (name and is_number and abs(float(weight)) <= 1e6):
                 yield (
                     f"several rewards need NAME=WEIGHT each, with a weight from -1e6 to 1e6, as in exact=1 json=0.2: "
                     f"{short_repr(word)}"
@@ -516,13 +550,17 @@ class PostConfig(Section):
         if not any(self.reward_weights.values()):
             yield "all weights of post.reward are 0, so all answers have equal rewards: change one"
 
+    def _reward_words(self) -> list[tuple[str, str]]:
+        """Split NAME=WEIGHT of several rewards; a word without "=" has an empty name."""
+        parts = [word.rpartition("=") for word in self.reward]
+        return [(name, weight) for name, _, weight in parts]
+
     @property
     def reward_weights(self) -> dict[str, float]:
         """The weight of each reward, keyed by its name; a single reward has no weight in `reward`, and the weight 1."""
         if len(self.reward) == 1:
             return {self.reward[0]: 1.0}
-        parts = [word.rpartition("=") for word in self.reward]
-        return {name: float(weight) for name, _, weight in parts}
+        return {name: float(weight) for name, weight in self._reward_words()}
 
     @property
     def is_preference(self) -> bool:
@@ -538,33 +576,6 @@ class PostConfig(Section):
     def has_reference(self) -> bool:
         """Whether the objective compares the trained weights with a frozen reference."""
         return self.objective in ("distill", *WITH_REFERENCE) or (self.is_rollout and self.kl > 0)
-
-
-WITH_REFERENCE = ("dpo", "robust", "ipo")  # objectives of pairs with a frozen reference
-PREFERENCES = (*WITH_REFERENCE, "simpo", "orpo")  # objectives of preference pairs
-ROLLOUTS = ("grpo", "dr-grpo", "dapo", "gspo", "rloo")  # objectives of rewards of generated answers
-# Objectives that use each setting of `post`.
-USED_BY = {
-    "divergence": ("distill",),
-    "top_k": ("distill",),
-    "beta": PREFERENCES,
-    "label_smoothing": ("dpo", "robust"),
-    "normalize": ("dpo", "robust"),
-    "margin": ("simpo",),
-    "sft": (*WITH_REFERENCE, "simpo"),
-    "reference": (*WITH_REFERENCE, *ROLLOUTS, "distill"),
-    "reward": ROLLOUTS,
-    "reward_seconds": ROLLOUTS,
-    "group": ROLLOUTS,
-    "max_new_tokens": ROLLOUTS,
-    "overlong_tokens": ROLLOUTS,
-    "mask_truncated": ROLLOUTS,
-    "rollout_epochs": ROLLOUTS,
-    "clip_low": ROLLOUTS,
-    "clip_high": ROLLOUTS,
-    "kl": ROLLOUTS,
-    "kl_estimator": ROLLOUTS,
-}
 
 
 @dataclass(frozen=True)
@@ -721,14 +732,7 @@ class Config(Section):
         if self.mesh.expert > 1 and (not experts or experts % self.mesh.expert):
             yield f"mesh.expert {self.mesh.expert} must divide the number of experts, model.n_experts {experts}"
         yield from self._check_context()
-        if self.lora.rank and self.post.objective == "distill":
-            yield "post.objective distill does not support adapters (lora.rank): train all weights"
-        if self.lora.rank and self.post.reference:
-            yield "with lora.rank, the frozen base is the reference: omit post.reference, or train all weights"
-        if (self.post.is_preference or self.post.is_rollout) and self.data.documents != "flow":
-            yield f"data.documents {self.data.documents} does not apply to post.objective {self.post.objective}: omit it"
-        if self.post.is_rollout:
-            yield from self._check_rollouts()
+        yield from self._check_objective()
         windows = max(self.train.steps_per_call * self.train.batch_size, self.train.eval_batch_size)
         ids = windows * (self.row_tokens + 1)
         if ids > MAX_BATCH:
@@ -736,6 +740,18 @@ class Config(Section):
                 f"{windows:,} windows of {self.window_setting} are {ids:,} token ids: at most "
                 f"{MAX_BATCH:,} are allowed; lower train.batch_size, steps_per_call or eval_batch_size"
             )
+
+    def _check_objective(self) -> Iterator[str]:
+        """Yield the errors of settings that the objective does not support."""
+        post = self.post
+        if self.lora.rank and post.objective == "distill":
+            yield "post.objective distill does not support adapters (lora.rank): train all weights"
+        if self.lora.rank and post.reference:
+            yield "with lora.rank, the frozen base is the reference: omit post.reference, or train all weights"
+        if (post.is_preference or post.is_rollout) and self.data.documents != "flow":
+            yield f"data.documents {self.data.documents} does not apply to post.objective {post.objective}: omit it"
+        if post.is_rollout:
+            yield from self._check_rollouts()
 
     @property
     def window(self) -> int:
@@ -765,8 +781,9 @@ class Config(Section):
                 f"must be a multiple of post.group {self.post.group}"
             )
         for name in ("steps", "eval_every", "checkpoint_every"):
-            if getattr(train, name) % steps:
-                yield f"train.{name} {getattr(train, name)} must be a multiple of train.steps_per_call {steps}"
+            number = getattr(train, name)
+            if number % steps:
+                yield f"train.{name} {number} must be a multiple of train.steps_per_call {steps}"
         if train.epochs:
             yield "train.epochs does not apply to rollouts: use train.steps"
         if self.data.mix:

@@ -77,7 +77,7 @@ def data_report(target: str = "", /, *, json: Json = False, settings: GivenSetti
 
 
 def _is_run(target: str) -> bool:
-    """Return whether a target is a run: it has two files, either of which a directory of text may contain."""
+    """Return whether a target is a run: it has two files. A directory of text may contain one of them."""
     has_run_files = all(Path(target, name).is_file() for name in ("config.json", "tokenizer.json"))
     return target not in ("", *PRESETS) and has_run_files
 
@@ -86,7 +86,7 @@ def _base(target: str, settings: Mapping[str, Any]) -> Config:
     """Return the config of a preset or run, or the default config with a path.
 
     Raises:
-        UserError: if the target and the settings specify no data, or both do, or the target does not exist.
+        UserError: if the target does not exist, or the data are specified twice or not at all.
     """
     sets_data = bool({"data.path", "data.mix"} & settings.keys())
     if not target:
