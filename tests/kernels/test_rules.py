@@ -110,7 +110,7 @@ def expected(definition: Kernel) -> Any:
         (ring_attention, {"fsdp": 2, "context": 2}, {"heads": ("fsdp",), "kv_heads": ("fsdp",), "embed": ()}),
         (gathered_attention, {"fsdp": 2}, {"length": ("fsdp", "context")}),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_rules_that_shard_several_axes_over_the_axes_of_rows(
     kernel: Kernel, sizes: dict[str, int], rules: Rules
