@@ -96,10 +96,25 @@ def embeddings(step: Step) -> Iterator[Collective]:
 
 
 def blocks(step: Step) -> Iterator[Collective]:
-    """Yield the sums of tensor parallelism: the outputs of attention and MLP, forward, and gradients of their inputs."""
-    times = 4 * step.config.model.n_layer * step.microbatches
-    size = step.width * step.tokens
-    yield Collective("all-reduce", size, step.sizes["tensor"], times, axes=("tensor",), site="activations of blocks")
+    """Yield the sums of tensor parallelism: the outputs of attention and MLP, forward, and gradients of their inputs.
+
+    The outputs of experts are summed in float32; the MLP of the shared experts has its own sums.
+    """
+    model = step.config.model
+    times = model.n_layer * step.microbatches
+    of_attention = of_mlp = [step.width, step.width]
+    of_experts = [4, step.width]
+    widths = [*of_attention, *of_mlp]
+    if model.n_experts:
+        widths = [*of_attention, *of_experts]
+        if model.shared_experts:
+            widths += of_mlp
+    group = step.sizes["tensor"]
+    for width in sorted(set(widths)):
+        count = widths.count(width) * times
+        yield Collective(
+            "all-reduce", width * step.tokens, group, count, axes=("tensor",), site="activations of blocks"
+        )
 
 
 def experts(step: Step) -> Iterator[Collective]:

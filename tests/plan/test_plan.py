@@ -410,6 +410,20 @@ def _kernel_flops(run: Config) -> float:
     return 7 * model.n_layer * product_flops(shape, 0)
 
 
+@pytest.mark.parametrize("shared", [1, pytest.param(0, marks=pytest.mark.long)])
+def test_the_sums_of_experts_along_tensor(shared: int) -> None:
+    """The compiled step sums the outputs of the experts once, and those of the shared experts."""
+    run = config(
+        MeshConfig(data=1, expert=2, tensor=2), n_layer=1, n_experts=4, shared_experts=shared, bias=False, mlp="gated"
+    )
+    program = build(run)
+    compiled, _ = read_program(lowered(program).compile().as_text(), program.mesh.shape)
+    guess = [each for each in estimate(run, parse_topology("v5e:2x2")).collectives if each.axes == ("tensor",)]
+    forward = [each for each in compiled if each.axes == ("tensor",) and re.match("h(_0)?/", each.site)]
+    forward = [each for each in forward if "backward" not in each.site]
+    assert sum(each.bytes * each.times for each in guess) == 2 * sum(each.bytes * each.times for each in forward)
+
+
 @needs_libtpu
 def test_the_tpu_compiler_exchanges_the_tokens_of_experts() -> None:
     """The bytes sent along the axis of the experts, in both directions, match the estimate."""
