@@ -38,6 +38,7 @@ from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokenizer_files import (
     GPT2_REPO,
     GPT2_REVISION,
+    how_to_write,
     load_tokenizer,
     make_tokenizer,
     save_tokenizer,
@@ -329,8 +330,7 @@ def _tokenizer(source: Path, named: str, model: ModelConfig, weights: Weights) -
 
     fix = "choose a tokenizer with --tokenizer (gpt2, byte, ids, or a path)"
     if not (source / "tokenizer.json").is_file():
-        write = f"AutoTokenizer.from_pretrained('{source}').save_pretrained('{source}')"
-        raise UserError(f"{source} has no tokenizer.json: write it with transformers, {write}, or {fix}")
+        raise UserError(f"{source} has no tokenizer.json: {how_to_write(source)}, or {fix}")
     try:
         return load_tokenizer(source, config)
     except UserError as e:

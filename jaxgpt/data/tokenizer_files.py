@@ -30,6 +30,7 @@ from jaxgpt.files import parse_json, read_bytes, write_atomically, write_json
 from jaxgpt.hub import download
 
 TOKENIZERS = (*FROM_TEXT, "byte", "gpt2", "ids")
+WITHOUT_JSON = ("vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model")  # files of other tokenizers
 FILE_BYTES = 1 << 27  # maximum size of a tokenizer file in bytes: 4x the largest published file
 GPT2_REPO = "openai-community/gpt2"
 GPT2_REVISION = "607a30d783dfa663caf39e06633721c8d4cfcd7e"
@@ -139,9 +140,11 @@ def _from_json(path: Path, files: SpecialFiles | None = None) -> Tokenizer:
 
     if not path.is_file():
         near = did_you_mean(str(path), TOKENIZERS)
-        raise UserError(
-            f"no tokenizer at {path}{near}: choose {', '.join(TOKENIZERS)}, or the path of a tokenizer.json"
-        )
+        fix = f"choose {', '.join(TOKENIZERS)}, or the path of a tokenizer.json"
+        has_others = any((path.parent / name).is_file() for name in WITHOUT_JSON)
+        if path.name == "tokenizer.json" and has_others:
+            fix = how_to_write(path.parent)
+        raise UserError(f"no tokenizer at {path}{near}: {fix}")
     data = read_bytes(path, FILE_BYTES)
     value = parse_json(data, str(path))
     try:
@@ -172,6 +175,11 @@ def _set_first_space(library: Any, adds_space: bool) -> None:
     words = library.pre_tokenizer
     if isinstance(words, pre_tokenizers.ByteLevel):
         words.add_prefix_space = adds_space
+
+
+def how_to_write(directory: Path) -> str:
+    """Return the advice to write the tokenizer.json of a directory with other files of a tokenizer."""
+    return f"write it with transformers, AutoTokenizer.from_pretrained('{directory}').save_pretrained('{directory}')"
 
 
 def _add_tokens(library: Any, files: SpecialFiles, directory: Path) -> None:

@@ -291,3 +291,11 @@ def test_the_class_of_the_tokenizer_decides_about_the_first_space(
     library.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     assert load_tokenizer(tmp_path).encode("a b").tolist() == expected
+
+
+def test_a_tokenizer_without_tokenizer_json_says_how_to_write_it(tmp_path: Path) -> None:
+    (tmp_path / "vocab.json").write_text("{}")
+    with pytest.raises(
+        UserError, match=r"no tokenizer at .*tokenizer\.json: write it with transformers, AutoTokenizer"
+    ):
+        load_tokenizer(tmp_path)
