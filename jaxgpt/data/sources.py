@@ -56,23 +56,7 @@ def find_source(name: str) -> Source:
 
     The files of a Hugging Face dataset that match the pattern (default: `FILES`) are downloaded to the Hub's cache.
     """
-    skipped = ""
-    path = Path(name)
-    if name.startswith(HUB):
-        path, files = _dataset(name)
-    elif not path.exists():
-        raise missing(name, f"; a Hugging Face dataset is {HUB}OWNER/NAME")
-    elif path.is_dir():
-        kind = output_kind(path)
-        if kind not in ("", "run"):
-            raise UserError(f"{name} holds no text ({kind}): choose a different source")
-        listing = list_files(path)
-        files = [*listing.files]
-        skipped = listing.note
-    else:
-        check_kind(path)
-        files = [path]
-
+    path, files, skipped = _files_of(name)
     for file in files:
         check_no_arrow(file)
     files = [file for file in files if file.stat().st_size]
@@ -90,6 +74,24 @@ def find_source(name: str) -> Source:
         digests=tuple(map(sampled_digest, files)),
         skipped=skipped,
     )
+
+
+def _files_of(name: str) -> tuple[Path, list[Path], str]:
+    """Return the root and the files of a source, and a note on skipped files or ""."""
+    if name.startswith(HUB):
+        root, files = _dataset(name)
+        return root, files, ""
+    path = Path(name)
+    if not path.exists():
+        raise missing(name, f"; a Hugging Face dataset is {HUB}OWNER/NAME")
+    if not path.is_dir():
+        check_kind(path)
+        return path, [path], ""
+    kind = output_kind(path)
+    if kind not in ("", "run"):
+        raise UserError(f"{name} holds no text ({kind}): choose a different source")
+    listing = list_files(path)
+    return path, [*listing.files], listing.note
 
 
 def sampled_digest(path: Path) -> str:

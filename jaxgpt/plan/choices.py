@@ -62,20 +62,7 @@ def meshes(
 
 def _all_meshes(config: Config, topology: Topology) -> Iterator[MeshConfig]:
     """Yield the meshes of all devices that the model and the batch allow."""
-    n = topology.n_devices
-    divisors = [size for size in range(1, n + 1) if n % size == 0]
-
-    def extend(sizes: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-        left = n // math.prod(sizes)
-        if len(sizes) == len(AXES):
-            if left == 1:
-                yield sizes
-            return
-        for size in divisors:
-            if left % size == 0:
-                yield from extend((*sizes, size))
-
-    for sizes in extend(()):
+    for sizes in _factorizations(topology.n_devices, len(AXES)):
         mesh = MeshConfig(**dict(zip(AXES, sizes, strict=True)))
         if row_shards(sizes_of(mesh)) > config.train.batch_size:
             continue
@@ -85,6 +72,17 @@ def _all_meshes(config: Config, topology: Topology) -> Iterator[MeshConfig]:
             yield resolve_mesh(replace(config, mesh=mesh), topology)[0].mesh
         except UserError:  # such as an n_embd that fsdp does not divide
             continue
+
+
+def _factorizations(n: int, count: int) -> Iterator[tuple[int, ...]]:
+    """Yield the tuples of `count` positive integers with the product n, in lexicographic order."""
+    if count == 1:
+        yield (n,)
+        return
+    for first in range(1, n + 1):
+        if n % first == 0:
+            for others in _factorizations(n // first, count - 1):
+                yield (first, *others)
 
 
 def smallest_slice(config: Config, topology: Topology, work: Work = NEXT_TOKEN) -> tuple[Topology, str] | None:

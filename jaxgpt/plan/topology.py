@@ -201,24 +201,10 @@ def devices_of(topology: Topology) -> list[Any]:
     import jax
     from jax.experimental import topologies
 
-    chip = topology.chip
     name = f"{topology.name}:{'x'.join(map(str, topology.grid))}"
-    platform = "tpu"
-    options: dict[str, Any] = dict(chip.options)
-    if topology.name in HOPPER:
-        platform = "cuda"
-        target = _HOPPER.format(bandwidth=chip.hbm_bandwidth, memory=chip.hbm, kind=chip.kinds[0])
-        options = {
-            "target_config": target,
-            "topology": f"1x1x{topology.n_devices}",  # numbers of slices, processes and devices
-        }
-    elif topology.slices > 1:
-        options["num_slices"] = topology.slices
-    elif topology.n_devices == chip.per_chip:
-        options["chips_per_host_bounds"] = (1, 1, 1)
-
+    platform = "cuda" if topology.name in HOPPER else "tpu"
     try:
-        described = topologies.get_topology_desc(name, platform, **options)
+        described = topologies.get_topology_desc(name, platform, **_compiler_options(topology))
         return list(described.devices)
     except (jax.errors.JaxRuntimeError, RuntimeError) as e:
         text = " ".join(str(e).split())
@@ -227,3 +213,19 @@ def devices_of(topology: Topology) -> list[Any]:
                 "libtpu is in use by another process: wait for it to end, or remove a stale /tmp/libtpu_lockfile"
             ) from None
         raise UserError(f"the compiler does not support {topology}: {text[:200]}") from None
+
+
+def _compiler_options(topology: Topology) -> dict[str, Any]:
+    """Return the options of `get_topology_desc` that describe a topology to its compiler."""
+    chip = topology.chip
+    if topology.name in HOPPER:
+        return {
+            "target_config": _HOPPER.format(bandwidth=chip.hbm_bandwidth, memory=chip.hbm, kind=chip.kinds[0]),
+            "topology": f"1x1x{topology.n_devices}",  # numbers of slices, processes and devices
+        }
+    options: dict[str, Any] = dict(chip.options)
+    if topology.slices > 1:
+        options["num_slices"] = topology.slices
+    elif topology.n_devices == chip.per_chip:
+        options["chips_per_host_bounds"] = (1, 1, 1)
+    return options
