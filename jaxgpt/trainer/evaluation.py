@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -202,41 +202,57 @@ def evaluate(
     """
     began = time.perf_counter()
     config = program.config
-    mesh = program.mesh
     T = config.window
     starts = np.asarray(tokens.eval_starts(T, max(config.data.stride, T)))
-
-    # The batch size depends on the whole split, not on `windows`, so that all evaluations of a run compile one shape.
-    ways = batch_ways(mesh)
-    batch_size = config.train.eval_batch_size or program.microbatches.rows
-    batch_size = math.ceil(min(batch_size, len(starts)) / ways) * ways
     shared = evenly_spaced(len(starts), config.train.eval_windows)
     windows = np.arange(len(starts)) if all_windows else shared
-    sums: list[RowSums] = []  # sums of each batch
-    progress(0, len(windows))
+    rows = Windows(tokens, starts[windows], T)
+
+    # The batch size depends on the whole split, not on `windows`, so that all evaluations of a run compile one shape.
+    ways = batch_ways(program.mesh)
+    batch_size = config.train.eval_batch_size or program.microbatches.rows
+    batch_size = math.ceil(min(batch_size, len(starts)) / ways) * ways
+    sums = _sums_of_rows(program, params, rows, batch_size, interrupted, progress, wait)
+    if sums is None:
+        return None
+
+    count_B = np.asarray(sums.count_B)
+    result = summarize(np.asarray(sums.loss_B), count_B, np.searchsorted(windows, shared))
+    count = float(count_B.sum(dtype=np.float64))
+    others = {name: float(np.sum(value_B, dtype=np.float64)) / count for name, value_B in sums.others.items()}
+    return result._replace(seconds=time.perf_counter() - began, others=others, rows=rows)
+
+
+def _sums_of_rows(
+    program: Program,
+    params: Any,
+    rows: Windows,
+    batch_size: int,
+    interrupted: Callable[[], bool],
+    progress: Progress,
+    wait: Callable[[Future[Any]], None],
+) -> RowSums | None:
+    """Return the sums of the objective of each row, on the host, or None if interrupted. Arguments as for `evaluate`."""
+    progress(0, len(rows))
 
     def batch(first: int) -> Any:
-        part = Windows(tokens, starts[windows[first : first + batch_size]], T)
-        return put(mesh, [part], batch_size)
+        part = replace(rows, starts_B=rows.starts_B[first : first + batch_size])
+        return put(program.mesh, [part], batch_size)
 
-    with prefetched(batch, range(0, len(windows), batch_size)) as batches:
+    parts: list[RowSums] = []
+    with prefetched(batch, range(0, len(rows), batch_size)) as batches:
         for _, ready in batches:
             wait(ready)
             if interrupted():
                 return None
-            sums.append(program.sums(params, ready.result()))
-            if len(sums) > AHEAD:  # limit on the number of queued batches
-                jax.block_until_ready(sums[-AHEAD - 1])
-                progress((len(sums) - AHEAD) * batch_size, len(windows))
+            parts.append(program.sums(params, ready.result()))
+            if len(parts) > AHEAD:  # limit on the number of queued batches
+                jax.block_until_ready(parts[-AHEAD - 1])
+                progress((len(parts) - AHEAD) * batch_size, len(rows))
 
     # Drop the rows that pad the last batch.
-    total: RowSums = jax.tree.map(lambda *parts: np.concatenate(parts)[: len(windows)], *jax.device_get(sums))
-    count_B = np.asarray(total.count_B)
-    result = summarize(np.asarray(total.loss_B), count_B, np.searchsorted(windows, shared))
-    count = float(count_B.sum(dtype=np.float64))
-    others = {name: float(np.sum(value_B, dtype=np.float64)) / count for name, value_B in total.others.items()}
-    rows = Windows(tokens, starts[windows], T)
-    return result._replace(seconds=time.perf_counter() - began, others=others, rows=rows)
+    joined: RowSums = jax.tree.map(lambda *leaves: np.concatenate(leaves)[: len(rows)], *jax.device_get(parts))
+    return joined
 
 
 def evenly_spaced(n: int, count: int) -> np.ndarray:
@@ -262,7 +278,15 @@ def summarize(sums: np.ndarray, counts: np.ndarray, shared: np.ndarray | slice =
         )
     loss = float(sums.sum() / counts.sum())
     ranking = float(sums[shared].sum() / counts[shared].sum())
-    result = Evaluation(loss, math.nan, len(sums), round(counts.sum()), ranking, sums, counts)
+    result = Evaluation(
+        loss=loss,
+        stderr=math.nan,
+        windows=len(sums),
+        tokens=round(counts.sum()),
+        ranking=ranking,
+        sums=sums,
+        counts=counts,
+    )
     return result._replace(stderr=_stderr(result.deviations))
 
 

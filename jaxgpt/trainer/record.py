@@ -190,6 +190,18 @@ def peak_memory() -> int:
     return max(peaks)
 
 
+class _Call(NamedTuple):
+    """The end of a call.
+
+    Attributes:
+        at: time of the end in seconds, minus the excluded seconds until then.
+        done: steps done.
+    """
+
+    at: float
+    done: int
+
+
 class Speed:
     """Recent training speed, excluding evaluations and the first call.
 
@@ -205,7 +217,7 @@ class Speed:
         self._began = 0.0  # end time of the first call
         self._first = 0  # steps done at that time
         self._excluded = 0.0  # excluded seconds
-        self._calls: deque[tuple[float, int]] = deque()  # end of recent calls, minus excluded seconds; steps done
+        self._calls: deque[_Call] = deque()  # recent calls
 
     def call_ended(self, done: int) -> tuple[dict[str, float], dict[str, float]]:
         """Record the end of a call, after `done` steps of the run.
@@ -214,18 +226,18 @@ class Speed:
         the first call, including evaluations. Both dictionaries are empty for the first call.
         """
         now = time.perf_counter()
-        self._calls.append((now - self._excluded, done))
+        last = _Call(now - self._excluded, done)
+        self._calls.append(last)
         if len(self._calls) == 1:
             self._began = now
             self._first = done
             return {}, {}
 
         # The speed of the calls in the last `WINDOW` seconds.
-        while len(self._calls) > 2 and self._calls[1][0] <= self._calls[-1][0] - WINDOW:
+        while len(self._calls) > 2 and self._calls[1].at <= last.at - WINDOW:
             self._calls.popleft()
-        start, before = self._calls[0]
-        end, after = self._calls[-1]
-        speed = (after - before) * self.tokens_per_step / max(end - start, 1e-9)
+        first = self._calls[0]
+        speed = (last.done - first.done) * self.tokens_per_step / max(last.at - first.at, 1e-9)
         left = (now - self._began) / (done - self._first) * (self.steps - done)
         mfu = {"mfu": self.mfu * speed} if self.mfu else {}
         return {"tokens_per_second": speed} | mfu, {"seconds_left": left}
