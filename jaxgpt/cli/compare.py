@@ -139,32 +139,36 @@ def as_json(groups: Sequence[SeedGroup]) -> dict[str, Any]:
     """Return the groups, and the comparisons of the best group with each other group; unknown numbers are null."""
     from jaxgpt.study.seeds import difference
 
-    described = []
-    for group in groups:
-        stderr = known(group.stderr)
-        runs = [group.runs[seed] for seed in sorted(group.runs)]
-        seeds = sorted(group.losses)
-        losses = [group.losses[seed] for seed in seeds]
-        described.append(
-            {"settings": group.settings, "runs": runs, "seeds": seeds, "losses": losses, "mean": group.mean}
-            | {"stderr": stderr}
-        )
     best, *others = groups
     comparisons = []
     for number, other in enumerate(others, 1):
-        found = difference(best, other)
-        comparisons.append(
-            {
-                "groups": [0, number],
-                "difference": found.mean,
-                "stderr": known(found.error),
-                "stderr_seeds": known(found.stderr),
-                "stderr_windows": found.window_stderr if found.windows else None,
-                "interval": [known(end) for end in found.interval],
-                "pairs": found.pairs,
-                "windows": found.windows,
-                "distinguishable": found.is_distinguishable,
-                "seeds_needed": found.seeds_needed or None,
-            }
-        )
-    return {"groups": described, "comparisons": comparisons}
+        comparisons.append({"groups": [0, number], **_difference_json(difference(best, other))})
+    return {"groups": [_group_json(group) for group in groups], "comparisons": comparisons}
+
+
+def _group_json(group: SeedGroup) -> dict[str, Any]:
+    """Return a group, in the order of its seeds."""
+    seeds = sorted(group.losses)
+    return {
+        "settings": group.settings,
+        "runs": [group.runs[seed] for seed in seeds],
+        "seeds": seeds,
+        "losses": [group.losses[seed] for seed in seeds],
+        "mean": group.mean,
+        "stderr": known(group.stderr),
+    }
+
+
+def _difference_json(found: Difference) -> dict[str, Any]:
+    """Return the difference between two groups."""
+    return {
+        "difference": found.mean,
+        "stderr": known(found.error),
+        "stderr_seeds": known(found.stderr),
+        "stderr_windows": found.window_stderr if found.windows else None,
+        "interval": [known(end) for end in found.interval],
+        "pairs": found.pairs,
+        "windows": found.windows,
+        "distinguishable": found.is_distinguishable,
+        "seeds_needed": found.seeds_needed or None,
+    }

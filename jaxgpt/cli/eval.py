@@ -71,9 +71,10 @@ def eval(
     of_text = {"--data.path": path, "--data.bos": bos, "--data.on-error": on_error, "--post.reward": reward}
     if tasks:
         check_unused(of_text, "with --tasks")
-        from jaxgpt.cli.eval_tasks import eval_tasks
+        from jaxgpt.cli.eval_tasks import TaskOptions, eval_tasks
 
-        return eval_tasks(run, checkpoint, weights, tasks, tasks_path, limit, shots, chat_template, json)
+        asked = TaskOptions(tasks, tasks_path, limit, shots, chat_template)
+        return eval_tasks(run, checkpoint, weights, asked, json)
     check_unused(of_tasks, "without --tasks")
     from jaxgpt.checkpoint.run import Run
     from jaxgpt.parallel.host import use_cores

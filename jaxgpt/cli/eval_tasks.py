@@ -3,72 +3,98 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxgpt.cli.options import Weights
 from jaxgpt.cli.output import aligned, columns, known, note, print_result, progress
 
+if TYPE_CHECKING:
+    from jaxgpt.tasks.record import TaskResult
 
-def eval_tasks(
-    run: str,
-    checkpoint: str,
-    weights: Weights,
-    names: str,
-    path: str,
-    limit: int,
-    shots: int,
-    chat_template: bool,
-    json: bool,
-) -> int:
-    """Evaluate a run on tasks, print the results and keep them in the run. The arguments are options of `jaxgpt eval`."""
+
+class TaskOptions(NamedTuple):
+    """The options of `jaxgpt eval` for tasks.
+
+    Attributes:
+        names: names or YAML files, separated by commas.
+        path: directory with YAML files of further tasks.
+        limit: samples of each task; 0: all.
+        shots: examples in each prompt; -1: as the task defines.
+        chat_template: render the prompts with the model's chat template.
+    """
+
+    names: str
+    path: str
+    limit: int
+    shots: int
+    chat_template: bool
+
+
+def eval_tasks(run: str, checkpoint: str, weights: Weights, options: TaskOptions, json: bool) -> int:
+    """Evaluate a run on tasks, print the results and keep them in the run."""
     from jaxgpt.checkpoint.run import open_run
     from jaxgpt.tasks.load import harness_version, open_tasks, split_names
 
     recorded = open_run(Path(run))
     version = harness_version()
     with progress("finding the tasks") as activity:
-        tasks = open_tasks(split_names(names), path, None if shots < 0 else shots, activity)
+        shots = None if options.shots < 0 else options.shots
+        tasks = open_tasks(split_names(options.names), options.path, shots, activity)
 
         from jaxgpt.lm import load
         from jaxgpt.provenance import versions
-        from jaxgpt.tasks.record import add_results, read_results, table
+        from jaxgpt.tasks.record import read_results
 
         read_results(recorded.path)  # integrity check before the work
         activity.stage("loading")
         lm = load(run, checkpoint, None if weights == "float32" else weights)
-        step = int(lm.source.rpartition(" ")[2])  # "RUN, step N"
 
         activity.stage("evaluating")
-        results = tasks.evaluate(lm, limit=limit or None, chat_template=chat_template, progress=activity)
+        results = tasks.evaluate(
+            lm, limit=options.limit or None, chat_template=options.chat_template, progress=activity
+        )
 
-    # Keep the results in the run; they are printed in any case.
     facts: dict[str, Any] = {
-        "step": step,
+        "step": int(lm.source.rpartition(" ")[2]),  # "RUN, step N"
         "weights": weights,
-        "limit": limit,
-        "chat_template": chat_template,
+        "limit": options.limit,
+        "chat_template": options.chat_template,
         "date": datetime.now().astimezone().isoformat(timespec="seconds"),
         "versions": versions() | {"lm_eval": version},
     }
+    _keep(recorded.path, results, facts)
+    about = {
+        "model": lm.source,
+        "tasks": f"lm-evaluation-harness {version}",
+        "settings": [
+            f"{weights} weights" if weights != "float32" else "",
+            "chat template" if options.chat_template else "",
+        ],
+    }
+    values = [asdict(each) | {"value": known(each.value)} for each in results]
+    return print_result(json, {"run": run, "model": lm.source, **facts, "tasks": values}, _text(about, results))
+
+
+def _keep(run: Path, results: Sequence[TaskResult], facts: Mapping[str, Any]) -> None:
+    """Keep results in a run; print a note about results that cannot be kept, because they are printed in any case."""
+    from jaxgpt.tasks.record import add_results
+
     unknown = [f"{each.task} {each.metric}" for each in results if not math.isfinite(each.value)]
     if unknown:
-        note(f"NaN or infinite, and not kept in {recorded.path}: {', '.join(unknown)}")
+        note(f"NaN or infinite, and not kept in {run}: {', '.join(unknown)}")
     try:
-        add_results(recorded.path, results, facts)
+        add_results(run, results, facts)
     except OSError as e:
-        note(f"the results are not kept in {recorded.path}: {e.strerror}")
+        note(f"the results are not kept in {run}: {e.strerror}")
 
-    settings = f"{weights} weights" if weights != "float32" else ""
-    head = aligned(
-        {
-            "model": lm.source,
-            "tasks": f"lm-evaluation-harness {version}",
-            "settings": [settings, "chat template" if chat_template else ""],
-        }
-    )
-    text = f"{head}\n\n{columns(table(results))}\n\n+- is the standard error over the samples of a task"
-    values = [asdict(each) | {"value": known(each.value)} for each in results]
-    return print_result(json, {"run": run, "model": lm.source, **facts, "tasks": values}, text)
+
+def _text(about: Mapping[str, str | Sequence[str]], results: Sequence[TaskResult]) -> str:
+    """Format results as a table below the facts about their evaluation."""
+    from jaxgpt.tasks.record import table
+
+    rows = columns(table(results))
+    return f"{aligned(about)}\n\n{rows}\n\n+- is the standard error over the samples of a task"

@@ -62,7 +62,7 @@ def export(
 
     is_adapter = adapter or bool(base)
     to_gguf = is_gguf(Path(directory))
-    _check_options(directory, is_adapter, to_gguf, dtype, type)
+    _check_format(directory, is_adapter, to_gguf, dtype, type)
     if shard_size != SHARD_SIZE and (is_adapter or to_gguf):
         what = "an adapter" if is_adapter else "a GGUF file"
         raise UserError(f"--shard-size has no effect on {what}, which is a single file: omit it")
@@ -87,20 +87,17 @@ def export(
         if push:
             activity.stage("uploading")
             # A repository may have an adapter and a model; a model replaces an adapter, which would change it.
-            replaced: tuple[str, ...] = (*OF_TOKENIZERS, *OF_ADAPTERS)
-            if not is_adapter:
-                replaced += OF_MODELS
+            replaced = (*OF_TOKENIZERS, *OF_ADAPTERS, *(() if is_adapter else OF_MODELS))
             address = upload(Path(directory), push, private=not public, replaced=replaced)
-    uploaded_to = ""
-    if address:
-        uploaded_to = f"{address} ({'public' if public else 'private'}, if it is new)"
+
+    access = "public" if public else "private"
     facts = {
         "model": f"{run}, {done.family}, {done.parameters:,} parameters",
         "file" if to_gguf else "directory": directory,
         "supported by": _supported(done.engines),
         "largest logit difference after reloading": f"{done.max_logit_change:.1e}",
         "note": done.note,
-        "uploaded to": uploaded_to,
+        "uploaded to": f"{address} ({access}, if it is new)" if address else "",
     }
     results = {"run": run, "directory": directory} | done._asdict()
     if address:
@@ -108,8 +105,8 @@ def export(
     return print_result(json, results, facts)
 
 
-def _check_options(directory: str, is_adapter: bool, to_gguf: bool, dtype: str, type: str) -> None:
-    """Raise `UserError` for an option that does not apply."""
+def _check_format(directory: str, is_adapter: bool, to_gguf: bool, dtype: str, type: str) -> None:
+    """Raise `UserError` for a type that the format of the files does not have."""
     if is_adapter and to_gguf:
         raise UserError(
             f"cannot write an adapter to a GGUF file: {directory}; choose a directory, or omit --adapter and --base to "

@@ -23,7 +23,7 @@ from cyclopts.validators import Number
 from jaxgpt.cli.options import Count
 from jaxgpt.cli.output import note
 from jaxgpt.cli.parse import parse
-from jaxgpt.errors import UserError
+from jaxgpt.errors import FAILED, UserError
 from jaxgpt.runtime import cores
 from jaxgpt.signals import SIGNALS, UNFINISHED, keep_on_second_signal
 
@@ -112,7 +112,7 @@ class _Fleet:
             self._forward(self.forwarded, None)
 
     def wait(self) -> int:
-        """Wait for all processes, print failures, and return the highest exit code (1 for a killed process)."""
+        """Wait for all processes, print failures, and return the highest exit code; set `crashed`."""
         deadline = math.inf
         while any(process.poll() is None for process in self.processes):
             if any(process.poll() for process in self.processes):
@@ -129,8 +129,10 @@ class _Fleet:
         for number, handler in self.previous.items():
             signal.signal(number, handler)
         codes = [process.returncode for process in self.processes]
-        self._print_failures(codes)
-        return max(code if code >= 0 else 1 for code in codes)
+        printed = self._print_failures(codes)
+        was_killed = min(codes) < 0 and not self.forwarded
+        self.crashed = was_killed and not any("resume with: " in line for line in printed)
+        return max(code if code >= 0 else FAILED for code in codes)
 
     def _read(self, index: int, lines: IO[str]) -> None:
         """Keep the last lines of a process's standard error; print all lines of process 0."""
@@ -146,8 +148,8 @@ class _Fleet:
         for process in self.processes:
             process.send_signal(number)
 
-    def _print_failures(self, codes: Sequence[int]) -> None:
-        """Print the processes killed by a signal, and the errors that process 0 did not print; set `crashed`."""
+    def _print_failures(self, codes: Sequence[int]) -> set[str]:
+        """Print the processes killed by a signal, and the errors that process 0 did not print; return all printed lines."""
         printed = set(self.errors[0])
         failed = [index for index, code in enumerate(codes) if code not in (0, UNFINISHED)]
         is_explained = any(
@@ -167,8 +169,7 @@ class _Fleet:
                 if line not in printed:
                     printed.add(line)
                     sys.stderr.write(line)
-        killed = min(codes) < 0 and not self.forwarded
-        self.crashed = killed and not any("resume with: " in line for line in printed)
+        return printed
 
 
 def without_logs(lines: Iterable[str]) -> list[str]:

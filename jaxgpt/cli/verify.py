@@ -12,6 +12,7 @@ from jaxgpt.cli.options import Checkpoint, Json
 from jaxgpt.cli.output import aligned, columns, print_result, progress
 from jaxgpt.cli.settings import named_config, with_vocab
 from jaxgpt.config import DataConfig, MeshConfig
+from jaxgpt.errors import FAILED
 from jaxgpt.presets import PRESETS
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def verify(target: str = "", /, *, checkpoint: Checkpoint = "best", json: Json =
     values = about | {"ok": not failed, "damaged": damaged, "rows": [row._asdict() for row in rows]}
     text = "\n".join([aligned(about), _table(rows), *(f"FAILED: {reason}" for reason in damaged)])
     print_result(json, values, text)
-    return int(failed)
+    return FAILED if failed else 0
 
 
 def _damaged(target: str) -> list[str]:
