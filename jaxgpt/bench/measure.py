@@ -7,7 +7,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -69,58 +69,42 @@ def benchmark(
             f"generation needs a model.block_size of at least 3, not {config.model.block_size}: use --no-decode"
         )
 
-    # Start: each value is the time of one stage.
     progress.stage("compiling")
-    clock = _Clock()
-    program = build(config)
-    state, _ = jax.block_until_ready((program.init(), program.frozen))
-    steps = _Steps(program, state)
-    start = {"weights": clock()}
-    lowered = program.lower(steps.state, steps.batch())
-    start["traced"] = clock()
-    compiled = compile_lowered(program, lowered)
-    start["compiled"] = clock()  # time to compile, or to load from the compilation cache
-    steps.run(1, each=1)
-    start["first_step"] = clock()
+    run = _start(config)
 
     progress.stage(f"training for {seconds:g} s")
-    steps.run(1)  # warm-up: a call of `train.steps_per_call` steps
-    clock()
-    steps.run(3)
-    # Average three calls: the time of a call is too short if its steps end while the host prepares a batch.
-    expected = clock() / 3
-    times = steps.run(max(round(seconds / expected), 5))
+    times = _step_times(run.steps, seconds)
     step = statistics.median(times)
 
-    calls = min(max(round(TRACED / (step * steps.each)), 2), 10)
-    where = _device_time(program, steps, lowered, compiled, calls, trace, progress)
+    calls = min(max(round(TRACED / (step * run.steps.each)), 2), 10)
+    where = _device_time(run, calls, trace, progress)
 
     progress.stage("measuring peak FLOP/s and bandwidth")
+    program = run.program
     limits = _limits(program)
 
-    params = program.abstract_weights
-    memory = compiled.memory_analysis()
-    flops = flops_per_token(config.model, params, config.window, config.lora)
+    memory = run.compiled.memory_analysis()
+    flops = flops_per_token(config.model, program.abstract_weights, config.window, config.lora)
     tokens = config.train.batch_size * config.window
     device = program.mesh.devices.flat[0]
     results: dict[str, Any] = {
         "device": device.device_kind if device.platform != "cpu" else "cpu",
         "devices": program.mesh.size,
         "jax": jax.__version__,
-        "parameters": parameter_count(params),
+        "parameters": parameter_count(program.abstract_weights),
         "compute_dtype": config.train.compute_dtype,
-        "start_seconds": start,
+        "start_seconds": run.start_seconds,
         "step": {
             "seconds": step,
             "range": [min(times), max(times)],
-            "steps": len(times) * steps.each,
+            "steps": len(times) * run.steps.each,
             "tokens": tokens,
             "tokens_per_second": tokens / step,
             "mfu": tokens / step * flops / limits["flops_per_second"],
             "temporary_bytes": memory.temp_size_in_bytes if memory else 0,
         },
         "where": where,
-        "input_seconds": statistics.median(steps.input_seconds),
+        "input_seconds": statistics.median(run.steps.input_seconds),
         "limits": limits,
         "flops_per_token": flops,
     }
@@ -130,17 +114,61 @@ def benchmark(
     return results
 
 
-def _device_time(
-    program: Program, steps: _Steps, lowered: Any, compiled: Any, calls: int, trace: str, progress: Progress
-) -> dict[str, float]:
+class _Started(NamedTuple):
+    """A run after its first step.
+
+    Attributes:
+        program: the functions of the run.
+        steps: its training steps.
+        lowered: the step before compilation.
+        compiled: the compiled step.
+        start_seconds: time of each stage of the start.
+    """
+
+    program: Program
+    steps: _Steps
+    lowered: Any
+    compiled: Any
+    start_seconds: dict[str, float]
+
+
+def _start(config: Config) -> _Started:
+    """Initialize the weights, compile the training step and take the first step."""
+    clock = _Clock()
+    program = build(config)
+    state, _ = jax.block_until_ready((program.init(), program.frozen))
+    steps = _Steps(program, state)
+    seconds = {"weights": clock()}
+    lowered = program.lower(steps.state, steps.batch())
+    seconds["traced"] = clock()
+    compiled = compile_lowered(program, lowered)
+    seconds["compiled"] = clock()  # time to compile, or to load from the compilation cache
+    steps.run(1, each=1)
+    seconds["first_step"] = clock()
+    return _Started(program, steps, lowered, compiled, seconds)
+
+
+def _step_times(steps: _Steps, seconds: float) -> list[float]:
+    """Train for about `seconds`, at least 5 calls; return the seconds per step of each call."""
+    steps.run(1)  # warm-up: a call of `train.steps_per_call` steps
+    clock = _Clock()
+    steps.run(3)
+    # Average three calls: the time of a call is too short if its steps end while the host prepares a batch.
+    expected = clock() / 3
+    return steps.run(max(round(seconds / expected), 5))
+
+
+def _device_time(run: _Started, calls: int, trace: str, progress: Progress) -> dict[str, float]:
     """Trace a number of calls; return the share of device time of each kind of work. `trace` as in `benchmark`."""
+    program = run.program
+    compiled = run.compiled
     if _platform(program.mesh) == "gpu":
         # The kernels of a CUDA graph do not have the names of their instructions in a trace.
         progress.stage("compiling without CUDA graphs")
-        compiled = compile_lowered(program, lowered, {"xla_gpu_graph_min_graph_size": 10**6})
-        steps.take = lambda state, batch: compiled(state, batch, program.numbers, program.frozen)
-        steps.run(1)  # warm-up
-    profile = record_trace(lambda: steps.run(calls), trace)
+        compiled = compile_lowered(program, run.lowered, {"xla_gpu_graph_min_graph_size": 10**6})
+        run.steps.take = lambda state, batch: compiled(state, batch, program.numbers, program.frozen)
+        run.steps.run(1)  # warm-up
+    profile = record_trace(lambda: run.steps.run(calls), trace)
     kinds = instruction_kinds(compiled.as_text() or "")
     return device_time(profile, kinds, len(program.mesh.local_devices))
 

@@ -281,19 +281,15 @@ def decode(
 def _beam_search(
     request: Request, sampling: SamplingParams, filters: tuple[Filter, ...], beams: BeamParams
 ) -> list[Generation]:
-    lm = request.lm
-    W = beams.num_beams
-    V = lm.config.model.vocab_size
-    given = vars(sampling) | vars(request.params)
-    default = vars(SamplingParams()) | vars(TextParams())
-    for name in BEAMS_REJECT:
-        if given[name] not in (default[name], "error"):  # overflow "error", which beam search supports
-            raise UserError(f"{name} {given[name]} has no effect in beam search: omit it, or set num_beams to 1")
-    if W * V >= 2**31:
-        raise UserError(f"num_beams {W} is too many for a vocabulary of {V}: at most {2**31 // V}")
-    with request.on_device(2 * W):  # twice the beams: reordering copies their caches
+    """Generate the best texts of a beam search, `num_return_sequences` for each prompt.
+
+    Raises:
+        UserError: if a setting has no effect in beam search, there are too many beams or too few texts, or a logit is NaN.
+    """
+    _check_beams(request, sampling, beams)
+    with request.on_device(2 * beams.num_beams):  # twice the beams: reordering copies their caches
         sampler = request.sampler(replace(sampling, temperature=1.0), filters)
-        found = engine.search(sampler, beams, lm.params, request.rows, request.new)
+        found = engine.search(sampler, beams, request.lm.params, request.rows, request.new)
 
     out = []
     _, P, _ = engine.sizes(request.rows, request.new)
@@ -312,3 +308,16 @@ def _beam_search(
             text.add(found.ids_BWS[row, beam, P : P + length].tolist())
             out.append(Generation(text.text, text.ids, text.finish_reason or "length", score))
     return out
+
+
+def _check_beams(request: Request, sampling: SamplingParams, beams: BeamParams) -> None:
+    """Raise `UserError` if a setting has no effect in beam search, or there are too many beams."""
+    given = vars(sampling) | vars(request.params)
+    default = vars(SamplingParams()) | vars(TextParams())
+    for name in BEAMS_REJECT:
+        if given[name] not in (default[name], "error"):  # overflow "error", which beam search supports
+            raise UserError(f"{name} {given[name]} has no effect in beam search: omit it, or set num_beams to 1")
+    W = beams.num_beams
+    V = request.lm.config.model.vocab_size
+    if W * V >= 2**31:
+        raise UserError(f"num_beams {W} is too many for a vocabulary of {V}: at most {2**31 // V}")
