@@ -80,9 +80,16 @@ def describe(tokenizer: Tokenizer, vocab_size: int) -> Description:
     values |= _special_ids(tokenizer)
     metadata = {f"{GGML}{name}": value for name, value in values.items()}
     metadata |= _templates(tokenizer, values)
-
-    # Compare with the tokenizer that is read from the metadata.
     read = read_tokenizer(metadata, "the exported file")
+    return Description(metadata, _compare(read, tokenizer))
+
+
+def _compare(read: Tokenizer, tokenizer: Tokenizer) -> str:
+    """Compare the tokenizer that is read from a file with the original, and return the note of `Description`.
+
+    Raises:
+        UserError: if ids differ that the note does not describe.
+    """
     spaces = spaces_note(tokenizer)
     different = [token for token in _added_tokens(tokenizer) if _differs(token, read, tokenizer, bool(spaces))]
     note = "; ".join(filter(None, [spaces, _tokens_note(different)]))
@@ -91,7 +98,7 @@ def describe(tokenizer: Tokenizer, vocab_size: int) -> Description:
     for text in _probes(tokenizer, bool(spaces)):
         if not _same_ids(read, tokenizer, text, special=not note):
             raise UserError(f"llama.cpp has no tokenizer that computes the same ids for {text!r}: export a directory")
-    return Description(metadata, note)
+    return note
 
 
 def _padding(values: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:

@@ -210,23 +210,22 @@ class ChatFormat:
                 text = None
                 continue
 
-            # Continue the last sequence if the prompt begins with its text.
-            if text is None or not prompt.startswith(text):
-                sequences.append([])
-                text = ""
-            self._continue(sequences[-1], prompt[len(text) :])
+            self._continue_last(sequences, text, prompt)
+            if view.messages[n].get("weight") == 0:
+                answer = [part._replace(is_target=False) for part in answer]
             sequences[-1] += answer
             text = prompt + "".join(part.text for part in answer)
-            if view.messages[n].get("weight") == 0:
-                sequences[-1][-len(answer) :] = [part._replace(is_target=False) for part in answer]
 
         if is_prompt:
-            prompt = view.prompt(len(view.messages))
-            if text is None or not prompt.startswith(text):
-                sequences.append([])
-                text = ""
-            self._continue(sequences[-1], prompt[len(text) :])
+            self._continue_last(sequences, text, view.prompt(len(view.messages)))
         return sequences
+
+    def _continue_last(self, sequences: list[list[Part]], text: str | None, prompt: str) -> None:
+        """Continue the last sequence, with the text `text`, to a prompt that begins with it; otherwise, begin a new one."""
+        if text is None or not prompt.startswith(text):
+            sequences.append([])
+            text = ""
+        self._continue(sequences[-1], prompt[len(text) :])
 
     def _continue(self, parts: list[Part], text: str) -> None:
         """Append text that is not a target; if it begins with the end that the last answer adds, this is the end."""
