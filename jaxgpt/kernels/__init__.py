@@ -73,7 +73,7 @@ def of_device(device: jax.Device | Target, dtype: str = "float32") -> Ops:
 KERNELS = {"cpu": ("tiled", cpu.attend), "gpu": ("cudnn", cudnn_attention), "tpu": ("splash", splash_attention)}
 # The kernels of meshes that divide positions, on any platform.
 CONTEXT_KERNELS: dict[str, AttendFn] = {"gathered": gathered_attention, "ring": ring_attention}
-MOST_GATHERED = 2**17  # longest windows with gathered keys (measured in docs/scaling.md)
+MOST_GATHERED = 2**17  # longest windows with gathered keys (compiled sizes in docs/scaling.md)
 
 
 def choose_attention(config: Config, device: jax.Device | Target) -> tuple[AttendFn, str]:

@@ -23,9 +23,9 @@ from jaxgpt.ops import Array
 from jaxgpt.ops.attention import NO_TOKEN, Positions, Visible
 
 TILE = 512  # maximum number of queries or keys of a tile
-SHORTEST_TILE = 128  # a smaller tile is used only for shorter rows
-SCORES = 2**24  # maximum scores of a pair of tiles, over all rows and heads: 64 MiB; otherwise tiles are smaller
-LOWEST = -1e30  # score of a hidden key, and maximum over no scores
+SCORES = 2**24  # scores of a pair of tiles, over all rows and heads (64 MiB), above which the maximum is halved
+LEAST_LIMIT = 128  # a maximum that is not halved, for any number of scores
+LOWEST = -1e30  # score of a hidden key, and initial running maximum
 
 _product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
@@ -53,50 +53,51 @@ class Keys(NamedTuple):
 
 
 class Queries(NamedTuple):
-    """Tiles of queries, and their positions, `[n, B or 1, t]`.
+    """Tiles of queries, `[n, B, K, G, t, H]`, and their positions, `[n, B or 1, t]`; in a loop over tiles, without n.
 
-    All products contract arrays with the axes B and K first: XLA's CPU backend rejects others in bfloat16.
+    In all products, each array has the axes B and K first: XLA's CPU backend rejects others in bfloat16.
     """
 
-    q_nBKGtH: Array
+    q: Array
     place: Positions
 
 
 class Softmax(NamedTuple):
-    """The softmax of each query over the keys that it has seen, float32.
+    """The softmax of each query over the keys that it has seen, float32 `[n, B, K, G, t]`; in a loop over tiles, without n.
 
     Attributes:
-        sum_BKGtH: sum of `exp(score - highest) * value`.
-        highest_BKGt: highest score.
-        total_BKGt: sum of `exp(score - highest)`.
+        sum: sum of `exp(score - highest) * value`, with an axis H.
+        highest: highest score.
+        total: sum of `exp(score - highest)`.
     """
 
-    sum_BKGtH: Array
-    highest_BKGt: Array
-    total_BKGt: Array
+    sum: Array
+    highest: Array
+    total: Array
 
 
-class Saved(NamedTuple):
-    """Values of each query that the backward pass needs, in tiles.
+class BackwardInputs(NamedTuple):
+    """Values of each query that the backward pass needs, `[n, B, K, G, t]`; in a loop over tiles, without n.
 
     Attributes:
-        dout_nBKGtH: gradient of the output.
-        lse_nBKGt: log-sum-exp of the scores.
-        delta_nBKGt: product of the output and its gradient, summed over the head.
+        dout: gradient of the output, with an axis H.
+        lse: log-sum-exp of the scores.
+        delta: product of the output and its gradient, summed over the head.
     """
 
-    dout_nBKGtH: Array
-    lse_nBKGt: Array
-    delta_nBKGt: Array
+    dout: Array
+    lse: Array
+    delta: Array
 
 
 def tile_size(tokens: int, rows: int, heads: int) -> int:
     """Return the number of tokens of a tile.
 
-    If possible, each half of the tokens has whole tiles: in `ring.balanced_order`, the halves attend to different keys.
+    If possible, each half of the tokens has whole tiles, of at least half the maximum: in `ring.balanced_order`, the halves
+    attend to different keys.
     """
     most = TILE
-    while most > SHORTEST_TILE and rows * heads * most**2 > SCORES:
+    while most > LEAST_LIMIT and rows * heads * most**2 > SCORES:
         most //= 2
     half = math.ceil(tokens / 2)
     for size in range(min(most, half), most // 2, -1):
@@ -110,10 +111,10 @@ def queries_of(q_BTNH: Array, K: int, place: Positions, rule: Rule) -> Queries:
     return Queries(_heads_in_tiles(q_BTNH, K, rule), _places_in_tiles(place, rule))
 
 
-def nothing(queries: Queries) -> Softmax:
+def empty_softmax(queries: Queries) -> Softmax:
     """Return the softmax over no keys, of each tile of queries."""
-    sum_nBKGtH = jnp.zeros(queries.q_nBKGtH.shape, jnp.float32)
-    total_nBKGt = jnp.zeros(queries.q_nBKGtH.shape[:-1], jnp.float32)
+    sum_nBKGtH = jnp.zeros(queries.q.shape, jnp.float32)
+    total_nBKGt = jnp.zeros(queries.q.shape[:-1], jnp.float32)
     return Softmax(sum_nBKGtH, total_nBKGt + LOWEST, total_nBKGt)
 
 
@@ -137,20 +138,22 @@ def add_keys(queries: Queries, keys: Keys, state: Softmax, rule: Rule) -> Softma
 
 def finish(state: Softmax, like_BTNH: Array) -> tuple[Array, Array]:
     """Return the output `[B, T, N, H]`, with the dtype of `like_BTNH`, and the log-sum-exp of the scores `[n, B, K, G, t]`."""
-    # A query without visible keys (padding) has the total 0: its output is 0.
-    total = jnp.where(state.total_BKGt > 0, state.total_BKGt, 1.0)
-    out_nBKGtH = state.sum_BKGtH / total[..., None]
-    return joined(out_nBKGtH, like_BTNH), state.highest_BKGt + jnp.log(total)
+    # A query without visible keys (padding) has the total 0: its output is 0, where the definition attends to all keys equally.
+    total = jnp.where(state.total > 0, state.total, 1.0)
+    out_nBKGtH = state.sum / total[..., None]
+    return joined(out_nBKGtH, like_BTNH), state.highest + jnp.log(total)
 
 
-def saved_of(out_BTNH: Array, lse_nBKGt: Array, dout_BTNH: Array, K: int, rule: Rule) -> Saved:
+def backward_inputs(out_BTNH: Array, lse_nBKGt: Array, dout_BTNH: Array, K: int, rule: Rule) -> BackwardInputs:
     """Return the values of each query that `gradients` needs."""
     delta_BTN1 = _product("BTNH,BTNH->BTN", out_BTNH, dout_BTNH)[..., None]
     delta_nBKGt = _heads_in_tiles(delta_BTN1, K, rule)[..., 0]
-    return Saved(_heads_in_tiles(dout_BTNH, K, rule), lse_nBKGt, delta_nBKGt)
+    return BackwardInputs(_heads_in_tiles(dout_BTNH, K, rule), lse_nBKGt, delta_nBKGt)
 
 
-def gradients(queries: Queries, saved: Saved, keys: Keys, dq_nBKGtH: Array, rule: Rule) -> tuple[Array, Array, Array]:
+def gradients(
+    queries: Queries, saved: BackwardInputs, keys: Keys, dq_nBKGtH: Array, rule: Rule
+) -> tuple[Array, Array, Array]:
     """Return dq plus the terms of some keys, and the gradients of these keys and values, all float32."""
 
     def of_keys(dq_nBKGtH: Array, tile: Keys) -> tuple[Array, tuple[Array, Array]]:
@@ -219,7 +222,7 @@ def _join(tiles: Array, axis: int, length: int) -> Array:
 
 
 def _mask(query: Positions, key: Positions, rule: Rule) -> Array:
-    """Return the mask of the definition, `[B or 1, 1, 1, t, s]`."""
+    """Return the mask of the definition with an axis for G, `[B or 1, 1, 1, t, s]`."""
     return Visible(query, key, rule.window).mask()[:, None]
 
 
@@ -228,29 +231,31 @@ def _mask(query: Positions, key: Positions, rule: Rule) -> Array:
 
 def _add_tile(query: Queries, tile: Keys, mask: Array, state: Softmax, rule: Rule) -> Softmax:
     """Add the keys of a tile to the softmax of a tile of queries."""
-    scores_BKGts = rule.scale * _product("BKGtH,BKsH->BKGts", query.q_nBKGtH, tile.k_BKSH)
+    scores_BKGts = rule.scale * _product("BKGtH,BKsH->BKGts", query.q, tile.k_BKSH)
     scores_BKGts = jnp.where(mask, scores_BKGts, LOWEST)
-    highest_BKGt = jnp.maximum(state.highest_BKGt, scores_BKGts.max(-1))
+    highest_BKGt = jnp.maximum(state.highest, scores_BKGts.max(-1))
     weights_BKGts = jnp.where(mask, jnp.exp(scores_BKGts - highest_BKGt[..., None]), 0.0)
     values_BKGtH = _product("BKGts,BKHs->BKGtH", weights_BKGts.astype(tile.v_BKHS.dtype), tile.v_BKHS)
 
     # The old sums are relative to the old highest score.
-    shrink_BKGt = jnp.exp(state.highest_BKGt - highest_BKGt)
+    shrink_BKGt = jnp.exp(state.highest - highest_BKGt)
     return Softmax(
-        sum_BKGtH=state.sum_BKGtH * shrink_BKGt[..., None] + values_BKGtH,
-        highest_BKGt=highest_BKGt,
-        total_BKGt=state.total_BKGt * shrink_BKGt + weights_BKGts.sum(-1),
+        sum=state.sum * shrink_BKGt[..., None] + values_BKGtH,
+        highest=highest_BKGt,
+        total=state.total * shrink_BKGt + weights_BKGts.sum(-1),
     )
 
 
-def _tile_gradients(query: Queries, saved: Saved, tile: Keys, mask: Array, rule: Rule) -> tuple[Array, Array, Array]:
+def _tile_gradients(
+    query: Queries, saved: BackwardInputs, tile: Keys, mask: Array, rule: Rule
+) -> tuple[Array, Array, Array]:
     """Return dq, dk and dv of a pair of tiles."""
-    q_BKGtH = query.q_nBKGtH
-    dout_BKGtH = saved.dout_nBKGtH
+    q_BKGtH = query.q
+    dout_BKGtH = saved.dout
     scores_BKGts = rule.scale * _product("BKGtH,BKsH->BKGts", q_BKGtH, tile.k_BKSH)
-    weights_BKGts = jnp.where(mask, jnp.exp(scores_BKGts - saved.lse_nBKGt[..., None]), 0.0)
+    weights_BKGts = jnp.where(mask, jnp.exp(scores_BKGts - saved.lse[..., None]), 0.0)
     dweights_BKGts = _product("BKGtH,BKHs->BKGts", dout_BKGtH, tile.v_BKHS)
-    dscores_BKGts = rule.scale * weights_BKGts * (dweights_BKGts - saved.delta_nBKGt[..., None])
+    dscores_BKGts = rule.scale * weights_BKGts * (dweights_BKGts - saved.delta[..., None])
     dscores_BKGts = dscores_BKGts.astype(q_BKGtH.dtype)
     dq_BKGtH = _product("BKGts,BKsH->BKGtH", dscores_BKGts, tile.k_BKSH)
     dk_BKsH = _product("BKGts,BKGtH->BKsH", dscores_BKGts, q_BKGtH)

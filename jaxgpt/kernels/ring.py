@@ -8,7 +8,8 @@ keys and values of other devices:
 - ring: keys and values move from device to device, and so do their gradients (Liu et al. 2023). Memory holds the keys and
   values of one device.
 
-Both save the outputs and their log-sum-exp for the backward pass, and receive the keys and values again there.
+Both receive the keys and values again in the backward pass. The gradients of keys and values are summed over devices in the
+dtype of the keys if they are gathered, and in float32 in a ring.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from jax.sharding import PartitionSpec
 
 from jaxgpt.kernels import online
 from jaxgpt.kernels.devices import logical_spec, mesh_axes, on_mesh, with_heads_of_queries
-from jaxgpt.kernels.online import Keys, Queries, Rule, Saved, Softmax
+from jaxgpt.kernels.online import BackwardInputs, Keys, Queries, Rule, Softmax
 from jaxgpt.ops import Array
 from jaxgpt.ops.attention import Edit, Positions, Visible, attend
 
@@ -45,11 +46,14 @@ class Layout(NamedTuple):
 
 
 class Moving(NamedTuple):
-    """Keys and values in a ring, and the index of the device that computed them."""
+    """Keys and values in a ring, and the index of the device that computed them.
+
+    Values have the axis of positions last: both products of attention contract the last axis of each operand.
+    """
 
     k_BKSH: Array
     v_BKHS: Array
-    source: Array
+    owner: Array
 
 
 class Residuals(NamedTuple):
@@ -104,7 +108,7 @@ def _attention(
         return attend(q_BTNH, k_BKSH, v_BKHS, visible, scale, edit)
     place = visible.query
     if not on_mesh():
-        local = _local((), visible.window, scale, ring)
+        local = _make_local((), visible.window, scale, ring)
         return local(q_BTNH, k_BKSH, v_BKHS, place, place)
     k_BKSH, v_BKHS = with_heads_of_queries(q_BTNH, k_BKSH, v_BKHS)
 
@@ -118,14 +122,14 @@ def _attention(
     # The positions of keys are small: each device has those of whole rows.
     of_row_place = PartitionSpec(rows, None)
     specs = of_queries, of_k, of_v, of_place, of_row_place
-    local = _local(mesh_axes(of_queries, 1), visible.window, scale, ring)
+    local = _make_local(mesh_axes(of_queries, 1), visible.window, scale, ring)
     # check_vma=False: the derivative is defined on each device.
     divided = jax.shard_map(local, in_specs=specs, out_specs=of_queries, check_vma=False)
     # The positions are passed twice: of the queries of a device, and of whole rows.
     return divided(q_BTNH, k_BKSH, v_BKHS, place, place)
 
 
-def _local(axes: tuple[str, ...], window: int, scale: float, ring: bool) -> Callable[..., Array]:
+def _make_local(axes: tuple[str, ...], window: int, scale: float, ring: bool) -> Callable[..., Array]:
     """Return the attention of one device, `(q, k, v, positions of its tokens, positions of whole rows) -> out_BTNH`."""
 
     def local(q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, place: Positions, row_place: Positions) -> Array:
@@ -142,7 +146,7 @@ def _local(axes: tuple[str, ...], window: int, scale: float, ring: bool) -> Call
 def _on_device(
     layout: Layout, q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, place: Positions, row_place: Positions
 ) -> Array:
-    """Compute the attention of the queries of this device, from its keys and values."""
+    """Compute the attention from the queries of this device to the keys of all devices."""
     out_BTNH, _ = _forward(layout, q_BTNH, k_BKSH, v_BKHS, place, row_place)
     return out_BTNH
 
@@ -155,14 +159,14 @@ def _forward(
     q_BTNH, place, row_place = jax.lax.optimization_barrier((q_BTNH, place, row_place))
     K = k_BKSH.shape[1]
     queries = online.queries_of(q_BTNH, K, place, layout.rule)
-    state = online.nothing(queries)
+    state = online.empty_softmax(queries)
     if layout.ring:
         state = _ring_forward(layout, queries, k_BKSH, v_BKHS, row_place, state)
     else:
         keys = _gathered(layout, k_BKSH, v_BKHS, row_place)
         state = online.add_keys(queries, keys, state, layout.rule)
 
-    # Rematerialization keeps these two arrays (`kernels/remat.py`): the backward pass needs them.
+    # The backward pass needs these two arrays: rematerialization with `dots` and `offload` keeps them (`kernels/remat.py`).
     out_and_lse = online.finish(state, q_BTNH)
     out_BTNH, lse_nBKGt = checkpoint_name(out_and_lse, "attention")
     return out_BTNH, Residuals(q_BTNH, k_BKSH, v_BKHS, place, row_place, out_BTNH, lse_nBKGt)
@@ -176,8 +180,8 @@ def _backward(layout: Layout, saved: Residuals, dout_BTNH: Array) -> tuple[Any, 
     )
     K = k_BKSH.shape[1]
     queries = online.queries_of(saved.q_BTNH, K, place, layout.rule)
-    of_queries = online.saved_of(saved.out_BTNH, saved.lse_nBKGt, dout_BTNH, K, layout.rule)
-    dq_nBKGtH = jnp.zeros(queries.q_nBKGtH.shape, jnp.float32)
+    of_queries = online.backward_inputs(saved.out_BTNH, saved.lse_nBKGt, dout_BTNH, K, layout.rule)
+    dq_nBKGtH = jnp.zeros(queries.q.shape, jnp.float32)
     if layout.ring:
         dq_nBKGtH, dk_BKSH, dv_BKHS = _ring_backward(layout, queries, of_queries, k_BKSH, v_BKHS, row_place, dq_nBKGtH)
     else:
@@ -230,13 +234,13 @@ def _ring_forward(
         # The next keys move while this device computes.
         return (_to_next(layout, keys), add(keys, state)), None
 
-    own = Moving(k, v, _source(layout))
+    own = Moving(k, v, _ring_index(layout))
     (last, state), _ = jax.lax.scan(hop, (own, state), length=_devices(layout) - 1)
     return add(last, state)
 
 
 def _ring_backward(
-    layout: Layout, queries: Queries, saved: Saved, k: Array, v: Array, row_place: Positions, dq: Array
+    layout: Layout, queries: Queries, saved: BackwardInputs, k: Array, v: Array, row_place: Positions, dq: Array
 ) -> tuple[Array, Array, Array]:
     """Return dq, and the gradients of the keys and values of this device, which move with them in float32."""
 
@@ -249,7 +253,7 @@ def _ring_backward(
         dq, dk, dv = add(keys, dq, dk, dv)
         return (_to_next(layout, keys), dq, *_to_next(layout, (dk, dv))), None
 
-    own = Moving(k, v, _source(layout))
+    own = Moving(k, v, _ring_index(layout))
     zeros = jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)
     (last, dq, dk, dv), _ = jax.lax.scan(hop, (own, dq, *zeros), length=_devices(layout) - 1)
     # The last move returns the gradients to the device of their keys.
@@ -262,10 +266,10 @@ def _at(layout: Layout, keys: Moving, row_place: Positions) -> Keys:
     """Return keys with their positions."""
     S = keys.k_BKSH.shape[2]
 
-    def of_source(row_BT: Array) -> Array:
-        return jax.lax.dynamic_slice_in_dim(row_BT, keys.source * S, S, axis=1)
+    def of_owner(row_BT: Array) -> Array:
+        return jax.lax.dynamic_slice_in_dim(row_BT, keys.owner * S, S, axis=1)
 
-    return Keys(keys.k_BKSH, keys.v_BKHS, jax.tree.map(of_source, row_place))
+    return Keys(keys.k_BKSH, keys.v_BKHS, jax.tree.map(of_owner, row_place))
 
 
 def _to_next(layout: Layout, tree: Any) -> Any:
@@ -275,7 +279,7 @@ def _to_next(layout: Layout, tree: Any) -> Any:
     return jax.tree.map(lambda x: jax.lax.ppermute(x, layout.axes, pairs), tree)
 
 
-def _source(layout: Layout) -> Array:
+def _ring_index(layout: Layout) -> Array:
     """Return the index of this device in the ring."""
     index: Array = jax.lax.axis_index(layout.axes)
     return index

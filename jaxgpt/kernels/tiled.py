@@ -98,7 +98,7 @@ def _forward(window: int, q: Any, k: Any, v: Any, document_NT: Any) -> tuple[Arr
     forward = functools.partial(_forward_heads, window)
     k_of_q, v_of_q = _for_each_query(q, k, v)
     out_and_lse = _over_heads(forward, (q, k_of_q, v_of_q, document_NT))
-    # Rematerialization keeps these two arrays (`kernels/remat.py`): the backward pass needs them.
+    # The backward pass needs these two arrays: rematerialization with `dots` and `offload` keeps them (`kernels/remat.py`).
     out, lse = checkpoint_name(out_and_lse, "attention")
     return out, (q, k, v, document_NT, out, lse)
 

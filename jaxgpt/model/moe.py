@@ -55,27 +55,27 @@ class MoE(Module):
     """Compute `sum_a share_a * mlp_{choice_a}(x)`, plus the MLP of the shared experts; an MLP as in `MLP`."""
 
     @nn.compact
-    def __call__(self, x_BTD: jax.Array, token_BT: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+    def __call__(self, x_BTD: jax.Array, is_token_BT: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Apply the experts: `[B, T, D]` to `[B, T, D]`; also return side outputs.
 
         - `balance_loss`, `[B, 1]`: 1 if the experts of a row have equal loads (`ops.experts.balance_loss`).
-        - `router_z_loss`, `[B, T]`.
-        - `largest_load`, `[B, 1]`: the largest load of a row, relative to the mean: from 1 to E / A.
+        - `router_z_loss`, `[B, T]`, of every token: objectives count those with targets.
+        - `largest_load`, `[B, 1]`: the largest load of a row, relative to the mean: from 1 to E / A; 0 for a row of padding.
         - `expert_load`, `[B, 1, E]`: the fraction of a row's choices that fall on each expert.
         - `router_bias`, `[B, 1]`, with `model.router_bias`: zeros with the load errors as gradient.
 
         Args:
             x_BTD: inputs.
-            token_BT: bool `[B or 1, T]`; false for padding, which no side output of a row counts.
+            is_token_BT: bool `[B or 1, T]`; false for padding, which is not counted in side outputs of a row.
         """
         c, o = self.config, self.ops
 
         # Choose the experts of each token.
         logits_BTE, bias_E = Router(c, o, name="router")(x_BTD)
-        logits_BTE = self.named("router.logits", logits_BTE)
+        logits_BTE = self.named("router.logits", logits_BTE)  # an edit may replace them
         routing = route(logits_BTE, c.experts_per_token, c.router, c.router_normalize, c.router_scale, bias_E)
 
-        # Declare the matrices of the experts, and apply them.
+        # Declare the matrices of the experts, and apply them: a module declares them, and its call returns them.
         widen = functools.partial(Matrices, c, o, (c.n_experts, c.n_embd, c.mlp_width), ("expert", "embed", "mlp"))
         narrow = functools.partial(Matrices, c, o, (c.n_experts, c.mlp_width, c.n_embd), ("expert", "mlp", "embed"))
         up_EDF = widen(name="up_proj")()
@@ -85,16 +85,16 @@ class MoE(Module):
         activate = functools.partial(o.activate, c.activation)
         y_BTD = o.experts(x_BTD, routing.choice_BTA, routing.share_BTA, weights, activate, o.dtype)
 
-        # The shared experts are one MLP, as wide as all of them.
+        # The shared experts are one MLP, as wide as all of them: `n_inner` sets the width of an MLP.
         if c.shared_experts:
             wide = replace(c, n_inner=c.shared_experts * c.mlp_width)
             shared = MLP(wide, o, name="shared")
             y_BTD = y_BTD + shared(x_BTD)
 
-        load_BE = expert_load(routing.choice_BTA, c.n_experts, token_BT)
+        load_BE = expert_load(routing.choice_BTA, c.n_experts, is_token_BT)
         largest_B = c.n_experts * load_BE.max(-1)
         sides = {
-            "balance_loss": balance_loss(routing, token_BT)[:, None],
+            "balance_loss": balance_loss(routing, is_token_BT)[:, None],
             "router_z_loss": z_loss(logits_BTE),
             "largest_load": largest_B[:, None],
             "expert_load": load_BE[:, None],

@@ -1,6 +1,7 @@
 """Mixture of experts: the router's choice, its side losses, and the reference definition of the experts.
 
-Letters in names: E experts, A active experts of a token.
+Letters in names: B rows, T tokens of a row, D width of the model, F width of an expert's MLP, E experts, A active experts of a
+token.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ class Routing(NamedTuple):
 class ExpertWeights(NamedTuple):
     """The matrices of all experts: arrays, or stored weights, such as `kernels.stored.Stored`.
 
+    A stored stack has a `shape`, and its matrix `stack[e]` has `astype` and is the right operand of `@`.
+
     Attributes:
         up_EDF: matrices from the model's width to the MLP's width.
         down_EFD: matrices from the MLP's width to the model's width.
@@ -53,8 +56,8 @@ def route(
 ) -> Routing:
     """Choose the `active` experts with the highest scores, plus bias, and compute their shares.
 
-    With `normalize`, the shares of a token add up to `scale`. A softmax over all experts, the choice and the division then
-    equal the choice followed by a softmax over the chosen logits. Among equal scores, the first experts are chosen.
+    With `normalize`, the shares of a token add up to `scale`: the softmax over all experts, divided by its sum over the chosen
+    experts, equals the softmax over the chosen experts. Among equal scores, the first experts are chosen.
 
     Args:
         logits_BTE: output of the router.
@@ -62,7 +65,7 @@ def route(
         kind: `softmax` over the experts, or `sigmoid` of each logit.
         normalize: whether to divide the scores of a token's experts by their sum.
         scale: factor of the shares.
-        bias_E: number added to each expert's score for the choice only; it has no gradient here.
+        bias_E: number added to each expert's score for the choice only; `bias_loss` defines its gradient.
 
     Source: Jiang et al. 2024 (Mixtral), section 2.1; sigmoid and bias: DeepSeek-AI 2024 (DeepSeek-V3), section 2.1.2.
     """
@@ -90,35 +93,36 @@ def _divided_by_sum(score: jax.Array) -> jax.Array:
     return (SCALE * score) / (SCALE * total)
 
 
-def expert_load(choice_BTA: jax.Array, experts: int, token_BT: jax.Array) -> jax.Array:
+def expert_load(choice_BTA: jax.Array, experts: int, is_token_BT: jax.Array) -> jax.Array:
     """Compute the fraction of a row's choices that fall on each expert, float32 `[B, E]`: each row adds up to 1.
 
     Args:
         choice_BTA: the experts of each token.
         experts: E.
-        token_BT: bool; false for padding, which is not counted. A row of padding has the load 0.
+        is_token_BT: bool `[B or 1, T]`; false for padding, which is not counted. A row of padding has the load 0.
     """
     id_E = jnp.arange(experts, dtype=choice_BTA.dtype)
     chosen_BTE = (choice_BTA[..., None] == id_E[None, None, None, :]).astype(jnp.float32).mean(2)
-    return row_mean(chosen_BTE, token_BT)
+    return row_mean(chosen_BTE, is_token_BT)
 
 
-def balance_loss(routing: Routing, token_BT: jax.Array) -> jax.Array:
+def balance_loss(routing: Routing, is_token_BT: jax.Array) -> jax.Array:
     """Compute the load-balancing loss of each row, `E * sum_e load_e * mean score_e`: `[B]`; 1 if the load is uniform.
 
     The scores of a token are divided by their sum. The loss of a row is not a sum over its tokens, but the loss of a batch
-    is a sum over its rows. So it does not depend on the number of microbatches or devices.
+    is a sum over its rows, each times its number of targets (`train.loss.side_sums`). So it does not depend on the number of
+    microbatches or devices.
 
     Args:
         routing: the experts of each token, and the scores.
-        token_BT: bool; false for padding, which is not counted.
+        is_token_BT: bool `[B or 1, T]`; false for padding, which is not counted.
 
     Source: Fedus et al. 2021, section 2.2; of each row: DeepSeek-V3, equation 17.
     """
     experts = routing.score_BTE.shape[-1]
-    load_BE = expert_load(routing.choice_BTA, experts, token_BT)
+    load_BE = expert_load(routing.choice_BTA, experts, is_token_BT)
     normalized_BTE = _divided_by_sum(routing.score_BTE)
-    return experts * (load_BE * row_mean(normalized_BTE, token_BT)).sum(-1)
+    return experts * (load_BE * row_mean(normalized_BTE, is_token_BT)).sum(-1)
 
 
 def z_loss(logits_BTE: jax.Array) -> jax.Array:
@@ -127,19 +131,21 @@ def z_loss(logits_BTE: jax.Array) -> jax.Array:
 
 
 def bias_loss(bias_E: jax.Array, load_BE: jax.Array) -> jax.Array:
-    """Return zeros `[B]` whose gradient with respect to the bias is the load error of each expert, `load_e - 1 / E`.
+    """Return zeros `[B]`, for their gradient with respect to the bias: the load error of each expert, `load_e - 1 / E`.
 
-    So loads are added over rows, microbatches and devices like every gradient. An optimizer that follows the sign lowers
-    the bias of an expert with too many tokens: the update of DeepSeek-V3, section 2.1.2.
+    So load errors are added over rows, times their numbers of targets, and over microbatches and devices, like every gradient.
+    An optimizer that follows the sign lowers the bias of an expert with too many tokens: the update of DeepSeek-V3, section
+    2.1.2.
     """
+    # A row of padding has the load 0, so the error -1 / E, but no targets: it counts 0.
     error_BE = load_BE - 1 / len(bias_E)
     product_B = (bias_E[None] * jax.lax.stop_gradient(error_BE)).sum(-1)
     return product_B - jax.lax.stop_gradient(product_B)
 
 
-def row_mean(x_BTE: jax.Array, token_BT: jax.Array) -> jax.Array:
+def row_mean(x_BTE: jax.Array, is_token_BT: jax.Array) -> jax.Array:
     """Compute the mean over the tokens of each row, without padding: `[B, E]`; 0 for a row of padding."""
-    weight_BT = jnp.broadcast_to(token_BT, x_BTE.shape[:2]).astype(x_BTE.dtype)
+    weight_BT = jnp.broadcast_to(is_token_BT, x_BTE.shape[:2]).astype(x_BTE.dtype)
     count_B1 = jnp.maximum(weight_BT.sum(-1, keepdims=True), 1)
     return (weight_BT[..., None] * x_BTE).sum(1) / count_B1
 

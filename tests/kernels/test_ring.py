@@ -196,7 +196,7 @@ def test_the_balanced_order_divides_attention_equally(devices: int, size: int) -
 def test_the_size_of_a_tile_is_limited(tokens: int, rows: int) -> None:
     size = online.tile_size(tokens, rows, 4)
     assert 1 <= size <= min(online.TILE, (tokens + 1) // 2)
-    assert rows * 4 * size**2 <= online.SCORES or size <= online.SHORTEST_TILE
+    assert rows * 4 * size**2 <= online.SCORES or size <= online.LEAST_LIMIT
 
 
 @given(st.integers(8, 16), st.integers(0, 2), st.integers(1, 64))
@@ -205,7 +205,7 @@ def test_each_half_of_the_tokens_has_whole_tiles(twos: int, threes: int, rows: i
     tokens = 2**twos * 3**threes
     size = online.tile_size(tokens, rows, 4)
     assert tokens // 2 % size == 0
-    assert size >= min(tokens // 2, online.SHORTEST_TILE)
+    assert size >= min(tokens // 2, online.LEAST_LIMIT)
 
 
 @pytest.mark.parametrize("kernel", [gathered_attention, ring_attention])

@@ -70,18 +70,30 @@ def test_the_penalty_is_not_part_of_the_loss() -> None:
     np.testing.assert_allclose(with_penalty.penalty_B, expected_B, rtol=1e-6)
 
 
-def test_padding_changes_no_side_output() -> None:
+def test_padding_changes_no_side_output_of_a_row() -> None:
+    """Nor the gradient of the biases of routers."""
     model, params = make(CONFIG)
     rows = packed_rows(CONFIG, 2, 0)
     document = jnp.asarray(rows[..., 2])
     inputs = jnp.maximum(jnp.asarray(rows[..., 0]), 0)
     changed = inputs.at[:, 12:].set(3)
     positions = document_positions(document)
-    _, sides = compiled(model, params, inputs, None, positions, method="hidden_and_sides")
-    _, others = compiled(model, params, changed, None, positions, method="hidden_and_sides")
+
+    @jax.jit
+    @partial(jax.grad, has_aux=True)
+    def compute(params: Any, inputs: jax.Array) -> Any:
+        _, sides = model.apply({"params": params}, inputs, None, positions, method="hidden_and_sides")
+        return sides["router_bias"].sum(), sides
+
+    gradient, sides = compute(params, inputs)
+    other_gradient, others = compute(params, changed)
     assert sides["expert_load"].shape == (2, 1, CONFIG.n_layer, 4)
     for name in ("balance_loss", "largest_load", "expert_load"):
         np.testing.assert_allclose(sides[name], others[name], rtol=1e-6)
+    for layer in range(CONFIG.n_layer):
+        found, expected = (each[f"h_{layer}"]["mlp"]["router"]["bias"] for each in (other_gradient, gradient))
+        assert np.abs(expected).max() > 0
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 def test_counts() -> None:

@@ -49,11 +49,11 @@ def test_the_balance_loss_by_hand() -> None:
 
 def test_padding_is_not_counted() -> None:
     """Padding does not change the losses of a row."""
-    token_BT = jnp.asarray([[True] * 4 + [False] * 2] * B)
+    is_token_BT = jnp.asarray([[True] * 4 + [False] * 2] * B)
     padded = route(logits(), 2)
     short = route(logits()[:, :4], 2)
-    np.testing.assert_allclose(balance_loss(padded, token_BT), balance_loss(short, ALL[:, :4]), rtol=1e-6)
-    load_BE = expert_load(padded.choice_BTA, E, token_BT)
+    np.testing.assert_allclose(balance_loss(padded, is_token_BT), balance_loss(short, ALL[:, :4]), rtol=1e-6)
+    load_BE = expert_load(padded.choice_BTA, E, is_token_BT)
     np.testing.assert_allclose(load_BE, expert_load(short.choice_BTA, E, ALL[:, :4]), rtol=1e-6)
 
 

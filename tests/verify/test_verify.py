@@ -191,7 +191,7 @@ def balance_loss_not_minimized(right: Any) -> Any:
 
 
 def padding_counted(right: Any) -> Any:
-    return lambda x_BTE, token_BT: right(x_BTE, jnp.ones_like(token_BT))
+    return lambda x_BTE, is_token_BT: right(x_BTE, jnp.ones_like(is_token_BT))
 
 
 def named(*names: str) -> tuple[Law, ...]:
