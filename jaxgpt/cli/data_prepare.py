@@ -47,38 +47,55 @@ def data_prepare(
 
 
 def _facts(index: dict[str, Any]) -> dict[str, str | list[str]]:
+    """Return the lines about an index, keyed by label; a line is empty if it does not apply."""
+    splits = index["splits"]
+    dropped = index["dropped"]
+    repeated = dropped["repeated"]
+    short = dropped["short"]
+    return {
+        **{name: _split(part) for name, part in splits.items()},
+        "tokenizer": _tokenizer(index["tokenizer"]),
+        "validation": _validation(splits["train"]["tokens"], splits["val"]["tokens"]),
+        "skipped": _skipped(index["skipped"]),
+        "repeated": f"{plural(repeated, 'document')} dropped: copies of earlier documents" if repeated else "",
+        "short": f"{plural(short, 'document')} dropped" if short else "",
+        "markers": _markers(index["markers"]),
+    }
+
+
+def _split(part: dict[str, Any]) -> str:
+    """Describe a split."""
+    counts = f"{plural(part['documents'], 'document')}, {plural(part['tokens'], 'token')}"
+    size = f"; {part['bytes'] / part['tokens']:.2f} bytes per token" if part["tokens"] else ""
+    return f"{counts} in {plural(len(part['shards']), 'shard')}{size}"
+
+
+def _tokenizer(tokenizer: dict[str, Any]) -> str:
+    """Describe the tokenizer."""
+    bos = f"; {tokenizer['bos']} before each document" if tokenizer.get("bos") else ""
+    return f"{tokenizer['name']}, {tokenizer['vocab_size']:,} tokens{bos}"
+
+
+def _validation(train: int, val: int) -> str:
+    """Describe the validation split of `val` tokens, and warn if it is too small to compare runs."""
+    if not val:
+        return "no documents were selected, so jaxgpt train splits the tokens at --data.train-fraction"
+    text = f"{val / (val + train):.2%} of the tokens"
+    if val // WINDOW < MIN_WINDOWS:
+        fix = "raise --val-fraction to compare runs by their loss"
+        text += f"; fewer than {MIN_WINDOWS} windows of {WINDOW:,} tokens: {fix}"
+    return text
+
+
+def _markers(number: int) -> str:
+    """Describe the markers between documents that were read as text, or return ""."""
     from jaxgpt.data.text import MARKER
 
-    facts = dict[str, str | list[str]]()
-    for split, part in index["splits"].items():
-        counts = f"{plural(part['documents'], 'document')}, {plural(part['tokens'], 'token')}"
-        size = f"; {part['bytes'] / part['tokens']:.2f} bytes per token" if part["tokens"] else ""
-        facts[split] = f"{counts} in {plural(len(part['shards']), 'shard')}{size}"
-    tokenizer = index["tokenizer"]
-    bos = f"; {tokenizer['bos']} before each document" if tokenizer.get("bos") else ""
-    facts["tokenizer"] = f"{tokenizer['name']}, {tokenizer['vocab_size']:,} tokens{bos}"
-
-    train = index["splits"]["train"]["tokens"]
-    val = index["splits"]["val"]["tokens"]
-    if val:
-        validation = f"{val / (val + train):.2%} of the tokens"
-        if val // WINDOW < MIN_WINDOWS:
-            fix = "raise --val-fraction to compare runs by their loss"
-            validation += f"; fewer than {MIN_WINDOWS} windows of {WINDOW:,} tokens: {fix}"
-        facts["validation"] = validation
-    else:
-        facts["validation"] = "no documents were selected, so jaxgpt train splits the tokens at --data.train-fraction"
-
-    facts["skipped"] = _skipped(index["skipped"])
-    dropped = index["dropped"]
-    if dropped["repeated"]:
-        facts["repeated"] = f"{plural(dropped['repeated'], 'document')} dropped: copies of earlier documents"
-    if dropped["short"]:
-        facts["short"] = f"{plural(dropped['short'], 'document')} dropped"
-    if index["markers"]:
-        times = plural(index["markers"], "time")
-        facts["markers"] = f"{MARKER} as ordinary text {times}; to separate documents there, use --separator '{MARKER}'"
-    return facts
+    if not number:
+        return ""
+    return (
+        f"{MARKER} as ordinary text {plural(number, 'time')}; to separate documents there, use --separator '{MARKER}'"
+    )
 
 
 def _skipped(skipped: dict[str, Any]) -> list[str]:

@@ -10,6 +10,9 @@ from jaxgpt.cli.output import note_sampling, print_result, progress
 from jaxgpt.config import SEED, SamplingParams
 
 if TYPE_CHECKING:
+    import numpy as np
+
+    from jaxgpt.data.tokenizer import Tokenizer
     from jaxgpt.lm.explain import Choice
 
 
@@ -43,26 +46,21 @@ def explain(
     from jaxgpt.lm import explain as explain_token
     from jaxgpt.lm import load
     from jaxgpt.lm.arguments import encode_prompt
-    from jaxgpt.lm.text import TextStream
 
     with progress("loading"):
         lm = load(run, checkpoint, weights)
     ids = encode_prompt(lm.tokenizer, lm.config.model.vocab_size, prompt, special)
     note_sampling(lm, sampling)
     choice = explain_token(lm, ids or "", key=seed, **sampling)
-
-    def described(token: int) -> dict[str, Any]:
-        text = TextStream(lm.tokenizer, 1, prompt=ids).add([token])
-        return {"id": token, "text": text, "probability": float(choice.probability_V[token])}
-
-    top = np.argsort(-choice.probability_V, kind="stable")[:show]
-    candidates = [described(int(i)) for i in top if choice.probability_V[i] > 0]
-    token = described(choice.token)
+    probability_V = choice.probability_V
+    top = [int(i) for i in np.argsort(-probability_V, kind="stable")[:show] if probability_V[i] > 0]
+    candidates = [_candidate(lm.tokenizer, ids, i, probability_V) for i in top]
+    token = _candidate(lm.tokenizer, ids, choice.token, probability_V)
     values = {
         "run": run,
         "prompt": prompt,
         "key": choice.key,
-        "total": float(choice.probability_V.sum()),
+        "total": float(probability_V.sum()),
         "stages": [stage._asdict() for stage in choice.stages],
         "candidates": candidates,
         "uniform": choice.uniform,
@@ -72,7 +70,16 @@ def explain(
     return print_result(json, values, "\n".join(_lines(choice, candidates, token)))
 
 
+def _candidate(tokenizer: Tokenizer, prompt: list[int], token: int, probability_V: np.ndarray) -> dict[str, Any]:
+    """Return the id, the text after a prompt, and the probability of a token."""
+    from jaxgpt.lm.text import TextStream
+
+    text = TextStream(tokenizer, 1, prompt=prompt).add([token])
+    return {"id": token, "text": text, "probability": float(probability_V[token])}
+
+
 def _lines(choice: Choice, candidates: list[dict[str, Any]], token: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines of an explanation: the stages, the candidates and the choice."""
     yield f"vocabulary     {len(choice.probability_V):,} tokens"
     for stage in choice.stages:
         effects = []

@@ -53,22 +53,26 @@ def import_(
     elif revision:
         raise UserError(f"--revision applies to models on the Hub, but {source} is a local path; omit --revision")
 
-    adapter = (folder / CONFIG).is_file()
-    if adapter and not init_from:
+    is_adapter = (folder / CONFIG).is_file()
+    if is_adapter and not init_from:
         raise UserError(f"{source} is a LoRA adapter: pass the run of its base model with --init-from RUN")
-    if init_from and not adapter:
+    if init_from and not is_adapter:
         raise UserError(f"--init-from applies to LoRA adapters, but {source} has no {CONFIG}: omit --init-from")
-    if adapter and (tokenizer or accept_option):
+    if is_adapter and (tokenizer or accept_option):
         raise UserError("an adapter has the settings of its base: omit --tokenizer and --accept-option")
     with progress("importing"):
-        if adapter:
+        if is_adapter:
             done = import_adapter(folder, Path(out), init_from)
         else:
             done = import_model(folder, Path(out), tokenizer, accept_option)
     name = f"{source} at {commit}" if commit else source
-    facts = {"model": f"{name}, {done.family}, {done.parameters:,} parameters", "run": out}
+    skipped = ""
     if done.skipped:
-        facts["skipped"] = f"{plural(done.skipped, 'tensor')} that the text model does not use, such as a vision tower"
-    if done.note:
-        facts["note"] = done.note
+        skipped = f"{plural(done.skipped, 'tensor')} that the text model does not use, such as a vision tower"
+    facts = {
+        "model": f"{name}, {done.family}, {done.parameters:,} parameters",
+        "run": out,
+        "skipped": skipped,
+        "note": done.note,
+    }
     return print_result(json, {"source": source, "commit": commit, "run": out} | done._asdict(), facts)

@@ -61,7 +61,8 @@ class Chat:
         self._lm = for_decoding(lm)
         self._state: SamplerState | None = None  # state after the last piece; None: nothing to reuse
         self.messages = check_messages(messages) if messages else []
-        self.prompt_tokens = self.reused = 0
+        self.prompt_tokens = 0
+        self.reused = 0
 
     def answer(
         self,
