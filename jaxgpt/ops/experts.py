@@ -14,6 +14,8 @@ import jax.numpy as jnp
 
 TINY = 1e-20  # keeps the sum of a token's scores above 0
 SCALE = 2.0**40  # keeps the square of such a sum above 0
+# Scores of the experts of a token, from their logits.
+SCORES: dict[str, Callable[[jax.Array], jax.Array]] = {"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid}
 
 
 class Routing(NamedTuple):
@@ -70,10 +72,7 @@ def route(
     Source: Jiang et al. 2024 (Mixtral), section 2.1; sigmoid and bias: DeepSeek-AI 2024 (DeepSeek-V3), section 2.1.2.
     """
     logits_BTE = logits_BTE.astype(jnp.float32)
-    if kind == "softmax":
-        score_BTE = jax.nn.softmax(logits_BTE, axis=-1)
-    else:
-        score_BTE = jax.nn.sigmoid(logits_BTE)
+    score_BTE = SCORES[kind](logits_BTE)
 
     # The choice has no derivative; the shares have the derivative of the chosen scores.
     preference_BTE = score_BTE

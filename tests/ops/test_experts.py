@@ -25,6 +25,11 @@ def test_normalized_softmax_scores_are_a_softmax_of_the_chosen_logits(seed: int,
     np.testing.assert_allclose(route(logits(seed), active).share_BTA, jax.nn.softmax(chosen, axis=-1), rtol=1e-5)
 
 
+def test_other_scores_are_not_read_as_sigmoid() -> None:
+    with pytest.raises(KeyError, match="softmx"):
+        route(logits(), 2, "softmx")
+
+
 def test_a_bias_changes_the_choice_but_not_the_shares() -> None:
     bias_E = jnp.asarray([0.0, 9.0, 0.0, 0.0])
     routing = route(logits(), 2, "sigmoid", normalize=False, scale=2.5, bias_E=bias_E)
