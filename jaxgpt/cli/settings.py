@@ -133,30 +133,21 @@ def with_weights(
     directory, _ = parse_checkpoint(init_from)
     run = open_run(directory)
     its = run.config()
-    model = its.model
-    free = ["dropout"]  # model settings that may differ from the run of the weights
-    if model.positions != "learned":
-        free.append("block_size")
-    if model.positions == "rope":
-        free += OF_POSITIONS
+    free = _free_settings(its.model)
     own = {name: getattr(base.model, name) for name in free if name in keep}
     # Absolute paths stay valid if the run is used from a different directory.
     data = replace(base.data, tokenizer=str((directory / "tokenizer.json").absolute()))
     data = replace(data, **{name: getattr(its.data, name) for name in inherited})
-    weights = replace(base, model=replace(model, **own), data=data, state_from="")
+    weights = replace(base, model=replace(its.model, **own), data=data, state_from="")
     if keep_optimizer:
         weights = _with_state(weights, init_from)
     else:
         weights = replace(weights, init_from=str(weights_at(init_from).absolute()))
 
     config = with_settings(weights, settings)
-    for name, (was, now) in changes(weights, config).items():
-        section, _, last = name.rpartition(".")
-        if (section == "model" and last not in free) or name == "data.tokenizer":
-            window = "; to train on shorter windows, use --data.window" if name == "model.block_size" else ""
-            raise UserError(f"{name} must be {was!r}, as in the run of --init-from, not {now!r}: omit it{window}")
+    _check_model(weights, config, free)
     if config.lora.rank:
-        _check_positions(model, config.model)
+        _check_positions(its.model, config.model)
     if keep_optimizer:
         _check_optimizer(config, directory)
     if config.post.reference:
@@ -164,6 +155,25 @@ def with_weights(
 
         config = with_reference(config, run.tokenizer())
     return config
+
+
+def _free_settings(model: ModelConfig) -> list[str]:
+    """Return the names of the model settings that may differ from the run of the weights."""
+    free = ["dropout"]
+    if model.positions != "learned":
+        free.append("block_size")
+    if model.positions == "rope":
+        free += OF_POSITIONS
+    return free
+
+
+def _check_model(weights: Config, config: Config, free: Collection[str]) -> None:
+    """Raise `UserError` if a config changes the tokenizer, or a model setting outside `free`."""
+    for name, (was, now) in changes(weights, config).items():
+        section, _, last = name.rpartition(".")
+        if (section == "model" and last not in free) or name == "data.tokenizer":
+            window = "; to train on shorter windows, use --data.window" if name == "model.block_size" else ""
+            raise UserError(f"{name} must be {was!r}, as in the run of --init-from, not {now!r}: omit it{window}")
 
 
 # Settings that determine the arrays of the train state and their meaning.
@@ -189,8 +199,10 @@ def _with_state(config: Config, init_from: str) -> Config:
 
     directory, which = parse_checkpoint(init_from)
     run = open_run(directory)
-    given = which != "best"  # RUN/checkpoints/STEP
-    checkpoint = weights_at(init_from) if given else run.checkpoints / str(resolve_step(run.checkpoints, "last"))
+    if which == "best":  # no step is given
+        checkpoint = run.checkpoints / str(resolve_step(run.checkpoints, "last"))
+    else:
+        checkpoint = weights_at(init_from)
     if not (checkpoint / "opt_state").is_dir():
         raise UserError(f"{checkpoint} has no optimizer state: omit --keep-optimizer")
     state = str(checkpoint.absolute())
