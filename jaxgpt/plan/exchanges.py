@@ -105,16 +105,19 @@ def blocks(step: Step) -> Iterator[Collective]:
     of_attention = of_mlp = [step.width, step.width]
     of_experts = [4, step.width]
     widths = [*of_attention, *of_mlp]
+    free = 0
     if model.n_experts:
         widths = [*of_attention, *of_experts]
         if model.shared_experts:
             widths += of_mlp
+            free = times  # a program may first add the gradients of the input of the experts and of this MLP
     group = step.sizes["tensor"]
     for width in sorted(set(widths)):
         count = widths.count(width) * times
-        yield Collective(
-            "all-reduce", width * step.tokens, group, count, axes=("tensor",), site="activations of blocks"
-        )
+        size = width * step.tokens
+        avoidable = free if width == step.width else 0
+        site = "activations of blocks"
+        yield Collective("all-reduce", size, group, count, axes=("tensor",), site=site, avoidable=avoidable)
 
 
 def experts(step: Step) -> Iterator[Collective]:
