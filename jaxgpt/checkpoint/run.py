@@ -31,7 +31,17 @@ from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokenizer_files import load_saved_tokenizer, save_tokenizer
 from jaxgpt.directories import NEW, REPLACED, RUN_FILES, RUN_NEEDED
 from jaxgpt.errors import TrainingFailed, UserError, WriteFailed, full_disk_fix, nearest, reported
-from jaxgpt.files import JSON_BYTES, LOCK, check_renames, missing, parse_json, read_bytes, sole_writer, write_atomically
+from jaxgpt.files import (
+    JSON_BYTES,
+    LOCK,
+    Locked,
+    check_renames,
+    missing,
+    parse_json,
+    read_bytes,
+    sole_writer,
+    write_atomically,
+)
 
 REPLACING = 5.0  # maximum seconds to wait for a process that replaces a run
 # Files in REPLACED.
@@ -113,12 +123,12 @@ def open_run(path: Path) -> Run:
 
 def runs_near(path: Path) -> str:
     """Return a hint for a path without a run: a similar run, otherwise the newest runs, or ""."""
-    found = set()
+    found = dict[Path, Path]()  # path of each run, keyed by its absolute path without links
     for home in (path.parent, Path("runs")):
         for file in home.glob("*/config.json"):
             if (file.parent / "checkpoints").is_dir():
-                found.add(file.parent)
-    newest = sorted(found, key=lambda run: -(run / "config.json").stat().st_mtime)
+                found.setdefault(file.parent.resolve(), file.parent)
+    newest = sorted(found.values(), key=lambda run: -(run / "config.json").stat().st_mtime)
 
     # Compare names without their directory: runs/a and runs/b have little in common.
     similar = nearest(path.name, [run.name for run in newest])
@@ -359,8 +369,10 @@ def recover(path: Path) -> None:
     while _interrupted(path):
         try:
             with sole_writer(path), reported(f"cannot finish the interrupted replacement of {path}"):
-                _recover(path)
-        except UserError:
+                # Another process may have finished the replacement before the lock: then the run is complete.
+                if _interrupted(path):
+                    _recover(path)
+        except Locked:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.05)

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from helpers import small_run
 
-from jaxgpt.checkpoint.run import check_free, check_new_run, complete_run, new_run
+from jaxgpt.checkpoint.run import (
+    Run,
+    check_free,
+    check_new_run,
+    complete_run,
+    new_run,
+    recover,
+    replaced_run,
+    runs_near,
+)
 from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.directories import NEW, REPLACED
 from jaxgpt.errors import UserError
-from jaxgpt.files import LOCK
+from jaxgpt.files import LOCK, sole_writer
 
 CONFIG, TOKENIZER = small_run(), make_tokenizer("byte", "", 0, 0)
 RUN = {"config.json", "tokenizer.json", "checkpoints"}
@@ -105,3 +117,46 @@ def write(path: Path) -> None:
 def test_a_path_that_cannot_hold_a_run_is_rejected(path: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         check_free(Path(path), overwrite=False)
+
+
+def test_a_run_that_another_process_completes_before_the_lock_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = Path("out")
+    changed = replace(CONFIG, preset="new")
+    for config in (CONFIG, changed):
+        with new_run("out", config, TOKENIZER, overwrite=True):
+            pass
+    draft = out / NEW / "config.json"
+    draft.parent.mkdir()
+    (out / "config.json").rename(draft)
+
+    @contextmanager
+    def lock_after_another(directory: Path) -> Iterator[None]:
+        draft.rename(out / "config.json")
+        draft.parent.rmdir()
+        with sole_writer(directory):
+            yield
+
+    monkeypatch.setattr("jaxgpt.checkpoint.run.sole_writer", lock_after_another)
+    recover(out)
+    assert Run(out).config() == changed
+    assert replaced_run(out) is not None
+
+
+def test_only_a_locked_run_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_wait(seconds: float) -> None:
+        pytest.fail("waits for an error that does not pass")
+
+    Path("out", REPLACED).mkdir(parents=True)
+    Path("out", REPLACED, "config.json").touch()
+    Path("out", LOCK).mkdir()
+    monkeypatch.setattr("jaxgpt.checkpoint.run.time.sleep", no_wait)
+    with pytest.raises(UserError, match="cannot write to out"):
+        recover(Path("out"))
+
+
+def test_runs_near_a_path_are_listed_once() -> None:
+    with new_run("runs/first", CONFIG, TOKENIZER):
+        pass
+    absolute = Path.cwd() / "runs"
+    assert runs_near(Path("runs/zzzzz")) == " (existing runs: runs/first)"
+    assert runs_near(absolute / "zzzzz") == f" (existing runs: {absolute / 'first'})"
