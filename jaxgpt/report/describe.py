@@ -42,11 +42,12 @@ def describe(data: Data, progress: Progress = NO_PROGRESS) -> dict[str, Any]:
     train = _plain(data.train)
     val = _plain(data.val)
     splits = [train, val] if data.held_out else [train]
+    held_out_tokens = len(val) if data.held_out else 0
     used = _used_ids(splits, data.tokenizer.vocab_size, progress)
     fitted = fit_ngrams(train, val, len(used), COUNTED, EVALUATED)
     if fitted is None:
         raise UserError(
-            f"{data.source}: {len(train):,} training and {len(val) * data.held_out:,} validation tokens are too few to compute "
+            f"{data.source}: {len(train):,} training and {held_out_tokens:,} validation tokens are too few to compute "
             f"the entropy of trigrams: use a longer text, or change --data.train-fraction"
         )
     ratio = bytes_per_token(data, EVALUATED)
@@ -55,7 +56,7 @@ def describe(data: Data, progress: Progress = NO_PROGRESS) -> dict[str, Any]:
     return {
         "source": data.source,
         "train_tokens": len(train),
-        "validation_tokens": len(val) if data.held_out else 0,
+        "validation_tokens": held_out_tokens,
         "bytes_per_token": ratio or None,
         "vocabulary": len(used),
         "vocabulary_used": int(used.sum()),
@@ -110,33 +111,41 @@ def _held_out_grams(val: Split) -> np.ndarray:
 
 def _document_hashes(data: Data, splits: list[Split]) -> np.ndarray | None:
     """Return hashes of conversations, documents or files; None: unknown boundaries."""
+    bounds = [_document_bounds(split, data.tokenizer.end_ids) for split in splits]
+    has_ends = data.is_conversations or any(len(begins) > 1 for begins, _ in bounds)
+    if has_ends:
+        return _hashes_of_ids(splits, bounds)
+    if data.text:
+        return _hashes_of_files(data.text)
+    return None
+
+
+def _document_bounds(split: Split, end_ids: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the first position of each document of a split, and the position after its last; empty ones are possible."""
+    if isinstance(split, Packed):
+        return split.begins, split.begins + split.lengths + 1
+    assert isinstance(split, Tokens)
+    with_ends = Tokens(split.parts, end_ids=end_ids)
+    end_tokens = np.concatenate([np.zeros(0, int), *with_ends.ends()])
+    return np.append(0, end_tokens + 1), np.append(end_tokens, len(split))
+
+
+def _hashes_of_ids(splits: list[Split], bounds: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+    """Return the hash of the ids of each non-empty document."""
     hashes = array("q")
-    has_ends = data.is_conversations
-    for split in splits:
-        if isinstance(split, Packed):
-            begins = split.begins
-            ends = split.begins + split.lengths + 1
-        else:
-            assert isinstance(split, Tokens)
-            with_ends = Tokens(split.parts, end_ids=data.tokenizer.end_ids)
-            end_tokens = np.concatenate([np.zeros(0, int), *with_ends.ends()])
-            has_ends = has_ends or len(end_tokens) > 0
-            begins = np.append(0, end_tokens + 1)
-            ends = np.append(end_tokens, len(split))
-        if not has_ends:
-            continue
+    for split, (begins, ends) in zip(splits, bounds, strict=True):
         for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
             if begin < end:
                 ids = split.take(begin, end - begin)
                 hashes.append(hash(ids.tobytes()))
+    return np.frombuffer(hashes, np.int64)
 
-    # A text without end-of-text tokens: each file is a document.
-    if data.text and not has_ends:
-        file = io.BytesIO(data.text.data)
-        for _, size in data.text.files or [("", -1)]:
-            hashes.append(hash(file.read(size)))
-    if not has_ends and not data.text:
-        return None
+
+def _hashes_of_files(text: Text) -> np.ndarray:
+    """Return the hash of each file of a text."""
+    file = io.BytesIO(text.data)
+    sizes = [size for _, size in text.files] or [-1]
+    hashes = array("q", (hash(file.read(size)) for size in sizes))
     return np.frombuffer(hashes, np.int64)
 
 

@@ -14,8 +14,15 @@ import pytest
 from folders import SMALL, run_folder
 from helpers import TEXT, jaxgpt
 
+from jaxgpt.data import Data, Tokens
 from jaxgpt.data.tokenizer import CharTokenizer
 from jaxgpt.report import describe
+
+
+class WithEnd(CharTokenizer):
+    """A tokenizer with the end-of-text id 0."""
+
+    end_ids = (0,)
 
 
 def described(*args: str) -> dict[str, Any]:
@@ -129,6 +136,15 @@ def test_documents_end_with_end_tokens() -> None:
     assert masked["evaluated_tokens"] == 4, (
         "the third tokens of the questions, and the ends of all documents with two words"
     )
+
+
+@pytest.mark.parametrize("parts", [([1, 2, 3], [4, 0, 5]), ([4, 0, 5], [1, 2, 3])])
+def test_a_split_without_end_tokens_is_one_document_if_the_other_has_some(parts: tuple[list[int], list[int]]) -> None:
+    train, val = (Tokens([np.array(ids)]) for ids in parts)
+    data = Data(train, val, True, WithEnd(TEXT), source="", fingerprint="")
+    hashes = describe._document_hashes(data, [train, val])
+    assert hashes is not None
+    assert len(set(hashes)) == 3
 
 
 def test_a_run(tmp_path: Path) -> None:
