@@ -21,7 +21,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from jaxgpt.checkpoint.run import Run
+from jaxgpt.checkpoint.run import Run, parse_checkpoint
 from jaxgpt.config import flat
 from jaxgpt.directories import TRACKERS
 from jaxgpt.errors import TrainingFailed, UserError, one_line
@@ -189,13 +189,14 @@ def _single_values(line: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def settings_to_send(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run as trackers receive them: of a path, only its last name."""
+    """Return the settings of a run as trackers receive them: of a path, only its last name; see `SHORTENED`."""
     sent = {}
     for name, value in settings.items():
-        if isinstance(value, str) and name != "train.prompt":
-            value = last_name(value)
+        shorten = SHORTENED.get(name, last_name)
+        if isinstance(value, str):
+            value = shorten(value)
         elif isinstance(value, list | tuple):
-            value = [last_name(each) if isinstance(each, str) else each for each in value]
+            value = [shorten(each) if isinstance(each, str) else each for each in value]
         sent[name] = value
     return sent
 
@@ -203,6 +204,38 @@ def settings_to_send(settings: Mapping[str, Any]) -> dict[str, Any]:
 def last_name(path: str) -> str:
     """Return the text after the last slash of a path."""
     return path.rstrip("/").rpartition("/")[2]
+
+
+def _run_and_step(checkpoint: str) -> str:
+    """Return RUN/STEP of a checkpoint, or RUN of a run."""
+    run, step = parse_checkpoint(checkpoint)
+    name = last_name(str(run)) if checkpoint else ""
+    return f"{name}/{step}" if step.isdecimal() else name
+
+
+def _source(word: str) -> str:
+    """Shorten the path of PATH=WEIGHT, a word of `data.mix`."""
+    path, equals, weight = word.rpartition("=")
+    return f"{last_name(path)}{equals}{weight}"
+
+
+def _reward(word: str) -> str:
+    """Shorten the path of FILE.py:FUNCTION; other rewards, such as regex:PATTERN, have no path."""
+    path, _, function = word.rpartition(":")
+    return f"{last_name(path)}:{function}" if path.endswith(".py") else word
+
+
+# How to shorten the values of settings that are not a single path, keyed by dotted name; all others may be paths.
+SHORTENED: Mapping[str, Callable[[str], str]] = {
+    "train.prompt": str,
+    "data.answer_tokens": str,
+    "data.chat_template_kwargs": str,
+    "data.mix": _source,
+    "init_from": _run_and_step,
+    "state_from": _run_and_step,
+    "post.reference": _run_and_step,
+    "post.reward": _reward,
+}
 
 
 def follow(path: Path, tracker: Tracker, note: Callable[[str], None] = print, poll: float = POLL) -> Followed:

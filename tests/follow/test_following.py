@@ -326,6 +326,24 @@ def test_settings_are_sent_without_directories() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "sent"),
+    [
+        ("data.answer_tokens", ("<|a|>", "</s>"), ["<|a|>", "</s>"]),
+        ("data.chat_template_kwargs", '{"x": "a/b"}', '{"x": "a/b"}'),
+        ("data.mix", ("/home/me/web/=0.7", "@1000000", "code=1"), ["web=0.7", "@1000000", "code=1"]),
+        ("init_from", "/home/me/base/checkpoints/500", "base/500"),
+        ("state_from", "/home/me/base", "base"),
+        ("post.reference", "", ""),
+        ("post.reward", (r"regex:\d+/\d+",), [r"regex:\d+/\d+"]),
+        ("post.reward", ("/home/me/own.py:score=0.5", "json=0.2"), ["own.py:score=0.5", "json=0.2"]),
+        ("new.setting", "/home/me/file", "file"),
+    ],
+)
+def test_only_paths_are_shortened(name: str, value: Any, sent: Any) -> None:
+    assert settings_to_send({name: value}) == {name: sent}
+
+
 def test_only_metrics_and_settings_are_sent() -> None:
     new_run()
     complete()
