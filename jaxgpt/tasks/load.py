@@ -10,7 +10,7 @@ import re
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -210,18 +210,31 @@ def _load(manager: Any, name: str) -> Mapping[str, Any]:
     try:
         with offline():
             return manager.load([name])
+    except (ConnectionError, FileNotFoundError, TimeoutError) as e:
+        if _is_offline() or not reachable():
+            raise _no_network(name, e) from None
     except Exception as e:
-        reason = e
-    is_of_network = isinstance(reason, (ConnectionError, FileNotFoundError, TimeoutError))
-    if is_of_network and not _is_offline() and reachable():
-        try:
-            return manager.load([name])
-        except Exception as e:
-            reason = e
-    elif isinstance(reason, ConnectionError):
-        quoted = re.search(r"(?<!\w)'([^']+)'", str(reason))
-        raise _NeedsNetwork(quoted[1] if quoted else "its data")
-    raise UserError(f"cannot load the task {name}: {type(reason).__name__}: {one_line(reason, 300)}") from None
+        raise _unloadable(name, e) from None
+
+    try:
+        return manager.load([name])
+    except Exception as e:
+        raise _unloadable(name, e) from None
+
+
+def _no_network(name: str, e: Exception) -> Exception:
+    """Return the error of a task that cannot be loaded from the cache, without a network.
+
+    `datasets` raises a `ConnectionError` for data that are not in the cache; other errors have a different cause.
+    """
+    if not isinstance(e, ConnectionError):
+        return _unloadable(name, e)
+    quoted = re.search(r"(?<!\w)'([^']+)'", str(e))
+    return _NeedsNetwork(quoted[1] if quoted else "its data")
+
+
+def _unloadable(name: str, e: Exception) -> UserError:
+    return UserError(f"cannot load the task {name}: {type(e).__name__}: {one_line(e, 300)}")
 
 
 def _is_offline() -> bool:
@@ -269,24 +282,43 @@ class _OtherThreads:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Let the harness print nothing, compute in this process, and leave the random generators of Python and NumPy unchanged."""
-    # Read when tqdm is imported, and by the harness' bootstrap, which otherwise forks a process with JAX's threads.
+    """Let the harness print nothing, compute in this process, and leave the random generators of Python and NumPy unchanged.
+
+    The two environment variables stay set: tqdm reads its own only when it is imported.
+    """
     os.environ.setdefault("TQDM_DISABLE", "1")
+    # Otherwise, the harness' bootstrap forks a process that has JAX's threads.
     os.environ.setdefault("DISABLE_MULTIPROC", "1")
-    loggers = [logging.getLogger(name) for name in LOGGERS]
-    levels = [logger.level for logger in loggers]
-    python_state = random.getstate()
-    numpy_state = np.random.get_state()
-    with ExitStack() as stack:
-        stack.callback(np.random.set_state, numpy_state)
-        stack.callback(random.setstate, python_state)
-        for logger, level in zip(loggers, levels, strict=True):
-            stack.callback(logger.setLevel, level)
-            logger.setLevel(logging.ERROR)
+    with unchanged_random_state(), silent_loggers(), redirect_stdout(_OtherThreads(sys.stdout)):
         random.seed(0)
         np.random.seed(FEWSHOT_SEED)
-        stack.enter_context(redirect_stdout(_OtherThreads(sys.stdout)))
         yield
+
+
+@contextmanager
+def unchanged_random_state() -> Iterator[None]:
+    """Restore the global random generators of Python and NumPy at the end."""
+    python_state = random.getstate()
+    numpy_state = np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+
+
+@contextmanager
+def silent_loggers() -> Iterator[None]:
+    """Let the loggers of the harness and its libraries report errors only."""
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 @contextmanager
