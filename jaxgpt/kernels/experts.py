@@ -16,13 +16,18 @@ import jax.numpy as jnp
 
 from jaxgpt.kernels.devices import logical_spec, mesh_axes, on_mesh
 from jaxgpt.ops import Array
+from jaxgpt.ops.activations import Activation
 from jaxgpt.ops.experts import ExpertWeights, mlp_of
 from jaxgpt.ops.experts import experts as definition
 from jaxgpt.ops.sharding import constrain
 
 TILE = 64  # rows of a tile
 
-Activation = Callable[[Array], Array]
+# Logical axes. Of matrices, as the devices multiply them: the width of the model is gathered (None).
+TOKENS = ("batch", "length")
+WIDENING = ("expert", None, "mlp")
+NARROWING = ("expert", "mlp", None)
+
 Product = Callable[[Array, Any], Array]  # (rows, stack of matrices) -> rows: each row times the matrix of its expert
 
 
@@ -62,43 +67,54 @@ def _dropless(
 
     So e divides the weights of a device, but not the rows that it holds: up to `R * A` of pairs (`_by_groups`, `_by_tiles`).
     """
-    B, T, A = choice_BTA.shape
     E = weights.up_EDF.shape[0]
     x_BTD = x_BTD.astype(dtype)
-    if B * T * A <= E and not on_mesh():
+    if choice_BTA.size <= E and not on_mesh():
         return _by_token(x_BTD, choice_BTA, share_BTA, weights, activate, dtype)
-    if not isinstance(weights.up_EDF, Array):
+    if not isinstance(weights.up_EDF, Array) or (on_mesh() and _shards_positions()):
         return definition(x_BTD, choice_BTA, share_BTA, weights, activate, dtype)
 
     compute = functools.partial(local, activate=activate)
-    if not on_mesh():
-        weights = jax.tree.map(lambda w: w.astype(dtype), weights)
-        return compute(x_BTD, choice_BTA, share_BTA, weights, first=0).astype(dtype)
-
-    # The mesh axes that shard the tokens and the matrices; the width of the model is gathered (None).
-    tokens = logical_spec("batch", "length")
-    widen = logical_spec("expert", None, "mlp")
-    narrow = logical_spec("expert", "mlp", None)
-    row_axes = mesh_axes(tokens, 0)
-    length_axes = mesh_axes(tokens, 1)
-    expert_axes = mesh_axes(widen, 0)
-    term_axes = *expert_axes, *mesh_axes(widen, 2)
-    if {*term_axes} & {*length_axes}:
-        return definition(x_BTD, choice_BTA, share_BTA, weights, activate, dtype)
-
-    # Cast the shards before they are gathered along fsdp: without the constraint, XLA would gather float32 and cast the result.
     weights = jax.tree.map(lambda w: w.astype(dtype), weights)
+    if not on_mesh():
+        return compute(x_BTD, choice_BTA, share_BTA, weights, first=0).astype(dtype)
+    return _on_mesh(compute, x_BTD, choice_BTA, share_BTA, weights)
+
+
+def _shards_positions() -> bool:
+    """Return whether the rules shard positions over the mesh axes of experts or of the MLP's width."""
+    length_axes = mesh_axes(logical_spec(*TOKENS), 1)
+    return not {*length_axes}.isdisjoint(_term_axes())
+
+
+def _term_axes() -> tuple[str, ...]:
+    """Return the mesh axes over which the terms of a row are spread: those of experts, and of the MLP's width."""
+    widen = logical_spec(*WIDENING)
+    return *mesh_axes(widen, 0), *mesh_axes(widen, 2)
+
+
+def _on_mesh(
+    compute: Callable[..., Array], x_BTD: Array, choice_BTA: Array, share_BTA: Array, weights: ExpertWeights
+) -> Array:
+    """Compute the terms of each device's matrices, and add the terms of all devices, in the dtype of `x_BTD`.
+
+    Devices with terms of the same rows add them (`equal`); devices with different rows exchange the rows first (`exchanged`).
+    """
+    tokens = logical_spec(*TOKENS)
+    widen = logical_spec(*WIDENING)
+    narrow = logical_spec(*NARROWING)
+    expert_axes = mesh_axes(widen, 0)
+    row_axes = mesh_axes(tokens, 0)
+    exchanged = tuple(axis for axis in _term_axes() if axis in row_axes)
+    equal = tuple(axis for axis in _term_axes() if axis not in row_axes)
+
+    # Gather the cast weights along fsdp: without the constraint, XLA would gather float32 and cast the result.
     widening = ("expert", "embed", "mlp")
     weights = ExpertWeights(
         up_EDF=constrain(weights.up_EDF, widening),
         down_EFD=constrain(weights.down_EFD, ("expert", "mlp", "embed")),
         gate_EDF=None if weights.gate_EDF is None else constrain(weights.gate_EDF, widening),
     )
-
-    # Each device has the terms of its experts, and of its part of the MLP's width. Devices with terms of the same rows add
-    # them (`equal`); devices with different rows exchange the rows first (`exchanged`).
-    exchanged = tuple(axis for axis in term_axes if axis in row_axes)
-    equal = tuple(axis for axis in term_axes if axis not in row_axes)
 
     def on_device(x_BTD: Array, choice_BTA: Array, share_BTA: Array, weights: ExpertWeights) -> Array:
         first: Any = 0
@@ -116,7 +132,7 @@ def _dropless(
             y_BTD = jax.lax.psum_scatter(y_BTD, exchanged, tiled=True)
         if equal:
             y_BTD = _sum(y_BTD, equal)
-        return y_BTD.astype(dtype)
+        return y_BTD.astype(x_BTD.dtype)
 
     of_weights = ExpertWeights(widen, narrow, None if weights.gate_EDF is None else widen)
     # check_vma=False: ragged products do not annotate which mesh axes their results vary over.
@@ -142,8 +158,8 @@ def _by_token(
     x_BTD: Array, choice_BTA: Array, share_BTA: Array, weights: ExpertWeights, activate: Activation, dtype: Any
 ) -> Array:
     """Multiply each token by the matrices of its experts in a loop, without reading other experts."""
-    B, T, D = x_BTD.shape
     A = choice_BTA.shape[-1]
+    D = x_BTD.shape[-1]
     x_X1D = jnp.repeat(x_BTD.reshape(-1, 1, D), A, axis=0)
 
     def apply(pair: tuple[Array, Array]) -> Array:
@@ -152,8 +168,13 @@ def _by_token(
         return y_1D
 
     y_X1D = jax.lax.map(apply, (x_X1D, choice_BTA.reshape(-1)))
-    y_BTAD = y_X1D.reshape(B, T, A, D).astype(jnp.float32)
-    return (share_BTA[..., None] * y_BTAD).sum(2).astype(dtype)
+    return _weighed_sum(y_X1D.astype(jnp.float32), share_BTA).astype(dtype)
+
+
+def _weighed_sum(y_XD: Array, share_BTA: Array) -> Array:
+    """Add the outputs of each token's pairs, times their shares: `[B, T, D]`."""
+    y_BTAD = y_XD.reshape(*share_BTA.shape, y_XD.shape[-1])
+    return (share_BTA[..., None] * y_BTAD).sum(2)
 
 
 def _mlp(x: Array, weights: ExpertWeights, activate: Activation, product: Product) -> Array:
@@ -184,12 +205,13 @@ def _by_groups(
     The pairs are sorted by expert, and consecutive groups multiplied by their matrices. Pairs with other experts come last, in
     no group.
     """
-    B, T, D = x_BTD.shape
     A = choice_BTA.shape[-1]
+    D = x_BTD.shape[-1]
     E = len(weights.up_EDF)
     expert_X, own_X = _own_experts(choice_BTA, first, E)
     order_X = jnp.argsort(expert_X, stable=True)
     size_E = jnp.bincount(expert_X, length=E).astype(jnp.int32)
+
     # Rows without a group have undefined products, and undefined gradients: neither reach the tokens.
     x_XD = jnp.where(own_X[order_X][:, None], x_BTD.reshape(-1, D)[order_X // A], 0)
     y_XD = _mlp(x_XD, weights, activate, lambda x, w: jax.lax.ragged_dot(x, w, size_E))
@@ -197,8 +219,7 @@ def _by_groups(
     # Back to the order of the tokens; add the terms of each token.
     back_X = jnp.argsort(order_X)
     y_XD = jnp.where(own_X[:, None], y_XD[back_X].astype(jnp.float32), 0.0)
-    y_BTAD = y_XD.reshape(B, T, A, D)
-    return (share_BTA[..., None] * y_BTAD).sum(2)
+    return _weighed_sum(y_XD, share_BTA)
 
 
 def _by_tiles(
@@ -209,20 +230,24 @@ def _by_tiles(
     Each expert's rows are padded to whole tiles, and each tile is multiplied by the matrix of its expert. There are at most E
     tiles more than all pairs fill, also those of other devices, so the number of tiles is static, and no row is dropped.
     """
-    B, T, D = x_BTD.shape
     A = choice_BTA.shape[-1]
+    D = x_BTD.shape[-1]
     E = len(weights.up_EDF)
     expert_X, own_X = _own_experts(choice_BTA, first, E)
     slot_X, expert_n = _slots(expert_X, E)
+
+    # Copy each token to the rows of its pairs; those of other devices are dropped, as their index is beyond the last row.
     token_X = jnp.arange(len(slot_X)) // A
     x_XD = x_BTD.reshape(-1, D)[token_X]
     rows = jnp.zeros((len(expert_n) * TILE, D), x_BTD.dtype)
-    x_ntD = rows.at[jnp.where(own_X, slot_X, len(rows))].set(x_XD, mode="drop").reshape(-1, TILE, D)
+    row_X = jnp.where(own_X, slot_X, len(rows))
+    x_ntD = rows.at[row_X].set(x_XD, mode="drop").reshape(-1, TILE, D)
     y_ntD = _mlp(x_ntD, weights, activate, lambda x_ntI, w_EIO: _tile_product(x_ntI, w_EIO, expert_n))
+
+    # Back to the order of the tokens; add the terms of each token.
     y_XD = y_ntD.reshape(-1, D)[slot_X]
     y_XD = jnp.where(own_X[:, None], y_XD.astype(jnp.float32), 0.0)
-    y_BTAD = y_XD.reshape(B, T, A, D)
-    return (share_BTA[..., None] * y_BTAD).sum(2)
+    return _weighed_sum(y_XD, share_BTA)
 
 
 def _slots(expert_X: Array, E: int) -> tuple[Array, Array]:

@@ -46,7 +46,7 @@ class ExpertsFn(Protocol):
         choice_BTA: Array,
         share_BTA: Array,
         weights: experts.ExpertWeights,
-        activate: Callable[[Array], Array],
+        activate: activations.Activation,
         dtype: Any,
         /,
     ) -> Array: ...
