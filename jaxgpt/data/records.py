@@ -51,6 +51,21 @@ class Twice:
         raise ValueError("a key is given twice")
 
 
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        counts = Counter(name for name, _ in pairs)
+        value |= {name: Twice() for name in value if counts[name] > 1}
+    return value
+
+
+def _integer(digits: str) -> int | float:
+    return int(digits) if len(digits) < DIGITS else float(digits)
+
+
+DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_int=_integer)
+
+
 def read_records(path: Path, columns: Collection[str]) -> Iterator[Record]:
     """Yield the records of a file: JSON Lines, an array or a sequence of JSON objects, or rows of a Parquet file.
 
@@ -108,17 +123,27 @@ def _read_json(file: BinaryIO, where: str) -> Iterator[Record]:
 
 def _parsed(where: str, text: bytes) -> Record:
     try:
-        return Record(where, parse_record(text, where))
-    except UserError as e:
-        return Record(where, error=str(e).removeprefix(f"{where}: "))
+        return Record(where, _decode(text))
+    except (ValueError, RecursionError) as e:
+        return Record(where, error=_not_json(e))
 
 
 def parse_record(text: bytes | str, where: str) -> Any:
     """Parse JSON leniently; raise a `UserError` that begins with `where` for invalid JSON or UTF-8."""
     try:
-        return DECODER.decode(text.decode("utf-8") if isinstance(text, bytes) else text)
+        return _decode(text)
     except (ValueError, RecursionError) as e:
         raise UserError(f"{where}: {_not_json(e)}") from None
+
+
+def _decode(text: bytes | str) -> Any:
+    """Parse JSON leniently.
+
+    Raises:
+        ValueError: if the text is not JSON, or not UTF-8.
+        RecursionError: if it is nested too deeply.
+    """
+    return DECODER.decode(text.decode("utf-8") if isinstance(text, bytes) else text)
 
 
 def _read_objects(data: bytes, where: str) -> Iterator[Record]:
@@ -179,21 +204,6 @@ def repeats_key(value: Any) -> bool:
     return isinstance(value, Twice)
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        counts = Counter(name for name, _ in pairs)
-        value |= {name: Twice() for name in value if counts[name] > 1}
-    return value
-
-
-def _integer(digits: str) -> int | float:
-    return int(digits) if len(digits) < DIGITS else float(digits)
-
-
 def _not_json(e: ValueError | RecursionError) -> str:
     reason = "nested too deeply" if isinstance(e, RecursionError) else str(e)
     return f"not valid JSON ({reason})"
-
-
-DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_int=_integer)
