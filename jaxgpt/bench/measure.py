@@ -7,6 +7,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -41,6 +42,8 @@ WIDTHS = {"cpu": (1024, 2048)}  # matrix widths to try; accelerators need larger
 BANDWIDTH_BYTES = {"cpu": 2**29}  # bytes read by all devices together; the devices of a CPU share its memory
 SECONDS = 0.3  # minimum seconds per measurement
 QUEUED = 10  # calls per timed sample on an accelerator, to amortize the time of dispatching and blocking
+
+Step = Callable[[Any, Any], tuple[Any, Any]]  # (state, batch) -> (state, metrics)
 
 
 def benchmark(
@@ -162,15 +165,22 @@ def _device_time(run: _Started, calls: int, trace: str, progress: Progress) -> d
     """Trace a number of calls; return the share of device time of each kind of work. `trace` as in `benchmark`."""
     program = run.program
     compiled = run.compiled
+    take: Step = program.step
     if _platform(program.mesh) == "gpu":
         # The kernels of a CUDA graph do not have the names of their instructions in a trace.
         progress.stage("compiling without CUDA graphs")
         compiled = compile_lowered(program, run.lowered, {"xla_gpu_graph_min_graph_size": 10**6})
-        run.steps.take = lambda state, batch: compiled(state, batch, program.numbers, program.frozen)
-        run.steps.run(1)  # warm-up
-    profile = record_trace(lambda: run.steps.run(calls), trace)
+        take = partial(_take, compiled, program)
+        run.steps.run(1, take=take)  # warm-up
+    profile = record_trace(lambda: run.steps.run(calls, take=take), trace)
     kinds = instruction_kinds(compiled.as_text() or "")
     return device_time(profile, kinds, len(program.mesh.local_devices))
+
+
+def _take(compiled: Any, program: Program, state: Any, batch: Any) -> tuple[Any, Any]:
+    """Take a step as `program.step`, by a different compilation of it."""
+    result: tuple[Any, Any] = compiled(state, batch, program.numbers, program.frozen)
+    return result
 
 
 def _limits(program: Program) -> dict[str, float]:
@@ -205,7 +215,6 @@ class _Steps:
         V = config.model.vocab_size
         ids = np.random.default_rng(0).integers(0, V, max(1 << 20, 4 * T), np.int32)
         self.program = program
-        self.take = program.step
         self.state = state
         self.batches = Batches.of(config, Tokens([ids], end_ids=(0,) if config.has_documents else ()))
         self.step = 0
@@ -216,12 +225,18 @@ class _Steps:
         """Return the input of the next call, for `each` steps."""
         return self.program.put_batches([self.batches.at(step) for step in range(self.step, self.step + each)])
 
-    def run(self, calls: int, each: int = 0) -> list[float]:
+    def run(self, calls: int, each: int = 0, take: Step | None = None) -> list[float]:
         """Run `calls` calls of `each` training steps; return the seconds per step of each call.
 
-        If `each` is 0, a call has `train.steps_per_call` steps. With more than 3 calls, the first and the last 2 are omitted.
+        With more than `LAG + 1` calls, the first and the last `LAG` are omitted.
+
+        Args:
+            calls: number of calls.
+            each: steps of a call; 0: `train.steps_per_call`.
+            take: takes the steps of a call; None: the program's own step.
         """
         each = each or self.each
+        take = take or self.program.step
         pending: deque[Any] = deque()
         times: list[float] = []
         clock = _Clock()
@@ -229,7 +244,7 @@ class _Steps:
             host = _Clock()
             batch = self.batch(each)
             self.input_seconds.append(host() / each)
-            self.state, metrics = self.take(self.state, batch)
+            self.state, metrics = take(self.state, batch)
             self.step += each
             pending.append(metrics)
             if call >= LAG:
