@@ -112,7 +112,9 @@ def same_on_all(make: Callable[[], T], facts: Callable[[T], Mapping[str, Any]]) 
             there = other.get(name, "missing")
             if here != there:
                 difference = f"{name} is {here} in process 0, {there} in process {n}"
-                raise UserError(f"the processes disagree: {difference}; start all with the same command, code and data")
+                raise SharedError(
+                    f"the processes disagree: {difference}; start all with the same command, code and data"
+                )
     return results[0]
 
 
@@ -168,7 +170,7 @@ def _gather(value: Any) -> list[Any]:
     """Exchange JSON values: return the values of all processes, in order."""
     devices = Counter(device.process_index for device in jax.devices())
     if len(set(devices.values())) > 1:  # not supported by `process_allgather`
-        raise UserError(
+        raise SharedError(
             f"the processes have {sorted(devices.values())} devices: start all with the same number (CPUs: JAX_NUM_CPU_DEVICES)"
         )
 
