@@ -34,9 +34,22 @@ from jaxgpt.train.loss import Objective
 from jaxgpt.trainer.failures import explain_failure
 from jaxgpt.trainer.program import Program, make_program
 
-KV_AXES = ("batch", "kv_heads", None, None)  # logical axes of keys and values in a cache
+# Logical axes of the state of a sampler: of the keys and values in its cache, and of other arrays, which have up to two axes.
+KV_AXES = ("batch", "kv_heads", None, None)
+ROW_AXES = ("batch", None)
 # Skip optimizations that affect speed, but hardly memory and communication. Compilation is 5x faster.
 QUICK = {"exec_time_optimization_effort": -1.0}
+
+
+@dataclass(frozen=True)
+class CompiledStep(StepCost):
+    """The cost of a compiled step, and its program.
+
+    Attributes:
+        executable: the compiled program, such as for `executable.as_text()`, its HLO; None if it exhausts the memory.
+    """
+
+    executable: Any = field(default=None, repr=False, compare=False)
 
 
 def compile_step(
@@ -180,26 +193,16 @@ def _abstract_state(
         key_B = jax.random.split(jax.random.key(0), rows)
         return prefill(sampler, params, text, key_B, model.block_size)
 
-    def placed(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        # In the state of a sampler, arrays with four axes are keys or values; the others have at most two.
-        names = KV_AXES if leaf.ndim == 4 else ("batch", None)[: leaf.ndim]
-        sharding = jax.sharding.NamedSharding(mesh, partition_spec(names, rules))
+    def placed(names: tuple[str | None, ...], leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        sharding = jax.sharding.NamedSharding(mesh, partition_spec(names[: leaf.ndim], rules))
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
     with use_mesh(mesh, model, length=1):
-        state: SamplerState = jax.tree.map(placed, jax.eval_shape(begin, params))
-        return state
-
-
-@dataclass(frozen=True)
-class CompiledStep(StepCost):
-    """The cost of a compiled step, and its program.
-
-    Attributes:
-        executable: the compiled program, such as for `executable.as_text()`, its HLO; None if it exhausts the memory.
-    """
-
-    executable: Any = field(default=None, repr=False, compare=False)
+        state: SamplerState = jax.eval_shape(begin, params)
+    layers = jax.tree.map(partial(placed, KV_AXES), state.cache.layers)
+    others = state._replace(cache=state.cache._replace(layers=()))
+    others = jax.tree.map(partial(placed, ROW_AXES), others)
+    return others._replace(cache=others.cache._replace(layers=layers))
 
 
 def _compiled(
