@@ -208,8 +208,8 @@ def has_writer(directory: Path) -> bool | None:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # the process of another user
-        return True
+    except PermissionError:
+        pass  # it exists, and is of another user
     return True
 
 

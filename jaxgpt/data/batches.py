@@ -130,7 +130,8 @@ class Batches:
         drawn = draw(self.seed, "window", step, self.batch_size) if self.sampling == "random" else None
         source, before = self._mixture.source_of_rows(rows, self.row_tokens)
         starts = np.empty(self.batch_size, np.int64)
-        for index, (first, epochs) in enumerate(zip(self._mixture.offsets, self._sources, strict=False)):
+        pairs = zip(self._mixture.offsets, self._sources, strict=False)  # the last offset is the total
+        for index, (first, epochs) in enumerate(pairs):
             own = source == index
             inside = epochs.starts(before[own]) if drawn is None else drawn[own] % epochs.count
             starts[own] = first + inside

@@ -127,7 +127,7 @@ class Mixture:
 
     def eval_starts(self, block_size: int, stride: int) -> np.ndarray:
         """Return the starts of the evaluation windows of all sources, in the order of the sources."""
-        pairs = zip(self.sources, self.offsets, strict=False)
+        pairs = zip(self.sources, self.offsets, strict=False)  # the last offset is the total
         return np.concatenate([np.asarray(each.eval_starts(block_size, stride)) + first for each, first in pairs])
 
     def windows(self, starts: np.ndarray, block_size: int) -> np.ndarray:

@@ -136,9 +136,9 @@ def start_ids(tokenizer: Tokenizer) -> list[int]:
         if i is not None and i < tokenizer.vocab_size:
             return [i]
     with suppress(UserError):  # no newline in the vocabulary
-        newline = tokenizer.encode("\n").tolist()
+        newline: list[int] = tokenizer.encode("\n").tolist()
         if newline:
-            return list(newline)
+            return newline
     raise UserError(
         "the prompt is empty, and the tokenizer has no beginning-of-text or end-of-text token or newline: pass a prompt"
     )
