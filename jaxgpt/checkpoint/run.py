@@ -14,6 +14,18 @@ trackers/               what `jaxgpt follow` has sent to each tracker
 .lock                   locked by the writing process
 .new/                   a new run while it is written
 .replaced/              the old run, until the new run that replaces it has taken a step (train) or is complete (import)
+
+A killed process leaves one of these states. The columns are config.json and .replaced/config.json, the files `moved` and
+`kept` in .replaced, and .new/config.json; "-": the file may exist or not.
+
+config  replaced  moved  kept  new   state                                     `recover`
+yes     no        -      -     -     a run                                     does nothing
+yes     yes       yes    yes   no    a new run without a step, and an old run  does nothing; see `replaced_run`
+yes     yes       yes    no    -     a new run, before the old one is deleted  does nothing
+no      yes       no     -     -     the old run is moved out, or back         moves the old run back
+no      yes       yes    -     yes   the new run is moved in                   moves the rest of the new run in
+no      yes       yes    -     no    the new run failed, and is being deleted  deletes it, and moves the old run back
+no      no        -      -     -     no run                                    does nothing
 """
 
 from __future__ import annotations
@@ -153,8 +165,9 @@ def new_run(out: str, config: Config, tokenizer: Tokenizer, overwrite: bool = Fa
     """
     path = Path(out) if out else _new_directory(config.preset)
     with _locked(path, overwrite):
-        with _draft(path, config, tokenizer, keep=True):
-            pass
+        with _replacing(path):
+            draft = _write_draft(path, config, tokenizer)
+            _swap_in(draft, path, keep=True)
         try:
             yield Run(path)
         except Exception as e:
@@ -173,13 +186,15 @@ def complete_run(path: Path, config: Config, tokenizer: Tokenizer, overwrite: bo
         UserError: as for `new_run`.
         TrainingFailed: if the checkpoint in the draft cannot be written.
     """
-    with _locked(path, overwrite), _draft(path, config, tokenizer) as draft:
+    with _locked(path, overwrite), _replacing(path):
+        draft = _write_draft(path, config, tokenizer)
         try:
-            yield draft
+            yield Run(draft)
         except WriteFailed as e:
             fix = full_disk_fix(e.cause)
             advice = f"; {fix}" if fix else ""
             raise TrainingFailed(f"cannot write the run to {path}: {e.cause.strerror}{advice}") from None
+        _swap_in(draft, path)
 
 
 def replaced_run(path: Path) -> Path | None:
@@ -199,9 +214,8 @@ def delete_replaced(path: Path) -> None:
     """Delete an old run that a new run has replaced, or the remainder of it; it cannot be restored afterwards."""
     replaced = path / REPLACED
     with suppress(OSError):
-        (replaced / "config.json").unlink(
-            missing_ok=True
-        )  # first, so that a kill leaves no directory that looks like a run
+        # First, so that a kill leaves no directory that looks like a run.
+        (replaced / "config.json").unlink(missing_ok=True)
     shutil.rmtree(replaced, ignore_errors=True)
 
 
@@ -259,8 +273,8 @@ def check_free(path: Path, overwrite: bool) -> None:
     recover(path)
     if Run(path).exists():
         if not overwrite:
-            replace = "replace it with --overwrite (in Python: overwrite=True); jaxgpt import needs a different path"
-            raise UserError(f"{path} already holds a run: resume it with --resume, or {replace}")
+            fix = "replace it with --overwrite (in Python: overwrite=True); jaxgpt import needs a different path"
+            raise UserError(f"{path} already holds a run: resume it with --resume, or {fix}")
     elif (path / "checkpoints").exists() and not (path / NEW).exists():  # NEW: left by an interrupted move
         raise UserError(f"{path} holds checkpoints but no config.json: restore it, or choose a different path")
 
@@ -319,38 +333,44 @@ def _locked(path: Path, overwrite: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _draft(path: Path, config: Config, tokenizer: Tokenizer, keep: bool = False) -> Iterator[Run]:
-    """Yield a draft of a run with settings and tokenizer; then move it to `path`, and any run there to `.replaced`.
-
-    With `keep`, the old run stays in `.replaced`, see `replaced_run`. A run in `path` that has not taken a step since it
-    replaced an old run is deleted first, and the old run restored.
-    """
-    draft = path / NEW
-    replaced = path / REPLACED
+def _replacing(path: Path) -> Iterator[None]:
+    """At the end of the context, delete the draft of a run and, if a move has failed, move the old run back."""
     with reported(f"cannot write the run to {path}"):
         try:
-            if replaced_run(path):
-                _restore(path)
-            shutil.rmtree(draft, ignore_errors=True)
-            (draft / "checkpoints").mkdir(parents=True)
-            check_renames(draft / "checkpoints", path)
-            write_settings(Run(draft), config, tokenizer)
-
-            yield Run(draft)
-
-            delete_replaced(path)
-            replaced.mkdir()
-            if keep:
-                (replaced / KEPT).touch()
-            _move(path, replaced, RUN_FILES)
-            (replaced / MOVED).touch()
-            _move(draft, path, RUN_FILES[::-1])
-            if not replaced_run(path):
-                delete_replaced(path)
+            yield
         finally:
-            shutil.rmtree(draft, ignore_errors=True)
-            if _interrupted(path):  # a failed move
+            shutil.rmtree(path / NEW, ignore_errors=True)
+            if _interrupted(path):
                 _recover(path)
+
+
+def _write_draft(path: Path, config: Config, tokenizer: Tokenizer) -> Path:
+    """Write a draft of a run, with settings and tokenizer, and return its directory.
+
+    A run in `path` that has not taken a step since it replaced an old run is deleted first, and the old run restored.
+    """
+    draft = path / NEW
+    if replaced_run(path):
+        _restore(path)
+    shutil.rmtree(draft, ignore_errors=True)
+    (draft / "checkpoints").mkdir(parents=True)
+    check_renames(draft / "checkpoints", path)
+    write_settings(Run(draft), config, tokenizer)
+    return draft
+
+
+def _swap_in(draft: Path, path: Path, keep: bool = False) -> None:
+    """Move a draft to `path`, and any run there to `.replaced`; with `keep`, it stays there, see `replaced_run`."""
+    replaced = path / REPLACED
+    delete_replaced(path)
+    replaced.mkdir()
+    if keep:
+        (replaced / KEPT).touch()
+    _move(path, replaced, RUN_FILES)
+    (replaced / MOVED).touch()
+    _move(draft, path, RUN_FILES[::-1])
+    if not replaced_run(path):
+        delete_replaced(path)
 
 
 def _move(source: Path, target: Path, names: Sequence[str]) -> None:
