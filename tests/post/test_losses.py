@@ -88,7 +88,10 @@ def test_a_program_needs_the_objective_of_its_settings() -> None:
         ({"objective": "ipo", "label_smoothing": 0.1}, "post.label_smoothing has no effect on post.objective ipo"),
         ({"objective": "dpo", "label_smoothing": 0.5}, "post.label_smoothing must be at least 0 and below 0.5"),
         ({"objective": "simpo", "reference": "x"}, "post.reference has no effect on post.objective simpo"),
-        ({"objective": "dop"}, "post.objective must be one of next-token, dpo, robust, ipo, simpo, orpo, grpo, "),
+        (
+            {"objective": "dop"},
+            "post.objective must be one of next-token, distill, dpo, robust, ipo, simpo, orpo, grpo, ",
+        ),
     ],
 )
 def test_settings_without_effect_are_errors(settings: dict, said: str) -> None:
