@@ -117,14 +117,7 @@ class Tokens:
                 _check_size(piece)
             ids = np.asarray(piece)  # plain array, for 3x faster operations than on a memory map
             if not 0 <= int(ids.min()) <= int(ids.max()) < self.vocab_size:
-                wrong = int(ids[(ids < 0) | (ids >= self.vocab_size)][0])
-                is_raw = isinstance(piece, np.memmap) and not piece.offset
-                also = ", or write a file of another type as uint16" if is_raw else ""
-                where = f"{piece.filename}: " if isinstance(piece, np.memmap) else ""
-                raise UserError(
-                    f"{where}id {wrong} is outside the vocabulary of {self.vocab_size}: use the tokenizer that made these "
-                    f"ids{also}"
-                )
+                raise _outside_vocabulary(piece, self.vocab_size)
             out[end : end + len(ids)] = ids
             end += len(ids)
         return out
@@ -281,6 +274,19 @@ def open_tokens(path: Path) -> np.ndarray:
     if size % 2:
         raise UserError(f"{path}: {size:,} bytes are not 16-bit ids (the size is odd), and there is no llm.c header")
     return np.memmap(path, np.dtype("<u2"), "r")
+
+
+def _outside_vocabulary(ids: np.ndarray, vocab_size: int) -> UserError:
+    """Return the error of ids of which at least one is outside the vocabulary."""
+    wrong = int(ids[(ids < 0) | (ids >= vocab_size)][0])
+    where = ""
+    also = ""
+    if isinstance(ids, np.memmap):
+        where = f"{ids.filename}: "
+        also = "" if ids.offset else ", or write a file of another type as uint16"
+    return UserError(
+        f"{where}id {wrong} is outside the vocabulary of {vocab_size}: use the tokenizer that made these ids{also}"
+    )
 
 
 def _check_size(ids: np.memmap) -> None:
