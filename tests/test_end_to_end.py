@@ -41,7 +41,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_directory(run: Path) -> None:
-    names = "config.json tokenizer.json baselines.json metrics.jsonl loss.png checkpoints .lock"
+    names = "config.json tokenizer.json baselines.json metrics.jsonl evaluation.json loss.png checkpoints .lock"
     assert {p.name for p in run.iterdir()} == set(names.split())
     assert (run / "loss.png").read_bytes().startswith(b"\x89PNG")
     config = json.loads((run / "config.json").read_text())
