@@ -461,6 +461,14 @@ USED_BY = {
 }
 
 
+def shown_reward(word: str) -> str:
+    """Return a word of `post.reward`, FILE.py:FUNCTION without the directory of the file; with or without =WEIGHT."""
+    file, _, function = word.rpartition(":")
+    if not file.endswith(".py"):
+        return word
+    return f"{Path(file).name}:{function}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class PostConfig(Section):
     """Objective of training: the next token, a teacher's distribution, preference pairs, or rewards of generated answers."""

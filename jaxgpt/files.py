@@ -303,6 +303,23 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def read_own_json(path: Path, fix: str) -> dict[str, Any]:
+    """Read a JSON object from a file that only jaxgpt writes; raise `damaged(path, fix)` if it is invalid."""
+    content = read_bytes(path)
+    try:
+        value = parse_json(content, str(path))
+    except UserError:
+        raise damaged(path, fix) from None
+    if not isinstance(value, dict):
+        raise damaged(path, fix)
+    return value
+
+
+def damaged(path: Path, fix: str) -> UserError:
+    """Return the error for a file that only jaxgpt writes, with other content."""
+    return UserError(f"{path} is damaged: {fix}")
+
+
 def parse_json(data: bytes | str, where: str) -> Any:
     """Parse JSON strictly: raise a `UserError` that begins with `where` for invalid or ambiguous text.
 

@@ -11,7 +11,7 @@ from typing import Any
 from jaxgpt import __version__
 from jaxgpt.checkpoint.run import Run, parse_checkpoint
 from jaxgpt.checkpoint.store import Info
-from jaxgpt.config import Config, flat
+from jaxgpt.config import Config, flat, shown_reward
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.files import read_bytes
 from jaxgpt.model.params import count_parameters
@@ -233,8 +233,7 @@ def _post_results(run: Path, info: Info, config: Config) -> str:
     found = evaluated[-1]
     split = "held-out" if _held_out(info, config) else "training"
     if config.post.is_rollout:
-        words = [Path(word).name if ".py:" in word else word for word in config.post.reward]
-        reward = " ".join(words)
+        reward = " ".join(map(shown_reward, config.post.reward))
         text = f"The mean reward ({reward}) of the answers to {split} prompts is {found['val_reward']:.4f}."
     elif config.post.objective == "distill":
         loss = found["val_cross_entropy"]

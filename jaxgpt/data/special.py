@@ -23,7 +23,7 @@ from jaxgpt.files import read_bytes, read_json
 TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 EXTRA = "extra_special_tokens"  # named tokens of this model only; in files of transformers 5, also a list without names
 EXTRA_BEFORE_5 = "additional_special_tokens"  # a list of tokens without names
-# Classes of transformers that read from tokenizer_config.json, not tokenizer.json, whether to begin a text with a space.
+# In these classes of transformers, `add_prefix_space` in tokenizer_config.json has precedence over tokenizer.json.
 BYTE_LEVEL_CLASSES = ("GPT2Tokenizer", "GPTNeoXTokenizer")
 OPTIONS = ("single_word", "lstrip", "rstrip", "normalized", "special")  # fields of an added token
 IDS = ("bos_token_id", "eos_token_id", "pad_token_id")

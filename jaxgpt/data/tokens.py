@@ -277,7 +277,7 @@ def open_tokens(path: Path) -> np.ndarray:
 
 
 def _outside_vocabulary(ids: np.ndarray, vocab_size: int) -> UserError:
-    """Return the error of ids of which at least one is outside the vocabulary."""
+    """Return the error for the first id outside the vocabulary; there must be one."""
     wrong = int(ids[(ids < 0) | (ids >= vocab_size)][0])
     where = ""
     also = ""

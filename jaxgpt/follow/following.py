@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from jaxgpt.checkpoint.run import Run, parse_checkpoint
-from jaxgpt.config import flat
+from jaxgpt.config import flat, shown_reward
 from jaxgpt.directories import TRACKERS
 from jaxgpt.errors import TrainingFailed, UserError, one_line
 from jaxgpt.files import Locked, has_writer, read_json, sole_writer
@@ -219,12 +219,6 @@ def _source(word: str) -> str:
     return f"{last_name(path)}{equals}{weight}"
 
 
-def _reward(word: str) -> str:
-    """Shorten the path of FILE.py:FUNCTION; other rewards, such as regex:PATTERN, have no path."""
-    path, _, function = word.rpartition(":")
-    return f"{last_name(path)}:{function}" if path.endswith(".py") else word
-
-
 # How to shorten the values of settings that are not a single path, keyed by dotted name; all others may be paths.
 SHORTENED: Mapping[str, Callable[[str], str]] = {
     "train.prompt": str,
@@ -234,7 +228,7 @@ SHORTENED: Mapping[str, Callable[[str], str]] = {
     "init_from": _run_and_step,
     "state_from": _run_and_step,
     "post.reference": _run_and_step,
-    "post.reward": _reward,
+    "post.reward": shown_reward,
 }
 
 

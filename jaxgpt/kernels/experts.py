@@ -23,7 +23,7 @@ from jaxgpt.ops.sharding import constrain
 
 TILE = 64  # rows of a tile
 
-# Logical axes. Of matrices, as the devices multiply them: the width of the model is gathered (None).
+# Logical axes of arrays on the devices. The width of the model is gathered for the products: None.
 TOKENS = ("batch", "length")
 WIDENING = ("expert", None, "mlp")
 NARROWING = ("expert", "mlp", None)
@@ -88,7 +88,7 @@ def _shards_positions() -> bool:
 
 
 def _term_axes() -> tuple[str, ...]:
-    """Return the mesh axes over which the terms of a row are spread: those of experts, and of the MLP's width."""
+    """Return the mesh axes that shard experts or the MLP's width: their devices compute different terms of a row."""
     widen = logical_spec(*WIDENING)
     return *mesh_axes(widen, 0), *mesh_axes(widen, 2)
 
@@ -168,10 +168,10 @@ def _by_token(
         return y_1D
 
     y_X1D = jax.lax.map(apply, (x_X1D, choice_BTA.reshape(-1)))
-    return _weighed_sum(y_X1D.astype(jnp.float32), share_BTA).astype(dtype)
+    return _weighted_sum(y_X1D.astype(jnp.float32), share_BTA).astype(dtype)
 
 
-def _weighed_sum(y_XD: Array, share_BTA: Array) -> Array:
+def _weighted_sum(y_XD: Array, share_BTA: Array) -> Array:
     """Add the outputs of each token's pairs, times their shares: `[B, T, D]`."""
     y_BTAD = y_XD.reshape(*share_BTA.shape, y_XD.shape[-1])
     return (share_BTA[..., None] * y_BTAD).sum(2)
@@ -219,7 +219,7 @@ def _by_groups(
     # Back to the order of the tokens; add the terms of each token.
     back_X = jnp.argsort(order_X)
     y_XD = jnp.where(own_X[:, None], y_XD[back_X].astype(jnp.float32), 0.0)
-    return _weighed_sum(y_XD, share_BTA)
+    return _weighted_sum(y_XD, share_BTA)
 
 
 def _by_tiles(
@@ -236,7 +236,7 @@ def _by_tiles(
     expert_X, own_X = _own_experts(choice_BTA, first, E)
     slot_X, expert_n = _slots(expert_X, E)
 
-    # Copy each token to the rows of its pairs; those of other devices are dropped, as their index is beyond the last row.
+    # Copy each token to the rows of its pairs. Pairs of other devices have an index beyond the last row, which drops them.
     token_X = jnp.arange(len(slot_X)) // A
     x_XD = x_BTD.reshape(-1, D)[token_X]
     rows = jnp.zeros((len(expert_n) * TILE, D), x_BTD.dtype)
@@ -247,7 +247,7 @@ def _by_tiles(
     # Back to the order of the tokens; add the terms of each token.
     y_XD = y_ntD.reshape(-1, D)[slot_X]
     y_XD = jnp.where(own_X[:, None], y_XD.astype(jnp.float32), 0.0)
-    return _weighed_sum(y_XD, share_BTA)
+    return _weighted_sum(y_XD, share_BTA)
 
 
 def _slots(expert_X: Array, E: int) -> tuple[Array, Array]:

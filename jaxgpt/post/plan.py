@@ -31,7 +31,9 @@ def work_of(config: Config) -> tuple[Config, Work]:
     if post.objective == "next-token":
         return config, NEXT_TOKEN
     if post.objective == "distill":
-        raise UserError("plan does not support post.objective distill: plan the run without it, or omit it")
+        raise UserError(
+            "jaxgpt plan does not support post.objective distill: omit it, to plan the training of the student alone"
+        )
     answers = None
     if post.is_rollout:
         answers = Answers(config.rollout_answers, post.max_new_tokens, config.train.steps_per_call)

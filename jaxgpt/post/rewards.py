@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxgpt.config import shown_reward
 from jaxgpt.errors import UserError, did_you_mean, one_line, short_repr
 
 # A reward maps (prompts, texts, records) to a number per text. A prompt is a text or a list of messages, as in its record.
@@ -81,7 +82,7 @@ def open_rewards(weights: Mapping[str, float]) -> Reward:
 
 def metric_of(name: str) -> str:
     """Return the metric of one of several rewards: its name, without the directory of a file."""
-    return f"reward_{Path(name).name if is_own_code(name) else name}"
+    return f"reward_{shown_reward(name)}"
 
 
 def metrics_of(names: Collection[str]) -> list[str]:

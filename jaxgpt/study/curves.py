@@ -20,7 +20,7 @@ Lines = Sequence[Mapping[str, Any]]  # the lines of a metrics.jsonl
 Style = Mapping[str, Any]  # keyword arguments of matplotlib for a line
 
 LABEL = 0.045  # height of a baseline label, as a fraction of the axes' height
-COLORS = "#3069b3 #d07a2d #3c8c5f #9a4f9e #8a6d3b #c04a4a #4aa3a8 #6b7280".split()  # of runs
+COLORS = "#3069b3 #d07a2d #3c8c5f #9a4f9e #8a6d3b #c04a4a #4aa3a8 #6b7280".split()  # colors of runs
 SETTING_CHARACTERS = 40  # maximum length of the label of a setting
 TRAINING: Style = {"linewidth": 1, "alpha": 0.4}  # style of training losses next to validation losses
 VALIDATION: Style = {"linewidth": 1.6, "marker": "o", "markersize": 3.5}

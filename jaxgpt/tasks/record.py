@@ -9,8 +9,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from jaxgpt.errors import UserError
-from jaxgpt.files import parse_json, read_bytes, write_json
+from jaxgpt.files import damaged, read_own_json, write_json
 
 FILE = "tasks.json"
 TITLES = ("task", "metric", "value", "+-", "samples", "shots")
@@ -151,15 +150,10 @@ def _entries(run: Path) -> list[dict[str, Any]]:
     path = run / FILE
     if not path.exists():
         return []
-    damaged = UserError(f"{path} is damaged: delete it, and evaluate the tasks again")
-    content = read_bytes(path)
-    try:
-        value = parse_json(content, str(path))
-    except UserError:
-        raise damaged from None
-    entries = value.get("results") if isinstance(value, dict) else None
+    fix = "delete it, and evaluate the tasks again"
+    entries = read_own_json(path, fix).get("results")
     if not isinstance(entries, list) or not all(_is_entry(entry) for entry in entries):
-        raise damaged
+        raise damaged(path, fix)
     return entries
 
 

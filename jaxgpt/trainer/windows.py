@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from jaxgpt.directories import EVALUATION
-from jaxgpt.errors import UserError
-from jaxgpt.files import parse_json, read_bytes, write_json
+from jaxgpt.files import damaged, read_own_json, write_json
 
 if TYPE_CHECKING:
     from jaxgpt.data.batches import Windows
@@ -86,21 +85,15 @@ def read_windows(run: Path, line: Mapping[str, Any]) -> WindowLosses | None:
     path = run / EVALUATION
     if not path.exists():
         return None
-    damaged = UserError(f"{path} is damaged: delete it; runs are then compared without it")
-    content = read_bytes(path)
-    try:
-        entries = parse_json(content, str(path))
-    except UserError:
-        raise damaged from None
-    if not isinstance(entries, dict):
-        raise damaged
+    fix = "delete it; runs are then compared without it"
+    entries = read_own_json(path, fix)
     if entries.get("step") != line["step"] or entries.get("val_loss") != line["val_loss"]:
         return None
     sums_W = _numbers(entries.get("sums"))
     counts_W = _numbers(entries.get("counts"))
     is_valid = 0 < len(sums_W) == len(counts_W) and counts_W.sum() > 0 and isinstance(entries.get("windows"), str)
     if not is_valid:
-        raise damaged
+        raise damaged(path, fix)
     return WindowLosses(entries["windows"], sums_W, counts_W)
 
 

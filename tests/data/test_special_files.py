@@ -285,7 +285,7 @@ def test_named_templates_are_kept_and_the_default_is_used(tmp_path: Path) -> Non
 def test_the_class_of_the_tokenizer_decides_about_the_first_space(
     stored: bool, config: dict[str, Any], expected: list[int], tmp_path: Path
 ) -> None:
-    """The ids are those of AutoTokenizer of transformers 5.24."""
+    """AutoTokenizer of transformers 5.24 computes the same ids."""
     library = Tokenizer(models.BPE({"\u0120": 0, "a": 1, "b": 2}, []))
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=stored)
     library.save(str(tmp_path / "tokenizer.json"))
