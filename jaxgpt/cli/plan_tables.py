@@ -90,7 +90,9 @@ def table(cost: StepCost, topology: Topology, steps: int = 0, unit: str = "step"
         roofline.append(
             f"lower bound of the {unit}: {1e3 * least:.2f} ms; upper bound of MFU: {bounds['mfu_most']:.0%}"
         )
-    roofline.append(f"MFU: {bounds['mfu_overlapped']:.0%} to {bounds['mfu_serial']:.0%}")
+    # Model FLOPs count attention to future tokens, which kernels skip.
+    above = " (above 100%: model FLOPs count masked scores)" if bounds["mfu_overlapped"] > 1 else ""
+    roofline.append(f"MFU: {bounds['mfu_overlapped']:.0%} to {bounds['mfu_serial']:.0%}{above}")
     if steps:
         roofline.append(f"{plural(steps, 'step')}: {duration(steps * low)} to {duration(steps * high)}")
     facts["roofline"] = roofline
