@@ -25,7 +25,7 @@ import numpy as np
 
 from jaxgpt.data import Batches, Tokens
 from jaxgpt.data.packing import pack_documents
-from jaxgpt.data.tokens import open_tokens
+from jaxgpt.data.token_files import open_tokens
 
 WIDTH, VOCAB, END = 1024, 50_257, 50_256
 DOCUMENT = 700  # mean length of a document in tokens

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from jaxgpt.data.chat_records import EXAMPLE, FIELDS, ChatRecord, Pair, UnusableRecord, read_record
 from jaxgpt.data.records import read_records
-from jaxgpt.data.tokens import split_of
+from jaxgpt.data.token_files import split_of
 from jaxgpt.directories import holds_records, list_files
 from jaxgpt.errors import UserError, plural
 from jaxgpt.files import sha256_file

@@ -24,9 +24,10 @@ from jaxgpt.data.prompts import PromptSplit, check_prompts, load_prompts
 from jaxgpt.data.shards import prepared_bos, prepared_tokenizer
 from jaxgpt.data.sources import sampled_digest
 from jaxgpt.data.text import NO_TEXT, Text, read_text
+from jaxgpt.data.token_files import has_validation_files, is_token_path, open_splits, token_files
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokenizer_files import FROM_TEXT, make_tokenizer
-from jaxgpt.data.tokens import Split, Tokens, has_validation_files, is_token_path, open_splits, token_files
+from jaxgpt.data.tokens import Split, Tokens
 from jaxgpt.errors import UserError, printable
 from jaxgpt.files import check_kind, missing
 from jaxgpt.progress import NO_PROGRESS, Progress

@@ -17,9 +17,9 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from jaxgpt.data.same_ids import same_ids
+from jaxgpt.data.token_files import HEADER, LLMC
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokenizer_files import load_saved_tokenizer
-from jaxgpt.data.tokens import HEADER, LLMC
 from jaxgpt.directories import INDEX, PREPARED
 from jaxgpt.errors import UserError, reported
 from jaxgpt.files import read_json, sha256_file, write_json

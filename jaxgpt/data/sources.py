@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxgpt.data.formats import LINES, PACKED, STRUCTURED, check_no_arrow
-from jaxgpt.data.tokens import split_of
+from jaxgpt.data.token_files import split_of
 from jaxgpt.directories import list_files, output_kind
 from jaxgpt.errors import UserError, printable, reported
 from jaxgpt.files import check_kind, missing

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from jaxgpt.config import PrepareParams
 from jaxgpt.data.prepare import prepare
 from jaxgpt.data.text import read_path
+from jaxgpt.data.token_files import is_token_path, open_splits, open_tokens, split_of
 from jaxgpt.data.tokenizer_files import train_bpe
-from jaxgpt.data.tokens import BLOCK, Tokens, is_token_path, open_splits, open_tokens, split_of
+from jaxgpt.data.tokens import BLOCK, Tokens
 from jaxgpt.errors import UserError
 
 IDS = np.arange(5000) % 50_257
@@ -139,10 +140,10 @@ def test_raw_ids_are_too_small_for_a_large_vocabulary(tmp_path: Path) -> None:
     """32-bit ids without a header would be read as twice as many ids."""
     path = tmp_path / "train.bin"
     path.write_bytes(np.arange(65_500, 65_600, dtype="<u4").tobytes())
-    assert len(open_splits(path, 1.0, 65_536)[0]) == 200
+    assert len(open_splits(path, 1.0, 65_536).train) == 200
     with pytest.raises(UserError, match=r"train\.bin has no header .* ids, too small for a vocabulary of 65,537"):
         open_splits(path, 1.0, 65_537)
-    assert len(open_splits(write(path, "llmc"), 1.0, 65_537)[0]) == len(IDS)
+    assert len(open_splits(write(path, "llmc"), 1.0, 65_537).train) == len(IDS)
 
 
 def test_ends_of_documents_are_found_in_all_blocks_and_parts() -> None:
@@ -210,7 +211,7 @@ def test_ids_of_a_wider_type_with_many_zeros_are_rejected(dtype: str, zeros: flo
 )
 def test_16_bit_ids_at_regular_places_among_zeros_are_not_rejected(ids: np.ndarray) -> None:
     Path("train.bin").write_bytes(ids.astype("<u2").tobytes())
-    assert len(open_splits(Path("train.bin"), 1.0, 65_536)[0]) == len(ids)
+    assert len(open_splits(Path("train.bin"), 1.0, 65_536).train) == len(ids)
 
 
 @pytest.mark.parametrize("name", ["train.bin", "train.npy"])
@@ -239,7 +240,7 @@ def test_real_ids_are_never_rejected(seed: int, largest: int, zeros: float, dtyp
     path = Path("train.bin")
     head = b"" if dtype == "<u2" else header(20240801, 7, n)
     path.write_bytes(head + ids.astype(dtype).tobytes())
-    train, _, _ = open_splits(path, 1.0, 65_536)
+    train = open_splits(path, 1.0, 65_536).train
     assert train.take(0, n).tolist() == ids.tolist()
 
 
@@ -251,7 +252,7 @@ def test_documents_of_padded_windows_are_not_rejected() -> None:
     words = [[int(i), 0] if i % 7 else [int(i), int(i), 0] for i in chosen.integers(1, 300, 2000)]
     for ids in (windows.ravel(), np.concatenate(words), np.zeros(5000), np.tile([5, 0], 4000)):
         Path("train.bin").write_bytes(ids.astype("<u2").tobytes())
-        assert len(open_splits(Path("train.bin"), 1.0, 300)[0]) == len(ids)
+        assert len(open_splits(Path("train.bin"), 1.0, 300).train) == len(ids)
 
 
 def test_a_prepared_directory_is_not_checked_for_other_types() -> None:
@@ -260,7 +261,7 @@ def test_a_prepared_directory_is_not_checked_for_other_types() -> None:
     letters = [chr(97 + n % 26) for n in range(600)]
     Path("a.jsonl").write_text("".join(f'{{"text": "{letter}"}}\n' for letter in letters))
     prepare(["a.jsonl"], Path("out"), PrepareParams("tokenizer.json", format="nanogpt", val_fraction=0.0))
-    train, _, _ = open_splits(Path("out"), 1.0, 300)
+    train = open_splits(Path("out"), 1.0, 300).train
     assert len(train) == 1200
     with pytest.raises(UserError, match="int32"):
         open_splits(Path("out/train.bin"), 1.0, 300)

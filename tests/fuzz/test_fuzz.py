@@ -41,9 +41,9 @@ from jaxgpt.data.chat_files import Skipped
 from jaxgpt.data.chat_template import ChatTemplate
 from jaxgpt.data.conversations import Templates, read_conversations
 from jaxgpt.data.cuts import LLAMA3, split_by
+from jaxgpt.data.token_files import open_tokens
 from jaxgpt.data.tokenizer import ByteTokenizer, SubwordTokenizer
 from jaxgpt.data.tokenizer_files import load_tokenizer, make_tokenizer
-from jaxgpt.data.tokens import open_tokens
 from jaxgpt.errors import UserError
 from jaxgpt.lm import load
 from jaxgpt.model.params import count_parameters

@@ -1,0 +1,74 @@
+"""Detect token files without a header that were written with a wider type than uint16, such as the int64 of NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jaxgpt.errors import UserError
+
+CHECKED = 1 << 12  # 16-bit values per block of the check for wider types
+CHECKED_BLOCKS = 64  # number of blocks
+NONZERO = 32  # minimum number of ids other than 0 for wider types: 16-bit ids have their pattern by chance once in 2**32 files
+
+
+def check_raw_ids(ids: np.memmap) -> None:
+    """Raise `UserError` if a file without a header, read as uint16, holds ids of a wider type.
+
+    Small ids of a wider type have a zero in all but one of their 16-bit parts. Real 16-bit ids have no such pattern. Files with
+    fewer than `NONZERO` ids other than 0, or with one such id at equal distances, are not rejected.
+    """
+    kind = _wider_type(_checked_values(ids))
+    if not kind:
+        return
+    raise UserError(
+        f"{ids.filename} has no header, so it is read as uint16, but its content looks like {kind}: write 16-bit ids with "
+        f"numpy.array(ids).astype('uint16').tofile(...), or llm.c's format: a header of 256 int32 (20240520, 1, number of "
+        f"ids), then the ids as uint16"
+    )
+
+
+def _checked_values(ids: np.memmap) -> np.ndarray:
+    """Return evenly spaced blocks of 16-bit values, each at a multiple of 8 bytes, uint16 `[blocks, n]`, n a multiple of 4."""
+    if len(ids) <= CHECKED * CHECKED_BLOCKS:
+        return np.array(ids[: len(ids) // 4 * 4])[None]
+    starts = np.linspace(0, len(ids) - CHECKED, CHECKED_BLOCKS, dtype=np.int64) // 4 * 4
+    return np.stack([ids[start : start + CHECKED] for start in starts.tolist()])
+
+
+def _wider_type(values: np.ndarray) -> str:
+    """Return the type of ids that 16-bit values were probably written as, such as `int64`, or "" for uint16."""
+    # Positive ids below 2^16: their high parts are 0. Padding by -1 or -100: its high parts are 0xFFFF.
+    for size, kind in ((4, "int64 (the default of numpy.array)"), (2, "int32 or uint32")):
+        parts = values.reshape(len(values), -1, size)
+        low = parts[..., 0]
+        high = parts[..., 1:]
+        is_padding = (high == 0xFFFF).all(axis=-1) & (low >= 0x8000)
+        is_small = (high == 0).all(axis=-1)
+        if (is_small | is_padding).all() and _has_ids(np.where(is_padding, 0, low)):
+            return f"ids of {kind}"
+
+    # Floating-point numbers that are integers below 2^24.
+    for dtype, kind in (("<f4", "float32"), ("<f8", "float64")):
+        numbers = values.view(dtype)
+        is_id = np.zeros(numbers.shape, bool)
+        is_finite = np.isfinite(numbers)
+        is_id[is_finite] = numbers[is_finite] == np.floor(numbers[is_finite])
+        is_id &= (numbers >= 0) & (numbers < 2.0**24)
+        if is_id.all() and _has_ids(numbers):
+            return f"numbers of {kind}"
+    return ""
+
+
+def _has_ids(numbers: np.ndarray) -> bool:
+    """Return whether numbers `[blocks, n]` are ids of a wider type, not 16-bit ids with zeros at regular places.
+
+    A single id between zeros, such as 5, 0, 5, 0 or 5, 0, 0, 0, may also be 16-bit ids.
+    """
+    row, column = np.nonzero(numbers)
+    if len(row) < NONZERO:
+        return False
+    is_same_row = row[1:] == row[:-1]
+    distances = np.unique(np.diff(column)[is_same_row])
+    if len(distances) != 1:
+        return len(distances) > 1
+    return bool(distances[0] == 1 and len(np.unique(numbers[row, column])) > 1)
