@@ -14,9 +14,9 @@ from typing import Any, Literal, get_origin, get_type_hints
 
 from jaxgpt.directories import holds_records
 from jaxgpt.errors import UserError, short_repr
-from jaxgpt.files import parse_json
 from jaxgpt.mix import Phase, integer_weights, join_phases, split_phases
 from jaxgpt.settings import Section, as_int, setting, similar_setting
+from jaxgpt.strict_json import parse_json
 
 FROM_TEXT = ("char", "word", "bpe")  # tokenizers built from the training text
 MAX_LAYERS = 1024  # maximum n_layer, to limit tracing time; published decoders: at most a few hundred

@@ -1,36 +1,24 @@
-"""Read, write, lock and download files: strict JSON, atomic writes, one writer per directory.
-
-This module imports only the standard library and `jaxgpt.errors`.
-"""
+"""Read, write and download files: atomic writes, limits of size, and one-line errors."""
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import glob
 import hashlib
 import json
-import math
 import os
-import re
 import secrets
 import shutil
-import socket
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from datetime import datetime
-from io import BufferedIOBase, TextIOBase
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, BinaryIO
+from typing import Any
 
-from jaxgpt.errors import UserError, did_you_mean, reported, short_repr
+from jaxgpt.errors import UserError, did_you_mean, reported
+from jaxgpt.locks import locked, try_lock
+from jaxgpt.strict_json import parse_json
 
 JSON_BYTES = 1 << 24  # default size limit of a file to read, in bytes
-LOCK = ".lock"  # name of a directory's lock file
 TEMPORARY = ".jaxgpt-tmp"  # end of the names of temporary files and directories
-NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)  # errors of a file system without locks
-_SURROGATES = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def cache_dir() -> Path:
@@ -74,7 +62,7 @@ def _replace(target: Path, data: bytes) -> bool:
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}{TEMPORARY}")
     try:
         with temporary.open("xb") as file:
-            _try_lock(file)
+            try_lock(file)
             if target.exists():
                 shutil.copymode(target, temporary)
             file.write(data)
@@ -95,7 +83,7 @@ def _delete_temporaries(target: Path) -> None:
     """Delete the temporary files of killed processes: their locks are free."""
     for path in target.parent.glob(f".{glob.escape(target.name)}.*{TEMPORARY.lstrip('.')}"):
         with suppress(OSError), path.open("rb") as file:  # a directory, or deleted by a different process
-            if _try_lock(file):
+            if try_lock(file):
                 path.unlink()
 
 
@@ -151,95 +139,6 @@ def sha256_file(path: Path) -> str:
     """Return the SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-class Locked(UserError):
-    """A directory is locked by another process."""
-
-
-@contextmanager
-def sole_writer(directory: Path) -> Iterator[None]:
-    """Lock a directory against other writers, until the `with` block or the process ends.
-
-    If the directory is locked, raise `Locked` with the id and host of the locking process, and the time of locking. A
-    file system without locks gives no protection.
-    """
-    path = directory / LOCK
-    with reported(f"cannot write to {directory}"):
-        file = path.open("a")
-    with file:
-        try:
-            _lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = path.read_text("utf-8", "replace") or "another process"
-            raise Locked(f"{directory} is being written by {holder}: wait for it, or stop it") from None
-        file.truncate(0)
-        holder = f"process {os.getpid()} on {socket.gethostname()} since {datetime.now():%Y-%m-%d %H:%M:%S}"
-        with suppress(OSError):  # full disk: the lock holds, and the block may free space
-            os.write(file.fileno(), holder.encode())
-        try:
-            yield
-        finally:
-            file.truncate(0)
-
-
-def has_writer(directory: Path) -> bool | None:
-    """Return whether a process holds the lock of `sole_writer`; None: it is on another host, and may have been killed.
-
-    The lock itself is not tested: a process that starts meanwhile would find it locked. A writer empties the file at its
-    end; if it was killed, the file still has its id.
-    """
-    try:
-        holder = (directory / LOCK).read_text("utf-8", "replace")
-    except OSError:
-        return False
-    found = re.fullmatch(r"process (\d+) on (.+) since .*", holder)
-    if not found:
-        return False
-    number, host = found.groups()
-    if host != socket.gethostname():
-        return None
-
-    # Signal 0 tests whether a process exists.
-    process = int(number)
-    if process == os.getpid():  # a killed process in an earlier container of the same name
-        return False
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass  # it exists, and is of another user
-    return True
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Lock a file, and create it if missing; wait while another process holds the lock."""
-    with path.open("a") as file:
-        _lock(file, fcntl.LOCK_EX)
-        yield
-
-
-def _try_lock(file: BinaryIO) -> bool | None:
-    """Lock a file; return False if a different process has locked it, and None if the file system has no locks."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as e:
-        if e.errno in NO_LOCKS:
-            return None
-        raise
-    return True
-
-
-def _lock(file: TextIOBase | BufferedIOBase, operation: int) -> None:
-    try:
-        fcntl.flock(file, operation)
-    except OSError as e:
-        if e.errno not in NO_LOCKS:
-            raise
 
 
 def fetch(url: str, sha256: str, path: Path, flag: str, timeout: float = 30) -> Path:
@@ -318,43 +217,3 @@ def read_own_json(path: Path, fix: str) -> dict[str, Any]:
 def damaged(path: Path, fix: str) -> UserError:
     """Return the error for a file that only jaxgpt writes, with other content."""
     return UserError(f"{path} is damaged: {fix}")
-
-
-def parse_json(data: bytes | str, where: str) -> Any:
-    """Parse JSON strictly: raise a `UserError` that begins with `where` for invalid or ambiguous text.
-
-    Rejects duplicate keys, NaN and Infinity, numbers beyond float64, lone surrogates, a byte-order mark, and nesting deeper
-    than Python's stack. Integers of 19 characters or more become floats.
-    """
-    try:
-        text = data.decode("utf-8") if isinstance(data, bytes) else data
-        value = json.loads(
-            text, object_pairs_hook=_object, parse_int=_integer, parse_float=_float, parse_constant=_float
-        )
-        if _SURROGATES.search(text):
-            json.dumps(value, ensure_ascii=False).encode("utf-8")
-    except RecursionError:
-        raise UserError(f"{where}: not valid JSON (nested too deeply)") from None
-    except ValueError as e:
-        raise UserError(f"{where}: not valid JSON ({e})") from None
-    return value
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value: dict[str, Any] = {}
-    for key, item in pairs:
-        if key in value:
-            raise ValueError(f"duplicate key {short_repr(key)}")
-        value[key] = item
-    return value
-
-
-def _integer(digits: str) -> int | float:
-    return int(digits) if len(digits) < 19 else _float(digits)
-
-
-def _float(digits: str) -> float:
-    value = float(digits)
-    if not math.isfinite(value):
-        raise ValueError(f"the number {short_repr(digits)} is not finite in float64")
-    return value

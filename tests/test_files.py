@@ -20,7 +20,8 @@ import pytest
 from helpers import largest_file
 
 from jaxgpt.errors import UserError
-from jaxgpt.files import LOCK, check_renames, fetch, sole_writer, write_atomically
+from jaxgpt.files import check_renames, fetch, write_atomically
+from jaxgpt.locks import LOCK, sole_writer
 
 CONTENT = b"To be, or not to be" * 1000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -245,7 +246,7 @@ def test_a_pipe_is_written_not_replaced() -> None:
 
 
 def test_one_writer_whose_kill_releases_the_lock() -> None:
-    code = "import sys, time; from pathlib import Path; from jaxgpt.files import sole_writer\n"
+    code = "import sys, time; from pathlib import Path; from jaxgpt.locks import sole_writer\n"
     code += "with sole_writer(Path()): print('mine', flush=True); time.sleep(60)"
     holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None

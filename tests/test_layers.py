@@ -13,7 +13,7 @@ from helpers import nodes, repository
 
 # From the bottom up; docs/code.md describes each.
 ORDER = """
-    errors progress files directories hub signals runtime settings mix config presets
+    errors progress strict_json locks files directories hub signals runtime settings mix config presets
     ops model train decoding
     provenance counts kernels data report parallel checkpoint trainer lm tasks
     convert study verify plan bench follow post cli

@@ -43,17 +43,9 @@ from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokenizer_files import load_saved_tokenizer, save_tokenizer
 from jaxgpt.directories import NEW, REPLACED, RUN_FILES, RUN_NEEDED
 from jaxgpt.errors import TrainingFailed, UserError, WriteFailed, full_disk_fix, nearest, reported
-from jaxgpt.files import (
-    JSON_BYTES,
-    LOCK,
-    Locked,
-    check_renames,
-    missing,
-    parse_json,
-    read_bytes,
-    sole_writer,
-    write_atomically,
-)
+from jaxgpt.files import JSON_BYTES, check_renames, missing, read_bytes, write_atomically
+from jaxgpt.locks import LOCK, Locked, sole_writer
+from jaxgpt.strict_json import parse_json
 
 REPLACING = 5.0  # maximum seconds to wait for a process that replaces a run
 # Files in REPLACED.

@@ -33,8 +33,9 @@ from jax.tree_util import keystr, tree_leaves_with_path
 from jaxgpt.checkpoint.run import check_backslash, open_run, parse_checkpoint, replaced_note
 from jaxgpt.config import Config, TrainConfig, from_json
 from jaxgpt.errors import UserError, WriteFailed, one_line, reported
-from jaxgpt.files import parse_json, read_bytes, sha256_file, sync_directory, write_atomically
+from jaxgpt.files import read_bytes, sha256_file, sync_directory, write_atomically
 from jaxgpt.parallel.processes import is_leader, is_peer_failure
+from jaxgpt.strict_json import parse_json
 
 if TYPE_CHECKING:  # Orbax and optax: slow imports, deferred to the functions that need them
     from jaxgpt.train.step import TrainState

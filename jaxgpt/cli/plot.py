@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from jaxgpt.cli.output import columns, note
 from jaxgpt.config import flat
 from jaxgpt.errors import UserError, plural
-from jaxgpt.files import check_writable, has_writer
+from jaxgpt.files import check_writable
+from jaxgpt.locks import has_writer
 
 if TYPE_CHECKING:
     from jaxgpt.checkpoint.run import Run

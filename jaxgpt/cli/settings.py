@@ -9,9 +9,10 @@ from typing import Any
 
 from jaxgpt.config import OF_CHATS, Config, ModelConfig, changes, flat, from_json
 from jaxgpt.errors import UserError, did_you_mean
-from jaxgpt.files import parse_json, read_bytes
+from jaxgpt.files import read_bytes
 from jaxgpt.mix import path_of, with_paths
 from jaxgpt.presets import DEFAULT, PRESETS, preset
+from jaxgpt.strict_json import parse_json
 
 
 def named_config(target: str) -> Config:

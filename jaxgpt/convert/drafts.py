@@ -9,7 +9,8 @@ from pathlib import Path
 
 from jaxgpt.convert.files import is_gguf
 from jaxgpt.errors import UserError, reported
-from jaxgpt.files import TEMPORARY, check_renames, sole_writer
+from jaxgpt.files import TEMPORARY, check_renames
+from jaxgpt.locks import sole_writer
 
 OF_FILES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".onnx")  # suffixes of files of weights
 

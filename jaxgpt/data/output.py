@@ -19,7 +19,8 @@ from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokenizer_files import save_tokenizer
 from jaxgpt.directories import INDEX
 from jaxgpt.errors import UserError, plural, reported, short_repr
-from jaxgpt.files import LOCK, sha256_file, sole_writer
+from jaxgpt.files import sha256_file
+from jaxgpt.locks import LOCK, sole_writer
 
 ANY_VALUE = ("workers", "on_error", "bos")  # parameters that do not affect the written bytes, or only by bos_ids
 

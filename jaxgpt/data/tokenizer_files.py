@@ -26,8 +26,9 @@ from jaxgpt.data.tokenizer import (
 )
 from jaxgpt.directories import ADDED, GENERATION, MAP, TEMPLATE, TEMPLATES, TOKENIZER
 from jaxgpt.errors import UserError, did_you_mean, short_repr
-from jaxgpt.files import parse_json, read_bytes, write_atomically, write_json
+from jaxgpt.files import read_bytes, write_atomically, write_json
 from jaxgpt.hub import download
+from jaxgpt.strict_json import parse_json
 
 TOKENIZERS = (*FROM_TEXT, "byte", "gpt2", "ids")
 WITHOUT_JSON = ("vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model")  # files of other tokenizers

@@ -25,8 +25,9 @@ from jaxgpt.checkpoint.run import Run, parse_checkpoint
 from jaxgpt.config import flat, shown_reward
 from jaxgpt.directories import TRACKERS
 from jaxgpt.errors import TrainingFailed, UserError, one_line
-from jaxgpt.files import Locked, has_writer, read_json, sole_writer
+from jaxgpt.files import read_json
 from jaxgpt.follow.trackers import Page, Row, Tracker
+from jaxgpt.locks import Locked, has_writer, sole_writer
 from jaxgpt.trainer.metrics import how_ended, parse_line
 
 POLL = 1.0  # seconds between two looks at the file

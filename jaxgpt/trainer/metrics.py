@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from jaxgpt.errors import UserError
-from jaxgpt.files import parse_json, write_atomically
+from jaxgpt.files import write_atomically
+from jaxgpt.strict_json import parse_json
 
 if TYPE_CHECKING:
     from jaxgpt.checkpoint.store import Info

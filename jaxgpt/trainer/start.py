@@ -51,7 +51,7 @@ from jaxgpt.data.open import base_directory, check_sources
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.directories import NEW
 from jaxgpt.errors import UserError, short_repr
-from jaxgpt.files import sole_writer
+from jaxgpt.locks import sole_writer
 from jaxgpt.model.params import abstract_params
 from jaxgpt.parallel.processes import is_leader, on_leader, same_on_all
 from jaxgpt.progress import Progress

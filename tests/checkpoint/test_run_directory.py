@@ -25,7 +25,7 @@ from jaxgpt.checkpoint.run import (
 from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.directories import NEW, REPLACED
 from jaxgpt.errors import UserError
-from jaxgpt.files import LOCK, sole_writer
+from jaxgpt.locks import LOCK, sole_writer
 
 CONFIG, TOKENIZER = small_run(), make_tokenizer("byte", "", 0, 0)
 RUN = {"config.json", "tokenizer.json", "checkpoints"}

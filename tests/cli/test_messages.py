@@ -12,7 +12,7 @@ from folders import SMALL, TEXT, hf_folder, run_folder
 from helpers import jaxgpt
 
 from jaxgpt.checkpoint.run import Run, write_settings
-from jaxgpt.files import LOCK
+from jaxgpt.locks import LOCK
 
 # Rows are COMMAND -> part of the message.
 PARSER = """

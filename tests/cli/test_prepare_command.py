@@ -15,7 +15,7 @@ import pytest
 from helpers import TEXT, jaxgpt
 
 from jaxgpt.data.tokenizer_files import train_bpe
-from jaxgpt.files import sole_writer
+from jaxgpt.locks import sole_writer
 
 PREPARE = ("data", "prepare", "src", "--tokenizer", "tokenizer.json", "--workers", "1")
 

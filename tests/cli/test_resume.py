@@ -17,7 +17,7 @@ from jaxgpt.checkpoint.run import Run
 from jaxgpt.checkpoint.store import checkpoints, read_info, seal
 from jaxgpt.data import Batches, open_data
 from jaxgpt.directories import NEW, REPLACED
-from jaxgpt.files import LOCK
+from jaxgpt.locks import LOCK
 from jaxgpt.trainer.metrics import read_metrics
 from jaxgpt.trainer.start import completed, why_finished
 

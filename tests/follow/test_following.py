@@ -19,10 +19,10 @@ from helpers import jaxgpt, small_run
 from jaxgpt.checkpoint.store import Info
 from jaxgpt.config import to_json
 from jaxgpt.errors import TrainingFailed, UserError
-from jaxgpt.files import has_writer, sole_writer
 from jaxgpt.follow import following
 from jaxgpt.follow.following import Position, Tail, follow, settings_to_send
 from jaxgpt.follow.trackers import Row, TensorBoard
+from jaxgpt.locks import has_writer, sole_writer
 from jaxgpt.trainer.metrics import MetricsFile
 
 RUN = Path("run")
@@ -371,7 +371,7 @@ def test_a_writer_is_found_without_testing_its_lock() -> None:
     """A process that started during a test of the lock would find it locked."""
     Path("a").mkdir()
     assert has_writer(Path("a")) is False
-    code = "import sys; from pathlib import Path; from jaxgpt.files import sole_writer\n"
+    code = "import sys; from pathlib import Path; from jaxgpt.locks import sole_writer\n"
     code += "with sole_writer(Path('a')): print(flush=True); sys.stdin.read()"
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout
@@ -409,7 +409,7 @@ def test_the_command_prints_the_rows_and_the_place() -> None:
 def test_real_processes_are_killed() -> None:
     """A follower is killed with SIGKILL, a second one waits for the third, and the run itself is killed at last."""
     new_run()
-    code = "import sys, time; from pathlib import Path; from jaxgpt.files import sole_writer\n"
+    code = "import sys, time; from pathlib import Path; from jaxgpt.locks import sole_writer\n"
     code += "from jaxgpt.trainer.metrics import MetricsFile\n"
     code += "with sole_writer(Path('run')), MetricsFile(Path('run/metrics.jsonl')) as file:\n"
     code += (

@@ -12,7 +12,8 @@ from jaxgpt.checkpoint.run import Run
 from jaxgpt.cli.plot import draw_run
 from jaxgpt.config import DataConfig, from_json
 from jaxgpt.errors import UserError
-from jaxgpt.files import parse_json, read_bytes, read_json
+from jaxgpt.files import read_bytes, read_json
+from jaxgpt.strict_json import parse_json
 from jaxgpt.trainer.metrics import read_metrics
 
 JSON = {
