@@ -1,67 +1,34 @@
-"""Preference pairs: records of a prompt with a chosen and a rejected answer -> ids and targets -> windows.
+"""Preference pairs: a prompt with a chosen and a rejected answer -> ids and targets -> windows.
 
 Both texts are encoded like conversations in fine-tuning: the ids that chat sends, the answer, and the end of the turn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from jaxgpt.config import Config
 from jaxgpt.data.chat_encoding import Conversation
 from jaxgpt.data.chat_files import Skipped, find_files, has_usable, read_files
-from jaxgpt.data.chat_records import (
-    ANSWERED,
-    BESIDE,
-    HISTORY,
-    LISTS,
-    MEDIA_FIELDS,
-    SYSTEM,
-    TOOLS,
-    ChatRecord,
-    NoPlace,
-    Pair,
-    UnusableRecord,
-    decoded,
-    is_speaker,
-    read_record,
-)
+from jaxgpt.data.chat_records import ChatRecord, NoPlace, Pair
 from jaxgpt.data.conversations import Templates, encode_conversation, omitted_messages, templates_of
 from jaxgpt.data.examples import ExampleSplit, encoded, hold_out, notes_on_split, notes_on_templates
+from jaxgpt.data.preference_records import (
+    EXAMPLE,
+    FIELDS,
+    EqualAnswers,
+    PreferenceRecord,
+    is_preference,
+    read_preference,
+)
 from jaxgpt.data.tokenizer import Tokenizer
-from jaxgpt.errors import UserError, plural, short_repr
+from jaxgpt.errors import UserError, plural
 from jaxgpt.progress import NO_PROGRESS, Progress
-
-CHOSEN, REJECTED = "chosen", "rejected"
-# Names of the prompt, and the name of the answer in a conversation of the same shape.
-PROMPTS = {"prompt": "completion", "instruction": "output", "question": "answer", "query": "response"}
-WITH_PROMPT = (*SYSTEM, *TOOLS, *BESIDE, HISTORY, *MEDIA_FIELDS)  # fields that belong to the prompt
-FIELDS = frozenset({CHOSEN, REJECTED, *PROMPTS, *LISTS, *WITH_PROMPT})
-EXAMPLE = '{"prompt": "2 + 2?", "chosen": "4", "rejected": "5"}'
-
-
-class EmptyAnswer(UnusableRecord):
-    """The error for a pair with an answer without text."""
-
-    reason = "with an empty answer"
-
-
-class EqualAnswers(UnusableRecord):
-    """The error for a pair with nothing to prefer."""
-
-    reason = "with equal answers"
-
-
-class PreferenceRecord(NamedTuple):
-    """A prompt with each of its two answers, in the form of conversations."""
-
-    chosen: ChatRecord | Pair
-    rejected: ChatRecord | Pair
 
 
 class Preference(NamedTuple):
@@ -117,162 +84,6 @@ class LoadedPreferences(NamedTuple):
     val: Preferences
     note: str
     fingerprint: str
-
-
-def read_preference(record: Any) -> PreferenceRecord:
-    """Turn a record into a prompt with two answers.
-
-    The answers are two texts or two lists of messages. Without a prompt, the prompt is the common beginning of both, as in TRL:
-    equal first messages, or equal first characters without a space at the end. Answers that are complete conversations may
-    repeat the prompt.
-
-    Raises:
-        UserError: if the record has an unknown shape or an empty answer, or both answers are equal.
-    """
-    if not isinstance(record, dict):
-        raise UserError(f"a preference pair must be an object, not {short_repr(record)}: write {EXAMPLE}")
-    fields = {name: value for name, value in record.items() if value is not None}
-    missing = [name for name in (CHOSEN, REJECTED) if name not in fields]
-    if missing:
-        raise UserError(
-            f"no {' and no '.join(missing)} answer: the fields are {short_repr([*record])}; write {EXAMPLE}"
-        )
-
-    parts = _split_prompt(fields, *_answers(fields))
-    for answer, which in ((parts.chosen, CHOSEN), (parts.rejected, REJECTED)):
-        if not answer or _is_blank(answer):
-            raise EmptyAnswer(f"the {which} answer is empty: write an answer, or remove the record")
-    if parts.chosen == parts.rejected:
-        raise EqualAnswers("the chosen and the rejected answer are equal: change one, or remove the record")
-
-    others = {key: fields[key] for key in WITH_PROMPT if key in fields}
-    answered = PROMPTS[parts.field]
-    return PreferenceRecord(
-        read_record({parts.field: parts.prompt, answered: parts.chosen, **others}),
-        read_record({parts.field: parts.prompt, answered: parts.rejected, **others}),
-    )
-
-
-def _answers(fields: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return the chosen and the rejected answer: two texts, or two lists of messages."""
-    chosen = _messages_or_text(fields[CHOSEN], CHOSEN)
-    rejected = _messages_or_text(fields[REJECTED], REJECTED)
-    if _is_json_of_messages(chosen) and _is_json_of_messages(rejected):
-        chosen = decoded(chosen, CHOSEN)
-        rejected = decoded(rejected, REJECTED)
-    if isinstance(chosen, str) != isinstance(rejected, str):
-        raise UserError("one answer is a text, and the other a list of messages: write both in the same form")
-    return chosen, rejected
-
-
-class _Parts(NamedTuple):
-    """A prompt and two answers that do not repeat it."""
-
-    field: str  # name of the prompt's field, a key of `PROMPTS`
-    prompt: Any  # a text, or a list of messages
-    chosen: Any
-    rejected: Any
-
-
-def _split_prompt(fields: Mapping[str, Any], chosen: Any, rejected: Any) -> _Parts:
-    """Return the prompt of a record, from its field or the common beginning of its answers, and the remaining answers."""
-    name, prompt = _prompt(fields)
-    if isinstance(prompt, list) and is_speaker(prompt[-1:], "assistant"):
-        raise UserError(ANSWERED)
-
-    # The prompt of two texts is their common beginning. Two lists of messages may begin with the prompt, or repeat its end.
-    if isinstance(chosen, str):
-        if prompt is None:
-            name = "prompt"
-            prompt, chosen, rejected = _split_texts(chosen, rejected)
-    else:
-        shared = _shared(chosen, rejected)
-        if isinstance(prompt, list):
-            shared = _repeated(prompt, chosen[:shared])
-        elif shared:
-            name = "prompt"
-            prompt = _with_request(chosen[:shared], prompt)
-        chosen = chosen[shared:]
-        rejected = rejected[shared:]
-
-    if prompt is None:
-        raise UserError(f"the answers have no common beginning, and the record has no prompt: write {EXAMPLE}")
-    return _Parts(name, prompt, chosen, rejected)
-
-
-def _messages_or_text(answer: Any, which: str) -> Any:
-    """Return an answer as a text or a list of messages; a single message becomes a list."""
-    if isinstance(answer, dict):
-        answer = [answer]
-    if not isinstance(answer, str | list):
-        raise UserError(f"the {which} answer must be a text or a list of messages, not {short_repr(answer)}")
-    return answer
-
-
-def _is_json_of_messages(answer: Any) -> bool:
-    """Return whether an answer is a text with the JSON of a list of messages, as some tables store them."""
-    if not isinstance(answer, str) or not answer.lstrip().startswith("["):
-        return False
-    try:
-        found = decoded(answer, "an answer")
-    except UserError:
-        return False
-    are_messages = [isinstance(each, dict) and ("role" in each or "from" in each) for each in found]
-    return bool(found) and all(are_messages)
-
-
-def _is_blank(answer: Any) -> bool:
-    """Return whether an answer is a single message without text and calls."""
-    match answer:
-        case [{**message}]:
-            return not any(message.get(name) for name in ("content", "value", "tool_calls", "function_call"))
-    return False
-
-
-def _prompt(fields: Mapping[str, Any]) -> tuple[str, Any]:
-    """Return the name of the prompt's field and the prompt; None: the record has no field for it."""
-    for name in PROMPTS:
-        if name in fields:
-            return name, fields[name]
-    for name in LISTS:
-        if name in fields:
-            return "prompt", decoded(fields[name], f"the field {name!r}")
-    return "prompt", None
-
-
-def _split_texts(chosen: str, rejected: str) -> tuple[str | None, str, str]:
-    """Split two texts at their first difference, and before a space there; no prompt: they begin differently.
-
-    If one text begins with the other, the shorter answer is its last character, as in TRL.
-    """
-    n = _shared(chosen, rejected)
-    if n == min(len(chosen), len(rejected)) < max(len(chosen), len(rejected)):
-        n -= 1
-    if n > 0 and chosen[n - 1] == " ":
-        n -= 1
-    return chosen[:n] or None, chosen[n:], rejected[n:]
-
-
-def _repeated(prompt: Sequence[Any], messages: Sequence[Any]) -> int:
-    """Return how many of the first messages of an answer repeat the end of the prompt, such as its last request."""
-    lengths = range(min(len(prompt), len(messages)), 0, -1)
-    return next((n for n in lengths if prompt[-n:] == messages[:n]), 0)
-
-
-def _with_request(messages: Sequence[Any], prompt: Any) -> list[Any]:
-    """Return the first messages of a conversation; a text is their request if they do not begin with one."""
-    begin = 1 if is_speaker(messages, "system") else 0
-    if not isinstance(prompt, str) or is_speaker(messages[begin:], "user"):
-        return [*messages]
-    return [*messages[:begin], {"role": "user", "content": prompt}, *messages[begin:]]
-
-
-def _shared(a: Sequence[Any], b: Sequence[Any]) -> int:
-    """Return the number of equal first items."""
-    for n, (x, y) in enumerate(zip(a, b, strict=False)):
-        if x != y:
-            return n
-    return min(len(a), len(b))
 
 
 def check_preferences(path: Path, on_error: str = "fail") -> None:
@@ -405,10 +216,6 @@ def _described(pairs: Sequence[Preference], path: Path, config: Config) -> str:
 def are_preferences(path: Path) -> bool:
     """Return whether the first readable record of a path is a preference pair."""
     files = find_files(path)
-    for _, is_pair in read_files([*files.train, *files.val], Skipped("skip"), _is_pair, FIELDS):
+    for _, is_pair in read_files([*files.train, *files.val], Skipped("skip"), is_preference, FIELDS):
         return is_pair
     return False
-
-
-def _is_pair(record: Any) -> bool:
-    return isinstance(record, dict) and {CHOSEN, REJECTED} <= record.keys()

@@ -17,7 +17,8 @@ from jaxgpt.config import ModelConfig, PostConfig
 from jaxgpt.convert.llama import LLAMA
 from jaxgpt.convert.tensors import expand, leaf_shapes, tensor_shape, to_leaves, to_tensor
 from jaxgpt.data.conversations import Templates
-from jaxgpt.data.preferences import Preferences, encode_preference, read_preference
+from jaxgpt.data.preference_records import read_preference
+from jaxgpt.data.preferences import Preferences, encode_preference
 from jaxgpt.data.special import SpecialTokens
 from jaxgpt.data.tokenizer import SubwordTokenizer
 from jaxgpt.model import GPT
