@@ -30,7 +30,6 @@ no      no        -      -     -     no run                                    d
 
 from __future__ import annotations
 
-import re
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -38,12 +37,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from jaxgpt.checkpoint.paths import check_link, check_path, runs_near
 from jaxgpt.config import Config, from_json, to_json
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokenizer_files import load_saved_tokenizer, save_tokenizer
 from jaxgpt.directories import NEW, REPLACED, RUN_FILES, RUN_NEEDED
-from jaxgpt.errors import TrainingFailed, UserError, WriteFailed, full_disk_fix, nearest, reported
-from jaxgpt.files import JSON_BYTES, check_renames, missing, read_bytes, write_atomically
+from jaxgpt.errors import TrainingFailed, UserError, WriteFailed, full_disk_fix, reported
+from jaxgpt.files import JSON_BYTES, check_renames, read_bytes, write_atomically
 from jaxgpt.locks import LOCK, Locked, sole_writer
 from jaxgpt.strict_json import parse_json
 
@@ -98,50 +98,29 @@ def _started_in(metrics: Path) -> str:
     return ""
 
 
-def parse_checkpoint(init_from: str) -> tuple[Path, str]:
-    """Split `--init-from`, RUN or RUN/checkpoints/STEP, into the run and the checkpoint: `best` or STEP."""
-    path = Path(init_from)
-    if path.parent.name == "checkpoints" and path.name.isdecimal():
-        return path.parent.parent, path.name
-    return path, "best"
-
-
 def open_run(path: Path) -> Run:
     """Open an existing run, after `recover`. Raises `UserError` if `path` is not a run."""
     recover(path)
     run = Run(path)
-    _check_link(path)
+    check_link(path)
     if not path.is_dir():
         raise UserError(f"no run at {path}{runs_near(path)}: expected a run directory, as written by `jaxgpt train`")
     absent = [name for name in RUN_NEEDED if not (path / name).exists()]
-    if run.exists() and not absent:
-        return run
+    if absent:
+        raise _not_a_run(run, absent)
+    return run
+
+
+def _not_a_run(run: Run, absent: Sequence[str]) -> UserError:
+    """Return the error for a directory without some files of a run, which may be a model, or a run without its weights."""
+    path = run.path
     if any(path.glob("*.safetensors")):
         base = " --init-from BASE" if (path / "adapter_config.json").exists() else ""
-        raise UserError(f"{path} is a model of a different library, not a run: use jaxgpt import {path} RUN{base}")
+        return UserError(f"{path} is a model of a different library, not a run: use jaxgpt import {path} RUN{base}")
     if absent == ["checkpoints"]:
         fix = f"restore it, or start again from step 0: jaxgpt train {path / 'config.json'} --out NEW"
-        raise UserError(f"{run.checkpoints} is missing: {fix}")
-    raise UserError(f"{path} is not a run: it has no {absent[0]} (expected: {', '.join(RUN_NEEDED)})")
-
-
-def runs_near(path: Path) -> str:
-    """Return a hint for a path without a run: a similar run, otherwise the newest runs, or ""."""
-    found = dict[Path, Path]()  # path of each run, keyed by its absolute path without links
-    for home in (path.parent, Path("runs")):
-        for file in home.glob("*/config.json"):
-            if (file.parent / "checkpoints").is_dir():
-                found.setdefault(file.parent.resolve(), file.parent)
-    newest = sorted(found.values(), key=lambda run: -(run / "config.json").stat().st_mtime)
-
-    # Compare names without their directory: runs/a and runs/b have little in common.
-    similar = nearest(path.name, [run.name for run in newest])
-    if similar:
-        run = next(run for run in newest if run.name == similar[0])
-        return f" (did you mean {run}?)"
-    if newest:
-        return f" (existing runs: {', '.join(map(str, newest[:5]))})"
-    return ""
+        return UserError(f"{run.checkpoints} is missing: {fix}")
+    return UserError(f"{path} is not a run: it has no {absent[0]} (expected: {', '.join(RUN_NEEDED)})")
 
 
 @contextmanager
@@ -228,40 +207,10 @@ def _add_restored(error: Exception, path: Path) -> None:
     error.add_note(f"jaxgpt: {restored}")
 
 
-def check_path(path: Path) -> None:
-    """Raise `UserError` if a run cannot be created at a path: a bucket, a glob pattern or a backslash."""
-    absolute = f"{path.absolute()}/"
-    bucket = re.search(r"(gs|s3|az):(?=/)", absolute)
-    if bucket:
-        raise UserError(
-            f"cannot store a run at {path}: the settings, metrics and lock of a run are ordinary files; mount the bucket as a "
-            f"directory (Cloud Storage: gcsfuse --rename-dir-limit 200000 BUCKET DIRECTORY)"
-        )
-    pattern = re.search(r"[*?[]", absolute)
-    if pattern:
-        raise UserError(f"cannot store a run at {path}: Orbax reads {pattern[0]!r} as a pattern: use a different path")
-    check_backslash(path)
-
-
-def _check_link(path: Path) -> None:
-    """Raise `UserError` if a path is a link to a missing directory."""
-    if path.is_symlink() and not path.exists():
-        raise missing(path)
-
-
-def check_backslash(path: Path) -> None:
-    """Raise `UserError` if a path contains a backslash: TensorStore would read and write a different path."""
-    if "\\" in str(path.absolute()):
-        raise UserError(
-            f"cannot use {path}: TensorStore, which stores the weights, reads a backslash as a separator of directories: "
-            f"rename the directory"
-        )
-
-
 def check_free(path: Path, overwrite: bool) -> None:
     """Raise `UserError` if a run cannot be created in a directory; unrelated files are allowed."""
     check_path(path)
-    _check_link(path)
+    check_link(path)
     recover(path)
     if Run(path).exists():
         if not overwrite:
@@ -269,13 +218,6 @@ def check_free(path: Path, overwrite: bool) -> None:
             raise UserError(f"{path} already holds a run: resume it with --resume, or {fix}")
     elif (path / "checkpoints").exists() and not (path / NEW).exists():  # NEW: left by an interrupted move
         raise UserError(f"{path} holds checkpoints but no config.json: restore it, or choose a different path")
-
-
-def other_files(path: Path) -> list[str]:
-    """Return the visible files of a directory that do not belong to a run, sorted; [] if it does not exist."""
-    if not path.is_dir():
-        return []
-    return sorted(file.name for file in path.iterdir() if file.name not in RUN_FILES and not file.name.startswith("."))
 
 
 def check_new_run(path: Path) -> None:
@@ -308,7 +250,7 @@ def _new_directory(preset: str) -> Path:
 @contextmanager
 def _locked(path: Path, overwrite: bool) -> Iterator[None]:
     """Create the directory of a run if missing, and lock it; on exit, delete it if it is new and empty."""
-    _check_link(path)
+    check_link(path)
     is_new = not path.exists()
     if is_new:
         with reported(f"cannot write the run to {path}"):

@@ -16,7 +16,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, SingleDeviceSharding
 
-from jaxgpt.checkpoint.run import Run, open_run, parse_checkpoint
+from jaxgpt.checkpoint.paths import parse_checkpoint
+from jaxgpt.checkpoint.run import Run, open_run
 from jaxgpt.checkpoint.store import SEAL, Info, checkpoints, read_info, read_params, resolve_weights
 from jaxgpt.config import Config, LoraConfig, ModelConfig
 from jaxgpt.errors import UserError, short_repr

@@ -30,7 +30,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import keystr, tree_leaves_with_path
 
-from jaxgpt.checkpoint.run import check_backslash, open_run, parse_checkpoint, replaced_note
+from jaxgpt.checkpoint.paths import check_backslash, parse_checkpoint
+from jaxgpt.checkpoint.run import open_run, replaced_note
 from jaxgpt.config import Config, TrainConfig, from_json
 from jaxgpt.errors import UserError, WriteFailed, one_line, reported
 from jaxgpt.files import read_bytes, sha256_file, sync_directory, write_atomically

@@ -28,7 +28,8 @@ def named_config(target: str) -> Config:
         config = from_json(read_bytes(path), target)
         # The preset's name becomes a directory name, so an unknown name from a file is not used.
         return replace(config, preset=config.preset if config.preset in PRESETS else "custom")
-    from jaxgpt.checkpoint.run import open_run, runs_near
+    from jaxgpt.checkpoint.paths import runs_near
+    from jaxgpt.checkpoint.run import open_run
 
     if not path.exists():
         near = did_you_mean(target, PRESETS) or runs_near(path)
@@ -128,7 +129,8 @@ def with_weights(
         UserError: if `init_from` does not exist, a setting is invalid or changes the tokenizer or any other model setting, or
             the optimizer state does not match the settings.
     """
-    from jaxgpt.checkpoint.run import open_run, parse_checkpoint
+    from jaxgpt.checkpoint.paths import parse_checkpoint
+    from jaxgpt.checkpoint.run import open_run
     from jaxgpt.checkpoint.store import weights_at
 
     directory, _ = parse_checkpoint(init_from)
@@ -194,7 +196,8 @@ def _check_positions(base: ModelConfig, model: ModelConfig) -> None:
 
 def _with_state(config: Config, init_from: str) -> Config:
     """Return a config that starts from the train state in a checkpoint, by default the last of the run."""
-    from jaxgpt.checkpoint.run import open_run, parse_checkpoint
+    from jaxgpt.checkpoint.paths import parse_checkpoint
+    from jaxgpt.checkpoint.run import open_run
     from jaxgpt.checkpoint.source import base_checkpoint
     from jaxgpt.checkpoint.store import resolve_step, weights_at
 

@@ -112,7 +112,8 @@ def started(base: Config, settings: Mapping[str, Any]) -> Config:
 
 def distilled(base: Config, teacher: str, settings: Mapping[str, Any]) -> Config:
     """Return the settings of a student with random initial weights, and the vocabulary of its teacher."""
-    from jaxgpt.checkpoint.run import open_run, parse_checkpoint
+    from jaxgpt.checkpoint.paths import parse_checkpoint
+    from jaxgpt.checkpoint.run import open_run
     from jaxgpt.post.start import with_reference
 
     path, _ = parse_checkpoint(teacher)
@@ -143,7 +144,8 @@ def repeated(options: TrainOptions) -> Config:
 
 def resumed(options: TrainOptions) -> Config:
     """Return the settings of a run that continues from its last checkpoint."""
-    from jaxgpt.checkpoint.run import open_run, parse_checkpoint
+    from jaxgpt.checkpoint.paths import parse_checkpoint
+    from jaxgpt.checkpoint.run import open_run
 
     path = options.directory
     run = open_run(path)

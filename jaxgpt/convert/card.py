@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxgpt import __version__
-from jaxgpt.checkpoint.run import Run, parse_checkpoint
+from jaxgpt.checkpoint.paths import parse_checkpoint
+from jaxgpt.checkpoint.run import Run
 from jaxgpt.checkpoint.store import Info
 from jaxgpt.config import Config, flat, shown_reward
 from jaxgpt.errors import UserError, short_repr

@@ -21,7 +21,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from jaxgpt.checkpoint.run import Run, parse_checkpoint
+from jaxgpt.checkpoint.paths import parse_checkpoint
+from jaxgpt.checkpoint.run import Run
 from jaxgpt.config import flat, shown_reward
 from jaxgpt.directories import TRACKERS
 from jaxgpt.errors import TrainingFailed, UserError, one_line

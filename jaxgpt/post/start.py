@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxgpt.checkpoint.run import Run, open_run, parse_checkpoint
+from jaxgpt.checkpoint.paths import parse_checkpoint
+from jaxgpt.checkpoint.run import Run, open_run
 from jaxgpt.checkpoint.source import WeightSource, open_source, recorded_checkpoint
 from jaxgpt.checkpoint.store import weights_at
 from jaxgpt.config import Config, ModelConfig, PostConfig

@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from jaxgpt.checkpoint.run import Run, check_backslash, other_files, replaced_note, write_settings
+from jaxgpt.checkpoint.paths import check_backslash, other_files
+from jaxgpt.checkpoint.run import Run, replaced_note, write_settings
 from jaxgpt.checkpoint.space import check_space
 from jaxgpt.checkpoint.store import Info, Saver
 from jaxgpt.config import Config, TrainConfig

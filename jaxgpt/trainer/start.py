@@ -13,16 +13,8 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxgpt.checkpoint.data import open_run_data
-from jaxgpt.checkpoint.run import (
-    Run,
-    check_free,
-    delete_replaced,
-    new_run,
-    open_run,
-    parse_checkpoint,
-    replaced_note,
-    replaced_run,
-)
+from jaxgpt.checkpoint.paths import parse_checkpoint
+from jaxgpt.checkpoint.run import Run, check_free, delete_replaced, new_run, open_run, replaced_note, replaced_run
 from jaxgpt.checkpoint.source import (
     Place,
     WeightSource,

@@ -12,16 +12,8 @@ from pathlib import Path
 import pytest
 from helpers import small_run
 
-from jaxgpt.checkpoint.run import (
-    Run,
-    check_free,
-    check_new_run,
-    complete_run,
-    new_run,
-    recover,
-    replaced_run,
-    runs_near,
-)
+from jaxgpt.checkpoint.paths import runs_near
+from jaxgpt.checkpoint.run import Run, check_free, check_new_run, complete_run, new_run, recover, replaced_run
 from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.directories import NEW, REPLACED
 from jaxgpt.errors import UserError
