@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal
 
@@ -11,7 +11,16 @@ import jax.numpy as jnp
 
 from jaxgpt.config import PostConfig
 from jaxgpt.post.losses import log_complement
-from jaxgpt.train.loss import Objective, RowSums, chunked, cross_entropy, split_windows
+from jaxgpt.train.loss import (
+    Objective,
+    RowSums,
+    chunked,
+    cross_entropy,
+    penalty_of,
+    side_metrics,
+    side_sums,
+    split_windows,
+)
 
 
 def divergence(log_p: jax.Array, log_q: jax.Array, kind: Literal["forward", "reverse"]) -> jax.Array:
@@ -42,7 +51,11 @@ def top_and_rest(log_p: jax.Array, log_q: jax.Array, k: int) -> tuple[jax.Array,
 
 
 def distillation_objective(
-    apply_fn: Callable[..., Any], teacher_fn: Callable[..., Any], settings: PostConfig, chunk: int = 0
+    apply_fn: Callable[..., Any],
+    teacher_fn: Callable[..., Any],
+    settings: PostConfig,
+    chunk: int = 0,
+    penalties: Mapping[str, float] | None = None,
 ) -> Objective:
     """Make the objective of distillation: the divergence at each position with a target, for batches of windows.
 
@@ -54,13 +67,14 @@ def distillation_objective(
         teacher_fn: `apply` of the teacher, a model with the same vocabulary.
         settings: `divergence`, and `top_k` to compare only the teacher's most probable tokens.
         chunk: positions of each window per chunk of logits, to save memory (`train.loss.chunked`); 0: all.
+        penalties: of the student, as in `train.loss.next_token_loss`.
     """
 
     def objective(params: Any, windows: jax.Array, key: jax.Array | None, frozen: Any) -> RowSums:
         inputs_BT, targets_BT, positions = split_windows(windows)
         student = partial(apply_fn, {"params": params})
         teacher = partial(teacher_fn, {"params": frozen})
-        student_BTD, _ = student(inputs_BT, key, positions, method="hidden_and_sides")
+        student_BTD, sides = student(inputs_BT, key, positions, method="hidden_and_sides")
         teacher_BTD, _ = teacher(inputs_BT, None, positions, method="hidden_and_sides")
         D = student_BTD.shape[-1]
 
@@ -78,6 +92,10 @@ def distillation_objective(
         found = chunked(losses, x_BTD, targets_BT, chunk) if chunk else losses(x_BTD, targets_BT)
         sums = {name: x_BT.sum(-1) for name, x_BT in found.items()}
         count_B = (targets_BT >= 0).sum(-1, dtype=jnp.float32)
-        return RowSums(sums.pop("loss"), count_B, sums)
+        loss_B = sums.pop("loss")
+        if penalties is None:
+            return RowSums(loss_B, count_B, sums)
+        of_sides = side_sums(sides, targets_BT)
+        return RowSums(loss_B, count_B, sums | side_metrics(of_sides), penalty_of(of_sides, penalties))
 
     return objective

@@ -8,7 +8,7 @@ from typing import Any
 from jaxgpt.config import Config, PostConfig
 from jaxgpt.errors import UserError
 from jaxgpt.plan.residuals import NEXT_TOKEN, Answers, Work
-from jaxgpt.post.start import ObjectiveOf, batch_rows
+from jaxgpt.post.start import batch_rows, objective_of
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def work_of(config: Config) -> tuple[Config, Work]:
     if post.is_rollout:
         answers = Answers(config.rollout_answers, post.max_new_tokens, config.train.steps_per_call)
     work = Work(
-        objective_of=ObjectiveOf(post, config.train.loss_chunk),
+        objective_of=objective_of(config),
         rows=Rows(config),
         windows=config.row_tokens // config.window,
         frozen=post.has_reference and not config.lora.rank,

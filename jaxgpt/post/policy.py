@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgpt.config import PostConfig
-from jaxgpt.train.loss import Objective, RowSums, token_losses
+from jaxgpt.train.loss import Objective, RowSums, forward, penalty_of, side_means, side_metrics
 
 
 class Variant(NamedTuple):
@@ -72,7 +72,9 @@ def clipped_loss(ratio: jax.Array, advantage: jax.Array, low: float, high: float
     return -jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - low, 1 + high) * advantage)
 
 
-def policy_objective(apply_fn: Callable[..., Any], settings: PostConfig, chunk: int = 0) -> Objective:
+def policy_objective(
+    apply_fn: Callable[..., Any], settings: PostConfig, chunk: int = 0, penalties: Mapping[str, float] | None = None
+) -> Objective:
     """Make the objective of policy gradients on rollouts (`jaxgpt.post.rollouts`).
 
     With the ratio r = p / p_rollout and the advantage A of the answer, the loss of a token is
@@ -91,11 +93,13 @@ def policy_objective(apply_fn: Callable[..., Any], settings: PostConfig, chunk: 
         apply_fn: `model.apply`.
         settings: objective and its constants.
         chunk: positions of each window per chunk of logits, to save memory; 0: all.
+        penalties: as in `train.loss.next_token_loss`; means over the tokens of each answer.
     """
     variant = VARIANTS[settings.objective]
 
     def objective(params: Any, batch: Any, key: jax.Array | None, frozen: Any) -> RowSums:
-        losses_BT, targets_BT = token_losses(apply_fn, params, batch["windows"], key, chunk)
+        with_sides = penalties is not None
+        losses_BT, targets_BT, sides = forward(apply_fn, params, batch["windows"], key, chunk, with_sides)
         is_target_BT = targets_BT >= 0
         tokens_B = is_target_BT.sum(-1, dtype=jnp.float32)
         is_counted_BT = is_target_BT
@@ -141,6 +145,8 @@ def policy_objective(apply_fn: Callable[..., Any], settings: PostConfig, chunk: 
         others |= {**batch["metrics"], "answer_tokens": tokens_B}
         sums = {name: jnp.where(is_answer_B, value_B, 0.0) for name, value_B in others.items()}
         loss_B = jnp.where(is_answer_B, total(loss_BT) * loss_weight_B, 0.0)
-        return RowSums(loss_B, is_answer_B.astype(jnp.float32), sums)
+        means = side_means(sides, targets_BT)
+        count_B = is_answer_B.astype(jnp.float32)
+        return RowSums(loss_B, count_B, sums | side_metrics(means), penalty_of(means, penalties or {}))
 
     return objective

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -10,11 +10,15 @@ import jax.numpy as jnp
 
 from jaxgpt.config import PostConfig
 from jaxgpt.post.losses import dpo_loss, ipo_loss, odds_ratio_loss, robust_loss, simpo_loss
-from jaxgpt.train.loss import Objective, RowSums, token_losses
+from jaxgpt.train.loss import Objective, RowSums, forward, penalty_of, side_means, side_metrics
 
 
 def preference_objective(
-    apply_fn: Callable[..., Any], settings: PostConfig, chunk: int = 0, sft_tokens: float = 0.0
+    apply_fn: Callable[..., Any],
+    settings: PostConfig,
+    chunk: int = 0,
+    sft_tokens: float = 0.0,
+    penalties: Mapping[str, float] | None = None,
 ) -> Objective:
     """Make the objective of preference pairs (`jaxgpt.data.preferences`).
 
@@ -31,23 +35,28 @@ def preference_objective(
         chunk: positions of each window per chunk of logits, to save memory (`train.loss.chunked`); 0: all.
         sft_tokens: divisor of the cross entropy with `settings.sft`, such as the mean length of the chosen answers; 0: the
             length of each answer.
+        penalties: as in `train.loss.next_token_loss`; a side output of a pair is the mean of both answers.
     """
 
-    def answers(weights: Any, windows_B2T3: jax.Array, key: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-        """Return log p and the number of tokens of both answers, each float32 `[B, 2]`."""
+    def answers(
+        weights: Any, windows_B2T3: jax.Array, key: jax.Array | None, with_sides: bool = False
+    ) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
+        """Return log p and the number of tokens of both answers, each float32 `[B, 2]`, and side outputs of the pair."""
         # Both answers of a pair are on the same device, so no rows move.
         B, _, T, _ = windows_B2T3.shape
-        losses_XT, targets_XT = token_losses(apply_fn, weights, windows_B2T3.reshape(2 * B, T, 3), key, chunk)
+        windows_XT3 = windows_B2T3.reshape(2 * B, T, 3)
+        losses_XT, targets_XT, sides = forward(apply_fn, weights, windows_XT3, key, chunk, with_sides)
         tokens_XT = (targets_XT >= 0).astype(jnp.float32)
-        return -losses_XT.sum(-1).reshape(B, 2), tokens_XT.sum(-1).reshape(B, 2)
+        means = {name: x_X.reshape(B, 2, *x_X.shape[1:]).mean(1) for name, x_X in side_means(sides, targets_XT).items()}
+        return -losses_XT.sum(-1).reshape(B, 2), tokens_XT.sum(-1).reshape(B, 2), means
 
     def objective(params: Any, windows_B2T3: jax.Array, key: jax.Array | None, frozen: Any) -> RowSums:
-        log_p_B2, tokens_B2 = answers(params, windows_B2T3, key)
+        log_p_B2, tokens_B2, sides = answers(params, windows_B2T3, key, with_sides=penalties is not None)
         length_B2 = jnp.maximum(tokens_B2, 1)
 
         # The score that the pairs compare.
         if settings.has_reference:
-            reference_B2, _ = answers(frozen, windows_B2T3, None)
+            reference_B2, _, _ = answers(frozen, windows_B2T3, None)
             score_B2 = log_p_B2 - jax.lax.stop_gradient(reference_B2)
             reward_B2 = settings.beta * score_B2
         else:
@@ -74,7 +83,9 @@ def preference_objective(
             "log_p_rejected": log_p_B2[:, 1],
         }
         sums = {name: jnp.where(is_pair_B, value_B, 0.0) for name, value_B in others.items()}
-        return RowSums(jnp.where(is_pair_B, loss_B, 0.0), is_pair_B.astype(jnp.float32), sums)
+        loss_B = jnp.where(is_pair_B, loss_B, 0.0)
+        count_B = is_pair_B.astype(jnp.float32)
+        return RowSums(loss_B, count_B, sums | side_metrics(sides), penalty_of(sides, penalties or {}))
 
     return objective
 

@@ -26,7 +26,7 @@ from jaxgpt.post.policy import policy_objective
 from jaxgpt.post.preference import preference_objective
 from jaxgpt.post.rewards import Reward, check_file, is_own_code, open_rewards
 from jaxgpt.post.rollouts import HeldOutReward, Rollouts, no_rollout
-from jaxgpt.train.loss import Objective
+from jaxgpt.train.loss import Objective, router_penalties
 from jaxgpt.trainer.program import Program, build
 
 # Settings of the model that do not change its logits, or only the largest number of positions.
@@ -45,9 +45,7 @@ def build_program(config: Config, teacher: ModelConfig | None = None, **parts: A
     if post.objective == "next-token":
         return build(config, **parts)
 
-    return build(
-        config, objective_of=ObjectiveOf(post, config.train.loss_chunk, teacher), frozen_model=teacher, **parts
-    )
+    return build(config, objective_of=objective_of(config, teacher), frozen_model=teacher, **parts)
 
 
 @dataclass(frozen=True)
@@ -57,15 +55,23 @@ class ObjectiveOf:
     post: PostConfig
     chunk: int  # as `train.loss_chunk`
     teacher: ModelConfig | None = None  # architecture of the teacher of distillation
+    penalties: tuple[tuple[str, float], ...] | None = None  # penalties of the routers; None: no experts
 
     def __call__(self, model: GPT) -> Objective:
         """Make the objective."""
+        penalties = None if self.penalties is None else dict(self.penalties)
         if self.post.objective == "distill":
             assert self.teacher is not None
             teacher = type(model)(self.teacher, model.ops)
-            return distillation_objective(model.apply, teacher.apply, self.post, self.chunk)
+            return distillation_objective(model.apply, teacher.apply, self.post, self.chunk, penalties)
         make = policy_objective if self.post.is_rollout else preference_objective
-        return make(model.apply, self.post, self.chunk)
+        return make(model.apply, self.post, self.chunk, penalties=penalties)
+
+
+def objective_of(config: Config, teacher: ModelConfig | None = None) -> ObjectiveOf:
+    """Return the objective of `config.post`; models with experts also minimize the penalties of their routers."""
+    penalties = tuple(router_penalties(config).items()) if config.model.n_experts else None
+    return ObjectiveOf(config.post, config.train.loss_chunk, teacher, penalties)
 
 
 def batch_rows(config: Config) -> Any:

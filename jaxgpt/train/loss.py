@@ -79,8 +79,7 @@ def next_token_loss(
         loss_B = losses_BT.sum(-1)
         count_B = (targets_BT >= 0).sum(-1, dtype=jnp.float32)
         sums = side_sums(sides, targets_BT)
-        metrics = {name: each for name, each in sums.items() if name not in WITHOUT_VALUE}
-        return RowSums(loss_B, count_B, metrics, _penalty(sums, penalties or {}))
+        return RowSums(loss_B, count_B, side_metrics(sums), penalty_of(sums, penalties or {}))
 
     return objective
 
@@ -119,8 +118,27 @@ def side_sums(sides: SideOutputs, targets_BT: jax.Array) -> dict[str, jax.Array]
     return sums
 
 
-def _penalty(sums: Mapping[str, jax.Array], penalties: Mapping[str, float]) -> jax.Array | None:
-    """Add the sums with a penalty, times their factors; None: no penalties."""
+def side_means(sides: SideOutputs, targets_BT: jax.Array) -> dict[str, jax.Array]:
+    """Compute the means of side outputs over the counted targets of each row: float32 `[B]`, or `[B, ...]` of arrays.
+
+    A row without counted targets has zeros. For objectives that count rows, such as answers; arguments as for `side_sums`.
+    """
+    count_B = jnp.maximum((targets_BT >= 0).sum(-1, dtype=jnp.float32), 1)
+    sums = side_sums(sides, targets_BT)
+    return {name: sum_B / count_B.reshape(-1, *(1 for _ in sum_B.shape[1:])) for name, sum_B in sums.items()}
+
+
+def side_metrics(sums: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    """Return the side outputs that are metrics."""
+    return {name: each for name, each in sums.items() if name not in WITHOUT_VALUE}
+
+
+def penalty_of(sums: Mapping[str, jax.Array], penalties: Mapping[str, float]) -> jax.Array | None:
+    """Add the sums with a penalty, times their factors; None: no penalties.
+
+    Raises:
+        ValueError: if there is no sum of a penalty.
+    """
     penalty_B = None
     values = {name: each for name, each in sums.items() if each.ndim == 1}
     for name, factor in penalties.items():
