@@ -45,7 +45,8 @@ from jaxgpt.trainer.metrics import parse_line
 from jaxgpt.trainer.program import Program
 
 OVERLONG = "reward_overlong"  # metric of the penalty for long answers
-TOLERANCE = 1e-3  # maximum difference in log p between sampler and training, in nats: float32 rounding is below 1e-5
+DIFFERENCE = "log_p_difference"  # metric of the difference in log p between sampler and training
+TOLERANCE = 1e-3  # maximum difference in float32, in nats: rounding is below 1e-4
 
 
 class Rollouts:
@@ -107,13 +108,18 @@ class Rollouts:
     def _log_probabilities(self, rollout: dict[str, Any], state: TrainState) -> dict[str, Any]:
         """Compute the log probabilities of the answers in training and, with a KL penalty, of the reference.
 
-        The sampler must have computed the same probabilities as training (law).
+        The sampler must have computed the same probabilities as training, up to rounding (law). The objective uses those of
+        training, so that the first ratio is 1 even in bfloat16.
         """
         windows = {"windows": rollout["windows"]}
         weights = self.program.weights(state.params)
         log_p_BT = np.array(self.program.call(self._log_p, weights, windows))
-        check_ratio(rollout["log_p"], log_p_BT, self.program.config)
-        computed = {"log_p": log_p_BT}
+        difference_BT = np.abs(rollout["log_p"] - log_p_BT)
+        check_sampler(difference_BT, self.program.config.train.compute_dtype)
+
+        is_target_BT = rollout["windows"][..., 1] >= 0
+        difference_B = difference_BT.sum(1) / is_target_BT.sum(1)
+        computed = {"log_p": log_p_BT, "metrics": rollout["metrics"] | {DIFFERENCE: difference_B}}
         if self.program.config.post.kl:
             computed["reference_log_p"] = np.array(self.program.call(self._log_p, self.program.frozen, windows))
         return computed
@@ -175,7 +181,7 @@ def rollout_batch(
         "log_p": log_p_BT,
         "advantage": advantage_B.astype(np.float32),
         "metrics": {name: value_B.astype(np.float32) for name, value_B in metrics.items()}
-        | {"truncated": is_truncated_B},
+        | {"truncated": is_truncated_B, DIFFERENCE: np.zeros(B, np.float32)},
         "weight": np.zeros(B, np.float32),
     }
     if config.post.mask_truncated:
@@ -262,18 +268,24 @@ def target_log_p(program: Program, weights: Any, batch: Mapping[str, jax.Array])
     return -losses_BT
 
 
-def check_ratio(sampled_BT: np.ndarray, trained_BT: np.ndarray, config: Config) -> None:
-    """Raise `UserError` if the log probabilities of a rollout differ from training, so that the first ratio would not be 1."""
-    difference = float(np.abs(sampled_BT - trained_BT).max(initial=0.0))
-    if difference <= TOLERANCE:
-        return
-    cause = "report this"
-    if config.train.compute_dtype != "float32":
-        cause = f"train.compute_dtype {config.train.compute_dtype} rounds differently in both: use float32"
-    raise UserError(
-        f"log probabilities of a rollout differ by {difference:.2g} between the sampler and training, so the ratio of the "
-        f"first step is not 1: {cause}"
-    )
+def check_sampler(difference_BT: np.ndarray, dtype: str) -> None:
+    """Raise `UserError` if log probabilities of a rollout differ from training in float32, or are not finite.
+
+    In bfloat16, rounding differs between the sampler and training: 0.04 nats on average for SmolLM2, up to 0.17. The metric
+    `DIFFERENCE` shows it.
+
+    Args:
+        difference_BT: absolute differences, 0 without a target.
+        dtype: `train.compute_dtype`.
+    """
+    difference = float(difference_BT.max(initial=0.0))
+    if not math.isfinite(difference):
+        raise UserError("log probabilities of a rollout are not finite: training has diverged; lower the learning rate")
+    if dtype == "float32" and difference > TOLERANCE:
+        raise UserError(
+            f"log probabilities of a rollout differ by {difference:.2g} nats between the sampler and training, more than by "
+            "the rounding of float32: report this"
+        )
 
 
 # Evaluation.

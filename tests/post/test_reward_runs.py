@@ -18,12 +18,12 @@ from test_lm import tiny
 from jaxgpt import load, save
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.checkpoint.store import read_checkpoints
-from jaxgpt.config import Config
 from jaxgpt.convert.card import model_card
 from jaxgpt.data.tokenizer import CharTokenizer
 from jaxgpt.directories import RUN_FILES
 from jaxgpt.errors import UserError
-from jaxgpt.post.rollouts import check_ratio
+from jaxgpt.lm.generation import Generation
+from jaxgpt.post.rollouts import check_sampler, sample
 from jaxgpt.trainer.metrics import read_metrics
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz?"
@@ -171,14 +171,43 @@ def test_sampler_and_training_compute_the_same_probabilities(mesh: list[str], mo
     """The first ratio of a rollout is 1: log probabilities of drawn tokens differ by float32 rounding."""
     differences = []
 
-    def check(sampled_BT: np.ndarray, trained_BT: np.ndarray, config: Config) -> None:
-        assert (sampled_BT < 0).sum() >= 64 * 4
-        differences.append(np.abs(sampled_BT - trained_BT).max())
+    def check(difference_BT: np.ndarray, dtype: str) -> None:
+        assert dtype == "float32"
+        assert (difference_BT > 0).sum() > 64
+        differences.append(difference_BT.max())
 
-    monkeypatch.setattr("jaxgpt.post.rollouts.check_ratio", check)
+    monkeypatch.setattr("jaxgpt.post.rollouts.check_sampler", check)
     train("short", *OWN, "--train.steps", "4", "--train.eval-every", "4", *mesh)
     assert len(differences) == 1
     assert max(differences) < 1e-5
+
+
+def shift_log_p(monkeypatch: pytest.MonkeyPatch, nats: float) -> None:
+    """Let the sampler return log probabilities that are too low by `nats`."""
+
+    def shifted(*args: Any) -> list[Generation]:
+        return [answer._replace(log_p=np.array(answer.log_p) - nats) for answer in sample(*args)]
+
+    monkeypatch.setattr("jaxgpt.post.rollouts.sample", shifted)
+
+
+@pytest.mark.ci
+def test_a_run_in_bfloat16_records_the_rounding_of_the_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The objective uses the probabilities of training, so the first ratio is 1."""
+    shift_log_p(monkeypatch, 0.5)
+    train("low", *OWN, "--train.compute-dtype", "bfloat16", "--train.steps", "4", "--train.eval-every", "4")
+    first = lines("low", "reward")[0]
+    assert first["log_p_difference"] == pytest.approx(0.5, abs=0.05)
+    assert first["clipped"] == 0
+
+
+@pytest.mark.ci
+def test_a_sampler_with_different_probabilities_ends_a_run_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    shift_log_p(monkeypatch, 0.5)
+    short = ["--train.steps", "4", "--train.eval-every", "4"]
+    result = jaxgpt("train", "finetune", "--init-from", "base", "--out", "wrong", *SETTINGS, *OWN, *short)
+    assert result.code != 0
+    assert "differ by 0.5 nats between the sampler and training" in result.err.splitlines()[-1]
 
 
 @pytest.mark.ci
@@ -207,8 +236,8 @@ def test_several_rewards_with_weights() -> None:
     last = lines("sum", "val_reward")[-1]
     expected = last["val_reward_my_reward.py:vowels"] - 0.5 * last["val_reward_regex:^a"]
     assert last["val_reward"] == pytest.approx(expected, abs=1e-6)
-    for sample in samples("sum"):
-        assert sample["reward"] == sample["reward_my_reward.py:vowels"] - 0.5 * sample["reward_regex:^a"]
+    for each in samples("sum"):
+        assert each["reward"] == each["reward_my_reward.py:vowels"] - 0.5 * each["reward_regex:^a"]
 
     assert "add --post.reward my_reward.py:vowels=1 'regex:^a=-0.5'" in error("eval", "sum")
     found = jaxgpt("eval", "sum", *given, "--json").json
@@ -273,11 +302,8 @@ def test_wrong_settings(name: str) -> None:
     assert name == "field" or not Path("new").exists()
 
 
-def test_a_ratio_other_than_one_names_its_cause() -> None:
-    config = Config()
-    check_ratio(np.zeros((2, 3)), np.full((2, 3), 1e-5), config)
-    with pytest.raises(UserError, match=r"differ by 0.01 .* so the ratio of the first step is not 1"):
-        check_ratio(np.zeros((2, 3)), np.full((2, 3), 0.01), config)
-    low = config.with_settings({"train.compute_dtype": "bfloat16"})
-    with pytest.raises(UserError, match=r"train.compute_dtype bfloat16 rounds differently in both: use float32"):
-        check_ratio(np.zeros((2, 3)), np.full((2, 3), 0.01), low)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_non_finite_probabilities_end_the_run(value: float, dtype: str) -> None:
+    with pytest.raises(UserError, match="not finite: training has diverged"):
+        check_sampler(np.array([[0.0, value]]), dtype)
