@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections import deque
@@ -13,8 +12,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import SingleDeviceSharding
 
+from jaxgpt.bench.limits import platform_of, product_peak, read_bandwidth
 from jaxgpt.bench.trace import device_time, instruction_kinds, record_trace
 from jaxgpt.config import Config
 from jaxgpt.counts import flops_per_token, multiplied_parameters, parameter_count
@@ -29,7 +29,6 @@ from jaxgpt.model import GPT
 from jaxgpt.model.init import init_params
 from jaxgpt.model.params import abstract_params, map_matrices
 from jaxgpt.parallel.host import random_bits_by_kernel
-from jaxgpt.parallel.rules import replicated
 from jaxgpt.progress import NO_PROGRESS, Progress
 from jaxgpt.trainer.failures import compile_lowered
 from jaxgpt.trainer.program import Program, build
@@ -38,10 +37,6 @@ from jaxgpt.trainer.record import LAG
 PROMPT = 16  # maximum number of prompt tokens; fewer in a short context
 NEW = 128  # maximum number of new tokens; fewer in a short context
 TRACED = 1.0  # target duration of a trace in seconds; minimum 2 calls, maximum 10 calls
-WIDTHS = {"cpu": (1024, 2048)}  # matrix widths to try; accelerators need larger matrices to reach their peak
-BANDWIDTH_BYTES = {"cpu": 2**29}  # bytes read by all devices together; the devices of a CPU share its memory
-SECONDS = 0.3  # minimum seconds per measurement
-QUEUED = 10  # calls per timed sample on an accelerator, to amortize the time of dispatching and blocking
 
 Step = Callable[[Any, Any], tuple[Any, Any]]  # (state, batch) -> (state, metrics)
 
@@ -166,7 +161,7 @@ def _device_time(run: _Started, calls: int, trace: str, progress: Progress) -> d
     program = run.program
     compiled = run.compiled
     take: Step = program.step
-    if _platform(program.mesh) == "gpu":
+    if platform_of(program.mesh) == "gpu":
         # The kernels of a CUDA graph do not have the names of their instructions in a trace.
         progress.stage("compiling without CUDA graphs")
         compiled = compile_lowered(program, run.lowered, {"xla_gpu_graph_min_graph_size": 10**6})
@@ -263,43 +258,28 @@ def _decode(program: Program, bandwidth: float) -> dict[str, Any]:
     The limit is memory bandwidth: each token reads every weight matrix once.
     """
     config = program.config.model
-    device = program.mesh.devices.flat[0]
-    init = jax.jit(lambda: init_params(GPT(config)), out_shardings=SingleDeviceSharding(device))
-    with random_bits_by_kernel(program.mesh):
-        params = init()
     dtype = program.config.train.compute_dtype
-    weights = map_matrices(lambda w: w.astype(dtype), quantize(params, config, "float32"), config)
-    del params  # memory holds only the weights that decoding reads
-
+    device = program.mesh.devices.flat[0]
     sampler = Sampler(GPT(config, of_device(device, dtype)), SamplingParams(temperature=0))
+    weights = _decoding_weights(program)
     prompt = min(PROMPT, config.block_size // 2)
     new = min(NEW, config.block_size - prompt)
 
-    def generate() -> tuple[float, float]:
-        """Return the seconds to the first token, and the seconds of each further token."""
-        keys = jax.random.split(jax.random.key(0), 1)
-        clock = _Clock()
-        state = engine.start(sampler, weights, [[0] * prompt], keys, [new])
-        state = jax.block_until_ready(engine.run(sampler, weights, state, 1))
-        first = clock()
-        jax.block_until_ready(engine.run(sampler, weights, state, new - 1))
-        return first, clock() / (new - 1)
-
     clock = _Clock()
-    generate()
-    compiled = clock()
-    firsts, tokens = zip(*(generate() for _ in range(3)), strict=True)
+    _time_decoding(sampler, weights, prompt, new)
+    first_call = clock()
+    times = [_time_decoding(sampler, weights, prompt, new) for _ in range(3)]
+    token = statistics.median(each.token for each in times)
 
     weight_bytes = jnp.dtype(dtype).itemsize * multiplied_parameters(config, abstract_params(config))
-    if _platform(program.mesh) != "cpu":  # separate memory per device
+    if platform_of(program.mesh) != "cpu":  # separate memory per device
         bandwidth /= program.mesh.size
-    token = statistics.median(tokens)
     return {
         "prompt": prompt,
         "new": new,
         "dtype": dtype,
-        "first_call_seconds": compiled,
-        "first_token_seconds": statistics.median(firsts),
+        "first_call_seconds": first_call,
+        "first_token_seconds": statistics.median(each.first for each in times),
         "token_seconds": token,
         "tokens_per_second": 1 / token,
         "weight_bytes": weight_bytes,
@@ -307,59 +287,30 @@ def _decode(program: Program, bandwidth: float) -> dict[str, Any]:
     }
 
 
-def product_peak(mesh: Mesh, dtype: str) -> float:
-    """Measure the FLOP/s of all devices together in matrix products: the best of a few sizes."""
-    best = 0.0
-    for width in WIDTHS.get(_platform(mesh), (4096, 8192)):
-        rows_per_device = width
-        if _platform(mesh) == "cpu":  # the devices share the machine: split one product
-            rows_per_device = math.ceil(width / mesh.size)
-        rows = rows_per_device * mesh.size
-        a = _normal(_split(mesh), (rows, width), dtype)
-        b = _normal(replicated(mesh), (width, width), dtype)
-        product = jax.jit(lambda a, b: a @ b, out_shardings=a.sharding)
-        flops = 2 * rows * width**2
-        best = max(best, flops / _fastest(mesh, product, a, b))
-    return best
+def _decoding_weights(program: Program) -> Any:
+    """Return new weights on one device, with matrices in the compute dtype."""
+    config = program.config.model
+    dtype = program.config.train.compute_dtype
+    device = program.mesh.devices.flat[0]
+    init = jax.jit(lambda: init_params(GPT(config)), out_shardings=SingleDeviceSharding(device))
+    with random_bits_by_kernel(program.mesh):
+        params = init()
+    return map_matrices(lambda w: w.astype(dtype), quantize(params, config, "float32"), config)
 
 
-def read_bandwidth(mesh: Mesh) -> float:
-    """Measure the bytes/s that all devices read together, in products of a large matrix and a vector."""
-    rows = BANDWIDTH_BYTES.get(_platform(mesh), 2**30 * mesh.size) // (4 * 4096 * mesh.size)
-    ones = jax.jit(jnp.ones, static_argnums=0, out_shardings=_split(mesh))
-    a = ones((mesh.size, rows, 4096))
-    x = ones((mesh.size, 4096))
-    product = jax.jit(lambda a, x: jnp.einsum("dok,dk->do", a, x), out_shardings=x.sharding)
-    return float(a.nbytes / _fastest(mesh, product, a, x))
+class _DecodingTimes(NamedTuple):
+    """Seconds of a generated text."""
+
+    first: float  # until the first token
+    token: float  # of each further token
 
 
-def _normal(sharding: NamedSharding, shape: tuple[int, ...], dtype: str) -> jax.Array:
-    """Return a sharded array of standard normal random numbers.
-
-    GPUs multiply arrays of ones with less power, and therefore at a higher clock rate.
-    """
-    return jax.jit(lambda: jax.random.normal(jax.random.key(0), shape, dtype), out_shardings=sharding)()
-
-
-def _split(mesh: Mesh) -> NamedSharding:
-    """Return the sharding that splits the first axis over all devices."""
-    return NamedSharding(mesh, PartitionSpec(mesh.axis_names))
-
-
-def _fastest(mesh: Mesh, work: Callable[..., Any], *args: Any) -> float:
-    """Return the least seconds of a call of `work`, among the samples taken in `SECONDS`."""
-    calls = 1 if _platform(mesh) == "cpu" else QUEUED
-    jax.block_until_ready(work(*args))
-    best = float("inf")
-    begin = time.perf_counter()
-    while time.perf_counter() - begin < SECONDS:
-        start = time.perf_counter()
-        for _ in range(calls):
-            out = work(*args)
-        jax.block_until_ready(out)
-        best = min(best, (time.perf_counter() - start) / calls)
-    return best
-
-
-def _platform(mesh: Mesh) -> str:
-    return str(mesh.devices.flat[0].platform)
+def _time_decoding(sampler: Sampler, weights: Any, prompt: int, new: int) -> _DecodingTimes:
+    """Generate `new` tokens after `prompt` tokens, and measure the time."""
+    keys = jax.random.split(jax.random.key(0), 1)
+    clock = _Clock()
+    state = engine.start(sampler, weights, [[0] * prompt], keys, [new])
+    state = jax.block_until_ready(engine.run(sampler, weights, state, 1))
+    first = clock()
+    jax.block_until_ready(engine.run(sampler, weights, state, new - 1))
+    return _DecodingTimes(first, clock() / (new - 1))

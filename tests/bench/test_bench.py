@@ -15,7 +15,7 @@ from helpers import flags, jaxgpt, small
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxgpt.bench import measure
+from jaxgpt.bench import limits, measure
 from jaxgpt.bench.trace import WORK, device_time, instruction_kinds, own_times
 from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig
 from jaxgpt.counts import multiplied_parameters
@@ -35,9 +35,9 @@ def strict_types() -> None:
 @pytest.fixture(autouse=True)
 def quick_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure the peak and the bandwidth on small matrices."""
-    monkeypatch.setattr(measure, "WIDTHS", {"cpu": (64,)})
-    monkeypatch.setattr(measure, "BANDWIDTH_BYTES", {"cpu": 2**22})
-    monkeypatch.setattr(measure, "SECONDS", 0.01)
+    monkeypatch.setattr(limits, "WIDTHS", {"cpu": (64,)})
+    monkeypatch.setattr(limits, "BANDWIDTH_BYTES", {"cpu": 2**22})
+    monkeypatch.setattr(limits, "SECONDS", 0.01)
 
 
 tree = st.recursive(st.just([]), lambda inner: st.lists(inner, min_size=1, max_size=4), max_leaves=20)
@@ -218,9 +218,10 @@ def test_idle_time_is_that_of_the_devices_of_the_mesh(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("each", [1, 2])
 def test_a_gpu_traces_a_step_without_cuda_graphs(monkeypatch: pytest.MonkeyPatch, each: int) -> None:
-    monkeypatch.setattr(measure, "_platform", lambda mesh: "gpu")
-    monkeypatch.setattr(measure, "WIDTHS", {"gpu": (64,)})
-    monkeypatch.setattr(measure, "BANDWIDTH_BYTES", {"gpu": 2**22})
+    for module in (limits, measure):
+        monkeypatch.setattr(module, "platform_of", lambda mesh: "gpu")
+    monkeypatch.setattr(limits, "WIDTHS", {"gpu": (64,)})
+    monkeypatch.setattr(limits, "BANDWIDTH_BYTES", {"gpu": 2**22})
     train = TrainConfig(batch_size=2, steps_per_call=each)
     stages = list[str]()
     progress = Progress()
@@ -232,7 +233,7 @@ def test_a_gpu_traces_a_step_without_cuda_graphs(monkeypatch: pytest.MonkeyPatch
 
 
 def test_peak_on_any_number_of_devices() -> None:
-    assert measure.product_peak(make_mesh(MeshConfig(data=3)), "float32") > 0
+    assert limits.product_peak(make_mesh(MeshConfig(data=3)), "float32") > 0
 
 
 @pytest.mark.parametrize(("platform", "calls"), [("cpu", 1), ("gpu", 10)])
@@ -240,10 +241,10 @@ def test_accelerators_have_a_queue_of_work(monkeypatch: pytest.MonkeyPatch, plat
     """The time of one dispatch and one wait is divided among the calls of a sample."""
     done: list[str] = []
     block = jax.block_until_ready
-    monkeypatch.setattr(measure, "_platform", lambda mesh: platform)
-    monkeypatch.setattr(measure, "WIDTHS", {platform: (8,)})
+    monkeypatch.setattr(limits, "platform_of", lambda mesh: platform)
+    monkeypatch.setattr(limits, "WIDTHS", {platform: (8,)})
     monkeypatch.setattr(jax, "jit", lambda f, **_: lambda *args: done.append("call") or f(*args))
     monkeypatch.setattr(jax, "block_until_ready", lambda x: done.append("wait") or block(x))
-    measure.product_peak(make_mesh(MeshConfig(data=1)), "float32")
+    limits.product_peak(make_mesh(MeshConfig(data=1)), "float32")
     samples = "".join(done).split("wait")[1:-1]  # after the matrices and the first call
     assert set(samples) == {"call" * calls}
