@@ -35,6 +35,7 @@ def stream_params(
         about: facts for checkpoint.json, as in `Info`.
 
     Raises:
+        ValueError: if the paths or shapes of the arrays are not those of `like`.
         TrainingFailed: if the checkpoint cannot be written, for example because the disk is full.
     """
     ocp = import_orbax()
@@ -44,12 +45,19 @@ def stream_params(
     with failed_writes():
         ocp.save_checkpointables(path, {"params": placeholders})
 
-    missing = set(flatten_params(like))
+    expected = set(flatten_params(like))
+    written = set()
     for name, array in arrays:
-        missing.remove(name)
+        if name not in expected:
+            raise ValueError(f"the model has no weight {name}: omit it")
+        if name in written:
+            raise ValueError(f"the weight {name} occurs twice: pass it once")
         with failed_writes():
             _write_array(path / "params", name, array)
-    assert not missing, missing
+        written.add(name)
+    missing = expected - written
+    if missing:
+        raise ValueError(f"no values for the weights {', '.join(sorted(missing))}: pass an array of each")
 
     # This fails if a version of Orbax stores arrays in a different place.
     check_shapes(ocp.checkpointables_metadata(path).metadata["params"], like)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -95,17 +96,11 @@ def resolve_targets(model: ModelConfig, lora: LoraConfig) -> str:
     """
     model = replace(model, vocab_size=model.vocab_size or 1)  # 0: unknown until the data is read
     own = matrices(abstract_params(model))
-    modules = _modules_if_any(replace(model, n_layer=1))
-    theirs = {module.name.split(".0.", 1)[1]: module.target for module in modules if module.parents}
+    theirs = _targets_of_block(model)
 
     targets: list[str] = []
     for word in lora.targets.split(","):
-        if word == "all-linear":
-            names = list(theirs.values()) or [name for name in own if name != "lm_head"]
-        elif set(word.split("+")) <= set(own):
-            names = [word]
-        else:
-            names = [name for module, name in theirs.items() if f".{module}".endswith(f".{word}")]
+        names = _matching_targets(word, own, theirs)
         if not names:
             known = list(dict.fromkeys([*own, *(module.split(".")[-1] for module in theirs)]))
             raise UserError(
@@ -116,6 +111,32 @@ def resolve_targets(model: ModelConfig, lora: LoraConfig) -> str:
     joined = ",".join(dict.fromkeys(targets))
     abstract_trained(model, replace(lora, targets=joined))  # check of the targets, with the errors of init_lora
     return joined
+
+
+def _targets_of_block(model: ModelConfig) -> dict[str, str]:
+    """Return the target of each transformers module of a block: GPT-2 has `{"attn.c_attn": "q_proj+k_proj+v_proj", ...}`."""
+    modules = _modules_if_any(replace(model, n_layer=1))
+    targets = {}
+    for module in modules:
+        if module.parents:  # not the output head
+            _, name = module.name.split(".0.", 1)
+            targets[name] = module.target
+    return targets
+
+
+def _matching_targets(word: str, own: Sequence[str], theirs: Mapping[str, str]) -> list[str]:
+    """Return the targets that a word of `lora.targets` stands for; [] if it is unknown.
+
+    Args:
+        word: all-linear, names of matrices joined by +, or the end of the path of a transformers module.
+        own: names of the model's matrices.
+        theirs: result of `_targets_of_block`.
+    """
+    if word == "all-linear":
+        return list(theirs.values()) or [name for name in own if name != "lm_head"]
+    if set(word.split("+")) <= set(own):
+        return [word]
+    return [target for module, target in theirs.items() if f".{module}".endswith(f".{word}")]
 
 
 def import_adapter(source: Path, target: Path, init_from: str) -> Converted:
