@@ -1,4 +1,4 @@
-"""Settings of runs, generation and data preparation: frozen dataclasses, validation, JSON conversion.
+"""Settings of runs: frozen dataclasses, validation, JSON conversion.
 
 The setting `n_layer` of the section `model` in `config.json` is the option `--model.n-layer` on the command line.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_origin, get_type_hints
@@ -15,20 +15,21 @@ from typing import Any, Literal, get_origin, get_type_hints
 from jaxgpt.directories import holds_records
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.mix import Phase, integer_weights, join_phases, split_phases
-from jaxgpt.settings import Section, as_int, setting, similar_setting
+from jaxgpt.options import BeamParams as BeamParams  # this module exports all settings and options
+from jaxgpt.options import DistributedConfig as DistributedConfig
+from jaxgpt.options import PrepareParams as PrepareParams
+from jaxgpt.options import SamplingParams as SamplingParams
+from jaxgpt.options import TextParams as TextParams
+from jaxgpt.post_settings import PostConfig as PostConfig
+from jaxgpt.settings import MAX_VOCAB, Section, setting, similar_setting
 from jaxgpt.strict_json import parse_json
 
 FROM_TEXT = ("char", "word", "bpe")  # tokenizers built from the training text
 MAX_LAYERS = 1024  # maximum n_layer, to limit tracing time; published decoders: at most a few hundred
 MAX_HEAD = 2**16  # maximum head_dim, to limit the RoPE frequencies allocated before weights are checked
-MAX_VOCAB = 2**24  # maximum vocab_size; published models: at most about 2**18
 MAX_PARAMETERS = 10**13  # maximum number of parameters, 40 TB in float32
 MAX_BATCH = 2**28  # maximum number of token ids per jitted call, 1 GiB of int32
-MAX_TOKENS = 2**24  # maximum number of tokens of a generated text; equals the maximum block_size
-MAX_ROWS = 2**16  # maximum num_beams and num_return_sequences
 
-NEW_TOKENS = 200  # default max_new_tokens, reduced if the text must fit the context
-SEED = 1337  # default seed for sampling
 OF_CHATS = ("chat_template_kwargs", "answer_tokens")  # settings of `data` that a model has been trained with
 SET_VARIABLES = ("messages", "tools", "add_generation_prompt")  # variables of chat templates that jaxgpt sets
 
@@ -432,282 +433,6 @@ class LoraConfig(Section):
         for name in ("alpha", "targets"):
             if not self.rank and getattr(self, name) != getattr(LoraConfig, name):
                 yield f"lora.{name} needs lora.rank: add --lora.rank 8, or omit lora.{name}"
-
-
-WITH_REFERENCE = ("dpo", "robust", "ipo")  # objectives of pairs with a frozen reference
-PREFERENCES = (*WITH_REFERENCE, "simpo", "orpo")  # objectives of preference pairs
-ROLLOUTS = ("grpo", "dr-grpo", "dapo", "gspo", "rloo")  # objectives of rewards of generated answers
-# Objectives that use each setting of `post`.
-USED_BY = {
-    "divergence": ("distill",),
-    "top_k": ("distill",),
-    "beta": PREFERENCES,
-    "label_smoothing": ("dpo", "robust"),
-    "normalize": ("dpo", "robust"),
-    "margin": ("simpo",),
-    "sft": (*WITH_REFERENCE, "simpo"),
-    "reference": (*WITH_REFERENCE, *ROLLOUTS, "distill"),
-    "reward": ROLLOUTS,
-    "reward_seconds": ROLLOUTS,
-    "group": ROLLOUTS,
-    "max_new_tokens": ROLLOUTS,
-    "overlong_tokens": ROLLOUTS,
-    "mask_truncated": ROLLOUTS,
-    "rollout_epochs": ROLLOUTS,
-    "clip_low": ROLLOUTS,
-    "clip_high": ROLLOUTS,
-    "kl": ROLLOUTS,
-    "kl_estimator": ROLLOUTS,
-}
-
-
-def shown_reward(word: str) -> str:
-    """Return a word of `post.reward`, FILE.py:FUNCTION without the directory of the file; with or without =WEIGHT."""
-    file, _, function = word.rpartition(":")
-    if not file.endswith(".py"):
-        return word
-    return f"{Path(file).name}:{function}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class PostConfig(Section):
-    """Objective of training: the next token, a teacher's distribution, preference pairs, or rewards of generated answers."""
-
-    prefix = "post"
-
-    objective: Literal[
-        "next-token", "distill", "dpo", "robust", "ipo", "simpo", "orpo", "grpo", "dr-grpo", "dapo", "gspo", "rloo"
-    ] = setting(
-        "next-token",
-        "next-token: language modeling; distill: distribution of a teacher; dpo to orpo: pairs; grpo to rloo: rewards",
-    )
-    divergence: Literal["forward", "reverse"] = setting(
-        "forward", "distill: forward: KL(teacher || student); reverse: KL(student || teacher)"
-    )
-    top_k: int = setting(
-        0,
-        "distill: compare the k most probable tokens of the teacher, and all others as one; 0: all tokens",
-        0,
-        MAX_VOCAB,
-    )
-    beta: float = setting(
-        0.1,
-        "dpo, robust, ipo: strength of the reference; simpo: factor of the margin; orpo: weight of the odds ratio",
-        above=0.0,
-        high=1e3,
-    )
-    label_smoothing: float = setting(0.0, "dpo, robust: assumed fraction of swapped pairs", 0.0, below=0.5)
-    normalize: bool = setting(False, "dpo, robust: divide log probabilities by the lengths of the answers")
-    margin: float = setting(0.0, "simpo: target margin between the scores of the answers", 0.0, 1e3)
-    sft: float = setting(0.0, "dpo, robust, ipo, simpo: weight of the chosen answer's cross entropy", 0.0, 1e3)
-    reference: str = setting(
-        "",
-        "run or RUN/checkpoints/STEP of the frozen reference; empty: the weights of --init-from; distill: of the teacher",
-    )
-    reward: tuple[str, ...] = setting(
-        (),
-        "rewards: exact[:FIELD], number[:FIELD], regex:PATTERN, json, or FILE.py:FUNCTION, your own code, which is run; "
-        "several: NAME=WEIGHT of each, to add them",
-    )
-    reward_seconds: float = setting(60.0, "rewards: time limit of a call of the reward", above=0.0, high=1e6)
-    group: int = setting(8, "rewards: answers to each prompt of a rollout", 2, 2**16)
-    max_new_tokens: int = setting(64, "rewards: maximum number of tokens of an answer", 1, MAX_TOKENS)
-    overlong_tokens: int = setting(
-        0, "rewards: penalty for the last tokens before max_new_tokens, from 0 to 1 (DAPO); 0: off", 0, MAX_TOKENS
-    )
-    mask_truncated: bool = setting(False, "rewards: no loss on answers without an end after max_new_tokens (DAPO)")
-    rollout_epochs: int = setting(1, "rewards: passes over the answers of a rollout", 1, 2**16)
-    clip_low: float = setting(0.2, "rewards: lower clipping range of the probability ratio", 0.0, high=1.0)
-    clip_high: float = setting(0.2, "rewards: upper clipping range of the probability ratio; DAPO uses 0.28", 0.0, 1e3)
-    kl: float = setting(0.0, "rewards: weight of the divergence from the reference; 0: no reference", 0.0, 1e3)
-    kl_estimator: Literal["k1", "k2", "k3"] = setting("k3", "rewards: estimator of the divergence")
-
-    def check(self) -> Iterator[str]:
-        if self.is_rollout and not self.reward:
-            yield f"post.objective {self.objective} needs a reward: add --post.reward exact, number, json or FILE.py:FUNCTION"
-        yield from self._check_reward()
-        if self.objective == "distill" and not self.reference:
-            yield "post.objective distill needs a teacher: add --post.reference RUN"
-        if self.overlong_tokens > self.max_new_tokens:
-            yield (
-                f"post.overlong_tokens {self.overlong_tokens} exceeds post.max_new_tokens {self.max_new_tokens}: lower it, or "
-                f"raise --post.max-new-tokens"
-            )
-        if self.is_rollout and self.reference and not self.kl:
-            yield "post.reference has no effect without post.kl: add --post.kl 0.01, or omit it"
-        for name, objectives in USED_BY.items():
-            is_changed = getattr(self, name) != getattr(PostConfig, name)
-            if is_changed and self.objective not in objectives:
-                fix = f"add --post.objective {objectives[0]}, or omit --post.{name.replace('_', '-')}"
-                yield f"post.{name} has no effect on post.objective {self.objective}: {fix}"
-
-    def _check_reward(self) -> Iterator[str]:
-        """Yield the errors of several rewards, which need a weight each."""
-        if len(self.reward) < 2:
-            return
-        names = [name for name, _ in self._reward_words()]
-        for word, (name, weight) in zip(self.reward, self._reward_words(), strict=True):
-            is_number = re.fullmatch(r"-?(\d+\.?\d*|\.\d+)", weight) is not None
-            if not (name and is_number and abs(float(weight)) <= 1e6):
-                yield (
-                    f"several rewards need NAME=WEIGHT each, with a weight from -1e6 to 1e6, as in exact=1 json=0.2: "
-                    f"{short_repr(word)}"
-                )
-            if names.count(name) > 1:
-                yield f"post.reward lists {name} twice: add up its weights"
-        if not any(self.reward_weights.values()):
-            yield "all weights of post.reward are 0, so all answers have equal rewards: change one"
-
-    def _reward_words(self) -> list[tuple[str, str]]:
-        """Split NAME=WEIGHT of several rewards; a word without "=" has an empty name."""
-        parts = [word.rpartition("=") for word in self.reward]
-        return [(name, weight) for name, _, weight in parts]
-
-    @property
-    def reward_weights(self) -> dict[str, float]:
-        """The weight of each reward, keyed by its name; a single reward has no weight in `reward`, and the weight 1."""
-        if len(self.reward) == 1:
-            return {self.reward[0]: 1.0}
-        return {name: float(weight) for name, weight in self._reward_words()}
-
-    @property
-    def is_preference(self) -> bool:
-        """Whether the data are preference pairs."""
-        return self.objective in PREFERENCES
-
-    @property
-    def is_rollout(self) -> bool:
-        """Whether the data are prompts without answers."""
-        return self.objective in ROLLOUTS
-
-    @property
-    def has_reference(self) -> bool:
-        """Whether the objective compares the trained weights with a frozen reference."""
-        return self.objective in ("distill", *WITH_REFERENCE) or (self.is_rollout and self.kl > 0)
-
-
-@dataclass(frozen=True)
-class SamplingParams(Section):
-    """Sampling parameters. `jaxgpt.generate` and `jaxgpt sample` have the same defaults.
-
-    Filters are applied in this order, as in transformers: repetition penalty, n-grams, temperature, top-k, top-p,
-    min-p.
-    """
-
-    temperature: float = setting(0.8, "divide the logits by this; 0: take the most probable token", 0.0)
-    top_k: int = setting(0, "keep the k most probable tokens; 0: off", 0)
-    top_p: float = setting(1.0, "keep the smallest set of tokens with total probability >= p; 1: off", 0.0, 1.0)
-    min_p: float = setting(0.0, "drop tokens below min_p x the top probability; 0: off", 0.0, 1.0)
-    repetition_penalty: float = setting(1.0, "lower the logits of tokens in the text by this factor; 1: off", above=0.0)
-    no_repeat_ngram_size: int = setting(0, "forbid a second occurrence of n-grams of this size; 0: off", 0, MAX_TOKENS)
-
-    @property
-    def draws(self) -> bool:
-        """Whether tokens are sampled at random."""
-        return self.temperature > 0
-
-
-@dataclass(frozen=True)
-class TextParams(Section):
-    """Length and end of a generated text, and prompt lookup."""
-
-    max_new_tokens: int | None = setting(
-        None, "maximum number of new tokens; default: 200, fewer if the text must fit the context", 1, MAX_TOKENS
-    )
-    max_length: int | None = setting(
-        None, "maximum number of tokens including the prompt, instead of max_new_tokens", 1, MAX_TOKENS
-    )
-    stop: tuple[str, ...] = setting((), "end the text before the first of these strings")
-    stop_ids: tuple[int, ...] = setting((), "end the text before the first of these ids; end-of-text ids always end it")
-    overflow: Literal["auto", "error", "slide"] = setting(
-        "auto", "beyond the context, error: fail; slide: slide the window; auto: continue with RoPE, otherwise fail"
-    )
-    lookup: int = setting(0, "prompt lookup: length of the n-grams that draft the next tokens; 0: off", 0, 64)
-
-    def check(self) -> Iterator[str]:
-        ids = self.stop_ids if isinstance(self.stop_ids, Iterable) else (self.stop_ids,)
-        object.__setattr__(self, "stop_ids", tuple(as_int("a stop id", i, -(2**63), 2**63 - 1) for i in ids))
-        if self.max_new_tokens is not None and self.max_length is not None:
-            yield "max_length includes the prompt and cannot be combined with max_new_tokens: omit one of them"
-
-
-@dataclass(frozen=True)
-class BeamParams(Section):
-    """Parameters of beam search, and the number of texts per prompt."""
-
-    num_beams: int = setting(1, "number of beams; 1: sampling; above 1: deterministic beam search", 1, MAX_ROWS)
-    num_return_sequences: int = setting(1, "texts to return per prompt: samples, or the best beams", 1, MAX_ROWS)
-    length_penalty: float = setting(1.0, "rank beams by log p / length ** length_penalty", -5.0, 5.0)
-    early_stopping: bool | Literal["true", "false", "never"] = setting(
-        False,
-        "true: stop at num_beams texts; false: when a better text is unlikely; never: when a better text is impossible",
-    )
-
-    def check(self) -> Iterator[str]:
-        if self.num_beams > 1 and self.num_return_sequences > self.num_beams:
-            yield f"num_return_sequences {self.num_return_sequences} exceeds num_beams {self.num_beams}: lower it"
-        stopping = {"true": True, "false": False}.get(str(self.early_stopping).lower(), self.early_stopping)
-        if not (isinstance(stopping, bool) or stopping == "never"):
-            yield f"early_stopping must be true, false or never: {short_repr(stopping)}"
-        object.__setattr__(self, "early_stopping", stopping)
-
-
-@dataclass(frozen=True)
-class PrepareParams(Section):
-    """Parameters of `jaxgpt data prepare`."""
-
-    tokenizer: str = setting("gpt2", "gpt2; bpe: train on a sample of the sources; or path of a tokenizer or run")
-    vocab_size: int = setting(32768, "maximum vocabulary size of bpe", 257, MAX_VOCAB)
-    format: Literal["llm.c", "nanogpt"] = setting(
-        "llm.c",
-        "llm.c: shards with a header, end-of-text before documents; nanogpt: one file per split, end-of-text after documents",
-    )
-    shard_tokens: int = setting(100_000_000, "tokens in each shard of llm.c's format", 1)
-    val_fraction: float = setting(0.005, "fraction of the documents for validation", 0.0, below=1.0)
-    bos: Literal["auto", "yes", "no"] = setting(
-        "auto", "beginning-of-text token before each document; auto: if the tokenizer prepends it"
-    )
-    field: str = setting("text", "field or column with the text")
-    separator: str = setting(
-        "", "text between the documents of a text file, such as '<|endoftext|>'; empty: one document"
-    )
-    dedup: Literal["none", "exact"] = setting("none", "exact: keep one of several documents with equal text")
-    min_characters: int = setting(0, "drop documents with fewer characters, not counting white space at the ends", 0)
-    workers: int = setting(0, "threads; 0: one for each core", 0, 4096)
-    on_error: Literal["fail", "skip"] = setting("fail", "on unreadable documents: fail, or skip and count them")
-
-
-@dataclass(frozen=True, kw_only=True)
-class DistributedConfig(Section):
-    """Processes of a distributed run, not saved in config.json: their number may change on resume."""
-
-    prefix = "distributed"
-
-    coordinator: str = setting("", "HOST:PORT of process 0, auto, none; empty: auto on Slurm, MPI, GKE, otherwise none")
-    num_processes: int = setting(0, "number of processes, if the coordinator is HOST:PORT")
-    process_id: int = setting(-1, "index of this process, from 0")
-    bind: str = setting("", "ADDRESS:PORT that process 0 listens on; empty: same as the coordinator")
-    join_seconds: int = setting(300, "seconds to wait for the other processes at startup", 2, 86400)
-    heartbeat_seconds: int = setting(30, "seconds without a heartbeat of a process before the run aborts", 2, 86400)
-    launched: bool = setting(False, "set by jaxgpt launch: save and stop when standard input closes")
-
-    def check(self) -> Iterator[str]:
-        if self.coordinator in ("", "auto", "none"):
-            if self.num_processes or self.process_id != -1:
-                yield "distributed.num_processes and process_id need distributed.coordinator HOST:PORT"
-            return
-        addresses = (
-            ("coordinator", self.coordinator, "HOST:PORT, auto or none"),
-            ("bind", self.bind, "ADDRESS:PORT"),
-        )
-        for name, value, form in addresses:
-            host, _, port = value.rpartition(":")
-            is_address = host and port.isdecimal() and 0 < int(port) < 2**16
-            if value and not is_address:
-                yield f"distributed.{name} must be {form}, not {short_repr(value)}"
-        if not 0 <= self.process_id < self.num_processes <= 2**20:
-            limits = f"at least 0 and below distributed.num_processes {self.num_processes}"
-            yield f"distributed.process_id {self.process_id} must be {limits}"
 
 
 @dataclass(frozen=True, kw_only=True)

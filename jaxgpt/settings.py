@@ -15,6 +15,8 @@ from jaxgpt.errors import UserError, did_you_mean, nearest, short_repr
 
 INF = math.inf
 INT_MAX = 2**31 - 1
+MAX_VOCAB = 2**24  # maximum vocab_size; published models: at most about 2**18
+MAX_TOKENS = 2**24  # maximum number of tokens of a generated text; equals the maximum block_size
 
 
 class Limits(NamedTuple):

@@ -13,7 +13,7 @@ from helpers import nodes, repository
 
 # From the bottom up; docs/code.md describes each.
 ORDER = """
-    errors progress strict_json locks files directories hub signals runtime settings mix config presets
+    errors progress strict_json locks files directories hub signals runtime settings mix options post_settings config presets
     ops model train decoding
     provenance counts kernels data report parallel checkpoint trainer lm tasks
     convert study verify plan bench follow post cli
@@ -55,7 +55,7 @@ def core_files() -> list[Path]:
 @pytest.mark.parametrize("path", core_files(), ids=lambda p: str(p.relative_to(repository())))
 def test_the_core_knows_no_files_processes_or_backends(path: Path) -> None:
     """The operations that make a backend fast reach the core as one value, from `kernels`."""
-    assert imports(path) <= {"errors", "settings", "config", *CORE}
+    assert imports(path) <= {"errors", "settings", "options", "config", *CORE}
     words = set(re.findall(r"[a-z_]+", path.read_text().lower()))
     machines = "cpu cpus gpu gpus tpu tpus xla cuda cudnn platform platforms backend backends default_backend"
     assert not words & {*machines.split(), "platform_dependent", "set_xla_metadata"}

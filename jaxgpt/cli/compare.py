@@ -92,7 +92,7 @@ def seed_groups(
 
 def _check_objective(settings: Mapping[str, Mapping[str, Any]]) -> None:
     """Check that the losses of all runs have the same definition, such as DPO with the same beta and reference."""
-    from jaxgpt.config import WITH_REFERENCE
+    from jaxgpt.post_settings import WITH_REFERENCE
 
     first, *others = settings
     names = [name for name in settings[first] if name.startswith("post.")]

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from jaxgpt.cli.options import NO_SAMPLING, Checkpoint, Count, GivenSampling, Json, Seed, Special, Weights
 from jaxgpt.cli.output import note_sampling, print_result, progress
-from jaxgpt.config import SEED, SamplingParams
+from jaxgpt.config import SamplingParams
+from jaxgpt.options import SEED
 
 if TYPE_CHECKING:
     import numpy as np

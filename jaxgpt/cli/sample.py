@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from jaxgpt.cli.options import FLAT, NO_SAMPLING, Checkpoint, GivenSampling, Json, Seed, Special, Weights
 from jaxgpt.cli.output import aligned, note, note_sampling, print_json, progress
-from jaxgpt.config import SEED, BeamParams, SamplingParams, TextParams
+from jaxgpt.config import BeamParams, SamplingParams, TextParams
 from jaxgpt.errors import UserError
+from jaxgpt.options import SEED
 
 if TYPE_CHECKING:
     from jaxgpt.data import Data

@@ -12,10 +12,11 @@ from jaxgpt import __version__
 from jaxgpt.checkpoint.paths import parse_checkpoint
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.checkpoint.store import Info
-from jaxgpt.config import Config, flat, shown_reward
+from jaxgpt.config import Config, flat
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.files import read_bytes
 from jaxgpt.model.params import count_parameters
+from jaxgpt.post_settings import shown_reward
 from jaxgpt.report.baselines import read_baselines
 from jaxgpt.tasks.record import TITLES, evaluation_settings, read_results, table
 from jaxgpt.trainer.metrics import read_metrics

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from jaxgpt.config import FROM_TEXT as FROM_TEXT
-from jaxgpt.config import MAX_VOCAB
 from jaxgpt.data.bpe import train_bpe as train_bpe
 from jaxgpt.data.cuts import GPT2_CUTS, cut
 from jaxgpt.data.special import SpecialFiles, read_special_files
@@ -28,6 +27,7 @@ from jaxgpt.directories import ADDED, GENERATION, MAP, TEMPLATE, TEMPLATES, TOKE
 from jaxgpt.errors import UserError, did_you_mean, short_repr
 from jaxgpt.files import read_bytes, write_atomically, write_json
 from jaxgpt.hub import download
+from jaxgpt.settings import MAX_VOCAB
 from jaxgpt.strict_json import parse_json
 
 TOKENIZERS = (*FROM_TEXT, "byte", "gpt2", "ids")

@@ -23,12 +23,13 @@ from typing import Any, BinaryIO, NamedTuple
 
 from jaxgpt.checkpoint.paths import parse_checkpoint
 from jaxgpt.checkpoint.run import Run
-from jaxgpt.config import flat, shown_reward
+from jaxgpt.config import flat
 from jaxgpt.directories import TRACKERS
 from jaxgpt.errors import TrainingFailed, UserError, one_line
 from jaxgpt.files import read_json
 from jaxgpt.follow.trackers import Page, Row, Tracker
 from jaxgpt.locks import Locked, has_writer, sole_writer
+from jaxgpt.post_settings import shown_reward
 from jaxgpt.trainer.metrics import how_ended, parse_line
 
 POLL = 1.0  # seconds between two looks at the file

@@ -13,11 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgpt.config import NEW_TOKENS, ModelConfig, TextParams
+from jaxgpt.config import ModelConfig, TextParams
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.decoding.buffer import TokenBuffer
 from jaxgpt.decoding.sampling import Filter
 from jaxgpt.errors import UserError, did_you_mean, short_repr
+from jaxgpt.options import NEW_TOKENS
 from jaxgpt.settings import as_int
 
 Prompts = str | Sequence[int] | Sequence[str | Sequence[int]]  # one prompt, or several

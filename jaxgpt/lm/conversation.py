@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from jaxgpt.config import MAX_TOKENS, SEED, SamplingParams, TextParams
+from jaxgpt.config import SamplingParams, TextParams
 from jaxgpt.data.chat_encoding import ChatFormat, chat_format
 from jaxgpt.data.chat_template import Message, check_messages
 from jaxgpt.decoding.sampler import SamplerState
@@ -18,7 +18,8 @@ from jaxgpt.lm.defaults import with_defaults
 from jaxgpt.lm.generation import STREAM_BLOCK, Generation, Piece, Request, decode, read_request
 from jaxgpt.lm.model import LM, check_lm
 from jaxgpt.lm.sampler import for_decoding
-from jaxgpt.settings import as_int
+from jaxgpt.options import SEED
+from jaxgpt.settings import MAX_TOKENS, as_int
 
 ANSWER_TOKENS = 512  # default maximum number of tokens of an answer
 

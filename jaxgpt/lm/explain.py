@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxgpt.config import SEED, SamplingParams, TextParams
+from jaxgpt.config import SamplingParams, TextParams
 from jaxgpt.decoding import TokenBuffer
 from jaxgpt.decoding.filters import inverse_cdf_sample
 from jaxgpt.decoding.sampler import extend, read_prompts
@@ -21,6 +21,7 @@ from jaxgpt.lm.defaults import with_defaults
 from jaxgpt.lm.generation import read_request
 from jaxgpt.lm.model import LM, check_lm
 from jaxgpt.model import GPT
+from jaxgpt.options import SEED
 
 
 class Stage(NamedTuple):

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgpt.config import SEED, BeamParams, SamplingParams, TextParams
+from jaxgpt.config import BeamParams, SamplingParams, TextParams
 from jaxgpt.data.chat_encoding import stop_ids
 from jaxgpt.decoding.sampler import Sampler, SamplerState
 from jaxgpt.decoding.sampling import DIVERGED, Filter
@@ -32,6 +32,7 @@ from jaxgpt.lm.model import LM, check_lm
 from jaxgpt.lm.placement import cache_shards, placed
 from jaxgpt.lm.sampler import for_decoding, sampler_of
 from jaxgpt.lm.text import FinishReason, TextStream
+from jaxgpt.options import SEED
 from jaxgpt.parallel.host import device_memory
 from jaxgpt.settings import as_int
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxgpt.config import shown_reward
 from jaxgpt.errors import UserError, did_you_mean, one_line, short_repr
+from jaxgpt.post_settings import shown_reward
 
 # A reward maps (prompts, texts, records) to a number per text. A prompt is a text or a list of messages, as in its record.
 Reward = Callable[[Sequence[Any], Sequence[str], Sequence[Mapping[str, Any]]], Sequence[float]]

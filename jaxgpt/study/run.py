@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgpt.checkpoint.source import check_names
-from jaxgpt.config import SEED, ModelConfig, SamplingParams, TextParams
+from jaxgpt.config import ModelConfig, SamplingParams, TextParams
 from jaxgpt.decoding import TokenBuffer, sample_token
 from jaxgpt.decoding.sampling import Sampled
 from jaxgpt.errors import UserError, did_you_mean, short_repr
@@ -35,6 +35,7 @@ from jaxgpt.lm.weights import dequantize
 from jaxgpt.model import GPT
 from jaxgpt.model.scan import STACKED, unstack_layers
 from jaxgpt.ops import Ops
+from jaxgpt.options import SEED
 
 Result = TypeVar("Result")
 Taps = tuple[str, ...]

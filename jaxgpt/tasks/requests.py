@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jaxgpt.config import SEED, SamplingParams, TextParams
+from jaxgpt.config import SamplingParams, TextParams
 from jaxgpt.data.control_tokens import ControlTokens
 from jaxgpt.data.tokenizer import Ids, Tokenizer
 from jaxgpt.errors import UserError, short_repr
@@ -17,6 +17,7 @@ from jaxgpt.lm import LM, score
 from jaxgpt.lm.arguments import make_settings, row_keys, start_ids
 from jaxgpt.lm.defaults import with_defaults
 from jaxgpt.lm.generation import BLOCK, decode, read_request
+from jaxgpt.options import SEED
 
 ANSWER_ROWS = 16  # texts generated in a batch
 SAMPLING = ("top_k", "top_p", "min_p", "repetition_penalty")  # settings shared by requests and `generate`

@@ -1,0 +1,138 @@
+"""Options that are not settings of a run: of generation, of data preparation, and of the processes of a distributed run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxgpt.errors import short_repr
+from jaxgpt.settings import MAX_TOKENS, MAX_VOCAB, Section, as_int, setting
+
+MAX_ROWS = 2**16  # maximum num_beams and num_return_sequences
+NEW_TOKENS = 200  # default max_new_tokens, reduced if the text must fit the context
+SEED = 1337  # default seed for sampling
+
+
+@dataclass(frozen=True)
+class SamplingParams(Section):
+    """Sampling parameters. `jaxgpt.generate` and `jaxgpt sample` have the same defaults.
+
+    Filters are applied in this order, as in transformers: repetition penalty, n-grams, temperature, top-k, top-p,
+    min-p.
+    """
+
+    temperature: float = setting(0.8, "divide the logits by this; 0: take the most probable token", 0.0)
+    top_k: int = setting(0, "keep the k most probable tokens; 0: off", 0)
+    top_p: float = setting(1.0, "keep the smallest set of tokens with total probability >= p; 1: off", 0.0, 1.0)
+    min_p: float = setting(0.0, "drop tokens below min_p x the top probability; 0: off", 0.0, 1.0)
+    repetition_penalty: float = setting(1.0, "lower the logits of tokens in the text by this factor; 1: off", above=0.0)
+    no_repeat_ngram_size: int = setting(0, "forbid a second occurrence of n-grams of this size; 0: off", 0, MAX_TOKENS)
+
+    @property
+    def draws(self) -> bool:
+        """Whether tokens are sampled at random."""
+        return self.temperature > 0
+
+
+@dataclass(frozen=True)
+class TextParams(Section):
+    """Length and end of a generated text, and prompt lookup."""
+
+    max_new_tokens: int | None = setting(
+        None, "maximum number of new tokens; default: 200, fewer if the text must fit the context", 1, MAX_TOKENS
+    )
+    max_length: int | None = setting(
+        None, "maximum number of tokens including the prompt, instead of max_new_tokens", 1, MAX_TOKENS
+    )
+    stop: tuple[str, ...] = setting((), "end the text before the first of these strings")
+    stop_ids: tuple[int, ...] = setting((), "end the text before the first of these ids; end-of-text ids always end it")
+    overflow: Literal["auto", "error", "slide"] = setting(
+        "auto", "beyond the context, error: fail; slide: slide the window; auto: continue with RoPE, otherwise fail"
+    )
+    lookup: int = setting(0, "prompt lookup: length of the n-grams that draft the next tokens; 0: off", 0, 64)
+
+    def check(self) -> Iterator[str]:
+        ids = self.stop_ids if isinstance(self.stop_ids, Iterable) else (self.stop_ids,)
+        object.__setattr__(self, "stop_ids", tuple(as_int("a stop id", i, -(2**63), 2**63 - 1) for i in ids))
+        if self.max_new_tokens is not None and self.max_length is not None:
+            yield "max_length includes the prompt and cannot be combined with max_new_tokens: omit one of them"
+
+
+@dataclass(frozen=True)
+class BeamParams(Section):
+    """Parameters of beam search, and the number of texts per prompt."""
+
+    num_beams: int = setting(1, "number of beams; 1: sampling; above 1: deterministic beam search", 1, MAX_ROWS)
+    num_return_sequences: int = setting(1, "texts to return per prompt: samples, or the best beams", 1, MAX_ROWS)
+    length_penalty: float = setting(1.0, "rank beams by log p / length ** length_penalty", -5.0, 5.0)
+    early_stopping: bool | Literal["true", "false", "never"] = setting(
+        False,
+        "true: stop at num_beams texts; false: when a better text is unlikely; never: when a better text is impossible",
+    )
+
+    def check(self) -> Iterator[str]:
+        if self.num_beams > 1 and self.num_return_sequences > self.num_beams:
+            yield f"num_return_sequences {self.num_return_sequences} exceeds num_beams {self.num_beams}: lower it"
+        stopping = {"true": True, "false": False}.get(str(self.early_stopping).lower(), self.early_stopping)
+        if not (isinstance(stopping, bool) or stopping == "never"):
+            yield f"early_stopping must be true, false or never: {short_repr(stopping)}"
+        object.__setattr__(self, "early_stopping", stopping)
+
+
+@dataclass(frozen=True)
+class PrepareParams(Section):
+    """Parameters of `jaxgpt data prepare`."""
+
+    tokenizer: str = setting("gpt2", "gpt2; bpe: train on a sample of the sources; or path of a tokenizer or run")
+    vocab_size: int = setting(32768, "maximum vocabulary size of bpe", 257, MAX_VOCAB)
+    format: Literal["llm.c", "nanogpt"] = setting(
+        "llm.c",
+        "llm.c: shards with a header, end-of-text before documents; nanogpt: one file per split, end-of-text after documents",
+    )
+    shard_tokens: int = setting(100_000_000, "tokens in each shard of llm.c's format", 1)
+    val_fraction: float = setting(0.005, "fraction of the documents for validation", 0.0, below=1.0)
+    bos: Literal["auto", "yes", "no"] = setting(
+        "auto", "beginning-of-text token before each document; auto: if the tokenizer prepends it"
+    )
+    field: str = setting("text", "field or column with the text")
+    separator: str = setting(
+        "", "text between the documents of a text file, such as '<|endoftext|>'; empty: one document"
+    )
+    dedup: Literal["none", "exact"] = setting("none", "exact: keep one of several documents with equal text")
+    min_characters: int = setting(0, "drop documents with fewer characters, not counting white space at the ends", 0)
+    workers: int = setting(0, "threads; 0: one for each core", 0, 4096)
+    on_error: Literal["fail", "skip"] = setting("fail", "on unreadable documents: fail, or skip and count them")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistributedConfig(Section):
+    """Processes of a distributed run, not saved in config.json: their number may change on resume."""
+
+    prefix = "distributed"
+
+    coordinator: str = setting("", "HOST:PORT of process 0, auto, none; empty: auto on Slurm, MPI, GKE, otherwise none")
+    num_processes: int = setting(0, "number of processes, if the coordinator is HOST:PORT")
+    process_id: int = setting(-1, "index of this process, from 0")
+    bind: str = setting("", "ADDRESS:PORT that process 0 listens on; empty: same as the coordinator")
+    join_seconds: int = setting(300, "seconds to wait for the other processes at startup", 2, 86400)
+    heartbeat_seconds: int = setting(30, "seconds without a heartbeat of a process before the run aborts", 2, 86400)
+    launched: bool = setting(False, "set by jaxgpt launch: save and stop when standard input closes")
+
+    def check(self) -> Iterator[str]:
+        if self.coordinator in ("", "auto", "none"):
+            if self.num_processes or self.process_id != -1:
+                yield "distributed.num_processes and process_id need distributed.coordinator HOST:PORT"
+            return
+        addresses = (
+            ("coordinator", self.coordinator, "HOST:PORT, auto or none"),
+            ("bind", self.bind, "ADDRESS:PORT"),
+        )
+        for name, value, form in addresses:
+            host, _, port = value.rpartition(":")
+            is_address = host and port.isdecimal() and 0 < int(port) < 2**16
+            if value and not is_address:
+                yield f"distributed.{name} must be {form}, not {short_repr(value)}"
+        if not 0 <= self.process_id < self.num_processes <= 2**20:
+            limits = f"at least 0 and below distributed.num_processes {self.num_processes}"
+            yield f"distributed.process_id {self.process_id} must be {limits}"

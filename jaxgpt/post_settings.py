@@ -1,0 +1,163 @@
+"""Settings of the objective: the next token, a teacher's distribution, preference pairs, or rewards of generated answers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from jaxgpt.errors import short_repr
+from jaxgpt.settings import MAX_TOKENS, MAX_VOCAB, Section, setting
+
+WITH_REFERENCE = ("dpo", "robust", "ipo")  # objectives of pairs with a frozen reference
+PREFERENCES = (*WITH_REFERENCE, "simpo", "orpo")  # objectives of preference pairs
+ROLLOUTS = ("grpo", "dr-grpo", "dapo", "gspo", "rloo")  # objectives of rewards of generated answers
+# Objectives that use each setting of `post`.
+USED_BY = {
+    "divergence": ("distill",),
+    "top_k": ("distill",),
+    "beta": PREFERENCES,
+    "label_smoothing": ("dpo", "robust"),
+    "normalize": ("dpo", "robust"),
+    "margin": ("simpo",),
+    "sft": (*WITH_REFERENCE, "simpo"),
+    "reference": (*WITH_REFERENCE, *ROLLOUTS, "distill"),
+    "reward": ROLLOUTS,
+    "reward_seconds": ROLLOUTS,
+    "group": ROLLOUTS,
+    "max_new_tokens": ROLLOUTS,
+    "overlong_tokens": ROLLOUTS,
+    "mask_truncated": ROLLOUTS,
+    "rollout_epochs": ROLLOUTS,
+    "clip_low": ROLLOUTS,
+    "clip_high": ROLLOUTS,
+    "kl": ROLLOUTS,
+    "kl_estimator": ROLLOUTS,
+}
+
+
+def shown_reward(word: str) -> str:
+    """Return a word of `post.reward`, FILE.py:FUNCTION without the directory of the file; with or without =WEIGHT."""
+    file, _, function = word.rpartition(":")
+    if not file.endswith(".py"):
+        return word
+    return f"{Path(file).name}:{function}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PostConfig(Section):
+    """Objective of training: the next token, a teacher's distribution, preference pairs, or rewards of generated answers."""
+
+    prefix = "post"
+
+    objective: Literal[
+        "next-token", "distill", "dpo", "robust", "ipo", "simpo", "orpo", "grpo", "dr-grpo", "dapo", "gspo", "rloo"
+    ] = setting(
+        "next-token",
+        "next-token: language modeling; distill: distribution of a teacher; dpo to orpo: pairs; grpo to rloo: rewards",
+    )
+    divergence: Literal["forward", "reverse"] = setting(
+        "forward", "distill: forward: KL(teacher || student); reverse: KL(student || teacher)"
+    )
+    top_k: int = setting(
+        0,
+        "distill: compare the k most probable tokens of the teacher, and all others as one; 0: all tokens",
+        0,
+        MAX_VOCAB,
+    )
+    beta: float = setting(
+        0.1,
+        "dpo, robust, ipo: strength of the reference; simpo: factor of the margin; orpo: weight of the odds ratio",
+        above=0.0,
+        high=1e3,
+    )
+    label_smoothing: float = setting(0.0, "dpo, robust: assumed fraction of swapped pairs", 0.0, below=0.5)
+    normalize: bool = setting(False, "dpo, robust: divide log probabilities by the lengths of the answers")
+    margin: float = setting(0.0, "simpo: target margin between the scores of the answers", 0.0, 1e3)
+    sft: float = setting(0.0, "dpo, robust, ipo, simpo: weight of the chosen answer's cross entropy", 0.0, 1e3)
+    reference: str = setting(
+        "",
+        "run or RUN/checkpoints/STEP of the frozen reference; empty: the weights of --init-from; distill: of the teacher",
+    )
+    reward: tuple[str, ...] = setting(
+        (),
+        "rewards: exact[:FIELD], number[:FIELD], regex:PATTERN, json, or FILE.py:FUNCTION, your own code, which is run; "
+        "several: NAME=WEIGHT of each, to add them",
+    )
+    reward_seconds: float = setting(60.0, "rewards: time limit of a call of the reward", above=0.0, high=1e6)
+    group: int = setting(8, "rewards: answers to each prompt of a rollout", 2, 2**16)
+    max_new_tokens: int = setting(64, "rewards: maximum number of tokens of an answer", 1, MAX_TOKENS)
+    overlong_tokens: int = setting(
+        0, "rewards: penalty for the last tokens before max_new_tokens, from 0 to 1 (DAPO); 0: off", 0, MAX_TOKENS
+    )
+    mask_truncated: bool = setting(False, "rewards: no loss on answers without an end after max_new_tokens (DAPO)")
+    rollout_epochs: int = setting(1, "rewards: passes over the answers of a rollout", 1, 2**16)
+    clip_low: float = setting(0.2, "rewards: lower clipping range of the probability ratio", 0.0, high=1.0)
+    clip_high: float = setting(0.2, "rewards: upper clipping range of the probability ratio; DAPO uses 0.28", 0.0, 1e3)
+    kl: float = setting(0.0, "rewards: weight of the divergence from the reference; 0: no reference", 0.0, 1e3)
+    kl_estimator: Literal["k1", "k2", "k3"] = setting("k3", "rewards: estimator of the divergence")
+
+    def check(self) -> Iterator[str]:
+        if self.is_rollout and not self.reward:
+            yield f"post.objective {self.objective} needs a reward: add --post.reward exact, number, json or FILE.py:FUNCTION"
+        yield from self._check_reward()
+        if self.objective == "distill" and not self.reference:
+            yield "post.objective distill needs a teacher: add --post.reference RUN"
+        if self.overlong_tokens > self.max_new_tokens:
+            yield (
+                f"post.overlong_tokens {self.overlong_tokens} exceeds post.max_new_tokens {self.max_new_tokens}: lower it, or "
+                f"raise --post.max-new-tokens"
+            )
+        if self.is_rollout and self.reference and not self.kl:
+            yield "post.reference has no effect without post.kl: add --post.kl 0.01, or omit it"
+        for name, objectives in USED_BY.items():
+            is_changed = getattr(self, name) != getattr(PostConfig, name)
+            if is_changed and self.objective not in objectives:
+                fix = f"add --post.objective {objectives[0]}, or omit --post.{name.replace('_', '-')}"
+                yield f"post.{name} has no effect on post.objective {self.objective}: {fix}"
+
+    def _check_reward(self) -> Iterator[str]:
+        """Yield the errors of several rewards, which need a weight each."""
+        if len(self.reward) < 2:
+            return
+        names = [name for name, _ in self._reward_words()]
+        for word, (name, weight) in zip(self.reward, self._reward_words(), strict=True):
+            is_number = re.fullmatch(r"-?(\d+\.?\d*|\.\d+)", weight) is not None
+            if not (name and is_number and abs(float(weight)) <= 1e6):
+                yield (
+                    f"several rewards need NAME=WEIGHT each, with a weight from -1e6 to 1e6, as in exact=1 json=0.2: "
+                    f"{short_repr(word)}"
+                )
+            if names.count(name) > 1:
+                yield f"post.reward lists {name} twice: add up its weights"
+        if not any(self.reward_weights.values()):
+            yield "all weights of post.reward are 0, so all answers have equal rewards: change one"
+
+    def _reward_words(self) -> list[tuple[str, str]]:
+        """Split NAME=WEIGHT of several rewards; a word without "=" has an empty name."""
+        parts = [word.rpartition("=") for word in self.reward]
+        return [(name, weight) for name, _, weight in parts]
+
+    @property
+    def reward_weights(self) -> dict[str, float]:
+        """The weight of each reward, keyed by its name; a single reward has no weight in `reward`, and the weight 1."""
+        if len(self.reward) == 1:
+            return {self.reward[0]: 1.0}
+        return {name: float(weight) for name, weight in self._reward_words()}
+
+    @property
+    def is_preference(self) -> bool:
+        """Whether the data are preference pairs."""
+        return self.objective in PREFERENCES
+
+    @property
+    def is_rollout(self) -> bool:
+        """Whether the data are prompts without answers."""
+        return self.objective in ROLLOUTS
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether the objective compares the trained weights with a frozen reference."""
+        return self.objective in ("distill", *WITH_REFERENCE) or (self.is_rollout and self.kl > 0)
