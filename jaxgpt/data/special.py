@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxgpt.data.tokenizer_class import TokenizerClass, read_class
 from jaxgpt.directories import ADDED, GENERATION, MAP, TEMPLATE, TEMPLATES, TOKENIZER
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.files import read_bytes, read_json
@@ -23,8 +24,6 @@ from jaxgpt.files import read_bytes, read_json
 TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 EXTRA = "extra_special_tokens"  # named tokens of this model only; in files of transformers 5, also a list without names
 EXTRA_BEFORE_5 = "additional_special_tokens"  # a list of tokens without names
-# In these classes of transformers, `add_prefix_space` in tokenizer_config.json has precedence over tokenizer.json.
-BYTE_LEVEL_CLASSES = ("GPT2Tokenizer", "GPTNeoXTokenizer")
 OPTIONS = ("single_word", "lstrip", "rstrip", "normalized", "special")  # fields of an added token
 IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
@@ -106,7 +105,7 @@ class SpecialFiles(NamedTuple):
 
     tokens: SpecialTokens
     added: list[AddedToken]  # sorted by id
-    adds_space: bool | None = None  # whether byte-level BPE begins a text with a space; None: as in tokenizer.json
+    tokenizer_class: TokenizerClass = TokenizerClass()  # options with precedence over tokenizer.json
 
 
 def read_special_files(directory: Path, config: Mapping[str, Any] | None = None) -> SpecialFiles:
@@ -114,7 +113,7 @@ def read_special_files(directory: Path, config: Mapping[str, Any] | None = None)
 
     Args:
         directory: the directory of tokenizer.json; each file is optional.
-        config: config.json of a model; provides ids that generation_config.json lacks.
+        config: config.json of a model; provides ids that generation_config.json lacks. None: only its model type is read.
 
     Raises:
         UserError: if a file cannot be read, or a token, id or template has the wrong type.
@@ -135,15 +134,8 @@ def read_special_files(directory: Path, config: Mapping[str, Any] | None = None)
     if template is not None:
         entries["chat_template"] = template
     generation = _read_generation(directory, config or {})
-    return SpecialFiles(SpecialTokens(generation, entries), added, _adds_space(values))
-
-
-def _adds_space(values: Mapping[str, Any]) -> bool | None:
-    """Return whether the class of a tokenizer_config.json begins a text with a space; None: as in tokenizer.json."""
-    name = str(values.get("tokenizer_class")).removesuffix("Fast")
-    if name not in BYTE_LEVEL_CLASSES:
-        return None
-    return values.get("add_prefix_space", False) is True
+    tokenizer_class = read_class(values, _read(directory / "config.json") if config is None else config)
+    return SpecialFiles(SpecialTokens(generation, entries), added, tokenizer_class)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxgpt.config import FROM_TEXT as FROM_TEXT
+from jaxgpt.data.bos import with_bos
 from jaxgpt.data.bpe import train_bpe as train_bpe
 from jaxgpt.data.cuts import GPT2_CUTS, cut
 from jaxgpt.data.special import SpecialFiles, read_special_files
@@ -80,19 +81,20 @@ def load_tokenizer(path: Path, config: Mapping[str, Any] | None = None) -> Token
 
     Args:
         path: tokenizer.json, or its directory.
-        config: config.json of the model; provides ids that generation_config.json lacks.
+        config: config.json of the model; provides ids that generation_config.json lacks. None: only its model type is read.
 
     Raises:
         UserError: if a file cannot be read, or the files contradict each other.
     """
     path = path / "tokenizer.json" if path.is_dir() else path
     files = read_special_files(path.parent, config)
-    return _with_special(_from_json(path, files), files)
+    tokenizer = _with_special(_from_json(path, files), files)
+    return tokenizer if files.tokenizer_class.begins_texts else with_bos(tokenizer, "no")
 
 
 def load_saved_tokenizer(path: Path) -> Tokenizer:
     """Load a tokenizer that `save_tokenizer` wrote: its tokenizer.json is used as it is."""
-    return _with_special(_from_json(path), read_special_files(path.parent))
+    return _with_special(_from_json(path), read_special_files(path.parent, {}))
 
 
 def _with_special(tokenizer: Tokenizer, files: SpecialFiles) -> Tokenizer:
@@ -150,9 +152,8 @@ def _from_json(path: Path, files: SpecialFiles | None = None) -> Tokenizer:
     value = parse_json(data, str(path))
     try:
         _check_ids(value)
-        library = call_tokenizers(lambda: LibraryTokenizer.from_str(data.decode()), "this file")
-        if files is not None and files.adds_space is not None:
-            _set_first_space(library, files.adds_space)
+        text = data.decode() if files is None else _with_class_options(data, value, files)
+        library = call_tokenizers(lambda: LibraryTokenizer.from_str(text), "this file")
         known = _known(library)
     except ValueError as e:
         raise UserError(f"{path} is not a readable tokenizer.json ({e})") from None
@@ -169,13 +170,10 @@ def _from_json(path: Path, files: SpecialFiles | None = None) -> Tokenizer:
     return call_tokenizers(lambda: SubwordTokenizer(library), f"{path}")
 
 
-def _set_first_space(library: Any, adds_space: bool) -> None:
-    """Set whether a byte-level BPE begins a text with a space. Other pre-tokenizers keep their option, as in transformers."""
-    from tokenizers import pre_tokenizers
-
-    words = library.pre_tokenizer
-    if isinstance(words, pre_tokenizers.ByteLevel):
-        words.add_prefix_space = adds_space
+def _with_class_options(data: bytes, value: Mapping[str, Any], files: SpecialFiles) -> str:
+    """Return a tokenizer.json, with the options of its class in transformers; `value` is the content of `data`."""
+    changed = files.tokenizer_class.apply(value)
+    return data.decode() if changed is value else json.dumps(changed)
 
 
 def how_to_write(directory: Path) -> str:

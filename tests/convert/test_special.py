@@ -28,6 +28,7 @@ TOKENIZER = {
     "unk_token": "<unk>",
     "model_max_length": 1000000000000000019884624838656,
     "tokenizer_class": "LlamaTokenizer",
+    "legacy": True,  # a space also begins the text after a special token, as in tokenizer.json
 }
 MESSAGES = [{"role": "user", "content": "a b"}]
 

@@ -272,27 +272,6 @@ def test_named_templates_are_kept_and_the_default_is_used(tmp_path: Path) -> Non
     assert (special.chat_template, special.tokenizer["chat_template"]) == ("d", templates)
 
 
-@pytest.mark.parametrize(
-    ("stored", "config", "expected"),
-    [
-        (False, {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": True}, [0, 1, 0, 2]),
-        (True, {"tokenizer_class": "GPT2TokenizerFast", "add_prefix_space": False}, [1, 0, 2]),
-        (True, {"tokenizer_class": "GPTNeoXTokenizerFast"}, [1, 0, 2]),
-        (True, {"tokenizer_class": "PreTrainedTokenizerFast", "add_prefix_space": False}, [0, 1, 0, 2]),
-        (True, {}, [0, 1, 0, 2]),
-    ],
-)
-def test_the_class_of_the_tokenizer_decides_about_the_first_space(
-    stored: bool, config: dict[str, Any], expected: list[int], tmp_path: Path
-) -> None:
-    """AutoTokenizer of transformers 5.24 computes the same ids."""
-    library = Tokenizer(models.BPE({"\u0120": 0, "a": 1, "b": 2}, []))
-    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=stored)
-    library.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    assert load_tokenizer(tmp_path).encode("a b").tolist() == expected
-
-
 def test_a_tokenizer_without_tokenizer_json_says_how_to_write_it(tmp_path: Path) -> None:
     (tmp_path / "vocab.json").write_text("{}")
     with pytest.raises(
