@@ -20,10 +20,7 @@ import numpy as np
 from jaxgpt.data.tokenizer import ANCHORS, SubwordTokenizer, Tokenizer, WordTokenizer, call_tokenizers
 from jaxgpt.errors import UserError
 
-# Tokens before a text that follows a control token; random, so that no text contains them. As in the library, the text after a
-# token with the option `normalized` is no beginning for the normalizer, which may prepend a space to beginnings.
-BREAK = secrets.token_hex(16)
-NORMALIZED_BREAK = secrets.token_hex(16)
+BREAK = secrets.token_hex(16)  # token before a text that continues a text; random, so that no text contains it
 ANCHOR = "\ufdd0"  # noncharacter that joins no token with the text after it
 # Candidates for the mark: noncharacters, then private characters. Python's and Jinja's functions keep them unchanged.
 MARKS = [chr(point) for point in chain(range(0xFDD0, 0xFDF0), range(0xF0000, 0xFFFFE))]
@@ -35,6 +32,18 @@ class TokenMatch(NamedTuple):
     begin: int  # index of its first character, including white space that the token absorbs
     end: int
     id: int
+
+
+class Neighbor(NamedTuple):
+    """A control token next to a text, with a random name: in the plain tokenizer, the names of control tokens are text.
+
+    The text is encoded with its neighbors, because a normalizer may remove or prepend spaces at the ends of a text. As in the
+    library, a text has no end for the normalizer at a token with the option `normalized`.
+    """
+
+    text: str  # the random name, with the white space that the token absorbs
+    id: int  # id in the plain tokenizer
+    is_normalized: bool
 
 
 class ControlTokens:
@@ -51,12 +60,14 @@ class ControlTokens:
         self.further = frozenset(further)
         self.names = dict[int, str]()  # name of each control token, keyed by id
         self._normalized = set[int]()  # ids of tokens whose names match other spellings, such as capitals
+        self._has_single_words = False  # whether a token is not found inside of words
         if isinstance(tokenizer, SubwordTokenizer):
             for i, token in tokenizer.library.get_added_tokens_decoder().items():
                 if token.special or token.content in self.further:
                     self.names[i] = token.content
                     if token.normalized:
                         self._normalized.add(i)
+                    self._has_single_words |= token.single_word
         elif type(tokenizer) is WordTokenizer:
             self.names = {i: word for i, word in enumerate(tokenizer.words) if word in self.further}
         self._first = frozenset(name[0] for name in self.names.values())
@@ -154,28 +165,52 @@ class ControlTokens:
         def part_of(index: int) -> int:
             return bisect_right(ends, index)
 
-        def add_text(begin: int, end: int, before: str) -> None:
-            """Encode the text between two control tokens, split at the ends of parts; `before` is a break or empty."""
+        def neighbor(match: TokenMatch, begin: int) -> Neighbor:
+            """Return the neighbor for a control token and the white space around it, beginning at index `begin`."""
+            found = text[begin : match.end]
+            name = found.strip()
+            random_name = self._random_names[match.id]
+            number = self._plain.token_to_id(random_name)
+            return Neighbor(found.replace(name, random_name, 1), number, match.id in self._normalized)
+
+        def add_text(begin: int, end: int, before: Neighbor | None, after: Neighbor | None) -> None:
+            """Encode the text between two control tokens, split at the ends of parts; None: no token."""
             bounds = [begin, *(at for at in ends if begin < at < end), end]
             pieces = [text[a:b] for a, b in pairwise(bounds)]
             if mark:
                 pieces = [piece.replace(mark, "") for piece in pieces]
-            for at, ids in zip(bounds, self._encode_pieces(pieces, before), strict=False):
+            for at, ids in zip(bounds, self._encode_pieces(pieces, before, after), strict=False):
                 if ids:  # an empty piece may be at the end of the text, after the last part
                     encoded[part_of(at)] += ids
 
         begin = 0
-        before = ""
-        for match in self.unmarked(text, mark):
+        before = None
+        for match in self._unmarked_in_parts(text, ends, mark):
             # A token absorbs white space before it only within its part: the ids of earlier parts are known.
             name = text[match.begin : match.end]
             part = part_of(match.end - len(name.lstrip()))
-            add_text(begin, max(match.begin, ends[part] - len(parts[part])), before)
+            begin_of_part = ends[part] - len(parts[part])
+            end = max(match.begin, begin_of_part)
+            token = neighbor(match, end)
+            is_in_part = end > begin_of_part or begin == end  # otherwise, the text before the token is in earlier parts
+            add_text(begin, end, before, token if is_in_part else None)
             encoded[part].append(match.id)
             begin = match.end
-            before = NORMALIZED_BREAK if match.id in self._normalized else BREAK
-        add_text(begin, len(text), before)
+            before = token
+        add_text(begin, len(text), before, None)
         return encoded
+
+    def _unmarked_in_parts(self, text: str, ends: Sequence[int], mark: str) -> list[TokenMatch]:
+        """Find the control tokens of a text in parts: a part ends a word, because its ids do not depend on later parts."""
+        if not self._has_single_words:
+            return self.unmarked(text, mark)
+        matches = []
+        for begin, end in pairwise([0, *ends]):
+            for match in self.unmarked(text[:end], mark):
+                name = text[match.begin : match.end].lstrip()
+                if match.end - len(name) >= begin:
+                    matches.append(match)
+        return matches
 
     def unmarked(self, text: str, mark: str) -> list[TokenMatch]:
         """Find the control tokens of a text, without names that have a mark."""
@@ -184,12 +219,13 @@ class ControlTokens:
             matches = [match for match in matches if mark not in text[match.begin : match.end]]
         return matches
 
-    def _encode_pieces(self, pieces: Sequence[str], start: str) -> list[list[int]]:
-        """Encode consecutive pieces of text without control tokens, after a break; "": no control token comes before."""
+    def _encode_pieces(self, pieces: Sequence[str], start: Neighbor | None, end: Neighbor | None) -> list[list[int]]:
+        """Encode consecutive pieces of text without control tokens, between two control tokens; None: no token."""
         out = list[list[int]]()
         before = list[int]()
         for n, piece in enumerate(pieces, 1):
-            whole = self._encode_text("".join(pieces[:n]), start)
+            is_last = n == len(pieces)
+            whole = self._encode_between("".join(pieces[:n]), start, end if is_last else None)
             ids = whole[len(before) :]
             if whole[: len(before)] != before:  # a token would extend over two pieces
                 ids = self._encode_after(before, piece, whole)
@@ -197,6 +233,20 @@ class ControlTokens:
             out.append(ids)
             before = before + ids
         return out
+
+    def _encode_between(self, text: str, start: Neighbor | None, end: Neighbor | None) -> list[int]:
+        """Encode text in which all names are text, between two control tokens; None: the text begins or ends there."""
+        # A normalizer may prepend a space to an empty text before a normalized token.
+        if not text and not (end and end.is_normalized):
+            return []
+        first = start.text if start else ""
+        last = end.text if end else ""
+        ids = self._encode_plain(first + text + last)
+        if start:
+            ids = ids[ids.index(start.id) + 1 :]
+        if end:
+            ids = ids[: ids.index(end.id)]
+        return ids
 
     def _encode_after(self, before: list[int], piece: str, whole: list[int]) -> list[int]:
         """Encode a piece of text separately from the text before, without the space that some tokenizers prepend.
@@ -209,7 +259,7 @@ class ControlTokens:
         """
         decode = self.tokenizer.decode
         wanted = {decode(before) + piece, decode(whole)}
-        alone = self._encode_text(piece, BREAK)
+        alone = self._encode_continuing(piece)
         for ids in [alone, *self._after_anchors(piece)]:
             if decode(before + ids) in wanted:
                 return ids
@@ -218,8 +268,8 @@ class ControlTokens:
     def _after_anchors(self, piece: str) -> Iterator[list[int]]:
         """Yield the ids of a text after each short text that no token joins to it."""
         for anchor in (ANCHOR, *ANCHORS):
-            ids = self._encode_text(anchor, BREAK)
-            joined = self._encode_text(anchor + piece, BREAK)
+            ids = self._encode_continuing(anchor)
+            joined = self._encode_continuing(anchor + piece)
             if joined[: len(ids)] == ids:
                 yield joined[len(ids) :]
 
@@ -229,18 +279,24 @@ class ControlTokens:
             if self.names[i] in text:
                 raise _not_text(self.names[i])
 
-    def _encode_text(self, text: str, start: str) -> list[int]:
-        """Encode text in which all names are text, after a break; "": the beginning of a text."""
-        if not text:
-            return []
-        ids: list[int] = call_tokenizers(
-            lambda: self._plain.encode(start + text, add_special_tokens=False).ids, "this text"
-        )
-        return ids[1:] if start else ids
+    def _encode_continuing(self, text: str) -> list[int]:
+        """Encode text in which all names are text, as the continuation of a text."""
+        return self._encode_plain(BREAK + text)[1:] if text else []
+
+    def _encode_plain(self, text: str) -> list[int]:
+        """Encode text in which all names are text, with random names."""
+        ids: list[int] = call_tokenizers(lambda: self._plain.encode(text, add_special_tokens=False).ids, "this text")
+        return ids
+
+    @cached_property
+    def _random_names(self) -> dict[int, str]:
+        """A random name for each control token, with the same first and last character: tokens may depend on the neighbors'."""
+        names = {i: name.strip() for i, name in self.names.items()}
+        return {i: name[:1] + secrets.token_hex(16) + name[-1:] for i, name in names.items()}
 
     @cached_property
     def _plain(self) -> Any:
-        """A copy of the tokenizer that encodes names of control tokens as text, with the breaks as added tokens."""
+        """A copy of the tokenizer that encodes names of control tokens as text, with `BREAK` and the random names as tokens."""
         from tokenizers import AddedToken
 
         assert isinstance(self.tokenizer, SubwordTokenizer)
@@ -254,7 +310,12 @@ class ControlTokens:
         library = type(self.tokenizer.library)
         copy = call_tokenizers(lambda: library.from_str(text), "this vocabulary")
         copy.post_processor = None
-        copy.add_tokens([AddedToken(BREAK, normalized=False), AddedToken(NORMALIZED_BREAK, normalized=True)])
+        further = [AddedToken(BREAK, normalized=False)]
+        for i, token in self.tokenizer.library.get_added_tokens_decoder().items():
+            if i in self.names:
+                options = {"lstrip": token.lstrip, "rstrip": token.rstrip, "normalized": token.normalized}
+                further.append(AddedToken(self._random_names[i], **options))
+        copy.add_tokens(further)
         copy.encode_special_tokens = True
         return copy
 

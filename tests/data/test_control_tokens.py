@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,13 +17,14 @@ from test_chat_encoding import (
     assistant,
     controls,
     form,
+    from_bytes,
     tokenizer,
     user,
     with_spaces,
 )
 from test_chat_template import VARIABLES
+from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as HFTokenizer
-from tokenizers import models, pre_tokenizers
 
 from jaxgpt.data.chat_encoding import ChatFormat
 from jaxgpt.data.chat_template import ChatTemplate
@@ -48,6 +51,71 @@ def test_text_after_a_control_token_has_the_ids_that_the_library_gives_it(is_nor
     [ids] = ControlTokens(own).encode_parts([text])
     assert ids.count(own.library.token_to_id("<s>")) == 2
     assert ids == own.encode_special(text).tolist()
+
+
+NORMALIZERS = {
+    "nothing": lambda: None,
+    "both ends": normalizers.Strip,
+    "the end": lambda: normalizers.Strip(left=False),
+    "the ends of capitals": lambda: normalizers.Sequence([normalizers.Lowercase(), normalizers.Strip()]),
+    "repeated spaces": lambda: normalizers.Replace(Regex(" +"), " "),
+    "ends before a space": lambda: normalizers.Sequence(
+        [normalizers.Strip(), normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+    ),
+}
+TEXTS = ["<s>", "</s>", "<x>", "<n>", " ", "  ", "\n", "a", "b", "ab", "\u00e9", "A b", "\t"]
+
+
+def random_tokenizer(random: Random, removes: str) -> SubwordTokenizer:
+    """A tokenizer with a normalizer that removes some text, and added tokens with random options."""
+    library = with_spaces(random.choice(["first", "always", "never"])) if random.random() < 0.5 else from_bytes()
+    library.normalizer = NORMALIZERS[removes]()
+    for name in ("<s>", "</s>", "<x>", "<n>"):
+        options = {key: random.random() < 0.3 for key in ("lstrip", "rstrip", "single_word", "normalized")}
+        library.add_tokens([AddedToken(name, special=name != "<n>", **options)])
+    return SubwordTokenizer(library)
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("removes", NORMALIZERS)
+def test_texts_with_any_added_tokens_have_the_ids_that_the_library_gives_them(removes: str, seed: int) -> None:
+    """A normalizer changes a text between two control tokens as it changes it in the whole text."""
+    random = Random(f"{removes} {seed}")
+    own = random_tokenizer(random, removes)
+    control = ControlTokens(own)
+    for _ in range(8):
+        text = "".join(random.choices(TEXTS, k=random.randrange(9)))
+        assert control.encode_parts([text]) == [own.encode_special(text).tolist()]
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("removes", NORMALIZERS)
+def test_the_ids_of_parts_do_not_depend_on_later_parts(removes: str, seed: int) -> None:
+    """So the ids of training begin with the ids that chat sends."""
+    random = Random(f"{removes} {seed}")
+    control = ControlTokens(random_tokenizer(random, removes))
+    for _ in range(8):
+        parts = ["".join(random.choices(TEXTS, k=random.randrange(4))) for _ in range(3)]
+        ids = control.encode_parts(parts)
+        assert control.encode_parts(parts[:1]) == ids[:1]
+        assert control.encode_parts(parts[:2]) == ids[:2]
+
+
+def test_spaces_before_a_normalized_token_are_kept_where_only_the_ends_of_a_text_are_stripped() -> None:
+    library = from_bytes()
+    library.normalizer = normalizers.Strip()
+    own = added(library, normalized=True)
+    text = " a <|im_start|> b "
+    [ids] = ControlTokens(own).encode_parts([text])
+    assert ids == own.encode_special(text).tolist()
+    assert own.decode(ids) == "a <|im_start|> b"
+
+
+def test_a_part_ends_the_word_of_a_token_that_is_not_found_inside_of_words() -> None:
+    own = added(from_bytes(), single_word=True)
+    prompt, answer = ControlTokens(own).encode_parts(["<|im_start|>", "a"])
+    assert prompt == [own.library.token_to_id("<|im_start|>")]
+    assert answer == [ord("a")]
 
 
 def test_names_in_messages_are_text() -> None:
