@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -66,9 +67,8 @@ def export(
     if shard_size != SHARD_SIZE and (is_adapter or to_gguf):
         what = "an adapter" if is_adapter else "a GGUF file"
         raise UserError(f"--shard-size has no effect on {what}, which is a single file: omit it")
-    for option, value in (("--license", license), ("--push", push)):
-        if value and to_gguf:
-            raise UserError(f"{option} needs a directory: choose a name that does not end in .gguf, or omit {option}")
+    if to_gguf:
+        _check_needs_no_directory({"--license": license, "--push": push})
     if public and not push:
         raise UserError("--public has no effect without --push: omit it")
     check_license(license)
@@ -87,7 +87,9 @@ def export(
         if push:
             activity.stage("uploading")
             # A repository may have an adapter and a model; a model replaces an adapter, which would change it.
-            replaced = (*OF_TOKENIZERS, *OF_ADAPTERS, *(() if is_adapter else OF_MODELS))
+            replaced = (*OF_TOKENIZERS, *OF_ADAPTERS)
+            if not is_adapter:
+                replaced += OF_MODELS
             address = upload(Path(directory), push, private=not public, replaced=replaced)
 
     access = "public" if public else "private"
@@ -118,6 +120,13 @@ def _check_format(directory: str, is_adapter: bool, to_gguf: bool, dtype: str, t
         raise UserError(f"--dtype {dtype} needs a directory: choose the type of a GGUF file with --type")
     if dtype != "float32" and is_adapter:
         raise UserError(f"adapters are written in float32: omit --dtype {dtype}, or export the merged model")
+
+
+def _check_needs_no_directory(options: Mapping[str, str]) -> None:
+    """Raise `UserError` if an option, with its value, is given for a file but needs a directory."""
+    for option, value in options.items():
+        if value:
+            raise UserError(f"{option} needs a directory: choose a name that does not end in .gguf, or omit {option}")
 
 
 def _supported(engines: tuple[str, ...]) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from jaxgpt.checkpoint.paths import check_backslash, other_files
 from jaxgpt.checkpoint.run import Run, replaced_note, write_settings
@@ -20,7 +22,7 @@ from jaxgpt.parallel.host import keep_memory, use_cores
 from jaxgpt.parallel.processes import is_leader, on_leader, process_count, same_on_all
 from jaxgpt.signals import STOPPING, stop_on_signal
 from jaxgpt.train.step import TrainState
-from jaxgpt.trainer.evaluation import ValidationLoss, Watch, run_evaluators
+from jaxgpt.trainer.evaluation import Evaluator, Result, ValidationLoss, Watch, run_evaluators
 from jaxgpt.trainer.events import Listener, Listeners, Outcome, StageProgress
 from jaxgpt.trainer.failures import compile_lowered, evaluating, failures
 from jaxgpt.trainer.feed import Feed, batches_of
@@ -80,9 +82,9 @@ def run_loop(start: Start, listener: Listener, until: int | None) -> Outcome:
     config, data = same_on_all(lambda: read_data(start, config, weights.tokenizer, last, reading), data_facts)
     config = completed(config, data, last)
     program = start.build(config, frozen=weights.frozen)
+
     settings = config.train
     end = settings.steps if until is None else min(until, settings.steps)
-
     with (
         opened_run(start, program, data, last, weights, listener.note) as run,
         stop_on_signal(STOPPING if is_leader() else "") as stop,
@@ -94,17 +96,26 @@ def run_loop(start: Start, listener: Listener, until: int | None) -> Outcome:
         evaluation = None
         listener.started(program, data, run, first)
         feed = start.feed(program, data, last)
-        evaluators = start.evaluators or (ValidationLoss(),)
         with compiling(program, feed, listener):
             state = starting_state(program, run, last, weights)
         if start.run is not None:
             # Settings that do not fit the disk, or cannot be compiled, have ended the command before this line.
             on_leader(lambda: write_settings(run, program.config, data.tokenizer))
+
         saver = Saver(run.checkpoints, settings)
         file = MetricsFile(run.metrics, last)
         record = Recorder(program, file, listener, last)
         checkpoints = Checkpoints(record, saver, data, last, weights.about())
         record.started(last)
+        evaluate = Evaluate(
+            evaluators=start.evaluators or (ValidationLoss(),),
+            record=record,
+            checkpoints=checkpoints,
+            data=data,
+            interrupted=lambda: checkpoints.ask(stop.requested) == STOP,
+            wait=monitor.wait,
+        )
+
         plan = plan_calls(first, end, settings, last, feed.reads_state)
         calls = batches_of(program, feed, plan, record.waiting(monitor.wait))
         with saver, file, calls as prepared, checkpoints.closing(lambda: state):
@@ -121,28 +132,57 @@ def run_loop(start: Start, listener: Listener, until: int | None) -> Outcome:
                     if steps.start == first:
                         checkpoints.delete_replaced()
                 if is_evaluated(steps.stop, settings):
-                    record.read()  # error if the run has diverged
-                    began = time.perf_counter()
-                    watch = Watch(
-                        final=steps.stop == settings.steps,
-                        step=steps.stop,
-                        data=data,
-                        interrupted=lambda: checkpoints.ask(stop.requested) == STOP,
-                        progress=StageProgress(listener, "evaluating"),
-                        wait=monitor.wait,
-                    )
-                    with evaluating(program, record.done):
-                        results = run_evaluators(evaluators, program, state.eval_params, watch)
-                    if results is None:
+                    result = evaluate(state)
+                    if result is None:  # interrupted
                         break
-                    listener.stage("")
-                    record.evaluation(results, data.fingerprint)
-                    evaluation = results[0]
-                    checkpoints.evaluation(state, float(evaluation.ranking))
-                    record.speed.exclude(time.perf_counter() - began)
+                    evaluation = result
                 elif settings.checkpoint_every and steps.stop % settings.checkpoint_every == 0:
                     checkpoints.save(state)
     return Outcome(state, record.done, evaluation, checkpoints.is_stopped())
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Evaluates the state after a step: runs the evaluators, writes their metrics, and saves a checkpoint.
+
+    Attributes:
+        evaluators: the evaluators; the first ranks the checkpoints.
+        record: receives the metrics.
+        checkpoints: receives the state and its ranking.
+        data, interrupted, wait: as in `Watch`.
+    """
+
+    evaluators: Sequence[Evaluator]
+    record: Recorder
+    checkpoints: Checkpoints
+    data: Data
+    interrupted: Callable[[], bool]
+    wait: Callable[[Future[Any]], None]
+
+    def __call__(self, state: TrainState) -> Result | None:
+        """Return the result of the first evaluator, or None if one was interrupted."""
+        record = self.record
+        record.read()  # error if the run has diverged
+        began = time.perf_counter()
+        watch = Watch(
+            final=record.done == record.config.train.steps,
+            step=record.done,
+            data=self.data,
+            interrupted=self.interrupted,
+            progress=StageProgress(record.listener, "evaluating"),
+            wait=self.wait,
+        )
+        with evaluating(record.program, record.done):
+            results = run_evaluators(self.evaluators, record.program, state.eval_params, watch)
+        if results is None:
+            return None
+
+        record.listener.stage("")
+        record.evaluation(results, self.data.fingerprint)
+        first = results[0]
+        self.checkpoints.evaluation(state, float(first.ranking))
+        record.speed.exclude(time.perf_counter() - began)
+        return first
 
 
 @contextmanager
