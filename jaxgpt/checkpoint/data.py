@@ -14,7 +14,7 @@ from jaxgpt.checkpoint.run import Run
 from jaxgpt.checkpoint.store import Info, read_info, resolve_step
 from jaxgpt.config import Config, DataConfig
 from jaxgpt.data import Data, Mixture, open_data
-from jaxgpt.data.open import joint_fingerprint, mixed
+from jaxgpt.data.opened import joint_fingerprint, mixed
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.mix import same_shares, with_paths
 from jaxgpt.progress import NO_PROGRESS, Progress

@@ -87,7 +87,7 @@ def export(
         if push:
             activity.stage("uploading")
             # A repository may have an adapter and a model; a model replaces an adapter, which would change it.
-            replaced = (*OF_TOKENIZERS, *OF_ADAPTERS)
+            replaced: tuple[str, ...] = (*OF_TOKENIZERS, *OF_ADAPTERS)
             if not is_adapter:
                 replaced += OF_MODELS
             address = upload(Path(directory), push, private=not public, replaced=replaced)

@@ -2,7 +2,8 @@
 
 from jaxgpt.data.batches import Batches, Windows
 from jaxgpt.data.mixture import Mixture
-from jaxgpt.data.open import Data, open_data, with_path
+from jaxgpt.data.open import open_data, with_path
+from jaxgpt.data.opened import Data
 from jaxgpt.data.packing import Packed
 from jaxgpt.data.preferences import Preferences
 from jaxgpt.data.prompts import PromptSplit

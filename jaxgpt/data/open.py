@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,15 +11,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxgpt.config import Config, DataConfig, place_of
-from jaxgpt.data.bos import decode_texts, describe, text_bos, with_bos
+from jaxgpt.data.bos import describe, text_bos, with_bos
 from jaxgpt.data.builtin import SHAKESPEARE_CHARACTERS
 from jaxgpt.data.chat_files import check_conversations, find_files
 from jaxgpt.data.conversations import load_conversations
 from jaxgpt.data.cuts import cut
-from jaxgpt.data.mixture import Mixture, Shares
+from jaxgpt.data.opened import Data, mixed
 from jaxgpt.data.packing import Packed, pack_documents
-from jaxgpt.data.preferences import Preferences, check_preferences, load_preferences
-from jaxgpt.data.prompts import PromptSplit, check_prompts, load_prompts
+from jaxgpt.data.preferences import check_preferences, load_preferences
+from jaxgpt.data.prompts import check_prompts, load_prompts
 from jaxgpt.data.shards import prepared_bos, prepared_tokenizer
 from jaxgpt.data.sources import sampled_digest
 from jaxgpt.data.text import NO_TEXT, Text, read_text
@@ -40,95 +39,6 @@ RECORDS: dict[str, Callable[..., Any]] = {
     "prompts": load_prompts,
 }
 TOGETHER = 64  # number of pieces of a text to encode per call; `tokenizers` uses all cores
-
-
-@dataclass(frozen=True)
-class Data:
-    """Training and validation data."""
-
-    train: Split
-    val: Split  # validation split; same as `train` if nothing is held out
-    held_out: bool  # whether `train` excludes `val`
-    tokenizer: Tokenizer
-    source: str  # one-line description
-    fingerprint: str  # SHA-256 of the text, conversations, ids (`Tokens.fingerprint`) or val_parts' fingerprints
-    name: str = ""  # path of the data, or name of the built-in text; empty for a mixture
-    parts: tuple[Data, ...] = ()  # data of each open source of a mixture, in the order of `train.sources`
-    val_parts: tuple[Data, ...] = ()  # data of the sources of the last mixture
-    fingerprints: tuple[str, ...] = ()  # fingerprint of each source of a mixture, including sources that are not open
-    text: Text | None = None  # text before tokenization; None for token files, conversations and mixtures
-    # If names of files determine the splits: number of training ids of token files, of training files of conversations.
-    boundary: int | None = None
-    # Digest of each file of a directory with up to `FILES` files, to name changed files.
-    files: Mapping[str, str] = field(default_factory=dict)
-    bos_ids: tuple[int, ...] = ()  # recorded beginning-of-text ids of the documents of prepared data
-
-    @property
-    def is_conversations(self) -> bool:
-        """Whether only the assistant's tokens are targets; false for a mixture."""
-        return isinstance(self.train, Packed) and self.train.is_target is not None
-
-    @property
-    def is_preferences(self) -> bool:
-        """Whether the rows are preference pairs; false for a mixture."""
-        return isinstance(self.train, Preferences)
-
-    @property
-    def is_prompts(self) -> bool:
-        """Whether the rows are prompts for rollouts."""
-        return isinstance(self.train, PromptSplit)
-
-    @property
-    def is_examples(self) -> bool:
-        """Whether the rows are separate examples, such as conversations or pairs, instead of parts of texts."""
-        return self.is_conversations or not isinstance(self.train, (Tokens, Packed))
-
-    @property
-    def characters(self) -> int:
-        """Number of characters of the text; 0 if any part is not text."""
-        sizes = [len(part.text.text) if part.text else 0 for part in self.parts or (self,)]
-        return sum(sizes) if all(sizes) else 0
-
-    def facts(self) -> dict[str, object]:
-        """Return the values, keyed by description, that must be equal in all processes."""
-        tokenizer = self.tokenizer.to_json().encode()
-        return {
-            "the number of training ids": len(self.train),
-            "the number of validation ids": len(self.val),
-            "the fingerprint of the data": self.fingerprint,
-            "the SHA-256 of the tokenizer": hashlib.sha256(tokenizer).hexdigest(),
-        }
-
-    def decode(self, split: Split, start: int, n: int) -> str:
-        """Decode at most n ids of a split from index `start`, without the ids that the encoder added (`bos.decode_texts`)."""
-        ids = split.take(start, max(min(n, len(split) - start), 0))
-        if self.text is not None:  # its encoder adds no ids
-            return self.tokenizer.decode(ids)
-        return decode_texts(self.tokenizer, ids, self.bos_ids)
-
-    def check(self, config: Config) -> None:
-        """Check that a model can be trained on this data.
-
-        Raises:
-            UserError: if a split other than conversations has fewer than T + 1 ids, or the training ids lack the
-                end-of-text ids that `data.documents` needs.
-        """
-        needed = config.window + 1
-        for part in self.parts or (self,):
-            shortest = min(len(part.train), len(part.val))
-            if shortest < needed and not part.is_examples:
-                kind = "training" if shortest == len(part.train) else "validation"
-                raise UserError(
-                    f"{config.window_setting} needs at least {needed} {kind} tokens, but there are {shortest} in {part.name}: "
-                    f"lower it, change --data.train-fraction, or use a longer text"
-                )
-            ids = part.train.tokens if isinstance(part.train, Packed) else part.train
-            if isinstance(ids, Tokens) and ids.end_ids and not any(map(len, ids.ends())):
-                raise UserError(
-                    f"data.documents {config.data.documents} needs an end-of-text id after each document, but {part.name} "
-                    f"does not contain {' or '.join(map(str, ids.end_ids))}: use token files (.bin) with this id, or "
-                    f"--data.documents flow"
-                )
 
 
 def open_data(
@@ -390,65 +300,6 @@ def _open_mixture(config: Config, tokenizer: Tokenizer, progress: Progress, toke
     for each in remaining_sources(config.data, tokens):
         parts[each.path] = open_data(replace(config, data=each), tokenizer, progress)
     return mixed(config.data, parts)
-
-
-def mixed(data: DataConfig, parts: Mapping[str, Data]) -> Data:
-    """Mix sources, keyed by path, as `data.mix` specifies; a source of mixtures that have ended may be missing.
-
-    Validation uses the sources of the last mixture regardless of the weights, so losses for different weights are comparable.
-
-    Raises:
-        UserError: if some sources have document ids and others do not.
-    """
-    if len({part.train.has_documents for part in parts.values()}) > 1:
-        raise UserError("data.mix has conversations, so other documents must be masked: add --data.documents mask")
-    streams = data.streams
-    ordered = {path: parts[path] for path in streams if path in parts}
-    schedule = []
-    for phase in data.phases:
-        schedule.append(Shares(phase.tokens, _by_stream(data.weights(phase), streams)))
-    train = Mixture.scheduled({streams[path]: part.train for path, part in ordered.items()}, schedule)
-
-    last = data.weights(data.phases[-1])
-    val_parts = tuple(part for path, part in ordered.items() if path in last)
-    held_out = any(part.held_out for part in val_parts)
-    val = [part.val for part in val_parts if part.held_out or not held_out]
-    fingerprint = joint_fingerprint([part.fingerprint for part in val_parts])
-    return Data(
-        train=train,
-        val=Mixture(val, [1] * len(val)),
-        held_out=held_out,
-        tokenizer=val_parts[0].tokenizer,
-        source=_description(data, ordered),
-        fingerprint=fingerprint,
-        parts=tuple(ordered.values()),
-        val_parts=val_parts,
-        fingerprints=tuple(part.fingerprint for part in ordered.values()),
-        bos_ids=tuple(i for part in val_parts for i in part.bos_ids),
-    )
-
-
-def joint_fingerprint(fingerprints: Sequence[str]) -> str:
-    """Return the fingerprint of several sources."""
-    return hashlib.sha256("\n".join(fingerprints).encode()).hexdigest()
-
-
-def _by_stream(weights: Mapping[str, int], streams: Mapping[str, str]) -> dict[str, int]:
-    """Key weights by stream instead of path, in the order of `streams`."""
-    return {stream: weights[path] for path, stream in streams.items() if path in weights}
-
-
-def _description(data: DataConfig, parts: Mapping[str, Data]) -> str:
-    """Describe the mixtures whose sources are all open in one line."""
-    texts = []
-    for phase in data.phases:
-        weights = data.weights(phase)
-        if not weights.keys() <= parts.keys():
-            continue
-        total = sum(weights.values())
-        shares = "; ".join(f"{weight / total:.1%} {parts[path].source}" for path, weight in weights.items())
-        texts.append(f"from {phase.tokens:,} tokens: {shares}" if phase.tokens else shares)
-    return "; ".join(texts)
 
 
 def _tokenizer(config: Config, given: Tokenizer | None = None) -> Tokenizer:

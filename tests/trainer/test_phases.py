@@ -22,7 +22,7 @@ from jaxgpt.checkpoint.store import Info, checkpoints, read_info, resolve_step, 
 from jaxgpt.config import Config, DataConfig
 from jaxgpt.data import Batches, Data, Mixture, Tokens, open_data
 from jaxgpt.data.mixture import Shares, counts, divide
-from jaxgpt.data.open import mixed
+from jaxgpt.data.opened import mixed
 from jaxgpt.data.packing import pack_documents
 from jaxgpt.errors import UserError
 from jaxgpt.mix import integer_weights, same_shares
