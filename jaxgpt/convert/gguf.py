@@ -156,7 +156,22 @@ def _read_header(path: Path) -> Header:
         raise UserError(f"{path} is damaged, or not a GGUF file: {short_repr(str(e))}") from None
     if reader.byte_order != "I":
         raise UserError(f"{path} is big-endian: convert it to little-endian")
+    _check_offsets(path, reader)
     return Header(metadata, reader.tensors)
+
+
+def _check_offsets(path: Path, reader: Any) -> None:
+    """Raise `UserError` if the tensors do not follow each other, as llama.cpp requires: some would have others' values."""
+    expected = 0
+    for tensor in reader.tensors:
+        offset = tensor.data_offset - reader.data_offset
+        if offset != expected:
+            raise UserError(
+                f"{path}: tensor {tensor.name} has the offset {offset:,}, expected {expected:,}: the file is damaged, download "
+                f"or convert it again"
+            )
+        blocks = -(-tensor.n_bytes // reader.alignment)  # rounded up
+        expected += blocks * reader.alignment
 
 
 def _value(field: Any, float32: Any) -> Any:

@@ -75,6 +75,77 @@ def test_every_quantization(tmp_path: Path, kind: str) -> None:
     assert np.std(numbers["blk.0.ffn_down.weight"]) > 0
 
 
+def definition(kind: str, block: bytes) -> list[float]:
+    """Compute the 32 numbers of a block by the definition of its type in ggml (ggml-quants.c), one by one."""
+    scale = struct.unpack_from("<e", block)[0]
+    if kind == "Q8_0":
+        return [scale * q for q in struct.unpack_from("<32b", block, 2)]
+    has_minimum = kind.endswith("_1")
+    minimum = struct.unpack_from("<e", block, 2)[0] if has_minimum else 0.0
+    fifth_bits = struct.unpack_from("<I", block, 4 if has_minimum else 2)[0] if kind.startswith("Q5") else 0
+    numbers = []
+    for i in range(32):
+        byte = block[len(block) - 16 + i % 16]
+        q = byte & 15 if i < 16 else byte >> 4
+        q |= (fifth_bits >> i & 1) << 4
+        if not has_minimum:
+            q -= 16 if kind.startswith("Q5") else 8
+        numbers.append(scale * q + minimum)
+    return numbers
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
+def test_quantized_weights_have_the_values_of_the_definition(kind: str, tmp_path: Path) -> None:
+    tensors, types = llama(kind)
+    write(tmp_path / "m.gguf", "llama", METADATA, tensors, types)
+    kernel = read_model(tmp_path / "m.gguf")[1]["h_0"]["mlp"]["down_proj"]["kernel"]
+    _, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    for row in (0, 100):
+        data = tensors["blk.0.ffn_down.weight"][row].tobytes()
+        expected = [x for at in range(0, len(data), size) for x in definition(kind, data[at : at + size])]
+        np.testing.assert_allclose(kernel[:, row], expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("change", [32, -32, 1])
+def test_a_tensor_at_a_wrong_offset_is_named(change: int, tmp_path: Path) -> None:
+    """It would have the values of its neighbor."""
+    tensors, types = llama("Q8_0")
+    path = tmp_path / "m.gguf"
+    write(path, "llama", METADATA, tensors, types)
+    data = bytearray(path.read_bytes())
+    name = b"blk.0.ffn_gate.weight"
+    place = data.index(name) + len(name) + 4 + 2 * 8 + 4  # after the number of axes, the shape and the type
+    (offset,) = struct.unpack_from("<Q", data, place)
+    struct.pack_into("<Q", data, place, offset + change)
+    path.write_bytes(data)
+    expected = rf"blk.0.ffn_gate.weight has the offset {offset + change:,}, expected {offset:,}: the file is damaged"
+    with pytest.raises(UserError, match=expected):
+        open_gguf(path)
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "Q5_0"])
+def test_a_truncated_quantized_file_is_rejected(kind: str, tmp_path: Path) -> None:
+    tensors, types = llama(kind)
+    path = tmp_path / "m.gguf"
+    write(path, "llama", METADATA, tensors, types)
+    path.write_bytes(path.read_bytes()[:-64])
+    with pytest.raises(UserError, match="is damaged, or not a GGUF file: 'the file is truncated'"):
+        open_gguf(path)
+
+
+def test_rows_that_are_not_a_multiple_of_a_block_are_rejected(tmp_path: Path) -> None:
+    """A file of 256 columns that is changed to 255."""
+    tensors, types = llama("Q8_0")
+    path = tmp_path / "m.gguf"
+    write(path, "llama", METADATA, tensors, types)
+    data = bytearray(path.read_bytes())
+    name = b"blk.0.ffn_gate.weight"
+    struct.pack_into("<Q", data, data.index(name) + len(name) + 4, 255)
+    path.write_bytes(data)
+    with pytest.raises(UserError, match="is not a multiple of Q8_0 block size"):
+        open_gguf(path)
+
+
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     convert(source("qwen2", tmp_path), tmp_path / "m.gguf")
     assert main(["import", str(tmp_path / "m.gguf"), str(tmp_path / "run")]) == 0
