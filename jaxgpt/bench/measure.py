@@ -232,13 +232,14 @@ class _Steps:
         """
         each = each or self.each
         take = take or self.program.step
-        pending: deque[Any] = deque()
+        pending: deque[Any] = deque()  # metrics of the calls in flight
         times: list[float] = []
         clock = _Clock()
         for call in range(calls):
             host = _Clock()
             batch = self.batch(each)
             self.input_seconds.append(host() / each)
+
             self.state, metrics = take(self.state, batch)
             self.step += each
             pending.append(metrics)
@@ -248,6 +249,7 @@ class _Steps:
         for metrics in pending:
             jax.block_until_ready(metrics)
             times.append(clock() / each)
+
         # Omit the first call, which started on idle devices, and the last calls, which may end before the host blocks on them.
         return times[1:-LAG] if len(times) > LAG + 1 else times
 

@@ -53,6 +53,7 @@ def explain(
     ids = encode_prompt(lm.tokenizer, lm.config.model.vocab_size, prompt, special)
     note_sampling(lm, sampling)
     choice = explain_token(lm, ids or "", key=seed, **sampling)
+
     probability_V = choice.probability_V
     top = [int(i) for i in np.argsort(-probability_V, kind="stable")[:show] if probability_V[i] > 0]
     candidates = [_candidate(lm.tokenizer, ids, i, probability_V) for i in top]
@@ -89,8 +90,10 @@ def _lines(choice: Choice, candidates: list[dict[str, Any]], token: dict[str, An
         if stage.moved_mass > 5e-7:
             effects.append(f"shifted {stage.moved_mass:.2%} of the probability mass")
         yield f"{stage.name:22} {', '.join(effects) or 'no change'}; {stage.left:,} left"
+
     for one in candidates:
         yield f"  {one['probability']:.6f}  {one['text']!r} ({one['id']})"
+
     if choice.uniform is None:
         yield f"chosen         {token['text']!r} ({token['id']}), the most probable"
         return

@@ -60,11 +60,13 @@ def import_(
         raise UserError(f"--init-from applies to LoRA adapters, but {source} has no {CONFIG}: omit --init-from")
     if is_adapter and (tokenizer or accept_option):
         raise UserError("an adapter has the settings of its base: omit --tokenizer and --accept-option")
+
     with progress("importing"):
         if is_adapter:
             done = import_adapter(folder, Path(out), init_from)
         else:
             done = import_model(folder, Path(out), tokenizer, accept_option)
+
     name = f"{source} at {commit}" if commit else source
     skipped = ""
     if done.skipped:

@@ -119,15 +119,14 @@ class _Fleet:
                 # Give the other processes time to detect the failure and exit.
                 deadline = min(deadline, time.monotonic() + PATIENCE)
             if time.monotonic() > deadline:
-                for index, process in enumerate(self.processes):
-                    if process.poll() is None:
-                        self.ended.add(index)
-                        process.kill()
+                self._kill()
             time.sleep(0.05)
+
         for reader in self.readers:
             reader.join(1)
         for number, handler in self.previous.items():
             signal.signal(number, handler)
+
         codes = [process.returncode for process in self.processes]
         printed = self._print_failures(codes)
         was_killed = min(codes) < 0 and not self.forwarded
@@ -143,6 +142,13 @@ class _Fleet:
                     sys.stderr.write(line)
                     sys.stderr.flush()
 
+    def _kill(self) -> None:
+        """Kill the processes that still run."""
+        for index, process in enumerate(self.processes):
+            if process.poll() is None:
+                self.ended.add(index)
+                process.kill()
+
     def _forward(self, number: int, _: Any) -> None:
         self.forwarded = number
         for process in self.processes:
@@ -152,9 +158,8 @@ class _Fleet:
         """Print the processes killed by a signal, and the errors that process 0 did not print; return all printed lines."""
         printed = set(self.errors[0])
         failed = [index for index, code in enumerate(codes) if code not in (0, UNFINISHED)]
-        is_explained = any(
-            line.startswith(OWN) for index, code in enumerate(codes) if code for line in self.errors[index]
-        )
+        lines = [line for index, code in enumerate(codes) if code for line in self.errors[index]]
+        is_explained = any(line.startswith(OWN) for line in lines)
         for index in failed:
             number = -codes[index]
             # XLA aborts the processes that remain, which explains nothing.

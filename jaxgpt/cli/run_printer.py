@@ -219,9 +219,11 @@ class RunPrinter(Listener):
         for name in ("accuracy", "reward"):
             if name in metrics:
                 parts.append(f"{name} {metrics[name]:.2f}")
+
         stage = self._stage  # read once: the main thread replaces it
         if stage:
             return "  ".join([*parts, str(stage)])
+
         if "lr" in metrics:
             parts.append(f"lr {metrics['lr']:.2e}")
         if "mfu" in metrics:
@@ -247,21 +249,23 @@ class RunPrinter(Listener):
     def _describe_data(self, config: Config) -> list[str]:
         """Return lines about the data, the length of the training, and the uniform baseline."""
         data = self.data
-        text = f"{data.characters:,} characters, " if data.characters else ""
-        held_out = f"{len(data.val):,} validation tokens" if data.held_out else "no validation tokens"
         train = config.train
-        epochs = train.steps * train.batch_size / Batches.of(config, data.train).per_epoch
+        if config.post.is_rollout:
+            return [data.source, *self._describe_rollouts(config)]
+
         rows = f"{train.batch_size:,} x {config.window:,} tokens"
         if config.post.is_preference:
             rows = f"{train.batch_size:,} pairs x 2 x {config.window:,} tokens"
             baseline = self._describe_objective(config)
+        elif config.post.objective == "distill":
+            baseline = f"objective: distill, {config.post.divergence} divergence from {config.post.reference}"
         else:
             V = config.model.vocab_size
             baseline = f"uniform baseline: ln {V:,} = {math.log(V):.2f}"
-        if config.post.objective == "distill":
-            baseline = f"objective: distill, {config.post.divergence} divergence from {config.post.reference}"
-        if config.post.is_rollout:
-            return [data.source, *self._describe_rollouts(config)]
+
+        text = f"{data.characters:,} characters, " if data.characters else ""
+        held_out = f"{len(data.val):,} validation tokens" if data.held_out else "no validation tokens"
+        epochs = train.steps * train.batch_size / Batches.of(config, data.train).per_epoch
         return [
             data.source,
             f"{text}{len(data.train):,} training tokens, {held_out}, vocabulary of {data.tokenizer.vocab_size:,}",

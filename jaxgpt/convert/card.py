@@ -182,8 +182,8 @@ def _training(run: Path, info: Info, config: Config, base: str) -> str:
     source = Path(config.data.path).name or ("a mixture" if config.data.mix else config.data.dataset)
     parts = [f"Trained on `{source}`: {info.tokens:,} tokens in {info.step:,} steps."]
     if config.init_from:
-        start = base or parse_checkpoint(config.init_from)[0].name
-        parts.append(f"Training started from `{start}`.")
+        initial, _ = parse_checkpoint(config.init_from)
+        parts.append(f"Training started from `{base or initial.name}`.")
     return "## Training data\n\n" + " ".join(parts) + "\n"
 
 
@@ -194,20 +194,31 @@ def _results(run: Path, info: Info, config: Config) -> str:
     evaluated = [line for line in _metrics(run) if "val_loss" in line and line["step"] == info.step]
     if not evaluated:
         return ""
+
     found = evaluated[-1]
     error = f" +- {found['val_stderr']:.4f}" if "val_stderr" in found else ""
-    rows = ["## Results\n", "| model | loss, nats per token |", "|---|---|"]
-    rows.append(f"| this model, step {info.step:,} | {found['val_loss']:.4f}{error} |")
-    with suppress(UserError):
-        known = read_baselines(run)
-        data = found.get("val_data")
-        if known.get("data", data) == data:
-            rows += [f"| {name} baseline | {loss:.4f} |" for name, loss in known["losses"].items()]
     text = "held-out text"
     if not _held_out(info, config):
         text = "the training text, because the run held out no text"
-    rows.append(f"\nThe loss is on {text}; +- is the standard error over its windows.\n")
-    return "\n".join(rows)
+    lines = [
+        "## Results\n",
+        "| model | loss, nats per token |",
+        "|---|---|",
+        f"| this model, step {info.step:,} | {found['val_loss']:.4f}{error} |",
+        *[f"| {name} baseline | {loss:.4f} |" for name, loss in _baselines(run, found.get("val_data")).items()],
+        f"\nThe loss is on {text}; +- is the standard error over its windows.\n",
+    ]
+    return "\n".join(lines)
+
+
+def _baselines(run: Path, data: Any) -> dict[str, float]:
+    """Return the losses of the baselines of a run, keyed by name; {}: the run has none of the same data."""
+    try:
+        known = read_baselines(run)
+    except UserError:
+        return {}
+    losses: dict[str, float] = known["losses"]
+    return losses if known.get("data", data) == data else {}
 
 
 def _tasks(run: Path, info: Info) -> str:

@@ -46,9 +46,11 @@ def export_gguf(run: str | Path, target: Path, kind: str = "f32", checkpoint: st
         config = lm.config
         params = lm.params
         tokenizer = lm.tokenizer
+
         family, model = exported_form(config.model)
         architecture = llamacpp.architecture_of(family.name)
         model = llamacpp.express(architecture, model)
+
         tokenizer.special = exported_special_tokens(tokenizer, config, gguf_describe.ALWAYS)
         described = gguf_describe.describe(tokenizer, model.vocab_size)
         metadata = {
@@ -57,6 +59,7 @@ def export_gguf(run: str | Path, target: Path, kind: str = "f32", checkpoint: st
             **llamacpp.describe(architecture, model),
             **described.metadata,
         }
+
         tensors = _tensors(architecture, config.model, model, params)
         stored = {tensor.name: _stored_type(tensor, kind) for tensor in tensors}
         with reported(f"cannot write {target}"):

@@ -157,17 +157,21 @@ def export_model(
         config = source.config
         tokenizer = source.run.tokenizer()
         family, model = exported_form(config.model)
+
+        # Settings and tokenizer.
         tokenizer.special = exported_special_tokens(tokenizer, config)
         ids = {name: tokenizer.special.generation.get(name) for name in IDS}
         write_json(directory / "config.json", family.config_to_hf(model) | {"dtype": dtype} | ids)
         save_tokenizer(directory, tokenizer)
+
+        # Model card.
         command = f"jaxgpt export {Path(run).name} {target.name} --checkpoint {checkpoint} --dtype {dtype}"
         served = engines(family, model, tokenizer)
         name = repo or target.name
         card = model_card(Path(run), info, name, config, command, license=license, served=served)
         (directory / CARD).write_text(card)
-        save_weights(directory, params, model, family.form, dtype, shard_bytes)
 
+        save_weights(directory, params, model, family.form, dtype, shard_bytes)
         # The files must have the logits of the rounded weights; the change by rounding is only reported.
         before = probe_logits(config.model, params)
         expected = before

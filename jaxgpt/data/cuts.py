@@ -81,8 +81,11 @@ def known_cuts(tokenizer_json: str) -> Cuts:
     pattern = word_pattern(value) or pattern_after_digits(value)
     if not pattern or (value["normalizer"] or {}).get("type") not in (None, "NFC"):
         return None
+
     # Added tokens that are not special are matched before the text is split into words, so they may span a cut.
     added = [token for token in value["added_tokens"] if not token["special"]]
     if any(token["rstrip"] or any(map(str.isspace, token["content"])) for token in added):
         return None
-    return re.compile(SPACE) if added else GPT2_CUTS if pattern == GPT2 else LLAMA3_CUTS
+    if added:
+        return re.compile(SPACE)
+    return GPT2_CUTS if pattern == GPT2 else LLAMA3_CUTS

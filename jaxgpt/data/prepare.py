@@ -223,10 +223,12 @@ def _write(
                 is_complete = _write_piece(piece, writers, index, repeats)
                 index["pieces"] += 1
                 if is_complete or time.monotonic() - saved > SAVE_EVERY:
+                    # The index describes only what is on disk.
                     for writer in writers.values():
                         writer.sync()
                     shards.write_index(out, index)
                     saved = time.monotonic()
+
             read = batch[-1].read
             if start is None:
                 start = read
@@ -239,6 +241,7 @@ def _write(
             raise UserError(f"no documents for training ({_dropped(index)}): use other sources{reason}")
         for writer in writers.values():
             writer.finish()
+
     index["complete"] = True
     shards.write_index(out, index)
 

@@ -247,8 +247,9 @@ def decode(
     """
     params = request.lm.params
     texts = [request.text(row) for row in range(len(keys))]
-    made = 0
     longest = max(request.new)
+
+    # Read the prompts; of a text that continues an earlier one, only what its cache lacks.
     size = 0
     if before is not None:
         size = engine.resumed_size(before, request.rows[0], request.new[0])
@@ -257,6 +258,8 @@ def decode(
             state = engine.start(sampler, params, request.rows, keys, request.new)
         else:
             state = engine.resume(sampler, params, before, reused, request.rows[0], keys[0], request.new[0])
+
+    made = 0
     steps = block if block >= longest else 1  # one token first, for a quick first piece
     while any(text.finish_reason is None for text in texts):
         with request.on_device(size=size):

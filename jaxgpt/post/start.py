@@ -94,7 +94,8 @@ def with_reference(config: Config, tokenizer: Tokenizer) -> Config:
     path = config.post.reference
     if not path:
         return config
-    run = open_run(parse_checkpoint(path)[0])
+    place, _ = parse_checkpoint(path)
+    run = open_run(place)
     model = run.config().model
     size = config.model.vocab_size
     if model.vocab_size != size:

@@ -291,6 +291,7 @@ def sentence(a: SeedGroup, b: SeedGroup) -> str:
     found = difference(a, b)
     names = (a.name, b.name) if found.mean <= 0 else (b.name, a.name)  # pairs may omit seeds, and change the order
     better, worse = names
+
     size = f"{abs(found.mean):.4f}"
     windows = plural(found.windows, "window")
     if math.isnan(found.stderr):
@@ -306,12 +307,16 @@ def sentence(a: SeedGroup, b: SeedGroup) -> str:
     if found.is_distinguishable:
         low, high = sorted(abs(end) for end in found.interval)
         return f"{better} is better than {worse} by {size} ({kind}, 95% interval {low:.4f} to {high:.4f})"
+    return f"{better} and {worse}: not distinguishable, {size} ({kind}); {_advice(found)}"
+
+
+def _advice(found: Difference) -> str:
+    """Return what would distinguish two groups."""
     needed = found.seeds_needed
-    advice = f"about {needed} seeds would suffice"
     if not needed:
-        advice = "the losses are equal"
-    elif found.needs_windows:
-        advice = "more seeds alone would not suffice: evaluate on more validation text"
-    elif needed > MOST_SEEDS:
-        advice = f"more than {MOST_SEEDS:,} seeds would be needed"
-    return f"{better} and {worse}: not distinguishable, {size} ({kind}); {advice}"
+        return "the losses are equal"
+    if found.needs_windows:
+        return "more seeds alone would not suffice: evaluate on more validation text"
+    if needed > MOST_SEEDS:
+        return f"more than {MOST_SEEDS:,} seeds would be needed"
+    return f"about {needed} seeds would suffice"

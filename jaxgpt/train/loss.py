@@ -113,7 +113,7 @@ def side_sums(sides: SideOutputs, targets_BT: jax.Array) -> dict[str, jax.Array]
         if side_BT.shape[:2] not in ((B, T), (B, 1)):
             raise ValueError(f"side output {name} has shape {side_BT.shape}; expected {(B, T)}, or {(B, 1)} for rows")
         side_BT = side_BT.astype(jnp.promote_types(side_BT.dtype, jnp.float32))
-        is_counted = (targets_BT >= 0).reshape(B, T, *(1 for _ in side_BT.shape[2:]))
+        is_counted = (targets_BT >= 0).reshape(B, T, *(1,) * (side_BT.ndim - 2))
         sums[name] = jnp.where(is_counted, side_BT, 0.0).sum(1)
     return sums
 
@@ -125,7 +125,10 @@ def side_means(sides: SideOutputs, targets_BT: jax.Array) -> dict[str, jax.Array
     """
     count_B = jnp.maximum((targets_BT >= 0).sum(-1, dtype=jnp.float32), 1)
     sums = side_sums(sides, targets_BT)
-    return {name: sum_B / count_B.reshape(-1, *(1 for _ in sum_B.shape[1:])) for name, sum_B in sums.items()}
+    means = {}
+    for name, sum_B in sums.items():
+        means[name] = sum_B / count_B.reshape(-1, *(1,) * (sum_B.ndim - 1))
+    return means
 
 
 def side_metrics(sums: Mapping[str, jax.Array]) -> dict[str, jax.Array]:

@@ -172,6 +172,7 @@ def make_optimizer(
         mask=decays,
         mu_dtype=momentum_dtype,
     )
+
     match o.name:
         case "adamw":
             update = adamw()

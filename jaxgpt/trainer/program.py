@@ -515,7 +515,9 @@ def build(
         )
     if config.train.scan_layers and isinstance(model, GPT) and not isinstance(model, ScannedGPT):
         raise UserError("train.scan_layers needs a ScannedGPT (jaxgpt.model.scan), not a GPT")
-    kernel_note = choose_attention(config, device)[1] if ops is None and model is None else ""
+    kernel_note = ""
+    if ops is None and model is None:
+        _, kernel_note = choose_attention(config, device)
     note = "; ".join(filter(None, [note, kernel_note, precision_note(config.train.compute_dtype, device)]))
 
     # Shapes and functions.
@@ -572,7 +574,8 @@ def with_arrays(program: Program, frozen: Any = None) -> Program:
         read = callable(frozen)
         arrays = frozen(program.place) if callable(frozen) else frozen
         frozen = put_stacked(config, arrays, like, donate=read)
-    numbers = jax.jit(lambda numbers: numbers, out_shardings=replicated(mesh))(host_numbers(config))
+    on_mesh = jax.jit(lambda numbers: numbers, out_shardings=replicated(mesh))
+    numbers = on_mesh(host_numbers(config))
     return replace(program, numbers=numbers, frozen=frozen)
 
 

@@ -124,14 +124,20 @@ def distance(found: Any, expected: Any) -> float:
     Returns:
         0 if the trees are equal; infinity if an element is non-finite or shapes differ.
     """
-    leaves = ([np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(tree)] for tree in (found, expected))
-    pairs = list(zip(*leaves, strict=True))
+    pairs = list(zip(_leaves(found), _leaves(expected), strict=True))
     sizes = [float(np.abs(b).max(initial=0)) for _, b in pairs]
     worst = 0.0
     for (a, b), size in zip(pairs, sizes, strict=True):
         if a.shape != b.shape or not (np.isfinite(a).all() and np.isfinite(b).all()):
             return float("inf")
         difference = float(np.abs(a - b).max(initial=0))
+        if difference == 0:
+            continue
         scale = max(size, FLOOR * max(sizes))
-        worst = max(worst, difference / scale if scale else float("inf") if difference else 0.0)
+        worst = max(worst, difference / scale if scale else float("inf"))
     return worst
+
+
+def _leaves(tree: Any) -> list[np.ndarray]:
+    """Return the arrays of a tree, float64."""
+    return [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(tree)]
