@@ -335,14 +335,14 @@ def _evaluate(lm: LM, run: Run, split: Split, weights: Weights, activity: Progre
     """Compute the loss of the weights as trained, and of the weights rounded to the type `weights`."""
     from jaxgpt.lm.weights import dequantize, quantize
     from jaxgpt.post.start import build_program, reference_source
-    from jaxgpt.trainer.evaluation import evaluate
+    from jaxgpt.trainer.evaluation import Watch, evaluate
 
     reference = reference_source(lm.config, run)
     frozen = reference.read if reference else None
     program = build_program(_on_this_machine(lm.config), frozen=frozen)
 
     def loss(params: Any) -> Evaluation:
-        result = evaluate(program, params, split, progress=activity)
+        result = evaluate(program, params, split, Watch(progress=activity))
         assert result is not None  # None: interrupted, which cannot happen here
         return result
 

@@ -255,10 +255,11 @@ def _read_text(
                     f"a tokenizer that splits words as GPT-2, Llama 3, Qwen or SmolLM2 does"
                 )
             if pieces:
-                yield DocumentPiece(place, "".join(pieces), "", first, False, digest, identity=identity)
+                piece = "".join(pieces)
+                yield DocumentPiece(place, piece, first=first, last=False, digest=digest, identity=identity)
                 first = False
             if is_end:
-                yield DocumentPiece(place, rest, "", first, True, digest, identity=identity)
+                yield DocumentPiece(place, rest, first=first, last=True, digest=digest, identity=identity)
                 first = True
                 rest = ""
                 digest = b""

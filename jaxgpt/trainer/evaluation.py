@@ -60,6 +60,9 @@ class Watch(NamedTuple):
     wait: Callable[[Future[Any]], None] = lambda future: None
 
 
+NO_RUN = Watch()  # for an evaluation outside a run
+
+
 class Measured(NamedTuple):
     """The result of a custom evaluator: numbers by name, and their ranking."""
 
@@ -151,7 +154,7 @@ class ValidationLoss:
         if split is None:
             assert watch.data is not None, "the data of the run"
             split = watch.data.val
-        return evaluate(program, params, split, watch.interrupted, watch.final, watch.progress, watch.wait)
+        return evaluate(program, params, split, watch)
 
 
 @dataclass(frozen=True)
@@ -174,15 +177,7 @@ class Every:
         return self.evaluator(program, params, watch)
 
 
-def evaluate(
-    program: Program,
-    params: Any,
-    tokens: Split,
-    interrupted: Callable[[], bool] = lambda: False,
-    all_windows: bool = True,
-    progress: Progress = NO_PROGRESS,
-    wait: Callable[[Future[Any]], None] = lambda future: None,
-) -> Evaluation | None:
+def evaluate(program: Program, params: Any, tokens: Split, watch: Watch = NO_RUN) -> Evaluation | None:
     """Compute the loss of `params` on a split.
 
     Evaluation windows do not overlap, even if training windows do: each token is counted at most once, and the standard
@@ -192,10 +187,7 @@ def evaluate(
         program: the compiled functions.
         params: trained parameters or their EMA, on their devices.
         tokens: the split.
-        interrupted: called before each batch, with equal results in all processes; True: stop and return None.
-        all_windows: evaluate all windows instead of `train.eval_windows`.
-        progress: called with the number of evaluated windows and the total.
-        wait: waits for a batch, but may return earlier, for example on a signal.
+        watch: the state of the run; before the last evaluation, `train.eval_windows` are evaluated instead of all windows.
 
     Raises:
         UserError: if all targets are masked in the windows common to all evaluations of a run.
@@ -205,14 +197,14 @@ def evaluate(
     T = config.window
     starts = np.asarray(tokens.eval_starts(T, max(config.data.stride, T)))
     shared = evenly_spaced(len(starts), config.train.eval_windows)
-    windows = np.arange(len(starts)) if all_windows else shared
+    windows = np.arange(len(starts)) if watch.final else shared
     rows = Windows(tokens, starts[windows], T)
 
     # The batch size depends on the whole split, not on `windows`, so that all evaluations of a run compile one shape.
     ways = batch_ways(program.mesh)
     batch_size = config.train.eval_batch_size or program.microbatches.rows
     batch_size = math.ceil(min(batch_size, len(starts)) / ways) * ways
-    sums = _sums_of_rows(program, params, rows, batch_size, interrupted, progress, wait)
+    sums = _sums_of_rows(program, params, rows, batch_size, watch)
     if sums is None:
         return None
 
@@ -223,17 +215,9 @@ def evaluate(
     return result._replace(seconds=time.perf_counter() - began, others=others, rows=rows)
 
 
-def _sums_of_rows(
-    program: Program,
-    params: Any,
-    rows: Windows,
-    batch_size: int,
-    interrupted: Callable[[], bool],
-    progress: Progress,
-    wait: Callable[[Future[Any]], None],
-) -> RowSums | None:
-    """Return the sums of the objective of each row, on the host, or None if interrupted. Arguments as for `evaluate`."""
-    progress(0, len(rows))
+def _sums_of_rows(program: Program, params: Any, rows: Windows, batch_size: int, watch: Watch) -> RowSums | None:
+    """Return the sums of the objective of each row, on the host, or None if interrupted."""
+    watch.progress(0, len(rows))
 
     def batch(first: int) -> Any:
         part = replace(rows, starts_B=rows.starts_B[first : first + batch_size])
@@ -242,13 +226,13 @@ def _sums_of_rows(
     parts: list[RowSums] = []
     with prefetched(batch, range(0, len(rows), batch_size)) as batches:
         for _, ready in batches:
-            wait(ready)
-            if interrupted():
+            watch.wait(ready)
+            if watch.interrupted():
                 return None
             parts.append(program.sums(params, ready.result()))
             if len(parts) > AHEAD:  # limit on the number of queued batches
                 jax.block_until_ready(parts[-AHEAD - 1])
-                progress((len(parts) - AHEAD) * batch_size, len(rows))
+                watch.progress((len(parts) - AHEAD) * batch_size, len(rows))
 
     # Drop the rows that pad the last batch.
     joined: RowSums = jax.tree.map(lambda *leaves: np.concatenate(leaves)[: len(rows)], *jax.device_get(parts))

@@ -27,7 +27,7 @@ from jaxgpt.errors import TrainingFailed, UserError
 from jaxgpt.lm import load, save
 from jaxgpt.train.loss import RowSums, next_token_loss
 from jaxgpt.train.step import STEP_METRICS
-from jaxgpt.trainer.evaluation import Measured, evaluate, evenly_spaced, loss_difference, summarize
+from jaxgpt.trainer.evaluation import Measured, Watch, evaluate, evenly_spaced, loss_difference, summarize
 from jaxgpt.trainer.events import Listener
 from jaxgpt.trainer.loop import Outcome, train
 from jaxgpt.trainer.metrics import HOST_METRICS, MetricsFile, how_ended, read_metrics
@@ -628,7 +628,7 @@ def test_partial_evaluations_are_compared_on_the_same_windows() -> None:
     lines = {m["step"]: m for m in read_metrics(Path("out/metrics.jsonl")) if "val_loss" in m}
     program, data = prepare(small_run(eval_windows=3))
     state = program.restore(Path("out/checkpoints"), 8)
-    some = evaluate(program, state.params, data.val, all_windows=False)
+    some = evaluate(program, state.params, data.val, Watch(final=False))
     every = evaluate(program, state.params, data.val)
     assert some.windows == lines[4]["val_windows"] == 3
     assert every.windows == lines[8]["val_windows"] > 3
@@ -648,7 +648,7 @@ def test_an_evaluated_batch_has_no_more_rows_than_the_split_has_windows(monkeypa
 
     monkeypatch.setattr(type(program), "sums", staticmethod(recorded))
     result = evaluate(program, None, data.val)
-    evaluate(program, None, data.val, all_windows=False)
+    evaluate(program, None, data.val, Watch(final=False))
     assert {rows for rows, _ in shapes} == {result.windows}
 
 
