@@ -81,6 +81,7 @@ SHAPES = {
 PEERS = ["torch", "torch-compiled", "transformers", "transformers-compiled"]
 PEAKS = ["peak-jax", "peak-torch"]
 QUEUED = 10  # products per timed sample on a GPU, where dispatching and blocking take as long as one product
+HELD = contextlib.ExitStack()  # contexts that are open until the process ends
 ERROR = "error "  # prefix of the last answer of a failed side
 
 
@@ -352,7 +353,7 @@ def ours(shape: Shape, **train: Any) -> Callable[[], Any]:
     `train` contains fields of `TrainConfig`.
     """
     from jaxgpt.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig
-    from jaxgpt.parallel.host import keep_memory, use_cores
+    from jaxgpt.parallel.host import keep_memory, room_for_temporaries, use_cores
 
     config = Config(
         model=ModelConfig(
@@ -372,6 +373,8 @@ def ours(shape: Shape, **train: Any) -> Callable[[], Any]:
 
     program = build(config)
     state = program.init()
+    compiled = program.lower(program.abstract.state, program.batch(config.train.steps_per_call)).compile()
+    HELD.enter_context(room_for_temporaries(program.mesh, compiled))  # as in a run
     rng = np.random.default_rng(0)
 
     n = config.train.steps_per_call

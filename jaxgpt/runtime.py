@@ -150,6 +150,15 @@ def set_malloc(options: dict[int, int]) -> None:
             libc.mallopt(name, value)
 
 
+def trim_memory() -> None:
+    """Return the free pages of glibc's heap to the kernel, in about 0.1 s. Has no effect with a different C library."""
+    if not sys.platform.startswith("linux"):
+        return
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)
+
+
 def skip_missing_tpus() -> None:
     """Without TPUs, keep JAX from searching for them: libtpu may be installed only for `jaxgpt plan`."""
     tpus = [*Path("/dev").glob("accel*"), *Path("/dev").glob("vfio/[0-9]*")]

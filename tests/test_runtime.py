@@ -97,3 +97,17 @@ def test_threads_have_no_separate_heap() -> None:
     result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert "Arena 0" in result.stderr
     assert "Arena 1" not in result.stderr
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="the heap is glibc's")
+def test_freed_memory_is_returned_to_the_kernel() -> None:
+    """Freed blocks between blocks in use would otherwise add to the peak memory of a run."""
+    code = (
+        "from pathlib import Path; from jaxgpt.runtime import M_MMAP_MAX, M_TRIM_THRESHOLD, set_malloc, trim_memory\n"
+        "def mib(): return int(Path('/proc/self/statm').read_text().split()[1]) * 4096 >> 20\n"
+        "set_malloc({M_MMAP_MAX: 0, M_TRIM_THRESHOLD: -1})\n"
+        "blocks = [b'x' * 2**20 for _ in range(200)]; del blocks[::2]\n"
+        "before = mib(); trim_memory(); print(before - mib())"
+    )
+    result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert int(result.stdout) >= 90

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
 from jaxgpt.config import Config, MeshConfig, ModelConfig
@@ -25,9 +27,13 @@ from jaxgpt.runtime import (
     set_malloc,
     set_quick_flag,
     skip_missing_tpus,
+    trim_memory,
 )
 
 GLIBC_KEEPS = 32 * 2**20  # maximum bytes of a block that glibc can keep after it is freed
+WALL = GLIBC_KEEPS  # bytes of an array that separates two blocks; larger than any free block of the heap
+ROOM = 2**16  # bytes that a block has in excess of the temporaries
+BLOCKS = 2  # blocks per device, because a call can begin before the memory of the previous call is free
 ACTIVATIONS = 120  # bytes of temporaries per token, layer and unit of width: about 30 float32 arrays
 LARGE = 50_000_000  # minimum parameters of a large model, without token table and head: the vocabulary may be unknown
 
@@ -89,6 +95,38 @@ def keep_memory(config: Config) -> None:
         # Allocate all blocks in the heap, and do not return them to the kernel. Use one heap for all threads, as
         # the command line already does.
         set_malloc({M_MMAP_MAX: 0, M_TRIM_THRESHOLD: -1, M_ARENA_MAX: 1})
+
+
+@contextlib.contextmanager
+def room_for_temporaries(mesh: Mesh, compiled: jax.stages.Compiled) -> Iterator[None]:
+    """On CPUs, make the calls of a compiled program in this context reuse the same blocks of the heap.
+
+    XLA allocates the temporaries of a call as one aligned block for each device. For the alignment, glibc searches for a
+    slightly larger block, and gives the excess to other allocations. A freed block between allocations in use is therefore
+    too small for the next call, and without room the heap grows to several times the memory in use.
+    """
+    trim_memory()  # the compiler has freed several hundred MiB
+    if mesh.devices.flat[0].platform != "cpu":
+        yield
+        return
+    analysis = compiled.memory_analysis()
+    temporaries = analysis.temp_size_in_bytes if analysis else 0
+    if temporaries <= GLIBC_KEEPS:
+        yield
+        return
+
+    # Free blocks with room, between walls. Walls and blocks are taken from the end of the heap, one after the other, because
+    # no free block is as large. Their memory is never written, so the kernel does not provide it.
+    walls = []
+    blocks = []
+    with contextlib.suppress(MemoryError):
+        for _ in range(BLOCKS * len(mesh.local_devices)):
+            walls.append(np.empty(WALL, np.uint8))
+            blocks.append(np.empty(temporaries + ROOM, np.uint8))
+        walls.append(np.empty(WALL, np.uint8))
+    del blocks
+    yield
+    del walls
 
 
 def precision_note(dtype: str, device: jax.Device) -> str:

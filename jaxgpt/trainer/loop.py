@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jax.stages import Compiled
+
 from jaxgpt.checkpoint.paths import check_backslash, other_files
 from jaxgpt.checkpoint.run import Run, replaced_note, write_settings
 from jaxgpt.checkpoint.space import check_space
@@ -18,8 +20,9 @@ from jaxgpt.config import Config, TrainConfig
 from jaxgpt.data import Data
 from jaxgpt.errors import UserError
 from jaxgpt.files import check_renames
-from jaxgpt.parallel.host import keep_memory, use_cores
+from jaxgpt.parallel.host import keep_memory, room_for_temporaries, use_cores
 from jaxgpt.parallel.processes import is_leader, on_leader, process_count, same_on_all
+from jaxgpt.runtime import trim_memory
 from jaxgpt.signals import STOPPING, stop_on_signal
 from jaxgpt.train.step import TrainState
 from jaxgpt.trainer.evaluation import Evaluator, Result, ValidationLoss, Watch, run_evaluators
@@ -96,7 +99,7 @@ def run_loop(start: Start, listener: Listener, until: int | None) -> Outcome:
         evaluation = None
         listener.started(program, data, run, first)
         feed = start.feed(program, data, last)
-        with compiling(program, feed, listener):
+        with compiling(program, feed, listener) as step:
             state = starting_state(program, run, last, weights)
         if start.run is not None:
             # Settings that do not fit the disk, or cannot be compiled, have ended the command before this line.
@@ -118,7 +121,8 @@ def run_loop(start: Start, listener: Listener, until: int | None) -> Outcome:
 
         plan = plan_calls(first, end, settings, last, feed.reads_state)
         calls = batches_of(program, feed, plan, record.waiting(monitor.wait))
-        with saver, file, calls as prepared, checkpoints.closing(lambda: state):
+        room = room_for_temporaries(program.mesh, step.result())
+        with room, saver, file, calls as prepared, checkpoints.closing(lambda: state):
             for steps, batches in prepared:
                 request = checkpoints.ask(stop.requested)
                 if request == STOP or checkpoints.out_of_patience():
@@ -181,6 +185,7 @@ class Evaluate:
         record.evaluation(results, self.data.fingerprint)
         first = results[0]
         self.checkpoints.evaluation(state, float(first.ranking))
+        trim_memory()  # otherwise the heap grows with every evaluation and checkpoint
         record.speed.exclude(time.perf_counter() - began)
         return first
 
@@ -236,7 +241,7 @@ def starting_state(program: Program, run: Run, last: Info | None, weights: Initi
 
 
 @contextmanager
-def compiling(program: Program, feed: Feed, listener: Listener) -> Iterator[None]:
+def compiling(program: Program, feed: Feed, listener: Listener) -> Iterator[Future[Compiled]]:
     """Compile the train step in a thread while the `with` block initializes or restores the state.
 
     On exit, the context waits for the compiler, and raises its error unless the block has raised an error.
@@ -246,7 +251,7 @@ def compiling(program: Program, feed: Feed, listener: Listener) -> Iterator[None
     batches = program.batch(program.config.train.steps_per_call, feed.spec)
     with ThreadPoolExecutor(1) as pool:
         compiled = pool.submit(lambda: compile_lowered(program, program.lower(program.abstract.state, batches)))
-        yield
+        yield compiled
         compiled.result()
     listener.stage("")
     listener.compiled(time.perf_counter() - began)
