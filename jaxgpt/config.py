@@ -378,8 +378,9 @@ class TrainConfig(Section):
     keep_every: int = setting(0, "also keep the checkpoints at multiples of this step; 0: off", 0)
     seed: int = setting(1337, "random seed of the initial weights, the batches and dropout", 0)
     compute_dtype: Literal["float32", "bfloat16"] = setting("float32", "dtype of matrix products; weights are float32")
-    attention: Literal["auto", "xla", "cudnn", "splash", "tiled", "gathered", "ring"] = setting(
-        "auto", "cudnn: GPU; splash: TPU; tiled: CPU; gathered, ring: mesh.context; xla: any device; auto: the fastest"
+    attention: Literal["auto", "xla", "cudnn", "splash", "tiled", "gathered", "halo", "ring"] = setting(
+        "auto",
+        "cudnn: GPU; splash: TPU; tiled: CPU; gathered, halo, ring: mesh.context; xla: any device; auto: the fastest",
     )
     remat: Literal["none", "dots", "offload", "full"] = setting(
         "none",

@@ -177,11 +177,19 @@ def packed_rows(config: ModelConfig, rows: int, seed: int) -> np.ndarray:
 
 def splash_on_a_cpu(*args: Any) -> jax.Array:
     """Compute `splash_attention` in Pallas' interpreter."""
+    with interpreted_splash():
+        return splash_attention(*args)
+
+
+@contextlib.contextmanager
+def interpreted_splash() -> Iterator[None]:
+    """Run splash kernels in Pallas' interpreter."""
     from jax.experimental.pallas.ops.tpu import splash_attention as splash  # a slow import, 1 s
 
-    name = "make_splash_mha_single_device"
-    with patch.object(splash, name, partial(getattr(splash, name), interpret=True)):
-        return splash_attention(*args)
+    with contextlib.ExitStack() as stack:
+        for name in ("make_splash_mha", "make_splash_mha_single_device"):
+            stack.enter_context(patch.object(splash, name, partial(getattr(splash, name), interpret=True)))
+        yield
 
 
 def cudnn_on_a_cpu(*args: Any) -> jax.Array:

@@ -13,9 +13,11 @@ from jax.sharding import AbstractMesh, Mesh
 from jaxgpt.config import Config
 from jaxgpt.errors import UserError
 from jaxgpt.kernels import activations, cpu, norms
+from jaxgpt.kernels.devices import LANES
 from jaxgpt.kernels.experts import ragged_experts, tiled_experts
 from jaxgpt.kernels.flash import cudnn_attention, splash_attention
-from jaxgpt.kernels.ring import balanced_order, gathered_attention, ring_attention
+from jaxgpt.kernels.ring import balanced_order, gathered_attention, halo_attention, halo_size, ring_attention
+from jaxgpt.kernels.sharded_splash import ShardedSplash, tile_size
 from jaxgpt.kernels.tiled import SHORTEST
 from jaxgpt.ops import AttendFn, Ops
 from jaxgpt.ops.attention import attend
@@ -52,7 +54,7 @@ def best(config: Config, mesh: Mesh | AbstractMesh | Target | None = None) -> Op
     if isinstance(mesh, AbstractMesh):
         attention: AttendFn = attend
         if config.mesh.context > 1:
-            attention, _ = _choose_context_attention(config)
+            attention, _ = _choose_context_attention(config, "")
         return PLAIN._replace(dtype=jnp.dtype(config.train.compute_dtype), attend=attention)
     device: jax.Device | Target
     if isinstance(mesh, Target):
@@ -71,8 +73,13 @@ def of_device(device: jax.Device | Target, dtype: str = "float32") -> Ops:
 
 # `KERNELS` maps each platform to its attention kernel: the name in `train.attention`, and the function for `Ops.attend`.
 KERNELS = {"cpu": ("tiled", cpu.attend), "gpu": ("cudnn", cudnn_attention), "tpu": ("splash", splash_attention)}
-# The kernels of meshes that divide positions, on any platform.
-CONTEXT_KERNELS: dict[str, AttendFn] = {"gathered": gathered_attention, "ring": ring_attention}
+# The kernels of meshes that divide positions: splash on TPUs, the others on any platform.
+CONTEXT_KERNELS: dict[str, AttendFn] = {
+    "splash": ShardedSplash(),
+    "gathered": gathered_attention,
+    "halo": halo_attention,
+    "ring": ring_attention,
+}
 MOST_GATHERED = 2**17  # longest windows with gathered keys (compiled sizes in docs/scaling.md)
 
 
@@ -83,7 +90,7 @@ def choose_attention(config: Config, device: jax.Device | Target) -> tuple[Atten
         UserError: if a kernel is selected by name and cannot run.
     """
     if config.mesh.context > 1:
-        return _choose_context_attention(config)
+        return _choose_context_attention(config, device.platform)
     of_platform, kernel = KERNELS.get(device.platform, ("xla", attend))
     asked = config.train.attention
     name = of_platform if asked == "auto" else asked
@@ -92,7 +99,7 @@ def choose_attention(config: Config, device: jax.Device | Target) -> tuple[Atten
 
     if name == of_platform:
         lack = _lack(name, config, device)
-    elif name in CONTEXT_KERNELS:
+    elif name in CONTEXT_KERNELS and name not in dict(KERNELS.values()):
         lack = "needs positions that are divided over devices (mesh.context 2 or more)"
     else:
         lack = f"does not run on {device.platform} devices"
@@ -107,34 +114,77 @@ def choose_attention(config: Config, device: jax.Device | Target) -> tuple[Atten
     return attend, f"attention by xla, with all T x T scores in memory: {name} {lack}"
 
 
-def _choose_context_attention(config: Config) -> tuple[AttendFn, str]:
+def _choose_context_attention(config: Config, platform: str) -> tuple[AttendFn, str]:
     """Return the attention function of a mesh that divides positions, and a note, as `choose_attention`."""
     asked = config.train.attention
-    name = asked
+    name: str = asked
     if asked == "auto":
-        name = "gathered" if config.window <= MOST_GATHERED else "ring"
+        name = _fastest_context_attention(config, platform)
     if name == "xla":
         return attend, ""
 
+    context = config.mesh.context
+    lack = ""
     if name not in CONTEXT_KERNELS:
-        lack = f"needs complete windows on each device (mesh.context 1, not {config.mesh.context})"
+        lack = f"needs complete windows on each device (mesh.context 1, not {context})"
     elif config.model.dropout:
         lack = f"does not support dropout (model.dropout {config.model.dropout:g})"
-    else:
+    elif name == "splash" and platform != "tpu":
+        lack = f"does not run on {platform or 'these'} devices"
+    elif name == "splash" and not has_splash_tiles(config):
+        lack = f"needs a window that is a multiple of {2 * LANES * context}, not {config.window_setting}"
+    elif name == "halo" and not has_halo(config):
+        lack = (
+            "needs a sliding window in all layers, of at most as many tokens as a device has "
+            f"({config.window // context} with mesh.context {context})"
+        )
+    if not lack:
         return CONTEXT_KERNELS[name], ""
     if asked == name:
         raise UserError(f"train.attention {name} {lack}; use --train.attention xla or auto")
     return attend, f"attention by xla, with all T x T scores in memory: {name} {lack}"
 
 
-def token_order(config: Config, ops: Ops) -> np.ndarray | None:
-    """Return the order of the tokens of a window that divides attention equally over `mesh.context`, `[T]`; None: unchanged.
+def _fastest_context_attention(config: Config, platform: str) -> str:
+    """Return the name of the attention that `auto` selects on a mesh that divides positions."""
+    sends_little = config.window <= MOST_GATHERED or has_halo(config)
+    if platform == "tpu" and has_splash_tiles(config) and sends_little:
+        return "splash"
+    if has_halo(config):
+        return "halo"
+    return "gathered" if sends_little else "ring"
 
-    Only operations that find tokens by their positions allow a different order.
+
+def has_halo(config: Config) -> bool:
+    """Return whether each device needs only the keys of the previous device, in all layers."""
+    tokens = config.window // config.mesh.context
+    return all(halo_size(window, tokens) for window in config.model.windows)
+
+
+def has_splash_tiles(config: Config) -> bool:
+    """Return whether splash attention has tiles for the tokens of a device."""
+    context = config.mesh.context
+    return tile_size(config.window, context, context) > 0
+
+
+def in_balanced_order(config: Config, ops: Ops) -> tuple[Ops, np.ndarray | None]:
+    """Return the order of the tokens of a window that divides attention equally over `mesh.context`, and its operations.
+
+    Only operations that find tokens by their positions, or know the order, allow a different order. Within a halo, devices
+    compute equal parts of consecutive tokens.
+
+    Returns:
+        Operations for tokens in this order, and the order, `[T]`; None: unchanged.
     """
-    if config.mesh.context == 1 or ops.edit is not None or ops.attend not in CONTEXT_KERNELS.values():
-        return None
-    return balanced_order(config.window, config.mesh.context)
+    context = config.mesh.context
+    if context == 1 or ops.edit is not None:
+        return ops, None
+    order = balanced_order(config.window, context)
+    if ops.attend in (gathered_attention, ring_attention):
+        return ops, order
+    if ops.attend == ShardedSplash() and not has_halo(config):
+        return ops._replace(attend=ShardedSplash(context)), order
+    return ops, None
 
 
 def _lack(name: str, config: Config, device: jax.Device | Target) -> str:

@@ -12,6 +12,8 @@ from jax.sharding import PartitionSpec
 
 from jaxgpt.ops import Array
 
+LANES = 128  # vector width of a TPU, a divisor of all tile sizes
+
 
 def per_device(
     local: Callable[..., Array], q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, document_BT: Array | None

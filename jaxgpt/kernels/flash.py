@@ -12,11 +12,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxgpt.kernels.devices import per_device
+from jaxgpt.kernels.devices import LANES, per_device
 from jaxgpt.ops import Array
 from jaxgpt.ops.attention import Edit, Visible, attend
 
-LANES = 128  # vector width of a TPU, a divisor of all tile sizes
 TILE = 1024  # maximum number of queries or keys in a tile
 
 

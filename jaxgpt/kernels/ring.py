@@ -1,4 +1,4 @@
-"""Attention over rows with positions sharded over devices: gathered attention, and ring attention.
+"""Attention over rows with positions sharded over devices: gathered attention, ring attention, and halo attention.
 
 Each device has the queries, keys and values of some positions of a row. The functions differ in how a device receives the
 keys and values of other devices:
@@ -7,14 +7,17 @@ keys and values of other devices:
   keys and values of whole rows, of one layer at a time.
 - ring: keys and values move from device to device, and so do their gradients (Liu et al. 2023). Memory holds the keys and
   values of one device.
+- halo: with a sliding window, a device receives the last keys and values of the previous device, and sends their gradients
+  back. Devices have consecutive tokens.
 
-Both receive the keys and values again in the backward pass. The gradients of keys and values are summed over devices in the
-dtype of the keys if they are gathered, and in float32 in a ring.
+All receive the keys and values again in the backward pass. Gradients of keys and values are sent in float32 in a ring, and
+otherwise in the dtype of the keys.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -25,10 +28,10 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
 from jaxgpt.kernels import online
-from jaxgpt.kernels.devices import logical_spec, mesh_axes, on_mesh, with_heads_of_queries
+from jaxgpt.kernels.devices import LANES, logical_spec, mesh_axes, on_mesh, with_heads_of_queries
 from jaxgpt.kernels.online import BackwardInputs, Keys, Queries, Rule, Softmax
 from jaxgpt.ops import Array
-from jaxgpt.ops.attention import Edit, Positions, Visible, attend
+from jaxgpt.ops.attention import NO_TOKEN, Edit, Positions, Visible, attend
 
 
 class Layout(NamedTuple):
@@ -38,11 +41,34 @@ class Layout(NamedTuple):
         axes: names of the mesh axes that shard positions; (): none.
         rule: the mask, the scale and the tiles.
         ring: whether keys move in a ring; otherwise they are gathered.
+        halo: number of tokens whose keys a device receives from the previous device; 0: it receives those of whole rows.
     """
 
     axes: tuple[str, ...]
     rule: Rule
     ring: bool
+    halo: int = 0
+
+
+class Division(NamedTuple):
+    """The sharding of each array of attention over the devices."""
+
+    queries: PartitionSpec
+    k: PartitionSpec
+    v: PartitionSpec
+    place: PartitionSpec  # positions of the tokens of a device
+    row_place: PartitionSpec  # positions of whole rows: they are small, so each device has all
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Names of the mesh axes that shard positions."""
+        return mesh_axes(self.queries, 1)
+
+    @property
+    def devices(self) -> int:
+        """Number of devices that have the positions of a row."""
+        sizes = jax.sharding.get_abstract_mesh().shape
+        return math.prod(sizes[axis] for axis in self.axes)
 
 
 class Moving(NamedTuple):
@@ -88,6 +114,47 @@ def ring_attention(
     return _attention(q_BTNH, k_BKSH, v_BKHS, visible, scale, edit, ring=True)
 
 
+def halo_attention(
+    q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, visible: Visible, scale: float, edit: Edit | None = None
+) -> Array:
+    """Compute attention within a sliding window, to keys of the same and of the previous device.
+
+    Tokens must be in the order of their positions. Calls without a window, or with one that is longer than the tokens of a
+    device, gather all keys. Calls with the keys of a cache, or with `edit`, use `attend`.
+    """
+    return _attention(q_BTNH, k_BKSH, v_BKHS, visible, scale, edit, ring=False, consecutive=True)
+
+
+def halo_size(window: int, tokens: int) -> int:
+    """Return how many tokens of the previous device the queries of a device attend to, in whole vectors of a TPU if possible.
+
+    Args:
+        window: sliding window in tokens; 0: no limit.
+        tokens: number of tokens of a device.
+
+    Returns:
+        The number of tokens; 0: the queries also attend to tokens of other devices.
+    """
+    if not 1 < window <= tokens + 1:
+        return 0
+    return min(LANES * math.ceil((window - 1) / LANES), tokens)
+
+
+def division_of(q_BTNH: Array, place: Positions) -> Division:
+    """Return how the current mesh and rules divide the arrays of attention."""
+    queries = logical_spec("batch", "length", "heads", None)
+    # Positions without rows are equal in all rows.
+    has_positions_per_row = len(place.position_BT) == len(q_BTNH)
+    rows = queries[0] if has_positions_per_row else None
+    return Division(
+        queries=queries,
+        k=logical_spec("batch", "heads", "length", None),
+        v=logical_spec("batch", "heads", None, "length"),
+        place=PartitionSpec(rows, queries[1]),
+        row_place=PartitionSpec(rows, None),
+    )
+
+
 def balanced_order(tokens: int, devices: int) -> np.ndarray:
     """Return a permutation of the tokens of a row, int64 `[T]`, that divides causal attention equally over devices.
 
@@ -100,7 +167,14 @@ def balanced_order(tokens: int, devices: int) -> np.ndarray:
 
 
 def _attention(
-    q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, visible: Visible, scale: float, edit: Edit | None, ring: bool
+    q_BTNH: Array,
+    k_BKSH: Array,
+    v_BKHS: Array,
+    visible: Visible,
+    scale: float,
+    edit: Edit | None,
+    ring: bool,
+    consecutive: bool = False,
 ) -> Array:
     """Divide the arrays over the devices, and compute attention on each."""
     has_cache = visible.key is not None
@@ -112,30 +186,24 @@ def _attention(
         return local(q_BTNH, k_BKSH, v_BKHS, place, place)
     k_BKSH, v_BKHS = with_heads_of_queries(q_BTNH, k_BKSH, v_BKHS)
 
-    of_queries = logical_spec("batch", "length", "heads", None)
-    of_k = logical_spec("batch", "heads", "length", None)
-    of_v = logical_spec("batch", "heads", None, "length")
-    # Positions without rows are equal in all rows.
-    has_positions_per_row = len(place.position_BT) == len(q_BTNH)
-    rows = of_queries[0] if has_positions_per_row else None
-    of_place = PartitionSpec(rows, of_queries[1])
-    # The positions of keys are small: each device has those of whole rows.
-    of_row_place = PartitionSpec(rows, None)
-    specs = of_queries, of_k, of_v, of_place, of_row_place
-    local = _make_local(mesh_axes(of_queries, 1), visible.window, scale, ring)
+    division = division_of(q_BTNH, place)
+    local = _make_local(division.axes, visible.window, scale, ring, consecutive)
     # check_vma=False: the derivative is defined on each device.
-    divided = jax.shard_map(local, in_specs=specs, out_specs=of_queries, check_vma=False)
+    divided = jax.shard_map(local, in_specs=tuple(division), out_specs=division.queries, check_vma=False)
     # The positions are passed twice: of the queries of a device, and of whole rows.
     return divided(q_BTNH, k_BKSH, v_BKHS, place, place)
 
 
-def _make_local(axes: tuple[str, ...], window: int, scale: float, ring: bool) -> Callable[..., Array]:
+def _make_local(
+    axes: tuple[str, ...], window: int, scale: float, ring: bool, consecutive: bool = False
+) -> Callable[..., Array]:
     """Return the attention of one device, `(q, k, v, positions of its tokens, positions of whole rows) -> out_BTNH`."""
 
     def local(q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, place: Positions, row_place: Positions) -> Array:
         B, T, N, _ = q_BTNH.shape
         rule = Rule(window, scale, online.tile_size(T, B, N))
-        layout = Layout(axes, rule, ring and bool(axes))
+        halo = halo_size(window, T) if axes and consecutive else 0
+        layout = Layout(axes, rule, ring and bool(axes), halo)
         out_BTNH: Array = _on_device(layout, q_BTNH, k_BKSH, v_BKHS, place, row_place)
         return out_BTNH
 
@@ -187,7 +255,7 @@ def _backward(layout: Layout, saved: Residuals, dout_BTNH: Array) -> tuple[Any, 
     else:
         keys = _gathered(layout, k_BKSH, v_BKHS, row_place)
         dq_nBKGtH, dk_BKSH, dv_BKHS = online.gradients(queries, of_queries, keys, dq_nBKGtH, layout.rule)
-        dk_BKSH, dv_BKHS = _scattered(layout, dk_BKSH.astype(k_BKSH.dtype), dv_BKHS.astype(v_BKHS.dtype))
+        dk_BKSH, dv_BKHS = _returned(layout, dk_BKSH.astype(k_BKSH.dtype), dv_BKHS.astype(v_BKHS.dtype))
 
     dq_BTNH = online.joined(dq_nBKGtH, saved.q_BTNH)
     return dq_BTNH, dk_BKSH.astype(k_BKSH.dtype), dv_BKHS.astype(v_BKHS.dtype), None, None
@@ -200,22 +268,86 @@ _on_device.defvjp(_forward, _backward)
 
 
 def _gathered(layout: Layout, k_BKSH: Array, v_BKHS: Array, row_place: Positions) -> Keys:
-    """Gather the keys and values of whole rows."""
+    """Gather the keys and values of whole rows, or of the halo and this device."""
+    if layout.halo:
+        k_BKSH, v_BKHS = with_halo(layout.axes, layout.halo, k_BKSH, v_BKHS)
+        tokens = k_BKSH.shape[2] - layout.halo
+        return Keys(k_BKSH, v_BKHS, halo_places(layout.axes, layout.halo, tokens, row_place))
     if layout.axes:
-        gather = functools.partial(jax.lax.all_gather, axis_name=layout.axes, tiled=True)
-        k_BKSH = gather(k_BKSH, axis=2)
-        v_BKHS = gather(v_BKHS, axis=3)
+        k_BKSH, v_BKHS = gather_keys(layout.axes, k_BKSH, v_BKHS)
     return Keys(k_BKSH, v_BKHS, row_place)
 
 
-def _scattered(layout: Layout, dk_BKSH: Array, dv_BKHS: Array) -> tuple[Array, Array]:
+def _returned(layout: Layout, dk_BKSH: Array, dv_BKHS: Array) -> tuple[Array, Array]:
+    """Return the gradients of this device's keys and values, from the gradients of the results of `_gathered`."""
+    if layout.halo:
+        return _add_halo(layout.axes, layout.halo, dk_BKSH, dv_BKHS)
+    if layout.axes:
+        return _scatter(layout.axes, dk_BKSH, dv_BKHS)
+    return dk_BKSH, dv_BKHS
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def gather_keys(axes: tuple[str, ...], k_BKSH: Array, v_BKHS: Array) -> tuple[Array, Array]:
+    """Gather the keys and values of whole rows over mesh axes; the derivative adds the gradients of all devices."""
+    gather = functools.partial(jax.lax.all_gather, axis_name=axes, tiled=True)
+    return gather(k_BKSH, axis=2), gather(v_BKHS, axis=3)
+
+
+def _scatter(axes: tuple[str, ...], dk_BKSH: Array, dv_BKHS: Array) -> tuple[Array, Array]:
     """Add the gradients of whole rows over the devices, and return those of the keys and values of this device."""
-    if not layout.axes:
-        return dk_BKSH, dv_BKHS
     # One collective: the TPU compiler would replace the second of two with an all-reduce, which sends twice as much.
     both = jnp.stack([dk_BKSH, dv_BKHS.swapaxes(2, 3)])
-    dk_BKSH, dv_BKSH = jax.lax.psum_scatter(both, layout.axes, scatter_dimension=3, tiled=True)
+    dk_BKSH, dv_BKSH = jax.lax.psum_scatter(both, axes, scatter_dimension=3, tiled=True)
     return dk_BKSH, dv_BKSH.swapaxes(2, 3)
+
+
+gather_keys.defvjp(
+    lambda axes, k_BKSH, v_BKHS: (gather_keys(axes, k_BKSH, v_BKHS), None),
+    lambda axes, _, gradients: _scatter(axes, *gradients),
+)
+
+
+# Keys of the previous device.
+
+
+def with_halo(axes: tuple[str, ...], halo: int, k_BKSH: Array, v_BKHS: Array) -> tuple[Array, Array]:
+    """Return keys and values with those of the last tokens of the previous device in front; the first device has zeros."""
+    received_k, received_v = _shift(axes, 1, (k_BKSH[:, :, -halo:], v_BKHS[..., -halo:]))
+    return jnp.concatenate([received_k, k_BKSH], 2), jnp.concatenate([received_v, v_BKHS], 3)
+
+
+def halo_places(axes: tuple[str, ...], halo: int, tokens: int, row_place: Positions) -> Positions:
+    """Return the positions of the keys of `with_halo`, from those of whole rows; `NO_TOKEN` before the first token.
+
+    Args:
+        axes: mesh axes that shard positions.
+        halo: number of tokens of the previous device.
+        tokens: number of tokens of a device.
+        row_place: positions of whole rows.
+    """
+    first = jax.lax.axis_index(axes) * tokens
+
+    def of_device(row_BT: Array) -> Array:
+        padded = jnp.pad(row_BT, ((0, 0), (halo, 0)), constant_values=NO_TOKEN)
+        return jax.lax.dynamic_slice_in_dim(padded, first, halo + tokens, axis=1)
+
+    return jax.tree.map(of_device, row_place)
+
+
+def _add_halo(axes: tuple[str, ...], halo: int, dk_BKSH: Array, dv_BKHS: Array) -> tuple[Array, Array]:
+    """Return the gradients of the halo to the previous device, and add those of the next device."""
+    received_k, received_v = _shift(axes, -1, (dk_BKSH[:, :, :halo], dv_BKHS[..., :halo]))
+    dk_BKSH = dk_BKSH[:, :, halo:].at[:, :, -halo:].add(received_k)
+    dv_BKHS = dv_BKHS[..., halo:].at[..., -halo:].add(received_v)
+    return dk_BKSH, dv_BKHS
+
+
+def _shift(axes: tuple[str, ...], by: int, tree: Any) -> Any:
+    """Send a tree of arrays to the next device, or for -1 to the previous; the device at the end receives zeros."""
+    devices = int(jax.lax.axis_size(axes))
+    pairs = [(device, device + by) for device in range(devices) if 0 <= device + by < devices]
+    return jax.tree.map(lambda x: jax.lax.ppermute(x, axes, pairs), tree)
 
 
 # Keys that move in a ring.

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 from jaxgpt.config import Config
 from jaxgpt.counts import flops_per_token
 from jaxgpt.errors import UserError
-from jaxgpt.kernels import CONTEXT_KERNELS, Target, choose_attention
+from jaxgpt.kernels import CONTEXT_KERNELS, Target, choose_attention, has_halo
+from jaxgpt.kernels.ring import halo_size
 from jaxgpt.model.params import abstract_params
 from jaxgpt.parallel.mesh import resolve, sizes_of
 from jaxgpt.parallel.rows import Microbatches, batch_ways, microbatches, row_shards
@@ -147,6 +148,7 @@ def _collectives(config: Config, topology: Topology, work: Work, counts: _Counts
         scattered=counts.scattered,
         keys=_keys_and_values(config) * work.windows,
         context_attention=_context_attention(config, topology.target),
+        halo=_halo(config),
         has_reference=work.frozen,
     )
     return merged(implied(step))
@@ -158,12 +160,19 @@ def extrapolated(one: float, two: float, layers: int) -> float:
 
 
 def _context_attention(config: Config, target: Target) -> str:
-    """Return the name of the attention that divides positions over context; "": none."""
+    """Return how keys reach the queries along context: gathered, halo or ring; "": no attention divides positions."""
     attention, _ = choose_attention(config, target)
     for name, kernel in CONTEXT_KERNELS.items():
+        if kernel is attention and name == "splash":
+            return "halo" if has_halo(config) else "gathered"
         if kernel is attention:
             return name
     return ""
+
+
+def _halo(config: Config) -> int:
+    """Return the number of tokens that a device receives from the previous device, in the layer with the longest window."""
+    return max(halo_size(window, config.window // config.mesh.context) for window in config.model.windows)
 
 
 def _key_bytes(config: Config, target: Target) -> float:
@@ -172,7 +181,8 @@ def _key_bytes(config: Config, target: Target) -> float:
     Gathered keys span complete windows, with float32 gradients. A ring holds the keys of two devices, because the next
     keys arrive during the computation.
     """
-    copies = {"gathered": 1.0, "ring": 2 / config.mesh.context, "": 0.0}
+    share = 1 / config.mesh.context
+    copies = {"gathered": 1.0, "halo": share + _halo(config) / config.window, "ring": 2 * share, "": 0.0}
     width = jnp.dtype(config.train.compute_dtype).itemsize
     return copies[_context_attention(config, target)] * _keys_and_values(config) * (width + 4)
 

@@ -25,7 +25,8 @@ class Step(NamedTuple):
     reduced: Mapping[tuple[str, ...], float]
     scattered: float  # elements of the shards of gradients that are scattered along fsdp
     keys: float = 0.0  # elements of the keys and values of a block, in whole windows
-    context_attention: str = ""  # gathered, ring, or "": positions are not divided by a kernel
+    context_attention: str = ""  # gathered, halo, ring, or "": positions are not divided by a kernel
+    halo: int = 0  # tokens whose keys a device receives from the previous device
     has_reference: bool = False  # whether the objective computes with a frozen copy of the weights
 
     @property
@@ -133,8 +134,8 @@ def experts(step: Step) -> Iterator[Collective]:
 def keys(step: Step) -> Iterator[Collective]:
     """Yield the exchanges of keys and values along context, forward and backward, and of their gradients.
 
-    Gathered: the gradients are summed where they belong. In a ring, keys and values go to each other device, and the float32
-    sums of their gradients to each device.
+    Gathered: the gradients are summed where they belong. Halo: only the previous device sends keys and values. In a ring, keys
+    and values go to each other device, and the float32 sums of their gradients to each device.
     """
     group = step.sizes["context"]
     times = step.config.model.n_layer * step.microbatches
@@ -142,6 +143,10 @@ def keys(step: Step) -> Iterator[Collective]:
     if step.context_attention == "gathered":
         yield Collective("all-gather", size, group, 2 * times, axes=("context",), site="keys and values")
         yield Collective("reduce-scatter", size / group, group, times, axes=("context",), site="gradients of keys")
+    if step.context_attention == "halo":
+        size *= step.halo / step.config.window
+        yield Collective("collective-permute", size, group, 2 * times, axes=("context",), site="keys and values")
+        yield Collective("collective-permute", size, group, times, axes=("context",), site="gradients of keys")
     if step.context_attention == "ring":
         hops = 2 * (group - 1) * times
         yield Collective("collective-permute", size / group, group, hops, axes=("context",), site="keys and values")

@@ -12,8 +12,10 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import Primitive
 
-from jaxgpt.kernels.flash import LANES, cudnn_attention, splash_attention
-from jaxgpt.kernels.ring import gathered_attention, ring_attention
+from jaxgpt.kernels.devices import LANES
+from jaxgpt.kernels.flash import cudnn_attention, splash_attention
+from jaxgpt.kernels.ring import gathered_attention, halo_attention, ring_attention
+from jaxgpt.kernels.sharded_splash import ShardedSplash
 from jaxgpt.ops import Array, AttendFn
 from jaxgpt.ops.attention import Edit, Visible, attend
 
@@ -66,9 +68,11 @@ class KernelSizes(NamedTuple):
 # repeated in 128 lanes.
 KERNEL_SHAPES: dict[Any, KernelShape] = {
     splash_attention: KernelShape(head_multiple=LANES, sum_width=LANES),
+    ShardedSplash(): KernelShape(head_multiple=LANES),
     cudnn_attention: KernelShape(),
     gathered_attention: KernelShape(),
     ring_attention: KernelShape(),
+    halo_attention: KernelShape(),
 }
 
 

@@ -21,7 +21,7 @@ from jaxgpt.checkpoint import store
 from jaxgpt.checkpoint.source import Place
 from jaxgpt.config import Config, ModelConfig
 from jaxgpt.errors import UserError
-from jaxgpt.kernels import best, choose_attention, token_order
+from jaxgpt.kernels import best, choose_attention, in_balanced_order
 from jaxgpt.kernels.remat import POLICIES
 from jaxgpt.model import GPT
 from jaxgpt.model.init import boxed_params
@@ -438,11 +438,17 @@ def make_program(
 
     # Functions.
     gpt = ScannedGPT if config.train.scan_layers else GPT
-    order = token_order(config, ops) if model is None else None
-    model = model or gpt(config.model, ops, POLICIES[config.train.remat])
+    order = None
+    of_order = ops
+    if model is None:
+        of_order, order = in_balanced_order(config, ops)
+        model = gpt(config.model, ops, POLICIES[config.train.remat])
     if objective_of is not None:
         objective = objective_of(model)
-    objective = objective or next_token_loss(model.apply, config.train.loss_chunk, router_penalties(config), order)
+    if objective is None:
+        # Only this objective changes the order of the tokens.
+        ordered = model if order is None else model.clone(ops=of_order)
+        objective = next_token_loss(ordered.apply, config.train.loss_chunk, router_penalties(config), order)
     if config.lora.rank:
         objective = with_adapters(objective, config.lora.alpha)
     return Program(

@@ -64,6 +64,12 @@ def context_config(attention: str = "auto", **model: Any) -> Config:
         (context_config(), DEVICE, "gathered", ""),
         (context_config(block_size=MOST_GATHERED), HOPPER, "gathered", ""),
         (context_config(block_size=2 * MOST_GATHERED), TPU, "ring", ""),
+        (context_config(block_size=2 * MOST_GATHERED, sliding_window=1024), HOPPER, "halo", ""),
+        (context_config(block_size=2 * MOST_GATHERED, sliding_window=1024), TPU, "splash", ""),
+        (context_config(block_size=1024), TPU, "splash", ""),
+        (context_config(block_size=1024, sliding_window=258), DEVICE, "gathered", ""),
+        (context_config(block_size=1024, sliding_window=257), DEVICE, "halo", ""),
+        (context_config(block_size=1024, sliding_window=8, window_pattern="LG"), DEVICE, "gathered", ""),
         (context_config("ring"), TPU, "ring", ""),
         (context_config("xla"), TPU, None, ""),
         (context_config(dropout=0.1), TPU, None, "gathered does not support dropout (model.dropout 0.1)"),
@@ -71,7 +77,7 @@ def context_config(attention: str = "auto", **model: Any) -> Config:
 )
 def test_the_kernel_of_a_device(made: Config, device: Any, kernel: str | None, said: str) -> None:
     found, note = choose_attention(made, device)
-    kernels = dict(KERNELS.values()) | CONTEXT_KERNELS
+    kernels = CONTEXT_KERNELS if made.mesh.context > 1 else dict(KERNELS.values())
     assert found is (kernels[kernel] if kernel else attend)
     assert said in note
     assert bool(note) == bool(said)
@@ -85,7 +91,22 @@ def test_the_kernel_of_a_device(made: Config, device: Any, kernel: str | None, s
         (config("splash"), HOPPER, "train.attention splash does not run on gpu devices"),
         (config("cudnn", "float32"), HOPPER, "cudnn needs train.compute_dtype bfloat16; use --train.attention xla"),
         (config("ring"), TPU, r"ring needs positions that are divided over devices \(mesh.context 2 or more\); use"),
-        (context_config("splash"), TPU, r"splash needs complete windows on each device \(mesh.context 1, not 4\); use"),
+        (
+            context_config("cudnn"),
+            HOPPER,
+            r"cudnn needs complete windows on each device \(mesh.context 1, not 4\); use",
+        ),
+        (context_config("splash"), HOPPER, "splash does not run on gpu devices; use"),
+        (
+            context_config("splash"),
+            TPU,
+            "splash needs a window that is a multiple of 1024, not model.block_size 128; use",
+        ),
+        (
+            context_config("halo", sliding_window=34),
+            TPU,
+            r"as many tokens as a device has \(32 with mesh.context 4\); use",
+        ),
         (context_config("ring", dropout=0.1), TPU, r"ring does not support dropout \(model.dropout 0.1\); use"),
     ],
 )

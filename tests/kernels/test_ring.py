@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxgpt.config import MeshConfig
-from jaxgpt.kernels import online
+from jaxgpt.kernels import online, ring
 from jaxgpt.kernels.remat import POLICIES
-from jaxgpt.kernels.ring import balanced_order, gathered_attention, ring_attention
+from jaxgpt.kernels.ring import balanced_order, gathered_attention, halo_attention, halo_size, ring_attention
 from jaxgpt.ops.attention import Positions, Visible, attend, document_positions, padded_positions, row_positions
 from jaxgpt.parallel.mesh import make_mesh
 from jaxgpt.parallel.rules import Rules, change_rules, use_mesh
@@ -86,6 +86,45 @@ def test_a_kernel_equals_the_definition_on_a_mesh(
     with use_mesh(make_mesh(MeshConfig(**{"data": 1, **sizes})), config, change_rules(rules), length=T):
         found = call(*arrays(T))
     assert_close(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "window", "with_documents", "lanes"),
+    [
+        pytest.param({"context": 4}, 5, True, 1),
+        pytest.param({"fsdp": 2, "context": 2, "tensor": 2}, 6, True, 2, marks=pytest.mark.ci),
+        pytest.param({"context": 4}, 9, False, 128, marks=long),  # the window has all tokens of the previous device
+        pytest.param({"context": 4}, 10, True, 1, marks=long),  # and one more: all keys are gathered
+        pytest.param({"context": 4}, 0, True, 1, marks=long),
+    ],
+    ids=str,
+)
+def test_a_halo_is_enough_for_a_window(
+    sizes: dict[str, int], window: int, with_documents: bool, lanes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With tokens in their order, a device needs only the keys of the previous device."""
+    monkeypatch.setattr(ring, "LANES", lanes)
+    T = 32
+    place = documents(T) if with_documents else row_positions(T)
+    order = np.arange(T)
+    expected = jax.jit(lambda *qkv: forward_and_backward(attend, place, window, order, *qkv))(*arrays(T))
+    call = jax.jit(lambda *qkv: forward_and_backward(halo_attention, place, window, order, *qkv))
+    with use_mesh(make_mesh(MeshConfig(**{"data": 1, **sizes})), small("gpt2", block_size=T, n_kv_head=K), length=T):
+        found = call(*arrays(T))
+        text = str(jax.make_jaxpr(call)(*arrays(T)))
+    assert_close(found, expected)
+    has_halo = halo_size(window, T // sizes["context"]) > 0
+    assert ("all_gather" in text) is not has_halo
+
+
+@given(st.integers(0, 5000), st.integers(1, 4096))
+def test_a_halo_has_the_window_of_the_first_token(window: int, tokens: int) -> None:
+    halo = halo_size(window, tokens)
+    assert halo <= tokens
+    if halo:
+        assert window - 1 <= halo < window - 1 + ring.LANES
+    else:
+        assert window <= 1 or window - 1 > tokens
 
 
 @pytest.fixture

@@ -299,10 +299,11 @@ def test_nothing_is_counted_without_a_program(microbatches: int, monkeypatch: py
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("attention", ["gathered", pytest.param("ring", marks=pytest.mark.long)])
+@pytest.mark.parametrize("attention", ["gathered", "halo", pytest.param("ring", marks=pytest.mark.long)])
 def test_the_traffic_of_keys_along_context(attention: str) -> None:
-    """Keys and values are gathered, or move in a ring, as often as estimated; gradients of weights are all-reduced."""
-    run = config(MeshConfig(data=1, context=4), n_layer=2, n_kv_head=2, positions="none")
+    """Keys and values move as often as estimated; gradients of weights are all-reduced."""
+    window = 5 if attention == "halo" else 0
+    run = config(MeshConfig(data=1, context=4), n_layer=2, n_kv_head=2, positions="none", sliding_window=window)
     run = replace(run, train=TrainConfig(batch_size=2, attention=attention))  # type: ignore[arg-type]
     # JAX gives all collectives of a kernel one channel.
     text = re.sub(r"channel_id=\d+", "", lowered(build(run)).compile().as_text())
@@ -312,6 +313,8 @@ def test_the_traffic_of_keys_along_context(attention: str) -> None:
     sent = {kind: each.sent for kind, each in implied.items()}
     if attention == "gathered":
         sent["all-gather"] /= 2  # XLA removes optimization barriers on a CPU, and merges the gathers of both passes
+    if attention == "halo":
+        sent["collective-permute"] *= 2 / 3  # and the sends of both passes
     for kind, traffic in found.items():
         assert traffic.sent == pytest.approx(sent[kind], rel=0.05), kind
 
@@ -329,6 +332,20 @@ def test_activations_are_divided_along_context() -> None:
     keys = 2 * 512 * 32 * (4 + 4)  # keys and values in float32, and their gradients
     assert activations(1024, 4, "gathered") == pytest.approx(2 * by_four)
     assert 2 * activations(512, 8, "gathered") - by_four == pytest.approx(keys)
+
+
+@pytest.mark.ci
+def test_a_halo_sends_the_window_not_the_row() -> None:
+    """The traffic of a sliding window depends on the window, and not on the number of devices."""
+
+    def sent(attention: str, context: int) -> float:
+        run = config(MeshConfig(data=1, context=context), block_size=8192, sliding_window=1024, positions="none")
+        run = replace(run, train=TrainConfig(batch_size=1, attention=attention))  # type: ignore[arg-type]
+        found = estimate(run, parse_topology("v5e:2x4")).collectives
+        return sum(each.sent * each.times for each in found if "keys" in each.site)
+
+    assert sent("halo", 4) == sent("halo", 8)
+    assert sent("gathered", 8) / sent("halo", 8) == pytest.approx(7)
 
 
 @pytest.mark.ci
@@ -422,6 +439,28 @@ def test_the_sums_of_experts_along_tensor(shared: int) -> None:
     forward = [each for each in compiled if each.axes == ("tensor",) and re.match("h(_0)?/", each.site)]
     forward = [each for each in forward if "backward" not in each.site]
     assert sum(each.bytes * each.times for each in guess) == 2 * sum(each.bytes * each.times for each in forward)
+
+
+@needs_libtpu
+@pytest.mark.parametrize("window", [0, 256])
+def test_the_tpu_compiler_sends_the_keys_of_splash_attention(window: int) -> None:
+    """Gathered keys, or those of a halo; and no scores are stored."""
+    model = small("llama", n_layer=1, n_head=4, n_kv_head=2, head_dim=128, n_embd=256, block_size=4096)
+    run = Config(
+        model=replace(model, sliding_window=window, vocab_size=512),
+        train=TrainConfig(batch_size=1, compute_dtype="bfloat16"),
+        mesh=MeshConfig(data=1, context=8),
+    )
+    topology = parse_topology("v5e:2x4")
+    step, guess = compile_step(run, topology), estimate(run, topology)
+
+    def sent(cost: StepCost) -> float:
+        found = [each for each in cost.collectives if each.kind != "all-reduce"]
+        return sum(each.sent * each.times for each in found)
+
+    assert sent(step) == pytest.approx(sent(guess), rel=0.01)
+    assert "splash" in step.executable.as_text()
+    assert step.memory["temporaries"] < 4 * 512 * 4096 * 4  # scores of a device in float32
 
 
 @needs_libtpu

@@ -79,6 +79,7 @@ LAYOUTS: list[Any] = [
     pytest.param({"fsdp": 2, "context": 2, "tensor": 2}, {}, marks=ci),
     pytest.param({"context": 8}, {"loss_chunk": 5}, marks=long),
     pytest.param({"context": 4}, {"attention": "ring"}, marks=long),
+    pytest.param({"context": 4}, {"attention": "gathered"}, marks=long),
     pytest.param({"context": 2}, {"attention": "xla", "loss_chunk": 3}, marks=long),
     pytest.param({"data": 2, "context": 2}, {"remat": "dots", "accumulation": 2}, marks=long),
     pytest.param({"context": 2, "tensor": 4}, {"attention": "ring"}, marks=long),

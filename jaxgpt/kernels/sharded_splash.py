@@ -1,0 +1,230 @@
+"""Splash attention over rows with positions sharded over devices: a TPU's kernel for the queries of each device.
+
+A device gathers the keys and values of whole rows or, with a sliding window, receives those of the previous device
+(`kernels/ring.py`), forward and backward. Then one call of the kernel computes its queries. There is no kernel for each pair of
+devices, as in a ring: the kernel's public functions have no derivative for a softmax that is a part of a larger softmax.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxgpt.kernels.devices import LANES, on_mesh, with_heads_of_queries
+from jaxgpt.kernels.ring import (
+    Division,
+    balanced_order,
+    division_of,
+    gather_keys,
+    gathered_attention,
+    halo_places,
+    halo_size,
+    with_halo,
+)
+from jaxgpt.ops import Array
+from jaxgpt.ops.attention import NO_TOKEN, Edit, Positions, Visible, attend
+
+TILE = 512  # maximum number of queries or keys in a tile: masks of larger tiles do not fit the memory of a kernel
+
+
+@dataclass(frozen=True)
+class ShardedSplash:
+    """The attention function of meshes that divide positions, on TPUs; it compares by value.
+
+    Calls with the keys of a cache, or with an edit, use `attend`; numbers of tokens without a tile (`tile_size`), and calls
+    without a mesh, use `gathered_attention`.
+
+    Attributes:
+        balanced: number of devices of the order of the tokens (`ring.balanced_order`); 1: consecutive tokens.
+    """
+
+    balanced: int = 1
+
+    def __call__(
+        self, q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, visible: Visible, scale: float, edit: Edit | None = None
+    ) -> Array:
+        """Compute `ops.attention.attend` among the tokens of a row, which are in the order of `balanced`."""
+        if edit is not None or visible.key is not None:
+            return attend(q_BTNH, k_BKSH, v_BKHS, visible, scale, edit)
+        if not on_mesh():
+            return gathered_attention(q_BTNH, k_BKSH, v_BKHS, visible, scale)
+        division = division_of(q_BTNH, visible.query)
+        T = q_BTNH.shape[1]
+        tile = tile_size(T, division.devices, self.balanced)
+        if not tile:
+            return gathered_attention(q_BTNH, k_BKSH, v_BKHS, visible, scale)
+
+        k_BKSH, v_BKHS = with_heads_of_queries(q_BTNH, k_BKSH, v_BKHS)
+        scaled_q = q_BTNH * jnp.asarray(scale, q_BTNH.dtype)
+        arrays = scaled_q, k_BKSH, v_BKHS, visible.query, visible.query
+        halo = halo_size(visible.window, T // division.devices) if self.balanced == 1 else 0
+        if halo:
+            local = functools.partial(_within_halo, division.axes, visible.window, halo, tile)
+            return _on_devices(local, division, (), (), arrays)
+
+        # The kernel of a device has its rows of the mask: they are sharded as the queries.
+        splash = _splash()
+        mask = _row_mask(T, self.balanced, visible.window)
+        heads = q_BTNH.shape[2]
+        kernel = splash.make_splash_mha(
+            splash.MultiHeadMask([mask] * heads), head_shards=1, q_seq_shards=division.devices, **_options(tile)
+        )
+        rows = NamedSharding(jax.sharding.get_abstract_mesh(), PartitionSpec(None, division.axes or None))
+        local = functools.partial(_over_rows, division.axes)
+        return _on_devices(local, division, (kernel,), (kernel.manual_sharding_spec(rows),), arrays)
+
+
+def tile_size(T: int, devices: int, balanced: int = 1) -> int:
+    """Return the largest tile, in tokens, that divides the tokens of a device and the chunks of the order; 0: none.
+
+    Args:
+        T: number of tokens of a row.
+        devices: number of devices that divide a row.
+        balanced: number of devices of `ring.balanced_order`; 1: consecutive tokens.
+    """
+    chunks = math.lcm(devices, 2 * balanced if balanced > 1 else 1)
+    for tile in range(TILE, 0, -LANES):
+        if T % (chunks * tile) == 0:
+            return tile
+    return 0
+
+
+def _on_devices(
+    local: Callable[..., Array], division: Division, extra: tuple[Any, ...], extra_specs: tuple[Any, ...], arrays: Any
+) -> Array:
+    """Compute `local(*extra, q, k, v, positions, positions of rows)` on each device.
+
+    The backward pass receives the keys again, and has the saved results of the kernel.
+    """
+    saves_results = jax.checkpoint_policies.save_only_these_names("attention")
+    local = jax.checkpoint(local, policy=saves_results)
+    # check_vma=False: the kernel does not annotate which mesh axes its results vary over.
+    divided = jax.shard_map(local, in_specs=(*extra_specs, *division), out_specs=division.queries, check_vma=False)
+    out_BTNH: Array = divided(*extra, *arrays)
+    return out_BTNH
+
+
+def _over_rows(
+    axes: tuple[str, ...],
+    kernel: Any,
+    q_BTNH: Array,
+    k_BKSH: Array,
+    v_BKHS: Array,
+    place: Positions,
+    row_place: Positions,
+) -> Array:
+    """Compute attention to the keys of whole rows."""
+    if axes:
+        k_BKSH, v_BKHS = gather_keys(axes, k_BKSH, v_BKHS)
+    return _attend(kernel, q_BTNH, k_BKSH, v_BKHS, place.document_BT, row_place.document_BT)
+
+
+def _within_halo(
+    axes: tuple[str, ...],
+    window: int,
+    halo: int,
+    tile: int,
+    q_BTNH: Array,
+    k_BKSH: Array,
+    v_BKHS: Array,
+    place: Positions,
+    row_place: Positions,
+) -> Array:
+    """Compute attention within a window, to the keys of the halo and of this device."""
+    tokens = q_BTNH.shape[1]
+    k_BKSH, v_BKHS = with_halo(axes, halo, k_BKSH, v_BKHS)
+
+    # The keys before the first token of a row have the document `NO_TOKEN`, as padding has.
+    if row_place.document_BT is None:
+        row_place = row_place._replace(document_BT=jnp.zeros_like(row_place.position_BT))
+        place = place._replace(document_BT=jnp.zeros_like(place.position_BT))
+    document_BS = jnp.asarray(halo_places(axes, halo, tokens, row_place).document_BT)
+
+    # Whole tiles of keys: the mask hides the padding in front, which is before the window of each query.
+    no = (0, 0)
+    fill = (-halo % tile, 0)
+    k_BKSH = jnp.pad(k_BKSH, (no, no, fill, no))
+    v_BKHS = jnp.pad(v_BKHS, (no, no, no, fill))
+    document_BS = jnp.pad(document_BS, (no, fill), constant_values=NO_TOKEN)
+
+    splash = _splash()
+    before = fill[0] + halo
+    mask = splash.LocalMask((tokens, before + tokens), (window - 1, 0), offset=before)
+    heads = q_BTNH.shape[2]
+    kernel = splash.make_splash_mha_single_device(splash.MultiHeadMask([mask] * heads), **_options(tile))
+    return _attend(kernel, q_BTNH, k_BKSH, v_BKHS, place.document_BT, document_BS)
+
+
+def _attend(
+    kernel: Any, q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, document_BT: Array | None, document_BS: Array | None
+) -> Array:
+    """Apply the kernel to each row."""
+    segments = None
+    if document_BT is not None and document_BS is not None:
+        rows = len(q_BTNH)
+        of_queries = jnp.broadcast_to(document_BT, (rows, *document_BT.shape[1:]))
+        of_keys = jnp.broadcast_to(document_BS, (rows, *document_BS.shape[1:]))
+        segments = _splash().SegmentIds(of_queries, of_keys)
+    attend_rows = jax.vmap(kernel)
+    out_BNTH: Array = attend_rows(q_BTNH.swapaxes(1, 2), k_BKSH, v_BKHS.swapaxes(2, 3), segments)
+    return out_BNTH.swapaxes(1, 2)
+
+
+def _options(tile: int) -> dict[str, Any]:
+    """Return the options of the kernel.
+
+    Its two backward passes compute the scores twice, but store no part of the gradient of the queries for each tile of keys.
+    """
+    sides = ("q", "kv", "kv_compute", "q_dq", "kv_dq", "q_dkv", "kv_dkv", "kv_dkv_compute")
+    tiles: Any = {f"block_{side}": tile for side in sides}
+    return {"block_sizes": _splash().BlockSizes(**tiles), "residual_checkpoint_name": "attention"}
+
+
+@functools.cache
+def _row_mask(T: int, balanced: int, window: int) -> Any:
+    """Return the mask of a row whose tokens are in the order of `balanced`; one object for equal arguments."""
+    order_T = balanced_order(T, balanced) if balanced > 1 else np.arange(T)
+
+    class RowMask(_splash().Mask):  # type: ignore[misc]
+        """A mask that the kernel reads in tiles."""
+
+        shape = (T, T)
+
+        def __getitem__(self, index: tuple[slice, slice]) -> np.ndarray:
+            query = order_T[index[0]]
+            key = order_T[index[1]]
+            tile = len(query), len(key)
+            least = query.min() - key.max()
+            most = query.max() - key.min()
+            # Most tiles are equal throughout.
+            if most < 0 or (window and least >= window):
+                return _filled(tile, False)
+            if least >= 0 and (not window or most < window):
+                return _filled(tile, True)
+            distance = query[:, None] - key[None, :]
+            is_visible = distance >= 0
+            if window:
+                is_visible &= distance < window
+            return is_visible
+
+    return RowMask()
+
+
+@functools.cache
+def _filled(shape: tuple[int, int], value: bool) -> np.ndarray:
+    return np.full(shape, value)
+
+
+def _splash() -> Any:
+    """Return the module of the kernel."""
+    from jax.experimental.pallas.ops.tpu import splash_attention  # a slow import, 1 s
+
+    return splash_attention
