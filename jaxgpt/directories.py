@@ -41,6 +41,8 @@ RUN_FILES = (*RUN_NEEDED, *OF_TOKENIZER, *RESULTS, TRACKERS, PROFILE)
 PACKED = (".gz", ".xz", ".bz2", ".zst")  # suffixes of compressed files
 RECORDS = (".jsonl", ".ndjson", ".parquet")  # suffixes of files of records: one per line or row
 DOCUMENTATION = (".md", ".json", "")  # suffixes of other files in a directory of records, such as README.md and LICENSE
+# Descriptions of a data set, as the library datasets writes them.
+DESCRIPTIONS = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
 LOG = re.compile(r".*\.log|nohup\.out|slurm-.*\.(out|err)", re.IGNORECASE)  # names of logs, which grow during a run
 HEAD = 1 << 16  # bytes of a JSON file to look at
 # The beginning of an array of objects, or a complete object in the first line or in all of the beginning.
@@ -144,7 +146,7 @@ def _is_records(path: Path) -> bool:
     name = name.removesuffix(packed)
     if name.endswith(RECORDS):
         return True
-    if not name.endswith(".json"):
+    if not name.endswith(".json") or name in DESCRIPTIONS:
         return False
     return bool(packed) or _begins_as_records(path)
 

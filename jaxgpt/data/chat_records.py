@@ -152,8 +152,10 @@ def read_record(record: Any) -> ChatRecord | Pair:
     else:
         _check_label(LABEL, fields)
         asked, answered = shape
-        request = fields[asked]
+        request = from_json(fields[asked])
         answer = fields[answered]
+        if not isinstance(request, str):
+            answer = from_json(answer)
         earlier = [*history_messages(fields)]
 
         # A prompt and its completion need no chat template, unless the record has more than these.
@@ -311,7 +313,7 @@ def _messages(name: str, turns: Any) -> list[dict[str, Any]]:
     was_call = False
     for number, turn in enumerate(turns, 1):
         message = _turn(number, turn)
-        is_call = (turn.get("role") or turn.get("from")) in CALLS
+        is_call = _role(turn.get("role") or turn.get("from")) in CALLS
         if is_call and was_call and message.get("weight") == messages[-1].get("weight"):
             messages[-1]["tool_calls"] += message["tool_calls"]  # calls of one message, each in its own: ms-swift
         else:
@@ -359,7 +361,7 @@ def _turn(number: int, turn: Any) -> dict[str, Any]:
 def _check_names(turn: Mapping[str, Any], role: str, where: str) -> None:
     """Check that a message with the names of two shapes has the same role and content in both."""
     other = turn.get("from")
-    is_role = isinstance(other, str) and other.lower() in ROLES  # otherwise, for example, a name
+    is_role = isinstance(other, str) and other.lower() in (*ROLES, *CALLS)  # otherwise, for example, a name
     if is_role and _speaker(str(other)) != _speaker(role):
         raise UserError(f"{where} has the role {short_repr(turn['role'])}, but is from {short_repr(other)}: remove one")
     content = turn.get("content")
@@ -372,13 +374,22 @@ def _check_names(turn: Mapping[str, Any], role: str, where: str) -> None:
 
 def _role(name: str) -> str:
     """Return the role with a name in data sets, in any case; other names as they are."""
-    return ROLES.get(name.lower(), name)
+    lower = name.lower()
+    return lower if lower in CALLS else ROLES.get(lower, name)
 
 
 def _speaker(name: str) -> str:
     """Map the names of a role in different shapes to one name."""
     role = _role(name)
     return "assistant" if role in CALLS else {"developer": "system"}.get(role, role)
+
+
+def comparable(turn: Any) -> Any:
+    """Return a message without null fields and with the usual names, to compare messages; an invalid message as it is."""
+    try:
+        return _turn(1, turn)
+    except UserError:
+        return turn
 
 
 def is_speaker(turns: Sequence[Any], speaker: str) -> bool:
@@ -459,6 +470,18 @@ def _arguments(arguments: Any, where: str) -> dict[str, Any] | str:
     if repeats_key(parsed):
         raise UserError(f"{where} has a call with a key that is given twice: {short_repr(parsed)}; remove one")
     return arguments if isinstance(arguments, str) else parsed
+
+
+def from_json(text: Any) -> Any:
+    """Return the messages that a text holds as JSON, as some tables store them; other values as they are."""
+    if not isinstance(text, str) or not text.lstrip().startswith("["):
+        return text
+    try:
+        found = decoded(text, "a text")
+    except UserError:
+        return text
+    are_messages = [isinstance(each, dict) and ("role" in each or "from" in each) for each in found]
+    return found if found and all(are_messages) else text
 
 
 def decoded(value: Any, what: str) -> Any:

@@ -16,7 +16,9 @@ from jaxgpt.data.chat_records import (
     ChatRecord,
     Pair,
     UnusableRecord,
+    comparable,
     decoded,
+    from_json,
     is_speaker,
     read_record,
 )
@@ -26,7 +28,7 @@ CHOSEN = "chosen"
 REJECTED = "rejected"
 # Names of the prompt, and the name of the answer in a conversation of the same shape.
 PROMPTS = {"prompt": "completion", "instruction": "output", "question": "answer", "query": "response"}
-WITH_PROMPT = (*SYSTEM, *TOOLS, *BESIDE, HISTORY, *MEDIA_FIELDS)  # fields that belong to the prompt
+WITH_PROMPT = (*BESIDE, HISTORY, *SYSTEM, *TOOLS, *MEDIA_FIELDS)  # fields that belong to the prompt
 FIELDS = frozenset({CHOSEN, REJECTED, *PROMPTS, *LISTS, *WITH_PROMPT})
 EXAMPLE = '{"prompt": "2 + 2?", "chosen": "4", "rejected": "5"}'
 
@@ -93,9 +95,9 @@ def _answers(fields: Mapping[str, Any]) -> tuple[Any, Any]:
     """Return the chosen and the rejected answer: two texts, or two lists of messages."""
     chosen = _messages_or_text(fields[CHOSEN], CHOSEN)
     rejected = _messages_or_text(fields[REJECTED], REJECTED)
-    if _is_json_of_messages(chosen) and _is_json_of_messages(rejected):
-        chosen = decoded(chosen, CHOSEN)
-        rejected = decoded(rejected, REJECTED)
+    both = [from_json(chosen), from_json(rejected)]
+    if not any(isinstance(answer, str) for answer in both):
+        return both[0], both[1]
     if isinstance(chosen, str) != isinstance(rejected, str):
         raise UserError("one answer is a text, and the other a list of messages: write both in the same form")
     return chosen, rejected
@@ -110,6 +112,16 @@ class _Parts(NamedTuple):
     rejected: Any
 
 
+def _check_place(fields: Mapping[str, Any]) -> None:
+    """Raise `UserError` if a record without a prompt has fields that belong to one: its answers are no complete texts."""
+    for name in WITH_PROMPT:
+        if fields.get(name):
+            raise UserError(
+                f"the record has no prompt, so the field {name!r} has no defined place: rename the field with the request to "
+                f"'prompt'"
+            )
+
+
 def _split_prompt(fields: Mapping[str, Any], chosen: Any, rejected: Any) -> _Parts:
     """Return the prompt of a record, from its field or the common beginning of its answers, and the remaining answers."""
     name, prompt = _prompt(fields)
@@ -119,12 +131,14 @@ def _split_prompt(fields: Mapping[str, Any], chosen: Any, rejected: Any) -> _Par
     # The prompt of two texts is their common beginning. Two lists of messages may begin with the prompt, or repeat its end.
     if isinstance(chosen, str):
         if prompt is None:
+            _check_place(fields)
             name = "prompt"
             prompt, chosen, rejected = _split_texts(chosen, rejected)
     else:
-        shared = _shared(chosen, rejected)
+        messages = [comparable(each) for each in chosen]
+        shared = _shared(messages, [comparable(each) for each in rejected])
         if isinstance(prompt, list):
-            shared = _repeated(prompt, chosen[:shared])
+            shared = _repeated([comparable(each) for each in prompt], messages[:shared])
         elif shared:
             name = "prompt"
             prompt = _with_request(chosen[:shared], prompt)
@@ -132,7 +146,14 @@ def _split_prompt(fields: Mapping[str, Any], chosen: Any, rejected: Any) -> _Par
         rejected = rejected[shared:]
 
     if prompt is None:
+        _check_place(fields)
         raise UserError(f"the answers have no common beginning, and the record has no prompt: write {EXAMPLE}")
+    for answer, which in ((chosen, CHOSEN), (rejected, REJECTED)):
+        if isinstance(answer, list) and (is_speaker(answer, "user") or is_speaker(answer, "system")):
+            raise UserError(
+                f"the {which} answer begins with a message that the assistant did not write, which is not in the prompt and in "
+                f"both answers: {short_repr(answer[0])}"
+            )
     return _Parts(name, prompt, chosen, rejected)
 
 
@@ -143,18 +164,6 @@ def _messages_or_text(answer: Any, which: str) -> Any:
     if not isinstance(answer, str | list):
         raise UserError(f"the {which} answer must be a text or a list of messages, not {short_repr(answer)}")
     return answer
-
-
-def _is_json_of_messages(answer: Any) -> bool:
-    """Return whether an answer is a text with the JSON of a list of messages, as some tables store them."""
-    if not isinstance(answer, str) or not answer.lstrip().startswith("["):
-        return False
-    try:
-        found = decoded(answer, "an answer")
-    except UserError:
-        return False
-    are_messages = [isinstance(each, dict) and ("role" in each or "from" in each) for each in found]
-    return bool(found) and all(are_messages)
 
 
 def _is_blank(answer: Any) -> bool:
@@ -169,7 +178,7 @@ def _prompt(fields: Mapping[str, Any]) -> tuple[str, Any]:
     """Return the name of the prompt's field and the prompt; None: the record has no field for it."""
     for name in PROMPTS:
         if name in fields:
-            return name, fields[name]
+            return name, from_json(fields[name])
     for name in LISTS:
         if name in fields:
             return "prompt", decoded(fields[name], f"the field {name!r}")

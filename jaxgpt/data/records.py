@@ -181,9 +181,20 @@ def _read_rows(file: BinaryIO, where: str, columns: Collection[str]) -> Iterator
             raise UserError(f"{where} has {names.count(name)} columns {name!r}: rename one")
     number = 0
     for batch in table.iter_batches(ROWS, columns=known or None):
-        for row in batch.to_pylist():
-            yield Record(f"{where}, row {number}", without_nulls(row))
+        for index in range(len(batch)):
+            yield _row(batch.slice(index, 1), f"{where}, row {number}")
             number += 1
+
+
+def _row(batch: Any, where: str) -> Record:
+    """Return the only row of a `pyarrow.RecordBatch`; maps become objects."""
+    try:
+        [row] = batch.to_pylist(maps_as_pydicts="strict")
+    except UnicodeDecodeError as e:
+        return Record(where, error=f"not UTF-8 text ({e})")
+    except KeyError as e:  # a map with a key twice
+        return Record(where, error=f"a map has a key twice ({one_line(e.args[0])})")
+    return Record(where, without_nulls(row))
 
 
 def without_nulls(value: Any) -> Any:

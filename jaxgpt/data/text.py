@@ -5,7 +5,8 @@ from __future__ import annotations
 import codecs
 import hashlib
 import sysconfig
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -117,7 +118,7 @@ def _read_directory(path: Path) -> Text:
         if any(file.suffix == ".bin" for file in listing.files):
             fix += ", or rename files of token ids to train.bin and val.bin"
         raise UserError(f"no text files in {path}{note}: {fix}")
-    text = Text.of(parts, f"{plural(len(parts), 'text file')} in {path}{note}")
+    text = Text.of(parts, f"{plural(len(parts), 'text file')} in {path}{_note_on_formats(parts)}{note}")
     return replace(text, source=text.source + _note_on_markers(text.data, path))
 
 
@@ -150,6 +151,15 @@ def _notes_on_skipped(files: Sequence[Path], text_bytes: int) -> list[str]:
             note += f", larger than the text (to train on records instead: --data.path {quote(str(records[0]))})"
         notes.append(note)
     return notes
+
+
+def _note_on_formats(names: Iterable[str]) -> str:
+    """Return a note on files of other formats that are read as text, such as "; 30 JSON files read as plain text", or ""."""
+    forms = Counter(AS_TEXT.get(Path(name).suffix.lower(), "") for name in names)
+    del forms[""]
+    if not forms:
+        return ""
+    return f"; {' and '.join(plural(number, f'{form} file') for form, number in forms.items())} read as plain text"
 
 
 def _note_on_markers(data: bytes, path: Path) -> str:

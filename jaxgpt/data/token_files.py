@@ -16,6 +16,7 @@ from jaxgpt.errors import UserError, plural, reported
 
 HEADER = 256  # number of int32 values in the header of an llm.c file
 NUMPY = b"\x93NUMPY"  # first bytes of a .npy file
+TRAINER = "training_args.bin"  # arguments of transformers' Trainer, a pickle
 SPLIT_WORDS = {"val": {"val", "valid", "validation"}, "train": {"train", "training"}}
 LLMC: dict[int, tuple[int, np.dtype[Any]]] = {
     20240520: (1, np.dtype("<u2")),
@@ -124,5 +125,5 @@ def open_tokens(path: Path) -> np.ndarray:
 
 def token_files(directory: Path) -> dict[str, list[Path]]:
     """List the token files of a directory by split, `train` and `val`."""
-    bins = sorted(p for p in directory.glob("[!.]*.bin") if p.is_file())
+    bins = sorted(p for p in directory.glob("[!.]*.bin") if p.name != TRAINER and p.is_file())
     return {split: [p for p in bins if split_of(p) == split] for split in SPLIT_WORDS}

@@ -12,6 +12,7 @@ import runpy
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,11 @@ from jaxgpt.post_settings import shown_reward
 # A reward maps (prompts, texts, records) to a number per text. A prompt is a text or a list of messages, as in its record.
 Reward = Callable[[Sequence[Any], Sequence[str], Sequence[Mapping[str, Any]]], Sequence[float]]
 
-MINUS = "\u2212"  # the minus sign of typeset texts
-NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+MINUS = str.maketrans(dict.fromkeys("\u2212\u2013", "-"))  # the minus sign and the dash of typeset texts
+# A sign follows no letter, digit or bracket: "10-7", "covid-19". Commas are between groups of three digits.
+NUMBER = re.compile(
+    r"(?:(?<![\w)\]])[-+])?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+|(?<!\d)(?=\.\d))(?:\.\d+)?(?:[eE][-+]?\d{1,6})?"
+)
 BUILT_IN = "exact[:FIELD], number[:FIELD], regex:PATTERN or json"
 LARGEST = 1e30  # largest absolute value of a reward, so that sums of float32 remain finite
 ANSWER = "answer"  # default field with the expected answer
@@ -177,10 +181,10 @@ def _exact(field: str) -> Reward:
     return reward
 
 
-def last_number(text: str) -> float | None:
-    """Return the last number in a text, without commas between digits; None: no number."""
-    found = NUMBER.findall(text.replace(MINUS, "-"))
-    return float(found[-1].replace(",", "")) if found else None
+def last_number(text: str) -> Decimal | None:
+    """Return the exact last number in a text; None: no number."""
+    found = NUMBER.findall(text.translate(MINUS))
+    return Decimal(found[-1].replace(",", "")) if found else None
 
 
 def _number(field: str) -> Reward:

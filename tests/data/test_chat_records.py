@@ -54,6 +54,9 @@ SHAPES: dict[str, tuple[Any, list[Message]]] = {
     ),
     "Dolly": ({"instruction": "Hi", "context": "", "response": "Hello", "category": "qa"}, TALK),
     "TRL": ({"prompt": [USER], "completion": [ANSWER]}, TALK),
+    "TRL as JSON": ({"prompt": json.dumps([USER]), "completion": json.dumps([ANSWER])}, TALK),
+    "TRL with a prompt as JSON": ({"prompt": json.dumps([USER]), "completion": [ANSWER]}, TALK),
+    "a prompt as JSON and a text": ({"prompt": json.dumps([USER]), "completion": "Hello"}, TALK),
     "TRL with several turns": (
         {"prompt": [*TALK, USER], "completion": [ANSWER]},
         [USER, ANSWER | {"weight": 0}, USER, ANSWER],
@@ -140,6 +143,17 @@ SHAPES: dict[str, tuple[Any, list[Message]]] = {
             {"role": "assistant", "tool_calls": [*CALLS["tool_calls"], *NOW["tool_calls"]]},
             *({"role": "tool", "content": "2"}, ANSWER),
         ],
+    ),
+    "capitals in calls": (
+        {
+            "messages": [
+                USER,
+                {"role": "Tool_Call", "content": '{"name": "add", "arguments": {"x": 1}}'},
+                {"role": "FUNCTION_CALL", "content": '{"name": "now"}'},
+                ANSWER,
+            ]
+        },
+        [USER, {"role": "assistant", "tool_calls": [*CALLS["tool_calls"], *NOW["tool_calls"]]}, ANSWER],
     ),
     "fields of messages": (
         {"messages": [USER | {"name": "Ann", "weight": None}, ANSWER | {"audio": 1}]},

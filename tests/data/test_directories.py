@@ -100,6 +100,16 @@ def test_a_directory_of_records_may_hold_outputs(make: Callable[[str], None], no
     assert find_files(Path("records")).train == [Path("records/a.jsonl")]
 
 
+@pytest.mark.parametrize("name", ["dataset_info.json", "dataset_infos.json"])
+def test_a_description_of_a_data_set_is_no_record(name: str) -> None:
+    """Repositories of the Hub have it as a single line."""
+    Path("records").mkdir()
+    Path("records/a.jsonl").write_text("{}\n")
+    Path("records", name).write_text('{"features": {"text": "string"}}')
+    assert holds_records(Path("records"))
+    assert find_files(Path("records")).train == [Path("records/a.jsonl")]
+
+
 def test_a_directory_of_records_follows_links() -> None:
     for name in ("store/a.jsonl", "records/README.md", "mixed/b.jsonl"):
         Path(name).parent.mkdir()

@@ -123,6 +123,12 @@ SHAPES = {
         "chosen": json.dumps([*EXPLICIT["prompt"], assistant("Me")]),
         "rejected": json.dumps([*EXPLICIT["prompt"], assistant("No")]),
     },
+    "a prompt and conversations as JSON": {
+        "prompt": json.dumps(EXPLICIT["prompt"]),
+        "chosen": json.dumps([*EXPLICIT["prompt"], assistant("Me")]),
+        "rejected": json.dumps([*EXPLICIT["prompt"], assistant("No")]),
+    },
+    "a text prompt as JSON": {"prompt": json.dumps(EXPLICIT["prompt"]), "chosen": "Me", "rejected": "No"},
     "a prompt as JSON": {"messages": json.dumps(EXPLICIT["prompt"]), "chosen": "Me", "rejected": "No"},
     "texts as answers": EXPLICIT | {"chosen": "Me", "rejected": "No"},
     "single messages as answers": EXPLICIT | {"chosen": assistant("Me"), "rejected": assistant("No")},
@@ -134,6 +140,17 @@ SHAPES = {
         ],
         "chosen": {"from": "gpt", "value": "Me"},
         "rejected": {"from": "gpt", "value": "No"},
+    },
+    "other names than in the prompt": EXPLICIT
+    | {
+        "chosen": [{"from": "human", "value": "Who?"}, assistant("Me")],
+        "rejected": [{"from": "human", "value": "Who?"}, assistant("No")],
+    },
+    "null fields in the prompt": EXPLICIT
+    | {
+        "prompt": [message | {"name": None} for message in EXPLICIT["prompt"]],
+        "chosen": [user("Who?"), assistant("Me")],
+        "rejected": [user("Who?"), assistant("No")],
     },
     "other fields": EXPLICIT | {"score_chosen": 5, "source": "x", "system": None},
 }
@@ -182,6 +199,26 @@ BAD = {
     "conversation": ({"messages": [user("a"), assistant("b")]}, "no chosen and no rejected answer"),
     "forms": (GOOD | {"chosen": [assistant("4")]}, "one answer is a text, and the other a list of messages"),
     "nothing shared": ({"chosen": "b", "rejected": "c"}, "the answers have no common beginning, and the record has no prompt"),
+    "input without a prompt": (
+        {"system": "S", "input": "2 + 2?", "chosen": "It is 4", "rejected": "It is 5"},
+        "the record has no prompt, so the field 'input' has no defined place: rename the field with the request to 'prompt'",
+    ),
+    "history without a prompt": (
+        {"history": [["a", "b"]], "chosen": "It is 4", "rejected": "It is 5"},
+        "the record has no prompt, so the field 'history' has no defined place",
+    ),
+    "one system message": (
+        {
+            "prompt": "Who?",
+            "chosen": [{"role": "system", "content": "S"}, user("Who?"), assistant("Me")],
+            "rejected": [user("Who?"), assistant("No")],
+        },
+        "the chosen answer begins with a message that the assistant did not write, which is not in the prompt and in both",
+    ),
+    "other requests": (
+        {"chosen": [user("Hi"), user("Who?"), assistant("Me")], "rejected": [user("Hi"), user("What?"), assistant("No")]},
+        "the chosen answer begins with a message that the assistant did not write",
+    ),
     "no target": (
         EXPLICIT | {"chosen": [assistant("Me") | {"weight": 0}]},
         "no message of an answer is a target: all have the weight 0",

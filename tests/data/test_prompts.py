@@ -14,6 +14,7 @@ from jaxgpt.config import Config, DataConfig, ModelConfig, PostConfig
 from jaxgpt.data import PromptSplit, open_data
 from jaxgpt.data.chat_encoding import chat_format
 from jaxgpt.data.conversations import DATE
+from jaxgpt.data.prompts import read_prompt
 from jaxgpt.data.special import SpecialTokens
 from jaxgpt.data.tokenizer import CharTokenizer
 from jaxgpt.errors import UserError
@@ -57,6 +58,17 @@ def test_prompts_are_what_chat_sends() -> None:
     assert all(prompt.ids == form.prompt_ids([USER]) for prompt in split.prompts)
     assert split.prompts[0].record == shapes[0]
     assert split.prompts[1].prompt == [USER]
+
+
+def test_messages_as_json_are_messages() -> None:
+    """Tables store lists of messages as texts."""
+    messages = [{"role": "user", "content": "Hi"}]
+    assert read_prompt({"prompt": json.dumps(messages)})[:2] == read_prompt({"prompt": messages})[:2]
+
+
+def test_a_prompt_with_other_json_is_a_text() -> None:
+    for text in ("[1, 2]", '[{"a": 1}]', "[]", "[", '{"role": "user"}'):
+        assert read_prompt({"prompt": text}).prompt == text
 
 
 def test_fields_of_a_request_belong_to_its_prompt_as_in_conversations() -> None:

@@ -67,6 +67,33 @@ def test_rows_of_a_table(tmp_path: Path) -> None:
     assert [record.value["n"] for record in read_records(path, ["text"])] == [1, 2], "all columns, for the message"
 
 
+def test_maps_of_a_table_are_objects(tmp_path: Path) -> None:
+    """The form in which Spark writes messages and arguments."""
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "a.parquet"
+    kind = pyarrow.list_(pyarrow.map_(pyarrow.string(), pyarrow.string()))
+    rows = [[[("role", "user"), ("content", "Hi")]], [[("role", "user"), ("role", "system")]]]
+    parquet.write_table(pyarrow.table({"messages": pyarrow.array(rows, kind)}), path)
+    good, twice = read_records(path, ["messages"])
+    assert good.value == {"messages": [{"role": "user", "content": "Hi"}]}
+    assert twice.error.startswith("a map has a key twice (")
+    assert not twice.lost
+
+
+def test_a_row_that_is_not_utf_8_is_lost_alone(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "a.parquet"
+    texts = pyarrow.array([b"a", b"\xff", b"c"], pyarrow.binary()).view(pyarrow.string())
+    parquet.write_table(pyarrow.table({"text": texts}), path)
+    first, damaged, last = read_records(path, ["text"])
+    assert [first.value, last.value] == [{"text": "a"}, {"text": "c"}]
+    assert damaged.where == f"{path}, row 1"
+    assert damaged.error.startswith("not UTF-8 text (")
+    assert not damaged.lost
+
+
 def test_two_columns_of_one_name_are_ambiguous(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")

@@ -139,6 +139,12 @@ def test_markup_that_becomes_text_is_reported(name: str, note: str, tmp_path: Pa
     assert read_path(path).source == f"{path}{note}"
 
 
+def test_markup_in_a_directory_is_reported(tmp_path: Path) -> None:
+    for name in ("a.json", "b.json", "c.csv", "d.txt"):
+        (tmp_path / name).write_text('{\n "prompt": "a"}\n')
+    assert read_path(tmp_path).source == f"4 text files in {tmp_path}; 2 JSON files and 1 CSV file read as plain text"
+
+
 def test_the_json_beside_arrow_files_is_not_text(tmp_path: Path) -> None:
     """The form of `datasets.save_to_disk`: the texts are in the Arrow file."""
     for name in ("data-00000-of-00001.arrow", "dataset_info.json", "state.json"):

@@ -66,8 +66,33 @@ def test_answers_that_are_no_text_or_number(answer: Any) -> None:
         one("exact", "4", answer=answer)
 
 
-def test_last_numbers() -> None:
-    assert [last_number(text) for text in ("1 2 3.", "1e3", ".5", "", "-7,000 m")] == [3.0, 1000.0, 0.5, None, -7000.0]
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("1 2 3.", 3),
+        ("1e3", 1000),
+        (".5", 0.5),
+        ("", None),
+        ("-7,000 m", -7000),
+        ("the set is {1,2,3}", 3),
+        ("12,34", 34),
+        ("1,234,567.50", 1234567.5),
+        ("10-7", 7),
+        ("(4)-2", 2),
+        ("x = -2", -2),
+        ("covid-19", 19),
+        ("2024-11-28", 28),
+        ("pages 3\u20135", 5),
+        ("version 3.14.15", 15),
+    ],
+)
+def test_last_numbers(text: str, number: float | None) -> None:
+    assert last_number(text) == number
+
+
+def test_numbers_are_exact() -> None:
+    assert one("number", "9007199254740993", answer="9007199254740992") == 0
+    assert one("number", "1e400", answer="1e500") == 0
 
 
 @pytest.mark.parametrize(
