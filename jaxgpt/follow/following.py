@@ -11,26 +11,23 @@ RUN/trackers/NAME/.lock           locked by the follower
 from __future__ import annotations
 
 import json
-import math
-import os
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
-from datetime import datetime
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
-from jaxgpt.checkpoint.paths import parse_checkpoint
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.config import flat
 from jaxgpt.directories import TRACKERS
 from jaxgpt.errors import TrainingFailed, UserError, one_line
 from jaxgpt.files import read_json
+from jaxgpt.follow.sent_settings import settings_to_send
+from jaxgpt.follow.tail import Tail
 from jaxgpt.follow.trackers import Page, Row, Tracker
 from jaxgpt.locks import Locked, has_writer, sole_writer
-from jaxgpt.post_settings import shown_reward
-from jaxgpt.trainer.metrics import how_ended, parse_line
+from jaxgpt.trainer.metrics import how_ended
 
 POLL = 1.0  # seconds between two looks at the file
 REPLACED = "replaced"  # status of a run whose directory was renamed, deleted or replaced
@@ -86,153 +83,6 @@ class Position(NamedTuple):
         draft = directory / "position.json.partial"
         draft.write_text(json.dumps(self._asdict()))
         draft.replace(directory / "position.json")
-
-
-class Tail:
-    """Reads the new complete lines of a metrics file; a resume replaces the file, which is then read from its start.
-
-    Attributes:
-        last: the last line; {}: no line yet.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.last: dict[str, Any] = {}
-        self._file: BinaryIO | None = None
-        self._head = b""  # first line
-
-    def rows(self) -> Iterator[Row]:
-        """Yield the rows of the new lines."""
-        if self._file is None or self._is_replaced(self._file):
-            self.restart()
-        if self._file is None:
-            return
-        while True:
-            start = self._file.tell()
-            text = self._file.readline()
-            if not text.endswith(b"\n"):  # the rest is written later
-                self._file.seek(start)
-                return
-            line = parse_line(text)
-            if line is not None:
-                self.last = line
-                row = row_of(line, self._clock.at(line))
-                if row:
-                    yield row
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._file is not None:
-            self._file.close()
-
-    def restart(self) -> None:
-        """Read the file from its start."""
-        self.close()
-        self._file = None
-        self._clock = Clock()
-        self.last = {}
-        with suppress(FileNotFoundError):
-            self._file = self.path.open("rb")
-            self._head = self._file.readline()
-            self._file.seek(0)
-
-    def _is_replaced(self, file: BinaryIO) -> bool:
-        """Return whether the path is a different file, or was written again from its start."""
-        try:
-            is_same = os.path.samestat(os.fstat(file.fileno()), self.path.stat())
-        except FileNotFoundError:
-            return False
-        is_longer = os.fstat(file.fileno()).st_size >= file.tell()
-        has_same_head = os.pread(file.fileno(), len(self._head), 0) == self._head
-        return not (is_same and is_longer and has_same_head)
-
-
-class Clock:
-    """Computes the time of each line, in seconds since 1970, from the last start of the run and `elapsed_seconds`."""
-
-    def __init__(self) -> None:
-        self.started = 0.0
-        self.elapsed = 0.0
-        self.before = 0.0  # elapsed seconds before the last start
-
-    def at(self, line: Mapping[str, Any]) -> float:
-        """Return the time of a line; lines must come in their order."""
-        if "started" in line:
-            with suppress(TypeError, ValueError):
-                self.started = datetime.fromisoformat(line["started"]).timestamp()
-            self.before = self.elapsed
-        self.elapsed = line.get("elapsed_seconds", self.elapsed)
-        return self.started + self.elapsed - self.before
-
-
-def row_of(line: Mapping[str, Any], at: float) -> Row | None:
-    """Return the finite numbers of a line; None: the line has no numbers, or records a start or an end.
-
-    Numbers of a list, such as those of the layers, get names with their index: `load_entropy/0`.
-    """
-    if "started" in line or "ended" in line:
-        return None
-    values = {}
-    for name, value in _single_values(line):
-        if name != "step" and type(value) in (int, float) and math.isfinite(value):
-            values[name] = float(value)
-    step = line["step"]
-    order = 2 * step + ("loss" in line)
-    return Row(step, values, at, order) if values else None
-
-
-def _single_values(line: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the names and values of a line; each value of a list has its own name."""
-    for name, value in line.items():
-        if isinstance(value, list):
-            for index, each in enumerate(value):
-                yield f"{name}/{index}", each
-        else:
-            yield name, value
-
-
-def settings_to_send(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run as trackers receive them: of a path, only its last name; see `SHORTENED`."""
-    sent = {}
-    for name, value in settings.items():
-        shorten = SHORTENED.get(name, last_name)
-        if isinstance(value, str):
-            value = shorten(value)
-        elif isinstance(value, list | tuple):
-            value = [shorten(each) if isinstance(each, str) else each for each in value]
-        sent[name] = value
-    return sent
-
-
-def last_name(path: str) -> str:
-    """Return the text after the last slash of a path."""
-    return path.rstrip("/").rpartition("/")[2]
-
-
-def _run_and_step(checkpoint: str) -> str:
-    """Return RUN/STEP of a checkpoint, or RUN of a run."""
-    run, step = parse_checkpoint(checkpoint)
-    name = last_name(str(run)) if checkpoint else ""
-    return f"{name}/{step}" if step.isdecimal() else name
-
-
-def _source(word: str) -> str:
-    """Shorten the path of PATH=WEIGHT, a word of `data.mix`."""
-    path, equals, weight = word.rpartition("=")
-    return f"{last_name(path)}{equals}{weight}"
-
-
-# How to shorten the values of settings that are not a single path, keyed by dotted name; all others may be paths.
-SHORTENED: Mapping[str, Callable[[str], str]] = {
-    "train.prompt": str,
-    "data.answer_tokens": str,
-    "data.chat_template_kwargs": str,
-    "data.mix": _source,
-    "init_from": _run_and_step,
-    "state_from": _run_and_step,
-    "post.reference": _run_and_step,
-    "post.reward": shown_reward,
-}
 
 
 def follow(path: Path, tracker: Tracker, note: Callable[[str], None] = print, poll: float = POLL) -> Followed:

@@ -38,7 +38,7 @@ class Page(NamedTuple):
     Attributes:
         run: name of the directory of the run.
         id: a name that is different for every run, and equal for all followers of a run.
-        settings: settings of the run, keyed by dotted name (`jaxgpt.follow.following.settings_to_send`).
+        settings: settings of the run, keyed by dotted name (`jaxgpt.follow.sent_settings.settings_to_send`).
         directory: RUN/trackers/NAME, for files of the tracker.
     """
 

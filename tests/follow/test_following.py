@@ -20,7 +20,9 @@ from jaxgpt.checkpoint.store import Info
 from jaxgpt.config import to_json
 from jaxgpt.errors import TrainingFailed, UserError
 from jaxgpt.follow import following
-from jaxgpt.follow.following import Position, Tail, follow, settings_to_send
+from jaxgpt.follow.following import Position, follow
+from jaxgpt.follow.sent_settings import settings_to_send
+from jaxgpt.follow.tail import Tail
 from jaxgpt.follow.trackers import Row, TensorBoard
 from jaxgpt.locks import has_writer, sole_writer
 from jaxgpt.trainer.metrics import MetricsFile

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxgpt.follow.following import row_of
+from jaxgpt.follow.tail import row_of
 from jaxgpt.trainer.metrics import MetricsFile, numbers, read_metrics
 
 

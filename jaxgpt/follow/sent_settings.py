@@ -1,0 +1,53 @@
+"""Settings of a run as trackers receive them: without the directories of paths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jaxgpt.checkpoint.paths import parse_checkpoint
+from jaxgpt.post_settings import shown_reward
+
+
+def settings_to_send(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run as trackers receive them: of a path, only its last name; see `SHORTENED`."""
+    sent = {}
+    for name, value in settings.items():
+        shorten = SHORTENED.get(name, last_name)
+        if isinstance(value, str):
+            value = shorten(value)
+        elif isinstance(value, list | tuple):
+            value = [shorten(each) if isinstance(each, str) else each for each in value]
+        sent[name] = value
+    return sent
+
+
+def last_name(path: str) -> str:
+    """Return the text after the last slash of a path."""
+    return path.rstrip("/").rpartition("/")[2]
+
+
+def _run_and_step(checkpoint: str) -> str:
+    """Return RUN/STEP of a checkpoint, or RUN of a run."""
+    run, step = parse_checkpoint(checkpoint)
+    name = last_name(str(run)) if checkpoint else ""
+    return f"{name}/{step}" if step.isdecimal() else name
+
+
+def _source(word: str) -> str:
+    """Shorten the path of PATH=WEIGHT, a word of `data.mix`."""
+    path, equals, weight = word.rpartition("=")
+    return f"{last_name(path)}{equals}{weight}"
+
+
+# How to shorten the values of settings that are not a single path, keyed by dotted name; all others may be paths.
+SHORTENED: Mapping[str, Callable[[str], str]] = {
+    "train.prompt": str,
+    "data.answer_tokens": str,
+    "data.chat_template_kwargs": str,
+    "data.mix": _source,
+    "init_from": _run_and_step,
+    "state_from": _run_and_step,
+    "post.reference": _run_and_step,
+    "post.reward": shown_reward,
+}
