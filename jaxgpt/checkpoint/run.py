@@ -57,11 +57,14 @@ class NotReplaced(TrainingFailed):
     """A new run failed before its first step, and the run that it should replace is restored."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Run:
     """Paths of a run."""
 
     path: Path
+
+    def __init__(self, path: str | Path) -> None:
+        object.__setattr__(self, "path", Path(path))
 
     @property
     def checkpoints(self) -> Path:

@@ -63,8 +63,14 @@ class Info:
     val_loss: float | None = None  # loss over the windows shared by all evaluations of the run; None: not evaluated
     tokens: int = 0  # number of tokens in the windows of all training steps so far
     temporary: bool = False  # whether written by a timer or when training stops; deleted after the next checkpoint
-    about: Mapping[str, Any] = field(default_factory=dict)  # config, versions, data and base-model digests, best loss
+    about: Mapping[str, Any] = field(default_factory=dict)  # config, versions, digests, given parts, best loss
     sha256: Mapping[str, str] = field(default_factory=dict)  # file digests, keyed by path, including checkpoint.json
+
+    @property
+    def ranking(self) -> str | None:
+        """Name of the evaluator given in Python that ranked the checkpoint; "": from the settings; None: not recorded."""
+        given = self.about.get("given")
+        return None if given is None else given.get("evaluators", "")
 
     def config(self) -> Config:
         """Return the settings of the run when the checkpoint was written."""
@@ -155,19 +161,30 @@ def failed_writes() -> Iterator[None]:
 def kept(infos: Mapping[int, Info], train: TrainConfig) -> set[int]:
     """Return the steps to keep: the newest step, even if temporary, and steps selected by `train.keep_*`.
 
-    The best checkpoints are selected separately for each validation data.
+    The best checkpoints are selected separately for each validation data and first evaluator.
     """
     lasting = sorted(step for step, info in infos.items() if not info.temporary)
 
-    losses: dict[str, list[tuple[float, int]]] = defaultdict(list)
+    losses: dict[tuple[str, str], list[tuple[float, int]]] = defaultdict(list)
     for step in lasting:
         info = infos[step]
         if info.val_loss is not None:
-            data = info.about.get("data", "")
-            losses[data].append((info.val_loss, step))
+            losses[_ranked_on(infos, step)].append((info.val_loss, step))
     best = [step for each in losses.values() for _, step in sorted(each)[: train.keep_best]]
     every = [step for step in lasting if train.keep_every and step % train.keep_every == 0]
     return {max(infos), *lasting[-train.keep_last :], *best, *every}
+
+
+def _ranked_on(infos: Mapping[int, Info], step: int) -> tuple[str, str]:
+    """Return what a ranking depends on, the validation data and the evaluator: only equal ones are compared.
+
+    Older versions did not record the evaluator: it is assumed to be the evaluator of the last checkpoint.
+    """
+    info = infos[step]
+    ranking = info.ranking
+    if ranking is None:
+        ranking = infos[max(infos)].ranking
+    return info.about.get("data", ""), ranking or ""
 
 
 def save_params(directory: Path, params: Any, about: Mapping[str, Any]) -> None:
@@ -279,10 +296,10 @@ def resolve_step(directory: Path, which: str) -> int:
 def best_step(infos: Mapping[int, Info]) -> int:
     """Return the step with the lowest validation loss; without losses, the last step.
 
-    Losses on different validation data than in the last checkpoint are not compared.
+    Losses on different validation data, or rankings of a different evaluator, than in the last checkpoint are not compared.
     """
-    data = infos[max(infos)].about.get("data")
-    comparable = {step: info for step, info in infos.items() if info.about.get("data") == data}
+    last = _ranked_on(infos, max(infos))
+    comparable = {step: info for step, info in infos.items() if _ranked_on(infos, step) == last}
     losses = [(info.val_loss, step) for step, info in comparable.items() if info.val_loss is not None]
     if losses:
         _, step = min(losses)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import numpy as np
@@ -342,6 +342,7 @@ class HeldOutReward:
     """
 
     reward: Reward
+    ranks_by: ClassVar[str] = "reward"
 
     def __call__(self, program: Program, params: Any, watch: Watch) -> RewardResult | None:
         """Answer the prompts in batches of `train.eval_batch_size` (0: of a rollout)."""

@@ -148,6 +148,11 @@ class ValidationLoss:
 
     split: Split | None = None
 
+    @property
+    def ranks_by(self) -> str:
+        """Name of the ranking: the loss on the validation split of the run, or on a different split."""
+        return "loss" if self.split is None else "loss on a split given in Python"
+
     def __call__(self, program: Program, params: Any, watch: Watch) -> Evaluation | None:
         """Compute the loss."""
         split = self.split

@@ -85,11 +85,12 @@ def run_loop(start: Start, listener: Listener, until: int | None) -> Outcome:
     config, data = same_on_all(lambda: read_data(start, config, weights.tokenizer, last, reading), data_facts)
     config = completed(config, data, last)
     program = start.build(config, frozen=weights.frozen)
+    about = weights.about() | {"given": start.given(program)}
 
     settings = config.train
     end = settings.steps if until is None else min(until, settings.steps)
     with (
-        opened_run(start, program, data, last, weights, listener.note) as run,
+        opened_run(start, program, data, last, about, listener.note) as run,
         stop_on_signal(STOPPING if is_leader() else "") as stop,
         failures(run, program),
         monitored(stop, listener.note) as monitor,
@@ -101,14 +102,14 @@ def run_loop(start: Start, listener: Listener, until: int | None) -> Outcome:
         feed = start.feed(program, data, last)
         with compiling(program, feed, listener) as step:
             state = starting_state(program, run, last, weights)
-        if start.run is not None:
+        if start.resumed is not None:
             # Settings that do not fit the disk, or cannot be compiled, have ended the command before this line.
             on_leader(lambda: write_settings(run, program.config, data.tokenizer))
 
         saver = Saver(run.checkpoints, settings)
         file = MetricsFile(run.metrics, last)
         record = Recorder(program, file, listener, last)
-        checkpoints = Checkpoints(record, saver, data, last, weights.about())
+        checkpoints = Checkpoints(record, saver, data, last, about)
         record.started(last)
         evaluate = Evaluate(
             evaluators=start.evaluators or (ValidationLoss(),),
@@ -192,13 +193,13 @@ class Evaluate:
 
 @contextmanager
 def opened_run(
-    start: Start, program: Program, data: Data, last: Info | None, weights: InitialWeights, note: Callable[[str], None]
+    start: Start, program: Program, data: Data, last: Info | None, about: Mapping[str, Any], note: Callable[[str], None]
 ) -> Iterator[Run]:
     """Create or open the run, as `open_for_training`, if its file system can store its checkpoints."""
-    if start.run is None:
+    if start.resumed is None:
         on_leader(lambda: check_target(start, program, note))
-    with open_for_training(start, program, data, last, weights.about(), note) as run:
-        if start.run is not None:
+    with open_for_training(start, program, data, last, about, note) as run:
+        if start.resumed is not None:
             on_leader(lambda: check_storage(run, program, note))
         yield run
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -54,6 +54,7 @@ from jaxgpt.train.step import (
     gradient_sums,
     mean_gradients,
 )
+from jaxgpt.trainer.given import parts_of_build
 from jaxgpt.trainer.metrics import HOST_METRICS
 from jaxgpt.trainer.states import (
     Abstract,
@@ -95,6 +96,7 @@ class Program:
         numbers: optimizer hyperparameters that are arguments of the step, replicated over the devices.
         frozen: argument of the objective, on the devices. None: the devices are absent, and programs are only lowered.
         note: advice about mesh, kernels and settings for the user, or "".
+        given: names of the parts that are given in Python, keyed by part: a resumed run needs them.
     """
 
     config: Config
@@ -109,6 +111,7 @@ class Program:
     numbers: Numbers
     frozen: Any = field(default=None, repr=False)
     note: str = ""
+    given: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Make the jitted functions; tracing and compilation happen at the first call."""
@@ -437,6 +440,7 @@ def make_program(
     arrays = abstract(config, mesh, rules, shapes, frozen_shapes)
 
     # Functions.
+    given = parts_of_build(config, model, objective, objective_of, optimizer)
     gpt = ScannedGPT if config.train.scan_layers else GPT
     order = None
     of_order = ops
@@ -463,6 +467,7 @@ def make_program(
         fresh=make,
         numbers=host_numbers(config),
         note=note,
+        given=given,
     )
 
 

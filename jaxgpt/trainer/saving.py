@@ -54,11 +54,13 @@ class Checkpoints:
         self._saved = last.step if last else None
         self._saved_at = time.perf_counter()
 
-        # The best evaluation; after a change of data, losses are not comparable.
+        # The best evaluation; after a change of data or of the first evaluator, rankings are not comparable.
         first = record.first
         self.evaluated = first.step if first.val_loss is not None else 0
         self.best = (math.inf, first.step)
-        if first.about.get("data", data.fingerprint) == data.fingerprint:
+        has_same_data = first.about.get("data", data.fingerprint) == data.fingerprint
+        has_same_ranking = first.ranking in (None, about["given"].get("evaluators", ""))
+        if has_same_data and has_same_ranking:
             self.best = tuple(first.about.get("best", self.best))
 
     def evaluation(self, state: Any, ranking: float) -> None:

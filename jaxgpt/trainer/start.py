@@ -18,6 +18,7 @@ from jaxgpt.checkpoint.run import Run, check_free, delete_replaced, new_run, ope
 from jaxgpt.checkpoint.source import (
     Place,
     WeightSource,
+    as_path,
     check_base,
     checksum,
     first_difference,
@@ -50,6 +51,7 @@ from jaxgpt.progress import Progress
 from jaxgpt.provenance import versions
 from jaxgpt.trainer.evaluation import Evaluator
 from jaxgpt.trainer.feed import DataFeed, Feed
+from jaxgpt.trainer.given import check_given, name_of, of_settings, ranking_of
 from jaxgpt.trainer.phases import changed_data, changed_sources, new_run_command
 from jaxgpt.trainer.program import Program, build
 from jaxgpt.trainer.resume import check_resume
@@ -62,7 +64,7 @@ class Start(NamedTuple):
         config: settings of the run.
         out: directory of a new run; empty: the first unused name of runs/PRESET, runs/PRESET-2, ...
         overwrite: replace the run in `out`, which is kept until the first step of the new run.
-        run: the run to resume; None: a new run.
+        run: the run to resume, or its path; None: a new run.
         data: training and validation data; None: `open_data(config)`.
         build: function that returns the program; `partial(build, optimizer=..., objective=...)` replaces parts of it.
         frozen: argument of the objective, any tree of arrays that are read, but not trained, such as a reference model; a
@@ -76,17 +78,39 @@ class Start(NamedTuple):
     config: Config
     out: str = ""
     overwrite: bool = False
-    run: Run | None = None
+    run: Run | str | Path | None = None
     data: Data | None = None
     build: Callable[..., Program] = build
     frozen: Any = ()
     feed: Callable[[Program, Data, Info | None], Feed] = DataFeed
     evaluators: Sequence[Evaluator] = ()
 
+    @property
+    def resumed(self) -> Run | None:
+        """The run to resume; None: a new run."""
+        if self.run is None or isinstance(self.run, Run):
+            return self.run
+        return Run(as_path(self.run))
+
     def facts(self) -> dict[str, Any]:
         """Return the values that must be equal in all processes."""
-        options = {"--out": self.out, "--overwrite": self.overwrite, "the run to resume": str(self.run)}
+        options = {"--out": self.out, "--overwrite": self.overwrite, "the run to resume": str(self.resumed)}
         return versions() | options | flat(self.config)
+
+    def given(self, program: Program) -> dict[str, str]:
+        """Return the names of the parts of the run that are given in Python, keyed by part."""
+        given = dict(program.given)
+        config = program.config
+        if jax.tree.leaves(self.frozen) and not of_settings(config):
+            given["frozen"] = ""
+        if self.feed is not DataFeed and not config.post.is_rollout:
+            given["feed"] = name_of(self.feed)
+        if self.evaluators:
+            first, *_ = self.evaluators
+            ranking = ranking_of(first, config)
+            if ranking:
+                given["evaluators"] = ranking
+        return given
 
 
 @dataclass
@@ -153,8 +177,9 @@ def check(start: Start) -> None:
         UserError: if `out` holds a run (unless `overwrite`) or the initial weights, or the run to resume is locked or has no
             optimizer state.
     """
-    if start.run:
-        _check_resumable(start.run)
+    run = start.resumed
+    if run:
+        _check_resumable(run)
     else:
         _check_out(start)
 
@@ -170,6 +195,7 @@ def check_data(start: Start, config: Config, last: Info | None) -> None:
 
 
 def _check_resumable(run: Run) -> None:
+    open_run(run.path)
     with sole_writer(run.path):
         pass
     step = max(checkpoints(run.checkpoints), default=None)
@@ -209,7 +235,7 @@ def open_weights(start: Start) -> InitialWeights:
         UserError: if the weights are missing or damaged, or the frozen arrays are in conflict with adapters.
     """
     config = start.config
-    run = start.run
+    run = start.resumed
     tokenizer = run.tokenizer() if run else None
     is_first = run is None or not checkpoints(run.checkpoints)
 
@@ -280,7 +306,7 @@ def newest(start: Start, note: Callable[[str], None]) -> Info | None:
     Raises:
         UserError: if the run is locked by another process, or all its checkpoints are damaged.
     """
-    run = start.run
+    run = start.resumed
     if run is None:
         return None
 
@@ -302,9 +328,10 @@ def read_data(
         UserError: if the data cannot be read, or a source of a mixture has changed since the checkpoint.
     """
     tokens = last.tokens if last else 0
-    config, data, change = open_run_data(start.run, last, config, tokenizer, progress, tokens, start.data)
-    if start.run and change:
-        raise changed_data(start.run, change)
+    run = start.resumed
+    config, data, change = open_run_data(run, last, config, tokenizer, progress, tokens, start.data)
+    if run and change:
+        raise changed_data(run, change)
     if start.data:
         return config, data
     return replace(config, directory=base_directory(config)), data
@@ -352,20 +379,21 @@ def open_for_training(
     """
 
     def on_disk() -> str:
-        if start.run is None:
+        if resumed is None:
             run = lock.enter_context(new_run(start.out, program.config, data.tokenizer, start.overwrite))
             return str(run.path)
-        lock.enter_context(sole_writer(start.run.path))
-        _reopen(start.run, program, last, about, note)
-        return str(start.run.path)
+        lock.enter_context(sole_writer(resumed.path))
+        _reopen(resumed, start, program, last, about, note)
+        return str(resumed.path)
 
+    resumed = start.resumed
     with ExitStack() as lock:
         path = on_leader(on_disk)
         yield same_on_all(lambda: open_run(Path(path)), lambda _: {})  # error if a process cannot read the directory
 
 
 def _reopen(
-    run: Run, program: Program, last: Info | None, about: Mapping[str, Any], note: Callable[[str], None]
+    run: Run, start: Start, program: Program, last: Info | None, about: Mapping[str, Any], note: Callable[[str], None]
 ) -> None:
     """Check that a run can continue from the checkpoint `last`, and report the changed settings."""
     shutil.rmtree(run.path / NEW, ignore_errors=True)  # left by a process that was killed while it replaced the run
@@ -382,12 +410,13 @@ def _reopen(
     if last is None:
         note(f"{run.path} has no checkpoint yet: starting again from step 0/{config.train.steps}")
     else:
+        ranking = check_given(run, last, about["given"], start.evaluators)
         if last.about.get("base", "") != about.get("base", ""):
             raise UserError(f"the frozen weights of {run.path} have changed since step {last.step}: restore them")
         note(f"resuming from {run.checkpoints / str(last.step)} at step {last.step}/{config.train.steps}")
-        sources = changed_sources(config.data, last)
-        if sources:
-            note(sources)
+        for change in (changed_sources(config.data, last), ranking):
+            if change:
+                note(change)
     changed = changes(old, config)
     if changed:
         settings = (f"{name} {short_repr(was)} -> {short_repr(now)}" for name, (was, now) in changed.items())

@@ -1,0 +1,148 @@
+"""Parts of a run that are given in Python: a resume without them is rejected, and with them it continues."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import optax
+import pytest
+from helpers import TEXT, jaxgpt, small_run
+
+from jaxgpt.checkpoint.run import Run
+from jaxgpt.checkpoint.store import checkpoints, read_info, resolve_step, seal
+from jaxgpt.errors import UserError
+from jaxgpt.model import GPT
+from jaxgpt.model.gpt import Block
+from jaxgpt.model.mlp import MLP
+from jaxgpt.train.loss import RowSums, next_token_loss
+from jaxgpt.trainer.evaluation import Measured, ValidationLoss
+from jaxgpt.trainer.events import Listener
+from jaxgpt.trainer.feed import DataFeed
+from jaxgpt.trainer.loop import Outcome, Start, train
+from jaxgpt.trainer.program import build
+
+
+class Notes(Listener):
+    def __init__(self) -> None:
+        self.lines = list[str]()
+
+    def note(self, text: str) -> None:
+        self.lines.append(text)
+
+
+class TwiceMLP(MLP):
+    def __call__(self, x_BTD: Any) -> Any:
+        return 2 * super().__call__(x_BTD)
+
+
+class TwiceBlock(Block):
+    mlp = TwiceMLP
+
+
+class TwiceGPT(GPT):
+    block = TwiceBlock
+
+
+class OwnFeed(DataFeed):
+    pass
+
+
+def twice(model: GPT) -> Any:
+    """Return an objective, twice the loss."""
+    loss = next_token_loss(model.apply)
+
+    def objective(params: Any, batch: Any, key: Any, frozen: Any) -> RowSums:
+        sums = loss(params, batch, key, frozen)
+        return sums._replace(loss_B=2 * sums.loss_B)
+
+    return objective
+
+
+def tree_norm(program: Any, params: Any, watch: Any) -> Measured:
+    """An evaluator that prefers early checkpoints."""
+    return Measured({"norm": 1.0 + watch.step}, 1.0 + watch.step)
+
+
+CONFIG = small_run(steps=4, eval_every=2)
+MODEL = TwiceGPT(CONFIG.with_model(vocab_size=25).model)
+PARTS: dict[str, dict[str, Any]] = {
+    "objective": {"build": partial(build, objective_of=twice)},
+    "optimizer": {"build": partial(build, optimizer=optax.adam(1e-3))},
+    "model TwiceGPT": {"build": partial(build, model=MODEL)},
+    "frozen": {"frozen": {"x": jnp.ones(3)}},
+    "feed OwnFeed": {"feed": OwnFeed},
+    "evaluators tree_norm": {"evaluators": (tree_norm,)},
+}
+
+
+def started(until: int | None = 2, **parts: Any) -> Outcome:
+    Path("text.txt").write_text(TEXT)
+    config = CONFIG.with_model(vocab_size=25) if "build" in parts else CONFIG
+    return train(Start(config, "out", **parts), Listener(), until)
+
+
+def resumed(**parts: Any) -> tuple[Outcome, list[str]]:
+    notes = Notes()
+    return train(Start(Run("out").config(), run="out", **parts), notes), notes.lines
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_resume_without_a_part_given_in_python_is_one_line_and_changes_nothing(name: str) -> None:
+    started(**PARTS[name])
+    metrics = Path("out/metrics.jsonl").read_bytes()
+    result = jaxgpt("train", "--resume", "--out", "out")
+    argument = name.split()[0]
+    assert result.code == 2
+    *_, line = result.err.splitlines()
+    assert f"out was trained with parts given in Python ({name}), which no setting replaces" in line
+    assert f"{argument}=..." in line
+    assert Path("out/metrics.jsonl").read_bytes() == metrics
+    assert list(checkpoints(Path("out/checkpoints"))) == [2]
+
+
+def test_a_resume_with_the_parts_given_in_python_continues() -> None:
+    of_build = partial(build, model=MODEL, objective=twice(MODEL), optimizer=optax.adam(1e-3))
+    parts = {"build": of_build, **PARTS["frozen"], **PARTS["feed OwnFeed"], **PARTS["evaluators tree_norm"]}
+    started(**parts)
+    outcome, _ = resumed(**parts)
+    assert outcome.step == 4
+
+
+def test_a_plain_gpt_is_the_model_of_the_settings() -> None:
+    plain = GPT(CONFIG.with_model(vocab_size=25).model)
+    started(build=partial(build, model=plain))
+    assert jaxgpt("train", "--resume", "--out", "out").code == 0
+
+
+def test_a_different_ranking_keeps_the_best_checkpoint_and_starts_a_new_search() -> None:
+    started(until=None, **PARTS["evaluators tree_norm"])
+    directory = Path("out/checkpoints")
+    assert resolve_step(directory, "best") == 2
+    config = Run("out").config().with_settings({"train.steps": 6, "train.keep_last": 1})
+    notes = Notes()
+    train(Start(config, run="out", evaluators=(ValidationLoss(),)), notes)
+    assert any("ranked by the evaluator of the settings, before step 4 by tree_norm" in line for line in notes.lines)
+    assert list(checkpoints(directory)) == [2, 6]
+    assert resolve_step(directory, "best") == 6
+
+
+def test_a_run_of_an_older_version_without_the_record_resumes_as_before() -> None:
+    started(**PARTS["evaluators tree_norm"])
+    path = Path("out/checkpoints/2")
+    info = read_info(path)
+    seal(path, replace(info, about={name: value for name, value in info.about.items() if name != "given"}))
+    assert jaxgpt("train", "--resume", "--out", "out").code == 0
+    assert resolve_step(Path("out/checkpoints"), "best") == 2
+
+
+def test_frozen_arrays_of_an_older_version_are_named() -> None:
+    started(**PARTS["frozen"])
+    path = Path("out/checkpoints/2")
+    info = read_info(path)
+    seal(path, replace(info, about={name: value for name, value in info.about.items() if name != "given"}))
+    with pytest.raises(UserError, match=r"parts given in Python \(frozen\).*frozen=\.\.\.\)$"):
+        resumed()
