@@ -24,10 +24,13 @@ from jaxgpt.data.tokenizer import SubwordTokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.kernels import best
 from jaxgpt.lm import LM
+from jaxgpt.lm.score import _of_targets as of_targets
 from jaxgpt.lm.score import _shared_rows, _Text
+from jaxgpt.lm.tree import Ancestors
 from jaxgpt.lm.weights import Precision, quantize
 from jaxgpt.model import GPT
 from jaxgpt.model.init import boxed_params
+from jaxgpt.ops.attention import Positions
 from jaxgpt.parallel.mesh import make_mesh
 from jaxgpt.parallel.rules import shardings
 from jaxgpt.train.loss import token_losses
@@ -118,14 +121,13 @@ def test_scores_do_not_depend_on_the_other_texts_of_a_batch(lengths: list[tuple[
         np.testing.assert_allclose(score.log_p, alone.log_p, atol=1e-5)
 
 
-def test_texts_that_begin_alike_are_computed_once_and_score_as_alone(lm: LM) -> None:
-    question = [3, 1, 4, 1, 5]
-    # Answers of one token, an answer that goes on, a question that is a part of another, and a different one.
-    contexts = [question, question, question, question[:2], [2, 7]]
-    answers = [[9], [2], [9, 6, 5], [4, 1, 5, 9], [9]]
-    texts = [_Text(context, ids) for context, ids in zip(contexts, answers, strict=True)]
-    assert sorted(row.inputs for row in _shared_rows(texts)) == [[2, 7], [*question, 9, 6]]
+QUESTION = [3, 1, 4, 1, 5]
+# Answers of one token, answers that go on, a question that is a part of another, and different ones.
+CONTEXTS = [QUESTION, QUESTION, QUESTION, QUESTION[:2], [2, 7], QUESTION, [2]]
+ANSWERS = [[9], [2], [9, 6, 5], [4, 1, 5, 9], [9], [8, 7, 9, 3], [7, 8, 8]]
 
+
+def check_scores_equal_the_scores_alone(lm: LM, contexts: Any, answers: Any) -> None:
     together = jaxgpt.score(lm, contexts, answers)
     for context, ids, score in zip(contexts, answers, together, strict=True):
         [alone] = jaxgpt.score(lm, [context], [ids])
@@ -133,16 +135,79 @@ def test_texts_that_begin_alike_are_computed_once_and_score_as_alone(lm: LM) -> 
         np.testing.assert_array_equal(score.is_best, alone.is_best)
 
 
-@given(st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=6), min_size=1, max_size=12))
-def test_every_text_is_in_one_row_that_begins_with_its_inputs(sequences: list[list[int]]) -> None:
-    texts = [_Text(ids[:1], ids[1:]) for ids in sequences]
-    rows = _shared_rows(texts)
-    assert sorted(n for row in rows for n in row.texts) == list(range(len(texts)))
-    for row in rows:
-        for n in row.texts:
-            assert row.inputs[: len(texts[n].inputs)] == texts[n].inputs
-    distinct = {tuple(row.inputs) for row in rows}
-    assert len(distinct) == len(rows)
+def test_a_common_beginning_is_computed_once(lm: LM) -> None:
+    texts = [_Text(context, ids) for context, ids in zip(CONTEXTS, ANSWERS, strict=True)]
+    assert sorted(row.ids for row in _shared_rows(lm, texts)) == [[2, 7, 8], [*QUESTION, 8, 7, 9, 9, 6]]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gemma", pytest.param("llama", marks=pytest.mark.ci)])
+def test_texts_with_a_common_beginning_score_as_alone(name: str) -> None:
+    """With learned positions, with sliding windows shorter than the texts, and with RoPE."""
+    check_scores_equal_the_scores_alone(lm_of(name, block_size=32), CONTEXTS, ANSWERS)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("axes", [{"data": 2}, {"fsdp": 2, "tensor": 2}], ids=str)
+def test_texts_with_a_common_beginning_score_as_alone_on_a_mesh(lm: LM, axes: dict[str, int]) -> None:
+    check_scores_equal_the_scores_alone(on_mesh(lm, **axes), CONTEXTS, ANSWERS)
+
+
+def random_texts(seed: int) -> list[list[int]]:
+    """Return up to 12 texts of 3 to 7 ids; most begin alike."""
+    rng = np.random.default_rng(seed)
+    return [[0, *rng.integers(0, 3, rng.integers(2, 7)).tolist()] for _ in range(rng.integers(1, 13))]
+
+
+def test_every_text_is_a_path_of_one_tree() -> None:
+    lm = lm_of("llama")
+    for seed in range(100):
+        texts = [_Text(ids[:1], ids[1:]) for ids in random_texts(seed)]
+        [row] = _shared_rows(lm, texts)
+        assert sorted(row.paths) == list(range(len(texts)))
+        assert len(row.ids) == len({tuple(text.inputs[:end]) for text in texts for end in range(1, 7)})
+        for n, path in row.paths.items():
+            assert [row.ids[node] for node in path] == texts[n].inputs
+            assert [row.position[node] for node in path] == list(range(len(path)))
+
+
+def test_a_token_attends_to_the_tokens_before_it_in_its_text(lm: LM) -> None:
+    texts = [_Text(ids[:1], ids[1:]) for ids in random_texts(0)]
+    [row] = _shared_rows(lm, texts)
+    mask_TS = Ancestors(Positions(jnp.array([row.position])), end_BT=jnp.array([row.end])).mask()[0, 0]
+    for path in row.paths.values():
+        for n, node in enumerate(path):
+            assert np.flatnonzero(mask_TS[node]).tolist() == path[: n + 1]
+
+
+def test_texts_share_no_row_if_the_scores_of_attention_are_more_work(lm: LM) -> None:
+    """A common token of texts of 100 tokens saves less than the scores between them cost; 50 common tokens save more."""
+    long = lm._replace(config=replace(lm.config, model=replace(lm.config.model, positions="rope")))
+    for common, rows in ((1, 2), (50, 1)):
+        beginning = [4] * common
+        texts = [_Text([*beginning, *[n] * (100 - common)], [1]) for n in (2, 3)]
+        assert len(_shared_rows(long, texts)) == rows
+
+
+def test_a_row_is_within_the_table_of_learned_positions(lm: LM) -> None:
+    texts = [_Text([1] * 20, [n] * 8) for n in (2, 3, 4)]
+    assert [len(row.ids) for row in _shared_rows(lm, texts)] == [27, 27, 27]
+
+
+def test_other_classes_of_models_compute_texts_separately(lm: LM) -> None:
+    """A block of their own need not use `ops.attend`."""
+    own = lm._replace(model=type("Own", (GPT,), {}))
+    texts = [_Text(context, ids) for context, ids in zip(CONTEXTS, ANSWERS, strict=True)]
+    rows = _shared_rows(own, texts)
+    assert not any(row.branches for row in rows)
+    assert sorted(row.ids for row in rows) == [[2, 7, 8], [*QUESTION, 8, 7, 9], [*QUESTION, 9, 6]]
+    check_scores_equal_the_scores_alone(own, CONTEXTS, ANSWERS)
+
+
+def test_the_first_of_equal_logits_is_best() -> None:
+    logits = jnp.array([[[0.0, 5.0, 5.0, -jnp.inf]] * 4])
+    log_p, is_best = of_targets(logits, jnp.array([[0, 1, 2, -1]]))
+    assert is_best.tolist() == [[False, True, False, False]]
+    np.testing.assert_allclose(log_p[0, :3], jax.nn.log_softmax(logits[0, 0])[:3], rtol=1e-6)
 
 
 def test_progress_counts_texts_and_may_end_the_computation(lm: LM) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -18,14 +18,21 @@ from jaxgpt.lm.engine import round_up
 from jaxgpt.lm.model import LM
 from jaxgpt.lm.placement import placed
 from jaxgpt.lm.sampler import for_decoding, sampler_of
+from jaxgpt.lm.tree import Tree, attend_to_ancestors
 from jaxgpt.model import GPT
+from jaxgpt.ops.attention import Positions
 from jaxgpt.settings import INT_MAX, as_int
-from jaxgpt.train.loss import chunked, log_likelihood
+from jaxgpt.train.loss import chunked
 
 # Default number of positions of a batch, by platform; larger batches exceed the caches of CPUs, and are slower there.
 SCORE_TOKENS = {"cpu": 1 << 9}
 ACCELERATOR_TOKENS = 1 << 13  # on other platforms
-CHUNK = 1 << 10  # positions of a batch whose logits are in memory at once: 0.2 GB with 50,257 ids
+# Positions of a batch whose logits are in memory at once. On CPUs, 128 rows of 49,152 logits (25 MB) are a block that malloc
+# reuses; larger blocks are mapped again for every batch. 1,024 rows of 50,257 logits take 0.2 GB.
+HEAD_POSITIONS = {"cpu": 1 << 7}
+ACCELERATOR_HEAD_POSITIONS = 1 << 10
+ROW_TOKENS = 1 << 11  # maximum positions of texts that share a row: attention computes the square of the scores
+BREAK_EVEN = 1 << 9  # number of scores whose cost equals the other work of a position, from below
 
 
 class Score(NamedTuple):
@@ -54,18 +61,6 @@ class _Text(NamedTuple):
         return (self.context + self.ids)[:-1]
 
 
-class _Row(NamedTuple):
-    """Ids that the model reads once, for all texts whose inputs they begin with.
-
-    Attributes:
-        inputs: ids that the model reads.
-        texts: indices of the texts.
-    """
-
-    inputs: list[int]
-    texts: list[int]
-
-
 def score(
     lm: LM,
     contexts: Prompts,
@@ -76,17 +71,17 @@ def score(
 ) -> list[Score]:
     """Compute the log probability of each token of each continuation, given its context and the tokens before it.
 
-    Except for rounding, the results equal `Generation.log_p` of the same tokens. Texts are batched by length, and inputs
-    that begin a different text, such as the same question before answers of one token, are computed once, with that text.
-    Memory holds the activations of `batch_tokens` positions and the logits of a part of them. Weights on a mesh remain on
-    their devices.
+    Except for rounding, the results equal `Generation.log_p` of the same tokens. Texts are batched by length, and a common
+    beginning of several texts, such as a question before its answers, is computed once. Memory holds the activations of
+    `batch_tokens` positions and the logits of a part of them. Weights on a mesh remain on their devices.
 
     Args:
         lm: model.
         contexts: a string or ids, or a list of them; an empty string is the beginning of a text.
         continuations: one for each context, a string or ids. A string continues the text of the context and has the same
             ids as in the joined text, unless a token of the joined text crosses the boundary.
-        batch_tokens: maximum number of positions of a batch, at least one text; None: 512 on CPUs, otherwise 8,192.
+        batch_tokens: maximum number of positions of a batch, at least one text, or up to 2,048 positions of texts with a
+            common beginning; None: 512 on CPUs, otherwise 8,192.
         progress: callback with the number of scored texts so far, and the total; its exceptions end the computation.
 
     Raises:
@@ -95,7 +90,7 @@ def score(
     """
     lm = for_decoding(lm)
     if batch_tokens is None:
-        batch_tokens = SCORE_TOKENS.get(jax.local_devices()[0].platform, ACCELERATOR_TOKENS)
+        batch_tokens = SCORE_TOKENS.get(_platform(), ACCELERATOR_TOKENS)
     batch_tokens = as_int("batch_tokens", batch_tokens, 1, INT_MAX)
     befores = as_prompts(contexts)
     afters = as_prompts(continuations)
@@ -104,11 +99,13 @@ def score(
     texts = [_encode(lm, before, after) for before, after in zip(befores, afters, strict=True)]
 
     # Batches of similar lengths, the longest first. Sizes are rounded up, so that few shapes are compiled.
-    rows = sorted(_shared_rows(texts), key=lambda row: -len(row.inputs))
+    rows = sorted(_shared_rows(lm, texts), key=lambda row: -len(row.ids))
     scores: dict[int, Score] = {}
     while rows:
-        longest = len(rows[0].inputs)
-        T = max(longest, min(_round_length(longest), lm.config.model.block_size))
+        longest = len(rows[0].ids)
+        T = _round_length(longest)
+        if longest <= lm.config.model.block_size:
+            T = min(T, lm.config.model.block_size)
         B = min(max(batch_tokens // T, 1), round_up(len(rows)))
         batch = rows[:B]
         rows = rows[B:]
@@ -118,24 +115,44 @@ def score(
     return [scores[n] for n in range(len(texts))]
 
 
-def _shared_rows(texts: list[_Text]) -> list[_Row]:
-    """Return the rows that compute all texts; a text whose inputs begin those of a different text shares its row."""
+def _platform() -> str:
+    """Return the platform of the first device."""
+    return jax.local_devices()[0].platform
+
+
+def _shared_rows(lm: LM, texts: list[_Text]) -> list[Tree]:
+    """Return the rows that compute all texts; neighbors in the order of their ids share a row if that is less work."""
+    # A subclass of GPT may attend in its own way, and learned positions limit the length of a row.
+    may_branch = lm.model is GPT
+    model = lm.config.model
+    longest = min(model.block_size, ROW_TOKENS) if model.positions == "learned" else ROW_TOKENS
+
     inputs = [text.inputs for text in texts]
-    # In alphabetical order, the texts that begin with the inputs of a text follow it. From the last to the first:
-    order = sorted(range(len(texts)), key=lambda n: inputs[n], reverse=True)
-    rows: list[_Row] = []
+    order = sorted(range(len(texts)), key=lambda n: inputs[n])
+    rows: list[Tree] = []
     for n in order:
-        is_shared = bool(rows) and rows[-1].inputs[: len(inputs[n])] == inputs[n]
-        if is_shared:
-            rows[-1].texts.append(n)
+        if rows and _joins(rows[-1], inputs[n], longest, may_branch):
+            rows[-1].add(n, inputs[n])
         else:
-            rows.append(_Row(inputs[n], [n]))
+            rows.append(Tree(n, inputs[n]))
     return rows
 
 
-def _round_length(n: int) -> int:
-    """Round a length up to a quarter of a power of two, at least 16: few shapes, and at most a quarter of padding."""
-    step = max(round_up(n) // 8, 16)
+def _joins(row: Tree, inputs: list[int], longest: int, may_branch: bool) -> bool:
+    """Return whether to compute a text in the row of the text before it in the order of their ids."""
+    common = row.common(inputs)
+    before = len(row.ids)
+    after = before + len(inputs) - common
+    is_whole = common in (before, len(inputs))  # one begins with all of the other: no further work
+    if is_whole or not may_branch:
+        return is_whole
+    more_scores = after**2 - before**2 - len(inputs) ** 2
+    return after <= longest and more_scores <= common * BREAK_EVEN
+
+
+def _round_length(n: int, least: int = 16) -> int:
+    """Round a length up to a quarter of a power of two, at least `least`: few shapes, and at most a quarter of padding."""
+    step = max(round_up(n) // 8, least)
     return math.ceil(n / step) * step
 
 
@@ -165,51 +182,75 @@ def _continuation(lm: LM, before: Any, after: Any) -> list[int]:
     return encode_prompt(lm.tokenizer, size, ids) if ids else []
 
 
-def _score_batch(lm: LM, texts: list[_Text], rows: list[_Row], B: int, T: int) -> dict[int, Score]:
-    """Score the texts of up to B rows with at most T input tokens; keyed by index."""
-    # The positions whose next token is a target: the head computes no other logits. A row of several texts has the targets
-    # of all of them.
-    counts = [sum(len(texts[n].ids) for n in row.texts) for row in rows]
-    C = round_up(max(counts), 8)
-    if max(counts) <= T < C:
-        C = T
+def _score_batch(lm: LM, texts: list[_Text], rows: list[Tree], B: int, T: int) -> dict[int, Score]:
+    """Score the texts of up to B rows with at most T nodes; keyed by index."""
+    # The nodes whose next token is a target: the head computes no other logits.
+    counts = [sum(len(texts[n].ids) for n in row.paths) for row in rows]
+    C = _round_length(max(counts), 8)
     tokens_BT = np.zeros((B, T), np.int32)
+    position_BT = np.zeros((B, T), np.int32)
+    end_BT = np.zeros((B, T), np.int32)
     at_BC = np.zeros((B, C), np.int32)
     targets_BC = np.full((B, C), -1, np.int32)
     places = dict[int, tuple[int, slice]]()
     for number, row in enumerate(rows):
-        tokens_BT[number, : len(row.inputs)] = row.inputs
+        tokens_BT[number, : len(row.ids)] = row.ids
+        position_BT[number, : len(row.ids)] = row.position
+        end_BT[number, : len(row.ids)] = row.end
         begin = 0
-        for n in row.texts:
+        for n, path in row.paths.items():
             text = texts[n]
             end = begin + len(text.ids)
-            first = len(text.context) - 1
-            at_BC[number, begin:end] = np.arange(first, first + len(text.ids))
+            at_BC[number, begin:end] = path[len(text.context) - 1 :]
             targets_BC[number, begin:end] = text.ids
             places[n] = (number, slice(begin, end))
             begin = end
 
     # Padding is on the right, where a causal model needs no mask.
-    compiled = _compiled(sampler_of(lm).model, max(CHUNK // B, 1))
+    branches = (position_BT, end_BT) if any(row.branches for row in rows) else None
+    positions = HEAD_POSITIONS.get(_platform(), ACCELERATOR_HEAD_POSITIONS)
+    chunks = math.ceil(B * C / positions)
+    compiled = _compiled(sampler_of(lm).model, math.ceil(C / chunks))
     with placed(lm, B):
-        log_p_BC, is_best_BC = jax.device_get(compiled(lm.params, tokens_BT, at_BC, targets_BC))
+        log_p_BC, is_best_BC = jax.device_get(compiled(lm.params, tokens_BT, at_BC, targets_BC, branches))
     return {n: Score(texts[n].ids, log_p_BC[place], is_best_BC[place]) for n, place in places.items()}
 
 
 @lru_cache(maxsize=16)
 def _compiled(model: GPT, chunk: int) -> Callable[..., Any]:
-    """Return the jitted function `(params, tokens_BT, at_BC, targets_BC) -> (log_p_BC, is_best_BC)`."""
+    """Return the jitted function `(params, tokens_BT, at_BC, targets_BC, branches) -> (log_p_BC, is_best_BC)`.
 
-    def scores(params: Any, tokens_BT: jax.Array, at_BC: jax.Array, targets_BC: jax.Array) -> Any:
-        x_BTD: Any = model.apply({"params": params}, tokens_BT, method=GPT.hidden)
+    `branches` are the positions and ends of the nodes of trees; None: each row is one text.
+    """
+
+    def scores(params: Any, tokens_BT: jax.Array, at_BC: jax.Array, targets_BC: jax.Array, branches: Any) -> Any:
+        reader = model
+        positions = None
+        if branches is not None:
+            position_BT, end_BT = branches
+            positions = Positions(position_BT)
+            reader = model.clone(ops=model.ops._replace(attend=partial(attend_to_ancestors, end_BT)))
+        x_BTD: Any = reader.apply({"params": params}, tokens_BT, None, positions, method=GPT.hidden)
         x_BCD = jnp.take_along_axis(x_BTD, at_BC[..., None], axis=1)
 
         def of_chunk(x_BcD: jax.Array, targets_Bc: jax.Array) -> tuple[jax.Array, jax.Array]:
             logits_BcV: Any = model.apply({"params": params}, x_BcD, method=GPT.head)
-            logits_BcV = logits_BcV.astype(jnp.float32)
-            log_p_Bc = log_likelihood(logits_BcV, jnp.maximum(targets_Bc, 0))
-            return log_p_Bc, jnp.argmax(logits_BcV, axis=-1) == targets_Bc
+            return _of_targets(logits_BcV.astype(jnp.float32), targets_Bc)
 
         return chunked(of_chunk, x_BCD, targets_BC, chunk)
 
     return jax.jit(scores)
+
+
+def _of_targets(logits_BcV: jax.Array, targets_Bc: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return the log probability of each target, in nats, and whether it is the first of the largest logits."""
+    # Each line is one pass over the logits. `argmax` would take longer than all of them on a CPU.
+    largest_Bc1 = logits_BcV.max(-1, keepdims=True)
+    total_Bc = jnp.exp(logits_BcV - largest_Bc1).sum(-1)
+    id_BcV = jax.lax.broadcasted_iota(jnp.int32, logits_BcV.shape, 2)
+    best_Bc = jnp.where(logits_BcV == largest_Bc1, id_BcV, logits_BcV.shape[-1]).min(-1)
+
+    target_Bc1 = jnp.maximum(targets_Bc, 0)[..., None]
+    logit_Bc1 = jnp.take_along_axis(logits_BcV, target_Bc1, axis=-1)
+    log_p_Bc = (logit_Bc1 - largest_Bc1)[..., 0] - jnp.log(total_Bc)
+    return log_p_Bc, best_Bc == targets_Bc

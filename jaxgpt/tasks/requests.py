@@ -16,10 +16,11 @@ from jaxgpt.errors import UserError, short_repr
 from jaxgpt.lm import LM, score
 from jaxgpt.lm.arguments import make_settings, row_keys, start_ids
 from jaxgpt.lm.defaults import with_defaults
-from jaxgpt.lm.generation import BLOCK, decode, read_request
+from jaxgpt.lm.generation import decode, read_request
 from jaxgpt.options import SEED
 
 ANSWER_ROWS = 16  # texts generated in a batch
+ANSWER_BLOCK = 8  # tokens between two searches for stop strings: most answers of tasks are short
 SAMPLING = ("top_k", "top_p", "min_p", "repetition_penalty")  # settings shared by requests and `generate`
 
 Count = Callable[[int, int], None]  # called with the number of finished requests so far, and the total
@@ -196,7 +197,7 @@ def _continue(
         lm=request.lm._replace(tokenizer=visible),  # type: ignore[arg-type]
         prompts=[[] for _ in prompts],
     )
-    pieces = decode(alone, sampler, row_keys(seed, len(prompts)), BLOCK)
+    pieces = decode(alone, sampler, row_keys(seed, len(prompts)), ANSWER_BLOCK)
     done = {piece.row: piece.done.text for piece, _ in pieces if piece.done}
     return [done[row] for row in range(len(prompts))]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,40 @@ def test_choices_have_the_same_log_probability(folder: Path, hf: Any, lm: LM, op
     assert len(pairs) == 98
     np.testing.assert_allclose([a for (a, _), _ in pairs], [b for _, (b, _) in pairs], atol=2e-4)
     assert [best for (_, best), _ in pairs] == [bool(best) for _, (_, best) in pairs]
+
+
+def in_float64(export: Path) -> Any:
+    """Return `hf` in float64, including the two modules that compute in float32 in any model."""
+    import torch
+    from lm_eval.models.huggingface import HFLM
+
+    def norm(module: Any, x: Any) -> Any:
+        return torch.nn.functional.rms_norm(x, x.shape[-1:], module.weight, module.variance_epsilon)
+
+    def rotation(module: Any, x: Any, position_ids: Any) -> Any:
+        angle = position_ids[..., None].double() * module.inv_freq.double()
+        both_halves = torch.cat([angle, angle], -1)
+        return both_halves.cos(), both_halves.sin()
+
+    hf = HFLM(pretrained=str(export), device="cpu", dtype="float64", batch_size=8)
+    for module in hf.model.modules():
+        for name, function in (("RMSNorm", norm), ("RotaryEmbedding", rotation)):
+            if type(module).__name__.endswith(name):
+                module.forward = partial(function, module)
+    return hf
+
+
+@pytest.mark.ci
+def test_log_probabilities_are_as_exact_as_those_of_hf(folder: Path, hf: Any, lm: LM) -> None:
+    """Both have the rounding errors of float32 products, summed in a different order: less than twice the errors of `hf`.
+
+    Measured on a larger model with large random weights, the errors are 1.5 times as large, and with SmolLM2 a third.
+    """
+    pairs = both(folder, hf, lm, "choices")
+    exact = np.array([b for _, (b, _) in both(folder, in_float64(folder / "hf"), lm, "choices")])
+    our_errors = np.array([a for (a, _), _ in pairs]) - exact
+    hf_errors = np.array([b for _, (b, _) in pairs]) - exact
+    assert 0 < np.square(our_errors).mean() < 4 * np.square(hf_errors).mean()
 
 
 @pytest.mark.ci

@@ -1,0 +1,97 @@
+"""Texts with a common beginning as a tree, which a model computes in one row without repeating a token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from jaxgpt.ops.attention import Edit, Visible, attend
+
+
+class Tree:
+    """The ids of several texts as a tree: what texts have in common at their beginning is computed once.
+
+    The nodes are stored in depth-first order. A token attends to its ancestors: the tokens before it in its text.
+
+    Example: the inputs `[5, 6, 7]`, `[5, 6, 8, 9]` and `[5, 6, 8]`
+        ids       5 6 7 8 9
+        position  0 1 2 2 3
+        end       5 5 3 5 5
+        paths     [0, 1, 2], [0, 1, 3, 4] and [0, 1, 3]
+
+    Attributes:
+        ids: id of each node.
+        position: position of each node in its texts.
+        end: node after the last descendant of each node.
+        paths: the nodes of each text, keyed by the index of the text.
+        branches: whether the texts are more than the beginnings of one text.
+    """
+
+    def __init__(self, text: int, inputs: list[int]) -> None:
+        nodes = list(range(len(inputs)))
+        self.ids = list(inputs)
+        self.position = list(nodes)
+        self.end = [len(inputs)] * len(inputs)
+        self.paths = {text: nodes}
+        self.branches = False
+        self._last = nodes
+
+    def common(self, inputs: list[int]) -> int:
+        """Return the number of nodes that a further text shares with the last one."""
+        for n, (node, i) in enumerate(zip(self._last, inputs, strict=False)):
+            if self.ids[node] != i:
+                return n
+        return min(len(self._last), len(inputs))
+
+    def add(self, text: int, inputs: list[int]) -> None:
+        """Add a text, which follows the others in the order of their ids."""
+        common = self.common(inputs)
+        before = len(self.ids)
+        after = before + len(inputs) - common
+        self.branches |= common < min(before, len(inputs))
+        shared = self._last[:common]
+        new = list(range(before, after))
+
+        self.ids += inputs[common:]
+        self.position += range(common, len(inputs))
+        self.end += [after] * len(new)
+        for node in shared:
+            self.end[node] = after
+        self.paths[text] = shared + new
+        self._last = self.paths[text]
+
+
+@dataclass(frozen=True)
+class Ancestors(Visible):
+    """The keys that a node of a tree attends to: its ancestors and itself, within the window.
+
+    Attributes:
+        end_BT: node after the last descendant of each node.
+    """
+
+    end_BT: jax.Array | None = None
+
+    def mask(self) -> jax.Array:
+        """Return the attention mask, bool `[B, 1, T, T]`."""
+        assert self.end_BT is not None
+        node_T = jnp.arange(self.end_BT.shape[1])
+        query_1T1 = node_T[None, :, None]
+        key_11T = node_T[None, None, :]
+        descends_BTT = (query_1T1 >= key_11T) & (query_1T1 < self.end_BT[:, None, :])
+        return super().mask() & descends_BTT[:, None]
+
+
+def attend_to_ancestors(
+    end_BT: jax.Array,
+    q_BTNH: jax.Array,
+    k_BKSH: jax.Array,
+    v_BKHS: jax.Array,
+    visible: Visible,
+    scale: float,
+    edit: Edit | None = None,
+) -> jax.Array:
+    """Compute `ops.attention.attend` among the nodes of trees."""
+    ancestors = Ancestors(visible.query, None, visible.window, end_BT)
+    return attend(q_BTNH, k_BKSH, v_BKHS, ancestors, scale, edit)
