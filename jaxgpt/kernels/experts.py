@@ -62,8 +62,8 @@ def _dropless(
     - On a mesh, each device computes the terms of its matrices, and the devices add them.
 
     Devices along the axis of the experts exchange their tokens: an all-gather before, a reduce-scatter after. For R tokens of
-    all e devices, a device sends `R * D * (e - 1) / e` numbers each way, tokens in `dtype` and outputs in float32. An
-    all-to-all would send up to `A * R * D / e`: not less if a token has as many experts as the axis has devices.
+    all e devices, a device sends `R * D * (e - 1) / e` numbers each way, outputs in float32, tokens and all gradients in
+    `dtype`. An all-to-all would send up to `A * R * D / e`: not less if a token has as many experts as the axis has devices.
 
     So e divides the weights of a device, but not the rows that it holds: up to `R * A` of pairs (`_by_groups`, `_by_tiles`).
     """
@@ -126,13 +126,8 @@ def _on_mesh(
             choice_BTA = gather(choice_BTA)
             share_BTA = gather(share_BTA)
         y_BTD = compute(x_BTD, choice_BTA, share_BTA, weights, first=first)
-
-        # First the scatter: the sum that follows has fewer rows.
-        if exchanged:
-            y_BTD = jax.lax.psum_scatter(y_BTD, exchanged, tiled=True)
-        if equal:
-            y_BTD = _sum(y_BTD, equal)
-        return y_BTD.astype(x_BTD.dtype)
+        added_BTD: Array = _added(y_BTD, exchanged, equal, x_BTD.dtype)
+        return added_BTD
 
     of_weights = ExpertWeights(widen, narrow, None if weights.gate_EDF is None else widen)
     # check_vma=False: ragged products do not annotate which mesh axes their results vary over.
@@ -140,18 +135,39 @@ def _on_mesh(
     return divided(x_BTD, choice_BTA, share_BTA, weights)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _sum(x: Array, axes: tuple[str, ...]) -> Array:
-    """Sum over devices. Their gradients are equal, so the sum of the gradients needs no collective."""
-    total: Array = jax.lax.psum(x, axes)
-    return total
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
+def _added(y_BTD: Array, exchanged: tuple[str, ...], equal: tuple[str, ...], dtype: Any) -> Array:
+    """Add float32 terms over devices, and return the rows of this device in a dtype.
+
+    Gradients are gathered in this dtype, without rounding. Devices of `equal` have equal gradients, so their sum needs no
+    collective.
+
+    Args:
+        y_BTD: terms of the rows of all devices along `exchanged`.
+        exchanged: mesh axes of devices with different rows.
+        equal: mesh axes of devices with the same rows.
+        dtype: dtype of the result.
+    """
+    # First the scatter: the sum that follows has fewer rows.
+    if exchanged:
+        y_BTD = jax.lax.psum_scatter(y_BTD, exchanged, tiled=True)
+    if equal:
+        y_BTD = jax.lax.psum(y_BTD, equal)
+    return y_BTD.astype(dtype)
 
 
-def _sum_backward(axes: tuple[str, ...], _: None, dy: Array) -> tuple[Array]:
-    return (dy * jax.lax.axis_size(axes),)
+def _added_backward(
+    exchanged: tuple[str, ...], equal: tuple[str, ...], dtype: Any, _: None, dy_BTD: Array
+) -> tuple[Array]:
+    if exchanged:
+        dy_BTD = jax.lax.all_gather(dy_BTD, exchanged, tiled=True)
+    dy_BTD = dy_BTD.astype(jnp.float32)
+    if equal:
+        dy_BTD = dy_BTD * jax.lax.axis_size(equal)
+    return (dy_BTD,)
 
 
-_sum.defvjp(lambda x, axes: (_sum(x, axes), None), _sum_backward)
+_added.defvjp(lambda y_BTD, *static: (_added(y_BTD, *static), None), _added_backward)
 
 
 def _by_token(

@@ -122,12 +122,13 @@ def blocks(step: Step) -> Iterator[Collective]:
 
 
 def experts(step: Step) -> Iterator[Collective]:
-    """Yield the exchanges of expert parallelism: tokens to the experts and float32 outputs back, and the same backward."""
+    """Yield the exchanges of expert parallelism: tokens to the experts and float32 outputs back, and their gradients."""
     times = step.config.model.n_layer * step.microbatches
     group = step.sizes["expert"]
+    size = step.width * step.tokens * group
+    yield Collective("all-gather", size, group, 2 * times, axes=("expert",), site="tokens of experts")
     for width in (step.width, 4):
         size = width * step.tokens
-        yield Collective("all-gather", size * group, group, times, axes=("expert",), site="tokens of experts")
         yield Collective("reduce-scatter", size, group, times, axes=("expert",), site="tokens of experts")
 
 

@@ -110,6 +110,24 @@ def test_devices_with_the_same_rows_add_only_the_outputs_of_their_rows() -> None
     assert sums == ["4", "4"]
 
 
+def test_devices_exchange_gradients_in_the_dtype_of_the_tokens() -> None:
+    """Only the outputs are added in float32; their gradients have the dtype of the result."""
+    x, router, weights = arrays(8, 12)
+    routing = route(x @ router, 2)
+
+    def loss(x: Any) -> Any:
+        out = tiled_experts(x, routing.choice_BTA, routing.share_BTA, weights, jax.nn.silu, jnp.dtype("bfloat16"))
+        return out.astype(jnp.float32).sum()
+
+    config = small("experts", n_experts=E, n_inner=F)
+    with use_mesh(make_mesh(MeshConfig(data=1, expert=2)), config, rows=8, length=12):
+        text = str(jax.make_jaxpr(jax.grad(loss))(x))
+    gathered = re.findall(r"(\w+)\[8,12,16\] = all_gather\[", text)
+    scattered = re.findall(r"(\w+)\[4,12,16\] = reduce_scatter\[", text)
+    assert gathered == ["bf16"] * 2
+    assert sorted(scattered) == ["bf16", "f32"]
+
+
 def test_rows_of_other_devices_have_any_product(monkeypatch: pytest.MonkeyPatch) -> None:
     """`ragged_dot` does not define the rows of no group."""
     product = jax.lax.ragged_dot
