@@ -13,8 +13,8 @@ from pathlib import Path
 import optax
 
 import jaxgpt
+from jaxgpt.checkpoint.index import weights_at
 from jaxgpt.checkpoint.run import Run
-from jaxgpt.checkpoint.store import weights_at
 from jaxgpt.config import DataConfig, LoraConfig, OptimConfig, TrainConfig
 from jaxgpt.data import Data, open_data
 from jaxgpt.errors import UserError

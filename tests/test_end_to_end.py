@@ -18,7 +18,7 @@ import pytest
 from helpers import TEXT, flags, jaxgpt, repository
 
 import jaxgpt as package
-from jaxgpt.checkpoint.store import checkpoints as checkpoints_of
+from jaxgpt.checkpoint.index import checkpoints as checkpoints_of
 from jaxgpt.cli import main
 
 MODEL = flags(model__n_layer=1, model__norm="none", model__mlp="none", model__n_embd=32, model__block_size=32)

@@ -21,8 +21,8 @@ from folders import SMALL, TEXT, hf_folder, run_folder
 from helpers import flags
 
 import jaxgpt
+from jaxgpt.checkpoint.index import saved_steps
 from jaxgpt.checkpoint.run import Run, recover
-from jaxgpt.checkpoint.store import saved_steps
 from jaxgpt.cli import main
 from jaxgpt.files import sha256_file
 

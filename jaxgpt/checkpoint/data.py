@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
+from jaxgpt.checkpoint.index import Info, read_info, resolve_step
 from jaxgpt.checkpoint.run import Run
-from jaxgpt.checkpoint.store import Info, read_info, resolve_step
 from jaxgpt.config import Config, DataConfig
 from jaxgpt.data import Data, Mixture, open_data
 from jaxgpt.data.opened import joint_fingerprint, mixed

@@ -16,9 +16,10 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, SingleDeviceSharding
 
+from jaxgpt.checkpoint.index import SEAL, Info, checkpoints, read_info, resolve_weights
 from jaxgpt.checkpoint.paths import parse_checkpoint
 from jaxgpt.checkpoint.run import Run, open_run
-from jaxgpt.checkpoint.store import SEAL, Info, checkpoints, read_info, read_params, resolve_weights
+from jaxgpt.checkpoint.store import read_params
 from jaxgpt.config import Config, LoraConfig, ModelConfig
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.model import GPT

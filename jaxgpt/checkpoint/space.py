@@ -10,8 +10,8 @@ from typing import Any
 
 import jax
 
+from jaxgpt.checkpoint.index import saved_steps
 from jaxgpt.checkpoint.run import Run, replaced_run
-from jaxgpt.checkpoint.store import saved_steps
 from jaxgpt.config import TrainConfig
 from jaxgpt.errors import UserError
 

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: write in the background, commit, list, verify and restore.
+"""Checkpoints of a run: write in the background, commit, delete and restore; `index.py` lists and verifies them.
 
 checkpoints/300/params/         weights or adapters; Orbax stores each part separately, so that sampling reads a single part
                 opt_state/      state of the optimizer
@@ -11,8 +11,6 @@ checkpoints/290.damaged/        damaged checkpoints, renamed by a resume, which 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import os
 import re
@@ -20,8 +18,7 @@ import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,20 +27,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import keystr, tree_leaves_with_path
 
-from jaxgpt.checkpoint.paths import check_backslash, parse_checkpoint
-from jaxgpt.checkpoint.run import open_run, replaced_note
-from jaxgpt.config import Config, TrainConfig, from_json
-from jaxgpt.errors import UserError, WriteFailed, one_line, reported
-from jaxgpt.files import read_bytes, sha256_file, sync_directory, write_atomically
+from jaxgpt.checkpoint.index import PARTIAL, Info, checkpoints, ranked_on, replace_info, seal
+from jaxgpt.checkpoint.paths import check_backslash
+from jaxgpt.config import TrainConfig
+from jaxgpt.errors import UserError, WriteFailed, one_line
+from jaxgpt.files import sync_directory
 from jaxgpt.parallel.processes import is_leader, is_peer_failure
-from jaxgpt.strict_json import parse_json
 
 if TYPE_CHECKING:  # Orbax and optax: slow imports, deferred to the functions that need them
     from jaxgpt.train.step import TrainState
 
-SEAL = "checkpoint.json"
-PARTIAL = ".partial"
-PARTS = ("params", "opt_state", "skip", "ema")
 IN_FLIGHT = 2**26  # bytes that may be read or written at a time, in addition to the largest array
 
 
@@ -53,28 +46,6 @@ def import_orbax() -> Any:
 
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     return v1
-
-
-@dataclass(frozen=True)
-class Info:
-    """Content of checkpoint.json."""
-
-    step: int  # number of steps taken
-    val_loss: float | None = None  # loss over the windows shared by all evaluations of the run; None: not evaluated
-    tokens: int = 0  # number of tokens in the windows of all training steps so far
-    temporary: bool = False  # whether written by a timer or when training stops; deleted after the next checkpoint
-    about: Mapping[str, Any] = field(default_factory=dict)  # config, versions, digests, given parts, best loss
-    sha256: Mapping[str, str] = field(default_factory=dict)  # file digests, keyed by path, including checkpoint.json
-
-    @property
-    def ranking(self) -> str | None:
-        """Name of the evaluator given in Python that ranked the checkpoint; "": from the settings; None: not recorded."""
-        given = self.about.get("given")
-        return None if given is None else given.get("evaluators", "")
-
-    def config(self) -> Config:
-        """Return the settings of the run when the checkpoint was written."""
-        return from_json(json.dumps(self.about.get("config")), f"the config in {SEAL}")
 
 
 class Saver:
@@ -109,8 +80,7 @@ class Saver:
         self.wait()
         if is_leader():
             path = self.directory / str(info.step)
-            digests = read_info(path).sha256
-            write_atomically(path / SEAL, _render(replace(info, sha256=digests)))
+            replace_info(path, info)
 
     def check(self) -> None:
         """Raise the error of a failed background write."""
@@ -169,22 +139,10 @@ def kept(infos: Mapping[int, Info], train: TrainConfig) -> set[int]:
     for step in lasting:
         info = infos[step]
         if info.val_loss is not None:
-            losses[_ranked_on(infos, step)].append((info.val_loss, step))
+            losses[ranked_on(infos, step)].append((info.val_loss, step))
     best = [step for each in losses.values() for _, step in sorted(each)[: train.keep_best]]
     every = [step for step in lasting if train.keep_every and step % train.keep_every == 0]
     return {max(infos), *lasting[-train.keep_last :], *best, *every}
-
-
-def _ranked_on(infos: Mapping[int, Info], step: int) -> tuple[str, str]:
-    """Return what a ranking depends on, the validation data and the evaluator: only equal ones are compared.
-
-    Older versions did not record the evaluator: it is assumed to be the evaluator of the last checkpoint.
-    """
-    info = infos[step]
-    ranking = info.ranking
-    if ranking is None:
-        ranking = infos[max(infos)].ranking
-    return info.about.get("data", ""), ranking or ""
 
 
 def save_params(directory: Path, params: Any, about: Mapping[str, Any]) -> None:
@@ -201,199 +159,6 @@ def save_params(directory: Path, params: Any, about: Mapping[str, Any]) -> None:
         saver.save(state, Info(0, about=about))
 
 
-def seal(path: Path, info: Info) -> None:
-    """Flush the files of a checkpoint to disk, and write checkpoint.json with their digests, atomically."""
-    digests = {}
-    files = sorted(file for file in path.rglob("*") if file.is_file())
-    for file in files:
-        with file.open("rb") as opened:
-            os.fsync(opened.fileno())
-        digests[file.relative_to(path).as_posix()] = sha256_file(file)
-    write_atomically(path / SEAL, _render(replace(info, sha256=digests)))
-
-
-def _render(info: Info) -> str:
-    """Format the content of checkpoint.json, including its own digest."""
-    values = asdict(info)
-    values["sha256"].pop(SEAL, None)
-    content = json.dumps(values, allow_nan=False)
-    values["sha256"][SEAL] = hashlib.sha256(content.encode()).hexdigest()
-    return json.dumps(values, indent=1) + "\n"
-
-
-def read_info(path: Path) -> Info:
-    """Read the checkpoint.json of a checkpoint; raise `UserError` if it is unreadable or has changed."""
-    text = read_bytes(path / SEAL)
-    with suppress(AttributeError, RecursionError, TypeError, ValueError):  # not JSON, or not an `Info`
-        info = Info(**parse_json(text, SEAL))
-        if info.step == int(path.name) and _render(info).encode() == text:
-            return info
-    raise UserError(f"{SEAL} has changed since it was written")
-
-
-def saved_steps(directory: Path) -> list[int]:
-    """List the steps of the checkpoints, ascending; [] if the directory is missing.
-
-    Raises:
-        UserError: if the directory cannot be read: a run must not start from step 0 again because of its permissions.
-    """
-    with reported(f"cannot read {directory}"), suppress(FileNotFoundError, NotADirectoryError):
-        return sorted(int(path.name) for path in directory.iterdir() if path.name.isdecimal())
-    return []
-
-
-def checkpoints(directory: Path) -> dict[int, Info]:
-    """Return the `Info` of each checkpoint, keyed by step, ascending; skip damaged checkpoint.json files."""
-    infos, _ = read_checkpoints(directory)
-    return infos
-
-
-def read_checkpoints(directory: Path) -> tuple[dict[int, Info], list[int]]:
-    """Return the `Info` of each checkpoint, keyed by step, and the steps with a damaged checkpoint.json, ascending.
-
-    A training process may delete checkpoints meanwhile: deleted checkpoints are omitted. `find_damage` describes the damage.
-    """
-    infos: dict[int, Info] = {}
-    damaged: list[int] = []
-    for step in saved_steps(directory):
-        path = directory / str(step)
-        try:
-            infos[step] = read_info(path)
-        except UserError:
-            if path.is_dir():
-                damaged.append(step)
-    return infos, damaged
-
-
-def resolve_step(directory: Path, which: str) -> int:
-    """Resolve `last`, `best` (lowest validation loss; without losses: the last) or a number to a step.
-
-    Raises:
-        UserError: if the checkpoint does not exist, or the best is unknown because a checkpoint.json is damaged.
-    """
-    steps = saved_steps(directory)
-    if not steps:
-        message = f"no complete checkpoint in {directory}: training saves at evaluations and when it stops"
-        kept = replaced_note(directory.parent)
-        raise UserError(f"{message}; {kept}" if kept else message)
-    if which == "best":
-        infos, damaged = read_checkpoints(directory)
-        if damaged:
-            path = directory / str(max(damaged)) / SEAL
-            raise UserError(
-                f"{path} is damaged: restore it, or choose a step with --checkpoint, or --init-from RUN/checkpoints/STEP"
-            )
-        if not infos:  # a training process has deleted the listed checkpoints
-            return resolve_step(directory, which)
-        return best_step(infos)
-
-    names = {"last": steps[-1]} | {str(step): step for step in steps}
-    if which in names:
-        return names[which]
-    raise UserError(f"no checkpoint {which!r} in {directory}: use best, last or one of {', '.join(map(str, steps))}")
-
-
-def best_step(infos: Mapping[int, Info]) -> int:
-    """Return the step with the lowest validation loss; without losses, the last step.
-
-    Losses on different validation data, or rankings of a different evaluator, than in the last checkpoint are not compared.
-    """
-    last = _ranked_on(infos, max(infos))
-    comparable = {step: info for step, info in infos.items() if _ranked_on(infos, step) == last}
-    losses = [(info.val_loss, step) for step, info in comparable.items() if info.val_loss is not None]
-    if losses:
-        _, step = min(losses)
-        return step
-    return max(infos)
-
-
-def weights_at(init_from: str) -> Path:
-    """Return the checkpoint of `--init-from`: the best checkpoint of RUN, or RUN/checkpoints/STEP."""
-    path, which = parse_checkpoint(init_from)
-    directory = open_run(path).checkpoints
-    return directory / str(resolve_step(directory, which))
-
-
-def kept_checkpoint_message(directory: Path) -> str:
-    """Describe the checkpoint that a failed run can resume from."""
-    try:
-        steps = saved_steps(directory)
-    except UserError as e:  # the reason of the failure must still be reported
-        return str(e)
-    return f"the checkpoint of step {steps[-1]} is kept" if steps else "there is no checkpoint yet"
-
-
-def find_damage(path: Path, parts: tuple[str, ...] = PARTS) -> str:
-    """Describe the first damaged file, at the top level or in `parts` of a checkpoint, or return "".
-
-    A checkpoint that a training process deletes meanwhile is not damaged.
-    """
-    damage = _damage(path, parts)
-    if damage and not path.is_dir():
-        return ""
-    return damage
-
-
-def _damage(path: Path, parts: tuple[str, ...]) -> str:
-    """Describe the first file that is damaged or missing."""
-    _check_readable(path / SEAL)
-    try:
-        digests = read_info(path).sha256
-    except UserError as e:
-        return str(e)
-    for name, digest in digests.items():
-        part, separator, _ = name.partition("/")
-        is_other_part = bool(separator) and part not in parts
-        if name == SEAL or is_other_part:
-            continue
-        _check_readable(path / name)
-        try:
-            if sha256_file(path / name) != digest:
-                return f"{name} has changed since it was written"
-        except (OSError, ValueError) as e:  # ValueError: a null byte in a forged name
-            return f"{name} cannot be read ({getattr(e, 'strerror', e)})"
-    return ""
-
-
-def _check_readable(file: Path) -> None:
-    """Raise `UserError` if this user may not read a file; the checkpoint is not damaged then."""
-    try:
-        with file.open("rb"):
-            pass
-    except PermissionError as e:
-        raise UserError(f"cannot read {file}: {e.strerror}") from None
-    except (OSError, ValueError):  # damage
-        return
-
-
-def latest_valid(directory: Path, note: Callable[[str], None]) -> Info | None:
-    """Return the `Info` of the last intact checkpoint; rename and report newer, damaged checkpoints.
-
-    Without checkpoints, returns None. If all are damaged, renames nothing and raises `UserError`. Deletes partial checkpoints.
-    """
-    for path in directory.glob(f"*{PARTIAL}*"):
-        shutil.rmtree(path, ignore_errors=True)
-
-    damaged: dict[int, str] = {}
-    for step in reversed(saved_steps(directory)):
-        damage = find_damage(directory / str(step))
-        if damage:
-            damaged[step] = damage
-            continue
-        for newer, reason in damaged.items():
-            aside = directory / f"{newer}.damaged"
-            shutil.rmtree(aside, ignore_errors=True)
-            (directory / str(newer)).rename(aside)
-            note(f"checkpoint {newer} is not used: {reason}; it is kept as {aside}")
-        return read_info(directory / str(step))
-
-    if damaged:
-        reasons = "; ".join(f"{step}: {reason}" for step, reason in damaged.items())
-        fix = f"restore a checkpoint, or start again from step 0: jaxgpt train {directory.parent} --out NEW"
-        raise UserError(f"no valid checkpoint in {directory}: {reasons}; {fix}")
-    return None
-
-
 def restore(directory: Path, step: int, like: TrainState) -> TrainState:
     """Restore a train state with the shardings of `like`; `latest_valid` must have checked the digests."""
     from jaxgpt.train.skip import init_statistics
@@ -408,25 +173,6 @@ def restore(directory: Path, step: int, like: TrainState) -> TrainState:
         else:
             parts[name] = _load(path, name, part)
     return TrainState(step=jax.device_put(np.int32(step), sharding), **parts)
-
-
-def resolve_weights(directory: Path, which: str, part: str = "params") -> int:
-    """Resolve the checkpoint `which` to a step, and verify its `part` (params or ema); raise `UserError` if damaged.
-
-    If a training process deletes the checkpoint meanwhile, `which` is resolved again.
-    """
-    while True:
-        step = resolve_step(directory, which)
-        path = directory / str(step)
-        damage = find_damage(path, (part,))
-        # `prune` renames a checkpoint before it deletes files, so the files of an existing directory are complete.
-        if not path.is_dir():
-            continue
-        if not damage:
-            return step
-        others = [other for other in checkpoints(directory) if other != step]
-        fix = f"try --checkpoint {others[-1]}, or --init-from RUN/checkpoints/{others[-1]}" if others else "restore it"
-        raise UserError(f"checkpoint {path} is damaged: {damage}; {fix}")
 
 
 def read_params(directory: Path, step: int, like: Any, part: str = "params") -> Any:

@@ -142,8 +142,8 @@ def _for_pairs(config: Config, is_run: bool) -> Config:
 def _open(config: Config, target: str, tokenizer: Tokenizer | None, progress: Progress) -> Data:
     """Open the data of a config; print a note if they are the data of a run and have changed since its last checkpoint."""
     from jaxgpt.checkpoint.data import info_of, open_run_data
+    from jaxgpt.checkpoint.index import saved_steps
     from jaxgpt.checkpoint.run import Run
-    from jaxgpt.checkpoint.store import saved_steps
 
     run = Run(Path(target)) if target else None
     info = info_of(run, "last") if run and saved_steps(run.checkpoints) else None

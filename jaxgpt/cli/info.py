@@ -78,7 +78,7 @@ class RunState(NamedTuple):
 
 def read_state(run: Run, config: Config) -> RunState:
     """Read the step, checkpoints, data and time of a run, and the settings that differ from its preset."""
-    from jaxgpt.checkpoint.store import best_step, read_checkpoints
+    from jaxgpt.checkpoint.index import best_step, read_checkpoints
     from jaxgpt.tasks.record import read_results
     from jaxgpt.trainer.metrics import how_ended, read_metrics
 

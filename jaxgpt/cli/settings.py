@@ -129,9 +129,9 @@ def with_weights(
         UserError: if `init_from` does not exist, a setting is invalid or changes the tokenizer or any other model setting, or
             the optimizer state does not match the settings.
     """
+    from jaxgpt.checkpoint.index import weights_at
     from jaxgpt.checkpoint.paths import parse_checkpoint
     from jaxgpt.checkpoint.run import open_run
-    from jaxgpt.checkpoint.store import weights_at
 
     directory, _ = parse_checkpoint(init_from)
     run = open_run(directory)
@@ -196,10 +196,10 @@ def _check_positions(base: ModelConfig, model: ModelConfig) -> None:
 
 def _with_state(config: Config, init_from: str) -> Config:
     """Return a config that starts from the train state in a checkpoint, by default the last of the run."""
+    from jaxgpt.checkpoint.index import resolve_step, weights_at
     from jaxgpt.checkpoint.paths import parse_checkpoint
     from jaxgpt.checkpoint.run import open_run
     from jaxgpt.checkpoint.source import base_checkpoint
-    from jaxgpt.checkpoint.store import resolve_step, weights_at
 
     directory, which = parse_checkpoint(init_from)
     run = open_run(directory)

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxgpt import __version__
+from jaxgpt.checkpoint.index import Info
 from jaxgpt.checkpoint.paths import parse_checkpoint
 from jaxgpt.checkpoint.run import Run
-from jaxgpt.checkpoint.store import Info
 from jaxgpt.config import Config, flat
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.files import read_bytes

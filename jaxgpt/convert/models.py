@@ -8,9 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxgpt.checkpoint.index import Info
 from jaxgpt.checkpoint.run import check_new_run, complete_run
 from jaxgpt.checkpoint.source import Place, WeightSource, read_source
-from jaxgpt.checkpoint.store import Info
 from jaxgpt.checkpoint.stream import stream_params
 from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig
 from jaxgpt.convert import experts, gemma, gguf, gguf_tokenizer, gpt2, llama, neox

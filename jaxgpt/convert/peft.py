@@ -20,10 +20,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
+from jaxgpt.checkpoint.index import weights_at
 from jaxgpt.checkpoint.paths import parse_checkpoint
 from jaxgpt.checkpoint.run import check_new_run, complete_run
 from jaxgpt.checkpoint.source import Place, open_source
-from jaxgpt.checkpoint.store import save_params, weights_at
+from jaxgpt.checkpoint.store import save_params
 from jaxgpt.config import OF_CHATS, Config, LoraConfig, ModelConfig
 from jaxgpt.convert import gpt2
 from jaxgpt.convert.adapter_tokenizer import adapter_tokenizer

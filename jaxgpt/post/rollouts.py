@@ -16,8 +16,8 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import numpy as np
 
+from jaxgpt.checkpoint.index import Info
 from jaxgpt.checkpoint.run import Run
-from jaxgpt.checkpoint.store import Info
 from jaxgpt.config import Config, MeshConfig
 from jaxgpt.data import Data, PromptSplit
 from jaxgpt.data.order import shuffled

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from jaxgpt.checkpoint.index import weights_at
 from jaxgpt.checkpoint.paths import parse_checkpoint
 from jaxgpt.checkpoint.run import Run, open_run
 from jaxgpt.checkpoint.source import WeightSource, open_source, recorded_checkpoint
-from jaxgpt.checkpoint.store import weights_at
 from jaxgpt.config import Config, ModelConfig, PostConfig
 from jaxgpt.data.batches import Windows
 from jaxgpt.data.preferences import Preferences

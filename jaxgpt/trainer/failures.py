@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxgpt.checkpoint.index import kept_checkpoint_message
 from jaxgpt.checkpoint.run import Run
-from jaxgpt.checkpoint.store import kept_checkpoint_message
 from jaxgpt.config import ModelConfig
 from jaxgpt.errors import TrainingFailed, UserError, WriteFailed, full_disk_fix, one_line
 from jaxgpt.model.params import flatten_params, weights

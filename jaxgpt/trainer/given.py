@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from jaxgpt.checkpoint.index import Info
 from jaxgpt.checkpoint.run import Run
-from jaxgpt.checkpoint.store import Info
 from jaxgpt.config import Config
 from jaxgpt.errors import UserError
 from jaxgpt.model import GPT

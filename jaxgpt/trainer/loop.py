@@ -12,10 +12,11 @@ from typing import Any
 
 from jax.stages import Compiled
 
+from jaxgpt.checkpoint.index import Info
 from jaxgpt.checkpoint.paths import check_backslash, other_files
 from jaxgpt.checkpoint.run import Run, replaced_note, write_settings
 from jaxgpt.checkpoint.space import check_space
-from jaxgpt.checkpoint.store import Info, Saver
+from jaxgpt.checkpoint.store import Saver
 from jaxgpt.config import Config, TrainConfig
 from jaxgpt.data import Data
 from jaxgpt.errors import UserError

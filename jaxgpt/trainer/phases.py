@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from jaxgpt.checkpoint.index import Info
 from jaxgpt.checkpoint.run import Run
-from jaxgpt.checkpoint.store import Info
 from jaxgpt.config import Config, DataConfig
 from jaxgpt.errors import UserError
 from jaxgpt.mix import Phase, has_starts, join_phases, same_shares

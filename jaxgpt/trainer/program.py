@@ -18,6 +18,7 @@ import optax
 from jax.sharding import AbstractMesh, Mesh
 
 from jaxgpt.checkpoint import store
+from jaxgpt.checkpoint.index import find_damage
 from jaxgpt.checkpoint.source import Place
 from jaxgpt.config import Config, ModelConfig
 from jaxgpt.errors import UserError
@@ -248,7 +249,7 @@ class Program:
             UserError: if the checkpoint is damaged or does not match the config.
         """
         path = directory / str(step)
-        damage = store.find_damage(path)
+        damage = find_damage(path)
         if damage:
             fix = "choose a different step, or omit --keep-optimizer"
             raise UserError(f"checkpoint {path} is damaged: {damage}; {fix}")

@@ -12,8 +12,9 @@ from typing import Any
 import jax
 
 from jaxgpt.checkpoint.data import about_data
+from jaxgpt.checkpoint.index import Info
 from jaxgpt.checkpoint.run import Run, delete_replaced, write_settings
-from jaxgpt.checkpoint.store import Info, Saver
+from jaxgpt.checkpoint.store import Saver
 from jaxgpt.data import Data
 from jaxgpt.directories import REPLACED
 from jaxgpt.errors import TrainingFailed, UserError, WriteFailed, one_line

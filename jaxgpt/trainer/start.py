@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxgpt.checkpoint.data import open_run_data
+from jaxgpt.checkpoint.index import SEAL, Info, checkpoints, find_damage, latest_valid, read_info, saved_steps
 from jaxgpt.checkpoint.paths import parse_checkpoint
 from jaxgpt.checkpoint.run import Run, check_free, delete_replaced, new_run, open_run, replaced_note, replaced_run
 from jaxgpt.checkpoint.source import (
@@ -27,16 +28,7 @@ from jaxgpt.checkpoint.source import (
     open_base_of,
     open_source,
 )
-from jaxgpt.checkpoint.store import (
-    SEAL,
-    Info,
-    checkpoints,
-    find_damage,
-    latest_valid,
-    prune,
-    read_info,
-    saved_steps,
-)
+from jaxgpt.checkpoint.store import prune
 from jaxgpt.config import Config, TrainConfig, changes, flat
 from jaxgpt.data import Batches, Data
 from jaxgpt.data.bos import with_bos

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgpt.checkpoint import store
+from jaxgpt.checkpoint.index import Info
 from jaxgpt.config import Config, MeshConfig, OptimConfig
 from jaxgpt.convert.models import read_model
 from jaxgpt.errors import UserError
@@ -108,7 +109,7 @@ def resumed(s: Subject) -> float:
     middle = steps(program.init(jax.device_get(s.params)), windows[:2])
     directory = s.directory / "checkpoints"
     with store.Saver(directory, config.train) as saver:
-        saver.save(program.to_checkpoint(middle), store.Info(2))
+        saver.save(program.to_checkpoint(middle), Info(2))
     straight = jax.device_get(steps(middle, windows[2:]))
     return distance(steps(program.restore(directory, 2), windows[2:]), straight)
 

@@ -17,8 +17,9 @@ import pytest
 from folders import SMALL, run_folder
 
 import jaxgpt
+from jaxgpt.checkpoint.index import Info, checkpoints, latest_valid
 from jaxgpt.checkpoint.run import Run, delete_replaced, new_run, recover, replaced_run
-from jaxgpt.checkpoint.store import Info, Saver, checkpoints, latest_valid
+from jaxgpt.checkpoint.store import Saver
 from jaxgpt.config import TrainConfig
 from jaxgpt.errors import UserError
 from jaxgpt.train.step import TrainState

@@ -23,23 +23,20 @@ import pytest
 from helpers import largest_file, small, small_run
 from orbax.checkpoint import v1 as ocp
 
-from jaxgpt.checkpoint import source, store
+from jaxgpt.checkpoint import index, source, store
 from jaxgpt.checkpoint.data import about_data
-from jaxgpt.checkpoint.store import (
+from jaxgpt.checkpoint.index import (
     SEAL,
     Info,
-    Saver,
     checkpoints,
     find_damage,
-    kept,
     latest_valid,
     read_info,
-    read_params,
     resolve_step,
     resolve_weights,
-    restore,
     seal,
 )
+from jaxgpt.checkpoint.store import Saver, kept, read_params, restore
 from jaxgpt.config import Config, DataConfig, MeshConfig, ModelConfig, TrainConfig
 from jaxgpt.data import open_data
 from jaxgpt.errors import TrainingFailed, UserError
@@ -195,7 +192,7 @@ def test_a_checkpoint_deleted_while_it_is_read_is_not_damaged(
 ) -> None:
     """Delete the last checkpoint before or after a function reads a part of it."""
     shutil.copytree(three, FOLDER)
-    read = getattr(store, reader)
+    read = getattr(index, reader)
 
     def racing(*args: Any) -> Any:
         if before and (FOLDER / "3").exists():
@@ -205,7 +202,7 @@ def test_a_checkpoint_deleted_while_it_is_read_is_not_damaged(
             delete(3)
         return result
 
-    monkeypatch.setattr(store, reader, racing)
+    monkeypatch.setattr(index, reader, racing)
     step = resolve_weights(FOLDER, "last")
     assert step == 2
     np.testing.assert_array_equal(read_params(FOLDER, step, LIKE)["w"], state(2).params["w"])
@@ -250,8 +247,8 @@ def test_a_source_is_opened_again_if_its_checkpoint_is_deleted(monkeypatch: pyte
 def test_the_best_checkpoint_is_chosen_again_if_it_is_deleted(three: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(three, FOLDER)
     listed = [[1, 2, 3, 4], [1, 2, 3]]  # step 4 is deleted after the first list
-    monkeypatch.setattr(store, "saved_steps", lambda _: listed.pop(0) if listed[1:] else listed[0])
-    infos, damaged = store.read_checkpoints(FOLDER)
+    monkeypatch.setattr(index, "saved_steps", lambda _: listed.pop(0) if listed[1:] else listed[0])
+    infos, damaged = index.read_checkpoints(FOLDER)
     assert (list(infos), damaged) == ([1, 2, 3], [])
     assert resolve_step(FOLDER, "best") == 3
 
@@ -265,7 +262,7 @@ def test_reading_while_checkpoints_are_written_and_pruned_finds_no_damage() -> N
         path = FOLDER / f"{step}.partial"
         (path / "params").mkdir(parents=True)
         (path / "params/array").write_bytes(bytes(10_000))
-        store.seal(path, Info(step, val_loss=1 / step))
+        index.seal(path, Info(step, val_loss=1 / step))
         path.rename(path.with_suffix(""))
         store.prune(FOLDER, TrainConfig(keep_last=2, keep_best=1))
 
@@ -281,7 +278,7 @@ def test_reading_while_checkpoints_are_written_and_pruned_finds_no_damage() -> N
         while not done.is_set():
             for which in ("best", "last"):
                 assert find_damage(FOLDER / str(resolve_step(FOLDER, which))) == ""
-            assert store.read_checkpoints(FOLDER)[1] == []
+            assert index.read_checkpoints(FOLDER)[1] == []
         training.result()
 
 

@@ -15,8 +15,8 @@ import pytest
 from folders import SMALL, run_folder
 from helpers import jaxgpt
 
+from jaxgpt.checkpoint.index import read_info, seal
 from jaxgpt.checkpoint.run import Run, write_settings
-from jaxgpt.checkpoint.store import read_info, seal
 from jaxgpt.cli import main
 from jaxgpt.cli.output import Console, note
 

@@ -16,7 +16,7 @@ import pytest
 from event_files import read_events
 from helpers import jaxgpt, small_run
 
-from jaxgpt.checkpoint.store import Info
+from jaxgpt.checkpoint.index import Info
 from jaxgpt.config import to_json
 from jaxgpt.errors import TrainingFailed, UserError
 from jaxgpt.follow import following

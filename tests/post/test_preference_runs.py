@@ -15,8 +15,8 @@ from helpers import flags, jaxgpt
 from test_lm import tiny
 
 from jaxgpt import load, save
+from jaxgpt.checkpoint.index import read_checkpoints
 from jaxgpt.checkpoint.run import Run
-from jaxgpt.checkpoint.store import read_checkpoints
 from jaxgpt.config import ModelConfig, PostConfig
 from jaxgpt.convert.card import model_card
 from jaxgpt.data import open_data

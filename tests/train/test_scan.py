@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from helpers import compiled, make, random_ids, small
 
-from jaxgpt.checkpoint.store import Info, Saver
+from jaxgpt.checkpoint.index import Info
+from jaxgpt.checkpoint.store import Saver
 from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig
 from jaxgpt.model import GPT
 from jaxgpt.model.init import boxed_params

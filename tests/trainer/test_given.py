@@ -12,8 +12,8 @@ import optax
 import pytest
 from helpers import TEXT, jaxgpt, small_run
 
+from jaxgpt.checkpoint.index import checkpoints, read_info, resolve_step, seal
 from jaxgpt.checkpoint.run import Run
-from jaxgpt.checkpoint.store import checkpoints, read_info, resolve_step, seal
 from jaxgpt.errors import UserError
 from jaxgpt.model import GPT
 from jaxgpt.model.gpt import Block

@@ -29,8 +29,9 @@ import numpy as np
 import pytest
 from helpers import comparable
 
+from jaxgpt.checkpoint.index import checkpoints
 from jaxgpt.checkpoint.run import Run
-from jaxgpt.checkpoint.store import checkpoints, restore
+from jaxgpt.checkpoint.store import restore
 from jaxgpt.cli import main
 from jaxgpt.runtime import COMPILED_BYTES, keep_compiled
 from jaxgpt.trainer.program import build

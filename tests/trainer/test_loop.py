@@ -19,8 +19,8 @@ from helpers import TEXT, comparable, jaxgpt, small_run
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxgpt.checkpoint.index import Info, checkpoints
 from jaxgpt.checkpoint.run import Run
-from jaxgpt.checkpoint.store import Info, checkpoints
 from jaxgpt.config import Config, DataConfig, MeshConfig, OptimConfig, to_json
 from jaxgpt.data import Batches, Data, open_data
 from jaxgpt.errors import TrainingFailed, UserError

@@ -17,8 +17,8 @@ from helpers import Result, comparable, flags, jaxgpt, make, small
 from jax.sharding import PartitionSpec
 
 import jaxgpt as api
+from jaxgpt.checkpoint.index import read_info
 from jaxgpt.checkpoint.source import checksum
-from jaxgpt.checkpoint.store import read_info
 from jaxgpt.config import Config, LoraConfig, MeshConfig, OptimConfig, TrainConfig
 from jaxgpt.counts import state_bytes
 from jaxgpt.lm.model import load_adapters

@@ -13,7 +13,7 @@ import pytest
 from helpers import TEXT, small_run
 
 from jaxgpt import signals
-from jaxgpt.checkpoint.store import checkpoints
+from jaxgpt.checkpoint.index import checkpoints
 from jaxgpt.data import Batches
 from jaxgpt.signals import Stop
 from jaxgpt.trainer import monitor, prefetch
