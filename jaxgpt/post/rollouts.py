@@ -96,7 +96,7 @@ class Rollouts:
         post = config.post
         prompts = [prompt for prompt in self.prompts_of(index) for _ in range(post.group)]
         key = named_key(config.train.seed, "rollout", index)
-        answers = sample(self.program, state.params, self.tokenizer, prompts, key)
+        answers = sample(local_model(self.program, state.params, self.tokenizer), prompts, key)
 
         rewards = reward_answers(self.reward, config, prompts, answers)
         reward_PG = rewards["reward"].reshape(-1, post.group)
@@ -196,16 +196,17 @@ def answer_ids(answer: Generation) -> list[int]:
     return answer.ids if answer.stop_id is None else [*answer.ids, answer.stop_id]
 
 
-def sample(
-    program: Program, params: Any, tokenizer: Tokenizer, prompts: Sequence[Prompt], key: jax.Array | None
-) -> list[Generation]:
+def sample(lm: LM, prompts: Sequence[Prompt], key: jax.Array | None) -> list[Generation]:
     """Generate an answer to each prompt; without a key, the most probable tokens.
 
-    In a run of several processes, each process generates the answers to an equal share of the prompts, with its own copy of
-    the weights. All processes receive all answers.
+    In a run of several processes, each process generates the answers to an equal share of the prompts. All processes receive
+    all answers.
+
+    Args:
+        lm: the model on the devices of this process (`local_model`).
+        prompts: prompts.
+        key: random key, or None.
     """
-    config = program.config
-    lm = LM(config, local_weights(program, params), tokenizer)
     # Without filters and at temperature 1, tokens are drawn from the probabilities of the loss.
     options: dict[str, Any] = {"temperature": 0.0 if key is None else 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
     options |= {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "overflow": "error"}
@@ -220,20 +221,24 @@ def sample(
         options["key"] = row_keys(key, n)[rows]
 
     def answer() -> list[tuple[Any, ...]]:
-        return [tuple(each) for each in generate(lm, ids, max_new_tokens=config.post.max_new_tokens, **options)]
+        return [tuple(each) for each in generate(lm, ids, max_new_tokens=lm.config.post.max_new_tokens, **options)]
 
     answers = [Generation(*each) for part in from_all(answer) for each in part]
     return answers[:n]
 
 
-def local_weights(program: Program, params: Any) -> Any:
-    """Return the weights on the mesh; in a run of several processes, a copy on the devices of this process."""
+def local_model(program: Program, params: Any, tokenizer: Tokenizer) -> LM:
+    """Return the model with its weights on the mesh.
+
+    In a run of several processes, the weights are a complete copy on each device of this process, even if the mesh divides
+    them.
+    """
     weights = program.weights(params)
-    if process_count() == 1:
-        return weights
-    devices = jax.local_devices()
-    place = replicated(make_mesh(MeshConfig(data=len(devices)), devices))
-    return jax.tree.map(lambda x: put_array(x, place), weights)
+    if process_count() > 1:
+        devices = jax.local_devices()
+        place = replicated(make_mesh(MeshConfig(data=len(devices)), devices))
+        weights = jax.tree.map(lambda x: put_array(x, place), weights)
+    return LM(program.config, weights, tokenizer)
 
 
 def reward_answers(
@@ -353,12 +358,14 @@ class HeldOutReward:
         if not watch.final and config.train.eval_windows:
             prompts = prompts[: config.train.eval_windows]
         size = config.train.eval_batch_size or config.rollout_answers
+        lm = local_model(program, params, watch.data.tokenizer)
         answers: list[Generation] = []
         for first in range(0, len(prompts), size):
             if watch.interrupted():
                 return None
-            answers += sample(program, params, watch.data.tokenizer, prompts[first : first + size], None)
+            answers += sample(lm, prompts[first : first + size], None)
             watch.progress(len(answers), len(prompts))
+        del lm
         parts = reward_answers(self.reward, config, prompts, answers)
         rewards = parts.pop("reward")
         n = len(rewards)

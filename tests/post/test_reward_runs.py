@@ -22,8 +22,9 @@ from jaxgpt.convert.card import model_card
 from jaxgpt.data.tokenizer import CharTokenizer
 from jaxgpt.directories import RUN_FILES
 from jaxgpt.errors import UserError
+from jaxgpt.lm import LM
 from jaxgpt.lm.generation import Generation
-from jaxgpt.post.rollouts import check_sampler, sample
+from jaxgpt.post.rollouts import check_sampler, local_model, sample
 from jaxgpt.trainer.metrics import read_metrics
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz?"
@@ -180,6 +181,20 @@ def test_sampler_and_training_compute_the_same_probabilities(mesh: list[str], mo
     train("short", *OWN, "--train.steps", "4", "--train.eval-every", "4", *mesh)
     assert len(differences) == 1
     assert max(differences) < 1e-5
+
+
+@pytest.mark.ci
+def test_a_rollout_and_an_evaluation_place_the_weights_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a run of several processes, this is a complete copy: an evaluation in several batches makes one."""
+    placed = list[LM]()
+
+    def place(*args: Any) -> LM:
+        placed.append(local_model(*args))
+        return placed[-1]
+
+    monkeypatch.setattr("jaxgpt.post.rollouts.local_model", place)
+    train("short", *OWN, "--train.steps", "4", "--train.eval-every", "4", "--train.eval-batch-size", "2")
+    assert len(placed) == 1 + len(lines("short", "val_reward"))
 
 
 def shift_log_p(monkeypatch: pytest.MonkeyPatch, nats: float) -> None:
