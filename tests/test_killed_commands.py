@@ -50,6 +50,7 @@ class Command(NamedTuple):
     words: str
     read: Callable[[Path], object]
     replaces: bool = False  # whether the target holds an old run before
+    target: str = "out"  # its name in `PLACE`
 
 
 def weights(run: Path) -> bytes:
@@ -58,7 +59,8 @@ def weights(run: Path) -> bytes:
 
 
 def digests(directory: Path) -> dict[str, str]:
-    files = [file for file in directory.rglob("*") if file.is_file()]
+    """Return the digest of each file of a directory, or of a file."""
+    files = [file for file in (directory, *directory.rglob("*")) if file.is_file()]
     return {file.relative_to(directory).as_posix(): sha256_file(file) for file in files}
 
 
@@ -66,6 +68,7 @@ COMMANDS = {
     "import": Command("import hf place/out", weights),
     "import adapter": Command("import adapter place/out --init-from base", weights),
     "export": Command("export base place/out", digests),
+    "export to GGUF": Command("export base place/out.gguf", digests, target="out.gguf"),
     "export adapter": Command("export lora place/out --adapter", digests),
     "train --overwrite": Command(" ".join(["train python-char --out place/out --overwrite", *SHORT]), weights, True),
 }
@@ -131,7 +134,7 @@ def test_a_killed_command_leaves_the_old_or_the_new_files_and_can_be_repeated(
     name: str, kills: int, sources: Path
 ) -> None:
     command = COMMANDS[name]
-    out = Path(PLACE, "out")
+    out = Path(PLACE, command.target)
     shutil.copytree(sources, ".", dirs_exist_ok=True)
     Path(PLACE).mkdir()
 
@@ -161,7 +164,7 @@ def test_a_killed_command_leaves_the_old_or_the_new_files_and_can_be_repeated(
         is_complete = left == new and not command.replaces  # the second command keeps the complete result
         assert run(command.words) == (2 if is_complete else 0), (point, Path("printed").read_text())
         assert command.read(out) == new, point
-        assert is_complete or {path.name for path in Path(PLACE).iterdir()} == {"out"}, point
+        assert is_complete or {path.name for path in Path(PLACE).iterdir()} == {out.name}, point
 
 
 def state(command: Command, out: Path) -> object:
