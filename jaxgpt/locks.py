@@ -1,4 +1,4 @@
-"""Locks of files and directories: one writer per directory, also after a kill."""
+"""Locks of files and directories: one writer per directory, even after a kill."""
 
 from __future__ import annotations
 

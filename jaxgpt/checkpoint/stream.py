@@ -36,7 +36,7 @@ def stream_params(
         about: facts for checkpoint.json, as in `Info`.
 
     Raises:
-        ValueError: if the paths or shapes of the arrays are not those of `like`.
+        ValueError: if the paths or shapes of `arrays` differ from `like`.
         TrainingFailed: if the checkpoint cannot be written, for example because the disk is full.
     """
     ocp = import_orbax()

@@ -126,7 +126,7 @@ def _targets_of_block(model: ModelConfig) -> dict[str, str]:
 
 
 def _matching_targets(word: str, own: Sequence[str], theirs: Mapping[str, str]) -> list[str]:
-    """Return the targets that a word of `lora.targets` stands for; [] if it is unknown.
+    """Return the targets that a word of `lora.targets` means; [] if it is unknown.
 
     Args:
         word: all-linear, names of matrices joined by +, or the end of the path of a transformers module.

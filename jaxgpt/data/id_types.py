@@ -1,4 +1,4 @@
-"""Detect token files without a header that were written with a wider type than uint16, such as the int64 of NumPy."""
+"""Detect token files without a header that were written with a wider type than uint16, such as NumPy's int64."""
 
 from __future__ import annotations
 
