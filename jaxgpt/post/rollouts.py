@@ -87,7 +87,7 @@ class Rollouts:
             order = shuffled(np.arange(self.rows), self.rows, config.train.seed, number, "rollout")
             for rows in np.split(order, len(steps) // epochs):
                 batch = jax.tree.map(lambda x, rows=rows: x[rows], rollout)
-                batches.append(batch | {"weight": self._weights(batch)})
+                batches.append(batch | {"weight": token_weights(batch)})
         return batches
 
     def _sampled(self, index: int, state: TrainState) -> dict[str, Any]:
@@ -123,15 +123,6 @@ class Rollouts:
         if self.program.config.post.kl:
             computed["reference_log_p"] = np.array(self.program.call(self._log_p, self.program.frozen, windows))
         return computed
-
-    def _weights(self, batch: dict[str, Any]) -> np.ndarray:
-        """Return the weight of each answer of a batch: answers per target token, so that the loss is a mean over tokens."""
-        is_target_BT = batch["windows"][..., 1] >= 0
-        if self.program.config.post.mask_truncated:
-            is_target_BT &= batch["counted"][:, None] > 0
-        rows = len(is_target_BT)
-        tokens = max(is_target_BT.sum(), 1)
-        return np.full(rows, rows / tokens, np.float32)
 
     def prompts_of(self, index: int) -> list[Prompt]:
         """Return the prompts of a rollout; each epoch of the data uses each prompt once, in a different order."""
@@ -189,6 +180,16 @@ def rollout_batch(
     if config.post.kl:
         batch["reference_log_p"] = np.zeros((B, T), np.float32)
     return batch
+
+
+def token_weights(batch: Mapping[str, Any]) -> np.ndarray:
+    """Return the weight of each answer of a batch for a mean over tokens, float32 `[B]`: answers per target with a loss."""
+    is_target_BT = batch["windows"][..., 1] >= 0
+    if "counted" in batch:
+        is_target_BT &= batch["counted"][:, None] > 0
+    rows = len(is_target_BT)
+    tokens = max(is_target_BT.sum(), 1)
+    return np.full(rows, rows / tokens, np.float32)
 
 
 def answer_ids(answer: Generation) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,17 +14,20 @@ import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 from tokenizers import Tokenizer as Library
 
-from jaxgpt.config import ModelConfig, PostConfig
+from jaxgpt.config import Config, DataConfig, ModelConfig, PostConfig
 from jaxgpt.convert.llama import LLAMA
 from jaxgpt.convert.tensors import expand, leaf_shapes, tensor_shape, to_leaves, to_tensor
 from jaxgpt.data.conversations import Templates
 from jaxgpt.data.preference_records import read_preference
 from jaxgpt.data.preferences import Preferences, encode_preference
+from jaxgpt.data.prompts import Prompt
 from jaxgpt.data.special import SpecialTokens
 from jaxgpt.data.tokenizer import SubwordTokenizer
+from jaxgpt.lm.generation import Generation
 from jaxgpt.model import GPT
 from jaxgpt.post.policy import VARIANTS, advantages, policy_objective
 from jaxgpt.post.preference import preference_objective
+from jaxgpt.post.rollouts import reward_answers, rollout_batch, token_weights
 from jaxgpt.train.step import gradient_sums, mean_gradients
 
 RECORDED = json.loads(Path(__file__).with_name("trl_values.json").read_text())
@@ -41,6 +45,7 @@ MODEL = ModelConfig(
     bias=False,
     tie_embeddings=False,
 )
+EOS = 1
 ROWS = sorted(expand(LLAMA.form.table, MODEL), key=lambda row: row.name)
 SETTINGS = {
     "dpo": {},
@@ -206,6 +211,70 @@ def test_policies(name: str, accumulation: int) -> None:
     metrics = {"kl": "kl", "clipped": "clip_ratio/region_mean"} if name == "dapo" else {}
     objective = policy_objective(GPT(MODEL).apply, settings)
     check(objective, batch | {"advantage": advantage_B}, (), expected, metrics, accumulation)
+
+
+def truncated_rollout(settings: PostConfig) -> tuple[list[Prompt], list[Generation], dict[str, np.ndarray]]:
+    """Return TRL's recorded prompts and answers, without an end if they are truncated, and our rewards."""
+    recorded = RECORDED["truncated"]["rollout"]
+    prompts = []
+    answers = []
+    for row, ids in enumerate(recorded["answers"]):
+        padded = recorded["prompt_ids"][row]
+        prompts.append(Prompt(padded[recorded["prompt_mask"][row].index(1) :], "", {}))
+        log_p = recorded["old_per_token_logps"][row][: len(ids)]
+        if ids[-1] == EOS:
+            answers.append(Generation("", ids[:-1], "stop", log_p=log_p, stop_id=EOS))
+        else:
+            answers.append(Generation("", ids, "length", log_p=log_p))
+
+    def reward(prompts: Any, texts: Any, records: Any) -> list[float]:
+        return list(recorded["rewards"])
+
+    return prompts, answers, reward_answers(reward, Config(post=settings), prompts, answers)
+
+
+@pytest.mark.parametrize(("name", "accumulation"), [*((name, 1) for name in POLICIES), ("dapo", 8)])
+def test_policies_without_a_loss_on_truncated_answers(name: str, accumulation: int) -> None:
+    """TRL's trainer masks the answers without an end, and adds its own penalty for long answers to the rewards."""
+    expected = RECORDED["truncated"]["losses"][name]
+    recorded = RECORDED["truncated"]["rollout"]
+    given = {
+        "objective": "grpo",
+        "reward": ("json",),
+        "mask_truncated": True,
+        "overlong_tokens": recorded["overlong"],
+        "max_new_tokens": recorded["longest"],
+    }
+    settings = PostConfig(**given | POLICIES[name])
+    config = Config(model=MODEL, data=DataConfig(window=MODEL.block_size), post=settings)
+    prompts, answers, rewards = truncated_rollout(replace(settings, max_new_tokens=recorded["longest"]))
+    np.testing.assert_allclose(rewards["reward_overlong"], recorded["penalties"], atol=1e-6)
+
+    reward_PG = rewards["reward"].reshape(-1, recorded["group"])
+    advantage_B = advantages(reward_PG, VARIANTS[settings.objective].advantage).reshape(-1)
+    theirs = "leave_one_out" if name == "rloo" else "advantages"
+    if name == "dr_grpo":
+        advantage_B = np.array(recorded["advantages"], np.float32)  # TRL's advantages are an argument of its loss
+    np.testing.assert_allclose(advantage_B, recorded[theirs], atol=1e-5)
+
+    batch = rollout_batch(config, prompts, answers, advantage_B, rewards)
+    batch["weight"] = token_weights(batch)
+    is_target_BT = batch["windows"][..., 1] >= 0
+    if settings.kl:
+        for row, log_p in enumerate(recorded["ref_per_token_logps"]):
+            targets = is_target_BT[row]
+            batch["reference_log_p"][row, targets] = log_p[: targets.sum()]
+    assert batch["counted"].tolist() == [float(any(mask)) for mask in recorded["completion_mask"]]
+    assert is_target_BT[batch["counted"] > 0].sum() == recorded["num_items_in_batch"]
+
+    if name == "rloo":
+        # TRL's ratio of a masked answer is 1, so its loss is -A, without a gradient; our loss is 0.
+        constant = -float(np.mean(advantage_B * (1 - batch["counted"])))
+        expected = expected | {"loss": expected["loss"] - constant}
+
+    metrics = {"kl": "kl", "clipped": "clip_ratio/region_mean"} if name == "dapo" else {}
+    objective = policy_objective(GPT(MODEL).apply, settings)
+    check(objective, batch, (), expected, metrics, accumulation)
 
 
 def test_the_entropy_is_the_mean_over_drawn_tokens() -> None:
