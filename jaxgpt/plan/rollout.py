@@ -18,7 +18,7 @@ from jaxgpt.plan.topology import Topology
 
 
 def rollout(config: Config, topology: Topology, work: Work) -> StepCost:
-    """Estimate the generation of the answers of a rollout, and the pass that computes their probabilities.
+    """Estimate the generation of the answers of a rollout, and the passes that compute their probabilities.
 
     The time is a lower bound: each decoding step reads the weights, gathered along fsdp, and the cache of the answers once, and
     prompts are empty. Memory holds the train state, a copy of the weights in the compute dtype, and a cache of whole windows.
@@ -45,9 +45,11 @@ def rollout(config: Config, topology: Topology, work: Work) -> StepCost:
     slots = sum(_sum_up_to(min(window or steps, steps), steps) for window in config.model.windows)
     bytes_read = steps * weights.read + slot_bytes * rows * slots
 
-    # A forward pass has a third of the FLOPs of training. The frozen copy scores the answers, too.
-    scoring_models = 2 if work.frozen else 1
-    scored = rows * config.window * scoring_models
+    # A forward pass has a third of the FLOPs of training. The model scores the checked answers, the frozen copy all answers.
+    scored_rows = answers.checked / ways
+    if work.frozen:
+        scored_rows += rows
+    scored = scored_rows * config.window
     decoding = rows * steps * token_flops(config, steps) / 3
     scoring = scored * token_flops(config, config.window) / 3
     return StepCost(

@@ -36,7 +36,13 @@ def work_of(config: Config) -> tuple[Config, Work]:
         )
     answers = None
     if post.is_rollout:
-        answers = Answers(config.rollout_answers, post.max_new_tokens, config.train.steps_per_call)
+        is_float32 = config.train.compute_dtype == "float32"
+        answers = Answers(
+            rows=config.rollout_answers,
+            tokens=post.max_new_tokens,
+            steps=config.train.steps_per_call,
+            checked=post.group if is_float32 else config.rollout_answers,
+        )
     work = Work(
         objective_of=objective_of(config),
         rows=Rows(config),

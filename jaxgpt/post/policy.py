@@ -80,7 +80,8 @@ def policy_objective(
     With the ratio r = p / p_rollout and the advantage A of the answer, the loss of a token is
     `-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) + kl KL(p || p_reference)`.
 
-    A batch is a dict: `windows` int32 `[B, T, 3]` (`train.loss.split_windows`) with the answers as targets; float32 `[B, T]`
+    A batch is a dict: `windows` int32 `[B, T, 3]` (`train.loss.split_windows`) with the answers as targets, at most
+    `settings.max_new_tokens` consecutive positions of each row; float32 `[B, T]`
     `log_p` and, with `settings.kl`, `reference_log_p`, the log probabilities of the targets in the rollout and of the
     reference; float32 `[B]` `advantage`, and `weight`, for the mean over all tokens: rows per token of the batch; and
     `metrics`, a dict of numbers of each answer, float32 `[B]`, such as its rewards. With `settings.mask_truncated`, float32
@@ -99,7 +100,10 @@ def policy_objective(
 
     def objective(params: Any, batch: Any, key: jax.Array | None, frozen: Any) -> RowSums:
         with_sides = penalties is not None
-        losses_BT, targets_BT, sides = forward(apply_fn, params, batch["windows"], key, chunk, with_sides)
+        longest = settings.max_new_tokens
+        losses_BT, targets_BT, sides = forward(
+            apply_fn, params, batch["windows"], key, chunk, with_sides, longest=longest
+        )
         is_target_BT = targets_BT >= 0
         tokens_B = is_target_BT.sum(-1, dtype=jnp.float32)
         is_counted_BT = is_target_BT

@@ -108,20 +108,27 @@ class Rollouts:
     def _log_probabilities(self, rollout: dict[str, Any], state: TrainState) -> dict[str, Any]:
         """Compute the log probabilities of the answers in training and, with a KL penalty, of the reference.
 
-        The sampler must have computed the same probabilities as training, up to rounding (law). The objective uses those of
-        training, so that the first ratio is 1 even in bfloat16.
+        The sampler must have computed the same probabilities as training, up to rounding (law). In float32, this is checked on
+        the answers to the first prompt: all answers would take a quarter of the update. In bfloat16, the objective uses those
+        of training, so that the first ratio is 1.
         """
-        windows = {"windows": rollout["windows"]}
+        config = self.program.config
+        rows = config.post.group if config.train.compute_dtype == "float32" else self.rows
+        windows_BT3 = rollout["windows"]
         weights = self.program.weights(state.params)
-        log_p_BT = np.array(self.program.call(self._log_p, weights, windows))
-        difference_BT = np.abs(rollout["log_p"] - log_p_BT)
-        check_sampler(difference_BT, self.program.config.train.compute_dtype)
+        trained_BT = np.array(self.program.call(self._log_p, weights, {"windows": windows_BT3[:rows]}))
+        difference_BT = np.abs(rollout["log_p"][:rows] - trained_BT)
+        check_sampler(difference_BT, config.train.compute_dtype)
 
-        is_target_BT = rollout["windows"][..., 1] >= 0
+        log_p_BT = rollout["log_p"].copy()
+        log_p_BT[:rows] = trained_BT
+        is_target_BT = windows_BT3[:rows, :, 1] >= 0
         difference_B = difference_BT.sum(1) / is_target_BT.sum(1)
-        computed = {"log_p": log_p_BT, "metrics": rollout["metrics"] | {DIFFERENCE: difference_B}}
-        if self.program.config.post.kl:
-            computed["reference_log_p"] = np.array(self.program.call(self._log_p, self.program.frozen, windows))
+        mean_B = np.full(self.rows, difference_B.mean(), np.float32)
+        computed = {"log_p": log_p_BT, "metrics": rollout["metrics"] | {DIFFERENCE: mean_B}}
+        if config.post.kl:
+            reference_BT = self.program.call(self._log_p, self.program.frozen, {"windows": windows_BT3})
+            computed["reference_log_p"] = np.array(reference_BT)
         return computed
 
     def prompts_of(self, index: int) -> list[Prompt]:
@@ -270,7 +277,14 @@ def reward_answers(
 
 def target_log_p(program: Program, weights: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
     """Compute the log probability of each target, `[B, T]`, as in training; 0 without a target."""
-    losses_BT, _ = token_losses(program.model.apply, weights, batch["windows"], chunk=program.config.train.loss_chunk)
+    config = program.config
+    losses_BT, _ = token_losses(
+        program.model.apply,
+        weights,
+        batch["windows"],
+        chunk=config.train.loss_chunk,
+        longest=config.post.max_new_tokens,
+    )
     return -losses_BT
 
 

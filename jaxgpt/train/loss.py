@@ -169,13 +169,18 @@ def with_adapters(objective: Objective, alpha: float) -> Objective:
 
 
 def token_losses(
-    apply_fn: Callable[..., Any], params: Any, windows: jax.Array, key: jax.Array | None = None, chunk: int = 0
+    apply_fn: Callable[..., Any],
+    params: Any,
+    windows: jax.Array,
+    key: jax.Array | None = None,
+    chunk: int = 0,
+    longest: int = 0,
 ) -> tuple[jax.Array, jax.Array]:
     """Compute `-log p` of each target, at least float32 `[B, T]`, 0 for negative targets; also return the targets.
 
-    Arguments as for `next_token_loss` and its objective.
+    Arguments as for `next_token_loss` and its objective, and `longest` as for `forward`.
     """
-    losses_BT, targets_BT, _ = forward(apply_fn, params, windows, key, chunk, with_sides=False)
+    losses_BT, targets_BT, _ = forward(apply_fn, params, windows, key, chunk, with_sides=False, longest=longest)
     return losses_BT, targets_BT
 
 
@@ -187,23 +192,56 @@ def forward(
     chunk: int,
     with_sides: bool,
     order: np.ndarray | None = None,
+    longest: int = 0,
 ) -> tuple[jax.Array, jax.Array, SideOutputs]:
-    """Compute the results of `token_losses`, and the side outputs of the blocks if `with_sides`; all `[B, T]` in `order`."""
+    """Compute the results of `token_losses`, and the side outputs of the blocks if `with_sides`; all `[B, T]` in `order`.
+
+    With `longest`, the targets of a row are at most so many consecutive positions, such as one answer, and only these
+    positions have logits, unless they are sharded; 0: all positions.
+    """
     inputs_BT, targets_BT, positions = split_windows(windows)
     if order is not None:
         chex.assert_shape(inputs_BT, (None, len(order)))  # JAX would clamp indices out of range
         positions = positions or row_positions(len(order))
         inputs_BT, targets_BT, positions = jax.tree.map(lambda x: x[:, order], (inputs_BT, targets_BT, positions))
     call = partial(apply_fn, {"params": params})
-    if not chunk and not with_sides:
+    is_part = 0 < longest < inputs_BT.shape[1] and shards("length") == 1
+    if not chunk and not with_sides and not is_part:
         return cross_entropy(call(inputs_BT, key, positions), targets_BT), targets_BT, {}
 
     def losses(x_BTD: jax.Array, targets_BT: jax.Array) -> jax.Array:
         return cross_entropy(call(x_BTD, method="head"), targets_BT)
 
+    def all_losses(x_BTD: jax.Array, targets_BT: jax.Array) -> jax.Array:
+        return chunked(losses, x_BTD, targets_BT, chunk) if chunk else losses(x_BTD, targets_BT)
+
     x_BTD, sides = call(inputs_BT, key, positions, method="hidden_and_sides")
-    losses_BT = chunked(losses, x_BTD, targets_BT, chunk) if chunk else losses(x_BTD, targets_BT)
+    if is_part:
+        losses_BT = of_answers(all_losses, x_BTD, targets_BT, longest)
+    else:
+        losses_BT = all_losses(x_BTD, targets_BT)
     return losses_BT, targets_BT, sides
+
+
+def of_answers(
+    function: Callable[[jax.Array, jax.Array], jax.Array], x_BTD: jax.Array, targets_BT: jax.Array, longest: int
+) -> jax.Array:
+    """Compute `function(x_BTD, targets_BT)`, `[B, T]`, only at the A = `longest` positions that begin at the first target.
+
+    The result is 0 at all other positions.
+    """
+    T = targets_BT.shape[1]
+    first_B = jnp.minimum(jnp.argmax(targets_BT >= 0, -1), T - longest)
+    place_BA = first_B[:, None] + jnp.arange(longest)[None]
+    x_BAD = jnp.take_along_axis(x_BTD, place_BA[..., None], 1)
+    targets_BA = jnp.take_along_axis(targets_BT, place_BA, 1)
+    found_BA = function(x_BAD, targets_BA)
+
+    # Back to the positions of the row.
+    index_BT = jnp.arange(T)[None] - first_B[:, None]
+    is_inside_BT = (index_BT >= 0) & (index_BT < longest)
+    spread_BT = jnp.take_along_axis(found_BA, jnp.clip(index_BT, 0, longest - 1), 1)
+    return jnp.where(is_inside_BT, spread_BT, 0.0)
 
 
 def split_windows(windows: jax.Array) -> tuple[jax.Array, jax.Array, Positions | None]:

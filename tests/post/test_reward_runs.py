@@ -169,16 +169,20 @@ def test_a_failing_reward_saves_the_run_which_resumes_in_every_bit() -> None:
     ],
 )
 def test_sampler_and_training_compute_the_same_probabilities(mesh: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first ratio of a rollout is 1: log probabilities of drawn tokens differ by float32 rounding."""
+    """The first ratio of a rollout is 1: log probabilities of drawn tokens differ by float32 rounding.
+
+    The answers to one prompt are checked, here all 64.
+    """
     differences = []
 
     def check(difference_BT: np.ndarray, dtype: str) -> None:
         assert dtype == "float32"
-        assert (difference_BT > 0).sum() > 64
+        assert len(difference_BT) == 64, "all answers"
+        assert (difference_BT > 0).any()
         differences.append(difference_BT.max())
 
     monkeypatch.setattr("jaxgpt.post.rollouts.check_sampler", check)
-    train("short", *OWN, "--train.steps", "4", "--train.eval-every", "4", *mesh)
+    train("short", *OWN, "--train.steps", "4", "--train.eval-every", "4", "--post.group", "64", *mesh)
     assert len(differences) == 1
     assert max(differences) < 1e-5
 

@@ -19,7 +19,7 @@ from jaxgpt.ops import Ops
 from jaxgpt.ops.sharding import constrain
 from jaxgpt.parallel.mesh import make_mesh
 from jaxgpt.parallel.rules import use_mesh
-from jaxgpt.train.loss import RowSums, chunked, cross_entropy, next_token_loss
+from jaxgpt.train.loss import RowSums, chunked, cross_entropy, next_token_loss, token_losses
 
 B, T = 4, 10
 
@@ -112,6 +112,49 @@ def test_chunked_loss_never_stores_all_logits() -> None:
     assert largest(0) >= B * T * config.vocab_size
     assert largest(2) == B * 2 * config.vocab_size
     assert largest(10 * T) == B * T * config.vocab_size, "the last chunk is not padded"
+
+
+def answers(config: ModelConfig) -> jax.Array:
+    """Return windows with up to 3 consecutive targets: at the end, at the beginning, shorter, and none."""
+    windows = packed(config)
+    is_target_BT = np.zeros((B, T), bool)
+    for row, targets in enumerate([slice(7, 10), slice(0, 3), slice(4, 6), slice(0, 0)]):
+        is_target_BT[row, targets] = True
+    return windows.at[..., 1].set(jnp.where(is_target_BT, jnp.abs(windows[..., 1]), -1))
+
+
+@pytest.mark.parametrize("chunk", [0, 2])
+def test_logits_of_answers_are_enough(chunk: int) -> None:
+    """Losses and gradients equal those with logits at all positions."""
+    config = small("gpt2", n_layer=1)
+    model, params = make(config)
+    windows = answers(config)
+    weight_BT = jnp.arange(B * T, dtype=jnp.float32).reshape(B, T)  # a different gradient of each token
+
+    def total(params: Any, losses: Any) -> tuple[jax.Array, jax.Array]:
+        losses_BT, _ = losses(model.apply, params, windows)
+        return (losses_BT * weight_BT).sum(), losses_BT
+
+    gradient = jax.jit(jax.grad(total, has_aux=True), static_argnums=1)
+    expected_grads, expected_BT = gradient(params, token_losses)
+    grads, found_BT = gradient(params, partial(chunk=chunk, longest=3))
+    assert (expected_BT[:3] > 0).sum() == 8
+    np.testing.assert_allclose(found_BT, expected_BT, rtol=1e-5)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), grads, expected_grads)
+
+
+def test_losses_of_answers_store_no_logits_of_prompts() -> None:
+    config = small("gpt2", vocab_size=509, n_layer=1)
+    model, params = make(config)
+    windows = answers(config)
+
+    def total(params: Any) -> jax.Array:
+        losses_BT, _ = token_losses(model.apply, params, windows, longest=3)
+        return losses_BT.sum()
+
+    text = jax.jit(jax.grad(total)).lower(params).as_text()
+    assert f"tensor<{B}x3x509xf32>" in text
+    assert f"tensor<{B}x{T}x509xf32>" not in text
 
 
 def test_chunks_of_sharded_positions_move_no_positions() -> None:
