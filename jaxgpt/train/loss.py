@@ -196,7 +196,7 @@ def forward(
 ) -> tuple[jax.Array, jax.Array, SideOutputs]:
     """Compute the results of `token_losses`, and the side outputs of the blocks if `with_sides`; all `[B, T]` in `order`.
 
-    With `longest`, the targets of a row are at most so many consecutive positions, such as one answer, and only these
+    With `longest`, the targets of a row are at most `longest` consecutive positions, such as one answer, and only these
     positions have logits, unless they are sharded; 0: all positions.
     """
     inputs_BT, targets_BT, positions = split_windows(windows)

@@ -137,7 +137,7 @@ def test_logits_of_answers_are_enough(chunk: int) -> None:
 
     gradient = jax.jit(jax.grad(total, has_aux=True), static_argnums=1)
     expected_grads, expected_BT = gradient(params, token_losses)
-    grads, found_BT = gradient(params, partial(chunk=chunk, longest=3))
+    grads, found_BT = gradient(params, partial(token_losses, chunk=chunk, longest=3))
     assert (expected_BT[:3] > 0).sum() == 8
     np.testing.assert_allclose(found_BT, expected_BT, rtol=1e-5)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), grads, expected_grads)
