@@ -44,6 +44,12 @@ class Info:
         given = self.about.get("given")
         return None if given is None else given.get("evaluators", "")
 
+    @property
+    def model(self) -> str:
+        """Name of the subclass of GPT that was given in Python; "": none, or not recorded."""
+        name: str = self.about.get("given", {}).get("model", "")
+        return name
+
     def config(self) -> Config:
         """Return the settings of the run when the checkpoint was written."""
         return from_json(json.dumps(self.about.get("config")), f"the config in {SEAL}")
@@ -112,6 +118,12 @@ def checkpoints(directory: Path) -> dict[int, Info]:
     """Return the `Info` of each checkpoint, keyed by step, ascending; skip damaged checkpoint.json files."""
     infos, _ = read_checkpoints(directory)
     return infos
+
+
+def model_of(directory: Path) -> str:
+    """Return the name of the subclass of GPT that the last checkpoint of a run records, or ""."""
+    infos = checkpoints(directory)
+    return infos[max(infos)].model if infos else ""
 
 
 def read_checkpoints(directory: Path) -> tuple[dict[int, Info], list[int]]:

@@ -7,7 +7,7 @@ one more array at a time.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,7 +19,7 @@ from jax.sharding import Mesh, SingleDeviceSharding
 from jaxgpt.checkpoint.index import SEAL, Info, checkpoints, read_info, resolve_weights
 from jaxgpt.checkpoint.paths import parse_checkpoint
 from jaxgpt.checkpoint.run import Run, open_run
-from jaxgpt.checkpoint.store import read_params
+from jaxgpt.checkpoint.store import read_params, stored_weights
 from jaxgpt.config import Config, LoraConfig, ModelConfig
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.model import GPT
@@ -44,16 +44,17 @@ class Place(NamedTuple):
     Attributes:
         mesh: mesh of the axes data, fsdp, expert, context and tensor; None: the first local device.
         rules: complete sharding table.
-        model: class of the model.
+        model: class of the model; None: GPT, and weights of a subclass that was given in Python are rejected.
     """
 
     mesh: Mesh | None = None
     rules: Rules = RULES
-    model: type[GPT] = GPT
+    model: type[GPT] | None = None
 
     def like(self, model: ModelConfig, lora: LoraConfig) -> Any:
         """Return the shapes, dtypes and shardings of trainable parameters with unstacked layers: weights, or adapters."""
-        boxed = boxed_trained(self.model(model), lora)
+        module = self.model or GPT
+        boxed = boxed_trained(module(model), lora)
         params = nn.unbox(boxed)
         if self.mesh is None:
             device = SingleDeviceSharding(jax.local_devices()[0])
@@ -106,9 +107,41 @@ class WeightSource(NamedTuple):
         return merge_placed(self.read_base(place).params, trained, self.config.lora.alpha)
 
     def read_trained(self, place: Place) -> Any:
-        """Read the trained parameters or their EMA: weights, or adapters."""
+        """Read the trained parameters or their EMA: weights, or adapters.
+
+        Raises:
+            UserError: if they are weights of a different class of models, unreadable, or deleted meanwhile.
+        """
         like = place.like(self.config.model, self.config.lora)
-        return read_params(self.run.checkpoints, self.step, like, trained_part(self.config))
+        part = trained_part(self.config)
+        name = self.info.model
+        if name and place.model is None:
+            # The weights may have equal names and shapes.
+            trained = f"{self.path} was trained with the model {name}, given in Python"
+            difference = self._difference(like, part, GPT) or trained
+            raise UserError(f"{difference}: pass load(path, model={name}); commands cannot read it")
+        try:
+            return read_params(self.run.checkpoints, self.step, like, part)
+        except UserError:
+            difference = self._difference(like, part, place.model or GPT)
+            if difference:
+                fix = "load it in Python with the class that it was trained with, load(path, model=YourGPT)"
+                raise UserError(f"{difference}: {fix}") from None
+            raise
+
+    def _difference(self, like: Any, part: str, model: type[GPT]) -> str:
+        """Return the weights that only the checkpoint or only the model has, or "" if there are none."""
+        stored = flatten_params(stored_weights(self.run.checkpoints, self.step, part))
+        expected = flatten_params(like)
+        lacks = [name for name in stored if name not in expected]
+        needs = [name for name in expected if name not in stored]
+        if not stored:
+            return ""
+        if lacks:
+            return f"{self.path} has weights that {model.__name__} lacks ({_some(lacks)})"
+        if needs:
+            return f"{self.path} lacks weights of {model.__name__} ({_some(needs)})"
+        return ""
 
     def read_base(self, place: Place) -> FrozenBase:
         """Read the frozen weights of the adapters; raise `UserError` if they changed since the adapters were trained."""
@@ -251,6 +284,12 @@ def checksum(tree: Any) -> str:
         digest.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}\n".encode())
         digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
+
+
+def _some(names: Sequence[str]) -> str:
+    """Return up to three names, and the number of others."""
+    shown = ", ".join(names[:3])
+    return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown
 
 
 def check_mesh(mesh: Any) -> None:

@@ -195,6 +195,20 @@ def read_params(directory: Path, step: int, like: Any, part: str = "params") -> 
     return params
 
 
+def stored_weights(directory: Path, step: int, part: str = "params") -> Any:
+    """Return the tree of shapes and dtypes of `part` of a checkpoint; {} if it is unreadable."""
+    ocp = import_orbax()
+
+    path = directory / str(step)
+    try:
+        saved = ocp.checkpointables_metadata(path.absolute()).metadata.get(part, {})
+    except Exception as e:
+        if is_peer_failure(e):
+            raise
+        return {}
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), saved)
+
+
 def _parts(state: TrainState) -> dict[str, Any]:
     """Return the parts of a state, keyed by directory name; an imported model has only `params`."""
     return {name: part for name, part in state._asdict().items() if name != "step" and part is not None}

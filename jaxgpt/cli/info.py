@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxgpt.cli.options import Json
 from jaxgpt.cli.output import aligned, columns, print_result
-from jaxgpt.cli.settings import named_config, origin, with_vocab
+from jaxgpt.cli.settings import given_model, named_config, origin, with_vocab
 from jaxgpt.config import Config, changes
 from jaxgpt.errors import short_repr
 from jaxgpt.presets import PRESETS, preset
@@ -38,12 +38,21 @@ def info(target: str, /, *, json: Json = False) -> int:
     config = with_vocab(named_config(target))
     from jaxgpt.counts import model_counts
 
-    results = {"name": target} | model_counts(config)
-    facts: dict[str, Any] = {
-        "model": f"{target}, {results['parameters']:,} parameters",
-        "training": f"{results['flops_per_token']:,} FLOPs per token",
-        "bytes": ", ".join(f"{kind} {count:,}" for kind, count in results["bytes"].items()),
-    }
+    model = given_model(target)
+    facts: dict[str, Any]
+    results: dict[str, Any]
+    if model:
+        results = {"name": target} | stored_counts(Path(target))
+        facts = {
+            "model": f"{target}, {results['parameters']:,} parameters in its checkpoint, of {model} given in Python"
+        }
+    else:
+        results = {"name": target} | model_counts(config)
+        facts = {
+            "model": f"{target}, {results['parameters']:,} parameters",
+            "training": f"{results['flops_per_token']:,} FLOPs per token",
+            "bytes": ", ".join(f"{kind} {count:,}" for kind, count in results["bytes"].items()),
+        }
     if Path(target).is_dir() and target not in PRESETS:
         from jaxgpt.checkpoint.run import open_run
 
@@ -51,9 +60,23 @@ def info(target: str, /, *, json: Json = False) -> int:
         run.tokenizer()  # integrity check of the tokenizer
         state = read_state(run, config)
         results["run"] = state._asdict()
-        facts |= _run_facts(state, config, results["trainable_parameters"])
+        trainable = results["parameters"] if model else results["trainable_parameters"]
+        facts |= _run_facts(state, config, trainable)
     modules = columns(_module_rows(results["modules"], config.model.n_layer))
     return print_result(json, results, f"{aligned(facts)}\n\n{modules}")
+
+
+def stored_counts(path: Path) -> dict[str, Any]:
+    """Count the parameters in the last checkpoint of a run, of all modules and of each: the settings do not determine them."""
+    from jaxgpt.checkpoint.index import saved_steps
+    from jaxgpt.checkpoint.run import Run
+    from jaxgpt.checkpoint.store import stored_weights
+    from jaxgpt.counts import parameter_count, parameter_table
+
+    directory = Run(path).checkpoints
+    *_, last = saved_steps(directory)
+    stored = stored_weights(directory, last)
+    return {"parameters": parameter_count(stored), "modules": parameter_table(stored)}
 
 
 class RunState(NamedTuple):

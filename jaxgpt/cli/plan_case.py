@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxgpt.cli.parse import parse
-from jaxgpt.cli.settings import named_config, with_settings, with_vocab
+from jaxgpt.cli.settings import given_model, named_config, with_settings, with_vocab
 from jaxgpt.config import Config
 from jaxgpt.errors import UserError, did_you_mean
 from jaxgpt.presets import PRESETS
@@ -91,4 +91,11 @@ def _base(target: str) -> tuple[Config, bool]:
     near = did_you_mean(target, SHAPES)
     if near and not is_known:
         raise UserError(f"no preset, shape, run or file {target!r}{near}")
-    return named_config(target), False
+    config = named_config(target)
+    model = given_model(target)
+    if model:
+        raise UserError(
+            f"{target} was trained with the model {model}, given in Python: plan it with "
+            f"jaxgpt.plan.plan.compile_step(config, topology, model={model}(config.model))"
+        )
+    return config, False

@@ -37,6 +37,16 @@ def named_config(target: str) -> Config:
     return open_run(path).config()
 
 
+def given_model(target: str) -> str:
+    """Return the name of the subclass of GPT that a run was trained with, or "" for other targets."""
+    if target in ("", *PRESETS) or not Path(target).is_dir():
+        return ""
+    from jaxgpt.checkpoint.index import model_of
+    from jaxgpt.checkpoint.run import Run
+
+    return model_of(Run(target).checkpoints)
+
+
 def with_settings(base: Config, settings: Mapping[str, Any]) -> Config:
     """Override a config with the settings of a command line, and resolve `lora.targets`.
 

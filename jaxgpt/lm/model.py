@@ -56,7 +56,7 @@ def load(
     checkpoint: str | int = "best",
     weights: Precision | None = None,
     mesh: Mesh | None = None,
-    model: type[GPT] = GPT,
+    model: type[GPT] | None = None,
 ) -> LM:
     """Read a run directory; the adapters of a LoRA run are merged with its base.
 
@@ -69,10 +69,11 @@ def load(
             on a CPU; bfloat16 and int8 take less memory. None: arrays, as trained.
         mesh: devices for the weights, as `jaxgpt.parallel.mesh.make_mesh` returns them; each array is read with its
             sharding. None: the first device.
-        model: class of the model, if the run was trained with a subclass of GPT.
+        model: class of the model, if the run was trained with a subclass of GPT; None: GPT.
 
     Raises:
-        UserError: if an argument is invalid, the run, checkpoint or base is missing or damaged, or the base has changed.
+        UserError: if an argument is invalid, the run, checkpoint or base is missing or damaged, the base has changed, or the
+            run was trained with a subclass of GPT and `model` is None.
     """
     if weights is not None and weights not in get_args(Precision):
         raise UserError(f"weights {short_repr(weights)} is not supported: use one of {', '.join(get_args(Precision))}")
@@ -82,10 +83,11 @@ def load(
         checkpoint = str(as_int("checkpoint (best, last or a step)", checkpoint, 0, 2**63 - 1))
     set_quick_flag()
     source, params = read_source(path, checkpoint, lambda source: source.read(Place(mesh, model=model)))
+    gpt = model or GPT
     if weights is not None:
-        params = quantize(params, model(source.config.model), weights)
+        params = quantize(params, gpt(source.config.model), weights)
     config = replace(source.config, lora=LoraConfig())
-    return LM(config, params, source.run.tokenizer(), f"{path}, step {source.step}", model)
+    return LM(config, params, source.run.tokenizer(), f"{path}, step {source.step}", gpt)
 
 
 def load_adapters(path: str | Path, checkpoint: str) -> tuple[Config, Any, Any]:
@@ -129,7 +131,8 @@ def save(lm: LM, path: str | Path, *, overwrite: bool = False) -> None:
 
     config = _config_of_copy(lm.config, path)
     with complete_run(path, config, lm.tokenizer, overwrite) as run:
-        save_params(run.checkpoints, params, {"config": asdict(config)})
+        given = {} if lm.model is GPT else {"model": lm.model.__name__}
+        save_params(run.checkpoints, params, {"config": asdict(config), "given": given})
 
 
 def _params_per_layer(lm: LM) -> Any:

@@ -207,7 +207,8 @@ class Program:
     @property
     def place(self) -> Place:
         """The devices of the weights, to read them from a checkpoint."""
-        return Place(self.mesh, self.rules)
+        is_given = "model" in self.given
+        return Place(self.mesh, self.rules, GPT if is_given else None)
 
     def init(self, params: Any = None, donate: bool = False) -> TrainState:
         """Make the initial state.

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import flax.linen as nn
 import jax.numpy as jnp
 import optax
 import pytest
@@ -15,9 +16,11 @@ from helpers import TEXT, jaxgpt, small_run
 from jaxgpt.checkpoint.index import checkpoints, read_info, resolve_step, seal
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.errors import UserError
+from jaxgpt.lm import load, save
 from jaxgpt.model import GPT
+from jaxgpt.model.attention import Attention
 from jaxgpt.model.gpt import Block
-from jaxgpt.model.mlp import MLP
+from jaxgpt.model.params import count_parameters
 from jaxgpt.train.loss import RowSums, next_token_loss
 from jaxgpt.trainer.evaluation import Measured, ValidationLoss
 from jaxgpt.trainer.events import Listener
@@ -34,17 +37,38 @@ class Notes(Listener):
         self.lines.append(text)
 
 
-class TwiceMLP(MLP):
-    def __call__(self, x_BTD: Any) -> Any:
-        return 2 * super().__call__(x_BTD)
+class TwiceAttention(Attention):
+    """Multiplies the result of the attention: other logits with the same weights."""
+
+    def __call__(self, x_BTD: Any, *args: Any, **options: Any) -> Any:
+        out_BTD, kv = super().__call__(x_BTD, *args, **options)
+        return 2 * out_BTD, kv
 
 
 class TwiceBlock(Block):
-    mlp = TwiceMLP
+    attention = TwiceAttention
 
 
 class TwiceGPT(GPT):
     block = TwiceBlock
+
+
+class GainAttention(Attention):
+    """Multiplies the result of the attention by a trained vector."""
+
+    @nn.compact
+    def __call__(self, x_BTD: Any, *args: Any, **options: Any) -> Any:
+        gain_D = self.weight("gain", nn.initializers.ones, (self.config.n_embd,), ("embed",))
+        out_BTD, kv = super().__call__(x_BTD, *args, **options)
+        return out_BTD * gain_D.reshape(1, 1, -1), kv
+
+
+class GainBlock(Block):
+    attention = GainAttention
+
+
+class GainGPT(GPT):
+    block = GainBlock
 
 
 class OwnFeed(DataFeed):
@@ -90,6 +114,13 @@ def resumed(**parts: Any) -> tuple[Outcome, list[str]]:
     return train(Start(Run("out").config(), run="out", **parts), notes), notes.lines
 
 
+def make_older() -> None:
+    """Make the checkpoint one of an older version, without a record of parts given in Python."""
+    path = Path("out/checkpoints/2")
+    info = read_info(path)
+    seal(path, replace(info, about={name: value for name, value in info.about.items() if name != "given"}))
+
+
 @pytest.mark.parametrize("name", PARTS)
 def test_a_resume_without_a_part_given_in_python_is_one_line_and_changes_nothing(name: str) -> None:
     started(**PARTS[name])
@@ -132,17 +163,59 @@ def test_a_different_ranking_keeps_the_best_checkpoint_and_starts_a_new_search()
 
 def test_a_run_of_an_older_version_without_the_record_resumes_as_before() -> None:
     started(**PARTS["evaluators tree_norm"])
-    path = Path("out/checkpoints/2")
-    info = read_info(path)
-    seal(path, replace(info, about={name: value for name, value in info.about.items() if name != "given"}))
+    make_older()
     assert jaxgpt("train", "--resume", "--out", "out").code == 0
     assert resolve_step(Path("out/checkpoints"), "best") == 2
 
 
 def test_frozen_arrays_of_an_older_version_are_named() -> None:
     started(**PARTS["frozen"])
-    path = Path("out/checkpoints/2")
-    info = read_info(path)
-    seal(path, replace(info, about={name: value for name, value in info.about.items() if name != "given"}))
+    make_older()
     with pytest.raises(UserError, match=r"parts given in Python \(frozen\).*frozen=\.\.\.\)$"):
         resumed()
+
+
+# Runs of a subclass of GPT.
+
+
+def test_weights_of_a_subclass_need_its_class_and_commands_reject_them() -> None:
+    started(**PARTS["model TwiceGPT"])
+    message = "out was trained with the model TwiceGPT, given in Python: pass load(path, model=TwiceGPT)"
+    with pytest.raises(UserError) as error:
+        load("out")
+    assert str(error.value).startswith(message)
+    assert load("out", model=TwiceGPT).model is TwiceGPT
+    for command in (["sample", "out"], ["train", "finetune", "--init-from", "out", "--data.path", "text.txt"]):
+        result = jaxgpt(*command)
+        assert result.code == 2
+        assert message in result.err
+    assert "the model TwiceGPT, given in Python: plan it with" in jaxgpt("plan", "out", "--topology", "v5e:2x2").err
+
+
+def test_a_saved_model_of_a_subclass_needs_its_class() -> None:
+    started(**PARTS["model TwiceGPT"])
+    save(load("out", model=TwiceGPT), "saved")
+    with pytest.raises(UserError, match="saved was trained with the model TwiceGPT"):
+        load("saved")
+
+
+def test_weights_that_gpt_lacks_are_named_and_counted() -> None:
+    model = GainGPT(CONFIG.with_model(vocab_size=25).model)
+    started(build=partial(build, model=model))
+    info = jaxgpt("info", "out", "--json").json
+    assert info["parameters"] == count_parameters(model)
+    assert info["modules"]["h_0/attn"] > 0
+    assert "flops_per_token" not in info
+    make_older()
+    with pytest.raises(
+        UserError, match=r"out has weights that GPT lacks \(h_0/attn/gain\): load it in Python with the class"
+    ):
+        load("out")
+
+
+def test_weights_that_a_subclass_needs_are_named() -> None:
+    started()
+    with pytest.raises(
+        UserError, match=r"out lacks weights of GainGPT \(h_0/attn/gain\): load it in Python with the class"
+    ):
+        load("out", model=GainGPT)
