@@ -114,6 +114,10 @@ class Tasks:
         except (UserError, Interrupted, jax.errors.JaxRuntimeError):
             raise
         except Exception as e:  # any error of a task's definition
+            if "Sample larger than population" in str(e):
+                raise UserError(
+                    f"{', '.join(self.names)}: a prompt has more examples than the task has samples: lower --shots"
+                ) from e
             raise UserError(
                 f"lm-evaluation-harness cannot evaluate {', '.join(self.names)}: {type(e).__name__}: {one_line(e, 300)}"
             ) from e
@@ -234,6 +238,8 @@ def _no_network(name: str, e: Exception) -> Exception:
 
 
 def _unloadable(name: str, e: Exception) -> UserError:
+    if isinstance(e, KeyError) and e.args == (None,):  # how the harness fails after it has logged an unknown metric
+        return UserError(f"cannot load the task {name}: one of its metrics is unknown: correct its metric_list")
     return UserError(f"cannot load the task {name}: {type(e).__name__}: {one_line(e, 300)}")
 
 
@@ -309,11 +315,11 @@ def unchanged_random_state() -> Iterator[None]:
 
 @contextmanager
 def silent_loggers() -> Iterator[None]:
-    """Let the loggers of the harness and its libraries report errors only."""
+    """Let the loggers of the harness and its libraries report nothing: their errors are also exceptions."""
     loggers = [logging.getLogger(name) for name in LOGGERS]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
-        logger.setLevel(logging.ERROR)
+        logger.setLevel(logging.CRITICAL)
     try:
         yield
     finally:

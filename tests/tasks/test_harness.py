@@ -114,6 +114,21 @@ def test_a_yaml_file_is_a_task_and_examples_are_added(folder: Path) -> None:
     assert {each["shots"] for each in result.json["tasks"]} == {2}
 
 
+@pytest.mark.long
+def test_an_unknown_metric_raises_one_line(folder: Path, tmp_path: Path) -> None:
+    text = TASKS["quiz"].replace("metric: acc\n", "metric: wisdom\n") + HEAD.format(data=folder / "questions.jsonl")
+    (tmp_path / "bad.yaml").write_text(text.replace("task: quiz", "task: bad"))
+    message = error(jaxgpt("eval", str(folder / "run"), "--tasks", str(tmp_path / "bad.yaml")))
+    assert message.endswith("one of its metrics is unknown: correct its metric_list")
+
+
+def test_more_examples_than_samples_raise_one_line(folder: Path) -> None:
+    text = TASKS["quiz"] + HEAD.format(data=folder / "questions.jsonl") + "fewshot_split: test\n"
+    (folder / "many.yaml").write_text(text.replace("task: quiz", "task: many"))
+    message = error(jaxgpt("eval", str(folder / "run"), "--tasks", str(folder / "many.yaml"), "--shots", "999"))
+    assert message.endswith("a prompt has more examples than the task has samples: lower --shots")
+
+
 def test_every_evaluation_has_the_same_examples(folder: Path) -> None:
     from jaxgpt import load
     from jaxgpt.tasks.load import open_tasks
