@@ -34,6 +34,8 @@ ACCURACY = {
     "--train.batch-size 32",
     "Llama 3 8B, 4 layers": f"{EIGHT} --mesh.data 2 --mesh.fsdp 32",
     "Llama 3 8B, 4 layers, tensor 4, remat full": f"{EIGHT} --mesh.data 2 --mesh.fsdp 8 --mesh.tensor 4 --train.remat full",
+    "Mixtral, 2 layers, expert 8": "mixtral-8x7b --topology v5p:4x4x4 --model.n-layer 2 --mesh.data 1 --mesh.fsdp 8 "
+    "--mesh.expert 8 --train.accumulation 1",
 }
 # Weak scaling, 8 windows of 1,024 tokens per chip: number of chips, their topology, and size of the fsdp axis.
 WEAK = {8: ("2x2x2", 8), 64: ("4x4x4", 16), 512: ("8x8x8", 32), 4096: ("16x16x16", 64)}
