@@ -122,7 +122,10 @@ def partition_spec(names: tuple[str | None, ...], rules: Rules) -> PartitionSpec
     for name in names:
         if name and name not in rules:
             near = did_you_mean(name, rules)
-            raise UserError(f"no rule for the logical axis {short_repr(name)}{near}: use None for an unsharded axis")
+            raise UserError(
+                f"no rule for the logical axis {short_repr(name)}{near}: use a logical axis, such as embed, not an axis of the "
+                f"mesh, or None for an unsharded axis"
+            )
 
     # The mesh axes of each array axis; PartitionSpec writes None for none.
     ways = [rules[name] if name else () for name in names]
@@ -139,12 +142,36 @@ def shardings(boxed: Any, model: ModelConfig, mesh: Mesh, rules: Rules = RULES) 
     """Return the sharding of every boxed parameter; parameters without logical axes are replicated."""
     rules = rules_for(model, mesh, rules)
 
-    def place(leaf: Any) -> NamedSharding:
+    def place(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
         if not _is_box(leaf):
             return replicated(mesh)
-        return NamedSharding(mesh, partition_spec(leaf.names, rules))
+        return _sharding_of_box(path, leaf, mesh, rules)
 
-    return jax.tree.map(place, boxed, is_leaf=_is_box)
+    return jax.tree_util.tree_map_with_path(place, boxed, is_leaf=_is_box)
+
+
+def _sharding_of_box(path: tuple[Any, ...], box: nn.Partitioned[Any], mesh: Mesh, rules: Rules) -> NamedSharding:
+    """Return the sharding of an array with logical axes.
+
+    Raises:
+        UserError: as in `partition_spec`, if a dimension has no logical axis, or if the mesh does not divide a dimension.
+    """
+    array = jax.tree_util.keystr(path, simple=True, separator="/")
+    shape = np.shape(box.value)
+    if len(box.names) != len(shape):
+        raise UserError(
+            f"{array} has {len(shape)} dimensions and the logical axes {box.names}: use one name or None for each dimension"
+        )
+    spec = partition_spec(box.names, rules)
+    for size, name in zip(shape, box.names, strict=True):
+        axes = rules[name] if name else ()
+        ways = math.prod(mesh.shape[axis] for axis in axes)
+        if size % ways:
+            raise UserError(
+                f"{array} has a dimension {name} of {size}, which {' x '.join(axes)} = {ways} does not divide: change the size "
+                f"or the mesh, or use None as its logical axis"
+            )
+    return NamedSharding(mesh, spec)
 
 
 def shardings_like(tree: Any, boxed: Any, model: ModelConfig, mesh: Mesh, rules: Rules = RULES) -> Any:
@@ -166,7 +193,7 @@ def shardings_like(tree: Any, boxed: Any, model: ModelConfig, mesh: Mesh, rules:
 
     def place(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
         if _is_box(leaf):
-            return NamedSharding(mesh, partition_spec(leaf.names, table))
+            return _sharding_of_box(path, leaf, mesh, table)
 
         # For the path mu/h_0/mlp/kernel, try the parameters mu/h_0/mlp/kernel, h_0/mlp/kernel, mlp/kernel and kernel.
         keys = _keys(path)

@@ -560,17 +560,20 @@ def replicated_note(opt_state: Any, mesh: Mesh) -> str:
         return ""
     total = 0
     replicated_bytes = 0
+    can_be_sharded = False
+    sizes = [mesh.shape[axis] for axis in ("fsdp", "tensor") if mesh.shape[axis] > 1]
     for leaf in jax.tree.leaves(opt_state):
         size = leaf.size * leaf.dtype.itemsize
         total += size
         if leaf.sharding.is_fully_replicated:
             replicated_bytes += size
+            can_be_sharded |= any(length % ways == 0 for length in leaf.shape for ways in sizes)
     if replicated_bytes <= 0.1 * total:
         return ""
-    return (
-        f"each device holds {replicated_bytes / total:.0%} of the optimizer state: init may return its arrays in "
-        f"nn.Partitioned, with logical axes"
-    )
+    share = f"{replicated_bytes / total:.0%} of the optimizer state is replicated on every device"
+    if not can_be_sharded:
+        return f"{share}: neither fsdp nor tensor divides a dimension of these arrays"
+    return f"{share}: init may return its arrays in nn.Partitioned, with logical axes"
 
 
 def with_arrays(program: Program, frozen: Any = None) -> Program:

@@ -240,7 +240,50 @@ def test_a_replicated_optimizer_state_is_noted() -> None:
 
     optimizer = optax.GradientTransformation(init, lambda grads, state, params=None: (grads, state))
     program = jaxgpt.build(wide(fsdp=4), optimizer=optimizer)
-    assert "each device holds 100% of the optimizer state" in program.note
+    assert "100% of the optimizer state is replicated on every device: neither fsdp nor tensor divides" in program.note
+
+
+def test_an_optimizer_state_that_could_be_sharded_is_noted_with_the_way() -> None:
+    def init(params: Any) -> Any:
+        return jax.tree.map(lambda x: jnp.zeros((8, 8)), params)
+
+    optimizer = optax.GradientTransformation(init, lambda grads, state, params=None: (grads, state))
+    program = jaxgpt.build(wide(fsdp=4), optimizer=optimizer)
+    assert "100% of the optimizer state is replicated on every device: init may return its arrays in" in program.note
+
+
+def test_an_optimizer_state_that_the_mesh_does_not_divide_is_named() -> None:
+    def init(params: Any) -> Any:
+        return {"factor": nn.Partitioned(jnp.zeros((30, 30)), names=("embed", None))}
+
+    optimizer = optax.GradientTransformation(init, lambda grads, state, params=None: (grads, state))
+    with pytest.raises(UserError, match=r"factor has a dimension embed of 30, which fsdp = 4 does not divide"):
+        jaxgpt.build(wide(fsdp=4), optimizer=optimizer)
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes", "message"),
+    [
+        ((16, 33), ("embed", "mlp"), r"h_0/mlp/a has a dimension mlp of 33, which tensor = 2 does not divide"),
+        ((16, 32), ("embed",), r"h_0/mlp/a has 2 dimensions and the logical axes \('embed',\): use one name or None"),
+        ((16, 32), ("fsdp", None), r"no rule for the logical axis 'fsdp'.*such as embed, not an axis of the mesh"),
+    ],
+)
+def test_a_weight_that_cannot_be_sharded_is_named(shape: Any, axes: Any, message: str) -> None:
+    class Wrong(MLP):
+        @nn.compact
+        def __call__(self, x_BTD: jax.Array) -> jax.Array:
+            a = self.weight("a", nn.initializers.ones, shape, axes)
+            return x_BTD + (x_BTD @ a).sum(-1, keepdims=True)
+
+    class Blocks(Block):
+        mlp = Wrong
+
+    class Model(GPT):
+        block = Blocks
+
+    with pytest.raises(UserError, match=message):
+        program_of(MeshConfig(data=1, tensor=2), Model(CONFIG))
 
 
 # A trained model of a subclass in the hand.
