@@ -16,6 +16,7 @@ from jaxgpt.presets import PRESETS, preset
 from jaxgpt.progress import duration
 
 if TYPE_CHECKING:
+    from jaxgpt.checkpoint.index import Info
     from jaxgpt.checkpoint.run import Run
 
 # Settings determined by the data and --init-from, not listed as changed.
@@ -90,7 +91,9 @@ class RunState(NamedTuple):
     ended: str  # finished, stopped or failed; "": killed, or still training
     tokens: int  # tokens trained on
     seconds: float  # time spent training
-    checkpoints: list[dict[str, Any]]  # step and val_loss of each checkpoint
+    checkpoints: list[
+        dict[str, Any]
+    ]  # step and val_loss of each checkpoint; ranking: evaluator of val_loss given in Python
     windows: int  # windows of the losses of checkpoints; 0: no evaluation used more
     damaged: list[int]  # steps of the checkpoints with a damaged checkpoint.json
     best: int | None  # step of the best checkpoint; None: no checkpoint, or some are damaged
@@ -130,7 +133,7 @@ def read_state(run: Run, config: Config) -> RunState:
         ended=how_ended(lines, config.train.steps),
         tokens=max(tokens, default=0),
         seconds=max(seconds, default=0.0),
-        checkpoints=[{"step": step, "val_loss": each.val_loss} for step, each in infos.items()],
+        checkpoints=[_checkpoint(step, each) for step, each in infos.items()],
         windows=windows if has_larger else 0,
         damaged=damaged,
         best=best,
@@ -138,6 +141,14 @@ def read_state(run: Run, config: Config) -> RunState:
         tasks=[asdict(result) | facts for result, facts in read_results(run.path)],
         starts=[line for line in lines if "started" in line],
     )
+
+
+def _checkpoint(step: int, info: Info) -> dict[str, Any]:
+    """Return the step and the ranking of a checkpoint, with the name of its evaluator if it was given in Python."""
+    entry: dict[str, Any] = {"step": step, "val_loss": info.val_loss}
+    if info.ranking:
+        entry["ranking"] = info.ranking
+    return entry
 
 
 def _run_facts(run: RunState, config: Config, trainable: int) -> dict[str, Any]:
@@ -175,8 +186,10 @@ def _checkpoint_lines(run: RunState, has_rewards: bool) -> list[str]:
         line = f"step {each['step']}"
         loss = each["val_loss"]
         if loss is not None:
-            line += f": reward {-loss:.4f}" if has_rewards else f": loss {loss:.4f}"
-            if run.windows:
+            name = each.get("ranking", "loss")
+            is_reward = has_rewards and name == "loss"
+            line += f": reward {-loss:.4f}" if is_reward else f": {name} {loss:.4f}"
+            if run.windows and name == "loss":
                 line += f" on {run.windows} windows"
         if each["step"] == run.best:
             line += " (best)"

@@ -234,7 +234,7 @@ class RunPrinter(Listener):
 
     def _introduction(self, config: Config) -> dict[str, str | list[str]]:
         """Return a dict that describes the model, data, devices and directory of the run, keyed by label."""
-        model = [f"{config.preset}, {parameter_count(self.program.abstract_weights):,} parameters"]
+        model = [f"{config.preset or 'none'}, {parameter_count(self.program.abstract_weights):,} parameters"]
         if config.lora.rank:
             trained = parameter_count(self.program.abstract_state.params)
             model.append(f"LoRA of rank {config.lora.rank} on {config.lora.targets}: {trained:,} trainable parameters")

@@ -64,10 +64,10 @@ NO_RUN = Watch()  # for an evaluation outside a run
 
 
 class Measured(NamedTuple):
-    """The result of a custom evaluator: numbers by name, and their ranking."""
+    """The result of a custom evaluator: numbers by name, and their ranking; NaN: none, as only the first evaluator needs it."""
 
     metrics: Mapping[str, float]
-    ranking: float
+    ranking: float = math.nan
 
     def __str__(self) -> str:
         """Format the numbers as `accuracy 0.9062, reward 0.8125`."""

@@ -34,6 +34,11 @@ class Outcome(NamedTuple):
     evaluation: Result | None
     stopped: bool
 
+    def __repr__(self) -> str:
+        """Format the outcome in one line, without the arrays of its state."""
+        ended = "stopped" if self.stopped else "finished"
+        return f"<Outcome: {ended} at step {self.step}, evaluation {self.evaluation}>"
+
 
 class Listener:
     """Receives the events of a run, in every process, and ignores them. A subclass overrides the events that it uses."""

@@ -175,6 +175,12 @@ def test_frozen_arrays_of_an_older_version_are_named() -> None:
         resumed()
 
 
+def test_info_names_a_ranking_given_in_python() -> None:
+    outcome = started(**PARTS["evaluators tree_norm"])
+    assert "step 2: tree_norm 3.0000 (best)" in jaxgpt("info", "out").out
+    assert repr(outcome) == "<Outcome: stopped at step 2, evaluation norm 3>"
+
+
 # Runs of a subclass of GPT.
 
 
