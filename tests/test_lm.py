@@ -434,6 +434,19 @@ def test_arguments_of_the_wrong_type_raise_one_line(lm: LM, call: Callable[[LM],
     assert "\n" not in str(error.value)
 
 
+def test_generation_within_jit_is_one_line(lm: LM) -> None:
+    def generate(params: Any) -> Any:
+        return jaxgpt.generate(lm._replace(params=params), [[1, 2]], max_new_tokens=2)
+
+    with pytest.raises(UserError, match=r"the weights are traced: .* call them outside jax.jit"):
+        jax.jit(generate)(lm.params)
+
+
+def test_generation_without_a_tokenizer_is_one_line(lm: LM) -> None:
+    with pytest.raises(UserError, match=r"an LM needs its tokenizer: pass LM\(config, params, tokenizer\)"):
+        jaxgpt.generate(lm._replace(tokenizer=None), [[1, 2]])  # type: ignore[arg-type]
+
+
 def test_a_string_or_ids_are_one_prompt_and_numbers_may_have_any_type(lm: LM) -> None:
     ids = lm.tokenizer.encode("abc")
     plain = jaxgpt.generate(lm, ["abc"], max_new_tokens=8, stop_ids=[5])

@@ -28,7 +28,7 @@ from jaxgpt.lm.arguments import (
     start_ids,
 )
 from jaxgpt.lm.defaults import with_defaults
-from jaxgpt.lm.model import LM, check_lm
+from jaxgpt.lm.model import LM, check_for_text
 from jaxgpt.lm.placement import cache_shards, placed
 from jaxgpt.lm.sampler import for_decoding, sampler_of
 from jaxgpt.lm.text import FinishReason, TextStream
@@ -108,7 +108,7 @@ def generate(
         UserError: if an argument is invalid, a text exceeds the context (`overflow`) or the memory, a logit is NaN, or beam
             search finds too few texts.
     """
-    check_lm(lm)
+    check_for_text(lm)
     beam_search = settings.get("num_beams", 1) != 1
     settings = with_defaults(lm.tokenizer, settings, without=BEAMS_REJECT if beam_search else ())
     text, sampling, beams = make_settings(settings, TextParams, SamplingParams, BeamParams)
@@ -137,7 +137,7 @@ def stream(
     The concatenated pieces of a row are the text that `generate` returns. Takes the arguments of `generate` except `progress`
     and the fields of `BeamParams`. After the first token, `block` tokens are generated per call; None: all tokens in one call.
     """
-    check_lm(lm)
+    check_for_text(lm)
     text, sampling = make_settings(with_defaults(lm.tokenizer, settings), TextParams, SamplingParams)
     block = 2**31 - 1 if block is None else as_int("block", block, 1, 2**31 - 1)
     request = read_request(lm, prompts, text)
