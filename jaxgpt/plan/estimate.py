@@ -55,6 +55,8 @@ class _Counts(NamedTuple):
     plain: float  # FLOPs of a microbatch, without recomputation
     saved: float  # bytes saved for the backward pass
     unsaved: float  # bytes saved without rematerialization
+    of_pairs: float  # bytes of `saved` in arrays with a row for each pair of token and expert
+    unsaved_pairs: float  # bytes of `unsaved` in such arrays
     gathered: float  # number of elements of the weights, gathered along fsdp
     reduced: dict[tuple[str, ...], float]  # elements of the gradients' shards, by the axes over which they are summed
     scattered: float  # elements of the shards of gradients that are scattered along fsdp
@@ -80,7 +82,9 @@ def estimate(config: Config, topology: Topology, work: Work = NEXT_TOKEN) -> Ste
     two = _counts(config, target, work, 2)
     counts = jax.tree.map(partial(extrapolated, layers=config.model.n_layer), one, two)
 
-    activations = counts.saved + _peak_bytes(config, topology, work) + _key_bytes(config, target)
+    # Experts hold the pairs of all devices along their axis (`kernels.experts`).
+    other_pairs = (config.mesh.expert - 1) * counts.of_pairs
+    activations = counts.saved + other_pairs + _peak_bytes(config, topology, work) + _key_bytes(config, target)
     memory = counts.memory | {"activations": activations}
     memory = {kind: memory[kind] for kind in KINDS if kind in memory}
 
@@ -130,6 +134,9 @@ def _peak_bytes(config: Config, topology: Topology, work: Work) -> float:
         two = _counts(config, target, work, 2)
         outside = one.saved - (two.saved - one.saved)
         recomputed = two.unsaved - one.unsaved - outside
+        # The gradients of a block's pairs exist together with the recomputed pairs, of all devices along `expert`.
+        of_pairs = two.unsaved_pairs - one.unsaved_pairs
+        recomputed += (2 * config.mesh.expert - 1) * of_pairs
     return max(logits, recomputed)
 
 
@@ -228,6 +235,8 @@ def _counts(config: Config, target: Target, work: Work, layers: int) -> _Counts:
         plain=plain.flops,
         saved=traced.saved,
         unsaved=plain.saved,
+        of_pairs=traced.of_pairs,
+        unsaved_pairs=plain.of_pairs,
         gathered=gathered(program),
         reduced=reduced,
         scattered=scattered,

@@ -131,6 +131,7 @@ class Trace(NamedTuple):
 
     saved: float  # bytes of the arrays in device memory that the forward pass saves for the backward pass
     largest: float  # bytes of the largest of these arrays
+    of_pairs: float  # bytes of those of these arrays that have a row for each pair of token and expert
     flops: float  # FLOPs of matrix products and attention kernels, with recomputation
 
 
@@ -161,12 +162,22 @@ def trace(config: Config, target: Target, work: Work = NEXT_TOKEN, layers: int =
     arguments = program.abstract_state.params, program.abstract_frozen, batch_of(program, work)
     plain = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), arguments)
     forward = jax.make_jaxpr(residuals)(*plain).jaxpr
-    sizes = [float(math.prod(aval.shape) * aval.dtype.itemsize) for aval in _roots(forward, forward.outvars)]
+    arrays = _roots(forward, forward.outvars)
+    sizes = [float(math.prod(aval.shape) * aval.dtype.itemsize) for aval in arrays]
+    of_pairs = 0.0
+    if config.model.n_experts:
+        pairs = config.train.batch_size * work.windows * config.window * config.model.experts_per_token
+        of_pairs = sum(size for size, aval in zip(sizes, arrays, strict=True) if aval.shape[:1] == (pairs,))
     step = jax.make_jaxpr(jax.grad(total))(*plain).jaxpr
 
     # The windows are whole; a device has its share of their positions.
     context = config.mesh.context
-    return Trace(sum(sizes) / context, max(sizes, default=0.0) / context, count_flops(step) / context)
+    return Trace(
+        saved=sum(sizes) / context,
+        largest=max(sizes, default=0.0) / context,
+        of_pairs=of_pairs / context,
+        flops=count_flops(step) / context,
+    )
 
 
 def _roots(jaxpr: Any, results: Iterable[Any]) -> list[Any]:

@@ -441,6 +441,38 @@ def test_the_sums_of_experts_along_tensor(shared: int) -> None:
     assert sum(each.bytes * each.times for each in guess) == 2 * sum(each.bytes * each.times for each in forward)
 
 
+@pytest.mark.ci
+@pytest.mark.parametrize("remat", ["none", "dots"])
+def test_experts_hold_the_pairs_of_all_devices_along_their_axis(remat: str) -> None:
+    """With the same rows on each device, the activations grow by the pairs of each further device."""
+    activations = []
+    for experts in (1, 2, 4):
+        run = config(
+            MeshConfig(data=1, expert=experts), n_experts=4, experts_per_token=2, bias=False, mlp="gated", n_inner=128
+        )
+        run = replace(run, train=replace(run.train, batch_size=4 * experts, remat=remat))
+        activations.append(
+            estimate(run, parse_topology(f"custom:{experts},peak=1T,hbm=1G,bandwidth=1G,link=1G")).memory["activations"]
+        )
+    pairs = 4 * 16 * 2
+    one, two, four = activations
+    assert two - one > 2 * pairs * 128 * 4  # inputs of the last product, and one more array, in float32
+    assert four - one == pytest.approx(3 * (two - one))
+
+
+@needs_libtpu
+@pytest.mark.parametrize("remat", ["none", "dots"])
+def test_the_tpu_compiler_needs_the_memory_of_all_pairs(remat: str) -> None:
+    model = small("llama", n_layer=2, n_embd=256, n_head=2, n_kv_head=2, head_dim=128, n_inner=1024, block_size=1024)
+    run = Config(
+        model=replace(model, vocab_size=2048, n_experts=8, experts_per_token=2),
+        train=TrainConfig(batch_size=32, compute_dtype="bfloat16", remat=remat),
+        mesh=MeshConfig(data=1, fsdp=2, expert=4),
+    )
+    topology = parse_topology("v5p:2x2x2")
+    assert estimate(run, topology).total / compile_step(run, topology).total == pytest.approx(1, abs=0.25)
+
+
 @needs_libtpu
 @pytest.mark.parametrize("window", [0, 256])
 def test_the_tpu_compiler_sends_the_keys_of_splash_attention(window: int) -> None:
