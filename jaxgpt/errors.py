@@ -57,6 +57,10 @@ class UserError(ValueError):
         super().__init__(line)
 
 
+class FullDisk(UserError):
+    """A write that failed because a disk or quota is full or a file is too large. Commands exit with `FAILED`."""
+
+
 def printable(text: str) -> str:
     """Return a text with escapes instead of control characters, line breaks and bytes that are not UTF-8.
 
@@ -73,7 +77,9 @@ def reported(what: str) -> Iterator[None]:
     except OSError as e:
         message = f"{what}: {e.strerror or e}"
         fix = full_disk_fix(e)
-        raise UserError(f"{message}; {fix}" if fix else message) from None
+        if fix:
+            raise FullDisk(f"{message}; {fix}") from None
+        raise UserError(message) from None
 
 
 def full_disk_fix(error: OSError) -> str:

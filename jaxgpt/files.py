@@ -107,7 +107,11 @@ def check_renames(directory: Path, shown: Path) -> None:
         for path in (probe, renamed):
             shutil.rmtree(path, ignore_errors=True)
         (probe / "part").mkdir(parents=True)
-        (probe / "part" / "file").write_bytes(b"0")
+        file = probe / "part" / "file"
+        try:
+            file.write_bytes(b"0")
+        except OSError as e:  # a flush to a full disk has no path
+            raise OSError(e.errno, e.strerror, str(file)) from None
         try:
             probe.rename(renamed)
         except OSError as e:

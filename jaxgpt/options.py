@@ -78,6 +78,10 @@ class BeamParams(Section):
         if not (isinstance(stopping, bool) or stopping == "never"):
             yield f"early_stopping must be true, false or never: {short_repr(stopping)}"
         object.__setattr__(self, "early_stopping", stopping)
+        if self.num_beams == 1:
+            for name, default in (("length_penalty", 1.0), ("early_stopping", False)):
+                if getattr(self, name) != default:
+                    yield f"{name} {getattr(self, name)} has no effect without beams: omit it, or raise num_beams above 1"
 
 
 @dataclass(frozen=True)

@@ -242,7 +242,9 @@ def write(
 
     writer = gguf.GGUFWriter(path, arch)
     for name, value in metadata.items():
-        if isinstance(value, bool):
+        if name == "general.alignment":
+            writer.add_custom_alignment(value)
+        elif isinstance(value, bool):
             writer.add_bool(name, value)
         elif isinstance(value, int):
             (writer.add_uint32 if value >= 0 else writer.add_int32)(name, value)

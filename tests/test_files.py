@@ -215,6 +215,18 @@ def test_a_file_system_that_cannot_rename_directories_is_an_error_with_the_mount
     assert list(Path().iterdir()) == [], "nothing remains"
 
 
+def test_a_full_disk_is_named_with_the_path_of_the_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The flush of a file raises an error without its path."""
+
+    def fail(self: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_bytes", fail)
+    with pytest.raises(OSError, match="No space left") as error:
+        check_renames(Path(), Path("run"))
+    assert error.value.filename == "probe.partial/part/file"
+
+
 def test_the_probe_of_a_killed_process_is_deleted() -> None:
     for name in ("probe.partial", "renamed.partial"):
         Path(name, "part").mkdir(parents=True)

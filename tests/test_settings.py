@@ -164,6 +164,12 @@ def test_an_unknown_setting_has_a_suggestion() -> None:
         ModelConfig(n_layers=2)  # type: ignore[call-arg]
 
 
+@pytest.mark.parametrize("given", [{"length_penalty": 2.0}, {"early_stopping": True}, {"early_stopping": "never"}])
+def test_settings_of_beams_have_no_effect_without_beams(given: Any) -> None:
+    with pytest.raises(UserError, match="has no effect without beams: omit it, or raise num_beams above 1"):
+        BeamParams(**given)
+
+
 @pytest.mark.parametrize("value", [1, 0, "maybe", None])
 def test_early_stopping_is_a_bool_or_never(value: Any) -> None:
     """1 equals True, and equal settings share a compiled program."""

@@ -123,13 +123,16 @@ def _training_data(lm: LM, target: str, checkpoint: str, progress: Progress) -> 
     from jaxgpt.checkpoint.data import info_of, open_run_data
     from jaxgpt.checkpoint.run import Run
 
+    data = lm.config.data
+    if data.dataset == "none" and not (data.path or data.mix):
+        raise UserError(f"--check-memorized does not apply to {target}: the run has no record of its training data")
     run = Run(Path(target))
     info = info_of(run, checkpoint)
-    config = replace(lm.config, data=lm.config.data.until(info.tokens))
-    _, data, change = open_run_data(run, info, config, lm.tokenizer, progress)
+    config = replace(lm.config, data=data.until(info.tokens))
+    _, opened, change = open_run_data(run, info, config, lm.tokenizer, progress)
     if change:
         raise UserError(f"{change}; restore it")
-    return data
+    return opened
 
 
 def _print_memorized(found: TrainingSpans) -> None:

@@ -162,6 +162,7 @@ def _read_header(path: Path) -> Header:
 
 def _check_offsets(path: Path, reader: Any) -> None:
     """Raise `UserError` if the tensors do not follow each other, as llama.cpp requires: some would have others' values."""
+    alignment = int(reader.alignment)  # a NumPy integer if the file sets it, which is unsigned
     expected = 0
     for tensor in reader.tensors:
         offset = tensor.data_offset - reader.data_offset
@@ -170,8 +171,8 @@ def _check_offsets(path: Path, reader: Any) -> None:
                 f"{path}: tensor {tensor.name} has the offset {offset:,}, expected {expected:,}: the file is damaged, download "
                 f"or convert it again"
             )
-        blocks = -(-tensor.n_bytes // reader.alignment)  # rounded up
-        expected += blocks * reader.alignment
+        blocks = -(-int(tensor.n_bytes) // alignment)  # rounded up
+        expected += blocks * alignment
 
 
 def _value(field: Any, float32: Any) -> Any:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from jaxgpt.checkpoint.index import read_info, seal
 from jaxgpt.checkpoint.run import Run, write_settings
 from jaxgpt.cli import main
 from jaxgpt.cli.output import Console, note
+from jaxgpt.errors import FullDisk, reported
 
 
 def panicking_tokenizer(run: Path) -> None:
@@ -106,6 +109,11 @@ def test_xla_errors_are_one_line(said: str, expected: str, monkeypatch: pytest.M
             1,
             "jaxgpt: cannot write a.txt: No space left on device; free space on its file system\n",
         ),
+        (
+            FullDisk("cannot write the run to a: No space left on device; free space on its file system"),
+            1,
+            "jaxgpt: cannot write the run to a: No space left on device; free space on its file system\n",
+        ),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -167,6 +175,14 @@ JAXGPT = f"{sys.executable} -m jaxgpt"
 
 def shell(command: str) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(command, shell=True, capture_output=True, check=False, timeout=120)
+
+
+def test_a_full_disk_is_a_failure_and_no_bad_input() -> None:
+    with (
+        pytest.raises(FullDisk, match="cannot write a: No space left on device; free space"),
+        reported("cannot write a"),
+    ):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")

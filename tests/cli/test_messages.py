@@ -172,7 +172,7 @@ sample run --stream --json -> --stream prints one sample: pass one --prompt, wit
 sample run --prompt "question question" -> 17 tokens
 sample run --prompt aZ -> character 'Z'
 sample run --num-beams 2 --temperature 1 -> temperature 1.0 has no effect in beam search
-sample run --check-memorized -> no text is specified
+sample run --check-memorized -> --check-memorized does not apply to run: the run has no record of its training data
 """
 RUNS = """
 info hf -> hf is a model of a different library, not a run: use jaxgpt import hf RUN

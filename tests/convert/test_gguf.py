@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from gguf_files import BPE, V, convert, filled, write
@@ -104,6 +105,15 @@ def test_quantized_weights_have_the_values_of_the_definition(kind: str, tmp_path
         data = tensors["blk.0.ffn_down.weight"][row].tobytes()
         expected = [x for at in range(0, len(data), size) for x in definition(kind, data[at : at + size])]
         np.testing.assert_allclose(kernel[:, row], expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("alignment", [8, 32, 64])
+def test_a_file_may_set_its_alignment(alignment: int, tmp_path: Path) -> None:
+    tensors, types = llama("Q8_0")
+    write(tmp_path / "default.gguf", "llama", METADATA, tensors, types)
+    write(tmp_path / "set.gguf", "llama", {**METADATA, "general.alignment": alignment}, tensors, types)
+    (_, expected), (_, found) = (read_model(tmp_path / name)[:2] for name in ("default.gguf", "set.gguf"))
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 @pytest.mark.parametrize("change", [32, -32, 1])
