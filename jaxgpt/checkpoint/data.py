@@ -41,13 +41,14 @@ class RunData(NamedTuple):
 def about_data(data: Data) -> dict[str, object]:
     """Return the entries of a checkpoint that identify the data of its run."""
     sources = list(data.fingerprints) or [data.fingerprint]
+    parts = data.parts or (data,)
     return {
         "data": data.fingerprint,
         "sources": sources,
         "data_tokens": _tokens(data),
-        "boundaries": {part.fingerprint: part.boundary for part in data.parts or (data,)},
+        "boundaries": {part.fingerprint: part.boundary for part in parts},
         "held_out": data.held_out,
-        "files": {part.fingerprint: dict(part.files) for part in data.parts or (data,)},
+        "files": {part.fingerprint: dict(part.files) for part in parts},
     }
 
 
@@ -64,7 +65,6 @@ def open_run_data(
     tokenizer: Tokenizer | None,
     progress: Progress = NO_PROGRESS,
     tokens: int = 0,
-    data: Data | None = None,
 ) -> RunData:
     """Open the data of a run, and compare them with the data at a checkpoint.
 
@@ -75,7 +75,6 @@ def open_run_data(
         tokenizer: tokenizer of the run; None: as in `open_data`.
         progress: as in `open_data`.
         tokens: number of training tokens so far; the sources of mixtures that have ended are not opened.
-        data: data that the caller has opened; None: open them.
 
     Raises:
         UserError: as in `open_data`.
@@ -84,22 +83,27 @@ def open_run_data(
     def opened(source: DataConfig) -> Data:
         return open_data(replace(config, data=source), tokenizer, progress)
 
-    is_given = data is not None
-    data = data or open_data(config, tokenizer, progress, tokens)
-    if run is None or info is None:
+    data = open_data(config, tokenizer, progress, tokens)
+    if run is None or info is None or not _is_recorded(info):
         return RunData(config, data, "")
-    if data.parts and not is_given:
+    if data.parts:
         return compared(run, info, config, data, opened)
 
-    recorded = info.about.get("data", data.fingerprint)
-    if not is_given:  # the only source, or the source of the first mixture; version 0.1.0 recorded no list
-        recorded, *_ = info.about.get("sources", [recorded])
-    if recorded != data.fingerprint:
-        changes = _sizes(info, data) + _file_changes(info, recorded, data)
-        return RunData(config, data, _describe(run, info, data.source + changes))
-    if has_other_split(info, data):
-        return RunData(config, data, _describe(run, info, data.source + OTHER_SPLIT))
-    return RunData(config, data, "")
+    # The source is the only one, or the source of the first mixture. Version 0.1.0 recorded no list.
+    recorded, *_ = info.about.get("sources", [info.about["data"]])
+    return RunData(config, data, _change(run, info, recorded, data, _sizes(info, data)))
+
+
+def compare_given(run: Run | None, info: Info | None, config: Config, data: Data) -> RunData:
+    """Compare data that the caller has opened, as a whole, with the data at a checkpoint.
+
+    Args:
+        run, info, config: as in `open_run_data`.
+        data: the data.
+    """
+    if run is None or info is None or not _is_recorded(info):
+        return RunData(config, data, "")
+    return RunData(config, data, _change(run, info, info.about["data"], data, _sizes(info, data)))
 
 
 def compared(run: Run, info: Info, config: Config, data: Data, opened: Open) -> RunData:
@@ -110,11 +114,9 @@ def compared(run: Run, info: Info, config: Config, data: Data, opened: Open) -> 
         return RunData(config, data, _describe(run, info, data.source))
     for path, part in parts.items():
         recorded = known.get(path, part.fingerprint)
-        if recorded != part.fingerprint:
-            changes = _file_changes(info, recorded, part)
-            return RunData(config, data, _describe(run, info, part.source + changes))
-        if has_other_split(info, part):
-            return RunData(config, data, _describe(run, info, part.source + OTHER_SPLIT))
+        change = _change(run, info, recorded, part)
+        if change:
+            return RunData(config, data, change)
 
     current = {path: part.fingerprint for path, part in parts.items()}
     moved = moved_sources(known, current)
@@ -136,8 +138,6 @@ def known_fingerprints(info: Info, data: Data, parts: Mapping[str, Data], opened
     paths = [each.path for each in old.sources]
     if "sources" in info.about:
         return dict(zip(paths, info.about["sources"], strict=True))
-    if "data" not in info.about:  # weights that were saved without a training run
-        return {}
     joint = info.about["data"]
     if not old.mix:
         return {old.path: joint}
@@ -146,11 +146,15 @@ def known_fingerprints(info: Info, data: Data, parts: Mapping[str, Data], opened
     current = [part.fingerprint for part in data.val_parts]
     if len(current) == len(paths) and joint_fingerprint(current) == joint:
         return dict(zip(paths, current, strict=True))
+
+    # Otherwise the sources are at their old paths.
     found = {}
     for source in old.sources:
         part = parts[source.path] if source.path in parts else opened(source)
         found[source.path] = part.fingerprint
-    return found if joint_fingerprint(list(found.values())) == joint else None
+    if joint_fingerprint(list(found.values())) != joint:
+        return None
+    return found
 
 
 def moved_sources(known: Mapping[str, str], current: Mapping[str, str]) -> dict[str, str]:
@@ -169,6 +173,29 @@ def moved_sources(known: Mapping[str, str], current: Mapping[str, str]) -> dict[
         if matches:
             moved[matches[0]] = path
     return moved
+
+
+def _is_recorded(info: Info) -> bool:
+    """Return whether a checkpoint has a record of its data; weights that were saved without a training run have none."""
+    return "data" in info.about
+
+
+def _change(run: Run, info: Info, recorded: str, source: Data, sizes: str = "") -> str:
+    """Return how a source has changed since a checkpoint, or "".
+
+    Args:
+        run: the run.
+        info: contents of the checkpoint.json.
+        recorded: fingerprint of the source at the checkpoint.
+        source: the source now.
+        sizes: its numbers of tokens then and now, from `_sizes`.
+    """
+    if recorded != source.fingerprint:
+        files = _file_changes(info, recorded, source)
+        return _describe(run, info, source.source + sizes + files)
+    if _has_other_split(info, source):
+        return _describe(run, info, source.source + OTHER_SPLIT)
+    return ""
 
 
 def _describe(run: Run, info: Info, source: str) -> str:
@@ -192,7 +219,7 @@ def _renamed(data: DataConfig, moved: Mapping[str, str], tokens: int) -> DataCon
     return data.with_phases(phases)
 
 
-def has_other_split(info: Info, data: Data) -> bool:
+def _has_other_split(info: Info, data: Data) -> bool:
     """Return whether files of one source were renamed from training to validation, or back: their content is the same.
 
     Checkpoints of 0.1.0 have no boundaries.
@@ -205,7 +232,9 @@ def _sizes(info: Info, data: Data) -> str:
     """Return the numbers of tokens at a checkpoint and now if they differ and were recorded, otherwise ""."""
     was = info.about.get("data_tokens")
     now = _tokens(data)
-    return f" ({was:,} tokens then, {now:,} now)" if isinstance(was, int) and was != now else ""
+    if not isinstance(was, int) or was == now:
+        return ""
+    return f" ({was:,} tokens then, {now:,} now)"
 
 
 def _file_changes(info: Info, recorded: str, data: Data) -> str:
@@ -233,4 +262,8 @@ def _file_changes(info: Info, recorded: str, data: Data) -> str:
 
 
 def _tokens(data: Data) -> int:
-    return len(data.train) + len(data.val) * data.held_out
+    """Return the number of tokens; a validation split that is not held out is a part of the training split."""
+    tokens = len(data.train)
+    if data.held_out:
+        tokens += len(data.val)
+    return tokens

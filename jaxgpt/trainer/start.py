@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxgpt.checkpoint.data import open_run_data
+from jaxgpt.checkpoint.data import compare_given, open_run_data
 from jaxgpt.checkpoint.index import SEAL, Info, checkpoints, find_damage, latest_valid, read_info, saved_steps
 from jaxgpt.checkpoint.paths import parse_checkpoint
 from jaxgpt.checkpoint.run import Run, check_free, delete_replaced, new_run, open_run, replaced_note, replaced_run
@@ -319,9 +319,12 @@ def read_data(
     Raises:
         UserError: if the data cannot be read, or a source of a mixture has changed since the checkpoint.
     """
-    tokens = last.tokens if last else 0
     run = start.resumed
-    config, data, change = open_run_data(run, last, config, tokenizer, progress, tokens, start.data)
+    if start.data:
+        config, data, change = compare_given(run, last, config, start.data)
+    else:
+        tokens = last.tokens if last else 0
+        config, data, change = open_run_data(run, last, config, tokenizer, progress, tokens)
     if run and change:
         raise changed_data(run, change)
     if start.data:
