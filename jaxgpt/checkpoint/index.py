@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -24,6 +25,7 @@ from jaxgpt.strict_json import parse_json
 
 SEAL = "checkpoint.json"
 PARTIAL = ".partial"
+STEP = re.compile("0|[1-9][0-9]*")  # name of the directory of a checkpoint
 PARTS = ("params", "opt_state", "skip", "ema")
 
 
@@ -106,12 +108,21 @@ def replace_info(path: Path, info: Info) -> None:
 def saved_steps(directory: Path) -> list[int]:
     """List the steps of the checkpoints, ascending; [] if the directory is missing.
 
+    A checkpoint is a directory named by its step: files, broken links and names such as `007` are ignored.
+
     Raises:
         UserError: if the directory cannot be read: a run must not start from step 0 again because of its permissions.
     """
-    with reported(f"cannot read {directory}"), suppress(FileNotFoundError, NotADirectoryError):
-        return sorted(int(path.name) for path in directory.iterdir() if path.name.isdecimal())
-    return []
+    steps = []
+    with (
+        reported(f"cannot read {directory}"),
+        suppress(FileNotFoundError, NotADirectoryError),
+        os.scandir(directory) as entries,
+    ):
+        for entry in entries:
+            if STEP.fullmatch(entry.name) and entry.is_dir():
+                steps.append(int(entry.name))
+    return sorted(steps)
 
 
 def checkpoints(directory: Path) -> dict[int, Info]:
@@ -162,6 +173,7 @@ def resolve_step(directory: Path, which: str) -> int:
                 f"{path} is damaged: restore it, or choose a step with --checkpoint, or --init-from RUN/checkpoints/STEP"
             )
         if not infos:  # a training process has deleted the listed checkpoints
+            _check_deleted(directory, steps[-1])
             return resolve_step(directory, which)
         return best_step(infos)
 
@@ -169,6 +181,12 @@ def resolve_step(directory: Path, which: str) -> int:
     if which in names:
         return names[which]
     raise UserError(f"no checkpoint {which!r} in {directory}: use best, last or one of {', '.join(map(str, steps))}")
+
+
+def _check_deleted(directory: Path, step: int) -> None:
+    """Raise `UserError` if a checkpoint without a directory is still listed: resolving it again would not end."""
+    if step in saved_steps(directory):
+        raise UserError(f"cannot read {directory / str(step)}: it is listed, but is not a directory")
 
 
 def best_step(infos: Mapping[int, Info]) -> int:
@@ -283,6 +301,7 @@ def resolve_weights(directory: Path, which: str, part: str = "params") -> int:
         damage = find_damage(path, (part,))
         # `prune` renames a checkpoint before it deletes files, so the files of an existing directory are complete.
         if not path.is_dir():
+            _check_deleted(directory, step)
             continue
         if not damage:
             return step

@@ -34,6 +34,7 @@ from jaxgpt.checkpoint.index import (
     read_info,
     resolve_step,
     resolve_weights,
+    saved_steps,
     seal,
 )
 from jaxgpt.checkpoint.store import Saver, kept, read_params, restore
@@ -251,6 +252,32 @@ def test_the_best_checkpoint_is_chosen_again_if_it_is_deleted(three: Path, monke
     infos, damaged = index.read_checkpoints(FOLDER)
     assert (list(infos), damaged) == ([1, 2, 3], [])
     assert resolve_step(FOLDER, "best") == 3
+
+
+def test_only_directories_named_by_a_step_are_checkpoints(three: Path) -> None:
+    shutil.copytree(three, FOLDER)
+    (FOLDER / "99").touch()
+    (FOLDER / "20").symlink_to("gone")
+    (FOLDER / "007").mkdir()
+    (FOLDER / "٣٠").mkdir()
+    assert saved_steps(FOLDER) == [1, 2, 3]
+    assert resolve_weights(FOLDER, "last") == resolve_step(FOLDER, "last") == 3
+    last = latest_valid(FOLDER, pytest.fail)
+    assert last is not None
+    assert last.step == 3
+
+
+def test_a_link_to_a_checkpoint_is_a_checkpoint(three: Path) -> None:
+    FOLDER.mkdir()
+    (FOLDER / "3").symlink_to(three / "3")
+    assert resolve_weights(FOLDER, "best") == 3
+
+
+@pytest.mark.parametrize("which", ["last", "best"])
+def test_a_listed_checkpoint_without_a_directory_ends_the_search(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index, "saved_steps", lambda _: [20])
+    with pytest.raises(UserError, match="cannot read checkpoints/20: it is listed, but is not a directory"):
+        resolve_weights(FOLDER, which)
 
 
 def test_reading_while_checkpoints_are_written_and_pruned_finds_no_damage() -> None:
