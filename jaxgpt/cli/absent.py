@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import re
 
-# Words of an option (regular expressions), and the setting with the same meaning.
-OTHER_NAMES = {
-    "bf16|fp16|float16|amp|mixed-precision": "--train.compute-dtype bfloat16",
-    "gradient-accumulation|grad-accum|accumulation-steps|accumulate-grad-batches": "--train.accumulation",
-    "gradient-checkpointing|activation-checkpointing|checkpoint-activations": "--train.remat",
-    "max-grad-norm|clip-grad-norm": "--optim.grad-clip",
-    "per-device(-train)?-batch-size|micro-batch-size": "--train.batch-size, of all devices and microbatches together",
-    "zero|deepspeed": "--mesh.fsdp",
-    "ddp|data-parallel": "--mesh.data",
-    "tensor-parallel|tp": "--mesh.tensor",
-    "expert-parallel|ep": "--mesh.expert",
-    "context-parallel|cp|sequence": "--mesh.context",
-    "report-to|wandb|tensorboard": "--track",
-    "num-generations": "--post.group",
-    "reward-weights|reward-funcs": "--post.reward NAME=WEIGHT of each reward",
-    "teacher": "--post.reference, with --post.objective distill",
-}
+# Words of an option (regular expressions), and the setting with the same meaning. The first match applies.
+OTHER_NAMES = (
+    ("bf16|fp16|float16|amp|mixed-precision", "--train.compute-dtype bfloat16"),
+    ("gradient-accumulation|grad-accum|accumulation-steps|accumulate-grad-batches", "--train.accumulation"),
+    ("gradient-checkpointing|activation-checkpointing|checkpoint-activations", "--train.remat"),
+    ("max-grad-norm|clip-grad-norm", "--optim.grad-clip"),
+    ("per-device(-train)?-batch-size|micro-batch-size", "--train.batch-size, of all devices and microbatches together"),
+    (r"^zero$|zero-?[123]|zero-(stage|optimization)|deepspeed", "--mesh.fsdp"),
+    ("ddp|data-parallel", "--mesh.data"),
+    ("tensor-parallel|tp", "--mesh.tensor"),
+    ("expert-parallel|ep", "--mesh.expert"),
+    ("(max-)?seq(uence)?-len(gth)?|context-length|max-position-embeddings", "--model.block-size"),
+    ("context-parallel|cp|^sequence$|sequence-parallel(ism)?", "--mesh.context"),
+    ("report-to|wandb|tensorboard", "--track"),
+    ("num-generations", "--post.group"),
+    ("reward-weights|reward-funcs", "--post.reward NAME=WEIGHT of each reward"),
+    ("teacher", "--post.reference, with --post.objective distill"),
+)
 
 NO_PIPELINE = "no pipeline parallelism: shard the weights with --mesh.fsdp or --mesh.tensor"
 NO_QUANTIZED_TRAINING = (
@@ -31,17 +32,17 @@ NO_DRAFT = "no draft model: --lookup N finds drafts in the text itself"
 NO_MLA = "no multi-head latent attention: --model.n-kv-head shares keys and values"
 TEXT_ONLY = "text only"
 
-# Words of an option (regular expressions), and what there is instead.
-ABSENT = {
-    "pipeline|stage|pp": NO_PIPELINE,
-    r"quanti[sz]\w*|fp8|float8|int8|fp4": NO_QUANTIZED_TRAINING,
-    "qlora|load-in-4bit|load-in-8bit|bnb": NO_QUANTIZED_BASE,
-    "elastic": "no change of machines during a run: resume it on a different mesh, docs/machines.md",
-    "draft|assistant-model": NO_DRAFT,
-    "image|vision|audio|modality": TEXT_ONLY,
-    "mla|latent|kv-lora-rank|q-lora-rank": NO_MLA,
-    "streaming": "data are local files: prepare them once with jaxgpt data prepare",
-}
+# Words of an option (regular expressions), and what there is instead. The first match applies.
+ABSENT = (
+    ("pipeline|stage|pp", NO_PIPELINE),
+    (r"quanti[sz]\w*|fp8|float8|int8|fp4", NO_QUANTIZED_TRAINING),
+    ("qlora|load-in-4bit|load-in-8bit|bnb", NO_QUANTIZED_BASE),
+    ("elastic", "no change of machines during a run: resume it on a different mesh, docs/machines.md"),
+    ("draft|assistant-model", NO_DRAFT),
+    ("image|vision|audio|modality", TEXT_ONLY),
+    ("mla|latent|kv-lora-rank|q-lora-rank", NO_MLA),
+    ("streaming", "data are local files: prepare them once with jaxgpt data prepare"),
+)
 
 
 def other_program(option: str) -> str:
@@ -51,10 +52,10 @@ def other_program(option: str) -> str:
         option: an option that no command has, such as `--train.gradient-checkpointing`.
     """
     last = option.lstrip("-").rpartition(".")[2]
-    for words, setting in OTHER_NAMES.items():
+    for words, setting in OTHER_NAMES:
         if _has(last, words):
             return f" (here: {setting})"
-    for words, instead in ABSENT.items():
+    for words, instead in ABSENT:
         if _has(last, words):
             return f" ({instead}; docs/missing.md lists missing features)"
     return ""

@@ -174,7 +174,7 @@ def test_the_name_of_a_preset_means_the_preset() -> None:
 
 def test_hints_for_options_of_other_programs_name_options_that_exist() -> None:
     known = {name for command in ("train", "sample") for option in options(command) for name in option.names}
-    named = re.findall(r"--[\w.-]+", " ".join([*OTHER_NAMES.values(), *ABSENT.values()]))
+    named = re.findall(r"--[\w.-]+", " ".join(hint for _, hint in (*OTHER_NAMES, *ABSENT)))
     assert len(named) > 10
     assert set(named) <= known
 
@@ -183,3 +183,20 @@ def test_no_option_is_taken_for_one_of_another_program() -> None:
     """Otherwise a typo of an option would be explained as a missing feature."""
     known = {name for command in COMMANDS for option in options(command) for name in option.names}
     assert [name for name in known if other_program(name)] == []
+
+
+@pytest.mark.parametrize(
+    ("options", "setting"),
+    [
+        (["--sequence-length", "--max-sequence-length", "--max-seq-len", "--context-length"], "--model.block-size"),
+        (["--mesh.sequence", "--sequence-parallel", "--sequence-parallel-size"], "--mesh.context"),
+        (["--zero", "--zero-stage", "--zero3", "--deepspeed-config"], "--mesh.fsdp"),
+    ],
+)
+def test_options_of_other_programs_hint_at_the_setting(options: list[str], setting: str) -> None:
+    assert {other_program(option) for option in options} == {f" (here: {setting})"}
+
+
+@pytest.mark.parametrize("option", ["--zero-init", "--optim.zero-nans", "--data.sequence-count"])
+def test_words_in_common_with_another_program_are_no_hint(option: str) -> None:
+    assert other_program(option) == ""
