@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxgpt.files import write_atomically
+from jaxgpt.plan.hlo import scopes_of
 
 # Numbers of protobuf fields.
 PLANES = 1  # field of XSpace
@@ -50,12 +51,8 @@ def name_layers(trace: Path, xplane: Path) -> None:
 
 def layer_of(path: str) -> str:
     """Return the layer in a path, as in "h_0/attn/q_proj" or "h_0/attn/q_proj backward"; "" outside the layers."""
-    *scopes, _ = path.split("/")  # the last part is the operation
-    # Parts with a dot are methods, such as attn._project, or einsum equations; parts with brackets are transformations.
-    modules = [part for part in scopes if not set(part) & set(".(,>")]
-    layer = "/".join(
-        part for part in modules if part not in ("while", "body", "closed_call", "shard_map", "checkpoint")
-    )
+    # Names with a dot are methods, such as attn._project.
+    layer = "/".join(scope for scope in scopes_of(path) if "." not in scope)
     is_backward = "transpose(" in path
     return f"{layer} backward" if layer and is_backward else layer
 

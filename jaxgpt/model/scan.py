@@ -41,7 +41,7 @@ class ScannedGPT(GPT):
             raise TypeError(NO_CACHE)
         [window] = set(self.config.windows)
         rotation = self._rotation(positions, window)
-        block = self.block(self.config, self.ops, parent=None)
+        block = self.block(self.config, self.ops, parent=None, name=STACKED)
         visible = Visible(positions, None, window)
 
         def run(x_BTD: jax.Array, scanned: tuple[Any, jax.Array, jax.Array | None]) -> tuple[jax.Array, SideOutputs]:

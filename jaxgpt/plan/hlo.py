@@ -17,6 +17,8 @@ import numpy as np
 
 WIDTHS = {"pred": 1, "c64": 8, "c128": 16}  # bytes per element of booleans and complex numbers
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+# Parts of a path that JAX adds for loops, calls, rematerialization and shards.
+CONTROL = ("while", "body", "cond", "closed_call", "checkpoint", "rematted_computation", "shard_map")
 
 _COMPUTATION = re.compile(r"(?P<entry>ENTRY )?%?(?P<name>[^\s(]+) \(.*\{$")
 _INSTRUCTION = re.compile(
@@ -258,10 +260,23 @@ def axes_of(line: str, group: Sequence[int], mesh: Mapping[str, int]) -> tuple[s
     return tuple(name for name in mesh if name in found)
 
 
+def scopes_of(path: str) -> list[str]:
+    """Return the modules and methods in a source path, from the outermost, without the transformations of JAX.
+
+    The compiler joins the paths of merged instructions: `a/b/mul;a/c/add` and, with a common beginning, `a/(b/mul:c/add)`.
+    The result is the scopes of the first path, or of the common beginning: `["a", "b"]` and `["a"]`.
+    """
+    first, _, _ = path.partition(";")
+    common, joined, _ = first.partition("/(")
+    scopes = common.split("/")
+    if not joined:
+        scopes.pop()  # the operation
+    return [scope for scope in scopes if re.fullmatch(r"[\w.]+", scope) and scope not in CONTROL]
+
+
 def site_of(path: str) -> str:
     """Shorten a source path to the modules of a layer, without the number of the block: `h/attn/q_proj, backward`."""
-    *modules, _ = path.split("/")
-    names = [name for name in modules if re.fullmatch(r"[\w.]+", name) and name != "shard_map"]
+    names = scopes_of(path)
     layer = next((i for i, name in enumerate(names) if re.fullmatch(r"h(_\d+)?", name)), None)
     if layer is not None:
         inner = [name for name in names[layer + 1 :] if "." not in name]

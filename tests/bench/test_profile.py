@@ -53,6 +53,8 @@ def test_a_trace_has_the_steps_and_the_layers_and_the_weights_are_equal() -> Non
         ),
         ("jit(train)/jvp(GPT)/h_0/attn/BTKGH,BKSH->BKGTS/dot_general", "h_0/attn"),
         ("jit(train)/while/body/closed_call/h/mlp/up_proj/add", "h/mlp/up_proj"),
+        ("jit(train)/checkpoint/rematted_computation/h_0/mlp/add;jit(train)/h_1/mlp/mul", "h_0/mlp"),
+        ("jit(train)/while/cond/lt", ""),
         ("jit(train)/add", ""),
         ("", ""),
     ],

@@ -5,17 +5,26 @@ from __future__ import annotations
 import functools
 import math
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import small
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxgpt.plan.hlo import Collective, array_bytes, axes_of, group_of, read_program, site_of
+from jaxgpt.bench.layers import layer_of
+from jaxgpt.model.gpt import GPT
+from jaxgpt.model.init import init_params
+from jaxgpt.model.scan import ScannedGPT, stack_layers
+from jaxgpt.plan.hlo import Collective, array_bytes, axes_of, group_of, read_computations, read_program, site_of
 
+MODULES = """
+    ln_1 ln_2 attn attn/q_proj attn/k_proj attn/v_proj attn/o_proj mlp mlp/up_proj mlp/down_proj
+""".split()
 SIZES = st.lists(st.integers(1, 4), min_size=1, max_size=4)
 
 
@@ -74,12 +83,54 @@ def test_the_axes_of_a_permutation_are_those_along_which_data_move() -> None:
         ("jit(train)/jvp(GPT.hidden_and_sides)/GPT.blocks/h_1/attn/attn._project/k_proj/dot_general", "h/attn/k_proj"),
         ("jit(train)/transpose(jvp(GPT))/GPT.blocks/h_0/h_0.feed_forward/mlp/shard_map/psum", "h/mlp, backward"),
         ("jit(train)/jvp(GPT.head)/wte.logits/dot_general", "wte.logits"),
+        ("jit(train)/GPT.blocks/h_1/mlp/add;jit(train)/GPT.blocks/h_0/attn/o_proj/mul", "h/mlp"),
+        (
+            "jit(train)/GPT.blocks/h_1/attn/(attn._project/q_proj/dot_general:attn._project/k_proj/dot_general)",
+            "h/attn",
+        ),
+        ("jit(train)/ScannedGPT.blocks/while/body/closed_call/h/mlp/while/body/down_proj/add", "h/mlp/down_proj"),
+        ("jit(train)/ScannedGPT.blocks/while/cond/lt", "ScannedGPT.blocks"),
         ("jit(train)/add", ""),
         ("", ""),
     ],
 )
 def test_sites_of_collectives(path: str, site: str) -> None:
     assert site_of(path) == site
+
+
+def compiled_gradient(model: GPT, stack: bool) -> str:
+    """Return the HLO text of the gradient of the summed logits of a model."""
+    params = jax.eval_shape(lambda: init_params(GPT(model.config)))
+    if stack:
+        params = jax.eval_shape(stack_layers, params)
+    tokens = jax.ShapeDtypeStruct((2, 8), jnp.int32)
+
+    def loss(params: Any, tokens_BT: jax.Array) -> jax.Array:
+        return model.apply({"params": params}, tokens_BT).sum()
+
+    return jax.jit(jax.grad(loss)).lower(params, tokens).compile().as_text()
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("kind", [GPT, ScannedGPT])
+def test_sites_and_layers_of_a_compiled_gradient_with_remat(kind: type[GPT]) -> None:
+    """Stacked and unstacked layers have the same sites, and no name of a loop, of remat or of a merged instruction."""
+    stack = kind is ScannedGPT
+    model = kind(small("gpt2", n_layer=2), remat=jax.checkpoint_policies.nothing_saveable)
+    text = compiled_gradient(model, stack)
+    computations, _ = read_computations(text)
+    paths = {each.path for body in computations.values() for each in body.values()}
+    paths = {path for path in paths if "GPT.blocks/" in path}
+
+    sites = {site_of(path).removesuffix(", backward") for path in paths}
+    names = {"h", *(f"h/{name}" for name in MODULES)}
+    assert sites <= names | {f"{kind.__name__}.blocks"}
+    assert {"h/attn/q_proj", "h/mlp/down_proj"} <= sites
+
+    layers = {layer_of(path).removesuffix(" backward") for path in paths} - {""}
+    blocks = ["h"] if stack else ["h_0", "h_1"]
+    assert layers <= {*blocks, *(f"{block}/{name}" for block in blocks for name in MODULES)}
+    assert {f"{block}/attn/q_proj" for block in blocks} <= layers
 
 
 @pytest.mark.parametrize(
