@@ -119,7 +119,8 @@ def _check_options(options: TrainOptions, resume: bool, overwrite: bool) -> None
 def _resumed_start(options: TrainOptions, run: Run, printer: RunPrinter) -> Start | None:
     """Return the training job that continues a run, or None if the run is finished."""
     from jaxgpt.post.start import parts_of
-    from jaxgpt.trainer.start import Start, prune_finished, why_finished
+    from jaxgpt.trainer.finished import prune_finished, why_finished
+    from jaxgpt.trainer.start import Start
 
     config = resumed(options)
     if options.is_path and not options.source:

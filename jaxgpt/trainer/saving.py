@@ -23,9 +23,9 @@ from jaxgpt.provenance import versions
 from jaxgpt.runtime import debugs_nans
 from jaxgpt.trainer.events import Tolerant
 from jaxgpt.trainer.failures import Diverged
+from jaxgpt.trainer.finished import out_of_patience
 from jaxgpt.trainer.metrics import Ended
 from jaxgpt.trainer.record import LAG, Recorder
-from jaxgpt.trainer.start import out_of_patience
 
 SAVE, STOP = 1, 2  # requests between two calls; the maximum over processes is used
 

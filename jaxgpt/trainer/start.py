@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxgpt.checkpoint.data import compare_given, open_run_data
-from jaxgpt.checkpoint.index import SEAL, Info, checkpoints, find_damage, latest_valid, read_info, saved_steps
+from jaxgpt.checkpoint.index import SEAL, Info, checkpoints, latest_valid, read_info, saved_steps
 from jaxgpt.checkpoint.paths import parse_checkpoint
 from jaxgpt.checkpoint.run import Run, check_free, delete_replaced, new_run, open_run, replaced_note, replaced_run
 from jaxgpt.checkpoint.source import (
@@ -28,8 +28,7 @@ from jaxgpt.checkpoint.source import (
     open_base_of,
     open_source,
 )
-from jaxgpt.checkpoint.store import prune
-from jaxgpt.config import Config, TrainConfig, changes, flat
+from jaxgpt.config import Config, changes, flat
 from jaxgpt.data import Batches, Data
 from jaxgpt.data.bos import with_bos
 from jaxgpt.data.open import base_directory, check_sources
@@ -38,7 +37,7 @@ from jaxgpt.directories import NEW
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.locks import sole_writer
 from jaxgpt.model.params import abstract_params
-from jaxgpt.parallel.processes import is_leader, on_leader, same_on_all
+from jaxgpt.parallel.processes import on_leader, same_on_all
 from jaxgpt.progress import Progress
 from jaxgpt.provenance import versions
 from jaxgpt.trainer.evaluation import Evaluator
@@ -73,7 +72,7 @@ class Start(NamedTuple):
     run: Run | str | Path | None = None
     data: Data | None = None
     build: Callable[..., Program] = build
-    frozen: Any = ()
+    frozen: str | WeightSource | Any = ()
     feed: Callable[[Program, Data, Info | None], Feed] = DataFeed
     evaluators: Sequence[Evaluator] = ()
 
@@ -140,7 +139,7 @@ class InitialWeights(NamedTuple):
     """
 
     initial: WeightSource | None = None
-    frozen: Any = ()
+    frozen: Base | Any = ()
     checksum: str = ""
     tokenizer: Tokenizer | None = None
     state: Path | None = None
@@ -206,18 +205,22 @@ def _check_out(start: Start) -> None:
         return
 
     config = start.config
-    frozen = start.frozen
-    if isinstance(frozen, WeightSource):
-        frozen = frozen.path
-    elif not isinstance(frozen, str):
-        frozen = ""
     kept = set[Path]()
-    for origin in (config.init_from, config.state_from, frozen):
+    for origin in (config.init_from, config.state_from, _frozen_path(start)):
         if origin:
             path, _ = parse_checkpoint(origin)
             kept |= needed_runs(Run(path))
     if out.resolve() in kept:
         raise UserError(f"--out {out} --overwrite would delete the weights to start from: choose a different --out")
+
+
+def _frozen_path(start: Start) -> str:
+    """Return the path of the frozen weights; "": arrays, or no frozen weights."""
+    if isinstance(start.frozen, WeightSource):
+        return start.frozen.path
+    if isinstance(start.frozen, str):
+        return start.frozen
+    return ""
 
 
 def open_weights(start: Start) -> InitialWeights:
@@ -228,7 +231,6 @@ def open_weights(start: Start) -> InitialWeights:
     """
     config = start.config
     run = start.resumed
-    tokenizer = run.tokenizer() if run else None
     is_first = run is None or not checkpoints(run.checkpoints)
 
     # The optimizer state of an earlier run, with its weights.
@@ -238,34 +240,65 @@ def open_weights(start: Start) -> InitialWeights:
         state = _existing_state(config.state_from)
         path, _ = parse_checkpoint(config.state_from)
         origin = Run(path)
-        tokenizer = tokenizer or with_bos(origin.tokenizer(), config.data.bos)
 
-    # Adapters, with their base.
     if config.lora.rank:
-        if isinstance(start.frozen, str) or jax.tree.leaves(start.frozen):
-            raise UserError("with lora.rank, the frozen arrays are the base of the adapters: omit frozen")
-        if not config.init_from:
-            return InitialWeights(frozen=None, tokenizer=tokenizer)
-        source = open_base(run, config) if run else open_base_of(config.init_from, config.model)
-        tokenizer = tokenizer or with_bos(source.run.tokenizer(), config.data.bos)
-        return InitialWeights(frozen=Base(source, run or origin), tokenizer=tokenizer, state=state)
+        weights = _open_adapters(start, run or origin, state)
+    else:
+        weights = _open_frozen_arrays(start)._replace(state=state)
+        if config.init_from and is_first and state is None:
+            initial = open_source(*parse_checkpoint(config.init_from))
+            weights = weights._replace(initial=initial)
 
-    # Weights, with the frozen arrays of an objective.
+    # The tokenizer of the resumed run, or of the run with the initial weights.
+    tokenizer = None
+    source = origin or _run_of_weights(start, weights)
+    if run:
+        tokenizer = run.tokenizer()
+    elif source:
+        tokenizer = with_bos(source.tokenizer(), config.data.bos)
+    return weights._replace(tokenizer=tokenizer)
+
+
+def _open_adapters(start: Start, owner: Run | None, state: Path | None) -> InitialWeights:
+    """Open the base of adapters.
+
+    Args:
+        start: the training job.
+        owner: run that was trained with this base, to resume or to start from; None: a new run.
+        state: checkpoint of the initial adapters and optimizer state; without `init_from`, it is not used.
+    """
+    config = start.config
+    if isinstance(start.frozen, str) or jax.tree.leaves(start.frozen):
+        raise UserError("with lora.rank, the frozen arrays are the base of the adapters: omit frozen")
+    if not config.init_from:
+        return InitialWeights(frozen=None)
+    run = start.resumed
+    source = open_base(run, config) if run else open_base_of(config.init_from, config.model)
+    return InitialWeights(frozen=Base(source, owner), state=state)
+
+
+def _open_frozen_arrays(start: Start) -> InitialWeights:
+    """Open the frozen weights of an objective, or compute the checksum of its frozen arrays."""
     frozen = start.frozen
-    known = ""
     if isinstance(frozen, str):
-        frozen = Base(open_frozen(frozen, config), run)
-    elif isinstance(frozen, WeightSource):
-        if not config.init_from:  # random weights have the tokenizer of the frozen weights
-            tokenizer = tokenizer or with_bos(frozen.run.tokenizer(), config.data.bos)
-        frozen = Base(frozen, run)
-    elif jax.tree.leaves(frozen):
-        known = checksum(frozen)
-    if state or not (config.init_from and is_first):
-        return InitialWeights(None, frozen, known, tokenizer, state)
-    initial = open_source(*parse_checkpoint(config.init_from))
-    tokenizer = tokenizer or with_bos(initial.run.tokenizer(), config.data.bos)
-    return InitialWeights(initial, frozen, known, tokenizer)
+        source = open_frozen(frozen, start.config)
+        return InitialWeights(frozen=Base(source, start.resumed))
+    if isinstance(frozen, WeightSource):
+        return InitialWeights(frozen=Base(frozen, start.resumed))
+    if jax.tree.leaves(frozen):
+        return InitialWeights(frozen=frozen, checksum=checksum(frozen))
+    return InitialWeights(frozen=frozen)
+
+
+def _run_of_weights(start: Start, weights: InitialWeights) -> Run | None:
+    """Return the run with the tokenizer for a new run; None: the tokenizer comes from the data."""
+    if weights.initial:
+        return weights.initial.run
+    if start.config.lora.rank and isinstance(weights.frozen, Base):
+        return weights.frozen.source.run
+    if isinstance(start.frozen, WeightSource):  # random weights have the tokenizer of the frozen weights
+        return start.frozen.run
+    return None
 
 
 def _existing_state(checkpoint: str) -> Path:
@@ -372,17 +405,17 @@ def open_for_training(
         UserError: if a run cannot be created in `out`, is locked by another process, or cannot be resumed with these
             settings and data.
     """
-
-    def on_disk() -> str:
-        if resumed is None:
-            run = lock.enter_context(new_run(start.out, program.config, data.tokenizer, start.overwrite))
-            return str(run.path)
-        lock.enter_context(sole_writer(resumed.path))
-        _reopen(resumed, start, program, last, about, note)
-        return str(resumed.path)
-
     resumed = start.resumed
     with ExitStack() as lock:
+
+        def on_disk() -> str:
+            if resumed is None:
+                run = lock.enter_context(new_run(start.out, program.config, data.tokenizer, start.overwrite))
+                return str(run.path)
+            lock.enter_context(sole_writer(resumed.path))
+            _reopen(resumed, start, program, last, about, note)
+            return str(resumed.path)
+
         path = on_leader(on_disk)
         yield same_on_all(lambda: open_run(Path(path)), lambda _: {})  # error if a process cannot read the directory
 
@@ -416,44 +449,3 @@ def _reopen(
     if changed:
         settings = (f"{name} {short_repr(was)} -> {short_repr(now)}" for name, (was, now) in changed.items())
         note(f"changed settings: {', '.join(settings)}")
-
-
-def why_finished(run: Run, config: Config) -> str:
-    """Return why a run is finished, or ""; always "" with `train.epochs`: the steps depend on the data.
-
-    Raises:
-        UserError: as in `check_resume`.
-    """
-    step, last = max(checkpoints(run.checkpoints).items(), default=(0, None))
-    if last is None:
-        return ""
-    check_resume(last.config(), config, step)
-    train = config.train
-    if train.epochs or last.val_loss is None:
-        return ""
-    if step >= train.steps:
-        reason = f"already at {train.steps}/{train.steps}: {run.path} is finished; raise --train.steps to train longer"
-    elif out_of_patience(last.about["best"], step, train):
-        early = f"stopped early at {step}/{train.steps}: {run.path} is finished"
-        reason = f"{early} (--train.patience {train.patience}); raise --train.patience to train longer"
-    else:
-        return ""
-    is_damaged = bool(find_damage(run.checkpoints / str(step)))
-    return "" if is_damaged else reason
-
-
-def prune_finished(run: Run) -> None:
-    """Delete checkpoints that a finished run does not keep: a kill at the end of the run leaves them."""
-    if not is_leader():
-        return
-    with suppress(UserError), sole_writer(run.path):  # error if a different process still writes
-        _, last = max(checkpoints(run.checkpoints).items())
-        prune(run.checkpoints, last.config().train)
-
-
-def out_of_patience(best: Sequence[float], evaluated: int, train: TrainConfig) -> bool:
-    """Return whether the last `train.patience` evaluations up to step `evaluated` did not improve `best`."""
-    if not train.patience:
-        return False
-    _, best_step = best
-    return evaluated - best_step >= train.patience * train.eval_every

@@ -18,8 +18,9 @@ from jaxgpt.checkpoint.run import Run
 from jaxgpt.data import Batches, open_data
 from jaxgpt.directories import NEW, REPLACED
 from jaxgpt.locks import LOCK
+from jaxgpt.trainer.finished import why_finished
 from jaxgpt.trainer.metrics import read_metrics
-from jaxgpt.trainer.start import completed, why_finished
+from jaxgpt.trainer.start import completed
 
 TINY = flags(
     data__path="text.txt",
@@ -145,7 +146,7 @@ def test_a_finished_run_has_nothing_to_do(run: Path, monkeypatch: pytest.MonkeyP
     hashed = list[Path]()
     config = Run(run).config()
     with monkeypatch.context() as patch:
-        patch.setattr("jaxgpt.trainer.start.find_damage", lambda path: hashed.append(path) or "")
+        patch.setattr("jaxgpt.trainer.finished.find_damage", lambda path: hashed.append(path) or "")
         assert why_finished(Run(run), replace(config, train=replace(config.train, steps=9))) == ""
         assert hashed == []
         assert "already at 4/4" in why_finished(Run(run), config)

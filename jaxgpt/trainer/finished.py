@@ -1,0 +1,56 @@
+"""The end of a run: whether it is finished, and the checkpoints that a finished run keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+from jaxgpt.checkpoint.index import checkpoints, find_damage
+from jaxgpt.checkpoint.run import Run
+from jaxgpt.checkpoint.store import prune
+from jaxgpt.config import Config, TrainConfig
+from jaxgpt.errors import UserError
+from jaxgpt.locks import sole_writer
+from jaxgpt.parallel.processes import is_leader
+from jaxgpt.trainer.resume import check_resume
+
+
+def why_finished(run: Run, config: Config) -> str:
+    """Return why a run is finished, or ""; always "" with `train.epochs`: the steps depend on the data.
+
+    Raises:
+        UserError: as in `check_resume`.
+    """
+    step, last = max(checkpoints(run.checkpoints).items(), default=(0, None))
+    if last is None:
+        return ""
+    check_resume(last.config(), config, step)
+    train = config.train
+    if train.epochs or last.val_loss is None:
+        return ""
+    if step >= train.steps:
+        reason = f"already at {train.steps}/{train.steps}: {run.path} is finished; raise --train.steps to train longer"
+    elif out_of_patience(last.about["best"], step, train):
+        early = f"stopped early at {step}/{train.steps}: {run.path} is finished"
+        reason = f"{early} (--train.patience {train.patience}); raise --train.patience to train longer"
+    else:
+        return ""
+    is_damaged = bool(find_damage(run.checkpoints / str(step)))
+    return "" if is_damaged else reason
+
+
+def prune_finished(run: Run) -> None:
+    """Delete checkpoints that a finished run does not keep: a kill at the end of the run leaves them."""
+    if not is_leader():
+        return
+    with suppress(UserError), sole_writer(run.path):  # error if a different process still writes
+        _, last = max(checkpoints(run.checkpoints).items())
+        prune(run.checkpoints, last.config().train)
+
+
+def out_of_patience(best: Sequence[float], evaluated: int, train: TrainConfig) -> bool:
+    """Return whether the last `train.patience` evaluations up to step `evaluated` did not improve `best`."""
+    if not train.patience:
+        return False
+    _, best_step = best
+    return evaluated - best_step >= train.patience * train.eval_every
