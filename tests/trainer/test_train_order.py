@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -68,6 +68,7 @@ def simulate(case: Case, patch: pytest.MonkeyPatch) -> Any:
     class Program:
         mesh = model = abstract_weights = None
         abstract_state = SimpleNamespace(params={})
+        given: ClassVar[dict[str, str]] = {}
 
         def init(self) -> Any:
             return state_at(0)
@@ -149,7 +150,8 @@ def simulate(case: Case, patch: pytest.MonkeyPatch) -> Any:
     )
     stubs = {
         "batches_of": batches_of,
-        "compiling": lambda *_: nullcontext(),
+        "compiling": lambda *_: nullcontext(SimpleNamespace(result=lambda: None)),
+        "room_for_temporaries": lambda *_: nullcontext(),
         "check": lambda start: None,
         "check_target": lambda *_: None,
         "newest": lambda start, note: case.last,

@@ -239,7 +239,7 @@ BROKEN: list[tuple[Callable[[Any], Any], Any, str, set[str], tuple[Law, ...]]] =
     (export_rounds, models, "save_weights", {"export read = written"}, FILES),
     (export_swaps_queries_and_values, models, "save_weights", {"export read = written"}, FILES),
     (least_preferred_experts, moe, "route", {"experts = NumPy", "router losses = formulas"}, EXPERTS),
-    (balance_loss_not_minimized, loss, "_penalty", {"router losses = formulas"}, EXPERTS),
+    (balance_loss_not_minimized, loss, "penalty_of", {"router losses = formulas"}, EXPERTS),
     (padding_counted, ops_experts, "row_mean", {"router losses ignore padding"}, EXPERTS),
 ]  # fmt: skip
 OF_EXPERTS = (least_preferred_experts, balance_loss_not_minimized, padding_counted)
