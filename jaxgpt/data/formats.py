@@ -89,16 +89,31 @@ def inner_name(name: str, suffix: str) -> str:
     return lower.removesuffix(suffix) if suffix else lower
 
 
+def begins_array(file: BinaryIO) -> bool:
+    """Return whether the content of an open file is a JSON array; the position is the beginning of the file afterwards.
+
+    Only the first bytes are read: an array may be a single line.
+    """
+    file.seek(0)
+    if file.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
+        file.seek(0)
+    byte = file.read(1)
+    while byte.isspace():
+        byte = file.read(1)
+    file.seek(0)
+    return byte == b"["
+
+
 def json_layout(file: BinaryIO) -> str:
     """Return the layout of a `.json` file: `array`, `lines` (one object per line) or `object`."""
+    if begins_array(file):
+        return "array"
     line = file.readline().removeprefix(codecs.BOM_UTF8).strip()
     while not line:
         line = file.readline()
         if not line:
             return "lines"
         line = line.strip()
-    if line.startswith(b"["):
-        return "array"
     return "lines" if line.endswith(b"}") else "object"
 
 

@@ -18,6 +18,7 @@ from jaxgpt.data.formats import (
     SPREAD_ERROR,
     MissingPackage,
     array_items,
+    begins_array,
     compression,
     inner_name,
     is_spread,
@@ -95,6 +96,11 @@ def read_records(path: Path, columns: Collection[str]) -> Iterator[Record]:
 
 def _read_json(file: BinaryIO, where: str) -> Iterator[Record]:
     """Yield one object per line, the items of an array, or objects of several lines."""
+    if begins_array(file):
+        for index, item in enumerate(array_items(file, where), 1):
+            yield _parsed(f"{where}, record {index}", item)
+        return
+
     is_first = True
     for number, line in enumerate(file, 1):
         if number == 1:
@@ -103,12 +109,7 @@ def _read_json(file: BinaryIO, where: str) -> Iterator[Record]:
         if not text:
             continue
 
-        # The first non-blank line shows the format: an array, an object of several lines, or one object per line.
-        if is_first and text.startswith(b"["):
-            file.seek(0)
-            for index, item in enumerate(array_items(file, where), 1):
-                yield _parsed(f"{where}, record {index}", item)
-            return
+        # The first non-blank line shows the format: an object of several lines, or one object per line.
         if is_first and text == b"{":
             yield from _read_objects(line + file.read(), where)
             return

@@ -9,6 +9,7 @@ import json
 import lzma
 import random
 import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from hypothesis import strategies as st
 from jaxgpt.config import PrepareParams
 from jaxgpt.data import formats
 from jaxgpt.data.documents import read_pieces
-from jaxgpt.data.formats import array_items
+from jaxgpt.data.formats import array_items, json_layout
+from jaxgpt.data.records import read_records
 from jaxgpt.data.sources import find_source
 from jaxgpt.errors import UserError
 
@@ -83,6 +85,19 @@ def test_a_compressed_text_with_any_name(compress: Callable[[bytes], bytes]) -> 
 def test_layouts_of_json_files(data: bytes, expected: list[str]) -> None:
     Path("a.json").write_bytes(data)
     assert texts("a.json") == expected
+
+
+def test_an_array_in_one_line_is_read_in_parts() -> None:
+    """Neither the layout nor the first item needs the whole line in memory."""
+    Path("a.json").write_text("[" + ", ".join(['{"text": "' + "a" * 1000 + '"}'] * 5000) + "]")
+    tracemalloc.start()
+    with Path("a.json").open("rb") as file:
+        assert json_layout(file) == "array"
+    record = next(read_records(Path("a.json"), ["text"]))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert record.value["text"] == "a" * 1000
+    assert peak < 1e6
 
 
 def test_a_parquet_file_with_any_name() -> None:
