@@ -195,12 +195,14 @@ def evaluate(program: Program, params: Any, tokens: Split, watch: Watch = NO_RUN
         watch: the state of the run; before the last evaluation, `train.eval_windows` are evaluated instead of all windows.
 
     Raises:
-        UserError: if all targets are masked in the windows common to all evaluations of a run.
+        UserError: if the split has no window, or all targets are masked in the windows common to all evaluations of a run.
     """
     began = time.perf_counter()
     config = program.config
     T = config.window
     starts = np.asarray(tokens.eval_starts(T, max(config.data.stride, T)))
+    if not len(starts):
+        raise UserError(f"the split has no window to evaluate: it has {len(tokens):,} tokens; use a longer text")
     shared = evenly_spaced(len(starts), config.train.eval_windows)
     windows = np.arange(len(starts)) if watch.final else shared
     rows = Windows(tokens, starts[windows], T)

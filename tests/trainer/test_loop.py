@@ -23,6 +23,7 @@ from jaxgpt.checkpoint.index import Info, checkpoints
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.config import Config, DataConfig, MeshConfig, OptimConfig, to_json
 from jaxgpt.data import Batches, Data, open_data
+from jaxgpt.data.tokens import Tokens
 from jaxgpt.errors import TrainingFailed, UserError
 from jaxgpt.lm import load, save
 from jaxgpt.train.loss import RowSums, next_token_loss
@@ -659,6 +660,13 @@ def test_an_evaluated_batch_has_no_more_rows_than_the_split_has_windows(monkeypa
     result = evaluate(program, None, data.val)
     evaluate(program, None, data.val, Watch(final=False))
     assert {rows for rows, _ in shapes} == {result.windows}
+
+
+@pytest.mark.parametrize("n", [0, 1])
+def test_a_split_without_windows_is_an_error_of_one_line(n: int) -> None:
+    program, _ = prepare(small_run())
+    with pytest.raises(UserError, match=f"the split has no window to evaluate: it has {n} tokens; use a longer text"):
+        evaluate(program, None, Tokens([np.zeros(n, np.int32)]))
 
 
 @pytest.mark.ci
