@@ -295,8 +295,8 @@ def _trip_count(loop: Instruction, computations: dict[str, Computation]) -> int:
     if known:
         return int(known)
 
-    condition = computations.get(loop.find(r"condition=%?([\w.-]+)"), {})
-    body = computations.get(loop.find(r"body=%?([\w.-]+)"), {})
+    condition = _inlined(computations.get(loop.find(r"condition=%?([\w.-]+)"), {}), computations)
+    body = _inlined(computations.get(loop.find(r"body=%?([\w.-]+)"), {}), computations)
     less = _root(condition)
     results = _root(body)
     if less is None or results is None or "direction=LT" not in less.rest:
@@ -314,6 +314,46 @@ def _trip_count(loop: Instruction, computations: dict[str, Computation]) -> int:
     if not step:
         return 1
     return max(math.ceil(_constant(condition, end) / step), 1)
+
+
+def _inlined(computation: Computation, computations: dict[str, Computation]) -> Computation:
+    """Return a computation with the instructions of its scalar fusions in the place of the fusions.
+
+    An instruction of a fusion is named `FUSION.INSTRUCTION`; the fusion's result keeps its name.
+    """
+    result: Computation = {}
+    for outer in computation.values():
+        is_scalar = re.match(r"\w+\[\]", outer.shape) is not None
+        if outer.opcode != "fusion" or not is_scalar:
+            result[outer.name] = outer
+            continue
+        fused = computations.get(outer.called[0], {})
+        names = _names_outside(fused, outer)
+        for inner in fused.values():
+            if inner.opcode != "parameter":
+                name = names[inner.name]
+                rest = _renamed(inner.rest, names)
+                result[name] = inner._replace(name=name, rest=rest, root=inner.root and outer.root)
+    return result
+
+
+def _names_outside(fused: Computation, outer: Instruction) -> dict[str, str]:
+    """Return the name that each instruction of a fusion has in `_inlined`; a parameter has the name of the operand."""
+    names = {}
+    for inner in fused.values():
+        if inner.opcode == "parameter":
+            number, _, _ = inner.rest.partition(")")
+            names[inner.name] = outer.operands[int(number)]
+        elif inner.root:
+            names[inner.name] = outer.name
+        else:
+            names[inner.name] = f"{outer.name}.{inner.name}"
+    return names
+
+
+def _renamed(rest: str, names: Mapping[str, str]) -> str:
+    """Replace the names of instructions in the operands of an instruction."""
+    return re.sub(r"%([\w.-]+)", lambda found: "%" + names.get(found[1], found[1]), rest)
 
 
 def _root(computation: Computation) -> Instruction | None:

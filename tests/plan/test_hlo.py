@@ -201,6 +201,26 @@ def test_trip_counts_split_collectives_and_fused_reduce_scatters() -> None:
     }
 
 
+def test_the_trip_count_of_a_loop_whose_counter_is_in_fusions() -> None:
+    less = "ROOT %wrapped_compare = pred[] fusion(%i, %end), kind=kLoop, calls=%wrapped_compare_computation"
+    fused = """%wrapped_compare_computation (p0: s32[], p1: s32[]) -> pred[] {
+  %p0 = s32[] parameter(0)
+  %p1 = s32[] parameter(1)
+  ROOT %compare = pred[] compare(%p0, %p1), direction=LT
+}
+%add_two (p: s32[]) -> s32[] {
+  %p = s32[] parameter(0)
+  %constant = s32[] constant(2)
+  ROOT %add = s32[] add(%p, %constant)
+}
+"""
+    text = PROGRAM.replace("ROOT %less = pred[] compare(%i, %end), direction=LT, metadata={}", less)
+    text = text.replace("%next = s32[] add(%i, %two)", "%next = s32[] fusion(%i), kind=kLoop, calls=%add_two")
+    text = text.replace("%body (p:", fused + "%body (p:")
+    collectives, _ = read_program(text)
+    assert Collective("all-reduce", 32, 4, 6) in collectives
+
+
 @given(st.sampled_from(["all-gather", "all-to-all"]), st.integers(2, 64), st.floats(1, 1e9))
 def test_bytes_sent(kind: str, group: int, size: float) -> None:
     """An all-reduce sends as many bytes as a reduce-scatter and an all-gather; a group of one sends nothing."""
