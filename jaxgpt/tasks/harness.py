@@ -83,7 +83,7 @@ class TaskModel(TemplateLM):
         As in the harness, a template that rejects system messages gets the other messages.
 
         Raises:
-            UserError: if the model has no chat template, or the template rejects the messages.
+            UserError: if the model has no chat template, or the template rejects the messages or rewrites the last one.
         """
         try:
             return self._render(chat_history, add_generation_prompt)
@@ -104,7 +104,12 @@ class TaskModel(TemplateLM):
             return text
         # The template may keep or drop white space at the end of the content.
         content = messages[-1]["content"].lstrip()
-        begin = text.rindex(content.rstrip())
+        begin = text.rfind(content.rstrip())
+        if begin < 0:
+            raise UserError(
+                f"the chat template of {self.lm.source or 'the model'} rewrites the last message: prompts must end with its "
+                "content; omit --chat-template, or use a template that keeps the content"
+            )
         if not text.startswith(content, begin):
             content = content.rstrip()
         return text[: begin + len(content)]

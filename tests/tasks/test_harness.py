@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from helpers import TEXT, Result, jaxgpt, lm_of
 
+from jaxgpt.data.special import SpecialTokens
 from jaxgpt.data.tokenizer_files import make_tokenizer
+from jaxgpt.errors import UserError
 from jaxgpt.lm import save
 from jaxgpt.trainer.metrics import read_metrics
 
@@ -266,3 +268,17 @@ def test_the_windows_of_long_texts_are_the_harness_own() -> None:
         assert [tuple(window) for window in windows(ids, 99, length)] == expected
 
     check()
+
+
+def test_a_template_that_rewrites_the_last_message_raises_one_line() -> None:
+    pytest.importorskip("lm_eval", reason="tasks need lm-evaluation-harness: pip install 'jaxgpt[eval]'")
+    from jaxgpt.tasks.harness import TaskModel
+
+    tokenizer = make_tokenizer("byte", "", 0, 256)
+    tokenizer.special = SpecialTokens(
+        {}, {"chat_template": "{% for each in messages %}{{ each.content | upper }}{% endfor %}"}
+    )
+    lm = lm_of("llama", block_size=64, vocab_size=256)._replace(tokenizer=tokenizer, source="runs/loud")
+    messages = [{"role": "user", "content": "Add."}, {"role": "assistant", "content": "The sum is"}]
+    with pytest.raises(UserError, match="the chat template of runs/loud rewrites the last message"):
+        TaskModel(lm).apply_chat_template(messages, add_generation_prompt=False)
