@@ -51,7 +51,8 @@ def inspect(
     if html:
         content = inspection.html(found, run)
         write_atomically(Path(html), content)
-        text = f"wrote {html}: {len(content) / 1e3:,.0f} kB"
+        size = Path(html).stat().st_size
+        text = f"wrote {html}: {size / 1e3:,.0f} kB"
     else:
         text = _table(found)
     return print_result(json, {"run": run} | found.to_json(), text)

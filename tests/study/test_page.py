@@ -10,6 +10,7 @@ import shutil
 from html.parser import HTMLParser
 from importlib.resources import files
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -165,6 +166,16 @@ def test_the_command(lm: LM, found: Inspection) -> None:
     assert len(lines) == len(found.ids)
     assert lines[0].split()[:2] == ["0", "'a'"]
     assert f" {found.next_probability[0]:.1%} " in lines[0]
+
+
+def test_the_command_prints_the_bytes_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = SimpleNamespace(to_json=dict)
+    run_folder(Path("run"), small("gpt2"))
+    monkeypatch.setattr("jaxgpt.lm.load", lambda *_: None)
+    monkeypatch.setattr(inspection, "inspect", lambda *_, **__: found)
+    monkeypatch.setattr(inspection, "html", lambda *_: "東" * 2000)
+    result = jaxgpt("inspect", "run", "--html", "a.html")
+    assert result.out == "wrote a.html: 6 kB\n", result.err
 
 
 def test_too_long_a_text_is_rejected(lm: LM) -> None:
