@@ -190,8 +190,16 @@ def _suffix(path: Path) -> str:
     return Path(name).suffix
 
 
+def _words(name: str) -> set[str]:
+    """Return the words of a file name without the suffix of a compression."""
+    return set(re.split(r"[-_. ]+", name)) - {packed.lstrip(".") for packed in PACKED}
+
+
 def _versions(files: Iterable[Path]) -> list[str]:
-    """Describe names that differ by a version: `v1-a.txt` and `v2-a.txt`, or `stories.txt` and `stories-v2.txt`."""
+    """Describe names that differ by a version: `v1-a.txt` and `v2-a.txt`, or `stories.txt` and `stories-v2.txt`.
+
+    A name with a version may have more words, as `StoriesV2-GPT4-train.txt` and `Stories-train.txt` have, but not fewer.
+    """
     plain = []
     marked = []
     for path in files:
@@ -207,7 +215,8 @@ def _versions(files: Iterable[Path]) -> list[str]:
         before = path.name[: found.start()].rstrip("-_. ")
         same = [first[others]] if others in first else []
         for other in plain if before else ():
-            if other.name.startswith(before) and (_suffix(other), split_of(other)) == (_suffix(path), split_of(path)):
+            is_alike = (_suffix(other), split_of(other)) == (_suffix(path), split_of(path))
+            if is_alike and other.name.startswith(before) and _words(other.name) <= _words(others):
                 same.append(other)
         if same:
             return [f"{same[0]} and {path} are versions of one text"]

@@ -284,6 +284,11 @@ def test_a_refusal_keeps_the_files_of_an_earlier_command() -> None:
         ({"a.txt": "one " * 30, "b.jsonl": "one " * 30}, "src/a.txt and src/b.jsonl begin with the same text"),
         ({"v1-a.txt": "one", "v2-a.txt": "two"}, "src/v1-a.txt and src/v2-a.txt are versions of one text"),
         ({"Cat-train.txt": "one", "CatV2-GPT4-train.txt": "two"}, "are versions of one text"),
+        (
+            {"stories.txt": "one", "stories-v2.txt": "two"},
+            "src/stories.txt and src/stories-v2.txt are versions of one text",
+        ),
+        ({"stories-readme.txt": "one", "stories-v2.txt": "two"}, ""),
         ({"a.txt": "one " * 30, "b.jsonl": "two " * 30}, ""),
         ({"train-00000.txt": "one", "train-00001.txt": "two"}, ""),
         ({"api_v1.txt": "one", "main.txt": "two", "overview2.txt": "three"}, ""),
