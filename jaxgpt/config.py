@@ -197,7 +197,7 @@ class ModelConfig(Section):
 
     @property
     def least_parameters(self) -> int:
-        """A lower bound of the number of parameters: the largest matrices. `count_parameters` in model/params.py is exact."""
+        """A lower bound on the number of parameters: the largest matrices. `count_parameters` in model/params.py is exact."""
         widest = self.n_head * self.head_width
         if self.mlp != "none":
             widest = max(widest, self.mlp_width * max(self.n_experts, 1))

@@ -173,7 +173,7 @@ def _device_time(run: _Started, calls: int, trace: str, progress: Progress) -> d
 
 
 def _take(compiled: Any, program: Program, state: Any, batch: Any) -> tuple[Any, Any]:
-    """Take a step as `program.step`, by a different compilation of it."""
+    """Take a step like `program.step`, with a different compilation of this function."""
     result: tuple[Any, Any] = compiled(state, batch, program.numbers, program.frozen)
     return result
 

@@ -107,7 +107,7 @@ def compare_given(run: Run | None, info: Info | None, config: Config, data: Data
 
 
 def compared(run: Run, info: Info, config: Config, data: Data, opened: Open) -> RunData:
-    """Compare the open sources of a mixture with those of a checkpoint, by content; `opened` opens a single source."""
+    """Compare the open sources of a mixture with a checkpoint's sources, by content; `opened` opens a single source."""
     parts = _by_path(config.data, data)
     known = known_fingerprints(info, data, parts, opened)
     if known is None:

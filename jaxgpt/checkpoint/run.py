@@ -179,7 +179,7 @@ def replaced_run(path: Path) -> Path | None:
 
 
 def replaced_note(path: Path) -> str:
-    """Return a note that names the directory of the old run that a new run in `path` replaces, as `replaced_run`, or ""."""
+    """Return a note with the directory of the old run that a new run in `path` replaces (`replaced_run`), or ""."""
     replaced = replaced_run(path)
     return f"the run that {path} replaces is in {replaced} until the first step" if replaced else ""
 
@@ -336,13 +336,13 @@ def recover(path: Path) -> None:
 
 
 def _interrupted(path: Path) -> bool:
-    """Return whether the settings of an old run have been moved out, and those of the new run not moved in."""
+    """Return whether the settings of an old run were moved out, and the new run's settings were not yet moved in."""
     with reported(f"cannot read {path}"):
         return (path / REPLACED / "config.json").exists() and not (path / "config.json").exists()
 
 
 def _recover(path: Path) -> None:
-    """Move the rest of the new run in, if all files of the old run were moved out; otherwise move the old run back."""
+    """Move the remainder of the new run in if all files of the old run were moved out; otherwise, move the old run back."""
     draft = path / NEW
     replaced = path / REPLACED
     is_moved = (replaced / MOVED).exists()
@@ -353,7 +353,7 @@ def _recover(path: Path) -> None:
     else:
         if is_moved:
             _delete(path, RUN_FILES)  # files of the new run
-            (replaced / MOVED).unlink()  # the files in `path` are now those of the old run
+            (replaced / MOVED).unlink()  # the files in `path` now belong to the old run
         _move(replaced, path, RUN_FILES[::-1])
         shutil.rmtree(replaced, ignore_errors=True)
     shutil.rmtree(draft, ignore_errors=True)

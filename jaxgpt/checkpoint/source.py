@@ -251,7 +251,7 @@ def trained_part(config: Config) -> str:
 
 
 def merge_placed(params: Any, adapters: Any, alpha: float) -> Any:
-    """Merge adapters into weights, as `merge` does, and keep the sharding of every weight.
+    """Merge adapters into weights, like `merge`, and keep the sharding of every weight.
 
     The complete matrices of one module are merged on the first local device, so the result and its checksum are equal bit for
     bit on every mesh.

@@ -1,4 +1,4 @@
-"""Space: compare the checkpoints of a run with the free space on their file system, before the first step."""
+"""Disk space: compare the size of a run's checkpoints with the free space, before the first step."""
 
 from __future__ import annotations
 

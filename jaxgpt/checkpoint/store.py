@@ -152,7 +152,8 @@ def save_params(directory: Path, params: Any, about: Mapping[str, Any]) -> None:
     from jaxgpt.train.step import TrainState
 
     options = ocp.Context()
-    options.array.saving.use_compression = False  # compression: a copy of the weights for only 8% less space
+    # Compression would copy the weights, to save only 8% of the space.
+    options.array.saving.use_compression = False
     options.memory.deepcopy_host_arrays = False  # no copy: the weights do not change during the write
     state = TrainState(jnp.zeros((), jnp.int32), params, None)
     with options, Saver(directory, TrainConfig()) as saver:

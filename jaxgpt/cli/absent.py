@@ -32,7 +32,7 @@ NO_DRAFT = "no draft model: --lookup N finds drafts in the text itself"
 NO_MLA = "no multi-head latent attention: --model.n-kv-head shares keys and values"
 TEXT_ONLY = "text only"
 
-# Words of an option (regular expressions), and what there is instead. The first match applies.
+# Words of an option (regular expressions), and the alternative. The first match applies.
 ABSENT = (
     ("pipeline|stage|pp", NO_PIPELINE),
     (r"quanti[sz]\w*|fp8|float8|int8|fp4", NO_QUANTIZED_TRAINING),

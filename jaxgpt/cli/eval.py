@@ -47,8 +47,8 @@ def eval(
 
     Results of tasks are kept in tasks.json of the run, and printed by info and the model card.
 
-    For a run with post.objective dpo or a similar one, and preference pairs, this is the loss of
-    the objective, with the fraction of pairs with a higher reward for the chosen answer.
+    On preference pairs, a run with post.objective dpo or similar prints the loss of the objective,
+    and the fraction of pairs with a higher reward for the chosen answer.
 
     jaxgpt eval runs/shakespeare
     jaxgpt eval runs/shakespeare --data.path other.txt
@@ -65,7 +65,7 @@ def eval(
         limit: samples of each task; 0: all
         shots: examples in each prompt of a task; -1: as the task defines
         chat_template: render the prompts of tasks with the model's chat template
-        reward: rewards of a run with rewards, which must be named to run your own code, FILE.py:FUNCTION
+        reward: rewards to compute on prompts; default: the run's rewards; required for your own code, FILE.py:FUNCTION
     """
     of_tasks = {"--tasks-path": tasks_path, "--limit": limit, "--shots": shots >= 0, "--chat-template": chat_template}
     of_text = {"--data.path": path, "--data.bos": bos, "--data.on-error": on_error, "--post.reward": reward}

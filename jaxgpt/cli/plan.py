@@ -49,7 +49,7 @@ def plan(
     specifications in FLOP/s, bytes and bytes/s:
     custom:8,peak=312T,hbm=80G,bandwidth=2039G,link=300G,network=25G
 
-    Published shapes, without recipe or data, are llama-3.2-1b, llama-2-7b,
+    Published architectures, without recipe or data, are llama-3.2-1b, llama-2-7b,
     llama-3-8b, llama-3-70b and mixtral-8x7b.
 
     jaxgpt plan gpt2 --topology v5e-8
@@ -59,7 +59,7 @@ def plan(
     jaxgpt plan llama-3-8b --topology v5p-128 --mesh.fsdp -1 --against "--mesh.tensor 4"
 
     Args:
-        target: preset, published shape or run
+        target: preset, published architecture or run
         topology: chip and grid, such as v5e:2x4, or a Google Cloud slice, such as v5e-8
         slices: number of TPU slices or GPU machines, connected by a network
         against: also plan with these further options, such as "--mesh.tensor 4", and print both plans in columns

@@ -90,7 +90,7 @@ def _base(target: str) -> tuple[Config, bool]:
     is_known = target in PRESETS or Path(target).exists()
     near = did_you_mean(target, SHAPES)
     if near and not is_known:
-        raise UserError(f"no preset, shape, run or file {target!r}{near}")
+        raise UserError(f"no preset, architecture, run or file {target!r}{near}")
     config = named_config(target)
     model = given_model(target)
     if model:

@@ -49,7 +49,7 @@ class RunPrinter(Listener):
     """Print the progress and the results of a run, in process 0; use as a context manager.
 
     Attributes:
-        options: options of the command that are no settings of the run, for the command that resumes it.
+        options: options of the command that are not settings of the run, for the command that resumes it.
     """
 
     program: Program

@@ -141,7 +141,7 @@ def read_card(directory: Path) -> str:
 
 
 def check_license(name: str) -> None:
-    """Raise `UserError` if a license is not a name as the hub has it, such as apache-2.0; "" is none."""
+    """Raise `UserError` if a license is not an identifier of the hub, such as apache-2.0; "": no license."""
     if name and not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", name):
         raise UserError(
             f"license {short_repr(name)} is not a name of the hub: use one such as apache-2.0, mit or other"

@@ -32,8 +32,8 @@ def new_directory(target: Path) -> Iterator[Path]:
         raise UserError(f"{target} has the name of a GGUF file: choose a different name for a directory")
     if target.suffix.lower() in OF_FILES:
         raise UserError(
-            f"{target} has the name of a file, and an export is a directory: choose a name without {target.suffix}, or "
-            f"one that ends in .gguf for a GGUF file"
+            f"{target} ends in {target.suffix}, but an export is a directory: choose a name without this suffix, or one "
+            f"that ends in .gguf for a GGUF file"
         )
     check_new(target)
     if target.exists() and (target.samefile(Path()) or target.is_mount()):

@@ -223,7 +223,7 @@ def _own_names(weights: Weights, form: Format) -> dict[str, str]:
 def read_leaves(weights: Weights, config: ModelConfig, form: Format) -> Iterator[tuple[str, np.ndarray]]:
     """Return an iterator of the path and values of each of a model's weights, contiguous float32.
 
-    One tensor is read at a time. Raises `UserError`, before the iteration, as `check_weights`.
+    One tensor is read at a time. Raises `UserError` before the iteration, like `check_weights`.
     """
     names = check_weights(weights, config, form)
     return _read_rows(weights, names, config, form)

@@ -1,7 +1,7 @@
 """Encode conversations: the ids that chat sends, and the sequences and targets of training.
 
-Both come from `ChatFormat`. A training sequence is the ids that chat sends, the ids of the answer and the end of the turn.
-The targets are the answer and the end.
+Both come from `ChatFormat`. A training sequence consists of the ids that chat sends, the ids of the answer, and the end of
+the turn. The targets are the answer and the end.
 """
 
 from __future__ import annotations

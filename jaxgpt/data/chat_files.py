@@ -52,7 +52,7 @@ class Skipped:
         self._omitted[role] = self._omitted.get(role, 0) + 1
 
     def may_be_rejected(self, where: str) -> None:
-        """Count a conversation that is used, but whose label may mark a rejected answer."""
+        """Count a used conversation with a label that may mark a rejected answer."""
         self._first_rejected = self._first_rejected or where
         self._rejected += 1
 

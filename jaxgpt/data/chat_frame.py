@@ -23,8 +23,8 @@ class Frame(NamedTuple):
     Attributes:
         header: text between the messages and an answer, if the template ignores `add_generation_prompt`.
         opening: text that the template adds only to the last answer, such as an empty think block; training omits it.
-        kept_opening: text that the template adds to an answer, after the text that chat sends, and that the model must
-            generate, such as the end of a think block that the prompt begins; it is a target.
+        kept_opening: text that the template adds to an answer after the text that chat sends. The model must generate this
+            text, so it is a target. Example: the end of a think block that begins in the prompt.
         lead: white space that the template adds before an answer, and that the model generates.
         tail: text after an answer; None: unknown.
         around_user: text around a user's message.

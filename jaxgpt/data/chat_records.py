@@ -85,7 +85,7 @@ class UnusableRecord(UserError):
 
 
 class RejectedAnswer(UnusableRecord):
-    """The error for a record of preference data with an answer to avoid."""
+    """The error for a record of preference data that is labelled as a rejected answer."""
 
     reason = "with a rejected answer"
 
@@ -192,8 +192,8 @@ def _find_shape(fields: Mapping[str, Any], names: Sequence[str]) -> str | tuple[
     shapes: list[str | tuple[str, str]] = [*lists, *pairs]
     if not shapes and fields.keys() >= {"chosen", "rejected"}:
         raise UserError(
-            "a preference pair (chosen, rejected) is no conversation: train on pairs with --post.objective dpo, or rename the "
-            "field of the answer to completion"
+            "a preference pair (chosen, rejected) is not a conversation: train on pairs with --post.objective dpo, or rename "
+            "the field of the answer to completion"
         )
     if len(shapes) != 1:
         problem = "an ambiguous shape" if shapes else "no known shape"

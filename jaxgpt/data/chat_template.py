@@ -129,10 +129,10 @@ class ChatTemplate:
     def readable(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """Return messages with contents and arguments of calls in the form that the template reads, otherwise as given.
 
-        A content that is a string is passed to a template that reads only lists of parts as a list of one part, and a list of
-        text parts to a template that reads only strings as their concatenation: neither template would render the text.
-        Likewise, arguments are passed as an object to a template that does not print their JSON, and as JSON to a template
-        that needs it.
+        A string becomes a list of one part if the template reads only lists of parts. A list of text parts becomes its
+        concatenation if the template reads only strings. Otherwise, the template would not render the text. Likewise,
+        arguments are passed as an object to a template that does not print their JSON, and as JSON to a template that needs
+        JSON.
 
         Raises:
             UserError: if the messages are malformed.
@@ -309,7 +309,7 @@ class PublicNamespace(Namespace):
 
 
 class UndefinedToken(jinja2.Undefined):
-    """An undefined variable: printing one named like a token (`eos_token`) is an error, testing whether it exists is not.
+    """An undefined variable: a template may test whether it exists, but not print it if its name ends in `_token`.
 
     Jinja prints undefined variables as empty text, so conversations would lose the ends of their turns without notice.
     """

@@ -186,7 +186,8 @@ class ControlTokens:
         begin = 0
         before = None
         for match in self._unmarked_in_parts(text, ends, mark):
-            # A token absorbs white space before it only within its part: the ids of earlier parts are known.
+            # A token absorbs white space before it only within its part, because the ids of a part do not depend on later
+            # parts.
             name = text[match.begin : match.end]
             part = part_of(match.end - len(name.lstrip()))
             begin_of_part = ends[part] - len(parts[part])

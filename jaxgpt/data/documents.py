@@ -70,7 +70,7 @@ class DocumentPiece(NamedTuple):
         if not isinstance(value, str):
             raise UserError(f"{self.where}: {what} must be a string, not {short_repr(value)}")
         if self.field and not value.isascii() and SURROGATE.search(value):
-            raise UserError(f"{self.where}: {what} has an unpaired surrogate, which is no character: remove it")
+            raise UserError(f"{self.where}: {what} has an unpaired surrogate, which is not a character: remove it")
         if "\0" in value:
             raise UserError(f"{self.where}: not text (it has a NUL): {CONVERT}")
         return value

@@ -1,4 +1,4 @@
-"""Formats of files with documents: detect and undo compression, and split JSON into its objects.
+"""Formats of files with documents: detect compression, decompress, and split JSON into its objects.
 
 The content decides: a `.jsonl` file that is gzip inside is unpacked. Without a known signature, the suffix decides.
 """

@@ -47,7 +47,7 @@ def open_data(
     """Read, tokenize and split the data of a config.
 
     Args:
-        config: config of a run or preset; its `data`, `directory`, `model.vocab_size` and `window` are used.
+        config: config of a run or preset; uses `data`, `post`, `directory`, `model.vocab_size` and `window`.
         tokenizer: tokenizer of an existing run; None: the tokenizer of a prepared directory, or `data.tokenizer`.
         progress: called with (done, total), in characters of a text or bytes of conversations.
         tokens: number of training tokens so far; the sources of mixtures that have ended are not opened.

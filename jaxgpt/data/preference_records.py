@@ -113,7 +113,7 @@ class _Parts(NamedTuple):
 
 
 def _check_place(fields: Mapping[str, Any]) -> None:
-    """Raise `UserError` if a record without a prompt has fields that belong to one: its answers are no complete texts."""
+    """Raise `UserError` if a record without a prompt has fields that belong to one: its answers are not complete texts."""
     for name in WITH_PROMPT:
         if fields.get(name):
             raise UserError(

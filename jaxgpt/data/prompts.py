@@ -243,7 +243,7 @@ def without_end(config: Config) -> str:
 
 
 def form_of(record: PromptRecord, forms: Sequence[ChatFormat | None]) -> ChatFormat | None:
-    """Return the format for a prompt, of those without and with tools; None: no template."""
+    """Return the format for a prompt, with or without tools; None: no template."""
     plain, with_tools = forms
     has_tools = isinstance(record.chat, ChatRecord) and record.chat.tools is not None
     return with_tools if has_tools else plain

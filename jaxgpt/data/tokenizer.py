@@ -248,7 +248,7 @@ class SubwordTokenizer(Tokenizer):
         return np.array(self.encode_offsets(text).ids, np.int32)
 
     def encode_offsets(self, text: str) -> Any:
-        """Encode as `encode_special` does; return the library's encoding: ids and their character ranges."""
+        """Encode like `encode_special`; return the library's encoding: ids and their character ranges."""
         _utf8(text)
         return call_tokenizers(lambda: self.special_library.encode(text, add_special_tokens=False), "this text")
 

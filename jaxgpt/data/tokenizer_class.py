@@ -31,7 +31,7 @@ class TokenizerClass(NamedTuple):
 
     @property
     def begins_texts(self) -> bool:
-        """Whether texts may begin with a token. GPT-NeoX's class removes it from tokenizer.json."""
+        """Whether tokenizer.json may add a beginning-of-text token. GPT-NeoX's class removes this token."""
         return self.name != "GPTNeoXTokenizer"
 
     def apply(self, tokenizer_json: Mapping[str, Any]) -> Mapping[str, Any]:

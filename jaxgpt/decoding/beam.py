@@ -196,9 +196,9 @@ class BeamSearch:
         _, best_BW = jax.lax.top_k(both.score_BW, W)
         best: Hypotheses = jax.tree.map(lambda x: gather_beams(x, best_BW), both)
 
-        # Stop a row if its best running sequence is not expected to beat its worst finished sequence: at its current length,
-        # or with "never" at the length with the highest score, which is the limit if the penalty is positive. With
-        # `early_stopping`, stop once W sequences are finished.
+        # Stop a row if its best running sequence is not expected to beat its worst finished sequence. The expected score is
+        # computed at the current length, or with "never" at the length with the highest score: the limit if the penalty is
+        # positive. With `early_stopping`, stop once W sequences are finished.
         longest = self.beams.early_stopping == "never" and penalty > 0
         length_B = jnp.maximum(state.limit_B, 1) if longest else jnp.full((B,), made)
         expected_B = score(score_BW[:, 0], length_B)

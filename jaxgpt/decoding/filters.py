@@ -65,7 +65,7 @@ def keep_top_k(logits_BV: jax.Array, k: int) -> jax.Array:
 def keep_top_p(logits_BV: jax.Array, p: float) -> jax.Array:
     """Keep the smallest set of tokens with total probability >= p, at least one token.
 
-    Of several tokens with the smallest probability of the set, the largest ids are kept.
+    If several tokens have the smallest probability of the set, the largest ids are kept.
 
     Source: Holtzman et al. 2020 (nucleus sampling).
     """
@@ -76,7 +76,7 @@ def keep_top_p(logits_BV: jax.Array, p: float) -> jax.Array:
     above_BR = jax.lax.cumsum(sorted_BR, 1, reverse=True) - sorted_BR  # total probability of the higher ranks
     kept_BR = above_BR < jnp.maximum(p, TINY)
 
-    # Of the tokens with the least probability that is kept, keep as many as ranks, the largest ids first.
+    # If several tokens have the smallest kept probability, keep one per rank, the largest ids first.
     least_B1 = jnp.min(jnp.where(kept_BR, sorted_BR, jnp.inf), -1, keepdims=True)
     ties_B1 = jnp.sum(kept_BR & (sorted_BR == least_B1), -1, keepdims=True)
     tie_BV = probability_BV == least_B1

@@ -55,7 +55,7 @@ class SamplerState(NamedTuple):
             used. The caller drops the tokens of a row beyond its own maximum.
         made: int32 scalar, number of tokens generated so far per row; 0 after `prefill`.
         key_B: sampling keys; new token i of a row is sampled with `fold_in(key, i)`.
-        log_p_BS: float32, logarithm of the model's probability of the token in each slot of `text`, as
+        log_p_BS: float32, logarithm of the model's probability of the token in each slot of `text`, like
             `Sampled.log_p_B`; 0 in the slots of the prompt, and after the end of a row.
     """
 
@@ -110,7 +110,7 @@ def decode_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.
 
 
 def slide_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.Array) -> SamplerState:
-    """Generate as `decode_steps`, but read only the last `context` tokens, as if the text began with them.
+    """Generate like `decode_steps`, but read only the last `context` tokens, as if the text began with them.
 
     With learned positions, a text can exceed the model's context only in this way. Beyond the context, each token takes a
     forward pass over the whole context, because the positions of its tokens change.

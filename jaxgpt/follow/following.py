@@ -39,7 +39,7 @@ class Followed(NamedTuple):
     Attributes:
         rows: number of rows sent.
         status: the end of the run: finished, stopped, failed, killed or replaced.
-        place: where to see the page of the run; "": no page was opened.
+        place: URL or command to view the page of the run; "": no page was opened.
     """
 
     rows: int

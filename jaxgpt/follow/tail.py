@@ -94,7 +94,7 @@ class Clock:
 def row_of(line: Mapping[str, Any], at: float) -> Row | None:
     """Return the finite numbers of a line; None: the line has no numbers, or records a start or an end.
 
-    Numbers of a list, such as those of the layers, get names with their index: `load_entropy/0`.
+    Numbers of a list, such as one number per layer, get names with their index: `load_entropy/0`.
     """
     if "started" in line or "ended" in line:
         return None

@@ -115,7 +115,7 @@ def choose_attention(config: Config, device: jax.Device | Target) -> tuple[Atten
 
 
 def _choose_context_attention(config: Config, platform: str) -> tuple[AttendFn, str]:
-    """Return the attention function of a mesh that divides positions, and a note, as `choose_attention`."""
+    """Return the attention function of a mesh that divides positions, and a note, like `choose_attention`."""
     asked = config.train.attention
     name: str = asked
     if asked == "auto":

@@ -32,6 +32,6 @@ _KEPT: dict[Activation, Activation] = {f: keeping_input(f) for f in (gelu, gelu_
 
 
 def activate(name: str, x: jax.Array) -> jax.Array:
-    """Apply the named activation, as `ops.activations.activate`; GELU and SiLU save only their input."""
+    """Apply the named activation, like `ops.activations.activate`; GELU and SiLU save only their input."""
     f = ACTIVATIONS[name]
     return _KEPT.get(f, f)(x)

@@ -43,7 +43,7 @@ def on_mesh() -> bool:
 def logical_spec(*names: str | None) -> PartitionSpec:
     """Map the logical axes of an array to mesh axes by the current rules; None: not sharded.
 
-    Of two axes of the array with rules for the same mesh axis, the first in the table of rules is sharded, as by
+    If two axes of the array have rules for the same mesh axis, the first in the table of rules is sharded, as in
     `ops.sharding.constrain`. So a kernel must read the mesh axes from the spec (`mesh_axes`), not from the rules.
     """
     spec: Any = nn.spmd.logical_to_mesh_axes(names)

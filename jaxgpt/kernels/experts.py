@@ -1,7 +1,7 @@
 """Experts that compute only the chosen pairs of token and expert, and drop none: equals of `ops.experts.experts`.
 
-Letters in names: E experts, in functions of a device its experts; A active experts of a token, X pairs of token and expert, n
-tiles, t rows of a tile, I and O inputs and outputs of a matrix.
+Letters in names: E experts (in functions of one device, its experts), A active experts of a token, X pairs of token and
+expert, n tiles, t rows of a tile, I and O inputs and outputs of a matrix.
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ def _by_tiles(
     """Compute the terms of the E experts starting at expert `first`: float32 `[B, T, D]`.
 
     Each expert's rows are padded to whole tiles, and each tile is multiplied by the matrix of its expert. There are at most E
-    tiles more than all pairs fill, also those of other devices, so the number of tiles is static, and no row is dropped.
+    tiles more than the pairs of all devices fill, so the number of tiles is static, and no row is dropped.
     """
     A = choice_BTA.shape[-1]
     D = x_BTD.shape[-1]
@@ -269,7 +269,7 @@ def _by_tiles(
 def _slots(expert_X: Array, E: int) -> tuple[Array, Array]:
     """Return the row of each pair in the padded layout, int32 `[X]`, and the expert of each tile, `[n]`.
 
-    Pairs with the expert E, of another device, have an arbitrary row: their indices are clamped to those of expert E - 1.
+    Pairs with the expert E, of another device, have an arbitrary row: their indices are clamped to expert E - 1.
     """
     # The tiles of an expert are consecutive: as many as its pairs need.
     size_E = jnp.bincount(expert_X, length=E)

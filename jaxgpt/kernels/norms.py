@@ -35,7 +35,10 @@ def _(kind: str, eps: float, primals: Any, tangents: Any) -> tuple[Array, Array]
 def norm(
     kind: str, x: Array, eps: float, gain: Array | None = None, bias: Array | None = None, edit: Edit | None = None
 ) -> Array:
-    """Normalize as `ops.norms.norm`; the gradient of the gain, `sum(normed x * dy)` over tokens, is one pass over x and dy."""
+    """Normalize like `ops.norms.norm`, but compute the gradient of the gain in one pass over x and dy.
+
+    The gradient of the gain is `sum(normed x * dy)` over tokens.
+    """
     if gain is None or edit or kind not in ("layernorm", "rmsnorm"):
         return norms.norm(kind, x, eps, gain, bias, edit)
     y = _gained(kind, eps, x, gain)

@@ -41,7 +41,7 @@ class Layout(NamedTuple):
         axes: names of the mesh axes that shard positions; (): none.
         rule: the mask, the scale and the tiles.
         ring: whether keys move in a ring; otherwise they are gathered.
-        halo: number of tokens whose keys a device receives from the previous device; 0: it receives those of whole rows.
+        halo: number of keys that a device receives from the previous device; 0: it receives the keys of whole rows.
     """
 
     axes: tuple[str, ...]
@@ -295,7 +295,7 @@ def gather_keys(axes: tuple[str, ...], k_BKSH: Array, v_BKHS: Array) -> tuple[Ar
 
 
 def _scatter(axes: tuple[str, ...], dk_BKSH: Array, dv_BKHS: Array) -> tuple[Array, Array]:
-    """Add the gradients of whole rows over the devices, and return those of the keys and values of this device."""
+    """Reduce-scatter the gradients of whole rows: return the gradients of this device's keys and values."""
     # One collective: the TPU compiler would replace the second of two with an all-reduce, which sends twice as much.
     both = jnp.stack([dk_BKSH, dv_BKHS.swapaxes(2, 3)])
     dk_BKSH, dv_BKSH = jax.lax.psum_scatter(both, axes, scatter_dimension=3, tiled=True)
@@ -312,13 +312,13 @@ gather_keys.defvjp(
 
 
 def with_halo(axes: tuple[str, ...], halo: int, k_BKSH: Array, v_BKHS: Array) -> tuple[Array, Array]:
-    """Return keys and values with those of the last tokens of the previous device in front; the first device has zeros."""
+    """Prepend the keys and values of the previous device's last tokens; the first device prepends zeros."""
     received_k, received_v = _shift(axes, 1, (k_BKSH[:, :, -halo:], v_BKHS[..., -halo:]))
     return jnp.concatenate([received_k, k_BKSH], 2), jnp.concatenate([received_v, v_BKHS], 3)
 
 
 def halo_places(axes: tuple[str, ...], halo: int, tokens: int, row_place: Positions) -> Positions:
-    """Return the positions of the keys of `with_halo`, from those of whole rows; `NO_TOKEN` before the first token.
+    """Return the positions of the keys of `with_halo`, given the positions of whole rows; `NO_TOKEN` before the first token.
 
     Args:
         axes: mesh axes that shard positions.
@@ -336,7 +336,7 @@ def halo_places(axes: tuple[str, ...], halo: int, tokens: int, row_place: Positi
 
 
 def _add_halo(axes: tuple[str, ...], halo: int, dk_BKSH: Array, dv_BKHS: Array) -> tuple[Array, Array]:
-    """Return the gradients of the halo to the previous device, and add those of the next device."""
+    """Send the gradients of the halo back to the previous device, and add the gradients from the next device."""
     received_k, received_v = _shift(axes, -1, (dk_BKSH[:, :, :halo], dv_BKHS[..., :halo]))
     dk_BKSH = dk_BKSH[:, :, halo:].at[:, :, -halo:].add(received_k)
     dv_BKHS = dv_BKHS[..., halo:].at[..., -halo:].add(received_v)
@@ -356,7 +356,7 @@ def _shift(axes: tuple[str, ...], by: int, tree: Any) -> Any:
 def _ring_forward(
     layout: Layout, queries: Queries, k: Array, v: Array, row_place: Positions, state: Softmax
 ) -> Softmax:
-    """Add the keys of each device to the softmax, first those of this device."""
+    """Add the keys of each device to the softmax, starting with this device."""
 
     def add(keys: Moving, state: Softmax) -> Softmax:
         return online.add_keys(queries, _at(layout, keys, row_place), state, layout.rule)

@@ -22,7 +22,7 @@ from jaxgpt.ops import Array
 from jaxgpt.ops.attention import Visible
 
 SHORTEST = 128  # minimum sequence length in tokens for a speedup from tiles (measured in float32)
-TILE = 256  # tokens per tile, within the limits of the number of tiles
+TILE = 256  # tokens per tile, unless this needs fewer than FEWEST_TILES or more than MOST_TILES
 FEWEST_TILES = 2
 MOST_TILES = 8  # every tile adds code to compile
 SCORES = 2**15  # maximum scores per group of several heads (128 KiB); groups amortize the overhead of each operation

@@ -52,7 +52,7 @@ class Choice(NamedTuple):
         before: total probability of the tokens with ids below `token`. Up to rounding, `uniform` is between `before` and
             `before + probability_V[token]`.
         token: the sampled id.
-        key: data of the row's key. `uniform` is drawn with `fold_in(key, i)` for the new token i; i = 0 in `explain`.
+        key: key data of the row. `uniform` is drawn with `fold_in(key, i)` for the new token i; i = 0 in `explain`.
     """
 
     stages: list[Stage]
@@ -104,7 +104,7 @@ def explain_choice(
     index: int = 0,
     custom: Sequence[Filter] = (),
 ) -> Choice:
-    """Sample the new token at `index` of a row as `sample_token` does, and record each stage.
+    """Sample the new token at `index` of a row like `sample_token`, and record each stage.
 
     Raises `UserError` if a logit is NaN, or the filters remove every token.
     """

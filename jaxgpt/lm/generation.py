@@ -249,7 +249,7 @@ def decode(
     texts = [request.text(row) for row in range(len(keys))]
     longest = max(request.new)
 
-    # Read the prompts; of a text that continues an earlier one, only what its cache lacks.
+    # Read the prompts. If a text continues an earlier text, read only the tokens that the cache lacks.
     size = 0
     if before is not None:
         size = engine.resumed_size(before, request.rows[0], request.new[0])

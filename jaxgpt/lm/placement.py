@@ -39,7 +39,8 @@ def cache_shards(lm: LM, rows: int) -> tuple[int, int]:
 def placed(lm: LM, rows: int) -> AbstractContextManager[None]:
     """Return a context manager with the mesh of the weights, if they are on several devices.
 
-    The `rows` of a batch are sharded over data and fsdp if the product of their sizes divides `rows`, otherwise replicated.
+    The `rows` of a batch are sharded over data, fsdp and expert if the product of their sizes divides `rows`; otherwise,
+    they are replicated.
     """
     mesh = mesh_of(lm)
     if mesh is None:

@@ -16,7 +16,7 @@ from jax.sharding import Sharding
 def to_host(array: Any) -> np.ndarray:
     """Return an array as a NumPy array; if it is sharded over several processes, all processes must call this.
 
-    The result is not kept in `array`, unlike the result of `np.asarray(array)`.
+    The host copy is not cached in `array`, unlike with `np.asarray(array)`.
     """
     if not isinstance(array, jax.Array):
         return np.asarray(array)

@@ -21,7 +21,8 @@ from jaxgpt.parallel.processes import is_leader, is_peer_failure, process_count,
 from jaxgpt.runtime import debugs_nans
 from jaxgpt.signals import advice, set_advice
 
-MARGIN = 30  # seconds that JAX's own heartbeat limit, which aborts with a stack trace, exceeds that of `Heartbeats`
+# JAX's own heartbeat limit, which aborts with a stack trace, is this number of seconds above the limit of `Heartbeats`.
+MARGIN = 30
 GRACE = 60  # maximum seconds for saving after the launcher has exited
 SAMPLING = 86_400  # maximum seconds that finished processes wait for process 0, which samples at the end of a run
 

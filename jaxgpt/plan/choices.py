@@ -44,8 +44,8 @@ def meshes(
 ) -> list[MeshChoice]:
     """Estimate a step on every sensible mesh of a topology: those that fit first, by time without overlap.
 
-    A sensible mesh uses all devices, divides the widths of the model, has a row for every device that splits the rows, and
-    `LEAST_POSITIONS` positions for every device that splits the windows.
+    A sensible mesh uses all devices and divides the widths of the model. Each shard of the rows has at least one row, and each
+    shard of the windows has at least `LEAST_POSITIONS` positions.
     """
     found = []
     candidates = list(_all_meshes(config, topology))

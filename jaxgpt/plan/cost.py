@@ -31,7 +31,7 @@ class StepCost:
     collectives: tuple[Collective, ...] = ()  # one for each kind, axes and site
     computed_flops: float = 0.0  # FLOPs of all products and kernels, found by tracing; 0: unknown
     recomputed_flops: float = 0.0  # the part of computed_flops that rematerialization adds
-    # Work that no program of this step avoids: FLOPs, and bytes by resource (memory, links, network).
+    # Lower bounds for any program of this step: FLOPs, and bytes by resource (memory, links, network).
     least: dict[str, float] = field(default_factory=dict)
     compiled_flops: float = 0.0  # FLOPs counted by the compiler; 0 for an estimate
     compiled: bool = False  # whether the step was compiled; otherwise, its cost is estimated

@@ -118,8 +118,8 @@ def estimate(config: Config, topology: Topology, work: Work = NEXT_TOKEN) -> Ste
 def _peak_bytes(config: Config, topology: Topology, work: Work) -> float:
     """Estimate the bytes of temporary activations at the peak of memory use, besides those saved for the backward pass.
 
-    The peak is after the forward pass, with the gradient of the logits, or while a block is recomputed: then, the arrays
-    outside the blocks, such as the logits, are not needed any more.
+    The peak is after the forward pass, with the gradient of the logits, or while a block is recomputed. During the
+    recomputation, the arrays outside the blocks, such as the logits, are no longer needed.
     """
     target = topology.target
     part = one_device(config)

@@ -101,7 +101,7 @@ class Collective(NamedTuple):
 
     @property
     def needed(self) -> int:
-        """Number of executions that no program avoids."""
+        """Number of executions that every program needs."""
         return self.times - self.avoidable
 
     @property
@@ -122,8 +122,8 @@ class Collective(NamedTuple):
 def read_program(text: str, mesh: Mapping[str, int] | None = None) -> tuple[list[Collective], bool]:
     """Return the collectives of a compiled program, and whether the program has loops.
 
-    Every instruction counts, except parts: a collective that the compiler split into start and done counts once, and so do
-    fusions with parts of one collective: they share a channel, a result and a place in the source. The channel alone does
+    A collective that the compiler split into start and done counts once. Fusions with parts of one collective also count
+    once: they share a channel, a result and a place in the source. Every other instruction counts. The channel alone does
     not identify a collective: all collectives in `jax.shard_map` have channel 1. A collective that the compiler replaced with
     a ring of permutes counts as permutes.
 

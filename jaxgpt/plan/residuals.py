@@ -43,11 +43,13 @@ class Answers(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What a step learns, if not the next token of windows. Functions compare by value or identity: plans are cached.
+    """The objective and rows of a step; by default, the next token of windows.
+
+    Functions compare by value or identity, because plans are cached.
 
     Attributes:
         objective_of: function from the model to the objective; None: the next token.
-        rows: function that returns a batch without rows, as `parallel.rows.row_spec`; None: windows.
+        rows: function that returns a batch without rows, like `parallel.rows.row_spec`; None: windows.
         windows: number of windows in a row.
         frozen: whether the objective reads a frozen copy of the weights.
         answers: the answers that the model generates for a batch; None: none.
@@ -131,7 +133,7 @@ class Trace(NamedTuple):
 
     saved: float  # bytes of the arrays in device memory that the forward pass saves for the backward pass
     largest: float  # bytes of the largest of these arrays
-    of_pairs: float  # bytes of those of these arrays that have a row for each pair of token and expert
+    of_pairs: float  # bytes of the saved arrays with a row for each pair of token and expert
     flops: float  # FLOPs of matrix products and attention kernels, with recomputation
 
 

@@ -1,4 +1,4 @@
-"""Published shapes of models, for plans: sizes without a recipe, data or weights."""
+"""Published architectures, for plans: sizes without a recipe, data or weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Shape(NamedTuple):
     source: str
 
 
-# The architecture of all shapes, with the sizes of Llama 3 8B.
+# Settings of all these architectures, with the sizes of Llama 3 8B.
 # Sources of the sizes: config.json of meta-llama/Llama-3.2-1B, Llama-2-7b-hf, Meta-Llama-3-8B, Meta-Llama-3-70B and
 # mistralai/Mixtral-8x7B-v0.1.
 LLAMA_8B = ModelConfig(

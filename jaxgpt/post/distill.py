@@ -38,7 +38,7 @@ def divergence(log_p: jax.Array, log_q: jax.Array, kind: Literal["forward", "rev
 def top_and_rest(log_p: jax.Array, log_q: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     """Return the log probabilities of the k tokens that q finds most probable, and of all others together, each `[..., k + 1]`.
 
-    Their divergence is a lower bound of the divergence over all tokens, and equal distributions have the divergence 0. With
+    Their divergence is a lower bound on the divergence over all tokens, and equal distributions have the divergence 0. With
     renormalized probabilities of k tokens, the student would be free to move the remainder.
     """
     top_q, ids = jax.lax.top_k(log_q, k)
@@ -67,7 +67,7 @@ def distillation_objective(
         teacher_fn: `apply` of the teacher, a model with the same vocabulary.
         settings: `divergence`, and `top_k` to compare only the teacher's most probable tokens.
         chunk: positions of each window per chunk of logits, to save memory (`train.loss.chunked`); 0: all.
-        penalties: of the student, as in `train.loss.next_token_loss`.
+        penalties: the student's penalties, as in `train.loss.next_token_loss`.
     """
 
     def objective(params: Any, windows: jax.Array, key: jax.Array | None, frozen: Any) -> RowSums:

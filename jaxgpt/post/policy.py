@@ -19,8 +19,8 @@ class Variant(NamedTuple):
     Attributes:
         advantage: argument of `advantages`.
         ratio: the ratio of the probabilities of each token, its geometric mean over the answer, or its product.
-        average: over the tokens of each answer and then over answers; over all tokens of the batch; or the sum of each answer,
-            divided by the maximum number of tokens, and then over answers.
+        average: kind of mean. answer: over the tokens of each answer, then over answers; token: over all tokens of the batch;
+            fixed: the sum over each answer divided by the maximum number of tokens, then over answers.
     """
 
     advantage: Literal["normalized", "centered", "leave-one-out"]
@@ -77,8 +77,8 @@ def policy_objective(
 ) -> Objective:
     """Make the objective of policy gradients on rollouts (`jaxgpt.post.rollouts`).
 
-    With the ratio r = p / p_rollout and the advantage A of the answer, the loss of a token is
-    `-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) + kl KL(p || p_reference)`.
+    The loss of a token is `-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) + kl KL(p || p_reference)`, with the advantage
+    A of the answer and the ratio r = p / p_rollout (gspo: its geometric mean over the answer; rloo: its product).
 
     A batch is a dict: `windows` int32 `[B, T, 3]` (`train.loss.split_windows`) with the answers as targets, at most
     `settings.max_new_tokens` consecutive positions of each row; float32 `[B, T]`

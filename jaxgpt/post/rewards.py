@@ -71,7 +71,7 @@ def open_rewards(weights: Mapping[str, float]) -> Reward:
     """Return the sum of rewards, from the weight of each name; a single reward is itself, without a weight.
 
     Raises:
-        UserError: as `open_reward`, or if two rewards have the same metric.
+        UserError: as in `open_reward`, or if two rewards have the same metric.
     """
     rewards = {name: open_reward(name) for name in weights}
     if len(rewards) == 1:
@@ -207,7 +207,7 @@ def _matches(pattern: str) -> Reward:
     try:
         compiled = re.compile(pattern)
     except re.error as e:
-        raise UserError(f"post.reward: regex {short_repr(pattern)} is no regular expression: {e}") from None
+        raise UserError(f"post.reward: regex {short_repr(pattern)} is not a regular expression: {e}") from None
 
     def reward(prompts: Sequence[Any], texts: Sequence[str], records: Sequence[Mapping[str, Any]]) -> list[float]:
         return [float(compiled.search(text) is not None) for text in texts]
@@ -250,7 +250,7 @@ def rewards_of(
         seconds: time limit of each call.
 
     Raises:
-        UserError: as `checked_rewards`, with the name of the reward that failed.
+        UserError: as in `checked_rewards`, with the name of the reward that failed.
     """
     if not isinstance(reward, WeightedSum):
         return {"reward": checked_rewards(reward, name, prompts, texts, records, seconds)}

@@ -75,7 +75,7 @@ def objective_of(config: Config, teacher: ModelConfig | None = None) -> Objectiv
 
 
 def batch_rows(config: Config) -> Any:
-    """Return a batch without rows of the objective of a config, as `parallel.rows.row_spec`."""
+    """Return a batch without rows for the objective of a config, in the form of `parallel.rows.row_spec`."""
     if config.post.is_rollout:
         return row_spec(no_rollout(config))
     return row_spec(Windows(Preferences(()), np.zeros(0, np.int64), config.window))

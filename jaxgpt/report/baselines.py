@@ -28,7 +28,7 @@ DECODED = 1 << 18  # tokens to decode at a time
 
 
 def baselines(data: Data) -> dict[str, Any] | None:
-    """Compute the baselines of a run's loss in a few seconds, on at most `QUICK` tokens of each split.
+    """Compute the baselines of a run's loss in one or two seconds, on at most `QUICK` tokens of each split.
 
     Returns the result of `fit_ngrams` with `bytes_per_token` and `data`, the fingerprint of the data; None for conversations
     and preference pairs, too little data or a vocabulary above `MAX_BASE`.

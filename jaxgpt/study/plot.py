@@ -146,8 +146,8 @@ def losses(
 ) -> Figure:
     """Draw the training and validation losses of runs against steps, tokens and time; for experts, also their loads.
 
-    Comparable evaluations of a run are not connected with those on fewer windows (`train.eval_windows`) or earlier data. The
-    panels of experts have a line for the mean over the layers, and the range of the layers; they use the first axis.
+    Comparable evaluations of a run are not connected with evaluations on fewer windows (`train.eval_windows`) or earlier data.
+    The panels of experts have a line for the mean over the layers, and the range of the layers; they use the first axis.
 
     Args:
         runs: dict of the lines of metrics.jsonl (`jaxgpt.trainer.metrics.read_metrics`), keyed by run name.

@@ -13,8 +13,9 @@ d[s, w] of seed s in window w has a component of the seed, one of the window, an
 
     variance of the mean = V_seeds + V_windows - V_rest
 
-V_seeds is the variance of the means of the seeds, divided by their number; V_windows that of the windows; both include V_rest,
-the variance of the remainder, divided by the numbers of seeds and windows.
+V_seeds is the variance of the means of the seeds, divided by the number of seeds; V_windows is the variance of the means of
+the windows, divided by the number of windows. Both include V_rest, the variance of the remainder, divided by the numbers of
+seeds and windows.
 
 Sources: Student, "The Probable Error of a Mean", 1908; B. L. Welch, "The Generalization of 'Student's' Problem when Several
 Different Population Variances are Involved", 1947; F. E. Satterthwaite, "An Approximate Distribution of Estimates of Variance
@@ -254,7 +255,7 @@ def _with_windows(
     shares_W = records[0].shares
     W = len(shares_W)
 
-    # What the windows do to all seeds, without what their numbers of tokens do.
+    # The effect of the windows that all seeds share, without the effect of their numbers of tokens.
     windows_W = np.zeros(W)
     variance_of_rest = 0.0
     for part_SW in parts:

@@ -96,7 +96,7 @@ def add_results(run: Path, results: Sequence[TaskResult], facts: Mapping[str, An
     Args:
         run: the run.
         results: the new results.
-        facts: what they depend on: `step`, `weights`, `limit`, `chat_template`; and `versions` and `date`.
+        facts: conditions of the results: `step`, `weights`, `limit`, `chat_template`; and `versions` and `date`.
 
     Raises:
         UserError: if the file is damaged.
@@ -141,7 +141,7 @@ def evaluation_settings(facts: Mapping[str, Any]) -> str:
 
 
 def _key(entry: Mapping[str, Any]) -> list[Any]:
-    """Return the values that distinguish a result from those of other evaluations."""
+    """Return the values that distinguish a result from the results of other evaluations."""
     names = ("task", "metric", "step", "weights", "limit", "shots", "chat_template")
     return [entry.get(name) for name in names]
 

@@ -291,7 +291,7 @@ def chunked(
     chunk = min(math.ceil(chunk / P), S)
     fill = -S % chunk
 
-    # Cut each part into n chunks of c positions, and join those of all parts.
+    # Cut each part into n chunks of c positions, and join the chunks of all parts.
     x_BPSD = jnp.pad(x_BTD.reshape(B, P, S, D), ((0, 0), (0, 0), (0, fill), (0, 0)))
     x_nBPcD = jnp.moveaxis(x_BPSD.reshape(B, P, -1, chunk, D), 2, 0)
     x_nBcD = x_nBPcD.reshape(-1, B, P * chunk, D)

@@ -216,9 +216,9 @@ def train_step(
         accumulation: number of equal microbatches of the rows, which `parallel.rows.microbatches` derives from
             `train.accumulation`. Without dropout, it changes results only by rounding.
         ema_decay: decay of the EMA, `ema <- ema_decay * ema + (1 - ema_decay) * params`; 0: the state has no EMA.
-        spike_factor: if the state has statistics, skip non-finite updates, and those whose loss or gradient norm exceeds this
-            factor times its running mean (`should_apply`); 0: no spikes. A skipped update changes neither `params` nor the
-            EMA nor the optimizer state, including its schedules.
+        spike_factor: if the state has statistics, skip non-finite updates, and updates with a loss or gradient norm above
+            this factor times its running mean (`should_apply`); 0: skip only non-finite updates. A skipped update changes
+            neither `params` nor the EMA nor the optimizer state, including its schedules.
 
     Returns:
         The new state, and the metrics: `loss` (mean before the update) and the objective's other means, `grad_norm` (before

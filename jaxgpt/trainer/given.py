@@ -82,8 +82,8 @@ def check_given(run: Run, last: Info, given: Mapping[str, str], evaluators: Any)
         arguments = [f"build=partial(build, {', '.join(of_build)})"] if of_build else []
         arguments += [f"{part}=..." for part in missing if part not in OF_BUILD]
         raise UserError(
-            f"{run.path} was trained with parts given in Python ({', '.join(names)}), which no setting replaces: resume it in "
-            f'Python, with Start(config, run="{run.path}", {", ".join(arguments)})'
+            f"{run.path} was trained with parts given in Python ({', '.join(names)}), which settings cannot specify: resume "
+            f'it in Python with Start(config, run="{run.path}", {", ".join(arguments)})'
         )
 
     was = last.ranking

@@ -196,7 +196,7 @@ class Evaluate:
 def opened_run(
     start: Start, program: Program, data: Data, last: Info | None, about: Mapping[str, Any], note: Callable[[str], None]
 ) -> Iterator[Run]:
-    """Create or open the run, as `open_for_training`, if its file system can store its checkpoints."""
+    """Create or open the run, like `open_for_training`, if its file system can store its checkpoints."""
     if start.resumed is None:
         on_leader(lambda: check_target(start, program, note))
     with open_for_training(start, program, data, last, about, note) as run:

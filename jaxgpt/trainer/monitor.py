@@ -37,7 +37,7 @@ TIMEOUTS = Timeouts()
 
 
 class Status(NamedTuple):
-    """What a process does, as it publishes it."""
+    """The activity that a process publishes."""
 
     step: int  # steps whose metrics it has read
     activity: str

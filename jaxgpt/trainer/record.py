@@ -42,7 +42,7 @@ class Recorder:
 
     Attributes:
         listener: receiver of the metrics, and of stages and notes of `Checkpoints`.
-        first: the checkpoint that training resumes from, or of step 0.
+        first: the checkpoint that training resumes from; `Info(0)` for a new run.
         done: steps taken, including steps in flight.
         checked: steps whose metrics have been read and checked.
         speed: recent speed of training.
@@ -68,7 +68,7 @@ class Recorder:
         self._ended: deque[_Ended] = deque()  # steps whose metrics have not been checked
 
     def started(self, last: Info | None) -> None:
-        """Write a line about this process, with the settings that differ from those of the checkpoint `last`."""
+        """Write a line about this process, with the settings that differ from the checkpoint `last`."""
         changed = changes(last.config(), self.config) if last else {}
         self.file.write(step=self.done, **provenance(), changed=changed)
 

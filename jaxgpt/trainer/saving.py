@@ -144,7 +144,7 @@ class Checkpoints:
 
     @contextmanager
     def _saving_last(self, state: Callable[[], Any]) -> Iterator[None]:
-        """Save the last state at the end, or after an error, as `closing`."""
+        """Save the last state at the end, or after an error; see `closing`."""
         try:
             yield
         except (Exception, SystemExit) as e:

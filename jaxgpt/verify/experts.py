@@ -121,7 +121,7 @@ def _router_losses(
 
 
 def padded(s: Subject) -> float:
-    """Compare the side outputs of the first block for padded rows to those of the rows without padding."""
+    """Compare the side outputs of the first block for the same rows with and without padding."""
     c = _with_experts(s)
     x_BTD = jnp.asarray(_random_stream(s))
     length = max(2 * s.length // 3, 1)

@@ -283,7 +283,7 @@ def test_other_data_are_rejected(folder: Path) -> None:
         open_data(replace(CONFIG, data=DataConfig(dataset="none")), TOKENIZER)
     write(GOOD)
     with pytest.raises(
-        UserError, match=r"a preference pair \(chosen, rejected\) is no conversation: train on pairs with"
+        UserError, match=r"a preference pair \(chosen, rejected\) is not a conversation: train on pairs with"
     ):
         open_data(replace(CONFIG, post=PostConfig()), TOKENIZER)
 

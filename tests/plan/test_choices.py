@@ -1,4 +1,4 @@
-"""Comparisons of plans: two plans in columns, all meshes of a topology, the smallest slice that fits, published shapes."""
+"""Comparisons of plans: two plans in columns, all meshes, the smallest slice that fits, published architectures."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def test_numbers_are_exact() -> None:
             "exat",
             "post.reward 'exat' is unknown (did you mean exact?): use exact[:FIELD], number[:FIELD], regex:PATTERN or",
         ),
-        ("regex:(", "is no regular expression"),
+        ("regex:(", "is not a regular expression"),
         ("missing.py:reward", "post.reward: missing.py does not exist"),
         ("my.py", "post.reward my.py names no function: use my.py:FUNCTION"),
     ],

@@ -129,7 +129,7 @@ def test_a_resume_without_a_part_given_in_python_is_one_line_and_changes_nothing
     argument = name.split()[0]
     assert result.code == 2
     *_, line = result.err.splitlines()
-    assert f"out was trained with parts given in Python ({name}), which no setting replaces" in line
+    assert f"out was trained with parts given in Python ({name}), which settings cannot specify" in line
     assert f"{argument}=..." in line
     assert Path("out/metrics.jsonl").read_bytes() == metrics
     assert list(checkpoints(Path("out/checkpoints"))) == [2]

@@ -124,7 +124,9 @@ def _keeps_lengths(y_TH: Array, x_TH: Array, theta: float) -> str | None:
     if not np.allclose(y_TH[0], x_TH[0], atol=1e-5):
         return "position 0 changes: its angle is 0"
     if not np.allclose((y_TH**2).sum(-1), (x_TH**2).sum(-1), rtol=1e-3):
-        return "the lengths of the vectors change, so this is no rotation: y1 = x1 cos - x2 sin, y2 = x2 cos + x1 sin"
+        return (
+            "the lengths of the vectors change, so this is not a rotation: y1 = x1 cos - x2 sin, y2 = x2 cos + x1 sin"
+        )
     return None
 
 

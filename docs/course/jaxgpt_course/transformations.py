@@ -612,7 +612,7 @@ _gradient_of = jax.jit(lambda f, w: jax.grad(f)(w), static_argnums=0)
 
 
 def _quartic(x_D: Any) -> Any:
-    """Compute a function whose Hessian is no diagonal, and depends on x."""
+    """Compute a function with a non-diagonal Hessian that depends on x."""
     x_D = jnp.asarray(x_D)
     return (x_D**4).sum() / 4 + x_D[:-1] @ x_D[1:] + x_D[0] * (x_D**2).sum()
 
