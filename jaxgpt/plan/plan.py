@@ -96,33 +96,52 @@ def compile_step(
     batch = batch_of(program, work)
     cost = _compiled(lambda: program.lower(program.abstract_state, batch), counted, program, topology)
     computed, useful = step_flops(program, work)
-    cost = replace(cost, model_flops=computed, useful_share=useful / computed)
+    useful_share = useful / computed
     if cost.out_of_memory:
-        return cost
+        return replace(cost, model_flops=computed, useful_share=useful_share)
 
     state = 2 * (sum(counted.values()) - counted["batch"])  # the state is read and written once per step
+    least = _lower_bounds(cost, computed, state)
+    hbm_bytes = _step_hbm_bytes(cost.hbm_bytes, state, program.microbatches.accumulation)
+    computed_flops = 0.0
+    recomputed_flops = 0.0
+
+    # The estimate adds what the compiler does not count: recomputation and, on GPUs, memory traffic. It omits custom parts.
+    has_custom_parts = any(part is not None for part in (ops, rules, model, optimizer, objective))
+    if not has_custom_parts:
+        implied = estimate(config, topology, work)
+        least |= {name: implied.least[name] for name in ("compute", "memory")}
+        if cost.hbm_bytes <= 0:  # not counted
+            hbm_bytes = implied.hbm_bytes
+        computed_flops = implied.computed_flops
+        recomputed_flops = implied.recomputed_flops
+
+    return replace(
+        cost,
+        model_flops=computed,
+        useful_share=useful_share,
+        hbm_bytes=hbm_bytes,
+        least=least,
+        computed_flops=computed_flops,
+        recomputed_flops=recomputed_flops,
+    )
+
+
+def _lower_bounds(cost: StepCost, flops: float, state: float) -> dict[str, float]:
+    """Return `StepCost.least` of a compiled step, without the estimate.
+
+    Args:
+        cost: the cost, for its collectives.
+        flops: model FLOPs.
+        state: memory traffic of the state in bytes.
+    """
     traffic = cost.traffic.values()
-    least = {
-        "compute": computed,
+    return {
+        "compute": flops,
         "memory": state,
         "links": sum(each.sent for each in traffic),
         "network": sum(each.sent_between_slices for each in traffic),
     }
-    hbm_bytes = _step_hbm_bytes(cost.hbm_bytes, state, program.microbatches.accumulation)
-    counts_hbm = cost.hbm_bytes > 0
-    cost = replace(cost, hbm_bytes=hbm_bytes, least=least)
-    if any(part is not None for part in (ops, rules, model, optimizer, objective)):
-        return cost  # an estimate omits custom parts
-
-    # The estimate adds what the compiler does not count: recomputation and, on GPUs, memory traffic.
-    implied = estimate(config, topology, work)
-    return replace(
-        cost,
-        hbm_bytes=hbm_bytes if counts_hbm else implied.hbm_bytes,
-        least=least | {name: implied.least[name] for name in ("compute", "memory")},
-        computed_flops=implied.computed_flops,
-        recomputed_flops=implied.recomputed_flops,
-    )
 
 
 def _step_hbm_bytes(compiled: float, state: float, microbatches: int) -> float:
@@ -171,15 +190,15 @@ def compile_decode(config: Config, topology: Topology) -> CompiledStep:
 
     counted = {"parameters": shard_bytes(params), "cache": shard_bytes(state.cache)}
     cost = _compiled(lowered, counted, program, topology)
+    memory = dict(cost.memory)
     if dtype != "float32":
-        memory = cost.memory | {"float32 parameters": shard_bytes(weights)}
-        cost = replace(cost, memory=memory)
+        memory["float32 parameters"] = shard_bytes(weights)
 
     # Without adapters, the forward pass is a third of the training FLOPs.
     flops = token_flops(config, model.block_size) / 3 * B / batch_ways(mesh)
     useful = flops_per_token(model, weights, model.block_size) / 3 * B / mesh.size
     hbm_bytes = cost.hbm_bytes or sum(counted.values())
-    return replace(cost, model_flops=flops, hbm_bytes=hbm_bytes, useful_share=useful / flops)
+    return replace(cost, memory=memory, model_flops=flops, hbm_bytes=hbm_bytes, useful_share=useful / flops)
 
 
 def _abstract_state(
