@@ -63,8 +63,15 @@ class Work(NamedTuple):
 
     @property
     def any_frozen(self) -> Callable[[Any], Any] | None:
-        """The argument `frozen` of `make_program`: shapes of the model's weights, without arrays; None: nothing is frozen."""
-        return (lambda place: None) if self.frozen else None
+        """The argument `frozen` of `make_program`; None: nothing is frozen."""
+        return unread_weights if self.frozen else None
+
+
+def unread_weights(place: Any) -> None:
+    """Stand in for a function that reads frozen weights: a program on absent devices needs only the shapes of the model's.
+
+    `make_program` derives these shapes from the model if `frozen` is a function, and does not call it.
+    """
 
 
 NEXT_TOKEN = Work()
@@ -209,11 +216,15 @@ def _roots(jaxpr: Any, results: Iterable[Any]) -> list[Any]:
 
 
 def _factors(jaxpr: Any, made_by: dict[int, Any]) -> set[int]:
-    """Return the factors of matrix products that depend on the batch: results of elementwise operations on activations."""
+    """Return the ids of the variables that are the left factors of matrix products.
+
+    The left factor is assumed to depend on the batch, as in `x @ kernel`: it is the result of operations on activations.
+    """
     found = set[int]()
     for eqn in jaxpr.eqns:
         if eqn.primitive.name in ("dot_general", "ragged_dot_general"):
-            found |= {id(_source(each, made_by)) for each in eqn.invars[:1]}
+            left, *_ = eqn.invars
+            found.add(id(_source(left, made_by)))
     return found
 
 
