@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -50,6 +52,7 @@ OF_EXPERTS: dict[str, tuple[str, Any]] = {
     "expert_count": ("n_experts", int),
     "expert_used_count": ("experts_per_token", int),
 }
+SOFTCAP = "final_logit_softcapping"
 ONLY = {"expert_count": 0, "expert_used_count": 0, "attention.causal": True, "rope.scaling.attn_factor": 1.0}
 # Metadata that llama.cpp reads only for YaRN scaling, which is rejected, or that it only prints.
 UNREAD = (ORIGINAL_CONTEXT, "rope.scaling.finetuned", "tensor_data_layout")
@@ -83,6 +86,10 @@ class Architecture(NamedTuple):
         grouped: whether query heads may share a key head.
         width: metadata key of the width of the MLP, or of each expert.
         normalized: whether its graph divides the scores of a token's experts by their sum; None: it has no experts.
+        reads_divisors: whether its graph reads the tensor `ROPE_DIVISORS`.
+        rotates_part: whether RoPE may rotate fewer channels than a head has.
+        scales_queries: whether its graph divides the scores by a different number than the family (`_query_factor`).
+        more_keys: metadata keys besides `KEYS`, in the same form.
     """
 
     name: str
@@ -96,26 +103,45 @@ class Architecture(NamedTuple):
     grouped: bool = True
     width: str = WIDTH
     normalized: bool | None = None
+    reads_divisors: bool = False
+    rotates_part: bool = False
+    scales_queries: bool = False
+    more_keys: Mapping[str, tuple[str, Any]] = MappingProxyType({})
 
 
 GELU: Literal["gelu_new"] = "gelu_new"  # llama.cpp computes GELU with tanh
 ARCHITECTURES = {
     each.name: each
     for each in (
-        Architecture("llama", llama.LLAMA, interleaved=True),  # also Mistral
+        Architecture("llama", llama.LLAMA, interleaved=True, reads_divisors=True),  # also Mistral
         Architecture("qwen2", llama.QWEN2, head_dim=False),
         Architecture("qwen3", llama.QWEN3),
         Architecture("olmo2", llama.OLMO2, windows=SlidingWindows(period=4), tied=False, head_dim=False),
-        Architecture("gemma3", gemma.FAMILY, GELU, windows=SlidingWindows(period=6, theta=10_000.0)),
+        Architecture(
+            "gemma3",
+            gemma.FAMILY,
+            GELU,
+            windows=SlidingWindows(period=6, theta=10_000.0),
+            scales_queries=True,
+            more_keys={SOFTCAP: ("logit_softcap", 0.0)},
+        ),
         Architecture("gpt2", gpt2.FAMILY, GELU, LAYER_EPS),
-        Architecture("gptneox", neox.FAMILY, GELU, LAYER_EPS, tied=False),
+        Architecture(
+            "gptneox",
+            neox.FAMILY,
+            GELU,
+            LAYER_EPS,
+            tied=False,
+            rotates_part=True,
+            more_keys={"use_parallel_residual": ("parallel_residual", bool)},
+        ),
     )
 }
 # Architectures with experts. A file of "llama" has experts if its `expert_count` is not 0.
 WITH_EXPERTS = {
     each.name: each
     for each in (
-        Architecture("llama", experts.MIXTRAL, interleaved=True, normalized=True),
+        Architecture("llama", experts.MIXTRAL, interleaved=True, normalized=True, reads_divisors=True),
         Architecture("qwen3moe", experts.QWEN3_MOE, width="expert_feed_forward_length", normalized=True),
         Architecture("olmoe", experts.OLMOE, tied=False, head_dim=False, grouped=False, normalized=False),
     )
@@ -247,35 +273,34 @@ def family(architecture: Architecture) -> Family:
     if architecture.normalized is not None:
         keys |= OF_EXPERTS
         fixed["router_normalize"] = architecture.normalized
-    if architecture.name == "gemma3":
-        keys["final_logit_softcapping"] = ("logit_softcap", 0.0)
-    if architecture.name == "gptneox":
-        keys["use_parallel_residual"] = ("parallel_residual", bool)
-
-    def read(options: Options, config: ModelConfig) -> dict[str, Any]:
-        options.only("attention.value_length", config.head_width)
-        if architecture.width != WIDTH:
-            options.skip(WIDTH)  # the width of layers without experts
-        settings = _read_biases(options)
-        if config.positions == "rope":
-            settings |= _read_rope(options, config, architecture)
-        if architecture.windows:
-            theta = architecture.windows.theta or settings["rope_theta"]
-            settings |= _read_windows(options, config, architecture.windows.period, theta)
-        return settings
+    keys |= architecture.more_keys
 
     return architecture.family._replace(
         name=f"llama.cpp {architecture.name}",
         options=keys,
         settings=architecture.family.settings | fixed,
         only={key: value for key, value in ONLY.items() if key not in keys},
-        read=read,
-        write=lambda config: _write(architecture, config),
+        read=partial(_read, architecture),
+        write=partial(_write, architecture),
     )
 
 
+def _read(architecture: Architecture, options: Options, config: ModelConfig) -> dict[str, Any]:
+    """Return the settings that the table of keys lacks: the inverse of `_write`."""
+    options.only("attention.value_length", config.head_width)
+    if architecture.width != WIDTH:
+        options.skip(WIDTH)  # the width of layers without experts
+    settings = _read_biases(options)
+    if config.positions == "rope":
+        settings |= _read_rope(options, config, architecture)
+    if architecture.windows:
+        theta = architecture.windows.theta or settings["rope_theta"]
+        settings |= _read_windows(options, config, architecture.windows.period, theta)
+    return settings
+
+
 def _write(architecture: Architecture, config: ModelConfig) -> dict[str, Any]:
-    """Return the metadata and facts that the table of keys lacks: the inverse of `read` in `family`."""
+    """Return the metadata and facts that the table of keys lacks: the inverse of `_read`."""
     values: dict[str, Any] = {
         HEAD: not config.tie_embeddings,
         OUTPUT_BIAS: config.bias,
@@ -284,8 +309,8 @@ def _write(architecture: Architecture, config: ModelConfig) -> dict[str, Any]:
     }
     if architecture.width != WIDTH:
         values[WIDTH] = config.mlp_width
-    if architecture.name == "gemma3":
-        values["final_logit_softcapping"] = config.logit_softcap or None
+    if SOFTCAP in architecture.more_keys:
+        values[SOFTCAP] = config.logit_softcap or None  # None: the file has no such key
     if config.positions == "rope":
         values |= _write_rope(architecture, config)
     if architecture.windows and any(config.windows):
@@ -300,7 +325,7 @@ def _write_rope(architecture: Architecture, config: ModelConfig) -> dict[str, An
         return values
     if is_linear(config):
         return values | {"rope.scaling.type": "linear", "rope.scaling.factor": config.rope_factor}
-    if architecture.name != "llama" or config.rope_scaling == "yarn":
+    if not architecture.reads_divisors or config.rope_scaling == "yarn":
         return values
     # A file has no other settings of the scaling: the lower and upper factors have their defaults.
     scaling = {"rope_factor": config.rope_factor, "rope_original_context": config.rope_original_context}
@@ -341,7 +366,7 @@ def _read_biases(options: Options) -> dict[str, Any]:
 def _read_rope(options: Options, config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
     """Read the base, the rotated channels, and linear scaling or the scaling that the divisors show."""
     settings: dict[str, Any] = {"rope_theta": options.read("rope.freq_base", 10_000.0)}
-    if architecture.family is neox.FAMILY:
+    if architecture.rotates_part:
         rotated = options.read("rope.dimension_count", config.head_width)
         settings["rope_fraction"] = _fraction(rotated, config.head_width)
     else:
@@ -357,8 +382,7 @@ def _read_rope(options: Options, config: ModelConfig, architecture: Architecture
     if scaled:
         settings |= {"rope_factor": factor} | linear_scaling(config.block_size)
 
-    # Only the graph of Llama reads the divisors.
-    if architecture.name == "llama":
+    if architecture.reads_divisors:
         divisors = options.read(ROPE_DIVISORS, {})
         if divisors and scaled:
             raise options.refuse("rope.scaling.factor", factor, f"{ROPE_DIVISORS} also scales RoPE")
@@ -414,7 +438,7 @@ def _stored(architecture: Architecture, row: WeightRow, name: str, config: Model
     is_matrix = leaf.endswith("/kernel")
     is_rotated = "/q_proj/" in leaf or "/k_proj/" in leaf
     factor = 1.0
-    if architecture.name == "gemma3" and leaf.endswith("/q_norm/scale"):
+    if architecture.scales_queries and leaf.endswith("/q_norm/scale"):
         factor = _query_factor(config)
     return WeightRow(
         name,
