@@ -176,7 +176,7 @@ def moved_sources(known: Mapping[str, str], current: Mapping[str, str]) -> dict[
 
 
 def _is_recorded(info: Info) -> bool:
-    """Return whether a checkpoint has a record of its data; weights that were saved without a training run have none."""
+    """Return whether a checkpoint records its data; false for weights that were saved without a training run."""
     return "data" in info.about
 
 
