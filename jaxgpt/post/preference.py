@@ -58,10 +58,9 @@ def preference_objective(
         if settings.has_reference:
             reference_B2, _, _ = answers(frozen, windows_B2T3, None)
             score_B2 = log_p_B2 - jax.lax.stop_gradient(reference_B2)
-            reward_B2 = settings.beta * score_B2
         else:
             score_B2 = log_p_B2 / length_B2
-            reward_B2 = settings.beta * score_B2
+        reward_B2 = settings.beta * score_B2
         if settings.normalize or settings.objective == "ipo":
             score_B2 = score_B2 / length_B2
 
