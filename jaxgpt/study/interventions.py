@@ -155,10 +155,12 @@ def patch(
         raise UserError(f"{short_repr(site)} has no heads: choose attn.head_out, attn.q, attn.pattern, ...")
 
     # Activations of heads are [B, T, N, H], but scores and patterns [B, N, T, S].
-    heads_first = site.endswith((".scores", ".pattern"))
-    axis = 1 if (over == "heads") == heads_first else 2
+    if site.endswith((".scores", ".pattern")):
+        axes = {"heads": 1, "positions": 2}
+    else:
+        axes = {"positions": 1, "heads": 2}
     clean_value = _measure(metric, out.logits)
-    corrupted_value, grid = on_tokens(_sweep, lm, corrupted_BT, values, names, axis, metric)
+    corrupted_value, grid = on_tokens(_sweep, lm, corrupted_BT, values, names, axes[over], metric)
     return Patching(clean_value, corrupted_value, grid)
 
 
