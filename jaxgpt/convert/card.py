@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxgpt import __version__
 from jaxgpt.checkpoint.index import Info
@@ -20,6 +20,8 @@ from jaxgpt.post_settings import shown_reward
 from jaxgpt.report.baselines import read_baselines
 from jaxgpt.tasks.record import TITLES, evaluation_settings, read_results, table
 from jaxgpt.trainer.metrics import read_metrics
+
+Metrics = Sequence[dict[str, Any]]  # lines of a metrics.jsonl
 
 CARD = "README.md"
 CARD_BYTES = 1 << 20  # maximum size of a card in bytes
@@ -95,13 +97,14 @@ def model_card(
         UserError: if the license is not the name of a license.
     """
     check_license(license)
-    original = original_card(run, config)
+    original = _split(original_card(run, config))
+    metrics = _metrics(run)
     sections = [
         _front_matter(original, base, adapter, license),
         f"# {name}\n",
         _model(config, adapter),
-        _training(run, info, config, base),
-        _results(run, info, config),
+        _training(metrics, info, config, base),
+        _results(run, metrics, info, config),
         _tasks(run, info),
         "## How to load it\n",
         (LOAD_ADAPTER if adapter else LOAD_MODEL).format(name=name, run=name.rpartition("/")[2]),
@@ -111,8 +114,8 @@ def model_card(
         _limits(config),
         _license(original, license),
     ]
-    if original:
-        sections.append(f"## Card of the original model\n\n{_without_front_matter(original)}")
+    if original.metadata or original.text:
+        sections.append(f"## Card of the original model\n\n{original.text}")
     return "\n".join(filter(None, sections))
 
 
@@ -127,8 +130,10 @@ def original_card(run: Path, config: Config) -> str:
         recorded, _ = parse_checkpoint(config.init_from)
         next_to_run = run.absolute().parent / recorded.name
         run = recorded if recorded.is_dir() else next_to_run
-        with suppress(OSError, UserError):  # a missing or damaged run has no further ancestors
+        try:
             config = Run(run).config()
+        except (OSError, UserError):  # a missing or damaged run has no further ancestors
+            return read_card(run)
     return ""
 
 
@@ -148,7 +153,27 @@ def check_license(name: str) -> None:
         )
 
 
-def _front_matter(original: str, base: str, adapter: bool, license: str) -> str:
+class Card(NamedTuple):
+    """A model card.
+
+    Attributes:
+        metadata: its front matter, without the lines `---`; "": none.
+        text: the remainder.
+    """
+
+    metadata: str
+    text: str
+
+
+def _split(card: str) -> Card:
+    """Split a card into its front matter and its text."""
+    found = re.match(r"---\n(.*?)\n---\s*(?:\n|$)", card, re.DOTALL)
+    if found is None:
+        return Card("", card)
+    return Card(found[1] + "\n", card[found.end() :])
+
+
+def _front_matter(original: Card, base: str, adapter: bool, license: str) -> str:
     """Return the metadata that the hub reads; without a license, it is the original model's, if its card names one."""
     lines = [
         "---",
@@ -159,7 +184,7 @@ def _front_matter(original: str, base: str, adapter: bool, license: str) -> str:
     ]
     if REPOSITORY.fullmatch(base):
         lines.append(f"base_model: {base}")
-    lines += [f"license: {license}"] if license else LICENSE.findall(_metadata(original))
+    lines += [f"license: {license}"] if license else LICENSE.findall(original.metadata)
     lines.append("---\n")
     return "\n".join(lines)
 
@@ -176,8 +201,8 @@ def _model(config: Config, adapter: bool) -> str:
     )
 
 
-def _training(run: Path, info: Info, config: Config, base: str) -> str:
-    if not _metrics(run):
+def _training(metrics: Metrics, info: Info, config: Config, base: str) -> str:
+    if not metrics:
         return "The weights were imported. The run has no record of their training.\n"
     source = Path(config.data.path).name or ("a mixture" if config.data.mix else config.data.dataset)
     parts = [f"Trained on `{source}`: {info.tokens:,} tokens in {info.step:,} steps."]
@@ -187,11 +212,11 @@ def _training(run: Path, info: Info, config: Config, base: str) -> str:
     return "## Training data\n\n" + " ".join(parts) + "\n"
 
 
-def _results(run: Path, info: Info, config: Config) -> str:
+def _results(run: Path, metrics: Metrics, info: Info, config: Config) -> str:
     """Return the loss of the exported checkpoint and the baselines of the same data, or "" without an evaluation."""
     if config.post.objective != "next-token":
-        return _post_results(run, info, config)
-    evaluated = [line for line in _metrics(run) if "val_loss" in line and line["step"] == info.step]
+        return _post_results(metrics, info, config)
+    evaluated = [line for line in metrics if "val_loss" in line and line["step"] == info.step]
     if not evaluated:
         return ""
 
@@ -237,10 +262,10 @@ def _tasks(run: Path, info: Info) -> str:
     return "\n".join(rows)
 
 
-def _post_results(run: Path, info: Info, config: Config) -> str:
+def _post_results(metrics: Metrics, info: Info, config: Config) -> str:
     """Return the results of the exported checkpoint of a run on preference pairs or with rewards, or ""."""
     name = "val_reward" if config.post.is_rollout else "val_loss"
-    evaluated = [line for line in _metrics(run) if name in line and line["step"] == info.step]
+    evaluated = [line for line in metrics if name in line and line["step"] == info.step]
     if not evaluated:
         return ""
     found = evaluated[-1]
@@ -290,24 +315,17 @@ def _limits(config: Config) -> str:
     )
 
 
-def _license(original: str, license: str) -> str:
+def _license(original: Card, license: str) -> str:
     if license:
         return f"## License\n\n{license}, as chosen for this export.\n"
-    if LICENSE.search(_metadata(original)):
+    if LICENSE.search(original.metadata):
         return "## License\n\nThe license is in the metadata above. It was copied from the original model.\n"
     return "## License\n\nUnknown: the run does not record a license.\n"
 
 
-def _metadata(card: str) -> str:
-    """Return the front matter of a card, or ""."""
-    found = re.match(r"---\n(.*?)\n---\s*(?:\n|$)", card, re.DOTALL)
-    return found[1] + "\n" if found else ""
-
-
-def _without_front_matter(card: str) -> str:
-    return re.sub(r"\A---\n.*?\n---\s*(?:\n|$)", "", card, flags=re.DOTALL)
-
-
-def _metrics(run: Path) -> list[dict[str, Any]]:
+def _metrics(run: Path) -> Metrics:
+    """Return the lines of a run's metrics.jsonl; empty: the run has no such file."""
     path = Run(run).metrics
-    return list(read_metrics(path)) if path.is_file() else []
+    if not path.is_file():
+        return []
+    return list(read_metrics(path))
