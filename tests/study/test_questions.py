@@ -218,6 +218,18 @@ def test_patching_of_heads_equals_edits(lm, ids, out, corrupted):
     close(by_head.grid[1, 3], difference(edited))
 
 
+@pytest.mark.ci
+@pytest.mark.parametrize("over", ["heads", "positions"])
+def test_patching_of_patterns_equals_edits(over, lm, ids, out, corrupted):
+    """Their heads come before their positions, `[B, N, T, S]`."""
+    found = study.patch(lm, ids, corrupted, METRIC, "attn.pattern", over)
+    clean_BNTS = out.taps["h.1.attn.pattern"]
+    part = (slice(None), 3) if over == "heads" else (slice(None), slice(None), 3)
+    edited = study.run(lm, corrupted, edits={"h.1.attn.pattern": lambda x: x.at[part].set(clean_BNTS[part])})
+    assert found.grid.shape == (L, N if over == "heads" else T)
+    close(found.grid[1, 3], difference(edited))
+
+
 def test_scores_of_known_patterns():
     """Score a previous-token head, an induction head and a uniform head."""
     tokens = jnp.asarray([[4, 9, 7, 4, 9, 7]])
