@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import subprocess
 import sys
@@ -115,30 +114,20 @@ def test_no_backend_starts_before_memory_is_kept() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"JAX_PLATFORMS": "cpu"})
 
 
-@pytest.mark.ci
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the heap is glibc's")
-def test_calls_reuse_the_same_blocks_of_the_heap() -> None:
-    """Allocations next to a freed block of temporaries, here of 88 bytes, make it too small for the next call."""
-    code = (
-        "import ctypes; from types import SimpleNamespace; from jaxgpt.parallel import host; libc = ctypes.CDLL(None)\n"
-        "libc.memalign.restype = libc.sbrk.restype = ctypes.c_void_p; libc.free.argtypes = [ctypes.c_void_p]\n"
-        "N = 2**26; memory = SimpleNamespace(temp_size_in_bytes=N)\n"
-        "mesh = SimpleNamespace(devices=host.np.array([SimpleNamespace(platform='cpu')]), local_devices=[0])\n"
-        "def growth():\n"
-        "    before = libc.sbrk(0)\n"
-        "    for _ in range(10):\n"
-        "        block = libc.memalign(64, N)\n"
-        "        for _ in range(100): libc.malloc(88)\n"
-        "        libc.free(block)\n"
-        "    return (libc.sbrk(0) - before) // N\n"
-        "host.set_malloc({host.M_MMAP_MAX: 0, host.M_TRIM_THRESHOLD: -1})\n"
-        "print(growth())\n"
-        "with host.room_for_temporaries(mesh, SimpleNamespace(memory_analysis=lambda: memory)): print(growth())"
-    )
-    result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    without, with_room = map(int, result.stdout.split())
-    assert without >= 2
-    assert with_room == 0
+def test_room_for_temporaries_takes_no_memory() -> None:
+    """Blocks and walls are never written, so only their addresses are taken."""
+    bytes_of_blocks = 2**28
+    memory = SimpleNamespace(temp_size_in_bytes=bytes_of_blocks)
+    mesh: Any = SimpleNamespace(devices=np.array([SimpleNamespace(platform="cpu")]), local_devices=[0])
+    compiled: Any = SimpleNamespace(memory_analysis=lambda: memory)
+    before = resident_bytes()
+    with host.room_for_temporaries(mesh, compiled):
+        assert resident_bytes() - before < bytes_of_blocks / 8
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_bfloat16_is_advised_where_it_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
