@@ -1,6 +1,6 @@
 """llama.cpp as a peer of benchmarks/decode.py: a GGUF file with random weights, and a server.
 
-Needs `pip install xllamacpp gguf`. The threads of llama.cpp spin while they wait: measure on an idle machine.
+Needs `pip install -e '.[llamacpp]'`. The threads of llama.cpp spin while they wait: measure on an idle machine.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """llama.cpp results: greedy ids, log probabilities and tokenizations.
 
-`python tests/llamacpp_values.py` writes tests/convert/llamacpp.json. It needs the package xllamacpp, which contains
-llama.cpp and its server; llamacpp.json records its version.
+`python tests/llamacpp_values.py` writes tests/convert/llamacpp.json. It needs the package xllamacpp (the extra
+`llamacpp`), which contains llama.cpp and its server; llamacpp.json records its version.
 """
 
 from __future__ import annotations

@@ -303,8 +303,8 @@ def _decoding_weights(program: Program) -> Any:
 class _DecodingTimes(NamedTuple):
     """Seconds of a generated text."""
 
-    first: float  # until the first token
-    token: float  # of each further token
+    first: float  # time to the first token
+    token: float  # time per further token
 
 
 def _time_decoding(sampler: Sampler, weights: Any, prompt: int, new: int) -> _DecodingTimes:

@@ -130,7 +130,7 @@ class WeightSource(NamedTuple):
             raise
 
     def _difference(self, like: Any, part: str, model: type[GPT]) -> str:
-        """Return the weights that only the checkpoint or only the model has, or "" if there are none."""
+        """Describe the weights that only the checkpoint or only the model has, or return ""."""
         stored = flatten_params(stored_weights(self.run.checkpoints, self.step, part))
         expected = flatten_params(like)
         lacks = [name for name in stored if name not in expected]

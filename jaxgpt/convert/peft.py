@@ -97,13 +97,13 @@ def resolve_targets(model: ModelConfig, lora: LoraConfig) -> str:
     """
     model = replace(model, vocab_size=model.vocab_size or 1)  # 0: unknown until the data is read
     own = matrices(abstract_params(model))
-    theirs = _targets_of_block(model)
+    modules = _targets_of_block(model)
 
     targets: list[str] = []
     for word in lora.targets.split(","):
-        names = _matching_targets(word, own, theirs)
+        names = _matching_targets(word, own, modules)
         if not names:
-            known = list(dict.fromkeys([*own, *(module.split(".")[-1] for module in theirs)]))
+            known = list(dict.fromkeys([*own, *(module.split(".")[-1] for module in modules)]))
             raise UserError(
                 f"lora.targets {short_repr(word)} is not a matrix of the model{did_you_mean(word, known)}: choose from "
                 f"{', '.join(known)}, or all-linear"
@@ -125,19 +125,19 @@ def _targets_of_block(model: ModelConfig) -> dict[str, str]:
     return targets
 
 
-def _matching_targets(word: str, own: Sequence[str], theirs: Mapping[str, str]) -> list[str]:
+def _matching_targets(word: str, own: Sequence[str], modules: Mapping[str, str]) -> list[str]:
     """Return the targets that a word of `lora.targets` means; [] if it is unknown.
 
     Args:
         word: all-linear, names of matrices joined by +, or the end of the path of a transformers module.
         own: names of the model's matrices.
-        theirs: result of `_targets_of_block`.
+        modules: targets by transformers module (`_targets_of_block`).
     """
     if word == "all-linear":
-        return list(theirs.values()) or [name for name in own if name != "lm_head"]
+        return list(modules.values()) or [name for name in own if name != "lm_head"]
     if set(word.split("+")) <= set(own):
         return [word]
-    return [target for module, target in theirs.items() if f".{module}".endswith(f".{word}")]
+    return [target for module, target in modules.items() if f".{module}".endswith(f".{word}")]
 
 
 def import_adapter(source: Path, target: Path, init_from: str) -> Converted:

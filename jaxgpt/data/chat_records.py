@@ -152,10 +152,10 @@ def read_record(record: Any) -> ChatRecord | Pair:
     else:
         _check_label(LABEL, fields)
         asked, answered = shape
-        request = from_json(fields[asked])
+        request = messages_from_json(fields[asked])
         answer = fields[answered]
         if not isinstance(request, str):
-            answer = from_json(answer)
+            answer = messages_from_json(answer)
         earlier = [*history_messages(fields)]
 
         # A prompt and its completion need no chat template, unless the record has more than these.
@@ -472,7 +472,7 @@ def _arguments(arguments: Any, where: str) -> dict[str, Any] | str:
     return arguments if isinstance(arguments, str) else parsed
 
 
-def from_json(text: Any) -> Any:
+def messages_from_json(text: Any) -> Any:
     """Return the messages that a text holds as JSON, as some tables store them; other values as they are."""
     if not isinstance(text, str) or not text.lstrip().startswith("["):
         return text

@@ -18,8 +18,8 @@ from jaxgpt.data.chat_records import (
     UnusableRecord,
     comparable,
     decoded,
-    from_json,
     is_speaker,
+    messages_from_json,
     read_record,
 )
 from jaxgpt.errors import UserError, short_repr
@@ -95,7 +95,7 @@ def _answers(fields: Mapping[str, Any]) -> tuple[Any, Any]:
     """Return the chosen and the rejected answer: two texts, or two lists of messages."""
     chosen = _messages_or_text(fields[CHOSEN], CHOSEN)
     rejected = _messages_or_text(fields[REJECTED], REJECTED)
-    both = [from_json(chosen), from_json(rejected)]
+    both = [messages_from_json(chosen), messages_from_json(rejected)]
     if not any(isinstance(answer, str) for answer in both):
         return both[0], both[1]
     if isinstance(chosen, str) != isinstance(rejected, str):
@@ -178,7 +178,7 @@ def _prompt(fields: Mapping[str, Any]) -> tuple[str, Any]:
     """Return the name of the prompt's field and the prompt; None: the record has no field for it."""
     for name in PROMPTS:
         if name in fields:
-            return name, from_json(fields[name])
+            return name, messages_from_json(fields[name])
     for name in LISTS:
         if name in fields:
             return "prompt", decoded(fields[name], f"the field {name!r}")

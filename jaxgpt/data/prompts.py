@@ -23,8 +23,8 @@ from jaxgpt.data.chat_records import (
     NoPlace,
     Pair,
     check_media,
-    from_json,
     history_messages,
+    messages_from_json,
     read_record,
     with_input,
 )
@@ -117,7 +117,7 @@ def read_prompt(record: Any) -> PromptRecord:
     if not name:
         raise UserError(f"no prompt: the fields are {short_repr([*record])}; write {EXAMPLE}")
 
-    prompt = from_json(fields[name])
+    prompt = messages_from_json(fields[name])
     others = {key: fields[key] for key in (*SYSTEM, *TOOLS) if key in fields}
     if isinstance(prompt, str) and name not in LISTS:  # a list may be stored as its JSON
         if not prompt:

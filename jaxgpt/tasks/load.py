@@ -238,7 +238,7 @@ def _no_network(name: str, e: Exception) -> Exception:
 
 
 def _unloadable(name: str, e: Exception) -> UserError:
-    if isinstance(e, KeyError) and e.args == (None,):  # how the harness fails after it has logged an unknown metric
+    if isinstance(e, KeyError) and e.args == (None,):  # the harness has logged an unknown metric
         return UserError(f"cannot load the task {name}: one of its metrics is unknown: correct its metric_list")
     return UserError(f"cannot load the task {name}: {type(e).__name__}: {one_line(e, 300)}")
 

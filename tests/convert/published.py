@@ -13,7 +13,7 @@ class Published(NamedTuple):
     Attributes:
         config: its content.
         parameters: number of parameters of the model; 0: the import is rejected.
-        refused: pattern of the error message, if the import is rejected.
+        refused: pattern of the error message of a rejected import.
         accept: options that a user may choose to ignore.
     """
 

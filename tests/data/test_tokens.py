@@ -95,7 +95,7 @@ def test_other_files_are_skipped(tmp_path: Path) -> None:
 
 def test_a_folder_without_training_files(tmp_path: Path) -> None:
     write(tmp_path / "weights.bin", "nanogpt")
-    (tmp_path / "training_args.bin").touch()  # of transformers' Trainer
+    (tmp_path / "training_args.bin").touch()  # a file of transformers' Trainer
     assert not is_token_path(tmp_path)
     assert is_token_path(tmp_path / "weights.bin")
     write(tmp_path / "val.bin", "nanogpt")
