@@ -1,4 +1,4 @@
-"""Train a run: config -> devices -> weights -> data -> program -> state -> loop."""
+"""Train a run: devices -> settings -> weights -> data -> program -> state -> loop -> outcome."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jaxgpt.checkpoint.paths import check_backslash, other_files
 from jaxgpt.checkpoint.run import Run, replaced_note, write_settings
 from jaxgpt.checkpoint.space import check_space
 from jaxgpt.checkpoint.store import Saver
-from jaxgpt.config import Config, TrainConfig
+from jaxgpt.config import TrainConfig
 from jaxgpt.data import Data
 from jaxgpt.errors import UserError
 from jaxgpt.files import check_renames
@@ -26,12 +26,12 @@ from jaxgpt.parallel.processes import is_leader, on_leader, process_count, same_
 from jaxgpt.runtime import trim_memory
 from jaxgpt.signals import STOPPING, stop_on_signal
 from jaxgpt.train.step import TrainState
-from jaxgpt.trainer.evaluation import Evaluator, Result, ValidationLoss, Watch, run_evaluators
+from jaxgpt.trainer.evaluation import Evaluator, ValidationLoss, Watch, run_evaluators
 from jaxgpt.trainer.events import Listener, Listeners, Outcome, StageProgress
 from jaxgpt.trainer.failures import compile_lowered, evaluating, failures
 from jaxgpt.trainer.feed import Feed, batches_of
 from jaxgpt.trainer.metrics import MetricsFile
-from jaxgpt.trainer.monitor import monitored
+from jaxgpt.trainer.monitor import Monitor, monitored
 from jaxgpt.trainer.phases import continued
 from jaxgpt.trainer.program import Program
 from jaxgpt.trainer.record import Recorder
@@ -74,59 +74,48 @@ def train(start: Start, listener: Listener, until: int | None = None) -> Outcome
 
 def run_loop(start: Start, listener: Listener, until: int | None) -> Outcome:
     """Run the training loop. Arguments, results and errors as for `train`."""
-    use_cores(start.config.mesh, process_count(), start.config.model)  # before JAX's first use of a device
+    # Devices, before JAX first uses one.
+    use_cores(start.config.mesh, process_count(), start.config.model)
     keep_memory(start.config)
+
+    # Settings, and the checkpoint to continue from.
     config = same_on_all(lambda: start.config, lambda _: start.facts())
     on_leader(lambda: check(start))
     last = newest(start, listener.note)
+    first = last.step if last else 0
     config = continued(config, last)
     on_leader(lambda: check_data(start, config, last))
+
+    # Weights, data and program.
     weights = same_on_all(lambda: open_weights(start), InitialWeights.facts)
-    reading = StageProgress(listener, "tokenizing")
-    config, data = same_on_all(lambda: read_data(start, config, weights.tokenizer, last, reading), data_facts)
+    config, data = read_data(start, config, weights.tokenizer, last, StageProgress(listener, "tokenizing"))
     config = completed(config, data, last)
     program = start.build(config, frozen=weights.frozen)
     about = weights.about() | {"given": start.given(program)}
 
-    settings = config.train
-    end = settings.steps if until is None else min(until, settings.steps)
-    with (
-        opened_run(start, program, data, last, about, listener.note) as run,
-        stop_on_signal(STOPPING if is_leader() else "") as stop,
-        failures(run, program),
-        monitored(stop, listener.note) as monitor,
-    ):
+    with opened_run(start, program, data, last, about, listener) as run, guarded(run, program, listener) as monitor:
+        # State, while the step is compiled. Settings that cannot be compiled or saved do not replace those of the run.
         listener = Listeners(monitor, listener)
-        first = last.step if last else 0
-        evaluation = None
         listener.started(program, data, run, first)
         feed = start.feed(program, data, last)
         with compiling(program, feed, listener) as step:
             state = starting_state(program, run, last, weights)
         if start.resumed is not None:
-            # Settings that do not fit the disk, or cannot be compiled, have ended the command before this line.
             on_leader(lambda: write_settings(run, program.config, data.tokenizer))
 
-        saver = Saver(run.checkpoints, settings)
-        file = MetricsFile(run.metrics, last)
-        record = Recorder(program, file, listener, last)
+        # Metrics, checkpoints and evaluations.
+        saver = Saver(run.checkpoints, config.train)
+        record = Recorder(program, MetricsFile(run.metrics, last), listener, last)
         checkpoints = Checkpoints(record, saver, data, last, about)
+        evaluate = Evaluate(start.evaluators or (ValidationLoss(),), record, checkpoints, data, monitor)
         record.started(last)
-        evaluate = Evaluate(
-            evaluators=start.evaluators or (ValidationLoss(),),
-            record=record,
-            checkpoints=checkpoints,
-            data=data,
-            interrupted=lambda: checkpoints.ask(stop.requested) == STOP,
-            wait=monitor.wait,
-        )
 
-        plan = plan_calls(first, end, settings, last, feed.reads_state)
+        plan = plan_calls(last, until, config.train, feed.reads_state)
         calls = batches_of(program, feed, plan, record.waiting(monitor.wait))
         room = room_for_temporaries(program.mesh, step.result())
-        with room, saver, file, calls as prepared, checkpoints.closing(lambda: state):
+        with room, calls as prepared, checkpoints.closing(lambda: state):
             for steps, batches in prepared:
-                request = checkpoints.ask(stop.requested)
+                request = checkpoints.ask(monitor.stop.requested)
                 if request == STOP or checkpoints.out_of_patience():
                     break
                 if request == SAVE and steps.start > first:
@@ -137,14 +126,23 @@ def run_loop(start: Start, listener: Listener, until: int | None) -> Outcome:
                     record.steps(steps, metrics)  # with a blocking read of the metrics from two calls ago
                     if steps.start == first:
                         checkpoints.delete_replaced()
-                if is_evaluated(steps.stop, settings):
-                    result = evaluate(state)
-                    if result is None:  # interrupted
+                if is_evaluated(steps.stop, config.train):
+                    if not evaluate(state):  # interrupted
                         break
-                    evaluation = result
-                elif settings.checkpoint_every and steps.stop % settings.checkpoint_every == 0:
+                elif is_saved(steps.stop, config.train):
                     checkpoints.save(state)
-    return Outcome(state, record.done, evaluation, checkpoints.is_stopped())
+    return Outcome(state, record.done, record.result, checkpoints.is_stopped())
+
+
+@contextmanager
+def guarded(run: Run, program: Program, listener: Listener) -> Iterator[Monitor]:
+    """Yield the monitor of a run, which signals stop and whose failures are explained (`failures`)."""
+    with (
+        stop_on_signal(STOPPING if is_leader() else "") as stop,
+        failures(run, program),
+        monitored(stop, listener.note) as monitor,
+    ):
+        yield monitor
 
 
 @dataclass(frozen=True)
@@ -155,18 +153,18 @@ class Evaluate:
         evaluators: the evaluators; the first ranks the checkpoints.
         record: receives the metrics.
         checkpoints: receives the state and its ranking.
-        data, interrupted, wait: as in `Watch`.
+        data: data of the run.
+        monitor: waits for batches, and has the request to stop.
     """
 
     evaluators: Sequence[Evaluator]
     record: Recorder
     checkpoints: Checkpoints
     data: Data
-    interrupted: Callable[[], bool]
-    wait: Callable[[Future[Any]], None]
+    monitor: Monitor
 
-    def __call__(self, state: TrainState) -> Result | None:
-        """Return the result of the first evaluator, or None if one was interrupted."""
+    def __call__(self, state: TrainState) -> bool:
+        """Return whether the evaluation was completed; False: interrupted, and nothing is saved."""
         record = self.record
         record.read()  # error if the run has diverged
         began = time.perf_counter()
@@ -174,29 +172,33 @@ class Evaluate:
             final=record.done == record.config.train.steps,
             step=record.done,
             data=self.data,
-            interrupted=self.interrupted,
+            interrupted=self._is_interrupted,
             progress=StageProgress(record.listener, "evaluating"),
-            wait=self.wait,
+            wait=self.monitor.wait,
         )
         with evaluating(record.program, record.done):
             results = run_evaluators(self.evaluators, record.program, state.eval_params, watch)
         if results is None:
-            return None
+            return False
 
         record.listener.stage("")
         record.evaluation(results, self.data.fingerprint)
-        first = results[0]
-        self.checkpoints.evaluation(state, float(first.ranking))
+        self.checkpoints.evaluation(state, float(results[0].ranking))
         trim_memory()  # otherwise the heap grows with every evaluation and checkpoint
         record.speed.exclude(time.perf_counter() - began)
-        return first
+        return True
+
+    def _is_interrupted(self) -> bool:
+        """Return whether any process has received a request to stop."""
+        return self.checkpoints.ask(self.monitor.stop.requested) == STOP
 
 
 @contextmanager
 def opened_run(
-    start: Start, program: Program, data: Data, last: Info | None, about: Mapping[str, Any], note: Callable[[str], None]
+    start: Start, program: Program, data: Data, last: Info | None, about: Mapping[str, Any], listener: Listener
 ) -> Iterator[Run]:
     """Create or open the run, like `open_for_training`, if its file system can store its checkpoints."""
+    note = listener.note
     if start.resumed is None:
         on_leader(lambda: check_target(start, program, note))
     with open_for_training(start, program, data, last, about, note) as run:
@@ -223,12 +225,6 @@ def check_storage(run: Run, program: Program, note: Callable[[str], None]) -> No
     check_backslash(run.path)
     check_renames(run.checkpoints, run.path)
     check_space(run, program.abstract.state, program.config.train, note)
-
-
-def data_facts(opened: tuple[Config, Data]) -> Mapping[str, object]:
-    """Return the values of the data that must be equal in all processes."""
-    _, data = opened
-    return data.facts()
 
 
 def starting_state(program: Program, run: Run, last: Info | None, weights: InitialWeights) -> TrainState:
@@ -259,17 +255,20 @@ def compiling(program: Program, feed: Feed, listener: Listener) -> Iterator[Futu
     listener.compiled(time.perf_counter() - began)
 
 
-def plan_calls(first: int, end: int, train: TrainConfig, last: Info | None, whole: bool = False) -> Iterator[range]:
+def plan_calls(last: Info | None, until: int | None, train: TrainConfig, whole: bool = False) -> Iterator[range]:
     """Yield the steps of each call: up to `train.steps_per_call`, ending at evaluations and checkpoints.
 
-    The first step is a separate call, so that the measured speed excludes its overhead. An empty range comes first if
-    the `last` checkpoint still needs its evaluation, for example after a stop during the evaluation.
+    The steps begin after the checkpoint `last`, and end at `until` (None: the last step of the run). The first step is a
+    separate call, so that the measured speed excludes its overhead. An empty range comes first if the checkpoint still
+    needs its evaluation, for example after a stop during the evaluation.
 
     With `whole`, every call takes exactly `train.steps_per_call` steps, because its batches depend on the state before it.
 
     Raises:
         UserError: with `whole`, if an evaluation, a checkpoint or the end is inside a call.
     """
+    first = last.step if last else 0
+    end = train.steps if until is None else min(until, train.steps)
     if first and last and last.val_loss is None and is_evaluated(first, train):
         yield range(first, first)
     if whole:
@@ -306,3 +305,8 @@ def _check_whole(first: int, end: int, train: TrainConfig) -> None:
 def is_evaluated(done: int, train: TrainConfig) -> bool:
     """Return whether the model is evaluated after `done` steps."""
     return done % train.eval_every == 0 or done == train.steps
+
+
+def is_saved(done: int, train: TrainConfig) -> bool:
+    """Return whether a checkpoint without evaluation is due after `done` steps."""
+    return bool(train.checkpoint_every) and done % train.checkpoint_every == 0

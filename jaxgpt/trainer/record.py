@@ -45,6 +45,7 @@ class Recorder:
         first: the checkpoint that training resumes from; `Info(0)` for a new run.
         done: steps taken, including steps in flight.
         checked: steps whose metrics have been read and checked.
+        result: result of the first evaluator in the last evaluation since the start or resume; None: no evaluation.
         speed: recent speed of training.
     """
 
@@ -57,6 +58,7 @@ class Recorder:
         self.first = last or Info(0)
         self.done = self.first.step
         self.checked = self.done
+        self.result: Result | None = None
 
         flops = flops_per_token(program.model, program.abstract_weights, config.window, config.lora)
         peak = peak_flops(program.mesh)
@@ -138,6 +140,7 @@ class Recorder:
         if not math.isfinite(metrics.get("val_loss", 0.0)):
             raise Diverged(f"validation loss is {metrics['val_loss']} at step {self.done}")
         self.file.write(step=self.done, **metrics, val_data=data)
+        self.result = results[0]
         for result in results:
             self.listener.evaluated(self.done, result)
 

@@ -125,19 +125,20 @@ class Checkpoints:
     def closing(self, state: Callable[[], Any]) -> Iterator[None]:
         """Context manager: save the last state at the end; also after an error of all processes, if the state is intact.
 
-        The last line of the metrics file records how the run ended.
+        The last line of the metrics file records how the run ended. On exit, the metrics file and the saver are closed.
 
         Errors of evaluators, listeners and feeds, of reading data and of memory in an evaluation leave the state intact. After
         such an error, a note of the exception names the saved step.
         """
-        try:
-            with self._saving_last(state):
-                yield
-        except (Exception, SystemExit):
-            with suppress(OSError):  # a full disk; the error of the run has precedence
-                self._end("failed")
-            raise
-        self._end("stopped" if self.is_stopped() else "finished")
+        with self.saver, self.record.file:
+            try:
+                with self._saving_last(state):
+                    yield
+            except (Exception, SystemExit):
+                with suppress(OSError):  # a full disk; the error of the run has precedence
+                    self._end("failed")
+                raise
+            self._end("stopped" if self.is_stopped() else "finished")
 
     def _end(self, ended: Ended) -> None:
         self.record.file.end(self.record.checked, ended)

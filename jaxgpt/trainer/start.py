@@ -350,8 +350,21 @@ def read_data(
     """Open the data of a run after the checkpoint `last`; return the settings with the paths found, and the data.
 
     Raises:
-        UserError: if the data cannot be read, or a source of a mixture has changed since the checkpoint.
+        UserError: if the data cannot be read, a source of a mixture has changed since the checkpoint, or the data of the
+            processes differ.
     """
+
+    def facts(opened: tuple[Config, Data]) -> Mapping[str, object]:
+        _, data = opened
+        return data.facts()
+
+    return same_on_all(lambda: _open_data(start, config, tokenizer, last, progress), facts)
+
+
+def _open_data(
+    start: Start, config: Config, tokenizer: Tokenizer | None, last: Info | None, progress: Progress
+) -> tuple[Config, Data]:
+    """Open the data in this process; see `read_data`."""
     run = start.resumed
     if start.data:
         config, data, change = compare_given(run, last, config, start.data)

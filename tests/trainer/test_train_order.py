@@ -44,6 +44,8 @@ class Case:
     # ("steps", first, n), ("read", step), ("line", step, kind), ("evaluated", step), ("save", step, val_loss, temporary) and
     # ("note", step), in order
     events: list[tuple[Any, ...]] = field(default_factory=list)
+    # (call, number of events before it): "enter room", "exit room" and "trim"
+    memory: list[tuple[str, int]] = field(default_factory=list)
 
     def of(self, kind: str) -> list[tuple[Any, ...]]:
         return [event[1:] for event in self.events if event[0] == kind]
@@ -135,6 +137,16 @@ def simulate(case: Case, patch: pytest.MonkeyPatch) -> Any:
     def batches_of(program: Any, feed: Any, calls: Any, wait: Any) -> Iterator[Any]:
         yield ((steps, lambda state, steps=steps: steps) for steps in calls)
 
+    def remember(call: str) -> None:
+        case.memory.append((call, len(case.events)))
+
+    @contextmanager
+    def room_for_temporaries(mesh: Any, compiled: Any) -> Iterator[None]:
+        assert compiled == "compiled step"
+        remember("enter room")
+        yield
+        remember("exit room")
+
     data = SimpleNamespace(
         train=(),
         val=(),
@@ -150,8 +162,9 @@ def simulate(case: Case, patch: pytest.MonkeyPatch) -> Any:
     )
     stubs = {
         "batches_of": batches_of,
-        "compiling": lambda *_: nullcontext(SimpleNamespace(result=lambda: None)),
-        "room_for_temporaries": lambda *_: nullcontext(),
+        "compiling": lambda *_: nullcontext(SimpleNamespace(result=lambda: "compiled step")),
+        "room_for_temporaries": room_for_temporaries,
+        "trim_memory": lambda: remember("trim"),
         "check": lambda start: None,
         "check_target": lambda *_: None,
         "newest": lambda start, note: case.last,
@@ -302,6 +315,21 @@ def test_a_stopped_and_resumed_run_has_the_events_of_an_uninterrupted_one(monkey
             assert [e for e in events if e[0] == kind] == [e for e in straight.events if e[0] == kind]
 
 
+def test_all_calls_reuse_the_blocks_of_their_temporaries(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(replace(CONFIG.train, steps=5))
+    simulate(case, monkeypatch)
+    calls = dict(case.memory)
+    taken = [i for i, (kind, *_) in enumerate(case.events) if kind == "steps"]
+    assert calls["enter room"] <= min(taken) < max(taken) < calls["exit room"]
+
+
+def test_free_memory_is_returned_after_each_evaluation_and_its_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(replace(CONFIG.train, steps=6, eval_every=3))
+    simulate(case, monkeypatch)
+    before_trim = [case.events[at - 1] for call, at in case.memory if call == "trim"]
+    assert before_trim == [("save", 3, 1.0, False), ("save", 6, 1.0, False)]
+
+
 def test_patience_ends_a_run_and_its_continuation(monkeypatch: pytest.MonkeyPatch) -> None:
     """The validation loss stays the same: the first evaluation is the best, and the run ends two evaluations later."""
     case = Case(replace(CONFIG.train, steps=25, eval_every=3, patience=2))
@@ -317,9 +345,9 @@ def test_patience_ends_a_run_and_its_continuation(monkeypatch: pytest.MonkeyPatc
 
 def test_calls_end_at_evaluations_and_checkpoints() -> None:
     settings = replace(CONFIG.train, steps=20, eval_every=10, checkpoint_every=4, steps_per_call=8)
-    assert [(c.start, c.stop) for c in plan_calls(0, 20, settings, None)] == [
+    assert [(c.start, c.stop) for c in plan_calls(None, 20, settings)] == [
         (0, 1), (1, 4), (4, 8), (8, 10), (10, 12), (12, 16), (16, 20),
     ]  # fmt: skip
-    assert next(plan_calls(10, 20, settings, Info(10))) == range(10, 10), "stopped during the evaluation"
-    assert next(plan_calls(10, 20, settings, Info(10, 1.0))) == range(10, 11)
-    assert list(plan_calls(0, 1, settings, Info(0))) == [range(0, 1)]
+    assert next(plan_calls(Info(10), 20, settings)) == range(10, 10), "stopped during the evaluation"
+    assert next(plan_calls(Info(10, 1.0), 20, settings)) == range(10, 11)
+    assert list(plan_calls(Info(0), 1, settings)) == [range(0, 1)]
