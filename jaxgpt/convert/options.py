@@ -48,6 +48,16 @@ NEUTRAL: dict[str, Any] = {
     "rope_interleaved": False,
 }
 
+# Map from options of some families to the value that switches them off. Converted models carry them into other families.
+SWITCHED_OFF: dict[str, Any] = {
+    "attention_bias": False,
+    "decoder_sparse_step": 1,
+    "mlp_bias": False,
+    "mlp_only_layers": [],
+    "partial_rotary_factor": 1.0,
+    "use_sliding_window": False,
+}
+
 # Map from the names of activations in other systems to their names in `ModelConfig`.
 ACTIVATIONS = {
     "gelu_new": "gelu_new",
@@ -152,7 +162,13 @@ class Options:
         return Options(values, f"{self.where}: {name}", self._accept)
 
     def done(self) -> None:
-        """Raise `UserError` if any option was neither read nor accepted."""
+        """Raise `UserError` if any option was neither read nor accepted, unless it is switched off."""
+        if self._left.get("use_sliding_window") is False:
+            self.skip("max_window_layers", "sliding_window")
+        for name, off in SWITCHED_OFF.items():
+            if self._left.get(name) == off:
+                self.skip(name)
+
         unknown = sorted(name for name in self._left if name not in self._accept)
         if not unknown:
             return

@@ -286,6 +286,25 @@ BAD_FAMILIES = {
 }
 
 
+OFF = {"use_sliding_window": False, "sliding_window": 32768, "max_window_layers": 28, "mlp_only_layers": []}
+
+
+def test_options_of_other_families_that_are_switched_off():
+    """A Qwen converted to a Llama keeps the options of its windows, which are off."""
+    values = llama.LLAMA.config_to_hf(LLAMA)
+    options = Options(values | OFF, "config.json")
+    assert canonical(llama.LLAMA.config_from_hf(options)) == canonical(LLAMA)
+    options.done()
+
+
+def test_options_of_other_families_that_are_switched_on():
+    values = llama.LLAMA.config_to_hf(LLAMA)
+    options = Options(values | OFF | {"use_sliding_window": True}, "config.json")
+    llama.LLAMA.config_from_hf(options)
+    with pytest.raises(UserError, match="unknown options max_window_layers .* sliding_window .* use_sliding_window"):
+        options.done()
+
+
 def test_rotary_settings_of_neox_under_two_names():
     """transformers 4.46 writes rotary_emb_base and rotary_pct, and the same values as rope_theta and partial_rotary_factor."""
     values = {"rotary_emb_base": 500, "rope_theta": 500, "rotary_pct": 0.5, "partial_rotary_factor": 0.5}
