@@ -478,9 +478,7 @@ class Config(Section):
     def _check_objective(self) -> Iterator[str]:
         """Yield the errors of settings that the objective does not support."""
         post = self.post
-        if self.lora.rank and post.objective == "distill":
-            yield "post.objective distill does not support adapters (lora.rank): train all weights"
-        if self.lora.rank and post.reference:
+        if self.lora.rank and post.reference and post.objective != "distill":
             yield "with lora.rank, the frozen base is the reference: omit post.reference, or train all weights"
         if (post.is_preference or post.is_rollout) and self.data.documents != "flow":
             yield f"data.documents {self.data.documents} does not apply to post.objective {post.objective}: omit it"

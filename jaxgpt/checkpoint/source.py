@@ -210,12 +210,20 @@ def open_base_of(path: str | Path, model: ModelConfig) -> WeightSource:
     return base
 
 
-def check_base(run: Run, source: WeightSource, base: FrozenBase) -> None:
-    """Raise `UserError` if a base differs from the weights below the adapters of a run."""
+def check_base(run: Run, source: WeightSource, base: FrozenBase, part: str = "base") -> None:
+    """Raise `UserError` if frozen weights differ from those of the checkpoints of a run.
+
+    Args:
+        run: the run that was trained with them.
+        source: where they were read.
+        base: the weights.
+        part: name of their checksum in the checkpoints. frozen: weights of an objective, next to the base of adapters.
+    """
     infos = checkpoints(run.checkpoints).values()
-    if any(info.about.get("base", base.checksum) != base.checksum for info in infos):
+    if any(info.about.get(part, base.checksum) != base.checksum for info in infos):
         path = source.run.checkpoints / str(source.step)
-        raise UserError(f"{path} is not the base of {run.path}: its weights differ from the original: restore it")
+        name = "reference" if part == "frozen" else part
+        raise UserError(f"{path} is not the {name} of {run.path}: its weights differ from the original: restore it")
 
 
 def base_checkpoint(run: Run, config: Config) -> Path | None:

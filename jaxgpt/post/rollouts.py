@@ -127,7 +127,7 @@ class Rollouts:
         mean_B = np.full(self.rows, difference_B.mean(), np.float32)
         computed = {"log_p": log_p_BT, "metrics": rollout["metrics"] | {DIFFERENCE: mean_B}}
         if config.post.kl:
-            reference_BT = self.program.call(self._log_p, self.program.frozen, {"windows": windows_BT3})
+            reference_BT = self.program.call(self._log_p, self.program.reference, {"windows": windows_BT3})
             computed["reference_log_p"] = np.array(reference_BT)
         return computed
 

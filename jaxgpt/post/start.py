@@ -141,7 +141,7 @@ def different_setting(a: ModelConfig, b: ModelConfig) -> str:
 def frozen_of(config: Config, run: Run | None = None) -> Any:
     """Return `Start.frozen` of a run: the path of the reference, RUN/checkpoints/STEP, or `()`.
 
-    With adapters, the trainer freezes their base, which is the reference.
+    With adapters, the trainer freezes their base, which is the reference, except of a distillation.
 
     Args:
         config: settings of the run.
@@ -150,7 +150,8 @@ def frozen_of(config: Config, run: Run | None = None) -> Any:
     Raises:
         UserError: if the reference of the run is missing.
     """
-    if not config.post.has_reference or config.lora.rank:
+    is_base = bool(config.lora.rank) and config.post.objective != "distill"
+    if is_base or not config.post.has_reference:
         return ()
     path = config.post.reference or config.init_from
     if run is None:

@@ -37,7 +37,16 @@ from jaxgpt.parallel.rows import Microbatches, batch_sharding, batch_ways, micro
 from jaxgpt.parallel.rules import RULES, Rules, change_rules, replicated, use_mesh
 from jaxgpt.parallel.sums import sums_by_device
 from jaxgpt.runtime import set_quick_flag
-from jaxgpt.train.loss import Objective, RowSums, next_token_loss, router_penalties, with_adapters
+from jaxgpt.train.loss import (
+    FrozenParts,
+    Objective,
+    RowSums,
+    base_of,
+    next_token_loss,
+    of_objective,
+    router_penalties,
+    with_adapters,
+)
 from jaxgpt.train.optimizer import (
     Numbers,
     make_optimizer,
@@ -95,7 +104,8 @@ class Program:
         abstract: shapes and shardings of all arrays.
         fresh: function from a seed to random weights and the initial state.
         numbers: optimizer hyperparameters that are arguments of the step, replicated over the devices.
-        frozen: argument of the objective, on the devices. None: the devices are absent, and programs are only lowered.
+        frozen: argument of the objective, on the devices; with adapters, their base, or `FrozenParts`. None: the devices are
+            absent, and programs are only lowered.
         note: advice about mesh, kernels and settings for the user, or "".
         given: names of the parts that are given in Python, keyed by part: a resumed run needs them.
     """
@@ -289,7 +299,12 @@ class Program:
             frozen, adapters = trees
             return merge(frozen, adapters, self.config.lora.alpha)
 
-        return compute(self.mesh, merged, (self.frozen, params), self.abstract.weights)
+        return compute(self.mesh, merged, (base_of(self.frozen), params), self.abstract.weights)
+
+    @property
+    def reference(self) -> Any:
+        """The frozen arrays that the objective receives, such as the weights of its reference."""
+        return of_objective(self.frozen)
 
     # Calls.
 
@@ -432,14 +447,7 @@ def make_program(
     # Shapes. Without frozen arrays, adapters have random weights as their base.
     make = jax.jit(partial(fresh, config=config, model=model, optimizer=optimizer))
     shapes = jax.eval_shape(make, 0)
-    frozen_shapes: Any = ()
-    if frozen is not None and not callable(frozen):
-        frozen_shapes = jax.eval_shape(partial(stacked, config), frozen)
-    elif frozen_model is not None:
-        frozen_shapes = jax.eval_shape(lambda: stacked(config, boxed_params(GPT(frozen_model), 0)))
-    elif config.lora.rank or callable(frozen):
-        frozen_shapes = nn.unbox(shapes.weights)
-    arrays = abstract(config, mesh, rules, shapes, frozen_shapes)
+    arrays = abstract(config, mesh, rules, shapes, frozen_shapes(config, shapes, frozen, frozen_model))
 
     # Functions.
     given = parts_of_build(config, model, objective, objective_of, optimizer)
@@ -473,6 +481,24 @@ def make_program(
     )
 
 
+def frozen_shapes(config: Config, shapes: Fresh, frozen: Any, frozen_model: ModelConfig | None) -> Any:
+    """Return the shapes of frozen arrays, with stacked layers if training uses them; weights of a `frozen_model` in boxes.
+
+    Arguments as for `make_program`, with the shapes of the result of `fresh`.
+    """
+    if isinstance(frozen, FrozenParts):
+        base = frozen_shapes(config, shapes, frozen.base, None)
+        other = frozen_shapes(config, shapes, frozen.of_objective, frozen_model)
+        return FrozenParts(base, other)
+    if frozen is not None and not callable(frozen):
+        return jax.eval_shape(partial(stacked, config), frozen)
+    if frozen_model is not None:
+        return jax.eval_shape(lambda: stacked(config, boxed_params(GPT(frozen_model), 0)))
+    if config.lora.rank or callable(frozen):
+        return nn.unbox(shapes.weights)
+    return ()
+
+
 def build(
     config: Config,
     optimizer: optax.GradientTransformation | None = None,
@@ -494,14 +520,14 @@ def build(
         rules: changes to the sharding table (`jaxgpt.parallel.rules.RULES`), from logical axis to mesh axes: `{"length":
             ("tensor",)}` shards the activations between blocks along the sequence. Losses match a single device up to rounding.
         frozen: any tree of arrays that the objective reads, but that are not trained, with unstacked layers: with `lora.rank`,
-            the base weights (None: random weights); otherwise, for example, a reference model. The arrays are sharded as by
-            `shardings_like`. It may be a function from a `Place` to weights of the model, which reads them with their
-            shardings.
+            the base weights (None: random weights), or a `train.loss.FrozenParts` of base weights and other arrays; otherwise,
+            for example, a reference model. The arrays are sharded as by `shardings_like`. It may be a function from a `Place`
+            to weights of the model, which reads them with their shardings.
         frozen_model: architecture of the weights that the function `frozen` reads; None: as the trained model.
         model: module to train instead of `GPT(config.model, ...)`, with weights of the same names; with `train.scan_layers`,
             a `ScannedGPT` (`model/scan.py`). The default objective calls its methods `hidden_and_sides` and `head`.
         objective: objective to use instead of `next_token_loss`, with the penalties of `router_penalties`;
-            with `lora.rank`, it receives the merged weights as `params`.
+            with `lora.rank`, it receives the merged weights as `params`, and `FrozenParts.of_objective` as `frozen`.
         objective_of: function from the model, with the operations of the mesh, to the objective; instead of `objective`.
         ops: operations to use instead of `jaxgpt.kernels.best(config, mesh)`.
 
@@ -578,21 +604,28 @@ def replicated_note(opt_state: Any, mesh: Mesh) -> str:
 
 def with_arrays(program: Program, frozen: Any = None) -> Program:
     """Return a program with its arrays on the devices: `frozen` as in `build`, and the hyperparameters."""
-    config = program.config
-    mesh = program.mesh
-    like = program.abstract.frozen
+    arrays = frozen_arrays(program, frozen, program.abstract.frozen)
+    on_mesh = jax.jit(lambda numbers: numbers, out_shardings=replicated(program.mesh))
+    numbers = on_mesh(host_numbers(program.config))
+    return replace(program, numbers=numbers, frozen=arrays)
+
+
+def frozen_arrays(program: Program, frozen: Any, like: Any) -> Any:
+    """Return frozen arrays on the devices: `frozen` as in `build`, with the shapes and shardings of `like`."""
+    if isinstance(frozen, FrozenParts):
+        base = frozen_arrays(program, frozen.base, like.base)
+        other = frozen_arrays(program, frozen.of_objective, like.of_objective)
+        return FrozenParts(base, other)
     if not jax.tree.leaves(like):
-        frozen = like
-    elif frozen is None:
-        frozen = compute(mesh, lambda seed: nn.unbox(program.fresh(seed).weights), config.train.seed, like)
-    else:
-        # The given arrays may be on other devices.
-        read = callable(frozen)
-        arrays = frozen(program.place) if callable(frozen) else frozen
-        frozen = put_stacked(config, arrays, like, donate=read)
-    on_mesh = jax.jit(lambda numbers: numbers, out_shardings=replicated(mesh))
-    numbers = on_mesh(host_numbers(config))
-    return replace(program, numbers=numbers, frozen=frozen)
+        return like
+
+    config = program.config
+    if frozen is None:
+        return compute(program.mesh, lambda seed: nn.unbox(program.fresh(seed).weights), config.train.seed, like)
+    # The given arrays may be on other devices.
+    read = callable(frozen)
+    arrays = frozen(program.place) if callable(frozen) else frozen
+    return put_stacked(config, arrays, like, donate=read)
 
 
 def check_remat(policy: str, device: jax.Device) -> None:

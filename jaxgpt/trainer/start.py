@@ -40,9 +40,10 @@ from jaxgpt.model.params import abstract_params
 from jaxgpt.parallel.processes import on_leader, same_on_all
 from jaxgpt.progress import Progress
 from jaxgpt.provenance import versions
+from jaxgpt.train.loss import FrozenParts, base_of
 from jaxgpt.trainer.evaluation import Evaluator
 from jaxgpt.trainer.feed import DataFeed, Feed
-from jaxgpt.trainer.given import check_given, name_of, of_settings, ranking_of
+from jaxgpt.trainer.given import check_given, name_of, ranking_of
 from jaxgpt.trainer.phases import changed_data, changed_sources, new_run_command
 from jaxgpt.trainer.program import Program, build
 from jaxgpt.trainer.resume import check_resume
@@ -60,8 +61,8 @@ class Start(NamedTuple):
         build: function that returns the program; `partial(build, optimizer=..., objective=...)` replaces parts of it.
         frozen: argument of the objective, any tree of arrays that are read, but not trained, such as a reference model; a
             resumed run needs the same arrays. A string is the path of a run or RUN/checkpoints/STEP with the same model, and a
-            `WeightSource` has weights of any model, which are read onto the devices. With `lora.rank`, the base of the
-            adapters, and this is `()`.
+            `WeightSource` has weights of any model, which are read onto the devices. With `lora.rank` and `()`, the objective
+            receives the base of the adapters.
         feed: function `(program, data, last checkpoint or None) -> Feed` that returns the batches of the run.
         evaluators: values that judge the parameters; the first ranks the checkpoints. Empty: the loss on `data.val`.
     """
@@ -92,7 +93,7 @@ class Start(NamedTuple):
         """Return the names of the parts of the run that are given in Python, keyed by part."""
         given = dict(program.given)
         config = program.config
-        if jax.tree.leaves(self.frozen) and not of_settings(config):
+        if jax.tree.leaves(self.frozen) and not config.post.has_reference:
             given["frozen"] = ""
         if self.feed is not DataFeed and not config.post.is_rollout:
             given["feed"] = name_of(self.feed)
@@ -111,18 +112,20 @@ class Base:
     Attributes:
         source: the weights.
         run: run that needs these weights, to resume or, with adapters, to start from; None: a new run.
+        part: as for `check_base`.
         checksum: SHA-256 of the weights, after the call.
     """
 
     source: WeightSource
     run: Run | None
+    part: str = "base"
     checksum: str = ""
 
     def __call__(self, place: Place) -> Any:
         """Read the weights; raise `UserError` if the run was trained with different weights."""
         base = self.source.read_frozen(place)
         if self.run:
-            check_base(self.run, self.source, base)
+            check_base(self.run, self.source, base, self.part)
         self.checksum = base.checksum
         return base.params
 
@@ -132,8 +135,9 @@ class InitialWeights(NamedTuple):
 
     Attributes:
         initial: source of the initial weights; None: random initialization, or the run's checkpoint.
-        frozen: base of the adapters (None: random weights), or `Start.frozen`, with unstacked layers; a `Base` is not yet read.
-        checksum: SHA-256 of `Start.frozen`; "": none.
+        frozen: base of the adapters (None: random weights), `Start.frozen`, or `FrozenParts` of both, with unstacked layers; a
+            `Base` is not yet read.
+        checksum: SHA-256 of the arrays of `Start.frozen`; "": no arrays.
         tokenizer: tokenizer of the weights or of the resumed run; None: the tokenizer of the data.
         state: checkpoint of the initial weights and optimizer state (`state_from`); None: a new optimizer.
     """
@@ -147,8 +151,10 @@ class InitialWeights(NamedTuple):
     def facts(self) -> dict[str, Any]:
         """Return the values that must be equal in all processes."""
         facts = {"the frozen weights": self.checksum} if self.checksum else {}
-        if isinstance(self.frozen, Base):
-            facts["the frozen weights"] = self.frozen.source.digest
+        for part, each in self.parts.items():
+            if isinstance(each, Base):
+                name = "the reference" if part == "frozen" else "the frozen weights"
+                facts[name] = each.source.digest
         if self.initial:
             facts["the weights of --init-from"] = self.initial.digest
         if self.state:
@@ -157,8 +163,19 @@ class InitialWeights(NamedTuple):
 
     def about(self) -> dict[str, Any]:
         """Return the facts that every checkpoint records, and a resumed run must match, after the weights are read."""
-        checksum = self.frozen.checksum if isinstance(self.frozen, Base) else self.checksum
-        return {"base": checksum} if checksum else {}
+        *_, last = self.parts
+        checksums = {last: self.checksum}
+        for part, each in self.parts.items():
+            if isinstance(each, Base):
+                checksums[part] = each.checksum
+        return {part: checksum for part, checksum in checksums.items() if checksum}
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """The frozen arrays by the name of their checksum in checkpoints; `Start.frozen` is the last."""
+        if isinstance(self.frozen, FrozenParts):
+            return {"base": self.frozen.base, "frozen": self.frozen.of_objective}
+        return {"base": self.frozen}
 
 
 def check(start: Start) -> None:
@@ -227,7 +244,7 @@ def open_weights(start: Start) -> InitialWeights:
     """Open the initial weights (`init_from`) or the base of adapters without reading them, and read their tokenizer.
 
     Raises:
-        UserError: if the weights are missing or damaged, or the frozen arrays are in conflict with adapters.
+        UserError: if the weights are missing or damaged, or the optimizer state needs the base of its adapters.
     """
     config = start.config
     run = start.resumed
@@ -265,26 +282,36 @@ def _open_adapters(start: Start, owner: Run | None, state: Path | None) -> Initi
     Args:
         start: the training job.
         owner: run that was trained with this base, to resume or to start from; None: a new run.
-        state: checkpoint of the initial adapters and optimizer state; without `init_from`, it is not used.
+        state: checkpoint of the initial adapters and optimizer state.
     """
     config = start.config
-    if isinstance(start.frozen, str) or jax.tree.leaves(start.frozen):
-        raise UserError("with lora.rank, the frozen arrays are the base of the adapters: omit frozen")
-    if not config.init_from:
-        return InitialWeights(frozen=None)
-    run = start.resumed
-    source = open_base(run, config) if run else open_base_of(config.init_from, config.model)
-    return InitialWeights(frozen=Base(source, owner), state=state)
+    if state and not config.init_from:
+        raise UserError(
+            f"with lora.rank, state_from {config.state_from} needs the base of its adapters: set init_from to the init_from of "
+            f"that run"
+        )
+
+    base = None
+    if config.init_from:
+        run = start.resumed
+        source = open_base(run, config) if run else open_base_of(config.init_from, config.model)
+        base = Base(source, owner)
+
+    # The objective receives the given arrays, otherwise the base.
+    weights = _open_frozen_arrays(start, part="frozen")
+    has_own = isinstance(weights.frozen, Base) or bool(weights.checksum)
+    frozen = FrozenParts(base, weights.frozen) if has_own else base
+    return weights._replace(frozen=frozen, state=state)
 
 
-def _open_frozen_arrays(start: Start) -> InitialWeights:
-    """Open the frozen weights of an objective, or compute the checksum of its frozen arrays."""
+def _open_frozen_arrays(start: Start, part: str = "base") -> InitialWeights:
+    """Open the frozen weights of an objective, or compute the checksum of its frozen arrays; `part` as for `check_base`."""
     frozen = start.frozen
     if isinstance(frozen, str):
         source = open_frozen(frozen, start.config)
-        return InitialWeights(frozen=Base(source, start.resumed))
+        return InitialWeights(frozen=Base(source, start.resumed, part))
     if isinstance(frozen, WeightSource):
-        return InitialWeights(frozen=Base(frozen, start.resumed))
+        return InitialWeights(frozen=Base(frozen, start.resumed, part))
     if jax.tree.leaves(frozen):
         return InitialWeights(frozen=frozen, checksum=checksum(frozen))
     return InitialWeights(frozen=frozen)
@@ -294,8 +321,9 @@ def _run_of_weights(start: Start, weights: InitialWeights) -> Run | None:
     """Return the run with the tokenizer for a new run; None: the tokenizer comes from the data."""
     if weights.initial:
         return weights.initial.run
-    if start.config.lora.rank and isinstance(weights.frozen, Base):
-        return weights.frozen.source.run
+    base = base_of(weights.frozen)
+    if start.config.lora.rank and isinstance(base, Base):
+        return base.source.run
     if isinstance(start.frozen, WeightSource):  # random weights have the tokenizer of the frozen weights
         return start.frozen.run
     return None
@@ -452,7 +480,7 @@ def _reopen(
         note(f"{run.path} has no checkpoint yet: starting again from step 0/{config.train.steps}")
     else:
         ranking = check_given(run, last, about["given"], start.evaluators)
-        if last.about.get("base", "") != about.get("base", ""):
+        if any(last.about.get(part, "") != about.get(part, "") for part in ("base", "frozen")):
             raise UserError(f"the frozen weights of {run.path} have changed since step {last.step}: restore them")
         note(f"resuming from {run.checkpoints / str(last.step)} at step {last.step}/{config.train.steps}")
         for change in (changed_sources(config.data, last), ranking):
