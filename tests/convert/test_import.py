@@ -301,7 +301,7 @@ def test_options_of_other_families_that_are_switched_on():
     values = llama.LLAMA.config_to_hf(LLAMA)
     options = Options(values | OFF | {"use_sliding_window": True}, "config.json")
     llama.LLAMA.config_from_hf(options)
-    with pytest.raises(UserError, match="unknown options max_window_layers .* sliding_window .* use_sliding_window"):
+    with pytest.raises(UserError, match=r"unknown options max_window_layers .* sliding_window .* use_sliding_window"):
         options.done()
 
 
