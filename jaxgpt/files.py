@@ -128,7 +128,7 @@ def check_renames(directory: Path, shown: Path) -> None:
 def check_writable(path: Path) -> None:
     """Check that a file can be written, before its content is computed. Raises `UserError` otherwise."""
     if path.is_dir():
-        raise UserError(f"cannot write {path}: it is a directory")
+        raise UserError(f"cannot write {path}: it is a directory; choose a different name")
     if path.is_file() or not path.exists():  # no check of pipes and devices
         with reported(f"cannot write {path}"), TemporaryFile(dir=Path(os.path.realpath(path)).parent):
             pass

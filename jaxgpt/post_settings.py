@@ -79,7 +79,7 @@ class PostConfig(Section):
     sft: float = setting(0.0, "dpo, robust, ipo, simpo: weight of the chosen answer's cross entropy", 0.0, 1e3)
     reference: str = setting(
         "",
-        "run or RUN/checkpoints/STEP of the frozen reference; empty: the weights of --init-from; distill: of the teacher",
+        "run or RUN/checkpoints/STEP of the frozen reference; empty: the weights of --init-from; distill: run of the teacher",
     )
     reward: tuple[str, ...] = setting(
         (),

@@ -462,7 +462,7 @@ def test_encodings_of_a_terminal(run: str) -> None:
         return subprocess.run(command, input=b"caf\xe9\n", capture_output=True, env=environment)
 
     done = process("utf-8:strict", "chat")
-    assert (done.returncode, done.stderr) == (2, b"jaxgpt: standard input is not utf-8 text (byte 3)\n")
+    assert (done.returncode, done.stderr) == (2, b"jaxgpt: standard input is not utf-8 text (byte 3): convert it\n")
     done = process("ascii", "sample", "--prompt", "\u00e9")
     assert (done.returncode, done.stdout[:4]) == (0, b"\\xe9"), done.stderr
 

@@ -141,7 +141,7 @@ def _lines(is_terminal: bool) -> Iterator[str]:
             print(end="\n" if is_terminal else "")
             return
         except UnicodeDecodeError as e:
-            raise UserError(f"standard input is not {e.encoding} text (byte {e.start})") from None
+            raise UserError(f"standard input is not {e.encoding} text (byte {e.start}): convert it") from None
         except KeyboardInterrupt:
             if not is_terminal:
                 raise

@@ -27,8 +27,8 @@ def compare(*runs: str, json: Json = False) -> int:
     whether the best group can be distinguished from each other group: in pairs of
     equal seeds if there are two or more, otherwise with Welch's t-test. The error
     includes the choice of the validation windows if all runs were evaluated on the
-    same ones. If the groups cannot be distinguished, it prints the number of seeds
-    that would suffice. All runs must have the same validation data.
+    same windows. If the groups cannot be distinguished, the command prints the
+    number of seeds that would suffice. All runs must have the same validation data.
 
     jaxgpt compare runs/adamw-1 runs/adamw-2 runs/adamw-3 runs/muon-1 runs/muon-2 runs/muon-3
     jaxgpt compare runs/* --json
@@ -46,7 +46,7 @@ def compare(*runs: str, json: Json = False) -> int:
     lines = {}
     for name, run in opened.items():
         if not run.metrics.is_file():
-            raise UserError(f"{name} has no metrics.jsonl: it was imported or saved from Python, not trained")
+            raise UserError(f"{name} has no metrics.jsonl: it was imported or saved from Python; choose a trained run")
         settings[name] = flat(run.config())
         lines[name] = list(read_metrics(run.metrics))
     if len(opened) < len(runs):
@@ -101,7 +101,7 @@ def _check_objective(settings: Mapping[str, Mapping[str, Any]]) -> None:
     for other in others:
         for name in names:
             if settings[other][name] != settings[first][name]:
-                raise UserError(f"{first} and {other} have different {name}: their losses are not comparable")
+                raise UserError(f"{first} and {other} have different {name}: their losses are not comparable; omit one")
 
 
 def _check_same(first: str, others: Sequence[str], last: Mapping[str, Mapping[str, Any]]) -> None:
@@ -109,7 +109,7 @@ def _check_same(first: str, others: Sequence[str], last: Mapping[str, Mapping[st
     for name in others:
         for field, what in (("val_data", "validation data or tokenizers"), ("val_windows", "validation windows")):
             if last[name].get(field) != last[first].get(field):
-                raise UserError(f"{first} and {name} have different {what}: their losses are not comparable")
+                raise UserError(f"{first} and {name} have different {what}: their losses are not comparable; omit one")
 
 
 def describe(groups: Sequence[SeedGroup]) -> str:

@@ -85,7 +85,7 @@ def _keep(run: Path, results: Sequence[TaskResult], facts: Mapping[str, Any]) ->
 
     unknown = [f"{each.task} {each.metric}" for each in results if not math.isfinite(each.value)]
     if unknown:
-        note(f"NaN or infinite, and not kept in {run}: {', '.join(unknown)}")
+        note(f"metrics that are NaN or infinite are not kept in {run}: {', '.join(unknown)}")
     try:
         add_results(run, results, facts)
     except OSError as e:

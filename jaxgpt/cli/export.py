@@ -49,10 +49,10 @@ def export(
         dtype: type of the model's weights in a directory; the logit difference then includes the rounding
         type: type of the matrices of a .gguf file: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0; empty: f32
         base: name or directory of the base model to record (implies --adapter); empty: the path of the base's checkpoint
-        license: license for the model card, such as apache-2.0; empty: of the imported model, otherwise unknown
+        license: license for the model card, such as apache-2.0; empty: license of the imported model, otherwise unknown
         shard_size: maximum size of a file of weights in a directory, with KB, MB or GB
         push: upload the directory to this repository of the Hugging Face Hub, OWNER/NAME, as one commit
-        public: create the repository of --push as a public one; otherwise, it is private
+        public: make a new repository of --push public; otherwise, it is private
     """
     from jaxgpt.convert.card import check_license
     from jaxgpt.convert.files import OF_ADAPTERS, OF_MODELS, OF_TOKENIZERS, as_bytes, is_gguf

@@ -12,7 +12,7 @@ def follow(run: str, /, *, to: str) -> int:
     """Send the metrics of a run to a tracker, while the run trains or afterwards.
 
     The trackers are tensorboard, wandb, mlflow and trackio. The command ends when the run has ended and all lines of its
-    metrics.jsonl have been sent. If it is killed, the same command sends the rest: each line is sent once.
+    metrics.jsonl have been sent. If it is killed, the same command sends the remaining lines.
 
     jaxgpt follow runs/shakespeare --to tensorboard
     jaxgpt follow runs/shakespeare --to wandb

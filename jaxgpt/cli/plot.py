@@ -68,7 +68,7 @@ def plot(
         draw_while_training(opened, path, x)
     for name, run in opened.items():
         if not run.metrics.is_file():
-            raise UserError(f"{name} has no metrics.jsonl: it was imported or saved from Python, not trained")
+            raise UserError(f"{name} has no metrics.jsonl: it was imported or saved from Python; choose a trained run")
     from jaxgpt.report.baselines import read_baselines
 
     lines = read_lines(opened)

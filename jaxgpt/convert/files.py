@@ -79,7 +79,9 @@ class Weights:
         """Read one tensor as float32. Raises `UserError` if the tensor contains non-finite numbers."""
         tensor = self._load(name)
         if not np.isfinite(tensor).all():
-            raise UserError(f"{self.tensors[name].file}: tensor {name} contains non-finite numbers")
+            raise UserError(
+                f"{self.tensors[name].file}: tensor {name} contains non-finite numbers: choose different weights"
+            )
         return tensor
 
     def _load(self, name: str) -> np.ndarray:

@@ -190,7 +190,7 @@ def _special_ids(metadata: Mapping[str, Any], tokens: list[str], where: str) -> 
         if value is None or value == NO_TOKEN:
             continue
         if type(value) is not int or not 0 <= value < len(tokens):
-            raise UserError(f"{where}: {GGML}{key} must be an id below {len(tokens)}: {short_repr(value)}")
+            raise UserError(f"{where}: {GGML}{key} must be an id below {len(tokens)}: {short_repr(value)}; {OTHER}")
         ids[name] = value
     return ids
 
@@ -217,13 +217,13 @@ def _read_vocabulary(metadata: Mapping[str, Any], where: str) -> Vocabulary:
         raise UserError(f"{where}: no tokens in {GGML}tokens; {OTHER}")
     for name, values in (("token_type", types), ("scores", scores)):
         if values and len(values) != len(tokens):
-            raise UserError(f"{where}: {GGML}{name} has {len(values)} values for {len(tokens)} tokens")
+            raise UserError(f"{where}: {GGML}{name} has {len(values)} values for {len(tokens)} tokens; {OTHER}")
     if not all(map(math.isfinite, scores)):
-        raise UserError(f"{where}: {GGML}scores must be finite numbers")
+        raise UserError(f"{where}: {GGML}scores must be finite numbers; {OTHER}")
     counts = Counter(token for token in tokens if token)
     twice = [token for token, count in counts.items() if count > 1]
     if twice:
-        raise UserError(f"{where}: duplicate token {short_repr(twice[0])} in {GGML}tokens")
+        raise UserError(f"{where}: duplicate token {short_repr(twice[0])} in {GGML}tokens; {OTHER}")
     pairs = [_pair(merge, where) for merge in merges]
     return Vocabulary(tokens, types, scores, pairs)
 
@@ -231,7 +231,8 @@ def _read_vocabulary(metadata: Mapping[str, Any], where: str) -> Vocabulary:
 def _pair(merge: str, where: str) -> tuple[str, str]:
     middle = merge.find(" ", 1)  # a token may begin with a space
     if middle < 0 or middle == len(merge) - 1:
-        raise UserError(f"{where}: {short_repr(merge)} in {GGML}merges is not two tokens separated by a space")
+        problem = f"{short_repr(merge)} in {GGML}merges is not two tokens separated by a space"
+        raise UserError(f"{where}: {problem}; {OTHER}")
     return merge[:middle], merge[middle + 1 :]
 
 
@@ -364,12 +365,13 @@ def _unescaped(token: str) -> bytes:
 def _flag(metadata: Mapping[str, Any], name: str, default: bool, where: str) -> bool:
     value = metadata.get(f"{GGML}{name}", default)
     if type(value) is not bool:
-        raise UserError(f"{where}: {GGML}{name} must be true or false: {short_repr(value)}")
+        raise UserError(f"{where}: {GGML}{name} must be true or false: {short_repr(value)}; {OTHER}")
     return value
 
 
 def _array(metadata: Mapping[str, Any], name: str, kind: type, where: str) -> list[Any]:
     value = metadata.get(f"{GGML}{name}", [])
     if not isinstance(value, list) or not all(type(each) is kind for each in value):
-        raise UserError(f"{where}: {GGML}{name} must be an array of type {kind.__name__}: {short_repr(value)}")
+        problem = f"{GGML}{name} must be an array of type {kind.__name__}: {short_repr(value)}"
+        raise UserError(f"{where}: {problem}; {OTHER}")
     return value

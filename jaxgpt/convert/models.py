@@ -143,7 +143,7 @@ def export_model(
         checkpoint: `best` (lowest validation loss), `last`, or a step.
         dtype: type of the weights in the files: float32, bfloat16 or float16.
         shard_bytes: maximum size of a file of weights; larger models get several files and an index.
-        license: license for the model card; empty: of the imported model, otherwise unknown.
+        license: license for the model card; empty: license of the imported model, otherwise unknown.
         repo: name of the model on the hub, for the model card; empty: the name of `target`.
 
     Raises:

@@ -151,7 +151,7 @@ def array_items(file: BinaryIO, where: str) -> Iterator[bytes]:
         # Reads grow with an item that does not fit: every byte is scanned a few times at most.
         block = file.read(max(CHUNK, splitter.unfinished))
         if not block:
-            raise UserError(f"{where}: the array of the .json file has no end: the file is truncated or damaged")
+            raise UserError(f"{where}: the array of the .json file has no end: download or write the file again")
         splitter.append(block)
     if splitter.rest.strip() or file.read(CHUNK).strip():
         raise UserError(f"{where}: text after the end of the array: write one object per line (.jsonl)")

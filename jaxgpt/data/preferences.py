@@ -155,7 +155,7 @@ def _encode(chat: ChatRecord | Pair, tokenizer: Tokenizer, templates: Templates)
     sequences = encode_conversation(chat, tokenizer, templates.of(chat))
     with_targets = [each for each in sequences if each.is_target.any()]
     if not with_targets:
-        raise UserError("no message of an answer is a target: all have the weight 0, so nothing is compared")
+        raise UserError("all messages of an answer have the weight 0, so nothing is compared: set a weight to 1")
     if len(with_targets) > 1:
         raise UserError(
             f"the answer has targets in {len(with_targets)} sequences, because the chat template changes earlier text: end the "

@@ -111,7 +111,7 @@ def open_tokens(path: Path) -> np.ndarray:
         if version != known or size != 4 * HEADER + count * dtype.itemsize:
             raise UserError(
                 f"{path} is damaged, or not of version {known} of llm.c's format: the header declares version {version} and "
-                f"{count:,} ids, the file has {size:,} bytes"
+                f"{count:,} ids, but the file has {size:,} bytes: write or download it again"
             )
         return np.memmap(path, dtype, "r", 4 * HEADER, (count,))
 
@@ -119,7 +119,9 @@ def open_tokens(path: Path) -> np.ndarray:
         fix = f"write its ids with numpy.load('{path.name}').astype('uint16').tofile('train.bin')"
         raise UserError(f"{path} is a NumPy array (.npy), not raw ids: {fix}")
     if size % 2:
-        raise UserError(f"{path}: {size:,} bytes are not 16-bit ids (the size is odd), and there is no llm.c header")
+        raise UserError(
+            f"{path}: {size:,} bytes are not 16-bit ids (the size is odd), and there is no llm.c header: write uint16 ids"
+        )
     return np.memmap(path, np.dtype("<u2"), "r")
 
 

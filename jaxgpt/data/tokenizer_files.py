@@ -156,9 +156,9 @@ def _from_json(path: Path, files: SpecialFiles | None = None) -> Tokenizer:
         library = call_tokenizers(lambda: LibraryTokenizer.from_str(text), "this file")
         known = _known(library)
     except ValueError as e:
-        raise UserError(f"{path} is not a readable tokenizer.json ({e})") from None
+        raise UserError(f"{path} is not a readable tokenizer.json ({e}): choose a different file") from None
     except (TypeError, KeyError, AttributeError):
-        raise UserError(f"{path} is not a tokenizer.json: it has no model with a vocabulary") from None
+        raise UserError(f"{path} is not a tokenizer.json: it has no vocabulary; choose a different file") from None
     has_all = files is None or all(library.token_to_id(token.content) is not None for token in files.added)
     if known is not None and has_all:
         return known

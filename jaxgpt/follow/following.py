@@ -101,7 +101,7 @@ def follow(path: Path, tracker: Tracker, note: Callable[[str], None] = print, po
         TrainingFailed: if the tracker raises an exception.
     """
     if not (path / "metrics.jsonl").is_file() and has_writer(path) is False:
-        raise UserError(f"{path} has no metrics.jsonl: it was imported or saved from Python, not trained")
+        raise UserError(f"{path} has no metrics.jsonl: it was imported or saved from Python; choose a trained run")
     directory = path / TRACKERS / tracker.name
     directory.mkdir(parents=True, exist_ok=True)
     with sole_follower(directory, note, poll):

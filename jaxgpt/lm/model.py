@@ -96,7 +96,7 @@ def load_adapters(path: str | Path, checkpoint: str) -> tuple[Config, Any, Any]:
     """Read the config, frozen weights and adapters of a run; raise `UserError` if it has no adapters."""
     source = open_source(path, checkpoint)
     if source.base is None:
-        raise UserError(f"{path} has no adapters: it was not trained with --lora.rank")
+        raise UserError(f"{path} has no adapters, as it was not trained with --lora.rank: choose a different run")
     return source.config, source.read_base(Place()).params, source.read_trained(Place())
 
 

@@ -80,14 +80,17 @@ def merge(params: Any, adapters: Any, alpha: float = 16.0) -> Any:
 
         for kernel, b in adapter["b"].items():
             if kernel not in merged:
-                raise UserError(f"adapters do not match the model: no matrix {kernel}")
+                raise UserError(
+                    f"adapters do not match the model: no matrix {kernel}; use the model they were trained on"
+                )
             w = merged[kernel]["kernel"]
             a = adapter["a"]
             *stack, inputs, outputs = w.shape
             rank = a.shape[-1]
             if a.shape != (*stack, inputs, rank) or b.shape != (*stack, rank, outputs):
                 raise UserError(
-                    f"adapters do not match the model: {kernel} is {list(w.shape)}, A {list(a.shape)}, B {list(b.shape)}"
+                    f"adapters do not match the model: {kernel} is {list(w.shape)}, A {list(a.shape)}, B {list(b.shape)}; "
+                    "use the model they were trained on"
                 )
 
             scale = alpha / rank

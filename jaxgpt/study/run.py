@@ -303,5 +303,7 @@ def as_tokens(lm: LM, ids: Any) -> jax.Array:
         raise UserError(f"{known.shape[1]} tokens do not fit the context of {model.block_size}: use fewer tokens")
     for extreme in (int(known.min()), int(known.max())):
         if not 0 <= extreme < model.vocab_size:
-            raise UserError(f"id {extreme} is outside the vocabulary of {model.vocab_size}")
+            raise UserError(
+                f"id {extreme} is outside the vocabulary of {model.vocab_size}: use ids of the model's tokenizer"
+            )
     return jnp.asarray(ids, jnp.int32)

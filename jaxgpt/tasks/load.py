@@ -184,7 +184,7 @@ def _find(names: Sequence[str], path: str) -> tuple[Any, list[str]]:
 
     for name in names:
         if name.endswith(FILES) and not Path(name).is_file():
-            raise UserError(f"the file of a task {name} does not exist")
+            raise UserError(f"the task file {name} does not exist: correct its path")
 
     manager = TaskManager(include_path=path or None, include_defaults=False)
     is_local = all(name.endswith(FILES) or manager.match_tasks([name]) for name in names)

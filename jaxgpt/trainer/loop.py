@@ -217,7 +217,7 @@ def check_target(start: Start, program: Program, note: Callable[[str], None]) ->
     others = other_files(run.path) if start.out else []
     if others:
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""
-        note(f"{run.path} also has files that are not of a run, which are kept: {others[0]}{more}")
+        note(f"keeping the files in {run.path} that are not part of a run: {others[0]}{more}")
 
 
 def check_storage(run: Run, program: Program, note: Callable[[str], None]) -> None:

@@ -139,7 +139,7 @@ import peft new -> peft is a LoRA adapter: pass the run of its base model
 import peft new --init-from run --tokenizer gpt2 -> omit --tokenizer and --accept-option
 import list new -> list/config.json: expected an object, found list
 import hf new --tokenizer char -> --tokenizer char is built from a text: pass the tokenizer.json that was built from it
-export run new --adapter -> run has no adapters: it was not trained with --lora.rank
+export run new --adapter -> run has no adapters, as it was not trained with --lora.rank: choose a different run
 export run new --base x -> run has no adapters
 export run new.gguf --adapter -> cannot write an adapter to a GGUF file: new.gguf; choose a directory, or omit --adapter
 export run new.gguf --dtype bfloat16 -> --dtype bfloat16 needs a directory: choose the type of a GGUF file with --type
@@ -160,14 +160,14 @@ plot -> missing argument: the runs to draw, as in jaxgpt plot runs/shakespeare
 plot run --out a.gif -> --out a.gif must end in .png, .svg or .pdf
 plot runn --follow -> no run at runn (did you mean run?)
 follow run --to tensorbord -> unknown tracker 'tensorbord' (did you mean tensorboard?): choose from tensorboard, wandb, mlflow
-follow run --to tensorboard -> run has no metrics.jsonl: it was imported or saved from Python, not trained
+follow run --to tensorboard -> run has no metrics.jsonl: it was imported or saved from Python; choose a trained run
 compare run -> missing arguments: two or more runs, as in jaxgpt compare runs/a runs/b
-compare run run -> run has no metrics.jsonl: it was imported or saved from Python, not trained
+compare run run -> run has no metrics.jsonl: it was imported or saved from Python; choose a trained run
 compare run runn -> no run at runn (did you mean run?)
 follow run -> --to requires an argument
 train --track nosuch -> unknown tracker 'nosuch': choose from tensorboard, wandb, mlflow, trackio
 plot runn -> no run at runn (did you mean run?)
-plot run -> run has no metrics.jsonl: it was imported or saved from Python, not trained
+plot run -> run has no metrics.jsonl: it was imported or saved from Python; choose a trained run
 sample run --stream --json -> --stream prints one sample: pass one --prompt, without --json
 sample run --prompt "question question" -> 17 tokens
 sample run --prompt aZ -> character 'Z'
@@ -193,7 +193,7 @@ eval damaged -> damaged/checkpoints/0/checkpoint.json is damaged: restore it, or
 eval other -> other/checkpoints/0 is damaged or does not match the settings: params (
 chat run --once '' -> --once is empty (an unset variable?): set it, or omit it
 inspect run --html nowhere/a.html -> cannot write nowhere/a.html: No such file or directory
-inspect run --html src -> cannot write src: it is a directory
+inspect run --html src -> cannot write src: it is a directory; choose a different name
 plot run --out nowhere/a.png -> cannot write nowhere/a.png: No such file or directory
 train run -> run is a run: repeat its settings with --out NEW, or resume it with --resume
 train run --out run -> holds a run: resume it with --resume, or replace it with --overwrite (in Python: overwrite=True)

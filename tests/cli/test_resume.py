@@ -111,7 +111,7 @@ def test_other_files_in_the_directory_of_a_new_run_are_named_and_kept(finished: 
         Path("run", name).write_text("")
     result = jaxgpt(*START, "--data.path", str(finished.parent / "text.txt"), "--out", "run", "--train.steps", "1")
     assert result.code == 0, result.err
-    assert result.err == "jaxgpt: run also has files that are not of a run, which are kept: notes.txt\n"
+    assert result.err == "jaxgpt: keeping the files in run that are not part of a run: notes.txt\n"
     assert Path("run/notes.txt").exists()
 
 

@@ -50,7 +50,7 @@ def test_formats_are_detected(kind: str, tmp_path: Path) -> None:
         (b"", "is empty"),
         (b"123", "3 bytes are not 16-bit ids"),
         (header(20240520, 2, 4) + b"12345678", "the header declares version 2 and 4 ids"),
-        (header(20240520, 1, 5) + b"12345678", "version 1 and 5 ids, the file has 1,032 bytes"),
+        (header(20240520, 1, 5) + b"12345678", "version 1 and 5 ids, but the file has 1,032 bytes"),
         (header(20240520, 1, 5)[:500], "version 1 and 5 ids"),
         (header(20240520, 1, 0), "is empty"),
         (header(20240520, 1, -1), "version 1 and -1 ids"),

@@ -393,7 +393,9 @@ def test_a_run_without_metrics_is_one_line() -> None:
     new_run()
     result = jaxgpt("follow", "run", "--to", "tensorboard")
     assert (result.code, result.out) == (2, "")
-    assert result.err == "jaxgpt: run has no metrics.jsonl: it was imported or saved from Python, not trained\n"
+    assert (
+        result.err == "jaxgpt: run has no metrics.jsonl: it was imported or saved from Python; choose a trained run\n"
+    )
     assert not Path("run/trackers").exists()
 
 

@@ -300,7 +300,7 @@ def test_losses_of_different_definitions_are_not_compared(one: PostConfig, other
     if not name:
         assert len(seed_groups(settings, lines, {run: Path(run) for run in settings})) == 2
         return
-    with pytest.raises(UserError, match=f"a and b have different {name}: their losses are not comparable"):
+    with pytest.raises(UserError, match=f"a and b have different {name}: their losses are not comparable; omit one"):
         seed_groups(settings, lines, {run: Path(run) for run in settings})
 
 

@@ -187,7 +187,7 @@ def test_a_task_that_cannot_be_evaluated_raises_one_line(folder: Path, name: str
         (["--limit", "3"], "--limit has no effect without --tasks: omit it"),
         (["--shots", "0"], "--shots has no effect without --tasks: omit it"),
         (["--tasks", "quiz", "--data.path", "a.txt"], "--data.path has no effect with --tasks: omit it"),
-        (["--tasks", "a.yaml"], "the file of a task a.yaml does not exist"),
+        (["--tasks", "a.yaml"], "the task file a.yaml does not exist"),
         (["--tasks", ","], "no task is named"),
         (["--tasks", "quiz", "--tasks-path", "nowhere"], "the directory of tasks nowhere does not exist"),
     ],
@@ -240,7 +240,7 @@ def test_training_evaluates_tasks_and_the_metrics_equal_eval(
     ("args", "message"),
     [
         (["--tasks", "quiz", "--tasks-every", "3", "--train.eval-every", "2"], "--tasks-every 3 is not a multiple of"),
-        (["--tasks", "nope.yaml"], "the file of a task nope.yaml does not exist"),
+        (["--tasks", "nope.yaml"], "the task file nope.yaml does not exist"),
         (["--tasks-limit", "3"], "--tasks-limit has no effect without --tasks: omit it"),
     ],
     ids=str,

@@ -464,7 +464,7 @@ def test_other_files_in_the_directory_of_a_new_run_are_noted_and_kept() -> None:
         Path("out", name).touch()
     listener = Silent()
     run(small_run(steps=1, eval_every=1), "out", listener=listener)
-    assert listener.notes == ["out also has files that are not of a run, which are kept: notes.txt and 1 more"]
+    assert listener.notes == ["keeping the files in out that are not part of a run: notes.txt and 1 more"]
     assert Path("out/notes.txt").exists()
 
 
