@@ -1,4 +1,4 @@
-"""Files of conversations and preference pairs: list them, read their records, and count the records that cannot be used."""
+"""Files of conversations, preference pairs and prompts: list them, and read their records."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from jaxgpt.data.chat_records import EXAMPLE, FIELDS, ChatRecord, Pair, UnusableRecord, read_record
+from jaxgpt.data.chat_messages import EXAMPLE
+from jaxgpt.data.chat_records import FIELDS, ChatRecord, Pair, UnusableRecord, read_record
 from jaxgpt.data.records import read_records
+from jaxgpt.data.skipped import Skipped
 from jaxgpt.data.token_files import split_of
 from jaxgpt.directories import holds_records, list_files
-from jaxgpt.errors import UserError, plural
+from jaxgpt.errors import UserError
 from jaxgpt.files import sha256_file
 from jaxgpt.progress import NO_PROGRESS, Progress
 
@@ -32,62 +34,6 @@ class Files(NamedTuple):
         if len(sums) == 1:
             return sums[0]
         return hashlib.sha256("\n".join(sums).encode()).hexdigest()
-
-
-class Skipped:
-    """Records that cannot be used: an error or, with `data.on_error` skip, counts by reason; and records that may be wrong."""
-
-    def __init__(self, on_error: str) -> None:
-        self._on_error = on_error
-        self._first = dict[str, str]()  # the first such record, keyed by reason
-        self._counts = dict[str, int]()
-        self._rejected = 0  # conversations that may be rejected answers
-        self._first_rejected = ""
-        self._omitted = dict[str, int]()  # messages that the chat template omits, keyed by role
-        self._first_omitted = ""
-
-    def omitted(self, where: str, role: str) -> None:
-        """Count a message that the chat template omits, in a conversation that is used."""
-        self._first_omitted = self._first_omitted or where
-        self._omitted[role] = self._omitted.get(role, 0) + 1
-
-    def may_be_rejected(self, where: str) -> None:
-        """Count a used conversation with a label that may mark a rejected answer."""
-        self._first_rejected = self._first_rejected or where
-        self._rejected += 1
-
-    def add(self, reason: str, where: str, error: str) -> None:
-        """Count a record; raise `UserError` if records are not skipped."""
-        if self._on_error == "fail":
-            raise UserError(f"{where}: {error}; to skip such records, use --data.on-error skip")
-        problem, _, _ = error.partition(";")
-        self._first.setdefault(reason, f"{where}: {problem}")
-        self._counts[reason] = self._counts.get(reason, 0) + 1
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """The number of records, keyed by reason."""
-        return dict(self._counts)
-
-    def __str__(self) -> str:
-        """Return the counts, and the first record of each reason; "" if no record was skipped or may be wrong."""
-        warning = ""
-        if self._rejected:
-            warning = (
-                f"; warning: {plural(self._rejected, 'conversation')} with the label false (first: {self._first_rejected}): "
-                f"remove these records if the label marks rejected answers, as in KTO data"
-            )
-        if self._omitted:
-            counts = ", ".join(f"{plural(n, 'message')} of the role {role}" for role, n in self._omitted.items())
-            warning += (
-                f"; warning: the chat template omits {counts} (first: {self._first_omitted}): write their text into a user's "
-                f"message, or use a different template"
-            )
-        if not self._counts:
-            return warning
-        total = sum(self._counts.values())
-        parts = [f"{count:,} {reason} (first: {self._first[reason]})" for reason, count in self._counts.items()]
-        return f"; skipped {plural(total, 'record')}: {', '.join(parts)}{warning}"
 
 
 def find_files(path: Path) -> Files:

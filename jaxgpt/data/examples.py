@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from jaxgpt.data.chat_encoding import ChatFormat
-from jaxgpt.data.chat_files import Files, Skipped
+from jaxgpt.data.chat_files import Files
 from jaxgpt.data.chat_records import UnusableRecord
+from jaxgpt.data.skipped import Skipped
 from jaxgpt.errors import UserError, plural, short_repr
 
 T = TypeVar("T")

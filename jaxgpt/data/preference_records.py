@@ -5,21 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from jaxgpt.data.chat_messages import LISTS, comparable, decoded, is_speaker, messages_from_json
 from jaxgpt.data.chat_records import (
     ANSWERED,
     BESIDE,
     HISTORY,
-    LISTS,
     MEDIA_FIELDS,
     SYSTEM,
     TOOLS,
     ChatRecord,
     Pair,
     UnusableRecord,
-    comparable,
-    decoded,
-    is_speaker,
-    messages_from_json,
     read_record,
 )
 from jaxgpt.errors import UserError, short_repr

@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxgpt.config import Config
 from jaxgpt.data.chat_encoding import Conversation
-from jaxgpt.data.chat_files import Skipped, find_files, has_usable, read_files
+from jaxgpt.data.chat_files import find_files, has_usable, read_files
 from jaxgpt.data.chat_records import ChatRecord, NoPlace, Pair
 from jaxgpt.data.conversations import Templates, encode_conversation, omitted_messages, templates_of
 from jaxgpt.data.examples import ExampleSplit, encoded, hold_out, notes_on_split, notes_on_templates
@@ -26,6 +26,7 @@ from jaxgpt.data.preference_records import (
     is_preference,
     read_preference,
 )
+from jaxgpt.data.skipped import Skipped
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.errors import UserError, plural
 from jaxgpt.progress import NO_PROGRESS, Progress

@@ -11,12 +11,12 @@ import numpy as np
 
 from jaxgpt.config import Config
 from jaxgpt.data.chat_encoding import ChatFormat, stop_ids
-from jaxgpt.data.chat_files import Skipped, find_files, has_usable, read_files
+from jaxgpt.data.chat_files import find_files, has_usable, read_files
+from jaxgpt.data.chat_messages import LISTS, messages_from_json
 from jaxgpt.data.chat_records import (
     ADDED,
     ANSWERED,
     BESIDE,
-    LISTS,
     SYSTEM,
     TOOLS,
     ChatRecord,
@@ -24,12 +24,12 @@ from jaxgpt.data.chat_records import (
     Pair,
     check_media,
     history_messages,
-    messages_from_json,
     read_record,
     with_input,
 )
 from jaxgpt.data.conversations import omitted_messages, templates_of
 from jaxgpt.data.examples import ExampleSplit, encoded, hold_out, notes_on_split
+from jaxgpt.data.skipped import Skipped
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.errors import UserError, plural, short_repr
 from jaxgpt.progress import NO_PROGRESS, Progress

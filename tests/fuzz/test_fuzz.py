@@ -37,10 +37,10 @@ from jaxgpt.config import Config, DataConfig, MeshConfig, ModelConfig, OptimConf
 from jaxgpt.convert.files import Weights
 from jaxgpt.convert.models import FAMILIES, open_model
 from jaxgpt.convert.tensors import check_weights
-from jaxgpt.data.chat_files import Skipped
 from jaxgpt.data.chat_template import ChatTemplate
 from jaxgpt.data.conversations import Templates, read_conversations
 from jaxgpt.data.cuts import LLAMA3, split_by
+from jaxgpt.data.skipped import Skipped
 from jaxgpt.data.token_files import open_tokens
 from jaxgpt.data.tokenizer import ByteTokenizer, SubwordTokenizer
 from jaxgpt.data.tokenizer_files import load_tokenizer, make_tokenizer
