@@ -13,7 +13,7 @@ from folders import SMALL, run_folder
 
 from jaxgpt.checkpoint.index import SEAL, latest_valid, saved_steps
 from jaxgpt.checkpoint.run import check_free, open_run
-from jaxgpt.data.shards import read_index
+from jaxgpt.data.index import read_index
 from jaxgpt.data.text import read_path
 from jaxgpt.directories import holds_records, list_files, output_kind
 from jaxgpt.errors import UserError

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from jaxgpt.cli.options import FLAT, Json
 from jaxgpt.cli.output import note, print_result, progress
 from jaxgpt.config import PrepareParams
 from jaxgpt.errors import UserError, plural
 from jaxgpt.signals import set_advice
+
+if TYPE_CHECKING:
+    from jaxgpt.data.index import Index, Skips, SplitEntry, TokenizerEntry
 
 WINDOW = 1024  # tokens per window, for counting validation windows
 MIN_WINDOWS = 50  # minimum number of validation windows for comparing runs by their loss
@@ -46,7 +49,7 @@ def data_prepare(
     return print_result(json, {"out": out} | index, _facts(index) | {"next": next_command})
 
 
-def _facts(index: dict[str, Any]) -> dict[str, str | list[str]]:
+def _facts(index: Index) -> dict[str, str | list[str]]:
     """Return the lines about an index, keyed by label; a line is empty if it does not apply."""
     splits = index["splits"]
     dropped = index["dropped"]
@@ -63,14 +66,14 @@ def _facts(index: dict[str, Any]) -> dict[str, str | list[str]]:
     }
 
 
-def _split(part: dict[str, Any]) -> str:
+def _split(part: SplitEntry) -> str:
     """Describe a split."""
     counts = f"{plural(part['documents'], 'document')}, {plural(part['tokens'], 'token')}"
     size = f"; {part['bytes'] / part['tokens']:.2f} bytes per token" if part["tokens"] else ""
     return f"{counts} in {plural(len(part['shards']), 'shard')}{size}"
 
 
-def _tokenizer(tokenizer: dict[str, Any]) -> str:
+def _tokenizer(tokenizer: TokenizerEntry) -> str:
     """Describe the tokenizer."""
     bos = f"; {tokenizer['bos']} before each document" if tokenizer.get("bos") else ""
     return f"{tokenizer['name']}, {tokenizer['vocab_size']:,} tokens{bos}"
@@ -98,11 +101,12 @@ def _markers(number: int) -> str:
     )
 
 
-def _skipped(skipped: dict[str, Any]) -> list[str]:
+def _skipped(skipped: Skips) -> list[str]:
     """Describe unreadable documents and files, the largest losses first."""
     from jaxgpt.data.dropped import skipped_lines
 
-    counts = [plural(skipped[f"{noun}s"], noun) for noun in ("file", "document") if skipped[f"{noun}s"]]
+    numbers = {"file": skipped["files"], "document": skipped["documents"]}
+    counts = [plural(number, noun) for noun, number in numbers.items() if number]
     if not counts:
         return []
     return [f"{' and '.join(counts)} unreadable:", *skipped_lines(skipped)]

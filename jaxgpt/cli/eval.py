@@ -131,7 +131,7 @@ def _open(
     """
     from jaxgpt.checkpoint.data import info_of, open_run_data
     from jaxgpt.checkpoint.run import Run, open_run
-    from jaxgpt.data.open import check_sources, check_windows_begin
+    from jaxgpt.data.source_settings import check_sources, check_windows_begin
     from jaxgpt.lm import load
 
     # Check the options before the weights are read, which may take minutes.

@@ -262,7 +262,7 @@ def inherited_note(config: Config, inherited: Collection[str], init_from: str) -
 
 def with_vocab(config: Config) -> Config:
     """Set the vocabulary size of a config from its data, unless the size is set."""
-    from jaxgpt.data.open import vocab_size
+    from jaxgpt.data.run_tokenizer import vocab_size
 
     return config.with_model(vocab_size=vocab_size(config))
 

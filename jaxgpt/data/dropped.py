@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
+
+from jaxgpt.data.index import Skips
 
 FIRST = 10  # maximum number of errors listed in the index
 GROUPS = 200  # maximum number of groups of equal errors in the index
@@ -14,19 +14,22 @@ VARYING = re.compile(r"\d+|'[^']*'|\"[^\"]*\"")  # parts of an error that differ
 ORDER = {"rest": 0, "file": 1, "document": 2}  # groups in the summary: the largest losses first
 
 
-def no_skips() -> dict[str, Any]:
+def no_skips() -> Skips:
     """Return the entry `skipped` of a new index."""
     return {"documents": 0, "files": 0, "first": [], "groups": []}
 
 
-def count_skipped(skipped: dict[str, Any], message: str, file: str, lost: str) -> None:
+def count_skipped(skipped: Skips, message: str, file: str, lost: str) -> None:
     """Count an unreadable document, file or remainder of a file in the entry `skipped` of an index.
 
     Args:
         message: error with the file and the line or row.
         lost: `document`, `file` or `rest`, as in `documents.DocumentPiece`.
     """
-    skipped["documents" if lost == "document" else "files"] += 1
+    if lost == "document":
+        skipped["documents"] += 1
+    else:
+        skipped["files"] += 1
     if len(skipped["first"]) < FIRST:
         skipped["first"].append(message)
 
@@ -39,15 +42,15 @@ def count_skipped(skipped: dict[str, Any], message: str, file: str, lost: str) -
         skipped["groups"].append({"file": file, "lost": lost, "kind": kind, "number": 1, "first": message})
 
 
-def skipped_lines(skipped: Mapping[str, Any]) -> list[str]:
+def skipped_lines(skipped: Skips) -> list[str]:
     """Describe the skipped documents and files: truncated files first, then by the number of documents."""
     groups = sorted(skipped["groups"], key=lambda group: (ORDER[group["lost"]], -group["number"]))
     lines = []
     for group in groups[:SHOWN]:
-        number = group["number"]
-        lines.append(
-            group["first"] if number == 1 else f"{number:,} documents of {group['file']}; the first: {group['first']}"
-        )
+        line = group["first"]
+        if group["number"] > 1:
+            line = f"{group['number']:,} documents of {group['file']}; the first: {line}"
+        lines.append(line)
     if len(groups) > SHOWN:
         lines.append(f"and {len(groups) - SHOWN:,} other errors, listed in index.json")
     return lines

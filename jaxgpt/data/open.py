@@ -6,34 +6,34 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from jaxgpt.config import Config, DataConfig, place_of
-from jaxgpt.data.bos import describe, text_bos, with_bos
-from jaxgpt.data.builtin import SHAKESPEARE_CHARACTERS
-from jaxgpt.data.chat_files import check_conversations, find_files
-from jaxgpt.data.conversations import load_conversations
+from jaxgpt.config import Config, DataConfig
+from jaxgpt.data.bos import describe, text_bos
+from jaxgpt.data.chat_files import find_files
+from jaxgpt.data.conversations import Loaded, load_conversations
 from jaxgpt.data.cuts import cut
 from jaxgpt.data.opened import Data, mixed
 from jaxgpt.data.packing import Packed, pack_documents
-from jaxgpt.data.preferences import check_preferences, load_preferences
-from jaxgpt.data.prompts import check_prompts, load_prompts
-from jaxgpt.data.shards import prepared_bos, prepared_tokenizer
+from jaxgpt.data.preferences import LoadedPreferences, load_preferences
+from jaxgpt.data.prompts import LoadedPrompts, load_prompts
+from jaxgpt.data.run_tokenizer import run_tokenizer
+from jaxgpt.data.shards import prepared_bos
+from jaxgpt.data.source_settings import Kind, kind_of, located, remaining_sources
 from jaxgpt.data.sources import sampled_digest
 from jaxgpt.data.text import NO_TEXT, Text, read_text
-from jaxgpt.data.token_files import has_validation_files, is_token_path, open_splits, token_files
+from jaxgpt.data.token_files import has_validation_files, open_splits, token_files
 from jaxgpt.data.tokenizer import Tokenizer
-from jaxgpt.data.tokenizer_files import FROM_TEXT, make_tokenizer
 from jaxgpt.data.tokens import Split, Tokens
 from jaxgpt.errors import UserError, printable
-from jaxgpt.files import check_kind, missing
 from jaxgpt.progress import NO_PROGRESS, Progress
 
 FILES = 100  # maximum number of files whose digests a checkpoint records, to name changed files
+Records = Loaded | LoadedPreferences | LoadedPrompts
 # The reader of each kind of records.
-RECORDS: dict[str, Callable[..., Any]] = {
+RECORDS: dict[Kind, Callable[[Config, Tokenizer, Progress], Records]] = {
     "conversations": load_conversations,
     "preference pairs": load_preferences,
     "prompts": load_prompts,
@@ -58,7 +58,7 @@ def open_data(
     data = config.data
     if data.dataset == "none" and not (data.path or data.mix) and config.post.objective == "next-token":
         raise UserError(NO_TEXT)
-    tokenizer = _tokenizer(config, tokenizer)
+    tokenizer = run_tokenizer(config, tokenizer)
     if 0 < config.model.vocab_size < tokenizer.vocab_size:
         raise UserError(
             f"model.vocab_size {config.model.vocab_size} is smaller than the tokenizer's {tokenizer.vocab_size}: "
@@ -115,7 +115,7 @@ class _Opened(NamedTuple):
 def _open_source(config: Config, tokenizer: Tokenizer, progress: Progress) -> _Opened:
     """Open a source of any kind, with its documents as in `data.documents`."""
     data = config.data
-    kind = _kind(config, data)
+    kind = kind_of(config, data)
     if kind in RECORDS:
         opened = _open_records(kind, config, tokenizer, progress)
     elif kind == "token ids":
@@ -131,7 +131,7 @@ def _open_source(config: Config, tokenizer: Tokenizer, progress: Progress) -> _O
     return opened._replace(train=train_documents, val=val_documents, source=opened.source + note)
 
 
-def _open_records(kind: str, config: Config, tokenizer: Tokenizer, progress: Progress) -> _Opened:
+def _open_records(kind: Kind, config: Config, tokenizer: Tokenizer, progress: Progress) -> _Opened:
     """Open conversations, preference pairs or prompts."""
     train, val, source, fingerprint = RECORDS[kind](config, tokenizer, progress)
     found = find_files(Path(config.data.path))
@@ -183,52 +183,6 @@ def _open_text(data: DataConfig, tokenizer: Tokenizer, progress: Progress) -> _O
     return _Opened(train, val, source, text.sha256, files=files, text=text)
 
 
-def check_sources(config: Config, tokens: int = 0) -> None:
-    """Check that the paths exist and that conversations can be read, before anything slow, such as reading weights.
-
-    Args:
-        config: config of a run or preset; its `data` and `directory` are used.
-        tokens: number of training tokens so far; the sources of mixtures that have ended are not checked.
-
-    Raises:
-        UserError: if a path is missing or a record is not a conversation.
-    """
-    for each in remaining_sources(config.data, tokens):
-        found = located(each, config.directory)
-        kind = _kind(config, found)
-        if kind == "conversations":
-            check_conversations(Path(found.path), found.on_error)
-        elif kind == "preference pairs":
-            check_preferences(Path(found.path), found.on_error)
-        elif kind == "prompts":
-            check_prompts(Path(found.path), found.on_error)
-
-
-def check_windows_begin(config: Config, setting: str) -> None:
-    """Check that a source of the data has windows with a beginning-of-text token that a setting can change.
-
-    Raises:
-        UserError: if a path is missing, or no source is a text.
-    """
-    found = [located(each, config.directory) for each in config.data.sources]
-    kinds = {_kind(config, each): each.path for each in found}
-    if "text" not in kinds:
-        kind, path = next(iter(kinds.items()))
-        raise UserError(
-            f"{setting} applies only to windows of a text, but {path} holds {kind}: omit it; the tokenizer of the run, the "
-            f"chat template or the token files determine their beginning-of-text tokens"
-        )
-
-
-def remaining_sources(data: DataConfig, tokens: int) -> list[DataConfig]:
-    """Return the settings of the sources of the mixtures that have not ended after a number of training tokens."""
-    phases = data.phases
-    ends = [phase.tokens for phase in phases[1:]]
-    current = sum(end <= tokens for end in ends)
-    needed = {path for phase in phases[current:] for path in data.weights(phase)}
-    return [each for each in data.sources if each.path in needed]
-
-
 def encode_text(tokenizer: Tokenizer, text: str, progress: Progress = NO_PROGRESS) -> np.ndarray:
     """Encode a text to ids `[n]` of the smallest sufficient integer type; `progress` counts characters."""
     dtype = np.min_scalar_type(max(tokenizer.vocab_size - 1, 0))
@@ -241,141 +195,6 @@ def encode_text(tokenizer: Tokenizer, text: str, progress: Progress = NO_PROGRES
         done += len(piece)
         progress(done, len(text))
     return np.concatenate(parts)
-
-
-def with_path(config: Config, path: str) -> Config:
-    """Return a config for evaluation on `path` (only validation files, if any); empty path: on the last mixture."""
-    if not path:
-        return replace(config, data=config.data.last)
-    return replace(config, data=replace(config.data, path=path, mix=(), train_fraction=1.0), directory="")
-
-
-def located(data: DataConfig, directory: str) -> DataConfig:
-    """Return the settings of a source with the path at which its data are found.
-
-    Relative paths refer to `directory`, where the run was started; if the data are not there, to the current directory.
-
-    Raises:
-        UserError: if the data are in neither place.
-    """
-    if not data.path:
-        return data
-    found = place_of(data.path, directory)
-    if Path(found).exists():
-        return replace(data, path=found)
-    is_elsewhere = Path(directory).resolve() != Path.cwd()
-    if not directory or not is_elsewhere or Path(data.path).is_absolute():
-        raise missing(data.path)
-    fix = "pass the new place with --data.path or --data.mix, or run the command where the run was started"
-    raise missing(data.path, f", neither in {directory}, where the run was started, nor in {Path.cwd()}: {fix}")
-
-
-def base_directory(config: Config) -> str:
-    """Return the directory with the relative paths of the data: where the run was started, or the current directory."""
-    here = str(Path.cwd())
-    paths = [each.path for each in config.data.sources]
-    for directory in (config.directory or here, here):
-        if all(Path(directory, path).exists() for path in paths):
-            return directory
-    return config.directory or here
-
-
-def vocab_size(config: Config) -> int:
-    """Return the model's vocabulary size. Shakespeare with the char tokenizer needs no download.
-
-    Raises:
-        UserError: if the tokenizer that determines the size cannot be made.
-    """
-    data = config.data
-    if config.model.vocab_size:
-        return config.model.vocab_size
-    if not (data.path or data.mix) and (data.dataset, data.tokenizer) == ("shakespeare", "char"):
-        return SHAKESPEARE_CHARACTERS
-    return _tokenizer(config).vocab_size
-
-
-def _open_mixture(config: Config, tokenizer: Tokenizer, progress: Progress, tokens: int) -> Data:
-    """Open the sources of the mixtures that have not ended after a number of training tokens."""
-    parts = {}
-    for each in remaining_sources(config.data, tokens):
-        parts[each.path] = open_data(replace(config, data=each), tokenizer, progress)
-    return mixed(config.data, parts)
-
-
-def _tokenizer(config: Config, given: Tokenizer | None = None) -> Tokenizer:
-    """Return `given`, otherwise the tokenizer of a prepared directory, otherwise make `data.tokenizer`.
-
-    `given` keeps its rule for the beginning-of-text token; the tokenizer of a new run follows `data.bos`.
-    """
-    data = config.data
-    if given and data.mix:
-        return given  # compared with the tokenizer of each source when it is opened
-
-    sources = [located(each, config.directory) for each in data.sources]
-    for each in sources:
-        prepared = prepared_tokenizer(Path(each.path), given) if each.path else None
-        if prepared:
-            return prepared if given else with_bos(prepared, data.bos)
-    if given:
-        return given
-
-    texts = _texts(config, sources) if data.tokenizer in FROM_TEXT else []
-    made = make_tokenizer(data.tokenizer, texts, data.vocab_size, config.model.vocab_size)
-    return with_bos(made, data.bos)
-
-
-def _texts(config: Config, sources: Sequence[DataConfig]) -> list[str]:
-    """Read the texts to make a tokenizer from; raise `UserError` if a source is not a text."""
-    texts = []
-    for each in sources:
-        kind = _kind(config, each)
-        if kind == "conversations":
-            check_conversations(Path(each.path), each.on_error)  # a file without conversations is a different error
-        if kind != "text":
-            raise UserError(
-                f"{each.path} holds {kind}, not text: choose their tokenizer with --data.tokenizer (gpt2, ids or PATH), start "
-                f"from a model with --init-from RUN, or tokenize documents with jaxgpt data prepare"
-            )
-        texts.append(read_text(each).text)
-    return texts
-
-
-def _digests(directory: Path, files: Sequence[Path]) -> dict[str, str]:
-    """Return a digest of each file of a directory, keyed by its relative path; {} for a file, or too many files.
-
-    Checkpoints record the paths, so bytes that are not UTF-8 are escaped.
-    """
-    if not directory.is_dir() or len(files) > FILES:
-        return {}
-    digests = {}
-    for file in files:
-        digests[printable(str(file.relative_to(directory)))] = sampled_digest(file)[:16]
-    return digests
-
-
-def _kind(config: Config, data: DataConfig) -> str:
-    """Return the kind of data of a source; raise `UserError` if the objective needs a different kind."""
-    if data.path and Path(data.path).exists():
-        check_kind(Path(data.path))
-    post = config.post
-    needed = ""
-    if post.is_preference:
-        needed = "preference pairs"
-    elif post.is_rollout:
-        needed = "prompts"
-    if data.conversations:
-        return needed or "conversations"
-
-    kind = "token ids" if data.path and is_token_path(Path(data.path)) else "text"
-    if not needed:
-        return kind
-    if not data.path and data.dataset == "none":
-        raise UserError(f"post.objective {post.objective} needs {needed}: add --data.path {needed.split()[-1]}.jsonl")
-    source = data.path or f"the built-in text {data.dataset}"
-    raise UserError(
-        f"post.objective {post.objective} needs {needed} (.jsonl, .json or .parquet), but {source} holds {kind}: pass "
-        f"{needed.split()[-1]} with --data.path, or omit post.objective"
-    )
 
 
 def _as_documents(config: Config, train: Tokens, val: Tokens, ends: tuple[int, ...]) -> tuple[Split, Split, str]:
@@ -393,3 +212,24 @@ def _as_documents(config: Config, train: Tokens, val: Tokens, ends: tuple[int, .
         return train, val, ""
     packed = pack_documents(train, T)
     return packed, pack_documents(val, T), f"; {packed.documents:,} documents, windows {packed.fill(T):.1%} full"
+
+
+def _open_mixture(config: Config, tokenizer: Tokenizer, progress: Progress, tokens: int) -> Data:
+    """Open the sources of the mixtures that have not ended after a number of training tokens."""
+    parts = {}
+    for each in remaining_sources(config.data, tokens):
+        parts[each.path] = open_data(replace(config, data=each), tokenizer, progress)
+    return mixed(config.data, parts)
+
+
+def _digests(directory: Path, files: Sequence[Path]) -> dict[str, str]:
+    """Return a digest of each file of a directory, keyed by its relative path; {} for a file, or too many files.
+
+    Checkpoints record the paths, so bytes that are not UTF-8 are escaped.
+    """
+    if not directory.is_dir() or len(files) > FILES:
+        return {}
+    digests = {}
+    for file in files:
+        digests[printable(str(file.relative_to(directory)))] = sampled_digest(file)[:16]
+    return digests

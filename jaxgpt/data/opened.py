@@ -31,9 +31,10 @@ class Data:
     name: str = ""  # path of the data, or name of the built-in text; empty for a mixture
     parts: tuple[Data, ...] = ()  # data of each open source of a mixture, in the order of `train.sources`
     val_parts: tuple[Data, ...] = ()  # data of the sources of the last mixture
-    fingerprints: tuple[str, ...] = ()  # fingerprint of each source of a mixture, including sources that are not open
+    # Fingerprints of the sources of a mixture: of `parts`; if a run is resumed, of all sources in its settings.
+    fingerprints: tuple[str, ...] = ()
     text: Text | None = None  # text before tokenization; None for token files, conversations and mixtures
-    # If names of files determine the splits: number of training ids of token files, of training files of conversations.
+    # If names of files determine the splits: number of training ids (token files) or of training files (conversations).
     boundary: int | None = None
     # Digest of each file of a directory with up to `FILES` files, to name changed files.
     files: Mapping[str, str] = field(default_factory=dict)
@@ -91,6 +92,7 @@ class Data:
         """
         needed = config.window + 1
         for part in self.parts or (self,):
+            # Length.
             shortest = min(len(part.train), len(part.val))
             if shortest < needed and not part.is_examples:
                 kind = "training" if shortest == len(part.train) else "validation"
@@ -98,8 +100,12 @@ class Data:
                     f"{config.window_setting} needs at least {needed} {kind} tokens, but there are {shortest} in {part.name}: "
                     f"lower it, change --data.train-fraction, or use a longer text"
                 )
+
+            # Ends of documents.
             ids = part.train.tokens if isinstance(part.train, Packed) else part.train
-            if isinstance(ids, Tokens) and ids.end_ids and not any(map(len, ids.ends())):
+            if not isinstance(ids, Tokens) or not ids.end_ids:
+                continue
+            if not any(len(ends) for ends in ids.ends()):
                 raise UserError(
                     f"data.documents {config.data.documents} needs an end-of-text id after each document, but {part.name} "
                     f"does not contain {' or '.join(map(str, ids.end_ids))}: use token files (.bin) with this id, or "
@@ -119,11 +125,14 @@ def mixed(data: DataConfig, parts: Mapping[str, Data]) -> Data:
         raise UserError("data.mix has conversations, so other documents must be masked: add --data.documents mask")
     streams = data.streams
     ordered = {path: parts[path] for path in streams if path in parts}
+
+    # Training: the mixtures in their order.
     schedule = []
     for phase in data.phases:
         schedule.append(Shares(phase.tokens, _by_stream(data.weights(phase), streams)))
     train = Mixture.scheduled({streams[path]: part.train for path, part in ordered.items()}, schedule)
 
+    # Validation: all held-out ids of the last mixture; if no source holds out ids, all its ids.
     last = data.weights(data.phases[-1])
     val_parts = tuple(part for path, part in ordered.items() if path in last)
     held_out = any(part.held_out for part in val_parts)

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from jaxgpt.config import PrepareParams
-from jaxgpt.data import shards
 from jaxgpt.data.cuts import pattern_after_digits
 from jaxgpt.data.dropped import no_skips
-from jaxgpt.data.shards import SPLITS, TOKENIZER_FILE
+from jaxgpt.data.index import KIND, SPLITS, Index, read_index, write_index
+from jaxgpt.data.shards import TOKENIZER_FILE, token_dtype
 from jaxgpt.data.sources import Source
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokenizer_files import save_tokenizer
@@ -35,7 +35,7 @@ def new_output(out: Path) -> Iterator[None]:
         created = [path for path in (out, *out.parents) if not path.exists()]
         out.mkdir(parents=True, exist_ok=True)
         others = any(not path.name.startswith(".") for path in out.iterdir())  # hidden files: lock and temporary files
-    if others and shards.read_index(out) is None:
+    if others and read_index(out) is None:
         raise UserError(f"{out} has files, but not from this version of jaxgpt data prepare: choose a different --out")
 
     had_lock = (out / LOCK).exists()
@@ -51,7 +51,7 @@ def new_output(out: Path) -> Iterator[None]:
 
 def _has_results(out: Path) -> bool:
     """Return whether the index in a directory records documents or a trained tokenizer."""
-    index = shards.read_index(out)
+    index = read_index(out)
     if index is None:
         return False
     is_trained = index["settings"]["tokenizer"] == "bpe" and "tokenizer" in index
@@ -68,10 +68,10 @@ def _remove_new(out: Path, before: set[str], created: Sequence[Path]) -> None:
             directory.rmdir()
 
 
-def set_tokenizer(out: Path, index: dict[str, Any], tokenizer: Tokenizer, name: str, bos_ids: Sequence[int]) -> None:
+def set_tokenizer(out: Path, index: Index, tokenizer: Tokenizer, name: str, bos_ids: Sequence[int]) -> None:
     """Write the tokenizer, and record it in the index."""
     save_tokenizer(out, tokenizer)
-    index["dtype"] = shards.token_dtype(tokenizer.vocab_size).name
+    index["dtype"] = token_dtype(tokenizer.vocab_size).name
     index["tokenizer"] = {
         "name": name,
         "sha256": sha256_file(out / TOKENIZER_FILE),
@@ -79,7 +79,7 @@ def set_tokenizer(out: Path, index: dict[str, Any], tokenizer: Tokenizer, name: 
         "end_id": tokenizer.eos_id,
         "bos": tokenizer.decode(bos_ids),
     }
-    shards.write_index(out, index)
+    write_index(out, index)
 
 
 def begin(
@@ -89,7 +89,7 @@ def begin(
     tokenizer_sha256: str,
     bos_ids: list[int],
     note: Callable[[str], None],
-) -> dict[str, Any]:
+) -> Index:
     """Read the index, or create it and delete .bin files. Parameters may change before the first piece.
 
     The index records the ids of the parameter `bos`. An index of jaxgpt 0.1.0 lacks them: its documents have no such ids.
@@ -100,28 +100,29 @@ def begin(
     settings["bos_ids"] = bos_ids
 
     # Continue, unless the parameters have changed before the first piece.
-    index = shards.read_index(out)
+    index = read_index(out)
     if index and (index["pieces"] or index["settings"] == settings):
         _check_settings(out, index, settings)
         _check_sources(out, index, settings["sources"], note)
         _check_older(out, index, sources)
+
+        # An older index lacks some entries.
         new = _new_index(settings)
-        return index | {  # an older index lacks some entries
-            "skipped": new["skipped"] | index["skipped"],
-            "dropped": index.get("dropped", new["dropped"]),
-            "markers": index.get("markers", new["markers"]),
-        }
+        index["skipped"] = {**new["skipped"], **index["skipped"]}
+        index.setdefault("dropped", new["dropped"])
+        index.setdefault("markers", new["markers"])
+        return index
 
     for path in out.glob("*.bin"):
         path.unlink()
     index = _new_index(settings)
-    shards.write_index(out, index)
+    write_index(out, index)
     return index
 
 
-def _new_index(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _new_index(settings: dict[str, Any]) -> Index:
     return {
-        "kind": shards.KIND,
+        "kind": KIND,
         "complete": False,
         "settings": settings,
         "pieces": 0,
@@ -132,7 +133,7 @@ def _new_index(settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _check_settings(out: Path, index: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+def _check_settings(out: Path, index: Index, settings: Mapping[str, Any]) -> None:
     """Raise `UserError` if a continued command has other settings than the index.
 
     An older index lacks newer settings, which then have their defaults.
@@ -151,9 +152,7 @@ def _check_settings(out: Path, index: Mapping[str, Any], settings: Mapping[str, 
             )
 
 
-def _check_sources(
-    out: Path, index: Mapping[str, Any], now: Sequence[Mapping[str, Any]], note: Callable[[str], None]
-) -> None:
+def _check_sources(out: Path, index: Index, now: Sequence[Mapping[str, Any]], note: Callable[[str], None]) -> None:
     """Raise `UserError` if a continued command has other sources than the index.
 
     Modification times may differ if the content of the files is the same, as after a copy.
@@ -182,7 +181,7 @@ def _listed(source: Mapping[str, Any]) -> tuple[Any, ...]:
     return source["name"], source["files"], source["size"]
 
 
-def _check_older(out: Path, index: Mapping[str, Any], sources: Sequence[Source]) -> None:
+def _check_older(out: Path, index: Index, sources: Sequence[Source]) -> None:
     """Raise `UserError` if an unfinished directory of 0.1.0 may have skipped a file that is now read."""
     is_older = "separator" not in index["settings"]
     if not is_older or index["complete"] or not index["skipped"]["documents"]:
@@ -192,7 +191,7 @@ def _check_older(out: Path, index: Mapping[str, Any], sources: Sequence[Source])
             raise UserError(f"{out} was created by jaxgpt 0.1.0, which skipped {path}: choose a different --out")
 
 
-def check_older_cuts(out: Path, index: Mapping[str, Any], tokenizer: Tokenizer) -> None:
+def check_older_cuts(out: Path, index: Index, tokenizer: Tokenizer) -> None:
     """Raise `UserError` if an unfinished directory of 0.1.0 has counted pieces that are cut differently now."""
     is_older = "separator" not in index["settings"]
     if is_older and index["pieces"] and pattern_after_digits(json.loads(tokenizer.to_json())):

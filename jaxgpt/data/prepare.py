@@ -10,27 +10,24 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
 
 from jaxgpt.config import PrepareParams
-from jaxgpt.data import shards
 from jaxgpt.data.bos import document_bos, with_bos
 from jaxgpt.data.bpe import train_bpe
-from jaxgpt.data.documents import SKIP, DocumentPiece, beginning, check_first, read_pieces, sample_text, unreadable
+from jaxgpt.data.documents import DocumentPiece, beginning, check_first, read_pieces, sample_text
 from jaxgpt.data.dropped import Repeats, count_skipped
-from jaxgpt.data.fast import fast_encoder
+from jaxgpt.data.index import SPLITS, Index, write_index
 from jaxgpt.data.output import begin, check_older_cuts, new_output, set_tokenizer
-from jaxgpt.data.shards import SPLITS, ShardWriter
-from jaxgpt.data.sources import Source, find_source, repeated_text, structured_text
-from jaxgpt.data.tokenizer import EOS_NAMES, Tokenizer
+from jaxgpt.data.piece_encoder import EncodedPiece, PieceEncoder, batches_of, in_order, is_short
+from jaxgpt.data.repeated import repeated_text, structured_text
+from jaxgpt.data.shards import ShardWriter, check_files, saved_tokenizer, token_dtype
+from jaxgpt.data.sources import Source, find_source
+from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokenizer_files import FROM_TEXT, make_tokenizer
 from jaxgpt.directories import INDEX
 from jaxgpt.errors import UserError, plural, short_repr
@@ -38,24 +35,7 @@ from jaxgpt.progress import NO_PROGRESS, Progress
 from jaxgpt.runtime import cores
 
 BPE_SAMPLE = 200_000_000  # approximate bytes of text for training a BPE tokenizer
-BATCH = 1 << 20  # minimum bytes or characters of a batch that a thread encodes, except the last batch
 SAVE_EVERY = 30.0  # minimum seconds between writes of index.json, unless a shard is completed
-
-
-class Encoded(NamedTuple):
-    """The ids of a piece."""
-
-    ids: bytes  # ids in the dtype of the shards
-    split: str  # train or val
-    size: int  # bytes of text
-    first: bool  # whether a document starts with this piece; False if the complete document is skipped
-    read: int  # bytes of the sources read from disk so far
-    skipped: str = ""  # error of a piece that cannot be read or encoded; empty: no error
-    file: str = ""  # file of an unreadable piece
-    lost: str = ""  # loss by the error, as in `DocumentPiece`
-    identity: bytes = b""  # SHA-256 of the complete document; empty: unknown
-    is_short: bool = False  # whether the document has fewer than `min_characters`
-    markers: int = 0  # number of end-of-text tokens written as text
 
 
 def prepare(
@@ -64,7 +44,7 @@ def prepare(
     params: PrepareParams,
     progress: Progress = NO_PROGRESS,
     note: Callable[[str], None] = lambda text: None,
-) -> dict[str, Any]:
+) -> Index:
     """Tokenize documents into shards of ids with an index, and return the index.
 
     A call with the same arguments continues an interrupted call; if the directory is complete, the call compares
@@ -98,8 +78,8 @@ def prepare(
     with new_output(out):
         index = begin(out, params, sources, original_sha256, bos_ids, note)
         if index["complete"]:
-            shards.check_files(out, index, checksums=True)
-            shards.saved_tokenizer(out, index)
+            check_files(out, index, checksums=True)
+            saved_tokenizer(out, index)
             note(f"{out} is complete, and its files match the checksums in {INDEX}")
             return index
 
@@ -141,7 +121,7 @@ def _named_tokenizer(params: PrepareParams) -> Tokenizer | None:
 
 def _check_id_width(params: PrepareParams, vocab_size: int) -> None:
     """Raise `UserError` if the format cannot hold the ids of a vocabulary."""
-    if params.format == "nanogpt" and shards.token_dtype(vocab_size).itemsize > 2:
+    if params.format == "nanogpt" and token_dtype(vocab_size).itemsize > 2:
         raise UserError(f"nanoGPT's 16-bit ids cannot hold a vocabulary of {vocab_size:,}: use --format llm.c")
 
 
@@ -156,17 +136,17 @@ def _notes_on_texts(sources: Sequence[Source], params: PrepareParams) -> Iterato
 
 
 def _write_remaining(
-    out: Path, index: dict[str, Any], sources: Sequence[Source], params: PrepareParams, progress: Progress
+    out: Path, index: Index, sources: Sequence[Source], params: PrepareParams, progress: Progress
 ) -> None:
     """Read, encode and write the pieces after those in the index, with the tokenizer that an earlier call may have saved."""
-    tokenizer = shards.saved_tokenizer(out, index)
+    tokenizer = saved_tokenizer(out, index)
     check_older_cuts(out, index, tokenizer)
     pieces = read_pieces(sources, params, tokenizer.cuts)
     repeats = None if params.dedup == "none" else Repeats()
     _skip(islice(pieces, index["pieces"]), repeats, params)
 
-    encode = _Encoder(tokenizer, params, index["settings"].get("bos_ids", []))
-    encoded = _in_order(encode, _batches(pieces), params.workers or cores())
+    encode = PieceEncoder(tokenizer, params, index["settings"].get("bos_ids", []))
+    encoded = in_order(encode, batches_of(pieces), params.workers or cores())
     total = sum(source.size for source in sources)
     try:
         with closing(encoded):
@@ -175,7 +155,7 @@ def _write_remaining(
         raise OSError(e.errno, e.strerror, e.filename or str(out)) from None
 
 
-def _is_divided(index: Mapping[str, Any], sources: Sequence[Source]) -> bool:
+def _is_divided(index: Index, sources: Sequence[Source]) -> bool:
     """Return whether there are more documents than files, including those that are not written."""
     documents = sum(index["splits"][split]["documents"] for split in SPLITS)
     dropped = index["dropped"]["repeated"] + index["dropped"]["short"] + index["skipped"]["documents"]
@@ -196,24 +176,28 @@ def _skip(written: Iterable[DocumentPiece], repeats: Repeats | None, params: Pre
             except UserError:
                 continue
             identity = hashlib.sha256(text.encode()).digest()
-            is_first = not _is_short(piece, text, params)
+            is_first = not is_short(piece, text, params)
         repeats.add(is_first, identity)
-
-
-def _is_short(piece: DocumentPiece, text: str, params: PrepareParams) -> bool:
-    """Return whether a document is dropped because of its length; a document in several pieces never is."""
-    return piece.first and piece.last and len(text.strip()) < params.min_characters
 
 
 def _write(
     out: Path,
-    index: dict[str, Any],
-    batches: Iterable[list[Encoded]],
+    index: Index,
+    batches: Iterable[list[EncodedPiece]],
     repeats: Repeats | None,
     progress: Progress,
     total: int,
 ) -> None:
-    """Append pieces to the shards of their splits, and record the progress in the index."""
+    """Append pieces to the shards of their splits, and record the resume position in the index.
+
+    Args:
+        out: output directory.
+        index: index of the directory, which is updated.
+        batches: encoded pieces.
+        repeats: documents seen so far; None: repeated documents are written.
+        progress: as in `prepare`.
+        total: bytes of all sources.
+    """
     with ExitStack() as stack:
         writers = {split: stack.enter_context(closing(ShardWriter(out, index, split))) for split in SPLITS}
         saved = time.monotonic()
@@ -223,10 +207,7 @@ def _write(
                 is_complete = _write_piece(piece, writers, index, repeats)
                 index["pieces"] += 1
                 if is_complete or time.monotonic() - saved > SAVE_EVERY:
-                    # The index describes only what is on disk.
-                    for writer in writers.values():
-                        writer.sync()
-                    shards.write_index(out, index)
+                    _save(out, index, writers)
                     saved = time.monotonic()
 
             read = batch[-1].read
@@ -235,7 +216,7 @@ def _write(
                 progress.stage("tokenizing")
             progress(read - start, max(total - start, 0), _counts(index))
 
-        if not writers["train"].entry["documents"]:
+        if not index["splits"]["train"]["documents"]:
             first = index["skipped"]["first"][:1]
             reason = f"; the first error: {first[0]}" if first else ""
             raise UserError(f"no documents for training ({_dropped(index)}): use other sources{reason}")
@@ -243,10 +224,17 @@ def _write(
             writer.finish()
 
     index["complete"] = True
-    shards.write_index(out, index)
+    write_index(out, index)
 
 
-def _counts(index: Mapping[str, Any]) -> str:
+def _save(out: Path, index: Index, writers: Mapping[str, ShardWriter]) -> None:
+    """Write the index after the shards, so that it describes only what is on disk."""
+    for writer in writers.values():
+        writer.sync()
+    write_index(out, index)
+
+
+def _counts(index: Index) -> str:
     """Return the numbers of documents and tokens so far."""
     splits = index["splits"].values()
     documents = sum(split["documents"] for split in splits)
@@ -255,7 +243,7 @@ def _counts(index: Mapping[str, Any]) -> str:
 
 
 def _write_piece(
-    piece: Encoded, writers: Mapping[str, ShardWriter], index: dict[str, Any], repeats: Repeats | None
+    piece: EncodedPiece, writers: Mapping[str, ShardWriter], index: Index, repeats: Repeats | None
 ) -> bool:
     """Write or drop a piece, and count it in the index; return whether it completes a shard."""
     if piece.skipped:
@@ -275,7 +263,7 @@ def _write_piece(
     return is_complete
 
 
-def _drop_reason(piece: Encoded, repeats: Repeats | None) -> str:
+def _drop_reason(piece: EncodedPiece, repeats: Repeats | None) -> str:
     """Return the entry of `dropped` in the index that counts the document of a piece; "": the piece is written."""
     if piece.is_short:
         return "short"
@@ -284,7 +272,7 @@ def _drop_reason(piece: Encoded, repeats: Repeats | None) -> str:
     return ""
 
 
-def _dropped(index: Mapping[str, Any]) -> str:
+def _dropped(index: Index) -> str:
     """Return the numbers of documents and files that are not written, such as `1 file skipped`."""
     skipped = index["skipped"]
     dropped = index["dropped"]
@@ -294,115 +282,3 @@ def _dropped(index: Mapping[str, Any]) -> str:
         f"{dropped['short']:,} too short": dropped["short"],
     }
     return ", ".join(text for text, number in counts.items() if number) or "none is readable"
-
-
-def _batches(pieces: Iterable[DocumentPiece]) -> Iterator[list[DocumentPiece]]:
-    """Group pieces into batches; a batch ends when it has at least `BATCH` bytes or characters."""
-    batch: list[DocumentPiece] = []
-    size = 0
-    for piece in pieces:
-        batch.append(piece)
-        size += len(piece.content) if isinstance(piece.content, str | bytes) else 1
-        if size >= BATCH:
-            yield batch
-            batch = []
-            size = 0
-    if batch:
-        yield batch
-
-
-def _in_order(
-    encode: Callable[[Sequence[DocumentPiece]], list[Encoded]], batches: Iterator[list[DocumentPiece]], workers: int
-) -> Generator[list[Encoded]]:
-    """Encode batches in threads, a few batches ahead; yield results in the order of the batches."""
-    waiting = deque["Future[list[Encoded]]"]()
-    with ThreadPoolExecutor(workers) as pool:
-        try:
-            for batch in batches:
-                waiting.append(pool.submit(encode, batch))
-                if len(waiting) > 2 * workers:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
-class _Encoder:
-    """Encodes pieces, and selects the split of each document, which begins with `bos_ids`.
-
-    A document is for validation if the first 64 bits of `DocumentPiece.digest` (if empty, of the SHA-256 of its text) are below
-    `val_fraction * 2**64`. An unreadable document has no ids; if only part of a document is unreadable, its other pieces are
-    written. Calls run in threads: `tokenizers` and tiktoken release the GIL while they encode.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, params: PrepareParams, bos_ids: Sequence[int] = ()) -> None:
-        self.params = params
-        self._encode = fast_encoder(tokenizer) or tokenizer.encode
-        self._end = np.array([tokenizer.eos_id], shards.token_dtype(tokenizer.vocab_size))
-        self._bos = np.array(bos_ids, self._end.dtype)
-        self._val_below = int(params.val_fraction * 2.0**64)
-
-    def __call__(self, pieces: Sequence[DocumentPiece]) -> list[Encoded]:
-        """Encode pieces."""
-        return [self.encoded(piece) for piece in pieces]
-
-    def encoded(self, piece: DocumentPiece) -> Encoded:
-        """Encode a piece; raise `UserError` if it is unreadable and `on_error` is fail."""
-        text = ""
-        ids = self._end[:0]
-        skipped = ""
-        try:
-            text = piece.text()
-            ids = self._encode(text)
-        except UserError as e:
-            skipped = unreadable(piece, e)
-            if self.params.on_error == "fail":
-                raise UserError(f"{skipped}; {SKIP}") from None
-            if piece.first and piece.last:
-                return _skipped_document(piece, skipped)
-
-        data = text.encode()
-        own_digest = hashlib.sha256(data).digest()
-        return Encoded(
-            ids=self._delimited(piece, ids).tobytes(),
-            split=self._split(piece.digest or own_digest),
-            size=len(data),
-            first=piece.first,
-            read=piece.read,
-            skipped=skipped,
-            file=piece.file,
-            lost=piece.lost,
-            identity=own_digest if piece.first and piece.last else piece.identity,
-            is_short=_is_short(piece, text, self.params),
-            markers=text.count(EOS_NAMES[0]),
-        )
-
-    def _delimited(self, piece: DocumentPiece, ids: np.ndarray) -> np.ndarray:
-        """Add the end-of-text id before a document (llm.c) or after it (nanogpt), and the ids that begin a document."""
-        parts = [ids]
-        if piece.first:
-            parts.insert(0, self._bos)
-            if self.params.format == "llm.c":
-                parts.insert(0, self._end)
-        if piece.last and self.params.format == "nanogpt":
-            parts.append(self._end)
-        return np.concatenate(parts, dtype=self._end.dtype, casting="unsafe")
-
-    def _split(self, digest: bytes) -> str:
-        """Return the split of a document."""
-        return "val" if int.from_bytes(digest[:8], "big") < self._val_below else "train"
-
-
-def _skipped_document(piece: DocumentPiece, skipped: str) -> Encoded:
-    """Return the result for a document that is skipped with an error."""
-    return Encoded(
-        ids=b"",
-        split="train",
-        size=0,
-        first=False,
-        read=piece.read,
-        skipped=skipped,
-        file=piece.file,
-        lost=piece.lost,
-    )

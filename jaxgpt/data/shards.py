@@ -7,27 +7,22 @@ index.json              settings, counts, checksums; updated with the shards; at
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from jaxgpt.data.index import FIX, SPLITS, Index, SplitEntry, ids_offset, read_index
 from jaxgpt.data.same_ids import same_ids
-from jaxgpt.data.token_files import HEADER, LLMC
+from jaxgpt.data.token_files import LLMC
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokenizer_files import load_saved_tokenizer
-from jaxgpt.directories import INDEX, PREPARED
-from jaxgpt.errors import UserError, reported
-from jaxgpt.files import read_json, sha256_file, write_json
+from jaxgpt.directories import INDEX
+from jaxgpt.errors import UserError
+from jaxgpt.files import sha256_file
 
 TOKENIZER_FILE = "tokenizer.json"
-KIND = f"{PREPARED}, version 4"
-SPLITS = ("train", "val")
-FIX = f"prepare the data in an empty directory, or delete {INDEX} to read the .bin files without it"
 BUFFER = 1 << 20  # buffer size of a shard's file in bytes
 
 
@@ -44,8 +39,8 @@ class ShardWriter:
     position of an interrupted command.
     """
 
-    def __init__(self, directory: Path, index: Mapping[str, Any], split: str) -> None:
-        self.entry: dict[str, Any] = index["splits"][split]
+    def __init__(self, directory: Path, index: Index, split: str) -> None:
+        self.entry: SplitEntry = index["splits"][split]
         self._directory = directory
         self._split = split
         self._dtype = np.dtype(index["dtype"])
@@ -80,13 +75,13 @@ class ShardWriter:
         if self._file is None:
             return
         if self._offset:
-            magic, version = next((magic, version) for magic, (version, dtype) in LLMC.items() if dtype == self._dtype)
+            [(magic, version)] = [(magic, version) for magic, (version, dtype) in LLMC.items() if dtype == self._dtype]
             self._file.seek(0)
             self._file.write(np.array([magic, version, self._tokens], "<i4").tobytes())
         self.sync()
         self._file.close()
-        shard = {"file": self._path.name, "tokens": self._tokens, "sha256": sha256_file(self._path)}
-        self.entry["shards"].append(shard)
+        sha256 = sha256_file(self._path)
+        self.entry["shards"].append({"file": self._path.name, "tokens": self._tokens, "sha256": sha256})
         self._file = None
         self._tokens = 0
 
@@ -112,42 +107,7 @@ class ShardWriter:
         return file
 
 
-def ids_offset(index: Mapping[str, Any]) -> int:
-    """Return the size of the header of a shard in bytes; 0 in nanoGPT's format."""
-    return 4 * HEADER if index["settings"]["format"] == "llm.c" else 0
-
-
-def write_index(directory: Path, index: Mapping[str, Any]) -> None:
-    """Write index.json, with its checksum as the last entry."""
-    write_json(directory / INDEX, {**index, "sha256": _checksum(index)})
-
-
-def read_index(directory: Path) -> dict[str, Any] | None:
-    """Read index.json; return None if the file is missing, or from a different program or version.
-
-    Raises:
-        UserError: if the index does not match its own checksum, or is unreadable and there are .bin files.
-    """
-    try:
-        with reported(f"cannot read {directory}"):
-            has_index = (directory / INDEX).is_file()
-        index = read_json(directory / INDEX) if has_index else {}
-    except UserError:
-        if any(directory.glob("*.bin")):
-            raise
-        return None  # the index.json of a different program
-    if index.get("kind") != KIND:
-        return None
-    if index.pop("sha256", "") != _checksum(index):
-        raise UserError(f"{directory / INDEX} does not match its own checksum: {FIX}")
-    return index
-
-
-def _checksum(index: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(index, sort_keys=True).encode()).hexdigest()
-
-
-def saved_tokenizer(directory: Path, index: Mapping[str, Any]) -> Tokenizer:
+def saved_tokenizer(directory: Path, index: Index) -> Tokenizer:
     """Load the tokenizer of a directory; raise `UserError` if the file is missing or has changed."""
     path = directory / TOKENIZER_FILE
     if not path.is_file() or sha256_file(path) != index["tokenizer"]["sha256"]:
@@ -155,7 +115,7 @@ def saved_tokenizer(directory: Path, index: Mapping[str, Any]) -> Tokenizer:
     return load_saved_tokenizer(path)
 
 
-def check_files(directory: Path, index: Mapping[str, Any], checksums: bool = False) -> None:
+def check_files(directory: Path, index: Index, checksums: bool = False) -> None:
     """Raise `UserError` if names, sizes or (optional) checksums of .bin files differ from the index."""
     itemsize = np.dtype(index["dtype"]).itemsize
     offset = ids_offset(index)

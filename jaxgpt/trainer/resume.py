@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxgpt.config import Config, DataConfig, changes, place_of
-from jaxgpt.data.shards import read_index
+from jaxgpt.data.index import read_index
 from jaxgpt.directories import RECORDS
 from jaxgpt.errors import UserError, short_repr
 

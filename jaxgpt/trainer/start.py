@@ -31,7 +31,7 @@ from jaxgpt.checkpoint.source import (
 from jaxgpt.config import Config, changes, flat
 from jaxgpt.data import Batches, Data
 from jaxgpt.data.bos import with_bos
-from jaxgpt.data.open import base_directory, check_sources
+from jaxgpt.data.source_settings import base_directory, check_sources
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.directories import NEW
 from jaxgpt.errors import UserError, short_repr

@@ -14,7 +14,7 @@ from jaxgpt.checkpoint.index import checkpoints, read_info, seal
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.cli.settings import with_settings
 from jaxgpt.config import Config, DataConfig
-from jaxgpt.data.open import located
+from jaxgpt.data.source_settings import located
 from jaxgpt.errors import UserError
 from jaxgpt.trainer.loop import train
 from jaxgpt.trainer.start import Start

@@ -18,8 +18,8 @@ from jaxgpt.data import documents as documents_module
 from jaxgpt.data.bos import decode_texts, text_bos, with_bos
 from jaxgpt.data.chat_records import Pair
 from jaxgpt.data.conversations import encode_conversation
+from jaxgpt.data.index import read_index, write_index
 from jaxgpt.data.prepare import prepare
-from jaxgpt.data.shards import read_index, write_index
 from jaxgpt.data.special import SpecialTokens
 from jaxgpt.data.tokenizer import SubwordTokenizer
 from jaxgpt.data.tokenizer_files import load_tokenizer, make_tokenizer, save_tokenizer

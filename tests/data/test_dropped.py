@@ -17,8 +17,8 @@ from helpers import TEXT, jaxgpt
 
 from jaxgpt.config import PrepareParams
 from jaxgpt.data.dropped import skipped_lines
+from jaxgpt.data.index import read_index, write_index
 from jaxgpt.data.prepare import prepare
-from jaxgpt.data.shards import read_index, write_index
 from jaxgpt.data.tokenizer_files import load_tokenizer, train_bpe
 from jaxgpt.errors import UserError
 from jaxgpt.files import write_json
@@ -53,7 +53,7 @@ def write_lines(path: str, texts: Sequence[str]) -> None:
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jaxgpt.data.documents.BLOCK", 50)
-    monkeypatch.setattr("jaxgpt.data.prepare.BATCH", 100)
+    monkeypatch.setattr("jaxgpt.data.piece_encoder.BATCH", 100)
     monkeypatch.setattr("jaxgpt.data.cuts.PIECE", 20)
     monkeypatch.setattr("jaxgpt.data.prepare.SAVE_EVERY", -1.0)
     monkeypatch.setattr(os, "fsync", lambda file: None)

@@ -19,7 +19,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from jaxgpt.config import Config, DataConfig
 from jaxgpt.data import Batches, Tokens, open_data, with_path
-from jaxgpt.data.open import check_sources, vocab_size
+from jaxgpt.data.run_tokenizer import vocab_size
+from jaxgpt.data.source_settings import check_sources
 from jaxgpt.data.sources import find_source
 from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.errors import UserError

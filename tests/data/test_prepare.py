@@ -29,9 +29,9 @@ from jaxgpt.config import Config, DataConfig, ModelConfig, PrepareParams
 from jaxgpt.data import documents as module
 from jaxgpt.data import open_data
 from jaxgpt.data.documents import sample_text
+from jaxgpt.data.index import read_index, write_index
 from jaxgpt.data.prepare import prepare
 from jaxgpt.data.same_ids import same_ids
-from jaxgpt.data.shards import read_index, write_index
 from jaxgpt.data.sources import find_source
 from jaxgpt.data.special import SpecialTokens
 from jaxgpt.data.tokenizer import Tokenizer
@@ -71,7 +71,7 @@ def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Split text files into small pieces, and record the progress after every piece."""
     monkeypatch.setattr("jaxgpt.data.documents.BLOCK", 300)
-    monkeypatch.setattr("jaxgpt.data.prepare.BATCH", 1000)
+    monkeypatch.setattr("jaxgpt.data.piece_encoder.BATCH", 1000)
     monkeypatch.setattr("jaxgpt.data.cuts.PIECE", 50)
     monkeypatch.setattr("jaxgpt.data.prepare.SAVE_EVERY", -1.0)
 

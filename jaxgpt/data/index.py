@@ -1,0 +1,114 @@
+"""index.json of a directory of token shards: its entries; read and write it with its checksum."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NotRequired, TypedDict, cast
+
+from jaxgpt.data.token_files import HEADER
+from jaxgpt.directories import INDEX, PREPARED
+from jaxgpt.errors import UserError, reported
+from jaxgpt.files import read_json, write_json
+
+KIND = f"{PREPARED}, version 4"
+SPLITS = ("train", "val")
+FIX = f"prepare the data in an empty directory, or delete {INDEX} to read the .bin files without it"
+
+
+class ShardEntry(TypedDict):
+    """A complete shard."""
+
+    file: str
+    tokens: int
+    sha256: str
+
+
+class SplitEntry(TypedDict):
+    """A split: what is written so far, the resume position of an interrupted command."""
+
+    documents: int
+    tokens: int
+    bytes: int  # bytes of text
+    shards: list[ShardEntry]
+
+
+class TokenizerEntry(TypedDict):
+    """The tokenizer; `bos` is the text of the ids before each document."""
+
+    name: str
+    sha256: str
+    vocab_size: int
+    end_id: int | None
+    bos: str
+
+
+class SkipGroup(TypedDict):
+    """Equal errors of a file."""
+
+    file: str
+    lost: str  # document, file or rest, as in `documents.DocumentPiece`
+    kind: str  # the error without its numbers and names
+    number: int
+    first: str  # the first error
+
+
+class Skips(TypedDict):
+    """Unreadable documents and files."""
+
+    documents: int
+    files: int
+    first: list[str]  # the first errors
+    groups: list[SkipGroup]
+
+
+class Index(TypedDict):
+    """The content of index.json, without its checksum."""
+
+    kind: str  # `KIND`
+    complete: bool
+    settings: dict[str, Any]  # parameters of the command, sources, and ids before each document
+    pieces: int  # number of pieces written or dropped so far
+    skipped: Skips
+    dropped: dict[str, int]  # number of documents that are `short` or `repeated`
+    markers: int  # number of end-of-text tokens written as text
+    splits: dict[str, SplitEntry]  # keyed by `SPLITS`
+    dtype: NotRequired[str]  # type of the ids; missing until the tokenizer is known
+    tokenizer: NotRequired[TokenizerEntry]  # missing until the tokenizer is known
+
+
+def write_index(directory: Path, index: Index) -> None:
+    """Write index.json, with its checksum as the last entry."""
+    write_json(directory / INDEX, {**index, "sha256": _checksum(index)})
+
+
+def read_index(directory: Path) -> Index | None:
+    """Read index.json; return None if the file is missing, or from a different program or version.
+
+    Raises:
+        UserError: if the index does not match its own checksum, or is unreadable and there are .bin files.
+    """
+    try:
+        with reported(f"cannot read {directory}"):
+            has_index = (directory / INDEX).is_file()
+        index = read_json(directory / INDEX) if has_index else {}
+    except UserError:
+        if any(directory.glob("*.bin")):
+            raise
+        return None  # the index.json of a different program
+    if index.get("kind") != KIND:
+        return None
+    if index.pop("sha256", "") != _checksum(index):
+        raise UserError(f"{directory / INDEX} does not match its own checksum: {FIX}")
+    return cast(Index, index)
+
+
+def _checksum(index: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(index, sort_keys=True).encode()).hexdigest()
+
+
+def ids_offset(index: Index) -> int:
+    """Return the size of the header of a shard in bytes; 0 in nanoGPT's format."""
+    return 4 * HEADER if index["settings"]["format"] == "llm.c" else 0

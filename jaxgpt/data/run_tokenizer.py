@@ -1,0 +1,69 @@
+"""The tokenizer of a run: given, of a prepared directory, or made as `data.tokenizer` specifies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from jaxgpt.config import Config, DataConfig
+from jaxgpt.data.bos import with_bos
+from jaxgpt.data.builtin import SHAKESPEARE_CHARACTERS
+from jaxgpt.data.chat_files import check_conversations
+from jaxgpt.data.shards import prepared_tokenizer
+from jaxgpt.data.source_settings import kind_of, located
+from jaxgpt.data.text import read_text
+from jaxgpt.data.tokenizer import Tokenizer
+from jaxgpt.data.tokenizer_files import FROM_TEXT, make_tokenizer
+from jaxgpt.errors import UserError
+
+
+def vocab_size(config: Config) -> int:
+    """Return the model's vocabulary size. Shakespeare with the char tokenizer needs no download.
+
+    Raises:
+        UserError: if the tokenizer that determines the size cannot be made.
+    """
+    data = config.data
+    if config.model.vocab_size:
+        return config.model.vocab_size
+    if not (data.path or data.mix) and (data.dataset, data.tokenizer) == ("shakespeare", "char"):
+        return SHAKESPEARE_CHARACTERS
+    return run_tokenizer(config).vocab_size
+
+
+def run_tokenizer(config: Config, given: Tokenizer | None = None) -> Tokenizer:
+    """Return `given`, otherwise the tokenizer of a prepared directory, otherwise make `data.tokenizer`.
+
+    `given` keeps its rule for the beginning-of-text token; the tokenizer of a new run follows `data.bos`.
+    """
+    data = config.data
+    if given and data.mix:
+        return given  # compared with the tokenizer of each source when it is opened
+
+    sources = [located(each, config.directory) for each in data.sources]
+    for each in sources:
+        prepared = prepared_tokenizer(Path(each.path), given) if each.path else None
+        if prepared:
+            return prepared if given else with_bos(prepared, data.bos)
+    if given:
+        return given
+
+    texts = _texts(config, sources) if data.tokenizer in FROM_TEXT else []
+    made = make_tokenizer(data.tokenizer, texts, data.vocab_size, config.model.vocab_size)
+    return with_bos(made, data.bos)
+
+
+def _texts(config: Config, sources: Sequence[DataConfig]) -> list[str]:
+    """Read the texts to make a tokenizer from; raise `UserError` if a source is not a text."""
+    texts = []
+    for each in sources:
+        kind = kind_of(config, each)
+        if kind == "conversations":
+            check_conversations(Path(each.path), each.on_error)  # a file without conversations is a different error
+        if kind != "text":
+            raise UserError(
+                f"{each.path} holds {kind}, not text: choose their tokenizer with --data.tokenizer (gpt2, ids or PATH), start "
+                f"from a model with --init-from RUN, or tokenize documents with jaxgpt data prepare"
+            )
+        texts.append(read_text(each).text)
+    return texts

@@ -1,0 +1,131 @@
+"""Sources of data in the settings of a run: where they are, what they hold, and checks before they are opened."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from jaxgpt.config import Config, DataConfig, place_of
+from jaxgpt.data.chat_files import check_conversations
+from jaxgpt.data.preferences import check_preferences
+from jaxgpt.data.prompts import check_prompts
+from jaxgpt.data.token_files import is_token_path
+from jaxgpt.errors import UserError
+from jaxgpt.files import check_kind, missing
+from jaxgpt.post_settings import PostConfig
+
+Kind = Literal["text", "token ids", "conversations", "preference pairs", "prompts"]
+
+
+def check_sources(config: Config, tokens: int = 0) -> None:
+    """Check that the paths exist and that conversations can be read, before anything slow, such as reading weights.
+
+    Args:
+        config: config of a run or preset; its `data` and `directory` are used.
+        tokens: number of training tokens so far; the sources of mixtures that have ended are not checked.
+
+    Raises:
+        UserError: if a path is missing or a record is not a conversation.
+    """
+    for each in remaining_sources(config.data, tokens):
+        found = located(each, config.directory)
+        kind = kind_of(config, found)
+        if kind == "conversations":
+            check_conversations(Path(found.path), found.on_error)
+        elif kind == "preference pairs":
+            check_preferences(Path(found.path), found.on_error)
+        elif kind == "prompts":
+            check_prompts(Path(found.path), found.on_error)
+
+
+def check_windows_begin(config: Config, setting: str) -> None:
+    """Check that a source of the data has windows with a beginning-of-text token that a setting can change.
+
+    Raises:
+        UserError: if a path is missing, or no source is a text.
+    """
+    found = [located(each, config.directory) for each in config.data.sources]
+    kinds = {kind_of(config, each): each.path for each in found}
+    if "text" not in kinds:
+        kind, path = next(iter(kinds.items()))
+        raise UserError(
+            f"{setting} applies only to windows of a text, but {path} holds {kind}: omit it; the tokenizer of the run, the "
+            f"chat template or the token files determine their beginning-of-text tokens"
+        )
+
+
+def remaining_sources(data: DataConfig, tokens: int) -> list[DataConfig]:
+    """Return the settings of the sources of the mixtures that have not ended after a number of training tokens."""
+    phases = data.phases
+    ends = [phase.tokens for phase in phases[1:]]
+    current = sum(end <= tokens for end in ends)  # index of the current mixture
+    needed = {path for phase in phases[current:] for path in data.weights(phase)}
+    return [each for each in data.sources if each.path in needed]
+
+
+def with_path(config: Config, path: str) -> Config:
+    """Return a config for evaluation on `path` (only validation files, if any); empty path: on the last mixture."""
+    if not path:
+        return replace(config, data=config.data.last)
+    return replace(config, data=replace(config.data, path=path, mix=(), train_fraction=1.0), directory="")
+
+
+def located(data: DataConfig, directory: str) -> DataConfig:
+    """Return the settings of a source with the path at which its data are found.
+
+    Relative paths refer to `directory`, where the run was started; if the data are not there, to the current directory.
+
+    Raises:
+        UserError: if the data are in neither place.
+    """
+    if not data.path:
+        return data
+    found = place_of(data.path, directory)
+    if Path(found).exists():
+        return replace(data, path=found)
+    is_elsewhere = Path(directory).resolve() != Path.cwd()
+    if not directory or not is_elsewhere or Path(data.path).is_absolute():
+        raise missing(data.path)
+    fix = "pass the new place with --data.path or --data.mix, or run the command where the run was started"
+    raise missing(data.path, f", neither in {directory}, where the run was started, nor in {Path.cwd()}: {fix}")
+
+
+def base_directory(config: Config) -> str:
+    """Return the directory with the relative paths of the data: where the run was started, or the current directory."""
+    here = str(Path.cwd())
+    paths = [each.path for each in config.data.sources]
+    for directory in (config.directory or here, here):
+        if all(Path(directory, path).exists() for path in paths):
+            return directory
+    return config.directory or here
+
+
+def kind_of(config: Config, data: DataConfig) -> Kind:
+    """Return the kind of data of a source; raise `UserError` if the objective needs a different kind."""
+    if data.path and Path(data.path).exists():
+        check_kind(Path(data.path))
+    post = config.post
+    needed = _needed_kind(post)
+    if data.conversations:
+        return needed or "conversations"
+
+    kind: Kind = "token ids" if data.path and is_token_path(Path(data.path)) else "text"
+    if needed is None:
+        return kind
+    if not data.path and data.dataset == "none":
+        raise UserError(f"post.objective {post.objective} needs {needed}: add --data.path {needed.split()[-1]}.jsonl")
+    source = data.path or f"the built-in text {data.dataset}"
+    raise UserError(
+        f"post.objective {post.objective} needs {needed} (.jsonl, .json or .parquet), but {source} holds {kind}: pass "
+        f"{needed.split()[-1]} with --data.path, or omit post.objective"
+    )
+
+
+def _needed_kind(post: PostConfig) -> Kind | None:
+    """Return the kind of data that an objective needs; None: any text, token ids or conversations."""
+    if post.is_preference:
+        return "preference pairs"
+    if post.is_rollout:
+        return "prompts"
+    return None
