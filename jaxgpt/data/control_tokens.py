@@ -12,10 +12,8 @@ import secrets
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cached_property
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from jaxgpt.data.tokenizer import ANCHORS, SubwordTokenizer, Tokenizer, WordTokenizer, call_tokenizers
 from jaxgpt.errors import UserError
@@ -32,6 +30,30 @@ class TokenMatch(NamedTuple):
     begin: int  # index of its first character, including white space that the token absorbs
     end: int
     id: int
+
+
+class PartedText(NamedTuple):
+    """A text that is given in parts."""
+
+    text: str  # all parts
+    ends: list[int]  # index of the end of each part
+
+    @staticmethod
+    def of(parts: Sequence[str]) -> PartedText:
+        """Join parts."""
+        return PartedText("".join(parts), list(accumulate(map(len, parts))))
+
+    def part_of(self, index: int) -> int:
+        """Return the part with the character at an index."""
+        return bisect_right(self.ends, index)
+
+    def begin_of(self, part: int) -> int:
+        """Return the index of the first character of a part."""
+        return self.ends[part - 1] if part else 0
+
+    def bounds(self, begin: int, end: int) -> list[int]:
+        """Return the indices from `begin` to `end` at which a part begins, and `begin` and `end`."""
+        return [begin, *(at for at in self.ends if begin < at < end), end]
 
 
 class Neighbor(NamedTuple):
@@ -122,8 +144,7 @@ class ControlTokens:
             self._check_words(text, kept)
             return text
 
-        # Marks are inserted before these indices.
-        inside = set[int]()
+        inside = set[int]()  # indices before which marks are inserted
         unchanged = list[range]()
         for match in self.find(text):
             name = text[match.begin : match.end]
@@ -131,14 +152,16 @@ class ControlTokens:
                 unchanged.append(range(match.begin + 1, match.end))
             else:
                 inside.add(match.end - len(name.lstrip()) + 1)
+
         if markup is not None:
+            # The names' first characters, except in the longest string of `markup` at a place.
             others = sorted(markup, key=len, reverse=True)
             pattern = "|".join(map(re.escape, [*others, *self._first]))
             for found in re.finditer(pattern, text):
                 if found[0] in self._first:
                     inside.add(found.end())
-        inside = {index for index in inside if not any(index in each for each in unchanged)}
 
+        inside = {index for index in inside if not any(index in each for each in unchanged)}
         bounds = [0, *sorted(inside), len(text)]
         return mark.join(text[begin:end] for begin, end in pairwise(bounds))
 
@@ -158,57 +181,60 @@ class ControlTokens:
         """
         if not isinstance(self.tokenizer, SubwordTokenizer):
             return [self.tokenizer.encode(part).tolist() for part in parts]
-        text = "".join(parts)
-        ends = np.cumsum([len(part) for part in parts]).tolist()
+        parted = PartedText.of(parts)
         encoded: list[list[int]] = [[] for _ in parts]
-
-        def part_of(index: int) -> int:
-            return bisect_right(ends, index)
-
-        def neighbor(match: TokenMatch, begin: int) -> Neighbor:
-            """Return the neighbor for a control token and the white space around it, beginning at index `begin`."""
-            found = text[begin : match.end]
-            name = found.strip()
-            random_name = self._random_names[match.id]
-            number = self._plain.token_to_id(random_name)
-            return Neighbor(found.replace(name, random_name, 1), number, match.id in self._normalized)
-
-        def add_text(begin: int, end: int, before: Neighbor | None, after: Neighbor | None) -> None:
-            """Encode the text between two control tokens, split at the ends of parts; None: no token."""
-            bounds = [begin, *(at for at in ends if begin < at < end), end]
-            pieces = [text[a:b] for a, b in pairwise(bounds)]
-            if mark:
-                pieces = [piece.replace(mark, "") for piece in pieces]
-            for at, ids in zip(bounds, self._encode_pieces(pieces, before, after), strict=False):
-                if ids:  # an empty piece may be at the end of the text, after the last part
-                    encoded[part_of(at)] += ids
-
         begin = 0
-        before = None
-        for match in self._unmarked_in_parts(text, ends, mark):
+        before: Neighbor | None = None
+        for match in self._unmarked_in_parts(parted, mark):
             # A token absorbs white space before it only within its part, because the ids of a part do not depend on later
             # parts.
-            name = text[match.begin : match.end]
-            part = part_of(match.end - len(name.lstrip()))
-            begin_of_part = ends[part] - len(parts[part])
+            name = parted.text[match.begin : match.end]
+            part = parted.part_of(match.end - len(name.lstrip()))
+            begin_of_part = parted.begin_of(part)
             end = max(match.begin, begin_of_part)
-            token = neighbor(match, end)
+
+            token = self._neighbor(parted.text[end : match.end], match.id)
             is_in_part = end > begin_of_part or begin == end  # otherwise, the text before the token is in earlier parts
-            add_text(begin, end, before, token if is_in_part else None)
+            after = token if is_in_part else None
+            for number, ids in self._encode_text(parted, begin, end, before, after, mark):
+                encoded[number] += ids
             encoded[part].append(match.id)
             begin = match.end
             before = token
-        add_text(begin, len(text), before, None)
+        for number, ids in self._encode_text(parted, begin, len(parted.text), before, None, mark):
+            encoded[number] += ids
         return encoded
 
-    def _unmarked_in_parts(self, text: str, ends: Sequence[int], mark: str) -> list[TokenMatch]:
+    def _neighbor(self, found: str, token_id: int) -> Neighbor:
+        """Return the neighbor for a control token that is found in a text, with the white space that it absorbs."""
+        random_name = self._random_names[token_id]
+        text = found.replace(found.strip(), random_name, 1)
+        return Neighbor(text, self._plain.token_to_id(random_name), token_id in self._normalized)
+
+    def _encode_text(
+        self, parted: PartedText, begin: int, end: int, before: Neighbor | None, after: Neighbor | None, mark: str
+    ) -> Iterator[tuple[int, list[int]]]:
+        """Encode the text from index `begin` to `end`, between two control tokens; None: no token.
+
+        Yields:
+            The index of each part in the text, and its ids.
+        """
+        bounds = parted.bounds(begin, end)
+        pieces = [parted.text[a:b] for a, b in pairwise(bounds)]
+        if mark:
+            pieces = [piece.replace(mark, "") for piece in pieces]
+        for first, ids in zip(bounds[:-1], self._encode_pieces(pieces, before, after), strict=True):
+            if ids:  # an empty piece may be at the end of the text, after the last part
+                yield parted.part_of(first), ids
+
+    def _unmarked_in_parts(self, parted: PartedText, mark: str) -> list[TokenMatch]:
         """Find the control tokens of a text in parts: a part ends a word, because its ids do not depend on later parts."""
         if not self._has_single_words:
-            return self.unmarked(text, mark)
+            return self.unmarked(parted.text, mark)
         matches = []
-        for begin, end in pairwise([0, *ends]):
-            for match in self.unmarked(text[:end], mark):
-                name = text[match.begin : match.end].lstrip()
+        for begin, end in pairwise([0, *parted.ends]):
+            for match in self.unmarked(parted.text[:end], mark):
+                name = parted.text[match.begin : match.end].lstrip()
                 if match.end - len(name) >= begin:
                     matches.append(match)
         return matches
@@ -302,15 +328,20 @@ class ControlTokens:
 
         assert isinstance(self.tokenizer, SubwordTokenizer)
         text = self.tokenizer.library.to_str()
+
+        # With `encode_special_tokens`, only special tokens are text: make all control tokens special.
         added = self.tokenizer.library.get_added_tokens_decoder().values()
         if any(token.content in self.further and not token.special for token in added):
             value = json.loads(text)
             for token in value["added_tokens"]:
                 token["special"] |= token["content"] in self.further
             text = json.dumps(value)
+
         library = type(self.tokenizer.library)
         copy = call_tokenizers(lambda: library.from_str(text), "this vocabulary")
         copy.post_processor = None
+
+        # The random names match as the names of their tokens do.
         further = [AddedToken(BREAK, normalized=False)]
         for i, token in self.tokenizer.library.get_added_tokens_decoder().items():
             if i in self.names:
