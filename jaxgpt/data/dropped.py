@@ -24,7 +24,7 @@ def count_skipped(skipped: Skips, message: str, file: str, lost: str) -> None:
 
     Args:
         message: error with the file and the line or row.
-        lost: `document`, `file` or `rest`, as in `documents.DocumentPiece`.
+        lost: `document`, `file` or `rest`, as in `document_piece.DocumentPiece`.
     """
     if lost == "document":
         skipped["documents"] += 1

@@ -49,7 +49,7 @@ class SkipGroup(TypedDict):
     """Equal errors of a file."""
 
     file: str
-    lost: str  # document, file or rest, as in `documents.DocumentPiece`
+    lost: str  # document, file or rest, as in `document_piece.DocumentPiece`
     kind: str  # the error without its numbers and names
     number: int
     first: str  # the first error

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxgpt.config import PrepareParams
-from jaxgpt.data.documents import SKIP, DocumentPiece, unreadable
+from jaxgpt.data.document_piece import DocumentPiece, unreadable
+from jaxgpt.data.documents import SKIP
 from jaxgpt.data.fast import fast_encoder
 from jaxgpt.data.shards import token_dtype
 from jaxgpt.data.tokenizer import EOS_NAMES, Tokenizer

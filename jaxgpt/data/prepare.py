@@ -1,6 +1,6 @@
 """Tokenize documents into shards of ids, on all cores and in bounded memory.
 
-Documents are a numbered sequence of pieces (`documents.DocumentPiece`). index.json records the number of pieces written, and
+Documents are a numbered sequence of pieces (`DocumentPiece`). index.json records the number of pieces written, and
 the length of each shard at that moment. After an interruption, the shards are truncated to these lengths and encoding continues
 with the next piece. The output is the same as without the interruption.
 """
@@ -19,7 +19,8 @@ from pathlib import Path
 from jaxgpt.config import PrepareParams
 from jaxgpt.data.bos import document_bos, with_bos
 from jaxgpt.data.bpe import train_bpe
-from jaxgpt.data.documents import DocumentPiece, beginning, check_first, read_pieces, sample_text
+from jaxgpt.data.document_piece import DocumentPiece
+from jaxgpt.data.documents import beginning, check_first, read_pieces, sample_text
 from jaxgpt.data.dropped import Repeats, count_skipped
 from jaxgpt.data.index import SPLITS, Index, write_index
 from jaxgpt.data.output import begin, check_older_cuts, new_output, set_tokenizer

@@ -90,9 +90,11 @@ def test_a_full_disk_keeps_what_was_written(monkeypatch: pytest.MonkeyPatch) -> 
 SCRIPT = """
 import os, signal, sys
 from jaxgpt.cli import main
-from jaxgpt.data import documents, prepare, shards
+from jaxgpt.data import piece_encoder, prepare, shards, text_documents
 
-documents.BLOCK, prepare.BATCH, prepare.SAVE_EVERY = 2000, 2000, -1.0
+text_documents.BLOCK = 2000
+piece_encoder.BATCH = 2000
+prepare.SAVE_EVERY = -1.0
 left = int(sys.argv[1])
 
 def killing(operation, half=lambda *args: None):

@@ -26,8 +26,8 @@ import pytest
 from helpers import TEXT, repository
 
 from jaxgpt.config import Config, DataConfig, ModelConfig, PrepareParams
-from jaxgpt.data import documents as module
 from jaxgpt.data import open_data
+from jaxgpt.data import text_documents as module
 from jaxgpt.data.documents import sample_text
 from jaxgpt.data.index import read_index, write_index
 from jaxgpt.data.prepare import prepare
@@ -70,7 +70,7 @@ def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Split text files into small pieces, and record the progress after every piece."""
-    monkeypatch.setattr("jaxgpt.data.documents.BLOCK", 300)
+    monkeypatch.setattr("jaxgpt.data.text_documents.BLOCK", 300)
     monkeypatch.setattr("jaxgpt.data.piece_encoder.BATCH", 1000)
     monkeypatch.setattr("jaxgpt.data.cuts.PIECE", 50)
     monkeypatch.setattr("jaxgpt.data.prepare.SAVE_EVERY", -1.0)
@@ -447,7 +447,7 @@ def test_an_unreadable_document_is_named(
     if name == "b.parquet":
         pytest.importorskip("pyarrow")
     for limit, value in (("BLOCK", 500), ("UNCUT", 1000)):
-        monkeypatch.setattr(f"jaxgpt.data.documents.{limit}", value)
+        monkeypatch.setattr(f"jaxgpt.data.text_documents.{limit}", value)
     Path("a.jsonl").write_text('{"text": "before"}\n')
     Path(name).write_bytes(data)
     Path("c.txt").write_text("after")
