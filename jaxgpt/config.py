@@ -1,37 +1,32 @@
-"""Settings of runs: frozen dataclasses, validation, JSON conversion.
+"""Settings of runs: frozen dataclasses with validation.
 
 The setting `n_layer` of the section `model` in `config.json` is the option `--model.n-layer` on the command line.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
-from pathlib import Path
-from typing import Any, Literal, get_origin, get_type_hints
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any, Literal
 
-from jaxgpt.directories import holds_records
+from jaxgpt.data_settings import OF_CHATS as OF_CHATS  # this module exports all settings and options
+from jaxgpt.data_settings import DataConfig as DataConfig
+from jaxgpt.data_settings import place_of as place_of
 from jaxgpt.errors import UserError, short_repr
-from jaxgpt.mix import Phase, integer_weights, join_phases, split_phases
-from jaxgpt.options import BeamParams as BeamParams  # this module exports all settings and options
+from jaxgpt.options import BeamParams as BeamParams
 from jaxgpt.options import DistributedConfig as DistributedConfig
 from jaxgpt.options import PrepareParams as PrepareParams
 from jaxgpt.options import SamplingParams as SamplingParams
 from jaxgpt.options import TextParams as TextParams
 from jaxgpt.post_settings import PostConfig as PostConfig
 from jaxgpt.settings import MAX_VOCAB, Section, setting, similar_setting
-from jaxgpt.strict_json import parse_json
 
-FROM_TEXT = ("char", "word", "bpe")  # tokenizers built from the training text
 MAX_LAYERS = 1024  # maximum n_layer, to limit tracing time; published decoders: at most a few hundred
 MAX_HEAD = 2**16  # maximum head_dim, to limit the RoPE frequencies allocated before weights are checked
 MAX_PARAMETERS = 10**13  # maximum number of parameters, 40 TB in float32
 MAX_BATCH = 2**28  # maximum number of token ids per jitted call, 1 GiB of int32
 
-OF_CHATS = ("chat_template_kwargs", "answer_tokens")  # settings of `data` that a model has been trained with
-SET_VARIABLES = ("messages", "tools", "add_generation_prompt")  # variables of chat templates that jaxgpt sets
 
 # Names in the registries of jaxgpt/ops, and "none". A program may add functions: docs/own/activation.md, docs/own/norm.md.
 NormName = Literal["layernorm", "rmsnorm", "stdnorm", "none"]
@@ -205,103 +200,6 @@ class ModelConfig(Section):
         if self.positions == "learned":
             rows += self.block_size
         return rows * self.n_embd
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataConfig(Section):
-    """Text, tokenizer and training windows."""
-
-    prefix = "data"
-
-    dataset: Literal["python", "shakespeare", "statquest", "repeats", "none"] = setting(
-        "python", "built-in text to use when no path is given"
-    )
-    path: str = setting(
-        "", "text, tokens (.bin) or conversations (.jsonl, .json, .parquet): file or directory; empty: use data.dataset"
-    )
-    mix: tuple[str, ...] = setting(
-        (), "paths with their shares of the training windows: web=0.7 code=0.3; @TOKENS: start of the next mixture"
-    )
-    tokenizer: str = setting("char", "char, word, byte, gpt2, ids; bpe: train on the text; or a tokenizer.json")
-    vocab_size: int = setting(4096, "maximum vocabulary size of a BPE tokenizer trained on the text", 2, MAX_VOCAB)
-    train_fraction: float = setting(
-        0.9, "leading fraction of the text to train on; 1: train and evaluate on all of it", above=0.0, high=1.0
-    )
-    on_error: Literal["fail", "skip"] = setting("fail", "on unreadable conversations: fail, or skip and count them")
-    sampling: Literal["epoch", "random"] = setting("epoch", "epoch: windows without replacement; random: independent")
-    window: int = setting(0, "T, tokens per training window; 0: model.block_size", 0, 2**24)
-    stride: int = setting(0, "tokens between starts of windows; 0: the window length, with a new offset each epoch", 0)
-    documents: Literal["flow", "mask", "pack"] = setting(
-        "flow", "flow: concatenate; mask: attention and targets end at boundaries; pack: mask, split only if necessary"
-    )
-    bos: Literal["auto", "yes", "no"] = setting(
-        "auto", "begin texts, pairs and prompts with the beginning-of-text token; auto: if the tokenizer prepends it"
-    )
-    chat_template_kwargs: str = setting("", 'variables of the chat template, as JSON: {"enable_thinking": false}')
-    answer_tokens: tuple[str, ...] = setting(
-        (), "special tokens that stay tokens in the assistant's messages, such as <think> </think>"
-    )
-
-    def check(self) -> Iterator[str]:
-        parse_variables(self.chat_template_kwargs, "data.chat_template_kwargs")  # raises an error if they are invalid
-        if self.stride and (self.conversations or self.documents == "pack"):
-            yield f"data.stride {self.stride} does not apply to packed documents or conversations: set it to 0"
-        begins_with_mixture = bool(self.mix) and bool(self.phases[0].words)
-        if self.path and begins_with_mixture:
-            yield f"data.path {self.path} and data.mix both specify the data: omit one of them"
-        for phase in self.phases:
-            self.weights(phase)  # raises an error if the words are invalid
-
-    @property
-    def template_variables(self) -> dict[str, Any]:
-        """The variables in `chat_template_kwargs`."""
-        return parse_variables(self.chat_template_kwargs, "data.chat_template_kwargs")
-
-    @property
-    def phases(self) -> list[Phase]:
-        """The mixtures of the run, in order; without `mix`, a single phase without words."""
-        return split_phases(self.mix)
-
-    def weights(self, phase: Phase) -> dict[str, int]:
-        """Return the integer weight of each path of a phase; the built-in text has an empty path."""
-        return integer_weights(phase.words) if phase.words else {self.path: 1}
-
-    @property
-    def sources(self) -> list[DataConfig]:
-        """The settings of each source, in order of first use."""
-        paths = dict.fromkeys(path for phase in self.phases for path in self.weights(phase))
-        return [replace(self, path=path, mix=()) for path in paths]
-
-    @property
-    def streams(self) -> dict[str, str]:
-        """The name of the random stream of each source, keyed by path. A stream survives changes of the mixture."""
-        begins_with_mixture = bool(self.phases[0].words)
-        numbered = {each.path: f" of source {number}" for number, each in enumerate(self.sources)}
-        return numbered if begins_with_mixture else numbered | {self.path: ""}
-
-    def with_phases(self, phases: Sequence[Phase]) -> DataConfig:
-        """Return a copy with these mixtures; a first phase without words is the data of `path`, or the built-in text."""
-        path = "" if phases[0].words else self.path
-        return replace(self, path=path, mix=join_phases(phases))
-
-    @property
-    def last(self) -> DataConfig:
-        """The settings with only the last mixture."""
-        *_, phase = self.phases
-        return self.with_phases([Phase(0, phase.words)])
-
-    def until(self, tokens: int) -> DataConfig:
-        """Return the settings with only the mixtures of the first `tokens` training tokens."""
-        first, *others = self.phases
-        return self.with_phases([first, *(phase for phase in others if phase.tokens < tokens)])
-
-    @property
-    def conversations(self) -> bool:
-        """Whether `path` is a file of conversations, or a directory of such files."""
-        path = Path(self.path)
-        if self.tokenizer in FROM_TEXT and (path.is_dir() or path.suffix.lower() == ".json"):
-            return False  # their text is the vocabulary of the tokenizer
-        return bool(self.path) and holds_records(path)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -586,53 +484,6 @@ class Config(Section):
         return replace(self, **changed)
 
 
-def place_of(path: str, directory: str) -> str:
-    """Return the path of data in `directory`, where the run was started; if missing there, the path itself."""
-    started = Path(directory, path)
-    is_elsewhere = Path(directory).resolve() != Path.cwd()
-    if path and is_elsewhere and started.exists():
-        return str(started)
-    return path
-
-
-def parse_variables(text: str, where: str) -> dict[str, Any]:
-    """Parse the variables of a chat template, a JSON object; "": no variables.
-
-    Raises:
-        UserError: if the text is not a JSON object, or has the name of a variable that jaxgpt sets. It begins with `where`.
-    """
-    variables = parse_json(text, where) if text else {}
-    try:
-        return check_variables(variables)
-    except UserError as e:
-        raise UserError(f"{where}: {e}") from None
-
-
-def check_variables(variables: Any) -> dict[str, Any]:
-    """Check and copy the variables of a chat template.
-
-    Raises:
-        UserError: if they are not a mapping from names to JSON values, or have the name of a variable that jaxgpt sets.
-    """
-    if not isinstance(variables, Mapping):
-        raise UserError(
-            f'variables of a template must be an object such as {{"enable_thinking": false}}, not {short_repr(variables)}'
-        )
-    for name in variables:
-        if not isinstance(name, str) or name in SET_VARIABLES:
-            raise UserError(f"{short_repr(name)} is not a variable of a template that can be set: omit it")
-    try:
-        json.dumps(dict(variables), allow_nan=False)
-    except (TypeError, ValueError) as e:
-        raise UserError(f"variables of a template must be JSON values ({e}): {short_repr(variables)}") from None
-    return dict(variables)
-
-
-def to_json(config: Any) -> str:
-    """Convert a config to indented JSON, with keys in field order."""
-    return json.dumps(asdict(config), indent=2, allow_nan=False) + "\n"
-
-
 def flat(config: Any) -> dict[str, Any]:
     """Flatten a config to `{"model.n_layer": 6, ...}`, without `directory`, which is a fact about the run, not a setting."""
     own: dict[str, Any] = {}
@@ -659,49 +510,3 @@ def changes(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
         before["data.mix"] = was
         after["data.mix"] = now
     return {name: (before[name], after[name]) for name in before if before[name] != after[name]}
-
-
-def from_json(text: bytes | str, where: str = "config.json") -> Config:
-    """Parse a `Config`. Missing keys take their defaults; unknown keys are errors.
-
-    Raises:
-        UserError: if the text is not a JSON object, or has an unknown key, an invalid value or settings that conflict.
-    """
-    values = parse_json(text, where)
-    try:
-        config: Config = _build(Config, _with_bos(values))
-    except UserError as e:
-        raise UserError(f"{where}: {e}") from None
-    return config
-
-
-def _with_bos(values: Any) -> Any:
-    """Add `data.bos` to the settings of a run of jaxgpt 0.1.0, which trained on texts without a beginning-of-text token.
-
-    Pairs had the token, and imported runs have no data, so `auto` is right for these. A file without all sections was not
-    written by jaxgpt.
-    """
-    if not isinstance(values, Mapping) or not {"model", "data", "optim", "train", "mesh"} <= values.keys():
-        return values
-    data = values["data"]
-    if not isinstance(data, Mapping) or "bos" in data:
-        return values
-    path = str(data.get("path", ""))
-    has_text = bool(path or data.get("mix") or data.get("dataset") != "none")
-    is_text = has_text and not path.lower().endswith((".jsonl", ".ndjson"))
-    return {**values, "data": {**data, "bos": "no" if is_text else "auto"}}
-
-
-def _build(cls: Any, values: Any) -> Any:
-    """Build a section from JSON: nested objects become sections, lists become tuples."""
-    if not isinstance(values, Mapping):
-        raise UserError(f"{cls.prefix}: expected an object, found {type(values).__name__}")
-    given = dict(values)
-    hints = get_type_hints(cls)
-    for name, value in values.items():
-        kind = hints.get(name)
-        if is_dataclass(kind):
-            given[name] = _build(kind, value)
-        elif get_origin(kind) is tuple and isinstance(value, list):
-            given[name] = tuple(value)
-    return cls(**given)

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxgpt.config
-from jaxgpt.config import Config, ModelConfig, from_json, to_json
+from jaxgpt.config import Config, ModelConfig
+from jaxgpt.config_json import from_json, to_json
 from jaxgpt.errors import UserError
 from jaxgpt.presets import PRESETS, preset
 

@@ -18,7 +18,8 @@ from typing import Any
 
 from jaxgpt.checkpoint.paths import parse_checkpoint
 from jaxgpt.checkpoint.run import open_run, replaced_note
-from jaxgpt.config import Config, from_json
+from jaxgpt.config import Config
+from jaxgpt.config_json import from_json
 from jaxgpt.errors import UserError, reported
 from jaxgpt.files import read_bytes, sha256_file, write_atomically
 from jaxgpt.strict_json import parse_json

@@ -38,7 +38,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jaxgpt.checkpoint.paths import check_link, check_path, runs_near
-from jaxgpt.config import Config, from_json, to_json
+from jaxgpt.config import Config
+from jaxgpt.config_json import from_json, to_json
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokenizer_files import load_saved_tokenizer, save_tokenizer
 from jaxgpt.directories import NEW, REPLACED, RUN_FILES, RUN_NEEDED

@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jaxgpt.config import OF_CHATS, Config, ModelConfig, changes, flat, from_json
+from jaxgpt.config import OF_CHATS, Config, ModelConfig, changes, flat
+from jaxgpt.config_json import from_json
 from jaxgpt.errors import UserError, did_you_mean
 from jaxgpt.files import read_bytes
 from jaxgpt.mix import path_of, with_paths

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxgpt.config import DataConfig, check_variables
+from jaxgpt.config import DataConfig
 from jaxgpt.data.chat_frame import Frame, TurnEnd, find_end, read_frame
 from jaxgpt.data.chat_parts import AnswerFinder, Part
 from jaxgpt.data.chat_template import ChatTemplate, Message
@@ -21,6 +21,7 @@ from jaxgpt.data.chat_view import View
 from jaxgpt.data.control_tokens import ControlTokens, unused_mark
 from jaxgpt.data.tokenizer import SubwordTokenizer, Tokenizer
 from jaxgpt.errors import UserError, short_repr
+from jaxgpt.template_variables import check_variables
 
 
 class Conversation(NamedTuple):

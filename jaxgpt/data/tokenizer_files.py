@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jaxgpt.config import FROM_TEXT as FROM_TEXT
 from jaxgpt.data.bos import with_bos
 from jaxgpt.data.bpe import train_bpe as train_bpe
 from jaxgpt.data.cuts import GPT2_CUTS, cut
@@ -24,6 +23,7 @@ from jaxgpt.data.tokenizer import (
     WordTokenizer,
     call_tokenizers,
 )
+from jaxgpt.data_settings import FROM_TEXT as FROM_TEXT
 from jaxgpt.directories import ADDED, GENERATION, MAP, TEMPLATE, TEMPLATES, TOKENIZER
 from jaxgpt.errors import UserError, did_you_mean, short_repr
 from jaxgpt.files import read_bytes, write_atomically, write_json

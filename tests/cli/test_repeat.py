@@ -15,7 +15,8 @@ from helpers import jaxgpt, parsed
 
 from jaxgpt.checkpoint.run import Run, write_settings
 from jaxgpt.cli.run_printer import RunPrinter, first_prompt, sample_command
-from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig, from_json, to_json
+from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig
+from jaxgpt.config_json import from_json, to_json
 from jaxgpt.data.tokenizer import CharTokenizer, Tokenizer
 from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.data.tokens import Tokens

@@ -12,7 +12,8 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from jaxgpt.cli.run_printer import first_prompt, without_bos
-from jaxgpt.config import Config, DataConfig, ModelConfig, PrepareParams, from_json, to_json
+from jaxgpt.config import Config, DataConfig, ModelConfig, PrepareParams
+from jaxgpt.config_json import from_json, to_json
 from jaxgpt.data import cuts, open_data, text_documents
 from jaxgpt.data.bos import decode_texts, text_bos, with_bos
 from jaxgpt.data.chat_records import Pair

@@ -17,7 +17,7 @@ from event_files import read_events
 from helpers import jaxgpt, small_run
 
 from jaxgpt.checkpoint.index import Info
-from jaxgpt.config import to_json
+from jaxgpt.config_json import to_json
 from jaxgpt.errors import TrainingFailed, UserError
 from jaxgpt.follow import following
 from jaxgpt.follow.following import Position, follow

@@ -14,7 +14,7 @@ import pytest
 from helpers import jaxgpt, small_run
 
 from jaxgpt.checkpoint.index import Info
-from jaxgpt.config import to_json
+from jaxgpt.config_json import to_json
 from jaxgpt.errors import UserError
 from jaxgpt.follow import trackers
 from jaxgpt.follow.following import follow

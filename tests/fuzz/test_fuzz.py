@@ -33,7 +33,8 @@ from jaxgpt.checkpoint.run import Run
 from jaxgpt.cli.parse import COMMANDS
 from jaxgpt.cli.plot import draw_run
 from jaxgpt.cli.settings import with_settings
-from jaxgpt.config import Config, DataConfig, MeshConfig, ModelConfig, OptimConfig, TrainConfig, from_json, to_json
+from jaxgpt.config import Config, DataConfig, MeshConfig, ModelConfig, OptimConfig, TrainConfig
+from jaxgpt.config_json import from_json, to_json
 from jaxgpt.convert.files import Weights
 from jaxgpt.convert.models import FAMILIES, open_model
 from jaxgpt.convert.tensors import check_weights

@@ -10,7 +10,8 @@ import pytest
 
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.cli.plot import draw_run
-from jaxgpt.config import DataConfig, from_json
+from jaxgpt.config import DataConfig
+from jaxgpt.config_json import from_json
 from jaxgpt.errors import UserError
 from jaxgpt.files import read_bytes, read_json
 from jaxgpt.strict_json import parse_json

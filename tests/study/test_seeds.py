@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from jaxgpt.cli.compare import seed_groups
-from jaxgpt.config import PostConfig, flat, to_json
+from jaxgpt.config import PostConfig, flat
+from jaxgpt.config_json import to_json
 from jaxgpt.errors import UserError
 from jaxgpt.study.seeds import MOST_SEEDS, SeedGroup, difference, final_loss, group_runs, sentence, standard_error
 from jaxgpt.trainer.evaluation import loss_difference, summarize

@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 
 from jaxgpt.checkpoint.index import Info, checkpoints
 from jaxgpt.checkpoint.run import Run
-from jaxgpt.config import Config, DataConfig, MeshConfig, OptimConfig, to_json
+from jaxgpt.config import Config, DataConfig, MeshConfig, OptimConfig
+from jaxgpt.config_json import to_json
 from jaxgpt.data import Batches, Data, open_data
 from jaxgpt.data.tokens import Tokens
 from jaxgpt.errors import TrainingFailed, UserError

@@ -12,7 +12,7 @@ from folders import SMALL, run_folder
 from helpers import TEXT, Result, jaxgpt, small_run
 
 from jaxgpt.checkpoint.run import Run
-from jaxgpt.config import to_json
+from jaxgpt.config_json import to_json
 from jaxgpt.directories import REPLACED
 from jaxgpt.errors import UserError
 from jaxgpt.trainer.program import Program

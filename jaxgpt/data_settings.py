@@ -1,0 +1,122 @@
+"""Settings of the data of a run: text, tokenizer, mixtures and training windows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from jaxgpt.directories import holds_records
+from jaxgpt.mix import Phase, integer_weights, join_phases, split_phases
+from jaxgpt.settings import MAX_VOCAB, Section, setting
+from jaxgpt.template_variables import parse_variables
+
+FROM_TEXT = ("char", "word", "bpe")  # tokenizers built from the training text
+OF_CHATS = ("chat_template_kwargs", "answer_tokens")  # settings of `data` that a model has been trained with
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig(Section):
+    """Text, tokenizer and training windows."""
+
+    prefix = "data"
+
+    dataset: Literal["python", "shakespeare", "statquest", "repeats", "none"] = setting(
+        "python", "built-in text to use when no path is given"
+    )
+    path: str = setting(
+        "", "text, tokens (.bin) or conversations (.jsonl, .json, .parquet): file or directory; empty: use data.dataset"
+    )
+    mix: tuple[str, ...] = setting(
+        (), "paths with their shares of the training windows: web=0.7 code=0.3; @TOKENS: start of the next mixture"
+    )
+    tokenizer: str = setting("char", "char, word, byte, gpt2, ids; bpe: train on the text; or a tokenizer.json")
+    vocab_size: int = setting(4096, "maximum vocabulary size of a BPE tokenizer trained on the text", 2, MAX_VOCAB)
+    train_fraction: float = setting(
+        0.9, "leading fraction of the text to train on; 1: train and evaluate on all of it", above=0.0, high=1.0
+    )
+    on_error: Literal["fail", "skip"] = setting("fail", "on unreadable conversations: fail, or skip and count them")
+    sampling: Literal["epoch", "random"] = setting("epoch", "epoch: windows without replacement; random: independent")
+    window: int = setting(0, "T, tokens per training window; 0: model.block_size", 0, 2**24)
+    stride: int = setting(0, "tokens between starts of windows; 0: the window length, with a new offset each epoch", 0)
+    documents: Literal["flow", "mask", "pack"] = setting(
+        "flow", "flow: concatenate; mask: attention and targets end at boundaries; pack: mask, split only if necessary"
+    )
+    bos: Literal["auto", "yes", "no"] = setting(
+        "auto", "begin texts, pairs and prompts with the beginning-of-text token; auto: if the tokenizer prepends it"
+    )
+    chat_template_kwargs: str = setting("", 'variables of the chat template, as JSON: {"enable_thinking": false}')
+    answer_tokens: tuple[str, ...] = setting(
+        (), "special tokens that stay tokens in the assistant's messages, such as <think> </think>"
+    )
+
+    def check(self) -> Iterator[str]:
+        parse_variables(self.chat_template_kwargs, "data.chat_template_kwargs")  # raises an error if they are invalid
+        if self.stride and (self.conversations or self.documents == "pack"):
+            yield f"data.stride {self.stride} does not apply to packed documents or conversations: set it to 0"
+        begins_with_mixture = bool(self.mix) and bool(self.phases[0].words)
+        if self.path and begins_with_mixture:
+            yield f"data.path {self.path} and data.mix both specify the data: omit one of them"
+        for phase in self.phases:
+            self.weights(phase)  # raises an error if the words are invalid
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """The variables in `chat_template_kwargs`."""
+        return parse_variables(self.chat_template_kwargs, "data.chat_template_kwargs")
+
+    @property
+    def phases(self) -> list[Phase]:
+        """The mixtures of the run, in order; without `mix`, a single phase without words."""
+        return split_phases(self.mix)
+
+    def weights(self, phase: Phase) -> dict[str, int]:
+        """Return the integer weight of each path of a phase; the built-in text has an empty path."""
+        return integer_weights(phase.words) if phase.words else {self.path: 1}
+
+    @property
+    def sources(self) -> list[DataConfig]:
+        """The settings of each source, in order of first use."""
+        paths = dict.fromkeys(path for phase in self.phases for path in self.weights(phase))
+        return [replace(self, path=path, mix=()) for path in paths]
+
+    @property
+    def streams(self) -> dict[str, str]:
+        """The name of the random stream of each source, keyed by path. A stream survives changes of the mixture."""
+        begins_with_mixture = bool(self.phases[0].words)
+        numbered = {each.path: f" of source {number}" for number, each in enumerate(self.sources)}
+        return numbered if begins_with_mixture else numbered | {self.path: ""}
+
+    def with_phases(self, phases: Sequence[Phase]) -> DataConfig:
+        """Return a copy with these mixtures; a first phase without words is the data of `path`, or the built-in text."""
+        path = "" if phases[0].words else self.path
+        return replace(self, path=path, mix=join_phases(phases))
+
+    @property
+    def last(self) -> DataConfig:
+        """The settings with only the last mixture."""
+        *_, phase = self.phases
+        return self.with_phases([Phase(0, phase.words)])
+
+    def until(self, tokens: int) -> DataConfig:
+        """Return the settings with only the mixtures of the first `tokens` training tokens."""
+        first, *others = self.phases
+        return self.with_phases([first, *(phase for phase in others if phase.tokens < tokens)])
+
+    @property
+    def conversations(self) -> bool:
+        """Whether `path` is a file of conversations, or a directory of such files."""
+        path = Path(self.path)
+        if self.tokenizer in FROM_TEXT and (path.is_dir() or path.suffix.lower() == ".json"):
+            return False  # their text is the vocabulary of the tokenizer
+        return bool(self.path) and holds_records(path)
+
+
+def place_of(path: str, directory: str) -> str:
+    """Return the path of data in `directory`, where the run was started; if missing there, the path itself."""
+    started = Path(directory, path)
+    is_elsewhere = Path(directory).resolve() != Path.cwd()
+    if path and is_elsewhere and started.exists():
+        return str(started)
+    return path
