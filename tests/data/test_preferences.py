@@ -221,7 +221,7 @@ BAD = {
     ),
     "no target": (
         EXPLICIT | {"chosen": [assistant("Me") | {"weight": 0}]},
-        "no message of an answer is a target: all have the weight 0",
+        "all messages of an answer have the weight 0, so nothing is compared: set a weight to 1",
     ),
     "answered prompt": (
         EXPLICIT | {"prompt": [user("Hi"), assistant("Me")]},
