@@ -24,6 +24,7 @@ USED_BY = {
     "margin": ("simpo",),
     "sft": (*WITH_REFERENCE, "simpo"),
     "reference": (*WITH_REFERENCE, *ROLLOUTS, "distill"),
+    "reference_log_p": WITH_REFERENCE,
     "reward": ROLLOUTS,
     "reward_seconds": ROLLOUTS,
     "group": ROLLOUTS,
@@ -80,6 +81,11 @@ class PostConfig(Section):
     reference: str = setting(
         "",
         "run or RUN/checkpoints/STEP of the frozen reference; empty: the weights of --init-from; distill: run of the teacher",
+    )
+    reference_log_p: Literal["auto", "once", "every-step"] = setting(
+        "auto",
+        "dpo, robust, ipo: when to compute the reference: once for each pair, before training, or every-step; auto: every-step "
+        "with adapters, otherwise once, without a copy in memory",
     )
     reward: tuple[str, ...] = setting(
         (),

@@ -27,7 +27,7 @@ class Case(NamedTuple):
     config: Config  # settings of a step, with a resolved mesh
     topology: Topology
     work: Work
-    objective: str  # name of the objective
+    objective: str  # name of the objective, for the user
     steps: int  # steps of the run; 0: unknown
     attention: str  # the attention of the chip, for the user
     remark: str  # note on the mesh, or ""
@@ -56,11 +56,23 @@ def make_case(target: str, topology: str, slices: int, settings: Mapping[str, An
         config=step,
         topology=chips,
         work=work,
-        objective=config.post.objective,
+        objective=_objective(config),
         steps=steps,
         attention=attention,
         remark=remark,
     )
+
+
+def _objective(config: Config) -> str:
+    """Return the name of the objective and, on preference pairs, when its reference is computed."""
+    from jaxgpt.post.reference import is_once
+
+    post = config.post
+    if not (post.is_preference and post.has_reference):
+        return post.objective
+    if is_once(config):
+        return f"{post.objective}; the reference is computed once for each pair, before training"
+    return f"{post.objective}; the reference is computed in each step"
 
 
 def other_case(target: str, topology: str, slices: int, settings: Mapping[str, Any], against: str) -> Case:

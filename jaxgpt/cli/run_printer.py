@@ -30,6 +30,7 @@ from jaxgpt.lm.arguments import encode_prompt
 from jaxgpt.model.scan import unstack_layers
 from jaxgpt.parallel.processes import gather_to_host, is_leader, process_count
 from jaxgpt.post.preference import pair_loss
+from jaxgpt.post.reference import is_once
 from jaxgpt.progress import Progress, duration
 from jaxgpt.report.baselines import baselines, read_baselines
 from jaxgpt.signals import set_advice
@@ -271,6 +272,7 @@ class RunPrinter(Listener):
             f"{text}{len(data.train):,} training tokens, {held_out}, vocabulary of {data.tokenizer.vocab_size:,}",
             f"{train.steps:,} steps of {rows}: {epochs:.3g} epochs",
             baseline,
+            self._describe_reference(config, epochs),
         ]
 
     def _describe_objective(self, config: Config) -> str:
@@ -285,6 +287,21 @@ class RunPrinter(Listener):
             return text
         equal = float(pair_loss(jnp.zeros((1, 2)), post)[0])
         return f"{text}; loss without a preference: {equal:.4f}"
+
+    def _describe_reference(self, config: Config, epochs: float) -> str:
+        """Return when a run on preference pairs computes its reference, or "" without one."""
+        post = config.post
+        if not (post.is_preference and post.has_reference):
+            return ""
+        if is_once(config):
+            kept = "" if config.lora.rank else ", so no copy is in memory during training"
+            return f"reference: computed once for each pair, before the first step{kept}"
+        text = "reference: computed at every step"
+        if not config.lora.rank:
+            return f"{text}, from a copy of the weights in memory"
+        if epochs > 1:
+            return f"{text}, {epochs:.3g} times for each pair; --post.reference-log-p once computes it once"
+        return text
 
     def _describe_rollouts(self, config: Config) -> list[str]:
         """Return lines about the rollouts and the objective of a run with rewards."""

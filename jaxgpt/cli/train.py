@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from jaxgpt.trainer.events import Listener, Outcome
     from jaxgpt.trainer.start import Start
 
+REFERENCE_STAGE = "computing log probabilities of the reference"
+
 
 def train(
     target: str = "",
@@ -119,6 +121,7 @@ def _check_options(options: TrainOptions, resume: bool, overwrite: bool) -> None
 def _resumed_start(options: TrainOptions, run: Run, printer: RunPrinter) -> Start | None:
     """Return the training job that continues a run, or None if the run is finished."""
     from jaxgpt.post.start import parts_of
+    from jaxgpt.trainer.events import StageProgress
     from jaxgpt.trainer.finished import prune_finished, why_finished
     from jaxgpt.trainer.start import Start
 
@@ -132,16 +135,20 @@ def _resumed_start(options: TrainOptions, run: Run, printer: RunPrinter) -> Star
         prune_finished(run)
         printer.note(finished)
         return None
-    return Start(config, run=run, **parts_of(config, options.named_rewards, run, printer.note))
+    parts = parts_of(config, options.named_rewards, run, printer.note, StageProgress(printer, REFERENCE_STAGE))
+    return Start(config, run=run, **parts)
 
 
 def _new_start(options: TrainOptions, overwrite: bool, printer: RunPrinter) -> Start:
     """Return the training job of a new run."""
     from jaxgpt.post.start import parts_of
+    from jaxgpt.trainer.events import StageProgress
     from jaxgpt.trainer.start import Start
 
     config = new_config(options, printer.note)
-    return Start(config, options.out, overwrite, **parts_of(config, options.named_rewards, note=printer.note))
+    progress = StageProgress(printer, REFERENCE_STAGE)
+    parts = parts_of(config, options.named_rewards, note=printer.note, progress=progress)
+    return Start(config, options.out, overwrite, **parts)
 
 
 def _listener(start: Start, printer: RunPrinter, track: Sequence[str], profile: int) -> Listener:

@@ -8,6 +8,7 @@ from typing import Any
 from jaxgpt.config import Config, PostConfig
 from jaxgpt.errors import UserError
 from jaxgpt.plan.residuals import NEXT_TOKEN, Answers, Work
+from jaxgpt.post.reference import is_once
 from jaxgpt.post.start import batch_rows, objective_of
 
 
@@ -47,7 +48,7 @@ def work_of(config: Config) -> tuple[Config, Work]:
         objective_of=objective_of(config),
         rows=Rows(config),
         windows=config.row_tokens // config.window,
-        frozen=post.has_reference and not config.lora.rank,
+        frozen=post.has_reference and not config.lora.rank and not is_once(config),
         answers=answers,
     )
     train = replace(config.train, steps_per_call=1)

@@ -23,7 +23,9 @@ def preference_objective(
     """Make the objective of preference pairs (`jaxgpt.data.preferences`).
 
     A batch is int32 `[B, 2, T, 3]`: the windows of the chosen and the rejected text (`train.loss.split_windows`). The targets
-    are the answers. The argument `frozen` of the objective holds the weights of the reference; SimPO and ORPO ignore it.
+    are the answers. The argument `frozen` of the objective holds the weights of the reference; SimPO and ORPO ignore it. A
+    batch may also be a dict with these `windows`, and with `reference_log_p`, float32 `[B, 2]`: the log probabilities of the
+    answers under the reference (`jaxgpt.post.reference`). The objective then ignores `frozen`.
 
     The metrics are means over pairs: `reward_chosen` and `reward_rejected`, beta times the log ratio to the reference (SimPO
     and ORPO: beta times log p per token); `margin`, their difference; `accuracy`, the fraction of positive margins;
@@ -38,25 +40,19 @@ def preference_objective(
         penalties: as in `train.loss.next_token_loss`; a side output of a pair is the mean of both answers.
     """
 
-    def answers(
-        weights: Any, windows_B2T3: jax.Array, key: jax.Array | None, with_sides: bool = False
-    ) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
-        """Return log p and the number of tokens of both answers, each float32 `[B, 2]`, and side outputs of the pair."""
-        # Both answers of a pair are on the same device, so no rows move.
-        B, _, T, _ = windows_B2T3.shape
-        windows_XT3 = windows_B2T3.reshape(2 * B, T, 3)
-        losses_XT, targets_XT, sides = forward(apply_fn, weights, windows_XT3, key, chunk, with_sides)
-        tokens_XT = (targets_XT >= 0).astype(jnp.float32)
-        means = {name: x_X.reshape(B, 2, *x_X.shape[1:]).mean(1) for name, x_X in side_means(sides, targets_XT).items()}
-        return -losses_XT.sum(-1).reshape(B, 2), tokens_XT.sum(-1).reshape(B, 2), means
-
-    def objective(params: Any, windows_B2T3: jax.Array, key: jax.Array | None, frozen: Any) -> RowSums:
-        log_p_B2, tokens_B2, sides = answers(params, windows_B2T3, key, with_sides=penalties is not None)
+    def objective(params: Any, batch: Any, key: jax.Array | None, frozen: Any) -> RowSums:
+        has_log_p = isinstance(batch, Mapping)
+        windows_B2T3 = batch["windows"] if has_log_p else batch
+        with_sides = penalties is not None
+        log_p_B2, tokens_B2, sides = pair_log_p(apply_fn, params, windows_B2T3, key, chunk, with_sides)
         length_B2 = jnp.maximum(tokens_B2, 1)
 
         # The score that the pairs compare.
         if settings.has_reference:
-            reference_B2, _, _ = answers(frozen, windows_B2T3, None)
+            if has_log_p:
+                reference_B2 = batch["reference_log_p"]
+            else:
+                reference_B2, _, _ = pair_log_p(apply_fn, frozen, windows_B2T3, chunk=chunk)
             score_B2 = log_p_B2 - jax.lax.stop_gradient(reference_B2)
         else:
             score_B2 = log_p_B2 / length_B2
@@ -87,6 +83,36 @@ def preference_objective(
         return RowSums(loss_B, count_B, sums | side_metrics(sides), penalty_of(sides, penalties or {}))
 
     return objective
+
+
+def pair_log_p(
+    apply_fn: Callable[..., Any],
+    weights: Any,
+    windows_B2T3: jax.Array,
+    key: jax.Array | None = None,
+    chunk: int = 0,
+    with_sides: bool = False,
+) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
+    """Compute the log probabilities of both answers of each pair.
+
+    Args:
+        apply_fn, chunk: as for `preference_objective`.
+        weights: weights of the model.
+        windows_B2T3: windows of the chosen and the rejected text.
+        key: dropout key; None: no dropout.
+        with_sides: whether to return the side outputs of the blocks.
+
+    Returns:
+        log p, summed over the tokens of an answer, and the number of these tokens, each float32 `[B, 2]`; and the side outputs
+        of each pair.
+    """
+    # Both answers of a pair are on the same device, so no rows move.
+    B, _, T, _ = windows_B2T3.shape
+    windows_XT3 = windows_B2T3.reshape(2 * B, T, 3)
+    losses_XT, targets_XT, sides = forward(apply_fn, weights, windows_XT3, key, chunk, with_sides)
+    tokens_XT = (targets_XT >= 0).astype(jnp.float32)
+    means = {name: x_X.reshape(B, 2, *x_X.shape[1:]).mean(1) for name, x_X in side_means(sides, targets_XT).items()}
+    return -losses_XT.sum(-1).reshape(B, 2), tokens_XT.sum(-1).reshape(B, 2), means
 
 
 def pair_loss(score_B2: jax.Array, settings: PostConfig) -> jax.Array:

@@ -18,14 +18,17 @@ from jaxgpt.config import Config, ModelConfig, PostConfig
 from jaxgpt.data.batches import Windows
 from jaxgpt.data.preferences import Preferences
 from jaxgpt.data.tokenizer import Tokenizer
+from jaxgpt.data.tokens import Split
 from jaxgpt.errors import UserError
 from jaxgpt.model import GPT
 from jaxgpt.parallel.rows import row_spec
 from jaxgpt.post.distill import distillation_objective
 from jaxgpt.post.policy import policy_objective
 from jaxgpt.post.preference import preference_objective
+from jaxgpt.post.reference import ReferencedLoss, ReferencedPairs, ReferenceOnce, is_once
 from jaxgpt.post.rewards import Reward, check_file, is_own_code, open_rewards
 from jaxgpt.post.rollouts import HeldOutReward, Rollouts, no_rollout
+from jaxgpt.progress import NO_PROGRESS, Progress
 from jaxgpt.train.loss import Objective, router_penalties
 from jaxgpt.trainer.program import Program, build
 
@@ -78,7 +81,10 @@ def batch_rows(config: Config) -> Any:
     """Return a batch without rows for the objective of a config, in the form of `parallel.rows.row_spec`."""
     if config.post.is_rollout:
         return row_spec(no_rollout(config))
-    return row_spec(Windows(Preferences(()), np.zeros(0, np.int64), config.window))
+    pairs: Split = Preferences(())
+    if is_once(config):
+        pairs = ReferencedPairs(pairs, np.zeros(0, np.int64), np.zeros((0, 2), np.float32))
+    return row_spec(Windows(pairs, np.zeros(0, np.int64), config.window))
 
 
 def with_reference(config: Config, tokenizer: Tokenizer) -> Config:
@@ -165,7 +171,11 @@ def frozen_of(config: Config, run: Run | None = None) -> Any:
 
 
 def parts_of(
-    config: Config, named: Sequence[str], run: Run | None = None, note: Callable[[str], None] = print
+    config: Config,
+    named: Sequence[str],
+    run: Run | None = None,
+    note: Callable[[str], None] = print,
+    progress: Progress = NO_PROGRESS,
 ) -> dict[str, Any]:
     """Return the fields of `Start` that the objective determines: program, frozen arrays, feed and evaluators.
 
@@ -174,6 +184,7 @@ def parts_of(
         named: rewards that the user has named on the command line, as in `post.reward`.
         run: the run, if it exists.
         note: receives a line before code of the user is run.
+        progress: progress of the work before the first step, the log probabilities of the reference.
 
     Raises:
         UserError: if the reward or the reference cannot be opened.
@@ -182,6 +193,9 @@ def parts_of(
     if config.post.objective == "distill":
         teacher = open_source(*parse_checkpoint(parts["frozen"]))
         parts = {"build": partial(build_program, teacher=teacher.config.model), "frozen": teacher}
+    if is_once(config):
+        once = ReferenceOnce(build_program, progress)
+        parts |= {"build": once.build, "feed": once, "evaluators": (ReferencedLoss(once),)}
     if config.post.is_rollout:
         reward = named_reward(config.post, named, note)
         parts |= {"feed": partial(Rollouts, reward=reward), "evaluators": (HeldOutReward(reward),)}

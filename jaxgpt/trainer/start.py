@@ -63,7 +63,8 @@ class Start(NamedTuple):
             resumed run needs the same arrays. A string is the path of a run or RUN/checkpoints/STEP with the same model, and a
             `WeightSource` has weights of any model, which are read onto the devices. With `lora.rank` and `()`, the objective
             receives the base of the adapters.
-        feed: function `(program, data, last checkpoint or None) -> Feed` that returns the batches of the run.
+        feed: function `(program, data, last checkpoint or None) -> Feed` that returns the batches of the run. With a true
+            attribute `of_settings`, it follows from the settings, and checkpoints do not name it.
         evaluators: values that judge the parameters; the first ranks the checkpoints. Empty: the loss on `data.val`.
     """
 
@@ -95,7 +96,8 @@ class Start(NamedTuple):
         config = program.config
         if jax.tree.leaves(self.frozen) and not config.post.has_reference:
             given["frozen"] = ""
-        if self.feed is not DataFeed and not config.post.is_rollout:
+        is_of_settings = config.post.is_rollout or getattr(self.feed, "of_settings", False)
+        if self.feed is not DataFeed and not is_of_settings:
             given["feed"] = name_of(self.feed)
         if self.evaluators:
             first, *_ = self.evaluators

@@ -38,7 +38,7 @@ def generation(config: Config) -> Any:
 
 
 def test_preferences_compute_two_windows_and_hold_a_reference() -> None:
-    text, pairs = cost(config()), cost(config("dpo"))
+    text, pairs = cost(config()), cost(config("dpo", reference_log_p="every-step"))
     assert pairs.model_flops == 2 * text.model_flops
     assert pairs.memory["parameters"] == 2 * text.memory["parameters"]
     assert pairs.memory["optimizer"] == text.memory["optimizer"]
@@ -48,9 +48,18 @@ def test_preferences_compute_two_windows_and_hold_a_reference() -> None:
 
 def test_the_weights_of_the_reference_are_gathered_once() -> None:
     wide = {"mesh": MeshConfig(data=1, fsdp=8)}
-    rows = {each.site: each for each in cost(replace(config("dpo"), **wide)).collectives}
+    every_step = config("dpo", reference_log_p="every-step")
+    rows = {each.site: each for each in cost(replace(every_step, **wide)).collectives}
     once, twice = rows["weights of the reference"], rows["weights"]
     assert (once.bytes, once.times, twice.times) == (twice.bytes, 1, 2)
+
+
+def test_a_reference_computed_once_is_not_in_the_step() -> None:
+    """The step of DPO then costs as much as the step of SimPO; the batch has two more numbers for each of 2 pairs."""
+    once, simpo = cost(config("dpo")), cost(config("simpo"))
+    assert once.memory["parameters"] == simpo.memory["parameters"]
+    assert once.computed_flops == simpo.computed_flops
+    assert once.memory["batch"] == simpo.memory["batch"] + 2 * 2 * 4
 
 
 def test_objectives_without_a_reference_hold_none() -> None:
@@ -60,10 +69,13 @@ def test_objectives_without_a_reference_hold_none() -> None:
 
 
 @pytest.mark.ci
-def test_the_compiled_step_of_preferences_has_the_memory_of_the_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("computed", ["once", "every-step"])
+def test_the_compiled_step_of_preferences_has_the_memory_of_the_estimate(
+    computed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The step is compiled for CPUs."""
     monkeypatch.setattr("jaxgpt.plan.plan.devices_of", lambda topology: jax.devices()[:8])
-    run, work = work_of(config("dpo"))
+    run, work = work_of(config("dpo", reference_log_p=computed))
     step = compile_step(run, V5E, work=work)
     guess = estimate(run, V5E, work)
     for kind in ("parameters", "optimizer", "batch"):
@@ -102,7 +114,7 @@ def test_plans_of_rollouts(objective: str) -> None:
 
 
 def test_the_row_of_a_plan_is_the_row_of_a_run() -> None:
-    run, work = work_of(config("dpo"))
+    run, work = work_of(config("dpo", reference_log_p="every-step"))
     assert work.rows is not None
     assert work.rows().shape == (0, 2, 64, 3)
     assert run.post == PostConfig()
