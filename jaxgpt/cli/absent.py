@@ -21,6 +21,17 @@ OTHER_NAMES = (
     ("num-generations", "--post.group"),
     ("reward-weights|reward-funcs", "--post.reward NAME=WEIGHT of each reward"),
     ("teacher", "--post.reference, with --post.objective distill"),
+    ("loss-type", "--post.objective"),
+    ("precompute-ref-log-probs?", "--post.reference-log-p once"),
+    ("ref(erence)?-model", "--post.reference"),
+    ("max-completion-length", "--post.max-new-tokens"),
+    ("max-prompt-length", "--data.window, of the prompt and the answer together"),
+    ("num-iterations", "--post.rollout-epochs"),
+    ("mask-truncated-completions", "--post.mask-truncated"),
+    ("kl-coef(ficient)?", "--post.kl"),
+    ("epsilon-high", "--post.clip-high"),
+    ("rpo-alpha", "--post.sft"),
+    ("simpo-gamma", "--post.margin"),
 )
 
 NO_PIPELINE = "no pipeline parallelism: shard the weights with --mesh.fsdp or --mesh.tensor"
@@ -31,6 +42,10 @@ NO_QUANTIZED_BASE = "no training of quantized weights: use --lora.rank"
 NO_DRAFT = "no draft model: --lookup N finds drafts in the text itself"
 NO_MLA = "no multi-head latent attention: --model.n-kv-head shares keys and values"
 TEXT_ONLY = "text only"
+TEMPERATURE_ONE = (
+    "no temperature or filters of rollouts: training draws answers at temperature 1, from the probabilities that it trains, "
+    "and evaluation takes the most probable tokens"
+)
 
 # Words of an option (regular expressions), and the alternative. The first match applies.
 ABSENT = (
@@ -44,6 +59,9 @@ ABSENT = (
     ("streaming", "data are local files: prepare them once with jaxgpt data prepare"),
 )
 
+# Words of an option of one section, which other commands have; as in `ABSENT`.
+ABSENT_IN_SECTION = (("post", "temperature|top-p|min-p|repetition-penalty", TEMPERATURE_ONE),)
+
 
 def other_program(option: str) -> str:
     """Return a hint for an option of another program, such as " (here: --train.remat)", or "" if it is not known.
@@ -51,11 +69,12 @@ def other_program(option: str) -> str:
     Args:
         option: an option that no command has, such as `--train.gradient-checkpointing`.
     """
-    last = option.lstrip("-").rpartition(".")[2]
+    section, _, last = option.lstrip("-").rpartition(".")
     for words, setting in OTHER_NAMES:
         if _has(last, words):
             return f" (here: {setting})"
-    for words, instead in ABSENT:
+    of_section = [(words, instead) for place, words, instead in ABSENT_IN_SECTION if place == section]
+    for words, instead in (*ABSENT, *of_section):
         if _has(last, words):
             return f" ({instead}; docs/missing.md lists missing features)"
     return ""

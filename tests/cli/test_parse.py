@@ -191,10 +191,19 @@ def test_no_option_is_taken_for_one_of_another_program() -> None:
         (["--sequence-length", "--max-sequence-length", "--max-seq-len", "--context-length"], "--model.block-size"),
         (["--mesh.sequence", "--sequence-parallel", "--sequence-parallel-size"], "--mesh.context"),
         (["--zero", "--zero-stage", "--zero3", "--deepspeed-config"], "--mesh.fsdp"),
+        (["--precompute-ref-log-probs", "--post.precompute-ref-log-prob"], "--post.reference-log-p once"),
+        (["--ref-model", "--reference-model", "--post.ref-model"], "--post.reference"),
     ],
 )
 def test_options_of_other_programs_hint_at_the_setting(options: list[str], setting: str) -> None:
     assert {other_program(option) for option in options} == {f" (here: {setting})"}
+
+
+@pytest.mark.parametrize("option", ["--post.temperature", "--post.top-p", "--post.min-p"])
+def test_rollouts_have_no_temperature(option: str) -> None:
+    """Other commands have these options."""
+    assert "training draws answers at temperature 1" in other_program(option)
+    assert other_program(option.replace("post.", "")) == ""
 
 
 @pytest.mark.parametrize("option", ["--zero-init", "--optim.zero-nans", "--data.sequence-count"])
