@@ -119,7 +119,7 @@ class ReferenceOnce:
         """Build the program of a config, and read the reference; arguments as for `trainer.program.build`."""
         if config.lora.rank:
             program = self._build(config, frozen=frozen, **parts)
-            self._reference = program.frozen
+            self._reference = program.reference
             return program
 
         program = self._build(config, **parts)
