@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from folders import SMALL, run_folder
 
-from jaxgpt.checkpoint.index import SEAL, latest_valid, saved_steps
+from jaxgpt.checkpoint.index import latest_valid, saved_steps
+from jaxgpt.checkpoint.info import SEAL
 from jaxgpt.checkpoint.run import check_free, open_run
 from jaxgpt.data.index import read_index
 from jaxgpt.data.text import read_path

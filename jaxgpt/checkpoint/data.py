@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from jaxgpt.checkpoint.index import Info, read_info, resolve_step
+from jaxgpt.checkpoint.index import resolve_step
+from jaxgpt.checkpoint.info import Info, read_info
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.config import Config, DataConfig
 from jaxgpt.data import Data, Mixture, open_data

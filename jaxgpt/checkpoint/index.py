@@ -1,109 +1,21 @@
-"""Checkpoint index: list checkpoints, resolve "last" and "best", seal a checkpoint and verify it.
-
-`store.py` describes the files of a checkpoint, and writes and restores its arrays.
-"""
+"""Checkpoint index: list the checkpoints of a run, resolve "last", "best" and steps, and find the last intact one."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
+from jaxgpt.checkpoint.info import SEAL, Info, find_damage, read_info
 from jaxgpt.checkpoint.paths import parse_checkpoint
 from jaxgpt.checkpoint.run import open_run, replaced_note
-from jaxgpt.config import Config
-from jaxgpt.config_json import from_json
 from jaxgpt.errors import UserError, reported
-from jaxgpt.files import read_bytes, sha256_file, write_atomically
-from jaxgpt.strict_json import parse_json
 
-SEAL = "checkpoint.json"
 PARTIAL = ".partial"
 STEP = re.compile("0|[1-9][0-9]*")  # name of the directory of a checkpoint
-PARTS = ("params", "opt_state", "skip", "ema")
-
-
-@dataclass(frozen=True)
-class Info:
-    """Content of checkpoint.json."""
-
-    step: int  # number of steps taken
-    val_loss: float | None = None  # loss over the windows shared by all evaluations of the run; None: not evaluated
-    tokens: int = 0  # number of tokens in the windows of all training steps so far
-    temporary: bool = False  # whether written by a timer or when training stops; deleted after the next checkpoint
-    about: Mapping[str, Any] = field(default_factory=dict)  # config, versions, digests, given parts, best loss
-    sha256: Mapping[str, str] = field(default_factory=dict)  # file digests, keyed by path, including checkpoint.json
-
-    @property
-    def ranking(self) -> str | None:
-        """Name of the evaluator given in Python that ranked the checkpoint; "": from the settings; None: not recorded."""
-        given = self.about.get("given")
-        return None if given is None else given.get("evaluators", "")
-
-    @property
-    def model(self) -> str:
-        """Name of the subclass of GPT that was given in Python; "": none, or not recorded."""
-        name: str = self.about.get("given", {}).get("model", "")
-        return name
-
-    def config(self) -> Config:
-        """Return the settings of the run when the checkpoint was written."""
-        return from_json(json.dumps(self.about.get("config")), f"the config in {SEAL}")
-
-
-def ranked_on(infos: Mapping[int, Info], step: int) -> tuple[str, str]:
-    """Return what a ranking depends on, the validation data and the evaluator: only equal ones are compared.
-
-    Older versions did not record the evaluator: it is assumed to be the evaluator of the last checkpoint.
-    """
-    info = infos[step]
-    ranking = info.ranking
-    if ranking is None:
-        ranking = infos[max(infos)].ranking
-    return info.about.get("data", ""), ranking or ""
-
-
-def seal(path: Path, info: Info) -> None:
-    """Flush the files of a checkpoint to disk, and write checkpoint.json with their digests, atomically."""
-    digests = {}
-    files = sorted(file for file in path.rglob("*") if file.is_file())
-    for file in files:
-        with file.open("rb") as opened:
-            os.fsync(opened.fileno())
-        digests[file.relative_to(path).as_posix()] = sha256_file(file)
-    write_atomically(path / SEAL, _render(replace(info, sha256=digests)))
-
-
-def _render(info: Info) -> str:
-    """Format the content of checkpoint.json, including its own digest."""
-    values = asdict(info)
-    values["sha256"].pop(SEAL, None)
-    content = json.dumps(values, allow_nan=False)
-    values["sha256"][SEAL] = hashlib.sha256(content.encode()).hexdigest()
-    return json.dumps(values, indent=1) + "\n"
-
-
-def read_info(path: Path) -> Info:
-    """Read the checkpoint.json of a checkpoint; raise `UserError` if it is unreadable or has changed."""
-    text = read_bytes(path / SEAL)
-    with suppress(AttributeError, RecursionError, TypeError, ValueError):  # not JSON, or not an `Info`
-        info = Info(**parse_json(text, SEAL))
-        if info.step == int(path.name) and _render(info).encode() == text:
-            return info
-    raise UserError(f"{SEAL} has changed since it was written")
-
-
-def replace_info(path: Path, info: Info) -> None:
-    """Replace the checkpoint.json of a sealed checkpoint, except its digests, atomically."""
-    digests = read_info(path).sha256
-    write_atomically(path / SEAL, _render(replace(info, sha256=digests)))
 
 
 def saved_steps(directory: Path) -> list[int]:
@@ -135,7 +47,9 @@ def checkpoints(directory: Path) -> dict[int, Info]:
 def model_of(directory: Path) -> str:
     """Return the name of the subclass of GPT that the last checkpoint of a run records, or ""."""
     infos = checkpoints(directory)
-    return infos[max(infos)].model if infos else ""
+    if not infos:
+        return ""
+    return infos[max(infos)].model or ""
 
 
 def read_checkpoints(directory: Path) -> tuple[dict[int, Info], list[int]]:
@@ -204,6 +118,18 @@ def best_step(infos: Mapping[int, Info]) -> int:
     return max(infos)
 
 
+def ranked_on(infos: Mapping[int, Info], step: int) -> tuple[str, str]:
+    """Return what a ranking depends on, the validation data and the evaluator: only equal ones are compared.
+
+    Older versions did not record the evaluator: it is assumed to be the evaluator of the last checkpoint.
+    """
+    info = infos[step]
+    ranking = info.ranking
+    if ranking is None:
+        ranking = infos[max(infos)].ranking
+    return info.about.get("data", ""), ranking or ""
+
+
 def weights_at(init_from: str) -> Path:
     """Return the checkpoint of `--init-from`: the best checkpoint of RUN, or RUN/checkpoints/STEP."""
     path, which = parse_checkpoint(init_from)
@@ -218,49 +144,6 @@ def kept_checkpoint_message(directory: Path) -> str:
     except UserError as e:  # the reason of the failure must still be reported
         return str(e)
     return f"the checkpoint of step {steps[-1]} is kept" if steps else "there is no checkpoint yet"
-
-
-def find_damage(path: Path, parts: tuple[str, ...] = PARTS) -> str:
-    """Describe the first damaged file, at the top level or in `parts` of a checkpoint, or return "".
-
-    A checkpoint that a training process deletes meanwhile is not damaged.
-    """
-    damage = _damage(path, parts)
-    if damage and not path.is_dir():
-        return ""
-    return damage
-
-
-def _damage(path: Path, parts: tuple[str, ...]) -> str:
-    """Describe the first file that is damaged or missing."""
-    _check_readable(path / SEAL)
-    try:
-        digests = read_info(path).sha256
-    except UserError as e:
-        return str(e)
-    for name, digest in digests.items():
-        part, separator, _ = name.partition("/")
-        is_other_part = bool(separator) and part not in parts
-        if name == SEAL or is_other_part:
-            continue
-        _check_readable(path / name)
-        try:
-            if sha256_file(path / name) != digest:
-                return f"{name} has changed since it was written"
-        except (OSError, ValueError) as e:  # ValueError: a null byte in a forged name
-            return f"{name} cannot be read ({getattr(e, 'strerror', e)})"
-    return ""
-
-
-def _check_readable(file: Path) -> None:
-    """Raise `UserError` if this user may not read a file; the checkpoint is not damaged then."""
-    try:
-        with file.open("rb"):
-            pass
-    except PermissionError as e:
-        raise UserError(f"cannot read {file}: {e.strerror}") from None
-    except (OSError, ValueError):  # damage
-        return
 
 
 def latest_valid(directory: Path, note: Callable[[str], None]) -> Info | None:

@@ -16,7 +16,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, SingleDeviceSharding
 
-from jaxgpt.checkpoint.index import SEAL, Info, checkpoints, read_info, resolve_weights
+from jaxgpt.checkpoint.index import checkpoints, resolve_weights
+from jaxgpt.checkpoint.info import SEAL, Info, read_info
 from jaxgpt.checkpoint.paths import parse_checkpoint
 from jaxgpt.checkpoint.run import Run, open_run
 from jaxgpt.checkpoint.store import read_params, stored_weights

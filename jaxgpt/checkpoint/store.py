@@ -27,7 +27,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import keystr, tree_leaves_with_path
 
-from jaxgpt.checkpoint.index import PARTIAL, Info, checkpoints, ranked_on, replace_info, seal
+from jaxgpt.checkpoint.index import PARTIAL, checkpoints, ranked_on
+from jaxgpt.checkpoint.info import Info, replace_info, seal
 from jaxgpt.checkpoint.paths import check_backslash
 from jaxgpt.config import TrainConfig
 from jaxgpt.errors import UserError, WriteFailed, one_line

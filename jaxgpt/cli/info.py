@@ -16,7 +16,7 @@ from jaxgpt.presets import PRESETS, preset
 from jaxgpt.progress import duration
 
 if TYPE_CHECKING:
-    from jaxgpt.checkpoint.index import Info
+    from jaxgpt.checkpoint.info import Info
     from jaxgpt.checkpoint.run import Run
 
 # Settings determined by the data and --init-from, not listed as changed.

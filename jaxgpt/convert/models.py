@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxgpt.checkpoint.index import Info
+from jaxgpt.checkpoint.info import Info
 from jaxgpt.checkpoint.run import check_new_run, complete_run
 from jaxgpt.checkpoint.source import Place, WeightSource, read_source
 from jaxgpt.checkpoint.stream import stream_params

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import numpy as np
 
-from jaxgpt.checkpoint.index import Info
+from jaxgpt.checkpoint.info import Info
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.config import Config, MeshConfig
 from jaxgpt.data import Data, PromptSplit

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from jaxgpt.checkpoint.index import Info
+from jaxgpt.checkpoint.info import Info
 from jaxgpt.data import Batches, Data, Windows
 from jaxgpt.parallel.rows import row_spec
 from jaxgpt.train.step import TrainState

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 
-from jaxgpt.checkpoint.index import checkpoints, find_damage
+from jaxgpt.checkpoint.index import checkpoints
+from jaxgpt.checkpoint.info import find_damage
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.checkpoint.store import prune
 from jaxgpt.config import Config, TrainConfig

@@ -12,7 +12,7 @@ from typing import Any
 
 from jax.stages import Compiled
 
-from jaxgpt.checkpoint.index import Info
+from jaxgpt.checkpoint.info import Info
 from jaxgpt.checkpoint.paths import check_backslash, other_files
 from jaxgpt.checkpoint.run import Run, replaced_note, write_settings
 from jaxgpt.checkpoint.space import check_space

@@ -19,7 +19,7 @@ from jaxgpt.files import write_atomically
 from jaxgpt.strict_json import parse_json
 
 if TYPE_CHECKING:
-    from jaxgpt.checkpoint.index import Info
+    from jaxgpt.checkpoint.info import Info
 
 # The names that the training loop adds to the metrics of a step. The sums of an objective must have different names, with and
 # without `val_`, the prefix of the metrics of an evaluation.

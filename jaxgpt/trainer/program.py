@@ -18,7 +18,7 @@ import optax
 from jax.sharding import AbstractMesh, Mesh
 
 from jaxgpt.checkpoint import store
-from jaxgpt.checkpoint.index import find_damage
+from jaxgpt.checkpoint.info import find_damage
 from jaxgpt.checkpoint.source import Place
 from jaxgpt.config import Config, ModelConfig
 from jaxgpt.errors import UserError

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxgpt.checkpoint.index import Info
+from jaxgpt.checkpoint.info import Info
 from jaxgpt.config import Config, changes
 from jaxgpt.counts import flops_per_token
 from jaxgpt.parallel.chips import peak_flops

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from jaxgpt.checkpoint.data import about_data
-from jaxgpt.checkpoint.index import Info
+from jaxgpt.checkpoint.info import Info
 from jaxgpt.checkpoint.run import Run, delete_replaced, write_settings
 from jaxgpt.checkpoint.store import Saver
 from jaxgpt.data import Data

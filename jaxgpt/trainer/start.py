@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxgpt.checkpoint.data import compare_given, open_run_data
-from jaxgpt.checkpoint.index import SEAL, Info, checkpoints, latest_valid, read_info, saved_steps
+from jaxgpt.checkpoint.index import checkpoints, latest_valid, saved_steps
+from jaxgpt.checkpoint.info import SEAL, Info, read_info
 from jaxgpt.checkpoint.paths import parse_checkpoint
 from jaxgpt.checkpoint.run import Run, check_free, delete_replaced, new_run, open_run, replaced_note, replaced_run
 from jaxgpt.checkpoint.source import (

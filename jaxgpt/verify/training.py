@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgpt.checkpoint import store
-from jaxgpt.checkpoint.index import Info
+from jaxgpt.checkpoint.info import Info
 from jaxgpt.config import Config, MeshConfig, OptimConfig
 from jaxgpt.convert.models import read_model
 from jaxgpt.errors import UserError

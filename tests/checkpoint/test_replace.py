@@ -17,7 +17,8 @@ import pytest
 from folders import SMALL, run_folder
 
 import jaxgpt
-from jaxgpt.checkpoint.index import Info, checkpoints, latest_valid
+from jaxgpt.checkpoint.index import checkpoints, latest_valid
+from jaxgpt.checkpoint.info import Info
 from jaxgpt.checkpoint.run import Run, delete_replaced, new_run, recover, replaced_run
 from jaxgpt.checkpoint.store import Saver
 from jaxgpt.config import TrainConfig

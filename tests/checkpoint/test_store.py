@@ -25,18 +25,8 @@ from orbax.checkpoint import v1 as ocp
 
 from jaxgpt.checkpoint import index, source, store
 from jaxgpt.checkpoint.data import about_data
-from jaxgpt.checkpoint.index import (
-    SEAL,
-    Info,
-    checkpoints,
-    find_damage,
-    latest_valid,
-    read_info,
-    resolve_step,
-    resolve_weights,
-    saved_steps,
-    seal,
-)
+from jaxgpt.checkpoint.index import checkpoints, latest_valid, resolve_step, resolve_weights, saved_steps
+from jaxgpt.checkpoint.info import SEAL, Info, find_damage, read_info, seal
 from jaxgpt.checkpoint.store import Saver, kept, read_params, restore
 from jaxgpt.config import Config, DataConfig, MeshConfig, ModelConfig, TrainConfig
 from jaxgpt.data import open_data
@@ -289,7 +279,7 @@ def test_reading_while_checkpoints_are_written_and_pruned_finds_no_damage() -> N
         path = FOLDER / f"{step}.partial"
         (path / "params").mkdir(parents=True)
         (path / "params/array").write_bytes(bytes(10_000))
-        index.seal(path, Info(step, val_loss=1 / step))
+        seal(path, Info(step, val_loss=1 / step))
         path.rename(path.with_suffix(""))
         store.prune(FOLDER, TrainConfig(keep_last=2, keep_best=1))
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from helpers import flags, jaxgpt
 
-from jaxgpt.checkpoint.index import read_info, seal
+from jaxgpt.checkpoint.info import read_info, seal
 
 TINY = flags(
     model__n_layer=1,

@@ -17,7 +17,7 @@ import pytest
 from folders import SMALL, run_folder
 from helpers import jaxgpt
 
-from jaxgpt.checkpoint.index import read_info, seal
+from jaxgpt.checkpoint.info import read_info, seal
 from jaxgpt.checkpoint.run import Run, write_settings
 from jaxgpt.cli import main
 from jaxgpt.cli.output import Console, note

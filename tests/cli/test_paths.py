@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from helpers import TEXT, jaxgpt, small_run
 
-from jaxgpt.checkpoint.index import checkpoints, read_info, seal
+from jaxgpt.checkpoint.index import checkpoints
+from jaxgpt.checkpoint.info import read_info, seal
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.cli.settings import with_settings
 from jaxgpt.config import Config, DataConfig

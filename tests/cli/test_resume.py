@@ -13,7 +13,8 @@ import pytest
 from helpers import TEXT, Result, comparable, flags, jaxgpt
 
 from jaxgpt.checkpoint import store
-from jaxgpt.checkpoint.index import checkpoints, read_info, seal
+from jaxgpt.checkpoint.index import checkpoints
+from jaxgpt.checkpoint.info import read_info, seal
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.data import Batches, open_data
 from jaxgpt.directories import NEW, REPLACED

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 import jaxgpt
 import jaxgpt.convert.models as models
-from jaxgpt.checkpoint.index import Info
+from jaxgpt.checkpoint.info import Info
 from jaxgpt.config import Config, DataConfig, PostConfig
 from jaxgpt.convert import card
 from jaxgpt.convert.engines import engines

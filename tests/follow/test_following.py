@@ -16,7 +16,7 @@ import pytest
 from event_files import read_events
 from helpers import jaxgpt, small_run
 
-from jaxgpt.checkpoint.index import Info
+from jaxgpt.checkpoint.info import Info
 from jaxgpt.config_json import to_json
 from jaxgpt.errors import TrainingFailed, UserError
 from jaxgpt.follow import following

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from helpers import jaxgpt, small_run
 
-from jaxgpt.checkpoint.index import Info
+from jaxgpt.checkpoint.info import Info
 from jaxgpt.config_json import to_json
 from jaxgpt.errors import UserError
 from jaxgpt.follow import trackers

@@ -16,7 +16,7 @@ from test_distill import LETTERS, model, objective_of
 from test_lm import tiny
 
 from jaxgpt import load, save
-from jaxgpt.checkpoint.index import read_info
+from jaxgpt.checkpoint.info import read_info
 from jaxgpt.checkpoint.run import open_run
 from jaxgpt.checkpoint.source import checksum, open_source
 from jaxgpt.config import Config, LoraConfig, MeshConfig, PostConfig, TrainConfig

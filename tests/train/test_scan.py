@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from helpers import compiled, make, random_ids, small
 
-from jaxgpt.checkpoint.index import Info
+from jaxgpt.checkpoint.info import Info
 from jaxgpt.checkpoint.store import Saver
 from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig
 from jaxgpt.model import GPT

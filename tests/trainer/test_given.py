@@ -13,7 +13,8 @@ import optax
 import pytest
 from helpers import TEXT, jaxgpt, small_run
 
-from jaxgpt.checkpoint.index import checkpoints, read_info, resolve_step, seal
+from jaxgpt.checkpoint.index import checkpoints, resolve_step
+from jaxgpt.checkpoint.info import read_info, seal
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.errors import UserError
 from jaxgpt.lm import load, save

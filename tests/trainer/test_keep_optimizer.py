@@ -14,7 +14,8 @@ from helpers import TEXT, flags, jaxgpt, small_run
 from test_loop import Silent, same_bits
 
 from jaxgpt.checkpoint import store
-from jaxgpt.checkpoint.index import checkpoints, read_info, seal
+from jaxgpt.checkpoint.index import checkpoints
+from jaxgpt.checkpoint.info import read_info, seal
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.cli.settings import SIZES, with_weights
 from jaxgpt.config import Config, LoraConfig, OptimConfig

@@ -19,7 +19,8 @@ from helpers import TEXT, comparable, jaxgpt, small_run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxgpt.checkpoint.index import Info, checkpoints
+from jaxgpt.checkpoint.index import checkpoints
+from jaxgpt.checkpoint.info import Info
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.config import Config, DataConfig, MeshConfig, OptimConfig
 from jaxgpt.config_json import to_json

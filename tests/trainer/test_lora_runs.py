@@ -17,7 +17,7 @@ from helpers import Result, comparable, flags, jaxgpt, make, small
 from jax.sharding import PartitionSpec
 
 import jaxgpt as api
-from jaxgpt.checkpoint.index import read_info
+from jaxgpt.checkpoint.info import read_info
 from jaxgpt.checkpoint.source import checksum
 from jaxgpt.config import Config, LoraConfig, MeshConfig, OptimConfig, TrainConfig
 from jaxgpt.counts import state_bytes

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from test_loop import Silent, same_bits
 
 from jaxgpt.checkpoint.data import compared
-from jaxgpt.checkpoint.index import Info, checkpoints, read_info, resolve_step, seal
+from jaxgpt.checkpoint.index import checkpoints, resolve_step
+from jaxgpt.checkpoint.info import Info, read_info, seal
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.config import Config, DataConfig
 from jaxgpt.data import Batches, Data, Mixture, Tokens, open_data

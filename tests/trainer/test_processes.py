@@ -24,7 +24,8 @@ from helpers import TEXT, comparable, flags, jaxgpt, small_run
 from jax.errors import JaxRuntimeError
 
 from jaxgpt.checkpoint import store as checkpoint
-from jaxgpt.checkpoint.index import checkpoints, find_damage
+from jaxgpt.checkpoint.index import checkpoints
+from jaxgpt.checkpoint.info import find_damage
 from jaxgpt.config import DistributedConfig, MeshConfig
 from jaxgpt.errors import TrainingFailed, UserError
 from jaxgpt.parallel import join, processes

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from jaxgpt.checkpoint.index import Info
+from jaxgpt.checkpoint.info import Info
 from jaxgpt.config import TrainConfig
 from jaxgpt.errors import TrainingFailed
 from jaxgpt.presets import preset
