@@ -12,7 +12,8 @@ from typing import Any
 
 import jax
 
-from jaxgpt.plan.hlo import COLLECTIVES, Computation, Instruction, read_computations
+from jaxgpt.plan.collectives import COLLECTIVES
+from jaxgpt.plan.hlo import Computation, Instruction, read_computations
 
 WORK = {
     "products": "matrix products with weights: projections, MLP, head",

@@ -12,8 +12,8 @@ from jaxgpt.progress import duration
 if TYPE_CHECKING:
     from jaxgpt.cli.plan_case import Case
     from jaxgpt.plan.choices import MeshChoice
+    from jaxgpt.plan.collectives import Collective
     from jaxgpt.plan.cost import StepCost
-    from jaxgpt.plan.hlo import Collective
     from jaxgpt.plan.topology import Topology
 
 GIB = 2**30

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from jaxgpt.parallel.chips import Chip
-from jaxgpt.plan.hlo import Collective
+from jaxgpt.plan.collectives import Collective
 
 
 @dataclass(frozen=True)

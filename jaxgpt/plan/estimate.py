@@ -20,9 +20,9 @@ from jaxgpt.model.params import abstract_params
 from jaxgpt.parallel.mesh import resolve, sizes_of
 from jaxgpt.parallel.rows import Microbatches, batch_ways, microbatches, row_shards
 from jaxgpt.parallel.rules import RULES
+from jaxgpt.plan.collectives import Collective
 from jaxgpt.plan.cost import StepCost, merged
 from jaxgpt.plan.exchanges import Step, implied
-from jaxgpt.plan.hlo import Collective
 from jaxgpt.plan.residuals import NEXT_TOKEN, Work, abstract_program, batch_of, one_device, trace
 from jaxgpt.plan.topology import Topology
 from jaxgpt.trainer.program import Program

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from jaxgpt.config import Config
 from jaxgpt.parallel.mesh import sizes_of
-from jaxgpt.plan.hlo import Collective
+from jaxgpt.plan.collectives import Collective
 
 
 class Step(NamedTuple):

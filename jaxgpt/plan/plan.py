@@ -25,9 +25,9 @@ from jaxgpt.parallel.chips import GIB
 from jaxgpt.parallel.mesh import make_mesh
 from jaxgpt.parallel.rows import batch_ways
 from jaxgpt.parallel.rules import Rules, change_rules, partition_spec, rules_for, use_mesh
+from jaxgpt.plan.collectives import read_program
 from jaxgpt.plan.cost import StepCost, merged
 from jaxgpt.plan.estimate import argument_bytes, estimate, shard_bytes, step_flops, token_flops
-from jaxgpt.plan.hlo import read_program
 from jaxgpt.plan.residuals import NEXT_TOKEN, Work, batch_of
 from jaxgpt.plan.topology import Topology, devices_of
 from jaxgpt.train.loss import Objective

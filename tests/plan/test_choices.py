@@ -13,9 +13,9 @@ from jaxgpt.counts import parameter_count
 from jaxgpt.model.params import abstract_params
 from jaxgpt.parallel.mesh import sizes_of
 from jaxgpt.plan.choices import meshes, smallest_slice
+from jaxgpt.plan.collectives import Collective
 from jaxgpt.plan.cost import collective_seconds, merged
 from jaxgpt.plan.estimate import estimate, resolve_mesh
-from jaxgpt.plan.hlo import Collective
 from jaxgpt.plan.shapes import SHAPES, shape_config
 from jaxgpt.plan.topology import CHIPS, larger_slices, parse_topology
 

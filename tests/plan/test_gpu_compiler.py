@@ -16,8 +16,9 @@ from jaxgpt.config import Config, MeshConfig, TrainConfig
 from jaxgpt.kernels import GPU, best
 from jaxgpt.ops import NormFn, Ops
 from jaxgpt.parallel.mesh import make_mesh
+from jaxgpt.plan.collectives import COLLECTIVES, read_program
 from jaxgpt.plan.estimate import estimate
-from jaxgpt.plan.hlo import COLLECTIVES, Instruction, array_bytes, read_computations, read_program
+from jaxgpt.plan.hlo import Instruction, array_bytes, read_computations
 from jaxgpt.plan.plan import compile_decode, compile_step
 from jaxgpt.plan.topology import compiler_missing, devices_of, parse_topology
 from jaxgpt.trainer.program import make_program

@@ -20,7 +20,8 @@ from jaxgpt.bench.layers import layer_of
 from jaxgpt.model.gpt import GPT
 from jaxgpt.model.init import init_params
 from jaxgpt.model.scan import ScannedGPT, stack_layers
-from jaxgpt.plan.hlo import Collective, array_bytes, axes_of, group_of, read_computations, read_program, site_of
+from jaxgpt.plan.collectives import Collective, axes_of, group_of, read_program
+from jaxgpt.plan.hlo import array_bytes, read_computations, site_of
 
 MODULES = """
     ln_1 ln_2 attn attn/q_proj attn/k_proj attn/v_proj attn/o_proj mlp mlp/up_proj mlp/down_proj

@@ -23,9 +23,9 @@ from jaxgpt.ops.activations import ACTIVATIONS
 from jaxgpt.plan import estimate as estimates
 from jaxgpt.plan import residuals
 from jaxgpt.plan.choices import suggestions
+from jaxgpt.plan.collectives import Collective, read_program
 from jaxgpt.plan.cost import StepCost, traffic_by_kind
 from jaxgpt.plan.estimate import estimate, resolve_mesh
-from jaxgpt.plan.hlo import Collective, read_program
 from jaxgpt.plan.kernel import product_flops
 from jaxgpt.plan.plan import _parse_exhausted, compile_decode, compile_step
 from jaxgpt.plan.topology import CHIPS, parse_topology
