@@ -36,17 +36,8 @@ from jaxgpt.trainer.phases import continued
 from jaxgpt.trainer.program import Program
 from jaxgpt.trainer.record import Recorder
 from jaxgpt.trainer.saving import SAVE, STOP, Checkpoints
-from jaxgpt.trainer.start import (
-    InitialWeights,
-    Start,
-    check,
-    check_data,
-    completed,
-    newest,
-    open_for_training,
-    open_weights,
-    read_data,
-)
+from jaxgpt.trainer.start import Start, check_data, check_directory, completed, newest, open_for_training, read_data
+from jaxgpt.trainer.weights import InitialWeights, open_weights, starting_state
 
 
 def train(start: Start, listener: Listener, until: int | None = None) -> Outcome:
@@ -80,7 +71,7 @@ def run_loop(start: Start, listener: Listener, until: int | None) -> Outcome:
 
     # Settings, and the checkpoint to continue from.
     config = same_on_all(lambda: start.config, lambda _: start.facts())
-    on_leader(lambda: check(start))
+    on_leader(lambda: check_directory(start))
     last = newest(start, listener.note)
     first = last.step if last else 0
     config = continued(config, last)
@@ -225,17 +216,6 @@ def check_storage(run: Run, program: Program, note: Callable[[str], None]) -> No
     check_backslash(run.path)
     check_renames(run.checkpoints, run.path)
     check_space(run, program.abstract.state, program.config.train, note)
-
-
-def starting_state(program: Program, run: Run, last: Info | None, weights: InitialWeights) -> TrainState:
-    """Return the state before the first step: of the checkpoint `last`, of a different run, or new."""
-    if last:
-        return program.restore(run.checkpoints, last.step)
-    if weights.state:
-        return program.with_new_schedule(weights.state.parent, int(weights.state.name))
-    if weights.initial:
-        return program.init(weights.initial.read(program.place), donate=True)
-    return program.init()
 
 
 @contextmanager

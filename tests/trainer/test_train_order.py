@@ -165,7 +165,7 @@ def simulate(case: Case, patch: pytest.MonkeyPatch) -> Any:
         "compiling": lambda *_: nullcontext(SimpleNamespace(result=lambda: "compiled step")),
         "room_for_temporaries": room_for_temporaries,
         "trim_memory": lambda: remember("trim"),
-        "check": lambda start: None,
+        "check_directory": lambda start: None,
         "check_target": lambda *_: None,
         "newest": lambda start, note: case.last,
         "open_for_training": open_for_training,
