@@ -25,7 +25,7 @@ def main() -> None:
     import numpy as np
 
     from jaxgpt.config import Config, MeshConfig, ModelConfig, OptimConfig, TrainConfig
-    from jaxgpt.trainer.program import build
+    from jaxgpt.trainer.build import build
 
     rows = []
     for scan in (True, False):

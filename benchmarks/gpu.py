@@ -363,7 +363,7 @@ def run_recipe(toy: bool, text: str) -> dict[str, Any]:
     import numpy as np
 
     from jaxgpt.presets import preset
-    from jaxgpt.trainer.program import build
+    from jaxgpt.trainer.build import build
 
     ids, vocab = shakespeare(text, toy)
     config = preset("nanogpt-gpu")

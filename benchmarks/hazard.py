@@ -78,7 +78,7 @@ def one(preset_name: str, steps: int) -> float:
     use_cores(config.mesh)
     import jax
 
-    from jaxgpt.trainer.program import build
+    from jaxgpt.trainer.build import build
 
     program = build(config)
     shape = (config.train.batch_size, config.model.block_size + 1)

@@ -30,7 +30,8 @@ from jaxgpt.data.tokenizer import CharTokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.files import read_json
 from jaxgpt.parallel.host import use_cores
-from jaxgpt.trainer.program import Program, build
+from jaxgpt.trainer.build import build
+from jaxgpt.trainer.program import Program
 
 TRAIN, VAL = 0, 1
 

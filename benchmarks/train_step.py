@@ -369,7 +369,7 @@ def ours(shape: Shape, **train: Any) -> Callable[[], Any]:
     import jax
     import numpy as np
 
-    from jaxgpt.trainer.program import build
+    from jaxgpt.trainer.build import build
 
     program = build(config)
     state = program.init()

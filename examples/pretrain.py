@@ -19,10 +19,10 @@ from jaxgpt.errors import UserError
 from jaxgpt.kernels import best
 from jaxgpt.model import GPT
 from jaxgpt.train.loss import RowSums, cross_entropy, split_windows
+from jaxgpt.trainer.build import build
 from jaxgpt.trainer.evaluation import Evaluation
 from jaxgpt.trainer.events import Listener
 from jaxgpt.trainer.loop import Outcome, Start, train
-from jaxgpt.trainer.program import build
 
 
 class Lines(Listener):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from jaxgpt.train.loss import next_token_loss
     from jaxgpt.train.optimizer import make_optimizer, schedule
     from jaxgpt.train.step import TrainState, init_state, train_step
-    from jaxgpt.trainer.program import build
+    from jaxgpt.trainer.build import build
 
 __version__ = "0.1.0"
 
@@ -45,7 +45,7 @@ _NAMES = {
     "train.loss": "next_token_loss",
     "train.optimizer": "make_optimizer schedule",
     "train.step": "TrainState init_state train_step",
-    "trainer.program": "build",
+    "trainer.build": "build",
 }
 _HOME = {name: f"jaxgpt.{module}" for module, names in _NAMES.items() for name in names.split()}
 __all__ = sorted(_HOME)

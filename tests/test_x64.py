@@ -12,7 +12,7 @@ from helpers import small_run
 
 from jaxgpt.config import ModelConfig, OptimConfig
 from jaxgpt.lm.weights import quantize
-from jaxgpt.trainer.program import build
+from jaxgpt.trainer.build import build
 
 
 def types_of(state: Any) -> set[str]:

@@ -22,7 +22,7 @@ trainer.loop.train
     trainer.feed.batches_of
       feed.at = trainer.feed.DataFeed.at
         data.batches.Batches.at
-    start.build = trainer.program.build
+    start.build = trainer.build.build
     program.step = trainer.program.Program.pure_step
       train.step.gradient_sums
         objective = train.loss.next_token_loss

@@ -30,8 +30,9 @@ from jaxgpt.model.init import init_params
 from jaxgpt.model.params import abstract_params, map_matrices
 from jaxgpt.parallel.host import random_bits_by_kernel
 from jaxgpt.progress import NO_PROGRESS, Progress
+from jaxgpt.trainer.build import build
 from jaxgpt.trainer.failures import compile_lowered
-from jaxgpt.trainer.program import Program, build
+from jaxgpt.trainer.program import Program
 from jaxgpt.trainer.record import LAG
 
 PROMPT = 16  # maximum number of prompt tokens; fewer in a short context

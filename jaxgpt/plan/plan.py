@@ -31,8 +31,9 @@ from jaxgpt.plan.estimate import argument_bytes, estimate, shard_bytes, step_flo
 from jaxgpt.plan.residuals import NEXT_TOKEN, Work, batch_of
 from jaxgpt.plan.topology import Topology, devices_of
 from jaxgpt.train.loss import Objective
+from jaxgpt.trainer.build import make_program
 from jaxgpt.trainer.failures import explain_failure
-from jaxgpt.trainer.program import Program, make_program
+from jaxgpt.trainer.program import Program
 
 # Logical axes of the state of a sampler: of the keys and values in its cache, and of other arrays, which have up to two axes.
 KV_AXES = ("batch", "kv_heads", None, None)

@@ -22,7 +22,8 @@ from jaxgpt.parallel.rules import AXES, rules_for
 from jaxgpt.plan.flops import count_flops
 from jaxgpt.plan.kernel import traceable
 from jaxgpt.train.loss import Objective
-from jaxgpt.trainer.program import Program, make_program
+from jaxgpt.trainer.build import make_program
+from jaxgpt.trainer.program import Program
 
 ELEMENTWISE = frozenset(
     "abs add add_any and bitcast_convert_type broadcast_in_dim concatenate convert_element_type copy cos div empty2 eq erf "

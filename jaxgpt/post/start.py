@@ -30,7 +30,8 @@ from jaxgpt.post.rewards import Reward, check_file, is_own_code, open_rewards
 from jaxgpt.post.rollouts import HeldOutReward, Rollouts, no_rollout
 from jaxgpt.progress import NO_PROGRESS, Progress
 from jaxgpt.train.loss import Objective, router_penalties
-from jaxgpt.trainer.program import Program, build
+from jaxgpt.trainer.build import build
+from jaxgpt.trainer.program import Program
 
 # Settings of the model that do not change its logits, or only the largest number of positions.
 WITHOUT_EFFECT = ("dropout", "init", "init_std", "block_size")

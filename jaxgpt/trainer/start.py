@@ -32,11 +32,12 @@ from jaxgpt.locks import sole_writer
 from jaxgpt.parallel.processes import on_leader, same_on_all
 from jaxgpt.progress import Progress
 from jaxgpt.provenance import versions
+from jaxgpt.trainer.build import build
 from jaxgpt.trainer.evaluation import Evaluator
 from jaxgpt.trainer.feed import DataFeed, Feed
 from jaxgpt.trainer.given import check_given, name_of, ranking_of
 from jaxgpt.trainer.phases import changed_data, changed_sources, new_run_command
-from jaxgpt.trainer.program import Program, build
+from jaxgpt.trainer.program import Program
 from jaxgpt.trainer.resume import check_resume
 
 

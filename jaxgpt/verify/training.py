@@ -25,7 +25,7 @@ from jaxgpt.model.scan import ScannedGPT, stack_layers, unstack_layers
 from jaxgpt.ops import Ops
 from jaxgpt.parallel.mesh import make_mesh, resolve
 from jaxgpt.train.step import TrainState
-from jaxgpt.trainer.program import make_program, with_arrays
+from jaxgpt.trainer.build import make_program, with_arrays
 from jaxgpt.verify.subject import ROWS, NotApplicable, Subject, distance
 
 

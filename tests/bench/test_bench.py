@@ -24,7 +24,7 @@ from jaxgpt.parallel.mesh import make_mesh
 from jaxgpt.plan.hlo import read_computations
 from jaxgpt.presets import preset
 from jaxgpt.progress import Progress
-from jaxgpt.trainer.program import build
+from jaxgpt.trainer.build import build
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,7 @@ import pytest
 from helpers import largest_file, small, small_run
 from orbax.checkpoint import v1 as ocp
 
-from jaxgpt.checkpoint import index, source, store
+from jaxgpt.checkpoint import index, info, source, store
 from jaxgpt.checkpoint.data import about_data
 from jaxgpt.checkpoint.index import checkpoints, latest_valid, resolve_step, resolve_weights, saved_steps
 from jaxgpt.checkpoint.info import SEAL, Info, find_damage, read_info, seal
@@ -33,7 +33,8 @@ from jaxgpt.data import open_data
 from jaxgpt.errors import TrainingFailed, UserError
 from jaxgpt.train.skip import SkipStatistics, init_statistics
 from jaxgpt.train.step import TrainState, init_state
-from jaxgpt.trainer.program import build, shardings_of
+from jaxgpt.trainer.build import build
+from jaxgpt.trainer.program import shardings_of
 
 CONFIG = Config(model=small("gpt2"))
 LIKE = {"w": jax.ShapeDtypeStruct((8,), jnp.float32)}
@@ -183,7 +184,7 @@ def test_a_checkpoint_deleted_while_it_is_read_is_not_damaged(
 ) -> None:
     """Delete the last checkpoint before or after a function reads a part of it."""
     shutil.copytree(three, FOLDER)
-    read = getattr(index, reader)
+    read = getattr(info, reader)
 
     def racing(*args: Any) -> Any:
         if before and (FOLDER / "3").exists():
@@ -193,7 +194,7 @@ def test_a_checkpoint_deleted_while_it_is_read_is_not_damaged(
             delete(3)
         return result
 
-    monkeypatch.setattr(index, reader, racing)
+    monkeypatch.setattr(info, reader, racing)
     step = resolve_weights(FOLDER, "last")
     assert step == 2
     np.testing.assert_array_equal(read_params(FOLDER, step, LIKE)["w"], state(2).params["w"])

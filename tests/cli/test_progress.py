@@ -19,7 +19,7 @@ from jaxgpt.cli.output import progress
 from jaxgpt.cli.run_printer import RunPrinter
 from jaxgpt.data import open_data
 from jaxgpt.progress import Progress
-from jaxgpt.trainer.program import build
+from jaxgpt.trainer.build import build
 
 
 @pytest.fixture

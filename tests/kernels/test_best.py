@@ -17,7 +17,7 @@ from jaxgpt.kernels import CONTEXT_KERNELS, CPU, GPU, KERNELS, MOST_GATHERED, PL
 from jaxgpt.ops import Ops
 from jaxgpt.ops.attention import attend
 from jaxgpt.parallel.mesh import make_mesh
-from jaxgpt.trainer.program import build, check_remat
+from jaxgpt.trainer.build import build, check_remat
 
 DEVICE = SimpleNamespace(platform="cpu")
 TPU = SimpleNamespace(platform="tpu")

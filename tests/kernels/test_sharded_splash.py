@@ -18,7 +18,7 @@ from jaxgpt.kernels.sharded_splash import ShardedSplash, _row_mask, tile_size
 from jaxgpt.ops.attention import Positions, Visible, attend, document_positions, row_positions
 from jaxgpt.parallel.mesh import make_mesh
 from jaxgpt.parallel.rules import Rules, change_rules, use_mesh
-from jaxgpt.trainer.program import build
+from jaxgpt.trainer.build import build
 
 B, N, K, H, T = 2, 4, 2, 8, 512
 long = pytest.mark.long

@@ -12,7 +12,7 @@ from jaxgpt.convert.tensors import WeightRow, WeightTable, expand, leaf_shapes, 
 from jaxgpt.model import GPT
 from jaxgpt.ops.attention import row_positions
 from jaxgpt.presets import preset
-from jaxgpt.trainer.program import build
+from jaxgpt.trainer.build import build
 
 torch = pytest.importorskip("torch")
 nn = torch.nn

@@ -21,7 +21,7 @@ from jaxgpt.plan.estimate import estimate
 from jaxgpt.plan.hlo import Instruction, array_bytes, read_computations
 from jaxgpt.plan.plan import compile_decode, compile_step
 from jaxgpt.plan.topology import compiler_missing, devices_of, parse_topology
-from jaxgpt.trainer.program import make_program
+from jaxgpt.trainer.build import make_program
 
 ROWS, LAYERS = 4, 2
 H100 = parse_topology("h100:1")

@@ -30,7 +30,8 @@ from jaxgpt.plan.kernel import product_flops
 from jaxgpt.plan.plan import _parse_exhausted, compile_decode, compile_step
 from jaxgpt.plan.topology import CHIPS, parse_topology
 from jaxgpt.presets import preset
-from jaxgpt.trainer.program import Program, build
+from jaxgpt.trainer.build import build
+from jaxgpt.trainer.program import Program
 
 needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
 FLAGS = ["--topology", "v5e:2x4", "--mesh.fsdp", "4", "--model.n-layer", "2", "--model.n-embd", "32"]

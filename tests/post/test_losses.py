@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jaxgpt.config import Config, PostConfig
 from jaxgpt.errors import UserError
 from jaxgpt.post.losses import dpo_loss, ipo_loss, log_complement, odds_ratio_loss, robust_loss, simpo_loss
-from jaxgpt.trainer.program import build
+from jaxgpt.trainer.build import build
 
 MARGINS = jnp.linspace(-4, 4, 9)
 numbers = st.floats(-50, 50, width=32)

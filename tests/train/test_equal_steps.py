@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig
 from jaxgpt.model.scan import unstack_layers
-from jaxgpt.trainer.program import build
+from jaxgpt.trainer.build import build
 
 T = 16
 SIZES = itertools.product((1, 2, 4, 8), (1, 2, 4, 8), (1, 2, 4))  # data, fsdp, tensor

@@ -18,7 +18,8 @@ from jaxgpt.model.init import boxed_params
 from jaxgpt.model.params import abstract_params
 from jaxgpt.model.scan import ScannedGPT, stack_layers, unstack_layers
 from jaxgpt.train.optimizer import decay_mask, make_optimizer
-from jaxgpt.trainer.program import Program, build
+from jaxgpt.trainer.build import build
+from jaxgpt.trainer.program import Program
 
 
 def config(model: str = "modern", optimizer: str = "muon", mesh: MeshConfig | None = None, **train) -> Config:  # type: ignore[no-untyped-def]

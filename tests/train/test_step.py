@@ -28,9 +28,10 @@ from jaxgpt.parallel.rows import row_spec
 from jaxgpt.parallel.rules import use_mesh
 from jaxgpt.train.loss import RowSums, cross_entropy, next_token_loss, split_windows
 from jaxgpt.train.step import gradients, init_state, train_step
+from jaxgpt.trainer.build import build
 from jaxgpt.trainer.failures import compile_lowered
 from jaxgpt.trainer.loop import compiling
-from jaxgpt.trainer.program import Program, build
+from jaxgpt.trainer.program import Program
 from jaxgpt.trainer.states import shardings_of
 
 OTHERS = ("lion", "sgd", "adafactor")

@@ -17,7 +17,7 @@ def main() -> dict[str, Any]:
     import numpy as np
 
     from jaxgpt.parallel.processes import Poll, gather_to_host, is_leader, on_leader, process_count, same_on_all
-    from jaxgpt.trainer.program import build
+    from jaxgpt.trainer.build import build
 
     jax.config.update("jax_num_cpu_devices", 2)
     me, got = jax.process_index(), {}  # type: ignore[var-annotated]

@@ -23,9 +23,9 @@ from jaxgpt.errors import UserError
 from jaxgpt.lm import load
 from jaxgpt.train.optimizer import make_optimizer, restart_schedules, schedule, schedule_states
 from jaxgpt.train.step import TrainState
+from jaxgpt.trainer.build import build
 from jaxgpt.trainer.loop import train
 from jaxgpt.trainer.metrics import read_metrics
-from jaxgpt.trainer.program import build
 from jaxgpt.trainer.start import Start
 
 

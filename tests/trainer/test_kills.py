@@ -34,7 +34,7 @@ from jaxgpt.checkpoint.run import Run
 from jaxgpt.checkpoint.store import restore
 from jaxgpt.cli import main
 from jaxgpt.runtime import COMPILED_BYTES, keep_compiled
-from jaxgpt.trainer.program import build
+from jaxgpt.trainer.build import build
 
 TEXT = "".join(f"{n} times {n} is {n * n}, and {n} plus {n} is {2 * n}.\n" for n in range(80))
 FLAGS = (

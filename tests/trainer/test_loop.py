@@ -30,6 +30,7 @@ from jaxgpt.errors import TrainingFailed, UserError
 from jaxgpt.lm import load, save
 from jaxgpt.train.loss import RowSums, next_token_loss
 from jaxgpt.train.step import STEP_METRICS
+from jaxgpt.trainer.build import build
 from jaxgpt.trainer.evaluation import (
     Measured,
     ValidationLoss,
@@ -42,7 +43,7 @@ from jaxgpt.trainer.evaluation import (
 from jaxgpt.trainer.events import Listener
 from jaxgpt.trainer.loop import Outcome, train
 from jaxgpt.trainer.metrics import HOST_METRICS, MetricsFile, how_ended, read_metrics
-from jaxgpt.trainer.program import Program, build
+from jaxgpt.trainer.program import Program
 from jaxgpt.trainer.start import Start
 
 
@@ -545,7 +546,7 @@ def overflow(monkeypatch: pytest.MonkeyPatch) -> None:
         good = next_token_loss(*args, **options)
         return lambda *args: jax.tree.map(lambda x: x * jax.numpy.nan, good(*args))
 
-    monkeypatch.setattr("jaxgpt.trainer.program.next_token_loss", bad)
+    monkeypatch.setattr("jaxgpt.trainer.build.next_token_loss", bad)
 
 
 def test_too_many_consecutive_skips_stop_the_run(overflow: None) -> None:

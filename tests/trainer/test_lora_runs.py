@@ -24,8 +24,9 @@ from jaxgpt.counts import state_bytes
 from jaxgpt.lm.model import load_adapters
 from jaxgpt.model.lora import abstract_trained, merge
 from jaxgpt.model.params import flatten_params
+from jaxgpt.trainer.build import build, with_arrays
 from jaxgpt.trainer.metrics import read_metrics
-from jaxgpt.trainer.program import Program, build, with_arrays
+from jaxgpt.trainer.program import Program
 
 TARGETS = "q_proj,v_proj,o_proj,up_proj"
 

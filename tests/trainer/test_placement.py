@@ -25,13 +25,13 @@ from jaxgpt.config import LoraConfig, MeshConfig
 from jaxgpt.errors import UserError
 from jaxgpt.model.params import count_parameters
 from jaxgpt.parallel.mesh import make_mesh
-from jaxgpt.trainer import program
+from jaxgpt.trainer import build
 from jaxgpt.trainer.program import Program
 
 # The largest arrays are the matrices of the MLP. Eight devices do not divide the 27 ids.
 MODEL = replace(LLAMA, n_layer=2, n_embd=64, n_head=8, n_kv_head=8, n_inner=256, tie_embeddings=False)
 LARGEST = 64 * 256 * 4
-NAMES = ("checkpoint/store.py", "checkpoint/source.py", "parallel/arrays.py", "trainer/program.py")
+NAMES = ("checkpoint/store.py", "checkpoint/source.py", "parallel/arrays.py", "trainer/program.py", "trainer/build.py")
 READERS = tuple(str(Path(api.__file__).parent / name) for name in NAMES)
 REPLICATED = 20_000  # maximum bytes of the arrays that every device holds, such as gains and counters
 
@@ -103,7 +103,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Peak]]:
         (WeightSource, "read_frozen"),
         (Program, "init"),
         (Program, "restore"),
-        (program, "with_arrays"),
+        (build, "with_arrays"),
     ):
         monkeypatch.setattr(target, name, measured(getattr(target, name)))
 

@@ -16,7 +16,7 @@ from jax.sharding import AxisType, Mesh
 
 from jaxgpt.config import Config, MeshConfig, ModelConfig, TrainConfig
 from jaxgpt.parallel.rules import AXES
-from jaxgpt.trainer.program import make_program
+from jaxgpt.trainer.build import make_program
 
 LAYERS, HEADS = 2, 4
 B, T = 64, 1024  # the scores of a device exceed its on-chip memory, which the memory analysis does not count
