@@ -13,7 +13,7 @@ from helpers import MODELS
 from hypothesis import given
 from hypothesis import strategies as st
 
-import jaxgpt.config
+from jaxgpt import model_settings
 from jaxgpt.config import Config, ModelConfig
 from jaxgpt.config_json import from_json, to_json
 from jaxgpt.errors import UserError
@@ -77,7 +77,7 @@ def test_a_program_may_add_names_of_functions(monkeypatch: pytest.MonkeyPatch) -
     for name, setting in (("ActivationName", "activation"), ("NormName", "norm")):
         with pytest.raises(UserError, match=f"model.{setting} must be one of .*, not 'mine'"):
             ModelConfig(**{setting: "mine"})
-        monkeypatch.setattr(f"jaxgpt.config.{name}", Literal[getattr(jaxgpt.config, name), "mine"])
+        monkeypatch.setattr(model_settings, name, Literal[getattr(model_settings, name), "mine"])
         config = Config(model=ModelConfig(**{setting: "mine"}))
         assert from_json(to_json(config)) == config
 
@@ -88,8 +88,8 @@ def test_the_command_line_of_a_program_accepts_the_names_that_it_adds(name: str,
 import sys
 import jaxgpt.cli
 from typing import Literal
-from jaxgpt import config
-config.{name} = Literal[config.{name}, "mine"]
+from jaxgpt import model_settings
+model_settings.{name} = Literal[model_settings.{name}, "mine"]
 sys.argv = ["mine.py", "train", "--model.{setting}", "mine", "--train.steps", "-1"]
 sys.exit(jaxgpt.cli.entry())
 """

@@ -71,7 +71,7 @@ def read_in_package() -> set[tuple[str, str]]:
     package = repository() / "jaxgpt"
     found = set()
     for path in package.rglob("*.py"):
-        declares = path.name in ("config.py", "options.py", "post_settings.py", "presets.py")
+        declares = path.name in ("config.py", "options.py", "presets.py") or path.stem.endswith("_settings")
         copies = path.parent.name == "convert"
         if not declares and not copies:
             found |= attributes(path.read_text())
