@@ -68,14 +68,14 @@ def continued(
     """Continue an earlier state with a prompt; return the new tokens, the number of reused tokens, and the final state."""
     keys = row_keys(key, 1)
     sampler = sampler_of(lm, sampling)
-    reused = engine.reusable_tokens(before, prompt) if before else 0
-    if before and reused:
-        state = engine.resume(sampler, lm.params, before, reused, prompt, keys[0], limit)
+    reuse = engine.plan_reuse(before, prompt, limit) if before else None
+    if reuse:
+        state = engine.resume(sampler, lm.params, reuse, prompt, keys[0])
     else:
         state = engine.start(sampler, lm.params, [prompt], keys, [limit])
     while state.made < limit:
         state = engine.run(sampler, lm.params, state, min(4, limit - int(state.made)))
-    return engine.new_ids(state)[0].tolist(), reused, state
+    return engine.new_ids(state)[0].tolist(), reuse.tokens if reuse else 0, state
 
 
 @pytest.mark.ci

@@ -92,47 +92,55 @@ class Chat:
                 memory is insufficient, or a logit is NaN.
         """
         [params] = make_settings(with_defaults(self._lm.tokenizer, sampling), SamplingParams)
+        messages = self._with_message(message)
+        ids = self._format.prompt_ids(messages, self._tools)
+        request = read_request(self._lm, [ids], self._limits(len(ids), max_new_tokens, stop))
+        request = request._replace(prompts=[[]])  # no ids to decode together with the answer
+        return self._pieces(messages, request, params, row_keys(key, 1))
+
+    def _with_message(self, message: str | Message) -> list[dict[str, Any]]:
+        """Return the messages with a new one; raise `UserError` if it is malformed, or none to answer."""
         added = {"role": "user", "content": message} if isinstance(message, str) else message
         messages = check_messages([*self.messages, added])
         if messages[-1]["role"] in ("assistant", "system"):
             role = messages[-1]["role"]
             raise UserError(f"the last message has the role {role}: end with a message to answer, such as a user's")
+        return messages
 
-        ids = self._format.prompt_ids(messages, self._tools)
+    def _limits(self, prompt_tokens: int, max_new_tokens: int | None, stop: str | Sequence[str]) -> TextParams:
+        """Return where an answer ends: at its limit or the end of the context, a stop string, or the end of the turn.
+
+        Raises:
+            UserError: if the prompt fills the context, or an argument is invalid.
+        """
         context = self._lm.config.model.block_size
-        if len(ids) >= context:
+        if prompt_tokens >= context:
             raise UserError(
-                f"the conversation has {len(ids):,} tokens, and the model's context is {context:,}: shorten the "
+                f"the conversation has {prompt_tokens:,} tokens, and the model's context is {context:,}: shorten the "
                 f"messages, or start a new conversation (/reset in jaxgpt chat)"
             )
         longest = ANSWER_TOKENS if max_new_tokens is None else as_int("max_new_tokens", max_new_tokens, 1, MAX_TOKENS)
         end = self._format.end
-        stops = as_tuple(stop)
-        if end.stop:
-            stops = (*stops, end.stop)
-        text = TextParams(
-            min(longest, context - len(ids)), stop=stops, stop_ids=() if end.stop_id is None else (end.stop_id,)
+        return TextParams(
+            max_new_tokens=min(longest, context - prompt_tokens),
+            stop=(*as_tuple(stop), end.stop) if end.stop else as_tuple(stop),
+            stop_ids=() if end.stop_id is None else (end.stop_id,),
         )
-        request = read_request(self._lm, [ids], text)
-        request = request._replace(prompts=[[]])  # no ids to decode together with the answer
-        return self._pieces(messages, request, params, row_keys(key, 1))
 
     def _pieces(
         self, messages: list[dict[str, Any]], request: Request, sampling: SamplingParams, key_1: jax.Array
     ) -> Generator[Piece, None, None]:
-        # Reuse the cached tokens that the prompt begins with.
-        before = self._state
-        self._state = None
+        """Generate the answer to `messages`, and add both to the conversation."""
         [prompt] = request.rows
+        [limit] = request.new
+        reuse = engine.plan_reuse(self._state, prompt, limit) if self._state else None
+        self._state = None  # donated by the next call; without reuse, the cache is freed here
         self.prompt_tokens = len(prompt)
-        self.reused = 0 if before is None else engine.reusable_tokens(before, prompt)
-        if not self.reused:
-            before = None  # frees the cache
+        self.reused = reuse.tokens if reuse else 0
 
         answer = None
         try:
-            pieces = decode(request, request.sampler(sampling), key_1, STREAM_BLOCK, before=before, reused=self.reused)
-            for piece, state in pieces:
+            for piece, state in decode(request, request.sampler(sampling), key_1, STREAM_BLOCK, reuse=reuse):
                 answer = (answer or "") + piece.text
                 self._state = state  # for the next answer, if the caller closes this one
                 yield piece

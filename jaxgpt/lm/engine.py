@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -96,21 +96,49 @@ def _new(x_BS: jax.Array, state: SamplerState, since: int) -> np.ndarray:
     return np.array(x_BS)[:, end - int(state.made) + since : end]  # a copy: the next call donates the buffers
 
 
-def reusable_tokens(state: SamplerState, prompt: Sequence[int]) -> int:
-    """Return the number of leading prompt tokens, except the last, in a one-row cache; 0 if `resume` would read all again."""
-    padding = _left_padding(state)
-    cached = np.asarray(state.text.ids_BS)[0, padding : int(state.cache.length)]
+class Reuse(NamedTuple):
+    """How a prompt continues a one-row text, whose cache holds the first tokens of the prompt.
+
+    Attributes:
+        state: the state after the text.
+        tokens: number of leading tokens of the prompt, except the last, in the cache.
+        kept: number of these tokens that stay in the cache; the others are read again.
+        padding: number of slots before the first token of the text, and of the prompt.
+        size: number of slots of the cache for the prompt and its new tokens.
+    """
+
+    state: SamplerState
+    tokens: int
+    kept: int
+    padding: int
+    size: int
+
+
+def plan_reuse(state: SamplerState, prompt: Sequence[int], limit: int) -> Reuse | None:
+    """Plan how `resume` continues a one-row state with a prompt; None: it would read all tokens of the prompt again.
+
+    Args:
+        state: the state after an earlier text.
+        prompt: ids of the prompt.
+        limit: maximum number of new tokens.
+    """
+    ids_S = np.asarray(state.text.ids_BS)[0]
+    padding = int(np.argmax(ids_S >= 0))
+    cached = ids_S[padding : int(state.cache.length)]
     needed = np.asarray(prompt[:-1])
-    n = min(len(cached), len(needed))
-    is_equal = cached[:n] == needed[:n]
-    common = int(np.cumprod(is_equal).sum())  # length of the common prefix
-    return common if _kept_tokens(common, len(needed)) > 0 else 0
+    tokens = _common_prefix(cached, needed)
+    kept = _kept_tokens(tokens, len(needed))
+    if kept <= 0:
+        return None
+    size = _grown_size(int(state.cache.size), padding + len(prompt) + limit)
+    return Reuse(state, tokens, kept, padding, size)
 
 
-def _left_padding(state: SamplerState) -> int:
-    """Return the number of slots before the first token of a one-row state."""
-    is_token_S = np.asarray(state.text.ids_BS)[0] >= 0
-    return int(np.argmax(is_token_S))
+def _common_prefix(a: np.ndarray, b: np.ndarray) -> int:
+    """Return the length of the common prefix of two texts."""
+    n = min(len(a), len(b))
+    is_equal = a[:n] == b[:n]
+    return int(np.cumprod(is_equal).sum())
 
 
 def _kept_tokens(reusable: int, needed: int) -> int:
@@ -125,54 +153,44 @@ def _kept_tokens(reusable: int, needed: int) -> int:
     return reusable - (round_up(last_chunk) - last_chunk)
 
 
-def resumed_size(state: SamplerState, prompt: Sequence[int], limit: int) -> int:
-    """Return the number of slots of the cache after `resume`."""
-    needed = _left_padding(state) + len(prompt) + limit
-    if needed <= state.cache.size:
-        return int(state.cache.size)
+def _grown_size(size: int, needed: int) -> int:
+    """Return the number of slots of a cache with `size` slots that must have at least `needed` slots."""
+    if needed <= size:
+        return size
     # Few different sizes, each of which compiles a program, with at most a quarter of the slots unused.
     step = max(round_up(needed) // 8, 64)
     return -(-needed // step) * step
 
 
-def resume(
-    sampler: Sampler, params: Any, state: SamplerState, reusable: int, prompt: Sequence[int], key: jax.Array, limit: int
-) -> SamplerState:
+def resume(sampler: Sampler, params: Any, reuse: Reuse, prompt: Sequence[int], key: jax.Array) -> SamplerState:
     """Start a prompt from a one-row state that caches its first tokens; donate the cache.
 
-    As after `start`, the cache holds all tokens except the last, and the text buffer has room for `limit` new tokens. Missing
+    As after `start`, the cache holds all tokens except the last, and the text buffer has room for the new tokens. Missing
     tokens are read in chunks. The sampler must have no `context`: only then, a token has the same slot in text and cache.
 
     Args:
         sampler: the model, and settings of generation.
         params: the weights.
-        state: the state after an earlier text.
-        reusable: `reusable_tokens(state, prompt)`, above 0.
+        reuse: result of `plan_reuse` for the prompt.
         prompt: ids of the prompt.
         key: random key of the prompt.
-        limit: maximum number of new tokens.
     """
-    needed = len(prompt) - 1
-    kept = _kept_tokens(reusable, needed)
-    assert kept > 0, (reusable, needed)
-
-    # The prompt begins at the same slot as the text of `state`.
-    padding = _left_padding(state)
-    cache = state.cache
-    size = resumed_size(state, prompt, limit)
-    if size > cache.size:
-        cache = _grow(cache, size - cache.size)
+    cache = reuse.state.cache
+    if reuse.size > cache.size:
+        cache = _grow(cache, reuse.size - cache.size)
 
     # Drop the cached tokens after the kept ones, then read the prompt from there.
-    cache = cache._replace(length=jnp.int32(padding + kept))
+    cache = cache._replace(length=jnp.int32(reuse.padding + reuse.kept))
     read = _compiled(_read, sampler, donate_argnames="cache")
-    for start_of_chunk in range(kept, needed, CHUNK):
+    needed = len(prompt) - 1
+    for start_of_chunk in range(reuse.kept, needed, CHUNK):
         chunk = prompt[start_of_chunk : min(start_of_chunk + CHUNK, needed)]
         cache = read(params, cache, np.asarray([chunk], np.int32))
 
+    # The prompt begins at the same slot as the earlier text.
     ids_1S = np.full((1, cache.size), NO_TOKEN, np.int32)
-    length = padding + len(prompt)
-    ids_1S[0, padding:length] = prompt
+    length = reuse.padding + len(prompt)
+    ids_1S[0, reuse.padding : length] = prompt
     return SamplerState(
         text=TokenBuffer(jnp.asarray(ids_1S), jnp.int32(length)),
         cache=cache,

@@ -237,27 +237,24 @@ def decode(
     keys: jax.Array,
     block: int,
     progress: Callable[[int, int], None] | None = None,
-    before: SamplerState | None = None,
-    reused: int = 0,
+    reuse: engine.Reuse | None = None,
 ) -> Iterator[tuple[Piece, SamplerState]]:
     """Generate one token of each text, then `block` tokens per call, and yield the new pieces.
 
     Yields each piece with the current state, which later iterations may donate; if `block` covers all tokens, each text is one
-    piece. `before` is the state after an earlier text; its cache holds the first `reused` tokens of the prompt.
+    piece. With `reuse`, the only prompt continues an earlier text.
     """
     params = request.lm.params
     texts = [request.text(row) for row in range(len(keys))]
     longest = max(request.new)
 
     # Read the prompts. If a text continues an earlier text, read only the tokens that the cache lacks.
-    size = 0
-    if before is not None:
-        size = engine.resumed_size(before, request.rows[0], request.new[0])
+    size = 0 if reuse is None else reuse.size
     with request.on_device(size=size):
-        if before is None:
+        if reuse is None:
             state = engine.start(sampler, params, request.rows, keys, request.new)
         else:
-            state = engine.resume(sampler, params, before, reused, request.rows[0], keys[0], request.new[0])
+            state = engine.resume(sampler, params, reuse, request.rows[0], keys[0])
 
     made = 0
     steps = block if block >= longest else 1  # one token first, for a quick first piece
