@@ -26,7 +26,7 @@ trainer.loop.train
     program.step = trainer.program.Program.pure_step
       train.step.gradient_sums
         objective = train.loss.next_token_loss
-          train.loss.forward
+          forward = train.loss.Forward.__call__
             train.loss.split_windows
             call = model.gpt.GPT.hidden_and_sides
               model.gpt.GPT.embed

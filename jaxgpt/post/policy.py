@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgpt.config import PostConfig
-from jaxgpt.train.loss import Objective, RowSums, forward, penalty_of, side_means, side_metrics
+from jaxgpt.train.loss import Forward, Objective, RowSums, penalty_of, side_means, side_metrics
 
 
 class Variant(NamedTuple):
@@ -97,13 +97,10 @@ def policy_objective(
         penalties: as in `train.loss.next_token_loss`; means over the tokens of each answer.
     """
     variant = VARIANTS[settings.objective]
+    forward = Forward(apply_fn, chunk, with_sides=penalties is not None, longest=settings.max_new_tokens)
 
     def objective(params: Any, batch: Any, key: jax.Array | None, frozen: Any) -> RowSums:
-        with_sides = penalties is not None
-        longest = settings.max_new_tokens
-        losses_BT, targets_BT, sides = forward(
-            apply_fn, params, batch["windows"], key, chunk, with_sides, longest=longest
-        )
+        losses_BT, targets_BT, sides = forward(params, batch["windows"], key)
         is_target_BT = targets_BT >= 0
         tokens_B = is_target_BT.sum(-1, dtype=jnp.float32)
         is_counted_BT = is_target_BT

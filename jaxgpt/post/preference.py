@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jaxgpt.config import PostConfig
 from jaxgpt.post.losses import dpo_loss, ipo_loss, odds_ratio_loss, robust_loss, simpo_loss
-from jaxgpt.train.loss import Objective, RowSums, forward, penalty_of, side_means, side_metrics
+from jaxgpt.train.loss import Forward, Objective, RowSums, penalty_of, side_means, side_metrics
 
 
 def preference_objective(
@@ -109,7 +109,8 @@ def pair_log_p(
     # Both answers of a pair are on the same device, so no rows move.
     B, _, T, _ = windows_B2T3.shape
     windows_XT3 = windows_B2T3.reshape(2 * B, T, 3)
-    losses_XT, targets_XT, sides = forward(apply_fn, weights, windows_XT3, key, chunk, with_sides)
+    forward = Forward(apply_fn, chunk, with_sides)
+    losses_XT, targets_XT, sides = forward(weights, windows_XT3, key)
     tokens_XT = (targets_XT >= 0).astype(jnp.float32)
     means = {name: x_X.reshape(B, 2, *x_X.shape[1:]).mean(1) for name, x_X in side_means(sides, targets_XT).items()}
     return -losses_XT.sum(-1).reshape(B, 2), tokens_XT.sum(-1).reshape(B, 2), means

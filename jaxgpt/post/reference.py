@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-from jaxgpt.checkpoint.index import Info
+from jaxgpt.checkpoint.info import Info
 from jaxgpt.config import Config
 from jaxgpt.data import Batches, Data, Split, Windows
 from jaxgpt.parallel.rows import row_spec

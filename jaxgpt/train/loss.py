@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -73,9 +74,10 @@ def next_token_loss(
     Raises:
         ValueError: by the objective, if no block returns the side output of a penalty, or a side output has a wrong shape.
     """
+    forward = Forward(apply_fn, chunk, with_sides=penalties is not None, order=order)
 
     def objective(params: Any, windows: jax.Array, key: jax.Array | None, frozen: Any = ()) -> RowSums:
-        losses_BT, targets_BT, sides = forward(apply_fn, params, windows, key, chunk, penalties is not None, order)
+        losses_BT, targets_BT, sides = forward(params, windows, key)
         loss_B = losses_BT.sum(-1)
         count_B = (targets_BT >= 0).sum(-1, dtype=jnp.float32)
         sums = side_sums(sides, targets_BT)
@@ -202,49 +204,68 @@ def token_losses(
 ) -> tuple[jax.Array, jax.Array]:
     """Compute `-log p` of each target, at least float32 `[B, T]`, 0 for negative targets; also return the targets.
 
-    Arguments as for `next_token_loss` and its objective, and `longest` as for `forward`.
+    Arguments as for `next_token_loss` and its objective, and `longest` as for `Forward`.
     """
-    losses_BT, targets_BT, _ = forward(apply_fn, params, windows, key, chunk, with_sides=False, longest=longest)
+    forward = Forward(apply_fn, chunk, longest=longest)
+    losses_BT, targets_BT, _ = forward(params, windows, key)
     return losses_BT, targets_BT
 
 
-def forward(
-    apply_fn: Callable[..., Any],
-    params: Any,
-    windows: jax.Array,
-    key: jax.Array | None,
-    chunk: int,
-    with_sides: bool,
-    order: np.ndarray | None = None,
-    longest: int = 0,
-) -> tuple[jax.Array, jax.Array, SideOutputs]:
-    """Compute the results of `token_losses`, and the side outputs of the blocks if `with_sides`; all `[B, T]` in `order`.
+@dataclass(frozen=True)
+class Forward:
+    """The forward pass of objectives: a function of (params, windows, key).
 
-    With `longest`, the targets of a row are at most `longest` consecutive positions, such as one answer, and only these
-    positions have logits, unless they are sharded; 0: all positions.
+    It returns the results of `token_losses`, and the side outputs of the blocks; all `[B, T]` in the order `order`.
+
+    Attributes:
+        apply_fn, chunk: as for `next_token_loss`.
+        with_sides: whether the blocks return side outputs; without, they are {}.
+        order: as for `next_token_loss`.
+        longest: the targets of a row are at most `longest` consecutive positions, such as one answer, and only these positions
+            have logits, unless they are sharded; 0: all positions.
     """
-    inputs_BT, targets_BT, positions = split_windows(windows)
-    if order is not None:
-        chex.assert_shape(inputs_BT, (None, len(order)))  # JAX would clamp indices out of range
-        positions = positions or row_positions(len(order))
-        inputs_BT, targets_BT, positions = jax.tree.map(lambda x: x[:, order], (inputs_BT, targets_BT, positions))
-    call = partial(apply_fn, {"params": params})
-    is_part = 0 < longest < inputs_BT.shape[1] and shards("length") == 1
-    if not chunk and not with_sides and not is_part:
-        return cross_entropy(call(inputs_BT, key, positions), targets_BT), targets_BT, {}
 
-    def losses(x_BTD: jax.Array, targets_BT: jax.Array) -> jax.Array:
-        return cross_entropy(call(x_BTD, method="head"), targets_BT)
+    apply_fn: Callable[..., Any]
+    chunk: int = 0
+    with_sides: bool = False
+    order: np.ndarray | None = None
+    longest: int = 0
 
-    def all_losses(x_BTD: jax.Array, targets_BT: jax.Array) -> jax.Array:
-        return chunked(losses, x_BTD, targets_BT, chunk) if chunk else losses(x_BTD, targets_BT)
+    def __call__(
+        self, params: Any, windows: jax.Array, key: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array, SideOutputs]:
+        """Compute the losses, the targets and the side outputs; arguments as for the objective of `next_token_loss`."""
+        inputs_BT, targets_BT, positions = split_windows(windows)
+        if self.order is not None:
+            inputs_BT, targets_BT, positions = _in_order(self.order, inputs_BT, targets_BT, positions)
 
-    x_BTD, sides = call(inputs_BT, key, positions, method="hidden_and_sides")
-    if is_part:
-        losses_BT = of_answers(all_losses, x_BTD, targets_BT, longest)
-    else:
-        losses_BT = all_losses(x_BTD, targets_BT)
-    return losses_BT, targets_BT, sides
+        call = partial(self.apply_fn, {"params": params})
+        is_part = 0 < self.longest < inputs_BT.shape[1] and shards("length") == 1
+        if not self.chunk and not self.with_sides and not is_part:
+            return cross_entropy(call(inputs_BT, key, positions), targets_BT), targets_BT, {}
+
+        def losses(x_BTD: jax.Array, targets_BT: jax.Array) -> jax.Array:
+            return cross_entropy(call(x_BTD, method="head"), targets_BT)
+
+        def all_losses(x_BTD: jax.Array, targets_BT: jax.Array) -> jax.Array:
+            return chunked(losses, x_BTD, targets_BT, self.chunk) if self.chunk else losses(x_BTD, targets_BT)
+
+        x_BTD, sides = call(inputs_BT, key, positions, method="hidden_and_sides")
+        if is_part:
+            losses_BT = of_answers(all_losses, x_BTD, targets_BT, self.longest)
+        else:
+            losses_BT = all_losses(x_BTD, targets_BT)
+        return losses_BT, targets_BT, sides
+
+
+def _in_order(
+    order: np.ndarray, inputs_BT: jax.Array, targets_BT: jax.Array, positions: Positions | None
+) -> tuple[jax.Array, jax.Array, Positions]:
+    """Permute inputs, targets and positions along the window."""
+    chex.assert_shape(inputs_BT, (None, len(order)))  # JAX would clamp indices out of range
+    rows = inputs_BT, targets_BT, positions or row_positions(len(order))
+    permuted: tuple[jax.Array, jax.Array, Positions] = jax.tree.map(lambda x: x[:, order], rows)
+    return permuted
 
 
 def of_answers(
