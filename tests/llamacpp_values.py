@@ -17,7 +17,7 @@ import numpy as np
 from folders import hf_folder
 from gguf_files import BPE, MODELS, TEXTS, TOKENIZERS, V, convert
 
-from jaxgpt.convert.models import FAMILIES
+from jaxgpt.convert.families import FAMILIES
 
 RECORDED = Path(__file__).parent / "convert" / "llamacpp.json"
 PROMPT = np.random.Generator(np.random.Philox(1)).integers(2, V, 12).tolist()

@@ -13,7 +13,7 @@ from test_lm import tiny
 
 import jaxgpt
 from jaxgpt.config import ModelConfig
-from jaxgpt.convert.models import FAMILIES
+from jaxgpt.convert.families import FAMILIES
 from jaxgpt.data.tokenizer import ByteTokenizer
 
 

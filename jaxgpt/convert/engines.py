@@ -5,6 +5,7 @@ from __future__ import annotations
 from jaxgpt.config import ModelConfig
 from jaxgpt.convert import llamacpp
 from jaxgpt.convert.family import Family
+from jaxgpt.convert.llamacpp_architectures import architecture_of
 from jaxgpt.convert.llamacpp_tokenizers import is_recognized
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.errors import UserError
@@ -31,7 +32,7 @@ def engines(family: Family, config: ModelConfig, tokenizer: Tokenizer) -> tuple[
 def _llamacpp_computes(family: Family, config: ModelConfig) -> bool:
     """Return whether llama.cpp computes the function of a model."""
     try:
-        llamacpp.express(llamacpp.architecture_of(family.name), config)
+        llamacpp.express(architecture_of(family.name), config)
     except UserError:
         return False
     return True

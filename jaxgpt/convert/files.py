@@ -28,8 +28,6 @@ OF_TOKENIZERS = (GENERATION, TOKENIZER, TEMPLATE, f"{TEMPLATES}/*.jinja", MAP, A
 OF_ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
 OF_MODELS = (SINGLE, INDEX, "model-*-of-*.safetensors", "pytorch_model.bin*", "pytorch_model-*-of-*.bin")
 SHARD_BYTES = 5 * 10**9  # maximum size of a file of weights
-
-
 SIZES = {"KB": 10**3, "MB": 10**6, "GB": 10**9}  # units of sizes of files
 
 
@@ -56,24 +54,16 @@ class StoredTensor(NamedTuple):
 
 
 class Weights:
-    """The tensors of a directory or of one `.safetensors` file.
+    """The tensors of safetensors files; a subclass reads a different format.
 
-    Attributes:
-        path: the directory or file.
+    Args:
+        path: directory or file of the model, for errors.
         tensors: dict of `StoredTensor`, keyed by name.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Read the headers. Raises `UserError` for missing or damaged files, pickles, or duplicate tensors."""
+    def __init__(self, path: Path, tensors: dict[str, StoredTensor]) -> None:
         self.path = path
-        self.tensors: dict[str, StoredTensor] = {}
-        for file in _find(path):
-            with _opened(file) as f:
-                for name in f.keys():  # noqa: SIM118 - not a mapping
-                    if name in self.tensors:
-                        raise UserError(f"{name} is in both {self.tensors[name].file.name} and {file.name}: remove one")
-                    piece = f.get_slice(name)
-                    self.tensors[name] = StoredTensor(file, piece.get_dtype(), tuple(piece.get_shape()))
+        self.tensors = tensors
 
     def read(self, name: str) -> np.ndarray:
         """Read one tensor as float32. Raises `UserError` if the tensor contains non-finite numbers."""
@@ -115,6 +105,23 @@ class Weights:
                 raise UserError(
                     f"{stored.file}: tensor {name} has type {stored.dtype}, expected one of {', '.join(FLOATS)}"
                 )
+
+
+def open_safetensors(path: Path) -> Weights:
+    """Read the headers of a directory or of one `.safetensors` file.
+
+    Raises:
+        UserError: if files are missing, damaged or pickles, or a tensor is in several files.
+    """
+    tensors: dict[str, StoredTensor] = {}
+    for file in _find(path):
+        with _opened(file) as f:
+            for name in f.keys():  # noqa: SIM118 - not a mapping
+                if name in tensors:
+                    raise UserError(f"{name} is in both {tensors[name].file.name} and {file.name}: remove one")
+                piece = f.get_slice(name)
+                tensors[name] = StoredTensor(file, piece.get_dtype(), tuple(piece.get_shape()))
+    return Weights(path, tensors)
 
 
 class Tensor(NamedTuple):

@@ -26,6 +26,7 @@ MERGE = "merge them with llama-gguf-split --merge"
 class Header(NamedTuple):
     """The header of one file."""
 
+    file: Path
     metadata: dict[str, Any]
     tensors: list[Any]  # `gguf.ReaderTensor`s with memory-mapped data
 
@@ -34,43 +35,34 @@ class GgufWeights(Weights):
     """The tensors of a GGUF file or of all parts of a split file, and the metadata.
 
     Attributes:
-        metadata: dict of values, keyed by name.
+        metadata: metadata of the file or of the first part, keyed by name.
         stored: dict of `gguf.ReaderTensor`, keyed by name.
     """
 
     def __init__(self, path: Path) -> None:
         """Read the headers. Raises `UserError` for a malformed file, a missing part, or a missing gguf package."""
-        self.path = path
-        self.stored: dict[str, Any] = {}
-        self.tensors: dict[str, StoredTensor] = {}
+        headers = _read_headers(path)
+        tensors: dict[str, StoredTensor] = {}
+        stored: dict[str, Any] = {}
+        for header in headers:
+            for tensor in header.tensors:
+                if tensor.name in tensors:
+                    files = f"{tensors[tensor.name].file} and {header.file.name}"
+                    raise UserError(f"tensor {tensor.name} is in both {files}: download the parts again")
+                shape = tuple(tensor.shape.tolist()[::-1])
+                tensors[tensor.name] = StoredTensor(header.file, "F32", shape)  # type after dequantizing
+                stored[tensor.name] = tensor
 
-        given = _read_header(path)
-        self.metadata = given.metadata
-        parts = _parts(path, given.metadata)
-        for number, part in enumerate(parts):
-            header = given if part == path else _read_header(part)
-            if number == 0:
-                self.metadata = header.metadata
-            if len(parts) > 1:
-                _check_part(part, header.metadata, number, len(parts))
-            self._add(part, header.tensors)
-
-        expected = self.metadata.get("split.tensors.count")
-        if len(parts) > 1 and expected != len(self.tensors):
+        metadata = headers[0].metadata
+        expected = metadata.get("split.tensors.count")
+        if len(headers) > 1 and expected != len(tensors):
             raise UserError(
-                f"{path}: its {len(parts)} parts have {len(self.tensors)} tensors, but split.tensors.count is "
+                f"{path}: its {len(headers)} parts have {len(tensors)} tensors, but split.tensors.count is "
                 f"{short_repr(expected)}: download the parts again"
             )
-
-    def _add(self, part: Path, tensors: list[Any]) -> None:
-        """Add the tensors of a part."""
-        for tensor in tensors:
-            if tensor.name in self.tensors:
-                other = self.tensors[tensor.name].file
-                raise UserError(f"tensor {tensor.name} is in both {other} and {part.name}: download the parts again")
-            shape = tuple(tensor.shape.tolist()[::-1])
-            self.stored[tensor.name] = tensor
-            self.tensors[tensor.name] = StoredTensor(part, "F32", shape)  # type after dequantizing
+        super().__init__(path, tensors)
+        self.metadata = metadata
+        self.stored = stored
 
     def _load(self, name: str) -> np.ndarray:
         """Dequantize one tensor to float32. Raises `UserError` if its type is not supported."""
@@ -97,6 +89,20 @@ def open_gguf(path: Path, accept: Collection[str] = ()) -> tuple[str, ModelConfi
     shapes = {name: tensor.shape for name, tensor in weights.tensors.items()}
     architecture, model = llamacpp.open_model(weights.metadata, shapes, divisors, str(path), accept)
     return architecture.name, model, llamacpp.form(architecture, model), weights
+
+
+def _read_headers(path: Path) -> list[Header]:
+    """Read the header of a file, or of all parts of a split file in order."""
+    given = _read_header(path)
+    parts = _parts(path, given.metadata)
+    if len(parts) == 1:
+        return [given]
+    headers = []
+    for number, part in enumerate(parts):
+        header = given if part == path else _read_header(part)
+        _check_part(part, header.metadata, number, len(parts))
+        headers.append(header)
+    return headers
 
 
 def _parts(path: Path, metadata: Mapping[str, Any]) -> list[Path]:
@@ -157,7 +163,7 @@ def _read_header(path: Path) -> Header:
     if reader.byte_order != "I":
         raise UserError(f"{path} is big-endian: convert it to little-endian")
     _check_offsets(path, reader)
-    return Header(metadata, reader.tensors)
+    return Header(path, metadata, reader.tensors)
 
 
 def _check_offsets(path: Path, reader: Any) -> None:

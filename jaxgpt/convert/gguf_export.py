@@ -14,8 +14,11 @@ from jaxgpt.config import ModelConfig
 from jaxgpt.convert import gguf_describe, llamacpp
 from jaxgpt.convert.divisors import ROPE_DIVISORS
 from jaxgpt.convert.drafts import new_file
+from jaxgpt.convert.families import exported_form
 from jaxgpt.convert.files import Tensor
-from jaxgpt.convert.models import Converted, exported_form, exported_special_tokens, read_model
+from jaxgpt.convert.llamacpp_architectures import Architecture, architecture_of
+from jaxgpt.convert.models import Converted, exported_special_tokens
+from jaxgpt.convert.open_model import read_model
 from jaxgpt.convert.tensors import check_change, largest_change, probe_logits, tensors_of
 from jaxgpt.errors import UserError, reported
 from jaxgpt.lm import load
@@ -48,7 +51,7 @@ def export_gguf(run: str | Path, target: Path, kind: str = "f32", checkpoint: st
         tokenizer = lm.tokenizer
 
         family, model = exported_form(config.model)
-        architecture = llamacpp.architecture_of(family.name)
+        architecture = architecture_of(family.name)
         model = llamacpp.express(architecture, model)
 
         tokenizer.special = exported_special_tokens(tokenizer, config, gguf_describe.ALWAYS)
@@ -113,9 +116,7 @@ def write_gguf(
         os.fsync(file.fileno())
 
 
-def _tensors(
-    architecture: llamacpp.Architecture, original: ModelConfig, model: ModelConfig, params: Any
-) -> list[Tensor]:
+def _tensors(architecture: Architecture, original: ModelConfig, model: ModelConfig, params: Any) -> list[Tensor]:
     """List the tensors of a file: the model, including a copy of a tied embedding as head, and RoPE divisors."""
     if original.tie_embeddings and not model.tie_embeddings:
         params = dict(params) | {"lm_head": {"kernel": np.asarray(params["wte"]["embedding"]).T}}

@@ -15,7 +15,7 @@ import numpy as np
 from jaxgpt.checkpoint import store
 from jaxgpt.checkpoint.info import Info
 from jaxgpt.config import Config, MeshConfig, OptimConfig
-from jaxgpt.convert.models import read_model
+from jaxgpt.convert.open_model import read_model
 from jaxgpt.errors import UserError
 from jaxgpt.kernels.remat import POLICIES
 from jaxgpt.lm import load

@@ -22,7 +22,8 @@ from jaxgpt.cli import main
 from jaxgpt.convert import llamacpp
 from jaxgpt.convert.gguf import GgufWeights, open_gguf
 from jaxgpt.convert.gguf_tokenizer import read_tokenizer
-from jaxgpt.convert.models import import_model, read_model
+from jaxgpt.convert.models import import_model
+from jaxgpt.convert.open_model import read_model
 from jaxgpt.errors import UserError
 from jaxgpt.model.params import flatten_params
 

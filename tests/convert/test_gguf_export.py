@@ -18,11 +18,13 @@ import jaxgpt
 from jaxgpt.cli import main
 from jaxgpt.config import Config, ModelConfig
 from jaxgpt.convert import gguf_describe, gguf_export, llamacpp
+from jaxgpt.convert.families import exported_form
 from jaxgpt.convert.gguf import GgufWeights
 from jaxgpt.convert.gguf_describe import describe, spaces_note
 from jaxgpt.convert.gguf_export import TYPES, export_gguf
 from jaxgpt.convert.gguf_tokenizer import read_tokenizer
-from jaxgpt.convert.models import exported_form, import_model
+from jaxgpt.convert.llamacpp_architectures import ARCHITECTURES, architecture_of
+from jaxgpt.convert.models import import_model
 from jaxgpt.data.bos import with_bos
 from jaxgpt.data.chat_template import ChatTemplate
 from jaxgpt.data.special import SpecialTokens
@@ -122,7 +124,7 @@ WINDOWS = {
 @pytest.mark.parametrize("case", WINDOWS)
 def test_windows_of_gemma(case: str) -> None:
     model, expected = WINDOWS[case]
-    gemma = llamacpp.ARCHITECTURES["gemma3"]
+    gemma = ARCHITECTURES["gemma3"]
     metadata = llamacpp.describe(gemma, llamacpp.express(gemma, exported_form(model)[1]))
     found = {key: value for key, value in metadata.items() if "pattern" in key or "swa" in key}
     base = {"rope.freq_base_swa": 1e4}
@@ -163,12 +165,12 @@ def test_settings_without_an_equivalent_are_named(case: str) -> None:
     model, message = REJECTED[case]
     family, expressed = exported_form(model)
     with pytest.raises(UserError, match=message) as e:
-        llamacpp.express(llamacpp.architecture_of(family.name), expressed)
+        llamacpp.express(architecture_of(family.name), expressed)
     assert "\n" not in str(e.value)
 
 
 def test_a_window_as_long_as_the_context_has_no_effect() -> None:
-    llama = llamacpp.ARCHITECTURES["llama"]
+    llama = ARCHITECTURES["llama"]
     model = replace(UNTIED, sliding_window=UNTIED.block_size)
     assert llamacpp.express(llama, exported_form(model)[1]).sliding_window == 0
 

@@ -17,9 +17,11 @@ from gguf_files import BPE, GEMMA, LLAMA, MODELS, convert
 from llamacpp_values import PROMPT, RECORDED, compute, source
 
 from jaxgpt.convert import llamacpp
+from jaxgpt.convert.families import FAMILIES
 from jaxgpt.convert.family import TRAINING, canonical
 from jaxgpt.convert.gguf import open_gguf
-from jaxgpt.convert.models import FAMILIES, read_model
+from jaxgpt.convert.llamacpp_architectures import ARCHITECTURES, architecture_of
+from jaxgpt.convert.open_model import read_model
 from jaxgpt.convert.tensors import expand, leaf_shapes, to_leaves, to_tensor
 from jaxgpt.errors import UserError
 from jaxgpt.model import GPT
@@ -81,7 +83,7 @@ def test_llama_cpp_computes_the_recorded_values(tmp_path: Path) -> None:
 @every_model
 def test_weight_tables_are_invertible(name: str) -> None:
     """Splitting a tensor into leaves and joining them is the identity."""
-    architecture = llamacpp.architecture_of(name.split("-")[0])
+    architecture = architecture_of(name.split("-")[0])
     config = MODELS[name]
     rng = np.random.default_rng(0)
     shapes = leaf_shapes(config)
@@ -202,7 +204,7 @@ def test_divisors_of_a_different_scaling_are_rejected(tmp_path: Path, monkeypatc
 
 def test_gemma_3_27b_divides_scores_by_the_width_per_head() -> None:
     """llama.cpp recognizes the model by its 62 layers; its head width of 128 is not the width per head, 5376 / 32."""
-    gemma = llamacpp.ARCHITECTURES["gemma3"]
+    gemma = ARCHITECTURES["gemma3"]
     large = replace(GEMMA, n_layer=62, n_embd=5376, n_head=32, n_kv_head=16, head_dim=128)
     rows = llamacpp.form(gemma, large).table
     factors = {row.name: row.factor for row in rows if row.factor != 1.0}

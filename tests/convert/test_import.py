@@ -16,8 +16,10 @@ from safetensors.numpy import load_file, save_file
 
 import jaxgpt
 from jaxgpt.convert import gemma, gpt2, llama, neox
+from jaxgpt.convert.families import FAMILIES
 from jaxgpt.convert.family import canonical
-from jaxgpt.convert.models import FAMILIES, import_model, open_model
+from jaxgpt.convert.models import import_model
+from jaxgpt.convert.open_model import open_model
 from jaxgpt.convert.options import Options
 from jaxgpt.convert.tensors import expand, leaf_shapes, to_leaves, to_tensor
 from jaxgpt.errors import TrainingFailed, UserError

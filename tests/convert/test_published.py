@@ -11,7 +11,7 @@ import pytest
 from convert.published import IMPORTED, PUBLISHED
 from folders import LLAMA, SMALL, hf_folder
 
-from jaxgpt.convert.models import open_model, read_model
+from jaxgpt.convert.open_model import open_model, read_model
 from jaxgpt.convert.options import ACTIVATIONS
 from jaxgpt.convert.tensors import check_weights
 from jaxgpt.errors import UserError
@@ -25,7 +25,7 @@ V = 61
 @pytest.fixture
 def describe(tmp_path, monkeypatch):
     """Describe the model of a config.json at its published size, without a file of weights."""
-    monkeypatch.setattr("jaxgpt.convert.models.Weights", lambda path: None)
+    monkeypatch.setattr("jaxgpt.convert.open_model.open_safetensors", lambda path: None)
 
     def read(config, accept=()):
         (tmp_path / "config.json").write_text(json.dumps(config))

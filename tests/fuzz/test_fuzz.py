@@ -36,8 +36,9 @@ from jaxgpt.cli.plot import draw_run
 from jaxgpt.cli.settings import with_settings
 from jaxgpt.config import Config, DataConfig, MeshConfig, ModelConfig, OptimConfig, TrainConfig
 from jaxgpt.config_json import from_json, to_json
+from jaxgpt.convert.families import FAMILIES
 from jaxgpt.convert.files import Weights
-from jaxgpt.convert.models import FAMILIES, open_model
+from jaxgpt.convert.open_model import open_model
 from jaxgpt.convert.tensors import check_weights
 from jaxgpt.data.chat_template import ChatTemplate
 from jaxgpt.data.conversations import Templates, read_conversations

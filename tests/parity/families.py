@@ -20,7 +20,8 @@ import transformers
 from safetensors.numpy import load_file
 
 import jaxgpt
-from jaxgpt.convert.models import export_model, import_model, read_model
+from jaxgpt.convert.models import export_model, import_model
+from jaxgpt.convert.open_model import read_model
 from jaxgpt.convert.tensors import expand, to_tensor
 from jaxgpt.model import GPT
 from jaxgpt.model.params import flatten_params

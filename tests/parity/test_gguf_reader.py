@@ -19,7 +19,8 @@ from folders import hf_folder  # noqa: E402
 from gguf_files import MODELS, convert  # noqa: E402
 from llamacpp_values import PLAIN, PROMPT  # noqa: E402
 
-from jaxgpt.convert.models import FAMILIES, read_model  # noqa: E402
+from jaxgpt.convert.families import FAMILIES  # noqa: E402
+from jaxgpt.convert.open_model import read_model  # noqa: E402
 from jaxgpt.model import GPT  # noqa: E402
 
 # transformers has its defaults for settings that its reader ignores.

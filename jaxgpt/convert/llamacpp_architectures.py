@@ -1,0 +1,115 @@
+"""llama.cpp architectures: the transformers family of each, and what llama.cpp computes regardless of the file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
+
+from jaxgpt.convert import experts, gemma, gpt2, llama, neox
+from jaxgpt.convert.family import Family
+from jaxgpt.errors import UserError
+
+RMS_EPS = "attention.layer_norm_rms_epsilon"
+LAYER_EPS = "attention.layer_norm_epsilon"
+WIDTH = "feed_forward_length"
+SOFTCAP = "final_logit_softcapping"
+
+
+class SlidingWindows(NamedTuple):
+    """Default sliding windows of an architecture.
+
+    Attributes:
+        period: length of the repeated pattern of layers; only the last layer of the pattern has no window.
+        theta: RoPE base in layers with a window; 0: the base of the other layers.
+    """
+
+    period: int
+    theta: float = 0.0
+
+
+class Architecture(NamedTuple):
+    """A llama.cpp architecture.
+
+    Attributes:
+        name: `general.architecture`.
+        family: transformers family with the same tensors.
+        activation: activation in its graph; no metadata key changes it.
+        eps: metadata key of the epsilon of norms.
+        interleaved: whether RoPE rotates adjacent channels of a head, so that rows of queries and keys are reordered.
+        windows: default sliding windows; None: its graph has no windows.
+        tied: whether a file may lack the head, which then equals the embedding.
+        head_dim: whether the head width may differ from the model width per head.
+        grouped: whether query heads may share a key head.
+        width: metadata key of the width of the MLP, or of each expert.
+        normalized: whether its graph divides the scores of a token's experts by their sum; None: it has no experts.
+        reads_divisors: whether its graph reads the tensor `ROPE_DIVISORS`.
+        rotates_part: whether RoPE may rotate fewer channels than a head has.
+        scales_queries: whether its graph divides the scores by a different number than the family (`_query_factor`).
+        more_keys: metadata keys besides `KEYS`, in the same form.
+    """
+
+    name: str
+    family: Family
+    activation: str = "silu"
+    eps: str = RMS_EPS
+    interleaved: bool = False
+    windows: SlidingWindows | None = None
+    tied: bool = True
+    head_dim: bool = True
+    grouped: bool = True
+    width: str = WIDTH
+    normalized: bool | None = None
+    reads_divisors: bool = False
+    rotates_part: bool = False
+    scales_queries: bool = False
+    more_keys: Mapping[str, tuple[str, Any]] = MappingProxyType({})
+
+
+GELU: Literal["gelu_new"] = "gelu_new"  # llama.cpp computes GELU with tanh
+ARCHITECTURES = {
+    each.name: each
+    for each in (
+        Architecture("llama", llama.LLAMA, interleaved=True, reads_divisors=True),  # also Mistral
+        Architecture("qwen2", llama.QWEN2, head_dim=False),
+        Architecture("qwen3", llama.QWEN3),
+        Architecture("olmo2", llama.OLMO2, windows=SlidingWindows(period=4), tied=False, head_dim=False),
+        Architecture(
+            "gemma3",
+            gemma.FAMILY,
+            GELU,
+            windows=SlidingWindows(period=6, theta=10_000.0),
+            scales_queries=True,
+            more_keys={SOFTCAP: ("logit_softcap", 0.0)},
+        ),
+        Architecture("gpt2", gpt2.FAMILY, GELU, LAYER_EPS),
+        Architecture(
+            "gptneox",
+            neox.FAMILY,
+            GELU,
+            LAYER_EPS,
+            tied=False,
+            rotates_part=True,
+            more_keys={"use_parallel_residual": ("parallel_residual", bool)},
+        ),
+    )
+}
+# Architectures with experts. A file of "llama" has experts if its `expert_count` is not 0.
+WITH_EXPERTS = {
+    each.name: each
+    for each in (
+        Architecture("llama", experts.MIXTRAL, interleaved=True, normalized=True, reads_divisors=True),
+        Architecture("qwen3moe", experts.QWEN3_MOE, width="expert_feed_forward_length", normalized=True),
+        Architecture("olmoe", experts.OLMOE, tied=False, head_dim=False, grouped=False, normalized=False),
+    )
+}
+
+
+def architecture_of(name: str) -> Architecture:
+    """Return the architecture of a transformers family."""
+    for architecture in (*ARCHITECTURES.values(), *WITH_EXPERTS.values()):
+        if name == architecture.family.name:
+            return architecture
+    if name != llama.MISTRAL.name:
+        raise UserError(f"{name} models cannot be written as a GGUF file: export a directory")
+    return ARCHITECTURES["llama"]

@@ -1,0 +1,128 @@
+"""Open a model directory of transformers or nanoGPT, or a GGUF file: its config and the layout of its tensors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxgpt.config import ModelConfig
+from jaxgpt.convert import gguf, gpt2
+from jaxgpt.convert.families import FAMILIES
+from jaxgpt.convert.files import Weights, is_gguf, open_safetensors
+from jaxgpt.convert.options import Options
+from jaxgpt.convert.tensors import Format, load_weights
+from jaxgpt.errors import UserError, short_repr
+from jaxgpt.files import read_json
+
+# Multimodal models whose text model can be imported: `model_type`, and the default `model_type` of their `text_config`.
+WRAPPERS = {"gemma3": "gemma3_text", "mistral3": "mistral", "llava": "llama"}
+# Options of a multimodal config.json that do not concern its text model.
+OF_OTHER_MODELS = re.compile(
+    r"(vision|audio|image|video|boi|eoi|mm|multimodal|projector|spatial)_|processor_class$|ignore_index$", re.ASCII
+)
+
+
+def open_model(source: Path, accept: Collection[str] = ()) -> tuple[str, ModelConfig, Format, Weights]:
+    """Return the family name, model config, tensor layout and unread tensors of a directory or GGUF file."""
+    if source.is_file() and is_gguf(source):
+        return gguf.open_gguf(source, accept)
+    if not source.is_dir():
+        raise UserError(
+            f"{source} is not a directory with config.json and safetensors, nor a .gguf file: pass the directory of the model"
+        )
+    values = read_json(source / "config.json")
+    if values.get("model_type") is not None:
+        return _open_transformers(source, values, accept)
+    if (source / "checkpoints").is_dir():
+        raise UserError(f"{source} is already a run: it does not need to be imported")
+    if "n_layer" in values and "block_size" in values:
+        return _open_nanogpt(source, values, accept)
+    raise _unknown_family(None, values, str(source / "config.json"))
+
+
+def read_model(source: Path) -> tuple[ModelConfig, Any, Format]:
+    """Read the config, weights and tensor layout of a directory or file that `import_model` accepts."""
+    _, model, form, weights = open_model(source)
+    return model, load_weights(weights, model, form), form
+
+
+def _open_nanogpt(
+    source: Path, values: Mapping[str, Any], accept: Collection[str]
+) -> tuple[str, ModelConfig, Format, Weights]:
+    """Open a directory with a config.json of nanoGPT's settings; `values` is its content."""
+    options = Options(values, str(source / "config.json"), accept)
+    weights = open_safetensors(source)
+    model = gpt2.read_nanogpt(options, weights)
+    options.done()
+    return "nanogpt", model, gpt2.NANOGPT, weights
+
+
+def _open_transformers(
+    source: Path, values: Mapping[str, Any], accept: Collection[str]
+) -> tuple[str, ModelConfig, Format, Weights]:
+    """Open a directory of transformers, of a multimodal model only its text model; `values` is its config.json."""
+    where = str(source / "config.json")
+    options = Options(values, where, accept)
+    kind = values["model_type"]
+    is_wrapped = kind in WRAPPERS
+    own = values
+    if is_wrapped:
+        if not isinstance(values.get("text_config"), dict):
+            raise UserError(
+                f"{where}: a model of type {kind} needs an object text_config, with the options of its text model"
+            )
+        own = text_config(values)
+        options = Options(own, f"{where}: text_config", accept)
+    kind = own.get("model_type")
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        raise _unknown_family(kind, own, where)
+
+    family = FAMILIES[kind]
+    named = own.get("architectures")
+    if named and not is_wrapped and named not in ([name] for name in family.architectures):
+        raise options.refuse("architectures", named, f"expected {family.architectures[0]}")
+    model = family.config_from_hf(options)
+    options.done()
+    if is_wrapped:
+        _check_outer(values, options, where, accept)
+    if not model.vocab_size:
+        raise options.refuse("vocab_size", 0, "it must be at least 1")
+    form = family.form_of(own, model) if family.form_of else family.form
+    return kind, model, form._replace(wrapped=is_wrapped), open_safetensors(source)
+
+
+def text_config(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config.json of the text model in the config.json of a multimodal model.
+
+    As in transformers, the text model has only its own options, except that the outer model has the head.
+    """
+    own = {"model_type": WRAPPERS[values["model_type"]]} | values["text_config"]
+    own.pop("architectures", None)
+    if "tie_word_embeddings" in values:
+        own["tie_word_embeddings"] = values["tie_word_embeddings"]
+    return own
+
+
+def _check_outer(values: Mapping[str, Any], text: Options, where: str, accept: Collection[str]) -> None:
+    """Raise `UserError` if a multimodal config.json has unknown options outside its `text_config`.
+
+    Options of the other models have no effect here, nor have copies of the options `text` of the text model.
+    """
+    left = {name: value for name, value in values.items() if not OF_OTHER_MODELS.match(name)}
+    del left["text_config"]
+    outer = Options(left, where, accept)
+    outer.skip(*text.known)
+    outer.done()
+
+
+def _unknown_family(kind: Any, values: Mapping[str, Any], where: str) -> UserError:
+    """Return the error for a `model_type` without a family, with the type of its text model if it has one."""
+    known = ", ".join([*FAMILIES, *WRAPPERS])
+    text = values.get("text_config")
+    inner = f" with the text model {short_repr(text.get('model_type'))}" if isinstance(text, dict) else ""
+    return UserError(
+        f"{where}: model_type {short_repr(kind)}{inner} is not supported: use one of {known}; docs/families.md shows how to "
+        f"add a family"
+    )
