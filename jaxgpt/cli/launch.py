@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import IO, Annotated, Any
+from typing import IO, Annotated, Any, NamedTuple
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
@@ -53,8 +53,11 @@ def launch(
     if command[:1] != ("train",):
         raise UserError(f"expected train, not {' '.join(command[:1])!r}: use jaxgpt launch --processes 2 train PRESET")
     _, bound = parse(command)  # report an unknown option here, not in every process
-    arguments = bound.arguments
-    run = arguments.get("out") or (arguments.get("target") if arguments.get("resume") else "")
+    given = bound.arguments
+    run = given.get("out", "")
+    if not run and given.get("resume"):
+        run = given.get("target", "")
+
     fleet = _Fleet(processes)
     with socket.socket() as reserved:
         # Reserve the port for process 0, which listens on it. A socket that does not listen receives no connections.
@@ -62,11 +65,23 @@ def launch(
         reserved.bind((HERE, 0))
         coordinator = f"{HERE}:{reserved.getsockname()[1]}"
         fleet.start([*command, "--distributed.coordinator", coordinator], devices_per_process)
-        code = fleet.wait()
-    if fleet.crashed:
+        ending = fleet.wait()
+    if ending.needs_resume_command:
         words = ["jaxgpt", "launch", "--processes", str(processes), "train", "--resume", "--out", run or "RUN"]
         note(f"resume with: {shlex.join(words)}")
-    return code
+    return ending.code
+
+
+class Ending(NamedTuple):
+    """How the processes have ended.
+
+    Attributes:
+        code: highest exit code; `FAILED` for a process that was killed.
+        needs_resume_command: whether a process was killed, and no process printed the command that resumes the run.
+    """
+
+    code: int
+    needs_resume_command: bool
 
 
 class _Fleet:
@@ -77,10 +92,9 @@ class _Fleet:
         self.processes = list[subprocess.Popen[str]]()
         self.readers = list[threading.Thread]()
         self.errors = [deque[str](maxlen=STDERR_LINES) for _ in range(count)]
-        self.forwarded = 0  # the last forwarded signal; 0: none
+        self.forwarded: int | None = None  # the last forwarded signal; None: no signal
         self.previous: dict[int, Any] = {}  # signal handlers to restore
-        self.ended = set[int]()  # processes that this process has killed
-        self.crashed = False  # whether a process was killed and no process printed the resume command
+        self.stopped = set[int]()  # indices of the processes that this process has killed
 
     def start(self, command: Sequence[str], devices: int) -> None:
         """Start the processes and forward signals to them; on a second Ctrl-C, they exit, and this process waits for them."""
@@ -108,11 +122,11 @@ class _Fleet:
             reader = threading.Thread(target=self._read, args=(index, process.stderr), daemon=True)
             reader.start()
             self.readers.append(reader)
-        if self.forwarded:  # a signal before all processes had started
+        if self.forwarded is not None:  # a signal before all processes had started
             self._forward(self.forwarded, None)
 
-    def wait(self) -> int:
-        """Wait for all processes, print failures, and return the highest exit code; set `crashed`."""
+    def wait(self) -> Ending:
+        """Wait for all processes, restore the signal handlers, and print failures."""
         deadline = math.inf
         while any(process.poll() is None for process in self.processes):
             if any(process.poll() for process in self.processes):
@@ -129,9 +143,10 @@ class _Fleet:
 
         codes = [process.returncode for process in self.processes]
         printed = self._print_failures(codes)
-        was_killed = min(codes) < 0 and not self.forwarded
-        self.crashed = was_killed and not any("resume with: " in line for line in printed)
-        return max(code if code >= 0 else FAILED for code in codes)
+        was_killed = min(codes) < 0 and self.forwarded is None
+        has_command = any("resume with: " in line for line in printed)
+        code = max(code if code >= 0 else FAILED for code in codes)
+        return Ending(code, was_killed and not has_command)
 
     def _read(self, index: int, lines: IO[str]) -> None:
         """Keep the last lines of a process's standard error; print all lines of process 0."""
@@ -146,10 +161,11 @@ class _Fleet:
         """Kill the processes that still run."""
         for index, process in enumerate(self.processes):
             if process.poll() is None:
-                self.ended.add(index)
+                self.stopped.add(index)
                 process.kill()
 
     def _forward(self, number: int, _: Any) -> None:
+        """Send a signal to all processes; a handler of signals."""
         self.forwarded = number
         for process in self.processes:
             process.send_signal(number)
@@ -157,14 +173,15 @@ class _Fleet:
     def _print_failures(self, codes: Sequence[int]) -> set[str]:
         """Print the processes killed by a signal, and the errors that process 0 did not print; return all printed lines."""
         printed = set(self.errors[0])
-        failed = [index for index, code in enumerate(codes) if code not in (0, UNFINISHED)]
-        lines = [line for index, code in enumerate(codes) if code for line in self.errors[index]]
-        is_explained = any(line.startswith(OWN) for line in lines)
-        for index in failed:
-            number = -codes[index]
+        errors = [line for index, code in enumerate(codes) if code for line in self.errors[index]]
+        is_explained = any(line.startswith(OWN) for line in errors)
+        for index, code in enumerate(codes):
+            if code in (0, UNFINISHED):
+                continue
+            number = -code  # the signal that killed the process, if positive
             # XLA aborts the processes that remain, which explains nothing.
-            is_victim = index in self.ended or (is_explained and number == signal.SIGABRT)
-            if number > 0 and not self.forwarded and not is_victim:
+            is_victim = index in self.stopped or (is_explained and number == signal.SIGABRT)
+            if number > 0 and self.forwarded is None and not is_victim:
                 note(f"process {index} was killed by {signal.Signals(number).name}")
 
             lines = list(self.errors[index])

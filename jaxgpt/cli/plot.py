@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import statistics
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
+from jaxgpt.cli.draw import Axis, Lines, common_baselines, draw, read_lines
 from jaxgpt.cli.output import columns, note
 from jaxgpt.config import flat
 from jaxgpt.errors import UserError, plural
@@ -19,7 +19,6 @@ from jaxgpt.locks import has_writer
 if TYPE_CHECKING:
     from jaxgpt.checkpoint.run import Run
 
-Axis = Literal["all", "step", "tokens", "seconds"]  # the horizontal axes of `jaxgpt.study.plot.losses`
 FORMATS = (".png", ".svg", ".pdf")
 EVERY = 10.0  # seconds between two plots of a run in training
 SHOWN = 6  # maximum number of differing settings shown as columns
@@ -90,7 +89,7 @@ def plot(
 
 def groups_of_seeds(
     settings: Mapping[str, Mapping[str, Any]],
-    lines: Mapping[str, Sequence[Mapping[str, Any]]],
+    lines: Mapping[str, Lines],
     paths: Mapping[str, Path],
 ) -> str:
     """Describe the groups of runs that differ only in their seed, as `jaxgpt compare`; "" if every group has one run.
@@ -106,39 +105,6 @@ def groups_of_seeds(
     if all(len(group.losses) == 1 for group in groups):
         return ""
     return describe(groups)
-
-
-def read_lines(runs: Mapping[str, Run]) -> dict[str, list[dict[str, Any]]]:
-    """Read the lines of the metrics files that exist."""
-    from jaxgpt.trainer.metrics import read_metrics
-
-    return {name: list(read_metrics(run.metrics)) for name, run in runs.items() if run.metrics.is_file()}
-
-
-def common_baselines(about: Iterable[Mapping[str, Any]]) -> dict[str, float] | None:
-    """Return the baselines that all runs have in common, keyed by name; None if the baselines of two runs differ.
-
-    `about` are the results of `read_baselines`; runs without baselines are ignored.
-    """
-    known = [found["losses"] for found in about if found["losses"]]
-    if not known:
-        return {}
-    first, *others = known
-    return first if all(each == first for each in others) else None
-
-
-def draw(
-    lines: Mapping[str, Sequence[Mapping[str, Any]]], baselines: Mapping[str, float] | None, path: Path, x: Axis
-) -> None:
-    """Draw the rewards of runs, or their losses and baselines; None: no baselines."""
-    from jaxgpt.study.figure import save
-    from jaxgpt.study.plot import has_rewards, losses, rewards
-
-    if all(map(has_rewards, lines.values())):
-        figure = rewards(lines, x)
-    else:
-        figure = losses(lines, x, baselines=baselines)
-    save(figure, path)
 
 
 def draw_while_training(runs: Mapping[str, Run], path: Path, x: Axis) -> None:
@@ -163,7 +129,7 @@ def draw_while_training(runs: Mapping[str, Run], path: Path, x: Axis) -> None:
         time.sleep(EVERY)
 
 
-def still_trains(run: Run, lines: Sequence[Mapping[str, Any]]) -> bool:
+def still_trains(run: Run, lines: Lines) -> bool:
     """Return whether a process trains the run; on another host, it trains until the last line records how it ended."""
     from jaxgpt.trainer.metrics import how_ended
 
@@ -173,24 +139,9 @@ def still_trains(run: Run, lines: Sequence[Mapping[str, Any]]) -> bool:
     return writer
 
 
-def draw_run(run: Run, title: str) -> None:
-    """Draw the losses of a run and the baselines of its data, or its rewards, as loss.png.
-
-    Raises:
-        UserError: if the run has no losses yet, or baselines.json is damaged.
-    """
-    # The first import of matplotlib on a machine scans all fonts and logs a message.
-    logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
-    from jaxgpt.report.baselines import read_baselines
-    from jaxgpt.trainer.metrics import read_metrics
-
-    lines = {title: list(read_metrics(run.metrics))}
-    draw(lines, read_baselines(run.path)["losses"], run.path / "loss.png", "step")
-
-
 def table(
     settings: Mapping[str, Mapping[str, Any]],
-    metrics: Mapping[str, Sequence[Mapping[str, Any]]],
+    metrics: Mapping[str, Lines],
     bytes_per_token: Mapping[str, float],
 ) -> str:
     """Format a table of runs, the lowest validation loss first. `bytes_per_token` 0: unknown.
@@ -223,7 +174,7 @@ def table(
     return text
 
 
-def _best(lines: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+def _best(lines: Lines) -> Mapping[str, Any] | None:
     """Return the line of the lowest comparable validation loss; None: the run has no evaluations."""
     from jaxgpt.trainer.metrics import comparable_evaluations
 
@@ -245,7 +196,7 @@ def _evaluation_cells(best: Mapping[str, Any] | None, bytes_per_token: float, wi
     }
 
 
-def _speed(lines: Sequence[Mapping[str, Any]]) -> str:
+def _speed(lines: Lines) -> str:
     """Return the median tokens per second of a run, or ""."""
     speeds = [line.get("tokens_per_second") for line in lines]
     measured = [speed for speed in speeds if isinstance(speed, float)]

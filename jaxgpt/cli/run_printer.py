@@ -15,8 +15,8 @@ import jax.numpy as jnp
 
 from jaxgpt.checkpoint.index import kept_checkpoint_message
 from jaxgpt.checkpoint.run import Run
+from jaxgpt.cli.draw import draw_run
 from jaxgpt.cli.output import ERROR_OF_DATA, ERROR_OF_PAIRS, Console, aligned, line_shown, note, progress
-from jaxgpt.cli.plot import draw_run
 from jaxgpt.cli.settings import origin
 from jaxgpt.config import Config, TrainConfig
 from jaxgpt.counts import parameter_count

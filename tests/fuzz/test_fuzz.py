@@ -31,8 +31,8 @@ from tokenizers import Tokenizer as HFTokenizer
 from jaxgpt.checkpoint.index import latest_valid
 from jaxgpt.checkpoint.info import SEAL, read_info, seal
 from jaxgpt.checkpoint.run import Run
+from jaxgpt.cli.draw import draw_run
 from jaxgpt.cli.parse import COMMANDS
-from jaxgpt.cli.plot import draw_run
 from jaxgpt.cli.settings import with_settings
 from jaxgpt.config import Config, DataConfig, MeshConfig, ModelConfig, OptimConfig, TrainConfig
 from jaxgpt.config_json import from_json, to_json

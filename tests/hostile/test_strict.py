@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jaxgpt.checkpoint.run import Run
-from jaxgpt.cli.plot import draw_run
+from jaxgpt.cli.draw import draw_run
 from jaxgpt.config import DataConfig
 from jaxgpt.config_json import from_json
 from jaxgpt.errors import UserError

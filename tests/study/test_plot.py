@@ -14,6 +14,7 @@ from helpers import jaxgpt
 
 import jaxgpt.cli.plot as plot_command
 from jaxgpt.checkpoint.run import Run
+from jaxgpt.cli.draw import draw_run
 from jaxgpt.cli.plot import table
 from jaxgpt.errors import UserError
 from jaxgpt.study import plot
@@ -274,7 +275,7 @@ def test_the_command_draws_rewards(monkeypatch: pytest.MonkeyPatch) -> None:
     assert jaxgpt("plot", "a", "--x", "seconds").code == 0
     assert jaxgpt("plot", "a", "b").code == 0
     for name in "ab":
-        plot_command.draw_run(Run(Path(name)), name)
+        draw_run(Run(Path(name)), name)
     assert drawn == ["reward", "loss (nats per token)", "reward", "loss (nats per token)"]
 
 

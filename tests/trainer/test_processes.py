@@ -285,7 +285,10 @@ def test_the_port_of_a_launch_is_held_while_it_runs(monkeypatch: pytest.MonkeyPa
         with pytest.raises(OSError, match="in use"):
             socket.create_server(("127.0.0.1", int(port)))
 
-    monkeypatch.setattr("jaxgpt.cli.launch._Fleet", lambda count: MagicMock(start=start, wait=lambda: 75))
+    from jaxgpt.cli import launch
+
+    ending = launch.Ending(75, needs_resume_command=False)
+    monkeypatch.setattr(launch, "_Fleet", lambda count: MagicMock(start=start, wait=lambda: ending))
     assert jaxgpt("launch", "train").code == 75
 
 

@@ -1,0 +1,60 @@
+"""Figures of runs: read their metrics, and draw losses with baselines, or rewards."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from jaxgpt.checkpoint.run import Run
+
+Axis = Literal["all", "step", "tokens", "seconds"]  # the horizontal axes of `jaxgpt.study.plot.losses`
+Lines = Sequence[Mapping[str, Any]]  # lines of the metrics.jsonl of a run
+
+
+def read_lines(runs: Mapping[str, Run]) -> dict[str, Lines]:
+    """Read the lines of the metrics files that exist."""
+    from jaxgpt.trainer.metrics import read_metrics
+
+    return {name: list(read_metrics(run.metrics)) for name, run in runs.items() if run.metrics.is_file()}
+
+
+def common_baselines(about: Iterable[Mapping[str, Any]]) -> dict[str, float] | None:
+    """Return the baselines that all runs have in common, keyed by name; None if the baselines of two runs differ.
+
+    `about` are the results of `read_baselines`; runs without baselines are ignored.
+    """
+    known = [found["losses"] for found in about if found["losses"]]
+    if not known:
+        return {}
+    first, *others = known
+    return first if all(each == first for each in others) else None
+
+
+def draw(lines: Mapping[str, Lines], baselines: Mapping[str, float] | None, path: Path, x: Axis) -> None:
+    """Draw the rewards of runs, or their losses and baselines; None: no baselines."""
+    from jaxgpt.study.figure import save
+    from jaxgpt.study.plot import has_rewards, losses, rewards
+
+    if all(map(has_rewards, lines.values())):
+        figure = rewards(lines, x)
+    else:
+        figure = losses(lines, x, baselines=baselines)
+    save(figure, path)
+
+
+def draw_run(run: Run, title: str) -> None:
+    """Draw the losses of a run and the baselines of its data, or its rewards, as loss.png.
+
+    Raises:
+        UserError: if the run has no losses yet, or baselines.json is damaged.
+    """
+    # The first import of matplotlib on a machine scans all fonts and logs a message.
+    logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
+    from jaxgpt.report.baselines import read_baselines
+    from jaxgpt.trainer.metrics import read_metrics
+
+    lines = {title: list(read_metrics(run.metrics))}
+    draw(lines, read_baselines(run.path)["losses"], run.path / "loss.png", "step")

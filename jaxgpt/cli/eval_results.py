@@ -1,0 +1,143 @@
+"""Results of `jaxgpt eval`: the loss or the reward of a run, printed as lines or as a JSON object."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jaxgpt.cli.options import Weights
+from jaxgpt.cli.output import ERROR_OF_DATA, ERROR_OF_PAIRS, print_result
+from jaxgpt.config import Config
+from jaxgpt.errors import plural
+
+if TYPE_CHECKING:
+    from jaxgpt.data import Data
+    from jaxgpt.lm import LM
+    from jaxgpt.post.rollouts import RewardResult
+    from jaxgpt.trainer.evaluation import Evaluation
+
+
+class Loss(NamedTuple):
+    """The loss of a model on a split, before and after its weights are rounded.
+
+    Attributes:
+        weights: type of the rounded weights; float32: not rounded.
+        as_trained: evaluation of the weights as trained.
+        rounded: evaluation of the rounded weights.
+    """
+
+    weights: Weights
+    as_trained: Evaluation
+    rounded: Evaluation
+
+
+def print_loss(run: str, about: dict[str, Any], loss: Loss, config: Config, data: Data, json: bool) -> int:
+    """Print the loss of a run, with the numbers that follow from it.
+
+    Args:
+        run: run that was evaluated.
+        about: model and text, keyed by label.
+        loss: the loss.
+        config: settings of the model, and the objective of the loss.
+        data: evaluated data.
+        json: print one JSON object.
+    """
+    result = loss.rounded
+    change: dict[str, float] = {}
+    effect = ""
+    if loss.weights != "float32":
+        change = _change(loss)
+        effect = _describe_change(change)
+
+    results = {"run": run, **about, "weights": loss.weights, "loss": result.loss, "stderr": result.stderr, **change}
+    facts: dict[str, Any] = {**about, "loss": "", loss.weights: effect}
+    if config.post.is_preference:
+        results |= {"objective": config.post.objective, "pairs": result.windows, **result.others}
+        facts["loss"] = f"{result}, {config.post.objective} per pair"
+        facts |= _pair_facts(result, config)
+        error = ERROR_OF_PAIRS
+    else:
+        numbers = _text_numbers(result, data)
+        results |= numbers
+        facts["loss"] = f"{result} nats per token"
+        facts |= _text_facts(numbers, config)
+        error = ERROR_OF_DATA
+    if math.isfinite(result.stderr):
+        facts["loss"] = [facts["loss"], error]
+    return print_result(json, _finite(results), facts)
+
+
+def print_reward(run: str, lm: LM, data: Data, result: RewardResult, json: bool) -> int:
+    """Print the reward of a run."""
+    results = {
+        "run": run,
+        "model": lm.source,
+        "text": data.source,
+        "reward": result.reward,
+        "stderr": result.stderr,
+        "prompts": len(result.rewards),
+        "answer_tokens": result.tokens,
+        **result.part_means,
+    }
+    facts = {
+        "model": lm.source,
+        "prompts": data.source,
+        "reward": f"{str(result).removeprefix('reward ')}, {' '.join(lm.config.post.reward)}",
+        "rewards": ", ".join(f"{name.removeprefix('reward_')} {mean:.4f}" for name, mean in result.part_means.items()),
+        "answers": f"{result.tokens:.1f} tokens on average, the most probable token at each position",
+    }
+    return print_result(json, _finite(results), facts)
+
+
+def _change(loss: Loss) -> dict[str, float]:
+    """Compute the change in loss from rounding the weights, and its standard error."""
+    from jaxgpt.trainer.evaluation import loss_difference
+
+    difference, stderr = loss_difference(loss.as_trained, loss.rounded)
+    return {"loss_float32": loss.as_trained.loss, "loss_change": difference, "loss_change_stderr": stderr}
+
+
+def _describe_change(change: dict[str, float]) -> str:
+    """Return a line for the result of `_change`."""
+    stderr = change["loss_change_stderr"]
+    error = f" +- {stderr:.5f}" if math.isfinite(stderr) else ""
+    return f"changes the loss by {change['loss_change']:+.5f}{error}, from {change['loss_float32']:.4f}"
+
+
+def _pair_facts(result: Evaluation, config: Config) -> dict[str, str]:
+    """Return the lines about an evaluation on preference pairs, keyed by label."""
+    chosen = f"{result.others['reward_chosen']:.4f} chosen"
+    rejected = f"{result.others['reward_rejected']:.4f} rejected"
+    return {
+        "accuracy": f"{result.others['accuracy']:.4f} of the pairs have a higher reward for the chosen answer",
+        "rewards": f"{chosen}, {rejected}",
+        "pairs": f"{result.windows:,}, in windows of {config.window}",
+    }
+
+
+def _text_numbers(result: Evaluation, data: Data) -> dict[str, Any]:
+    """Return the numbers of an evaluation on text; `bits_per_byte` is NaN if the number of bytes is unknown."""
+    from jaxgpt.report.baselines import bytes_per_token
+
+    ratio = bytes_per_token(data)
+    return {
+        "perplexity": math.exp(min(result.loss, 700.0)),  # math.exp overflows above 709
+        "bits_per_byte": result.loss / math.log(2) / ratio if ratio else math.nan,
+        "tokens": result.tokens,
+        "windows": result.windows,
+    }
+
+
+def _text_facts(numbers: dict[str, Any], config: Config) -> dict[str, str]:
+    """Return the lines about an evaluation on text, keyed by label; `numbers` are the result of `_text_numbers`."""
+    bits_per_byte = numbers["bits_per_byte"]
+    return {
+        "perplexity": f"{numbers['perplexity']:.3f}",
+        "bits per byte": "" if math.isnan(bits_per_byte) else f"{bits_per_byte:.4f}",
+        "tokens": f"{numbers['tokens']:,} in {plural(numbers['windows'], 'window')} of {config.window}",
+    }
+
+
+def _finite(results: dict[str, Any]) -> dict[str, Any]:
+    """Omit numbers that are NaN or infinite, which JSON cannot represent."""
+    return {name: value for name, value in results.items() if not isinstance(value, float) or math.isfinite(value)}
