@@ -91,9 +91,7 @@ class RunState(NamedTuple):
     ended: str  # finished, stopped or failed; "": killed, or still training
     tokens: int  # tokens trained on
     seconds: float  # time spent training
-    checkpoints: list[
-        dict[str, Any]
-    ]  # step and val_loss of each checkpoint; ranking: evaluator of val_loss given in Python
+    checkpoints: list[dict[str, Any]]  # as from `_checkpoint`
     windows: int  # windows of the losses of checkpoints; 0: no evaluation used more
     damaged: list[int]  # steps of the checkpoints with a damaged checkpoint.json
     best: int | None  # step of the best checkpoint; None: no checkpoint, or some are damaged
@@ -118,9 +116,11 @@ def read_state(run: Run, config: Config) -> RunState:
     tokens = [line.get("tokens", 0) for line in logged] + [each.tokens for each in infos.values()]
     seconds = [line.get("elapsed_seconds", 0.0) for line in logged]
 
+    # The losses of checkpoints are on `eval_windows` windows, if the last evaluation used more.
     windows = config.train.eval_windows
     has_larger = any(line.get("val_windows", 0) > windows for line in lines)
 
+    # Data, and settings that differ from the preset.
     paths = [path for path in (config.data.path, *config.data.mix) if path]
     base = preset(config.preset) if config.preset in PRESETS else config
     changed = {name: value for name, (_, value) in changes(base, config).items() if name not in OF_DATA}
@@ -144,7 +144,7 @@ def read_state(run: Run, config: Config) -> RunState:
 
 
 def _checkpoint(step: int, info: Info) -> dict[str, Any]:
-    """Return the step and the ranking of a checkpoint, with the name of its evaluator if it was given in Python."""
+    """Return the `step` and `val_loss` of a checkpoint, and the `ranking`, its evaluator, if it was given in Python."""
     entry: dict[str, Any] = {"step": step, "val_loss": info.val_loss}
     if info.ranking:
         entry["ranking"] = info.ranking

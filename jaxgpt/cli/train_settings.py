@@ -6,16 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxgpt.cli.settings import (
-    OF_POSITIONS,
-    SIZES,
-    inherited_note,
-    origin,
-    positions_in,
-    unset_of_chats,
-    with_settings,
-    with_weights,
-)
+from jaxgpt.cli.settings import origin, with_settings
+from jaxgpt.cli.weights_settings import OF_POSITIONS, SIZES, inherited_note, positions_in, unset_of_chats, with_weights
 from jaxgpt.config import Config, TrainConfig
 from jaxgpt.errors import UserError
 from jaxgpt.presets import PRESETS
@@ -83,7 +75,7 @@ def finetuned(options: TrainOptions, note: Callable[[str], None]) -> Config:
     if not options.init_from:  # a file with weights sets their positions
         own += positions_in(options.target)
     inherited = [name for name in unset_of_chats(options.target) if f"data.{name}" not in options.settings]
-    config = with_weights(base, weights, options.settings, own, keep_optimizer, inherited)
+    config = with_weights(base, weights, options.settings, keep=own, keep_optimizer=keep_optimizer, inherited=inherited)
     line = inherited_note(config, inherited, weights)
     if line:
         note(line)
@@ -133,10 +125,10 @@ def repeated(options: TrainOptions) -> Config:
     base = options.base
     settings = options.settings
     if options.init_from:
-        return with_weights(base, options.init_from, settings, SIZES, options.keep_optimizer)
+        return with_weights(base, options.init_from, settings, keep=SIZES, keep_optimizer=options.keep_optimizer)
     weights = base.state_from or base.init_from
     if weights:
-        return with_weights(base, weights, settings, (*SIZES, *OF_POSITIONS), bool(base.state_from))
+        return with_weights(base, weights, settings, keep=(*SIZES, *OF_POSITIONS), keep_optimizer=bool(base.state_from))
     if base.model.vocab_size == Run(Path(options.source)).tokenizer().vocab_size:
         base = base.with_model(vocab_size=0)  # 0: determined by the tokenizer of the new run
     return started(base, settings)

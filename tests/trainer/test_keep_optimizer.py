@@ -17,7 +17,7 @@ from jaxgpt.checkpoint import store
 from jaxgpt.checkpoint.index import checkpoints
 from jaxgpt.checkpoint.info import read_info, seal
 from jaxgpt.checkpoint.run import Run
-from jaxgpt.cli.settings import SIZES, with_weights
+from jaxgpt.cli.weights_settings import SIZES, with_weights
 from jaxgpt.config import Config, LoraConfig, OptimConfig
 from jaxgpt.errors import UserError
 from jaxgpt.lm import load

@@ -1,0 +1,191 @@
+"""Settings of a run that starts from the weights of another run, or from its train state."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from jaxgpt.cli.settings import with_settings
+from jaxgpt.config import OF_CHATS, Config, ModelConfig, changes, flat
+from jaxgpt.errors import UserError
+from jaxgpt.files import read_bytes
+from jaxgpt.presets import PRESETS
+from jaxgpt.strict_json import parse_json
+
+# Settings of the model that the weights do not determine; a run may change them with --init-from.
+SIZES = ("dropout", "block_size")
+# Further such settings, of the positions that a token sees. They belong to the weights unless they are given.
+OF_POSITIONS = (
+    "sliding_window",
+    "rope_theta",
+    "rope_local_theta",
+    "rope_factor",
+    "rope_scaling",
+    "rope_low_freq_factor",
+    "rope_high_freq_factor",
+    "rope_beta_slow",
+    "rope_beta_fast",
+    "rope_attention_factor",
+    "rope_original_context",
+)
+# Settings that determine the arrays of the train state and their meaning.
+OF_STATE = ("optim.name", "optim.momentum_dtype", "lora.rank", "lora.alpha", "lora.targets")
+
+
+def with_weights(
+    base: Config,
+    init_from: str,
+    settings: Mapping[str, Any],
+    keep: Collection[str] = (),
+    keep_optimizer: bool = False,
+    inherited: Collection[str] = (),
+) -> Config:
+    """Return a config that starts from the weights of `init_from`, with their model and tokenizer.
+
+    Args:
+        base: the other settings.
+        init_from: run, or RUN/checkpoints/STEP.
+        settings: settings on the command line, keyed by dotted name.
+        keep: names in `SIZES` and `OF_POSITIONS`: these settings come from `base` if the weights do not determine them.
+        keep_optimizer: also start from the optimizer state, by default of the last checkpoint instead of the best.
+        inherited: names of settings of `data` that come from the run of the weights.
+
+    Raises:
+        UserError: if `init_from` does not exist, a setting is invalid or changes the tokenizer or any other model setting, or
+            the optimizer state does not match the settings.
+    """
+    from jaxgpt.checkpoint.index import weights_at
+    from jaxgpt.checkpoint.paths import parse_checkpoint
+    from jaxgpt.checkpoint.run import open_run
+
+    directory, _ = parse_checkpoint(init_from)
+    run = open_run(directory)
+    its = run.config()
+    free = _free_settings(its.model)
+    own = {name: getattr(base.model, name) for name in free if name in keep}
+
+    # Absolute paths stay valid if the run is used from a different directory.
+    data = replace(base.data, tokenizer=str((directory / "tokenizer.json").absolute()))
+    data = replace(data, **{name: getattr(its.data, name) for name in inherited})
+    weights = replace(base, model=replace(its.model, **own), data=data, state_from="")
+    if keep_optimizer:
+        weights = _with_state(weights, init_from)
+    else:
+        weights = replace(weights, init_from=str(weights_at(init_from).absolute()))
+
+    # The settings of the command line, which the weights restrict.
+    config = with_settings(weights, settings)
+    _check_model(weights, config, free)
+    if config.lora.rank:
+        _check_positions(its.model, config.model)
+    if keep_optimizer:
+        _check_optimizer(config, directory)
+    if config.post.reference:
+        from jaxgpt.post.start import with_reference
+
+        config = with_reference(config, run.tokenizer())
+    return config
+
+
+def _free_settings(model: ModelConfig) -> list[str]:
+    """Return the names of the model settings that may differ from the run of the weights."""
+    free = ["dropout"]
+    if model.positions != "learned":
+        free.append("block_size")
+    if model.positions == "rope":
+        free += OF_POSITIONS
+    return free
+
+
+def _check_model(weights: Config, config: Config, free: Collection[str]) -> None:
+    """Raise `UserError` if a config changes the tokenizer, or a model setting outside `free`."""
+    for name, (was, now) in changes(weights, config).items():
+        section, _, last = name.rpartition(".")
+        if (section == "model" and last not in free) or name == "data.tokenizer":
+            window = "; to train on shorter windows, use --data.window" if name == "model.block_size" else ""
+            raise UserError(f"{name} must be {was!r}, as in the run of --init-from, not {now!r}: omit it{window}")
+
+
+def _check_positions(base: ModelConfig, model: ModelConfig) -> None:
+    """Raise `UserError` if adapters have different positions than their base: their files would be read with the base's."""
+    for name in OF_POSITIONS:
+        was = getattr(base, name)
+        if getattr(model, name) != was:
+            raise UserError(
+                f"model.{name} must be {was!r} with lora.rank, as in the base of the adapters: omit it, or train all weights "
+                f"without --lora.rank"
+            )
+
+
+def _with_state(config: Config, init_from: str) -> Config:
+    """Return a config that starts from the train state in a checkpoint, by default the last of the run."""
+    from jaxgpt.checkpoint.index import resolve_step, weights_at
+    from jaxgpt.checkpoint.paths import parse_checkpoint
+    from jaxgpt.checkpoint.run import open_run
+    from jaxgpt.checkpoint.source import base_checkpoint
+
+    directory, which = parse_checkpoint(init_from)
+    run = open_run(directory)
+    if which == "best":  # no step is given
+        checkpoint = run.checkpoints / str(resolve_step(run.checkpoints, "last"))
+    else:
+        checkpoint = weights_at(init_from)
+    if not (checkpoint / "opt_state").is_dir():
+        raise UserError(f"{checkpoint} has no optimizer state: omit --keep-optimizer")
+    state = str(checkpoint.absolute())
+    its = run.config()
+    if not its.lora.rank:
+        return replace(config, init_from=state, state_from=state)
+
+    base = base_checkpoint(run, its)
+    if base is None:
+        raise UserError(f"{directory} holds adapters of {its.init_from}, which is missing: restore it")
+    return replace(config, init_from=str(base.absolute()), state_from=state)
+
+
+def _check_optimizer(config: Config, directory: Path) -> None:
+    """Raise `UserError` if the train state of the run in `directory` does not match the settings."""
+    from jaxgpt.checkpoint.run import open_run
+
+    its = flat(open_run(directory).config())
+    new = flat(config)
+    for name in OF_STATE:
+        if its[name] != new[name]:
+            option = f"--{name.replace('_', '-')} {its[name]}"
+            fix = f"use {option}, or omit --keep-optimizer; jaxgpt train {directory} keeps all its settings"
+            raise UserError(f"--keep-optimizer needs {name} {its[name]}, as in {directory}, not {new[name]}: {fix}")
+
+
+def inherited_note(config: Config, inherited: Collection[str], init_from: str) -> str:
+    """Describe the settings of `data` that a config has from the run of its initial weights; "": none."""
+    used = list[str]()
+    for name in inherited:
+        value = getattr(config.data, name)
+        if value:
+            used.append(f"data.{name} {value if isinstance(value, str) else ' '.join(value)}")
+    return f"using {' and '.join(used)}, as {init_from}" if used else ""
+
+
+def unset_of_chats(target: str) -> list[str]:
+    """Return the names of the settings in `OF_CHATS` that a preset or file does not set; a run sets all of them."""
+    if target in ("", *PRESETS):
+        return [*OF_CHATS]
+    if not Path(target).is_file():
+        return []
+    return [name for name in OF_CHATS if name not in _section(target, "data")]
+
+
+def positions_in(target: str) -> tuple[str, ...]:
+    """Return the names of the settings in `OF_POSITIONS` that a file sets."""
+    if target in PRESETS or not Path(target).is_file():
+        return ()
+    model = _section(target, "model")
+    return tuple(name for name in OF_POSITIONS if name in model)
+
+
+def _section(file: str, name: str) -> Mapping[str, Any]:
+    """Return a section of a JSON file of settings, which is valid."""
+    section: Mapping[str, Any] = parse_json(read_bytes(Path(file)), file).get(name, {})
+    return section
