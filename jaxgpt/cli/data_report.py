@@ -109,7 +109,9 @@ def _describe(data: Data, config: Config, activity: Progress) -> dict[str, Any]:
     from jaxgpt.report.describe import describe
     from jaxgpt.report.preferences import describe_preferences
 
-    return describe_preferences(data) if config.post.is_preference else describe(data, activity)
+    if config.post.is_preference:
+        return dict(describe_preferences(data))
+    return dict(describe(data, activity))
 
 
 def _shares(config: Config, mixture: Data) -> dict[str, float]:

@@ -55,12 +55,13 @@ def export(
         public: make a new repository of --push public; otherwise, it is private
     """
     from jaxgpt.convert.card import check_license
-    from jaxgpt.convert.files import OF_ADAPTERS, OF_MODELS, OF_TOKENIZERS, as_bytes, is_gguf
+    from jaxgpt.convert.files import as_bytes, is_gguf
     from jaxgpt.convert.gguf_export import export_gguf
     from jaxgpt.convert.models import export_model
     from jaxgpt.convert.peft import export_adapter
-    from jaxgpt.hub import check_upload, upload
+    from jaxgpt.hub import check_upload
 
+    # Check the options before the work.
     is_adapter = adapter or bool(base)
     to_gguf = is_gguf(Path(directory))
     _check_format(directory, is_adapter, to_gguf, dtype, type)
@@ -74,7 +75,7 @@ def export(
     check_license(license)
     shard_bytes = as_bytes(shard_size)
     if push:
-        check_upload(push)  # before the work
+        check_upload(push)
 
     with progress("exporting") as activity:
         if is_adapter:
@@ -86,11 +87,7 @@ def export(
         address = ""
         if push:
             activity.stage("uploading")
-            # A repository may have an adapter and a model; a model replaces an adapter, which would change it.
-            replaced: tuple[str, ...] = (*OF_TOKENIZERS, *OF_ADAPTERS)
-            if not is_adapter:
-                replaced += OF_MODELS
-            address = upload(Path(directory), push, private=not public, replaced=replaced)
+            address = _upload(Path(directory), push, public, is_adapter)
 
     access = "public" if public else "private"
     facts = {
@@ -105,6 +102,18 @@ def export(
     if address:
         results["address"] = address
     return print_result(json, results, facts)
+
+
+def _upload(directory: Path, push: str, public: bool, is_adapter: bool) -> str:
+    """Upload a directory to a repository, and return its address."""
+    from jaxgpt.convert.files import OF_ADAPTERS, OF_MODELS, OF_TOKENIZERS
+    from jaxgpt.hub import upload
+
+    # A repository may have an adapter and a model; a model replaces an adapter, which would change it.
+    replaced: tuple[str, ...] = (*OF_TOKENIZERS, *OF_ADAPTERS)
+    if not is_adapter:
+        replaced += OF_MODELS
+    return upload(directory, push, private=not public, replaced=replaced)
 
 
 def _check_format(directory: str, is_adapter: bool, to_gguf: bool, dtype: str, type: str) -> None:

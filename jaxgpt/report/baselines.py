@@ -30,16 +30,16 @@ DECODED = 1 << 18  # tokens to decode at a time
 def baselines(data: Data) -> dict[str, Any] | None:
     """Compute the baselines of a run's loss in one or two seconds, on at most `QUICK` tokens of each split.
 
-    Returns the result of `fit_ngrams` with `bytes_per_token` and `data`, the fingerprint of the data; None for conversations
+    Returns the fields of `FittedNgrams` with `bytes_per_token` and `data`, the fingerprint of the data; None for conversations
     and preference pairs, too little data or a vocabulary above `MAX_BASE`.
     """
     size = data.tokenizer.vocab_size
     if any(part.is_examples for part in data.parts or (data,)) or size > MAX_BASE:
         return None
-    found = fit_ngrams(data.train, data.val, size, QUICK, QUICK)
-    if found is None:
+    fitted = fit_ngrams(data.train, data.val, size, QUICK, QUICK)
+    if fitted is None:
         return None
-    return found | {"bytes_per_token": bytes_per_token(data, QUICK), "data": data.fingerprint}
+    return fitted._asdict() | {"bytes_per_token": bytes_per_token(data, QUICK), "data": data.fingerprint}
 
 
 def read_baselines(run: Path) -> dict[str, Any]:
@@ -57,21 +57,31 @@ def read_baselines(run: Path) -> dict[str, Any]:
     return found
 
 
-def fit_ngrams(train: Split, val: Split, vocab_size: int, counted: int, evaluated: int) -> dict[str, Any] | None:
+class FittedNgrams(NamedTuple):
+    """Evaluated n-gram models.
+
+    Attributes:
+        losses: losses of the uniform, unigram, bigram and trigram models in nats per token, keyed by these names.
+        counted_tokens: number of trigrams that the models are fitted on.
+        evaluated_tokens: number of trigrams that they are evaluated on.
+    """
+
+    losses: dict[str, float]
+    counted_tokens: int
+    evaluated_tokens: int
+
+
+def fit_ngrams(train: Split, val: Split, vocab_size: int, counted: int, evaluated: int) -> FittedNgrams | None:
     """Fit n-gram models on up to `counted` training ids; evaluate on up to `evaluated` validation ids.
 
-    A mixture counts the ids of all sources regardless of their weights.
-
-    Returns:
-        A dictionary for JSON: `losses` of the uniform, unigram, bigram and trigram models in nats per token;
-        `counted_tokens` and `evaluated_tokens`, the numbers of trigrams. None if a split has no trigram.
+    A mixture counts the ids of all sources regardless of their weights. Returns None if a split has no trigram.
     """
     fitted = np.concatenate([_trigrams(train, vocab_size, *block) for block in sample(len(train), counted)])
     tested = np.concatenate([_trigrams(val, vocab_size, *block) for block in sample(len(val), evaluated)])
     if not len(fitted) or not len(tested):
         return None
     losses = {"uniform": math.log(vocab_size)} | cross_entropies(fitted, tested, vocab_size)
-    return {"losses": losses, "counted_tokens": len(fitted), "evaluated_tokens": len(tested)}
+    return FittedNgrams(losses, counted_tokens=len(fitted), evaluated_tokens=len(tested))
 
 
 def bytes_per_token(data: Data, limit: int = 1 << 62) -> float:

@@ -6,7 +6,7 @@ import io
 import math
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 
@@ -20,7 +20,44 @@ from jaxgpt.report.hashes import GRAM, Grams, blocks, overlap
 READ = 1 << 20  # tokens to process at a time
 
 
-def describe(data: Data, progress: Progress = NO_PROGRESS) -> dict[str, Any]:
+class Baseline(TypedDict):
+    """A baseline of the loss."""
+
+    loss: float  # nats per token
+    bits_per_byte: float | None  # None: the bytes per token are unknown
+
+
+class TextDescription(TypedDict):
+    """Description of data, for JSON.
+
+    Documents are conversations, texts between end-of-text ids, or files. Their number is None for token files without
+    end-of-text ids.
+    """
+
+    source: str
+    train_tokens: int
+    validation_tokens: int  # 0: no tokens are held out
+    bytes_per_token: float | None  # None for conversations, word tokenizers and text with the unknown token
+    vocabulary: int  # number of ids
+    vocabulary_used: int  # number of ids that occur
+    documents: int | None
+    duplicate_documents: int | None
+    lines: int | None  # None for other data than text
+    duplicate_lines: int | None
+    overlap: float | None  # fraction of the validation n-grams in the training tokens; None: too few are held out
+    counted_tokens: int  # as in `FittedNgrams`
+    evaluated_tokens: int
+    baselines: dict[str, Baseline]
+
+
+class Copies(NamedTuple):
+    """The number of items, and of duplicates among them; None: unknown."""
+
+    total: int | None = None
+    duplicates: int | None = None
+
+
+def describe(data: Data, progress: Progress = NO_PROGRESS) -> TextDescription:
     """Describe data that is not a mixture.
 
     Reads all ids several times. N-gram models are fitted on at most `COUNTED` training tokens. They are evaluated on at most
@@ -28,13 +65,6 @@ def describe(data: Data, progress: Progress = NO_PROGRESS) -> dict[str, Any]:
 
     Args:
         progress: called in each of several passes with the number of tokens processed so far and the total.
-
-    Returns:
-        A dictionary for JSON: `source`, numbers of tokens (`*_tokens`), `bytes_per_token`, `vocabulary` and `vocabulary_used`,
-        `documents` and `lines` (with `duplicate_*`), `overlap`, and `baselines` (`loss` in nats per token, `bits_per_byte`).
-        Undefined values are None: `bytes_per_token` and `bits_per_byte` for conversations, word tokenizers and text with the
-        unknown token, `documents` for token files without end-of-text ids, `lines` for other data than text, and `overlap` if
-        too few tokens are held out.
 
     Raises:
         UserError: if an id is outside the vocabulary, the vocabulary is above `baselines.MAX_BASE`, or tokens are too few.
@@ -51,6 +81,10 @@ def describe(data: Data, progress: Progress = NO_PROGRESS) -> dict[str, Any]:
             f"the entropy of trigrams: use a longer text, or change --data.train-fraction"
         )
     ratio = bytes_per_token(data, EVALUATED)
+    documents = _copies(_document_hashes(data, splits))
+    lines = _copies(_line_hashes(data.text) if data.text else None)
+
+    # Training n-grams are hashed in blocks, and only while the overlap is computed.
     grams = _held_out_grams(val) if data.held_out else np.zeros(0, np.uint64)
     training = (Grams(ids).of(GRAM) for ids in blocks(train, READ, progress, following=GRAM - 1))
     return {
@@ -60,12 +94,14 @@ def describe(data: Data, progress: Progress = NO_PROGRESS) -> dict[str, Any]:
         "bytes_per_token": ratio or None,
         "vocabulary": len(used),
         "vocabulary_used": int(used.sum()),
-        **_counts("documents", _document_hashes(data, splits)),
-        **_counts("lines", _line_hashes(data.text) if data.text else None),
+        "documents": documents.total,
+        "duplicate_documents": documents.duplicates,
+        "lines": lines.total,
+        "duplicate_lines": lines.duplicates,
         "overlap": overlap(grams, training) if len(grams) else None,
-        "counted_tokens": fitted["counted_tokens"],
-        "evaluated_tokens": fitted["evaluated_tokens"],
-        "baselines": _baselines(data, fitted["losses"], ratio),
+        "counted_tokens": fitted.counted_tokens,
+        "evaluated_tokens": fitted.evaluated_tokens,
+        "baselines": _baselines(data, fitted.losses, ratio),
     }
 
 
@@ -78,9 +114,9 @@ def _used_ids(splits: Sequence[Split], vocab_size: int, progress: Progress) -> n
     return used
 
 
-def _baselines(data: Data, losses: Mapping[str, float], ratio: float | None) -> dict[str, dict[str, float | None]]:
-    """Return the losses of n-gram models and, if the bytes per token (`ratio`) are known, of gzip."""
-    baselines: dict[str, dict[str, float | None]] = {}
+def _baselines(data: Data, losses: Mapping[str, float], ratio: float) -> dict[str, Baseline]:
+    """Return the losses of n-gram models and, if the bytes per token (`ratio`) are known, of gzip; 0: unknown."""
+    baselines: dict[str, Baseline] = {}
     for name, loss in losses.items():
         bits = loss / math.log(2) / ratio if ratio else None
         baselines[name] = {"loss": loss, "bits_per_byte": bits}
@@ -156,9 +192,8 @@ def _line_hashes(text: Text) -> np.ndarray:
     return np.frombuffer(hashes, np.int64)
 
 
-def _counts(name: str, hashes: np.ndarray | None) -> dict[str, int | None]:
-    """Return the number of items, and the number of duplicates."""
+def _copies(hashes: np.ndarray | None) -> Copies:
+    """Count the items with these hashes, and the duplicates among them; None: unknown."""
     if hashes is None:
-        return {name: None, f"duplicate_{name}": None}
-    duplicates = len(hashes) - len(np.unique(hashes))
-    return {name: len(hashes), f"duplicate_{name}": duplicates}
+        return Copies()
+    return Copies(len(hashes), len(hashes) - len(np.unique(hashes)))

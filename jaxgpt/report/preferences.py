@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
@@ -11,16 +11,32 @@ from jaxgpt.data import Data, Preferences
 from jaxgpt.data.preferences import key_of, prompt_ids
 
 
-def describe_preferences(data: Data) -> dict[str, Any]:
-    """Describe preference pairs that are not a mixture.
+class Lengths(TypedDict):
+    """Statistics of lengths in tokens."""
 
-    Returns:
-        A dictionary for JSON: `source`; `train_pairs` and `validation_pairs`; `duplicate_pairs`, equal to an earlier pair;
-        `contradictions`, pairs whose chosen and rejected answers are swapped in another pair; `prompts`, the number of
-        different prompts; `shared_prompts`, validation pairs with a prompt of a training pair; `longer_chosen`, the
-        fraction of pairs with more tokens in the chosen answer than in the rejected; `lengths` of `prompt`, `chosen` and
-        `rejected` in tokens, each with `mean`, `median`, `p95` and `max`; `longest`, tokens of the longest text.
-    """
+    mean: float
+    median: float
+    p95: float
+    max: int
+
+
+class PairsDescription(TypedDict):
+    """Description of preference pairs, for JSON."""
+
+    source: str
+    train_pairs: int
+    validation_pairs: int
+    duplicate_pairs: int  # equal to an earlier pair
+    contradictions: int  # pairs with chosen and rejected answers swapped in another pair
+    prompts: int  # number of different prompts
+    shared_prompts: int  # validation pairs with a prompt of a training pair
+    longer_chosen: float  # fraction of pairs with more tokens in the chosen answer than in the rejected
+    lengths: dict[str, Lengths]  # keyed by prompt, chosen, rejected
+    longest: int  # tokens of the longest text
+
+
+def describe_preferences(data: Data) -> PairsDescription:
+    """Describe preference pairs that are not a mixture."""
     assert isinstance(data.train, Preferences)
     assert isinstance(data.val, Preferences)
     train = list(data.train.pairs)
@@ -65,7 +81,7 @@ def describe_preferences(data: Data) -> dict[str, Any]:
     }
 
 
-def _statistics(values: np.ndarray) -> dict[str, float]:
+def _statistics(values: np.ndarray) -> Lengths:
     return {
         "mean": float(values.mean()),
         "median": float(np.median(values)),
