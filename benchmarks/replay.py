@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from jaxgpt.config import Config, DataConfig, MeshConfig, ModelConfig, OptimConfig, TrainConfig
-from jaxgpt.convert.files import Weights
+from jaxgpt.convert.files import open_safetensors
 from jaxgpt.convert.gpt2 import NANOGPT
 from jaxgpt.convert.options import Options
 from jaxgpt.convert.tensors import load_weights
@@ -93,7 +93,7 @@ def open_recording(path: Path, steps: int) -> Recording:
         outside = starts[(starts < 0) | (starts >= len(tokens) - config.model.block_size)]
         if outside.size:
             raise UserError(f"{path}: window at offset {outside[0]} is outside the {len(tokens)} ids of split {number}")
-    params = jax.device_get(load_weights(Weights(path / "init.safetensors"), config.model, NANOGPT))
+    params = jax.device_get(load_weights(open_safetensors(path / "init.safetensors"), config.model, NANOGPT))
     return Recording(config, params, splits, split_n, offsets_nB, eval_iters, last)
 
 

@@ -37,7 +37,7 @@ from jaxgpt.cli.settings import with_settings
 from jaxgpt.config import Config, DataConfig, MeshConfig, ModelConfig, OptimConfig, TrainConfig
 from jaxgpt.config_json import from_json, to_json
 from jaxgpt.convert.families import FAMILIES
-from jaxgpt.convert.files import Weights
+from jaxgpt.convert.files import open_safetensors
 from jaxgpt.convert.open_model import open_model
 from jaxgpt.convert.tensors import check_weights
 from jaxgpt.data.chat_template import ChatTemplate
@@ -176,7 +176,7 @@ def safetensors(rng: Random) -> None:
     data = rng.choice([lying, changed_bytes(rng, data)])
     path = Path("model.safetensors")
     path.write_bytes(data)
-    weights = Weights(path)
+    weights = open_safetensors(path)
     for name, stored in weights.tensors.items():
         weights.check({name: stored.shape}, lambda _: True)
         if not stored.shape or not all(stored.shape):

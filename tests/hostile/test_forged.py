@@ -15,7 +15,7 @@ import pytest
 from folders import hf_folder
 from helpers import jaxgpt, nodes, repository
 
-from jaxgpt.convert.files import Weights
+from jaxgpt.convert.files import open_safetensors
 from jaxgpt.errors import UserError
 
 ENTRY = {"dtype": "F32", "shape": [5], "data_offsets": [0, 20]}
@@ -42,7 +42,7 @@ def test_forged_headers(tmp_path: Path) -> None:
     for data in files:
         (tmp_path / "model.safetensors").write_bytes(data)
         with pytest.raises(UserError, match="truncated or not a safetensors file"):
-            Weights(tmp_path / "model.safetensors")
+            open_safetensors(tmp_path / "model.safetensors")
 
 
 FILES = sorted((repository() / "jaxgpt").rglob("*.py"))
